@@ -1,0 +1,1 @@
+"""Outrider: what both sides must agree on. numpy only; imports none of our other packages."""

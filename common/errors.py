@@ -1,0 +1,65 @@
+"""The exceptions a user or the network can cause. Our own bugs are assertions."""
+
+from __future__ import annotations
+
+from common.types import RoundError
+
+
+class OutriderError(Exception):
+    """Root of all errors with a message meant for a person; `exit_code` is the command's."""
+
+    exit_code = 1
+
+
+class UsageError(OutriderError):
+    """A flag, a configuration key or a file named by the user is wrong."""
+
+    exit_code = 2
+
+
+class ConfigError(UsageError):
+    """A configuration value or key is wrong; the message names it, its origin and the fix."""
+
+
+class ModelError(OutriderError):
+    """A model directory cannot be loaded or exported; the message says what is missing."""
+
+
+class InvalidFieldError(OutriderError):
+    """A request carries a value out of range. `field` is its name on the wire."""
+
+    def __init__(self, field: str, message: str) -> None:
+        super().__init__(f"{field}: {message}")
+        self.field = field
+        self.reason = message
+
+
+class UnimplementedFieldError(InvalidFieldError):
+    """A request asks for something the protocol has and this verifier has not built."""
+
+
+class LinkError(OutriderError):
+    """The verifier cannot be reached, or the connection broke."""
+
+    exit_code = 3
+
+
+class RoundTimeoutError(LinkError):
+    """No answer within the deadline."""
+
+
+class RoundFailedError(OutriderError):
+    """The verifier answered a round with an error that cannot be repaired."""
+
+    exit_code = 4
+
+    def __init__(self, error: RoundError) -> None:
+        where = f" (field {error.field})" if error.field else ""
+        super().__init__(f"verifier: {error.code}{where}: {error.message}")
+        self.error = error
+
+
+class IncompatibleError(OutriderError):
+    """Draft and target do not belong together (tokenizer, target fingerprint, protocol version)."""
+
+    exit_code = 5

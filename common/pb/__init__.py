@@ -1,0 +1,1 @@
+"""Generated from proto/common/pb/outrider.proto by `make proto`; do not edit."""

@@ -1,0 +1,324 @@
+"""The data both sides speak: parameters, drafts, rounds and their answers.
+
+Dataclasses here, protobuf only in `common.codec`. Token ids are plain ints in tuples; probabilities
+are Python floats (float32 on the wire); hashes are ints (64 bits); durations end in `_ns`.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, field
+
+TokenIds = tuple[int, ...]
+
+
+class Origin(enum.StrEnum):
+    """Where a token of the text came from."""
+
+    ACCEPTED = "accepted"  # drafted, and confirmed by the target
+    CORRECTION = "correction"  # the target's token at the first rejection
+    BONUS = "bonus"  # the target's token after a fully accepted draft
+    TARGET = "target"  # the target alone: an opening's first token, cloud-only decoding
+    GATE = "gate"  # kept by the commit-gate without asking (lossy)
+    FALLBACK = "fallback"  # kept after a timeout (unverified)
+    EDGE_ONLY = "edge_only"  # the draft alone (unverified)
+    RESENT = "resent"  # sent again to rebuild a session
+
+    @property
+    def is_verified(self) -> bool:
+        return self not in (Origin.GATE, Origin.FALLBACK, Origin.EDGE_ONLY)
+
+
+class FinishReason(enum.StrEnum):
+    STOP = "stop"
+    LENGTH = "length"
+    CONTEXT = "context"
+    CANCELLED = "cancelled"
+    ERROR = "error"
+
+
+class Method(enum.StrEnum):
+    """Verification methods; which of them a verifier has built, `ModelInfo.methods` says."""
+
+    COUPLED = "coupled"
+    SPARSE = "sparse"
+    CANDIDATES = "candidates"
+    BLOCK = "block"
+    SHORTCUT = "shortcut"
+    SCALAR_RESIDUAL = "scalar_residual"
+    THRESHOLD = "threshold"
+    TYPICAL = "typical"
+
+
+class CorrectionKind(enum.StrEnum):
+    NONE = "none"
+    CORRECTION = "correction"
+    BONUS = "bonus"
+
+
+class RoundErrorCode(enum.StrEnum):
+    STALE = "stale"
+    UNKNOWN_PREFIX = "unknown_prefix"
+    UNKNOWN_SESSION = "unknown_session"
+    INVALID = "invalid"
+    REFUSED = "refused"
+    DRAINING = "draining"
+    UNIMPLEMENTED = "unimplemented"
+    CANCELLED = "cancelled"
+    INTERNAL = "internal"
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How logits become a distribution, in the order of DESIGN §5; `seed` fixes the noise.
+
+    `common.sampling.check_sampling_params` raises `InvalidFieldError` for values out of range.
+    """
+
+    temperature: float = 0.8  # 0 is greedy
+    top_k: int = 0  # 0 is off
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    bad_words: tuple[TokenIds, ...] = ()
+    min_new_tokens: int = 0
+    seed: int = 0  # uint64
+
+
+@dataclass(frozen=True, slots=True)
+class StopParams:
+    """When a text ends. Stop strings never cross the wire: the edge detokenises."""
+
+    max_new_tokens: int = 256
+    stop_token_ids: TokenIds = ()
+    stop_strings: tuple[str, ...] = ()
+    ignore_eos: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Signals:
+    """The draft's uncertainty at one position, from its unprocessed distribution."""
+
+    entropy_bits: float
+    nll: float  # of the drafted token, nats
+    margin: float  # probability of the first minus the second token
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """One proposal: `token_ids[i]` was sampled with probability `draft_probs[i]` (q)."""
+
+    token_ids: TokenIds
+    draft_probs: tuple[float, ...]
+    signals: tuple[Signals, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Support:
+    """The draft's truncated distribution at one position; q = weight / Σ weights, in float64."""
+
+    token_ids: TokenIds
+    weights: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class MethodParams:
+    """Parameters of single methods; None takes the method's default."""
+
+    threshold_pass: float | None = None
+    threshold_ratio: float | None = None
+    typical_epsilon: float | None = None
+    typical_delta: float | None = None
+    num_candidates: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    max_context: int
+    max_draft_tokens: int
+    max_message_bytes: int
+    max_sessions: int
+    session_idle_ttl_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class ModelInfo:
+    """What a verifier serves (`Describe`)."""
+
+    protocol_version: int
+    model_id: str
+    target_fingerprint: str
+    tokenizer_fingerprint: str
+    dtype: str
+    device: str
+    eos_token_ids: TokenIds
+    num_tokens: int  # ids at or above this do not exist
+    limits: Limits
+    methods: tuple[Method, ...]
+    server_version: str
+    labels: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class RoundMetrics:
+    alpha_mean: float = float("nan")  # mean min(1, p/q) over the positions judged
+    la_over_k: float = 0.0
+    queue_ns: int = 0
+    forward_ns: int = 0
+    total_ns: int = 0
+    batch_size: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprobs:
+    raw_logprob: float
+    processed_logprob: float
+    top_token_ids: TokenIds = ()
+    top_logprobs: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    token_id: int
+    target_prob: float
+
+
+# ------------------------------------------------------------------------------ edge → verifier
+
+
+@dataclass(frozen=True, slots=True)
+class OpenRequest:
+    session_id: bytes  # 16 bytes
+    token_ids: TokenIds
+    num_prompt_tokens: int
+    sampling: SamplingParams
+    method: Method = Method.COUPLED
+    method_params: MethodParams = field(default_factory=MethodParams)
+    tokenizer_fingerprint: str = ""
+    target_fingerprint: str = ""  # expected; empty accepts any
+    ignore_eos: bool = False
+    stop_token_ids: TokenIds = ()
+    num_logprobs: int = 0
+    is_rebuild: bool = False
+    round_id: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class VerifyRequest:
+    round_id: int
+    base_position: int
+    base_hash: int
+    committed_tokens: TokenIds = ()
+    origins: tuple[Origin, ...] = ()
+    draft_tokens: TokenIds = ()
+    q_token_probs: tuple[float, ...] = ()
+    hard_mask: bytes = b""
+    q_support: tuple[Support, ...] = ()
+    parents: tuple[int, ...] = ()
+    candidates_from: int = 0
+    pipelined: bool = False
+    session_id: bytes = b""  # unary calls only
+    deadline_ms: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class GenerateRequest:
+    round_id: int
+    base_position: int
+    base_hash: int
+    max_new_tokens: int
+    committed_tokens: TokenIds = ()
+    origins: tuple[Origin, ...] = ()
+    is_co_located: bool = False
+    num_speculative_tokens: int = 0
+    session_id: bytes = b""  # unary calls only
+
+
+@dataclass(frozen=True, slots=True)
+class CancelRequest:
+    round_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class CloseRequest:
+    session_id: bytes = b""  # unary calls only
+
+
+SessionRequest = OpenRequest | VerifyRequest | GenerateRequest | CancelRequest | CloseRequest
+
+# ------------------------------------------------------------------------------ verifier → edge
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    model: ModelInfo
+    first_token: int
+    position: int  # committed tokens, `first_token` included
+    hash: int
+    is_existing: bool = False
+    metrics: RoundMetrics = field(default_factory=RoundMetrics)
+    logprobs: TokenLogprobs | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """The answer to a round: `accepted_len` draft tokens stand, then `correction` (unless NONE)."""
+
+    round_id: int
+    accepted_len: int
+    correction: int
+    correction_kind: CorrectionKind
+    position: int  # committed tokens after the round
+    hash: int
+    accepted_nodes: tuple[int, ...] = ()
+    candidates: tuple[Candidate, ...] = ()
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    metrics: RoundMetrics = field(default_factory=RoundMetrics)
+
+
+@dataclass(frozen=True, slots=True)
+class RoundError:
+    round_id: int
+    code: RoundErrorCode
+    message: str
+    field: str = ""
+    retry_after_ms: int = 0
+    position: int = 0
+    hash: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    round_id: int
+    done: int
+    total: int
+
+
+@dataclass(frozen=True, slots=True)
+class GeneratedTokens:
+    round_id: int
+    token_ids: TokenIds
+    origins: tuple[Origin, ...]
+    position: int
+    hash: int
+    is_last: bool = False
+    metrics: RoundMetrics = field(default_factory=RoundMetrics)
+    logprobs: tuple[TokenLogprobs, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Closed:
+    was_open: bool
+    position: int
+
+
+@dataclass(frozen=True, slots=True)
+class Draining:
+    grace_ms: int
+    reason: str
+
+
+SessionResponse = Opened | Verdict | GeneratedTokens | RoundError | Progress | Closed | Draining

@@ -1,0 +1,1 @@
+"""Outrider: verification and signal kernels, a plain reference beside each fast one."""
