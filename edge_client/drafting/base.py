@@ -1,0 +1,84 @@
+"""What a draft strategy offers: shared weights (`DraftModel`) and one text's state (`DraftSequence`).
+
+The two are apart so that several requests share one set of weights. A sequence knows the committed
+text and nothing else between rounds: what it proposed is speculation, kept only as reusable KV.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol, Self
+
+from common.types import Draft, SamplingParams
+
+
+class DraftSequence(Protocol):
+    """One text as the draft sees it. Not thread-safe; sequences of one model may run in parallel."""
+
+    @property
+    def position(self) -> int:
+        """Length of the committed text, prompt included."""
+        ...
+
+    def commit(self, token_ids: Sequence[int]) -> None:
+        """Append committed ids. KV of proposed tokens that agree is kept, the rest is rolled back.
+
+        Cheap: ids the KV lacks are fed by the next `propose`. Ids may lie past the draft's context;
+        the sequence then proposes nothing. Raises `InvalidFieldError` for ids >= `num_tokens`.
+        """
+        ...
+
+    def truncate(self, position: int) -> None:
+        """Roll the committed text back to its first `position` tokens (0 <= position <= length)."""
+        ...
+
+    def propose(self, num_draft_tokens: int) -> Draft:
+        """Sample up to `num_draft_tokens` tokens after the committed text, which stays as it is.
+
+        Fewer near the context limit, none at it. The committed text must hold at least one token.
+        """
+        ...
+
+    def close(self) -> None:
+        """Free the KV. A closed sequence must not be used again; closing twice is fine."""
+        ...
+
+    def check_integrity(self) -> None:
+        """Assert that KV and text agree (tests)."""
+        ...
+
+
+class DraftModel(Protocol):
+    """Weights shared by sequences, and what identifies them."""
+
+    @property
+    def num_tokens(self) -> int:
+        """Size of the tokenizer: ids at or above it do not exist and are never proposed."""
+        ...
+
+    @property
+    def max_context(self) -> int:
+        """Longest text, in tokens, whose next token the draft can still propose, plus one."""
+        ...
+
+    @property
+    def eos_token_ids(self) -> tuple[int, ...]: ...
+
+    @property
+    def fingerprint(self) -> str:
+        """Hex SHA-256 over configuration and weights."""
+        ...
+
+    @property
+    def tokenizer_fingerprint(self) -> str: ...
+
+    def sequence(self, sampling: SamplingParams, *, num_prompt_tokens: int | None = None) -> DraftSequence:
+        """A new, empty sequence. Penalties treat its first `num_prompt_tokens` ids as the prompt;
+        None means everything the first `commit` brings."""
+        ...
+
+    def close(self) -> None: ...
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(self, *exc: object) -> None: ...
