@@ -1,0 +1,90 @@
+"""Where two sides believe a text is: absolute positions and a chained hash (DESIGN §4).
+
+h_0 is eight zero bytes; h_i = BLAKE2b-64(h_{i-1} || token id as uint32, little-endian). As an integer a
+hash is the little-endian value of its eight bytes. Being chained, the hash of any prefix is one look-up,
+and two texts that agree at a position agree everywhere before it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from hashlib import blake2b
+
+GENESIS_HASH = 0  # of the empty text
+_MAX_TOKEN_ID = 2**32 - 1
+
+
+def extend_hash(hash: int, token_ids: Iterable[int]) -> int:
+    """Return the hash of a text with hash `hash` after appending `token_ids`."""
+    for token_id in token_ids:
+        hash = _next_hash(hash, token_id)
+    return hash
+
+
+def _next_hash(hash: int, token_id: int) -> int:
+    content = hash.to_bytes(8, "little") + int(token_id).to_bytes(4, "little")
+    return int.from_bytes(blake2b(content, digest_size=8).digest(), "little")
+
+
+class TokenChain:
+    """A text as token ids, with the hash of each of its prefixes.
+
+    Appending costs about a microsecond a token; truncating and `hash_at` are list operations.
+    """
+
+    def __init__(self, token_ids: Iterable[int] = ()) -> None:
+        self._token_ids: list[int] = []
+        self._hashes: list[int] = [GENESIS_HASH]  # _hashes[i] belongs to _token_ids[:i]
+        self.extend(token_ids)
+
+    def __len__(self) -> int:
+        return len(self._token_ids)
+
+    @property
+    def position(self) -> int:
+        """How many tokens the text has."""
+        return len(self._token_ids)
+
+    @property
+    def hash(self) -> int:
+        """The hash of the whole text."""
+        return self._hashes[-1]
+
+    @property
+    def token_ids(self) -> list[int]:
+        """The text itself, not a copy: read it, never change it."""
+        return self._token_ids
+
+    def hash_at(self, position: int) -> int:
+        """Return the hash of the first `position` tokens; 0 <= position <= self.position."""
+        assert 0 <= position <= self.position, f"position {position} of {self.position}"
+        return self._hashes[position]
+
+    def extend(self, token_ids: Iterable[int]) -> None:
+        """Append tokens. An id outside uint32 raises OverflowError and leaves the chain unchanged."""
+        new_ids = [int(token_id) for token_id in token_ids]
+        new_hashes: list[int] = []
+        last = self._hashes[-1]
+        for token_id in new_ids:
+            last = _next_hash(last, token_id)
+            new_hashes.append(last)
+        self._token_ids += new_ids
+        self._hashes += new_hashes
+
+    def truncate(self, position: int) -> None:
+        """Keep the first `position` tokens; 0 <= position <= self.position."""
+        assert 0 <= position <= self.position, f"truncate to {position} of {self.position}"
+        del self._token_ids[position:]
+        del self._hashes[position + 1 :]
+
+    def agrees(self, position: int, hash: int) -> bool:
+        """Whether the first `position` tokens exist here and have this hash."""
+        return 0 <= position <= self.position and self._hashes[position] == hash
+
+    def check_integrity(self) -> None:
+        """Recompute every hash; AssertionError where one is not its text's."""
+        assert len(self._hashes) == len(self._token_ids) + 1, "one hash a prefix"
+        assert self._hashes[0] == GENESIS_HASH, "the empty text's hash"
+        for index, token_id in enumerate(self._token_ids):
+            assert 0 <= token_id <= _MAX_TOKEN_ID, f"token id {token_id} at {index}"
+            assert self._hashes[index + 1] == _next_hash(self._hashes[index], token_id), f"hash at {index + 1}"

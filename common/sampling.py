@@ -1,0 +1,142 @@
+"""How logits become scores to choose from: one place for both sides (DESIGN §5).
+
+Order: repetition penalty (prompt and output), presence and frequency penalties (output) -> logit bias and
+bad words -> temperature -> top-k -> top-p -> min-p. The penalties of row i see the draft tokens before it.
+Written once against the array namespace passed in, numpy or torch.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from common.errors import InvalidFieldError
+from common.history import apply_bad_words, apply_bias, apply_penalties, mask_end_of_text
+from common.noise import coupled_argmax
+from common.truncation import truncate
+from common.types import SamplingParams
+
+_MIN_TEMPERATURE = 1e-3  # below it float32 scores lose the noise; 0 says greedy
+_MAX_BIAS = 1e4
+
+
+def check_sampling_params(params: SamplingParams, num_tokens: int) -> None:
+    """Raise InvalidFieldError naming the wire field of the first value out of range.
+
+    `num_tokens` is the tokenizer's size: ids in `logit_bias` and `bad_words` must be below it.
+    """
+    temperature = params.temperature
+    _require(
+        temperature == 0 or _MIN_TEMPERATURE <= temperature <= 1000,
+        "temperature",
+        temperature,
+        f"0 (greedy) or from {_MIN_TEMPERATURE} to 1000",
+    )
+    _require(0 <= params.top_k < 2**32, "top_k", params.top_k, "0 (off) or more")
+    _require(1e-6 <= params.top_p <= 1, "top_p", params.top_p, "from 0.000001 to 1 (off)")
+    _require(0 <= params.min_p < 1, "min_p", params.min_p, "0 (off) or more, and below 1")
+    repetition = params.repetition_penalty
+    _require(0.01 <= repetition <= 100, "repetition_penalty", repetition, "from 0.01 to 100; 1 is off")
+    for name in ("presence_penalty", "frequency_penalty"):
+        _require(-100 <= getattr(params, name) <= 100, name, getattr(params, name), "from -100 to 100")
+    _require(0 <= params.min_new_tokens < 2**32, "min_new_tokens", params.min_new_tokens, "0 or more")
+    _require(0 <= params.seed < 2**64, "seed", params.seed, "from 0 to 2^64 - 1")
+    _check_ids(params, num_tokens)
+
+
+def _check_ids(params: SamplingParams, num_tokens: int) -> None:
+    seen: set[int] = set()
+    for token_id, bias in params.logit_bias:
+        _require(0 <= token_id < num_tokens, "logit_bias", token_id, f"a token id below {num_tokens}")
+        _require(token_id not in seen, "logit_bias", token_id, "given once")
+        _require(-_MAX_BIAS <= bias <= _MAX_BIAS, "logit_bias", bias, f"from {-_MAX_BIAS:g} to {_MAX_BIAS:g}")
+        seen.add(token_id)
+    for word in params.bad_words:
+        _require(len(word) > 0, "bad_words", word, "at least one token long")
+        for token_id in word:
+            _require(0 <= token_id < num_tokens, "bad_words", token_id, f"token ids below {num_tokens}")
+    banned = {word[0] for word in params.bad_words if len(word) == 1}
+    _require(len(banned) < num_tokens, "bad_words", len(banned), "fewer than all tokens")
+
+
+def _require(is_valid: bool, name: str, value: object, expected: str) -> None:
+    if not is_valid:
+        raise InvalidFieldError(f"sampling.{name}", f"is {value}; it must be {expected}")
+
+
+def is_plain(params: SamplingParams) -> bool:
+    """Whether the scores depend on the last forward alone: no penalty, bad word or minimum length."""
+    return (
+        params.repetition_penalty == 1
+        and params.presence_penalty == 0
+        and params.frequency_penalty == 0
+        and not params.bad_words
+        and params.min_new_tokens == 0
+    )
+
+
+def process_logits(
+    xp: Any,
+    logits: Any,
+    params: SamplingParams,
+    *,
+    prompt_ids: Sequence[int],
+    output_ids: Sequence[int],
+    draft_token_ids: Sequence[int] = (),
+    eos_token_ids: Sequence[int] = (),
+    num_tokens: int | None = None,
+) -> Any:
+    """Return scores [rows, vocab], masked entries -inf; `logits` (float32 [rows, vocab]) stay unchanged.
+
+    `xp` is the module `numpy` or `torch`, and logits an array of it. Row i follows
+    `prompt_ids + output_ids + draft_token_ids[:i]`. Ids at or above `num_tokens` (default: none) do not exist
+    and are masked. At temperature 0 the scores are for an argmax: neither scaled nor truncated. The result
+    may be `logits` itself where there is nothing to do.
+    """
+    num_rows, vocab_size = logits.shape
+    assert num_rows <= len(draft_token_ids) + 1, f"{num_rows} rows for {len(draft_token_ids)} draft tokens"
+    is_padded = num_tokens is not None and num_tokens < vocab_size
+    if params.temperature > 0 and params.temperature != 1:
+        is_scaled_last = not is_plain(params) or params.logit_bias
+        scores = xp.asarray(logits) * 1 if is_scaled_last else logits / _f32(params.temperature)
+    else:
+        is_scaled_last = False
+        needs_copy = is_padded or params.logit_bias or not is_plain(params)
+        scores = xp.asarray(logits) * 1 if needs_copy else logits
+    if not is_plain(params):
+        apply_penalties(xp, scores, params, prompt_ids, output_ids, draft_token_ids)
+    if params.logit_bias:
+        apply_bias(xp, scores, params.logit_bias)
+    if params.bad_words:
+        apply_bad_words(scores, params.bad_words, (*prompt_ids, *output_ids), draft_token_ids)
+    if params.min_new_tokens > len(output_ids):
+        mask_end_of_text(scores, eos_token_ids, params.min_new_tokens - len(output_ids))
+    if is_padded:
+        scores[:, num_tokens:] = -math.inf
+    if is_scaled_last:
+        scores /= _f32(params.temperature)
+    if params.temperature > 0:
+        scores = truncate(xp, scores, params.top_k, _f32(params.top_p), _f32(params.min_p))
+    return scores
+
+
+def _f32(value: float) -> float:
+    """Both sides compute with the value as the wire carries it."""
+    return float(np.float32(value))
+
+
+def choose(
+    scores: NDArray[np.floating[Any]], params: SamplingParams, positions: Sequence[int]
+) -> NDArray[np.int64]:
+    """Return the target's own token for each row: int64 [rows].
+
+    `scores` is float [rows, vocab] from `process_logits`; `positions[i]` is the length of the text before
+    the token of row i. Greedy at temperature 0 (ties to the lowest id), else `coupled_argmax`.
+    """
+    if params.temperature == 0:
+        return np.asarray(scores.argmax(axis=1), np.int64)
+    return coupled_argmax(scores, params.seed, positions)
