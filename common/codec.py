@@ -2,7 +2,8 @@
 
 Encoding trusts our own dataclasses. Decoding trusts nobody: what a single message can show to be wrong
 (lengths that disagree, probabilities out of range, unknown enum values) raises `InvalidFieldError` naming
-the field as it stands in docs/protocol.md. What needs a model's limits is checked in `common.limits`.
+the field as it stands in docs/protocol.md. What needs the model or the session is checked by the verifier
+(`cloud_verifier.validation`).
 """
 
 from __future__ import annotations
@@ -41,6 +42,10 @@ from common.types import (
     Verdict,
     VerifyRequest,
 )
+
+OpenReply = Opened | Progress | RoundError
+VerifyReply = Verdict | Progress | RoundError
+GenerateReply = GeneratedTokens | Progress | RoundError
 
 _T = TypeVar("_T")
 _METHOD_NUMBERS = {m: pb.Method.Value(f"METHOD_{m.name}") for m in Method}
@@ -227,7 +232,9 @@ def decode_verify(message: pb.VerifyRequest) -> VerifyRequest:
 def _check_support(i: int, support: Support, drafted: int) -> None:
     ids, weights = support.token_ids, support.weights
     if len(ids) != len(weights) or not 0 < len(ids) <= 64:
-        raise InvalidFieldError("q_support", f"[{i}] has {len(ids)} ids, {len(weights)} weights; want 1 to 64 each")
+        raise InvalidFieldError(
+            "q_support", f"[{i}] has {len(ids)} ids and {len(weights)} weights; want 1 to 64 of each"
+        )
     if len(set(ids)) != len(ids) or sum(weights) == 0:
         raise InvalidFieldError("q_support", f"[{i}] repeats an id or has no weight")
     if drafted not in ids or weights[ids.index(drafted)] == 0:
@@ -304,8 +311,10 @@ def _check_length(field: str, values: Sequence[object], expected: int, per: str)
 # ----------------------------------------------------------------------------------- responses, out
 
 
-def encode_response(response: SessionResponse, kind: type[SessionRequest] | None = None) -> pb.SessionResponse:
-    """One message of the `Session` stream. `kind` is the request a `RoundError` or `Progress` answers."""
+def encode_response(
+    response: SessionResponse, kind: type[SessionRequest] | None = None
+) -> pb.SessionResponse:
+    """One message of the `Session` stream; a `RoundError` or `Progress` answers a request of `kind`."""
     match response:
         case Verdict():
             return pb.SessionResponse(verify=encode_verify_response(response))
@@ -316,7 +325,8 @@ def encode_response(response: SessionResponse, kind: type[SessionRequest] | None
         case Closed():
             return pb.SessionResponse(close=encode_closed(response))
         case Draining():
-            return pb.SessionResponse(draining=pb.Draining(grace_ms=response.grace_ms, reason=response.reason))
+            draining = pb.Draining(grace_ms=response.grace_ms, reason=response.reason)
+            return pb.SessionResponse(draining=draining)
         case RoundError() | Progress():
             if kind is OpenRequest:
                 return pb.SessionResponse(open=encode_open_response(response))
@@ -325,7 +335,7 @@ def encode_response(response: SessionResponse, kind: type[SessionRequest] | None
             return pb.SessionResponse(verify=encode_verify_response(response))
 
 
-def encode_open_response(response: Opened | Progress | RoundError) -> pb.OpenResponse:
+def encode_open_response(response: OpenReply) -> pb.OpenResponse:
     if isinstance(response, Opened):
         return pb.OpenResponse(
             opened=pb.Opened(
@@ -343,7 +353,7 @@ def encode_open_response(response: Opened | Progress | RoundError) -> pb.OpenRes
     return pb.OpenResponse(error=_encode_error(response))
 
 
-def encode_verify_response(response: Verdict | Progress | RoundError) -> pb.VerifyResponse:
+def encode_verify_response(response: VerifyReply) -> pb.VerifyResponse:
     if isinstance(response, Verdict):
         verdict = pb.Verdict(
             round_id=response.round_id,
@@ -353,7 +363,9 @@ def encode_verify_response(response: Verdict | Progress | RoundError) -> pb.Veri
             correction_kind=_KIND_NUMBERS[response.correction_kind],
             position=response.position,
             hash=response.hash,
-            candidates=[pb.Candidate(token_id=c.token_id, target_prob=c.target_prob) for c in response.candidates],
+            candidates=[
+                pb.Candidate(token_id=c.token_id, target_prob=c.target_prob) for c in response.candidates
+            ],
             logprobs=[_encode_logprobs(entry) for entry in response.logprobs],
             metrics=_encode_metrics(response.metrics),
         )
@@ -363,7 +375,7 @@ def encode_verify_response(response: Verdict | Progress | RoundError) -> pb.Veri
     return pb.VerifyResponse(error=_encode_error(response))
 
 
-def encode_generate_response(response: GeneratedTokens | Progress | RoundError) -> pb.GenerateResponse:
+def encode_generate_response(response: GenerateReply) -> pb.GenerateResponse:
     if isinstance(response, GeneratedTokens):
         tokens = pb.GeneratedTokens(
             round_id=response.round_id,
@@ -465,7 +477,7 @@ def decode_response(message: pb.SessionResponse) -> SessionResponse:
             raise InvalidFieldError("body", "empty message, or one of a newer protocol")
 
 
-def decode_open_response(message: pb.OpenResponse) -> Opened | Progress | RoundError:
+def decode_open_response(message: pb.OpenResponse) -> OpenReply:
     match message.WhichOneof("body"):
         case "opened":
             opened = message.opened
@@ -486,7 +498,7 @@ def decode_open_response(message: pb.OpenResponse) -> Opened | Progress | RoundE
             raise InvalidFieldError("open", "empty message")
 
 
-def decode_verify_response(message: pb.VerifyResponse) -> Verdict | Progress | RoundError:
+def decode_verify_response(message: pb.VerifyResponse) -> VerifyReply:
     match message.WhichOneof("body"):
         case "verdict":
             verdict = message.verdict
@@ -510,7 +522,7 @@ def decode_verify_response(message: pb.VerifyResponse) -> Verdict | Progress | R
             raise InvalidFieldError("verify", "empty message")
 
 
-def decode_generate_response(message: pb.GenerateResponse) -> GeneratedTokens | Progress | RoundError:
+def decode_generate_response(message: pb.GenerateResponse) -> GenerateReply:
     match message.WhichOneof("body"):
         case "tokens":
             tokens = message.tokens

@@ -1,0 +1,55 @@
+# Everything a user or CI runs. Each target sets up what it needs in .venv first.
+PYTHON ?= python3
+VENV   ?= .venv
+PY     := $(VENV)/bin/python
+STAMP  := $(VENV)/.installed
+PROTO  := proto/common/pb/outrider.proto
+PROTOC := $(PY) -m grpc_tools.protoc -Iproto
+
+.PHONY: help install demo test test-slow lint typecheck proto proto-check pair bench bench-main clean
+
+help: ## list the targets
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 14
+
+install: $(STAMP) ## set up .venv with everything
+
+$(STAMP): pyproject.toml
+	test -x $(PY) || $(PYTHON) -m venv $(VENV)
+	$(PY) -m pip install --quiet --disable-pip-version-check --no-compile -e '.[dev]'
+	touch $@
+
+demo: $(STAMP) ## start a verifier on loopback and decode with the embedded pair, three ways
+	$(PY) -m experiments.demo $(ARGS)
+
+test: $(STAMP) ## the tests that CI runs
+	$(PY) -m pytest $(ARGS)
+
+test-slow: $(STAMP) ## the full matrices
+	$(PY) -m pytest -m 'slow or not slow' --timeout 1800 $(ARGS)
+
+lint: $(STAMP)
+	$(PY) -m ruff check .
+
+typecheck: $(STAMP)
+	$(PY) -m mypy
+
+proto: $(STAMP) ## regenerate common/pb from the .proto
+	$(PROTOC) --python_out=. --pyi_out=. --grpc_python_out=. $(PROTO)
+
+proto-check: $(STAMP) ## fail when common/pb is out of date
+	@dir=$$(mktemp -d) && trap "rm -rf $$dir" EXIT && \
+	$(PROTOC) --python_out=$$dir --pyi_out=$$dir --grpc_python_out=$$dir $(PROTO) && \
+	for f in outrider_pb2.py outrider_pb2.pyi outrider_pb2_grpc.py; do \
+	  diff -q $$dir/common/pb/$$f common/pb/$$f >/dev/null || { echo "common/pb/$$f is out of date: run 'make proto'"; exit 1; }; \
+	done && echo "common/pb is up to date"
+
+pair: $(STAMP) ## train the embedded pair (ARGS="--help" lists the options)
+	$(PY) -m training.pair $(ARGS)
+
+bench: bench-main ## every benchmark
+
+bench-main: $(STAMP) ## benchmarks/results/main.json; PROMPTS=FILE takes other prompts
+	$(PY) -m experiments.bench_main $(if $(PROMPTS),--prompts $(PROMPTS)) $(ARGS)
+
+clean: ## remove .venv and caches
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis *.egg-info

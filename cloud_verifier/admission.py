@@ -1,0 +1,207 @@
+"""From a job to work: look the session up, check the request, set the text the round builds on.
+
+Everything that can be answered without a forward is answered here: replays, errors, cancels, closes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from cloud_verifier import validation
+from cloud_verifier.session import Session
+from cloud_verifier.work import Job, Work
+from common.errors import InvalidFieldError, UnimplementedFieldError
+from common.types import (
+    CancelRequest,
+    Closed,
+    CloseRequest,
+    GeneratedTokens,
+    GenerateRequest,
+    Opened,
+    OpenRequest,
+    RoundError,
+    RoundErrorCode,
+    SessionResponse,
+    VerifyRequest,
+)
+
+if TYPE_CHECKING:
+    from cloud_verifier.engine import Engine
+
+FULL_RETRY_MS = 1000
+
+
+def admit(engine: Engine, job: Job) -> None:
+    """Answers `job` now, puts it behind its session's running one, or makes it active work."""
+    match job.request:
+        case OpenRequest():
+            _admit_open(engine, job, job.request)
+        case VerifyRequest() | GenerateRequest():
+            _admit_round(engine, job, job.request)
+        case CancelRequest():
+            _cancel(engine, job, job.request)
+        case CloseRequest():
+            _close(engine, job)
+
+
+# ------------------------------------------------------------------------------------------ opening
+
+
+def _admit_open(engine: Engine, job: Job, request: OpenRequest) -> None:
+    session = engine.sessions.get(request.session_id)
+    if session is not None:
+        if session.work is not None:
+            session.waiting.append(job)
+            _end_generation(engine, session)
+            return
+        if session.opening == request and isinstance(session.opening_reply, Opened):
+            job.reply(replace(session.opening_reply, is_existing=True))
+            return
+    elif engine.is_draining:
+        job.reply(_error(request.round_id, RoundErrorCode.DRAINING, "no new sessions: shutting down"))
+        return
+    try:
+        validation.check_open(request, engine.model)
+    except InvalidFieldError as error:
+        job.reply(_field_error(request.round_id, error))
+        return
+    if session is None and not _has_room(engine):
+        message = f"all {engine.sessions.max_sessions} sessions are busy"
+        refusal = _error(request.round_id, RoundErrorCode.REFUSED, message)
+        job.reply(replace(refusal, retry_after_ms=FULL_RETRY_MS))
+        return
+    eos_token_ids = () if request.ignore_eos else engine.model.eos_token_ids
+    session = engine.sessions.put(request, frozenset((*eos_token_ids, *request.stop_token_ids)))
+    session.opening_reply = None
+    _truncate_kv(engine, session)
+    _activate(engine, session, job, request)
+
+
+def _has_room(engine: Engine) -> bool:
+    if removed := engine.sessions.make_room():
+        engine.free(removed)
+    return not engine.sessions.is_full
+
+
+# ------------------------------------------------------------------------------------------- rounds
+
+
+def _admit_round(engine: Engine, job: Job, request: VerifyRequest | GenerateRequest) -> None:
+    session = engine.sessions.get(job.session_id)
+    if session is None:
+        message = "open the session first; it may have expired, or the verifier restarted"
+        job.reply(_error(request.round_id, RoundErrorCode.UNKNOWN_SESSION, message))
+        return
+    if session.work is not None:
+        session.waiting.append(job)
+        _end_generation(engine, session)
+        return
+    if (answer := _answer_without_work(session, request, engine)) is not None:
+        job.reply(answer)
+        return
+    session.last_round_id = request.round_id
+    session.was_pipelined = isinstance(request, VerifyRequest) and request.pipelined
+    session.chain.truncate(request.base_position)
+    session.chain.extend(request.committed_tokens)
+    _truncate_kv(engine, session)
+    _activate(engine, session, job, request)
+
+
+def _answer_without_work(
+    session: Session, request: VerifyRequest | GenerateRequest, engine: Engine
+) -> SessionResponse | None:
+    """A stored reply or an error; None when the round must be computed."""
+    if isinstance(request, VerifyRequest):
+        if (reply := session.stored_reply(request)) is not None:
+            return reply
+    elif request.round_id <= session.last_round_id:
+        return session.error(request.round_id, RoundErrorCode.STALE, "an older round")
+    try:
+        if isinstance(request, VerifyRequest):
+            validation.check_verify(request, session, engine.model)
+        else:
+            validation.check_generate(request, session, engine.model)
+    except InvalidFieldError as error:
+        return _field_error(request.round_id, error, session)
+    if not session.chain.agrees(request.base_position, request.base_hash):
+        code = RoundErrorCode.STALE if session.was_pipelined else RoundErrorCode.UNKNOWN_PREFIX
+        return session.error(
+            request.round_id, code, f"base {request.base_position} is not a prefix of this session"
+        )
+    return None
+
+
+def _activate(
+    engine: Engine, session: Session, job: Job, request: OpenRequest | VerifyRequest | GenerateRequest
+) -> None:
+    draft_tokens = request.draft_tokens if isinstance(request, VerifyRequest) else ()
+    work = Work(session, job, request, total_tokens=0, draft_tokens=draft_tokens)
+    work.total_tokens = work.num_pending
+    engine.activate(work)
+
+
+def _truncate_kv(engine: Engine, session: Session) -> None:
+    """KV length ≤ position − 1: the last token is always fed, so that its logits can be read."""
+    length = session.chain.position - 1
+    if session.kv is not None and session.kv.length > length:
+        engine.backend.truncate(session.kv, length)
+
+
+# ------------------------------------------------------------------------------------ cancel, close
+
+
+def _end_generation(engine: Engine, session: Session) -> None:
+    """A newer request ends a running `Generate`; its committed tokens stay."""
+    if session.work is not None and isinstance(session.work.request, GenerateRequest):
+        _answer_cancelled(session.work)
+        engine.release(session.work)
+
+
+def _answer_cancelled(work: Work) -> None:
+    chain = work.session.chain
+    work.job.reply(GeneratedTokens(work.request.round_id, (), (), chain.position, chain.hash, is_last=True))
+
+
+def _cancel(engine: Engine, job: Job, request: CancelRequest) -> None:
+    session = engine.sessions.get(job.session_id)
+    if session is None:
+        return
+    for waiting in list(session.waiting):
+        if getattr(waiting.request, "round_id", None) == request.round_id:
+            session.waiting.remove(waiting)
+            waiting.reply(session.error(request.round_id, RoundErrorCode.CANCELLED, "cancelled by the edge"))
+    if session.work is not None and session.work.request.round_id == request.round_id:
+        _end_generation(engine, session)
+
+
+def _close(engine: Engine, job: Job) -> None:
+    session = engine.sessions.get(job.session_id)
+    if session is None:
+        job.reply(Closed(was_open=False, position=0))
+        return
+    for waiting in session.waiting:
+        waiting.reply(_error(0, RoundErrorCode.CANCELLED, "the session was closed"))
+    session.waiting.clear()
+    if session.work is not None and isinstance(session.work.request, GenerateRequest):
+        _answer_cancelled(session.work)
+    elif session.work is not None:
+        round_id = session.work.request.round_id
+        session.work.job.reply(_error(round_id, RoundErrorCode.CANCELLED, "the session was closed"))
+    position = session.chain.position
+    engine.forget(session)
+    job.reply(Closed(was_open=True, position=position))
+
+
+# ------------------------------------------------------------------------------------------- errors
+
+
+def _error(round_id: int, code: RoundErrorCode, message: str) -> RoundError:
+    return RoundError(round_id=round_id, code=code, message=message)
+
+
+def _field_error(round_id: int, error: InvalidFieldError, session: Session | None = None) -> RoundError:
+    is_unbuilt = isinstance(error, UnimplementedFieldError)
+    code = RoundErrorCode.UNIMPLEMENTED if is_unbuilt else RoundErrorCode.INVALID
+    position, hash_ = (session.chain.position, session.chain.hash) if session else (0, 0)
+    return RoundError(round_id, code, error.reason, field=error.field, position=position, hash=hash_)

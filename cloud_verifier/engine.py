@@ -1,0 +1,228 @@
+"""The engine: one thread that owns every session, every KV block and every forward.
+
+A step is: take what arrived, plan, one packed forward, answer. Rounds that arrive during a step form the
+next one. Other threads only `submit` jobs and receive replies through the job's own callback.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cloud_verifier.admission import admit
+from cloud_verifier.backends.base import ForwardItem, KVExhausted, TargetBackend
+from cloud_verifier.finish import finish
+from cloud_verifier.scheduler import Share, plan_step
+from cloud_verifier.session import Session, SessionStore
+from cloud_verifier.work import Job, Work
+from common.types import GenerateRequest, ModelInfo, Progress, RoundError, RoundErrorCode
+
+log = logging.getLogger(__name__)
+
+KV_RETRY_MS = 50
+INTERNAL_MESSAGE = "the verifier failed here (its log says where); open the session again"
+
+
+class Engine:
+    """`start()` runs `step()` on a thread until `stop()`; tests call `step()` themselves."""
+
+    def __init__(
+        self,
+        backend: TargetBackend,
+        model: ModelInfo,
+        *,
+        max_step_tokens: int = 512,
+        min_forward_s: float = 0.0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.backend = backend
+        self.model = model
+        self.sessions = SessionStore(
+            model.limits.max_sessions, model.limits.session_idle_ttl_ms / 1000.0, clock
+        )
+        self.is_draining = False
+        self.num_steps = 0
+        self._max_step_tokens = max_step_tokens
+        self._min_forward_s = min_forward_s
+        self._clock = clock
+        self._active: list[Work] = []  # in order of arrival
+        self._inbox: deque[Job] = deque()
+        self._wake = threading.Condition()
+        self._is_stopping = False
+        self._next_sweep_s = clock() + 1.0
+        self._thread: threading.Thread | None = None
+
+    # ------------------------------------------------------------------------- from other threads
+
+    def submit(self, job: Job) -> None:
+        with self._wake:
+            self._inbox.append(job)
+            self._wake.notify()
+
+    def start(self) -> None:
+        self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        with self._wake:
+            self._is_stopping = True
+            self._wake.notify()
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+
+    @property
+    def num_sessions(self) -> int:
+        return len(self.sessions)
+
+    # --------------------------------------------------------------------------- the engine thread
+
+    def _run(self) -> None:
+        while True:
+            with self._wake:
+                while not self._inbox and not self._active and not self._is_stopping:
+                    if not self._wake.wait(timeout=1.0):
+                        break
+                if self._is_stopping:
+                    return
+            self.step()
+
+    def step(self) -> bool:
+        """One turn; returns whether a forward ran."""
+        self._take_inbox()
+        self._sweep()
+        shares = plan_step(self._active, self._max_step_tokens)
+        if not shares:
+            return False
+        works = [self._active[share.index] for share in shares]
+        try:
+            logits, forward_ns = self._forward(works, shares)
+        except KVExhausted as error:
+            self._make_kv_room(works, error)
+            return False
+        except Exception:
+            log.exception("a step of %d sessions failed", len(works))
+            for work in works:
+                self._fail(work, RoundErrorCode.INTERNAL, INTERNAL_MESSAGE)
+            return False
+        self.num_steps += 1
+        self._deliver(works, shares, logits, forward_ns)
+        return True
+
+    def _take_inbox(self) -> None:
+        while self._inbox:
+            job = self._inbox.popleft()
+            try:
+                admit(self, job)
+            except Exception:
+                log.exception("a %s could not be admitted", type(job.request).__name__)
+                round_id = getattr(job.request, "round_id", 0)
+                job.reply(RoundError(round_id, RoundErrorCode.INTERNAL, INTERNAL_MESSAGE))
+
+    def _forward(self, works: list[Work], shares: list[Share]) -> tuple[NDArray[np.float32], int]:
+        start_ns = time.perf_counter_ns()
+        items = []
+        for work, share in zip(works, shares, strict=True):
+            if work.session.kv is None:
+                work.session.kv = self.backend.new_sequence()
+            work.start_ns = work.start_ns or start_ns
+            rows = work.num_logit_rows if share.is_final else 0
+            items.append(ForwardItem(work.session.kv, work.pending_tokens(share.num_tokens), rows))
+        logits = self.backend.forward(items)
+        if self._min_forward_s:
+            time.sleep(max(0.0, self._min_forward_s - (time.perf_counter_ns() - start_ns) / 1e9))
+        return logits, time.perf_counter_ns() - start_ns
+
+    def _deliver(
+        self, works: list[Work], shares: list[Share], logits: NDArray[np.float32], forward_ns: int
+    ) -> None:
+        row = 0
+        for work, share in zip(works, shares, strict=True):
+            work.forward_ns += forward_ns
+            if not share.is_final:
+                done = work.total_tokens - work.num_pending
+                work.job.reply(Progress(work.request.round_id, done, work.total_tokens))
+                continue
+            rows = logits[row : row + work.num_logit_rows]
+            row += work.num_logit_rows
+            try:
+                is_done = finish(work, rows, self.backend, self.model, batch_size=len(works))
+            except Exception:
+                log.exception("a round could not be finished")
+                self._fail(work, RoundErrorCode.INTERNAL, INTERNAL_MESSAGE)
+                continue
+            if is_done or (isinstance(work.request, GenerateRequest) and work.session.waiting):
+                self.release(work)
+
+    # ------------------------------------------------------------------------- sessions and their KV
+
+    def activate(self, work: Work) -> None:
+        """`work` becomes its session's one job."""
+        work.session.work = work
+        self._active.append(work)
+        if work.is_catching_up:
+            work.job.reply(Progress(work.request.round_id, 0, work.total_tokens))
+
+    def release(self, work: Work) -> None:
+        """`work` is answered: the session's next waiting job may start."""
+        session = work.session
+        self._active.remove(work)
+        session.work = None
+        while session.waiting and session.work is None:
+            admit(self, session.waiting.popleft())
+
+    def free(self, session: Session) -> None:
+        """Gives the session's KV back; its ids stay."""
+        if session.kv is not None:
+            self.backend.close(session.kv)
+            session.kv = None
+
+    def forget(self, session: Session) -> None:
+        """Ends a session: its running work, if any, its KV, its place in the store."""
+        if session.work is not None:
+            self._active.remove(session.work)
+            session.work = None
+        self.free(session)
+        self.sessions.remove(session.opening.session_id)
+
+    def _fail(self, work: Work, code: RoundErrorCode, message: str, retry_after_ms: int = 0) -> None:
+        reply = work.session.error(work.request.round_id, code, message, retry_after_ms=retry_after_ms)
+        work.job.reply(reply)
+        if code is RoundErrorCode.INTERNAL:
+            self.forget(work.session)
+        else:
+            self.release(work)
+
+    def _make_kv_room(self, works: list[Work], error: KVExhausted) -> None:
+        """Evicts the least recently used idle session; with none left, refuses the newest work."""
+        candidates = self.sessions.eviction_candidates()
+        if candidates:
+            log.info("evicting the KV of one idle session: %s", error)
+            self.free(candidates[0])
+            return
+        newest = works[-1]
+        if len(self._active) == 1:
+            self._fail(newest, RoundErrorCode.REFUSED, f"the KV pool is too small: {error}", 1000)
+        else:
+            self._fail(newest, RoundErrorCode.REFUSED, f"no KV blocks are free: {error}", KV_RETRY_MS)
+        self.free(newest.session)
+
+    def _sweep(self) -> None:
+        if self._clock() < self._next_sweep_s:
+            return
+        self._next_sweep_s = self._clock() + 1.0
+        for session in self.sessions.take_expired():
+            log.info("session expired after %.0f s of silence", self.sessions.idle_ttl_s)
+            self.free(session)
+
+    def check_integrity(self) -> None:
+        """Tests only: every manager agrees with itself."""
+        self.sessions.check_integrity()
+        self.backend.check_integrity()
+        assert len({id(work.session) for work in self._active}) == len(self._active)

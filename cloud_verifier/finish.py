@@ -1,0 +1,125 @@
+"""From logits to an answer: verify, commit, truncate KV to what stands, reply."""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cloud_verifier.backends.base import TargetBackend
+from cloud_verifier.methods.base import Outcome, RoundInput
+from cloud_verifier.methods.registry import create_method
+from cloud_verifier.work import Work
+from common.types import (
+    CorrectionKind,
+    GeneratedTokens,
+    GenerateRequest,
+    ModelInfo,
+    Opened,
+    OpenRequest,
+    Origin,
+    RoundMetrics,
+    Verdict,
+    VerifyRequest,
+)
+
+
+def finish(
+    work: Work, logits: NDArray[np.float32], backend: TargetBackend, model: ModelInfo, batch_size: int
+) -> bool:
+    """Answers `work` from its rows [num_draft_tokens + 1, vocab_size]; returns whether it is done."""
+    session = work.session
+    round_input = _make_round_input(work, logits, model)
+    outcome = create_method(session.opening.method).verify(round_input)
+    _commit(work, outcome, backend)
+    metrics = _make_metrics(work, outcome, batch_size)
+    match work.request:
+        case VerifyRequest() as request:
+            verdict = Verdict(
+                round_id=request.round_id,
+                accepted_len=outcome.accepted_len,
+                correction=outcome.correction,
+                correction_kind=outcome.correction_kind,
+                position=session.chain.position,
+                hash=session.chain.hash,
+                metrics=metrics,
+            )
+            session.store_reply(request, verdict)
+            work.job.reply(verdict)
+            return True
+        case OpenRequest():
+            chain = session.chain
+            opened = Opened(model, outcome.correction, chain.position, chain.hash, metrics=metrics)
+            session.opening_reply = opened
+            work.job.reply(opened)
+            return True
+        case GenerateRequest() as request:
+            return _continue_generation(work, request, outcome, model, metrics)
+
+
+def _continue_generation(
+    work: Work, request: GenerateRequest, outcome: Outcome, model: ModelInfo, metrics: RoundMetrics
+) -> bool:
+    chain = work.session.chain
+    work.num_generated += 1
+    is_last = (
+        work.num_generated >= request.max_new_tokens
+        or outcome.correction in work.session.stop_ids
+        or chain.position >= model.limits.max_context
+    )
+    work.job.reply(
+        GeneratedTokens(
+            request.round_id,
+            (outcome.correction,),
+            (Origin.TARGET,),
+            chain.position,
+            chain.hash,
+            is_last=is_last,
+            metrics=metrics,
+        )
+    )
+    work.start_ns, work.forward_ns = 0, 0
+    return is_last
+
+
+def _make_round_input(work: Work, logits: NDArray[np.float32], model: ModelInfo) -> RoundInput:
+    session, request = work.session, work.request
+    return RoundInput(
+        logits=logits,
+        sampling=session.opening.sampling,
+        prompt_ids=session.prompt_ids,
+        output_ids=session.output_ids,
+        position=session.chain.position,
+        draft_tokens=work.draft_tokens,
+        draft_probs=request.q_token_probs if isinstance(request, VerifyRequest) else (),
+        stop_ids=session.stop_ids,
+        eos_token_ids=model.eos_token_ids,
+        num_tokens=model.num_tokens,
+    )
+
+
+def _commit(work: Work, outcome: Outcome, backend: TargetBackend) -> None:
+    """Text += accepted + correction; KV keeps what was fed of it: all but the correction."""
+    session = work.session
+    session.chain.extend(work.draft_tokens[: outcome.accepted_len])
+    kv_length = session.chain.position
+    if outcome.correction_kind is CorrectionKind.NONE:
+        kv_length -= 1
+    else:
+        session.chain.extend((outcome.correction,))
+    assert session.kv is not None, "a session that computed has KV"
+    if session.kv.length > kv_length:
+        backend.truncate(session.kv, kv_length)
+
+
+def _make_metrics(work: Work, outcome: Outcome, batch_size: int) -> RoundMetrics:
+    num_draft_tokens = len(work.draft_tokens)
+    return RoundMetrics(
+        alpha_mean=outcome.alpha_mean,
+        la_over_k=outcome.accepted_len / num_draft_tokens if num_draft_tokens else 0.0,
+        queue_ns=work.start_ns - work.job.arrival_ns if work.num_generated == 0 else 0,
+        forward_ns=work.forward_ns,
+        total_ns=time.perf_counter_ns() - work.job.arrival_ns,
+        batch_size=batch_size,
+    )

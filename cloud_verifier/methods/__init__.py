@@ -1,0 +1,1 @@
+"""Verification methods behind one registry: a new method is a new file."""

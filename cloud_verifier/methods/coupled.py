@@ -1,0 +1,71 @@
+"""Coupled sampling: the target's own sample is always the answer (DESIGN §5).
+
+The sample at index t is argmax over ids of (score + Gumbel noise keyed by (seed, t, id)); a draft token
+stands where it equals that sample. The text is a function of target, parameters and seed alone,
+so any draft, a hostile one too, changes the speed and nothing else. Gumbel-max: Maddison et al. 2014,
+"A* Sampling", §2; coupling two models through common noise: Daliri et al. 2025, "Coupling without
+Communication and Drafter-Invariant Speculative Decoding".
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cloud_verifier.methods.base import Outcome, RoundInput
+from common.sampling import choose, process_logits
+from common.types import CorrectionKind
+
+
+class CoupledMethod:
+    def verify(self, round_input: RoundInput) -> Outcome:
+        draft_tokens = round_input.draft_tokens
+        scores = _processed_scores(round_input)
+        positions = range(round_input.position, round_input.position + len(draft_tokens) + 1)
+        samples = choose(scores, round_input.sampling, positions).tolist()
+        accepted_len = 0
+        for drafted, sampled in zip(draft_tokens, samples, strict=False):
+            if drafted != sampled:
+                break
+            accepted_len += 1
+            if drafted in round_input.stop_ids:
+                alpha_mean = _alpha_mean(round_input, scores, accepted_len)
+                return Outcome(accepted_len, 0, CorrectionKind.NONE, alpha_mean)
+        is_full = accepted_len == len(draft_tokens)
+        return Outcome(
+            accepted_len=accepted_len,
+            correction=samples[accepted_len],
+            correction_kind=CorrectionKind.BONUS if is_full else CorrectionKind.CORRECTION,
+            alpha_mean=_alpha_mean(round_input, scores, accepted_len + (not is_full)),
+        )
+
+
+def _processed_scores(round_input: RoundInput) -> NDArray[np.float32]:
+    scores: NDArray[np.float32] = process_logits(
+        np,
+        round_input.logits,
+        round_input.sampling,
+        prompt_ids=round_input.prompt_ids,
+        output_ids=round_input.output_ids,
+        draft_token_ids=round_input.draft_tokens,
+        eos_token_ids=round_input.eos_token_ids,
+        num_tokens=round_input.num_tokens,
+    )
+    return scores
+
+
+def _alpha_mean(round_input: RoundInput, scores: NDArray[np.float32], num_judged: int) -> float:
+    """Mean of min(1, p/q) over the first `num_judged` draft tokens; NaN without q or without any."""
+    if num_judged == 0 or not round_input.draft_probs:
+        return math.nan
+    rows = scores[:num_judged]
+    drafted = np.asarray(round_input.draft_tokens[:num_judged])
+    if round_input.sampling.temperature == 0.0:
+        target_probs = (rows.argmax(axis=-1) == drafted).astype(np.float64)
+    else:
+        shifted = rows - rows.max(axis=-1, keepdims=True)
+        target_probs = np.exp(shifted[np.arange(num_judged), drafted]) / np.exp(shifted).sum(axis=-1)
+    draft_probs = np.asarray(round_input.draft_probs[:num_judged], dtype=np.float64)
+    return float(np.minimum(1.0, target_probs / draft_probs).mean())

@@ -1,0 +1,23 @@
+"""Method name → implementation, imported when first asked for."""
+
+from __future__ import annotations
+
+import importlib
+from functools import cache
+
+from cloud_verifier.methods.base import VerificationMethod
+from common.types import Method
+
+_IMPLEMENTATIONS = {
+    Method.COUPLED: "cloud_verifier.methods.coupled:CoupledMethod",
+}
+
+BUILT_METHODS: tuple[Method, ...] = tuple(_IMPLEMENTATIONS)
+
+
+@cache
+def create_method(method: Method) -> VerificationMethod:
+    """Raises KeyError for a method that is not built; `validation` refuses it before."""
+    module_name, _, class_name = _IMPLEMENTATIONS[method].partition(":")
+    implementation: VerificationMethod = getattr(importlib.import_module(module_name), class_name)()
+    return implementation

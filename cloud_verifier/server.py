@@ -1,0 +1,165 @@
+"""A verifier process: target, engine and gRPC server from start to drained stop."""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import logging
+import signal
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+import grpc
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+
+from cloud_verifier.backends.base import TargetBackend
+from cloud_verifier.config import ServeConfig
+from cloud_verifier.engine import Engine
+from cloud_verifier.interceptor import ErrorInterceptor
+from cloud_verifier.methods.registry import BUILT_METHODS
+from cloud_verifier.service import VerifierService
+from common.errors import UsageError
+from common.pb import outrider_pb2_grpc
+from common.types import Limits, ModelInfo
+
+log = logging.getLogger(__name__)
+
+PROTOCOL_VERSION = 1
+SERVICE_NAME = "outrider.v1.Verifier"
+
+
+def make_model_info(backend: TargetBackend, config: ServeConfig) -> ModelInfo:
+    """What this verifier answers to `Describe`."""
+    limits = Limits(
+        max_context=backend.max_context,
+        max_draft_tokens=config.max_draft_tokens,
+        max_message_bytes=config.max_message_bytes,
+        max_sessions=config.max_sessions,
+        session_idle_ttl_ms=int(config.session_idle_ttl_s * 1000),
+    )
+    labels = (f"min-forward-ms={config.min_forward_ms:g}",) if config.min_forward_ms else ()
+    return ModelInfo(
+        protocol_version=PROTOCOL_VERSION,
+        model_id=backend.model_id,
+        target_fingerprint=backend.fingerprint,
+        tokenizer_fingerprint=backend.tokenizer_fingerprint,
+        dtype=backend.dtype,
+        device=backend.device,
+        eos_token_ids=tuple(backend.eos_token_ids),
+        num_tokens=backend.num_tokens,
+        limits=limits,
+        methods=BUILT_METHODS,
+        server_version=_own_version(),
+        labels=labels,
+    )
+
+
+def check_listen(listen: str, is_insecure_allowed: bool) -> str:
+    """`HOST:PORT`, checked. Raises `UsageError` for anything but loopback without `--insecure`."""
+    host, separator, port = listen.rpartition(":")
+    if not separator or not host or not port.isdigit() or int(port) > 65535:
+        raise UsageError(f"--listen {listen}: want HOST:PORT, for example 127.0.0.1:7077")
+    if not is_insecure_allowed and not _is_loopback(host.strip("[]")):
+        raise UsageError(
+            f"--listen {listen}: there is no encryption on this port, so it serves only loopback; "
+            "add --insecure if the network is yours and trusted"
+        )
+    return listen
+
+
+def _is_loopback(host: str) -> bool:
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+class VerifierServer:
+    """`async with VerifierServer(backend, config) as server:` serves on `server.port`."""
+
+    def __init__(self, backend: TargetBackend, config: ServeConfig) -> None:
+        self._config = config
+        self._listen = check_listen(config.listen, config.insecure)
+        model = make_model_info(backend, config)
+        self.engine = Engine(
+            backend,
+            model,
+            max_step_tokens=config.max_step_tokens,
+            min_forward_s=config.min_forward_ms / 1000.0,
+        )
+        self.service = VerifierService(self.engine)
+        self.port = 0
+        self._health = health.aio.HealthServicer()
+        self._server: Any = None
+
+    async def __aenter__(self) -> VerifierServer:
+        limit = self._config.max_message_bytes
+        self._server = grpc.aio.server(
+            interceptors=(ErrorInterceptor(),),
+            options=(
+                ("grpc.max_receive_message_length", limit),
+                ("grpc.max_send_message_length", limit),
+                ("grpc.keepalive_time_ms", 20_000),
+                ("grpc.keepalive_permit_without_calls", 1),
+                ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
+                ("grpc.so_reuseport", 0),
+            ),
+        )
+        outrider_pb2_grpc.add_VerifierServicer_to_server(self.service, self._server)
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
+        try:
+            self.port = self._server.add_insecure_port(self._listen)
+        except RuntimeError as error:
+            raise UsageError(f"--listen {self._listen}: cannot bind; is another process there?") from error
+        self.engine.start()
+        await self._server.start()
+        await self._set_health(health_pb2.HealthCheckResponse.SERVING)
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        await self._server.stop(grace=None)
+        self.engine.stop()
+
+    async def drain(self) -> None:
+        """No new sessions; open ones go on until they close or the grace ends."""
+        grace_s = self._config.drain_grace_s
+        self.engine.is_draining = True
+        await self._set_health(health_pb2.HealthCheckResponse.NOT_SERVING)
+        self.service.announce_draining(grace_s, "shutting down")
+        log.info("draining %d sessions for up to %.0f s", self.engine.num_sessions, grace_s)
+        deadline = asyncio.get_running_loop().time() + grace_s
+        while self.service.num_streams and asyncio.get_running_loop().time() < deadline:
+            await asyncio.sleep(0.05)
+
+    async def _set_health(self, status: int) -> None:
+        for service in ("", SERVICE_NAME):
+            await self._health.set(service, status)
+
+
+async def serve_until_signalled(server: VerifierServer, on_ready: Any) -> None:
+    """Serves until SIGTERM or SIGINT, drains, stops; a second signal ends the grace at once."""
+    loop = asyncio.get_running_loop()
+    first, second = asyncio.Event(), asyncio.Event()
+
+    def on_signal() -> None:
+        (second if first.is_set() else first).set()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, on_signal)
+    async with server:
+        on_ready(server)
+        await first.wait()
+        draining = asyncio.create_task(server.drain())
+        impatient = asyncio.create_task(second.wait())
+        await asyncio.wait((draining, impatient), return_when=asyncio.FIRST_COMPLETED)
+        for task in (draining, impatient):
+            task.cancel()
+
+
+def _own_version() -> str:
+    try:
+        return version("outrider")
+    except PackageNotFoundError:
+        return "0.1.0+source"

@@ -1,0 +1,197 @@
+"""Sessions: a text, its chained hashes, its KV, and the replies of its last rounds.
+
+Pure state with an injected clock; nothing here computes or waits.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+from cloud_verifier.backends.base import KVSequence
+from common.alignment import TokenChain
+from common.types import (
+    OpenRequest,
+    RoundError,
+    RoundErrorCode,
+    SessionResponse,
+    TokenIds,
+    VerifyRequest,
+)
+
+if TYPE_CHECKING:
+    from cloud_verifier.work import Job, Work
+
+MAX_STORED_REPLIES = 32
+
+
+@dataclass(slots=True)
+class Session:
+    """One sequence. `kv` is None before its first step and after an eviction; the ids outlive it."""
+
+    opening: OpenRequest
+    chain: TokenChain
+    stop_ids: frozenset[int]
+    last_used_s: float
+    kv: KVSequence | None = None
+    last_round_id: int = 0
+    was_pipelined: bool = False
+    work: Work | None = None
+    waiting: deque[Job] = field(default_factory=deque)
+    replies: OrderedDict[int, tuple[VerifyRequest, SessionResponse]] = field(default_factory=OrderedDict)
+    opening_reply: SessionResponse | None = None
+
+    @property
+    def kv_length(self) -> int:
+        return self.kv.length if self.kv is not None else 0
+
+    @property
+    def prompt_ids(self) -> TokenIds:
+        return self.opening.token_ids[: self.opening.num_prompt_tokens]
+
+    @property
+    def output_ids(self) -> list[int]:
+        return self.chain.token_ids[self.opening.num_prompt_tokens :]
+
+    @property
+    def is_busy(self) -> bool:
+        return self.work is not None or bool(self.waiting)
+
+    def stored_reply(self, request: VerifyRequest) -> SessionResponse | None:
+        """The answer to a round seen before, or None for a new one (docs/protocol.md, "A round").
+
+        Same id and content: the stored reply. Same id, other content: INVALID. A lower id that is
+        no longer stored: STALE.
+        """
+        stored = self.replies.get(request.round_id)
+        if stored is not None:
+            if stored[0] == _content(request):
+                return stored[1]
+            return self.error(
+                request.round_id, RoundErrorCode.INVALID, "sent before with other content", field="round_id"
+            )
+        if request.round_id <= self.last_round_id:
+            return self.error(
+                request.round_id, RoundErrorCode.STALE, f"the session is at round {self.last_round_id}"
+            )
+        return None
+
+    def store_reply(self, request: VerifyRequest, reply: SessionResponse) -> None:
+        self.replies[request.round_id] = (_content(request), reply)
+        while len(self.replies) > MAX_STORED_REPLIES:
+            self.replies.popitem(last=False)
+
+    def error(
+        self, round_id: int, code: RoundErrorCode, message: str, *, field: str = "", retry_after_ms: int = 0
+    ) -> RoundError:
+        return RoundError(
+            round_id=round_id,
+            code=code,
+            message=message,
+            field=field,
+            retry_after_ms=retry_after_ms,
+            position=self.chain.position,
+            hash=self.chain.hash,
+        )
+
+    def check_integrity(self) -> None:
+        """KV never runs ahead of the text: KV length ≤ position − 1 between steps (DESIGN §4)."""
+        self.chain.check_integrity()
+        if self.work is None:
+            assert self.kv_length <= max(0, self.chain.position - 1), (
+                f"KV holds {self.kv_length} tokens of {self.chain.position}"
+            )
+        assert len(self.replies) <= MAX_STORED_REPLIES
+
+
+def _content(request: VerifyRequest) -> VerifyRequest:
+    """What makes two requests the same round: all but how they travelled."""
+    return replace(request, session_id=b"", deadline_ms=0)
+
+
+class SessionStore:
+    """Sessions by id, least recently used first."""
+
+    def __init__(self, max_sessions: int, idle_ttl_s: float, clock: Callable[[], float]) -> None:
+        self.max_sessions = max_sessions
+        self.idle_ttl_s = idle_ttl_s
+        self._clock = clock
+        self._sessions: OrderedDict[bytes, Session] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._sessions)
+
+    def __iter__(self) -> Iterator[Session]:
+        return iter(self._sessions.values())
+
+    def get(self, session_id: bytes) -> Session | None:
+        """The session, now the most recently used one."""
+        session = self._sessions.get(session_id)
+        if session is not None:
+            session.last_used_s = self._clock()
+            self._sessions.move_to_end(session_id)
+        return session
+
+    def put(self, opening: OpenRequest, stop_ids: frozenset[int]) -> Session:
+        """A new session, or the known one with its text replaced; KV of the common prefix stays valid."""
+        session = self._sessions.get(opening.session_id)
+        if session is None:
+            session = Session(opening, TokenChain(opening.token_ids), stop_ids, self._clock())
+            self._sessions[opening.session_id] = session
+        else:
+            _rebuild_chain(session.chain, opening.token_ids)
+            session.opening, session.stop_ids = opening, stop_ids
+            session.replies.clear()
+        session.last_round_id = max(session.last_round_id, opening.round_id)
+        session.was_pipelined = False
+        return session
+
+    def remove(self, session_id: bytes) -> Session | None:
+        return self._sessions.pop(session_id, None)
+
+    def make_room(self) -> Session | None:
+        """Removes and returns the least recently used idle session when the store is full.
+
+        Returns None when there is room already, or when every session is busy (see `is_full`).
+        """
+        if not self.is_full:
+            return None
+        for session_id, session in self._sessions.items():
+            if not session.is_busy:
+                return self._sessions.pop(session_id)
+        return None
+
+    @property
+    def is_full(self) -> bool:
+        return len(self._sessions) >= self.max_sessions
+
+    def take_expired(self) -> list[Session]:
+        """Removes and returns the sessions idle for longer than the TTL."""
+        deadline = self._clock() - self.idle_ttl_s
+        expired = [
+            session_id
+            for session_id, session in self._sessions.items()
+            if session.last_used_s < deadline and not session.is_busy
+        ]
+        return [self._sessions.pop(session_id) for session_id in expired]
+
+    def eviction_candidates(self) -> list[Session]:
+        """Sessions that hold KV and do nothing, least recently used first."""
+        return [s for s in self._sessions.values() if s.kv is not None and not s.is_busy]
+
+    def check_integrity(self) -> None:
+        assert len(self._sessions) <= self.max_sessions
+        for session in self._sessions.values():
+            session.check_integrity()
+
+
+def _rebuild_chain(chain: TokenChain, token_ids: TokenIds) -> None:
+    common = 0
+    for ours, theirs in zip(chain.token_ids, token_ids, strict=False):
+        if ours != theirs:
+            break
+        common += 1
+    chain.truncate(common)
+    chain.extend(token_ids[common:])

@@ -1,0 +1,102 @@
+"""What a request must satisfy before any work is done for it: docs/protocol.md, "Limits and errors".
+
+Every check raises `InvalidFieldError` (or `UnimplementedFieldError`) naming the field; nothing is changed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from cloud_verifier.session import Session
+from common.errors import InvalidFieldError, UnimplementedFieldError
+from common.sampling import check_sampling_params
+from common.types import GenerateRequest, Method, ModelInfo, OpenRequest, VerifyRequest
+
+
+def check_open(request: OpenRequest, model: ModelInfo) -> None:
+    _check_session_id(request.session_id)
+    if not request.token_ids:
+        raise InvalidFieldError("token_ids", "the prompt is empty")
+    _check_ids("token_ids", request.token_ids, model.num_tokens)
+    if len(request.token_ids) >= model.limits.max_context:
+        raise InvalidFieldError(
+            "token_ids",
+            f"{len(request.token_ids)} tokens leave no room in a context of {model.limits.max_context}",
+        )
+    if not 1 <= request.num_prompt_tokens <= len(request.token_ids):
+        raise InvalidFieldError(
+            "num_prompt_tokens", f"is {request.num_prompt_tokens}; want 1 to {len(request.token_ids)}"
+        )
+    _check_fingerprint("tokenizer_fingerprint", request.tokenizer_fingerprint, model.tokenizer_fingerprint)
+    _check_fingerprint("target_fingerprint", request.target_fingerprint, model.target_fingerprint)
+    check_sampling_params(request.sampling, model.num_tokens)
+    _check_ids("stop_token_ids", request.stop_token_ids, model.num_tokens)
+    _check_method(request.method, model.methods)
+    if request.num_logprobs:
+        raise UnimplementedFieldError("num_logprobs", "log-probabilities are not built yet")
+
+
+def check_verify(request: VerifyRequest, session: Session, model: ModelInfo) -> None:
+    for field in ("parents", "candidates_from"):
+        if getattr(request, field):
+            raise UnimplementedFieldError(field, "is not built yet")
+    if request.q_support:
+        raise UnimplementedFieldError("q_support", f"method {session.opening.method} takes no support")
+    _check_base(request, session)
+    _check_ids("committed_tokens", request.committed_tokens, model.num_tokens)
+    _check_ids("draft_tokens", request.draft_tokens, model.num_tokens)
+    num_draft_tokens = len(request.draft_tokens)
+    if num_draft_tokens > model.limits.max_draft_tokens:
+        raise InvalidFieldError(
+            "draft_tokens", f"{num_draft_tokens} of them; at most {model.limits.max_draft_tokens} a round"
+        )
+    total = request.base_position + len(request.committed_tokens) + num_draft_tokens + 1
+    if total > model.limits.max_context:
+        raise InvalidFieldError(
+            "draft_tokens", f"the round would reach {total} tokens of {model.limits.max_context}"
+        )
+
+
+def check_generate(request: GenerateRequest, session: Session, model: ModelInfo) -> None:
+    if request.is_co_located:
+        raise UnimplementedFieldError("mode", "co-located speculation is not built yet")
+    _check_base(request, session)
+    _check_ids("committed_tokens", request.committed_tokens, model.num_tokens)
+    if request.max_new_tokens < 1:
+        raise InvalidFieldError("max_new_tokens", "must be at least 1")
+    total = request.base_position + len(request.committed_tokens) + 1
+    if total > model.limits.max_context:
+        raise InvalidFieldError(
+            "committed_tokens", f"the text would reach {total} tokens of {model.limits.max_context}"
+        )
+
+
+def _check_base(request: VerifyRequest | GenerateRequest, session: Session) -> None:
+    if request.round_id < 1:
+        raise InvalidFieldError("round_id", "must be at least 1")
+    if request.base_position < session.opening.num_prompt_tokens:
+        raise InvalidFieldError(
+            "base_position",
+            f"{request.base_position} lies inside the prompt of {session.opening.num_prompt_tokens} tokens",
+        )
+
+
+def _check_session_id(session_id: bytes) -> None:
+    if len(session_id) != 16:
+        raise InvalidFieldError("session_id", f"has {len(session_id)} bytes; want 16 random ones")
+
+
+def _check_ids(field: str, token_ids: Sequence[int], num_tokens: int) -> None:
+    if token_ids and max(token_ids) >= num_tokens:
+        raise InvalidFieldError(field, f"id {max(token_ids)} is past the tokenizer's {num_tokens} tokens")
+
+
+def _check_fingerprint(field: str, theirs: str, ours: str) -> None:
+    if theirs and theirs != ours:
+        raise InvalidFieldError(field, f"the edge has {theirs}, this verifier has {ours}")
+
+
+def _check_method(method: Method, allowed: Sequence[Method]) -> None:
+    if method not in allowed:
+        names = ", ".join(allowed)
+        raise UnimplementedFieldError("method", f"{method} is not offered here; this verifier has: {names}")

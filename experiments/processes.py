@@ -1,0 +1,107 @@
+"""A verifier as a real process: start, wait until it serves, stop. For the demo, benchmarks and tests."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+READY = re.compile(r"serving .* on (\S+:\d+)")
+
+
+@dataclass
+class VerifierProcess:
+    """`address` is `HOST:PORT`; `stop` and `kill` end the process, each at most once."""
+
+    process: subprocess.Popen[str]
+    address: str
+    start_s: float  # from the start of the process until it served
+
+    def stop(self, timeout_s: float = 20.0) -> int:
+        """SIGTERM and wait; SIGKILL when it does not end in time. Returns the exit status."""
+        if self.process.poll() is None:
+            self.process.terminate()
+            try:
+                self.process.wait(timeout_s)
+            except subprocess.TimeoutExpired:
+                self.process.kill()
+        return self._reap()
+
+    def kill(self) -> int:
+        """SIGKILL, as a crash would."""
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGKILL)
+        return self._reap()
+
+    def _reap(self) -> int:
+        status = self.process.wait()
+        if self.process.stdout is not None:
+            self.process.stdout.close()
+        return status
+
+
+def start_verifier(
+    *arguments: str, target: Path | None = None, listen: str = "127.0.0.1:0", timeout_s: float = 120.0
+) -> VerifierProcess:
+    """Starts `cloud-verifier serve` in this interpreter's environment.
+
+    Raises RuntimeError with its last output when it ends or stays silent for `timeout_s`.
+    """
+    command = [sys.executable, "-m", "cloud_verifier", "serve", "--listen", listen, *arguments]
+    if target is not None:
+        command += ["--target", str(target)]
+    begin = time.monotonic()
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    output: list[str] = []
+    for line in _lines_until(process.stdout.fileno(), begin + timeout_s):
+        output.append(line)
+        if match := READY.search(line):
+            return VerifierProcess(process, match.group(1), time.monotonic() - begin)
+    process.kill()
+    process.wait()
+    process.stdout.close()
+    raise RuntimeError(f"the verifier did not start: {' '.join(command)}\n" + "\n".join(output))
+
+
+def _lines_until(descriptor: int, deadline: float) -> Iterator[str]:
+    """Lines from a pipe, until its end or the deadline."""
+    buffer = b""
+    while (remaining := deadline - time.monotonic()) > 0:
+        if not select.select([descriptor], [], [], remaining)[0]:
+            return
+        chunk = os.read(descriptor, 4096)
+        if not chunk:
+            return
+        buffer += chunk
+        *lines, buffer = buffer.split(b"\n")
+        for line in lines:
+            yield line.decode(errors="replace")
+
+
+@contextlib.contextmanager
+def running_verifier(*arguments: str, target: Path | None = None) -> Iterator[VerifierProcess]:
+    """`with running_verifier() as verifier: ... verifier.address`."""
+    verifier = start_verifier(*arguments, target=target)
+    try:
+        yield verifier
+    finally:
+        verifier.stop()
+
+
+def run_edge(
+    arguments: Sequence[str], timeout_s: float = 300.0, prompt: str | None = None
+) -> subprocess.CompletedProcess[str]:
+    """`edge-client ARGUMENTS` in this interpreter's environment, output captured."""
+    command = [sys.executable, "-m", "edge_client", *arguments]
+    return subprocess.run(
+        command, input=prompt, capture_output=True, text=True, timeout=timeout_s, check=False
+    )

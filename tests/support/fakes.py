@@ -1,0 +1,97 @@
+"""Fakes behind the product's own small interfaces; no weights, no network."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from cloud_verifier.backends.base import ForwardItem, KVExhausted, Logits
+
+
+@dataclass(eq=False)
+class FakeSequence:
+    """KV that remembers its tokens, so that a test can compare them with the text."""
+
+    tokens: list[int] = field(default_factory=list)
+    is_closed: bool = False
+
+    @property
+    def length(self) -> int:
+        return len(self.tokens)
+
+
+class FakeBackend:
+    """A target whose logits are a pure function of the last three tokens."""
+
+    def __init__(self, num_tokens: int = 32, max_context: int = 64, kv_tokens: int = 10_000) -> None:
+        self.num_tokens = num_tokens
+        self.vocab_size = num_tokens + 3  # padded: the last three ids do not exist
+        self.max_context = max_context
+        self.dtype, self.device, self.model_id = "float32", "cpu", "fake"
+        self.fingerprint, self.tokenizer_fingerprint = "f" * 16, "t" * 16
+        self.eos_token_ids: tuple[int, ...] = (0,)
+        self.num_forwards = 0
+        self.num_query_rows = 0
+        self.batches: list[list[int]] = []  # tokens fed per item, per forward
+        self.kv_tokens = kv_tokens
+        self.sequences: list[FakeSequence] = []
+        self.fail_next: Exception | None = None
+
+    def logits_after(self, context: Sequence[int]) -> np.ndarray:
+        """[vocab_size]: what this target thinks follows `context`."""
+        digest = hashlib.blake2b(repr(list(context[-3:])).encode(), digest_size=8).digest()
+        rng = np.random.default_rng(int.from_bytes(digest, "little"))
+        logits = rng.normal(scale=2.0, size=self.vocab_size).astype(np.float32)
+        logits[0] -= 6.0  # end-of-text is rare
+        logits[self.num_tokens :] = 100.0  # padding must be masked
+        return logits
+
+    @property
+    def num_free_tokens(self) -> int:
+        return self.kv_tokens - sum(s.length for s in self.sequences)
+
+    def new_sequence(self) -> FakeSequence:
+        self.sequences.append(FakeSequence())
+        return self.sequences[-1]
+
+    def forward(self, items: Sequence[ForwardItem]) -> Logits:
+        if self.fail_next is not None:
+            error, self.fail_next = self.fail_next, None
+            raise error
+        num_fed = [len(item.token_ids) for item in items]
+        if sum(num_fed) > self.num_free_tokens:
+            raise KVExhausted(f"{sum(num_fed)} slots needed, {self.num_free_tokens} free")
+        rows = []
+        for item in items:
+            sequence = item.sequence
+            assert isinstance(sequence, FakeSequence) and not sequence.is_closed
+            assert 0 < len(item.token_ids) and item.num_logit_rows <= len(item.token_ids)
+            start = sequence.length
+            sequence.tokens.extend(item.token_ids)
+            assert sequence.length <= self.max_context
+            first = sequence.length - item.num_logit_rows
+            assert first >= start
+            rows += [self.logits_after(sequence.tokens[: i + 1]) for i in range(first, sequence.length)]
+        self.num_forwards += 1
+        self.num_query_rows += sum(num_fed)
+        self.batches.append(num_fed)
+        return np.stack(rows) if rows else np.zeros((0, self.vocab_size), np.float32)
+
+    def truncate(self, sequence: FakeSequence, length: int) -> None:
+        assert length <= sequence.length
+        del sequence.tokens[length:]
+
+    def fork(self, sequence: FakeSequence) -> FakeSequence:
+        self.sequences.append(FakeSequence(list(sequence.tokens)))
+        return self.sequences[-1]
+
+    def close(self, sequence: FakeSequence) -> None:
+        sequence.is_closed = True
+        if sequence in self.sequences:
+            self.sequences.remove(sequence)
+
+    def check_integrity(self) -> None:
+        assert self.num_free_tokens >= 0
