@@ -1,0 +1,87 @@
+"""The target-backend protocol: one packed ragged forward for prefill, verification and decoding.
+
+Every backend keeps its KV in sequences. A sequence's length is the number of tokens whose keys and values
+it holds; `forward` feeds the tokens that follow. KV invariant (DESIGN §4): length ≤ position − 1, so every
+forward feeds at least one token of the text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from common.errors import OutriderError
+
+Logits = NDArray[np.float32]  # [num_rows, vocab_size]
+
+
+class KVExhausted(OutriderError):
+    """The KV pool has too few free blocks for this forward; nothing was changed."""
+
+
+class KVSequence(Protocol):
+    """A handle to one sequence's KV; made by `new_sequence` or `fork`, ended by `close`."""
+
+    @property
+    def length(self) -> int:
+        """Tokens whose keys and values are held."""
+
+
+@dataclass(slots=True)
+class ForwardItem:
+    """One sequence's share of a forward.
+
+    `token_ids` follow the sequence's `length` tokens; the logits after the last `num_logit_rows` of them
+    come back (0: a prefill chunk that nobody reads).
+    """
+
+    sequence: KVSequence
+    token_ids: Sequence[int]
+    num_logit_rows: int
+
+
+class TargetBackend(Protocol):
+    """A loaded target. Used by one thread at a time (the engine thread)."""
+
+    num_tokens: int  # ids the tokenizer has
+    vocab_size: int  # columns of the logits, ≥ num_tokens where the vocabulary is padded
+    max_context: int  # tokens a sequence may hold
+    dtype: str  # "float32" | "bfloat16"
+    device: str
+    model_id: str
+    fingerprint: str  # of the configuration and the weights
+    tokenizer_fingerprint: str
+    eos_token_ids: tuple[int, ...]
+    num_forwards: int  # counters, only rise
+    num_query_rows: int  # tokens fed, over all forwards: packed, so equal to the sum of the items' tokens
+
+    @property
+    def num_free_tokens(self) -> int:
+        """Token slots in free blocks."""
+
+    def new_sequence(self) -> KVSequence: ...
+
+    def forward(self, items: Sequence[ForwardItem]) -> Logits:
+        """Run all items in one packed pass and advance their lengths.
+
+        Returns float32 [Σ num_logit_rows, vocab_size], in item order; row r of an item with n rows scores the
+        token after its token n_fed − n + r. The array is only valid until the next forward.
+        Raises `KVExhausted`, with nothing changed, when blocks run out. Feeding a sequence twice in one
+        forward, past `max_context`, or nothing at all is a bug (AssertionError).
+        """
+
+    def truncate(self, sequence: KVSequence, length: int) -> None:
+        """Forget all but the first `length` tokens: a length change plus freed blocks."""
+
+    def fork(self, sequence: KVSequence) -> KVSequence:
+        """A second sequence with the same tokens, sharing blocks until one of the two writes."""
+
+    def close(self, sequence: KVSequence) -> None:
+        """Release a sequence's blocks. Closing twice does nothing."""
+
+    def check_integrity(self) -> None:
+        """Raise AssertionError when the KV bookkeeping contradicts itself."""

@@ -1,0 +1,220 @@
+"""`load_target`: a local Hugging Face directory becomes a `TargetBackend`. Nothing is ever downloaded."""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import json
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from cloud_verifier.backends.architectures import check_supported
+from cloud_verifier.backends.base import ForwardItem
+from cloud_verifier.backends.transformers_backend import BLOCK_SIZE, TargetFacts, TransformersBackend
+from common.errors import ModelError
+
+DTYPES = ("float32", "bfloat16")
+DEFAULT_KV_TOKENS = 65_536
+
+
+def load_target(
+    path: str | Path,
+    *,
+    device: str = "cpu",
+    dtype: str = "auto",
+    kv_tokens: int = DEFAULT_KV_TOKENS,
+    block_size: int = BLOCK_SIZE,
+    num_threads: int = 0,
+) -> TransformersBackend:
+    """Load a decoder from a local directory (config.json, tokenizer.json, *.safetensors).
+
+    `device`: "cpu", "cuda" or "cuda:N"; `dtype`: "float32", "bfloat16" or "auto" (float32 on a CPU, bfloat16 on
+    CUDA); `kv_tokens`: token slots of the KV pool, over all sequences; `num_threads`: torch's CPU threads
+    (0 leaves torch's own choice; a setting of the whole process).
+    Raises `ModelError` for a directory that is incomplete, unsafe (pickled weights, remote code) or of an
+    architecture the packed forward does not compute.
+    """
+    import torch
+
+    directory = Path(path)
+    config_json = _check_files(directory)
+    _check_device(device)
+    if dtype == "auto":
+        dtype = "bfloat16" if device.startswith("cuda") else "float32"
+    if dtype not in DTYPES:
+        raise ModelError(f"dtype {dtype!r} is not one of auto, {', '.join(DTYPES)}")
+    if num_threads:
+        torch.set_num_threads(num_threads)
+    with _quiet_transformers():
+        config = _load_config(directory, config_json)
+        max_context = _max_context(config)
+        check_supported(config, max_context)
+        model = _load_model(directory, config, device, dtype)
+    facts = _facts(directory, model, max_context, device, dtype)
+    backend = TransformersBackend(model, facts, kv_tokens=kv_tokens, block_size=block_size)
+    _probe(backend)
+    return backend
+
+
+def _check_files(directory: Path) -> dict[str, Any]:
+    """The parsed config.json of a complete directory."""
+    if not directory.is_dir():
+        raise ModelError(f"no model directory at {directory}")
+    for name in ("config.json", "tokenizer.json"):
+        if not (directory / name).is_file():
+            raise ModelError(f"{directory} has no {name}")
+    if not any(directory.glob("*.safetensors")):
+        pickled = sorted(p.name for pattern in ("*.bin", "*.pt", "*.pth") for p in directory.glob(pattern))
+        if pickled:
+            raise ModelError(
+                f"{directory} has its weights in {pickled[0]}: pickled weights can run code and are not loaded; "
+                "convert them to safetensors"
+            )
+        raise ModelError(f"{directory} has no *.safetensors weights")
+    try:
+        config = json.loads((directory / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ModelError(f"{directory / 'config.json'} cannot be read: {error}") from error
+    if not isinstance(config, dict) or not config.get("model_type"):
+        raise ModelError(f"{directory / 'config.json'} names no model_type")
+    return config
+
+
+def _check_device(device: str) -> None:
+    import torch
+
+    if device == "cpu":
+        return
+    kind, _, index = device.partition(":")
+    if kind != "cuda" or (index and not index.isdecimal()):
+        raise ModelError(f"device {device!r} is not cpu, cuda or cuda:N")
+    if not torch.cuda.is_available():
+        raise ModelError(f"device {device!r} was asked for, and torch finds no CUDA device")
+    if index and int(index) >= torch.cuda.device_count():
+        raise ModelError(f"device {device!r} does not exist: {torch.cuda.device_count()} CUDA device(s)")
+
+
+@contextlib.contextmanager
+def _quiet_transformers() -> Iterator[None]:
+    """No progress bars, advice or warnings on stderr while loading; the settings are restored."""
+    from transformers.utils import logging
+
+    verbosity, had_bar = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.set_verbosity(verbosity)
+        if had_bar:
+            logging.enable_progress_bar()
+
+
+def _load_config(directory: Path, config_json: dict[str, Any]) -> Any:
+    from transformers import CONFIG_MAPPING, AutoConfig
+
+    model_type = config_json["model_type"]
+    if model_type not in CONFIG_MAPPING:
+        code = " (it brings its own code, which is never run)" if config_json.get("auto_map") else ""
+        raise ModelError(f"model type {model_type!r} is unknown to the installed transformers{code}")
+    try:
+        return AutoConfig.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
+    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+        raise ModelError(f"{directory / 'config.json'} is not a usable configuration: {error}") from error
+
+
+def _max_context(config: Any) -> int:
+    for name in ("max_position_embeddings", "n_positions", "max_sequence_length", "seq_length"):
+        value = getattr(config, name, None)
+        if isinstance(value, int) and value > 0:
+            return value
+    raise ModelError(f"the configuration of model type {config.model_type!r} has no max_position_embeddings")
+
+
+def _load_model(directory: Path, config: Any, device: str, dtype: str) -> Any:
+    import torch
+    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoModelForCausalLM
+
+    from cloud_verifier.backends.attention import ATTENTION_NAME, register_attention
+
+    if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
+        raise ModelError(f"model type {config.model_type!r} is not a decoder language model")
+    model_class = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
+    if not getattr(model_class, "_supports_attention_backend", False):
+        raise ModelError(f"model type {config.model_type!r} does not take its attention from outside")
+    if "logits_to_keep" not in inspect.signature(model_class.forward).parameters:
+        raise ModelError(f"model type {config.model_type!r} cannot return single logit rows")
+    register_attention()
+    try:
+        model = AutoModelForCausalLM.from_pretrained(
+            directory,
+            config=config,
+            dtype=getattr(torch, dtype),
+            attn_implementation=ATTENTION_NAME,
+            use_safetensors=True,
+            local_files_only=True,
+            trust_remote_code=False,
+        )
+    except Exception as error:  # safetensors, transformers and torch each raise their own kinds here
+        raise ModelError(f"{directory} cannot be loaded: {error}") from error
+    return model.to(device).eval().requires_grad_(False)
+
+
+def _facts(directory: Path, model: Any, max_context: int, device: str, dtype: str) -> TargetFacts:
+    from common import fingerprint
+
+    config = model.config
+    tokenizer_json = directory / "tokenizer.json"
+    vocab_size = int(model.get_output_embeddings().weight.shape[0])
+    num_tokens = fingerprint.num_tokens(tokenizer_json)
+    if num_tokens > vocab_size:
+        raise ModelError(f"{tokenizer_json} has {num_tokens} tokens, the model's vocabulary {vocab_size}")
+    num_heads = int(config.num_attention_heads)
+    head_dim = getattr(config, "head_dim", None) or config.hidden_size // num_heads
+    content = [directory / "config.json", *sorted(directory.glob("*.safetensors"))]
+    return TargetFacts(
+        num_tokens=num_tokens,
+        vocab_size=vocab_size,
+        max_context=max_context,
+        dtype=dtype,
+        device=device,
+        model_id=directory.resolve().name,
+        fingerprint=fingerprint.directory_fingerprint(content),
+        tokenizer_fingerprint=fingerprint.tokenizer_fingerprint(tokenizer_json),
+        eos_token_ids=_eos_token_ids(directory, config),
+        num_layers=int(config.num_hidden_layers),
+        num_heads=num_heads,
+        num_kv_heads=int(getattr(config, "num_key_value_heads", None) or num_heads),
+        head_dim=int(head_dim),
+    )
+
+
+def _eos_token_ids(directory: Path, config: Any) -> tuple[int, ...]:
+    """End-of-text ids: generation_config.json speaks first (chat models end turns with several), then config."""
+    value = None
+    with contextlib.suppress(OSError, ValueError):
+        value = json.loads((directory / "generation_config.json").read_text(encoding="utf-8")).get("eos_token_id")
+    if value is None:
+        value = getattr(config, "eos_token_id", None)
+    if value is None:
+        return ()
+    ids = value if isinstance(value, list) else [value]
+    return tuple(sorted({int(i) for i in ids}))
+
+
+def _probe(backend: TransformersBackend) -> None:
+    """Run two tokens: each layer must have come through our attention exactly once, in the shape we expect."""
+    sequence = backend.new_sequence()
+    try:
+        backend.forward([ForwardItem(sequence, [0, 0], 1)])
+    except (RuntimeError, NotImplementedError, AssertionError, TypeError, IndexError) as error:
+        raise ModelError(f"{backend.model_id} cannot run over paged KV: {error}") from error
+    finally:
+        backend.close(sequence)
+        backend.num_forwards = backend.num_query_rows = 0
+    if backend.layers_seen != list(range(backend.facts.num_layers)):
+        raise ModelError(f"{backend.model_id} cannot run over paged KV: layers {backend.layers_seen} attended")

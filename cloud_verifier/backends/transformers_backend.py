@@ -1,0 +1,183 @@
+"""The target behind `TargetBackend`: a transformers decoder over a paged KV pool (CPU or CUDA)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from cloud_verifier.backends.attention import ForwardPlan, MaskStore
+from cloud_verifier.backends.base import ForwardItem, KVExhausted, Logits
+from cloud_verifier.kv.blocks import BlockCopy, BlockManager, BlockTable
+
+BLOCK_SIZE = 16
+
+
+@dataclass(frozen=True, slots=True)
+class TargetFacts:
+    """What a loaded model says about itself."""
+
+    num_tokens: int
+    vocab_size: int
+    max_context: int
+    dtype: str
+    device: str
+    model_id: str
+    fingerprint: str
+    tokenizer_fingerprint: str
+    eos_token_ids: tuple[int, ...]
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+
+
+@dataclass(eq=False, slots=True)
+class PagedSequence:
+    """One sequence's KV handle."""
+
+    table: BlockTable = field(repr=False)
+    is_closed: bool = False
+
+    @property
+    def length(self) -> int:
+        return self.table.length
+
+
+class TransformersBackend:
+    """Implements `TargetBackend`. Made by `backends.loading.load_target`."""
+
+    def __init__(self, model: Any, facts: TargetFacts, *, kv_tokens: int, block_size: int = BLOCK_SIZE) -> None:
+        self.facts = facts
+        self.num_tokens, self.vocab_size = facts.num_tokens, facts.vocab_size
+        self.dtype, self.device = facts.dtype, facts.device
+        self.model_id, self.fingerprint = facts.model_id, facts.fingerprint
+        self.tokenizer_fingerprint = facts.tokenizer_fingerprint
+        self.eos_token_ids = facts.eos_token_ids
+        self.num_forwards = 0
+        self.num_query_rows = 0
+        self.layers_seen: list[int] = []  # layers that attended in the last forward, in order
+        self.blocks = BlockManager(max(1, kv_tokens // block_size), block_size)
+        num_slots = self.blocks.num_blocks * block_size
+        self.max_context = min(facts.max_context, num_slots)
+        self._model = model
+        self._device = torch.device(facts.device)
+        dtype = getattr(torch, facts.dtype)
+        shape = (facts.num_layers, num_slots, facts.num_kv_heads, facts.head_dim)
+        # Not zeroed: memory that no token was written to is never read, and never paged in.
+        self._key_pools = list(torch.empty(shape, dtype=dtype, device=self._device))
+        self._value_pools = list(torch.empty(shape, dtype=dtype, device=self._device))
+        num_groups = facts.num_heads // facts.num_kv_heads
+        self._masks = MaskStore(self.max_context, num_groups, dtype, self._device)
+
+    @property
+    def num_free_tokens(self) -> int:
+        return self.blocks.num_free * self.blocks.block_size
+
+    # ------------------------------------------------------------------------------ sequences
+
+    def new_sequence(self) -> PagedSequence:
+        return PagedSequence(self.blocks.new_table())
+
+    def truncate(self, sequence: PagedSequence, length: int) -> None:
+        self.blocks.truncate(sequence.table, length)
+
+    def fork(self, sequence: PagedSequence) -> PagedSequence:
+        return PagedSequence(self.blocks.fork(sequence.table))
+
+    def close(self, sequence: PagedSequence) -> None:
+        self.blocks.free(sequence.table)
+        sequence.is_closed = True
+
+    def check_integrity(self) -> None:
+        self.blocks.check_integrity()
+
+    # ------------------------------------------------------------------------------ forward
+
+    @torch.inference_mode()
+    def forward(self, items: Sequence[ForwardItem]) -> Logits:
+        lengths = self._reserve(items)
+        try:
+            logits = self._run(items, lengths)
+        except BaseException:
+            for item, length in zip(items, lengths, strict=True):
+                self.blocks.truncate(_table(item), length)
+            raise
+        self.num_forwards += 1
+        self.num_query_rows += sum(len(item.token_ids) for item in items)
+        return logits
+
+    def _reserve(self, items: Sequence[ForwardItem]) -> list[int]:
+        """Take all blocks or none; returns the lengths before."""
+        num_needed = 0
+        for item in items:
+            num_fed = len(item.token_ids)
+            table = _table(item)
+            assert num_fed > 0, "a forward feeds at least one token a sequence"
+            assert 0 <= item.num_logit_rows <= num_fed, "more logit rows than tokens fed"
+            assert table.length + num_fed <= self.max_context, "past the context limit"
+            num_needed += self.blocks.num_blocks_needed(table, num_fed)
+        assert items, "an empty forward"
+        assert len(items) == 1 or len({id(item.sequence) for item in items}) == len(items), "a sequence twice"
+        if num_needed > self.blocks.num_free:
+            raise KVExhausted(f"{num_needed} KV blocks needed, {self.blocks.num_free} free")
+        lengths = [item.sequence.length for item in items]
+        for item in items:
+            copy = self.blocks.append(_table(item), len(item.token_ids))
+            if copy is not None:
+                self._copy_block(copy)
+        return lengths
+
+    def _copy_block(self, copy: BlockCopy) -> None:
+        size = self.blocks.block_size
+        source, destination = copy.source * size, copy.destination * size
+        for pool in (*self._key_pools, *self._value_pools):
+            pool[destination : destination + size] = pool[source : source + size]
+
+    def _run(self, items: Sequence[ForwardItem], lengths: Sequence[int]) -> Logits:
+        token_ids: list[int] = []
+        positions: list[int] = []
+        rows: list[int] = []
+        for item, length in zip(items, lengths, strict=True):
+            token_ids.extend(item.token_ids)
+            positions.extend(range(length, length + len(item.token_ids)))
+            rows.extend(range(len(token_ids) - item.num_logit_rows, len(token_ids)))
+        plan = self._plan(items, lengths)
+        output = self._model(
+            input_ids=self._tensor([token_ids]),
+            position_ids=self._tensor([positions]),
+            use_cache=False,
+            logits_to_keep=0 if len(rows) == len(token_ids) else self._tensor(rows),
+            outrider_plan=plan,
+        )
+        self.layers_seen = plan.layers_seen
+        return output.logits[0].float().cpu().numpy()  # type: ignore[no-any-return]
+
+    def _plan(self, items: Sequence[ForwardItem], lengths: Sequence[int]) -> ForwardPlan:
+        segments, start = [], 0
+        writes: list[Iterable[int]] = []
+        for item, length in zip(items, lengths, strict=True):
+            table = _table(item)
+            kv = self._slots(self.blocks.slots(table, 0, table.length))
+            num_fed = len(item.token_ids)
+            writes.append(self.blocks.slots(table, length, table.length))
+            segments.append(self._masks.segment(start, num_fed, kv, table.length))
+            start += num_fed
+        write = writes[0] if len(writes) == 1 else [slot for slots in writes for slot in slots]
+        return ForwardPlan(self._key_pools, self._value_pools, self._slots(write), segments)
+
+    def _slots(self, slots: Iterable[int]) -> slice | torch.Tensor:
+        if isinstance(slots, range):
+            return slice(slots.start, slots.stop)
+        return self._tensor(list(slots))
+
+    def _tensor(self, values: Any) -> torch.Tensor:
+        return torch.tensor(values, dtype=torch.int64, device=self._device)
+
+
+def _table(item: ForwardItem) -> BlockTable:
+    sequence = item.sequence
+    assert isinstance(sequence, PagedSequence), "a sequence of another backend"
+    return sequence.table

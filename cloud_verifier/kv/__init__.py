@@ -1,0 +1,1 @@
+"""Paged KV bookkeeping: pure integers, no tensors."""

@@ -1,0 +1,196 @@
+"""Paged KV as pure integers: who owns which block, and how often it is shared.
+
+A pool of `num_blocks` blocks of `block_size` token slots. A `BlockTable` lists one sequence's blocks in
+order; token i of the sequence lives in slot `block_ids[i // block_size] * block_size + i % block_size`.
+Blocks are reference-counted: `fork` shares them, and the first append into a shared, partly filled block
+moves that sequence to a copy of its own (copy-on-write).
+
+The block after a sequence's last one is preferred, and a new run starts where there is most room to grow,
+so that a sequence is usually one run of slots: attention on a CPU then views the pool instead of gathering.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+
+class OutOfBlocks(Exception):
+    """The pool has too few free blocks; nothing was changed."""
+
+    def __init__(self, num_needed: int, num_free: int) -> None:
+        super().__init__(f"{num_needed} KV blocks needed, {num_free} free")
+        self.num_needed = num_needed
+        self.num_free = num_free
+
+
+@dataclass(frozen=True, slots=True)
+class BlockCopy:
+    """Copy block `source` to `destination` in every layer's pool before the next write."""
+
+    source: int
+    destination: int
+
+
+@dataclass(eq=False, slots=True)
+class BlockTable:
+    """One sequence's blocks. Only `BlockManager` writes to it."""
+
+    block_ids: list[int] = field(default_factory=list)
+    length: int = 0
+    num_leading: int = 0  # blocks at the front that follow one another in the pool
+
+    @property
+    def is_contiguous(self) -> bool:
+        return self.num_leading == len(self.block_ids)
+
+
+class BlockManager:
+    """Allocates, shares and frees blocks. Not thread-safe: it belongs to the engine thread."""
+
+    def __init__(self, num_blocks: int, block_size: int) -> None:
+        if num_blocks < 1 or block_size < 1:
+            raise ValueError(f"need at least one block of one slot, got {num_blocks} of {block_size}")
+        self.num_blocks = num_blocks
+        self.block_size = block_size
+        self._ref_counts = [0] * num_blocks
+        self._num_free = num_blocks
+        self._tables: set[BlockTable] = set()
+
+    @property
+    def num_free(self) -> int:
+        return self._num_free
+
+    def new_table(self) -> BlockTable:
+        table = BlockTable()
+        self._tables.add(table)
+        return table
+
+    def num_blocks_needed(self, table: BlockTable, num_tokens: int) -> int:
+        """Free blocks that `append(table, num_tokens)` would take."""
+        if num_tokens == 0:
+            return 0
+        num_held = len(table.block_ids)
+        num_after = -(-(table.length + num_tokens) // self.block_size)
+        return num_after - num_held + int(self._must_copy_last(table))
+
+    def append(self, table: BlockTable, num_tokens: int) -> BlockCopy | None:
+        """Make room for `num_tokens` more tokens and advance the length.
+
+        Returns the copy to do first when the last block was shared. Raises `OutOfBlocks`, changing nothing.
+        """
+        self._check_owned(table)
+        assert num_tokens >= 0, "cannot append a negative number of tokens"
+        num_needed = self.num_blocks_needed(table, num_tokens)
+        if num_needed > self._num_free:
+            raise OutOfBlocks(num_needed, self._num_free)
+        copy = None
+        if num_tokens and self._must_copy_last(table):
+            source = self._pop(table)
+            # The source stays alive: somebody else holds it, or it would not have been shared.
+            self._push(table, self._take_after(table))
+            self._ref_counts[source] -= 1
+            copy = BlockCopy(source, table.block_ids[-1])
+        table.length += num_tokens
+        while len(table.block_ids) * self.block_size < table.length:
+            self._push(table, self._take_after(table))
+        return copy
+
+    def truncate(self, table: BlockTable, length: int) -> None:
+        """Keep the first `length` tokens; whole blocks beyond them are released."""
+        self._check_owned(table)
+        assert 0 <= length <= table.length, f"cannot truncate {table.length} tokens to {length}"
+        num_kept = -(-length // self.block_size)
+        while len(table.block_ids) > num_kept:
+            self._release(self._pop(table))
+        table.length = length
+
+    def fork(self, table: BlockTable) -> BlockTable:
+        """A second sequence with the same tokens, sharing every block until one of the two writes."""
+        self._check_owned(table)
+        for block_id in table.block_ids:
+            self._ref_counts[block_id] += 1
+        twin = BlockTable(list(table.block_ids), table.length, table.num_leading)
+        self._tables.add(twin)
+        return twin
+
+    def free(self, table: BlockTable) -> None:
+        """Release a sequence; its table is dead afterwards. Freeing twice does nothing."""
+        if table in self._tables:
+            self.truncate(table, 0)
+            self._tables.remove(table)
+
+    def slots(self, table: BlockTable, start: int, stop: int) -> Iterable[int]:
+        """Pool slots of tokens start … stop−1 (a `range` when the blocks follow one another)."""
+        assert 0 <= start <= stop <= table.length, "slots outside the sequence"
+        size, block_ids = self.block_size, table.block_ids
+        if start == stop:
+            return range(0)
+        if table.is_contiguous or start // size == (stop - 1) // size:
+            first = block_ids[start // size] * size + start % size
+            return range(first, first + stop - start)
+        return [block_ids[i // size] * size + i % size for i in range(start, stop)]
+
+    def check_integrity(self) -> None:
+        """Raise AssertionError unless counts, lengths and free blocks all agree."""
+        holders = [0] * self.num_blocks
+        for table in self._tables:
+            expected = -(-table.length // self.block_size)
+            assert len(table.block_ids) == expected, "a table holds too few or too many blocks"
+            assert len(set(table.block_ids)) == len(table.block_ids), "a table lists a block twice"
+            pairs = zip(table.block_ids, table.block_ids[1:], strict=False)
+            breaks = (i for i, (a, b) in enumerate(pairs, 1) if b != a + 1)
+            assert table.num_leading == next(breaks, len(table.block_ids)), "num_leading is wrong"
+            for block_id in table.block_ids:
+                holders[block_id] += 1
+        assert holders == self._ref_counts, "reference counts differ from the tables"
+        assert self._num_free == self._ref_counts.count(0), "the number of free blocks is wrong"
+
+    # ------------------------------------------------------------------------------ one block
+
+    def _check_owned(self, table: BlockTable) -> None:
+        assert table in self._tables, "this block table was freed, or belongs to another manager"
+
+    def _must_copy_last(self, table: BlockTable) -> bool:
+        """The next token would be written into a block that another sequence also reads."""
+        return table.length % self.block_size != 0 and self._ref_counts[table.block_ids[-1]] > 1
+
+    def _push(self, table: BlockTable, block_id: int) -> None:
+        block_ids = table.block_ids
+        if table.is_contiguous and (not block_ids or block_id == block_ids[-1] + 1):
+            table.num_leading += 1
+        block_ids.append(block_id)
+
+    def _pop(self, table: BlockTable) -> int:
+        block_id = table.block_ids.pop()
+        table.num_leading = min(table.num_leading, len(table.block_ids))
+        return block_id
+
+    def _release(self, block_id: int) -> None:
+        self._ref_counts[block_id] -= 1
+        self._num_free += self._ref_counts[block_id] == 0
+
+    def _take_after(self, table: BlockTable) -> int:
+        """Take the block that follows the table's last one, else the start of a new run."""
+        assert self._num_free > 0, "blocks are counted before they are taken"
+        following = table.block_ids[-1] + 1 if table.block_ids else self.num_blocks
+        if following >= self.num_blocks or self._ref_counts[following]:
+            following = self._roomiest()
+        self._ref_counts[following] = 1
+        self._num_free -= 1
+        return following
+
+    def _roomiest(self) -> int:
+        """Where a new run can grow furthest: half-way into the longest gap behind another run.
+
+        The front half stays for the run before the gap; a gap at the front of the pool has no such run.
+        """
+        best_start, best_length, start = 0, 0, -1
+        for block_id, count in enumerate([*self._ref_counts, 1]):
+            if count == 0:
+                start = block_id if start < 0 else start
+            elif start >= 0:
+                if block_id - start > best_length:
+                    best_start, best_length = start, block_id - start
+                start = -1
+        return best_start if best_start == 0 else best_start + best_length // 2
