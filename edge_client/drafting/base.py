@@ -58,7 +58,7 @@ class DraftModel(Protocol):
 
     @property
     def max_context(self) -> int:
-        """Longest text, in tokens, whose next token the draft can still propose, plus one."""
+        """Longest text, draft tokens included, that the draft can hold."""
         ...
 
     @property

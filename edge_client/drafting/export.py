@@ -2,11 +2,24 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+
+from common.errors import ModelError
+from common.fingerprint import directory_fingerprint, num_tokens, tokenizer_fingerprint
+from edge_client.drafting import spec as files
+from edge_client.drafting.graph import GraphBuilder
+from edge_client.drafting.hf_config import DecoderConfig, read_config
+from edge_client.drafting.safetensors_dir import TensorDirectory
+from edge_client.drafting.spec import DraftSpec
 
 Progress = Callable[[int, int, str], None]  # steps done, steps in all, what is being done
+
+MAX_CONTEXT = 32_768  # longer ones cost 2 · head_dim bytes a position and weigh on nothing we draft
+_MAX_INLINE_BYTES = 256 << 20  # larger weights go beside the graph, so that loading maps them
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,10 +36,100 @@ class ExportReport:
     tokenizer_fingerprint: str
 
 
-def export_draft(hf_dir: Path, out_dir: Path, *, progress: Progress | None = None) -> ExportReport:
+def export_draft(
+    hf_dir: Path, out_dir: Path, *, max_context: int | None = None, progress: Progress | None = None
+) -> ExportReport:
     """Write `draft.onnx`, `draft.json` and `tokenizer.json` into `out_dir`, made if missing.
 
-    Needs the `export` extra. Raises `ModelError` for a directory that is not a Llama-, Qwen2- or
-    Qwen3-style safetensors model.
+    The context is the model's own, 32,768 at most, or `max_context`. Needs the `export` extra, not
+    torch. Raises `ModelError` for a directory that is not a Llama-, Qwen2- or Qwen3-style
+    safetensors model with its tokenizer.json.
     """
-    raise NotImplementedError
+    hf_dir, out_dir = Path(hf_dir), Path(out_dir)
+    _require_onnx()
+    if not hf_dir.is_dir():
+        raise ModelError(f"{hf_dir} is not a directory")
+    config = read_config(hf_dir)
+    tokenizer = hf_dir / files.TOKENIZER_FILE
+    if not tokenizer.is_file():
+        raise ModelError(f"{hf_dir} has no {files.TOKENIZER_FILE}")
+    count = num_tokens(tokenizer)
+    if count > config.vocab_size:
+        raise ModelError(f"{tokenizer} has {count} tokens, but the embedding only {config.vocab_size} rows")
+    context = min(config.max_context, max_context or MAX_CONTEXT)
+    tensors = TensorDirectory(hf_dir)
+    model = GraphBuilder(config, tensors, count, context).build(progress or _silent)
+    _make_directory(out_dir)
+    _save(model, out_dir)
+    if tokenizer.resolve() != (out_dir / files.TOKENIZER_FILE).resolve():
+        shutil.copyfile(tokenizer, out_dir / files.TOKENIZER_FILE)
+    spec = _write_spec(out_dir, config, count, context, tensors.num_parameters)
+    return _report(out_dir, spec)
+
+
+def _silent(_done: int, _total: int, _what: str) -> None:
+    pass
+
+
+def _require_onnx() -> None:
+    try:
+        import onnx  # noqa: F401
+    except ImportError as error:
+        raise ModelError("export needs the onnx package: pip install 'outrider[export]'") from error
+
+
+def _make_directory(out_dir: Path) -> None:
+    try:
+        out_dir.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ModelError(f"cannot write to {out_dir}: {error.strerror or error}") from error
+
+
+def _save(model: Any, out_dir: Path) -> None:
+    import onnx
+
+    weights = out_dir / files.WEIGHTS_FILE
+    weights.unlink(missing_ok=True)  # onnx would append
+    num_bytes = sum(len(constant.raw_data) for constant in model.graph.initializer)
+    if num_bytes > _MAX_INLINE_BYTES:
+        onnx.save(model, out_dir / files.GRAPH_FILE, save_as_external_data=True, location=weights.name)
+    else:
+        onnx.save(model, out_dir / files.GRAPH_FILE)
+
+
+def _write_spec(
+    out_dir: Path, config: DecoderConfig, count: int, context: int, num_parameters: int
+) -> DraftSpec:
+    names = [files.GRAPH_FILE, files.WEIGHTS_FILE, files.TOKENIZER_FILE]
+    written = [out_dir / name for name in names if (out_dir / name).exists()]
+    spec = DraftSpec(
+        architecture=config.architecture,
+        num_tokens=count,
+        max_context=context,
+        num_layers=config.num_layers,
+        num_kv_heads=config.num_kv_heads,
+        head_dim=config.head_dim,
+        hidden_size=config.hidden_size,
+        num_parameters=num_parameters,
+        rope=dict(config.rope),
+        eos_token_ids=config.eos_token_ids,
+        fingerprint=directory_fingerprint(written),
+        tokenizer_fingerprint=tokenizer_fingerprint(out_dir / files.TOKENIZER_FILE),
+        tokenizer_sha256=files.file_sha256(out_dir / files.TOKENIZER_FILE),
+        files={path.name: path.stat().st_size for path in written},
+    )
+    spec.write(out_dir)
+    return spec
+
+
+def _report(out_dir: Path, spec: DraftSpec) -> ExportReport:
+    return ExportReport(
+        out_dir=out_dir,
+        architecture=spec.architecture,
+        num_parameters=spec.num_parameters,
+        num_bytes=sum(spec.files.values()) + (out_dir / files.SPEC_FILE).stat().st_size,
+        files=(files.SPEC_FILE, *spec.files),
+        max_context=spec.max_context,
+        fingerprint=spec.fingerprint,
+        tokenizer_fingerprint=spec.tokenizer_fingerprint,
+    )

@@ -59,7 +59,8 @@ def quantize(weights: NDArray[Any], name: str = "weights") -> QuantizedMatrix:
         raise ModelError(f"{name} holds weights that are not finite")
     scales = _scales(blocks)
     codes = _codes(blocks, scales).astype(np.uint8)
-    return QuantizedMatrix(packed=codes[..., 0::2] | codes[..., 1::2] << 4, scales=scales)
+    packed = np.bitwise_or(codes[..., 0::2], np.left_shift(codes[..., 1::2], 4), dtype=np.uint8)
+    return QuantizedMatrix(packed=packed, scales=scales)
 
 
 def fake_quantize(weights: NDArray[Any]) -> Float32:
@@ -74,7 +75,7 @@ def _blocks(weights: NDArray[Any]) -> Float32:  # [rows, num_blocks, 32]
 
 def _scales(blocks: Float32) -> Float32:  # [rows, num_blocks]
     largest = np.abs(blocks).argmax(axis=-1)[..., None]
-    signed = np.take_along_axis(blocks, largest, axis=-1)[..., 0]
+    signed: Float32 = np.take_along_axis(blocks, largest, axis=-1)[..., 0]
     return signed / np.float32(-ZERO_POINT)
 
 
@@ -82,4 +83,5 @@ def _codes(blocks: Float32, scales: Float32) -> Float32:
     # A block of zeros has scale 0; any divisor gives code 8, which is 0. So does a denormal block
     # whose scale underflows.
     divisor = np.where(scales == 0, np.float32(1), scales)[..., None]
-    return np.clip(np.rint(blocks / divisor) + ZERO_POINT, 0, 15)
+    codes: Float32 = np.clip(np.rint(blocks / divisor) + ZERO_POINT, 0, 15)
+    return codes

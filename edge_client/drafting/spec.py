@@ -1,0 +1,86 @@
+"""`draft.json`: what an exported draft directory says about itself."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from common.errors import ModelError
+
+FORMAT_VERSION = 1
+SPEC_FILE = "draft.json"
+GRAPH_FILE = "draft.onnx"
+WEIGHTS_FILE = "draft.onnx.data"  # only beside graphs too large for one file
+TOKENIZER_FILE = "tokenizer.json"
+
+
+@dataclass(frozen=True, slots=True)
+class DraftSpec:
+    """Fields the runtime needs, and those a person asks for. `files` maps names to sizes in bytes."""
+
+    architecture: str
+    num_tokens: int
+    max_context: int
+    num_layers: int
+    num_kv_heads: int
+    head_dim: int
+    hidden_size: int
+    num_parameters: int
+    rope: dict[str, Any]
+    eos_token_ids: tuple[int, ...]
+    fingerprint: str
+    tokenizer_fingerprint: str
+    tokenizer_sha256: str  # of the file, so that an exchanged one is noticed without parsing it
+    files: dict[str, int]
+    format_version: int = FORMAT_VERSION
+
+    def write(self, directory: Path) -> None:
+        text = json.dumps(dataclasses.asdict(self), indent=2)
+        (directory / SPEC_FILE).write_text(text + "\n", encoding="utf-8")
+
+
+def read_spec(directory: Path) -> DraftSpec:
+    """Read and check a draft directory, weights unread.
+
+    Raises `ModelError` naming what is missing, truncated, exchanged or of another version.
+    """
+    path = directory / SPEC_FILE
+    try:
+        raw = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        hint = "; run `edge-client draft export` on it" if (directory / "config.json").exists() else ""
+        raise ModelError(f"{directory} is not an exported draft: it has no {SPEC_FILE}{hint}") from error
+    except (OSError, ValueError) as error:
+        raise ModelError(f"{path} cannot be read: {error}") from error
+    version = raw.get("format_version") if isinstance(raw, dict) else None
+    if version != FORMAT_VERSION:
+        raise ModelError(f"{path} has format version {version}, this release reads {FORMAT_VERSION}")
+    try:
+        spec = DraftSpec(**(raw | {"eos_token_ids": tuple(raw["eos_token_ids"])}))
+    except (TypeError, KeyError) as error:
+        raise ModelError(f"{path} is malformed: {error}") from error
+    _check_files(directory, spec)
+    return spec
+
+
+def file_sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _check_files(directory: Path, spec: DraftSpec) -> None:
+    for name, size in {GRAPH_FILE: 0, TOKENIZER_FILE: 0, **spec.files}.items():
+        path = directory / name
+        if not path.is_file():
+            raise ModelError(f"{directory} has no {name}")
+        found = path.stat().st_size
+        if size and found != size:
+            raise ModelError(
+                f"{path} has {found} bytes where {SPEC_FILE} says {size}: truncated or exchanged"
+            )
+    if file_sha256(directory / TOKENIZER_FILE) != spec.tokenizer_sha256:
+        raise ModelError(f"{directory}/{TOKENIZER_FILE} is not the tokenizer the draft was exported with")
