@@ -87,4 +87,5 @@ class TokenChain:
         assert self._hashes[0] == GENESIS_HASH, "the empty text's hash"
         for index, token_id in enumerate(self._token_ids):
             assert 0 <= token_id <= _MAX_TOKEN_ID, f"token id {token_id} at {index}"
-            assert self._hashes[index + 1] == _next_hash(self._hashes[index], token_id), f"hash at {index + 1}"
+            expected = _next_hash(self._hashes[index], token_id)
+            assert self._hashes[index + 1] == expected, f"the hash at {index + 1}"

@@ -17,12 +17,13 @@ def tokenizer_fingerprint(tokenizer_json: Path) -> str:
     """Return the hex SHA-256 of what a `tokenizer.json` maps text to.
 
     Covered: the table of (id, token, special) sorted by id, added tokens included; the merges (for a unigram
-    model its scores); the normaliser; the pre-tokeniser. Raises ModelError when the file is missing or not one.
+    model its scores); the normaliser; the pre-tokeniser. Raises ModelError when the file is missing or is not
+    a tokenizer.
     """
     content = _read(tokenizer_json)
     model = content["model"]
     parts = {
-        "tokens": [[token_id, token, special] for token_id, (token, special) in sorted(_table(content).items())],
+        "tokens": [[token_id, *entry] for token_id, entry in sorted(_table(content).items())],
         "merges": _merges(model),
         "normalizer": content.get("normalizer"),
         "pre_tokenizer": content.get("pre_tokenizer"),

@@ -14,8 +14,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from common.errors import InvalidFieldError
-from common.history import apply_bad_words, apply_bias, apply_penalties, mask_end_of_text
+from common.arrays import copy
+from common.errors import InvalidFieldError, ModelError
+from common.history import (
+    apply_bad_words,
+    apply_bias,
+    apply_count_penalties,
+    apply_repetition_penalty,
+    mask_end_of_text,
+)
 from common.noise import coupled_argmax
 from common.truncation import truncate
 from common.types import SamplingParams
@@ -100,32 +107,43 @@ def process_logits(
     num_rows, vocab_size = logits.shape
     assert num_rows <= len(draft_token_ids) + 1, f"{num_rows} rows for {len(draft_token_ids)} draft tokens"
     is_padded = num_tokens is not None and num_tokens < vocab_size
-    if params.temperature > 0 and params.temperature != 1:
-        is_scaled_last = not is_plain(params) or params.logit_bias
-        scores = xp.asarray(logits) * 1 if is_scaled_last else logits / _f32(params.temperature)
-    else:
-        is_scaled_last = False
-        needs_copy = is_padded or params.logit_bias or not is_plain(params)
-        scores = xp.asarray(logits) * 1 if needs_copy else logits
-    if not is_plain(params):
-        apply_penalties(xp, scores, params, prompt_ids, output_ids, draft_token_ids)
+    scores = logits
+    if is_padded or params.logit_bias or not is_plain(params):
+        scores = copy(xp, logits)
+        _apply_history(xp, scores, params, prompt_ids, output_ids, draft_token_ids)
+        if params.min_new_tokens > len(output_ids):
+            mask_end_of_text(scores, eos_token_ids, params.min_new_tokens - len(output_ids))
+        if is_padded:
+            scores[:, num_tokens:] = -math.inf
+    if params.temperature == 0:
+        return scores
+    if params.temperature != 1:
+        scores = scores / _wire(params.temperature)
+    return truncate(xp, scores, params.top_k, _wire(params.top_p), _wire(params.min_p))
+
+
+def _apply_history(
+    xp: Any,
+    scores: Any,
+    params: SamplingParams,
+    prompt_ids: Sequence[int],
+    output_ids: Sequence[int],
+    draft_token_ids: Sequence[int],
+) -> None:
+    if params.repetition_penalty != 1:
+        seen = {*prompt_ids, *output_ids}
+        apply_repetition_penalty(xp, scores, _wire(params.repetition_penalty), seen, draft_token_ids)
+    if params.presence_penalty or params.frequency_penalty:
+        presence, frequency = _wire(params.presence_penalty), _wire(params.frequency_penalty)
+        apply_count_penalties(xp, scores, presence, frequency, output_ids, draft_token_ids)
     if params.logit_bias:
         apply_bias(xp, scores, params.logit_bias)
     if params.bad_words:
         apply_bad_words(scores, params.bad_words, (*prompt_ids, *output_ids), draft_token_ids)
-    if params.min_new_tokens > len(output_ids):
-        mask_end_of_text(scores, eos_token_ids, params.min_new_tokens - len(output_ids))
-    if is_padded:
-        scores[:, num_tokens:] = -math.inf
-    if is_scaled_last:
-        scores /= _f32(params.temperature)
-    if params.temperature > 0:
-        scores = truncate(xp, scores, params.top_k, _f32(params.top_p), _f32(params.min_p))
-    return scores
 
 
-def _f32(value: float) -> float:
-    """Both sides compute with the value as the wire carries it."""
+def _wire(value: float) -> float:
+    """The value as the wire carries it: both sides compute with that one."""
     return float(np.float32(value))
 
 
@@ -135,8 +153,12 @@ def choose(
     """Return the target's own token for each row: int64 [rows].
 
     `scores` is float [rows, vocab] from `process_logits`; `positions[i]` is the length of the text before
-    the token of row i. Greedy at temperature 0 (ties to the lowest id), else `coupled_argmax`.
+    the token of row i. Greedy at temperature 0 (ties to the lowest id), else `coupled_argmax`. Raises
+    ModelError where the logits are NaN.
     """
     if params.temperature == 0:
-        return np.asarray(scores.argmax(axis=1), np.int64)
+        picks = np.asarray(scores.argmax(axis=1), np.int64)
+        if np.isnan(scores[np.arange(len(picks)), picks]).any():
+            raise ModelError("the model's logits are not numbers (NaN)")
+        return picks
     return coupled_argmax(scores, params.seed, positions)

@@ -1,0 +1,43 @@
+"""Command-line flags out of a configuration's fields."""
+
+from __future__ import annotations
+
+import argparse
+import typing
+from typing import Any
+
+from common.config_fields import Leaf, leaves, shown
+from common.config_values import describe
+
+
+def add_flags(parser: argparse.ArgumentParser, cls: type[Any]) -> None:
+    """Add a flag for each field of `cls` and its sections. Values stay text; `load_config` converts them."""
+    for leaf in leaves(cls):
+        if not leaf.option.is_flag:
+            continue
+        settings: dict[str, Any] = {
+            "dest": leaf.key,
+            "default": argparse.SUPPRESS,
+            "help": f"{leaf.option.help} (default: {shown(leaf.default)})".replace("%", "%%"),
+        }
+        if leaf.kind is bool:
+            settings["action"] = argparse.BooleanOptionalAction
+        else:
+            settings["metavar"] = leaf.option.metavar or _metavar(leaf)
+            if typing.get_origin(leaf.kind) is tuple:
+                settings["action"] = "append"
+        parser.add_argument(leaf.flag, **settings)
+
+
+def _metavar(leaf: Leaf) -> str:
+    expected = describe(leaf.kind)
+    choices = leaf.option.choices or (
+        tuple(expected.removeprefix("one of ").split(", ")) if expected.startswith("one of ") else ()
+    )
+    return "|".join(choices) or leaf.key.rpartition(".")[2].upper()
+
+
+def given_flags(namespace: argparse.Namespace, cls: type[Any]) -> dict[str, object]:
+    """Return the flags of `cls` that were given, by dotted key, out of what `parse_args` returned."""
+    given = vars(namespace)
+    return {leaf.key: given[leaf.key] for leaf in leaves(cls) if leaf.key in given}

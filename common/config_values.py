@@ -1,0 +1,115 @@
+"""One configuration value from text or YAML to the type its field declares."""
+
+from __future__ import annotations
+
+import enum
+import math
+import types
+import typing
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+_TRUE, _FALSE = frozenset(("true", "yes", "on", "1")), frozenset(("false", "no", "off", "0"))
+
+
+def convert(value: object, kind: Any) -> Any:
+    """Return `value` as `kind`: bool, int, float, str, Path, an enum, Literal, T | None or tuple[T, ...].
+
+    Text (environment, flags) is parsed; YAML values must have the type already, except that numbers written
+    as text by YAML's own rules ("1e-3") are taken. Raises ValueError whose message says what was expected.
+    """
+    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
+    if origin in (typing.Union, types.UnionType):
+        if value is None or value == "none":
+            return None
+        return convert(value, next(each for each in arguments if each is not type(None)))
+    if origin is tuple:
+        return tuple(convert(item, arguments[0]) for item in _items(value))
+    if origin is typing.Literal:
+        return _one_of(value, {str(choice): choice for choice in arguments})
+    if isinstance(kind, type) and issubclass(kind, enum.Enum):
+        return _one_of(value, {str(member.value): member for member in kind})
+    return _SCALARS[kind](value)
+
+
+def describe(kind: Any) -> str:
+    """Return what a value of this kind looks like, for messages."""
+    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
+    if origin in (typing.Union, types.UnionType):
+        return describe(next(each for each in arguments if each is not type(None))) + " or none"
+    if origin is tuple:
+        return f"a list, each item {describe(arguments[0])}"
+    if origin is typing.Literal:
+        return "one of " + ", ".join(map(str, arguments))
+    if isinstance(kind, type) and issubclass(kind, enum.Enum):
+        return "one of " + ", ".join(str(member.value) for member in kind)
+    return _NAMES[kind]
+
+
+def _items(value: object) -> list[object]:
+    if isinstance(value, list | tuple):
+        return list(value)
+    if isinstance(value, str):  # from the environment; a YAML list where an item has a comma
+        if value.startswith("["):
+            import yaml
+
+            try:
+                parsed = yaml.safe_load(value)
+            except yaml.YAMLError as error:
+                raise ValueError(f"not a list: {value}") from error
+            return list(parsed)
+        return [item for item in value.split(",") if item]
+    raise ValueError("not a list")
+
+
+def _one_of(value: object, choices: dict[str, Any]) -> Any:
+    if str(value) not in choices:
+        raise ValueError("not a choice")
+    return choices[str(value)]
+
+
+def _to_bool(value: object) -> bool:
+    if isinstance(value, bool):
+        return value
+    text = value.strip().lower() if isinstance(value, str) else ""
+    if text not in _TRUE | _FALSE:
+        raise ValueError("not a truth value")
+    return text in _TRUE
+
+
+def _to_int(value: object) -> int:
+    if isinstance(value, bool) or not isinstance(value, int | str):
+        raise ValueError("not an integer")
+    return int(value)
+
+
+def _to_float(value: object) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float | str):
+        raise ValueError("not a number")
+    number = float(value)
+    if math.isnan(number):
+        raise ValueError("not a number")
+    return number
+
+
+def _to_str(value: object) -> str:
+    if not isinstance(value, str):
+        raise ValueError("not text")
+    return value
+
+
+def _to_path(value: object) -> Path:
+    if not isinstance(value, str | Path) or not str(value):
+        raise ValueError("not a path")
+    return Path(value).expanduser()
+
+
+_SCALARS: dict[Any, Callable[[object], Any]] = {
+    bool: _to_bool,
+    int: _to_int,
+    float: _to_float,
+    str: _to_str,
+    Path: _to_path,
+}
+_NAMES = {bool: "true or false", int: "an integer", float: "a number", str: "text", Path: "a path"}

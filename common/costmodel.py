@@ -1,0 +1,105 @@
+"""What a round costs and brings (DESIGN §8): used by plans, by depth policies and by the simulator.
+
+Times in seconds, sizes in bytes, rates in bytes a second. alpha is the probability that a draft token is
+accepted given that those before it were. The geometric E[n] is that of Leviathan et al. 2023, §3.1.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+Acceptance = float | Sequence[float]  # one alpha for all positions, or one for each
+
+
+@dataclass(frozen=True, slots=True)
+class ModelCosts:
+    """Compute: verifying n draft tokens takes `verify_fixed_s + n * verify_token_s`."""
+
+    draft_token_s: float
+    target_token_s: float  # one cloud-only step
+    verify_fixed_s: float
+    verify_token_s: float = 0.0
+
+    def verify_s(self, num_draft_tokens: int) -> float:
+        return self.verify_fixed_s + num_draft_tokens * self.verify_token_s
+
+
+@dataclass(frozen=True, slots=True)
+class LinkCosts:
+    """The link: a round trip, and what messages add to it at the link's rates."""
+
+    rtt_s: float
+    rate_up: float = math.inf
+    rate_down: float = math.inf
+    round_bytes_up: float = 40.0  # a request without its draft tokens
+    draft_token_bytes_up: float = 8.0
+    round_bytes_down: float = 80.0
+    stream_token_bytes_down: float = 60.0  # one cloud-only token
+
+    def transfer_s(self, num_draft_tokens: int) -> float:
+        bytes_up = self.round_bytes_up + num_draft_tokens * self.draft_token_bytes_up
+        return bytes_up / self.rate_up + self.round_bytes_down / self.rate_down
+
+
+def expected_tokens(acceptance: Acceptance, num_draft_tokens: int) -> float:
+    """Return E[n], the tokens a round of n drafted tokens commits, correction or bonus included.
+
+    One alpha: (1 - alpha^(n+1)) / (1 - alpha). One alpha a position (the last repeats):
+    1 + a_1 + a_1 a_2 + ... + a_1 ... a_n. Raises ValueError outside [0, 1].
+    """
+    alphas = _per_position(acceptance, num_draft_tokens)
+    total, reached = 1.0, 1.0
+    for alpha in alphas:
+        if not 0 <= alpha <= 1:
+            raise ValueError(f"an acceptance of {alpha} is not in [0, 1]")
+        reached *= alpha
+        total += reached
+    return total
+
+
+def _per_position(acceptance: Acceptance, num_draft_tokens: int) -> list[float]:
+    if isinstance(acceptance, Sequence):
+        if not acceptance and num_draft_tokens:
+            raise ValueError("no acceptance for any position")
+        last = len(acceptance) - 1
+        return [acceptance[min(index, last)] for index in range(num_draft_tokens)]
+    return [acceptance] * num_draft_tokens
+
+
+def round_s(num_draft_tokens: int, models: ModelCosts, link: LinkCosts) -> float:
+    """Return how long a synchronous round takes: n t_draft + RTT + t_verify(n) + bytes / rate."""
+    draft_s = num_draft_tokens * models.draft_token_s
+    return draft_s + link.rtt_s + models.verify_s(num_draft_tokens) + link.transfer_s(num_draft_tokens)
+
+
+def cloud_only_s(models: ModelCosts, link: LinkCosts) -> float:
+    """Return seconds a token streamed cloud-only: the slower of the target and the link; RTT is hidden."""
+    return max(models.target_token_s, link.stream_token_bytes_down / link.rate_down)
+
+
+def tokens_per_s(acceptance: Acceptance, num_draft_tokens: int, models: ModelCosts, link: LinkCosts) -> float:
+    """Return committed tokens a second of synchronous rounds of one draft length."""
+    return expected_tokens(acceptance, num_draft_tokens) / round_s(num_draft_tokens, models, link)
+
+
+def break_even_rtt_s(
+    acceptance: Acceptance, num_draft_tokens: int, models: ModelCosts, link: LinkCosts
+) -> float:
+    """Return the RTT below which rounds of n beat cloud-only on this link; negative where none does.
+
+    E t_cloud - t_verify(n) - n t_draft - bytes / rate; `link.rtt_s` itself is not used.
+    """
+    gain_s = expected_tokens(acceptance, num_draft_tokens) * cloud_only_s(models, link)
+    return gain_s - (round_s(num_draft_tokens, models, link) - link.rtt_s)
+
+
+def best_num_draft_tokens(
+    acceptance: Acceptance, models: ModelCosts, link: LinkCosts, max_num_draft_tokens: int
+) -> int:
+    """Return the draft length, 1 to the maximum, of most tokens a second; 0 where cloud-only is faster."""
+    lengths = range(1, max_num_draft_tokens + 1)
+    rates = {n: tokens_per_s(acceptance, n, models, link) for n in lengths}
+    best = max(rates, key=rates.__getitem__, default=0)
+    return best if best and rates[best] * cloud_only_s(models, link) > 1 else 0

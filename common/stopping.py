@@ -1,0 +1,98 @@
+"""Where a text ends, decided here for every mode and on both sides (DESIGN §4, "Text").
+
+Token ids end with the token that completes a stop; text ends before the stop string; nothing after a stop
+is kept. The verifier knows ids alone (`stop_ids`, `first_stop`); the edge has the text too (`TextStopper`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass
+
+from common.errors import InvalidFieldError
+from common.types import FinishReason, StopParams
+
+
+def check_stop_params(stop: StopParams, num_tokens: int) -> None:
+    """Raise InvalidFieldError naming the first value out of range; ids must be below `num_tokens`."""
+    if stop.max_new_tokens < 1:
+        raise InvalidFieldError("max_new_tokens", f"is {stop.max_new_tokens}; it must be at least 1")
+    for token_id in stop.stop_token_ids:
+        if not 0 <= token_id < num_tokens:
+            raise InvalidFieldError("stop_token_ids", f"has {token_id}; ids must be below {num_tokens}")
+    if "" in stop.stop_strings:
+        raise InvalidFieldError("stop_strings", "has an empty string; it would stop at once")
+
+
+def stop_ids(stop: StopParams, eos_token_ids: Iterable[int]) -> frozenset[int]:
+    """Return the ids that end a text by themselves."""
+    return frozenset(stop.stop_token_ids).union(() if stop.ignore_eos else eos_token_ids)
+
+
+def first_stop(token_ids: Iterable[int], stop_ids: Collection[int]) -> int | None:
+    """Return the index of the first token that ends the text, or None. The token itself is kept."""
+    return next((index for index, token_id in enumerate(token_ids) if token_id in stop_ids), None)
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What one token did: the text that may be shown now, and whether generation ends with this token."""
+
+    text: str
+    finish: FinishReason | None = None
+
+
+class TextStopper:
+    """Watches one generation token by token; the text depends on the tokens alone, not on their grouping.
+
+    `decode(token_id)` returns the text that became final with this token: "" while a character is partial.
+    Ids that stop, and end-of-text ids that are ignored, are never decoded and show nothing. Text that could
+    still become a stop string is held back; of several stop strings the one completed first wins, and of
+    those completed by one character the longest. The step that ends generation releases what was held.
+    """
+
+    def __init__(self, stop: StopParams, eos_token_ids: Iterable[int], decode: Callable[[int], str]) -> None:
+        assert "" not in stop.stop_strings, "an empty stop string"
+        eos = frozenset(eos_token_ids)
+        self._stop_ids = stop_ids(stop, eos)
+        self._silent_ids = self._stop_ids | eos
+        self._stop_strings = stop.stop_strings
+        self._longest = max(map(len, stop.stop_strings), default=0)
+        self._num_left = stop.max_new_tokens
+        self._decode = decode
+        self._held = ""
+        self.finish: FinishReason | None = None
+
+    def push(self, token_id: int) -> Step:
+        """Take the next token. Must not be called after a step with a `finish`."""
+        assert self.finish is None, "a token after the end of the text"
+        self._num_left -= 1
+        is_stopped = token_id in self._stop_ids
+        if token_id not in self._silent_ids:
+            self._held += self._decode(token_id)
+            is_stopped = self._cut_at_stop_string()
+        if is_stopped:
+            self.finish = FinishReason.STOP
+        elif self._num_left <= 0:
+            self.finish = FinishReason.LENGTH
+        return Step(self.flush() if self.finish else self._release(), self.finish)
+
+    def flush(self) -> str:
+        """Release the text held back, when generation ends for a reason of the caller's."""
+        text, self._held = self._held, ""
+        return text
+
+    def _cut_at_stop_string(self) -> bool:
+        # No stop string lies wholly in text held before, so the first completed is found in what is held now.
+        matches = [(start + len(s), start) for s in self._stop_strings if (start := self._held.find(s)) >= 0]
+        if matches:
+            self._held = self._held[: min(matches)[1]]
+        return bool(matches)
+
+    def _release(self) -> str:
+        held = self._held
+        num_held = min(len(held), self._longest - 1) if self._longest else 0
+        while num_held and not any(s.startswith(held[len(held) - num_held :]) for s in self._stop_strings):
+            num_held -= 1
+        self._held = held[len(held) - num_held :]
+        return held[: len(held) - num_held]
