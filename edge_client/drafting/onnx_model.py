@@ -1,0 +1,116 @@
+"""The INT4 draft in onnxruntime: one session over the weights, shared by every sequence."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any, Self
+
+from common.errors import ModelError, UsageError
+from common.sampling import check_sampling_params
+from common.types import SamplingParams
+from edge_client.drafting.onnx_sequence import OnnxDraftSequence
+from edge_client.drafting.spec import GRAPH_FILE, TOKENIZER_FILE, DraftSpec, read_spec
+
+
+class OnnxDraftModel:
+    """A `DraftModel`. Sequences may run in parallel threads; their runs leave the interpreter lock."""
+
+    def __init__(self, directory: Path, spec: DraftSpec, session: Any) -> None:
+        self.directory = directory
+        self.spec = spec
+        self._session: Any = session
+
+    @classmethod
+    def open(cls, directory: Path | str, *, threads: int = 1) -> Self:
+        """Load an exported draft. Raises `ModelError` naming what is wrong with the directory."""
+        directory = Path(directory)
+        if threads < 1:
+            raise UsageError(f"a draft needs at least one thread, not {threads}")
+        if not directory.is_dir():
+            raise ModelError(f"{directory} is not a directory")
+        spec = read_spec(directory)
+        session = _create_session(directory / GRAPH_FILE, threads)
+        _check_interface(session, spec, directory)
+        return cls(directory, spec, session)
+
+    @property
+    def num_tokens(self) -> int:
+        return self.spec.num_tokens
+
+    @property
+    def max_context(self) -> int:
+        return self.spec.max_context
+
+    @property
+    def eos_token_ids(self) -> tuple[int, ...]:
+        return self.spec.eos_token_ids
+
+    @property
+    def fingerprint(self) -> str:
+        return self.spec.fingerprint
+
+    @property
+    def tokenizer_fingerprint(self) -> str:
+        return self.spec.tokenizer_fingerprint
+
+    @property
+    def tokenizer_path(self) -> Path:
+        return self.directory / TOKENIZER_FILE
+
+    def sequence(
+        self, sampling: SamplingParams, *, num_prompt_tokens: int | None = None
+    ) -> OnnxDraftSequence:
+        """See `DraftModel.sequence`. Raises `InvalidFieldError` for parameters out of range."""
+        assert self._session is not None, "the draft is closed"
+        check_sampling_params(sampling, self.num_tokens)
+        return OnnxDraftSequence(self._session, self.spec, sampling, num_prompt_tokens)
+
+    def close(self) -> None:
+        """Sequences still open keep the weights alive until they are closed."""
+        self._session = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+
+def import_onnxruntime() -> Any:
+    """onnxruntime with its telemetry off: the Linux wheels read this variable when they are imported."""
+    os.environ["ORT_DISABLE_TELEMETRY"] = "1"
+    try:
+        import onnxruntime
+    except ImportError as error:
+        raise ModelError("drafting needs onnxruntime: pip install 'outrider[edge]'") from error
+    return onnxruntime
+
+
+def _create_session(path: Path, threads: int) -> Any:
+    onnxruntime = import_onnxruntime()
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = threads
+    options.inter_op_num_threads = 1
+    options.log_severity_level = 3
+    # Waiting threads would spin between rounds, on a device that runs other things.
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    try:
+        return onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+    except Exception as error:  # onnxruntime's exceptions have no base of their own
+        reason = str(error).splitlines()[0]
+        raise ModelError(f"{path} cannot be loaded, it is damaged or not a draft: {reason}") from error
+
+
+def _check_interface(session: Any, spec: DraftSpec, directory: Path) -> None:
+    expected = {"input_ids", "seqlens_k", "total_sequence_length"}
+    expected |= {f"past_{kind}_{layer}" for kind in ("key", "value") for layer in range(spec.num_layers)}
+    shapes = {value.name: value.shape for value in session.get_inputs()}
+    kv_ok = all(
+        shape[1] == spec.num_kv_heads and shape[3] == spec.head_dim
+        for name, shape in shapes.items()
+        if name.startswith("past_") and len(shape) == 4
+    )
+    logits = [value.shape for value in session.get_outputs() if value.name == "logits"]
+    if set(shapes) != expected or not kv_ok or logits != [[1, spec.num_tokens]]:
+        raise ModelError(f"{directory}/{GRAPH_FILE} does not match its draft.json")

@@ -1,0 +1,119 @@
+"""One sequence's way through the shared graph: its KV buffers and its bound inputs and outputs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from common.errors import ModelError
+from edge_client.drafting.spec import DraftSpec
+
+FIRST_CAPACITY = 512  # positions; doubles until the draft's context, by copying
+
+
+class OnnxRunner:
+    """Feeds tokens. Each KV buffer `[1, kv_heads, capacity, head_dim]` is bound as past and present,
+    which onnxruntime recognises by the pointer and then updates in place. How much of it is valid is
+    said anew in each call, so rollback is a smaller number.
+    """
+
+    def __init__(self, session: Any, spec: DraftSpec) -> None:
+        self._session = session
+        self._spec = spec
+        self._binding = session.io_binding()
+        self._bound: dict[str, _Bound] = {}
+        self._input_ids: dict[int, _Bound] = {}  # by number of tokens
+        self._seqlens = self._bind_input("seqlens_k")
+        self._total = self._bind_input("total_sequence_length")
+        self._logits = _Bound(np.zeros((1, spec.num_tokens), np.float32))
+        self._binding.bind_ortvalue_output("logits", self._logits.value)
+        self._kv: dict[str, _Bound] = {}
+        self._num_bound_ids = 0
+        self._capacity = 0
+
+    @property
+    def capacity(self) -> int:
+        return self._capacity
+
+    @property
+    def num_kv_bytes(self) -> int:
+        return sum(bound.array.nbytes for bound in self._kv.values())
+
+    def feed(self, token_ids: Sequence[int], num_past: int) -> NDArray[np.float32]:
+        """Run `token_ids` behind the first `num_past` positions; logits after the last, `[1, num_tokens]`.
+
+        The array is overwritten by the next call. Raises `ModelError` if the runtime fails.
+        """
+        total = num_past + len(token_ids)
+        assert token_ids and total <= self._spec.max_context, f"{total} positions do not fit"
+        if total > self._capacity:
+            self._grow(total, num_past)
+        self._bind_ids(token_ids)
+        self._seqlens.array[0] = total - 1  # anything else is silently wrong
+        self._total.array[0] = total
+        self._run()
+        return self._logits.array
+
+    def run_again(self) -> None:
+        """The last run once more, nothing else around it (benchmarks)."""
+        self._run()
+
+    def check_integrity(self) -> None:
+        for name, bound in self._kv.items():
+            assert bound.array.shape[2] == self._capacity, f"{name} has another capacity"
+            assert bound.is_shared, f"{name} was copied by onnxruntime"
+        assert self._logits.is_shared and self._total.is_shared, "inputs or outputs were copied"
+
+    def _run(self) -> None:
+        try:
+            self._session.run_with_iobinding(self._binding)
+        except Exception as error:  # onnxruntime's exceptions have no base of their own
+            raise ModelError(f"the draft failed to run: {str(error).splitlines()[0]}") from error
+
+    def _bind_input(self, name: str) -> _Bound:
+        bound = _Bound(np.zeros(1, np.int32))
+        self._binding.bind_ortvalue_input(name, bound.value)
+        return bound
+
+    def _bind_ids(self, token_ids: Sequence[int]) -> None:
+        num_ids = len(token_ids)
+        bound = self._input_ids.get(num_ids)
+        if bound is None:
+            bound = self._input_ids[num_ids] = _Bound(np.zeros((1, num_ids), np.int64))
+        if num_ids != self._num_bound_ids:
+            self._binding.bind_ortvalue_input("input_ids", bound.value)
+            self._num_bound_ids = num_ids
+        bound.array[0] = token_ids
+
+    def _grow(self, needed: int, num_past: int) -> None:
+        capacity = max(self._capacity, FIRST_CAPACITY)
+        while capacity < needed:
+            capacity *= 2
+        self._capacity = min(capacity, self._spec.max_context)
+        shape = (1, self._spec.num_kv_heads, self._capacity, self._spec.head_dim)
+        for layer in range(self._spec.num_layers):
+            for kind in ("key", "value"):
+                name = f"{kind}_{layer}"
+                bound = _Bound(np.zeros(shape, np.float32))
+                if num_past:
+                    bound.array[:, :, :num_past] = self._kv[name].array[:, :, :num_past]
+                self._kv[name] = bound
+                self._binding.bind_ortvalue_input(f"past_{name}", bound.value)
+                self._binding.bind_ortvalue_output(f"present_{name}", bound.value)
+
+
+class _Bound:
+    """A numpy array and the OrtValue over the same memory."""
+
+    def __init__(self, array: NDArray[Any]) -> None:
+        from onnxruntime import OrtValue
+
+        self.array = array
+        self.value = OrtValue.ortvalue_from_numpy(array)
+
+    @property
+    def is_shared(self) -> bool:
+        return bool(self.value.data_ptr() == self.array.ctypes.data)

@@ -1,0 +1,117 @@
+"""One text as the INT4 draft sees it: committed ids, and the ids whose KV is in the buffers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from common.errors import InvalidFieldError
+from common.types import Draft, SamplingParams, Signals
+from edge_client.drafting.onnx_runner import OnnxRunner
+from edge_client.drafting.sampler import DraftSampler
+from edge_client.drafting.spec import DraftSpec
+
+CHUNK_SIZE = 64  # tokens fed at once when catching up
+
+
+class OnnxDraftSequence:
+    """A `DraftSequence` over onnxruntime. Made by `OnnxDraftModel.sequence`.
+
+        text    [ prompt … committed … ]
+        cached  [ ids whose KV is in the buffers ][ speculated ids, may agree with later commits ]
+
+    `cached` never contradicts `text` where both exist.
+    """
+
+    def __init__(
+        self, session: Any, spec: DraftSpec, sampling: SamplingParams, num_prompt_tokens: int | None
+    ) -> None:
+        self._spec = spec
+        self._sampler = DraftSampler(sampling, spec.num_tokens, spec.eos_token_ids)
+        self._runner: OnnxRunner | None = OnnxRunner(session, spec)
+        self._num_prompt_tokens = num_prompt_tokens
+        self._text: list[int] = []
+        self._cached: list[int] = []
+
+    @property
+    def position(self) -> int:
+        return len(self._text)
+
+    @property
+    def num_kv_bytes(self) -> int:
+        return self._runner.num_kv_bytes if self._runner else 0
+
+    def commit(self, token_ids: Sequence[int]) -> None:
+        """See `DraftSequence.commit`."""
+        for token_id in token_ids:
+            if not 0 <= token_id < self._spec.num_tokens:
+                raise InvalidFieldError(
+                    "token_ids", f"{token_id} is not below the draft's {self._spec.num_tokens} tokens"
+                )
+        start = len(self._text)
+        self._text.extend(token_ids)
+        if self._num_prompt_tokens is None:
+            self._num_prompt_tokens = len(self._text)
+        for index in range(start, min(len(self._text), len(self._cached))):
+            if self._cached[index] != self._text[index]:
+                del self._cached[index:]
+                break
+
+    def truncate(self, position: int) -> None:
+        """See `DraftSequence.truncate`. What is dropped stays in the KV as speculation."""
+        assert 0 <= position <= len(self._text), f"cannot truncate {len(self._text)} tokens to {position}"
+        del self._text[position:]
+
+    def propose(self, num_draft_tokens: int) -> Draft:
+        """See `DraftSequence.propose`."""
+        assert self._text, "a draft needs at least one committed token"
+        room = self._spec.max_context - len(self._text)
+        num_draft_tokens = min(num_draft_tokens, room)
+        if num_draft_tokens <= 0:
+            return Draft((), ())
+        token_ids: list[int] = []
+        probs: list[float] = []
+        signals: list[Signals] = []
+        logits = self._catch_up()
+        while True:
+            token_id, prob, signal = self._sample(logits, token_ids)
+            token_ids.append(token_id)
+            probs.append(prob)
+            signals.append(signal)
+            if len(token_ids) == num_draft_tokens:
+                return Draft(tuple(token_ids), tuple(probs), tuple(signals))
+            logits = self._feed([token_id])
+
+    def close(self) -> None:
+        self._runner = None
+
+    def check_integrity(self) -> None:
+        for index, (cached, committed) in enumerate(zip(self._cached, self._text, strict=False)):
+            assert cached == committed, f"KV and text differ at {index}"
+        if self._runner is not None:
+            assert len(self._cached) <= self._runner.capacity or not self._cached
+            self._runner.check_integrity()
+
+    def _catch_up(self) -> Any:
+        """Feed the committed ids the KV lacks, at least the last one; logits after it."""
+        num_known = min(len(self._cached), len(self._text) - 1)
+        del self._cached[num_known:]
+        while True:
+            chunk = self._text[len(self._cached) : len(self._cached) + CHUNK_SIZE]
+            logits = self._feed(chunk)
+            if len(self._cached) == len(self._text):
+                return logits
+
+    def _feed(self, token_ids: list[int]) -> Any:
+        assert self._runner is not None, "the sequence is closed"
+        logits = self._runner.feed(token_ids, len(self._cached))
+        self._cached.extend(token_ids)
+        return logits
+
+    def _sample(self, logits: Any, drafted: list[int]) -> tuple[int, float, Signals]:
+        position = len(self._text) + len(drafted)
+        if not self._sampler.needs_history:
+            return self._sampler.sample(logits, position)
+        num_prompt = self._num_prompt_tokens or 0
+        output_ids = self._text[num_prompt:] + drafted
+        return self._sampler.sample(logits, position, self._text[:num_prompt], output_ids)
