@@ -20,9 +20,9 @@ from common.philox import Purpose, TokenIdArray, first_word, lanes_at, lanes_row
 
 __all__ = ["Purpose", "coupled_argmax", "gumbel_at", "gumbel_row", "uniform"]
 
-_FEW = 200  # so many ids are cheaper in float64 at once than screened first
-_SLACK = 5e-5  # above what float32 screening can be off by
-_LOG_2_32 = 32 * math.log(2)
+_MOST_OF_ZERO_BITS = (32 + 127) * math.log(2)
+_SLACK, _SLACK_OF_SCORE = 1e-4, 5e-7  # several times what float32 can be off by, absolute and relative
+_LOWEST = float(np.finfo(np.float32).min)
 
 
 def gumbel_row(
@@ -75,27 +75,30 @@ def coupled_argmax(
 
 
 def _pick(row: NDArray[np.floating[Any]], lanes: NDArray[np.uint32]) -> int:
-    """The formula for one row. Noise falls as lanes rise, so the smallest lane bounds everyone's noise, and
-    the two ids with the best score and the best noise bound the winner's sum from below."""
-    likeliest, luckiest = int(row.argmax()), int(lanes.argmin())
-    top = float(row[likeliest])
-    if not math.isfinite(top):
-        if math.isnan(top):
+    """The formula for one row. A cheap upper bound of every sum leaves the few ids that can win."""
+    most = _upper_bounds(row, lanes)
+    likeliest = int(most.argmax())
+    score = float(row[likeliest])
+    if not math.isfinite(score):
+        if math.isnan(score):
             raise ModelError("the model's logits are not numbers (NaN)")
         return int((row + gumbel_of_lanes(lanes)).argmax())
-    most_noise = _gumbel_of_lane(int(lanes[luckiest]))
-    # From here on, sums are relative to `top`. float64 rounds them by up to 2^-53 of their size.
-    bound = max(_gumbel_of_lane(int(lanes[likeliest])), float(row[luckiest]) - top + most_noise)
-    bound -= _SLACK + abs(top) * 1e-15
-    floor = top + (bound - most_noise)
-    ids = np.flatnonzero(row >= row.dtype.type(floor - abs(floor) * np.finfo(row.dtype).eps))
-    if ids.size > _FEW:
-        # -log(v) >= -log(-log1p(-v)): what passes is all that can reach the bound, and a little more.
-        most = (row[ids] - top).astype(np.float32) - np.log(lanes[ids].astype(np.float32) + np.float32(0.5))
-        ids = ids[most >= np.float32(bound - _LOG_2_32)]
+    reached = score - math.log(-math.log1p((int(lanes[likeliest]) + 0.5) * -(2.0**-32)))
+    slack = _SLACK + _SLACK_OF_SCORE * abs(score)
+    (ids,) = (most >= np.float32(max(reached - _MOST_OF_ZERO_BITS - slack, _LOWEST))).nonzero()
+    if ids.size == 1:
+        return int(ids[0])
     sums = row[ids].astype(np.float64) + gumbel_of_lanes(lanes[ids])
     return int(ids[sums.argmax()])
 
 
-def _gumbel_of_lane(lane: int) -> float:
-    return -math.log(-math.log1p((lane + 0.5) * -(2.0**-32)))
+def _upper_bounds(row: NDArray[np.floating[Any]], lanes: NDArray[np.uint32]) -> NDArray[np.float32]:
+    """Return an upper bound of each score plus noise, less `_MOST_OF_ZERO_BITS`: float32 [vocab].
+
+    -log(E) <= -log(v), and the bits of a float32 x, read as an integer b, give b 2^-23 - 127 <= log2(x), so
+    the noise is at most log(2) (32 + 127 - b 2^-23); b is at most 0.09 bits below. No logarithm is computed.
+    """
+    bounds = lanes.astype(np.float32).view(np.int32).astype(np.float32)
+    bounds *= np.float32(-math.log(2) * 2.0**-23)
+    bounds += row if row.dtype == np.float32 else row.clip(_LOWEST, -_LOWEST).astype(np.float32)
+    return bounds

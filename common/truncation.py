@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 
 from common.arrays import as_float64, is_numpy, sorted_descending
 
-_NUM_GROUPS = 64
+_NUM_GROUPS = 16
+_NUM_SHARES = 64
 
 
 def truncate(xp: Any, scores: Any, top_k: int, top_p: float, min_p: float) -> Any:
@@ -28,10 +29,10 @@ def truncate(xp: Any, scores: Any, top_k: int, top_p: float, min_p: float) -> An
         return scores
     if is_numpy(xp):
         edges = [_row_edge(row, top_k, top_p, min_p) for row in scores]
-        edge = np.array(edges, scores.dtype)[:, None]
-    else:
-        edge = row_edges(xp, scores, top_k, top_p, min_p)
-    return xp.where(scores >= edge, scores, -math.inf)
+        kept = np.full_like(scores, -math.inf)  # filling and copying is several times faster than np.where
+        np.copyto(kept, scores, where=scores >= np.array(edges, scores.dtype)[:, None])
+        return kept
+    return xp.where(scores >= row_edges(xp, scores, top_k, top_p, min_p), scores, -math.inf)
 
 
 def row_edges(xp: Any, scores: Any, top_k: int, top_p: float, min_p: float) -> Any:
@@ -58,34 +59,50 @@ def _row_edge(row: NDArray[np.floating[Any]], top_k: int, top_p: float, min_p: f
     if not math.isfinite(top):
         return -math.inf
     edge = -math.inf
-    kept, mass = row, 0.0
     if top_k:
-        kept = _largest(row, top_k)
-        edge = float(kept[0])
-    if top_p < 1:
-        if top_k:
-            kept = kept[::-1].astype(np.float64)
-            mass = float(np.exp(kept - top).sum())
-        else:
-            weights = np.exp(row - top)
-            mass = float(weights.sum(dtype=np.float64))
-            # Ids with less than (1 - p) / vocab of the mass hold less than 1 - p together: not one is needed.
-            kept = row[weights >= mass * (1 - top_p) / row.size * 0.999]
-            kept = np.sort(kept)[::-1].astype(np.float64)
-        weights = np.exp(kept - float(top))
-        before = np.cumsum(weights) - weights
-        edge = float(kept[int(np.count_nonzero(before < top_p * mass)) - 1])
+        largest = _largest(row, top_k)
+        edge = float(largest[-1])
+        if top_p < 1:
+            edge = _nucleus_edge(largest, np.exp(largest - top), top_p)
+    elif top_p < 1:
+        edge = _row_nucleus_edge(row, np.exp(row - top), top_p)
     if min_p > 0:
         edge = max(edge, float(top) + math.log(min_p))
     return edge
 
 
+def _row_nucleus_edge(
+    row: NDArray[np.floating[Any]], weights: NDArray[np.floating[Any]], top_p: float
+) -> float:
+    mass = float(weights.sum(dtype=np.float64))
+    # Ids below (1 - p) / vocab of the mass hold less than 1 - p together, so none of them is needed; nor, as
+    # long as the others reach p, are those below a far larger share.
+    for num_shares in (_NUM_SHARES, row.size * 1.01):
+        is_kept = weights >= mass * (1 - top_p) / num_shares
+        if float(weights[is_kept].sum(dtype=np.float64)) >= top_p * mass:
+            break
+    largest = np.sort(row[is_kept])[::-1]
+    return _nucleus_edge(largest, np.exp(largest - row.max()), top_p, mass)
+
+
+def _nucleus_edge(
+    largest: NDArray[np.floating[Any]],
+    weights: NDArray[np.floating[Any]],
+    top_p: float,
+    mass: float | None = None,
+) -> float:
+    """Return the smallest kept of some descending scores with their weights, out of a total mass."""
+    reached = np.cumsum(weights, dtype=np.float64)
+    num_kept = 1 + int(np.searchsorted(reached, top_p * (reached[-1] if mass is None else mass)))
+    return float(largest[min(num_kept, largest.size) - 1])
+
+
 def _largest(row: NDArray[np.floating[Any]], count: int) -> NDArray[np.floating[Any]]:
-    """Return all values >= the `count`-th largest, ascending."""
+    """Return all values >= the `count`-th largest, descending."""
     num_columns = row.size // _NUM_GROUPS
     if num_columns > count:
         # Maxima of disjoint groups are values of the row, so their count-th largest is at most the row's.
         maxima = row[: num_columns * _NUM_GROUPS].reshape(_NUM_GROUPS, num_columns).max(axis=0)
         row = row[row >= np.partition(maxima, num_columns - count)[num_columns - count]]
-    edge = np.partition(row, row.size - count)[row.size - count]
-    return np.sort(row[row >= edge])
+    ascending = np.sort(row)
+    return ascending[np.searchsorted(ascending, ascending[-count]) :][::-1]
