@@ -13,6 +13,7 @@ from common.fingerprint import directory_fingerprint, num_tokens, tokenizer_fing
 from edge_client.drafting import spec as files
 from edge_client.drafting.graph import GraphBuilder
 from edge_client.drafting.hf_config import DecoderConfig, read_config
+from edge_client.drafting.onnx_writer import INT8_ACTIVATIONS
 from edge_client.drafting.safetensors_dir import TensorDirectory
 from edge_client.drafting.spec import DraftSpec
 
@@ -37,12 +38,18 @@ class ExportReport:
 
 
 def export_draft(
-    hf_dir: Path, out_dir: Path, *, max_context: int | None = None, progress: Progress | None = None
+    hf_dir: Path,
+    out_dir: Path,
+    *,
+    max_context: int | None = None,
+    accuracy_level: int = INT8_ACTIVATIONS,
+    progress: Progress | None = None,
 ) -> ExportReport:
     """Write `draft.onnx`, `draft.json` and `tokenizer.json` into `out_dir`, made if missing.
 
-    The context is the model's own, 32,768 at most, or `max_context`. Needs the `export` extra, not
-    torch. Raises `ModelError` for a directory that is not a Llama-, Qwen2- or Qwen3-style
+    The context is the model's own, 32,768 or `max_context` at most. `accuracy_level` is
+    MatMulNBits': 4 rounds activations to int8, 1 keeps them float32 and is two to four times
+    slower. Needs the `export` extra, not torch. Raises `ModelError` for a directory that is not a Llama-, Qwen2- or Qwen3-style
     safetensors model with its tokenizer.json.
     """
     hf_dir, out_dir = Path(hf_dir), Path(out_dir)
@@ -58,7 +65,8 @@ def export_draft(
         raise ModelError(f"{tokenizer} has {count} tokens, but the embedding only {config.vocab_size} rows")
     context = min(config.max_context, max_context or MAX_CONTEXT)
     tensors = TensorDirectory(hf_dir)
-    model = GraphBuilder(config, tensors, count, context).build(progress or _silent)
+    builder = GraphBuilder(config, tensors, num_tokens=count, context=context, accuracy_level=accuracy_level)
+    model = builder.build(progress or _silent)
     _make_directory(out_dir)
     _save(model, out_dir)
     if tokenizer.resolve() != (out_dir / files.TOKENIZER_FILE).resolve():

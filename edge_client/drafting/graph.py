@@ -1,12 +1,13 @@
 """The draft's ONNX graph, written node by node: INT4 matrices, grouped-query attention, RMS norms.
 
     input_ids [1, n] ── embedding ──▶ layers × (norm, qkv, attention, out, norm, gate·up, down)
-                                                        ──▶ norm, head ──▶ logits [1, vocab]
+                                        ──▶ norm, head ──▶ logits, probs, tempered_probs [1, vocab]
 
 Only the last of the n tokens reaches the last layer's MLP and the head. Each layer's
 `past_key_i / past_value_i` and `present_key_i / present_value_i` are `[1, kv_heads, capacity, head_dim]`
 and meant to be one buffer, bound as both. `seqlens_k` = total − 1 and `total_sequence_length` = total
 (int32 `[1]`) say how many positions are valid after this call; the n new ones are the last of them.
+`probs` is softmax(logits), `tempered_probs` softmax(logits · inverse_temperature) (float32 `[1]`).
 Operators of the domain `com.microsoft` are onnxruntime's.
 """
 
@@ -21,6 +22,7 @@ from edge_client.drafting.hf_config import DecoderConfig
 from edge_client.drafting.onnx_writer import MICROSOFT, OnnxWriter, ValueInfo
 from edge_client.drafting.quantize import BLOCK_SIZE, QuantizedMatrix, quantize
 from edge_client.drafting.safetensors_dir import TensorDirectory
+from edge_client.drafting.spec import ROW_OUTPUTS
 
 OPSET = 21
 IR_VERSION = 10
@@ -34,7 +36,13 @@ class GraphBuilder:
     """Collects nodes and constants; `build()` returns the `onnx.ModelProto`."""
 
     def __init__(
-        self, config: DecoderConfig, tensors: TensorDirectory, num_tokens: int, context: int
+        self,
+        config: DecoderConfig,
+        tensors: TensorDirectory,
+        *,
+        num_tokens: int,
+        context: int,
+        accuracy_level: int,
     ) -> None:
         """`num_tokens` <= vocab_size drops the embedding's padding rows, so ids past the tokenizer
         have no logit; `context` positions of rotary angles are written."""
@@ -42,7 +50,7 @@ class GraphBuilder:
         self._tensors = tensors
         self._num_tokens = num_tokens
         self._context = context
-        self._writer = OnnxWriter()
+        self._writer = OnnxWriter(accuracy_level)
         self._constant = self._writer.constant
         self._node = self._writer.node
 
@@ -132,6 +140,10 @@ class GraphBuilder:
         self._writer.matmul("head_rows", normed, packed, "lm_head.scales", table.shape)
         self._constant("logits_shape", np.array([1, self._num_tokens], np.int64))
         self._node("Reshape", ["head_rows", "logits_shape"], ["logits"])
+        # Softmax here takes a tenth of numpy's time; the rest of sampling is cheaper outside.
+        self._node("Softmax", ["logits"], ["probs"], axis=-1)
+        self._node("Mul", ["logits", "inverse_temperature"], ["tempered_logits"])
+        self._node("Softmax", ["tempered_logits"], ["tempered_probs"], axis=-1)
 
     # ------------------------------------------------------------------ their pieces
 
@@ -196,5 +208,7 @@ class GraphBuilder:
             ValueInfo("input_ids", "int64", (1, "n")),
             ValueInfo("seqlens_k", "int32", (1,)),
             ValueInfo("total_sequence_length", "int32", (1,)),
+            ValueInfo("inverse_temperature", "float32", (1,)),
         ]
-        return inputs + past, [ValueInfo("logits", "float32", (1, self._num_tokens)), *present]
+        rows = [ValueInfo(name, "float32", (1, self._num_tokens)) for name in ROW_OUTPUTS]
+        return inputs + past, rows + present

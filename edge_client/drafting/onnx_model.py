@@ -10,7 +10,7 @@ from common.errors import ModelError, UsageError
 from common.sampling import check_sampling_params
 from common.types import SamplingParams
 from edge_client.drafting.onnx_sequence import OnnxDraftSequence
-from edge_client.drafting.spec import GRAPH_FILE, TOKENIZER_FILE, DraftSpec, read_spec
+from edge_client.drafting.spec import GRAPH_FILE, ROW_OUTPUTS, TOKENIZER_FILE, DraftSpec, read_spec
 
 
 class OnnxDraftModel:
@@ -103,7 +103,7 @@ def _create_session(path: Path, threads: int) -> Any:
 
 
 def _check_interface(session: Any, spec: DraftSpec, directory: Path) -> None:
-    expected = {"input_ids", "seqlens_k", "total_sequence_length"}
+    expected = {"input_ids", "seqlens_k", "total_sequence_length", "inverse_temperature"}
     expected |= {f"past_{kind}_{layer}" for kind in ("key", "value") for layer in range(spec.num_layers)}
     shapes = {value.name: value.shape for value in session.get_inputs()}
     kv_ok = all(
@@ -111,6 +111,7 @@ def _check_interface(session: Any, spec: DraftSpec, directory: Path) -> None:
         for name, shape in shapes.items()
         if name.startswith("past_") and len(shape) == 4
     )
-    logits = [value.shape for value in session.get_outputs() if value.name == "logits"]
-    if set(shapes) != expected or not kv_ok or logits != [[1, spec.num_tokens]]:
+    rows = {value.name: value.shape for value in session.get_outputs() if value.name in ROW_OUTPUTS}
+    rows_ok = rows == {name: [1, spec.num_tokens] for name in ROW_OUTPUTS}
+    if set(shapes) != expected or not kv_ok or not rows_ok:
         raise ModelError(f"{directory}/{GRAPH_FILE} does not match its draft.json")

@@ -3,15 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from common.errors import ModelError
-from edge_client.drafting.spec import DraftSpec
+from edge_client.drafting.spec import ROW_OUTPUTS, DraftSpec
 
 FIRST_CAPACITY = 512  # positions; doubles until the draft's context, by copying
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """What the graph says about the next token, each float32 `[1, num_tokens]`."""
+
+    logits: NDArray[np.float32]
+    probs: NDArray[np.float32]  # softmax(logits)
+    tempered_probs: NDArray[np.float32]  # softmax(logits / temperature)
 
 
 class OnnxRunner:
@@ -20,16 +30,19 @@ class OnnxRunner:
     said anew in each call, so rollback is a smaller number.
     """
 
-    def __init__(self, session: Any, spec: DraftSpec) -> None:
+    def __init__(self, session: Any, spec: DraftSpec, temperature: float) -> None:
+        """`temperature` is that of `tempered_probs`; 0, where nothing reads them, counts as 1."""
         self._session = session
         self._spec = spec
         self._binding = session.io_binding()
         self._bound: dict[str, _Bound] = {}
         self._input_ids: dict[int, _Bound] = {}  # by number of tokens
-        self._seqlens = self._bind_input("seqlens_k")
-        self._total = self._bind_input("total_sequence_length")
-        self._logits = _Bound(np.zeros((1, spec.num_tokens), np.float32))
-        self._binding.bind_ortvalue_output("logits", self._logits.value)
+        self._seqlens = self._bind_input("seqlens_k", np.int32)
+        self._total = self._bind_input("total_sequence_length", np.int32)
+        self._inverse_temperature = self._bind_input("inverse_temperature", np.float32)
+        self._inverse_temperature.array[0] = 1 / (temperature or 1.0)
+        self._rows = [self._bind_row(name) for name in ROW_OUTPUTS]
+        self._output = Rows(*(bound.array for bound in self._rows))
         self._kv: dict[str, _Bound] = {}
         self._num_bound_ids = 0
         self._capacity = 0
@@ -42,10 +55,10 @@ class OnnxRunner:
     def num_kv_bytes(self) -> int:
         return sum(bound.array.nbytes for bound in self._kv.values())
 
-    def feed(self, token_ids: Sequence[int], num_past: int) -> NDArray[np.float32]:
-        """Run `token_ids` behind the first `num_past` positions; logits after the last, `[1, num_tokens]`.
+    def feed(self, token_ids: Sequence[int], num_past: int) -> Rows:
+        """Run `token_ids` behind the first `num_past` positions; what follows the last.
 
-        The array is overwritten by the next call. Raises `ModelError` if the runtime fails.
+        The arrays are overwritten by the next call. Raises `ModelError` if the runtime fails.
         """
         total = num_past + len(token_ids)
         assert token_ids and total <= self._spec.max_context, f"{total} positions do not fit"
@@ -55,7 +68,7 @@ class OnnxRunner:
         self._seqlens.array[0] = total - 1  # anything else is silently wrong
         self._total.array[0] = total
         self._run()
-        return self._logits.array
+        return self._output
 
     def run_again(self) -> None:
         """The last run once more, nothing else around it (benchmarks)."""
@@ -65,7 +78,8 @@ class OnnxRunner:
         for name, bound in self._kv.items():
             assert bound.array.shape[2] == self._capacity, f"{name} has another capacity"
             assert bound.is_shared, f"{name} was copied by onnxruntime"
-        assert self._logits.is_shared and self._total.is_shared, "inputs or outputs were copied"
+        assert all(bound.is_shared for bound in self._rows), "outputs were copied by onnxruntime"
+        assert self._total.is_shared and self._seqlens.is_shared, "inputs were copied by onnxruntime"
 
     def _run(self) -> None:
         try:
@@ -73,9 +87,14 @@ class OnnxRunner:
         except Exception as error:  # onnxruntime's exceptions have no base of their own
             raise ModelError(f"the draft failed to run: {str(error).splitlines()[0]}") from error
 
-    def _bind_input(self, name: str) -> _Bound:
-        bound = _Bound(np.zeros(1, np.int32))
+    def _bind_input(self, name: str, dtype: type[np.generic]) -> _Bound:
+        bound = _Bound(np.zeros(1, dtype))
         self._binding.bind_ortvalue_input(name, bound.value)
+        return bound
+
+    def _bind_row(self, name: str) -> _Bound:
+        bound = _Bound(np.zeros((1, self._spec.num_tokens), np.float32))
+        self._binding.bind_ortvalue_output(name, bound.value)
         return bound
 
     def _bind_ids(self, token_ids: Sequence[int]) -> None:

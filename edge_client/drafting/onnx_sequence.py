@@ -7,7 +7,7 @@ from typing import Any
 
 from common.errors import InvalidFieldError
 from common.types import Draft, SamplingParams, Signals
-from edge_client.drafting.onnx_runner import OnnxRunner
+from edge_client.drafting.onnx_runner import OnnxRunner, Rows
 from edge_client.drafting.sampler import DraftSampler
 from edge_client.drafting.spec import DraftSpec
 
@@ -27,8 +27,8 @@ class OnnxDraftSequence:
         self, session: Any, spec: DraftSpec, sampling: SamplingParams, num_prompt_tokens: int | None
     ) -> None:
         self._spec = spec
-        self._sampler = DraftSampler(sampling, spec.num_tokens, spec.eos_token_ids)
-        self._runner: OnnxRunner | None = OnnxRunner(session, spec)
+        self._sampler = DraftSampler(sampling, spec.eos_token_ids)
+        self._runner: OnnxRunner | None = OnnxRunner(session, spec, sampling.temperature)
         self._num_prompt_tokens = num_prompt_tokens
         self._text: list[int] = []
         self._cached: list[int] = []
@@ -72,15 +72,15 @@ class OnnxDraftSequence:
         token_ids: list[int] = []
         probs: list[float] = []
         signals: list[Signals] = []
-        logits = self._catch_up()
+        rows = self._catch_up()
         while True:
-            token_id, prob, signal = self._sample(logits, token_ids)
+            token_id, prob, signal = self._sample(rows, token_ids)
             token_ids.append(token_id)
             probs.append(prob)
             signals.append(signal)
             if len(token_ids) == num_draft_tokens:
                 return Draft(tuple(token_ids), tuple(probs), tuple(signals))
-            logits = self._feed([token_id])
+            rows = self._feed([token_id])
 
     def close(self) -> None:
         self._runner = None
@@ -92,26 +92,26 @@ class OnnxDraftSequence:
             assert len(self._cached) <= self._runner.capacity or not self._cached
             self._runner.check_integrity()
 
-    def _catch_up(self) -> Any:
-        """Feed the committed ids the KV lacks, at least the last one; logits after it."""
+    def _catch_up(self) -> Rows:
+        """Feed the committed ids the KV lacks, at least the last one; what follows it."""
         num_known = min(len(self._cached), len(self._text) - 1)
         del self._cached[num_known:]
         while True:
             chunk = self._text[len(self._cached) : len(self._cached) + CHUNK_SIZE]
-            logits = self._feed(chunk)
+            rows = self._feed(chunk)
             if len(self._cached) == len(self._text):
-                return logits
+                return rows
 
-    def _feed(self, token_ids: list[int]) -> Any:
+    def _feed(self, token_ids: list[int]) -> Rows:
         assert self._runner is not None, "the sequence is closed"
-        logits = self._runner.feed(token_ids, len(self._cached))
+        rows = self._runner.feed(token_ids, len(self._cached))
         self._cached.extend(token_ids)
-        return logits
+        return rows
 
-    def _sample(self, logits: Any, drafted: list[int]) -> tuple[int, float, Signals]:
+    def _sample(self, rows: Rows, drafted: list[int]) -> tuple[int, float, Signals]:
         position = len(self._text) + len(drafted)
         if not self._sampler.needs_history:
-            return self._sampler.sample(logits, position)
+            return self._sampler.sample(rows, position)
         num_prompt = self._num_prompt_tokens or 0
         output_ids = self._text[num_prompt:] + drafted
-        return self._sampler.sample(logits, position, self._text[:num_prompt], output_ids)
+        return self._sampler.sample(rows, position, self._text[:num_prompt], output_ids)

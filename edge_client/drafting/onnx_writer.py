@@ -14,7 +14,7 @@ from edge_client.drafting.quantize import BLOCK_SIZE
 MICROSOFT = "com.microsoft"  # onnxruntime's own operators
 OPSET = 21
 IR_VERSION = 10
-ACCURACY_LEVEL = 4  # MatMulNBits rounds activations to int8; level 1 costs up to four times as much
+INT8_ACTIVATIONS = 4  # MatMulNBits' accuracy level; level 1 keeps float32 and costs up to four times as much
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +29,8 @@ class ValueInfo:
 class OnnxWriter:
     """Collects a graph. Names are the caller's and must be unique."""
 
-    def __init__(self) -> None:
+    def __init__(self, accuracy_level: int) -> None:
+        self._accuracy_level = accuracy_level
         self._nodes: list[Any] = []
         self._constants: dict[str, Any] = {}
 
@@ -52,7 +53,7 @@ class OnnxWriter:
         """hidden `[..., columns]` times an INT4 matrix `shape` = (rows, columns) → `[..., rows]`."""
         inputs = [hidden, packed, scales, "", "", bias] if bias else [hidden, packed, scales]
         sizes = {"N": shape[0], "K": shape[1], "bits": 4, "block_size": BLOCK_SIZE}
-        self.node("MatMulNBits", inputs, [out], MICROSOFT, accuracy_level=ACCURACY_LEVEL, **sizes)
+        self.node("MatMulNBits", inputs, [out], MICROSOFT, accuracy_level=self._accuracy_level, **sizes)
 
     def split(self, name: str, sizes: Sequence[int]) -> list[str]:
         """Parts of the last axis."""

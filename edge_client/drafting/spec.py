@@ -16,6 +16,7 @@ SPEC_FILE = "draft.json"
 GRAPH_FILE = "draft.onnx"
 WEIGHTS_FILE = "draft.onnx.data"  # only beside graphs too large for one file
 TOKENIZER_FILE = "tokenizer.json"
+ROW_OUTPUTS = ("logits", "probs", "tempered_probs")  # of the graph, each [1, num_tokens]
 
 
 @dataclass(frozen=True, slots=True)
