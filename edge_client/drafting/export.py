@@ -49,8 +49,8 @@ def export_draft(
 
     The context is the model's own, 32,768 or `max_context` at most. `accuracy_level` is
     MatMulNBits': 4 rounds activations to int8, 1 keeps them float32 and is two to four times
-    slower. Needs the `export` extra, not torch. Raises `ModelError` for a directory that is not a Llama-, Qwen2- or Qwen3-style
-    safetensors model with its tokenizer.json.
+    slower. Needs the `export` extra, not torch. Raises `ModelError` for a directory that is not a
+    Llama-, Qwen2- or Qwen3-style safetensors model with its tokenizer.json.
     """
     hf_dir, out_dir = Path(hf_dir), Path(out_dir)
     _require_onnx()
