@@ -1,0 +1,60 @@
+"""Verifiers as real processes, and small real pairs: built once a run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from support.decoding import Oracle
+from support.models import make_tiny_target
+
+from edge_client.drafting.base import DraftModel
+from edge_client.drafting.export import export_draft
+from edge_client.drafting.onnx_model import OnnxDraftModel
+from experiments.processes import VerifierProcess, running_verifier
+
+EMBEDDED = Path(__file__).resolve().parents[2] / "models" / "embedded"
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A target directory and two INT4 drafts for it: of its own weights, and of random ones."""
+
+    target: Path
+    own_draft: Path
+    random_draft: Path
+
+
+@pytest.fixture(scope="session")
+def tiny_pair(tmp_path_factory: pytest.TempPathFactory) -> Pair:
+    root = tmp_path_factory.mktemp("tiny")
+    target = make_tiny_target(root / "target", max_context=512)
+    other = make_tiny_target(root / "other", hidden=64, num_layers=2, max_context=512, seed=5)
+    for name, source in (("own", target), ("random", other)):
+        export_draft(source, root / name)
+    return Pair(target, root / "own", root / "random")
+
+
+@pytest.fixture(scope="session")
+def tiny_verifier(tiny_pair: Pair) -> Iterator[VerifierProcess]:
+    with running_verifier(target=tiny_pair.target) as verifier:
+        yield verifier
+
+
+@pytest.fixture(scope="session")
+def tiny_oracle(tiny_pair: Pair) -> Oracle:
+    return Oracle(tiny_pair.target)
+
+
+@pytest.fixture(scope="session")
+def own_draft(tiny_pair: Pair) -> Iterator[DraftModel]:
+    with OnnxDraftModel.open(tiny_pair.own_draft) as model:
+        yield model
+
+
+@pytest.fixture(scope="session")
+def random_draft(tiny_pair: Pair) -> Iterator[DraftModel]:
+    with OnnxDraftModel.open(tiny_pair.random_draft) as model:
+        yield model
