@@ -1,0 +1,1 @@
+"""Recipes that make the embedded pair and distil drafts; see training/README.md."""

@@ -1,0 +1,77 @@
+"""What is measured on a pair, as pure functions of arrays."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+
+@dataclass(frozen=True)
+class Acceptance:
+    """Rounds of one draft length over many texts."""
+
+    num_speculative_tokens: int
+    acceptance_rate: float
+    """Accepted / drafted tokens."""
+    tokens_per_round: float
+    """Accepted tokens and the correction or bonus token, a round."""
+    per_position: list[float]
+    """Share of the rounds whose draft was accepted up to and including each position."""
+
+
+def acceptance(matches: Sequence[npt.NDArray[np.bool_]], num_speculative_tokens: int) -> Acceptance:
+    """Replay the rounds of coupled (or greedy) verification from the matches at each position of the
+    target's texts.
+
+    `matches[i][t]` says whether the draft, given the target's text before position t, chooses the target's
+    token at t. Under coupled verification the text never depends on the draft, and a draft token is only
+    judged when all before it matched, so the matches alone decide every round. A round at the end of a text
+    counts the positions that are left.
+    """
+    reached = np.zeros(num_speculative_tokens, dtype=np.int64)
+    drafted = rounds = committed = 0
+    for match in matches:
+        start = 0
+        while start < len(match):
+            window = match[start : start + num_speculative_tokens]
+            accepted = int(np.argmin(window)) if not window.all() else len(window)
+            reached[:accepted] += 1
+            drafted += len(window)
+            rounds += 1
+            advance = min(accepted + 1, len(match) - start)
+            committed += advance
+            start += advance
+    if not rounds:
+        raise ValueError("no text to replay")
+    return Acceptance(
+        num_speculative_tokens,
+        acceptance_rate=int(reached.sum()) / drafted,
+        tokens_per_round=committed / rounds,
+        per_position=[int(count) / rounds for count in reached],
+    )
+
+
+def repeated_share(token_ids: Sequence[int], size: int = 12) -> float:
+    """Share of the runs of `size` tokens that already occurred earlier in the same text; 0 for shorter
+    texts.
+    """
+    runs = [tuple(token_ids[i : i + size]) for i in range(len(token_ids) - size + 1)]
+    return 1 - len(set(runs)) / len(runs) if runs else 0.0
+
+
+def overlap(
+    target_logits: npt.NDArray[np.float32], draft_logits: npt.NDArray[np.float32], temperature: float
+) -> float:
+    """Mean Σ min(target, draft) over rows of [num_rows, vocab] logits: the chance that rejection sampling
+    accepts.
+    """
+    return float(
+        np.minimum(softmax(target_logits / temperature), softmax(draft_logits / temperature)).sum(-1).mean()
+    )
+
+
+def softmax(logits: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+    """Row-wise, [num_rows, vocab]."""
+    powers = np.exp(logits - logits.max(-1, keepdims=True))
+    return np.asarray(powers / powers.sum(-1, keepdims=True), dtype=np.float32)

@@ -1,0 +1,90 @@
+"""The benchmark prompts: heads of held-out functions with their docstrings, one JSON object `{"id",
+"prompt"}` a line.
+
+python -m training.prompts --out models/embedded/prompts.jsonl
+"""
+
+import argparse
+import ast
+import json
+import sysconfig
+from dataclasses import dataclass
+from itertools import zip_longest
+from pathlib import Path
+
+from training.corpus import read_held_out
+
+FunctionNode = ast.FunctionDef | ast.AsyncFunctionDef
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """`prompt` ends with the newline after the docstring's closing quotes."""
+
+    id: str
+    prompt: str
+
+
+def make_prompts(held_out: dict[str, str], count: int = 40) -> list[Prompt]:
+    """Take functions from the modules in turn, in file order, until there are `count`."""
+    by_module = [_module_prompts(name, text) for name, text in sorted(held_out.items())]
+    in_turn = [prompt for group in zip_longest(*by_module) for prompt in group if prompt is not None]
+    return in_turn[:count]
+
+
+def save_prompts(prompts: list[Prompt], path: Path) -> None:
+    """Write JSON lines."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(json.dumps({"id": item.id, "prompt": item.prompt}) + "\n" for item in prompts))
+
+
+def load_prompts(path: Path) -> list[Prompt]:
+    """Read JSON lines. Raises ValueError naming the line that is not `{"id", "prompt"}`."""
+    prompts = []
+    for number, line in enumerate(path.read_text("utf-8").splitlines(), 1):
+        try:
+            record = json.loads(line)
+            prompts.append(Prompt(str(record["id"]), str(record["prompt"])))
+        except (ValueError, KeyError, TypeError) as error:
+            raise ValueError(f'{path}:{number} is not {{"id", "prompt"}}: {error}') from error
+    return prompts
+
+
+def _module_prompts(name: str, text: str) -> list[Prompt]:
+    lines = text.splitlines(keepends=True)
+    nodes = [node for node in ast.parse(text).body if isinstance(node, FunctionNode)]
+    stem = name.removesuffix(".py").replace("/", ".")
+    return [Prompt(f"{stem}.{node.name}", head) for node in nodes if (head := _head(node, lines)) is not None]
+
+
+def _head(node: FunctionNode, lines: list[str]) -> str | None:
+    """From `def` to the docstring's end; None where the docstring is missing or long, or nothing follows
+    it.
+    """
+    first = node.body[0]
+    if ast.get_docstring(node) is None or len(node.body) < 2 or node.decorator_list:
+        return None
+    assert first.end_lineno is not None and node.end_lineno is not None, "parsed from source"
+    num_head, num_body = first.end_lineno - node.lineno + 1, node.end_lineno - first.end_lineno
+    if num_head > 24 or not 2 <= num_body <= 40:
+        return None
+    head = "".join(lines[node.lineno - 1 : first.end_lineno])
+    return head if len(head) <= 1000 else None
+
+
+def main() -> None:
+    """Command line."""
+    parser = argparse.ArgumentParser(
+        prog="python -m training.prompts", description="Make the benchmark prompts."
+    )
+    parser.add_argument("--out", type=Path, default=Path("models/embedded/prompts.jsonl"))
+    parser.add_argument("--count", type=int, default=40)
+    args = parser.parse_args()
+    paths = sysconfig.get_paths()
+    prompts = make_prompts(read_held_out(Path(paths["stdlib"]), Path(paths["purelib"])), args.count)
+    save_prompts(prompts, args.out)
+    print(f"{len(prompts)} prompts in {args.out}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,38 @@
+"""Process settings that make CPU training faster and change no result."""
+
+import ctypes
+import os
+import platform
+import sys
+from pathlib import Path
+
+_M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_MAX, _M_ARENA_MAX = -1, -2, -4, -8  # malloc.h
+
+
+def keep_freed_memory() -> bool:
+    """Ask glibc to keep freed memory instead of giving it back to the kernel. False where there is no
+    glibc.
+
+    A training step allocates and frees the same hundreds of megabytes; by default each block over 32 MB is
+    mapped and unmapped every time, and a third of the processor goes into zeroing pages (measured).
+    """
+    if not sys.platform.startswith("linux"):
+        return False
+    try:
+        mallopt = ctypes.CDLL("libc.so.6").mallopt
+    except (OSError, AttributeError):
+        return False
+    settings = ((_M_MMAP_MAX, 0), (_M_TRIM_THRESHOLD, 2**31 - 1), (_M_TOP_PAD, 256 << 20), (_M_ARENA_MAX, 1))
+    accepted = [mallopt(name, value) for name, value in settings]  # each is to be tried
+    return all(accepted)
+
+
+def describe_machine() -> str:
+    """Processor and number of cores, in words, for reports."""
+    cpuinfo = Path("/proc/cpuinfo")
+    names = [
+        line.split(":", 1)[1].strip()
+        for line in (cpuinfo.read_text().splitlines() if cpuinfo.is_file() else [])
+        if line.startswith("model name")
+    ]
+    return f"{os.cpu_count()} cores, {(names or [platform.processor() or platform.machine()])[0]}"

@@ -1,0 +1,57 @@
+"""Text from a model, for distilling on what the target itself writes and for judging it. Not a serving
+path.
+"""
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+
+@torch.no_grad()
+def continue_rows(
+    model: Any, prompts: Tensor, num_tokens: int, temperature: float, generator: torch.Generator
+) -> Tensor:
+    """Continue a batch of equally long prompts. [rows, prompt] int64 → [rows, prompt + num_tokens]."""
+    from transformers import DynamicCache
+
+    cache = DynamicCache(config=model.config)
+    pieces, feed = [prompts], prompts
+    for _ in range(num_tokens):
+        out = model.model(input_ids=feed, past_key_values=cache, use_cache=True).last_hidden_state[:, -1]
+        logits = out @ model.get_output_embeddings().weight.T  # [rows, vocab]
+        feed = torch.multinomial(torch.softmax(logits / temperature, -1), 1, generator=generator)
+        pieces.append(feed)
+    return torch.cat(pieces, dim=1)
+
+
+@torch.no_grad()
+def continue_one(
+    model: Any,
+    prompt: list[int],
+    num_tokens: int,
+    temperature: float = 0.0,
+    noise: npt.NDArray[np.float32] | None = None,
+) -> list[int]:
+    """Continue one prompt until `<|endoftext|>` (id 0, included) or `num_tokens`; only the new ids.
+
+    Above temperature 0 the token is argmax(log prob / temperature + noise[i]), noise [num_tokens, vocab]
+    Gumbel: the coupled sampling of the wire protocol, with noise the caller chose.
+    """
+    from transformers import DynamicCache
+
+    cache = DynamicCache(config=model.config)
+    feed, new = torch.tensor([prompt]), []
+    for index in range(num_tokens):
+        hidden = model.model(input_ids=feed, past_key_values=cache, use_cache=True).last_hidden_state[:, -1]
+        scores = (hidden @ model.get_output_embeddings().weight.T)[0]  # [vocab]
+        if temperature > 0:
+            assert noise is not None, "sampling needs noise"
+            scores = scores / temperature + torch.from_numpy(noise[index])
+        new.append(int(scores.argmax()))
+        if new[-1] == 0:
+            break
+        feed = torch.tensor([[new[-1]]])
+    return new
