@@ -11,7 +11,7 @@ from typing import Any
 
 from common.errors import ModelError
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2  # 1 had no softmax in the graph
 SPEC_FILE = "draft.json"
 GRAPH_FILE = "draft.onnx"
 WEIGHTS_FILE = "draft.onnx.data"  # only beside graphs too large for one file
@@ -59,7 +59,9 @@ def read_spec(directory: Path) -> DraftSpec:
         raise ModelError(f"{path} cannot be read: {error}") from error
     version = raw.get("format_version") if isinstance(raw, dict) else None
     if version != FORMAT_VERSION:
-        raise ModelError(f"{path} has format version {version}, this release reads {FORMAT_VERSION}")
+        raise ModelError(
+            f"{path} has format version {version}, this release reads {FORMAT_VERSION}: export it again"
+        )
     try:
         spec = DraftSpec(**(raw | {"eos_token_ids": tuple(raw["eos_token_ids"])}))
     except (TypeError, KeyError) as error:
