@@ -41,6 +41,12 @@ class OnnxDraftSequence:
     def num_kv_bytes(self) -> int:
         return self._runner.num_kv_bytes if self._runner else 0
 
+    @property
+    def parts(self) -> tuple[OnnxRunner, DraftSampler]:
+        """What a drafted token is made of (benchmarks, tests)."""
+        assert self._runner is not None, "the sequence is closed"
+        return self._runner, self._sampler
+
     def commit(self, token_ids: Sequence[int]) -> None:
         """See `DraftSequence.commit`."""
         for token_id in token_ids:
@@ -89,7 +95,7 @@ class OnnxDraftSequence:
         for index, (cached, committed) in enumerate(zip(self._cached, self._text, strict=False)):
             assert cached == committed, f"KV and text differ at {index}"
         if self._runner is not None:
-            assert len(self._cached) <= self._runner.capacity or not self._cached
+            assert len(self._cached) <= self._runner.capacity, "more KV than room"
             self._runner.check_integrity()
 
     def _catch_up(self) -> Rows:
