@@ -1,0 +1,150 @@
+"""From a configuration to a session: parameters checked, parts created, heavy imports made."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from common.errors import IncompatibleError, InvalidFieldError, UsageError
+from common.sampling import check_sampling_params
+from common.stopping import check_stop_params
+from common.types import Method, SamplingParams, StopParams, TokenIds
+from edge_client.config import RunConfig, default_draft_dir
+from edge_client.deadline import RoundDeadline
+from edge_client.depth import create_depth_policy
+from edge_client.drafting.base import DraftModel
+from edge_client.options import Mode, OnTimeout, SessionOptions
+from edge_client.remote_verifier import RemoteVerifier
+from edge_client.session import EdgeSession, new_session_id
+from edge_client.tokenizer import EdgeTokenizer
+
+
+@dataclass(slots=True)
+class Edge:
+    """What outlives one session: the tokenizer and the draft's weights."""
+
+    config: RunConfig
+    tokenizer: EdgeTokenizer
+    draft: DraftModel | None
+    draft_load_ms: float
+    labels: tuple[str, ...]
+
+    def session(self, prompt: str, seed: int) -> EdgeSession:
+        """Raises `UsageError` for parameters out of range and for an empty prompt."""
+        prompt_ids = self.tokenizer.encode(prompt)
+        if not prompt_ids:
+            raise UsageError("the prompt is empty")
+        config, options = self.config, self._make_options(seed)
+        session_id = new_session_id()
+        session = EdgeSession(
+            prompt_ids,
+            options,
+            decode=self.tokenizer.decoder(prompt_ids),
+            verifier=_create_verifier(config, options, session_id),
+            draft=self.draft,
+            depth=create_depth_policy(config.depth_policy, config.num_speculative_tokens),
+            session_id=session_id,
+            min_draft_s=config.min_draft_ms / 1e3,
+        )
+        session.result.stats.draft_load_ms = self.draft_load_ms
+        return session
+
+    def _make_options(self, seed: int) -> SessionOptions:
+        config, num_tokens = self.config, self.tokenizer.num_tokens
+        sampling = make_sampling(config, seed, tuple(self._encode_word(word) for word in config.bad_word))
+        stop = StopParams(config.max_new_tokens, config.stop_token_id, config.stop, config.ignore_eos)
+        try:
+            check_sampling_params(sampling, num_tokens)
+            check_stop_params(stop, num_tokens)
+        except InvalidFieldError as error:
+            raise UsageError(str(error)) from error
+        return SessionOptions(
+            mode=Mode(config.mode),
+            sampling=sampling,
+            stop=stop,
+            method=Method(config.method),
+            on_timeout=OnTimeout(config.on_timeout),
+            recover_timeout_s=config.recover_timeout_s,
+            is_target_change_allowed=config.allow_target_change,
+            tokenizer_fingerprint=self.tokenizer.fingerprint,
+        )
+
+    def _encode_word(self, word: str) -> TokenIds:
+        return tuple(self.tokenizer.encode(word))
+
+    def close(self) -> None:
+        if self.draft is not None:
+            self.draft.close()
+
+
+def create_edge(config: RunConfig) -> Edge:
+    """Loads tokenizer and, unless cloud-only, the draft. Raises `ModelError`, `IncompatibleError`."""
+    directory = Path(config.draft) if config.draft else default_draft_dir()
+    if not directory.is_dir():
+        raise UsageError(
+            f"no draft at {directory}: name one with --draft DIR (`edge-client draft export` makes one)"
+        )
+    tokenizer = EdgeTokenizer(directory / "tokenizer.json")
+    start_s = time.perf_counter()
+    draft = _create_draft(config, directory, tokenizer) if config.mode != Mode.CLOUD_ONLY else None
+    labels = (f"min-draft-ms={config.min_draft_ms:g}",) if config.min_draft_ms else ()
+    return Edge(config, tokenizer, draft, (time.perf_counter() - start_s) * 1e3, labels)
+
+
+def _create_draft(config: RunConfig, directory: Path, tokenizer: EdgeTokenizer) -> DraftModel:
+    from edge_client.drafting.registry import create_draft_model
+
+    draft = create_draft_model(config.draft_strategy, directory, threads=config.draft_threads)
+    if draft.tokenizer_fingerprint != tokenizer.fingerprint:
+        theirs, ours = draft.tokenizer_fingerprint, tokenizer.fingerprint
+        draft.close()
+        raise IncompatibleError(f"the draft was exported with tokenizer {theirs}, but beside it lies {ours}")
+    return draft
+
+
+def _create_verifier(config: RunConfig, options: SessionOptions, session_id: bytes) -> RemoteVerifier | None:
+    if options.mode is Mode.EDGE_ONLY:
+        return None
+    from edge_client.link.grpc_link import GrpcLink
+
+    return RemoteVerifier(
+        GrpcLink(config.verifier, session_id, config.transport),
+        RoundDeadline(config.timeout_ms / 1e3 if config.timeout_ms else None),
+        recover_timeout_s=config.recover_timeout_s,
+        is_patient=options.on_timeout is OnTimeout.WAIT,
+    )
+
+
+def draw_seed() -> int:
+    """53 bits: every JSON reader keeps them exactly."""
+    return secrets.randbits(53)
+
+
+def make_sampling(config: RunConfig, seed: int, bad_words: tuple[TokenIds, ...] = ()) -> SamplingParams:
+    return SamplingParams(
+        temperature=config.temperature,
+        top_k=config.top_k,
+        top_p=config.top_p,
+        min_p=config.min_p,
+        repetition_penalty=config.repetition_penalty,
+        presence_penalty=config.presence_penalty,
+        frequency_penalty=config.frequency_penalty,
+        logit_bias=_parse_biases(config.logit_bias),
+        bad_words=bad_words,
+        min_new_tokens=config.min_new_tokens,
+        seed=seed,
+    )
+
+
+def _parse_biases(entries: tuple[str, ...]) -> tuple[tuple[int, float], ...]:
+    biases = []
+    for entry in (part for text in entries for part in text.split(",")):
+        token_id, separator, bias = entry.partition(":")
+        try:
+            biases.append((int(token_id), float(bias)))
+        except ValueError:
+            raise UsageError(f"--logit-bias {entry}: want ID:B, for example 42:-1.5") from None
+        assert separator
+    return tuple(biases)

@@ -1,0 +1,87 @@
+"""`edge-client`: the command line. Each verb is a module of `commands`, imported when asked for."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from common.config import add_flags, given_flags, load_config
+from common.errors import OutriderError
+from common.version import own_version
+from edge_client.config import SCOPE, RunConfig
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Returns the exit status: 0, one of `common.errors`, or 130 after Ctrl-C."""
+    namespace = _make_parser().parse_args(arguments)
+    try:
+        return _dispatch(namespace)
+    except OutriderError as error:
+        print(f"edge-client: {error}", file=sys.stderr)
+        return error.exit_code
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:
+        sys.stderr.close()  # whoever read our output is gone: nothing to say, and nobody to say it to
+        return 141
+
+
+def _dispatch(namespace: argparse.Namespace) -> int:
+    if namespace.verb == "draft":
+        from edge_client.commands.export import export
+
+        return export(namespace.hf_dir, namespace.out_dir, namespace.max_context)
+    loaded = load_config(
+        RunConfig, scope=SCOPE, yaml_path=namespace.config, flags=given_flags(namespace, RunConfig)
+    )
+    if namespace.verb == "config":
+        print("\n".join(loaded.lines(with_origins=namespace.origin)))
+        return 0
+    from edge_client.commands.run import run
+
+    return run(loaded.value, namespace.prompt, namespace.prompt_file, is_json=namespace.json)
+
+
+def _make_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="edge-client",
+        description="Draft here, verify in the cloud: the text is the target's.",
+        epilog="Exit status: 0 done, 1 failed, 2 used wrongly, 3 no link, 4 refused by the verifier, "
+        "5 models that do not fit, 130 interrupted.",
+    )
+    parser.add_argument("--version", action="version", version=f"edge-client {own_version()}")
+    verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
+    _add_run(verbs.add_parser("run", help="continue a prompt", epilog=_CONFIG_NOTE))
+    draft = verbs.add_parser("draft", help="prepare drafts").add_subparsers(
+        dest="draft_verb", required=True, metavar="VERB"
+    )
+    export = draft.add_parser("export", help="turn a Hugging Face directory into an INT4 ONNX draft")
+    export.add_argument("hf_dir", type=Path, metavar="HF_DIR", help="Llama, Qwen2 or Qwen3 in safetensors")
+    export.add_argument("out_dir", type=Path, metavar="OUT_DIR", help="is made if missing")
+    export.add_argument("--max-context", type=int, metavar="N", help="shorten the context to N tokens")
+    show = verbs.add_parser("config", help="show the configuration: config show [--origin]")
+    show.add_argument("action", choices=("show",))
+    show.add_argument("--origin", action="store_true", help="say where each value comes from")
+    _add_config(show)
+    return parser
+
+
+_CONFIG_NOTE = "Flags from --verifier on are also keys of --config FILE and variables OUTRIDER_EDGE_<KEY>."
+
+
+def _add_run(run: argparse.ArgumentParser) -> None:
+    run.add_argument("prompt", nargs="?", metavar="PROMPT", help="text to continue; - reads standard input")
+    run.add_argument("--prompt-file", type=Path, metavar="F", help="read the prompt from a file")
+    run.add_argument("--json", action="store_true", help="print one JSON object instead of the text")
+    _add_config(run)
+
+
+def _add_config(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--config", type=Path, metavar="FILE", help="YAML file of the settings below")
+    add_flags(parser, RunConfig)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

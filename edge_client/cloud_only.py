@@ -1,0 +1,74 @@
+"""The target alone, streamed in the same session; a lost stream resumes from the last token received."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+
+from common.errors import LinkError, RoundTimeoutError
+from common.types import FinishReason, GeneratedTokens, GenerateRequest
+from edge_client.events import SessionEvent
+from edge_client.opening import open_session
+from edge_client.options import Decoding, OnTimeout
+from edge_client.remote_verifier import SessionLostError, UnknownPrefixError
+
+_MAX_SILENCE_S = 10.0
+
+
+def stream_cloud_only(decoding: Decoding) -> Iterator[SessionEvent]:
+    """Until the text ends. Exact: a fault is waited for (`recover_timeout_s`), except under `fail`."""
+    text, remote = decoding.text, decoding.remote
+    silence_s = remote.deadline.seconds
+    give_up_s = time.monotonic() + decoding.options.recover_timeout_s
+    while text.finish is None:
+        if not decoding.context_room:
+            text.finish = FinishReason.CONTEXT
+            return
+        try:
+            if decoding.must_open:
+                yield from open_session(decoding)
+                continue
+            for tokens in remote.generate(_make_request(decoding), silence_s):
+                yield from _take(decoding, tokens)
+                give_up_s = time.monotonic() + decoding.options.recover_timeout_s
+                if text.finish is not None or decoding.must_open:
+                    break
+        except (SessionLostError, UnknownPrefixError):
+            decoding.must_open = True
+            if time.monotonic() > give_up_s:
+                raise
+        except LinkError as error:
+            if decoding.options.on_timeout is OnTimeout.FAIL:
+                raise
+            if time.monotonic() > give_up_s:
+                raise LinkError(str(error)) from error
+            decoding.stats.num_timeouts += isinstance(error, RoundTimeoutError)
+            silence_s = min(2.0 * silence_s, _MAX_SILENCE_S)
+            remote.lifeline.drop()
+
+
+def _make_request(decoding: Decoding) -> GenerateRequest:
+    text = decoding.text
+    committed, origins = text.unacked()
+    return GenerateRequest(
+        round_id=decoding.remote.next_round_id(),
+        base_position=text.acked_position,
+        base_hash=text.acked_hash,
+        max_new_tokens=text.num_remaining,
+        committed_tokens=committed,
+        origins=origins,
+    )
+
+
+def _take(decoding: Decoding, tokens: GeneratedTokens) -> Iterator[SessionEvent]:
+    text = decoding.text
+    events = decoding.add(tokens.token_ids, tokens.origins)
+    decoding.stats.num_generate_tokens += len(events)
+    if tokens.metrics.forward_ns:
+        decoding.stats.generate_forward_ms.append(tokens.metrics.forward_ns / 1e6)
+    yield from events
+    if text.finish is None:
+        if text.chain.agrees(tokens.position, tokens.hash) and tokens.position == text.position:
+            text.acknowledge()
+        elif tokens.token_ids:
+            decoding.must_open = True

@@ -1,0 +1,115 @@
+"""`edge-client run`: one prompt, its text on stdout as it comes, or one JSON object at the end."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from common.errors import OutriderError, UsageError
+from common.logs import setup_logging
+from common.types import FinishReason
+from edge_client.assemble import Edge, create_edge, draw_seed
+from edge_client.config import RunConfig
+from edge_client.session import EdgeSession, SessionResult
+from edge_client.terminal import TextPrinter, summary
+
+EXIT_INTERRUPTED = 130
+
+
+def run(config: RunConfig, prompt: str | None, prompt_file: Path | None, is_json: bool) -> int:
+    """Returns the exit status. Errors keep the partial text: it is printed before they are reported."""
+    setup_logging(config.log_level)
+    text = read_prompt(prompt, prompt_file)
+    seed = config.seed if config.seed is not None else draw_seed()
+    edge = create_edge(config)
+    session = edge.session(text, seed)
+    error: OutriderError | None = None
+    printer = TextPrinter(sys.stdout, _is_coloured() and not is_json)
+    with _cancel_on_interrupt(session):
+        try:
+            for event in session.generate():
+                if not is_json:
+                    printer.show(event)
+        except OutriderError as failure:
+            error = failure
+    result = session.result
+    if is_json:
+        print(json.dumps(make_report(edge, result, seed, error)))
+    else:
+        printer.finish()
+        if result.token_ids:
+            labels = (*edge.labels, *(result.model.labels if result.model else ()))
+            print(summary(result, labels, seed, sys.stderr.isatty()), file=sys.stderr)
+    edge.close()
+    if error is not None:
+        raise error
+    return EXIT_INTERRUPTED if result.finish_reason is FinishReason.CANCELLED else 0
+
+
+def read_prompt(prompt: str | None, prompt_file: Path | None) -> str:
+    """From the argument, a file, or standard input (`-`, or a pipe). Raises `UsageError`."""
+    if prompt is not None and prompt_file is not None:
+        raise UsageError("give a PROMPT or --prompt-file, not both")
+    try:
+        if prompt_file is not None:
+            text = prompt_file.read_text(encoding="utf-8")
+        elif prompt == "-" or (prompt is None and not sys.stdin.isatty()):
+            text = sys.stdin.read()
+        elif prompt is None:
+            raise UsageError("no prompt: give it as an argument, with --prompt-file F, or on standard input")
+        else:
+            text = prompt
+    except OSError as error:
+        raise UsageError(f"cannot read {prompt_file}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise UsageError(f"the prompt is not UTF-8: {error}") from error
+    if not text:
+        raise UsageError("the prompt is empty")
+    return text
+
+
+def make_report(
+    edge: Edge, result: SessionResult, seed: int, error: OutriderError | None
+) -> dict[str, object]:
+    """The object that `--json` prints."""
+    model = result.model
+    return {
+        "text": result.text,
+        "token_ids": list(result.token_ids),
+        "token_origins": [str(origin) for origin in result.origins],
+        "token_is_verified": list(result.is_verified),
+        "finish_reason": str(result.finish_reason),
+        "seed": seed,
+        "num_unverified_tokens": result.num_unverified_tokens,
+        "mode": edge.config.mode,
+        "target_fingerprint": model.target_fingerprint if model else None,
+        "draft_fingerprint": edge.draft.fingerprint if edge.draft else None,
+        "target": f"{model.model_id} ({model.dtype}, {model.device})" if model else None,
+        "labels": [*edge.labels, *(model.labels if model else ())],
+        "error": str(error) if error else None,
+        "stats": result.stats.summary(result.origins),
+    }
+
+
+def _is_coloured() -> bool:
+    return sys.stdout.isatty() and not os.environ.get("NO_COLOR")
+
+
+@contextmanager
+def _cancel_on_interrupt(session: EdgeSession) -> Iterator[None]:
+    """The first Ctrl-C ends the text and closes the session; a second one ends the process."""
+
+    def on_interrupt(number: int, frame: object) -> None:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        session.cancel()
+
+    previous = signal.signal(signal.SIGINT, on_interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, previous)

@@ -1,0 +1,82 @@
+"""The edge's configuration: one frozen dataclass, from which flags, YAML keys and variables come."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from common.config import option
+from common.types import Method
+
+SCOPE = "edge"
+_ON_TIMEOUT = ("first_token", "edge_only", "wait", "fail")
+
+
+@dataclass(frozen=True, slots=True)
+class RunConfig:
+    """`edge-client run`."""
+
+    verifier: str = option("127.0.0.1:7077", "the cloud verifier", metavar="HOST:PORT")
+    draft: str = option(
+        "", "directory of an exported draft and its tokenizer; empty is the embedded one", metavar="DIR"
+    )
+    draft_strategy: str = option("onnx", "how to draft", metavar="NAME")
+    draft_threads: int = option(1, "CPU threads of the draft", metavar="N", minimum=1)
+    mode: str = option(
+        "speculative",
+        "draft and verify; or the target alone; or the draft alone, unverified",
+        choices=("speculative", "cloud-only", "edge-only"),
+    )
+    max_new_tokens: int = option(256, "tokens to generate at most", metavar="N", minimum=1)
+    num_speculative_tokens: int = option(
+        4, "tokens to draft in one round", metavar="N", minimum=0, maximum=1024
+    )
+    depth_policy: str = option("fixed", "what decides the draft length of a round", choices=("fixed",))
+    temperature: float = option(0.8, "0 is greedy", metavar="T")
+    top_k: int = option(0, "sample from the K most probable tokens; 0 is off", metavar="K")
+    top_p: float = option(1.0, "sample from the smallest set with this probability; 1 is off", metavar="P")
+    min_p: float = option(0.0, "leave out tokens below this share of the best one's probability", metavar="P")
+    repetition_penalty: float = option(1.0, "divides scores of tokens seen before; 1 is off", metavar="R")
+    presence_penalty: float = option(0.0, "subtracted from scores of generated tokens", metavar="P")
+    frequency_penalty: float = option(0.0, "the same, for each time they occur", metavar="P")
+    logit_bias: tuple[str, ...] = option(
+        (), "added to the score of token ID; may be repeated, or a list with commas", metavar="ID:B"
+    )
+    bad_word: tuple[str, ...] = option((), "a word never to write; may be repeated", metavar="TEXT")
+    min_new_tokens: int = option(0, "no end of text before this many tokens", metavar="N", minimum=0)
+    stop: tuple[str, ...] = option((), "text to stop before; may be repeated", metavar="TEXT")
+    stop_token_id: tuple[int, ...] = option((), "token to stop after; may be repeated", metavar="ID")
+    ignore_eos: bool = option(False, "go on after the model's end of text")
+    seed: int | None = option(None, "of the noise; without one a random seed is drawn and printed")
+    method: str = option("coupled", "verification method", choices=tuple(Method))
+    transport: str = option(
+        "stream", "one stream for a session, or single calls where streams break", choices=("stream", "unary")
+    )
+    on_timeout: str = option(
+        "first_token",
+        "when a round gets no answer in time: keep the draft's first token, marked; go on alone, marked; "
+        "wait, and stay exact; or end with an error",
+        choices=_ON_TIMEOUT,
+    )
+    timeout_ms: float | None = option(
+        None, "deadline of a round; default: 400 ms or twice what rounds took lately", metavar="MS", minimum=1
+    )
+    recover_timeout_s: float = option(
+        60.0, "patience with a lost link or session", flag="--recover-timeout", metavar="S", minimum=0.1
+    )
+    allow_target_change: bool = option(False, "go on when the verifier comes back with another target")
+    min_draft_ms: float = option(
+        0.0,
+        "stretch each drafted token to this, to stand for a larger draft; results carry the label",
+        metavar="MS",
+        minimum=0.0,
+    )
+    log_level: str = option(
+        "warning", "how much to log, on stderr", choices=("debug", "info", "warning", "error")
+    )
+
+
+def default_draft_dir() -> Path:
+    """The embedded draft: beside the source tree, else under the working directory."""
+    in_tree = Path(__file__).resolve().parents[1] / "models" / "embedded" / "draft"
+    return in_tree if in_tree.is_dir() else Path("models/embedded/draft")

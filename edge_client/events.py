@@ -1,0 +1,37 @@
+"""What `EdgeSession.generate` yields: tokens as they become part of the text, then one end."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from common.types import FinishReason, Origin
+
+
+@dataclass(frozen=True, slots=True)
+class TokenEvent:
+    """One token. `text` is what may be shown with it: it may belong to earlier tokens, or be empty."""
+
+    index: int  # among the new tokens
+    token_id: int
+    text: str
+    origin: Origin
+    is_verified: bool
+    time_ns: int  # `time.perf_counter_ns`
+
+
+@dataclass(frozen=True, slots=True)
+class MarkClearedEvent:
+    """A late verdict agrees with an unverified token: it is the target's own after all."""
+
+    index: int
+
+
+@dataclass(frozen=True, slots=True)
+class EndEvent:
+    """Always the last one. `text` was held back until now."""
+
+    finish_reason: FinishReason
+    text: str = ""
+
+
+SessionEvent = TokenEvent | MarkClearedEvent | EndEvent

@@ -1,0 +1,57 @@
+"""What the edge does by itself when a round got no answer in time: the policies of `--on-timeout`.
+
+A token that would end the text is never kept: only the target may say that a text is over. Where the draft
+proposes one the edge keeps what lies before it and waits for the link, at most `--recover-timeout`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from common.errors import LinkError, RoundTimeoutError
+from common.types import Draft, Origin, TokenIds
+from edge_client.events import SessionEvent, TokenEvent
+from edge_client.options import Decoding, OnTimeout
+
+_STALLED_SLEEP_S = 0.05
+
+
+def fall_back(decoding: Decoding, draft: Draft, error: RoundTimeoutError) -> Iterator[SessionEvent]:
+    """Raises `error` under `fail` (and `wait`, whose patience is in the remote verifier)."""
+    match decoding.options.on_timeout:
+        case OnTimeout.FIRST_TOKEN:
+            kept = keep(decoding, draft.token_ids[:1], Origin.FALLBACK)
+            if not kept:
+                check_stall(decoding)
+            yield from kept
+        case OnTimeout.EDGE_ONLY:
+            yield from keep(decoding, draft.token_ids, Origin.EDGE_ONLY)
+            yield from _go_alone(decoding)
+        case OnTimeout.WAIT | OnTimeout.FAIL:
+            raise error
+
+
+def keep(decoding: Decoding, token_ids: TokenIds, origin: Origin) -> list[TokenEvent]:
+    """Takes draft tokens into the text unverified, up to one that would end it."""
+    kept = decoding.text.until_stop(token_ids)[: decoding.context_room]
+    return decoding.add(kept, (origin,) * len(kept))
+
+
+def check_stall(decoding: Decoding) -> None:
+    """Raises `LinkError` when nothing could be kept and the verifier was silent for too long."""
+    silent_for_s = decoding.remote.lifeline.silent_for_s
+    if silent_for_s > decoding.options.recover_timeout_s:
+        address = decoding.remote.lifeline.address
+        raise LinkError(f"{address} is silent for {silent_for_s:.0f} s, and only it may end the text")
+
+
+def _go_alone(decoding: Decoding) -> Iterator[SessionEvent]:
+    """Drafts at the edge's own speed until the link shows a sign of life."""
+    while decoding.text.finish is None and decoding.context_room and not decoding.remote.is_back():
+        num_draft_tokens = decoding.num_to_draft() or 1
+        draft, _ = decoding.propose(num_draft_tokens)
+        kept = keep(decoding, draft.token_ids, Origin.EDGE_ONLY)
+        if not kept:
+            check_stall(decoding)
+            decoding.remote.lifeline.sleep(_STALLED_SLEEP_S)
+        yield from kept

@@ -1,0 +1,52 @@
+"""`VerifierLink` over gRPC: makes stream or unary connections for one session."""
+
+from __future__ import annotations
+
+import grpc
+
+from common import codec
+from common.errors import UsageError
+from common.pb import outrider_pb2 as pb
+from common.types import ModelInfo
+from edge_client.link.base import Connection, Traffic
+from edge_client.link.channel import open_channel, translate
+from edge_client.link.stream import StreamConnection
+from edge_client.link.unary import UnaryConnection
+
+TRANSPORTS: dict[str, type[StreamConnection] | type[UnaryConnection]] = {
+    "stream": StreamConnection,
+    "unary": UnaryConnection,
+}
+
+
+class GrpcLink:
+    """`transport` is "stream" or "unary". Raises `UsageError` for another or a malformed address."""
+
+    def __init__(self, address: str, session_id: bytes, transport: str = "stream") -> None:
+        if transport not in TRANSPORTS:
+            raise UsageError(f"--transport {transport}: want one of {', '.join(TRANSPORTS)}")
+        host, separator, port = address.rpartition(":")
+        if not separator or not host or not port.isdigit() or not 0 < int(port) < 65536:
+            raise UsageError(f"--verifier {address}: want HOST:PORT, for example 127.0.0.1:7077")
+        self.address = address
+        self.traffic = Traffic()
+        self._session_id = session_id
+        self._connection_type = TRANSPORTS[transport]
+
+    def connect(self, timeout_s: float) -> Connection:
+        channel = open_channel(self.address, timeout_s)
+        return self._connection_type(channel, self.address, self._session_id, self.traffic)
+
+    def describe(self, timeout_s: float) -> ModelInfo:
+        channel = open_channel(self.address, timeout_s)
+        call = channel.unary_unary(
+            "/outrider.v1.Verifier/Describe",
+            request_serializer=pb.DescribeRequest.SerializeToString,
+            response_deserializer=pb.DescribeResponse.FromString,
+        )
+        try:
+            return codec.decode_model_info(call(pb.DescribeRequest(), timeout=timeout_s))
+        except grpc.RpcError as error:
+            raise translate(error, self.address) from error
+        finally:
+            channel.close()

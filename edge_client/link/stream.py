@@ -1,0 +1,77 @@
+"""The hot path: everything of a session on one bidirectional stream.
+
+A stream's own deadline would cover the whole stream, so it has none: one reader thread feeds a queue,
+and `receive` waits on that queue with the round's deadline.
+"""
+
+from __future__ import annotations
+
+import threading
+from queue import Empty, SimpleQueue
+from typing import Any
+
+import grpc
+
+from common import codec
+from common.errors import InvalidFieldError, LinkError, OutriderError
+from common.pb import outrider_pb2 as pb
+from common.types import SessionRequest, SessionResponse
+from edge_client.link.base import CallRejectedError, Traffic
+from edge_client.link.channel import translate
+
+METHOD = "/outrider.v1.Verifier/Session"
+FRAME_BYTES = 5  # gRPC's prefix of every message
+
+
+class StreamConnection:
+    def __init__(self, channel: Any, address: str, session_id: bytes, traffic: Traffic) -> None:
+        self._channel = channel
+        self._address = address
+        self._traffic = traffic
+        self._outbox: SimpleQueue[bytes | None] = SimpleQueue()
+        self._inbox: SimpleQueue[bytes | OutriderError | None] = SimpleQueue()
+        self._lost: OutriderError | None = None
+        call = channel.stream_stream(METHOD)  # bytes in, bytes out: the codec runs in the caller
+        self._call = call(iter(self._outbox.get, None), metadata=(("x-session-id", session_id.hex()),))
+        threading.Thread(target=self._read, name="edge-link-reader", daemon=True).start()
+
+    def send(self, request: SessionRequest) -> None:
+        if self._lost is not None:
+            raise self._lost
+        message = codec.encode_request(request).SerializeToString()
+        self._traffic.bytes_up += len(message) + FRAME_BYTES
+        self._outbox.put(message)
+
+    def receive(self, timeout_s: float) -> SessionResponse | None:
+        if self._lost is not None:
+            raise self._lost
+        try:
+            item = self._inbox.get(timeout=max(0.0, timeout_s))
+        except Empty:
+            return None
+        if item is None:
+            return None
+        if isinstance(item, OutriderError):
+            self._lost = item
+            raise item
+        self._traffic.bytes_down += len(item) + FRAME_BYTES
+        try:
+            return codec.decode_response(pb.SessionResponse.FromString(item))
+        except InvalidFieldError as error:
+            raise CallRejectedError(f"{self._address} answers what this edge cannot read: {error}") from error
+
+    def wake(self) -> None:
+        self._inbox.put(None)
+
+    def close(self) -> None:
+        self._outbox.put(None)
+        self._call.cancel()
+        self._channel.close()
+
+    def _read(self) -> None:
+        try:
+            for message in self._call:
+                self._inbox.put(message)
+            self._inbox.put(LinkError(f"{self._address} ended the stream"))
+        except grpc.RpcError as error:
+            self._inbox.put(translate(error, self._address))

@@ -1,0 +1,80 @@
+"""Opening a session, and opening it again with everything the edge has."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+
+from common.errors import IncompatibleError, RoundFailedError
+from common.types import Opened, OpenRequest, Origin
+from edge_client.events import TokenEvent
+from edge_client.options import Decoding, OnTimeout
+from edge_client.remote_verifier import SessionLostError
+
+PROTOCOL_VERSION = 1
+_FIRST_SIGN_S = 2.0  # a rebuild that computes for longer announces itself
+
+
+def open_session(decoding: Decoding) -> list[TokenEvent]:
+    """Opens with the whole text; the target's own next token joins it.
+
+    Raises `IncompatibleError` for another tokenizer, or a target other than the first; `LinkError`.
+    """
+    text, remote = decoding.text, decoding.remote
+    is_rebuild = text.position > text.num_prompt_tokens or decoding.model is not None
+    request = _make_request(decoding, is_rebuild)
+    start_s = time.perf_counter()
+    drafter = decoding.drafter
+    warm_up = (lambda: drafter.warm_up(request.token_ids)) if drafter and not is_rebuild else None
+    timeout_s = None
+    if is_rebuild and decoding.options.on_timeout is not OnTimeout.WAIT:
+        timeout_s = max(_FIRST_SIGN_S, 2.0 * remote.deadline.seconds)
+    try:
+        opened = remote.open(request, timeout_s=timeout_s, meanwhile=warm_up)
+    except SessionLostError as error:
+        # A bug over there. Once more, from nothing; then it is reported.
+        opened = _open_again(decoding, request, error)
+    decoding.stats.open_ms += (time.perf_counter() - start_s) * 1e3
+    decoding.stats.num_rebuilds += is_rebuild
+    return _take(decoding, opened)
+
+
+def _make_request(decoding: Decoding, is_rebuild: bool) -> OpenRequest:
+    options, model = decoding.options, decoding.model
+    expected = model.target_fingerprint if model and not options.is_target_change_allowed else ""
+    return OpenRequest(
+        session_id=decoding.session_id,
+        token_ids=tuple(decoding.text.chain.token_ids),
+        num_prompt_tokens=decoding.text.num_prompt_tokens,
+        sampling=options.sampling,
+        method=options.method,
+        tokenizer_fingerprint=options.tokenizer_fingerprint,
+        target_fingerprint=expected,
+        ignore_eos=options.stop.ignore_eos,
+        stop_token_ids=options.stop.stop_token_ids,
+        is_rebuild=is_rebuild,
+        round_id=decoding.remote.next_round_id(),
+    )
+
+
+def _open_again(decoding: Decoding, request: OpenRequest, error: SessionLostError) -> Opened:
+
+    try:
+        return decoding.remote.open(replace(request, round_id=decoding.remote.next_round_id()))
+    except SessionLostError:
+        raise RoundFailedError(error.error) from error
+
+
+def _take(decoding: Decoding, opened: Opened) -> list[TokenEvent]:
+    text = decoding.text
+    if opened.model.protocol_version != PROTOCOL_VERSION:
+        theirs = opened.model.protocol_version
+        raise IncompatibleError(f"the verifier speaks protocol {theirs}, this edge {PROTOCOL_VERSION}")
+    decoding.model = opened.model
+    decoding.must_open = False
+    text.set_eos(opened.model.eos_token_ids)
+    events = decoding.add((opened.first_token,), (Origin.TARGET,))
+    if not text.chain.agrees(opened.position, opened.hash):
+        raise IncompatibleError("the verifier hashes the same text differently")
+    text.acknowledge()
+    return events

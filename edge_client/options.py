@@ -1,0 +1,88 @@
+"""What one generation is asked for, and the parts its loops share."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, field
+
+from common.types import Draft, Method, ModelInfo, Origin, SamplingParams, StopParams
+from edge_client.depth import DepthPolicy
+from edge_client.drafter import Drafter
+from edge_client.events import TokenEvent
+from edge_client.remote_verifier import RemoteVerifier
+from edge_client.stats import RoundRecord, SessionStats
+from edge_client.text import SessionText
+
+
+class Mode(enum.StrEnum):
+    SPECULATIVE = "speculative"  # the draft proposes, the verifier decides
+    CLOUD_ONLY = "cloud-only"  # the target alone, streamed
+    EDGE_ONLY = "edge-only"  # the draft alone, unverified
+
+
+class OnTimeout(enum.StrEnum):
+    FIRST_TOKEN = "first_token"  # keep the draft's first token, marked
+    EDGE_ONLY = "edge_only"  # go on alone until the link is back
+    WAIT = "wait"  # exact: wait and resend
+    FAIL = "fail"  # end with an error
+
+
+@dataclass(frozen=True, slots=True)
+class SessionOptions:
+    mode: Mode = Mode.SPECULATIVE
+    sampling: SamplingParams = field(default_factory=SamplingParams)
+    stop: StopParams = field(default_factory=StopParams)
+    method: Method = Method.COUPLED
+    on_timeout: OnTimeout = OnTimeout.FIRST_TOKEN
+    recover_timeout_s: float = 60.0
+    is_target_change_allowed: bool = False
+    tokenizer_fingerprint: str = ""
+
+
+@dataclass(slots=True)
+class Decoding:
+    """One generation under way. `model` is None until the verifier answered an opening."""
+
+    session_id: bytes
+    options: SessionOptions
+    text: SessionText
+    depth: DepthPolicy
+    stats: SessionStats
+    verifier: RemoteVerifier | None = None
+    drafter: Drafter | None = None
+    model: ModelInfo | None = None
+    must_open: bool = True  # the verifier has no session, or not this text
+
+    @property
+    def remote(self) -> RemoteVerifier:
+        assert self.verifier is not None, "this mode has no verifier"
+        return self.verifier
+
+    def add(self, token_ids: tuple[int, ...], origins: tuple[Origin, ...]) -> list[TokenEvent]:
+        events = self.text.add(token_ids, origins)
+        self.stats.token_times_ns += [event.time_ns for event in events]
+        return events
+
+    @property
+    def context_room(self) -> int:
+        """How many more tokens the target's context takes."""
+        if self.model is None:
+            return self.text.num_remaining
+        return max(0, self.model.limits.max_context - self.text.position)
+
+    def num_to_draft(self) -> int:
+        """This round's depth: never past `max_new_tokens` or the context, nor what the verifier takes."""
+        wanted = min(self.depth.next_depth(), self.text.num_remaining - 1, self.context_room - 1)
+        if self.model is not None:
+            wanted = min(wanted, self.model.limits.max_draft_tokens)
+        return max(0, wanted)
+
+    def propose(self, num_draft_tokens: int) -> tuple[Draft, float]:
+        """A draft and what it took, in ms."""
+        if self.drafter is None or num_draft_tokens == 0:
+            return Draft((), ()), 0.0
+        return self.drafter.propose(self.text.chain.token_ids, num_draft_tokens)
+
+    def record(self, record: RoundRecord) -> None:
+        self.stats.rounds.append(record)
+        self.depth.observe(record)

@@ -1,0 +1,173 @@
+"""One generation, from a prompt to its last token: `EdgeSession.generate()` yields events.
+
+The loops live in `speculative`, `cloud_only` and here (edge-only); this class opens, closes, and keeps the
+result whatever happens.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from common.errors import LinkError
+from common.types import FinishReason, ModelInfo, Origin, TokenIds
+from edge_client.cloud_only import stream_cloud_only
+from edge_client.depth import DepthPolicy, FixedDepth
+from edge_client.drafter import Drafter
+from edge_client.drafting.base import DraftModel
+from edge_client.events import EndEvent, SessionEvent
+from edge_client.lifeline import CancelledByUser
+from edge_client.opening import open_session
+from edge_client.options import Decoding, Mode, OnTimeout, SessionOptions
+from edge_client.remote_verifier import RemoteVerifier
+from edge_client.speculative import SpeculativeLoop
+from edge_client.stats import SessionStats
+from edge_client.text import SessionText
+
+
+@dataclass(frozen=True, slots=True)
+class SessionResult:
+    """What was generated; also after an error or a cancel, as far as it came."""
+
+    text: str
+    token_ids: TokenIds  # new tokens only
+    origins: tuple[Origin, ...]
+    is_verified: tuple[bool, ...]
+    finish_reason: FinishReason
+    model: ModelInfo | None
+    stats: SessionStats
+
+    @property
+    def num_unverified_tokens(self) -> int:
+        return self.is_verified.count(False)
+
+
+def new_session_id() -> bytes:
+    return secrets.token_bytes(16)
+
+
+class EdgeSession:
+    """Generates once. `verifier` is None in edge-only mode, `draft` in cloud-only mode.
+
+    `decode` turns an id into the text that became final with it. The session closes `verifier`; `draft`
+    stays its owner's.
+    """
+
+    def __init__(
+        self,
+        prompt_ids: Sequence[int],
+        options: SessionOptions,
+        *,
+        decode: Callable[[int], str],
+        verifier: RemoteVerifier | None = None,
+        draft: DraftModel | None = None,
+        depth: DepthPolicy | None = None,
+        session_id: bytes | None = None,
+        min_draft_s: float = 0.0,
+    ) -> None:
+        assert prompt_ids, "an empty prompt"
+        self._draft = draft
+        self._is_cancelled = False
+        drafter = Drafter(draft, options.sampling, len(prompt_ids), min_draft_s) if draft else None
+        self._decoding = Decoding(
+            session_id=session_id or new_session_id(),
+            options=options,
+            text=SessionText(prompt_ids, options.stop, decode),
+            depth=depth or FixedDepth(4),
+            stats=SessionStats(),
+            verifier=verifier,
+            drafter=drafter,
+        )
+
+    def generate(self) -> Iterator[SessionEvent]:
+        """Yields token events, mark-clearing events, and one `EndEvent`.
+
+        Raises what cannot be repaired (`OutriderError`) after closing; `result` holds the partial text.
+        """
+        text = self._decoding.text
+        self._decoding.stats.start_ns = time.perf_counter_ns()
+        reason = FinishReason.ERROR  # unless it ends in another way
+        try:
+            yield from self._run()
+            reason = text.finish or FinishReason.ERROR
+        except CancelledByUser:
+            reason = FinishReason.CANCELLED
+        except GeneratorExit:
+            reason = FinishReason.CANCELLED
+            raise
+        finally:
+            held = text.end(reason)
+            self._close()
+        yield EndEvent(reason, held)
+
+    def cancel(self) -> None:
+        """Ends the generation soon; its text so far stays. Safe in a signal handler and other threads."""
+        self._is_cancelled = True
+        if self._decoding.verifier is not None:
+            self._decoding.verifier.lifeline.cancel()
+
+    @property
+    def result(self) -> SessionResult:
+        text = self._decoding.text
+        return SessionResult(
+            text=text.shown,
+            token_ids=text.new_token_ids,
+            origins=tuple(text.origins),
+            is_verified=tuple(text.is_verified),
+            finish_reason=text.finish or FinishReason.ERROR,
+            model=self._decoding.model,
+            stats=self._decoding.stats,
+        )
+
+    # --------------------------------------------------------------------------------------- modes
+
+    def _run(self) -> Iterator[SessionEvent]:
+        mode = self._decoding.options.mode
+        if mode is Mode.EDGE_ONLY:
+            yield from self._edge_only()
+            return
+        yield from self._open()
+        if mode is Mode.CLOUD_ONLY:
+            yield from stream_cloud_only(self._decoding)
+        else:
+            yield from SpeculativeLoop(self._decoding).run()
+
+    def _open(self) -> Iterator[SessionEvent]:
+        """The first contact. Only `edge_only` goes on without one, on the draft's word for the tokenizer."""
+        may_go_alone = self._decoding.options.on_timeout is OnTimeout.EDGE_ONLY and self._draft is not None
+        try:
+            self._decoding.remote.connect()
+            yield from open_session(self._decoding)
+        except LinkError:
+            if not may_go_alone or self._decoding.options.mode is Mode.CLOUD_ONLY:
+                raise
+            assert self._draft is not None
+            self._decoding.text.set_eos(self._draft.eos_token_ids)
+            self._decoding.remote.lifeline.suspect()
+
+    def _edge_only(self) -> Iterator[SessionEvent]:
+        """The draft is the only model here, so its end-of-text ends the text."""
+        decoding = self._decoding
+        assert self._draft is not None, "edge-only needs a draft"
+        decoding.text.set_eos(self._draft.eos_token_ids)
+        while decoding.text.finish is None:
+            if self._is_cancelled:
+                raise CancelledByUser
+            draft, _ = decoding.propose(max(1, decoding.num_to_draft()))
+            if not draft.token_ids:
+                decoding.text.finish = FinishReason.CONTEXT
+            yield from decoding.add(draft.token_ids, (Origin.EDGE_ONLY,) * len(draft.token_ids))
+
+    def _close(self) -> None:
+        decoding = self._decoding
+        if decoding.drafter is not None:
+            decoding.drafter.close()
+        if decoding.verifier is None:
+            return
+        decoding.verifier.close(is_cancelled=decoding.text.finish is FinishReason.CANCELLED)
+        traffic, lifeline = decoding.verifier.lifeline.traffic, decoding.verifier.lifeline
+        decoding.stats.bytes_up, decoding.stats.bytes_down = traffic.bytes_up, traffic.bytes_down
+        decoding.stats.num_reconnects = lifeline.num_reconnects
+        decoding.stats.num_refusals = decoding.verifier.num_refusals

@@ -1,0 +1,136 @@
+"""What a session measured: one record a round, and the summary that `--json` prints. Pure."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from common.types import Origin
+
+_NS_PER_MS = 1e6
+
+
+@dataclass(frozen=True, slots=True)
+class RoundRecord:
+    """One round, answered or not. `net_ms` is the wait without the verifier's own time."""
+
+    round_id: int
+    num_draft_tokens: int
+    num_accepted_tokens: int = 0
+    draft_ms: float = 0.0
+    rtt_ms: float = 0.0
+    net_ms: float = 0.0
+    queue_ms: float = 0.0
+    forward_ms: float = 0.0
+    verifier_ms: float = 0.0
+    batch_size: int = 0
+    alpha_mean: float = float("nan")
+    bytes_up: int = 0
+    bytes_down: int = 0
+    is_answered: bool = True
+
+    @property
+    def la_over_k(self) -> float:
+        return self.num_accepted_tokens / self.num_draft_tokens if self.num_draft_tokens else 0.0
+
+
+@dataclass(slots=True)
+class SessionStats:
+    """Filled by the session; times are `perf_counter_ns`."""
+
+    rounds: list[RoundRecord] = field(default_factory=list)
+    token_times_ns: list[int] = field(default_factory=list)
+    start_ns: int = 0
+    bytes_up: int = 0
+    bytes_down: int = 0
+    open_ms: float = 0.0
+    num_generate_tokens: int = 0  # streamed by `Generate`
+    generate_forward_ms: list[float] = field(default_factory=list)
+    num_timeouts: int = 0
+    num_rebuilds: int = 0
+    num_reconnects: int = 0
+    num_refusals: int = 0
+    num_late_verdicts: int = 0
+    num_marks_cleared: int = 0
+    draft_load_ms: float = 0.0
+
+    def summary(self, origins: Sequence[Origin]) -> dict[str, object]:
+        """`origins` are the new tokens'. Times are means in ms over answered rounds; None: not measured."""
+        answered = [r for r in self.rounds if r.is_answered]
+        drafted = sum(r.num_draft_tokens for r in answered)
+        accepted = sum(r.num_accepted_tokens for r in answered)
+        in_rounds = accepted + sum(o in (Origin.CORRECTION, Origin.BONUS) for o in origins)
+        times = self.token_times_ns
+        return {
+            "num_tokens": len(origins),
+            "num_rounds": len(answered),
+            "num_draft_tokens": drafted,
+            "num_accepted_tokens": accepted,
+            "acceptance_rate": _ratio(accepted, drafted),
+            "acceptance_per_position": acceptance_per_position(answered),
+            "tokens_per_round": _ratio(in_rounds, len(answered)),
+            "alpha_mean": _alpha(answered),
+            "ttft_ms": _ms(times[0] - self.start_ns) if times else None,
+            "tpot_ms": _ms((times[-1] - times[0]) / (len(times) - 1)) if len(times) > 1 else None,
+            "total_ms": _ms(times[-1] - self.start_ns) if times else None,
+            "tokens_per_s": _rate(times),
+            "bytes_up": self.bytes_up,
+            "bytes_down": self.bytes_down,
+            "bytes_up_per_draft_token": _ratio(sum(r.bytes_up for r in answered), drafted),
+            "num_fallback_tokens": sum(o is Origin.FALLBACK for o in origins),
+            "num_edge_only_tokens": sum(o is Origin.EDGE_ONLY for o in origins),
+            "num_timeouts": self.num_timeouts,
+            "num_rebuilds": self.num_rebuilds,
+            "num_reconnects": self.num_reconnects,
+            "num_refusals": self.num_refusals,
+            "num_late_verdicts": self.num_late_verdicts,
+            "num_marks_cleared": self.num_marks_cleared,
+            "open_ms": round(self.open_ms, 3),
+            "draft_ms": _mean(r.draft_ms for r in self.rounds if r.num_draft_tokens),
+            "draft_ms_per_token": _per_token(self.rounds),
+            "rtt_ms": _mean(r.rtt_ms for r in answered),
+            "net_ms": _mean(r.net_ms for r in answered),
+            "queue_ms": _mean(r.queue_ms for r in answered),
+            "forward_ms": _mean([*(r.forward_ms for r in answered), *self.generate_forward_ms]),
+        }
+
+
+def acceptance_per_position(rounds: Sequence[RoundRecord]) -> list[float]:
+    """How often the i-th draft token stood, of the rounds that had one."""
+    depth = max((r.num_draft_tokens for r in rounds), default=0)
+    rates = []
+    for i in range(depth):
+        having = [r for r in rounds if r.num_draft_tokens > i]
+        rates.append(round(sum(r.num_accepted_tokens > i for r in having) / len(having), 4))
+    return rates
+
+
+def _alpha(rounds: Sequence[RoundRecord]) -> float | None:
+    judged = [r.alpha_mean for r in rounds if r.alpha_mean == r.alpha_mean and r.num_draft_tokens]
+    return round(statistics.fmean(judged), 4) if judged else None
+
+
+def _per_token(rounds: Sequence[RoundRecord]) -> float | None:
+    drafted = sum(r.num_draft_tokens for r in rounds)
+    return round(sum(r.draft_ms for r in rounds) / drafted, 4) if drafted else None
+
+
+def _rate(times_ns: Sequence[int]) -> float | None:
+    """Tokens per second after the first."""
+    if len(times_ns) < 2 or times_ns[-1] == times_ns[0]:
+        return None
+    return round((len(times_ns) - 1) / ((times_ns[-1] - times_ns[0]) / 1e9), 2)
+
+
+def _ratio(part: float, whole: float) -> float | None:
+    return round(part / whole, 4) if whole else None
+
+
+def _mean(values: Iterable[float]) -> float | None:
+    values = list(values)
+    return round(statistics.fmean(values), 3) if values else None
+
+
+def _ms(ns: float) -> float:
+    return round(ns / _NS_PER_MS, 3)

@@ -1,0 +1,78 @@
+"""What a person sees: text on stdout as it comes, coloured by origin on a terminal; a summary on stderr."""
+
+from __future__ import annotations
+
+from typing import Any, TextIO
+
+from common.types import FinishReason, Origin
+from edge_client.events import EndEvent, MarkClearedEvent, SessionEvent, TokenEvent
+from edge_client.session import SessionResult
+
+_RESET = "\x1b[0m"
+_COLOURS = {
+    Origin.ACCEPTED: "\x1b[32m",  # green: drafted here, confirmed there
+    Origin.CORRECTION: "\x1b[33m",  # yellow: the target's own instead
+}
+_UNVERIFIED = "\x1b[31;4m"  # red, underlined: nobody checked it
+
+
+class TextPrinter:
+    """Prints events. Plain when `is_coloured` is false; only the text goes to `out`."""
+
+    def __init__(self, out: TextIO, is_coloured: bool) -> None:
+        self._out = out
+        self._is_coloured = is_coloured
+        self._last = ""
+
+    def show(self, event: SessionEvent) -> None:
+        match event:
+            case TokenEvent():
+                self._write(event.text, self._colour(event))
+            case EndEvent():
+                self._write(event.text, "")
+            case MarkClearedEvent():
+                pass  # a terminal cannot take its colour back; the summary counts it
+
+    def finish(self) -> None:
+        """Ends the last line, for a person."""
+        if self._is_coloured and not self._last.endswith("\n"):
+            self._out.write("\n")
+        self._out.flush()
+
+    def _colour(self, event: TokenEvent) -> str:
+        return _COLOURS.get(event.origin, "") if event.is_verified else _UNVERIFIED
+
+    def _write(self, text: str, colour: str) -> None:
+        if not text:
+            return
+        self._out.write(f"{colour}{text}{_RESET}" if self._is_coloured and colour else text)
+        self._out.flush()
+        self._last = text
+
+
+def summary(result: SessionResult, labels: tuple[str, ...], seed: int, is_coloured: bool) -> str:
+    """A few words for a person, on one or two lines."""
+    stats: dict[str, Any] = result.stats.summary(result.origins)
+    parts = [f"{len(result.token_ids)} tokens"]
+    if stats["tokens_per_s"]:
+        parts.append(f"{stats['tokens_per_s']:.1f} tokens/s")
+    if stats["ttft_ms"] is not None:
+        parts.append(f"first after {stats['ttft_ms']:.0f} ms")
+    if stats["num_rounds"]:
+        parts.append(f"{stats['num_rounds']} rounds")
+        if stats["num_draft_tokens"]:
+            accepted, drafted = stats["num_accepted_tokens"], stats["num_draft_tokens"]
+            parts.append(f"{accepted} of {drafted} drafted accepted ({100 * accepted / drafted:.0f} %)")
+    if stats["bytes_up"]:
+        parts.append(f"{stats['bytes_up']} bytes up, {stats['bytes_down']} down")
+    parts.append(f"seed {seed}")
+    is_cut = result.finish_reason is FinishReason.LENGTH
+    parts.append("cut by --max-new-tokens" if is_cut else str(result.finish_reason))
+    lines = ["[" + " · ".join([*parts, *labels]) + "]"]
+    if result.num_unverified_tokens:
+        share = f"{result.num_unverified_tokens} of {len(result.token_ids)} tokens"
+        lines.append(f"[{share} are the draft's own, unverified]")
+    if is_coloured:
+        lines[0] = f"\x1b[2m{lines[0]}{_RESET}"
+        lines[1:] = [f"\x1b[31m{line}{_RESET}" for line in lines[1:]]
+    return "\n".join(lines)

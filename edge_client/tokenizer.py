@@ -1,0 +1,49 @@
+"""The tokenizer both models share, by Hugging Face `tokenizers`: encodes prompts, decodes token by token."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from common import fingerprint
+from common.errors import ModelError
+
+
+class EdgeTokenizer:
+    """Raises `ModelError` when `tokenizer.json` is missing or unreadable."""
+
+    def __init__(self, tokenizer_json: Path) -> None:
+        from tokenizers import Tokenizer
+
+        if not tokenizer_json.is_file():
+            raise ModelError(f"{tokenizer_json} is missing")
+        try:
+            self._tokenizer = Tokenizer.from_file(str(tokenizer_json))
+        except Exception as error:  # the library raises bare exceptions
+            raise ModelError(f"{tokenizer_json} cannot be read: {error}") from error
+        self._tokenizer.no_truncation()
+        self._path = tokenizer_json
+
+    @property
+    def fingerprint(self) -> str:
+        """Hex SHA-256 (DESIGN §4)."""
+        return fingerprint.tokenizer_fingerprint(self._path)
+
+    @property
+    def num_tokens(self) -> int:
+        return fingerprint.num_tokens(self._path)
+
+    def encode(self, text: str) -> list[int]:
+        """With whatever the tokenizer itself puts around a text (a begin-of-text token, say)."""
+        return list(self._tokenizer.encode(text).ids)
+
+    def decoder(self, prompt_ids: list[int] | None = None) -> Callable[[int], str]:
+        """A new incremental decoder: an id in, the text that became final with it out.
+
+        Special tokens show as nothing, and so does a partial character until its last token. `prompt_ids`
+        tell it what came before, so that a leading space is kept.
+        """
+        from tokenizers.decoders import DecodeStream
+
+        stream = DecodeStream(ids=prompt_ids or [], skip_special_tokens=True)
+        return lambda token_id: stream.step(self._tokenizer, token_id) or ""
