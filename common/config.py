@@ -117,7 +117,8 @@ def _from_flags(flags: Mapping[str, object], known: Mapping[str, Leaf]) -> Itera
 
 
 def _unknown(key: str, origin: str, known: Mapping[str, Any]) -> ConfigError:
-    nearest = difflib.get_close_matches(key, known, n=1, cutoff=0.0)
+    longer = [each for each in known if each.startswith(key)]
+    nearest = longer or difflib.get_close_matches(key, known, n=1, cutoff=0.0)
     hint = f"; did you mean {nearest[0]}?" if nearest else ""
     return ConfigError(f"unknown key {key} ({origin}){hint}")
 

@@ -1,6 +1,7 @@
 """Where a text ends does not depend on how it is cut into tokens."""
 
 import codecs
+import itertools
 
 import pytest
 from hypothesis import example, given, settings
@@ -26,7 +27,7 @@ class ByteTokens:
 
 
 def run(pieces, **stop):
-    """Push tokens 1, 2, ... (`pieces`) until the end; return (text, finish, tokens taken, shown per token)."""
+    """Push tokens 1, 2, ... (`pieces`) until the end; return (text, finish, tokens taken, parts)."""
     stopper = TextStopper(StopParams(**stop), [EOS], ByteTokens(pieces))
     shown = []
     for token_id in range(1, len(pieces) + 1):
@@ -43,7 +44,7 @@ def cut(data, content):
         return []
     places = sorted(data.draw(st.sets(st.integers(1, max(len(content) - 1, 1)), max_size=len(content))))
     bounds = [0, *[place for place in places if place < len(content)], len(content)]
-    return [content[a:b] for a, b in zip(bounds, bounds[1:], strict=False)]
+    return [content[a:b] for a, b in itertools.pairwise(bounds)]
 
 
 def reference(text, stop_strings):
@@ -69,7 +70,9 @@ def test_cutting_the_text_into_other_tokens_changes_neither_text_nor_end(text, s
 
 
 @settings(max_examples=200, deadline=None)
-@given(st.text("é€😀ab", max_size=12), st.lists(st.text("é€😀a", min_size=1, max_size=3), max_size=2), st.data())
+@given(
+    st.text("é€😀ab", max_size=12), st.lists(st.text("é€😀a", min_size=1, max_size=3), max_size=2), st.data()
+)
 @example("a😀", ["😀"], None)
 def test_tokens_may_end_inside_a_character(text, stop_strings, data):
     content = text.encode()

@@ -1,0 +1,72 @@
+"""The cost model's formulas, worked by hand, and what follows from them."""
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from common.costmodel import (
+    LinkCosts,
+    ModelCosts,
+    best_num_draft_tokens,
+    break_even_rtt_s,
+    cloud_only_s,
+    expected_tokens,
+    round_s,
+    tokens_per_s,
+)
+
+MODELS = ModelCosts(draft_token_s=0.001, target_token_s=0.020, verify_fixed_s=0.020, verify_token_s=0.0005)
+alphas = st.floats(0, 0.999)
+
+
+def test_expected_tokens_is_the_geometric_sum():
+    assert expected_tokens(0.8, 4) == pytest.approx((1 - 0.8**5) / (1 - 0.8))
+    assert (expected_tokens(0.0, 4), expected_tokens(1.0, 4), expected_tokens(0.5, 0)) == (1, 5, 1)
+
+
+def test_an_acceptance_a_position_is_a_running_product_whose_last_repeats():
+    assert expected_tokens([0.9, 0.5], 3) == pytest.approx(1 + 0.9 + 0.45 + 0.225)
+
+
+@pytest.mark.parametrize("acceptance", [1.5, -0.1, math.nan, [], [0.5, 2]])
+def test_an_acceptance_that_is_none_is_refused(acceptance):
+    with pytest.raises(ValueError, match="acceptance"):
+        expected_tokens(acceptance, 3)
+
+
+def test_a_round_is_draft_trip_verification_and_bytes():
+    link = LinkCosts(rtt_s=0.05, rate_up=1000, rate_down=2000)
+    sent = (40 + 4 * 8) / 1000 + 80 / 2000
+    assert round_s(4, MODELS, link) == pytest.approx(4 * 0.001 + 0.05 + 0.020 + 4 * 0.0005 + sent)
+
+
+def test_cloud_only_streams_at_the_slower_of_target_and_link():
+    assert cloud_only_s(MODELS, LinkCosts(rtt_s=9)) == 0.020
+    assert cloud_only_s(MODELS, LinkCosts(rtt_s=9, rate_down=600)) == pytest.approx(0.1)
+
+
+@given(alphas, st.integers(1, 16), st.floats(1e2, 1e9))
+def test_at_the_break_even_rtt_rounds_and_cloud_only_are_equally_fast(alpha, n, rate):
+    link = LinkCosts(rtt_s=0, rate_up=rate, rate_down=rate)
+    rtt_s = break_even_rtt_s(alpha, n, MODELS, link)
+    if rtt_s > 0:
+        even = LinkCosts(rtt_s=rtt_s, rate_up=rate, rate_down=rate)
+        assert tokens_per_s(alpha, n, MODELS, even) * cloud_only_s(MODELS, even) == pytest.approx(1)
+
+
+@given(alphas, st.floats(0, 0.5))
+def test_the_best_draft_length_is_the_fastest_and_zero_only_where_cloud_only_wins(alpha, rtt_s):
+    link = LinkCosts(rtt_s=rtt_s)
+    best = best_num_draft_tokens(alpha, MODELS, link, 12)
+    rates = {n: tokens_per_s(alpha, n, MODELS, link) for n in range(1, 13)}
+    cloud_rate = 1 / cloud_only_s(MODELS, link)
+    assert (best == 0) == (max(rates.values()) <= cloud_rate)
+    if best:
+        assert rates[best] == max(rates.values())
+
+
+def test_a_longer_trip_asks_for_longer_drafts_until_none_pays():
+    best = [best_num_draft_tokens(0.85, MODELS, LinkCosts(rtt_s=s), 16) for s in (0.0, 0.02, 0.05, 0.5)]
+    assert best[0] < best[1] < best[2] and best[3] == 0
