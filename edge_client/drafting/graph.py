@@ -1,13 +1,14 @@
 """The draft's ONNX graph, written node by node: INT4 matrices, grouped-query attention, RMS norms.
 
     input_ids [1, n] ── embedding ──▶ layers × (norm, qkv, attention, out, norm, gate·up, down)
-                                        ──▶ norm, head ──▶ logits, probs, tempered_probs [1, vocab]
+                                        ──▶ norm, head ──▶ logits and kin [1, vocab]
 
 Only the last of the n tokens reaches the last layer's MLP and the head. Each layer's
 `past_key_i / past_value_i` and `present_key_i / present_value_i` are `[1, kv_heads, capacity, head_dim]`
 and meant to be one buffer, bound as both. `seqlens_k` = total − 1 and `total_sequence_length` = total
 (int32 `[1]`) say how many positions are valid after this call; the n new ones are the last of them.
-`probs` is softmax(logits), `tempered_probs` softmax(logits · inverse_temperature) (float32 `[1]`).
+`probs` is softmax(logits), `tempered_logits` logits / temperature (float32 `[1]`), `tempered_probs` its
+softmax.
 Operators of the domain `com.microsoft` are onnxruntime's.
 """
 
@@ -142,7 +143,7 @@ class GraphBuilder:
         self._node("Reshape", ["head_rows", "logits_shape"], ["logits"])
         # Softmax here takes a tenth of numpy's time; the rest of sampling is cheaper outside.
         self._node("Softmax", ["logits"], ["probs"], axis=-1)
-        self._node("Mul", ["logits", "inverse_temperature"], ["tempered_logits"])
+        self._node("Div", ["logits", "temperature"], ["tempered_logits"])
         self._node("Softmax", ["tempered_logits"], ["tempered_probs"], axis=-1)
 
     # ------------------------------------------------------------------ their pieces
@@ -208,7 +209,7 @@ class GraphBuilder:
             ValueInfo("input_ids", "int64", (1, "n")),
             ValueInfo("seqlens_k", "int32", (1,)),
             ValueInfo("total_sequence_length", "int32", (1,)),
-            ValueInfo("inverse_temperature", "float32", (1,)),
+            ValueInfo("temperature", "float32", (1,)),
         ]
         rows = [ValueInfo(name, "float32", (1, self._num_tokens)) for name in ROW_OUTPUTS]
         return inputs + past, rows + present

@@ -103,7 +103,7 @@ def _create_session(path: Path, threads: int) -> Any:
 
 
 def _check_interface(session: Any, spec: DraftSpec, directory: Path) -> None:
-    expected = {"input_ids", "seqlens_k", "total_sequence_length", "inverse_temperature"}
+    expected = {"input_ids", "seqlens_k", "total_sequence_length", "temperature"}
     expected |= {f"past_{kind}_{layer}" for kind in ("key", "value") for layer in range(spec.num_layers)}
     shapes = {value.name: value.shape for value in session.get_inputs()}
     kv_ok = all(

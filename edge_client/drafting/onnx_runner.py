@@ -21,7 +21,8 @@ class Rows:
 
     logits: NDArray[np.float32]
     probs: NDArray[np.float32]  # softmax(logits)
-    tempered_probs: NDArray[np.float32]  # softmax(logits / temperature)
+    tempered_logits: NDArray[np.float32]  # logits / temperature
+    tempered_probs: NDArray[np.float32]  # softmax(tempered_logits)
 
 
 class OnnxRunner:
@@ -31,7 +32,7 @@ class OnnxRunner:
     """
 
     def __init__(self, session: Any, spec: DraftSpec, temperature: float) -> None:
-        """`temperature` is that of `tempered_probs`; 0, where nothing reads them, counts as 1."""
+        """`temperature` is that of the tempered rows; 0, where nothing reads them, counts as 1."""
         self._session = session
         self._spec = spec
         self._binding = session.io_binding()
@@ -39,8 +40,8 @@ class OnnxRunner:
         self._input_ids: dict[int, _Bound] = {}  # by number of tokens
         self._seqlens = self._bind_input("seqlens_k", np.int32)
         self._total = self._bind_input("total_sequence_length", np.int32)
-        self._inverse_temperature = self._bind_input("inverse_temperature", np.float32)
-        self._inverse_temperature.array[0] = 1 / (temperature or 1.0)
+        self._temperature = self._bind_input("temperature", np.float32)
+        self._temperature.array[0] = temperature or 1.0
         self._rows = [self._bind_row(name) for name in ROW_OUTPUTS]
         self._output = Rows(*(bound.array for bound in self._rows))
         self._kv: dict[str, _Bound] = {}

@@ -61,6 +61,9 @@ class DraftSampler:
     ) -> tuple[int, float]:
         if self._is_argmax:
             return int(rows.logits.argmax()), 1.0
+        if self._is_softmax:  # what `process_logits` would return, and already there
+            token_id = int(choose(rows.tempered_logits, self._params, (position,))[0])
+            return token_id, float(rows.tempered_probs[0, token_id])
         scores: NDArray[Any] = process_logits(
             np,
             rows.logits,
@@ -72,8 +75,6 @@ class DraftSampler:
         token_id = int(choose(scores, self._params, (position,))[0])
         if self._is_greedy:
             return token_id, 1.0
-        if self._is_softmax:
-            return token_id, float(rows.tempered_probs[0, token_id])
         return token_id, _softmax_at(scores[0], token_id)
 
 

@@ -11,12 +11,12 @@ from typing import Any
 
 from common.errors import ModelError
 
-FORMAT_VERSION = 2  # 1 had no softmax in the graph
+FORMAT_VERSION = 3  # rises when the graph or this file changes
 SPEC_FILE = "draft.json"
 GRAPH_FILE = "draft.onnx"
 WEIGHTS_FILE = "draft.onnx.data"  # only beside graphs too large for one file
 TOKENIZER_FILE = "tokenizer.json"
-ROW_OUTPUTS = ("logits", "probs", "tempered_probs")  # of the graph, each [1, num_tokens]
+ROW_OUTPUTS = ("logits", "probs", "tempered_logits", "tempered_probs")  # of the graph, each [1, num_tokens]
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,7 @@ from draft_dirs import make_hf_dir
 
 from common.errors import InvalidFieldError
 from common.noise import gumbel_row
+from common.sampling import process_logits
 from common.types import Draft, SamplingParams
 from edge_client.drafting.export import export_draft
 from edge_client.drafting.onnx_model import OnnxDraftModel
@@ -254,3 +255,13 @@ with create_draft_model("onnx", Path({str(draft_dir)!r})) as model:
 assert os.environ["ORT_DISABLE_TELEMETRY"] == "1"
 """
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+def test_the_graphs_tempered_logits_are_the_processed_scores_bit_for_bit(model: OnnxDraftModel) -> None:
+    for temperature in (0.7, 1.0, 1.3):
+        params = SamplingParams(temperature=temperature)
+        sequence = model.sequence(params)
+        sequence.commit(PROMPT)
+        rows = sequence.parts[0].feed([4], 0)
+        scores = process_logits(np, rows.logits, params, prompt_ids=(), output_ids=())
+        assert np.array_equal(rows.tempered_logits, scores)
