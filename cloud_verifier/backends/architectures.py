@@ -13,8 +13,8 @@ from common.errors import ModelError
 # Positions enter these rotary embeddings through the longest position of the whole batch, so one session's
 # text would depend on its neighbours.
 BATCH_DEPENDENT_ROPE = ("dynamic", "longrope")
-RECURRENT_MARKS = ("mamba", "rwkv", "recurrent", "xlstm", "linear_attention", "ssm", "hyena", "jamba", "zamba")
-# Configuration keys that change the attention; a key counts when it is set to something other than None/0/False.
+RECURRENT_MARKS = ("mamba", "rwkv", "recurrent", "xlstm", "linear_attention", "jamba", "zamba")
+# Configuration keys that change the attention, where they are set to something other than None, 0 or False.
 ATTENTION_MARKS = {
     "kv_lora_rank": "multi-head latent attention",
     "attn_logit_softcapping": "soft-capped attention",

@@ -69,7 +69,6 @@ def paged_attention(
         if kwargs.get(name) is not None:
             raise NotImplementedError(f"attention argument {name!r}")
     layer = int(module.layer_idx)  # type: ignore[arg-type]
-    plan.layers_seen.append(layer)
     return attend(plan, layer, query[0], key[0], value[0], scaling)[None], None
 
 
@@ -81,7 +80,11 @@ def attend(
     value: torch.Tensor,
     scaling: float | None,
 ) -> torch.Tensor:
-    """One layer: query [heads, rows, head_dim], key and value [kv_heads, rows, head_dim] → [rows, heads, head_dim]."""
+    """One layer's attention over the pool, the new keys and values written first.
+
+    query [heads, rows, head_dim], key and value [kv_heads, rows, head_dim] → [rows, heads, head_dim].
+    """
+    plan.layers_seen.append(layer)
     key_pool, value_pool = plan.key_pools[layer], plan.value_pools[layer]
     _write(key_pool, plan.write, key.transpose(0, 1))
     _write(value_pool, plan.write, value.transpose(0, 1))
@@ -112,7 +115,8 @@ def _attend_segment(
     kv = segment.kv
     keys = key_pool[kv] if isinstance(kv, slice) else key_pool.index_select(0, kv)
     values = value_pool[kv] if isinstance(kv, slice) else value_pool.index_select(0, kv)
-    keys, values = keys.transpose(0, 1)[None], values.transpose(0, 1)[None]  # [1, kv_heads, kv_length, head_dim]
+    # [1, kv_heads, kv_length, head_dim]
+    keys, values = keys.transpose(0, 1)[None], values.transpose(0, 1)[None]
     num_heads, num_queries, head_dim = query.shape
     if segment.is_folded:
         # The query heads that share a key head become rows of it: no copy of the keys, one matrix product.

@@ -5,17 +5,30 @@ from __future__ import annotations
 import contextlib
 import inspect
 import json
+import logging
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from cloud_verifier.backends.architectures import check_supported
-from cloud_verifier.backends.base import ForwardItem
-from cloud_verifier.backends.transformers_backend import BLOCK_SIZE, TargetFacts, TransformersBackend
+from cloud_verifier.backends.base import ForwardItem, Logits
+from cloud_verifier.backends.lean import LeanDecoder, can_be_lean
+from cloud_verifier.backends.transformers_backend import (
+    BLOCK_SIZE,
+    TargetFacts,
+    TransformersBackend,
+    TransformersDecoder,
+)
 from common.errors import ModelError
 
+logger = logging.getLogger(__name__)
+
 DTYPES = ("float32", "bfloat16")
+PROBE_TOKENS = 6
+MAX_LEAN_ERROR = 2e-4  # of the largest logit; two orders of operations in float32 differ by about 1e-6
 DEFAULT_KV_TOKENS = 65_536
 
 
@@ -27,12 +40,14 @@ def load_target(
     kv_tokens: int = DEFAULT_KV_TOKENS,
     block_size: int = BLOCK_SIZE,
     num_threads: int = 0,
+    is_lean: bool = True,
 ) -> TransformersBackend:
     """Load a decoder from a local directory (config.json, tokenizer.json, *.safetensors).
 
-    `device`: "cpu", "cuda" or "cuda:N"; `dtype`: "float32", "bfloat16" or "auto" (float32 on a CPU, bfloat16 on
-    CUDA); `kv_tokens`: token slots of the KV pool, over all sequences; `num_threads`: torch's CPU threads
-    (0 leaves torch's own choice; a setting of the whole process).
+    `device`: "cpu", "cuda" or "cuda:N"; `dtype`: "float32", "bfloat16" or "auto" (float32 on a CPU,
+    bfloat16 on CUDA); `kv_tokens`: token slots of the KV pool, over all sequences; `num_threads`: torch's
+    CPU threads (0 leaves torch's own choice; a setting of the whole process); `is_lean`: use the faster
+    forward of `backends.lean` where there is one.
     Raises `ModelError` for a directory that is incomplete, unsafe (pickled weights, remote code) or of an
     architecture the packed forward does not compute.
     """
@@ -53,8 +68,15 @@ def load_target(
         check_supported(config, max_context)
         model = _load_model(directory, config, device, dtype)
     facts = _facts(directory, model, max_context, device, dtype)
-    backend = TransformersBackend(model, facts, kv_tokens=kv_tokens, block_size=block_size)
-    _probe(backend)
+    decoder = TransformersDecoder(model)
+    backend = TransformersBackend(decoder, facts, kv_tokens=kv_tokens, block_size=block_size)
+    reference = _probe(backend)
+    if is_lean and can_be_lean(model, device, dtype):
+        backend.use_decoder(LeanDecoder(model))
+        error = float(abs(_probe(backend) - reference).max())
+        if not error <= MAX_LEAN_ERROR * max(1.0, float(abs(reference).max())):
+            backend.use_decoder(decoder)
+            logger.warning("the lean forward differs from transformers by %.1e: not used", error)
     return backend
 
 
@@ -69,8 +91,8 @@ def _check_files(directory: Path) -> dict[str, Any]:
         pickled = sorted(p.name for pattern in ("*.bin", "*.pt", "*.pth") for p in directory.glob(pattern))
         if pickled:
             raise ModelError(
-                f"{directory} has its weights in {pickled[0]}: pickled weights can run code and are not loaded; "
-                "convert them to safetensors"
+                f"{directory} has its weights in {pickled[0]}: pickled weights can run code "
+                "and are not loaded; convert them to safetensors"
             )
         raise ModelError(f"{directory} has no *.safetensors weights")
     try:
@@ -99,19 +121,19 @@ def _check_device(device: str) -> None:
 @contextlib.contextmanager
 def _quiet_transformers() -> Iterator[None]:
     """No progress bars, advice or warnings on stderr while loading; the settings are restored."""
-    from transformers.utils import logging
+    from transformers.utils import logging as hf_logging
 
-    verbosity, had_bar = logging.get_verbosity(), logging.is_progress_bar_enabled()
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
+    verbosity, had_bar = hf_logging.get_verbosity(), hf_logging.is_progress_bar_enabled()
+    hf_logging.set_verbosity_error()
+    hf_logging.disable_progress_bar()
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             yield
     finally:
-        logging.set_verbosity(verbosity)
+        hf_logging.set_verbosity(verbosity)
         if had_bar:
-            logging.enable_progress_bar()
+            hf_logging.enable_progress_bar()
 
 
 def _load_config(directory: Path, config_json: dict[str, Any]) -> Any:
@@ -194,10 +216,11 @@ def _facts(directory: Path, model: Any, max_context: int, device: str, dtype: st
 
 
 def _eos_token_ids(directory: Path, config: Any) -> tuple[int, ...]:
-    """End-of-text ids: generation_config.json speaks first (chat models end turns with several), then config."""
+    """End-of-text ids. generation_config.json speaks first: chat models list several there."""
     value = None
     with contextlib.suppress(OSError, ValueError):
-        value = json.loads((directory / "generation_config.json").read_text(encoding="utf-8")).get("eos_token_id")
+        text = (directory / "generation_config.json").read_text(encoding="utf-8")
+        value = json.loads(text).get("eos_token_id")
     if value is None:
         value = getattr(config, "eos_token_id", None)
     if value is None:
@@ -206,15 +229,19 @@ def _eos_token_ids(directory: Path, config: Any) -> tuple[int, ...]:
     return tuple(sorted({int(i) for i in ids}))
 
 
-def _probe(backend: TransformersBackend) -> None:
-    """Run two tokens: each layer must have come through our attention exactly once, in the shape we expect."""
+def _probe(backend: TransformersBackend) -> Logits:
+    """Logits of a few tokens in two forwards; each layer must attend once, in the shape we expect."""
     sequence = backend.new_sequence()
+    ids = [(7 * i + 1) % backend.num_tokens for i in range(PROBE_TOKENS)]
     try:
-        backend.forward([ForwardItem(sequence, [0, 0], 1)])
+        first = backend.forward([ForwardItem(sequence, ids[:-1], len(ids) - 1)]).copy()
+        logits = np.concatenate([first, backend.forward([ForwardItem(sequence, ids[-1:], 1)])])
     except (RuntimeError, NotImplementedError, AssertionError, TypeError, IndexError) as error:
         raise ModelError(f"{backend.model_id} cannot run over paged KV: {error}") from error
     finally:
         backend.close(sequence)
         backend.num_forwards = backend.num_query_rows = 0
-    if backend.layers_seen != list(range(backend.facts.num_layers)):
-        raise ModelError(f"{backend.model_id} cannot run over paged KV: layers {backend.layers_seen} attended")
+    seen = backend.layers_seen
+    if seen != list(range(backend.facts.num_layers)):
+        raise ModelError(f"{backend.model_id} cannot run over paged KV: layers {seen} attended")
+    return logits

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -46,10 +46,41 @@ class PagedSequence:
         return self.table.length
 
 
+class Decoder(Protocol):
+    """The model itself: packed tokens in, logits out."""
+
+    def __call__(
+        self, token_ids: torch.Tensor, positions: torch.Tensor, rows: torch.Tensor | None, plan: ForwardPlan
+    ) -> torch.Tensor:
+        """token_ids, positions int64 [num_rows]; `rows` selects (None: all) → [rows, vocab_size]."""
+
+
+class TransformersDecoder:
+    """Any transformers decoder whose attention is ours."""
+
+    def __init__(self, model: Any) -> None:
+        self._model = model
+
+    def __call__(
+        self, token_ids: torch.Tensor, positions: torch.Tensor, rows: torch.Tensor | None, plan: ForwardPlan
+    ) -> torch.Tensor:
+        output = self._model(
+            input_ids=token_ids[None],
+            position_ids=positions[None],
+            use_cache=False,
+            logits_to_keep=0 if rows is None else rows,
+            outrider_plan=plan,
+        )
+        logits: torch.Tensor = output.logits[0]
+        return logits
+
+
 class TransformersBackend:
     """Implements `TargetBackend`. Made by `backends.loading.load_target`."""
 
-    def __init__(self, model: Any, facts: TargetFacts, *, kv_tokens: int, block_size: int = BLOCK_SIZE) -> None:
+    def __init__(
+        self, decoder: Decoder, facts: TargetFacts, *, kv_tokens: int, block_size: int = BLOCK_SIZE
+    ) -> None:
         self.facts = facts
         self.num_tokens, self.vocab_size = facts.num_tokens, facts.vocab_size
         self.dtype, self.device = facts.dtype, facts.device
@@ -62,7 +93,7 @@ class TransformersBackend:
         self.blocks = BlockManager(max(1, kv_tokens // block_size), block_size)
         num_slots = self.blocks.num_blocks * block_size
         self.max_context = min(facts.max_context, num_slots)
-        self._model = model
+        self._decode = decoder
         self._device = torch.device(facts.device)
         dtype = getattr(torch, facts.dtype)
         shape = (facts.num_layers, num_slots, facts.num_kv_heads, facts.head_dim)
@@ -71,6 +102,10 @@ class TransformersBackend:
         self._value_pools = list(torch.empty(shape, dtype=dtype, device=self._device))
         num_groups = facts.num_heads // facts.num_kv_heads
         self._masks = MaskStore(self.max_context, num_groups, dtype, self._device)
+
+    def use_decoder(self, decoder: Decoder) -> None:
+        """Run the model through another implementation of the same function."""
+        self._decode = decoder
 
     @property
     def num_free_tokens(self) -> int:
@@ -145,15 +180,10 @@ class TransformersBackend:
             positions.extend(range(length, length + len(item.token_ids)))
             rows.extend(range(len(token_ids) - item.num_logit_rows, len(token_ids)))
         plan = self._plan(items, lengths)
-        output = self._model(
-            input_ids=self._tensor([token_ids]),
-            position_ids=self._tensor([positions]),
-            use_cache=False,
-            logits_to_keep=0 if len(rows) == len(token_ids) else self._tensor(rows),
-            outrider_plan=plan,
-        )
+        selected = None if len(rows) == len(token_ids) else self._tensor(rows)
+        logits = self._decode(self._tensor(token_ids), self._tensor(positions), selected, plan)
         self.layers_seen = plan.layers_seen
-        return output.logits[0].float().cpu().numpy()  # type: ignore[no-any-return]
+        return logits.float().cpu().numpy()
 
     def _plan(self, items: Sequence[ForwardItem], lengths: Sequence[int]) -> ForwardPlan:
         segments, start = [], 0

@@ -11,7 +11,7 @@ EOS = "<|end|>"
 
 
 def make_tokenizer(directory: Path, vocab_size: int = 512) -> None:
-    """A byte-level BPE tokenizer.json with `vocab_size` tokens at most (some hundred merges of one sentence)."""
+    """A byte-level BPE tokenizer.json of at most `vocab_size` tokens."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
     tokenizer = Tokenizer(models.BPE())
