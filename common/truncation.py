@@ -78,11 +78,13 @@ def _row_nucleus_edge(
     # Ids below (1 - p) / vocab of the mass hold less than 1 - p together, so none of them is needed; nor, as
     # long as the others reach p, are those below a far larger share.
     for num_shares in (_NUM_SHARES, row.size * 1.01):
-        is_kept = weights >= mass * (1 - top_p) / num_shares
-        if float(weights[is_kept].sum(dtype=np.float64)) >= top_p * mass:
+        is_needed = weights >= mass * (1 - top_p) / num_shares
+        is_worth_picking = np.count_nonzero(is_needed) < row.size // 8
+        largest = np.sort(row[is_needed] if is_worth_picking else row)[::-1]
+        kept_weights = np.exp(largest - row.max())
+        if float(kept_weights.sum(dtype=np.float64)) >= top_p * mass:
             break
-    largest = np.sort(row[is_kept])[::-1]
-    return _nucleus_edge(largest, np.exp(largest - row.max()), top_p, mass)
+    return _nucleus_edge(largest, kept_weights, top_p, mass)
 
 
 def _nucleus_edge(
