@@ -1,0 +1,67 @@
+"""Decode with the product's own parts inside this process, against a verifier in another."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from common.types import SamplingParams, StopParams
+from edge_client.deadline import RoundDeadline
+from edge_client.depth import FixedDepth
+from edge_client.drafting.base import DraftModel
+from edge_client.link.grpc_link import GrpcLink
+from edge_client.options import Mode, OnTimeout, SessionOptions
+from edge_client.remote_verifier import RemoteVerifier
+from edge_client.session import EdgeSession, SessionResult, new_session_id
+from edge_client.tokenizer import EdgeTokenizer
+
+EMBEDDED = Path(__file__).resolve().parent.parent / "models" / "embedded"
+
+
+@dataclass(frozen=True)
+class Case:
+    """How to decode: a mode, a draft length, a temperature."""
+
+    mode: Mode
+    temperature: float
+    num_speculative_tokens: int = 0
+
+    @property
+    def name(self) -> str:
+        depth = f" n={self.num_speculative_tokens}" if self.mode is Mode.SPECULATIVE else ""
+        return f"{self.mode}{depth} T={self.temperature:g}"
+
+
+class Decoder:
+    """One draft and one verifier; `decode` runs a whole session. Exact: `--on-timeout wait`."""
+
+    def __init__(self, address: str, draft: DraftModel, tokenizer: EdgeTokenizer) -> None:
+        self.draft, self.tokenizer = draft, tokenizer
+        self._address = address
+
+    def decode(self, prompt: str, case: Case, num_new: int, seed: int = 1) -> SessionResult:
+        """`num_new` tokens whatever the text says: end-of-text is ignored, so that all runs are as long."""
+        session_id = new_session_id()
+        prompt_ids = self.tokenizer.encode(prompt)
+        verifier = None
+        if case.mode is not Mode.EDGE_ONLY:
+            link = GrpcLink(self._address, session_id)
+            verifier = RemoteVerifier(link, RoundDeadline(5.0), is_patient=True)
+        session = EdgeSession(
+            prompt_ids,
+            SessionOptions(
+                mode=case.mode,
+                sampling=SamplingParams(temperature=case.temperature, seed=seed),
+                stop=StopParams(max_new_tokens=num_new, ignore_eos=True),
+                on_timeout=OnTimeout.WAIT,
+                tokenizer_fingerprint=self.tokenizer.fingerprint,
+            ),
+            decode=self.tokenizer.decoder(prompt_ids),
+            verifier=verifier,
+            draft=None if case.mode is Mode.CLOUD_ONLY else self.draft,
+            depth=FixedDepth(case.num_speculative_tokens),
+            session_id=session_id,
+        )
+        for _ in session.generate():
+            pass
+        return session.result

@@ -1,0 +1,319 @@
+"""Alignment survives faults: the verifier is a real process, and every fault is seen to fire mid-text."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import grpc
+import numpy as np
+import pytest
+from conftest import Pair
+from support.decoding import decode
+from support.faults import Faults, FaultyLink
+from support.models import make_tiny_target
+from test_same_text import make_prompt
+
+from common.errors import IncompatibleError, RoundTimeoutError
+from common.pb import outrider_pb2 as pb
+from common.pb import outrider_pb2_grpc
+from common.types import Origin, SamplingParams
+from edge_client.drafting.base import DraftModel
+from edge_client.options import OnTimeout
+from edge_client.session import SessionResult
+from experiments.processes import VerifierProcess, running_verifier, start_verifier
+
+NUM_NEW = 40
+DEADLINE_S = 0.4
+
+
+def sampling_of(seed: int) -> SamplingParams:
+    return SamplingParams(temperature=(0.0, 0.8)[seed % 2], seed=seed)
+
+
+def random_rounds(seed: int, count: int = 2) -> frozenset[int]:
+    """Rounds in the middle of a text of NUM_NEW tokens at draft length 2 (13 rounds at least)."""
+    rng = np.random.default_rng(seed)
+    return frozenset(int(r) for r in rng.choice(np.arange(3, 11), size=count, replace=False))
+
+
+@pytest.mark.parametrize("kind", ["lose_reply", "duplicate", "late_older", "drop_stream"])
+@pytest.mark.parametrize("transport", ["stream", "unary"])
+@pytest.mark.parametrize("seed", [1, 2])
+def test_under_wait_a_fault_on_the_link_leaves_no_trace_in_the_text(
+    tiny_verifier: VerifierProcess, own_draft: DraftModel, kind: str, transport: str, seed: int
+) -> None:
+    prompt, sampling = make_prompt(seed), sampling_of(seed)
+    expected = decode(tiny_verifier.address, prompt, sampling, num_new=NUM_NEW).token_ids
+    faults = Faults(**{kind: random_rounds(seed)})  # type: ignore[arg-type]
+    result = decode(
+        tiny_verifier.address,
+        prompt,
+        sampling,
+        draft=own_draft,
+        num_new=NUM_NEW,
+        depth=2,
+        transport=transport,
+        deadline_s=DEADLINE_S,
+        wrap=lambda link: FaultyLink(link, faults),  # type: ignore[arg-type,return-value]
+    )
+    assert faults.fired == {kind: 2}
+    assert result.token_ids == expected
+    assert result.num_unverified_tokens == 0
+
+
+def test_under_wait_all_link_faults_together_leave_no_trace(
+    tiny_verifier: VerifierProcess, own_draft: DraftModel
+) -> None:
+    prompt, sampling = make_prompt(5), sampling_of(5)
+    expected = decode(tiny_verifier.address, prompt, sampling, num_new=NUM_NEW).token_ids
+    faults = Faults(frozenset({4}), frozenset({6}), frozenset({5}), frozenset({7}))
+    result = decode(
+        tiny_verifier.address,
+        prompt,
+        sampling,
+        draft=own_draft,
+        num_new=NUM_NEW,
+        depth=2,
+        deadline_s=DEADLINE_S,
+        wrap=lambda link: FaultyLink(link, faults),  # type: ignore[arg-type,return-value]
+    )
+    assert faults.fired == {"lose_reply": 1, "duplicate": 1, "late_older": 1, "drop_stream": 1}
+    assert result.token_ids == expected
+
+
+# --------------------------------------------------------------------------- the verifier itself dies
+
+
+class Restarter:
+    """Kills a verifier (SIGKILL) and starts one on the same port, in the background."""
+
+    def __init__(self, verifier: VerifierProcess, start: Callable[[str], VerifierProcess]) -> None:
+        self.verifier, self._start = verifier, start
+        self.num_kills = 0
+        self._thread: threading.Thread | None = None
+
+    def at(self, token: int) -> Callable[[int], None]:
+        def on_token(index: int) -> None:
+            if index == token:
+                self.num_kills += 1
+                self.verifier.kill()
+                self._thread = threading.Thread(target=self._restart)
+                self._thread.start()
+
+        return on_token
+
+    def _restart(self) -> None:
+        self.verifier = self._start(self.verifier.address)
+
+    def stop(self) -> None:
+        if self._thread is not None:
+            self._thread.join()
+        self.verifier.stop()
+
+
+@pytest.fixture
+def own_verifier(tiny_pair: Pair) -> Iterator[VerifierProcess]:
+    """A verifier that a test may kill."""
+    with running_verifier(target=tiny_pair.target) as verifier:
+        yield verifier
+
+
+@pytest.mark.parametrize("mode", ["speculative", "cloud-only"])
+def test_under_wait_a_killed_and_restarted_verifier_leaves_no_trace(
+    tiny_pair: Pair, own_verifier: VerifierProcess, own_draft: DraftModel, mode: str
+) -> None:
+    prompt, sampling = make_prompt(3), sampling_of(3)
+    expected = decode(own_verifier.address, prompt, sampling, num_new=NUM_NEW).token_ids
+    restarter = Restarter(
+        own_verifier, lambda address: start_verifier(target=tiny_pair.target, listen=address)
+    )
+    try:
+        result = decode(
+            own_verifier.address,
+            prompt,
+            sampling,
+            draft=own_draft if mode == "speculative" else None,
+            num_new=NUM_NEW,
+            depth=2,
+            on_token=restarter.at(15),
+        )
+    finally:
+        restarter.stop()
+    assert restarter.num_kills == 1 and result.stats.num_rebuilds == 1
+    assert result.token_ids == expected
+    assert result.num_unverified_tokens == 0
+
+
+def test_under_first_token_a_killed_verifier_is_bridged_and_aligned_on_return(
+    tiny_pair: Pair, own_verifier: VerifierProcess, own_draft: DraftModel
+) -> None:
+    prompt, sampling = make_prompt(3), sampling_of(3)
+    restarter = Restarter(
+        own_verifier, lambda address: start_verifier(target=tiny_pair.target, listen=address)
+    )
+    try:
+        result = decode(
+            own_verifier.address,
+            prompt,
+            sampling,
+            draft=own_draft,
+            num_new=200,
+            depth=2,
+            on_timeout=OnTimeout.FIRST_TOKEN,
+            deadline_s=0.2,
+            on_token=restarter.at(15),
+        )
+        assert restarter.num_kills == 1 and result.stats.num_rebuilds >= 1
+        check_bridged(restarter.verifier.address, prompt, sampling, result, deadline_s=0.2)
+    finally:
+        restarter.stop()
+
+
+def test_a_verifier_that_comes_back_with_another_target_is_refused(
+    tiny_pair: Pair,
+    own_verifier: VerifierProcess,
+    own_draft: DraftModel,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    other = make_tiny_target(tmp_path_factory.mktemp("other") / "target", max_context=512, seed=99)
+    restarter = Restarter(own_verifier, lambda address: start_verifier(target=other, listen=address))
+    try:
+        with pytest.raises(IncompatibleError, match="target_fingerprint"):
+            decode(
+                own_verifier.address,
+                make_prompt(3),
+                sampling_of(3),
+                draft=own_draft,
+                num_new=NUM_NEW,
+                on_token=restarter.at(10),
+            )
+    finally:
+        restarter.stop()
+    assert restarter.num_kills == 1
+
+
+def test_an_evicted_session_is_rebuilt_and_leaves_no_trace(tiny_pair: Pair, own_draft: DraftModel) -> None:
+    prompt, sampling = make_prompt(4), sampling_of(4)
+    with running_verifier("--max-sessions", "2", target=tiny_pair.target) as verifier:
+        expected = decode(verifier.address, prompt, sampling, num_new=NUM_NEW).token_ids
+
+        def evict(index: int) -> None:
+            if index == 12:
+                with grpc.insecure_channel(verifier.address) as channel:
+                    stub = outrider_pb2_grpc.VerifierStub(channel)
+                    for name in (1, 2, 3):
+                        opening = pb.OpenRequest(
+                            session_id=bytes([name]) * 16, token_ids=[5, 6], num_prompt_tokens=2
+                        )
+                        assert stub.Open(opening).opened.position == 3
+
+        result = decode(
+            verifier.address, prompt, sampling, draft=own_draft, num_new=NUM_NEW, depth=2, on_token=evict
+        )
+    assert result.stats.num_rebuilds == 1, "the eviction did not fire"
+    assert result.token_ids == expected
+
+
+def test_kv_taken_by_others_is_recomputed_and_leaves_no_trace(tiny_pair: Pair, own_draft: DraftModel) -> None:
+    prompt, sampling = make_prompt(6), sampling_of(6)
+    with running_verifier("--kv-tokens", "512", target=tiny_pair.target) as verifier:
+        expected = decode(verifier.address, prompt, sampling, num_new=NUM_NEW).token_ids
+
+        def fill(index: int) -> None:
+            if index == 12:
+                with grpc.insecure_channel(verifier.address) as channel:
+                    opening = pb.OpenRequest(
+                        session_id=b"\1" * 16, token_ids=[7] * 480, num_prompt_tokens=480
+                    )
+                    assert outrider_pb2_grpc.VerifierStub(channel).Open(opening).opened.position == 481
+
+        result = decode(
+            verifier.address, prompt, sampling, draft=own_draft, num_new=NUM_NEW, depth=2, on_token=fill
+        )
+    assert result.token_ids == expected
+    assert result.stats.num_rebuilds == 0, "only KV was lost: the edge sees a slower round, nothing else"
+
+
+# ------------------------------------------------------------------------------------ going on alone
+
+
+class Outage:
+    """Nothing passes for `duration_s` from new token `start` on."""
+
+    def __init__(self, start: int, duration_s: float) -> None:
+        self._start, self._duration_s = start, duration_s
+        self._until_s = 0.0
+
+    def on_token(self, index: int) -> None:
+        if index == self._start:
+            self._until_s = time.monotonic() + self._duration_s
+
+    def is_on(self) -> bool:
+        return time.monotonic() < self._until_s
+
+
+def check_bridged(
+    address: str, prompt: list[int], sampling: SamplingParams, result: SessionResult, deadline_s: float
+) -> None:
+    """Tokens were kept and marked, the text came steadily, and from the link's return on it is the target's."""
+    kept = [i for i, origin in enumerate(result.origins) if origin in (Origin.FALLBACK, Origin.EDGE_ONLY)]
+    assert kept, "nothing was kept"
+    assert all(result.is_verified[i] or i in kept for i in range(len(result.origins)))
+    last = kept[-1] + 1
+    assert last < len(result.token_ids) - 5, "the link never came back"
+    rest = len(result.token_ids) - last
+    expected = decode(address, [*prompt, *result.token_ids[:last]], sampling, num_new=rest).token_ids
+    assert result.token_ids[last:] == expected
+    times = result.stats.token_times_ns
+    gaps = [(b - a) / 1e9 for a, b in zip(times, times[1:], strict=False)]
+    # While the link is down a token comes within each deadline; scheduling on a busy machine is on top.
+    assert max(gaps[kept[0] - 1 : kept[-1]]) < deadline_s + 0.6
+
+
+@pytest.mark.parametrize("policy", [OnTimeout.FIRST_TOKEN, OnTimeout.EDGE_ONLY])
+@pytest.mark.parametrize("transport", ["stream", "unary"])
+def test_an_outage_is_bridged_by_marked_tokens_and_the_text_is_aligned_again_on_return(
+    tiny_verifier: VerifierProcess, own_draft: DraftModel, policy: OnTimeout, transport: str
+) -> None:
+    prompt, sampling = make_prompt(8), sampling_of(9)
+    outage = Outage(start=15, duration_s=1.0)
+    faults = Faults(black_hole=outage.is_on)
+    result = decode(
+        tiny_verifier.address,
+        prompt,
+        sampling,
+        draft=own_draft,
+        num_new=440,
+        depth=2,
+        on_timeout=policy,
+        deadline_s=0.2,
+        transport=transport,
+        wrap=lambda link: FaultyLink(link, faults),  # type: ignore[arg-type,return-value]
+        on_token=outage.on_token,
+    )
+    assert faults.fired["black_hole"] >= 1
+    check_bridged(tiny_verifier.address, prompt, sampling, result, deadline_s=0.2)
+
+
+def test_under_fail_the_first_missed_deadline_ends_the_generation(
+    tiny_verifier: VerifierProcess, own_draft: DraftModel
+) -> None:
+    outage = Outage(start=10, duration_s=30.0)
+    faults = Faults(black_hole=outage.is_on)
+    start = time.monotonic()
+    with pytest.raises(RoundTimeoutError):
+        decode(
+            tiny_verifier.address,
+            make_prompt(1),
+            sampling_of(1),
+            draft=own_draft,
+            depth=2,
+            num_new=NUM_NEW,
+            on_timeout=OnTimeout.FAIL,
+            deadline_s=0.3,
+            wrap=lambda link: FaultyLink(link, faults),  # type: ignore[arg-type,return-value]
+            on_token=outage.on_token,
+        )
+    assert time.monotonic() - start < 10

@@ -1,0 +1,52 @@
+"""The dependency arrows of docs/architecture.md, read from the source."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+OURS = {"common", "edge_client", "cloud_verifier", "kernels", "training", "experiments"}
+ALLOWED = {
+    "common": {"common"},
+    "kernels": {"kernels"},
+    "edge_client": {"edge_client", "common", "kernels"},
+    "cloud_verifier": {"cloud_verifier", "common", "kernels"},
+}
+HEAVY = {"torch", "transformers"}
+
+
+def imports_of(path: Path) -> set[str]:
+    """Top-level names of every import in a file, those inside functions included."""
+    names: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            names |= {alias.name.partition(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            names.add(node.module.partition(".")[0])
+    return names
+
+
+@pytest.mark.parametrize("package", sorted(ALLOWED))
+def test_packages_import_only_what_lies_below_them(package: str) -> None:
+    for path in (ROOT / package).rglob("*.py"):
+        forbidden = (imports_of(path) & OURS) - ALLOWED[package]
+        assert not forbidden, f"{path.relative_to(ROOT)} imports {forbidden}"
+
+
+@pytest.mark.parametrize("package", ["common", "edge_client"])
+def test_the_edge_never_imports_torch(package: str) -> None:
+    for path in (ROOT / package).rglob("*.py"):
+        assert not imports_of(path) & HEAVY, path.relative_to(ROOT)
+
+
+def test_protobuf_stays_at_the_edge_of_the_code() -> None:
+    may = {"common/codec.py", "cloud_verifier/service.py", "cloud_verifier/server.py"}
+    for package in ALLOWED:
+        for path in (ROOT / package).rglob("*.py"):
+            name = path.relative_to(ROOT).as_posix()
+            is_link = name.startswith("edge_client/link/") or name.startswith("common/pb/")
+            if not is_link and name not in may:
+                assert "common.pb" not in path.read_text(encoding="utf-8"), name
