@@ -26,7 +26,7 @@ def fall_back(decoding: Decoding, draft: Draft, error: RoundTimeoutError) -> Ite
             yield from kept
         case OnTimeout.EDGE_ONLY:
             yield from keep(decoding, draft.token_ids, Origin.EDGE_ONLY)
-            yield from _go_alone(decoding)
+            yield from go_alone(decoding)
         case OnTimeout.WAIT | OnTimeout.FAIL:
             raise error
 
@@ -45,7 +45,7 @@ def check_stall(decoding: Decoding) -> None:
         raise LinkError(f"{address} is silent for {silent_for_s:.0f} s, and only it may end the text")
 
 
-def _go_alone(decoding: Decoding) -> Iterator[SessionEvent]:
+def go_alone(decoding: Decoding) -> Iterator[SessionEvent]:
     """Drafts at the edge's own speed until the link shows a sign of life."""
     while decoding.text.finish is None and decoding.context_room and not decoding.remote.is_back():
         num_draft_tokens = decoding.num_to_draft() or 1

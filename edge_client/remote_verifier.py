@@ -209,13 +209,15 @@ class RemoteVerifier:
         connection (the same round is safe to send twice), at most for `timeout_s`."""
         lifeline, start_s = self.lifeline, self._clock()
         give_up_s = start_s + (self._recover_timeout_s if self._is_patient else timeout_s)
-        attempt_end_s = give_up_s
+        # A job that has long to compute has not long to connect.
+        connect_s = self._recover_timeout_s if self._is_patient else self.deadline.seconds
+        attempt_end_s, reconnect_by_s = give_up_s, start_s + connect_s
         sent_on: Connection | None = None
         is_ordinary = True
         while self._clock() < give_up_s:
             lifeline.check_cancelled()
             try:
-                connection = lifeline.wait(give_up_s)
+                connection = lifeline.wait(min(give_up_s, reconnect_by_s))
                 if connection is not sent_on:
                     connection.send(job)
                     is_ordinary = is_ordinary and sent_on is None
@@ -228,8 +230,7 @@ class RemoteVerifier:
                 break
             except LinkError:
                 lifeline.drop()
-                if isinstance(job, OpenRequest) and not self._is_patient:
-                    give_up_s = min(give_up_s, self._clock() + self.deadline.seconds)
+                reconnect_by_s = self._clock() + connect_s
                 continue
             if isinstance(reply, Progress) and reply.round_id == job.round_id:
                 is_ordinary = False

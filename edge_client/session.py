@@ -18,6 +18,7 @@ from edge_client.depth import DepthPolicy, FixedDepth
 from edge_client.drafter import Drafter
 from edge_client.drafting.base import DraftModel
 from edge_client.events import EndEvent, SessionEvent
+from edge_client.fallback import go_alone
 from edge_client.lifeline import CancelledByUser
 from edge_client.opening import open_session
 from edge_client.options import Decoding, Mode, OnTimeout, SessionOptions
@@ -146,6 +147,7 @@ class EdgeSession:
             assert self._draft is not None
             self._decoding.text.set_eos(self._draft.eos_token_ids)
             self._decoding.remote.lifeline.suspect()
+            yield from go_alone(self._decoding)
 
     def _edge_only(self) -> Iterator[SessionEvent]:
         """The draft is the only model here, so its end-of-text ends the text."""
