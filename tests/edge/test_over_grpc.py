@@ -1,0 +1,272 @@
+"""The real transports against a real gRPC verifier in this process, whose target is a fake."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+
+import numpy as np
+import pytest
+from support.fakes import FakeBackend
+from support.server import serving
+from tcp_proxy import TcpProxy
+
+from cloud_verifier.config import ServeConfig
+from common.errors import IncompatibleError, LinkError, UsageError
+from common.types import Draft, FinishReason, Origin, SamplingParams, StopParams
+from edge_client.deadline import RoundDeadline
+from edge_client.depth import FixedDepth
+from edge_client.link.base import CallRejectedError
+from edge_client.link.grpc_link import GrpcLink
+from edge_client.options import Mode, OnTimeout, SessionOptions
+from edge_client.remote_verifier import RemoteVerifier
+from edge_client.session import EdgeSession, SessionResult, new_session_id
+
+PROMPT = (5, 6, 7)
+
+
+class BackendDraft:
+    """The fake target's own greedy choice, wrong at every fifth position."""
+
+    num_tokens, max_context = 32, 500
+    eos_token_ids = (0,)
+    fingerprint, tokenizer_fingerprint = "d", "t" * 16
+
+    def __init__(self, backend: FakeBackend) -> None:
+        self._backend = backend
+        self.position = 0
+        self._text: list[int] = []
+
+    def sequence(self, sampling: SamplingParams, *, num_prompt_tokens: int | None = None) -> BackendDraft:
+        return BackendDraft(self._backend)
+
+    def commit(self, token_ids: Sequence[int]) -> None:
+        self._text += token_ids
+        self.position = len(self._text)
+
+    def propose(self, num_draft_tokens: int) -> Draft:
+        text = list(self._text)
+        for _ in range(num_draft_tokens):
+            logits = self._backend.logits_after(text)[: self._backend.num_tokens]
+            right = int(np.argmax(logits))
+            text.append(right if len(text) % 5 else (right % 30) + 1)
+        drafted = tuple(text[self.position :])
+        return Draft(drafted, (1.0,) * len(drafted))
+
+    def close(self) -> None: ...
+
+
+def decode(
+    port: int,
+    backend: FakeBackend,
+    *,
+    mode: Mode = Mode.SPECULATIVE,
+    transport: str = "stream",
+    on_timeout: OnTimeout = OnTimeout.WAIT,
+    deadline_s: float | None = None,
+    recover_timeout_s: float = 20.0,
+    num_new: int = 60,
+    on_token: Callable[[int, EdgeSession], None] = lambda index, session: None,
+    tokenizer_fingerprint: str = "",
+) -> SessionResult:
+    session_id = new_session_id()
+    options = SessionOptions(
+        mode=mode,
+        sampling=SamplingParams(temperature=0.0),
+        stop=StopParams(max_new_tokens=num_new, ignore_eos=True),
+        on_timeout=on_timeout,
+        recover_timeout_s=recover_timeout_s,
+        tokenizer_fingerprint=tokenizer_fingerprint,
+    )
+    verifier = RemoteVerifier(
+        GrpcLink(f"127.0.0.1:{port}", session_id, transport),
+        RoundDeadline(deadline_s),
+        recover_timeout_s=recover_timeout_s,
+        is_patient=on_timeout is OnTimeout.WAIT,
+    )
+    draft = BackendDraft(backend) if mode is Mode.SPECULATIVE else None
+    session = EdgeSession(
+        PROMPT,
+        options,
+        decode=lambda token_id: f"<{token_id}>",
+        verifier=verifier,
+        draft=draft,  # type: ignore[arg-type]
+        depth=FixedDepth(4),
+        session_id=session_id,
+    )
+    for event in session.generate():
+        if hasattr(event, "token_id"):
+            on_token(event.index, session)
+    return session.result
+
+
+def expected_text(backend: FakeBackend, num_new: int = 60) -> tuple[int, ...]:
+    text = list(PROMPT)
+    for _ in range(num_new):
+        text.append(int(np.argmax(backend.logits_after(text)[: backend.num_tokens])))
+    return tuple(text[len(PROMPT) :])
+
+
+@pytest.fixture(scope="module")
+def backend() -> FakeBackend:
+    return FakeBackend(max_context=256)
+
+
+@pytest.fixture(scope="module")
+def port(backend: FakeBackend) -> Iterator[int]:
+    with serving(backend) as server:
+        yield server.port
+
+
+@pytest.mark.parametrize("transport", ["stream", "unary"])
+@pytest.mark.parametrize("mode", [Mode.SPECULATIVE, Mode.CLOUD_ONLY])
+def test_every_transport_and_mode_gives_the_targets_text(
+    port: int, backend: FakeBackend, transport: str, mode: Mode
+) -> None:
+    result = decode(port, backend, mode=mode, transport=transport)
+    assert result.token_ids == expected_text(backend)
+    assert result.num_unverified_tokens == 0 and result.finish_reason is FinishReason.LENGTH
+    assert result.stats.bytes_up > 0 and result.stats.bytes_down > 0
+    assert backend.num_free_tokens == backend.kv_tokens, "the session was closed, its KV freed"
+
+
+@pytest.mark.parametrize("transport", ["stream", "unary"])
+def test_a_cancel_in_mid_text_closes_the_session_over_there(
+    port: int, backend: FakeBackend, transport: str
+) -> None:
+    for mode in (Mode.SPECULATIVE, Mode.CLOUD_ONLY):
+        result = decode(
+            port,
+            backend,
+            mode=mode,
+            transport=transport,
+            num_new=200,
+            on_token=lambda index, session: session.cancel() if index == 10 else None,
+        )
+        assert result.finish_reason is FinishReason.CANCELLED and 11 <= len(result.token_ids) < 60
+        assert _eventually(lambda: backend.num_free_tokens == backend.kv_tokens)
+
+
+@pytest.mark.parametrize("transport", ["stream", "unary"])
+@pytest.mark.parametrize("mode", [Mode.SPECULATIVE, Mode.CLOUD_ONLY])
+def test_cut_connections_leave_no_trace_under_wait(
+    port: int, backend: FakeBackend, transport: str, mode: Mode
+) -> None:
+    with TcpProxy(port) as proxy:
+
+        def cut(index: int, session: EdgeSession) -> None:
+            if index in (9, 30):
+                proxy.cut()
+
+        result = decode(proxy.port, backend, mode=mode, transport=transport, on_token=cut)
+    assert proxy.num_accepted == 3, "both cuts were noticed"
+    assert result.token_ids == expected_text(backend) and result.num_unverified_tokens == 0
+
+
+@pytest.mark.parametrize("mode", [Mode.SPECULATIVE, Mode.CLOUD_ONLY])
+def test_a_connection_that_swallows_everything_is_replaced_by_a_fresh_one(
+    port: int, backend: FakeBackend, mode: Mode
+) -> None:
+    with TcpProxy(port) as proxy:
+
+        def swallow(index: int, session: EdgeSession) -> None:
+            if index == 9:
+                proxy.is_swallowing = True
+                threading.Timer(0.3, lambda: setattr(proxy, "is_swallowing", False)).start()
+
+        result = decode(proxy.port, backend, mode=mode, deadline_s=0.2, on_token=swallow)
+    assert proxy.num_accepted >= 2
+    assert result.token_ids == expected_text(backend) and result.num_unverified_tokens == 0
+
+
+@pytest.mark.parametrize("policy", [OnTimeout.FIRST_TOKEN, OnTimeout.EDGE_ONLY])
+def test_an_outage_is_bridged_and_soon_after_it_tokens_are_verified_again(
+    port: int, backend: FakeBackend, policy: OnTimeout
+) -> None:
+    back_s: list[float] = []
+    verified_s: list[float] = []
+    with TcpProxy(port) as proxy:
+
+        def end() -> None:
+            proxy.is_swallowing = False
+            back_s.append(time.monotonic())
+
+        def on_token(index: int, session: EdgeSession) -> None:
+            if index == 9:
+                proxy.is_swallowing = True
+                threading.Timer(1.0, end).start()
+            origin = session.result.origins[index]
+            if origin is Origin.EDGE_ONLY:
+                time.sleep(0.02)
+            if back_s and origin.is_verified:
+                verified_s.append(time.monotonic())
+
+        result = decode(
+            proxy.port, backend, on_timeout=policy, deadline_s=0.1, num_new=150, on_token=on_token
+        )
+    assert 0 < result.num_unverified_tokens < 150
+    assert result.is_verified[-1]
+    assert verified_s[0] - back_s[0] < 1.0, "a fresh connection, not the one in TCP's back-off"
+
+
+def test_a_restarted_verifier_gets_the_session_again(backend: FakeBackend) -> None:
+    with contextlib.ExitStack() as old:
+        port = old.enter_context(serving(FakeBackend(max_context=256))).port
+        with TcpProxy(port) as proxy, contextlib.ExitStack() as new:
+
+            def restart(index: int, session: EdgeSession) -> None:
+                if index == 20:
+                    old.close()
+                    proxy.cut()
+                    proxy.target_port = new.enter_context(serving(FakeBackend(max_context=256))).port
+
+            result = decode(proxy.port, backend, on_token=restart)
+    assert result.stats.num_rebuilds == 1
+    assert result.token_ids == expected_text(backend) and result.num_unverified_tokens == 0
+
+
+# ------------------------------------------------------------------------------------------- errors
+
+
+def test_nobody_listening_is_one_clear_error(backend: FakeBackend) -> None:
+    with pytest.raises(
+        LinkError, match=r"cannot connect to a verifier at 127\.0\.0\.1:9: connection refused"
+    ):
+        decode(9, backend, on_timeout=OnTimeout.FIRST_TOKEN)
+
+
+def test_another_tokenizer_names_both_fingerprints(port: int, backend: FakeBackend) -> None:
+    with pytest.raises(IncompatibleError, match=f"the edge has mine, this verifier has {'t' * 16}"):
+        decode(port, backend, tokenizer_fingerprint="mine")
+
+
+@pytest.mark.parametrize("transport", ["stream", "unary"])
+def test_a_message_too_large_is_not_sent_again_and_again(transport: str) -> None:
+    backend = FakeBackend()
+    with serving(backend, ServeConfig(max_message_bytes=1024)) as server:
+        link = GrpcLink(f"127.0.0.1:{server.port}", new_session_id(), transport)
+        remote = RemoteVerifier(link, RoundDeadline(), recover_timeout_s=5.0, is_patient=True)
+        prompt = [5] * 2000
+        session = EdgeSession(
+            prompt,
+            SessionOptions(mode=Mode.CLOUD_ONLY, on_timeout=OnTimeout.WAIT),
+            decode=str,
+            verifier=remote,
+        )
+        with pytest.raises(CallRejectedError, match="too large"):
+            list(session.generate())
+
+
+@pytest.mark.parametrize("address", ["nohost", "host:", "host:99999", ":7077", "host:port"])
+def test_a_malformed_address_is_the_users_mistake(address: str) -> None:
+    with pytest.raises(UsageError, match="want HOST:PORT"):
+        GrpcLink(address, new_session_id())
+
+
+def _eventually(condition: Callable[[], bool]) -> bool:
+    end_s = time.monotonic() + 2.0
+    while not condition() and time.monotonic() < end_s:
+        time.sleep(0.01)
+    return condition()
