@@ -2,41 +2,47 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
+from pathlib import Path
 
+from common.config_fields import option
 
-def _option(default: Any, help_text: str, **metadata: Any) -> Any:
-    return field(default=default, metadata={"help": help_text, **metadata})
+SCOPE = "verifier"  # OUTRIDER_VERIFIER_...
+EMBEDDED_TARGET = Path(__file__).resolve().parent.parent / "models" / "embedded" / "target"
 
 
 @dataclass(frozen=True, slots=True)
 class ServeConfig:
     """`cloud-verifier serve`."""
 
-    target: str = _option("", "Hugging Face model directory; default: the embedded target", metavar="DIR")
-    listen: str = _option(
-        "127.0.0.1:7077", "address to serve on; port 0 picks a free one", metavar="HOST:PORT"
+    target: Path = option(EMBEDDED_TARGET, "Hugging Face model directory with safetensors", metavar="DIR")
+    listen: str = option(
+        "127.0.0.1:7077", "address to serve on; port 0 takes a free one", metavar="HOST:PORT"
     )
-    insecure: bool = _option(False, "serve beyond loopback without encryption")
-    device: str = _option("cpu", "where the target runs", choices=("cpu", "cuda"))
-    dtype: str = _option(
+    insecure: bool = option(False, "serve beyond loopback without encryption")
+    device: str = option("cpu", "where the target runs", choices=("cpu", "cuda"))
+    dtype: str = option(
         "auto",
-        "of the weights and the arithmetic; auto is float32 on a CPU, bfloat16 on CUDA",
+        "of weights and arithmetic; auto is float32 on a CPU and bfloat16 on CUDA",
         choices=("auto", "float32", "bfloat16"),
     )
-    num_threads: int = _option(0, "CPU threads of the forward; 0 is one per core", metavar="N")
-    kv_tokens: int = _option(65_536, "size of the KV pool in tokens, shared by all sessions", metavar="N")
-    max_step_tokens: int = _option(512, "tokens in one packed forward at most", metavar="N")
-    max_draft_tokens: int = _option(64, "drafted tokens in one round at most", metavar="N")
-    max_message_bytes: int = _option(1 << 20, "size of one message at most", metavar="BYTES")
-    max_sessions: int = _option(1024, "sessions held at once", metavar="N")
-    session_idle_ttl_s: float = _option(600.0, "a session silent for longer is forgotten", metavar="S")
-    drain_grace_s: float = _option(10.0, "how long a stop waits for open sessions", metavar="S")
-    min_forward_ms: float = _option(
-        0.0,
-        "stretch every forward to this, to stand for a larger target; results carry the label",
-        metavar="MS",
+    num_threads: int = option(0, "CPU threads of a forward; 0 is torch's choice", metavar="N", minimum=0)
+    kv_tokens: int = option(
+        65_536, "size of the KV pool in tokens, for all sessions", metavar="N", minimum=256
     )
-    log_level: str = _option("info", "how much to log", choices=("debug", "info", "warning", "error"))
-    log_json: bool = _option(False, "log one JSON object a line")
+    max_step_tokens: int = option(512, "tokens in one packed forward at most", metavar="N", minimum=1)
+    max_draft_tokens: int = option(64, "drafted tokens in one round at most", metavar="N", minimum=1)
+    max_message_bytes: int = option(1 << 20, "size of one message at most", metavar="BYTES", minimum=1024)
+    max_sessions: int = option(1024, "sessions held at once", metavar="N", minimum=1)
+    session_idle_ttl_s: float = option(
+        600.0, "a session silent for longer is forgotten", metavar="S", minimum=0.1
+    )
+    drain_grace_s: float = option(10.0, "how long a stop waits for open streams", metavar="S", minimum=0.0)
+    min_forward_ms: float = option(
+        0.0,
+        "stretch every forward to this, to stand for a larger target; answers carry the label",
+        metavar="MS",
+        minimum=0.0,
+    )
+    log_level: str = option("info", "how much to log", choices=("debug", "info", "warning", "error"))
+    log_json: bool = option(False, "log one JSON object a line")

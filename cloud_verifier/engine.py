@@ -94,7 +94,7 @@ class Engine:
             self.step()
 
     def step(self) -> bool:
-        """One turn; returns whether a forward ran."""
+        """One turn; returns whether there was work (a forward, or making room for one)."""
         self._take_inbox()
         self._sweep()
         shares = plan_step(self._active, self._max_step_tokens)
@@ -105,12 +105,12 @@ class Engine:
             logits, forward_ns = self._forward(works, shares)
         except KVExhausted as error:
             self._make_kv_room(works, error)
-            return False
+            return True
         except Exception:
             log.exception("a step of %d sessions failed", len(works))
             for work in works:
                 self._fail(work, RoundErrorCode.INTERNAL, INTERNAL_MESSAGE)
-            return False
+            return True
         self.num_steps += 1
         self._deliver(works, shares, logits, forward_ns)
         return True

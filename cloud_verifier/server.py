@@ -6,7 +6,6 @@ import asyncio
 import ipaddress
 import logging
 import signal
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 import grpc
@@ -21,6 +20,7 @@ from cloud_verifier.service import VerifierService
 from common.errors import UsageError
 from common.pb import outrider_pb2_grpc
 from common.types import Limits, ModelInfo
+from common.version import own_version
 
 log = logging.getLogger(__name__)
 
@@ -49,7 +49,7 @@ def make_model_info(backend: TargetBackend, config: ServeConfig) -> ModelInfo:
         num_tokens=backend.num_tokens,
         limits=limits,
         methods=BUILT_METHODS,
-        server_version=_own_version(),
+        server_version=own_version(),
         labels=labels,
     )
 
@@ -156,10 +156,3 @@ async def serve_until_signalled(server: VerifierServer, on_ready: Any) -> None:
         await asyncio.wait((draining, impatient), return_when=asyncio.FIRST_COMPLETED)
         for task in (draining, impatient):
             task.cancel()
-
-
-def _own_version() -> str:
-    try:
-        return version("outrider")
-    except PackageNotFoundError:
-        return "0.1.0+source"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -257,7 +258,7 @@ class Outage:
 def check_bridged(
     address: str, prompt: list[int], sampling: SamplingParams, result: SessionResult, deadline_s: float
 ) -> None:
-    """Tokens were kept and marked, the text came steadily, and from the link's return on it is the target's."""
+    """Tokens were kept and marked, the text came steadily, and after the outage it is the target's."""
     kept = [i for i, origin in enumerate(result.origins) if origin in (Origin.FALLBACK, Origin.EDGE_ONLY)]
     assert kept, "nothing was kept"
     assert all(result.is_verified[i] or i in kept for i in range(len(result.origins)))
@@ -267,7 +268,7 @@ def check_bridged(
     expected = decode(address, [*prompt, *result.token_ids[:last]], sampling, num_new=rest).token_ids
     assert result.token_ids[last:] == expected
     times = result.stats.token_times_ns
-    gaps = [(b - a) / 1e9 for a, b in zip(times, times[1:], strict=False)]
+    gaps = [(b - a) / 1e9 for a, b in itertools.pairwise(times)]
     # While the link is down a token comes within each deadline; scheduling on a busy machine is on top.
     assert max(gaps[kept[0] - 1 : kept[-1]]) < deadline_s + 0.6
 

@@ -1,0 +1,93 @@
+"""`cloud-verifier`: serve a target, or show how it is configured."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from cloud_verifier.config import SCOPE, ServeConfig
+from common.config import Loaded, add_flags, given_flags, load_config
+from common.errors import OutriderError
+from common.version import own_version
+
+if TYPE_CHECKING:
+    from cloud_verifier.server import VerifierServer
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Returns the exit status: 0, 1 (failed), 2 (used wrongly), 130 (interrupted while starting)."""
+    namespace = _make_parser().parse_args(arguments)
+    try:
+        loaded = load_config(
+            ServeConfig,
+            scope=SCOPE,
+            yaml_path=namespace.config,
+            flags=given_flags(namespace, ServeConfig),
+        )
+        if namespace.verb == "config":
+            print("\n".join(loaded.lines(with_origins=namespace.origin)))
+            return 0
+        return _serve(loaded)
+    except OutriderError as error:
+        print(f"cloud-verifier: {error}", file=sys.stderr)
+        return error.exit_code
+    except KeyboardInterrupt:
+        return 130
+
+
+def _make_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="cloud-verifier",
+        description="Verify drafted tokens for many edges in one packed forward.",
+        epilog="Every flag is also a key of --config FILE and a variable OUTRIDER_VERIFIER_<KEY>.",
+    )
+    parser.add_argument("--version", action="version", version=f"cloud-verifier {own_version()}")
+    verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
+    serve = verbs.add_parser("serve", help="serve a target until SIGTERM or Ctrl-C")
+    show = verbs.add_parser("config", help="show the configuration: config show [--origin]")
+    show.add_argument("action", choices=("show",))
+    show.add_argument("--origin", action="store_true", help="say where each value comes from")
+    for verb in (serve, show):
+        verb.add_argument("--config", type=Path, metavar="FILE", help="YAML file of the keys below")
+        add_flags(verb, ServeConfig)
+    return parser
+
+
+def _serve(loaded: Loaded[ServeConfig]) -> int:
+    from common.logs import setup_logging
+
+    config = loaded.value
+    setup_logging(config.log_level, config.log_json)
+    begin = time.monotonic()
+
+    from cloud_verifier.server import VerifierServer, check_listen, serve_until_signalled
+
+    check_listen(config.listen, config.insecure)  # before the weights are loaded
+
+    from cloud_verifier.backends.loading import load_target
+
+    backend = load_target(
+        config.target,
+        device=config.device,
+        dtype=config.dtype,
+        kv_tokens=config.kv_tokens,
+        num_threads=config.num_threads,
+    )
+
+    def announce(server: VerifierServer) -> None:
+        host = config.listen.rpartition(":")[0]
+        what = f"{backend.model_id} ({backend.dtype}, {backend.device}, context {backend.max_context})"
+        took = f"after {time.monotonic() - begin:.1f} s"
+        print(f"cloud-verifier {own_version()} {took}, serving {what} on {host}:{server.port}", flush=True)
+
+    asyncio.run(serve_until_signalled(VerifierServer(backend, config), announce))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,121 @@
+"""The reference itself is right: `Generate` against transformers, greedy and in distribution."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from conftest import EMBEDDED, Pair
+from scipy.stats import chi2
+from support.decoding import decode
+from test_same_text import make_prompt
+from transformers import AutoModelForCausalLM
+
+from cloud_verifier.backends.loading import load_target
+from cloud_verifier.config import ServeConfig
+from cloud_verifier.engine import Engine
+from cloud_verifier.server import make_model_info
+from cloud_verifier.work import Job
+from common.alignment import TokenChain
+from common.types import GeneratedTokens, GenerateRequest, Opened, OpenRequest, SamplingParams
+from experiments.processes import VerifierProcess, running_verifier
+
+NUM_SAMPLES = 6000
+PROMPT = (17, 200, 33, 90, 41)
+SECOND = 60  # the token after which Generate samples
+
+
+def hf_model(directory: Path) -> torch.nn.Module:
+    model: torch.nn.Module = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32).eval()
+    return model
+
+
+def hf_greedy(model: torch.nn.Module, prompt: list[int], num_new: int) -> list[int]:
+    ids = torch.tensor([prompt])
+    with torch.inference_mode():
+        out = model.generate(  # type: ignore[operator]
+            ids,
+            attention_mask=torch.ones_like(ids),
+            do_sample=False,
+            min_new_tokens=num_new,
+            max_new_tokens=num_new,
+            eos_token_id=None,
+            pad_token_id=0,
+        )
+    return [int(t) for t in out[0, len(prompt) :]]
+
+
+def test_generate_is_transformers_generate_at_temperature_0(
+    tiny_verifier: VerifierProcess, tiny_pair: Pair
+) -> None:
+    model = hf_model(tiny_pair.target)
+    for seed in range(5):
+        prompt = make_prompt(seed)
+        ours = decode(tiny_verifier.address, prompt, SamplingParams(temperature=0.0), num_new=32).token_ids
+        assert list(ours) == hf_greedy(model, prompt, 32)
+
+
+@pytest.mark.skipif(not (EMBEDDED / "target" / "config.json").exists(), reason="no embedded pair")
+def test_generate_is_transformers_generate_on_the_embedded_target() -> None:
+    model = hf_model(EMBEDDED / "target")
+    with running_verifier() as verifier:
+        for prompt in ([9, 300, 77], list(range(40, 90))):
+            ours = decode(verifier.address, prompt, SamplingParams(temperature=0.0), num_new=48).token_ids
+            assert list(ours) == hf_greedy(model, prompt, 48)
+
+
+def chi_square_p(counts: np.ndarray, probs: np.ndarray, min_expected: float = 8.0) -> float:
+    """p-value of Pearson's test; bins of less than `min_expected` are put together (the tail)."""
+    expected = probs * counts.sum()
+    big = expected >= min_expected
+    observed = np.append(counts[big], counts[~big].sum())
+    wanted = np.append(expected[big], expected[~big].sum())
+    assert len(wanted) > 20, "too few bins to prove anything"
+    statistic = ((observed - wanted) ** 2 / wanted).sum()
+    return float(chi2.sf(statistic, len(wanted) - 1))
+
+
+def sample_openings_and_generates(target: Path) -> tuple[np.ndarray, np.ndarray]:
+    """Through the engine, one session a seed: the opening's token, and Generate's after SECOND."""
+    backend = load_target(target, kv_tokens=65_536)
+    model = make_model_info(backend, ServeConfig(max_sessions=NUM_SAMPLES))
+    engine = Engine(backend, model, max_step_tokens=2048)
+    first, generated = np.zeros(backend.num_tokens), np.zeros(backend.num_tokens)
+
+    def count(reply: object) -> None:
+        if isinstance(reply, Opened):
+            first[reply.first_token] += 1
+        if isinstance(reply, GeneratedTokens):
+            generated[reply.token_ids[0]] += 1
+
+    base = TokenChain(PROMPT)
+    for seed in range(NUM_SAMPLES):
+        session_id = seed.to_bytes(16, "little")
+        opening = OpenRequest(session_id, PROMPT, len(PROMPT), SamplingParams(temperature=1.0, seed=seed))
+        generate = GenerateRequest(1, base.position, base.hash, 1, committed_tokens=(SECOND,))
+        for request in (opening, generate):
+            engine.submit(Job(session_id, request, count, 0))
+        if seed % 500 == 499 or seed == NUM_SAMPLES - 1:
+            while engine.step():
+                pass
+            for session in list(engine.sessions):
+                engine.forget(session)
+    assert first.sum() == generated.sum() == NUM_SAMPLES
+    return first, generated
+
+
+def test_generate_samples_the_softmax_of_transformers_logits_at_temperature_1(tiny_pair: Pair) -> None:
+    first, generated = sample_openings_and_generates(tiny_pair.target)
+    with torch.inference_mode():
+        logits = hf_model(tiny_pair.target)(torch.tensor([[*PROMPT, SECOND]])).logits[0].double()
+    probs = torch.softmax(logits, -1).numpy()[:, : len(first)]
+    assert chi_square_p(first, probs[len(PROMPT) - 1]) > 0.001
+    assert chi_square_p(generated, probs[len(PROMPT)]) > 0.001
+    # The test can fail: a distribution one percent off is found out, and so is the other position's.
+    assert chi_square_p(first, probs[len(PROMPT)]) < 1e-9
+    biased = probs[len(PROMPT)].copy()
+    top = biased.argmax()
+    biased[top] *= 0.8
+    assert chi_square_p(generated, biased / biased.sum()) < 0.001
