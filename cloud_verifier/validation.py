@@ -15,6 +15,9 @@ from common.types import GenerateRequest, Method, ModelInfo, OpenRequest, Verify
 
 def check_open(request: OpenRequest, model: ModelInfo) -> None:
     _check_session_id(request.session_id)
+    # Before the ids: those of another tokenizer mean nothing, and may even look valid.
+    _check_fingerprint("tokenizer_fingerprint", request.tokenizer_fingerprint, model.tokenizer_fingerprint)
+    _check_fingerprint("target_fingerprint", request.target_fingerprint, model.target_fingerprint)
     if not request.token_ids:
         raise InvalidFieldError("token_ids", "the prompt is empty")
     _check_ids("token_ids", request.token_ids, model.num_tokens)
@@ -27,8 +30,6 @@ def check_open(request: OpenRequest, model: ModelInfo) -> None:
         raise InvalidFieldError(
             "num_prompt_tokens", f"is {request.num_prompt_tokens}; want 1 to {len(request.token_ids)}"
         )
-    _check_fingerprint("tokenizer_fingerprint", request.tokenizer_fingerprint, model.tokenizer_fingerprint)
-    _check_fingerprint("target_fingerprint", request.target_fingerprint, model.target_fingerprint)
     check_sampling_params(request.sampling, model.num_tokens)
     _check_ids("stop_token_ids", request.stop_token_ids, model.num_tokens)
     _check_method(request.method, model.methods)

@@ -30,13 +30,13 @@ def stream_cloud_only(decoding: Decoding) -> Iterator[SessionEvent]:
                 continue
             for tokens in remote.generate(_make_request(decoding), silence_s):
                 yield from _take(decoding, tokens)
+                decoding.note_success()
                 give_up_s = time.monotonic() + decoding.options.recover_timeout_s
                 if text.finish is not None or decoding.must_open:
                     break
-        except (SessionLostError, UnknownPrefixError):
+        except (SessionLostError, UnknownPrefixError) as error:
+            decoding.note_failure(error.error)
             decoding.must_open = True
-            if time.monotonic() > give_up_s:
-                raise
         except LinkError as error:
             if decoding.options.on_timeout is OnTimeout.FAIL:
                 raise

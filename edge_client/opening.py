@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import replace
 
-from common.errors import IncompatibleError, RoundFailedError
+from common.errors import IncompatibleError
 from common.types import Opened, OpenRequest, Origin
 from edge_client.events import TokenEvent
 from edge_client.options import Decoding, OnTimeout
@@ -29,11 +29,13 @@ def open_session(decoding: Decoding) -> list[TokenEvent]:
     timeout_s = None
     if is_rebuild and decoding.options.on_timeout is not OnTimeout.WAIT:
         timeout_s = max(_FIRST_SIGN_S, 2.0 * remote.deadline.seconds)
-    try:
-        opened = remote.open(request, timeout_s=timeout_s, meanwhile=warm_up)
-    except SessionLostError as error:
-        # A bug over there. Once more, from nothing; then it is reported.
-        opened = _open_again(decoding, request, error)
+    while True:
+        try:
+            opened = remote.open(request, timeout_s=timeout_s, meanwhile=warm_up)
+            break
+        except SessionLostError as error:  # a bug over there: once more, then it is reported
+            decoding.note_failure(error.error)
+            request = replace(request, round_id=remote.next_round_id())
     decoding.stats.open_ms += (time.perf_counter() - start_s) * 1e3
     decoding.stats.num_rebuilds += is_rebuild
     return _take(decoding, opened)
@@ -55,14 +57,6 @@ def _make_request(decoding: Decoding, is_rebuild: bool) -> OpenRequest:
         is_rebuild=is_rebuild,
         round_id=decoding.remote.next_round_id(),
     )
-
-
-def _open_again(decoding: Decoding, request: OpenRequest, error: SessionLostError) -> Opened:
-
-    try:
-        return decoding.remote.open(replace(request, round_id=decoding.remote.next_round_id()))
-    except SessionLostError:
-        raise RoundFailedError(error.error) from error
 
 
 def _take(decoding: Decoding, opened: Opened) -> list[TokenEvent]:

@@ -3,15 +3,30 @@
 from __future__ import annotations
 
 import enum
+import logging
 from dataclasses import dataclass, field
 
-from common.types import Draft, Method, ModelInfo, Origin, SamplingParams, StopParams
+from common.errors import RoundFailedError
+from common.types import (
+    Draft,
+    Method,
+    ModelInfo,
+    Origin,
+    RoundError,
+    RoundErrorCode,
+    SamplingParams,
+    StopParams,
+)
 from edge_client.depth import DepthPolicy
 from edge_client.drafter import Drafter
 from edge_client.events import TokenEvent
 from edge_client.remote_verifier import RemoteVerifier
 from edge_client.stats import RoundRecord, SessionStats
 from edge_client.text import SessionText
+
+log = logging.getLogger(__name__)
+
+_MAX_REPAIRS = 3
 
 
 class Mode(enum.StrEnum):
@@ -52,6 +67,7 @@ class Decoding:
     drafter: Drafter | None = None
     model: ModelInfo | None = None
     must_open: bool = True  # the verifier has no session, or not this text
+    failures: list[RoundError] = field(default_factory=list)  # since the last answer that made text
 
     @property
     def remote(self) -> RemoteVerifier:
@@ -82,6 +98,17 @@ class Decoding:
         if self.drafter is None or num_draft_tokens == 0:
             return Draft((), ()), 0.0
         return self.drafter.propose(self.text.chain.token_ids, num_draft_tokens)
+
+    def note_failure(self, error: RoundError) -> None:
+        """Counts a repair. Raises `RoundFailedError` for the second bug over there, or a fourth repair."""
+        log.warning("repairing the session: %s: %s", error.code, error.message)
+        self.failures.append(error)
+        num_internal = sum(each.code is RoundErrorCode.INTERNAL for each in self.failures)
+        if num_internal > 1 or len(self.failures) > _MAX_REPAIRS:
+            raise RoundFailedError(error)
+
+    def note_success(self) -> None:
+        self.failures.clear()
 
     def record(self, record: RoundRecord) -> None:
         self.stats.rounds.append(record)

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Iterator
 
 from common.alignment import extend_hash
-from common.errors import RoundFailedError, RoundTimeoutError
+from common.errors import RoundTimeoutError
 from common.types import (
     CorrectionKind,
     Draft,
@@ -28,7 +28,6 @@ from edge_client.stats import RoundRecord
 log = logging.getLogger(__name__)
 
 _ORIGIN_OF = {CorrectionKind.CORRECTION: Origin.CORRECTION, CorrectionKind.BONUS: Origin.BONUS}
-_MAX_REPAIRS = 3  # of one round, before it is reported
 
 
 class SpeculativeLoop:
@@ -36,7 +35,6 @@ class SpeculativeLoop:
 
     def __init__(self, decoding: Decoding) -> None:
         self._decoding = decoding
-        self._num_repairs = 0
 
     def run(self) -> Iterator[SessionEvent]:
         while self._decoding.text.finish is None:
@@ -75,7 +73,7 @@ class SpeculativeLoop:
         except UnknownPrefixError as error:
             self._repair(error.error)
         except SessionLostError as error:
-            self._count_repair(error.error)
+            self._decoding.note_failure(error.error)
             decoding.must_open = True
         else:
             num_bytes = traffic.bytes_up - bytes_before[0], traffic.bytes_down - bytes_before[1]
@@ -113,10 +111,10 @@ class SpeculativeLoop:
                 (*origins, _ORIGIN_OF[verdict.correction_kind]),
             )
         if not self._agrees(verdict, token_ids):
-            self._count_repair(_disagreement(verdict))
+            self._decoding.note_failure(_disagreement(verdict))
             decoding.must_open = True  # whatever it has there, it is not this text
             return
-        self._num_repairs = 0
+        decoding.note_success()
         events = decoding.add(token_ids, origins)
         if decoding.text.finish is None:
             decoding.text.acknowledge()
@@ -142,7 +140,7 @@ class SpeculativeLoop:
 
     def _repair(self, error: RoundError) -> None:
         """Goes on from where the verifier says it is, if that is our text; else opens again."""
-        self._count_repair(error)
+        self._decoding.note_failure(error)
         text = self._decoding.text
         if error.position >= text.num_prompt_tokens and text.chain.agrees(error.position, error.hash):
             is_new = error.position != text.acked_position
@@ -150,13 +148,6 @@ class SpeculativeLoop:
             self._decoding.must_open = not is_new
         else:
             self._decoding.must_open = True
-
-    def _count_repair(self, error: RoundError) -> None:
-        log.warning("repairing the session: %s: %s", error.code, error.message)
-        self._num_repairs += 1
-        limit = 1 if error.code is RoundErrorCode.INTERNAL else _MAX_REPAIRS
-        if self._num_repairs > limit:
-            raise RoundFailedError(error)
 
     def _count_timeout(self, num_draft_tokens: int, draft_ms: float) -> None:
         self._decoding.stats.num_timeouts += 1
