@@ -17,11 +17,12 @@ _UNVERIFIED = "\x1b[31;4m"  # red, underlined: nobody checked it
 
 
 class TextPrinter:
-    """Prints events. Plain when `is_coloured` is false; only the text goes to `out`."""
+    """Prints events: on a terminal in colour (unless NO_COLOR is set), elsewhere the bare text."""
 
-    def __init__(self, out: TextIO, is_coloured: bool) -> None:
+    def __init__(self, out: TextIO, has_colour: bool = True) -> None:
         self._out = out
-        self._is_coloured = is_coloured
+        self._is_terminal = out.isatty()
+        self._is_coloured = self._is_terminal and has_colour
         self._last = ""
 
     def show(self, event: SessionEvent) -> None:
@@ -35,7 +36,7 @@ class TextPrinter:
 
     def finish(self) -> None:
         """Ends the last line, for a person."""
-        if self._is_coloured and not self._last.endswith("\n"):
+        if self._is_terminal and not self._last.endswith("\n"):
             self._out.write("\n")
         self._out.flush()
 

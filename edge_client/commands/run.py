@@ -29,7 +29,9 @@ def run(config: RunConfig, prompt: str | None, prompt_file: Path | None, is_json
     edge = create_edge(config)
     session = edge.session(text, seed)
     error: OutriderError | None = None
-    printer = TextPrinter(sys.stdout, _is_coloured() and not is_json)
+    # NO_COLOR is no setting of ours but a convention of terminals (no-color.org).
+    has_colour = not os.environ.get("NO_COLOR")
+    printer = TextPrinter(sys.stdout, has_colour)
     with _cancel_on_interrupt(session):
         try:
             for event in session.generate():
@@ -44,7 +46,8 @@ def run(config: RunConfig, prompt: str | None, prompt_file: Path | None, is_json
         printer.finish()
         if result.token_ids:
             labels = (*edge.labels, *(result.model.labels if result.model else ()))
-            print(summary(result, labels, seed, sys.stderr.isatty()), file=sys.stderr)
+            is_coloured = has_colour and sys.stderr.isatty()
+            print(summary(result, labels, seed, is_coloured), file=sys.stderr)
     edge.close()
     if error is not None:
         raise error
@@ -94,10 +97,6 @@ def make_report(
         "error": str(error) if error else None,
         "stats": result.stats.summary(result.origins),
     }
-
-
-def _is_coloured() -> bool:
-    return sys.stdout.isatty() and not os.environ.get("NO_COLOR")
 
 
 @contextmanager
