@@ -22,7 +22,7 @@ from common.alignment import TokenChain
 from common.types import GeneratedTokens, GenerateRequest, Opened, OpenRequest, SamplingParams
 from experiments.processes import VerifierProcess, running_verifier
 
-NUM_SAMPLES = 6000
+NUM_SAMPLES = 4000
 PROMPT = (17, 200, 33, 90, 41)
 SECOND = 60  # the token after which Generate samples
 

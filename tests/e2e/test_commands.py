@@ -1,0 +1,322 @@
+"""The commands as a user runs them: real processes, a verifier whose engine the test can look into."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from importlib.metadata import PackageNotFoundError, distribution
+from pathlib import Path
+
+import pytest
+from conftest import Pair
+from packaging.requirements import Requirement
+from support.models import make_tiny_target
+from support.server import serving
+
+from cloud_verifier.backends.loading import load_target
+from cloud_verifier.server import VerifierServer
+from edge_client.drafting.export import export_draft
+
+STATS = (
+    "num_rounds num_draft_tokens num_accepted_tokens acceptance_rate tokens_per_round ttft_ms tpot_ms "
+    "bytes_up bytes_down num_fallback_tokens draft_ms rtt_ms forward_ms"
+).split()
+BLOCKER = """
+import sys
+class Blocker:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in ("torch", "transformers"):
+            raise ImportError(f"{name} is blocked by the test")
+sys.meta_path.insert(0, Blocker())
+"""
+
+
+@pytest.fixture(scope="module")
+def server(tiny_pair: Pair) -> Iterator[VerifierServer]:
+    with serving(load_target(tiny_pair.target)) as server:
+        yield server
+
+
+def edge(*arguments: str, **options: object) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "edge_client", *arguments]
+    return subprocess.run(
+        command,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+        **options,  # type: ignore[call-overload]
+    )
+
+
+def run_arguments(server: VerifierServer, pair: Pair) -> list[str]:
+    return ["run", "--verifier", f"127.0.0.1:{server.port}", "--draft", str(pair.own_draft)]
+
+
+def wait_for(condition: object, timeout_s: float = 10.0) -> bool:
+    end = time.monotonic() + timeout_s
+    while time.monotonic() < end:
+        if condition():  # type: ignore[operator]
+            return True
+        time.sleep(0.02)
+    return False
+
+
+def test_json_holds_what_the_contract_names_and_both_modes_agree(
+    server: VerifierServer, tiny_pair: Pair
+) -> None:
+    outputs = {}
+    for mode in ("speculative", "cloud-only", "edge-only"):
+        done = edge(
+            *run_arguments(server, tiny_pair),
+            *("--mode", mode, "--json", "--seed", "5", "--max-new-tokens", "24", "--ignore-eos", "def f"),
+        )
+        assert done.returncode == 0, done.stderr
+        output = outputs[mode] = json.loads(done.stdout)
+        assert len(output["token_ids"]) == len(output["token_origins"]) == 24
+        assert output["finish_reason"] == "length" and output["seed"] == 5
+        assert set(STATS) <= set(output["stats"])
+        assert output["num_unverified_tokens"] == (24 if mode == "edge-only" else 0)
+        assert output["draft_fingerprint"] or mode == "cloud-only"
+    assert outputs["speculative"]["token_ids"] == outputs["cloud-only"]["token_ids"]
+    assert outputs["speculative"]["text"] == outputs["cloud-only"]["text"]
+    assert outputs["speculative"]["target_fingerprint"] == server.engine.backend.fingerprint
+    assert server.engine.num_sessions == 0, "the edge closes its sessions"
+
+
+def test_a_stop_string_and_a_stop_id_hold_in_the_middle_of_a_draft(
+    server: VerifierServer, tiny_pair: Pair
+) -> None:
+    arguments = [*run_arguments(server, tiny_pair), "--json", "--temperature", "0", "--max-new-tokens", "40"]
+    whole = json.loads(edge(*arguments, "--ignore-eos", "x = ").stdout)
+    text, ids = whole["text"], whole["token_ids"]
+    stop = text[len(text) // 2 : len(text) // 2 + 3]
+    for mode in ("speculative", "cloud-only"):
+        done = edge(*arguments, "--ignore-eos", "--mode", mode, "--stop", stop, "x = ")
+        cut = json.loads(done.stdout)
+        assert cut["finish_reason"] == "stop" and cut["text"] == text[: text.index(stop)]
+        done = edge(*arguments, "--ignore-eos", "--mode", mode, "--stop-token-id", str(ids[9]), "x = ")
+        assert json.loads(done.stdout)["token_ids"] == ids[: ids.index(ids[9]) + 1]
+
+
+def test_without_torch_an_edge_run_passes_and_talks_to_nobody_but_the_verifier(
+    server: VerifierServer, tiny_pair: Pair, tmp_path: Path
+) -> None:
+    (tmp_path / "sitecustomize.py").write_text(BLOCKER)
+    environment = os.environ | {"PYTHONPATH": str(tmp_path)}
+    probe = edge("--version", env=environment)
+    assert probe.returncode == 0, probe.stderr
+    blocked = subprocess.run(
+        [sys.executable, "-c", "import torch"], env=environment, capture_output=True, text=True, check=False
+    )
+    assert "blocked by the test" in blocked.stderr, "the block does not work"
+    process = subprocess.Popen(
+        [sys.executable, "-m", "edge_client", *run_arguments(server, tiny_pair)]
+        + ["--json", "--max-new-tokens", "64", "--min-draft-ms", "5", "--ignore-eos", "def f"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment,
+    )
+    peers: set[str] = set()
+    watcher = threading.Thread(target=lambda: peers.update(watch_peers(process)))
+    watcher.start()
+    stdout, stderr = process.communicate(timeout=60)
+    watcher.join()
+    assert process.returncode == 0, stderr
+    assert len(json.loads(stdout)["token_ids"]) == 64
+    assert peers == {f"127.0.0.1:{server.port}"}
+
+
+def watch_peers(process: subprocess.Popen[str]) -> set[str]:
+    """Remote addresses of every internet socket the process holds, looked at each millisecond."""
+    peers: set[str] = set()
+    while process.poll() is None:
+        try:
+            links = [
+                os.readlink(f"/proc/{process.pid}/fd/{fd}") for fd in os.listdir(f"/proc/{process.pid}/fd")
+            ]
+        except OSError:
+            continue
+        inodes = {link[8:-1] for link in links if link.startswith("socket:[")}
+        for table in ("tcp", "tcp6", "udp", "udp6"):
+            for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]:
+                fields = line.split()
+                if fields[9] in inodes and not re.fullmatch("0+:0000", fields[2]):
+                    peers.add(decode_address(fields[2]))
+        time.sleep(0.001)
+    return peers
+
+
+def decode_address(text: str) -> str:
+    """`0100007F:1F90` → `127.0.0.1:8080`; IPv4 in IPv6 likewise."""
+    address, _, port = text.partition(":")
+    number = bytes.fromhex(address[-8:])[::-1]
+    return ".".join(map(str, number)) + f":{int(port, 16)}"
+
+
+def test_ctrl_c_cancels_on_both_sides_keeps_the_text_and_exits_130(
+    server: VerifierServer, tiny_pair: Pair
+) -> None:
+    for mode in ("speculative", "cloud-only"):
+        process = subprocess.Popen(
+            [sys.executable, "-m", "edge_client", *run_arguments(server, tiny_pair), "--mode", mode]
+            + ["--json", "--max-new-tokens", "400", "--min-draft-ms", "40", "--ignore-eos", "def f"],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        assert wait_for(lambda: server.engine.num_sessions == 1, 30.0)
+        time.sleep(0.05 if mode == "cloud-only" else 0.4)
+        process.send_signal(signal.SIGINT)
+        stdout, stderr = process.communicate(timeout=30)
+        if mode == "cloud-only" and process.returncode == 0:
+            continue  # 400 tokens of a tiny model may be over before the signal comes
+        assert process.returncode == 130, stderr
+        output = json.loads(stdout)
+        assert output["finish_reason"] == "cancelled" and 0 < len(output["token_ids"]) < 400
+        assert "Traceback" not in stderr
+        assert wait_for(lambda: server.engine.num_sessions == 0)
+
+
+def test_help_answers_quickly() -> None:
+    times = []
+    for _ in range(5):
+        start = time.perf_counter()
+        assert edge("--help").returncode == 0
+        times.append(time.perf_counter() - start)
+    assert min(times) < 0.5, times
+
+
+def installed_size(extra: str) -> dict[str, int]:
+    """Bytes a distribution of the extra's closure put on disk, compiled files left out."""
+    sizes: dict[str, int] = {}
+    waiting = [Requirement(f"outrider[{extra}]")]
+    while waiting:
+        requirement = waiting.pop()
+        name = requirement.name.lower().replace("_", "-")
+        try:
+            found = distribution(name)
+        except PackageNotFoundError:
+            continue
+        extras = requirement.extras or {""}
+        if name in sizes and not requirement.extras:
+            continue
+        files = [f for f in found.files or [] if not str(f).endswith(".pyc")]
+        sizes[name] = (
+            0
+            if name == "outrider"
+            else sum(p.stat().st_size for f in files if (p := Path(str(f.locate()))).is_file())
+        )
+        for text in found.requires or []:
+            needed = Requirement(text)
+            if needed.marker is None or any(needed.marker.evaluate({"extra": e}) for e in extras):
+                waiting.append(needed)
+    return sizes
+
+
+def test_the_edge_extra_installs_in_under_200_mb() -> None:
+    sizes = installed_size("edge")
+    assert {"onnxruntime", "numpy", "grpcio", "tokenizers"} <= set(sizes), sizes
+    assert not {"torch", "transformers"} & set(sizes)
+    total = sum(sizes.values()) / 1e6
+    print(f"edge extra: {total:.0f} MB", {k: round(v / 1e6, 1) for k, v in sorted(sizes.items())})
+    assert total < 200
+
+
+# ----------------------------------------------------------------------------------------- bad input
+
+
+def check_one_line(done: subprocess.CompletedProcess[str], *words: str) -> None:
+    assert done.returncode not in (0, -signal.SIGSEGV), done.stdout
+    assert "Traceback" not in done.stderr
+    last = done.stderr.strip().splitlines()[-1]
+    for word in words:
+        assert word in last, last
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--temperature", "hot"], ["temperature"]),
+        (["--temperature", "-1"], ["temperature"]),
+        (["--temperature", "nan"], ["temperature"]),
+        (["--top-p", "0"], ["top_p"]),
+        (["--max-new-tokens", "0"], ["max_new_tokens"]),
+        (["--num-speculative-tokens", "-1"], ["num_speculative_tokens"]),
+        (["--mode", "magic"], ["mode", "speculative"]),
+        (["--method", "sparse"], ["sparse"]),
+        (["--on-timeout", "never"], ["on_timeout"]),
+        (["--transport", "pigeon"], ["transport"]),
+        (["--logit-bias", "1=2"], ["logit-bias"]),
+        (["--logit-bias", "99999:1"], ["logit_bias"]),
+        (["--stop-token-id", "99999"], ["stop_token_id"]),
+        (["--verifier", "nowhere"], ["HOST:PORT"]),
+        (["--verifier", "127.0.0.1:1"], ["127.0.0.1:1"]),
+        (["--draft", "/does/not/exist"], ["/does/not/exist"]),
+        (["--config", "/does/not/exist.yaml"], ["/does/not/exist.yaml"]),
+        (["--prompt-file", "/does/not/exist.txt"], ["/does/not/exist.txt"]),
+        (["--no-such-flag"], ["no-such-flag"]),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else str(value),
+)
+def test_wrong_flags_and_missing_files_give_one_clear_line(
+    server: VerifierServer, tiny_pair: Pair, arguments: list[str], words: list[str]
+) -> None:
+    base = run_arguments(server, tiny_pair)
+    prompt = [] if "--prompt-file" in arguments else ["def f"]
+    check_one_line(edge(*base, *arguments, *prompt), *words)
+
+
+def test_an_unknown_key_of_a_configuration_file_is_refused_by_name(
+    server: VerifierServer, tiny_pair: Pair, tmp_path: Path
+) -> None:
+    path = tmp_path / "edge.yaml"
+    path.write_text("temprature: 0.5\n")
+    check_one_line(
+        edge(*run_arguments(server, tiny_pair), "--config", str(path), "x"), "temprature", "temperature"
+    )
+
+
+def test_an_empty_prompt_and_one_past_the_context_are_refused_and_others_are_served(
+    server: VerifierServer, tiny_pair: Pair
+) -> None:
+    check_one_line(edge(*run_arguments(server, tiny_pair), ""), "empty")
+    check_one_line(edge(*run_arguments(server, tiny_pair), "-", input="word " * 5000), "context")
+    assert edge(*run_arguments(server, tiny_pair), "--max-new-tokens", "4", "def f").returncode == 0
+
+
+def test_a_draft_of_another_vocabulary_is_refused_with_both_fingerprints(
+    server: VerifierServer, tmp_path: Path
+) -> None:
+    other = make_tiny_target(tmp_path / "hf", vocab=300, hidden=64, num_layers=1)
+    export_draft(other, tmp_path / "draft")
+    done = edge("run", "--verifier", f"127.0.0.1:{server.port}", "--draft", str(tmp_path / "draft"), "def f")
+    check_one_line(done, server.engine.model.tokenizer_fingerprint)
+    assert len(re.findall(r"[0-9a-f]{64}", done.stderr)) >= 2
+
+
+def test_a_verifier_with_a_wrong_target_says_so_in_one_line(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "cloud_verifier", "serve"]
+    for arguments, words in (
+        (["--target", str(tmp_path)], ["config.json"]),
+        (["--listen", "0.0.0.0:0"], ["--insecure"]),
+        (["--dtype", "int3"], ["dtype"]),
+        (["--max-sessions", "none"], ["max_sessions"]),
+    ):
+        done = subprocess.run([*command, *arguments], capture_output=True, text=True, timeout=60, check=False)
+        check_one_line(done, *words)
+
+
+def test_the_verifier_drains_and_stops_on_sigterm(tiny_pair: Pair) -> None:
+    from experiments.processes import start_verifier
+
+    verifier = start_verifier("--drain-grace-s", "0.5", target=tiny_pair.target)
+    assert verifier.stop() == 0
