@@ -62,7 +62,7 @@ def load_target(
         raise ModelError(f"dtype {dtype!r} is not one of auto, {', '.join(DTYPES)}")
     if num_threads:
         torch.set_num_threads(num_threads)
-    with _quiet_transformers():
+    with quiet_transformers():
         config = _load_config(directory, config_json)
         max_context = _max_context(config)
         check_supported(config, max_context)
@@ -119,7 +119,7 @@ def _check_device(device: str) -> None:
 
 
 @contextlib.contextmanager
-def _quiet_transformers() -> Iterator[None]:
+def quiet_transformers() -> Iterator[None]:
     """No progress bars, advice or warnings on stderr while loading; the settings are restored."""
     from transformers.utils import logging as hf_logging
 

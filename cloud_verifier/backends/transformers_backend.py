@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import torch
 
 from cloud_verifier.backends.attention import ForwardPlan, MaskStore
-from cloud_verifier.backends.base import ForwardItem, KVExhausted, Logits
+from cloud_verifier.backends.base import ForwardItem, KVExhausted, KVSequence, Logits
 from cloud_verifier.kv.blocks import BlockCopy, BlockManager, BlockTable
 
 BLOCK_SIZE = 16
@@ -39,7 +39,6 @@ class PagedSequence:
     """One sequence's KV handle."""
 
     table: BlockTable = field(repr=False)
-    is_closed: bool = False
 
     @property
     def length(self) -> int:
@@ -93,7 +92,7 @@ class TransformersBackend:
         self.blocks = BlockManager(max(1, kv_tokens // block_size), block_size)
         num_slots = self.blocks.num_blocks * block_size
         self.max_context = min(facts.max_context, num_slots)
-        self._decode = decoder
+        self.decoder = decoder
         self._device = torch.device(facts.device)
         dtype = getattr(torch, facts.dtype)
         shape = (facts.num_layers, num_slots, facts.num_kv_heads, facts.head_dim)
@@ -105,7 +104,7 @@ class TransformersBackend:
 
     def use_decoder(self, decoder: Decoder) -> None:
         """Run the model through another implementation of the same function."""
-        self._decode = decoder
+        self.decoder = decoder
 
     @property
     def num_free_tokens(self) -> int:
@@ -116,15 +115,14 @@ class TransformersBackend:
     def new_sequence(self) -> PagedSequence:
         return PagedSequence(self.blocks.new_table())
 
-    def truncate(self, sequence: PagedSequence, length: int) -> None:
-        self.blocks.truncate(sequence.table, length)
+    def truncate(self, sequence: KVSequence, length: int) -> None:
+        self.blocks.truncate(_table(sequence), length)
 
-    def fork(self, sequence: PagedSequence) -> PagedSequence:
-        return PagedSequence(self.blocks.fork(sequence.table))
+    def fork(self, sequence: KVSequence) -> PagedSequence:
+        return PagedSequence(self.blocks.fork(_table(sequence)))
 
-    def close(self, sequence: PagedSequence) -> None:
-        self.blocks.free(sequence.table)
-        sequence.is_closed = True
+    def close(self, sequence: KVSequence) -> None:
+        self.blocks.free(_table(sequence))
 
     def check_integrity(self) -> None:
         self.blocks.check_integrity()
@@ -138,7 +136,7 @@ class TransformersBackend:
             logits = self._run(items, lengths)
         except BaseException:
             for item, length in zip(items, lengths, strict=True):
-                self.blocks.truncate(_table(item), length)
+                self.blocks.truncate(_table(item.sequence), length)
             raise
         self.num_forwards += 1
         self.num_query_rows += sum(len(item.token_ids) for item in items)
@@ -149,7 +147,7 @@ class TransformersBackend:
         num_needed = 0
         for item in items:
             num_fed = len(item.token_ids)
-            table = _table(item)
+            table = _table(item.sequence)
             assert num_fed > 0, "a forward feeds at least one token a sequence"
             assert 0 <= item.num_logit_rows <= num_fed, "more logit rows than tokens fed"
             assert table.length + num_fed <= self.max_context, "past the context limit"
@@ -160,7 +158,7 @@ class TransformersBackend:
             raise KVExhausted(f"{num_needed} KV blocks needed, {self.blocks.num_free} free")
         lengths = [item.sequence.length for item in items]
         for item in items:
-            copy = self.blocks.append(_table(item), len(item.token_ids))
+            copy = self.blocks.append(_table(item.sequence), len(item.token_ids))
             if copy is not None:
                 self._copy_block(copy)
         return lengths
@@ -181,7 +179,7 @@ class TransformersBackend:
             rows.extend(range(len(token_ids) - item.num_logit_rows, len(token_ids)))
         plan = self._plan(items, lengths)
         selected = None if len(rows) == len(token_ids) else self._tensor(rows)
-        logits = self._decode(self._tensor(token_ids), self._tensor(positions), selected, plan)
+        logits = self.decoder(self._tensor(token_ids), self._tensor(positions), selected, plan)
         self.layers_seen = plan.layers_seen
         return logits.float().cpu().numpy()
 
@@ -189,7 +187,7 @@ class TransformersBackend:
         segments, start = [], 0
         writes: list[Iterable[int]] = []
         for item, length in zip(items, lengths, strict=True):
-            table = _table(item)
+            table = _table(item.sequence)
             kv = self._slots(self.blocks.slots(table, 0, table.length))
             num_fed = len(item.token_ids)
             writes.append(self.blocks.slots(table, length, table.length))
@@ -207,7 +205,6 @@ class TransformersBackend:
         return torch.tensor(values, dtype=torch.int64, device=self._device)
 
 
-def _table(item: ForwardItem) -> BlockTable:
-    sequence = item.sequence
+def _table(sequence: KVSequence) -> BlockTable:
     assert isinstance(sequence, PagedSequence), "a sequence of another backend"
     return sequence.table

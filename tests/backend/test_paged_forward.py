@@ -112,9 +112,7 @@ def test_an_exhausted_pool_is_reported_and_nothing_changes(backend: Transformers
     assert_close(feed(backend, others[0], [3]), fresh(backend, [*TEXT[:10], 3]))
 
 
-def test_a_forward_that_breaks_leaves_lengths_as_they_were(
-    backend: TransformersBackend, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_forward_that_breaks_leaves_lengths_as_they_were(backend: TransformersBackend) -> None:
     sequence = backend.new_sequence()
     feed(backend, sequence, TEXT[:10])
     with pytest.raises(IndexError):
