@@ -20,6 +20,8 @@ def fall_back(decoding: Decoding, draft: Draft, error: RoundTimeoutError) -> Ite
     """Raises `error` under `fail` (and `wait`, whose patience is in the remote verifier)."""
     match decoding.options.on_timeout:
         case OnTimeout.FIRST_TOKEN:
+            if not draft.token_ids:  # a round may draft nothing: the last token wanted, say
+                draft, _ = decoding.propose(1)
             kept = keep(decoding, draft.token_ids[:1], Origin.FALLBACK)
             if not kept:
                 check_stall(decoding)

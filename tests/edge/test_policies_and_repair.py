@@ -81,6 +81,15 @@ def test_an_unverified_end_of_text_is_never_kept() -> None:
     assert session.result.token_ids == NEW[:12] and session.result.num_unverified_tokens == 0
 
 
+def test_a_round_that_drafts_nothing_falls_back_on_a_token_too() -> None:
+    outage = Outage(60.0)
+    session = make_session(FakeVerifier(is_down=outage), FakeDraft(), max_new_tokens=5)
+    for event in session.generate():
+        if getattr(event, "index", None) == 0:
+            outage.begin()
+    assert session.result.token_ids == NEW[:5] and session.result.num_unverified_tokens == 4
+
+
 def test_first_token_gives_at_most_one_token_a_deadline_while_the_link_is_down() -> None:
     outage = Outage(0.35)
     verifier = FakeVerifier(is_down=outage)
