@@ -1,8 +1,8 @@
 """What the target's forwards cost, and how they compare with transformers' own: one process, no network.
 
-`python -m experiments.bench_target [--target DIR] [--threads 1,2]` prints JSON. Everything that is compared is
-timed alternately in one loop; a ratio is the median of the rounds' own ratios, and comes with the A/A ratio of
-our loop against itself.
+`python -m experiments.bench_target [--target DIR] [--threads 1,2]` prints JSON. What is compared is timed
+alternately in one loop; a ratio is the median of the rounds' own ratios, and comes with the A/A ratio of our
+loop against itself.
 """
 
 from __future__ import annotations
