@@ -339,7 +339,8 @@ def report(
 
 def _tokens_per_round(samples: Samples) -> float:
     rounds = samples.rounds
-    return round(sum(r.num_accepted_tokens + 1 for r in rounds) / len(rounds), 3)
+    num_committed: int = sum(r.num_accepted_tokens + 1 for r in rounds)
+    return round(num_committed / len(rounds), 3)
 
 
 def _bytes_per_token(samples: dict[Case, Samples]) -> dict[str, dict[str, float]]:
