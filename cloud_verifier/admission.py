@@ -23,6 +23,7 @@ from common.types import (
     RoundError,
     RoundErrorCode,
     SessionResponse,
+    TokenIds,
     VerifyRequest,
 )
 
@@ -100,12 +101,11 @@ def _admit_round(engine: Engine, job: Job, request: VerifyRequest | GenerateRequ
     if (answer := _answer_without_work(session, request, engine)) is not None:
         job.reply(answer)
         return
-    session.last_round_id = request.round_id
-    session.was_pipelined = isinstance(request, VerifyRequest) and request.pipelined
+    replaced_tokens = tuple(session.chain.token_ids[request.base_position :])
     session.chain.truncate(request.base_position)
     session.chain.extend(request.committed_tokens)
     _truncate_kv(engine, session)
-    _activate(engine, session, job, request)
+    _activate(engine, session, job, request, replaced_tokens)
 
 
 def _answer_without_work(
@@ -133,10 +133,21 @@ def _answer_without_work(
 
 
 def _activate(
-    engine: Engine, session: Session, job: Job, request: OpenRequest | VerifyRequest | GenerateRequest
+    engine: Engine,
+    session: Session,
+    job: Job,
+    request: OpenRequest | VerifyRequest | GenerateRequest,
+    replaced_tokens: TokenIds = (),
 ) -> None:
-    draft_tokens = request.draft_tokens if isinstance(request, VerifyRequest) else ()
-    work = Work(session, job, request, total_tokens=0, draft_tokens=draft_tokens)
+    work = Work(
+        session,
+        job,
+        request,
+        total_tokens=0,
+        draft_tokens=request.draft_tokens if isinstance(request, VerifyRequest) else (),
+        base_position=0 if isinstance(request, OpenRequest) else request.base_position,
+        replaced_tokens=replaced_tokens,
+    )
     work.total_tokens = work.num_pending
     engine.activate(work)
 

@@ -192,6 +192,7 @@ class Engine:
         self.sessions.remove(session.opening.session_id)
 
     def _fail(self, work: Work, code: RoundErrorCode, message: str, retry_after_ms: int = 0) -> None:
+        work.undo()
         reply = work.session.error(work.request.round_id, code, message, retry_after_ms=retry_after_ms)
         work.job.reply(reply)
         if code is RoundErrorCode.INTERNAL:

@@ -30,6 +30,8 @@ def finish(
 ) -> bool:
     """Answers `work` from its rows [num_draft_tokens + 1, vocab_size]; returns whether it is done."""
     session = work.session
+    session.last_round_id = max(session.last_round_id, work.request.round_id)
+    session.was_pipelined = isinstance(work.request, VerifyRequest) and work.request.pipelined
     round_input = _make_round_input(work, logits, model)
     outcome = create_method(session.opening.method).verify(round_input)
     _commit(work, outcome, backend)

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from cloud_verifier.session import Session
 from common.types import (
-    CancelRequest,
-    CloseRequest,
     GenerateRequest,
     OpenRequest,
     SessionRequest,
@@ -40,8 +38,9 @@ class Work:
     start_ns: int = 0  # of its first forward
     forward_ns: int = 0
     num_generated: int = 0
-    is_cancelled: bool = False
-    draft_tokens: TokenIds = field(default=())
+    draft_tokens: TokenIds = ()
+    base_position: int = 0
+    replaced_tokens: TokenIds = ()  # what followed the base before this round, should it be refused
 
     @property
     def num_pending(self) -> int:
@@ -62,5 +61,8 @@ class Work:
         text = self.session.chain.token_ids[self.session.kv_length :]
         return [*text, *self.draft_tokens][:num_tokens]
 
-
-__all__ = ["CancelRequest", "CloseRequest", "Job", "Reply", "Work"]
+    def undo(self) -> None:
+        """The text as it was before this round, which was refused: a failed round changes nothing."""
+        if self.num_generated == 0 and not isinstance(self.request, OpenRequest):
+            self.session.chain.truncate(self.base_position)
+            self.session.chain.extend(self.replaced_tokens)

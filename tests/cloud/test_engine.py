@@ -421,6 +421,24 @@ def test_work_that_cannot_get_kv_is_refused_with_a_retry_hint_and_others_go_on()
     assert refused.retry_after_ms > 0
 
 
+def test_a_refused_round_changes_nothing_and_may_be_sent_again_as_it_was() -> None:
+    harness = Harness(FakeBackend(kv_tokens=60))
+    prompt = tuple(range(1, 26))
+    session_id, opened = harness.open(1, prompt)
+    first = harness.ask(session_id, VerifyRequest(1, opened.position, opened.hash))
+    assert isinstance(first, Verdict)
+    other_id = b"o" * 16
+    opening = harness.submit(other_id, OpenRequest(other_id, tuple(range(1, 30)), 29, GREEDY))
+    again = VerifyRequest(2, opened.position, opened.hash, committed_tokens=(9,) * 10, draft_tokens=(7,) * 8)
+    refused = harness.submit(session_id, again)
+    harness.settle()
+    assert isinstance(opening[-1], Opened)
+    assert isinstance(refused[0], RoundError) and refused[0].code is RoundErrorCode.REFUSED
+    assert (refused[0].position, refused[0].hash) == (first.position, first.hash)
+    harness.ask(other_id, CloseRequest())
+    assert isinstance(harness.ask(session_id, again), Verdict)
+
+
 def test_idle_sessions_expire_and_give_their_kv_back() -> None:
     harness = Harness(session_idle_ttl_ms=1000)
     harness.open()

@@ -160,7 +160,7 @@ def test_under_first_token_a_killed_verifier_is_bridged_and_aligned_on_return(
             prompt,
             sampling,
             draft=own_draft,
-            num_new=200,
+            num_new=440,
             depth=2,
             on_timeout=OnTimeout.FIRST_TOKEN,
             deadline_s=0.2,
@@ -288,6 +288,7 @@ def test_an_outage_is_bridged_by_marked_tokens_and_the_text_is_aligned_again_on_
         draft=own_draft,
         num_new=440,
         depth=2,
+        min_draft_s=0.005,  # alone, the tiny draft would write all of it before the link is back
         on_timeout=policy,
         deadline_s=0.2,
         transport=transport,

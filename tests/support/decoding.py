@@ -39,6 +39,7 @@ def decode(
     on_token: Callable[[int], None] = lambda index: None,
     is_target_change_allowed: bool = False,
     stop: StopParams | None = None,
+    min_draft_s: float = 0.0,
 ) -> SessionResult:
     """Speculative with a draft model, cloud-only without one. `on_token(i)` runs after new token i."""
     session_id = new_session_id()
@@ -64,6 +65,7 @@ def decode(
         draft=draft,
         depth=FixedDepth(depth),
         session_id=session_id,
+        min_draft_s=min_draft_s,
     )
     for event in session.generate():
         if hasattr(event, "token_id"):
