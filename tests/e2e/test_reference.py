@@ -113,9 +113,7 @@ def test_generate_samples_the_softmax_of_transformers_logits_at_temperature_1(ti
     probs = torch.softmax(logits, -1).numpy()[:, : len(first)]
     assert chi_square_p(first, probs[len(PROMPT) - 1]) > 0.001
     assert chi_square_p(generated, probs[len(PROMPT)]) > 0.001
-    # The test can fail: a distribution one percent off is found out, and so is the other position's.
+    # The test can fail: it finds the other position's distribution out, and a fifth of it mixed in.
     assert chi_square_p(first, probs[len(PROMPT)]) < 1e-9
-    biased = probs[len(PROMPT)].copy()
-    top = biased.argmax()
-    biased[top] *= 0.8
-    assert chi_square_p(generated, biased / biased.sum()) < 0.001
+    mixed = 0.8 * probs[len(PROMPT)] + 0.2 * probs[len(PROMPT) - 1]
+    assert chi_square_p(generated, mixed) < 0.001

@@ -1,0 +1,61 @@
+"""Dataclasses to protobuf and back: the only place where the two meet.
+
+Encoding trusts our own dataclasses. Decoding trusts nobody: what a single message can show to be wrong
+(lengths that disagree, probabilities out of range, unknown enum values) raises `InvalidFieldError` naming
+the field as it stands in docs/protocol.md. What needs the model or the session is checked by the verifier
+(`cloud_verifier.validation`).
+"""
+
+from common.codec.requests_in import decode_close, decode_generate, decode_open, decode_request, decode_verify
+from common.codec.requests_out import (
+    encode_close,
+    encode_generate,
+    encode_open,
+    encode_request,
+    encode_verify,
+)
+from common.codec.responses_in import (
+    decode_closed,
+    decode_generate_response,
+    decode_model_info,
+    decode_open_response,
+    decode_response,
+    decode_verify_response,
+)
+from common.codec.responses_out import (
+    encode_closed,
+    encode_generate_response,
+    encode_model_info,
+    encode_open_response,
+    encode_response,
+    encode_verify_response,
+)
+from common.codec.tables import GenerateReply, OpenReply, VerifyReply
+
+__all__ = [
+    "GenerateReply",
+    "OpenReply",
+    "VerifyReply",
+    "decode_close",
+    "decode_closed",
+    "decode_generate",
+    "decode_generate_response",
+    "decode_model_info",
+    "decode_open",
+    "decode_open_response",
+    "decode_request",
+    "decode_response",
+    "decode_verify",
+    "decode_verify_response",
+    "encode_close",
+    "encode_closed",
+    "encode_generate",
+    "encode_generate_response",
+    "encode_model_info",
+    "encode_open",
+    "encode_open_response",
+    "encode_request",
+    "encode_response",
+    "encode_verify",
+    "encode_verify_response",
+]

@@ -1,0 +1,118 @@
+"""Requests to protobuf. Trusts our own dataclasses."""
+
+from __future__ import annotations
+
+from common.codec.tables import (
+    METHOD_NUMBERS,
+    ORIGIN_NUMBERS,
+)
+from common.pb import outrider_pb2 as pb
+from common.types import (
+    CancelRequest,
+    CloseRequest,
+    GenerateRequest,
+    MethodParams,
+    OpenRequest,
+    SamplingParams,
+    SessionRequest,
+    VerifyRequest,
+)
+
+
+def encode_request(request: SessionRequest) -> pb.SessionRequest:
+    """One message of the `Session` stream."""
+    match request:
+        case VerifyRequest():
+            return pb.SessionRequest(verify=encode_verify(request))
+        case OpenRequest():
+            return pb.SessionRequest(open=encode_open(request))
+        case GenerateRequest():
+            return pb.SessionRequest(generate=encode_generate(request))
+        case CancelRequest():
+            return pb.SessionRequest(cancel=pb.CancelRequest(round_id=request.round_id))
+        case CloseRequest():
+            return pb.SessionRequest(close=encode_close(request))
+
+
+def encode_open(request: OpenRequest) -> pb.OpenRequest:
+    return pb.OpenRequest(
+        session_id=request.session_id,
+        token_ids=request.token_ids,
+        num_prompt_tokens=request.num_prompt_tokens,
+        sampling=_encode_sampling(request.sampling),
+        method=METHOD_NUMBERS[request.method],
+        method_params=_encode_method_params(request.method_params),
+        tokenizer_fingerprint=request.tokenizer_fingerprint,
+        target_fingerprint=request.target_fingerprint,
+        ignore_eos=request.ignore_eos,
+        stop_token_ids=request.stop_token_ids,
+        num_logprobs=request.num_logprobs,
+        origins_resent=request.is_rebuild,
+        round_id=request.round_id,
+    )
+
+
+def encode_verify(request: VerifyRequest) -> pb.VerifyRequest:
+    return pb.VerifyRequest(
+        round_id=request.round_id,
+        base_position=request.base_position,
+        base_hash=request.base_hash,
+        committed_tokens=request.committed_tokens,
+        origins=[ORIGIN_NUMBERS[o] for o in request.origins],
+        draft_tokens=request.draft_tokens,
+        q_token_probs=request.q_token_probs,
+        hard_mask=request.hard_mask,
+        q_support=[pb.Support(token_ids=s.token_ids, weights=s.weights) for s in request.q_support],
+        parents=request.parents,
+        candidates_from=request.candidates_from,
+        pipelined=request.pipelined,
+        session_id=request.session_id,
+        deadline_ms=request.deadline_ms,
+    )
+
+
+def encode_generate(request: GenerateRequest) -> pb.GenerateRequest:
+    mode = pb.GENERATE_MODE_CO_LOCATED if request.is_co_located else pb.GENERATE_MODE_CLOUD_ONLY
+    return pb.GenerateRequest(
+        round_id=request.round_id,
+        base_position=request.base_position,
+        base_hash=request.base_hash,
+        committed_tokens=request.committed_tokens,
+        origins=[ORIGIN_NUMBERS[o] for o in request.origins],
+        max_new_tokens=request.max_new_tokens,
+        mode=mode,
+        num_speculative_tokens=request.num_speculative_tokens,
+        session_id=request.session_id,
+    )
+
+
+def encode_close(request: CloseRequest) -> pb.CloseRequest:
+    return pb.CloseRequest(session_id=request.session_id)
+
+
+def _encode_sampling(params: SamplingParams) -> pb.SamplingParams:
+    return pb.SamplingParams(
+        temperature=params.temperature,
+        top_k=params.top_k,
+        top_p=params.top_p,
+        min_p=params.min_p,
+        repetition_penalty=params.repetition_penalty,
+        presence_penalty=params.presence_penalty,
+        frequency_penalty=params.frequency_penalty,
+        logit_bias=[pb.LogitBias(token_id=i, bias=b) for i, b in params.logit_bias],
+        bad_words=[pb.TokenSequence(token_ids=ids) for ids in params.bad_words],
+        seed=params.seed,
+        min_new_tokens=params.min_new_tokens,
+    )
+
+
+def _encode_method_params(params: MethodParams) -> pb.MethodParams | None:
+    if params == MethodParams():
+        return None
+    return pb.MethodParams(
+        threshold_pass=params.threshold_pass,
+        threshold_ratio=params.threshold_ratio,
+        typical_epsilon=params.typical_epsilon,
+        typical_delta=params.typical_delta,
+        num_candidates=params.num_candidates,
+    )

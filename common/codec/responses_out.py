@@ -1,0 +1,176 @@
+"""Responses to protobuf."""
+
+from __future__ import annotations
+
+from common.codec.tables import (
+    ERROR_NUMBERS,
+    KIND_NUMBERS,
+    METHOD_NUMBERS,
+    ORIGIN_NUMBERS,
+    GenerateReply,
+    OpenReply,
+    VerifyReply,
+)
+from common.pb import outrider_pb2 as pb
+from common.types import (
+    Closed,
+    Draining,
+    GeneratedTokens,
+    GenerateRequest,
+    ModelInfo,
+    Opened,
+    OpenRequest,
+    Progress,
+    RoundError,
+    RoundMetrics,
+    SessionRequest,
+    SessionResponse,
+    TokenLogprobs,
+    Verdict,
+)
+
+
+def encode_response(
+    response: SessionResponse, kind: type[SessionRequest] | None = None
+) -> pb.SessionResponse:
+    """One message of the `Session` stream; a `RoundError` or `Progress` answers a request of `kind`."""
+    match response:
+        case Verdict():
+            return pb.SessionResponse(verify=encode_verify_response(response))
+        case GeneratedTokens():
+            return pb.SessionResponse(generate=encode_generate_response(response))
+        case Opened():
+            return pb.SessionResponse(open=encode_open_response(response))
+        case Closed():
+            return pb.SessionResponse(close=encode_closed(response))
+        case Draining():
+            draining = pb.Draining(grace_ms=response.grace_ms, reason=response.reason)
+            return pb.SessionResponse(draining=draining)
+        case RoundError() | Progress():
+            if kind is OpenRequest:
+                return pb.SessionResponse(open=encode_open_response(response))
+            if kind is GenerateRequest:
+                return pb.SessionResponse(generate=encode_generate_response(response))
+            return pb.SessionResponse(verify=encode_verify_response(response))
+
+
+def encode_open_response(response: OpenReply) -> pb.OpenResponse:
+    if isinstance(response, Opened):
+        return pb.OpenResponse(
+            opened=pb.Opened(
+                describe=encode_model_info(response.model),
+                first_token=response.first_token,
+                position=response.position,
+                hash=response.hash,
+                is_existing=response.is_existing,
+                metrics=_encode_metrics(response.metrics),
+                logprobs=_encode_logprobs(response.logprobs) if response.logprobs else None,
+            )
+        )
+    if isinstance(response, Progress):
+        return pb.OpenResponse(progress=_encode_progress(response))
+    return pb.OpenResponse(error=_encode_error(response))
+
+
+def encode_verify_response(response: VerifyReply) -> pb.VerifyResponse:
+    if isinstance(response, Verdict):
+        verdict = pb.Verdict(
+            round_id=response.round_id,
+            accepted_len=response.accepted_len,
+            accepted_nodes=response.accepted_nodes,
+            correction=response.correction,
+            correction_kind=KIND_NUMBERS[response.correction_kind],
+            position=response.position,
+            hash=response.hash,
+            candidates=[
+                pb.Candidate(token_id=c.token_id, target_prob=c.target_prob) for c in response.candidates
+            ],
+            logprobs=[_encode_logprobs(entry) for entry in response.logprobs],
+            metrics=_encode_metrics(response.metrics),
+        )
+        return pb.VerifyResponse(verdict=verdict)
+    if isinstance(response, Progress):
+        return pb.VerifyResponse(progress=_encode_progress(response))
+    return pb.VerifyResponse(error=_encode_error(response))
+
+
+def encode_generate_response(response: GenerateReply) -> pb.GenerateResponse:
+    if isinstance(response, GeneratedTokens):
+        tokens = pb.GeneratedTokens(
+            round_id=response.round_id,
+            token_ids=response.token_ids,
+            origins=[ORIGIN_NUMBERS[o] for o in response.origins],
+            position=response.position,
+            hash=response.hash,
+            is_last=response.is_last,
+            metrics=_encode_metrics(response.metrics),
+            logprobs=[_encode_logprobs(entry) for entry in response.logprobs],
+        )
+        return pb.GenerateResponse(tokens=tokens)
+    if isinstance(response, Progress):
+        return pb.GenerateResponse(progress=_encode_progress(response))
+    return pb.GenerateResponse(error=_encode_error(response))
+
+
+def encode_closed(response: Closed) -> pb.CloseResponse:
+    return pb.CloseResponse(was_open=response.was_open, position=response.position)
+
+
+def encode_model_info(info: ModelInfo) -> pb.DescribeResponse:
+    limits = pb.Limits(
+        max_context=info.limits.max_context,
+        max_draft_tokens=info.limits.max_draft_tokens,
+        max_message_bytes=info.limits.max_message_bytes,
+        max_sessions=info.limits.max_sessions,
+        session_idle_ttl_ms=info.limits.session_idle_ttl_ms,
+    )
+    return pb.DescribeResponse(
+        protocol_version=info.protocol_version,
+        model_id=info.model_id,
+        target_fingerprint=info.target_fingerprint,
+        tokenizer_fingerprint=info.tokenizer_fingerprint,
+        dtype=info.dtype,
+        device=info.device,
+        eos_token_ids=info.eos_token_ids,
+        num_tokens=info.num_tokens,
+        limits=limits,
+        methods=[METHOD_NUMBERS[m] for m in info.methods],
+        server_version=info.server_version,
+        labels=info.labels,
+    )
+
+
+def _encode_metrics(metrics: RoundMetrics) -> pb.RoundMetrics:
+    return pb.RoundMetrics(
+        alpha_mean=metrics.alpha_mean,
+        la_over_k=metrics.la_over_k,
+        queue_ns=metrics.queue_ns,
+        forward_ns=metrics.forward_ns,
+        total_ns=metrics.total_ns,
+        batch_size=metrics.batch_size,
+    )
+
+
+def _encode_logprobs(entry: TokenLogprobs) -> pb.TokenLogprobs:
+    return pb.TokenLogprobs(
+        raw_logprob=entry.raw_logprob,
+        processed_logprob=entry.processed_logprob,
+        top_token_ids=entry.top_token_ids,
+        top_logprobs=entry.top_logprobs,
+    )
+
+
+def _encode_progress(progress: Progress) -> pb.Progress:
+    return pb.Progress(round_id=progress.round_id, done=progress.done, total=progress.total)
+
+
+def _encode_error(error: RoundError) -> pb.RoundError:
+    return pb.RoundError(
+        round_id=error.round_id,
+        code=ERROR_NUMBERS[error.code],
+        field=error.field,
+        message=error.message,
+        retry_after_ms=error.retry_after_ms,
+        position=error.position,
+        hash=error.hash,
+    )
