@@ -25,6 +25,8 @@ _LIMITS = """
 - The target saw a few million tokens, less than one pass over its corpus. Its text has the look of Python
   and little sense; greedy text repeats itself (read every greedy figure with its share of repeated 12-grams:
   a loop makes any draft look good).
+- Agreement and acceptance are those of a weak target: an undertrained model has a smooth distribution that a
+  draft imitates easily. They say nothing about pairs of strong models.
 - Positions beyond the longest training window ({longest} tokens) were never trained, though the configuration
   allows {context}.
 - English and other languages' code are out of its domain, and the tokenizer spends many tokens on them.
@@ -111,7 +113,8 @@ bit-reproducible: the schedule follows the clock. The loss curves are in `traini
 `training-draft.json`.
 
 - **Target**: {target["tokens"] / 1e6:.2f} M tokens in {target["steps"]} steps and {target["minutes"]} minutes.
-  Muon and AdamW in float32; warm-up, plateau, linear decay; shares of the time: {phases}.
+  Muon and AdamW in float32; warm-up, plateau, linear decay. Shares of the time:
+  {phases}.
   Validation loss {validation["last"]:.3f} nats a token, {validation["average"]:.3f} with averaged weights; the
   {target["kept"]} weights were kept.
 - **Draft**: forward KL from the target, {draft["tokens"] / 1e6:.2f} M tokens in {draft["steps"]} steps and

@@ -153,7 +153,7 @@ class Distiller:
             )
             num_tokens += rows[-1].numel()
             elapsed = time.monotonic() - started
-            progress.update(self.state.elapsed_s + elapsed, 0, float("nan"), num_tokens, num_tokens / elapsed)
+            progress.update(self.state.elapsed_s + elapsed, 0, None, num_tokens, num_tokens / elapsed)
         self.state.elapsed_s += time.monotonic() - started
         self.sampled = Batches(torch.cat(rows).flatten().numpy().astype(np.uint16), seed=config.seed)
 

@@ -26,11 +26,14 @@ class Progress:
             bar_format="{desc} {percentage:3.0f}%|{bar}| {n:.0f}/{total} s {postfix}",
         )
 
-    def update(self, elapsed_s: float, step: int, loss: float, tokens: int, tokens_per_s: float) -> None:
-        """Show the state after one optimiser step."""
+    def update(
+        self, elapsed_s: float, step: int, loss: float | None, tokens: int, tokens_per_s: float
+    ) -> None:
+        """Show the state after one optimiser step, or (no loss) while text is being sampled."""
         left_min = max(0.0, self._budget_s - elapsed_s) / 60
+        state = "sampling" if loss is None else f"step {step}, loss {loss:.3f}"
         speed = f"{tokens / 1e6:.2f} M tokens, {tokens_per_s:.0f} tokens/s"
-        text = f"step {step}, loss {loss:.3f}, {speed}, {left_min:.1f} min left"
+        text = f"{state}, {speed}, {left_min:.1f} min left"
         self._bar.set_postfix_str(text, refresh=False)
         self._bar.update(elapsed_s - self._last_s)
         self._last_s = elapsed_s
