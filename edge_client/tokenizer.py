@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cached_property
 from pathlib import Path
 
 from common import fingerprint
@@ -24,12 +25,12 @@ class EdgeTokenizer:
         self._tokenizer.no_truncation()
         self._path = tokenizer_json
 
-    @property
+    @cached_property
     def fingerprint(self) -> str:
         """Hex SHA-256 (DESIGN §4)."""
         return fingerprint.tokenizer_fingerprint(self._path)
 
-    @property
+    @cached_property
     def num_tokens(self) -> int:
         return fingerprint.num_tokens(self._path)
 

@@ -216,7 +216,7 @@ def main() -> None:
     draft_report = measure_draft(EMBEDDED / "draft")
     tokenizer = EdgeTokenizer(EMBEDDED / "draft" / "tokenizer.json")
     with (
-        running_verifier("--num-threads", str(arguments.num_threads)) as verifier,
+        running_verifier("--num-threads", str(arguments.num_threads), "--log-level", "warning") as verifier,
         OnnxDraftModel.open(EMBEDDED / "draft") as draft,
     ):
         decoder = Decoder(verifier.address, draft, tokenizer)

@@ -86,7 +86,7 @@ def main() -> int:
     prompts, num_tokens = load_prompts(limit=2 if quick else 3), 32 if quick else 96
     runs: list[Run] = []
     print("starting cloud-verifier on loopback with the embedded target ...", flush=True)
-    with running_verifier() as verifier:
+    with running_verifier("--log-level", "warning") as verifier:
         print(f"serving on {verifier.address} after {verifier.start_s:.1f} s", flush=True)
         for prompt in prompts:
             for temperature in (0.0, 0.8):
