@@ -8,6 +8,7 @@ No slow-down option is used. The verifier is a process of its own, its forwards 
 from __future__ import annotations
 
 import argparse
+import itertools
 import os
 import statistics
 import time
@@ -16,6 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from common.costmodel import LinkCosts, ModelCosts, tokens_per_s
 from edge_client.drafting.onnx_model import OnnxDraftModel
 from edge_client.options import Mode
 from edge_client.session import SessionResult
@@ -160,10 +162,19 @@ def take_apart(cloud: Samples, speculative: Samples, bare_run_ms: float) -> Part
         if record.num_draft_tokens == n
     ]
     measured = speculative.tokens_per_s / cloud.tokens_per_s
-    predicted = committed * target_ms / (n * bare_run_ms + verify_ms)
+    # The cost model's own speed-up on a link that costs nothing: E t_target / (n t_draft + t_verify(n)).
+    models = ModelCosts(bare_run_ms / 1e3, target_ms / 1e3, verify_ms / 1e3)
+    acceptance = conditional_acceptance(full, n)
+    predicted = tokens_per_s(acceptance, n, models, LinkCosts(rtt_s=0.0)) * models.target_token_s
     return Parts(
         committed, target_ms, verify_ms, bare_run_ms, statistics.median(overheads), measured / predicted
     )
+
+
+def conditional_acceptance(rounds: Sequence[Any], num_draft_tokens: int) -> list[float]:
+    """Per position: how often it stood, of the rounds in which all before it did."""
+    reached = [sum(r.num_accepted_tokens >= i for r in rounds) for i in range(num_draft_tokens + 1)]
+    return [after / before if before else 0.0 for before, after in itertools.pairwise(reached)]
 
 
 def repeated_share(results: Sequence[SessionResult], n: int = 12) -> float:

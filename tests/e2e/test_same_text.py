@@ -75,7 +75,11 @@ def check_matrix(
 
 
 def test_speculative_is_cloud_only_on_a_random_target(
-    tiny_verifier: VerifierProcess, own_draft: DraftModel, random_draft: DraftModel, tiny_oracle: Oracle
+    tiny_verifier: VerifierProcess,
+    own_draft: DraftModel,
+    random_draft: DraftModel,
+    tiny_oracle: Oracle,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     drafts = {"own": own_draft, "random": random_draft, "hostile": None}
     cases = [
@@ -83,17 +87,23 @@ def test_speculative_is_cloud_only_on_a_random_target(
         for i, (t, d, seed) in enumerate(itertools.product(TEMPERATURES, DEPTHS, (1, 2)))
     ]
     ledger = check_matrix(tiny_verifier.address, drafts, tiny_oracle, cases, num_new=24)
-    print(ledger.check())
+    with capsys.disabled():
+        print(f"\nrandom target: {ledger.check()}")
 
 
 @pytest.mark.slow
 def test_speculative_is_cloud_only_over_the_whole_matrix(
-    tiny_verifier: VerifierProcess, own_draft: DraftModel, random_draft: DraftModel, tiny_oracle: Oracle
+    tiny_verifier: VerifierProcess,
+    own_draft: DraftModel,
+    random_draft: DraftModel,
+    tiny_oracle: Oracle,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     drafts = {"own": own_draft, "random": random_draft, "hostile": None}
     cases = list(itertools.product(TEMPERATURES, DEPTHS, range(10, 18), ("stream", "unary")))
     ledger = check_matrix(tiny_verifier.address, drafts, tiny_oracle, cases, num_new=64)
-    print(ledger.check())
+    with capsys.disabled():
+        print(f"\nrandom target: {ledger.check()}")
 
 
 @pytest.mark.parametrize(
