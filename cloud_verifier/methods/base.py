@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -44,7 +44,3 @@ class VerificationMethod(Protocol):
     """Stateless: a verdict is a function of its input, so a replayed round gives the same one."""
 
     def verify(self, round_input: RoundInput) -> Outcome: ...
-
-
-class MethodFactory(Protocol):
-    def __call__(self, **params: Any) -> VerificationMethod: ...

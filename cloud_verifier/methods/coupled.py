@@ -9,6 +9,7 @@ Communication and Drafter-Invariant Speculative Decoding".
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import numpy as np
@@ -16,6 +17,7 @@ from numpy.typing import NDArray
 
 from cloud_verifier.methods.base import Outcome, RoundInput
 from common.sampling import choose, process_logits
+from common.stopping import first_stop
 from common.types import CorrectionKind
 
 
@@ -25,14 +27,12 @@ class CoupledMethod:
         scores = _processed_scores(round_input)
         positions = range(round_input.position, round_input.position + len(draft_tokens) + 1)
         samples = choose(scores, round_input.sampling, positions).tolist()
-        accepted_len = 0
-        for drafted, sampled in zip(draft_tokens, samples, strict=False):
-            if drafted != sampled:
-                break
-            accepted_len += 1
-            if drafted in round_input.stop_ids:
-                alpha_mean = _alpha_mean(round_input, scores, accepted_len)
-                return Outcome(accepted_len, 0, CorrectionKind.NONE, alpha_mean)
+        pairs = zip(draft_tokens, samples, strict=False)
+        accepted_len = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
+        stop = first_stop(draft_tokens[:accepted_len], round_input.stop_ids)
+        if stop is not None:  # nothing after it is accepted, and there is nothing to correct
+            alpha_mean = _alpha_mean(round_input, scores, stop + 1)
+            return Outcome(stop + 1, 0, CorrectionKind.NONE, alpha_mean)
         is_full = accepted_len == len(draft_tokens)
         return Outcome(
             accepted_len=accepted_len,

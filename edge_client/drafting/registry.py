@@ -17,8 +17,6 @@ def _create_onnx(directory: Path, threads: int) -> DraftModel:
 
 _FACTORIES: dict[str, Callable[[Path, int], DraftModel]] = {"onnx": _create_onnx}
 
-DRAFT_STRATEGIES = tuple(_FACTORIES)
-
 
 def create_draft_model(name: str, directory: Path, *, threads: int = 1) -> DraftModel:
     """Raises `UsageError` for an unknown name, `ModelError` for a directory that cannot be loaded."""
