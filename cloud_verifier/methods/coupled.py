@@ -9,7 +9,6 @@ Communication and Drafter-Invariant Speculative Decoding".
 
 from __future__ import annotations
 
-import itertools
 import math
 
 import numpy as np
@@ -25,10 +24,13 @@ class CoupledMethod:
     def verify(self, round_input: RoundInput) -> Outcome:
         draft_tokens = round_input.draft_tokens
         scores = _processed_scores(round_input)
-        positions = range(round_input.position, round_input.position + len(draft_tokens) + 1)
-        samples = choose(scores, round_input.sampling, positions).tolist()
-        pairs = zip(draft_tokens, samples, strict=False)
-        accepted_len = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
+        sample, accepted_len = -1, 0
+        for row in range(len(draft_tokens) + 1):  # nothing past the first difference is sampled
+            here = (round_input.position + row,)
+            sample = int(choose(scores[row : row + 1], round_input.sampling, here)[0])
+            if row == len(draft_tokens) or sample != draft_tokens[row]:
+                break
+            accepted_len += 1
         stop = first_stop(draft_tokens[:accepted_len], round_input.stop_ids)
         if stop is not None:  # nothing after it is accepted, and there is nothing to correct
             alpha_mean = _alpha_mean(round_input, scores, stop + 1)
@@ -36,7 +38,7 @@ class CoupledMethod:
         is_full = accepted_len == len(draft_tokens)
         return Outcome(
             accepted_len=accepted_len,
-            correction=samples[accepted_len],
+            correction=sample,
             correction_kind=CorrectionKind.BONUS if is_full else CorrectionKind.CORRECTION,
             alpha_mean=_alpha_mean(round_input, scores, accepted_len + (not is_full)),
         )
@@ -65,7 +67,8 @@ def _alpha_mean(round_input: RoundInput, scores: NDArray[np.float32], num_judged
     if round_input.sampling.temperature == 0.0:
         target_probs = (rows.argmax(axis=-1) == drafted).astype(np.float64)
     else:
-        shifted = rows - rows.max(axis=-1, keepdims=True)
-        target_probs = np.exp(shifted[np.arange(num_judged), drafted]) / np.exp(shifted).sum(axis=-1)
+        largest = rows.max(axis=-1)
+        weights = np.exp(rows[np.arange(num_judged), drafted] - largest)
+        target_probs = weights / np.exp(rows - largest[:, None]).sum(axis=-1)
     draft_probs = np.asarray(round_input.draft_probs[:num_judged], dtype=np.float64)
     return float(np.minimum(1.0, target_probs / draft_probs).mean())
