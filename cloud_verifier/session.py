@@ -67,7 +67,7 @@ class Session:
         """
         stored = self.replies.get(request.round_id)
         if stored is not None:
-            if stored[0] == _content(request):
+            if _content(stored[0]) == _content(request):
                 return stored[1]
             return self.error(
                 request.round_id, RoundErrorCode.INVALID, "sent before with other content", field="round_id"
@@ -79,7 +79,7 @@ class Session:
         return None
 
     def store_reply(self, request: VerifyRequest, reply: SessionResponse) -> None:
-        self.replies[request.round_id] = (_content(request), reply)
+        self.replies[request.round_id] = (request, reply)
         while len(self.replies) > MAX_STORED_REPLIES:
             self.replies.popitem(last=False)
 

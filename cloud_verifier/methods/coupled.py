@@ -10,6 +10,8 @@ Communication and Drafter-Invariant Speculative Decoding".
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from itertools import zip_longest
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,22 +27,20 @@ class CoupledMethod:
         draft_tokens = round_input.draft_tokens
         scores = _processed_scores(round_input)
         sample, accepted_len = -1, 0
-        for row in range(len(draft_tokens) + 1):  # nothing past the first difference is sampled
-            here = (round_input.position + row,)
-            sample = int(choose(scores[row : row + 1], round_input.sampling, here)[0])
-            if row == len(draft_tokens) or sample != draft_tokens[row]:
+        for sample, drafted in zip_longest(_samples(round_input, scores), draft_tokens):
+            if sample != drafted:
                 break
             accepted_len += 1
         stop = first_stop(draft_tokens[:accepted_len], round_input.stop_ids)
         if stop is not None:  # nothing after it is accepted, and there is nothing to correct
-            alpha_mean = _alpha_mean(round_input, scores, stop + 1)
+            alpha_mean = _alpha_mean(round_input, scores, accepted_len, stop + 1)
             return Outcome(stop + 1, 0, CorrectionKind.NONE, alpha_mean)
         is_full = accepted_len == len(draft_tokens)
         return Outcome(
             accepted_len=accepted_len,
             correction=sample,
             correction_kind=CorrectionKind.BONUS if is_full else CorrectionKind.CORRECTION,
-            alpha_mean=_alpha_mean(round_input, scores, accepted_len + (not is_full)),
+            alpha_mean=_alpha_mean(round_input, scores, accepted_len, accepted_len + (not is_full)),
         )
 
 
@@ -58,17 +58,28 @@ def _processed_scores(round_input: RoundInput) -> NDArray[np.float32]:
     return scores
 
 
-def _alpha_mean(round_input: RoundInput, scores: NDArray[np.float32], num_judged: int) -> float:
+def _samples(round_input: RoundInput, scores: NDArray[np.float32]) -> Iterator[int]:
+    """The target's token after each row, in order: greedy rows all at once, noise only as it is asked for."""
+    sampling, first = round_input.sampling, round_input.position
+    if sampling.temperature == 0.0:
+        yield from choose(scores, sampling, range(first, first + len(scores))).tolist()
+        return
+    for row in range(len(scores)):
+        yield int(choose(scores[row : row + 1], sampling, (first + row,))[0])
+
+
+def _alpha_mean(
+    round_input: RoundInput, scores: NDArray[np.float32], accepted_len: int, num_judged: int
+) -> float:
     """Mean of min(1, p/q) over the first `num_judged` draft tokens; NaN without q or without any."""
     if num_judged == 0 or not round_input.draft_probs:
         return math.nan
+    if round_input.sampling.temperature == 0.0:  # p is 1 or 0
+        return min(accepted_len, num_judged) / num_judged
     rows = scores[:num_judged]
     drafted = np.asarray(round_input.draft_tokens[:num_judged])
-    if round_input.sampling.temperature == 0.0:
-        target_probs = (rows.argmax(axis=-1) == drafted).astype(np.float64)
-    else:
-        largest = rows.max(axis=-1)
-        weights = np.exp(rows[np.arange(num_judged), drafted] - largest)
-        target_probs = weights / np.exp(rows - largest[:, None]).sum(axis=-1)
+    largest = rows.max(axis=-1)
+    weights = np.exp(rows[np.arange(num_judged), drafted] - largest)
+    target_probs = weights / np.exp(rows - largest[:, None]).sum(axis=-1)
     draft_probs = np.asarray(round_input.draft_probs[:num_judged], dtype=np.float64)
     return float(np.minimum(1.0, target_probs / draft_probs).mean())
