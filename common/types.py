@@ -160,6 +160,7 @@ class ModelInfo:
     methods: tuple[Method, ...]
     server_version: str
     labels: tuple[str, ...] = ()
+    draft_fingerprint: str = ""  # of the draft for co-located generation; empty: there is none
 
 
 @dataclass(frozen=True, slots=True)
@@ -307,6 +308,8 @@ class GeneratedTokens:
     is_last: bool = False
     metrics: RoundMetrics = field(default_factory=RoundMetrics)
     logprobs: tuple[TokenLogprobs, ...] = ()
+    num_draft_tokens: int = 0  # co-located only: drafted for this step
+    draft_ns: int = 0  # co-located only: what the drafting took
 
 
 @dataclass(frozen=True, slots=True)

@@ -109,6 +109,8 @@ def decode_generate_response(message: pb.GenerateResponse) -> GenerateReply:
                 is_last=tokens.is_last,
                 metrics=_decode_metrics(tokens.metrics),
                 logprobs=tuple(_decode_logprobs(entry) for entry in tokens.logprobs),
+                num_draft_tokens=tokens.num_draft_tokens,
+                draft_ns=tokens.draft_ns,
             )
         case "progress":
             return _decode_progress(message.progress)
@@ -144,6 +146,7 @@ def decode_model_info(message: pb.DescribeResponse) -> ModelInfo:
         methods=tuple(METHODS[m] for m in message.methods if m in METHODS),
         server_version=message.server_version,
         labels=tuple(message.labels),
+        draft_fingerprint=message.draft_fingerprint,
     )
 
 

@@ -105,6 +105,8 @@ def encode_generate_response(response: GenerateReply) -> pb.GenerateResponse:
             is_last=response.is_last,
             metrics=_encode_metrics(response.metrics),
             logprobs=[_encode_logprobs(entry) for entry in response.logprobs],
+            num_draft_tokens=response.num_draft_tokens,
+            draft_ns=response.draft_ns,
         )
         return pb.GenerateResponse(tokens=tokens)
     if isinstance(response, Progress):
@@ -137,6 +139,7 @@ def encode_model_info(info: ModelInfo) -> pb.DescribeResponse:
         methods=[METHOD_NUMBERS[m] for m in info.methods],
         server_version=info.server_version,
         labels=info.labels,
+        draft_fingerprint=info.draft_fingerprint,
     )
 
 

@@ -93,7 +93,7 @@ class DescribeRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class DescribeResponse(_message.Message):
-    __slots__ = ("protocol_version", "model_id", "target_fingerprint", "tokenizer_fingerprint", "dtype", "device", "eos_token_ids", "num_tokens", "limits", "methods", "server_version", "labels")
+    __slots__ = ("protocol_version", "model_id", "target_fingerprint", "tokenizer_fingerprint", "dtype", "device", "eos_token_ids", "num_tokens", "limits", "methods", "server_version", "labels", "draft_fingerprint")
     PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
     MODEL_ID_FIELD_NUMBER: _ClassVar[int]
     TARGET_FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
@@ -106,6 +106,7 @@ class DescribeResponse(_message.Message):
     METHODS_FIELD_NUMBER: _ClassVar[int]
     SERVER_VERSION_FIELD_NUMBER: _ClassVar[int]
     LABELS_FIELD_NUMBER: _ClassVar[int]
+    DRAFT_FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
     protocol_version: int
     model_id: str
     target_fingerprint: str
@@ -118,7 +119,8 @@ class DescribeResponse(_message.Message):
     methods: _containers.RepeatedScalarFieldContainer[Method]
     server_version: str
     labels: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, protocol_version: _Optional[int] = ..., model_id: _Optional[str] = ..., target_fingerprint: _Optional[str] = ..., tokenizer_fingerprint: _Optional[str] = ..., dtype: _Optional[str] = ..., device: _Optional[str] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., num_tokens: _Optional[int] = ..., limits: _Optional[_Union[Limits, _Mapping]] = ..., methods: _Optional[_Iterable[_Union[Method, str]]] = ..., server_version: _Optional[str] = ..., labels: _Optional[_Iterable[str]] = ...) -> None: ...
+    draft_fingerprint: str
+    def __init__(self, protocol_version: _Optional[int] = ..., model_id: _Optional[str] = ..., target_fingerprint: _Optional[str] = ..., tokenizer_fingerprint: _Optional[str] = ..., dtype: _Optional[str] = ..., device: _Optional[str] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., num_tokens: _Optional[int] = ..., limits: _Optional[_Union[Limits, _Mapping]] = ..., methods: _Optional[_Iterable[_Union[Method, str]]] = ..., server_version: _Optional[str] = ..., labels: _Optional[_Iterable[str]] = ..., draft_fingerprint: _Optional[str] = ...) -> None: ...
 
 class Limits(_message.Message):
     __slots__ = ("max_context", "max_draft_tokens", "max_message_bytes", "max_sessions", "session_idle_ttl_ms")
@@ -445,7 +447,7 @@ class GenerateResponse(_message.Message):
     def __init__(self, tokens: _Optional[_Union[GeneratedTokens, _Mapping]] = ..., error: _Optional[_Union[RoundError, _Mapping]] = ..., progress: _Optional[_Union[Progress, _Mapping]] = ...) -> None: ...
 
 class GeneratedTokens(_message.Message):
-    __slots__ = ("round_id", "token_ids", "origins", "position", "hash", "is_last", "metrics", "logprobs")
+    __slots__ = ("round_id", "token_ids", "origins", "position", "hash", "is_last", "metrics", "logprobs", "num_draft_tokens", "draft_ns")
     ROUND_ID_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     ORIGINS_FIELD_NUMBER: _ClassVar[int]
@@ -454,6 +456,8 @@ class GeneratedTokens(_message.Message):
     IS_LAST_FIELD_NUMBER: _ClassVar[int]
     METRICS_FIELD_NUMBER: _ClassVar[int]
     LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    NUM_DRAFT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    DRAFT_NS_FIELD_NUMBER: _ClassVar[int]
     round_id: int
     token_ids: _containers.RepeatedScalarFieldContainer[int]
     origins: _containers.RepeatedScalarFieldContainer[Origin]
@@ -462,7 +466,9 @@ class GeneratedTokens(_message.Message):
     is_last: bool
     metrics: RoundMetrics
     logprobs: _containers.RepeatedCompositeFieldContainer[TokenLogprobs]
-    def __init__(self, round_id: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., origins: _Optional[_Iterable[_Union[Origin, str]]] = ..., position: _Optional[int] = ..., hash: _Optional[int] = ..., is_last: bool = ..., metrics: _Optional[_Union[RoundMetrics, _Mapping]] = ..., logprobs: _Optional[_Iterable[_Union[TokenLogprobs, _Mapping]]] = ...) -> None: ...
+    num_draft_tokens: int
+    draft_ns: int
+    def __init__(self, round_id: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., origins: _Optional[_Iterable[_Union[Origin, str]]] = ..., position: _Optional[int] = ..., hash: _Optional[int] = ..., is_last: bool = ..., metrics: _Optional[_Union[RoundMetrics, _Mapping]] = ..., logprobs: _Optional[_Iterable[_Union[TokenLogprobs, _Mapping]]] = ..., num_draft_tokens: _Optional[int] = ..., draft_ns: _Optional[int] = ...) -> None: ...
 
 class CancelRequest(_message.Message):
     __slots__ = ("round_id",)
