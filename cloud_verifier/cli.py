@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import logging
 import sys
 import time
 from collections.abc import Sequence
@@ -12,11 +13,15 @@ from typing import TYPE_CHECKING
 
 from cloud_verifier.config import SCOPE, ServeConfig
 from common.config import Loaded, add_flags, given_flags, load_config
-from common.errors import OutriderError
+from common.errors import ModelError, OutriderError
 from common.version import own_version
 
 if TYPE_CHECKING:
+    from cloud_verifier.backends.base import TargetBackend
+    from cloud_verifier.colocated import CoLocatedDrafter
     from cloud_verifier.server import VerifierServer
+
+log = logging.getLogger(__name__)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -79,14 +84,37 @@ def _serve(loaded: Loaded[ServeConfig]) -> int:
         num_threads=config.num_threads,
     )
 
+    drafter = _create_drafter(config, backend)
+
     def announce(server: VerifierServer) -> None:
         host = config.listen.rpartition(":")[0]
         what = f"{backend.model_id} ({backend.dtype}, {backend.device}, context {backend.max_context})"
         took = f"after {time.monotonic() - begin:.1f} s"
         print(f"cloud-verifier {own_version()} {took}, serving {what} on {host}:{server.port}", flush=True)
 
-    asyncio.run(serve_until_signalled(VerifierServer(backend, config), announce))
+    asyncio.run(serve_until_signalled(VerifierServer(backend, config, drafter), announce))
     return 0
+
+
+def _create_drafter(config: ServeConfig, backend: TargetBackend) -> CoLocatedDrafter | None:
+    """A draft nobody named may be missing (no onnxruntime, say): the verifier then serves without one."""
+    if config.draft_dir is None:
+        return None
+    from cloud_verifier.colocated import CoLocatedDrafter, load_draft
+
+    try:
+        draft = load_draft(
+            config.draft_strategy,
+            config.draft_dir,
+            backend.tokenizer_fingerprint,
+            num_threads=config.draft_threads,
+        )
+    except ModelError as error:
+        if config.draft:
+            raise
+        log.warning("no co-located speculation: %s", error)
+        return None
+    return CoLocatedDrafter(draft, backend.max_context)
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ from common.config_fields import option
 
 SCOPE = "verifier"  # OUTRIDER_VERIFIER_...
 EMBEDDED_TARGET = Path(__file__).resolve().parent.parent / "models" / "embedded" / "target"
+EMBEDDED_DRAFT = EMBEDDED_TARGET.parent / "draft"
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,6 +17,14 @@ class ServeConfig:
     """`cloud-verifier serve`."""
 
     target: Path = option(EMBEDDED_TARGET, "Hugging Face model directory with safetensors", metavar="DIR")
+    draft: str = option(
+        "",
+        "exported draft that makes co-located speculation possible; "
+        "empty is the embedded one beside the embedded target, and none beside another",
+        metavar="DIR|none",
+    )
+    draft_strategy: str = option("onnx", "how that draft is run", metavar="NAME")
+    draft_threads: int = option(1, "CPU threads of the draft, a session", metavar="N", minimum=1)
     listen: str = option(
         "127.0.0.1:7077", "address to serve on; port 0 takes a free one", metavar="HOST:PORT"
     )
@@ -46,3 +55,11 @@ class ServeConfig:
     )
     log_level: str = option("info", "how much to log", choices=("debug", "info", "warning", "error"))
     log_json: bool = option(False, "log one JSON object a line")
+
+    @property
+    def draft_dir(self) -> Path | None:
+        """Where the draft is, or None for a verifier without one."""
+        if self.draft:
+            return None if self.draft == "none" else Path(self.draft)
+        is_embedded = self.target.resolve() == EMBEDDED_TARGET
+        return EMBEDDED_DRAFT if is_embedded and EMBEDDED_DRAFT.is_dir() else None

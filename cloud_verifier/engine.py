@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from cloud_verifier.admission import admit
 from cloud_verifier.backends.base import ForwardItem, KVExhausted, TargetBackend
+from cloud_verifier.colocated import CoLocatedDrafter
 from cloud_verifier.finish import finish
 from cloud_verifier.scheduler import Share, plan_step
 from cloud_verifier.session import Session, SessionStore
@@ -37,12 +38,14 @@ class Engine:
         backend: TargetBackend,
         model: ModelInfo,
         *,
+        drafter: CoLocatedDrafter | None = None,
         max_step_tokens: int = 512,
         min_forward_s: float = 0.0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.backend = backend
         self.model = model
+        self.drafter = drafter
         self.sessions = SessionStore(
             model.limits.max_sessions, model.limits.session_idle_ttl_ms / 1000.0, clock
         )
@@ -76,6 +79,8 @@ class Engine:
         if self._thread is not None:
             self._thread.join()
             self._thread = None
+        if self.drafter is not None:
+            self.drafter.close()
 
     @property
     def num_sessions(self) -> int:
@@ -97,6 +102,8 @@ class Engine:
         """One turn; returns whether there was work (a forward, or making room for one)."""
         self._take_inbox()
         self._sweep()
+        if self.drafter is not None:
+            self.drafter.draft_for(self._active)
         shares = plan_step(self._active, self._max_step_tokens)
         if not shares:
             return False
@@ -226,4 +233,6 @@ class Engine:
         """Tests only: every manager agrees with itself."""
         self.sessions.check_integrity()
         self.backend.check_integrity()
+        if self.drafter is not None:
+            self.drafter.check_integrity()
         assert len({id(work.session) for work in self._active}) == len(self._active)

@@ -24,6 +24,8 @@ from common.types import (
     VerifyRequest,
 )
 
+_ORIGIN_OF = {CorrectionKind.CORRECTION: Origin.CORRECTION, CorrectionKind.BONUS: Origin.BONUS}
+
 
 def finish(
     work: Work, logits: NDArray[np.float32], backend: TargetBackend, model: ModelInfo, batch_size: int
@@ -64,29 +66,37 @@ def _continue_generation(
     work: Work, request: GenerateRequest, outcome: Outcome, model: ModelInfo, metrics: RoundMetrics
 ) -> bool:
     chain = work.session.chain
-    work.num_generated += 1
+    token_ids = work.draft_tokens[: outcome.accepted_len]
+    origins = (Origin.ACCEPTED,) * len(token_ids)
+    if outcome.correction_kind is not CorrectionKind.NONE:
+        extra = _ORIGIN_OF[outcome.correction_kind] if request.is_co_located else Origin.TARGET
+        token_ids, origins = (*token_ids, outcome.correction), (*origins, extra)
+    work.num_generated += len(token_ids)
     is_last = (
         work.num_generated >= request.max_new_tokens
-        or outcome.correction in work.session.stop_ids
+        or token_ids[-1] in work.session.stop_ids
         or chain.position >= model.limits.max_context
     )
     work.job.reply(
         GeneratedTokens(
             request.round_id,
-            (outcome.correction,),
-            (Origin.TARGET,),
+            token_ids,
+            origins,
             chain.position,
             chain.hash,
             is_last=is_last,
             metrics=metrics,
+            num_draft_tokens=len(work.draft_tokens),
+            draft_ns=work.draft_ns,
         )
     )
-    work.start_ns, work.forward_ns = 0, 0
+    work.start_ns, work.forward_ns, work.draft_ns = 0, 0, 0
+    work.draft_tokens, work.draft_probs = (), ()
     return is_last
 
 
 def _make_round_input(work: Work, logits: NDArray[np.float32], model: ModelInfo) -> RoundInput:
-    session, request = work.session, work.request
+    session = work.session
     return RoundInput(
         logits=logits,
         sampling=session.opening.sampling,
@@ -94,7 +104,7 @@ def _make_round_input(work: Work, logits: NDArray[np.float32], model: ModelInfo)
         output_ids=session.output_ids,
         position=session.chain.position,
         draft_tokens=work.draft_tokens,
-        draft_probs=request.q_token_probs if isinstance(request, VerifyRequest) else (),
+        draft_probs=work.draft_probs,
         stop_ids=session.stop_ids,
         eos_token_ids=model.eos_token_ids,
         num_tokens=model.num_tokens,

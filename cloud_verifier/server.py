@@ -12,6 +12,7 @@ import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from cloud_verifier.backends.base import TargetBackend
+from cloud_verifier.colocated import CoLocatedDrafter
 from cloud_verifier.config import ServeConfig
 from cloud_verifier.engine import Engine
 from cloud_verifier.interceptor import ErrorInterceptor
@@ -28,7 +29,7 @@ PROTOCOL_VERSION = 1
 SERVICE_NAME = "outrider.v1.Verifier"
 
 
-def make_model_info(backend: TargetBackend, config: ServeConfig) -> ModelInfo:
+def make_model_info(backend: TargetBackend, config: ServeConfig, draft_fingerprint: str = "") -> ModelInfo:
     """What this verifier answers to `Describe`."""
     limits = Limits(
         max_context=backend.max_context,
@@ -51,6 +52,7 @@ def make_model_info(backend: TargetBackend, config: ServeConfig) -> ModelInfo:
         methods=BUILT_METHODS,
         server_version=own_version(),
         labels=labels,
+        draft_fingerprint=draft_fingerprint,
     )
 
 
@@ -79,13 +81,17 @@ def _is_loopback(host: str) -> bool:
 class VerifierServer:
     """`async with VerifierServer(backend, config) as server:` serves on `server.port`."""
 
-    def __init__(self, backend: TargetBackend, config: ServeConfig) -> None:
+    def __init__(
+        self, backend: TargetBackend, config: ServeConfig, drafter: CoLocatedDrafter | None = None
+    ) -> None:
+        """`drafter`, closed with the server, makes co-located generation possible."""
         self._config = config
         self._listen = check_listen(config.listen, config.insecure)
-        model = make_model_info(backend, config)
+        model = make_model_info(backend, config, drafter.fingerprint if drafter else "")
         self.engine = Engine(
             backend,
             model,
+            drafter=drafter,
             max_step_tokens=config.max_step_tokens,
             min_forward_s=config.min_forward_ms / 1000.0,
         )

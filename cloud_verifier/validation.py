@@ -60,7 +60,7 @@ def check_verify(request: VerifyRequest, session: Session, model: ModelInfo) -> 
 
 def check_generate(request: GenerateRequest, session: Session, model: ModelInfo) -> None:
     if request.is_co_located:
-        raise UnimplementedFieldError("mode", "co-located speculation is not built yet")
+        _check_co_located(request, model)
     _check_base(request, session)
     _check_ids("committed_tokens", request.committed_tokens, model.num_tokens)
     if request.max_new_tokens < 1:
@@ -69,6 +69,18 @@ def check_generate(request: GenerateRequest, session: Session, model: ModelInfo)
     if total > model.limits.max_context:
         raise InvalidFieldError(
             "committed_tokens", f"the text would reach {total} tokens of {model.limits.max_context}"
+        )
+
+
+def _check_co_located(request: GenerateRequest, model: ModelInfo) -> None:
+    if not model.draft_fingerprint:
+        raise UnimplementedFieldError(
+            "mode", "this verifier has no draft for co-located speculation: serve with --draft DIR"
+        )
+    at_most = model.limits.max_draft_tokens
+    if request.num_speculative_tokens > at_most:
+        raise InvalidFieldError(
+            "num_speculative_tokens", f"is {request.num_speculative_tokens}; at most {at_most} a round"
         )
 
 

@@ -39,6 +39,8 @@ class Work:
     forward_ns: int = 0
     num_generated: int = 0
     draft_tokens: TokenIds = ()
+    draft_probs: tuple[float, ...] = ()  # q of each draft token, or empty
+    draft_ns: int = 0  # what drafting this step took here (co-located)
     base_position: int = 0
     replaced_tokens: TokenIds = ()  # what followed the base before this round, should it be refused
 
