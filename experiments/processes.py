@@ -58,6 +58,11 @@ def start_verifier(
     command = [sys.executable, "-m", "cloud_verifier", "serve", "--listen", listen, *arguments]
     if target is not None:
         command += ["--target", str(target)]
+    return start_server(command, timeout_s)
+
+
+def start_server(command: Sequence[str], timeout_s: float = 120.0) -> VerifierProcess:
+    """Starts `command` and waits for the line that says where it serves. Raises as `start_verifier`."""
     begin = time.monotonic()
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None

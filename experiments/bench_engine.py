@@ -1,0 +1,75 @@
+"""`make bench-engine`: the verifier under load, measured without draft models on its cores.
+
+Clients are processes of their own that replay recorded drafts (`experiments.load`); every verdict is checked.
+What a ratio compares takes turns in one run. `--quick` is a smoke test and `--only id,id` picks cases; both
+print their table and write no file.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from common.errors import OutriderError, UsageError
+from experiments.bench_engine_setup import Bench
+from experiments.results import Measure, print_table, write_results
+
+# Case → the ids it measures; in order, the shortest first.
+CASES = {
+    "experiments.bench_engine_rounds:measure_stub_rounds": ("stub_rounds",),
+    "experiments.bench_engine_rounds:measure_overhead": ("overhead_ms",),
+}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m experiments.bench_engine",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--quick", action="store_true", help="everything shortened, under 90 s")
+    parser.add_argument("--only", default="", metavar="ID,ID", help="for example stub_rounds,overhead_ms")
+    arguments = parser.parse_args()
+    cases = pick_cases(arguments.only)
+    measures: list[Measure] = []
+    details: dict[str, Any] = {}
+    with tempfile.TemporaryDirectory() as scratch:
+        bench = Bench(Path(scratch), arguments.quick)
+        for number, case in enumerate(cases, start=1):
+            ids = CASES[case]
+            print(f"[{number}/{len(cases)}] {', '.join(ids)}", flush=True)
+            begin_s = time.monotonic()
+            module, _, function = case.partition(":")
+            found = getattr(importlib.import_module(module), function)(bench)
+            measures += found.measures
+            details |= {ids[0]: found.details}
+            print(f"  {time.monotonic() - begin_s:.1f} s", flush=True)
+    if arguments.quick or arguments.only:
+        print(json.dumps(details, indent=1))
+        print_table(measures)
+    else:
+        write_results("engine", measures, {"dtype": "float32", **details})
+    return 0
+
+
+def pick_cases(only: str) -> list[str]:
+    """Raises `UsageError` for an id that does not exist."""
+    wanted = {name.strip().removeprefix("engine.") for name in only.split(",") if name.strip()}
+    known = {id for ids in CASES.values() for id in ids}
+    if unknown := wanted - known:
+        raise UsageError(f"--only {', '.join(sorted(unknown))}: want one of {', '.join(sorted(known))}")
+    return [case for case, ids in CASES.items() if not wanted or wanted & set(ids)]
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main())
+    except OutriderError as error:
+        print(f"bench_engine: {error}", file=sys.stderr)
+        sys.exit(error.exit_code)

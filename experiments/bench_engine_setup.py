@@ -1,0 +1,119 @@
+"""What the engine's cases share: the recording, pinned processes, the generator, turns."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from experiments.load_report import LoadReport
+from experiments.processes import VerifierProcess, running_verifier, start_server
+from experiments.recorded_drafts import Recording, record_embedded
+from experiments.results import Measure
+from experiments.stub_target import stub_recording
+
+QUIET = ("--log-level", "error")
+
+
+@dataclass
+class Found:
+    """What one case gives: measures for the table, figures behind them."""
+
+    measures: list[Measure]
+    details: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass
+class Bench:
+    """`is_quick` shortens everything to a smoke test; files lie in `scratch`."""
+
+    scratch: Path
+    is_quick: bool
+
+    def pick(self, full: Any, quick: Any) -> Any:
+        return quick if self.is_quick else full
+
+    @cached_property
+    def recording(self) -> Recording:
+        """Real rounds of the embedded pair, each session recorded alone; made once a run."""
+        with running_verifier(*QUIET) as verifier:
+            return record_embedded(
+                verifier.address, num_sessions=self.pick(32, 16), num_rounds=self.pick(24, 8)
+            )
+
+    @cached_property
+    def recording_file(self) -> Path:
+        return self.recording.save(self.scratch / "recording.jsonl")
+
+    @cached_property
+    def stub_file(self) -> Path:
+        return stub_recording(32, 48).save(self.scratch / "stub.jsonl")
+
+    def say(self, text: str) -> None:
+        print(f"  {text}", flush=True)
+
+
+@contextlib.contextmanager
+def pinned(*cores: int) -> Iterator[None]:
+    """Processes started inside run on these cores only (none given, or too few here: anywhere)."""
+    before = os.sched_getaffinity(0)
+    wanted = set(cores) & before
+    os.sched_setaffinity(0, wanted or before)
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)
+
+
+@contextlib.contextmanager
+def running_stub() -> Iterator[VerifierProcess]:
+    stub = start_server([sys.executable, "-m", "experiments.stub_target", "--listen", "127.0.0.1:0"])
+    try:
+        yield stub
+    finally:
+        stub.stop()
+
+
+def generate_load(address: str, recording: Path, *flags: str, core: int | None = None) -> LoadReport:
+    """`python -m experiments.load` in a process of its own. Raises RuntimeError with its words."""
+    command = [sys.executable, "-m", "experiments.load", "--address", address, "--recording", str(recording)]
+    with pinned(*([] if core is None else [core])):
+        done = subprocess.run(
+            [*command, *flags, "--json"], stdout=subprocess.PIPE, text=True, timeout=300, check=False
+        )
+    if done.returncode > 1 or not done.stdout:
+        raise RuntimeError(f"the load generator failed ({done.returncode}): {' '.join(flags)}")
+    return LoadReport(**json.loads(done.stdout))
+
+
+def alternate(
+    timed: dict[str, Callable[[], float]], num_turns: int, on_turn: Callable[[int], None] = lambda turn: None
+) -> dict[str, list[float]]:
+    """Seconds of each, one after the other in every turn, after one turn to warm up."""
+    for run in timed.values():
+        run()
+    seconds: dict[str, list[float]] = {name: [] for name in timed}
+    for turn in range(num_turns):
+        on_turn(turn)
+        for name, run in timed.items():
+            seconds[name].append(run())
+    return seconds
+
+
+def median_ratio(upper: Sequence[float], lower: Sequence[float]) -> float:
+    return statistics.median(u / low for u, low in zip(upper, lower, strict=True))
+
+
+def time_s(run: Callable[[], object]) -> float:
+    start_s = time.perf_counter()
+    run()
+    return time.perf_counter() - start_s

@@ -1,0 +1,125 @@
+"""What a load run heard back, and its figures."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+MAX_EXAMPLES = 5
+
+
+class RoundSample(NamedTuple):
+    """One verdict; times in seconds on the client's clock, nanoseconds from the verifier's metrics."""
+
+    end_s: float
+    latency_s: float
+    forward_ns: int
+    queue_ns: int
+    total_ns: int
+    batch_size: int
+
+
+class Refusal(NamedTuple):
+    end_s: float
+    latency_s: float
+    retry_after_ms: int
+
+
+@dataclass
+class Tally:
+    """Filled by every stream of a run; `since_s` cuts the warm-up off."""
+
+    rounds: list[RoundSample] = field(default_factory=list)
+    refusals: list[Refusal] = field(default_factory=list)
+    lags_s: list[float] = field(default_factory=list)  # open loop: how late a round was sent
+    errors: Counter[str] = field(default_factory=Counter)
+    num_mismatches: int = 0
+    mismatches: list[str] = field(default_factory=list)  # the first few, in words
+    num_unsent: int = 0  # open loop: arrivals that found no free session
+    num_hung: int = 0
+
+    def note_mismatch(self, text: str) -> None:
+        self.num_mismatches += 1
+        if len(self.mismatches) < MAX_EXAMPLES:
+            self.mismatches.append(text)
+
+    def report(self, since_s: float, until_s: float, deadline_s: float) -> LoadReport:
+        """Figures of what was answered in the window."""
+        rounds = [r for r in self.rounds if since_s <= r.end_s < until_s]
+        refusals = [r for r in self.refusals if since_s <= r.end_s < until_s]
+        seconds = until_s - since_s
+        latencies = sorted(r.latency_s for r in rounds)
+        in_time = sum(latency <= deadline_s for latency in latencies)
+        return LoadReport(
+            seconds=round(seconds, 3),
+            num_rounds=len(rounds),
+            rounds_per_s=round(len(rounds) / seconds, 2),
+            goodput=round(in_time / seconds, 2),
+            p50_ms=percentile_ms(latencies, 0.50),
+            p99_ms=percentile_ms(latencies, 0.99),
+            max_ms=percentile_ms(latencies, 1.0),
+            beyond_forward_ms=percentile_ms(sorted(r.latency_s - r.forward_ns / 1e9 for r in rounds), 0.5),
+            queue_p50_ms=percentile_ms(sorted(r.queue_ns / 1e9 for r in rounds), 0.5),
+            mean_batch=round(sum(r.batch_size for r in rounds) / len(rounds), 2) if rounds else 0.0,
+            num_refused=len(refusals),
+            refused_p99_ms=percentile_ms(sorted(r.latency_s for r in refusals), 0.99),
+            num_refused_without_hint=sum(r.retry_after_ms <= 0 for r in refusals),
+            lag_p99_ms=percentile_ms(sorted(self.lags_s), 0.99),
+            num_unsent=self.num_unsent,
+            num_hung=self.num_hung,
+            num_mismatches=self.num_mismatches,
+            mismatches=list(self.mismatches),
+            errors=dict(self.errors),
+        )
+
+
+@dataclass(frozen=True)
+class LoadReport:
+    """Rates a second, times in ms as the client saw them; 0.0 where there was nothing to measure."""
+
+    seconds: float
+    num_rounds: int
+    rounds_per_s: float
+    goodput: float  # verified rounds answered within the deadline, a second
+    p50_ms: float
+    p99_ms: float
+    max_ms: float
+    beyond_forward_ms: float  # median of latency less the verifier's own forward time
+    queue_p50_ms: float
+    mean_batch: float
+    num_refused: int
+    refused_p99_ms: float
+    num_refused_without_hint: int
+    lag_p99_ms: float
+    num_unsent: int
+    num_hung: int
+    num_mismatches: int
+    mismatches: list[str]
+    errors: dict[str, int]
+
+    @property
+    def is_right(self) -> bool:
+        """Every verdict was the recorded one, and nothing failed or hung."""
+        return not (self.num_mismatches or self.num_hung or self.errors)
+
+    def lines(self) -> list[str]:
+        text = [
+            f"{self.num_rounds} rounds in {self.seconds:g} s: {self.rounds_per_s:g} a second, "
+            f"{self.goodput:g} in time; batches of {self.mean_batch:g}",
+            f"latency p50 {self.p50_ms:g}, p99 {self.p99_ms:g}, max {self.max_ms:g} ms; "
+            f"beyond the forward {self.beyond_forward_ms:g} ms",
+            f"refused {self.num_refused} (p99 {self.refused_p99_ms:g} ms, "
+            f"{self.num_refused_without_hint} without a retry hint), hung {self.num_hung}",
+            f"verdicts unlike the recording: {self.num_mismatches}",
+        ]
+        return [*text, *self.mismatches, *(f"error {name}: {count}" for name, count in self.errors.items())]
+
+
+def percentile_ms(ordered_s: Sequence[float], share: float) -> float:
+    """Nearest rank of ascending seconds, in milliseconds."""
+    if not ordered_s:
+        return 0.0
+    return round(1e3 * ordered_s[max(0, math.ceil(share * len(ordered_s)) - 1)], 4)
