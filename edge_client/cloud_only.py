@@ -1,4 +1,6 @@
-"""The target alone, streamed in the same session; a lost stream resumes from the last token received."""
+"""What the verifier writes by itself, streamed in the same session: the target alone, or (co-located) with a
+draft beside it, where each message is a round. A lost stream resumes from the last token received.
+"""
 
 from __future__ import annotations
 
@@ -6,11 +8,12 @@ import time
 from collections.abc import Iterator
 
 from common.errors import LinkError, RoundTimeoutError
-from common.types import FinishReason, GeneratedTokens, GenerateRequest
+from common.types import FinishReason, GeneratedTokens, GenerateRequest, Origin
 from edge_client.events import SessionEvent
 from edge_client.opening import open_session
-from edge_client.options import Decoding, OnTimeout
+from edge_client.options import Decoding, Mode, OnTimeout
 from edge_client.remote_verifier import SessionLostError, UnknownPrefixError
+from edge_client.stats import RoundRecord
 
 _MAX_SILENCE_S = 10.0
 
@@ -50,6 +53,7 @@ def stream_cloud_only(decoding: Decoding) -> Iterator[SessionEvent]:
 def _make_request(decoding: Decoding) -> GenerateRequest:
     text = decoding.text
     committed, origins = text.unacked()
+    is_co_located = decoding.options.mode is Mode.CO_LOCATED
     return GenerateRequest(
         round_id=decoding.remote.next_round_id(),
         base_position=text.acked_position,
@@ -57,6 +61,8 @@ def _make_request(decoding: Decoding) -> GenerateRequest:
         max_new_tokens=text.num_remaining,
         committed_tokens=committed,
         origins=origins,
+        is_co_located=is_co_located,
+        num_speculative_tokens=decoding.next_depth() if is_co_located else 0,
     )
 
 
@@ -64,7 +70,10 @@ def _take(decoding: Decoding, tokens: GeneratedTokens) -> Iterator[SessionEvent]
     text = decoding.text
     events = decoding.add(tokens.token_ids, tokens.origins)
     decoding.stats.num_generate_tokens += len(events)
-    if tokens.metrics.forward_ns:
+    if decoding.options.mode is Mode.CO_LOCATED:
+        num_accepted = sum(event.origin is Origin.ACCEPTED for event in events)
+        decoding.record(_make_record(tokens, num_accepted))
+    elif tokens.metrics.forward_ns:
         decoding.stats.generate_forward_ms.append(tokens.metrics.forward_ns / 1e6)
     yield from events
     if text.finish is None:
@@ -72,3 +81,18 @@ def _take(decoding: Decoding, tokens: GeneratedTokens) -> Iterator[SessionEvent]
             text.acknowledge()
         elif tokens.token_ids:
             decoding.must_open = True
+
+
+def _make_record(tokens: GeneratedTokens, num_accepted_tokens: int) -> RoundRecord:
+    """A round of the verifier's own; no network lies between its draft and its verdict."""
+    metrics = tokens.metrics
+    return RoundRecord(
+        round_id=tokens.round_id,
+        num_draft_tokens=tokens.num_draft_tokens,
+        num_accepted_tokens=num_accepted_tokens,
+        draft_ms=tokens.draft_ns / 1e6,
+        queue_ms=metrics.queue_ns / 1e6,
+        forward_ms=metrics.forward_ns / 1e6,
+        batch_size=metrics.batch_size,
+        alpha_mean=metrics.alpha_mean,
+    )

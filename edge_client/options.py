@@ -32,7 +32,13 @@ _MAX_REPAIRS = 3
 class Mode(enum.StrEnum):
     SPECULATIVE = "speculative"  # the draft proposes, the verifier decides
     CLOUD_ONLY = "cloud-only"  # the target alone, streamed
+    CO_LOCATED = "co-located"  # draft and target both in the verifier, streamed
     EDGE_ONLY = "edge-only"  # the draft alone, unverified
+
+    @property
+    def has_draft(self) -> bool:
+        """Whether the edge drafts."""
+        return self in (Mode.SPECULATIVE, Mode.EDGE_ONLY)
 
 
 class OnTimeout(enum.StrEnum):
@@ -88,10 +94,12 @@ class Decoding:
 
     def num_to_draft(self) -> int:
         """This round's depth: never past `max_new_tokens` or the context, nor what the verifier takes."""
-        wanted = min(self.depth.next_depth(), self.text.num_remaining - 1, self.context_room - 1)
-        if self.model is not None:
-            wanted = min(wanted, self.model.limits.max_draft_tokens)
-        return max(0, wanted)
+        return max(0, min(self.next_depth(), self.text.num_remaining - 1, self.context_room - 1))
+
+    def next_depth(self) -> int:
+        """The policy's depth, or the most that the verifier takes in a round."""
+        wanted = self.depth.next_depth()
+        return wanted if self.model is None else min(wanted, self.model.limits.max_draft_tokens)
 
     def propose(self, num_draft_tokens: int) -> tuple[Draft, float]:
         """A draft and what it took, in ms."""

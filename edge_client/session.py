@@ -50,7 +50,7 @@ def new_session_id() -> bytes:
 
 
 class EdgeSession:
-    """Generates once. `verifier` is None in edge-only mode, `draft` in cloud-only mode.
+    """Generates once. `verifier` is None in edge-only mode, `draft` in cloud-only and co-located mode.
 
     `decode` turns an id into the text that became final with it. The session closes `verifier`; `draft`
     stays its owner's.
@@ -130,10 +130,10 @@ class EdgeSession:
             yield from self._edge_only()
             return
         yield from self._open()
-        if mode is Mode.CLOUD_ONLY:
-            yield from stream_cloud_only(self._decoding)
-        else:
+        if mode.has_draft:
             yield from SpeculativeLoop(self._decoding).run()
+        else:
+            yield from stream_cloud_only(self._decoding)
 
     def _open(self) -> Iterator[SessionEvent]:
         """The first contact. Only `edge_only` goes on without one, on the draft's word for the tokenizer."""
@@ -142,7 +142,7 @@ class EdgeSession:
             self._decoding.remote.connect()
             yield from open_session(self._decoding)
         except LinkError:
-            if not may_go_alone or self._decoding.options.mode is Mode.CLOUD_ONLY:
+            if not may_go_alone or not self._decoding.options.mode.has_draft:
                 raise
             assert self._draft is not None
             self._decoding.text.set_eos(self._draft.eos_token_ids)

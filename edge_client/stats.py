@@ -13,7 +13,10 @@ _NS_PER_MS = 1e6
 
 @dataclass(frozen=True, slots=True)
 class RoundRecord:
-    """One round, answered or not. `net_ms` is the wait without the verifier's own time."""
+    """One round, answered or not. `net_ms` is the wait without the verifier's own time.
+
+    A co-located round crosses no network: its `rtt_ms` stays 0, which is to say not measured.
+    """
 
     round_id: int
     num_draft_tokens: int
@@ -89,8 +92,8 @@ class SessionStats:
             "open_ms": round(self.open_ms, 3),
             "draft_ms": _mean(r.draft_ms for r in self.rounds if r.num_draft_tokens),
             "draft_ms_per_token": _per_token(self.rounds),
-            "rtt_ms": _mean(r.rtt_ms for r in answered),
-            "net_ms": _mean(r.net_ms for r in answered),
+            "rtt_ms": _mean(r.rtt_ms for r in answered if r.rtt_ms),
+            "net_ms": _mean(r.net_ms for r in answered if r.rtt_ms),
             "queue_ms": _mean(r.queue_ms for r in answered),
             "forward_ms": _mean([*(r.forward_ms for r in answered), *self.generate_forward_ms]),
         }

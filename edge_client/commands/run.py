@@ -12,9 +12,10 @@ from pathlib import Path
 
 from common.errors import OutriderError, UsageError
 from common.logs import setup_logging
-from common.types import FinishReason
+from common.types import FinishReason, ModelInfo
 from edge_client.assemble import Edge, create_edge, draw_seed
 from edge_client.config import RunConfig
+from edge_client.options import Mode
 from edge_client.session import EdgeSession, SessionResult
 from edge_client.terminal import TextPrinter, summary
 
@@ -91,12 +92,19 @@ def make_report(
         "num_unverified_tokens": result.num_unverified_tokens,
         "mode": edge.config.mode,
         "target_fingerprint": model.target_fingerprint if model else None,
-        "draft_fingerprint": edge.draft.fingerprint if edge.draft else None,
+        "draft_fingerprint": _draft_fingerprint(edge, model),
         "target": f"{model.model_id} ({model.dtype}, {model.device})" if model else None,
         "labels": [*edge.labels, *(model.labels if model else ())],
         "error": str(error) if error else None,
         "stats": result.stats.summary(result.origins),
     }
+
+
+def _draft_fingerprint(edge: Edge, model: ModelInfo | None) -> str | None:
+    """Of the draft that drafted: ours, or the verifier's when co-located."""
+    if edge.draft is not None:
+        return edge.draft.fingerprint
+    return model.draft_fingerprint if model and edge.config.mode == Mode.CO_LOCATED else None
 
 
 @contextmanager
