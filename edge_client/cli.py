@@ -32,7 +32,7 @@ def _dispatch(namespace: argparse.Namespace) -> int:
     if namespace.verb == "draft":
         from edge_client.commands.export import export
 
-        return export(namespace.hf_dir, namespace.out_dir, namespace.max_context)
+        return export(namespace.hf_dir, namespace.out_dir, namespace.max_context, namespace.first_layers)
     loaded = load_config(
         RunConfig, scope=SCOPE, yaml_path=namespace.config, flags=given_flags(namespace, RunConfig)
     )
@@ -61,6 +61,12 @@ def _make_parser() -> argparse.ArgumentParser:
     export.add_argument("hf_dir", type=Path, metavar="HF_DIR", help="Llama, Qwen2 or Qwen3 in safetensors")
     export.add_argument("out_dir", type=Path, metavar="OUT_DIR", help="is made if missing")
     export.add_argument("--max-context", type=int, metavar="N", help="shorten the context to N tokens")
+    export.add_argument(
+        "--first-layers",
+        type=int,
+        metavar="N",
+        help="take only the model's first N layers, its norm and head",
+    )
     show = verbs.add_parser("config", help="show the configuration: config show [--origin]")
     show.add_argument("action", choices=("show",))
     show.add_argument("--origin", action="store_true", help="say where each value comes from")

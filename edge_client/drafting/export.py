@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from common.errors import ModelError
+from common.errors import ModelError, UsageError
 from common.fingerprint import directory_fingerprint, num_tokens, tokenizer_fingerprint
 from edge_client.drafting import spec as files
 from edge_client.drafting.graph import GraphBuilder
@@ -29,6 +29,8 @@ class ExportReport:
 
     out_dir: Path
     architecture: str
+    num_layers: int
+    num_source_layers: int | None  # of the model, where only the first `num_layers` were taken
     num_parameters: int
     num_bytes: int  # of everything written
     files: tuple[str, ...]
@@ -42,21 +44,25 @@ def export_draft(
     out_dir: Path,
     *,
     max_context: int | None = None,
+    first_layers: int | None = None,
     accuracy_level: int = INT8_ACTIVATIONS,
     progress: Progress | None = None,
 ) -> ExportReport:
     """Write `draft.onnx`, `draft.json` and `tokenizer.json` into `out_dir`, made if missing.
 
-    The context is the model's own, 32,768 or `max_context` at most. `accuracy_level` is
+    The context is the model's own, 32,768 or `max_context` at most. `first_layers` keeps that many decoder
+    layers, with the model's own final norm and head behind them. `accuracy_level` is
     MatMulNBits': 4 rounds activations to int8, 1 keeps them float32 and is two to four times
     slower. Needs the `export` extra, not torch. Raises `ModelError` for a directory that is not a
-    Llama-, Qwen2- or Qwen3-style safetensors model with its tokenizer.json.
+    Llama-, Qwen2- or Qwen3-style safetensors model with its tokenizer.json, `UsageError` for more layers
+    than it has.
     """
     hf_dir, out_dir = Path(hf_dir), Path(out_dir)
     _require_onnx()
     if not hf_dir.is_dir():
         raise ModelError(f"{hf_dir} is not a directory")
-    config = read_config(hf_dir)
+    source = read_config(hf_dir)
+    config = _truncate(source, first_layers, hf_dir)
     tokenizer = hf_dir / files.TOKENIZER_FILE
     if not tokenizer.is_file():
         raise ModelError(f"{hf_dir} has no {files.TOKENIZER_FILE}")
@@ -71,8 +77,23 @@ def export_draft(
     _save(model, out_dir)
     if tokenizer.resolve() != (out_dir / files.TOKENIZER_FILE).resolve():
         shutil.copyfile(tokenizer, out_dir / files.TOKENIZER_FILE)
-    spec = _write_spec(out_dir, config, count, context, tensors.num_parameters)
+    num_parameters = tensors.num_parameters - _num_dropped(tensors, config, source)
+    num_source_layers = source.num_layers if config.num_layers < source.num_layers else None
+    spec = _write_spec(out_dir, config, count, context, num_parameters, num_source_layers)
     return _report(out_dir, spec)
+
+
+def _truncate(config: DecoderConfig, first_layers: int | None, hf_dir: Path) -> DecoderConfig:
+    if first_layers is None:
+        return config
+    if not 1 <= first_layers <= config.num_layers:
+        raise UsageError(f"--first-layers {first_layers}: {hf_dir} has layers 1 to {config.num_layers}")
+    return replace(config, num_layers=first_layers)
+
+
+def _num_dropped(tensors: TensorDirectory, config: DecoderConfig, source: DecoderConfig) -> int:
+    layers = range(config.num_layers, source.num_layers)
+    return sum(tensors.num_parameters_below(f"model.layers.{layer}.") for layer in layers)
 
 
 def _silent(_done: int, _total: int, _what: str) -> None:
@@ -106,7 +127,12 @@ def _save(model: Any, out_dir: Path) -> None:
 
 
 def _write_spec(
-    out_dir: Path, config: DecoderConfig, count: int, context: int, num_parameters: int
+    out_dir: Path,
+    config: DecoderConfig,
+    count: int,
+    context: int,
+    num_parameters: int,
+    num_source_layers: int | None,
 ) -> DraftSpec:
     names = [files.GRAPH_FILE, files.WEIGHTS_FILE, files.TOKENIZER_FILE]
     written = [out_dir / name for name in names if (out_dir / name).exists()]
@@ -125,6 +151,7 @@ def _write_spec(
         tokenizer_fingerprint=tokenizer_fingerprint(out_dir / files.TOKENIZER_FILE),
         tokenizer_sha256=files.file_sha256(out_dir / files.TOKENIZER_FILE),
         files={path.name: path.stat().st_size for path in written},
+        num_source_layers=num_source_layers,
     )
     spec.write(out_dir)
     return spec
@@ -134,6 +161,8 @@ def _report(out_dir: Path, spec: DraftSpec) -> ExportReport:
     return ExportReport(
         out_dir=out_dir,
         architecture=spec.architecture,
+        num_layers=spec.num_layers,
+        num_source_layers=spec.num_source_layers,
         num_parameters=spec.num_parameters,
         num_bytes=sum(spec.files.values()) + (out_dir / files.SPEC_FILE).stat().st_size,
         files=(files.SPEC_FILE, *spec.files),

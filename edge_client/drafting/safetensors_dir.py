@@ -43,7 +43,11 @@ class TensorDirectory:
 
     @property
     def num_parameters(self) -> int:
-        return sum(int(np.prod(entry.shape)) for entry in self._entries.values())
+        return self.num_parameters_below("")
+
+    def num_parameters_below(self, prefix: str) -> int:
+        entries = (entry for name, entry in self._entries.items() if name.startswith(prefix))
+        return sum(int(np.prod(entry.shape)) for entry in entries)
 
     def read(self, name: str, shape: tuple[int, ...]) -> NDArray[np.float32]:
         """Raises `ModelError` when the tensor is missing or has another shape or an integer dtype."""

@@ -38,9 +38,13 @@ class DraftSpec:
     tokenizer_sha256: str  # of the file, so that an exchanged one is noticed without parsing it
     files: dict[str, int]
     format_version: int = FORMAT_VERSION
+    num_source_layers: int | None = None  # of the model these layers are the first of; None: it has no more
 
     def write(self, directory: Path) -> None:
-        text = json.dumps(dataclasses.asdict(self), indent=2)
+        content = dataclasses.asdict(self)
+        if self.num_source_layers is None:
+            del content["num_source_layers"]
+        text = json.dumps(content, indent=2)
         (directory / SPEC_FILE).write_text(text + "\n", encoding="utf-8")
 
 

@@ -50,9 +50,12 @@ def write_tokenizer(path: Path, num_tokens: int) -> None:
     Tokenizer(models.WordLevel(vocab, unk_token="w0")).save(str(path / "tokenizer.json"))
 
 
-def reference_probs(hf_dir: Path, token_ids: list[int], num_tokens: int) -> np.ndarray:
+def reference_probs(
+    hf_dir: Path, token_ids: list[int], num_tokens: int, first_layers: int | None = None
+) -> np.ndarray:
     """transformers in float32 with dequantised INT4 matrices: `[len(token_ids), num_tokens]`."""
     model = AutoModelForCausalLM.from_pretrained(hf_dir, dtype=torch.float32).eval()
+    del model.model.layers[first_layers or len(model.model.layers) :]
     with torch.no_grad():
         for weight in model.parameters():
             if weight.ndim == 2:

@@ -37,15 +37,17 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
 NUM_IDS = 80
 
 
-def total_variation(hf_dir: Path, out_dir: Path, accuracy_level: int) -> np.ndarray:
+def total_variation(
+    hf_dir: Path, out_dir: Path, accuracy_level: int, first_layers: int | None = None
+) -> np.ndarray:
     """Of each of 80 positions, fed one at a time: `[80]`."""
-    export_draft(hf_dir, out_dir, accuracy_level=accuracy_level)
+    export_draft(hf_dir, out_dir, accuracy_level=accuracy_level, first_layers=first_layers)
     with OnnxDraftModel.open(out_dir) as model:
         ids = np.random.default_rng(5).integers(0, model.num_tokens, NUM_IDS).tolist()
         runner = model.sequence(SamplingParams(temperature=1.0))._runner
         assert runner is not None
         ours = np.stack([runner.feed([token], i).probs[0].copy() for i, token in enumerate(ids)])
-        reference = reference_probs(hf_dir, ids, model.num_tokens)
+        reference = reference_probs(hf_dir, ids, model.num_tokens, first_layers)
     return np.asarray(np.abs(ours - reference).sum(-1) / 2)
 
 
