@@ -22,7 +22,7 @@ class Drafter:
     def propose(self, token_ids: Sequence[int], num_draft_tokens: int) -> tuple[Draft, float]:
         """A draft after the whole text `token_ids`, and the time it took in ms.
 
-        Shorter than asked near the draft's own context limit, empty at it.
+        Shorter than asked near the draft's own context limit, empty at it and where the strategy has no idea.
         """
         start_s = time.perf_counter()
         self._sequence.commit(token_ids[self._sequence.position :])
@@ -31,6 +31,11 @@ class Drafter:
         if left_s > 0:
             time.sleep(left_s)
         return draft, (time.perf_counter() - start_s) * 1e3
+
+    @property
+    def is_full(self) -> bool:
+        """Whether the text has reached the draft's context limit: there will be no draft any more."""
+        return self._sequence.position >= self.model.max_context
 
     def warm_up(self, prompt_ids: Sequence[int]) -> None:
         """Feeds the prompt while the verifier does the same; the proposal is thrown away."""

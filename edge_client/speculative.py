@@ -58,7 +58,7 @@ class SpeculativeLoop:
         decoding = self._decoding
         num_draft_tokens = decoding.num_to_draft()
         draft, draft_ms = decoding.propose(num_draft_tokens)
-        if num_draft_tokens > 0 and not draft.token_ids:
+        if num_draft_tokens > 0 and not draft.token_ids and _is_draft_over(decoding):
             log.info("the draft's context is full: cloud-only from here")
             yield from stream_cloud_only(decoding)
             return
@@ -152,6 +152,11 @@ class SpeculativeLoop:
     def _count_timeout(self, num_draft_tokens: int, draft_ms: float) -> None:
         self._decoding.stats.num_timeouts += 1
         self._decoding.record(RoundRecord(0, num_draft_tokens, draft_ms=draft_ms, is_answered=False))
+
+
+def _is_draft_over(decoding: Decoding) -> bool:
+    """An empty draft is else a round like any other: a strategy may know nothing now and more later."""
+    return decoding.drafter is None or decoding.drafter.is_full
 
 
 def _disagreement(verdict: Verdict) -> RoundError:

@@ -35,7 +35,8 @@ class DraftSequence(Protocol):
     def propose(self, num_draft_tokens: int) -> Draft:
         """Sample up to `num_draft_tokens` tokens after the committed text, which stays as it is.
 
-        Fewer near the context limit, none at it. The committed text must hold at least one token.
+        Fewer near the context limit, none at it; none too where the strategy has nothing to say, and the
+        verifier then gives the one next token. The committed text must hold at least one token.
         """
         ...
 

@@ -134,6 +134,16 @@ def _scale_frequencies(frequencies: NDArray[np.float64], rope: Mapping[str, Any]
     return (1 - share) * scaled + share * frequencies
 
 
+def read_eos_token_ids(hf_dir: Path) -> tuple[int, ...]:
+    """The end-of-text ids of a model directory; none where it has no config.json. Raises `ModelError`."""
+    if not (hf_dir / "config.json").exists():
+        return ()
+    try:
+        return _eos_token_ids(_read_json(hf_dir / "config.json"), hf_dir)
+    except (TypeError, ValueError) as error:
+        raise ModelError(f"{hf_dir}/config.json: {error}") from error
+
+
 def _eos_token_ids(raw: Mapping[str, Any], hf_dir: Path) -> tuple[int, ...]:
     """generation_config.json knows more end-of-text ids than config.json, where it exists."""
     generation = hf_dir / "generation_config.json"

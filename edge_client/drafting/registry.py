@@ -3,24 +3,48 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 from common.errors import UsageError
 from edge_client.drafting.base import DraftModel
 
+DEFAULT_MAX_NGRAM = 4
 
-def _create_onnx(directory: Path, threads: int) -> DraftModel:
+
+@dataclass(frozen=True, slots=True)
+class DraftSettings:
+    """What strategies can be told; each reads what concerns it."""
+
+    threads: int  # onnx
+    max_ngram: int  # prompt-lookup: the longest run of tokens it looks for
+
+
+def _create_onnx(directory: Path, settings: DraftSettings) -> DraftModel:
     from edge_client.drafting.onnx_model import OnnxDraftModel
 
-    return OnnxDraftModel.open(directory, threads=threads)
+    return OnnxDraftModel.open(directory, threads=settings.threads)
 
 
-_FACTORIES: dict[str, Callable[[Path, int], DraftModel]] = {"onnx": _create_onnx}
+def _create_prompt_lookup(directory: Path, settings: DraftSettings) -> DraftModel:
+    from edge_client.drafting.prompt_lookup import PromptLookupModel
+
+    return PromptLookupModel.open(directory, max_ngram=settings.max_ngram)
 
 
-def create_draft_model(name: str, directory: Path, *, threads: int = 1) -> DraftModel:
+_FACTORIES: dict[str, Callable[[Path, DraftSettings], DraftModel]] = {
+    "onnx": _create_onnx,
+    "prompt-lookup": _create_prompt_lookup,
+}
+STRATEGIES = tuple(_FACTORIES)
+WITHOUT_MODEL = frozenset({"prompt-lookup"})  # these cannot write a text alone
+
+
+def create_draft_model(
+    name: str, directory: Path, *, threads: int = 1, max_ngram: int = DEFAULT_MAX_NGRAM
+) -> DraftModel:
     """Raises `UsageError` for an unknown name, `ModelError` for a directory that cannot be loaded."""
     factory = _FACTORIES.get(name)
     if factory is None:
-        raise UsageError(f"unknown draft strategy {name!r}; known: {', '.join(_FACTORIES)}")
-    return factory(Path(directory), threads)
+        raise UsageError(f"unknown draft strategy {name!r}; known: {', '.join(STRATEGIES)}")
+    return factory(Path(directory), DraftSettings(threads, max_ngram))
