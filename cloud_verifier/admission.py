@@ -50,7 +50,7 @@ def admit(engine: Engine, job: Job) -> None:
 
 
 def _admit_open(engine: Engine, job: Job, request: OpenRequest) -> None:
-    session = engine.sessions.get(request.session_id)
+    session = engine.sessions.get(job.tenant, request.session_id)
     if session is not None:
         if session.work is not None:
             session.waiting.append(job)
@@ -73,7 +73,7 @@ def _admit_open(engine: Engine, job: Job, request: OpenRequest) -> None:
         job.reply(replace(refusal, retry_after_ms=FULL_RETRY_MS))
         return
     eos_token_ids = () if request.ignore_eos else engine.model.eos_token_ids
-    session = engine.sessions.put(request, frozenset((*eos_token_ids, *request.stop_token_ids)))
+    session = engine.sessions.put(job.tenant, request, frozenset((*eos_token_ids, *request.stop_token_ids)))
     session.opening_reply = None
     _truncate_kv(engine, session)
     _activate(engine, session, job, request)
@@ -89,7 +89,7 @@ def _has_room(engine: Engine) -> bool:
 
 
 def _admit_round(engine: Engine, job: Job, request: VerifyRequest | GenerateRequest) -> None:
-    session = engine.sessions.get(job.session_id)
+    session = engine.sessions.get(job.tenant, job.session_id)
     if session is None:
         message = "open the session first; it may have expired, or the verifier restarted"
         job.reply(_error(request.round_id, RoundErrorCode.UNKNOWN_SESSION, message))
@@ -176,7 +176,7 @@ def _answer_cancelled(work: Work) -> None:
 
 
 def _cancel(engine: Engine, job: Job, request: CancelRequest) -> None:
-    session = engine.sessions.get(job.session_id)
+    session = engine.sessions.get(job.tenant, job.session_id)
     if session is None:
         return
     for waiting in list(session.waiting):
@@ -188,7 +188,7 @@ def _cancel(engine: Engine, job: Job, request: CancelRequest) -> None:
 
 
 def _close(engine: Engine, job: Job) -> None:
-    session = engine.sessions.get(job.session_id)
+    session = engine.sessions.get(job.tenant, job.session_id)
     if session is None:
         job.reply(Closed(was_open=False, position=0))
         return

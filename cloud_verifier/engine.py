@@ -196,7 +196,7 @@ class Engine:
             self._active.remove(session.work)
             session.work = None
         self.free(session)
-        self.sessions.remove(session.opening.session_id)
+        self.sessions.remove(session)
 
     def _fail(self, work: Work, code: RoundErrorCode, message: str, retry_after_ms: int = 0) -> None:
         work.undo()

@@ -6,11 +6,13 @@ Replies come from the engine's thread and cross into the event loop through `cal
 from __future__ import annotations
 
 import asyncio
+import re
 import time
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 from cloud_verifier.engine import Engine
+from cloud_verifier.session import DEFAULT_TENANT
 from cloud_verifier.work import Job, Reply
 from common import codec
 from common.errors import InvalidFieldError
@@ -31,6 +33,8 @@ from common.types import (
 )
 
 SESSION_ID_KEY = "x-session-id"
+TENANT_KEY = "x-outrider-tenant"
+_TENANT = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
 
 class SupersededError(Exception):
@@ -40,7 +44,7 @@ class SupersededError(Exception):
 class VerifierService(outrider_pb2_grpc.VerifierServicer):  # type: ignore[misc]
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        self._streams: dict[bytes, _Stream] = {}
+        self._streams: dict[tuple[str, bytes], _Stream] = {}
 
     @property
     def num_streams(self) -> int:
@@ -53,7 +57,7 @@ class VerifierService(outrider_pb2_grpc.VerifierServicer):  # type: ignore[misc]
     # ----------------------------------------------------------------------------------- streams
 
     async def Session(self, request_iterator: AsyncIterator[pb.SessionRequest], context: Any) -> None:
-        stream = _Stream(self, _session_id_of(context))
+        stream = _Stream(self, _tenant_of(context), _session_id_of(context))
         reader = asyncio.create_task(stream.read_all(request_iterator))
         try:
             while (message := await stream.outgoing.get()) is not None:
@@ -64,19 +68,19 @@ class VerifierService(outrider_pb2_grpc.VerifierServicer):  # type: ignore[misc]
             reader.cancel()
             stream.detach()
 
-    def bind(self, session_id: bytes, stream: _Stream) -> None:
-        """`stream` carries `session_id` from now on; an older stream of it ends."""
-        older = self._streams.get(session_id)
+    def bind(self, key: tuple[str, bytes], stream: _Stream) -> None:
+        """`stream` carries the session of this tenant and id from now on; an older stream of it ends."""
+        older = self._streams.get(key)
         if older is not None and older is not stream:
             older.end(SupersededError("a newer stream carries this session"))
-        self._streams[session_id] = stream
+        self._streams[key] = stream
 
-    def unbind(self, session_id: bytes, stream: _Stream) -> None:
-        if self._streams.get(session_id) is stream:
-            del self._streams[session_id]
+    def unbind(self, key: tuple[str, bytes], stream: _Stream) -> None:
+        if self._streams.get(key) is stream:
+            del self._streams[key]
 
-    def submit(self, session_id: bytes, request: SessionRequest, reply: Reply) -> None:
-        self._engine.submit(Job(session_id, request, reply, time.perf_counter_ns()))
+    def submit(self, tenant: str, session_id: bytes, request: SessionRequest, reply: Reply) -> None:
+        self._engine.submit(Job(session_id, request, reply, time.perf_counter_ns(), tenant))
 
     # ------------------------------------------------------------------------------------- unary
 
@@ -106,9 +110,10 @@ class VerifierService(outrider_pb2_grpc.VerifierServicer):  # type: ignore[misc]
         except InvalidFieldError as error:
             yield codec.encode_generate_response(_invalid(request.round_id, error))
             return
+        tenant = _tenant_of(context)
         session_id = _same_session_id(decoded.session_id, _session_id_of(context))
         is_done = False
-        self.submit(session_id, decoded, lambda r: loop.call_soon_threadsafe(replies.put_nowait, r))
+        self.submit(tenant, session_id, decoded, lambda r: loop.call_soon_threadsafe(replies.put_nowait, r))
         try:
             while not is_done:
                 reply = await replies.get()
@@ -119,7 +124,7 @@ class VerifierService(outrider_pb2_grpc.VerifierServicer):  # type: ignore[misc]
                 yield codec.encode_generate_response(reply)
         finally:
             if not is_done:
-                self.submit(session_id, CancelRequest(decoded.round_id), _ignore)
+                self.submit(tenant, session_id, CancelRequest(decoded.round_id), _ignore)
 
     async def _answer(self, decode: Callable[[Any], Any], message: Any, context: Any) -> SessionResponse:
         """The final reply to one unary message; `Progress` has nowhere to go and is dropped."""
@@ -135,24 +140,25 @@ class VerifierService(outrider_pb2_grpc.VerifierServicer):  # type: ignore[misc]
             if not isinstance(reply, Progress):
                 loop.call_soon_threadsafe(_set_once, answer, reply)
 
-        self.submit(session_id, request, resolve)
+        self.submit(_tenant_of(context), session_id, request, resolve)
         return await answer
 
 
 class _Stream:
     """One `Session` call: its outgoing queue (None ends it) and the session it carries."""
 
-    def __init__(self, service: VerifierService, session_id: bytes) -> None:
+    def __init__(self, service: VerifierService, tenant: str, session_id: bytes) -> None:
         self.outgoing: asyncio.Queue[pb.SessionResponse | None] = asyncio.Queue()
         self.error: Exception | None = None
         self._service = service
+        self._tenant = tenant
         self._session_id = session_id
         self._loop = asyncio.get_running_loop()
         self._generating: int | None = None
         self._num_owed = 0
         self._is_half_closed = False
         if session_id:
-            service.bind(session_id, self)
+            service.bind((tenant, session_id), self)
 
     async def read_all(self, requests: AsyncIterator[pb.SessionRequest]) -> None:
         try:
@@ -171,7 +177,7 @@ class _Stream:
             return
         if isinstance(request, OpenRequest) and not self._session_id:
             self._session_id = request.session_id
-            self._service.bind(self._session_id, self)
+            self._service.bind((self._tenant, self._session_id), self)
         if isinstance(request, OpenRequest) and request.session_id != self._session_id:
             differs = InvalidFieldError("session_id", f"differs from the {SESSION_ID_KEY} header")
             self._refuse(message, differs)
@@ -183,7 +189,10 @@ class _Stream:
         kind = type(request)
         self._num_owed += not isinstance(request, CancelRequest)
         self._service.submit(
-            self._session_id, request, lambda r: self._loop.call_soon_threadsafe(self.push, r, kind)
+            self._tenant,
+            self._session_id,
+            request,
+            lambda r: self._loop.call_soon_threadsafe(self.push, r, kind),
         )
 
     def push(self, response: SessionResponse, kind: type[SessionRequest] | None) -> None:
@@ -216,8 +225,8 @@ class _Stream:
     def detach(self) -> None:
         """The call is over: nobody reads a running `Generate` any more. The session stays."""
         if self._generating is not None:
-            self._service.submit(self._session_id, CancelRequest(self._generating), _ignore)
-        self._service.unbind(self._session_id, self)
+            self._service.submit(self._tenant, self._session_id, CancelRequest(self._generating), _ignore)
+        self._service.unbind((self._tenant, self._session_id), self)
 
 
 def _session_id_of(context: Any) -> bytes:
@@ -232,6 +241,16 @@ def _session_id_of(context: Any) -> bytes:
                 raise InvalidFieldError(SESSION_ID_KEY, "must be 32 hex digits")
             return session_id
     return b""
+
+
+def _tenant_of(context: Any) -> str:
+    """From the metadata. Raises `InvalidFieldError` when malformed."""
+    for key, value in context.invocation_metadata() or ():
+        if key == TENANT_KEY:
+            if _TENANT.fullmatch(value) is None:
+                raise InvalidFieldError(TENANT_KEY, "must be 1 to 64 letters, digits, '.', '_' or '-'")
+            return str(value)
+    return DEFAULT_TENANT
 
 
 def _same_session_id(in_message: bytes, in_header: bytes) -> bytes:

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from cloud_verifier.work import Job, Work
 
 MAX_STORED_REPLIES = 32
+DEFAULT_TENANT = "default"
 
 
 @dataclass(slots=True)
@@ -35,6 +36,7 @@ class Session:
     chain: TokenChain
     stop_ids: frozenset[int]
     last_used_s: float
+    tenant: str = DEFAULT_TENANT
     kv: KVSequence | None = None
     last_round_id: int = 0
     was_pipelined: bool = False
@@ -112,13 +114,17 @@ def _content(request: VerifyRequest) -> VerifyRequest:
 
 
 class SessionStore:
-    """Sessions by id, least recently used first."""
+    """Sessions by tenant and id, least recently used first.
+
+    The tenant is part of the name: what one tenant asks about another's session id is answered as if
+    that session did not exist, and the same id may stand for a session of each.
+    """
 
     def __init__(self, max_sessions: int, idle_ttl_s: float, clock: Callable[[], float]) -> None:
         self.max_sessions = max_sessions
         self.idle_ttl_s = idle_ttl_s
         self._clock = clock
-        self._sessions: OrderedDict[bytes, Session] = OrderedDict()
+        self._sessions: OrderedDict[tuple[str, bytes], Session] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._sessions)
@@ -126,20 +132,20 @@ class SessionStore:
     def __iter__(self) -> Iterator[Session]:
         return iter(self._sessions.values())
 
-    def get(self, session_id: bytes) -> Session | None:
+    def get(self, tenant: str, session_id: bytes) -> Session | None:
         """The session, now the most recently used one."""
-        session = self._sessions.get(session_id)
+        session = self._sessions.get((tenant, session_id))
         if session is not None:
             session.last_used_s = self._clock()
-            self._sessions.move_to_end(session_id)
+            self._sessions.move_to_end((tenant, session_id))
         return session
 
-    def put(self, opening: OpenRequest, stop_ids: frozenset[int]) -> Session:
+    def put(self, tenant: str, opening: OpenRequest, stop_ids: frozenset[int]) -> Session:
         """A new session, or the known one with its text replaced; KV of the common prefix stays valid."""
-        session = self._sessions.get(opening.session_id)
+        session = self._sessions.get((tenant, opening.session_id))
         if session is None:
-            session = Session(opening, TokenChain(opening.token_ids), stop_ids, self._clock())
-            self._sessions[opening.session_id] = session
+            session = Session(opening, TokenChain(opening.token_ids), stop_ids, self._clock(), tenant)
+            self._sessions[tenant, opening.session_id] = session
         else:
             _rebuild_chain(session.chain, opening.token_ids)
             session.opening, session.stop_ids = opening, stop_ids
@@ -148,8 +154,8 @@ class SessionStore:
         session.was_pipelined = False
         return session
 
-    def remove(self, session_id: bytes) -> Session | None:
-        return self._sessions.pop(session_id, None)
+    def remove(self, session: Session) -> None:
+        self._sessions.pop((session.tenant, session.opening.session_id), None)
 
     def make_room(self) -> Session | None:
         """Removes and returns the least recently used idle session when the store is full.
@@ -158,9 +164,9 @@ class SessionStore:
         """
         if not self.is_full:
             return None
-        for session_id, session in self._sessions.items():
+        for key, session in self._sessions.items():
             if not session.is_busy:
-                return self._sessions.pop(session_id)
+                return self._sessions.pop(key)
         return None
 
     @property
@@ -170,12 +176,13 @@ class SessionStore:
     def take_expired(self) -> list[Session]:
         """Removes and returns the sessions idle for longer than the TTL."""
         deadline = self._clock() - self.idle_ttl_s
-        expired = [
-            session_id
-            for session_id, session in self._sessions.items()
-            if session.last_used_s < deadline and not session.is_busy
-        ]
-        return [self._sessions.pop(session_id) for session_id in expired]
+        expired = []
+        for key, session in self._sessions.items():
+            if session.last_used_s >= deadline:
+                break  # used later, and so are all that follow
+            if not session.is_busy:
+                expired.append(key)
+        return [self._sessions.pop(key) for key in expired]
 
     def eviction_candidates(self) -> list[Session]:
         """Sessions that hold KV and do nothing, least recently used first."""

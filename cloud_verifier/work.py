@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from cloud_verifier.session import Session
+from cloud_verifier.session import DEFAULT_TENANT, Session
 from common.types import (
     GenerateRequest,
     OpenRequest,
@@ -25,6 +25,7 @@ class Job:
     request: SessionRequest
     reply: Reply
     arrival_ns: int
+    tenant: str = DEFAULT_TENANT
 
 
 @dataclass(slots=True)

@@ -81,9 +81,11 @@ class Harness:
         model = make_model(self.backend, **limits)
         self.engine = Engine(self.backend, model, max_step_tokens=max_step_tokens, clock=self.clock)
 
-    def submit(self, session_id: bytes, request: SessionRequest) -> list[SessionResponse]:
+    def submit(
+        self, session_id: bytes, request: SessionRequest, tenant: str = "default"
+    ) -> list[SessionResponse]:
         replies: list[SessionResponse] = []
-        self.engine.submit(Job(session_id, request, replies.append, arrival_ns=0))
+        self.engine.submit(Job(session_id, request, replies.append, arrival_ns=0, tenant=tenant))
         return replies
 
     def settle(self) -> None:
@@ -96,8 +98,8 @@ class Harness:
                 kept = session.kv.tokens
                 assert kept == session.chain.token_ids[: len(kept)], "KV and text drifted apart"
 
-    def ask(self, session_id: bytes, request: SessionRequest) -> SessionResponse:
-        replies = self.submit(session_id, request)
+    def ask(self, session_id: bytes, request: SessionRequest, tenant: str = "default") -> SessionResponse:
+        replies = self.submit(session_id, request, tenant)
         self.settle()
         final = [r for r in replies if not isinstance(r, Progress)]
         assert len(final) == 1, final
@@ -473,3 +475,21 @@ def test_new_sessions_are_refused_while_draining_and_open_ones_go_on() -> None:
     error = harness.ask(b"n" * 16, OpenRequest(b"n" * 16, (5,), 1, GREEDY))
     assert isinstance(error, RoundError) and error.code is RoundErrorCode.DRAINING
     assert isinstance(harness.ask(session_id, VerifyRequest(1, opened.position, opened.hash)), Verdict)
+
+
+def test_another_tenant_cannot_tell_a_session_id_from_an_unknown_one() -> None:
+    harness = Harness()
+    session_id, opened = harness.open(prompt=(5, 6, 7), ignore_eos=True)
+    requests: list[SessionRequest] = [
+        VerifyRequest(1, opened.position, opened.hash),
+        GenerateRequest(1, opened.position, opened.hash, max_new_tokens=3),
+        CloseRequest(),
+    ]
+    for request in requests:
+        theirs = harness.ask(session_id, request, tenant="other")
+        assert theirs == harness.ask(b"?" * 16, request, tenant="other")
+    harness.submit(session_id, CancelRequest(1), tenant="other")
+    own = harness.ask(session_id, OpenRequest(session_id, (9, 9), 2, GREEDY), tenant="other")
+    assert isinstance(own, Opened) and not own.is_existing, "the id names a session of each tenant"
+    verdict = harness.ask(session_id, VerifyRequest(1, opened.position, opened.hash))
+    assert isinstance(verdict, Verdict) and verdict.position == opened.position + 1

@@ -201,6 +201,25 @@ def test_a_malformed_session_header_is_an_invalid_argument(
     assert "x-session-id" in raised.value.details()
 
 
+@pytest.mark.parametrize("tenant", ["", "a b", "x" * 65, "a/b"])
+def test_a_malformed_tenant_is_an_invalid_argument(stub: outrider_pb2_grpc.VerifierStub, tenant: str) -> None:
+    with pytest.raises(grpc.RpcError) as raised:
+        Stream(stub, (*METADATA, ("x-outrider-tenant", tenant))).ask(open=opening())
+    assert raised.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert "x-outrider-tenant" in raised.value.details()
+
+
+def test_a_stream_of_another_tenant_neither_ends_nor_sees_the_session(
+    stub: outrider_pb2_grpc.VerifierStub,
+) -> None:
+    ours = Stream(stub)
+    opened = ours.ask(open=opening()).open.opened
+    theirs = Stream(stub, (*METADATA, ("x-outrider-tenant", "other")))
+    error = theirs.ask(verify=round_after(opened)).verify.error
+    assert error.code == pb.ROUND_ERROR_CODE_UNKNOWN_SESSION and error.position == 0
+    assert ours.ask(verify=round_after(opened)).verify.verdict.position == 5
+
+
 def test_a_stream_without_a_session_is_an_invalid_argument(stub: outrider_pb2_grpc.VerifierStub) -> None:
     with pytest.raises(grpc.RpcError) as raised:
         Stream(stub, ()).ask(verify=pb.VerifyRequest(round_id=1))
