@@ -15,6 +15,7 @@ from edge_client.config import RunConfig, default_draft_dir
 from edge_client.deadline import RoundDeadline
 from edge_client.depth import create_depth_policy
 from edge_client.drafting.base import DraftModel
+from edge_client.drafting.registry import WITHOUT_MODEL, create_draft_model
 from edge_client.options import Mode, OnTimeout, SessionOptions
 from edge_client.remote_verifier import RemoteVerifier
 from edge_client.session import EdgeSession, new_session_id
@@ -80,23 +81,32 @@ class Edge:
 
 
 def create_edge(config: RunConfig) -> Edge:
-    """Loads tokenizer and, unless cloud-only, the draft. Raises `ModelError`, `IncompatibleError`."""
+    """Loads the tokenizer and, where the edge drafts, the draft. Raises `ModelError`, `IncompatibleError`."""
     directory = Path(config.draft) if config.draft else default_draft_dir()
+    has_draft = Mode(config.mode).has_draft
     if not directory.is_dir():
-        raise UsageError(
-            f"no draft at {directory}: name one with --draft DIR (`edge-client draft export` makes one)"
+        hint = (
+            "no draft at {}: name one with --draft DIR (`edge-client draft export` makes one)"
+            if has_draft
+            else "no tokenizer at {}: name a directory with the target's tokenizer.json with --draft DIR"
         )
+        raise UsageError(hint.format(directory))
     tokenizer = EdgeTokenizer(directory / "tokenizer.json")
     start_s = time.perf_counter()
-    draft = _create_draft(config, directory, tokenizer) if config.mode != Mode.CLOUD_ONLY else None
+    draft = _create_draft(config, directory, tokenizer) if has_draft else None
     labels = (f"min-draft-ms={config.min_draft_ms:g}",) if config.min_draft_ms else ()
     return Edge(config, tokenizer, draft, (time.perf_counter() - start_s) * 1e3, labels)
 
 
 def _create_draft(config: RunConfig, directory: Path, tokenizer: EdgeTokenizer) -> DraftModel:
-    from edge_client.drafting.registry import create_draft_model
-
-    draft = create_draft_model(config.draft_strategy, directory, threads=config.draft_threads)
+    strategy = config.draft_strategy
+    if config.mode == Mode.EDGE_ONLY and strategy in WITHOUT_MODEL:
+        raise UsageError(
+            f"--mode edge-only needs a model to write with, and --draft-strategy {strategy} has none"
+        )
+    draft = create_draft_model(
+        strategy, directory, threads=config.draft_threads, max_ngram=config.lookup_ngram
+    )
     if draft.tokenizer_fingerprint != tokenizer.fingerprint:
         theirs, ours = draft.tokenizer_fingerprint, tokenizer.fingerprint
         draft.close()

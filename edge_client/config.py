@@ -7,6 +7,7 @@ from pathlib import Path
 
 from common.config import option
 from common.types import Method
+from edge_client.drafting.registry import DEFAULT_MAX_NGRAM, STRATEGIES
 
 SCOPE = "edge"
 _ON_TIMEOUT = ("first_token", "edge_only", "wait", "fail")
@@ -20,12 +21,25 @@ class RunConfig:
     draft: str = option(
         "", "directory of an exported draft and its tokenizer; empty is the embedded one", metavar="DIR"
     )
-    draft_strategy: str = option("onnx", "how to draft", metavar="NAME")
+    draft_strategy: str = option(
+        "onnx",
+        "how to draft: with the exported model; or without one, by copying what followed the last tokens "
+        "earlier in the text (--draft then needs a tokenizer.json only)",
+        choices=STRATEGIES,
+    )
+    lookup_ngram: int = option(
+        DEFAULT_MAX_NGRAM,
+        "longest run of tokens that prompt-lookup looks for",
+        metavar="N",
+        minimum=1,
+        maximum=64,
+    )
     draft_threads: int = option(1, "CPU threads of the draft", metavar="N", minimum=1)
     mode: str = option(
         "speculative",
-        "draft and verify; or the target alone; or the draft alone, unverified",
-        choices=("speculative", "cloud-only", "edge-only"),
+        "draft here and verify there; or the target alone, streamed; or draft and verify both there; "
+        "or the draft alone, unverified. The second and third need of --draft DIR the tokenizer.json alone",
+        choices=("speculative", "cloud-only", "co-located", "edge-only"),
     )
     max_new_tokens: int = option(256, "tokens to generate at most", metavar="N", minimum=1)
     num_speculative_tokens: int = option(
