@@ -24,13 +24,15 @@ from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-import grpc
-
 from common.errors import LinkError, OutriderError, UsageError
+from edge_client.link.grpc_link import GrpcLink
+from edge_client.session import new_session_id
 from experiments.load_report import LoadReport, Tally
-from experiments.load_stream import CHANNEL_OPTIONS, ReplayStream, StreamLost, describe
+from experiments.load_stream import ReplayStream
+from experiments.load_wire import StreamLost, connect
 from experiments.recorded_drafts import Recording
 
+DESCRIBE_TIMEOUT_S = 10.0
 GRACE_S = 5.0  # how long rounds under way at the end may take before they count as hung
 MIN_RETRY_S = 0.005
 
@@ -68,14 +70,12 @@ async def open_streams(
     address: str, recording: Recording, plan: LoadPlan, tally: Tally
 ) -> AsyncIterator[list[ReplayStream]]:
     """Opened sessions, the recorded ones in turn, over `plan.num_connections` channels."""
-    channels = [
-        grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS) for _ in range(plan.num_connections)
-    ]
+    recording.check_target(GrpcLink(address, new_session_id()).describe(DESCRIBE_TIMEOUT_S))
+    connections = [await connect(address) for _ in range(plan.num_connections)]
     try:
-        recording.check_target(await describe(channels[0]))
         streams = [
             ReplayStream(
-                channels[i % len(channels)],
+                connections[i % len(connections)],
                 recording.sessions[i % len(recording.sessions)],
                 tally,
                 deadline_ms=int(plan.deadline_s * 1e3),
@@ -85,15 +85,13 @@ async def open_streams(
         await asyncio.gather(*(stream.open() for stream in streams))
         yield streams
         await asyncio.wait_for(asyncio.gather(*(stream.close() for stream in streams)), GRACE_S)
-    except grpc.RpcError as error:
-        raise LinkError(f"no verifier answers at {address}: {error.details()}") from error
     except StreamLost as error:
         raise LinkError(f"the verifier at {address} did not open the sessions: {error}") from error
     except TimeoutError:
         tally.errors["not_closed"] += 1
     finally:
-        for channel in channels:
-            await channel.close(grace=None)
+        for connection in connections:
+            connection.close()
 
 
 # ---------------------------------------------------------------------------------------- closed loop

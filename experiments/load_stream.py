@@ -9,30 +9,18 @@ from __future__ import annotations
 import asyncio
 import time
 from dataclasses import replace
-from typing import Any
-
-import grpc
 
 from common import codec
 from common.pb import outrider_pb2 as pb
-from common.types import CloseRequest, ModelInfo
+from common.types import CloseRequest
 from edge_client.session import new_session_id
 from experiments.load_report import Refusal, RoundSample, Tally
+from experiments.load_wire import StreamLost, WireConnection
 from experiments.recorded_drafts import RecordedSession
 
 METHOD = "/outrider.v1.Verifier/Session"
 TENANT_KEY = "x-outrider-tenant"
 MAX_OPEN_ATTEMPTS = 200
-# One connection takes all the streams it is given: a replay stands for many edges.
-CHANNEL_OPTIONS = (
-    ("grpc.use_local_subchannel_pool", 1),
-    ("grpc.enable_http_proxy", 0),
-    ("grpc.max_receive_message_length", 64 << 20),
-)
-
-
-class StreamLost(Exception):
-    """The verifier ended the stream, or does not answer as the protocol says."""
 
 
 class ReplayStream:
@@ -40,7 +28,7 @@ class ReplayStream:
 
     def __init__(
         self,
-        channel: grpc.aio.Channel,
+        connection: WireConnection,
         recorded: RecordedSession,
         tally: Tally,
         *,
@@ -62,14 +50,14 @@ class ReplayStream:
         metadata = [("x-session-id", self.session_id.hex())]
         if tenant:
             metadata.append((TENANT_KEY, tenant))
-        self._call = channel.stream_stream(METHOD)(metadata=tuple(metadata))
+        self._call = connection.open_stream(METHOD, metadata)
 
     async def open(self) -> float:
         """Returns the seconds until the first token; a refused opening is waited for. Raises `StreamLost`."""
         message = codec.encode_request(self.recorded.opening(self.session_id)).SerializeToString()
         for _ in range(MAX_OPEN_ATTEMPTS):
             start_s = time.perf_counter()
-            await self._call.write(message)
+            self._call.write(message)
             reply = await self._hear()
             while reply.open.WhichOneof("body") == "progress":
                 reply = await self._hear()
@@ -91,7 +79,7 @@ class ReplayStream:
         self._round_id += 1
         message.verify.round_id = self._round_id
         start_s = time.perf_counter()
-        await self._call.write(message.SerializeToString())
+        self._call.write(message.SerializeToString())
         while True:
             reply = (await self._hear()).verify
             kind = reply.WhichOneof("body")
@@ -137,33 +125,17 @@ class ReplayStream:
     async def close(self) -> None:
         """Ends session and stream. Never raises: a lost stream is closed."""
         try:
-            await self._call.write(codec.encode_request(CloseRequest()).SerializeToString())
-            await self._call.done_writing()
-            while await self._call.read() is not grpc.aio.EOF:
-                pass
-        except (grpc.RpcError, asyncio.InvalidStateError):
+            self._call.write(codec.encode_request(CloseRequest()).SerializeToString())
+            self._call.done_writing()
+            while True:
+                await self._call.read()
+        except StreamLost:
             pass
 
     def cancel(self) -> None:
         """Drops the stream without a word, as a client that dies does."""
         self._call.cancel()
 
-    async def _hear(self) -> Any:
-        try:
-            data = await self._call.read()
-        except grpc.RpcError as error:
-            raise StreamLost(f"{error.code().name}: {error.details()}") from error
-        if data is grpc.aio.EOF:
-            raise StreamLost(
-                f"the stream ended: {(await self._call.code()).name}: {await self._call.details()}"
-            )
-        return pb.SessionResponse.FromString(data)
-
-
-async def describe(channel: grpc.aio.Channel) -> ModelInfo:
-    call = channel.unary_unary(
-        "/outrider.v1.Verifier/Describe",
-        request_serializer=pb.DescribeRequest.SerializeToString,
-        response_deserializer=pb.DescribeResponse.FromString,
-    )
-    return codec.decode_model_info(await call(pb.DescribeRequest(), timeout=10.0))
+    async def _hear(self) -> pb.SessionResponse:
+        reply: pb.SessionResponse = pb.SessionResponse.FromString(await self._call.read())
+        return reply

@@ -159,7 +159,7 @@ def _session_from(record: dict[str, Any]) -> RecordedSession:
 
 
 def ask(connection: Connection, request: SessionRequest) -> SessionResponse:
-    """Sends one request and waits for its final answer. Raises `LinkError`, after `ANSWER_S` of silence too."""
+    """Sends one request, waits for its final answer. Raises `LinkError`, after `ANSWER_S` of silence too."""
     connection.send(request)
     while isinstance(reply := connection.receive(ANSWER_S), Progress):
         pass
