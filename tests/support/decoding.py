@@ -29,6 +29,7 @@ def decode(
     sampling: SamplingParams,
     *,
     draft: Any = None,
+    mode: Mode | None = None,
     num_new: int = 32,
     depth: int = 4,
     transport: str = "stream",
@@ -41,10 +42,11 @@ def decode(
     stop: StopParams | None = None,
     min_draft_s: float = 0.0,
 ) -> SessionResult:
-    """Speculative with a draft model, cloud-only without one. `on_token(i)` runs after new token i."""
+    """Without a `mode` speculative with a draft model, cloud-only without one. `on_token(i)` runs after new
+    token i."""
     session_id = new_session_id()
     options = SessionOptions(
-        mode=Mode.SPECULATIVE if draft is not None else Mode.CLOUD_ONLY,
+        mode=mode or (Mode.SPECULATIVE if draft is not None else Mode.CLOUD_ONLY),
         sampling=sampling,
         stop=stop or StopParams(max_new_tokens=num_new, ignore_eos=True),
         on_timeout=on_timeout,

@@ -9,12 +9,15 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from cloud_verifier.backends.base import TargetBackend
+from cloud_verifier.colocated import CoLocatedDrafter
 from cloud_verifier.config import ServeConfig
 from cloud_verifier.server import VerifierServer
 
 
 @contextlib.contextmanager
-def serving(backend: TargetBackend, config: ServeConfig | None = None) -> Iterator[VerifierServer]:
+def serving(
+    backend: TargetBackend, config: ServeConfig | None = None, drafter: CoLocatedDrafter | None = None
+) -> Iterator[VerifierServer]:
     """`with serving(FakeBackend()) as server: ... server.port`; runs on an event loop of its own."""
     config = replace(config or ServeConfig(), listen="127.0.0.1:0")
     is_ready, is_over = threading.Event(), threading.Event()
@@ -22,7 +25,7 @@ def serving(backend: TargetBackend, config: ServeConfig | None = None) -> Iterat
     failures: list[BaseException] = []
 
     async def run() -> None:
-        async with VerifierServer(backend, config) as server:
+        async with VerifierServer(backend, config, drafter) as server:
             servers.append(server)
             is_ready.set()
             while not is_over.is_set():
