@@ -9,6 +9,8 @@ from __future__ import annotations
 import json
 import logging
 import sys
+import time
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from typing import TextIO
 
@@ -36,6 +38,35 @@ def setup_logging(level: str = "info", json: bool = False, stream: TextIO | None
     root.setLevel(logging.WARNING)
     for package in _PACKAGES:
         logging.getLogger(package).setLevel(level.upper())
+
+
+def session_tag(session_id: bytes) -> str:
+    """A session in logs and spans: the first 8 hex digits. The whole id would let a reader speak for it."""
+    return session_id[:4].hex()
+
+
+class LogLimiter:
+    """At most one line a key every `interval_s`; the next one says how many were left out.
+
+    For lines that an overload writes thousands of. Used by one thread; keys are few.
+    """
+
+    def __init__(
+        self, log: logging.Logger, interval_s: float = 1.0, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._log, self._interval_s, self._clock = log, interval_s, clock
+        self._next_s: dict[str, float] = {}
+        self._num_left_out: dict[str, int] = {}
+
+    def info(self, key: str, message: str, facts: Mapping[str, object]) -> None:
+        now_s = self._clock()
+        if now_s < self._next_s.get(key, now_s):
+            self._num_left_out[key] = self._num_left_out.get(key, 0) + 1
+            return
+        self._next_s[key] = now_s + self._interval_s
+        if num_left_out := self._num_left_out.pop(key, 0):
+            facts = {**facts, "num_left_out": num_left_out}
+        self._log.info(message, extra=facts)
 
 
 def _facts(record: logging.LogRecord) -> dict[str, object]:

@@ -39,9 +39,11 @@ def _dispatch(namespace: argparse.Namespace) -> int:
     if namespace.verb == "config":
         print("\n".join(loaded.lines(with_origins=namespace.origin)))
         return 0
+    from common.tracing import exporting_spans
     from edge_client.commands.run import run
 
-    return run(loaded.value, namespace.prompt, namespace.prompt_file, is_json=namespace.json)
+    with exporting_spans(loaded.value.otlp_endpoint, "edge-client"):
+        return run(loaded.value, namespace.prompt, namespace.prompt_file, is_json=namespace.json)
 
 
 def _make_parser() -> argparse.ArgumentParser:

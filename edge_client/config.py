@@ -88,6 +88,9 @@ class RunConfig:
     log_level: str = option(
         "warning", "how much to log, on stderr", choices=("debug", "info", "warning", "error")
     )
+    otlp_endpoint: str = option(
+        "", "collector to send OpenTelemetry spans to; needs the otel extra", metavar="URL"
+    )
 
 
 def default_draft_dir() -> Path:

@@ -11,6 +11,7 @@ from common.types import ModelInfo
 from edge_client.link.base import Connection, Traffic
 from edge_client.link.channel import open_channel, translate
 from edge_client.link.stream import StreamConnection
+from edge_client.link.trace import SessionTrace
 from edge_client.link.unary import UnaryConnection
 
 TRANSPORTS: dict[str, type[StreamConnection] | type[UnaryConnection]] = {
@@ -32,10 +33,13 @@ class GrpcLink:
         self.traffic = Traffic()
         self._session_id = session_id
         self._connection_type = TRANSPORTS[transport]
+        self._trace = SessionTrace(address, session_id)
 
     def connect(self, timeout_s: float) -> Connection:
         channel = open_channel(self.address, timeout_s)
-        return self._connection_type(channel, self.address, self._session_id, self.traffic)
+        return self._connection_type(
+            channel, self.address, self._session_id, self.traffic, self._trace.begin()
+        )
 
     def describe(self, timeout_s: float) -> ModelInfo:
         channel = open_channel(self.address, timeout_s)

@@ -18,21 +18,26 @@ from common.pb import outrider_pb2 as pb
 from common.types import SessionRequest, SessionResponse
 from edge_client.link.base import CallRejectedError, Traffic
 from edge_client.link.channel import translate
+from edge_client.link.trace import ConnectionSpan
 
 METHOD = "/outrider.v1.Verifier/Session"
 FRAME_BYTES = 5  # gRPC's prefix of every message
 
 
 class StreamConnection:
-    def __init__(self, channel: Any, address: str, session_id: bytes, traffic: Traffic) -> None:
+    def __init__(
+        self, channel: Any, address: str, session_id: bytes, traffic: Traffic, span: ConnectionSpan
+    ) -> None:
         self._channel = channel
+        self._span = span
         self._address = address
         self._traffic = traffic
         self._outbox: SimpleQueue[bytes | None] = SimpleQueue()
         self._inbox: SimpleQueue[bytes | OutriderError | None] = SimpleQueue()
         self._lost: OutriderError | None = None
         call = channel.stream_stream(METHOD)  # bytes in, bytes out: the codec runs in the caller
-        self._call = call(iter(self._outbox.get, None), metadata=(("x-session-id", session_id.hex()),))
+        metadata = (("x-session-id", session_id.hex()), *span.metadata)
+        self._call = call(iter(self._outbox.get, None), metadata=metadata)
         threading.Thread(target=self._read, name="edge-link-reader", daemon=True).start()
 
     def send(self, request: SessionRequest) -> None:
@@ -67,6 +72,7 @@ class StreamConnection:
         self._outbox.put(None)
         self._call.cancel()
         self._channel.close()
+        self._span.end()
 
     def _read(self) -> None:
         try:

@@ -27,17 +27,21 @@ from common.types import (
 from edge_client.link.base import CallRejectedError, Traffic
 from edge_client.link.channel import translate
 from edge_client.link.stream import FRAME_BYTES
+from edge_client.link.trace import ConnectionSpan
 
 _SERVICE = "/outrider.v1.Verifier/"
 
 
 class UnaryConnection:
-    def __init__(self, channel: Any, address: str, session_id: bytes, traffic: Traffic) -> None:
+    def __init__(
+        self, channel: Any, address: str, session_id: bytes, traffic: Traffic, span: ConnectionSpan
+    ) -> None:
         self._channel = channel
+        self._span = span
         self._address = address
         self._session_id = session_id
         self._traffic = traffic
-        self._metadata = (("x-session-id", session_id.hex()),)
+        self._metadata = (("x-session-id", session_id.hex()), *span.metadata)
         self._inbox: SimpleQueue[SessionResponse | OutriderError | None] = SimpleQueue()
         self._calls = {name: channel.unary_unary(_SERVICE + name) for name in ("Open", "Verify", "Close")}
         self._generate = channel.unary_stream(_SERVICE + "Generate")
@@ -75,6 +79,7 @@ class UnaryConnection:
     def close(self) -> None:
         self._is_closed = True
         self._channel.close()
+        self._span.end()
 
     # --------------------------------------------------------------------------------------- calls
 
