@@ -6,7 +6,7 @@ STAMP  := $(VENV)/.installed
 PROTO  := proto/common/pb/outrider.proto
 PROTOC := $(PY) -m grpc_tools.protoc -Iproto
 
-.PHONY: help install demo test test-slow lint typecheck proto proto-check pair bench bench-main bench-engine clean
+.PHONY: help install demo test test-slow lint typecheck proto proto-check pair bench bench-main bench-engine bench-pair clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 14
@@ -46,13 +46,16 @@ proto-check: $(STAMP) ## fail when common/pb is out of date
 pair: $(STAMP) ## train the embedded pair (ARGS="--help" lists the options)
 	$(PY) -m training.pair $(ARGS)
 
-bench: bench-main bench-engine ## every benchmark
+bench: bench-main bench-engine bench-pair ## every benchmark
 
 bench-main: $(STAMP) ## benchmarks/results/main.json; PROMPTS=FILE takes other prompts
 	$(PY) -m experiments.bench_main $(if $(PROMPTS),--prompts $(PROMPTS)) $(ARGS)
 
 bench-engine: $(STAMP) ## benchmarks/results/engine.json; ARGS="--quick" or "--only stub_rounds,batch8"
 	$(PY) -m experiments.bench_engine $(ARGS)
+
+bench-pair: $(STAMP) ## benchmarks/results/pair.json; PROMPTS=FILE measures other prompts beside the embedded ones
+	$(PY) -m experiments.bench_pair $(if $(PROMPTS),--prompts $(PROMPTS)) $(ARGS)
 
 clean: ## remove .venv and caches
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis *.egg-info

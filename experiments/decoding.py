@@ -28,7 +28,8 @@ class Case:
 
     @property
     def name(self) -> str:
-        depth = f" n={self.num_speculative_tokens}" if self.mode is Mode.SPECULATIVE else ""
+        has_depth = self.mode in (Mode.SPECULATIVE, Mode.CO_LOCATED)
+        depth = f" n={self.num_speculative_tokens}" if has_depth else ""
         return f"{self.mode}{depth} T={self.temperature:g}"
 
 
@@ -39,8 +40,10 @@ class Decoder:
         self.draft, self.tokenizer = draft, tokenizer
         self._address = address
 
-    def decode(self, prompt: str, case: Case, num_new: int, seed: int = 1) -> SessionResult:
-        """`num_new` tokens whatever the text says: end-of-text is ignored, so that all runs are as long."""
+    def decode(
+        self, prompt: str, case: Case, num_new: int, seed: int = 1, *, ignore_eos: bool = True
+    ) -> SessionResult:
+        """At most `num_new` tokens; exactly as many while end-of-text is ignored."""
         session_id = new_session_id()
         prompt_ids = self.tokenizer.encode(prompt)
         verifier = None
@@ -52,13 +55,13 @@ class Decoder:
             SessionOptions(
                 mode=case.mode,
                 sampling=SamplingParams(temperature=case.temperature, seed=seed),
-                stop=StopParams(max_new_tokens=num_new, ignore_eos=True),
+                stop=StopParams(max_new_tokens=num_new, ignore_eos=ignore_eos),
                 on_timeout=OnTimeout.WAIT,
                 tokenizer_fingerprint=self.tokenizer.fingerprint,
             ),
             decode=self.tokenizer.decoder(prompt_ids),
             verifier=verifier,
-            draft=None if case.mode is Mode.CLOUD_ONLY else self.draft,
+            draft=self.draft if case.mode.has_draft else None,
             depth=FixedDepth(case.num_speculative_tokens),
             session_id=session_id,
         )
