@@ -1,7 +1,8 @@
-"""`make demo`: a verifier on loopback, an edge beside it, and the same text three ways.
+"""`make demo`: a verifier on loopback, an edge beside it, and the same text four ways.
 
-Decodes held-out prompts speculatively, cloud-only and edge-only through the real commands, and fails
-unless speculative and cloud-only text are identical, token for token, with nothing unverified.
+Decodes held-out prompts speculatively, cloud-only, co-located (draft and target both in the verifier) and
+edge-only through the real commands, and fails unless the first three write the same text, token for token,
+with nothing unverified.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ from typing import Any
 from experiments.processes import run_edge, running_verifier
 from experiments.prompts import Prompt, load_prompts
 
-MODES = ("speculative", "cloud-only", "edge-only")
+EXACT = ("speculative", "cloud-only", "co-located")
+MODES = (*EXACT, "edge-only")
 
 
 @dataclass(frozen=True)
@@ -46,13 +48,14 @@ def decode(address: str, prompt: Prompt, mode: str, temperature: float, num_toke
     return Run(mode, temperature, json.loads(done.stdout))
 
 
-def check_same(speculative: Run, cloud_only: Run, prompt: Prompt) -> None:
-    """Raises SystemExit when the text differs or anything in it is unverified."""
-    for run in (speculative, cloud_only):
-        if run.result["num_unverified_tokens"] or run.result["stats"]["num_fallback_tokens"]:
-            raise SystemExit(f"demo: {run.mode} decoding of {prompt.id} fell back; see above")
-    if speculative.result["token_ids"] != cloud_only.result["token_ids"]:
-        raise SystemExit(f"demo: speculative and cloud-only text of {prompt.id} differ")
+def check_same(by_mode: dict[str, Run], prompt: Prompt) -> None:
+    """Raises SystemExit when texts differ that must not, or anything in them is unverified."""
+    for mode in EXACT:
+        result = by_mode[mode].result
+        if result["num_unverified_tokens"] or result["stats"]["num_fallback_tokens"]:
+            raise SystemExit(f"demo: {mode} decoding of {prompt.id} fell back; see above")
+        if result["token_ids"] != by_mode["cloud-only"].result["token_ids"]:
+            raise SystemExit(f"demo: {mode} and cloud-only text of {prompt.id} differ")
 
 
 def print_table(runs: list[Run]) -> None:
@@ -68,7 +71,7 @@ def _row(mode: str, temperature: float, group: list[Run]) -> str:
     num_tokens = sum(r.num_tokens for r in group)
     stats = [r.result["stats"] for r in group]
     speed = num_tokens / sum(r.num_tokens / r.tokens_per_s for r in group if r.tokens_per_s)
-    drafted = sum(s["num_draft_tokens"] for s in stats) if mode == "speculative" else 0
+    drafted = sum(s["num_draft_tokens"] for s in stats)
     accepted = f"{sum(s['num_accepted_tokens'] for s in stats) / drafted:.0%}" if drafted else "–"
     # Each round is one target forward, and so is each token of the target alone.
     by_target = sum(r.result["token_origins"].count("target") for r in group)
@@ -92,10 +95,8 @@ def main() -> int:
             for temperature in (0.0, 0.8):
                 by_mode = {m: decode(verifier.address, prompt, m, temperature, num_tokens) for m in MODES}
                 runs += by_mode.values()
-                check_same(by_mode["speculative"], by_mode["cloud-only"], prompt)
-                print(
-                    f"\n--- {prompt.id}, temperature {temperature}: speculative = cloud-only, token for token"
-                )
+                check_same(by_mode, prompt)
+                print(f"\n--- {prompt.id}, temperature {temperature}: {' = '.join(EXACT)}, token for token")
                 print(
                     prompt.text.rstrip()
                     + "\n\033[2m" * sys.stdout.isatty()
