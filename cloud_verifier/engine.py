@@ -19,6 +19,7 @@ from cloud_verifier.admission import admit
 from cloud_verifier.backends.base import ForwardItem, KVExhausted, TargetBackend
 from cloud_verifier.colocated import CoLocatedDrafter
 from cloud_verifier.finish import finish
+from cloud_verifier.observe import EngineObserver
 from cloud_verifier.scheduler import Share, plan_step
 from cloud_verifier.session import Session, SessionStore
 from cloud_verifier.work import Job, Work
@@ -49,6 +50,7 @@ class Engine:
         self.sessions = SessionStore(
             model.limits.max_sessions, model.limits.session_idle_ttl_ms / 1000.0, clock
         )
+        self.observer = EngineObserver()
         self.is_draining = False
         self.num_steps = 0
         self._max_step_tokens = max_step_tokens
@@ -81,6 +83,10 @@ class Engine:
             self._thread = None
         if self.drafter is not None:
             self.drafter.close()
+
+    @property
+    def is_running(self) -> bool:
+        return self._thread is not None and self._thread.is_alive()
 
     @property
     def num_sessions(self) -> int:

@@ -1,0 +1,147 @@
+"""A verifier's numbers as Prometheus families, read when a scrape asks. docs/observability.md lists them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING
+
+from prometheus_client import CollectorRegistry, ProcessCollector
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    InfoMetricFamily,
+    Metric,
+)
+from prometheus_client.registry import Collector
+
+from cloud_verifier.observe import Histogram
+
+if TYPE_CHECKING:
+    from cloud_verifier.engine import Engine
+
+PREFIX = "outrider_verifier_"
+_S_PER_NS = 1e-9
+
+
+def make_registry(engine: Engine, num_streams: Callable[[], int]) -> CollectorRegistry:
+    """A registry of this one verifier and of its process; nothing global, so a process may hold several."""
+    registry = CollectorRegistry()
+    registry.register(VerifierCollector(engine, num_streams))
+    ProcessCollector(registry=registry)
+    return registry
+
+
+class VerifierCollector(Collector):
+    """Reads counters and lengths that the engine thread writes; takes no lock and stops nobody."""
+
+    def __init__(self, engine: Engine, num_streams: Callable[[], int]) -> None:
+        self._engine = engine
+        self._num_streams = num_streams
+
+    def describe(self) -> list[Metric]:
+        return []  # families are fixed: registering need not collect
+
+    def collect(self) -> Iterator[Metric]:
+        yield self._info()
+        yield from self._state()
+        yield from self._steps()
+        yield from self._rounds()
+        yield from self._exceptions()
+
+    def _info(self) -> Metric:
+        model = self._engine.model
+        facts = {
+            "version": model.server_version,
+            "protocol_version": str(model.protocol_version),
+            "model_id": model.model_id,
+            "dtype": model.dtype,
+            "device": model.device,
+        }
+        return InfoMetricFamily(PREFIX.rstrip("_"), "What this verifier serves.", facts)
+
+    def _state(self) -> Iterator[Metric]:
+        engine = self._engine
+        yield _gauge("sessions", "Sessions held.", len(engine.sessions))
+        yield _gauge("sessions_limit", "Sessions held at once at most.", engine.sessions.max_sessions)
+        yield _gauge("streams", "Open Session calls.", self._num_streams())
+        yield _gauge("draining", "1 while no new session is taken.", float(engine.is_draining))
+
+    def _steps(self) -> Iterator[Metric]:
+        observer = self._engine.observer
+        yield _histogram(
+            "step_works", "Sessions in one packed forward (the batch size).", observer.step_works
+        )
+        yield _histogram("step_tokens", "Tokens fed in one packed forward.", observer.step_tokens)
+        yield _seconds("forward_seconds", "Time of one packed forward.", {"": observer.forward_ns})
+        yield _seconds(
+            "verify_seconds",
+            "Time a step took after its forward: verifying, committing, answering.",
+            {"": observer.verify_ns},
+        )
+        yield _counter("failed_steps", "Steps that raised; see the log.", observer.num_failed_steps)
+
+    def _rounds(self) -> Iterator[Metric]:
+        observer = self._engine.observer
+        yield _seconds(
+            "round_seconds",
+            "Time from a request's arrival to its answer: openings, rounds, steps of a generation.",
+            observer.round_ns,
+            label="kind",
+        )
+        yield _seconds("queue_seconds", "Time from arrival to the first forward.", {"": observer.queue_ns})
+        yield _counter("draft_tokens", "Drafted tokens judged.", observer.num_draft_tokens)
+        yield _histogram(
+            "accepted_tokens",
+            "Drafted tokens accepted in a round that drafted; over draft_tokens_total, the acceptance rate.",
+            observer.accepted_tokens,
+        )
+        yield _counter(
+            "new_tokens", "Tokens committed by this verifier: accepted and its own.", observer.num_new_tokens
+        )
+
+    def _exceptions(self) -> Iterator[Metric]:
+        observer = self._engine.observer
+        yield _counters("errors", "Requests answered with an error.", observer.errors, label="code")
+        yield _counters("refusals", "Requests there was no room for.", observer.refusals, label="reason")
+        yield _counters("evictions", "Idle sessions that made room.", observer.evictions, label="what")
+        yield _counter("expired_sessions", "Sessions forgotten after their TTL.", observer.num_expired)
+
+
+def _gauge(name: str, text: str, value: float) -> Metric:
+    return GaugeMetricFamily(PREFIX + name, text, value)
+
+
+def _counter(name: str, text: str, value: float) -> Metric:
+    return CounterMetricFamily(PREFIX + name, text, value)
+
+
+def _counters(name: str, text: str, values: Mapping[str, int], *, label: str) -> Metric:
+    family = CounterMetricFamily(PREFIX + name, text, labels=[label])
+    for key, value in values.items():
+        family.add_metric([str(key)], value)
+    return family
+
+
+def _histogram(name: str, text: str, histogram: Histogram) -> Metric:
+    family = HistogramMetricFamily(PREFIX + name, text)
+    family.add_metric([], *_buckets(histogram, 1))
+    return family
+
+
+def _seconds(name: str, text: str, by_label: Mapping[str, Histogram], label: str = "") -> Metric:
+    family = HistogramMetricFamily(PREFIX + name, text, labels=[label] if label else [])
+    for key, histogram in by_label.items():
+        family.add_metric([key] if label else [], *_buckets(histogram, _S_PER_NS))
+    return family
+
+
+def _buckets(histogram: Histogram, scale: float) -> tuple[list[tuple[str, float]], float]:
+    """Cumulative counts up to each bound, as the format wants them, and the sum."""
+    counts, total = list(histogram.counts), histogram.total
+    buckets: list[tuple[str, float]] = []
+    num_so_far = 0
+    for bound, count in zip((*histogram.bounds, float("inf")), counts, strict=True):
+        num_so_far += count
+        buckets.append(("+Inf" if bound == float("inf") else f"{bound * scale:g}", num_so_far))
+    return buckets, total * scale

@@ -1,0 +1,141 @@
+"""What the engine tells about itself: plain counters on the hot path, a few rate-limited lines in the log.
+
+The engine thread is the only writer; a scrape reads from another thread and may see a step half counted.
+Nothing here takes a lock or knows Prometheus: `metrics.py` turns the numbers into families when it is asked.
+Counts, times and ids only: no text and no tokens.
+"""
+
+from __future__ import annotations
+
+import logging
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Sequence
+
+from common.logs import LogLimiter, session_tag
+from common.types import RoundErrorCode, RoundMetrics
+
+log = logging.getLogger(__name__)
+
+_TIMES_MS = (0.1, 0.25, 0.5, 1, 2, 3, 5, 7.5, 10, 15, 20, 30, 50, 75, 100, 150, 250, 500, 1000, 2500, 10_000)
+TIMES_NS = tuple(int(ms * 1e6) for ms in _TIMES_MS)
+WORKS = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 256)
+TOKENS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
+ACCEPTED = (0, 1, 2, 3, 4, 5, 6, 8, 12, 16, 32, 64)
+KINDS = ("open", "verify", "generate")
+
+
+class Histogram:
+    """Counts of integers by bucket; `bounds` are inclusive upper ends, one bucket more takes the rest."""
+
+    __slots__ = ("bounds", "counts", "total")
+
+    def __init__(self, bounds: Sequence[int]) -> None:
+        self.bounds = tuple(bounds)
+        self.counts = [0] * (len(self.bounds) + 1)
+        self.total = 0
+
+    def add(self, value: int) -> None:
+        self.counts[bisect_left(self.bounds, value)] += 1
+        self.total += value
+
+
+class EngineObserver:
+    """Everything counted since the start. Its methods are called on the engine thread."""
+
+    def __init__(self, limiter: LogLimiter | None = None) -> None:
+        self.step_works = Histogram(WORKS)
+        self.step_tokens = Histogram(TOKENS)
+        self.forward_ns = Histogram(TIMES_NS)
+        self.verify_ns = Histogram(TIMES_NS)
+        self.round_ns = {kind: Histogram(TIMES_NS) for kind in KINDS}
+        self.queue_ns = Histogram(TIMES_NS)
+        self.accepted_tokens = Histogram(ACCEPTED)
+        self.num_draft_tokens = 0
+        self.num_new_tokens = 0
+        self.num_hit_tokens = 0
+        self.num_miss_tokens = 0
+        self.num_failed_steps = 0
+        self.errors: Counter[RoundErrorCode] = Counter()
+        self.refusals: Counter[str] = Counter()
+        self.evictions: Counter[str] = Counter()
+        self.num_expired = 0
+        self._limiter = limiter or LogLimiter(log)
+
+    # ------------------------------------------------------------------------------------- hot path
+
+    def on_step(self, num_works: int, num_tokens: int, forward_ns: int, verify_ns: int) -> None:
+        """One packed forward of `num_tokens` for `num_works`, and verifying and answering after it."""
+        self.step_works.add(num_works)
+        self.step_tokens.add(num_tokens)
+        self.forward_ns.add(forward_ns)
+        self.verify_ns.add(verify_ns)
+
+    def on_round(
+        self,
+        kind: str,
+        session_id: bytes,
+        round_id: int,
+        *,
+        num_draft_tokens: int,
+        num_accepted_tokens: int,
+        num_new_tokens: int,
+        metrics: RoundMetrics,
+    ) -> None:
+        """An opening, a round or a step of a generation was computed and answered (`kind` of KINDS).
+
+        `num_new_tokens` are those the verifier committed: the accepted ones, then its own.
+        """
+        self.round_ns[kind].add(metrics.total_ns)
+        self.queue_ns.add(metrics.queue_ns)
+        self.num_new_tokens += num_new_tokens
+        if num_draft_tokens:
+            self.num_draft_tokens += num_draft_tokens
+            self.accepted_tokens.add(num_accepted_tokens)
+        if log.isEnabledFor(logging.DEBUG):
+            facts = {
+                "kind": kind,
+                "session": session_tag(session_id),
+                "round_id": round_id,
+                "num_draft_tokens": num_draft_tokens,
+                "num_accepted_tokens": num_accepted_tokens,
+                "queue_ms": round(metrics.queue_ns / 1e6, 3),
+                "forward_ms": round(metrics.forward_ns / 1e6, 3),
+                "total_ms": round(metrics.total_ns / 1e6, 3),
+                "batch_size": metrics.batch_size,
+            }
+            log.debug("answered", extra=facts)
+
+    def on_prefix(self, num_hit_tokens: int, num_miss_tokens: int) -> None:
+        """A sequence began with KV of `num_hit_tokens` from the prefix cache; the rest is computed."""
+        self.num_hit_tokens += num_hit_tokens
+        self.num_miss_tokens += num_miss_tokens
+
+    # ------------------------------------------------------------------------------------ exceptions
+
+    def on_error(self, code: RoundErrorCode, session_id: bytes, round_id: int, field: str = "") -> None:
+        """A request was answered with an error. The message may quote the request, so it is not logged."""
+        self.errors[code] += 1
+        if log.isEnabledFor(logging.DEBUG):
+            facts = {"code": str(code), "session": session_tag(session_id), "round_id": round_id}
+            log.debug("answered with an error", extra=facts | ({"field": field} if field else {}))
+
+    def on_refused(self, reason: str, session_id: bytes, round_id: int) -> None:
+        """There was no room for a request; `reason` is one of a few words."""
+        self.refusals[reason] += 1
+        facts = {"reason": reason, "session": session_tag(session_id), "round_id": round_id}
+        self._limiter.info(f"refused {reason}", "refused a request", facts)
+
+    def on_evicted(self, what: str, session_id: bytes) -> None:
+        """An idle session made room: `what` is "kv" (its ids stay) or "session" (all of it)."""
+        self.evictions[what] += 1
+        facts = {"what": what, "session": session_tag(session_id)}
+        self._limiter.info(f"evicted {what}", "evicted an idle session", facts)
+
+    def on_expired(self, session_id: bytes, idle_ttl_s: float) -> None:
+        self.num_expired += 1
+        facts = {"session": session_tag(session_id), "idle_ttl_s": idle_ttl_s}
+        self._limiter.info("expired", "a session expired", facts)
+
+    def on_failed_step(self) -> None:
+        self.num_failed_steps += 1
