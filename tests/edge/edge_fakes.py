@@ -216,23 +216,30 @@ class FakeVerifier:
             return [refusal]
         assert self.chain is not None
         replies: list[SessionResponse] = []
-        for count in range(1, request.max_new_tokens + 1):
-            token = self._next()
-            self.chain.extend((token,))
-            is_last = token == EOS or count == request.max_new_tokens
-            is_last = is_last or self.chain.position >= self.max_context
+        left, is_last = request.max_new_tokens, False
+        while not is_last:
+            # Co-located: a draft that is always right.
+            num_drafted = min(request.num_speculative_tokens, left - 1) if request.is_co_located else 0
+            token_ids: list[int] = []
+            while len(token_ids) <= num_drafted and not is_last:
+                token_ids.append(self._next())
+                self.chain.extend(token_ids[-1:])
+                left -= 1
+                is_last = token_ids[-1] == EOS or not left or self.chain.position >= self.max_context
+            own = Origin.BONUS if request.is_co_located else Origin.TARGET
             replies.append(
                 GeneratedTokens(
                     request.round_id,
-                    (token,),
-                    (Origin.TARGET,),
+                    tuple(token_ids),
+                    (Origin.ACCEPTED,) * (len(token_ids) - 1) + (own,),
                     self.chain.position,
                     self.chain.hash,
                     is_last=is_last,
+                    metrics=RoundMetrics(forward_ns=2_000_000, total_ns=3_000_000, batch_size=1),
+                    num_draft_tokens=num_drafted,
+                    draft_ns=1_000_000,
                 )
             )
-            if is_last:
-                break
         return replies
 
 

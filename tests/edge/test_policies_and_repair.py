@@ -324,40 +324,47 @@ def test_another_target_may_be_allowed() -> None:
     assert session.result.model is not None and session.result.model.target_fingerprint == "target-2"
 
 
-# -------------------------------------------------------------------------- cloud-only, cancelling
+# -------------------------------------------------------- cloud-only and co-located, cancelling
+
+STREAMED = pytest.mark.parametrize("mode", [Mode.CLOUD_ONLY, Mode.CO_LOCATED])
 
 
-def test_a_lost_cloud_only_stream_resumes_from_the_last_token() -> None:
+@STREAMED
+def test_a_lost_stream_resumes_from_the_last_token(mode: Mode) -> None:
     verifier = FakeVerifier()
 
     def break_off(request: SessionRequest) -> list[SessionResponse]:
         return [*verifier.answer(request)[:3], LinkError("lost")]  # type: ignore[list-item]
 
     verifier.script[("generate", 1)] = break_off
-    session = make_session(verifier, mode=Mode.CLOUD_ONLY, deadline_s=0.2)
+    session = make_session(verifier, mode=mode, deadline_s=0.2, depth=1)
     list(session.generate())
-    assert [r.base_position for r in verifier.of(GenerateRequest)] == [3, 6]
+    num_lost_after = 3 * (2 if mode is Mode.CO_LOCATED else 1)
+    assert [r.base_position for r in verifier.of(GenerateRequest)] == [3, 3 + num_lost_after]
+    assert all(r.is_co_located == (mode is Mode.CO_LOCATED) for r in verifier.of(GenerateRequest))
     assert session.result.token_ids == NEW[:12]
 
 
+@STREAMED
 @pytest.mark.parametrize("action", [Silent(), Lost(), error(RoundErrorCode.REFUSED, retry_after_ms=20)])
-def test_cloud_only_recovers_from_a_failed_request(action: object) -> None:
-    session = make_session(FakeVerifier(script={("generate", 1): action}), mode=Mode.CLOUD_ONLY)  # type: ignore[dict-item]
+def test_a_stream_recovers_from_a_failed_request(action: object, mode: Mode) -> None:
+    session = make_session(FakeVerifier(script={("generate", 1): action}), mode=mode)  # type: ignore[dict-item]
     list(session.generate())
     assert session.result.token_ids == NEW[:12]
 
 
-def test_cloud_only_opens_a_lost_session_again() -> None:
+@STREAMED
+def test_a_stream_opens_a_lost_session_again(mode: Mode) -> None:
     verifier = FakeVerifier(script={("generate", 1): error(RoundErrorCode.UNKNOWN_SESSION)})
-    session = make_session(verifier, mode=Mode.CLOUD_ONLY)
+    session = make_session(verifier, mode=mode)
     list(session.generate())
     assert verifier.of(OpenRequest)[1].token_ids == TARGET[:3] and session.result.token_ids == NEW[:12]
 
 
-@pytest.mark.parametrize("mode", [Mode.SPECULATIVE, Mode.CLOUD_ONLY])
+@pytest.mark.parametrize("mode", [Mode.SPECULATIVE, Mode.CLOUD_ONLY, Mode.CO_LOCATED])
 @pytest.mark.parametrize("kind", ["open", "verify"])
 def test_a_cancel_ends_any_wait_and_closes(mode: Mode, kind: str) -> None:
-    kind = "generate" if mode is Mode.CLOUD_ONLY and kind == "verify" else kind
+    kind = "generate" if mode is not Mode.SPECULATIVE and kind == "verify" else kind
     verifier = FakeVerifier(script={(kind, 1): Silent()})
     session = make_session(
         verifier, FakeDraft(), mode=mode, on_timeout=OnTimeout.WAIT, deadline_s=5.0, recover_timeout_s=30.0

@@ -8,7 +8,15 @@ import pytest
 from edge_fakes import EOS, PROMPT, TARGET, FakeDraft, FakeVerifier, make_model, make_session
 
 from common.alignment import TokenChain
-from common.types import CloseRequest, FinishReason, Limits, OpenRequest, Origin, VerifyRequest
+from common.types import (
+    CloseRequest,
+    FinishReason,
+    GenerateRequest,
+    Limits,
+    OpenRequest,
+    Origin,
+    VerifyRequest,
+)
 from edge_client.events import EndEvent, TokenEvent
 from edge_client.options import Mode
 
@@ -197,3 +205,33 @@ def test_cloud_only_stops_at_a_stop_string() -> None:
     session = make_session(FakeVerifier(), mode=Mode.CLOUD_ONLY, stop_strings=("<13>",))
     list(session.generate())
     assert session.result.text == "<10><11><12>" and session.result.finish_reason is FinishReason.STOP
+
+
+@pytest.mark.parametrize("num_new", [1, 2, 12])
+def test_co_located_gives_the_same_text_in_the_verifiers_rounds(num_new: int) -> None:
+    verifier = FakeVerifier()
+    session = make_session(verifier, mode=Mode.CO_LOCATED, max_new_tokens=num_new, depth=4)
+    list(session.generate())
+    result = session.result
+    assert result.token_ids == NEW[:num_new] and all(result.is_verified)
+    stats = result.stats.summary(result.origins)
+    shapes = [(r.num_draft_tokens, r.num_accepted_tokens) for r in result.stats.rounds]
+    assert shapes == {1: [], 2: [(0, 0)], 12: [(4, 4), (4, 4), (0, 0)]}[num_new]
+    if num_new == 12:
+        assert stats["acceptance_rate"] == 1.0 and stats["tokens_per_round"] == round(11 / 3, 4)
+        assert stats["draft_ms"] == 1.0 and stats["forward_ms"] == 2.0
+        assert stats["rtt_ms"] is None and stats["net_ms"] is None, "no network lies between the two models"
+
+
+def test_co_located_asks_for_no_more_than_the_verifier_takes_in_a_round() -> None:
+    verifier = FakeVerifier()
+    list(make_session(verifier, mode=Mode.CO_LOCATED, depth=200).generate())
+    assert [r.num_speculative_tokens for r in verifier.of(GenerateRequest)] == [16]
+
+
+def test_co_located_stops_at_a_stop_string_inside_a_round() -> None:
+    session = make_session(FakeVerifier(), mode=Mode.CO_LOCATED, depth=8, stop_strings=("<13>",))
+    list(session.generate())
+    assert session.result.text == "<10><11><12>" and session.result.finish_reason is FinishReason.STOP
+    assert session.result.token_ids == NEW[:4]
+    assert [r.num_accepted_tokens for r in session.result.stats.rounds] == [3]
