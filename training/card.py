@@ -19,12 +19,18 @@ programming assistants: this card says how little they were trained.
 |---|---|---|---|---|
 """
 
+_DIVERGENCES = {
+    "fkl": "forward KL",
+    "rkl": "reverse KL",
+    "js": "Jensen-Shannon divergence",
+    "tvd": "total variation",
+}
+
 _LIMITS = """
 ## Limits
 
-- The target saw a few million tokens, less than one pass over its corpus. Its text has the look of Python
-  and little sense; greedy text repeats itself (read every greedy figure with its share of repeated 12-grams:
-  a loop makes any draft look good).
+- The target saw {seen:.1f} M tokens. Its text has the look of Python and little sense; greedy text repeats itself
+  (read every greedy figure with its share of repeated 12-grams: a loop makes any draft look good).
 - Agreement and acceptance are those of a weak target: an undertrained model has a smooth distribution that a
   draft imitates easily. They say nothing about pairs of strong models.
 - Positions beyond the longest training window ({longest} tokens) were never trained, though the configuration
@@ -46,7 +52,11 @@ def write_card(pair: Path) -> None:
         _data(read["corpus"]),
         _recipe(target, draft),
         _figures(read["evaluation"]),
-        _LIMITS.format(longest=_longest(target), context=target["config"]["model"]["context"]),
+        _LIMITS.format(
+            seen=target["tokens"] / 1e6,
+            longest=_longest(target),
+            context=target["config"]["model"]["context"],
+        ),
     ]
     (pair / "README.md").write_text("\n".join(parts))
 
@@ -106,6 +116,7 @@ def _recipe(target: dict[str, Any], draft: dict[str, Any]) -> str:
         for phase in target["config"]["phases"]
     )
     validation = target["validation_loss"]
+    divergence = _DIVERGENCES[config["divergence"]]
     return f"""## Recipe
 
 `make pair` on {target["machine"]}, shared with other work. Seeded, but not
@@ -117,10 +128,10 @@ bit-reproducible: the schedule follows the clock. The loss curves are in `traini
   {phases}.
   Validation loss {validation["last"]:.3f} nats a token, {validation["average"]:.3f} with averaged weights; the
   {target["kept"]} weights were kept.
-- **Draft**: forward KL from the target, {draft["tokens"] / 1e6:.2f} M tokens in {draft["steps"]} steps and
-  {draft["minutes"]} minutes. {config["sampled_share"]:.0%} of them are drawn from {draft["sampled_tokens"] / 1e3:.0f} k
-  tokens that the target wrote at temperature {config["sample_temperature"]}. INT4-aware from
-  {config["quantize_start"]:.0%} of the time on. Last loss {draft["loss"]:.3f} nats a token.
+- **Draft**: {divergence} from the target, {draft["tokens"] / 1e6:.2f} M tokens in {draft["steps"]} steps
+  and {draft["minutes"]} minutes. {config["target_share"]:.0%} of the batches are drawn from {draft["sampled_tokens"] / 1e3:.0f} k
+  tokens that the target wrote at temperature {config["sample_temperature"]}, {config["draft_share"]:.0%} from text of the draft
+  itself. INT4-aware from {config["quantize_start"]:.0%} of the budget on. Last loss {draft["loss"]:.3f}.
 """
 
 

@@ -76,6 +76,31 @@ class CorpusConfig:
     seed: int = 0
 
 
+_LARGE_SHARES = {
+    "torch": 24_000_000,
+    "transformers": 24_000_000,
+    "sympy": 10_000_000,
+    "scipy": 6_000_000,
+    "networkx": 6_000_000,
+    "mypy": 4_000_000,
+    "onnxruntime": 4_000_000,
+    "onnx": 3_000_000,
+    "pygments": 3_000_000,
+}
+"""Of the large corpus; what is not named may give 3 MB."""
+
+CORPORA = {
+    "small": CorpusConfig(),
+    "large": CorpusConfig(
+        packages=dict.fromkeys(CorpusConfig().packages, 3_000_000) | _LARGE_SHARES,
+        max_file_bytes=300_000,
+    ),
+}
+"""`small` keeps a balance that a few million tokens see once; `large` is for many passes, on a GPU. Both
+follow one rule of what is dropped, and hold out the same modules.
+"""
+
+
 @dataclass(frozen=True)
 class Corpus:
     """Documents (each one string), and a manifest of where they come from."""

@@ -13,7 +13,8 @@ from training.corpus import Corpus
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-Tokens = npt.NDArray[np.uint16]
+Tokens = npt.NDArray[np.uint16 | np.uint32]
+"""uint16 for the embedded pair; uint32 where a vocabulary is larger."""
 
 
 def encode_corpus(corpus: Corpus, tokenizer: "Tokenizer", directory: Path) -> None:
@@ -47,8 +48,8 @@ def load_held_out(directory: Path) -> dict[str, Tokens]:
 class Batches:
     """Random windows of the stream without replacement within an epoch; the state is (seed, epoch, cursor).
 
-    A window is a cut at a random phase, so two epochs see different cuts. `next(length, rows)` gives
-    [rows, length + 1] int64: inputs and, shifted by one, their targets.
+    Each epoch cuts the stream into windows at another phase and takes them in another order.
+    `next(length, rows)` gives [rows, length + 1] int64: inputs and, shifted by one, their targets.
     """
 
     stream: Tokens
@@ -57,20 +58,30 @@ class Batches:
     cursor: int = 0
     """Tokens already taken in this epoch."""
 
-    def next(self, length: int, rows: int) -> npt.NDArray[np.int64]:
-        need = rows * length
-        if self.cursor + need + 1 > len(self.stream):
-            self.epoch, self.cursor = self.epoch + 1, 0
-        rolled = self._shuffled()
-        flat = rolled[self.cursor : self.cursor + need + 1]
-        self.cursor += need
-        starts = np.arange(rows) * length
-        return np.stack([flat[s : s + length + 1] for s in starts]).astype(np.int64)
+    def __post_init__(self) -> None:
+        self._order: tuple[tuple[int, int], npt.NDArray[np.int64]] = ((-1, 0), np.empty(0, np.int64))
 
-    def _shuffled(self) -> Tokens:
-        """The documents were shuffled when the corpus was built; an epoch only rotates the stream."""
-        phase = int(np.random.default_rng([self.seed, self.epoch]).integers(len(self.stream)))
-        return np.roll(self.stream, -phase) if self.epoch else self.stream
+    def next(self, length: int, rows: int) -> npt.NDArray[np.int64]:
+        starts = self._starts(self.epoch, length)
+        first = -(-self.cursor // length)
+        if first + rows > len(starts):
+            self.epoch, first = self.epoch + 1, 0
+            starts = self._starts(self.epoch, length)
+        if rows > len(starts):
+            raise ValueError(f"{len(self.stream):,} tokens are too few for {rows} windows of {length}")
+        self.cursor = (first + rows) * length
+        places = starts[first : first + rows, None] + np.arange(length + 1)
+        batch: npt.NDArray[np.int64] = self.stream[places].astype(np.int64)
+        return batch
+
+    def _starts(self, epoch: int, length: int) -> npt.NDArray[np.int64]:
+        """Where the windows of an epoch begin, in the order they are taken."""
+        if self._order[0] != (epoch, length):
+            rng = np.random.default_rng([self.seed, epoch])
+            phase = int(rng.integers(length)) if epoch else 0
+            starts = np.arange(phase, len(self.stream) - length, length)
+            self._order = (epoch, length), rng.permutation(starts)
+        return self._order[1]
 
 
 def windows(tokens: Tokens, length: int) -> Iterator[npt.NDArray[np.int64]]:

@@ -28,6 +28,13 @@ TARGET = ModelConfig(384, num_layers=6, num_heads=6, num_kv_heads=2, head_dim=64
 scarce.
 """
 
+TARGET_30M = ModelConfig(
+    512, num_layers=8, num_heads=8, num_kv_heads=2, head_dim=64, ffn_size=1408, tied=True
+)
+"""26.7 M parameters, 53.5 MB in bfloat16, for a GPU. There bytes are scarce and not arithmetic (the pair is
+at most 60 MB with a draft and two tokenizers), so the embeddings are tied.
+"""
+
 DRAFT = ModelConfig(192, num_layers=2, num_heads=6, num_kv_heads=2, head_dim=32, ffn_size=512, tied=True)
 """2.4 M parameters. Widths are multiples of 32, the INT4 block."""
 

@@ -1,11 +1,12 @@
 """The optimisers of a training run: Muon for the matrices inside the layers, AdamW for everything else."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
 from training.muon import Muon
+from training.workers import SOLO, Group
 
 
 @dataclass(frozen=True)
@@ -18,8 +19,13 @@ class Rates:
     norm: float = 0.003
     weight_decay: float = 0.01
 
+    def times(self, factor: float) -> "Rates":
+        """All learning rates scaled: below 1 to train on from weights that are not new."""
+        rates = {name: getattr(self, name) * factor for name in ("muon", "embed", "head", "norm")}
+        return replace(self, **rates)
 
-def make_optimizers(model: Any, rates: Rates) -> list[torch.optim.Optimizer]:
+
+def make_optimizers(model: Any, rates: Rates, group: Group = SOLO) -> list[torch.optim.Optimizer]:
     """[Muon, AdamW] for a Llama-style `ForCausalLM`; `scale_rates` moves their rates."""
     matrices: list[torch.Tensor] = []
     norms: list[torch.Tensor] = []
@@ -33,12 +39,12 @@ def make_optimizers(model: Any, rates: Rates) -> list[torch.optim.Optimizer]:
     if not model.config.tie_word_embeddings:
         groups.append({"params": [model.lm_head.weight], "lr": rates.head})
     optimizers: list[torch.optim.Optimizer] = [
-        Muon(matrices, lr=rates.muon, weight_decay=rates.weight_decay),
+        Muon(matrices, lr=rates.muon, weight_decay=rates.weight_decay, group=group),
         torch.optim.AdamW(groups, betas=(0.9, 0.95), eps=1e-10, weight_decay=0.0, fused=True),
     ]
     for optimizer in optimizers:
-        for group in optimizer.param_groups:
-            group["base_lr"] = group["lr"]
+        for options in optimizer.param_groups:
+            options["base_lr"] = options["lr"]
     return optimizers
 
 

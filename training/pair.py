@@ -1,7 +1,8 @@
 """Make the embedded pair: corpus, tokenizer, target, draft, export, evaluation, card. `make pair` runs
 this.
 
-    python -m training.pair [--minutes-target 66] [--minutes-draft 20] [--warm-start] [--fresh]
+    python -m training.pair [--minutes-target 66] [--minutes-draft 20] [--workers 2] [--warm-start] [--fresh]
+    python -m training.pair --preset gpu30m --corpus large --device cuda --compile --slice-minutes 9
 
 An interrupted run is continued by the same command: finished stages are kept in the run directory, and the
 two trainings go on from their last checkpoint. The pair is installed into `--out` only when all of it is
@@ -12,35 +13,51 @@ import argparse
 import shutil
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 from training.checkpoint import write_json
+from training.compute import Compute
+from training.workers import run_workers
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json")
+PRESET_NAMES = ("cpu", "cpu-warm", "gpu30m")  # of training.target, which takes a second to import
+CORPUS_NAMES = ("small", "large")  # of training.corpus
 
 
 @dataclass(frozen=True)
 class PairConfig:
-    """Where things are, and how long the two trainings take."""
+    """Where things are, and what the two trainings may take."""
 
     run: Path = Path("training/runs/pair")
     out: Path = Path("models/embedded")
-    minutes_target: float = 66.0
-    minutes_draft: float = 20.0
+    preset: str = "cpu"
+    corpus: str = "small"
+    draft_size: str = "192x2"
+    minutes_target: float | None = None
+    tokens_target: int | None = None
+    minutes_draft: float | None = None
+    tokens_draft: int | None = None
+    slice_minutes: float | None = None
+    """The command saves and stops after this long in one training; the same command goes on."""
     warm_start: bool = False
     seed: int = 0
     num_threads: int = 2
+    num_workers: int = 1
+    device: str = "cpu"
+    is_compiled: bool = False
 
 
-def make_corpus(config: PairConfig) -> None:
+def make_corpus(config: PairConfig) -> bool:
     """Corpus, manifest, tokenizer and encoded data in the run directory."""
-    from training.corpus import CorpusConfig, build_corpus, save_manifest
+    from training.corpus import CORPORA, build_corpus, save_manifest
     from training.data import encode_corpus
     from training.prompts import make_prompts, save_prompts
     from training.tokenizer import load_tokenizer, save_tokenizer, train_tokenizer
 
-    corpus = build_corpus(CorpusConfig(seed=config.seed))
+    corpus = build_corpus(replace(CORPORA[config.corpus], seed=config.seed))
     save_manifest(corpus, config.run / "corpus.json")
     save_prompts(make_prompts(corpus.held_out), config.run / "prompts.jsonl")
     if config.warm_start:
@@ -49,34 +66,55 @@ def make_corpus(config: PairConfig) -> None:
         tokenizer = train_tokenizer(corpus.train)
     save_tokenizer(tokenizer, config.run / "tokenizer")
     encode_corpus(corpus, tokenizer, config.run / "data")
+    return True
 
 
-def make_target(config: PairConfig) -> None:
-    """The target's weights in `target/` of the run."""
+def make_target(config: PairConfig) -> bool:
+    """The target's weights in `target/` of the run; False where the slice ended first."""
+    from training.target import PRESETS, train_target
+
+    fields = _run_fields(config, config.minutes_target, config.tokens_target)
+    run = replace(PRESETS[config.preset], seed=config.seed, **fields)
+    warm_start = config.out / "target" if config.warm_start else None
+    out = config.run / "target"
+    task = partial(train_target, run, config.run / "data", out, warm_start, True)
+    if run_workers(config.num_workers, task) is None:
+        return False
+    _copy(TOKENIZER_FILES, config.run / "tokenizer", out)
+    return True
+
+
+def make_draft(config: PairConfig) -> bool:
+    """The quantised draft in Hugging Face form in `draft/` of the run; False where the slice ended first."""
     from training.data import load_train
-    from training.target import TargetConfig, TargetTrainer
+    from training.distill import distil
+    from training.distiller import DistillConfig
+    from training.drafts import draft_shape, read_config
 
-    target = TargetConfig(minutes=config.minutes_target, seed=config.seed, num_threads=config.num_threads)
-    trainer = TargetTrainer(target, load_train(config.run / "data"), config.run / "target")
-    if not trainer.resume() and config.warm_start:
-        trainer.warm_start(config.out / "target")
-    trainer.train()
-    _copy(TOKENIZER_FILES, config.run / "tokenizer", config.run / "target")
-
-
-def make_draft(config: PairConfig) -> None:
-    """The quantised draft in Hugging Face form in `draft/` of the run."""
-    from training.data import load_train
-    from training.distill import DistillConfig, Distiller
-
-    draft = DistillConfig(minutes=config.minutes_draft, seed=config.seed + 1, num_threads=config.num_threads)
-    distiller = Distiller(draft, config.run / "target", load_train(config.run / "data"), config.run / "draft")
-    distiller.resume()
-    distiller.train()
-    _copy(TOKENIZER_FILES, config.run / "tokenizer", config.run / "draft")
+    fields = _run_fields(config, config.minutes_draft, config.tokens_draft)
+    target = read_config(config.run / "target")
+    shape = draft_shape(config.draft_size, target["vocab_size"], target["max_position_embeddings"])
+    draft = DistillConfig(model=shape, seed=config.seed + 1, **fields)
+    stream, out = load_train(config.run / "data"), config.run / "draft"
+    task = partial(distil, draft, config.run / "target", stream, out, None, None, True)
+    return run_workers(config.num_workers, task) is not None
 
 
-def install(config: PairConfig) -> None:
+def _run_fields(config: PairConfig, minutes: float | None, tokens: int | None) -> dict[str, Any]:
+    """What a training takes from the pair's configuration; a budget that is not given is the preset's."""
+    fields: dict[str, Any] = {
+        "num_threads": config.num_threads,
+        "slice_minutes": config.slice_minutes,
+        "compute": Compute(config.device, config.is_compiled),
+    }
+    if tokens is not None:
+        fields["tokens"] = tokens
+    elif minutes is not None:
+        fields |= {"minutes": minutes, "tokens": None}
+    return fields
+
+
+def install(config: PairConfig) -> bool:
     """Export the draft to INT4 and put everything into `out`."""
     from edge_client.drafting.export import export_draft
 
@@ -90,18 +128,20 @@ def install(config: PairConfig) -> None:
     _copy(("corpus.json", "prompts.jsonl"), config.run, config.out)
     for model in ("target", "draft"):
         shutil.copyfile(config.run / model / "training.json", config.out / f"training-{model}.json")
+    return True
 
 
-def judge(config: PairConfig) -> None:
+def judge(config: PairConfig) -> bool:
     """Evaluate what was installed, and write its model card."""
     from training.card import write_card
     from training.evaluate import evaluate
 
     write_json(config.out / "evaluation.json", evaluate(config.out, config.run / "data"))
     write_card(config.out)
+    return True
 
 
-STAGES: dict[str, Callable[[PairConfig], None]] = {
+STAGES: dict[str, Callable[[PairConfig], bool]] = {
     "corpus": make_corpus,
     "target": make_target,
     "draft": make_draft,
@@ -118,7 +158,9 @@ def make_pair(config: PairConfig) -> None:
             print(f"{name}: done before, kept")
             continue
         print(f"{name}: started", flush=True)
-        stage(config)
+        if not stage(config):
+            print(f"{name}: slice over; the same command (without --fresh) goes on")
+            return
         marker.parent.mkdir(parents=True, exist_ok=True)
         marker.touch()
     print(f"the pair is in {config.out}; its card is {config.out / 'README.md'}")
@@ -137,19 +179,41 @@ def parse_args(arguments: list[str]) -> tuple[PairConfig, bool]:
     parser = argparse.ArgumentParser(prog="python -m training.pair", description="Make the embedded pair.")
     parser.add_argument("--run", type=Path, default=default.run, help="working directory, kept for resuming")
     parser.add_argument("--out", type=Path, default=default.out, help="where the finished pair goes")
-    parser.add_argument("--minutes-target", type=float, default=default.minutes_target)
-    parser.add_argument("--minutes-draft", type=float, default=default.minutes_draft)
+    parser.add_argument("--preset", choices=PRESET_NAMES, default=default.preset, help="of the target")
+    parser.add_argument("--corpus", choices=CORPUS_NAMES, default=default.corpus)
+    parser.add_argument("--draft-size", default=default.draft_size, help="hidden size x layers")
+    parser.add_argument("--minutes-target", type=float, help="budget; 66 where the preset has no other")
+    parser.add_argument("--tokens-target", type=_tokens, help="budget in tokens (1e9), in place of minutes")
+    parser.add_argument("--minutes-draft", type=float, help="budget; 20 where nothing is given")
+    parser.add_argument("--tokens-draft", type=_tokens)
+    parser.add_argument("--slice-minutes", type=float, help="save and stop after this long; run again")
     parser.add_argument(
         "--warm-start", action="store_true", help="train on from the weights and tokenizer in --out"
     )
     parser.add_argument("--fresh", action="store_true", help="forget an earlier run in --run")
     parser.add_argument("--seed", type=int, default=default.seed)
     parser.add_argument("--threads", dest="num_threads", type=int, default=default.num_threads)
+    parser.add_argument(
+        "--workers",
+        dest="num_workers",
+        type=int,
+        default=1,
+        help="processes of one thread each",
+    )
+    parser.add_argument("--device", default=default.device, help="cpu or cuda (bfloat16)")
+    parser.add_argument("--compile", dest="is_compiled", action="store_true", help="compile decoder layers")
     options = vars(parser.parse_args(arguments))
     is_fresh = options.pop("fresh")
-    if min(options["minutes_target"], options["minutes_draft"]) <= 0:
-        parser.error("--minutes-target and --minutes-draft must be above 0")
+    for name in ("minutes_target", "minutes_draft", "tokens_target", "tokens_draft", "slice_minutes"):
+        if options[name] is not None and options[name] <= 0:
+            parser.error(f"--{name.replace('_', '-')} must be above 0")
+    if options["num_workers"] > 1 and options["device"] != "cpu":
+        parser.error("--workers is for CPUs; a CUDA device takes one process")
     return PairConfig(**options), is_fresh
+
+
+def _tokens(text: str) -> int:
+    return int(float(text))
 
 
 def main() -> None:

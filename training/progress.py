@@ -12,34 +12,37 @@ _PLAIN_INTERVAL_S = 30.0
 
 
 class Progress:
-    """Minutes done of minutes budgeted, with the loss and the speed. A context manager."""
+    """Share of the budget done, with the loss, the speed and the time left. A context manager."""
 
-    def __init__(self, name: str, budget_s: float, done_s: float = 0.0) -> None:
-        self._name, self._budget_s, self._last_s = name, budget_s, done_s
-        self._is_plain = not sys.stderr.isatty()
-        self._printed_at = 0.0
+    def __init__(self, name: str, done: float = 0.0, is_shown: bool = True) -> None:
+        self._name, self._done, self._first = name, done, done
+        self._is_plain = is_shown and not sys.stderr.isatty()
+        self._printed_at, self._started_at = 0.0, time.monotonic()
         self._bar = tqdm(
-            total=round(budget_s),
-            initial=round(done_s),
+            total=100.0,
+            initial=100 * done,
             desc=name,
-            disable=self._is_plain,
-            bar_format="{desc} {percentage:3.0f}%|{bar}| {n:.0f}/{total} s {postfix}",
+            disable=self._is_plain or not is_shown,
+            bar_format="{desc} {percentage:5.1f}%|{bar}| {postfix}",
         )
 
-    def update(
-        self, elapsed_s: float, step: int, loss: float | None, tokens: int, tokens_per_s: float
-    ) -> None:
+    def update(self, done: float, step: int, loss: float | None, tokens: int, tokens_per_s: float) -> None:
         """Show the state after one optimiser step, or (no loss) while text is being sampled."""
-        left_min = max(0.0, self._budget_s - elapsed_s) / 60
         state = "sampling" if loss is None else f"step {step}, loss {loss:.3f}"
-        speed = f"{tokens / 1e6:.2f} M tokens, {tokens_per_s:.0f} tokens/s"
-        text = f"{state}, {speed}, {left_min:.1f} min left"
+        text = f"{state}, {tokens / 1e6:.2f} M tokens, {tokens_per_s:.0f} tokens/s, {self._left(done)}"
         self._bar.set_postfix_str(text, refresh=False)
-        self._bar.update(elapsed_s - self._last_s)
-        self._last_s = elapsed_s
+        self._bar.update(100 * (done - self._done))
+        self._done = done
         if self._is_plain and time.monotonic() - self._printed_at >= _PLAIN_INTERVAL_S:
             self._printed_at = time.monotonic()
-            print(f"{self._name}: {text}", file=sys.stderr, flush=True)
+            print(f"{self._name}: {done:.1%}, {text}", file=sys.stderr, flush=True)
+
+    def _left(self, done: float) -> str:
+        """At the pace of this process so far."""
+        gained = done - self._first
+        if gained <= 0:
+            return "? min left"
+        return f"{(time.monotonic() - self._started_at) * max(0.0, 1 - done) / gained / 60:.1f} min left"
 
     def __enter__(self) -> "Progress":
         return self

@@ -2,6 +2,8 @@
 straight-through gradient.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -35,9 +37,37 @@ def quantized_weights(model: Any) -> dict[str, Tensor]:
     }
 
 
+def head_weight(model: Any, weights: dict[str, Tensor]) -> Tensor:
+    """The output embedding, [vocab, hidden_size], that belongs to `weights` of the stack (none: as it is)."""
+    head: Tensor = model.get_output_embeddings().weight
+    if not weights:
+        return head
+    return weights["embed_tokens.weight"] if model.config.tie_word_embeddings else straight_through(head)
+
+
 @torch.no_grad()
 def quantize_in_place(model: Any) -> None:
     """Replace every matrix by its quantised value; exporting it then changes nothing more."""
-    for param in model.model.parameters():
+    for param in model.parameters():
         if param.ndim == 2:
             param.copy_(fake_quantize(param))
+
+
+@contextmanager
+def quantized(model: Any) -> Iterator[None]:
+    """The model as the edge will have it, for as long as the context lasts."""
+    kept = [param.detach().clone() for param in model.parameters()]
+    quantize_in_place(model)
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for param, value in zip(model.parameters(), kept, strict=True):
+                param.copy_(value)
+
+
+def require_blocks(model: Any) -> None:
+    """Raise ValueError naming a matrix whose rows are not whole INT4 blocks."""
+    for name, param in model.named_parameters():
+        if param.ndim == 2 and param.size(1) % BLOCK_SIZE:
+            raise ValueError(f"{name} has {param.size(1)} columns; INT4 needs a multiple of {BLOCK_SIZE}")

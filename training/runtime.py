@@ -27,8 +27,12 @@ def keep_freed_memory() -> bool:
     return all(accepted)
 
 
-def describe_machine() -> str:
-    """Processor and number of cores, in words, for reports."""
+def describe_machine(device: str = "cpu") -> str:
+    """What a run ran on, in words, for reports: the GPU, or the processor and its number of cores."""
+    if device.startswith("cuda"):
+        import torch
+
+        return torch.cuda.get_device_name(device)
     cpuinfo = Path("/proc/cpuinfo")
     names = [
         line.split(":", 1)[1].strip()

@@ -12,16 +12,25 @@ from torch import Tensor
 
 @torch.no_grad()
 def continue_rows(
-    model: Any, prompts: Tensor, num_tokens: int, temperature: float, generator: torch.Generator
+    model: Any,
+    prompts: Tensor,
+    num_tokens: int,
+    temperature: float,
+    generator: torch.Generator,
+    num_ids: int | None = None,
 ) -> Tensor:
-    """Continue a batch of equally long prompts. [rows, prompt] int64 → [rows, prompt + num_tokens]."""
+    """Continue a batch of equally long prompts. [rows, prompt] int64 → [rows, prompt + num_tokens].
+
+    Only ids below `num_ids` are drawn (default: the whole output embedding, padding included).
+    """
     from transformers import DynamicCache
 
     cache = DynamicCache(config=model.config)
+    head = model.get_output_embeddings().weight[:num_ids]
     pieces, feed = [prompts], prompts
     for _ in range(num_tokens):
         out = model.model(input_ids=feed, past_key_values=cache, use_cache=True).last_hidden_state[:, -1]
-        logits = out @ model.get_output_embeddings().weight.T  # [rows, vocab]
+        logits = (out.to(head.dtype) @ head.T).float()  # [rows, num_ids]
         feed = torch.multinomial(torch.softmax(logits / temperature, -1), 1, generator=generator)
         pieces.append(feed)
     return torch.cat(pieces, dim=1)

@@ -1,4 +1,4 @@
-"""Schedules over a budget of wall-clock time, so that a run ends when it was asked to, on any machine."""
+"""Schedules over a budget, of time or of tokens: a run on time ends when it was asked to, on any machine."""
 
 from dataclasses import dataclass
 
@@ -6,13 +6,13 @@ from dataclasses import dataclass
 @dataclass(frozen=True)
 class Phase:
     """From `start` (share of the budget) on: batches of `rows` windows of `length` tokens, `num_layers`
-    deep.
+    deep (0: as deep as the model is).
     """
 
     start: float
     length: int
     rows: int
-    num_layers: int
+    num_layers: int = 0
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ import torch
 from torch.nn import functional
 
 from edge_client.drafting import quantize as exporter
-from training.loss import linear_cross_entropy, linear_distillation
+from training.loss import DIVERGENCES, linear_cross_entropy, linear_divergence, row_divergence
 from training.muon import Muon, orthogonalise
 from training.quant import fake_quantize, straight_through
 
@@ -34,20 +34,59 @@ def test_chunked_cross_entropy_and_its_gradients_equal_the_plain_ones() -> None:
     torch.testing.assert_close(gradients(loss, hidden, weight), gradients(expected, hidden, weight))
 
 
-def test_chunked_distillation_and_its_gradients_equal_the_plain_ones() -> None:
+def plain_divergence(kind: str, target_log: torch.Tensor, draft_log: torch.Tensor) -> torch.Tensor:
+    target, draft = target_log.exp(), draft_log.exp()
+    middle = ((target + draft) / 2).log()
+    return {
+        "fkl": lambda: (target * (target_log - draft_log)).sum(-1),
+        "rkl": lambda: (draft * (draft_log - target_log)).sum(-1),
+        "js": lambda: ((target * (target_log - middle) + draft * (draft_log - middle)) / 2).sum(-1),
+        "tvd": lambda: (target - draft).abs().sum(-1) / 2,
+    }[kind]()
+
+
+@pytest.mark.parametrize("kind", DIVERGENCES)
+def test_chunked_divergences_and_their_gradients_equal_the_plain_ones(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        "training.loss._chunks", lambda hidden, vocab: (slice(i, i + 128) for i in range(0, len(hidden), 128))
+    )
     hidden, weight, target_hidden, target_weight = leaves(
         (ROWS, SIZE), (VOCAB, SIZE), (ROWS, 24), (VOCAB, 24)
     )
-    target_log_probs = torch.log_softmax(target_hidden @ target_weight.T, -1).detach()
-    expected = functional.kl_div(
-        torch.log_softmax(hidden @ weight.T, -1), target_log_probs, log_target=True, reduction="batchmean"
+    target_log = torch.log_softmax(target_hidden @ target_weight.T / 3, -1).detach()
+    rows = plain_divergence(kind, target_log, torch.log_softmax(hidden @ weight.T, -1))
+    inputs = hidden, weight, target_hidden.detach() / 3, target_weight.detach()
+    loss = linear_divergence(kind, *inputs)
+    torch.testing.assert_close(loss, rows.mean())
+    torch.testing.assert_close(gradients(loss, hidden, weight), gradients(rows.mean(), hidden, weight))
+    torch.testing.assert_close(row_divergence(kind, *inputs), rows.detach())
+
+
+@pytest.mark.parametrize("kind", DIVERGENCES)
+def test_equal_heads_have_no_divergence(kind: str) -> None:
+    hidden, weight = leaves((ROWS, SIZE), (VOCAB, SIZE))
+    loss = linear_divergence(kind, hidden, weight, hidden.detach(), weight.detach())
+    assert float(loss.detach()) == pytest.approx(0.0, abs=1e-5)
+
+
+def test_bfloat16_hidden_states_give_the_same_loss_roughly_and_a_float32_gradient_of_the_weight() -> None:
+    hidden, weight, target_hidden, target_weight = leaves(
+        (ROWS, SIZE), (VOCAB, SIZE), (ROWS, 24), (VOCAB, 24)
     )
-    loss = linear_distillation(hidden, weight, target_hidden.detach(), target_weight.detach())
-    torch.testing.assert_close(loss, expected)
-    torch.testing.assert_close(gradients(loss, hidden, weight), gradients(expected, hidden, weight))
+    exact = linear_divergence("fkl", hidden, weight, target_hidden.detach(), target_weight.detach())
+    short = hidden.detach().bfloat16().requires_grad_()
+    loss = linear_divergence("fkl", short, weight, target_hidden.detach().bfloat16(), target_weight.detach())
+    assert float(loss.detach()) == pytest.approx(float(exact.detach()), rel=0.02)
+    grad_hidden, grad_weight = gradients(loss, short, weight)
+    assert (grad_hidden.dtype, grad_weight.dtype) == (torch.bfloat16, torch.float32)
+    torch.testing.assert_close(grad_weight, gradients(exact, weight)[0], rtol=0.1, atol=2e-3)
+    entropy, _ = linear_cross_entropy(short, weight, torch.arange(ROWS) % VOCAB)
+    assert gradients(entropy, weight)[0].dtype == torch.float32
 
 
-@pytest.mark.parametrize("shape", [(64, 160), (160, 64)])
+@pytest.mark.parametrize("shape", [(64, 160), (160, 64), (3, 64, 160)])
 def test_orthogonalised_matrices_have_singular_values_about_one(shape: tuple[int, int]) -> None:
     values = torch.linalg.svdvals(
         orthogonalise(torch.randn(shape, generator=torch.Generator().manual_seed(0)))

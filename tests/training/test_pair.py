@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from tests.training.test_target import TOY, toy_stream
-from training.distill import DistillConfig, Distiller
+from training.distiller import DistillConfig, Distiller
 from training.metrics import acceptance, overlap, repeated_share
 from training.model import create_model, save_model
 from training.onnx_draft import OnnxDraft
@@ -19,10 +19,11 @@ DRAFT = replace(TOY, hidden_size=32, num_layers=1, tied=True, context=128)
 CONFIG = DistillConfig(
     model=DRAFT,
     minutes=0.05,
-    phases=(Phase(0.0, 16, 4, 1),),
+    phases=(Phase(0.0, 16, 4),),
     sample_rows=8,
     sample_prompt=4,
     sample_tokens=16,
+    target_text_tokens=300,
     num_threads=1,
 )
 
@@ -44,8 +45,9 @@ def test_a_draft_comes_nearer_its_target_resumes_and_is_saved_quantised(
 
     distiller = Distiller(CONFIG, target_dir, toy_stream(), tmp_path)
     figures = distiller.train()
+    assert figures is not None
     assert figures["loss"] < 0.7 * distiller.history[0]["loss"]
-    matrix = distiller.draft.model.layers[0].mlp.up_proj.weight
+    matrix = distiller.model.model.layers[0].mlp.up_proj.weight
     torch.testing.assert_close(fake_quantize(matrix), matrix, rtol=0, atol=0)
     resumed = Distiller(CONFIG, target_dir, toy_stream(), tmp_path)
     assert resumed.resume()
