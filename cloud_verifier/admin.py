@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-OFF = "none"
 REQUEST_TIMEOUT_S = 5.0
 _TEXT = "text/plain; charset=utf-8"
 
@@ -45,6 +44,10 @@ class AdminServer:
         self._registry = make_registry(engine, num_streams)
         self._http: ThreadingHTTPServer | None = None
 
+    @property
+    def url(self) -> str:
+        return f"http://{self._listen.rpartition(':')[0]}:{self.port}"
+
     def open(self) -> None:
         host, _, port = self._listen.rpartition(":")
         host = host.strip("[]")
@@ -54,7 +57,7 @@ class AdminServer:
         except OSError as error:
             raise UsageError(
                 f"--admin-listen {self._listen}: cannot bind; is another verifier there? "
-                f"Take another port, 0 for a free one, or {OFF}"
+                "Take another port, 0 for a free one, or none"
             ) from error
         self.port = self._http.server_address[1]
         self._http.socket.setblocking(False)  # a peer that left before `accept` must not stop the loop

@@ -65,14 +65,15 @@ def _make_parser() -> argparse.ArgumentParser:
 
 def _serve(loaded: Loaded[ServeConfig]) -> int:
     from common.logs import setup_logging
+    from common.tracing import exporting_spans
 
     config = loaded.value
     setup_logging(config.log_level, config.log_json)
     begin = time.monotonic()
 
-    from cloud_verifier.server import VerifierServer, check_listen, serve_until_signalled
+    from cloud_verifier.server import VerifierServer, check_addresses, serve_until_signalled
 
-    check_listen(config.listen, config.insecure)  # before the weights are loaded
+    check_addresses(config)  # before the weights are loaded
 
     from cloud_verifier.backends.loading import load_target
 
@@ -90,9 +91,12 @@ def _serve(loaded: Loaded[ServeConfig]) -> int:
         host = config.listen.rpartition(":")[0]
         what = f"{backend.model_id} ({backend.dtype}, {backend.device}, context {backend.max_context})"
         took = f"after {time.monotonic() - begin:.1f} s"
-        print(f"cloud-verifier {own_version()} {took}, serving {what} on {host}:{server.port}", flush=True)
+        admin = f", admin port at {server.admin.url}" if server.admin is not None else ""
+        line = f"cloud-verifier {own_version()} {took}, serving {what} on {host}:{server.port}{admin}"
+        print(line, flush=True)
 
-    asyncio.run(serve_until_signalled(VerifierServer(backend, config, drafter), announce))
+    with exporting_spans(config.otlp_endpoint, "cloud-verifier"):
+        asyncio.run(serve_until_signalled(VerifierServer(backend, config, drafter), announce))
     return 0
 
 

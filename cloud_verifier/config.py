@@ -28,7 +28,13 @@ class ServeConfig:
     listen: str = option(
         "127.0.0.1:7077", "address to serve on; port 0 takes a free one", metavar="HOST:PORT"
     )
+    admin_listen: str = option(
+        "127.0.0.1:7078",
+        "address of the admin port, plain HTTP: /metrics /healthz /readyz /version; none turns it off",
+        metavar="HOST:PORT",
+    )
     insecure: bool = option(False, "serve beyond loopback without encryption")
+    reflection: bool = option(False, "answer gRPC reflection, for grpcurl and the like")
     device: str = option("cpu", "where the target runs", choices=("cpu", "cuda"))
     dtype: str = option(
         "auto",
@@ -55,6 +61,9 @@ class ServeConfig:
     )
     log_level: str = option("info", "how much to log", choices=("debug", "info", "warning", "error"))
     log_json: bool = option(False, "log one JSON object a line")
+    otlp_endpoint: str = option(
+        "", "collector to send OpenTelemetry spans to; needs the otel extra", metavar="URL"
+    )
 
     @property
     def draft_dir(self) -> Path | None:

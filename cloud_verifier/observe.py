@@ -56,7 +56,7 @@ class EngineObserver:
         self.num_hit_tokens = 0
         self.num_miss_tokens = 0
         self.num_failed_steps = 0
-        self.errors: Counter[RoundErrorCode] = Counter()
+        self.errors = {str(code): 0 for code in RoundErrorCode}
         self.refusals: Counter[str] = Counter()
         self.evictions: Counter[str] = Counter()
         self.num_expired = 0
@@ -115,7 +115,7 @@ class EngineObserver:
 
     def on_error(self, code: RoundErrorCode, session_id: bytes, round_id: int, field: str = "") -> None:
         """A request was answered with an error. The message may quote the request, so it is not logged."""
-        self.errors[code] += 1
+        self.errors[str(code)] += 1
         if log.isEnabledFor(logging.DEBUG):
             facts = {"code": str(code), "session": session_tag(session_id), "round_id": round_id}
             log.debug("answered with an error", extra=facts | ({"field": field} if field else {}))

@@ -11,6 +11,7 @@ from typing import Any
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
+from cloud_verifier.admin import AdminServer
 from cloud_verifier.backends.base import TargetBackend
 from cloud_verifier.colocated import CoLocatedDrafter
 from cloud_verifier.config import ServeConfig
@@ -26,6 +27,7 @@ from common.version import own_version
 log = logging.getLogger(__name__)
 
 PROTOCOL_VERSION = 1
+ADMIN_OFF = ("", "none")
 SERVICE_NAME = "outrider.v1.Verifier"
 
 
@@ -56,17 +58,25 @@ def make_model_info(backend: TargetBackend, config: ServeConfig, draft_fingerpri
     )
 
 
-def check_listen(listen: str, is_insecure_allowed: bool) -> str:
+def check_listen(listen: str, is_insecure_allowed: bool, flag: str = "--listen") -> str:
     """`HOST:PORT`, checked. Raises `UsageError` for anything but loopback without `--insecure`."""
     host, separator, port = listen.rpartition(":")
     if not separator or not host or not port.isdigit() or int(port) > 65535:
-        raise UsageError(f"--listen {listen}: want HOST:PORT, for example 127.0.0.1:7077")
+        raise UsageError(f"{flag} {listen}: want HOST:PORT, for example 127.0.0.1:7077")
     if not is_insecure_allowed and not _is_loopback(host.strip("[]")):
         raise UsageError(
-            f"--listen {listen}: there is no encryption on this port, so it serves only loopback; "
+            f"{flag} {listen}: there is no encryption on this port, so it serves only loopback; "
             "add --insecure if the network is yours and trusted"
         )
     return listen
+
+
+def check_addresses(config: ServeConfig) -> tuple[str, str | None]:
+    """Where to serve, and the admin port's address or None where it is off. Raises as `check_listen`."""
+    listen = check_listen(config.listen, config.insecure)
+    if config.admin_listen in ADMIN_OFF:
+        return listen, None
+    return listen, check_listen(config.admin_listen, config.insecure, "--admin-listen")
 
 
 def _is_loopback(host: str) -> bool:
@@ -86,7 +96,7 @@ class VerifierServer:
     ) -> None:
         """`drafter`, closed with the server, makes co-located generation possible."""
         self._config = config
-        self._listen = check_listen(config.listen, config.insecure)
+        self._listen, admin_listen = check_addresses(config)
         model = make_model_info(backend, config, drafter.fingerprint if drafter else "")
         self.engine = Engine(
             backend,
@@ -97,6 +107,9 @@ class VerifierServer:
         )
         self.service = VerifierService(self.engine)
         self.port = 0
+        self.admin: AdminServer | None = None
+        if admin_listen is not None:
+            self.admin = AdminServer(admin_listen, self.engine, lambda: self.service.num_streams)
         self._health = health.aio.HealthServicer()
         self._server: Any = None
 
@@ -119,6 +132,10 @@ class VerifierServer:
             self.port = self._server.add_insecure_port(self._listen)
         except RuntimeError as error:
             raise UsageError(f"--listen {self._listen}: cannot bind; is another process there?") from error
+        if self._config.reflection:
+            _add_reflection(self._server)
+        if self.admin is not None:
+            self.admin.open()
         self.engine.start()
         await self._server.start()
         await self._set_health(health_pb2.HealthCheckResponse.SERVING)
@@ -127,6 +144,8 @@ class VerifierServer:
     async def __aexit__(self, *exc_info: object) -> None:
         await self._server.stop(grace=None)
         self.engine.stop()
+        if self.admin is not None:
+            self.admin.close()
 
     async def drain(self) -> None:
         """No new sessions; open ones go on until they close or the grace ends."""
@@ -142,6 +161,13 @@ class VerifierServer:
     async def _set_health(self, status: int) -> None:
         for service in ("", SERVICE_NAME):
             await self._health.set(service, status)
+
+
+def _add_reflection(server: Any) -> None:
+    from grpc_reflection.v1alpha import reflection
+
+    names = (SERVICE_NAME, health.SERVICE_NAME, reflection.SERVICE_NAME)
+    reflection.enable_server_reflection(names, server)
 
 
 async def serve_until_signalled(server: VerifierServer, on_ready: Any) -> None:

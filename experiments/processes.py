@@ -55,7 +55,8 @@ def start_verifier(
 
     Raises RuntimeError with its last output when it ends or stays silent for `timeout_s`.
     """
-    command = [sys.executable, "-m", "cloud_verifier", "serve", "--listen", listen, *arguments]
+    command = [sys.executable, "-m", "cloud_verifier", "serve", "--listen", listen]
+    command += ["--admin-listen", "none", *arguments]  # several may run at once
     if target is not None:
         command += ["--target", str(target)]
     return start_server(command, timeout_s)

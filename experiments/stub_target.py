@@ -107,7 +107,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m experiments.stub_target", description=__doc__)
     parser.add_argument("--listen", default="127.0.0.1:0", metavar="HOST:PORT")
     listen = parser.parse_args().listen
-    server = VerifierServer(StubBackend(), ServeConfig(listen=listen))
+    server = VerifierServer(StubBackend(), ServeConfig(listen=listen, admin_listen="none"))
 
     def announce(server: VerifierServer) -> None:
         print(f"stub verifier, serving fixed logits on {listen.rpartition(':')[0]}:{server.port}", flush=True)

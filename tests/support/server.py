@@ -19,7 +19,7 @@ def serving(
     backend: TargetBackend, config: ServeConfig | None = None, drafter: CoLocatedDrafter | None = None
 ) -> Iterator[VerifierServer]:
     """`with serving(FakeBackend()) as server: ... server.port`; runs on an event loop of its own."""
-    config = replace(config or ServeConfig(), listen="127.0.0.1:0")
+    config = replace(config or ServeConfig(), listen="127.0.0.1:0", admin_listen="127.0.0.1:0")
     is_ready, is_over = threading.Event(), threading.Event()
     servers: list[VerifierServer] = []
     failures: list[BaseException] = []
