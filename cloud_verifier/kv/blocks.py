@@ -5,14 +5,22 @@ order; token i of the sequence lives in slot `block_ids[i // block_size] * block
 Blocks are reference-counted: `fork` shares them, and the first append into a shared, partly filled block
 moves that sequence to a copy of its own (copy-on-write).
 
+A block is free, held by at least one table, or idle: held by none and still registered in the prefix cache
+(`kv.prefixes`), where the next table with the same text finds it. Idle blocks count as free and are taken,
+least recently used first, when no other is left.
+
 The block after a sequence's last one is preferred, and a new run starts where there is most room to grow,
 so that a sequence is usually one run of slots: attention on a CPU then views the pool instead of gathering.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+
+from cloud_verifier.kv.prefixes import PrefixIndex
+
+MAX_GAPS = 64  # looked at for a new run: a pool in crumbs costs no more than a tidy one
 
 
 class OutOfBlocks(Exception):
@@ -36,6 +44,7 @@ class BlockCopy:
 class BlockTable:
     """One sequence's blocks. Only `BlockManager` writes to it."""
 
+    tenant: str = ""
     block_ids: list[int] = field(default_factory=list)
     length: int = 0
     num_leading: int = 0  # blocks at the front that follow one another in the pool
@@ -54,17 +63,50 @@ class BlockManager:
         self.num_blocks = num_blocks
         self.block_size = block_size
         self._ref_counts = [0] * num_blocks
-        self._num_free = num_blocks
+        self._is_taken = bytearray(num_blocks)  # 1: held or idle
+        self._num_empty = num_blocks
+        self._prefixes = PrefixIndex(block_size)
         self._tables: set[BlockTable] = set()
 
     @property
     def num_free(self) -> int:
-        return self._num_free
+        """Blocks that can be had: empty ones, and those only the prefix cache remembers."""
+        return self._num_empty + self._prefixes.num_idle
 
-    def new_table(self) -> BlockTable:
-        table = BlockTable()
+    @property
+    def num_idle(self) -> int:
+        return self._prefixes.num_idle
+
+    def new_table(self, tenant: str = "", token_ids: Sequence[int] = ()) -> BlockTable:
+        """A table that holds what the tenant's cache has of `token_ids`, all but the last token at most."""
+        table = BlockTable(tenant)
+        for block_id in self._prefixes.match(tenant, token_ids[: max(0, len(token_ids) - 1)]):
+            self._hold(block_id)
+            self._push(table, block_id)
+        table.length = len(table.block_ids) * self.block_size
         self._tables.add(table)
         return table
+
+    def publish(self, table: BlockTable, token_ids: Sequence[int]) -> None:
+        """Let `new_table` find the table's full blocks, which hold KV of `token_ids`.
+
+        Where another block with the same text is known already, the table goes on with that one.
+        """
+        self._check_owned(table)
+        num_full = min(table.length, len(token_ids)) // self.block_size
+        found = self._prefixes.register(table.tenant, token_ids, table.block_ids[:num_full])
+        if found == table.block_ids[:num_full]:
+            return
+        # Hold all before releasing any: a block released meanwhile must not take others with it.
+        for block_id in found:
+            self._hold(block_id)
+        block_ids = found + table.block_ids[num_full:]
+        for block_id in reversed(table.block_ids[:num_full]):
+            self._release(block_id)
+        table.block_ids.clear()
+        table.num_leading = 0
+        for block_id in block_ids:
+            self._push(table, block_id)
 
     def num_blocks_needed(self, table: BlockTable, num_tokens: int) -> int:
         """Free blocks that `append(table, num_tokens)` would take."""
@@ -82,8 +124,8 @@ class BlockManager:
         self._check_owned(table)
         assert num_tokens >= 0, "cannot append a negative number of tokens"
         num_needed = self.num_blocks_needed(table, num_tokens)
-        if num_needed > self._num_free:
-            raise OutOfBlocks(num_needed, self._num_free)
+        if num_needed > self.num_free:
+            raise OutOfBlocks(num_needed, self.num_free)
         copy = None
         if num_tokens and self._must_copy_last(table):
             source = self._pop(table)
@@ -91,6 +133,8 @@ class BlockManager:
             self._push(table, self._take_after(table))
             self._ref_counts[source] -= 1
             copy = BlockCopy(source, table.block_ids[-1])
+        elif num_tokens and table.length % self.block_size and table.block_ids[-1] in self._prefixes:
+            self._drop(table.block_ids[-1])  # its tail is about to be another text
         table.length += num_tokens
         while len(table.block_ids) * self.block_size < table.length:
             self._push(table, self._take_after(table))
@@ -110,7 +154,7 @@ class BlockManager:
         self._check_owned(table)
         for block_id in table.block_ids:
             self._ref_counts[block_id] += 1
-        twin = BlockTable(list(table.block_ids), table.length, table.num_leading)
+        twin = BlockTable(table.tenant, list(table.block_ids), table.length, table.num_leading)
         self._tables.add(twin)
         return twin
 
@@ -144,7 +188,15 @@ class BlockManager:
             for block_id in table.block_ids:
                 holders[block_id] += 1
         assert holders == self._ref_counts, "reference counts differ from the tables"
-        assert self._num_free == self._ref_counts.count(0), "the number of free blocks is wrong"
+        self._prefixes.check_integrity()
+        idle = self._prefixes.idle_blocks
+        assert not any(holders[block_id] for block_id in idle), "a block is idle and held"
+        for block_id in range(self.num_blocks):
+            is_registered = block_id in self._prefixes
+            assert not is_registered or holders[block_id] or block_id in idle, "a registered block is empty"
+            is_taken = holders[block_id] > 0 or block_id in idle
+            assert is_taken == bool(self._is_taken[block_id]), "a block is taken and empty"
+        assert self._num_empty == self._is_taken.count(0), "the number of empty blocks is wrong"
 
     # ------------------------------------------------------------------------------ one block
 
@@ -166,31 +218,52 @@ class BlockManager:
         table.num_leading = min(table.num_leading, len(table.block_ids))
         return block_id
 
+    def _hold(self, block_id: int) -> None:
+        self._prefixes.set_held(block_id)
+        self._ref_counts[block_id] += 1
+
     def _release(self, block_id: int) -> None:
         self._ref_counts[block_id] -= 1
-        self._num_free += self._ref_counts[block_id] == 0
+        if self._ref_counts[block_id] == 0:
+            if block_id in self._prefixes:
+                self._prefixes.set_idle(block_id)
+            else:
+                self._set_empty(block_id)
+
+    def _drop(self, block_id: int) -> None:
+        """The prefix cache forgets a block, and with it those that continue it."""
+        for freed in self._prefixes.drop(block_id):
+            self._set_empty(freed)
+
+    def _set_empty(self, block_id: int) -> None:
+        self._is_taken[block_id] = 0
+        self._num_empty += 1
 
     def _take_after(self, table: BlockTable) -> int:
         """Take the block that follows the table's last one, else the start of a new run."""
-        assert self._num_free > 0, "blocks are counted before they are taken"
-        following = table.block_ids[-1] + 1 if table.block_ids else self.num_blocks
-        if following >= self.num_blocks or self._ref_counts[following]:
-            following = self._roomiest()
-        self._ref_counts[following] = 1
-        self._num_free -= 1
-        return following
+        assert self.num_free > 0, "blocks are counted before they are taken"
+        if self._num_empty == 0:
+            self._drop(self._prefixes.oldest_idle())
+        block_id = table.block_ids[-1] + 1 if table.block_ids else self.num_blocks
+        if block_id >= self.num_blocks or self._is_taken[block_id]:
+            block_id = self._roomiest()
+        self._ref_counts[block_id] = 1
+        self._is_taken[block_id] = 1
+        self._num_empty -= 1
+        return block_id
 
     def _roomiest(self) -> int:
         """Where a new run can grow furthest: half-way into the longest gap behind another run.
 
         The front half stays for the run before the gap; a gap at the front of the pool has no such run.
         """
-        best_start, best_length, start = 0, 0, -1
-        for block_id, count in enumerate([*self._ref_counts, 1]):
-            if count == 0:
-                start = block_id if start < 0 else start
-            elif start >= 0:
-                if block_id - start > best_length:
-                    best_start, best_length = start, block_id - start
-                start = -1
+        best_start, best_length, stop = 0, 0, 0
+        for _ in range(MAX_GAPS):
+            start = self._is_taken.find(0, stop)
+            if start < 0:
+                break
+            stop = self._is_taken.find(1, start)
+            stop = self.num_blocks if stop < 0 else stop
+            if stop - start > best_length:
+                best_start, best_length = start, stop - start
         return best_start if best_start == 0 else best_start + best_length // 2
