@@ -5,20 +5,27 @@ from __future__ import annotations
 import time
 from dataclasses import replace
 
-from common.errors import IncompatibleError
-from common.types import Opened, OpenRequest, Origin
+from common.errors import IncompatibleError, RoundFailedError
+from common.types import Opened, OpenRequest, Origin, RoundError, RoundErrorCode
 from edge_client.events import TokenEvent
-from edge_client.options import Decoding, OnTimeout
+from edge_client.options import Decoding, Mode, OnTimeout
 from edge_client.remote_verifier import SessionLostError
 
 PROTOCOL_VERSION = 1
+_NO_DRAFT_THERE = RoundError(
+    round_id=0,
+    code=RoundErrorCode.UNIMPLEMENTED,
+    message="it has no draft for co-located speculation: serve with --draft DIR",
+    field="mode",
+)
 _FIRST_SIGN_S = 2.0  # a rebuild that computes for longer announces itself
 
 
 def open_session(decoding: Decoding) -> list[TokenEvent]:
     """Opens with the whole text; the target's own next token joins it.
 
-    Raises `IncompatibleError` for another tokenizer, or a target other than the first; `LinkError`.
+    Raises `IncompatibleError` for another tokenizer, or a target other than the first; `LinkError`;
+    `RoundFailedError` in co-located mode where the verifier has no draft.
     """
     text, remote = decoding.text, decoding.remote
     is_rebuild = text.position > text.num_prompt_tokens or decoding.model is not None
@@ -65,6 +72,8 @@ def _take(decoding: Decoding, opened: Opened) -> list[TokenEvent]:
         theirs = opened.model.protocol_version
         raise IncompatibleError(f"the verifier speaks protocol {theirs}, this edge {PROTOCOL_VERSION}")
     decoding.model = opened.model
+    if decoding.options.mode is Mode.CO_LOCATED and not opened.model.draft_fingerprint:
+        raise RoundFailedError(_NO_DRAFT_THERE)  # before anything is shown
     decoding.must_open = False
     text.set_eos(opened.model.eos_token_ids)
     events = decoding.add((opened.first_token,), (Origin.TARGET,))

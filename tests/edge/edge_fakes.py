@@ -78,6 +78,7 @@ def make_model(**changes: Any) -> ModelInfo:
         "limits": Limits(64, 16, 1 << 20, 8, 60_000),
         "methods": (Method.COUPLED,),
         "server_version": "0",
+        "draft_fingerprint": "draft-2",
     }
     return ModelInfo(**(fields | changes))
 

@@ -152,6 +152,8 @@ def test_a_slowed_draft_is_labelled(world: World, capsys: pytest.CaptureFixture[
         (["--verifier", "nowhere"], 2, "want HOST:PORT"),
         (["--verifier", "127.0.0.1:9"], 3, "cannot connect to a verifier at 127.0.0.1:9: connection refused"),
         (["--draft", "/no/such/dir"], 2, "no draft at /no/such/dir"),
+        (["--draft", "/no/such/dir", "--mode", "cloud-only"], 2, "no tokenizer at /no/such/dir"),
+        (["--mode", "co-located"], 4, "serve with --draft DIR"),
         (["--draft-strategy", "telepathy"], 2, "telepathy"),
         (["--config", "/no/such/file"], 2, "/no/such/file"),
     ],
