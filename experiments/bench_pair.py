@@ -274,7 +274,7 @@ def main() -> None:
     plan = QUICK if arguments.quick else Plan()
     if arguments.limit:
         plan = replace(plan, num_prompts=arguments.limit)
-    is_kept = not arguments.quick and arguments.pair == EMBEDDED
+    is_kept = not arguments.quick and arguments.pair.resolve() == EMBEDDED
     try:
         run(arguments.pair, arguments.prompts, plan, arguments.num_threads, is_kept)
     except OutriderError as error:
