@@ -24,6 +24,17 @@ from experiments.results import Measure, print_table, write_results
 CASES = {
     "experiments.bench_engine_rounds:measure_stub_rounds": ("stub_rounds",),
     "experiments.bench_engine_rounds:measure_overhead": ("overhead_ms",),
+    "experiments.bench_engine_inside:measure_batch8": ("batch8",),
+    "experiments.bench_engine_inside:measure_outside": ("outside",),
+    "experiments.bench_engine_inside:measure_evict": ("evict",),
+    "experiments.bench_engine_text:measure_same_text": ("same_text",),
+    "experiments.bench_engine_text:measure_prefix_ttft": ("prefix_ttft",),
+    "experiments.bench_engine_text:measure_prefill_stall": ("prefill_stall",),
+    "experiments.bench_engine_load:measure_overload": ("overload_goodput", "overload_p99"),
+    "experiments.bench_engine_load:measure_leak": ("leak",),
+    "experiments.bench_engine_decode:measure_vs_hf": ("vs_hf",),
+    "experiments.bench_engine_decode:measure_vs_hf_batch": ("vs_hf_batch",),
+    "experiments.bench_engine_decode:measure_colocated": ("colocated",),
 }
 
 

@@ -20,7 +20,7 @@ import random
 import sys
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -102,12 +102,7 @@ async def _run_closed(
 ) -> set[asyncio.Task[None]]:
     async def drive(stream: ReplayStream, delay_s: float) -> None:
         await asyncio.sleep(delay_s)
-        with _counting_losses(tally):
-            while time.perf_counter() < until_s:
-                if not await stream.round():
-                    await asyncio.sleep(max(MIN_RETRY_S, tally.refusals[-1].retry_after_ms / 1e3))
-                elif plan.think_s:
-                    await asyncio.sleep(plan.think_s)
+        await run_closed(stream, plan.think_s, tally, lambda: time.perf_counter() >= until_s)
 
     # Spread over one think time: edges do not start in step.
     tasks = {
@@ -116,6 +111,16 @@ async def _run_closed(
     }
     await asyncio.sleep(until_s - time.perf_counter())
     return tasks
+
+
+async def run_closed(stream: ReplayStream, think_s: float, tally: Tally, is_over: Callable[[], bool]) -> None:
+    """Round after round of one session; a refused one is sent again after the time it was told."""
+    with _counting_losses(tally):
+        while not is_over():
+            if not await stream.round():
+                await asyncio.sleep(max(MIN_RETRY_S, tally.refusals[-1].retry_after_ms / 1e3))
+            elif think_s:
+                await asyncio.sleep(think_s)
 
 
 # ------------------------------------------------------------------------------------------ open loop

@@ -1,9 +1,9 @@
 """As much of HTTP/2 and gRPC as a load generator needs: message streams over one connection, cheaply.
 
-grpc.aio takes 180 µs of a core for a round trip, nearly what the verifier takes: on two cores one would measure
-the generator. Here all messages of one turn of the event loop leave in one write, 30 µs a round trip. The peer is
-a full gRPC server and sees ordinary streams. Its headers are not decoded: a stream that ends early gives no
-status. A stream has one message under way, so only the connection's flow-control window is counted.
+grpc.aio takes 180 µs of a core for a round trip, nearly what the verifier takes: on two cores the generator
+would be measured. Here all messages of one turn of the event loop leave in one write, 30 µs a round trip. The
+peer is a full gRPC server and sees ordinary streams. Its headers are not decoded: a stream that ends early
+gives no status. A stream has one message under way, so only the connection's flow-control window is counted.
 """
 
 from __future__ import annotations

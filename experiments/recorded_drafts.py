@@ -258,13 +258,13 @@ def record_embedded(address: str, *, num_sessions: int = 32, num_rounds: int = 2
     prompts = [tuple(tokenizer.encode(prompt.text)) for prompt in load_prompts()]
 
     def show(number: int) -> None:
-        print(f"\rrecording: session {number + 1} of {num_sessions}", end="", file=sys.stderr, flush=True)
+        if (number + 1) % 8 == 0 or number + 1 == num_sessions:
+            print(f"  recording: session {number + 1} of {num_sessions}", file=sys.stderr, flush=True)
 
     with OnnxDraftModel.open(EMBEDDED / "draft") as draft:
         recording = record(
             address, draft, prompts, num_sessions=num_sessions, num_rounds=num_rounds, on_session=show
         )
-    print(file=sys.stderr)
     return recording
 
 
