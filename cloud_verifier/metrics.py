@@ -70,7 +70,7 @@ class VerifierCollector(Collector):
     def _steps(self) -> Iterator[Metric]:
         observer = self._engine.observer
         yield _histogram(
-            "step_works", "Sessions in one packed forward (the batch size).", observer.step_works
+            "batch_size", "Sessions in one packed forward.", observer.batch_size
         )
         yield _histogram("step_tokens", "Tokens fed in one packed forward.", observer.step_tokens)
         yield _seconds("forward_seconds", "Time of one packed forward.", {"": observer.forward_ns})

@@ -19,7 +19,7 @@ log = logging.getLogger(__name__)
 
 _TIMES_MS = (0.1, 0.25, 0.5, 1, 2, 3, 5, 7.5, 10, 15, 20, 30, 50, 75, 100, 150, 250, 500, 1000, 2500, 10_000)
 TIMES_NS = tuple(int(ms * 1e6) for ms in _TIMES_MS)
-WORKS = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 256)
+SESSIONS = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 256)
 TOKENS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
 ACCEPTED = (0, 1, 2, 3, 4, 5, 6, 8, 12, 16, 32, 64)
 KINDS = ("open", "verify", "generate")
@@ -44,7 +44,7 @@ class EngineObserver:
     """Everything counted since the start. Its methods are called on the engine thread."""
 
     def __init__(self, limiter: LogLimiter | None = None) -> None:
-        self.step_works = Histogram(WORKS)
+        self.batch_size = Histogram(SESSIONS)
         self.step_tokens = Histogram(TOKENS)
         self.forward_ns = Histogram(TIMES_NS)
         self.verify_ns = Histogram(TIMES_NS)
@@ -64,9 +64,9 @@ class EngineObserver:
 
     # ------------------------------------------------------------------------------------- hot path
 
-    def on_step(self, num_works: int, num_tokens: int, forward_ns: int, verify_ns: int) -> None:
-        """One packed forward of `num_tokens` for `num_works`, and verifying and answering after it."""
-        self.step_works.add(num_works)
+    def on_step(self, batch_size: int, num_tokens: int, forward_ns: int, verify_ns: int) -> None:
+        """One packed forward of `num_tokens` for `batch_size` sessions, and verifying and answering after it."""
+        self.batch_size.add(batch_size)
         self.step_tokens.add(num_tokens)
         self.forward_ns.add(forward_ns)
         self.verify_ns.add(verify_ns)

@@ -19,6 +19,7 @@ from cloud_verifier.engine import Engine
 from cloud_verifier.interceptor import ErrorInterceptor
 from cloud_verifier.methods.registry import BUILT_METHODS
 from cloud_verifier.service import VerifierService
+from cloud_verifier.tracing import TraceContextInterceptor, create_round_tracer
 from common.errors import UsageError
 from common.pb import outrider_pb2_grpc
 from common.types import Limits, ModelInfo
@@ -105,7 +106,9 @@ class VerifierServer:
             max_step_tokens=config.max_step_tokens,
             min_forward_s=config.min_forward_ms / 1000.0,
         )
-        self.service = VerifierService(self.engine)
+        tracer = create_round_tracer()
+        self._interceptors = (ErrorInterceptor(),) + ((TraceContextInterceptor(),) if tracer else ())
+        self.service = VerifierService(self.engine, tracer)
         self.port = 0
         self.admin: AdminServer | None = None
         if admin_listen is not None:
@@ -116,7 +119,7 @@ class VerifierServer:
     async def __aenter__(self) -> VerifierServer:
         limit = self._config.max_message_bytes
         self._server = grpc.aio.server(
-            interceptors=(ErrorInterceptor(),),
+            interceptors=self._interceptors,
             options=(
                 ("grpc.max_receive_message_length", limit),
                 ("grpc.max_send_message_length", limit),

@@ -13,6 +13,7 @@ from typing import Any
 
 from cloud_verifier.engine import Engine
 from cloud_verifier.session import DEFAULT_TENANT
+from cloud_verifier.tracing import RoundTracer
 from cloud_verifier.work import Job, Reply
 from common import codec
 from common.errors import InvalidFieldError
@@ -42,8 +43,9 @@ class SupersededError(Exception):
 
 
 class VerifierService(outrider_pb2_grpc.VerifierServicer):  # type: ignore[misc]
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Engine, tracer: RoundTracer | None = None) -> None:
         self._engine = engine
+        self._tracer = tracer
         self._streams: dict[tuple[str, bytes], _Stream] = {}
 
     @property
@@ -80,7 +82,14 @@ class VerifierService(outrider_pb2_grpc.VerifierServicer):  # type: ignore[misc]
             del self._streams[key]
 
     def submit(self, tenant: str, session_id: bytes, request: SessionRequest, reply: Reply) -> None:
+        if self._tracer is not None:
+            reply = self._tracer.follow(tenant, session_id, request, reply)
         self._engine.submit(Job(session_id, request, reply, time.perf_counter_ns(), tenant))
+
+    def count(self, session_id: bytes, response: SessionResponse) -> None:
+        """Errors are counted here, where they leave: one thread, whoever made them."""
+        if isinstance(response, RoundError):
+            self._engine.observer.on_error(response.code, session_id, response.round_id, response.field)
 
     # ------------------------------------------------------------------------------------- unary
 
@@ -108,7 +117,7 @@ class VerifierService(outrider_pb2_grpc.VerifierServicer):  # type: ignore[misc]
         try:
             decoded = codec.decode_generate(request)
         except InvalidFieldError as error:
-            yield codec.encode_generate_response(_invalid(request.round_id, error))
+            yield codec.encode_generate_response(self._refuse(request, error))
             return
         tenant = _tenant_of(context)
         session_id = _same_session_id(decoded.session_id, _session_id_of(context))
@@ -117,6 +126,7 @@ class VerifierService(outrider_pb2_grpc.VerifierServicer):  # type: ignore[misc]
         try:
             while not is_done:
                 reply = await replies.get()
+                self.count(session_id, reply)
                 assert isinstance(reply, codec.GenerateReply)
                 is_done = isinstance(reply, RoundError) or (
                     isinstance(reply, GeneratedTokens) and reply.is_last
@@ -131,7 +141,7 @@ class VerifierService(outrider_pb2_grpc.VerifierServicer):  # type: ignore[misc]
         try:
             request = decode(message)
         except InvalidFieldError as error:
-            return _invalid(getattr(message, "round_id", 0), error)
+            return self._refuse(message, error)
         session_id = _same_session_id(request.session_id, _session_id_of(context))
         loop = asyncio.get_running_loop()
         answer: asyncio.Future[SessionResponse] = loop.create_future()
@@ -141,7 +151,14 @@ class VerifierService(outrider_pb2_grpc.VerifierServicer):  # type: ignore[misc]
                 loop.call_soon_threadsafe(_set_once, answer, reply)
 
         self.submit(_tenant_of(context), session_id, request, resolve)
-        return await answer
+        response = await answer
+        self.count(session_id, response)
+        return response
+
+    def _refuse(self, message: Any, error: InvalidFieldError) -> RoundError:
+        response = _invalid(getattr(message, "round_id", 0), error)
+        self.count(message.session_id, response)
+        return response
 
 
 class _Stream:
@@ -196,6 +213,7 @@ class _Stream:
         )
 
     def push(self, response: SessionResponse, kind: type[SessionRequest] | None) -> None:
+        self._service.count(self._session_id, response)
         self.outgoing.put_nowait(codec.encode_response(response, kind))
         if isinstance(response, Progress | Draining):
             return

@@ -14,16 +14,20 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-READY = re.compile(r"serving .* on (\S+:\d+)")
+READY = re.compile(r"serving .* on (\S+:\d+)(?:, admin port at (\S+))?")
 
 
 @dataclass
 class VerifierProcess:
-    """`address` is `HOST:PORT`; `stop` and `kill` end the process, each at most once."""
+    """`address` is `HOST:PORT`; `admin_url` is empty without an admin port.
+
+    `stop` and `kill` end the process, each at most once.
+    """
 
     process: subprocess.Popen[str]
     address: str
     start_s: float  # from the start of the process until it served
+    admin_url: str = ""
 
     def stop(self, timeout_s: float = 20.0) -> int:
         """SIGTERM and wait; SIGKILL when it does not end in time. Returns the exit status."""
@@ -71,7 +75,8 @@ def start_server(command: Sequence[str], timeout_s: float = 120.0) -> VerifierPr
     for line in _lines_until(process.stdout.fileno(), begin + timeout_s):
         output.append(line)
         if match := READY.search(line):
-            return VerifierProcess(process, match.group(1), time.monotonic() - begin)
+            start_s = time.monotonic() - begin
+            return VerifierProcess(process, match.group(1), start_s, match.group(2) or "")
     process.kill()
     process.wait()
     process.stdout.close()
