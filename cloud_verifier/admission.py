@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from cloud_verifier import validation
+from cloud_verifier.backlog import Refusal
 from cloud_verifier.session import Session
 from cloud_verifier.work import Job, Work
 from common.errors import InvalidFieldError, UnimplementedFieldError
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from cloud_verifier.engine import Engine
 
 FULL_RETRY_MS = 1000
+MAX_WAITING = 32  # of one session, behind its running work: as many as replies are stored
 
 
 def admit(engine: Engine, job: Job) -> None:
@@ -53,8 +55,7 @@ def _admit_open(engine: Engine, job: Job, request: OpenRequest) -> None:
     session = engine.sessions.get(job.tenant, request.session_id)
     if session is not None:
         if session.work is not None:
-            session.waiting.append(job)
-            _end_generation(engine, session)
+            _wait(engine, session, job)
             return
         if session.opening == request and isinstance(session.opening_reply, Opened):
             job.reply(replace(session.opening_reply, is_existing=True))
@@ -67,10 +68,12 @@ def _admit_open(engine: Engine, job: Job, request: OpenRequest) -> None:
     except InvalidFieldError as error:
         job.reply(_field_error(request.round_id, error))
         return
-    if session is None and not _has_room(engine):
-        message = f"all {engine.sessions.max_sessions} sessions are busy"
-        refusal = _error(request.round_id, RoundErrorCode.REFUSED, message)
-        job.reply(replace(refusal, retry_after_ms=FULL_RETRY_MS))
+    if session is None and not _has_room(engine, job.tenant):
+        message = f"{engine.sessions.what_is_full(job.tenant)} are busy"
+        job.reply(_refusal(request.round_id, Refusal(message, FULL_RETRY_MS)))
+        return
+    if (refusal := engine.backlog.enter_prefill(job.tenant, len(request.token_ids))) is not None:
+        job.reply(_refusal(request.round_id, refusal))
         return
     eos_token_ids = () if request.ignore_eos else engine.model.eos_token_ids
     session = engine.sessions.put(job.tenant, request, frozenset((*eos_token_ids, *request.stop_token_ids)))
@@ -79,10 +82,10 @@ def _admit_open(engine: Engine, job: Job, request: OpenRequest) -> None:
     _activate(engine, session, job, request)
 
 
-def _has_room(engine: Engine) -> bool:
-    if removed := engine.sessions.make_room():
+def _has_room(engine: Engine, tenant: str) -> bool:
+    if removed := engine.sessions.make_room(tenant):
         engine.free(removed)
-    return not engine.sessions.is_full
+    return not engine.sessions.is_full(tenant)
 
 
 # ------------------------------------------------------------------------------------------- rounds
@@ -95,17 +98,30 @@ def _admit_round(engine: Engine, job: Job, request: VerifyRequest | GenerateRequ
         job.reply(_error(request.round_id, RoundErrorCode.UNKNOWN_SESSION, message))
         return
     if session.work is not None:
-        session.waiting.append(job)
-        _end_generation(engine, session)
+        _wait(engine, session, job)
         return
     if (answer := _answer_without_work(session, request, engine)) is not None:
         job.reply(answer)
+        return
+    if not job.has_entered and (refusal := engine.enter_round(job.tenant, request, is_taken=True)):
+        job.reply(_refusal(request.round_id, refusal, session))
         return
     replaced_tokens = tuple(session.chain.token_ids[request.base_position :])
     session.chain.truncate(request.base_position)
     session.chain.extend(request.committed_tokens)
     _truncate_kv(engine, session)
     _activate(engine, session, job, request, replaced_tokens)
+
+
+def _wait(engine: Engine, session: Session, job: Job) -> None:
+    """Behind the session's running work, which a newer request ends if it is a `Generate`."""
+    if len(session.waiting) >= MAX_WAITING:
+        round_id = getattr(job.request, "round_id", 0)
+        message = f"{MAX_WAITING} requests of this session wait already"
+        job.reply(_refusal(round_id, Refusal(message, engine.backlog.retry_ms()), session))
+        return
+    session.waiting.append(job)
+    _end_generation(engine, session)
 
 
 def _answer_without_work(
@@ -143,13 +159,11 @@ def _activate(
         session,
         job,
         request,
-        total_tokens=0,
         draft_tokens=request.draft_tokens if isinstance(request, VerifyRequest) else (),
         draft_probs=request.q_token_probs if isinstance(request, VerifyRequest) else (),
         base_position=0 if isinstance(request, OpenRequest) else request.base_position,
         replaced_tokens=replaced_tokens,
     )
-    work.total_tokens = work.num_pending
     engine.activate(work)
 
 
@@ -210,6 +224,18 @@ def _close(engine: Engine, job: Job) -> None:
 
 def _error(round_id: int, code: RoundErrorCode, message: str) -> RoundError:
     return RoundError(round_id=round_id, code=code, message=message)
+
+
+def _refusal(round_id: int, refusal: Refusal, session: Session | None = None) -> RoundError:
+    position, hash_ = (session.chain.position, session.chain.hash) if session else (0, 0)
+    return RoundError(
+        round_id,
+        RoundErrorCode.REFUSED,
+        refusal.reason,
+        retry_after_ms=refusal.retry_after_ms,
+        position=position,
+        hash=hash_,
+    )
 
 
 def _field_error(round_id: int, error: InvalidFieldError, session: Session | None = None) -> RoundError:

@@ -17,13 +17,14 @@ from numpy.typing import NDArray
 
 from cloud_verifier.admission import admit
 from cloud_verifier.backends.base import ForwardItem, KVExhausted, TargetBackend
+from cloud_verifier.backlog import Backlog, QueueLimits, Refusal
 from cloud_verifier.colocated import CoLocatedDrafter
 from cloud_verifier.finish import finish
 from cloud_verifier.observe import EngineObserver
-from cloud_verifier.scheduler import Share, plan_step
+from cloud_verifier.scheduler import Scheduler, Share
 from cloud_verifier.session import Session, SessionStore
 from cloud_verifier.work import Job, Work
-from common.types import GenerateRequest, ModelInfo, Progress, RoundError, RoundErrorCode
+from common.types import GenerateRequest, ModelInfo, Progress, RoundError, RoundErrorCode, VerifyRequest
 
 log = logging.getLogger(__name__)
 
@@ -41,22 +42,27 @@ class Engine:
         *,
         drafter: CoLocatedDrafter | None = None,
         max_step_tokens: int = 512,
+        prefill_chunk_tokens: int = 32,
+        queue_limits: QueueLimits | None = None,
+        tenant_max_sessions: int = 0,
         min_forward_s: float = 0.0,
-        clock: Callable[[], float] = time.monotonic,
+        clock: Callable[[], float] = time.perf_counter,
     ) -> None:
+        """`clock` counts like `Job.arrival_ns`; `tenant_max_sessions` of 0 is no limit of its own."""
         self.backend = backend
         self.model = model
         self.drafter = drafter
         self.sessions = SessionStore(
-            model.limits.max_sessions, model.limits.session_idle_ttl_ms / 1000.0, clock
+            model.limits.max_sessions, model.limits.session_idle_ttl_ms / 1000.0, clock, tenant_max_sessions
         )
+        self.backlog = Backlog(queue_limits or QueueLimits(), max_step_tokens, prefill_chunk_tokens)
         self.observer = EngineObserver()
         self.is_draining = False
         self.num_steps = 0
-        self._max_step_tokens = max_step_tokens
+        self._scheduler = Scheduler(max_step_tokens, prefill_chunk_tokens)
         self._min_forward_s = min_forward_s
         self._clock = clock
-        self._active: list[Work] = []  # in order of arrival
+        self._active: dict[Work, None] = {}  # in order of their turn
         self._inbox: deque[Job] = deque()
         self._wake = threading.Condition()
         self._is_stopping = False
@@ -69,6 +75,16 @@ class Engine:
         with self._wake:
             self._inbox.append(job)
             self._wake.notify()
+
+    def enter_round(
+        self, tenant: str, request: VerifyRequest | GenerateRequest, *, is_taken: bool = False
+    ) -> Refusal | None:
+        """Counts a round into the backlog, or says why it is refused; costs the engine thread nothing."""
+        num_tokens, deadline_ms = len(request.committed_tokens) + 1, 0
+        if isinstance(request, VerifyRequest):
+            num_tokens += len(request.draft_tokens)
+            deadline_ms = request.deadline_ms
+        return self.backlog.enter_round(tenant, num_tokens, deadline_ms, is_taken=is_taken)
 
     def start(self) -> None:
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
@@ -107,13 +123,18 @@ class Engine:
     def step(self) -> bool:
         """One turn; returns whether there was work (a forward, or making room for one)."""
         self._take_inbox()
+        self._drop_expired()
         self._sweep()
+        start_s = self._clock()
+        active = list(self._active)
         if self.drafter is not None:
-            self.drafter.draft_for(self._active)
-        shares = plan_step(self._active, self._max_step_tokens)
+            self.drafter.draft_for(active)
+        plan = self._scheduler.plan(active, start_s)
+        self.backlog.hold(plan.round_tokens, plan.prefill_tokens)
+        shares = plan.shares
         if not shares:
             return False
-        works = [self._active[share.index] for share in shares]
+        works = [active[share.index] for share in shares]
         try:
             logits, forward_ns = self._forward(works, shares)
         except KVExhausted as error:
@@ -126,9 +147,11 @@ class Engine:
             return True
         self.num_steps += 1
         self._deliver(works, shares, logits, forward_ns)
+        self.backlog.observe(sum(share.num_tokens for share in shares), self._clock() - start_s)
         return True
 
     def _take_inbox(self) -> None:
+        self.backlog.take_arrived()
         while self._inbox:
             job = self._inbox.popleft()
             try:
@@ -138,14 +161,20 @@ class Engine:
                 round_id = getattr(job.request, "round_id", 0)
                 job.reply(RoundError(round_id, RoundErrorCode.INTERNAL, INTERNAL_MESSAGE))
 
+    def _drop_expired(self) -> None:
+        now_ns = int(self._clock() * 1e9)
+        while expired := [work for work in self._active if work.is_expired(now_ns)]:
+            for work in expired:  # each may let the next of its session in
+                message = "its deadline passed before its turn came"
+                self._fail(work, RoundErrorCode.REFUSED, message, self.backlog.retry_ms())
+
     def _forward(self, works: list[Work], shares: list[Share]) -> tuple[NDArray[np.float32], int]:
         start_ns = time.perf_counter_ns()
         items = []
         for work, share in zip(works, shares, strict=True):
-            if work.session.kv is None:
-                work.session.kv = self.backend.new_sequence()
             work.start_ns = work.start_ns or start_ns
             rows = work.num_logit_rows if share.is_final else 0
+            assert work.session.kv is not None, "active work has KV"
             items.append(ForwardItem(work.session.kv, work.pending_tokens(share.num_tokens), rows))
         logits = self.backend.forward(items)
         if self._min_forward_s:
@@ -161,6 +190,7 @@ class Engine:
             if not share.is_final:
                 done = work.total_tokens - work.num_pending
                 work.job.reply(Progress(work.request.round_id, done, work.total_tokens))
+                self._end_turn(work)
                 continue
             rows = logits[row : row + work.num_logit_rows]
             row += work.num_logit_rows
@@ -172,21 +202,32 @@ class Engine:
                 continue
             if is_done or (isinstance(work.request, GenerateRequest) and work.session.waiting):
                 self.release(work)
+            else:
+                self._end_turn(work)
+
+    def _end_turn(self, work: Work) -> None:
+        del self._active[work]
+        self._active[work] = None
 
     # ------------------------------------------------------------------------- sessions and their KV
 
     def activate(self, work: Work) -> None:
         """`work` becomes its session's one job."""
-        work.session.work = work
-        self._active.append(work)
+        session = work.session
+        if session.kv is None:  # before it is planned: what a cached prefix holds need not be fed
+            session.kv = self.backend.new_sequence()
+        session.work = work
+        work.total_tokens = work.num_pending
+        self._active[work] = None
         if work.is_catching_up:
             work.job.reply(Progress(work.request.round_id, 0, work.total_tokens))
 
     def release(self, work: Work) -> None:
         """`work` is answered: the session's next waiting job may start."""
         session = work.session
-        self._active.remove(work)
+        del self._active[work]
         session.work = None
+        self.sessions.touch(session)
         while session.waiting and session.work is None:
             admit(self, session.waiting.popleft())
 
@@ -199,7 +240,7 @@ class Engine:
     def forget(self, session: Session) -> None:
         """Ends a session: its running work, if any, its KV, its place in the store."""
         if session.work is not None:
-            self._active.remove(session.work)
+            del self._active[session.work]
             session.work = None
         self.free(session)
         self.sessions.remove(session)
@@ -221,11 +262,11 @@ class Engine:
             self.free(candidates[0])
             return
         newest = works[-1]
+        self.free(newest.session)
         if len(self._active) == 1:
             self._fail(newest, RoundErrorCode.REFUSED, f"the KV pool is too small: {error}", 1000)
         else:
             self._fail(newest, RoundErrorCode.REFUSED, f"no KV blocks are free: {error}", KV_RETRY_MS)
-        self.free(newest.session)
 
     def _sweep(self) -> None:
         if self._clock() < self._next_sweep_s:

@@ -1,13 +1,26 @@
-"""Which tokens of which work go into the next packed forward. Pure: integers in, integers out."""
+"""Which tokens of which work go into the next packed forward, fair between tenants. Pure.
+
+Two lanes share a step: rounds (verification rounds and decoding steps, which somebody waits for) and prefills
+(openings, rebuilds, recomputations, which may be cut into chunks). Tenants are served by virtual time, as in
+start-time fair queueing (Goyal et al. 1996): the one with the fewest tokens so far comes first.
+"""
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
+from heapq import heapify, heappop, heappush
 from typing import Protocol
+
+ROUNDS_ABOUT_S = 1.0  # rounds are expected this long after the last answer: prefill chunks stay small
 
 
 class Schedulable(Protocol):
+    @property
+    def tenant(self) -> str: ...
+    @property
+    def is_prefill(self) -> bool: ...
     @property
     def num_pending(self) -> int: ...
     @property
@@ -23,24 +36,101 @@ class Share:
     is_final: bool
 
 
-def plan_step(works: Sequence[Schedulable], max_step_tokens: int) -> list[Share]:
-    """Rounds first, then prefill chunks, under a token budget; in order of arrival within each.
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """One step, and all that waits (the step's own tokens included) by tenant."""
 
-    Work that fits is fed whole; larger work gets a chunk of what is left, so that a long prompt never
-    holds up the rounds of others for more than one chunk. At least one share is returned
-    when there is work, whatever the budget: a round is never split below its logit rows.
+    shares: list[Share]
+    round_tokens: dict[str, int]
+    prefill_tokens: dict[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class _Item:
+    index: int
+    tenant: str
+    num_pending: int
+    num_logit_rows: int
+
+
+class Scheduler:
+    """Plans steps of at most `max_step_tokens`, of which `prefill_chunk_tokens` go to prefills.
+
+    When no round came for a while a prefill may take the whole step. A tenant is never more than
+    four steps' tokens behind another, however much it was served while nobody else wanted anything.
     """
-    shares: list[Share] = []
-    budget = max_step_tokens
-    by_size = sorted(range(len(works)), key=lambda i: works[i].num_pending > works[i].num_logit_rows + 64)
-    for i in by_size:
-        pending, rows = works[i].num_pending, works[i].num_logit_rows
-        if pending <= budget or (not shares and pending == rows):
-            shares.append(Share(i, pending, is_final=True))
-            budget -= pending
-        elif (chunk := min(budget, pending - rows)) > 0:
-            shares.append(Share(i, chunk, is_final=False))
-            budget -= chunk
-        if budget <= 0:
-            break
-    return shares
+
+    def __init__(self, max_step_tokens: int = 512, prefill_chunk_tokens: int = 32) -> None:
+        self.max_step_tokens = max_step_tokens
+        self.prefill_chunk_tokens = min(prefill_chunk_tokens, max(1, max_step_tokens // 2))
+        self._max_lead_tokens = 4 * max_step_tokens
+        self._served: dict[str, int] = {}  # virtual time of a tenant: tokens it was served
+        self._floor = 0  # virtual time of the least served tenant that wants something; only rises
+        self._quiet_at_s = float("-inf")
+
+    def plan(self, works: Sequence[Schedulable], now_s: float) -> Plan:
+        """`works` in order of their turn: one that was served goes to the end.
+
+        At least one share comes back when there is work, whatever the budget; a round is never split below
+        its logit rows. The first work of each lane and tenant is never passed by a later one.
+        """
+        rounds: list[_Item] = []
+        prefills: list[_Item] = []
+        for index, work in enumerate(works):
+            item = _Item(index, work.tenant, work.num_pending, work.num_logit_rows)
+            (prefills if work.is_prefill else rounds).append(item)
+        plan = Plan([], _tokens_by_tenant(rounds), _tokens_by_tenant(prefills))
+        is_quiet = now_s >= self._quiet_at_s and not rounds
+        chunk = 0 if not prefills else self.max_step_tokens if is_quiet else self.prefill_chunk_tokens
+        self._let_catch_up(plan.round_tokens.keys() | plan.prefill_tokens.keys())
+        self._fill(plan.shares, rounds, self.max_step_tokens - chunk)
+        self._fill(plan.shares, prefills, chunk)
+        if any(share.is_final for share in plan.shares):
+            self._quiet_at_s = now_s + ROUNDS_ABOUT_S
+        return plan
+
+    def _let_catch_up(self, tenants: set[str]) -> None:
+        """Who wanted nothing gains no credit by it; who was served alone owes no more than the lead."""
+        known = [self._served[tenant] for tenant in tenants if tenant in self._served]
+        floor = self._floor = max(self._floor, min(known, default=self._floor))
+        self._served = {tenant: served for tenant, served in self._served.items() if served > floor}
+        for tenant in tenants:
+            self._served[tenant] = min(self._served.get(tenant, floor), floor + self._max_lead_tokens)
+
+    def _fill(self, shares: list[Share], lane: list[_Item], budget: int) -> None:
+        if sum(item.num_pending for item in lane) <= budget:
+            for item in lane:
+                shares.append(Share(item.index, item.num_pending, is_final=True))
+                self._served[item.tenant] += item.num_pending
+            return
+        queues: dict[str, deque[_Item]] = {}
+        for item in lane:
+            queues.setdefault(item.tenant, deque()).append(item)
+        order = [(self._served[tenant], queue[0].index, tenant) for tenant, queue in queues.items()]
+        heapify(order)
+        while order and budget > 0:
+            _, _, tenant = heappop(order)
+            queue = queues[tenant]
+            share = _share(queue.popleft(), budget, is_first=not shares)
+            if share is None:  # what comes after may be smaller, but must not pass it for ever
+                return
+            shares.append(share)
+            budget -= share.num_tokens
+            self._served[tenant] += share.num_tokens
+            if queue:
+                heappush(order, (self._served[tenant], queue[0].index, tenant))
+
+
+def _share(item: _Item, budget: int, *, is_first: bool) -> Share | None:
+    pending, rows = item.num_pending, item.num_logit_rows
+    if pending <= budget or (is_first and pending == rows):
+        return Share(item.index, pending, is_final=True)
+    chunk = min(budget, pending - rows)
+    return Share(item.index, chunk, is_final=False) if chunk > 0 else None
+
+
+def _tokens_by_tenant(lane: list[_Item]) -> dict[str, int]:
+    tokens: dict[str, int] = {}
+    for item in lane:
+        tokens[item.tenant] = tokens.get(item.tenant, 0) + item.num_pending
+    return tokens

@@ -5,7 +5,7 @@ Pure state with an injected clock; nothing here computes or waits.
 
 from __future__ import annotations
 
-from collections import OrderedDict, deque
+from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
@@ -28,7 +28,7 @@ MAX_STORED_REPLIES = 32
 DEFAULT_TENANT = "default"
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Session:
     """One sequence. `kv` is None before its first step and after an eviction; the ids outlive it."""
 
@@ -120,11 +120,20 @@ class SessionStore:
     that session did not exist, and the same id may stand for a session of each.
     """
 
-    def __init__(self, max_sessions: int, idle_ttl_s: float, clock: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        max_sessions: int,
+        idle_ttl_s: float,
+        clock: Callable[[], float],
+        tenant_max_sessions: int = 0,
+    ) -> None:
+        """`tenant_max_sessions` of 0 is no limit but `max_sessions`."""
         self.max_sessions = max_sessions
+        self.tenant_max_sessions = tenant_max_sessions or max_sessions
         self.idle_ttl_s = idle_ttl_s
         self._clock = clock
         self._sessions: OrderedDict[tuple[str, bytes], Session] = OrderedDict()
+        self._num_of: Counter[str] = Counter()  # sessions of each tenant that has any
 
     def __len__(self) -> int:
         return len(self._sessions)
@@ -146,6 +155,7 @@ class SessionStore:
         if session is None:
             session = Session(opening, TokenChain(opening.token_ids), stop_ids, self._clock(), tenant)
             self._sessions[tenant, opening.session_id] = session
+            self._num_of[tenant] += 1
         else:
             _rebuild_chain(session.chain, opening.token_ids)
             session.opening, session.stop_ids = opening, stop_ids
@@ -154,35 +164,54 @@ class SessionStore:
         session.was_pipelined = False
         return session
 
+    def touch(self, session: Session) -> None:
+        """Something happened in it: its silence begins now."""
+        self.get(session.tenant, session.opening.session_id)
+
     def remove(self, session: Session) -> None:
-        self._sessions.pop((session.tenant, session.opening.session_id), None)
+        if self._sessions.pop((session.tenant, session.opening.session_id), None) is not None:
+            self._num_of[session.tenant] -= 1
+            if not self._num_of[session.tenant]:
+                del self._num_of[session.tenant]
 
-    def make_room(self) -> Session | None:
-        """Removes and returns the least recently used idle session when the store is full.
+    def make_room(self, tenant: str) -> Session | None:
+        """Removes and returns the least recently used idle session that stands in `tenant`'s way.
 
-        Returns None when there is room already, or when every session is busy (see `is_full`).
+        At the tenant's own limit that is one of its own; else one of the tenant that has most.
+        Returns None when there is room already, or when all of them are busy (see `is_full`).
         """
-        if not self.is_full:
+        if not self.is_full(tenant):
             return None
-        for key, session in self._sessions.items():
-            if not session.is_busy:
-                return self._sessions.pop(key)
-        return None
+        idle = [session for session in self._sessions.values() if not session.is_busy]
+        if self._num_of[tenant] >= self.tenant_max_sessions:
+            idle = [session for session in idle if session.tenant == tenant]
+        if not idle:
+            return None
+        oldest = max(idle, key=lambda session: self._num_of[session.tenant])  # the first of equals
+        self.remove(oldest)
+        return oldest
 
-    @property
-    def is_full(self) -> bool:
-        return len(self._sessions) >= self.max_sessions
+    def is_full(self, tenant: str) -> bool:
+        is_own_full = self._num_of[tenant] >= self.tenant_max_sessions
+        return is_own_full or len(self._sessions) >= self.max_sessions
+
+    def what_is_full(self, tenant: str) -> str:
+        if self._num_of[tenant] >= self.tenant_max_sessions:
+            return f"all {self.tenant_max_sessions} sessions of this tenant"
+        return f"all {self.max_sessions} sessions"
 
     def take_expired(self) -> list[Session]:
         """Removes and returns the sessions idle for longer than the TTL."""
         deadline = self._clock() - self.idle_ttl_s
         expired = []
-        for key, session in self._sessions.items():
+        for session in self._sessions.values():
             if session.last_used_s >= deadline:
                 break  # used later, and so are all that follow
             if not session.is_busy:
-                expired.append(key)
-        return [self._sessions.pop(key) for key in expired]
+                expired.append(session)
+        for session in expired:
+            self.remove(session)
+        return expired
 
     def eviction_candidates(self) -> list[Session]:
         """Sessions that hold KV and do nothing, least recently used first."""
@@ -190,6 +219,7 @@ class SessionStore:
 
     def check_integrity(self) -> None:
         assert len(self._sessions) <= self.max_sessions
+        assert self._num_of == Counter(tenant for tenant, _ in self._sessions)
         for session in self._sessions.values():
             session.check_integrity()
 

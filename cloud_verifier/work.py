@@ -15,6 +15,8 @@ from common.types import (
     VerifyRequest,
 )
 
+CATCH_UP_TOKENS = 64  # text a round may have to feed besides its draft and still be an ordinary one
+
 Reply = Callable[[SessionResponse], object]
 """Takes one answer; called on the engine thread, must not block."""
 
@@ -24,18 +26,19 @@ class Job:
     session_id: bytes
     request: SessionRequest
     reply: Reply
-    arrival_ns: int
+    arrival_ns: int  # time.perf_counter_ns
     tenant: str = DEFAULT_TENANT
+    has_entered: bool = False  # counted into the backlog when it arrived
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Work:
     """A job that needs forwards: what of the text is not in KV yet, then the draft."""
 
     session: Session
     job: Job
     request: OpenRequest | VerifyRequest | GenerateRequest
-    total_tokens: int  # tokens to feed when it started, for Progress
+    total_tokens: int = 0  # tokens to feed when it started, for Progress
     start_ns: int = 0  # of its first forward
     forward_ns: int = 0
     num_generated: int = 0
@@ -55,9 +58,27 @@ class Work:
         return len(self.draft_tokens) + 1
 
     @property
+    def tenant(self) -> str:
+        return self.session.tenant
+
+    @property
     def is_catching_up(self) -> bool:
-        """More than an ordinary step to feed: an opening, a rebuild, a recomputation."""
-        return self.num_pending > self.num_logit_rows + 64
+        """More than an ordinary step to feed: a long opening, a rebuild, a recomputation."""
+        return self.num_pending > self.num_logit_rows + CATCH_UP_TOKENS
+
+    @property
+    def is_prefill(self) -> bool:
+        """May be fed in chunks beside the rounds that others wait for."""
+        return isinstance(self.request, OpenRequest) or self.is_catching_up
+
+    def is_expired(self, now_ns: int) -> bool:
+        """A round not begun by its deadline: nobody waits for it any more. Nothing else expires."""
+        return (
+            isinstance(self.request, VerifyRequest)
+            and 0 < self.request.deadline_ms * 1_000_000 <= now_ns - self.job.arrival_ns
+            and self.start_ns == 0
+            and not self.is_catching_up
+        )
 
     def pending_tokens(self, num_tokens: int) -> list[int]:
         """The next `num_tokens` to feed."""

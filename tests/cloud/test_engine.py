@@ -199,15 +199,9 @@ def test_a_long_prompt_is_computed_in_chunks_while_others_get_their_rounds() -> 
     harness.engine.step()
     assert isinstance(verdict[0], Verdict), "the round waited for the prompt"
     harness.settle()
-    assert harness.backend.batches == [[100], [97, 3], [100], [100], [3]] or harness.backend.batches == [
-        [100],
-        [3, 97],
-        [100],
-        [100],
-        [3],
-    ]
+    assert harness.backend.batches[:3] == [[32], [3, 32], [32]], "small chunks: a round may come any time"
     *progress, opened_long = opening
-    assert [p.done for p in progress if isinstance(p, Progress)] == [0, 100, 197, 297, 397]
+    assert [p.done for p in progress if isinstance(p, Progress)] == list(range(0, 400, 32))
     assert isinstance(opened_long, Opened)
     assert opened_long.first_token == harness.reference(prompt, GREEDY, 1)[0]
 
@@ -429,12 +423,12 @@ def test_a_refused_round_changes_nothing_and_may_be_sent_again_as_it_was() -> No
     session_id, opened = harness.open(1, prompt)
     first = harness.ask(session_id, VerifyRequest(1, opened.position, opened.hash))
     assert isinstance(first, Verdict)
-    other_id = b"o" * 16
-    opening = harness.submit(other_id, OpenRequest(other_id, tuple(range(1, 30)), 29, GREEDY))
+    other_id, other = harness.open(2, prompt[:20])
+    before = harness.submit(other_id, VerifyRequest(1, other.position, other.hash, draft_tokens=(7,) * 9))
     again = VerifyRequest(2, opened.position, opened.hash, committed_tokens=(9,) * 10, draft_tokens=(7,) * 8)
     refused = harness.submit(session_id, again)
     harness.settle()
-    assert isinstance(opening[-1], Opened)
+    assert isinstance(before[0], Verdict)
     assert isinstance(refused[0], RoundError) and refused[0].code is RoundErrorCode.REFUSED
     assert (refused[0].position, refused[0].hash) == (first.position, first.hash)
     harness.ask(other_id, CloseRequest())
