@@ -69,9 +69,7 @@ class VerifierCollector(Collector):
 
     def _steps(self) -> Iterator[Metric]:
         observer = self._engine.observer
-        yield _histogram(
-            "batch_size", "Sessions in one packed forward.", observer.batch_size
-        )
+        yield _histogram("batch_size", "Sessions in one packed forward.", observer.batch_size)
         yield _histogram("step_tokens", "Tokens fed in one packed forward.", observer.step_tokens)
         yield _seconds("forward_seconds", "Time of one packed forward.", {"": observer.forward_ns})
         yield _seconds(
@@ -83,9 +81,12 @@ class VerifierCollector(Collector):
 
     def _rounds(self) -> Iterator[Metric]:
         observer = self._engine.observer
+        yield _counters(
+            "rounds", "Openings, rounds and steps of generations answered.", observer.num_rounds, label="kind"
+        )
         yield _seconds(
             "round_seconds",
-            "Time from a request's arrival to its answer: openings, rounds, steps of a generation.",
+            "Time from a request's arrival to its answer: openings and rounds.",
             observer.round_ns,
             label="kind",
         )

@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from common.logs import LogLimiter, session_tag
-from common.types import RoundErrorCode, RoundMetrics
+from common.types import GenerateRequest, OpenRequest, RoundErrorCode, RoundMetrics, VerifyRequest
 
 log = logging.getLogger(__name__)
 
@@ -22,7 +22,7 @@ TIMES_NS = tuple(int(ms * 1e6) for ms in _TIMES_MS)
 SESSIONS = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 256)
 TOKENS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
 ACCEPTED = (0, 1, 2, 3, 4, 5, 6, 8, 12, 16, 32, 64)
-KINDS = ("open", "verify", "generate")
+_KIND_OF: dict[type, str] = {OpenRequest: "open", VerifyRequest: "verify", GenerateRequest: "generate"}
 
 
 class Histogram:
@@ -48,7 +48,8 @@ class EngineObserver:
         self.step_tokens = Histogram(TOKENS)
         self.forward_ns = Histogram(TIMES_NS)
         self.verify_ns = Histogram(TIMES_NS)
-        self.round_ns = {kind: Histogram(TIMES_NS) for kind in KINDS}
+        self.num_rounds = dict.fromkeys(_KIND_OF.values(), 0)
+        self.round_ns = {kind: Histogram(TIMES_NS) for kind in ("open", "verify")}
         self.queue_ns = Histogram(TIMES_NS)
         self.accepted_tokens = Histogram(ACCEPTED)
         self.num_draft_tokens = 0
@@ -65,7 +66,7 @@ class EngineObserver:
     # ------------------------------------------------------------------------------------- hot path
 
     def on_step(self, batch_size: int, num_tokens: int, forward_ns: int, verify_ns: int) -> None:
-        """One packed forward of `num_tokens` for `batch_size` sessions, and verifying and answering after it."""
+        """One packed forward of `num_tokens` for `batch_size` sessions, and verifying after it."""
         self.batch_size.add(batch_size)
         self.step_tokens.add(num_tokens)
         self.forward_ns.add(forward_ns)
@@ -73,22 +74,21 @@ class EngineObserver:
 
     def on_round(
         self,
-        kind: str,
+        request: OpenRequest | VerifyRequest | GenerateRequest,
         session_id: bytes,
-        round_id: int,
         *,
         num_draft_tokens: int,
         num_accepted_tokens: int,
-        num_new_tokens: int,
+        has_correction: bool,
         metrics: RoundMetrics,
     ) -> None:
-        """An opening, a round or a step of a generation was computed and answered (`kind` of KINDS).
-
-        `num_new_tokens` are those the verifier committed: the accepted ones, then its own.
-        """
-        self.round_ns[kind].add(metrics.total_ns)
-        self.queue_ns.add(metrics.queue_ns)
-        self.num_new_tokens += num_new_tokens
+        """An opening, a round or a step of a generation was computed; its answer goes out now."""
+        kind = _KIND_OF[type(request)]
+        self.num_rounds[kind] += 1
+        if kind != "generate":  # whose times run from the request that began it, not from the last step
+            self.round_ns[kind].add(metrics.total_ns)
+            self.queue_ns.add(metrics.queue_ns)
+        self.num_new_tokens += num_accepted_tokens + has_correction
         if num_draft_tokens:
             self.num_draft_tokens += num_draft_tokens
             self.accepted_tokens.add(num_accepted_tokens)
@@ -96,7 +96,7 @@ class EngineObserver:
             facts = {
                 "kind": kind,
                 "session": session_tag(session_id),
-                "round_id": round_id,
+                "round_id": request.round_id,
                 "num_draft_tokens": num_draft_tokens,
                 "num_accepted_tokens": num_accepted_tokens,
                 "queue_ms": round(metrics.queue_ns / 1e6, 3),
