@@ -70,7 +70,7 @@ def _admit_open(engine: Engine, job: Job, request: OpenRequest) -> None:
         return
     if session is None and not _has_room(engine, job.tenant):
         message = f"{engine.sessions.what_is_full(job.tenant)} are busy"
-        job.reply(_refusal(request.round_id, Refusal(message, FULL_RETRY_MS)))
+        job.reply(_refusal(request.round_id, Refusal("sessions", message, FULL_RETRY_MS)))
         return
     if (refusal := engine.backlog.enter_prefill(job.tenant, len(request.token_ids))) is not None:
         job.reply(_refusal(request.round_id, refusal))
@@ -118,7 +118,7 @@ def _wait(engine: Engine, session: Session, job: Job) -> None:
     if len(session.waiting) >= MAX_WAITING:
         round_id = getattr(job.request, "round_id", 0)
         message = f"{MAX_WAITING} requests of this session wait already"
-        job.reply(_refusal(round_id, Refusal(message, engine.backlog.retry_ms()), session))
+        job.reply(_refusal(round_id, Refusal("waiting", message, engine.backlog.retry_ms()), session))
         return
     session.waiting.append(job)
     _end_generation(engine, session)
@@ -231,7 +231,7 @@ def _refusal(round_id: int, refusal: Refusal, session: Session | None = None) ->
     return RoundError(
         round_id,
         RoundErrorCode.REFUSED,
-        refusal.reason,
+        refusal.message,
         retry_after_ms=refusal.retry_after_ms,
         position=position,
         hash=hash_,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import threading
+from collections import Counter
 from dataclasses import dataclass, field
 
 MIN_RETRY_MS = 20
@@ -26,7 +27,8 @@ class QueueLimits:
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    reason: str
+    reason: str  # one of a few words, for counting
+    message: str
     retry_after_ms: int  # at least MIN_RETRY_MS
 
 
@@ -97,6 +99,7 @@ class Backlog:
         self._times = StepTimes()
         self._rounds, self._prefills = _Lane(), _Lane()
         self._lock = threading.Lock()
+        self.num_refused: Counter[str] = Counter()  # by reason
 
     # --------------------------------------------------------------------------- from the engine thread
 
@@ -151,10 +154,11 @@ class Backlog:
         everybody, own = lane.total, lane.of_tenant(tenant)
         most, own_most = self._limits.max_queue_tokens, self._limits.tenant_max_queue_tokens
         if everybody and most and everybody + num_tokens > most:
-            return Refusal(f"{everybody} tokens wait here; at most {most}", self._drain_ms(lane))
+            message = f"{everybody} tokens wait here; at most {most}"
+            return self._refuse("queue_tokens", message, self._drain_ms(lane))
         if own and own_most and own + num_tokens > own_most:
-            reason = f"{own} tokens of this tenant wait here; at most {own_most}"
-            return Refusal(reason, self._drain_ms(lane))
+            message = f"{own} tokens of this tenant wait here; at most {own_most}"
+            return self._refuse("tenant_queue_tokens", message, self._drain_ms(lane))
         return None
 
     def _check_time(self, tenant: str, num_tokens: int, deadline_ms: int) -> Refusal | None:
@@ -163,13 +167,17 @@ class Backlog:
         before = min(self._rounds.total, own * self._rounds.num_tenants_with(tenant))
         wait_ms = self._wait_s(before) * 1000.0
         if wait_ms > self._limits.max_queue_ms:
-            reason = f"the wait is about {wait_ms:.0f} ms; at most {self._limits.max_queue_ms:.0f}"
-            return Refusal(reason, self._retry_ms(wait_ms / 1000.0))
+            message = f"the wait is about {wait_ms:.0f} ms; at most {self._limits.max_queue_ms:.0f}"
+            return self._refuse("queue_ms", message, self._retry_ms(wait_ms / 1000.0))
         total_ms = wait_ms + (self._times.base_s + self._times.token_s * num_tokens) * 1000.0
         if deadline_ms and total_ms > deadline_ms:
-            reason = f"the answer would take about {total_ms:.0f} ms; the deadline is {deadline_ms}"
-            return Refusal(reason, self._retry_ms(total_ms / 1000.0))
+            message = f"the answer would take about {total_ms:.0f} ms; the deadline is {deadline_ms}"
+            return self._refuse("deadline", message, self._retry_ms(total_ms / 1000.0))
         return None
+
+    def _refuse(self, reason: str, message: str, retry_after_ms: int) -> Refusal:
+        self.num_refused[reason] += 1
+        return Refusal(reason, message, retry_after_ms)
 
     def _wait_s(self, num_tokens: int) -> float:
         """What `num_tokens` of others cost a round: their time, and the steps before the one it shares."""

@@ -2,14 +2,29 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
+from cloud_verifier.backlog import QueueLimits
 from common.config_fields import option
+from common.errors import ConfigError
 
 SCOPE = "verifier"  # OUTRIDER_VERIFIER_...
 EMBEDDED_TARGET = Path(__file__).resolve().parent.parent / "models" / "embedded" / "target"
 EMBEDDED_DRAFT = EMBEDDED_TARGET.parent / "draft"
+
+
+_UNITS = {"": 1, "B": 1, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([A-Z]*)", re.ASCII)
+
+
+def parse_size(text: str, flag: str) -> int:
+    """Bytes of "512MiB", "1.5GiB", "65536"; raises `ConfigError` naming `flag` for anything else."""
+    match = _SIZE.fullmatch(text.strip().upper())
+    if match is None or match[2] not in _UNITS or not (num_bytes := int(float(match[1]) * _UNITS[match[2]])):
+        raise ConfigError(f"{flag} {text}: not a size; write bytes, or a number with KiB, MiB or GiB: 512MiB")
+    return num_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,13 +57,43 @@ class ServeConfig:
         choices=("auto", "float32", "bfloat16"),
     )
     num_threads: int = option(0, "CPU threads of a forward; 0 is torch's choice", metavar="N", minimum=0)
-    kv_tokens: int = option(
-        65_536, "size of the KV pool in tokens, for all sessions", metavar="N", minimum=256
+    kv_memory: str = option(
+        "512MiB", "memory of the KV pool, for all sessions; 1.5GiB, 800MiB ...", metavar="SIZE"
     )
     max_step_tokens: int = option(512, "tokens in one packed forward at most", metavar="N", minimum=1)
+    prefill_chunk_tokens: int = option(
+        0,
+        "tokens of prompts in a forward that carries rounds too; 0 is 32 on a CPU and 256 on CUDA",
+        metavar="N",
+        minimum=0,
+    )
+    max_queue_ms: float = option(
+        100.0,
+        "a round that would wait longer than this for others is refused with a retry hint",
+        metavar="MS",
+        minimum=0.0,
+    )
+    max_queue_tokens: int = option(
+        65_536,
+        "tokens of rounds, and as many of prompts, that may wait; 0 is no limit",
+        metavar="N",
+        minimum=0,
+    )
+    tenant_max_queue_tokens: int = option(
+        0, "the same for one tenant; 0 is no limit of its own", metavar="N", minimum=0
+    )
     max_draft_tokens: int = option(64, "drafted tokens in one round at most", metavar="N", minimum=1)
     max_message_bytes: int = option(1 << 20, "size of one message at most", metavar="BYTES", minimum=1024)
     max_sessions: int = option(1024, "sessions held at once", metavar="N", minimum=1)
+    tenant_max_sessions: int = option(
+        0, "sessions of one tenant; 0 is no limit of its own", metavar="N", minimum=0
+    )
+    session_max_tokens: int = option(
+        0, "tokens in one session's text at most; 0 is the target's context", metavar="N", minimum=0
+    )
+    max_unread_bytes: int = option(
+        1 << 18, "a stream that leaves more answers than this unread is ended", metavar="BYTES", minimum=1024
+    )
     session_idle_ttl_s: float = option(
         600.0, "a session silent for longer is forgotten", metavar="S", minimum=0.1
     )
@@ -64,6 +109,15 @@ class ServeConfig:
     otlp_endpoint: str = option(
         "", "collector to send OpenTelemetry spans to; needs the otel extra", metavar="URL"
     )
+
+    @property
+    def queue_limits(self) -> QueueLimits:
+        return QueueLimits(self.max_queue_ms, self.max_queue_tokens, self.tenant_max_queue_tokens)
+
+    @property
+    def prefill_chunk(self) -> int:
+        """Its time is the longest that a prompt can add to a round of others, twice at worst."""
+        return self.prefill_chunk_tokens or (32 if self.device == "cpu" else 256)
 
     @property
     def draft_dir(self) -> Path | None:

@@ -9,7 +9,9 @@ from typing import Any
 
 import grpc
 
-from cloud_verifier.service import SupersededError
+from cloud_verifier.outbox import UnreadError
+from cloud_verifier.service import ShuttingDownError
+from cloud_verifier.stream import SupersededError
 from common.errors import InvalidFieldError
 
 log = logging.getLogger(__name__)
@@ -21,6 +23,10 @@ def _status_of(error: Exception) -> tuple[grpc.StatusCode, str]:
             return grpc.StatusCode.INVALID_ARGUMENT, str(error)
         case SupersededError():
             return grpc.StatusCode.ABORTED, str(error)
+        case UnreadError():
+            return grpc.StatusCode.RESOURCE_EXHAUSTED, str(error)
+        case ShuttingDownError():
+            return grpc.StatusCode.UNAVAILABLE, str(error)
         case _:
             log.error("a call failed", exc_info=error)
             return grpc.StatusCode.INTERNAL, "the verifier failed here; its log says where"

@@ -28,6 +28,7 @@ from common.version import own_version
 log = logging.getLogger(__name__)
 
 PROTOCOL_VERSION = 1
+LAST_ANSWERS_S = 2.0  # after a drain's grace: for the rounds that are being computed
 ADMIN_OFF = ("", "none")
 SERVICE_NAME = "outrider.v1.Verifier"
 
@@ -35,7 +36,7 @@ SERVICE_NAME = "outrider.v1.Verifier"
 def make_model_info(backend: TargetBackend, config: ServeConfig, draft_fingerprint: str = "") -> ModelInfo:
     """What this verifier answers to `Describe`."""
     limits = Limits(
-        max_context=backend.max_context,
+        max_context=min(backend.max_context, config.session_max_tokens or backend.max_context),
         max_draft_tokens=config.max_draft_tokens,
         max_message_bytes=config.max_message_bytes,
         max_sessions=config.max_sessions,
@@ -104,11 +105,14 @@ class VerifierServer:
             model,
             drafter=drafter,
             max_step_tokens=config.max_step_tokens,
+            prefill_chunk_tokens=config.prefill_chunk,
+            queue_limits=config.queue_limits,
+            tenant_max_sessions=config.tenant_max_sessions,
             min_forward_s=config.min_forward_ms / 1000.0,
         )
         tracer = create_round_tracer()
         self._interceptors = (ErrorInterceptor(),) + ((TraceContextInterceptor(),) if tracer else ())
-        self.service = VerifierService(self.engine, tracer)
+        self.service = VerifierService(self.engine, tracer, max_unread_bytes=config.max_unread_bytes)
         self.port = 0
         self.admin: AdminServer | None = None
         if admin_listen is not None:
@@ -151,15 +155,20 @@ class VerifierServer:
             self.admin.close()
 
     async def drain(self) -> None:
-        """No new sessions; open ones go on until they close or the grace ends."""
+        """No new sessions; open ones go on until they close or the grace ends, and are answered then."""
         grace_s = self._config.drain_grace_s
         self.engine.is_draining = True
         await self._set_health(health_pb2.HealthCheckResponse.NOT_SERVING)
         self.service.announce_draining(grace_s, "shutting down")
         log.info("draining %d sessions for up to %.0f s", self.engine.num_sessions, grace_s)
-        deadline = asyncio.get_running_loop().time() + grace_s
-        while self.service.num_streams and asyncio.get_running_loop().time() < deadline:
-            await asyncio.sleep(0.05)
+        await self._calls_ended(grace_s)
+        self.service.end_calls()
+        await self._calls_ended(LAST_ANSWERS_S)
+
+    async def _calls_ended(self, timeout_s: float) -> None:
+        end_s = asyncio.get_running_loop().time() + timeout_s
+        while self.service.num_calls and asyncio.get_running_loop().time() < end_s:
+            await asyncio.sleep(0.02)
 
     async def _set_health(self, status: int) -> None:
         for service in ("", SERVICE_NAME):

@@ -1,0 +1,67 @@
+"""The way of an answer: from the engine thread to the event loop, then to a client that may not read it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+log = logging.getLogger(__name__)
+
+
+class Mailbox:
+    """Calls into an event loop from other threads; those of one moment wake the loop once."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._calls: deque[tuple[Callable[..., object], tuple[Any, ...]]] = deque()
+        self._is_awake = False
+
+    def post(self, callback: Callable[..., object], *args: Any) -> None:
+        """`callback(*args)` on the loop, in the order of the posts. Any thread; a closed loop raises."""
+        self._calls.append((callback, args))
+        if not self._is_awake:
+            self._is_awake = True
+            self._loop.call_soon_threadsafe(self._deliver)
+
+    def _deliver(self) -> None:
+        self._is_awake = False  # before the first call: what is posted meanwhile must not sleep
+        while self._calls:
+            callback, args = self._calls.popleft()
+            try:
+                callback(*args)
+            except Exception:
+                log.exception("an answer could not be handed on")
+
+
+class UnreadError(Exception):
+    """A client left too much unread."""
+
+
+class Outbox:
+    """Messages for one call, in order, of which its client may leave `max_bytes` unread."""
+
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
+        self._num_bytes = 0
+        self._messages: asyncio.Queue[Any] = asyncio.Queue()
+
+    def put(self, message: Any) -> None:
+        """Raises `UnreadError` when it is full; a single message always fits."""
+        size = message.ByteSize()
+        if self._num_bytes and self._num_bytes + size > self._max_bytes:
+            raise UnreadError(f"{self._num_bytes} bytes of answers were not read")
+        self._num_bytes += size
+        self._messages.put_nowait(message)
+
+    def end(self) -> None:
+        """`get` returns None once everything put before was taken."""
+        self._messages.put_nowait(None)
+
+    async def get(self) -> Any:
+        message = await self._messages.get()
+        if message is not None:
+            self._num_bytes -= message.ByteSize()
+        return message

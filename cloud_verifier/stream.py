@@ -1,0 +1,185 @@
+"""One `Session` call: messages in become jobs, replies become messages out."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import TYPE_CHECKING
+
+from cloud_verifier.metadata import SESSION_ID_KEY
+from cloud_verifier.outbox import Outbox, UnreadError
+from common import codec
+from common.errors import InvalidFieldError
+from common.pb import outrider_pb2 as pb
+from common.types import (
+    CancelRequest,
+    CloseRequest,
+    Draining,
+    GeneratedTokens,
+    GenerateRequest,
+    OpenRequest,
+    Progress,
+    RoundError,
+    RoundErrorCode,
+    SessionRequest,
+    SessionResponse,
+    VerifyRequest,
+)
+
+if TYPE_CHECKING:
+    from cloud_verifier.service import VerifierService
+
+
+class SupersededError(Exception):
+    """A newer stream carries this session now."""
+
+
+class SessionStream:
+    """Lives on the event loop. The session outlives it."""
+
+    def __init__(self, service: VerifierService, tenant: str, session_id: bytes, max_unread_bytes: int):
+        self.outbox = Outbox(max_unread_bytes)
+        self.error: Exception | None = None
+        self._service = service
+        self._tenant = tenant
+        self._session_id = session_id
+        self._writer = asyncio.current_task()
+        self._reader: asyncio.Task[None] | None = None
+        self._last_round_id: int | None = None  # the highest that the engine was given here
+        self._generating: int | None = None
+        self._num_owed = 0
+        self._has_last_request = False  # the edge's half-close, or ours
+        self._last_error: Exception | None = None  # how to end once nothing is owed
+        if session_id:
+            service.bind((tenant, session_id), self)
+
+    def read(self, requests: AsyncIterator[pb.SessionRequest]) -> None:
+        self._reader = asyncio.create_task(self._read_all(requests))
+
+    async def _read_all(self, requests: AsyncIterator[pb.SessionRequest]) -> None:
+        try:
+            async for message in requests:
+                self._take(message)
+            self._has_last_request = True
+            self._end_if_done()
+        except Exception as error:
+            self.end(error)
+
+    # ------------------------------------------------------------------------------------ messages in
+
+    def _take(self, message: pb.SessionRequest) -> None:
+        try:
+            request = codec.decode_request(message)
+        except InvalidFieldError as error:
+            self._answer_invalid(message, error)
+            return
+        if isinstance(request, OpenRequest) and not self._session_id:
+            self._session_id = request.session_id
+            self._service.bind((self._tenant, self._session_id), self)
+        if isinstance(request, OpenRequest) and request.session_id != self._session_id:
+            differs = InvalidFieldError("session_id", f"differs from the {SESSION_ID_KEY} header")
+            self._answer_invalid(message, differs)
+            return
+        if not self._session_id:
+            raise InvalidFieldError(SESSION_ID_KEY, "the stream names no session and begins without an open")
+        if isinstance(request, CancelRequest):
+            self._service.submit(self._tenant, self._session_id, request, ignore)
+            return
+        self._num_owed += 1
+        if isinstance(request, GenerateRequest):
+            self._generating = request.round_id
+        # A round above all that this stream brought cannot be a replay: it may be refused right here.
+        is_new = self._last_round_id is not None and getattr(request, "round_id", 0) > self._last_round_id
+        has_entered = False
+        kind = type(request)
+        if is_new and isinstance(request, VerifyRequest):
+            if (refusal := self._service.refuse(self._tenant, request)) is not None:
+                self.push(refusal, kind)
+                return
+            has_entered = True
+        if not isinstance(request, CloseRequest):
+            self._last_round_id = max(self._last_round_id or 0, request.round_id)
+        post = self._service.mailbox.post
+        self._service.submit(
+            self._tenant,
+            self._session_id,
+            request,
+            lambda r: post(self.push, r, kind),
+            has_entered=has_entered,
+        )
+
+    def _answer_invalid(self, message: pb.SessionRequest, error: InvalidFieldError) -> None:
+        body = message.WhichOneof("body")
+        kind = {"open": OpenRequest, "generate": GenerateRequest}.get(body or "", VerifyRequest)
+        round_id = getattr(getattr(message, body), "round_id", 0) if body else 0
+        self._num_owed += 1
+        self.push(invalid(round_id, error), kind)
+
+    # ----------------------------------------------------------------------------------- messages out
+
+    def push(self, response: SessionResponse, kind: type[SessionRequest] | None) -> None:
+        """A reply to a request of `kind`, or an announcement. A client that does not read is cut off."""
+        if self.error is not None:
+            return
+        self._service.count(self._session_id, response)
+        try:
+            self.outbox.put(codec.encode_response(response, kind))
+        except UnreadError as error:
+            self._cut_off(error)
+            return
+        if isinstance(response, Progress | Draining):
+            return
+        if isinstance(response, GeneratedTokens) and not response.is_last:
+            return
+        if kind is GenerateRequest:
+            self._generating = None
+        self._num_owed -= 1
+        self._end_if_done()
+
+    def _end_if_done(self) -> None:
+        if self._has_last_request and self._num_owed <= 0:
+            if self._last_error is not None:
+                self.error = self._last_error
+            self.outbox.end()
+
+    def finish(self, error: Exception) -> None:
+        """No more requests; what is owed is answered, then the call ends with `error`."""
+        self._stop_reading()
+        self._cancel_generation()
+        self._has_last_request, self._last_error = True, error
+        self._end_if_done()
+
+    def end(self, error: Exception) -> None:
+        """The call ends with `error` after what lies in the outbox."""
+        self.error = error
+        self.outbox.end()
+
+    def _cut_off(self, error: UnreadError) -> None:
+        """Ends a call whose writer is stuck in a write nobody takes."""
+        self.error = error
+        self._stop_reading()
+        self._cancel_generation()
+        if self._writer is not None:
+            self._writer.cancel()
+
+    def detach(self) -> None:
+        """The call is over: nobody reads a running `Generate` any more. The session stays."""
+        self._stop_reading()
+        self._cancel_generation()
+        self._service.unbind((self._tenant, self._session_id), self)
+
+    def _stop_reading(self) -> None:
+        if self._reader is not None:
+            self._reader.cancel()
+
+    def _cancel_generation(self) -> None:
+        if self._generating is not None:
+            self._service.submit(self._tenant, self._session_id, CancelRequest(self._generating), ignore)
+
+
+def invalid(round_id: int, error: InvalidFieldError) -> RoundError:
+    return RoundError(round_id, RoundErrorCode.INVALID, error.reason, field=error.field)
+
+
+def ignore(reply: SessionResponse) -> None:
+    """Nobody waits for this one."""
