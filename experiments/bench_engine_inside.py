@@ -34,6 +34,7 @@ NUM_READY, TOKENS_EACH = 8, 7
 NUM_BUSY = 16
 NUM_OPEN, NUM_FITTING = 100, 20
 BLOCK_TOKENS = 16
+KV_BYTES_A_TOKEN = 2 * 6 * 2 * 64 * 4  # keys and values, layers, heads, float32
 AT_ONCE = 8
 
 
@@ -101,7 +102,7 @@ class InsideSession:
 
 def measure_batch8(bench: Bench) -> Found:
     """One engine step of 8 rounds, verification included, against 8 bare forwards of one session each."""
-    backend = load_target(EMBEDDED_TARGET, dtype="float32", kv_tokens=16_384)
+    backend = load_target(EMBEDDED_TARGET, dtype="float32")
     driver = EngineDriver(backend)
     sessions = [InsideSession(driver, recorded) for recorded in bench.recording.sessions[:NUM_READY]]
     requests = []
@@ -179,7 +180,7 @@ class TimedForwards:
 
 def measure_outside(bench: Bench) -> Found:
     """Steps of 16 recorded rounds, mixed parameters: time of `Engine.step` that is not `backend.forward`."""
-    backend = load_target(EMBEDDED_TARGET, dtype="float32", kv_tokens=32_768)
+    backend = load_target(EMBEDDED_TARGET, dtype="float32")
     driver, forwards = EngineDriver(backend), TimedForwards(backend)
     shares: dict[str, list[float]] = {"mixed": [], "greedy": []}
     recorded = bench.recording.sessions
@@ -230,9 +231,8 @@ def measure_evict(bench: Bench) -> Found:
     recorded, num_rounds = bench.recording.sessions, bench.pick(6, 2)
     lengths = [len(s.prompt_ids) + len(s.output_ids) for s in recorded]
     blocks_each = -(-int(statistics.fmean(lengths)) // BLOCK_TOKENS)
-    backend = load_target(
-        EMBEDDED_TARGET, dtype="float32", kv_tokens=NUM_FITTING * blocks_each * BLOCK_TOKENS
-    )
+    kv_bytes = NUM_FITTING * blocks_each * BLOCK_TOKENS * KV_BYTES_A_TOKEN
+    backend = load_target(EMBEDDED_TARGET, dtype="float32", kv_bytes=kv_bytes)
     driver, num_free = EngineDriver(backend), backend.num_free_tokens
     num_open = bench.pick(NUM_OPEN, 40)
     sessions = [InsideSession(driver, recorded[i % len(recorded)], f"t{i}") for i in range(num_open)]

@@ -18,7 +18,6 @@ from experiments.results import Measure, at_least, judged
 
 VERIFIER_CORE, GENERATOR_CORE = 0, 1
 POOL = 256  # sessions the open loop draws from: more than can be under way at once
-POOL_KV_TOKENS = 131_072
 SWEEP = (0.5, 0.75, 1.0, 1.25, 1.5, 2.0)  # of the closed loop's rate
 OVERLOAD = 10
 NUM_CYCLES, WARMUP_CYCLES, CYCLES_A_SAMPLE = 2000, 500, 50
@@ -36,7 +35,7 @@ def measure_overload(bench: Bench) -> Found:
     """
     with contextlib.ExitStack() as stack:
         with pinned(VERIFIER_CORE):
-            flags = ("--num-threads", "1", "--kv-tokens", str(POOL_KV_TOKENS))
+            flags = ("--num-threads", "1")
             verifier = stack.enter_context(running_verifier(*QUIET, *flags))
 
         def offer(rate: float, seconds: float) -> LoadReport:
@@ -100,7 +99,7 @@ def measure_leak(bench: Bench) -> Found:
     num_cycles = bench.pick(NUM_CYCLES, 100)
     warmup = bench.pick(WARMUP_CYCLES, 50)
     # A small pool: what a larger one touches for the first time would look like a leak.
-    with running_verifier(*QUIET, "--kv-tokens", "8192") as verifier:
+    with running_verifier(*QUIET, "--kv-memory", "48MiB") as verifier:
         pid = verifier.process.pid
         tally, samples = Tally(), []
         samples = asyncio.run(_cycle(bench, verifier.address, pid, tally, warmup + num_cycles))

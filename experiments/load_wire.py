@@ -12,7 +12,7 @@ import asyncio
 import contextlib
 import struct
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from common.errors import LinkError
 
@@ -84,10 +84,11 @@ class WireStream:
 
 
 class WireConnection(asyncio.Protocol):
-    """One TCP connection; made by `connect`."""
+    """One TCP connection; made by `connect`. `receive_window`: bytes a stream may send us, never renewed."""
 
-    def __init__(self, authority: str) -> None:
+    def __init__(self, authority: str, receive_window: int) -> None:
         self._authority = authority
+        self._receive_window = receive_window
         self._transport: asyncio.Transport | None = None
         self._streams: dict[int, WireStream] = {}
         self._next_id = 1
@@ -144,7 +145,7 @@ class WireConnection(asyncio.Protocol):
         assert isinstance(transport, asyncio.Transport)
         self._transport = transport
         self._outgoing.append(PREFACE)
-        self.send_frame(SETTINGS, 0, 0, struct.pack(">HI", INITIAL_WINDOW_SIZE, MAX_WINDOW))
+        self.send_frame(SETTINGS, 0, 0, struct.pack(">HI", INITIAL_WINDOW_SIZE, self._receive_window))
         self.send_frame(WINDOW_UPDATE, 0, 0, (MAX_WINDOW - DEFAULT_WINDOW).to_bytes(4, "big"))
 
     def data_received(self, data: bytes) -> None:
@@ -189,11 +190,14 @@ def _string(text: str) -> bytes:
     return len(data).to_bytes(1, "big") + data
 
 
-async def connect(address: str) -> WireConnection:
-    """Raises `LinkError`."""
+async def connect(address: str, receive_window: int = MAX_WINDOW) -> WireConnection:
+    """Raises `LinkError`. A small `receive_window` makes streams of a client that stops reading."""
     host, _, port = address.rpartition(":")
     loop = asyncio.get_running_loop()
-    make: Callable[[], WireConnection] = lambda: WireConnection(address)  # noqa: E731
+
+    def make() -> WireConnection:
+        return WireConnection(address, receive_window)
+
     with contextlib.suppress(OSError, TimeoutError):
         _, connection = await asyncio.wait_for(
             loop.create_connection(make, host.strip("[]"), int(port)), CONNECT_TIMEOUT_S

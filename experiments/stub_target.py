@@ -32,6 +32,7 @@ PROMPT_TOKENS = 64
 @dataclass(eq=False, slots=True)
 class StubSequence:
     length: int = 0
+    num_reused: int = 0
 
 
 class StubBackend:

@@ -1,0 +1,195 @@
+"""The load generator against an in-process verifier: what it counts, and that it notices a wrong verdict."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from support.fakes import FakeBackend
+from support.server import serving
+
+from cloud_verifier.server import VerifierServer
+from common.errors import LinkError, UsageError
+from common.sampling import choose, process_logits
+from common.types import Draft, SamplingParams
+from experiments import load
+from experiments.load import LoadPlan, run_load
+from experiments.load_cloud import CloudStream
+from experiments.load_report import Refusal, RoundSample, Tally
+from experiments.load_wire import connect
+from experiments.recorded_drafts import Recording, record
+
+PROMPTS = [tuple(range(3, 15)), tuple(range(20, 29))]
+SAMPLINGS = (SamplingParams(temperature=0.0), SamplingParams(temperature=0.9, top_k=20))
+
+
+class KnowingDraft:
+    """Drafts what the fake target would say, and something else at every third index of the text."""
+
+    num_tokens = max_context = 1 << 30
+    eos_token_ids: tuple[int, ...] = ()
+    fingerprint = tokenizer_fingerprint = ""
+
+    def __init__(self, backend: FakeBackend) -> None:
+        self.backend = backend
+
+    def sequence(self, sampling: SamplingParams, *, num_prompt_tokens: int | None = None) -> KnowingSequence:
+        return KnowingSequence(self.backend, sampling)
+
+
+class KnowingSequence:
+    def __init__(self, backend: FakeBackend, sampling: SamplingParams) -> None:
+        self.backend, self.sampling, self.text = backend, sampling, list[int]()
+
+    def commit(self, token_ids: Sequence[int]) -> None:
+        self.text += token_ids
+
+    def propose(self, num_draft_tokens: int) -> Draft:
+        text = list(self.text)
+        for _ in range(num_draft_tokens):
+            logits = self.backend.logits_after(text)[None]
+            num_tokens = self.backend.num_tokens
+            scores = process_logits(
+                np, logits, self.sampling, prompt_ids=(), output_ids=text, num_tokens=num_tokens
+            )
+            token = int(choose(scores, self.sampling, [len(text)])[0])
+            text.append((token + 1) % num_tokens if len(text) % 3 == 0 else token)
+        drafted = tuple(text[len(self.text) :])
+        return Draft(drafted, (0.5,) * len(drafted))
+
+    def close(self) -> None: ...
+
+
+@pytest.fixture
+def server() -> Iterator[VerifierServer]:
+    with serving(FakeBackend(num_tokens=64, max_context=256)) as server:
+        yield server
+
+
+def record_on(server: VerifierServer, num_sessions: int = 4) -> Recording:
+    return record(
+        address_of(server),
+        KnowingDraft(FakeBackend(num_tokens=64, max_context=256)),  # type: ignore[arg-type]
+        PROMPTS,
+        num_sessions=num_sessions,
+        num_rounds=5,
+        samplings=SAMPLINGS,
+    )
+
+
+def address_of(server: VerifierServer) -> str:
+    return f"127.0.0.1:{server.port}"
+
+
+def with_wrong_correction(recording: Recording) -> Recording:
+    """The third round of the first session expects another token than the target's."""
+    first = recording.sessions[0]
+    rounds = list(first.rounds)
+    rounds[2] = replace(rounds[2], correction=(rounds[2].correction + 1) % 64)
+    return replace(recording, sessions=(replace(first, rounds=tuple(rounds)), *recording.sessions[1:]))
+
+
+def test_a_recording_has_accepted_and_rejected_drafts_and_survives_its_file(
+    server: VerifierServer, tmp_path: Path
+) -> None:
+    recording = record_on(server)
+    accepted = {r.accepted_len for session in recording.sessions for r in session.rounds}
+    assert len(accepted) > 1 and len(recording.sessions) == 4
+    assert Recording.load(recording.save(tmp_path / "drafts.jsonl")) == recording
+
+
+def test_a_closed_loop_replays_sessions_over_and_over_and_every_verdict_is_right(
+    server: VerifierServer,
+) -> None:
+    plan = LoadPlan(num_sessions=8, seconds=0.5, warmup_s=0.1, num_connections=2)
+    report = asyncio.run(run_load(address_of(server), record_on(server), plan))
+    assert report.is_right, report
+    assert report.num_rounds > 8 * 5, "each session went round more than once"
+    assert 0 < report.p50_ms <= report.p99_ms <= report.max_ms
+    assert 0 < report.beyond_forward_ms < report.p99_ms
+
+
+def test_think_time_bounds_the_rate_of_a_closed_loop(server: VerifierServer) -> None:
+    plan = LoadPlan(num_sessions=2, think_s=0.05, seconds=0.6, warmup_s=0.1)
+    report = asyncio.run(run_load(address_of(server), record_on(server), plan))
+    assert 0 < report.rounds_per_s <= 2 / 0.05
+
+
+def test_an_open_loop_sends_at_its_rate_whatever_comes_back(server: VerifierServer) -> None:
+    plan = LoadPlan(num_sessions=16, rate=100.0, seconds=1.0, warmup_s=0.2, seed=3)
+    report = asyncio.run(run_load(address_of(server), record_on(server), plan))
+    assert report.is_right, report
+    assert 60 < report.rounds_per_s < 140
+    assert report.num_unsent == 0
+
+
+def test_a_wrong_expectation_is_caught_and_the_session_goes_on(server: VerifierServer) -> None:
+    planted = with_wrong_correction(record_on(server, num_sessions=2))
+    plan = LoadPlan(num_sessions=2, seconds=0.4, warmup_s=0.1)
+    report = asyncio.run(run_load(address_of(server), planted, plan))
+    assert report.num_mismatches > 0 and not report.is_right
+    assert "round 2" in report.mismatches[0]
+    assert not report.errors, "a mismatch ends nothing"
+
+
+def test_the_command_prints_its_report_and_fails_on_a_mismatch(
+    server: VerifierServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recording = record_on(server, num_sessions=2)
+    right = recording.save(tmp_path / "right.jsonl")
+    wrong = with_wrong_correction(recording).save(tmp_path / "wrong.jsonl")
+    flags = ["--address", address_of(server), "--sessions", "2", "--closed", "--seconds", "0.3"]
+    flags += ["--warmup-s", "0.1", "--json"]
+    assert load.main([*flags, "--recording", str(right)]) == 0
+    assert json.loads(capsys.readouterr().out)["num_mismatches"] == 0
+    assert load.main([*flags, "--recording", str(wrong)]) == 1
+    assert json.loads(capsys.readouterr().out)["num_mismatches"] > 0
+
+
+def test_a_recording_of_another_target_is_refused_by_name(server: VerifierServer) -> None:
+    other = replace(record_on(server, num_sessions=1), target_fingerprint="abc123")
+    with pytest.raises(UsageError, match=r"abc123.*recorded_drafts"):
+        asyncio.run(run_load(address_of(server), other, LoadPlan(1, seconds=0.1)))
+
+
+def test_rounds_refused_for_want_of_kv_are_counted_and_sent_again(server: VerifierServer) -> None:
+    recording = record_on(server)
+    with serving(FakeBackend(num_tokens=64, max_context=256, kv_tokens=70)) as small:
+        plan = LoadPlan(num_sessions=4, seconds=1.0, warmup_s=0.0, deadline_s=5.0)
+        report = asyncio.run(run_load(address_of(small), recording, plan))
+    assert report.num_refused > 0 and report.num_refused_without_hint == 0
+    assert report.num_rounds > 0 and report.is_right, report
+
+
+def test_a_cloud_stream_writes_the_recorded_text(server: VerifierServer) -> None:
+    session = record_on(server, num_sessions=2).sessions[1]
+
+    async def decode() -> list[int]:
+        connection = await connect(address_of(server))
+        stream = CloudStream(connection, session.prompt_ids, session.sampling)
+        await stream.run(len(session.output_ids))
+        connection.close()
+        return stream.token_ids
+
+    assert tuple(asyncio.run(decode())) == session.output_ids
+
+
+def test_nobody_listening_is_told_with_the_address() -> None:
+    with pytest.raises(LinkError, match=r"127\.0\.0\.1:1"):
+        asyncio.run(connect("127.0.0.1:1"))
+
+
+def test_figures_count_what_ended_in_the_window_and_what_was_in_time() -> None:
+    tally = Tally()
+    for end_s, latency_s in ((0.5, 0.1), (1.0, 0.1), (1.5, 0.2), (2.5, 0.5), (3.0, 0.1)):
+        tally.rounds.append(RoundSample(end_s, latency_s, 50_000_000, 0, 60_000_000, 2))
+    tally.refusals.append(Refusal(2.0, 0.01, 0))
+    report = tally.report(since_s=1.0, until_s=3.0, deadline_s=0.4)
+    assert (report.num_rounds, report.rounds_per_s, report.goodput) == (3, 1.5, 1.0)
+    assert (report.p50_ms, report.p99_ms, report.beyond_forward_ms) == (200.0, 500.0, 150.0)
+    assert (report.num_refused, report.num_refused_without_hint, report.refused_p99_ms) == (1, 1, 10.0)
