@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from cloud_verifier.config import SCOPE, ServeConfig
+from cloud_verifier.config import SCOPE, ServeConfig, parse_size
 from common.config import Loaded, add_flags, given_flags, load_config
 from common.errors import ModelError, OutriderError
 from common.version import own_version
@@ -73,6 +73,7 @@ def _serve(loaded: Loaded[ServeConfig]) -> int:
 
     from cloud_verifier.server import VerifierServer, check_addresses, serve_until_signalled
 
+    kv_bytes = parse_size(config.kv_memory, "--kv-memory")
     check_addresses(config)  # before the weights are loaded
 
     from cloud_verifier.backends.loading import load_target
@@ -81,7 +82,7 @@ def _serve(loaded: Loaded[ServeConfig]) -> int:
         config.target,
         device=config.device,
         dtype=config.dtype,
-        kv_tokens=config.kv_tokens,
+        kv_bytes=kv_bytes,
         num_threads=config.num_threads,
     )
 
@@ -89,7 +90,8 @@ def _serve(loaded: Loaded[ServeConfig]) -> int:
 
     def announce(server: VerifierServer) -> None:
         host = config.listen.rpartition(":")[0]
-        what = f"{backend.model_id} ({backend.dtype}, {backend.device}, context {backend.max_context})"
+        kv = f"KV pool of {backend.num_kv_tokens:,} tokens in {config.kv_memory}"
+        what = f"{backend.model_id} ({backend.dtype}, {backend.device}, context {backend.max_context}, {kv})"
         took = f"after {time.monotonic() - begin:.1f} s"
         admin = f", admin port at {server.admin.url}" if server.admin is not None else ""
         line = f"cloud-verifier {own_version()} {took}, serving {what} on {host}:{server.port}{admin}"

@@ -57,7 +57,7 @@ def measure_target(
 def _measure_dtype(target: Path, dtype: str, num_rounds: int) -> dict[str, Any]:
     from cloud_verifier.backends.loading import load_target
 
-    backend = load_target(target, dtype=dtype, kv_tokens=4096)
+    backend = load_target(target, dtype=dtype)
     model = _load_transformers(target, dtype)
     prompt = [(97 * i + 13) % backend.num_tokens for i in range(PROMPT_TOKENS)]
     loops: dict[str, Callable[[], float]] = {

@@ -30,6 +30,10 @@ class KVSequence(Protocol):
     def length(self) -> int:
         """Tokens whose keys and values are held."""
 
+    @property
+    def num_reused(self) -> int:
+        """Tokens that the prefix cache held when the sequence was made."""
+
 
 @dataclass(slots=True)
 class ForwardItem:
@@ -61,9 +65,19 @@ class TargetBackend(Protocol):
 
     @property
     def num_free_tokens(self) -> int:
-        """Token slots in free blocks."""
+        """Token slots that can be had: in empty blocks, and in blocks only the prefix cache remembers."""
 
-    def new_sequence(self) -> KVSequence: ...
+    def new_sequence(self, tenant: str = "", token_ids: Sequence[int] = ()) -> KVSequence:
+        """A sequence that begins with the longest cached prefix of `token_ids`, of this tenant's own.
+
+        At most all but the last token: that one is fed, so that its logits can be read.
+        """
+
+    def publish(self, sequence: KVSequence, token_ids: Sequence[int]) -> None:
+        """Let later sequences of the same tenant begin with this one's KV, as far as it is of `token_ids`.
+
+        The KV must be of these tokens; either may be longer than the other.
+        """
 
     def forward(self, items: Sequence[ForwardItem]) -> Logits:
         """Run all items in one packed pass and advance their lengths.

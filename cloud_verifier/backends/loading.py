@@ -5,17 +5,19 @@ from __future__ import annotations
 import contextlib
 import inspect
 import json
-import logging
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from cloud_verifier.backends.architectures import check_supported
-from cloud_verifier.backends.base import ForwardItem, Logits
-from cloud_verifier.backends.lean import LeanDecoder, can_be_lean
+from cloud_verifier.backends.lean import can_be_lean
+from cloud_verifier.backends.probes import (
+    find_varlen_page_size,
+    probe,
+    use_lean_if_right,
+    use_varlen_if_right,
+)
 from cloud_verifier.backends.transformers_backend import (
     BLOCK_SIZE,
     TargetFacts,
@@ -24,12 +26,9 @@ from cloud_verifier.backends.transformers_backend import (
 )
 from common.errors import ModelError
 
-logger = logging.getLogger(__name__)
-
 DTYPES = ("float32", "bfloat16")
-PROBE_TOKENS = 6
-MAX_LEAN_ERROR = 2e-4  # of the largest logit; two orders of operations in float32 differ by about 1e-6
-DEFAULT_KV_TOKENS = 65_536
+MIN_KV_TOKENS = 256
+DEFAULT_KV_BYTES = 512 * 2**20
 
 
 def load_target(
@@ -37,7 +36,8 @@ def load_target(
     *,
     device: str = "cpu",
     dtype: str = "auto",
-    kv_tokens: int = DEFAULT_KV_TOKENS,
+    kv_bytes: int = DEFAULT_KV_BYTES,
+    kv_tokens: int | None = None,
     block_size: int = BLOCK_SIZE,
     num_threads: int = 0,
     is_lean: bool = True,
@@ -45,9 +45,10 @@ def load_target(
     """Load a decoder from a local directory (config.json, tokenizer.json, *.safetensors).
 
     `device`: "cpu", "cuda" or "cuda:N"; `dtype`: "float32", "bfloat16" or "auto" (float32 on a CPU,
-    bfloat16 on CUDA); `kv_tokens`: token slots of the KV pool, over all sequences; `num_threads`: torch's
-    CPU threads (0 leaves torch's own choice; a setting of the whole process); `is_lean`: use the faster
-    forward of `backends.lean` where there is one.
+    bfloat16 on CUDA); `kv_bytes`: size of the KV pool, for all sequences, or `kv_tokens`: the same in tokens,
+    for those who know the model; `block_size`: tokens in one of its blocks, unless CUDA's paged attention
+    wants another; `num_threads`: torch's CPU threads (0 leaves torch's own choice; a setting of the whole
+    process); `is_lean`: use the faster forward of `backends.lean` where there is one.
     Raises `ModelError` for a directory that is incomplete, unsafe (pickled weights, remote code) or of an
     architecture the packed forward does not compute.
     """
@@ -69,14 +70,15 @@ def load_target(
         model = _load_model(directory, config, device, dtype)
     facts = _facts(directory, model, max_context, device, dtype)
     decoder = TransformersDecoder(model)
-    backend = TransformersBackend(decoder, facts, kv_tokens=kv_tokens, block_size=block_size)
-    reference = _probe(backend)
+    page_size = find_varlen_page_size(facts)
+    block_size = page_size or block_size
+    num_blocks = kv_tokens // block_size if kv_tokens else _num_blocks(facts, kv_bytes, block_size)
+    backend = TransformersBackend(decoder, facts, num_blocks=num_blocks, block_size=block_size)
+    reference = probe(backend)
+    if page_size is not None:
+        use_varlen_if_right(backend, reference)
     if is_lean and can_be_lean(model, device, dtype):
-        backend.use_decoder(LeanDecoder(model))
-        error = float(abs(_probe(backend) - reference).max())
-        if not error <= MAX_LEAN_ERROR * max(1.0, float(abs(reference).max())):
-            backend.use_decoder(decoder)
-            logger.warning("the lean forward differs from transformers by %.1e: not used", error)
+        use_lean_if_right(backend, model, reference)
     return backend
 
 
@@ -229,19 +231,12 @@ def _eos_token_ids(directory: Path, config: Any) -> tuple[int, ...]:
     return tuple(sorted({int(i) for i in ids}))
 
 
-def _probe(backend: TransformersBackend) -> Logits:
-    """Logits of a few tokens in two forwards; each layer must attend once, in the shape we expect."""
-    sequence = backend.new_sequence()
-    ids = [(7 * i + 1) % backend.num_tokens for i in range(PROBE_TOKENS)]
-    try:
-        first = backend.forward([ForwardItem(sequence, ids[:-1], len(ids) - 1)]).copy()
-        logits = np.concatenate([first, backend.forward([ForwardItem(sequence, ids[-1:], 1)])])
-    except (RuntimeError, NotImplementedError, AssertionError, TypeError, IndexError) as error:
-        raise ModelError(f"{backend.model_id} cannot run over paged KV: {error}") from error
-    finally:
-        backend.close(sequence)
-        backend.num_forwards = backend.num_query_rows = 0
-    seen = backend.layers_seen
-    if seen != list(range(backend.facts.num_layers)):
-        raise ModelError(f"{backend.model_id} cannot run over paged KV: layers {seen} attended")
-    return logits
+def _num_blocks(facts: TargetFacts, kv_bytes: int, block_size: int) -> int:
+    num_blocks = kv_bytes // (facts.kv_bytes_per_token * block_size)
+    if num_blocks * block_size < MIN_KV_TOKENS:
+        needed = -(-MIN_KV_TOKENS // block_size) * block_size * facts.kv_bytes_per_token
+        raise ModelError(
+            f"a KV pool (--kv-memory) of {kv_bytes} bytes holds {num_blocks * block_size} tokens of {facts.model_id} "
+            f"({facts.kv_bytes_per_token} bytes each): give it at least {-(-needed // 1024)}KiB"
+        )
+    return num_blocks

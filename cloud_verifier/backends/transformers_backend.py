@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 
-from cloud_verifier.backends.attention import ForwardPlan, MaskStore
+from cloud_verifier.backends.attention import AttentionPlanner, ForwardPlan
 from cloud_verifier.backends.base import ForwardItem, KVExhausted, KVSequence, Logits
+from cloud_verifier.backends.packing import PackedSequence
+from cloud_verifier.backends.sdpa import SdpaPlanner
 from cloud_verifier.kv.blocks import BlockCopy, BlockManager, BlockTable
 
 BLOCK_SIZE = 16
@@ -33,12 +37,18 @@ class TargetFacts:
     num_kv_heads: int
     head_dim: int
 
+    @property
+    def kv_bytes_per_token(self) -> int:
+        itemsize = int(getattr(torch, self.dtype).itemsize)
+        return 2 * self.num_layers * self.num_kv_heads * self.head_dim * itemsize
+
 
 @dataclass(eq=False, slots=True)
 class PagedSequence:
     """One sequence's KV handle."""
 
     table: BlockTable = field(repr=False)
+    num_reused: int = 0
 
     @property
     def length(self) -> int:
@@ -78,7 +88,7 @@ class TransformersBackend:
     """Implements `TargetBackend`. Made by `backends.loading.load_target`."""
 
     def __init__(
-        self, decoder: Decoder, facts: TargetFacts, *, kv_tokens: int, block_size: int = BLOCK_SIZE
+        self, decoder: Decoder, facts: TargetFacts, *, num_blocks: int, block_size: int = BLOCK_SIZE
     ) -> None:
         self.facts = facts
         self.num_tokens, self.vocab_size = facts.num_tokens, facts.vocab_size
@@ -89,22 +99,27 @@ class TransformersBackend:
         self.num_forwards = 0
         self.num_query_rows = 0
         self.layers_seen: list[int] = []  # layers that attended in the last forward, in order
-        self.blocks = BlockManager(max(1, kv_tokens // block_size), block_size)
-        num_slots = self.blocks.num_blocks * block_size
-        self.max_context = min(facts.max_context, num_slots)
+        self.blocks = BlockManager(num_blocks, block_size)
+        self.max_context = min(facts.max_context, num_blocks * block_size)
         self.decoder = decoder
         self._device = torch.device(facts.device)
         dtype = getattr(torch, facts.dtype)
-        shape = (facts.num_layers, num_slots, facts.num_kv_heads, facts.head_dim)
-        # Not zeroed: memory that no token was written to is never read, and never paged in.
-        self._key_pools = list(torch.empty(shape, dtype=dtype, device=self._device))
-        self._value_pools = list(torch.empty(shape, dtype=dtype, device=self._device))
+        shape = (facts.num_layers, num_blocks, block_size, facts.num_kv_heads, facts.head_dim)
+        self._key_pools = list(_zeros(shape, dtype, self._device))
+        self._value_pools = list(_zeros(shape, dtype, self._device))
         num_groups = facts.num_heads // facts.num_kv_heads
-        self._masks = MaskStore(self.max_context, num_groups, dtype, self._device)
+        self.planner: AttentionPlanner = SdpaPlanner(
+            block_size, self.max_context, num_groups, dtype, self._device
+        )
 
     def use_decoder(self, decoder: Decoder) -> None:
         """Run the model through another implementation of the same function."""
         self.decoder = decoder
+
+    @property
+    def num_kv_tokens(self) -> int:
+        """Token slots of the whole pool."""
+        return self.blocks.num_blocks * self.blocks.block_size
 
     @property
     def num_free_tokens(self) -> int:
@@ -112,8 +127,12 @@ class TransformersBackend:
 
     # ------------------------------------------------------------------------------ sequences
 
-    def new_sequence(self) -> PagedSequence:
-        return PagedSequence(self.blocks.new_table())
+    def new_sequence(self, tenant: str = "", token_ids: Sequence[int] = ()) -> PagedSequence:
+        table = self.blocks.new_table(tenant, token_ids)
+        return PagedSequence(table, num_reused=table.length)
+
+    def publish(self, sequence: KVSequence, token_ids: Sequence[int]) -> None:
+        self.blocks.publish(_table(sequence), token_ids)
 
     def truncate(self, sequence: KVSequence, length: int) -> None:
         self.blocks.truncate(_table(sequence), length)
@@ -164,10 +183,8 @@ class TransformersBackend:
         return lengths
 
     def _copy_block(self, copy: BlockCopy) -> None:
-        size = self.blocks.block_size
-        source, destination = copy.source * size, copy.destination * size
         for pool in (*self._key_pools, *self._value_pools):
-            pool[destination : destination + size] = pool[source : source + size]
+            pool[copy.destination] = pool[copy.source]
 
     def _run(self, items: Sequence[ForwardItem], lengths: Sequence[int]) -> Logits:
         token_ids: list[int] = []
@@ -184,17 +201,18 @@ class TransformersBackend:
         return logits.float().cpu().numpy()
 
     def _plan(self, items: Sequence[ForwardItem], lengths: Sequence[int]) -> ForwardPlan:
-        segments, start = [], 0
+        sequences, start = [], 0
         writes: list[Iterable[int]] = []
         for item, length in zip(items, lengths, strict=True):
-            table = _table(item.sequence)
-            kv = self._slots(self.blocks.slots(table, 0, table.length))
-            num_fed = len(item.token_ids)
+            table, num_fed = _table(item.sequence), len(item.token_ids)
             writes.append(self.blocks.slots(table, length, table.length))
-            segments.append(self._masks.segment(start, num_fed, kv, table.length))
+            sequences.append(
+                PackedSequence(start, num_fed, table.length, table.block_ids, table.is_contiguous)
+            )
             start += num_fed
         write = writes[0] if len(writes) == 1 else [slot for slots in writes for slot in slots]
-        return ForwardPlan(self._key_pools, self._value_pools, self._slots(write), segments)
+        attention = self.planner.plan(sequences)
+        return ForwardPlan(self._key_pools, self._value_pools, self._slots(write), attention)
 
     def _slots(self, slots: Iterable[int]) -> slice | torch.Tensor:
         if isinstance(slots, range):
@@ -203,6 +221,17 @@ class TransformersBackend:
 
     def _tensor(self, values: Any) -> torch.Tensor:
         return torch.tensor(values, dtype=torch.int64, device=self._device)
+
+
+def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """Masked columns of a padded call are multiplied by zero, which only finite garbage survives.
+
+    On a CPU the zeros come from the operating system, page by page as they are written to.
+    """
+    if device.type != "cpu":
+        return torch.zeros(shape, dtype=dtype, device=device)
+    num_bytes = math.prod(shape) * dtype.itemsize
+    return torch.from_numpy(np.zeros(num_bytes, np.uint8)).view(dtype).view(shape)
 
 
 def _table(sequence: KVSequence) -> BlockTable:

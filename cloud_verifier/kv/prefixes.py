@@ -1,7 +1,7 @@
 """Which full blocks hold which text: a trie a tenant, whose edges are the tokens of one block.
 
-Found is only what is equal token for token, from the first token on: no hash stands between a text and its KV.
-Blocks that nobody holds stay findable, least recently used first to go; with a block go those that continue it.
+Found is only what is equal token for token from the first token on: no hash stands between a text and its
+KV. Blocks that nobody holds stay findable; the least recently used goes first, and with it what continues it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Blocks as integers: allocation, sharing, copy-on-write, the prefix cache, and a rule machine over it all."""
+"""Blocks as integers: allocation, sharing, copy-on-write, the prefix cache, and a rule machine."""
 
 from __future__ import annotations
 
@@ -198,9 +198,11 @@ class BlockMachine(RuleBasedStateMachine):
         self.manager = BlockManager(num_blocks=12, block_size=3)
         self.memory: list[tuple[str, tuple[int, ...]] | None] = [None] * 36
         self.texts: dict[BlockTable, list[int]] = {}
+        self.published: list[list[int]] = [[]]
 
-    @rule(target=tables, tenant=st.sampled_from("ab"), text=st.lists(st.integers(0, 1), max_size=14))
-    def create(self, tenant: str, text: list[int]) -> BlockTable:
+    @rule(target=tables, tenant=st.sampled_from("ab"), data=st.data())
+    def create(self, tenant: str, data: st.DataObject) -> BlockTable:
+        text = data.draw(st.sampled_from(self.published))
         num_free = self.manager.num_free
         table = self.manager.new_table(tenant, text)
         assert table.length % 3 == 0 and table.length <= max(0, len(text) - 1)
@@ -242,7 +244,8 @@ class BlockMachine(RuleBasedStateMachine):
     @rule(table=tables, extra=st.lists(st.integers(0, 1), max_size=4))
     def publish(self, table: BlockTable, extra: list[int]) -> None:
         """The caller's text may be longer than what the table holds of it."""
-        self.manager.publish(table, [*self.texts[table], *extra])
+        self.published.append([*self.texts[table], *extra])
+        self.manager.publish(table, self.published[-1])
         if table.length % 3:
             found = self.manager.new_table(table.tenant, self.texts[table])
             assert found.block_ids == table.block_ids[:-1], "what was published is found"
@@ -261,7 +264,8 @@ class BlockMachine(RuleBasedStateMachine):
     @rule(table=consumes(tables), is_published=st.booleans())
     def free(self, table: BlockTable, is_published: bool) -> None:
         if is_published:
-            self.manager.publish(table, self.texts[table])
+            self.published.append([*self.texts[table], 0])
+            self.manager.publish(table, self.published[-1])
         self.manager.free(table)
         del self.texts[table]
 

@@ -43,7 +43,7 @@ def test_a_session_alone_and_three_in_one_batch_write_what_generate_writes(
 ) -> None:
     directory = target_of(arch)
     references = generate(directory)
-    backend = load_target(directory, kv_tokens=2048, is_lean=is_lean)
+    backend = load_target(directory, is_lean=is_lean)
     counter = TieCounter()
     for prompt, reference in zip(PROMPTS, references, strict=True):
         sequence = backend.new_sequence()
@@ -74,7 +74,7 @@ def test_several_rows_of_one_forward_score_the_same_tokens(
     """A verification: the text so far is in the cache, a draft of 8 comes in one forward."""
     directory = target_of(arch)
     references = generate(directory)
-    backend = load_target(directory, kv_tokens=2048, is_lean=is_lean)
+    backend = load_target(directory, is_lean=is_lean)
     sequences = [backend.new_sequence() for _ in PROMPTS]
     backend.forward([ForwardItem(s, p[:-1], 0) for s, p in zip(sequences, PROMPTS, strict=True)])
     counter = TieCounter()

@@ -219,7 +219,7 @@ def test_an_evicted_session_is_rebuilt_and_leaves_no_trace(tiny_pair: Pair, own_
 
 def test_kv_taken_by_others_is_recomputed_and_leaves_no_trace(tiny_pair: Pair, own_draft: DraftModel) -> None:
     prompt, sampling = make_prompt(6), sampling_of(6)
-    with running_verifier("--kv-tokens", "512", target=tiny_pair.target) as verifier:
+    with running_verifier("--kv-memory", "768KiB", target=tiny_pair.target) as verifier:
         expected = decode(verifier.address, prompt, sampling, num_new=NUM_NEW).token_ids
 
         def fill(index: int) -> None:

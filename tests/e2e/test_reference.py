@@ -79,7 +79,7 @@ def chi_square_p(counts: np.ndarray, probs: np.ndarray, min_expected: float = 8.
 
 def sample_openings_and_generates(target: Path) -> tuple[np.ndarray, np.ndarray]:
     """Through the engine, one session a seed: the opening's token, and Generate's after SECOND."""
-    backend = load_target(target, kv_tokens=65_536)
+    backend = load_target(target)
     model = make_model_info(backend, ServeConfig(max_sessions=NUM_SAMPLES))
     engine = Engine(backend, model, max_step_tokens=2048)
     first, generated = np.zeros(backend.num_tokens), np.zeros(backend.num_tokens)

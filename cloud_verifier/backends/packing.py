@@ -1,0 +1,96 @@
+"""A packed forward as integers: which rows, which slots, which sequences are padded together. No tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+# Attention over several short sequences is padded into one call; longer ones cost more padded than alone.
+MAX_BATCHED_QUERIES = 16
+MAX_BATCHED_LENGTH = 512
+MAX_PADDING = 1.5  # padded work : real work
+GATHER_ROWS = 4  # gathering a token's keys and values costs about as much as this many queries over them
+
+
+@dataclass(frozen=True, slots=True)
+class PackedSequence:
+    """One sequence's share of a packed forward: rows start … start + num_queries − 1."""
+
+    start: int
+    num_queries: int
+    length: int  # tokens in KV, the queries' own included
+    block_ids: Sequence[int]
+    is_contiguous: bool = False
+
+    @property
+    def past(self) -> int:
+        return self.length - self.num_queries
+
+    @property
+    def stop(self) -> int:
+        return self.start + self.num_queries
+
+    @property
+    def rows(self) -> range:
+        return range(self.start, self.stop)
+
+
+@dataclass(frozen=True, slots=True)
+class VarlenIndex:
+    """The arguments of variable-length paged attention, as `torch.nn.attention.varlen` names them."""
+
+    cu_seq_q: list[int]  # [num_sequences + 1]: where each sequence's rows begin
+    cu_seq_k: list[int]  # [num_sequences + 1]: the same over KV lengths
+    seqused_k: list[int]  # [num_sequences]: KV lengths
+    block_table: list[list[int]]  # [num_sequences, max_blocks], padded with block 0
+    max_q: int
+    max_k: int
+
+
+def make_varlen_index(sequences: Sequence[PackedSequence]) -> VarlenIndex:
+    cu_seq_q, cu_seq_k = [0], [0]
+    for sequence in sequences:
+        assert sequence.start == cu_seq_q[-1], "rows are packed without gaps"
+        cu_seq_q.append(sequence.stop)
+        cu_seq_k.append(cu_seq_k[-1] + sequence.length)
+    return VarlenIndex(
+        cu_seq_q,
+        cu_seq_k,
+        [sequence.length for sequence in sequences],
+        pad_tables(sequences),
+        max(sequence.num_queries for sequence in sequences),
+        max(sequence.length for sequence in sequences),
+    )
+
+
+def pad_tables(sequences: Sequence[PackedSequence]) -> list[list[int]]:
+    """Block ids [num_sequences, max_blocks], padded with block 0."""
+    num_blocks = max(len(sequence.block_ids) for sequence in sequences)
+    return [[*s.block_ids, *([0] * (num_blocks - len(s.block_ids)))] for s in sequences]
+
+
+def group_similar(sequences: Sequence[PackedSequence]) -> list[list[PackedSequence]]:
+    """Sequences to attend together, each group in packed order; those on their own are groups of one."""
+    short, groups = [], []
+    for sequence in sequences:
+        if sequence.num_queries <= MAX_BATCHED_QUERIES and sequence.length <= MAX_BATCHED_LENGTH:
+            short.append(sequence)
+        else:
+            groups.append([sequence])
+    short.sort(key=lambda sequence: -sequence.length)
+    group: list[PackedSequence] = []
+    for sequence in short:
+        if group and _padding([*group, sequence]) > MAX_PADDING:
+            groups.append(group)
+            group = []
+        group.append(sequence)
+    if group:
+        groups.append(group)
+    return [sorted(each, key=lambda sequence: sequence.start) for each in groups]
+
+
+def _padding(group: Sequence[PackedSequence]) -> float:
+    num_rows = max(sequence.num_queries for sequence in group) + GATHER_ROWS
+    length = max(sequence.length for sequence in group)
+    real = sum((sequence.num_queries + GATHER_ROWS) * sequence.length for sequence in group)
+    return len(group) * num_rows * length / real

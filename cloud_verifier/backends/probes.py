@@ -1,0 +1,80 @@
+"""Faster ways through the model are tried at load against the plain one, and dropped where they differ."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import numpy as np
+import torch
+
+from cloud_verifier.backends import varlen
+from cloud_verifier.backends.base import ForwardItem, Logits
+from cloud_verifier.backends.lean import LeanDecoder
+from cloud_verifier.backends.transformers_backend import TargetFacts, TransformersBackend
+from common.errors import ModelError
+
+logger = logging.getLogger(__name__)
+
+PROBE_TOKENS = 6
+MAX_VARLEN_ERROR = 5e-2  # of the largest logit; both are bfloat16
+MAX_LEAN_ERROR = 2e-4  # of the largest logit; two orders of operations in float32 differ by about 1e-6
+
+
+def find_varlen_page_size(facts: TargetFacts) -> int | None:
+    """The block size with which torch's paged attention is right on this device; None: use SDPA."""
+    kernel = varlen.find_kernel()
+    if not facts.device.startswith("cuda") or facts.dtype != "bfloat16" or kernel is None:
+        return None
+    return varlen.find_page_size(
+        kernel,
+        num_heads=facts.num_heads,
+        num_kv_heads=facts.num_kv_heads,
+        head_dim=facts.head_dim,
+        dtype=torch.bfloat16,
+        device=torch.device(facts.device),
+    )
+
+
+def use_varlen_if_right(backend: TransformersBackend, reference: Logits) -> None:
+    """Attend through torch's paged kernel, unless the model's own logits come out differently."""
+    kernel, planner = varlen.find_kernel(), backend.planner
+    assert kernel is not None, "a page size was found with it"
+    backend.planner = varlen.VarlenPlanner(kernel, torch.device(backend.device))
+    try:
+        error = float(abs(probe(backend) - reference).max())
+    except ModelError as failure:
+        backend.planner = planner
+        logger.warning("variable-length attention is not used (gathered blocks instead): %s", failure)
+        return
+    if not error <= MAX_VARLEN_ERROR * max(1.0, float(abs(reference).max())):
+        backend.planner = planner
+        logger.warning("variable-length attention differs from SDPA by %.1e: not used", error)
+
+
+def use_lean_if_right(backend: TransformersBackend, model: Any, reference: Logits) -> None:
+    """Run the model through `backends.lean`, unless its logits come out differently."""
+    decoder = backend.decoder
+    backend.use_decoder(LeanDecoder(model))
+    error = float(abs(probe(backend) - reference).max())
+    if not error <= MAX_LEAN_ERROR * max(1.0, float(abs(reference).max())):
+        backend.use_decoder(decoder)
+        logger.warning("the lean forward differs from transformers by %.1e: not used", error)
+
+
+def probe(backend: TransformersBackend) -> Logits:
+    """Logits of a few tokens in two forwards; each layer must attend once, in the shape we expect."""
+    sequence = backend.new_sequence()
+    ids = [(7 * i + 1) % backend.num_tokens for i in range(PROBE_TOKENS)]
+    try:
+        first = backend.forward([ForwardItem(sequence, ids[:-1], len(ids) - 1)]).copy()
+        logits = np.concatenate([first, backend.forward([ForwardItem(sequence, ids[-1:], 1)])])
+    except (RuntimeError, NotImplementedError, AssertionError, TypeError, IndexError) as error:
+        raise ModelError(f"{backend.model_id} cannot run over paged KV: {error}") from error
+    finally:
+        backend.close(sequence)
+        backend.num_forwards = backend.num_query_rows = 0
+    seen = backend.layers_seen
+    if seen != list(range(backend.facts.num_layers)):
+        raise ModelError(f"{backend.model_id} cannot run over paged KV: layers {seen} attended")
+    return logits

@@ -1,0 +1,139 @@
+"""Paged attention by torch's own variable-length kernel, through a block table. CUDA only.
+
+`find_page_size` tries the kernel against plain attention before anything relies on it: which page sizes it
+takes, and whether it takes a block table at all, depends on torch, on the flash-attention behind it and on
+the GPU. One KV split always: split over several, torch 2.13's flash-attention 2 writes rows of a ragged batch
+to the wrong place (pytorch issue 194167), and with one a sequence's numbers do not depend on its neighbours.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import cast
+
+import torch
+
+from cloud_verifier.backends.attention import PagedAttention
+from cloud_verifier.backends.packing import PackedSequence, make_varlen_index
+from cloud_verifier.backends.sdpa import SdpaPlanner
+
+logger = logging.getLogger(__name__)
+
+VarlenKernel = Callable[..., torch.Tensor]
+PAGE_SIZES = (16, 256)  # flash-attention 3 takes any, 2 takes multiples of 256
+MAX_PROBE_ERROR = 2e-2  # bfloat16 rounds at 2^-8 of values below about 3
+
+
+def find_kernel() -> VarlenKernel | None:
+    """torch's variable-length attention, where the installed torch has it."""
+    try:
+        from torch.nn.attention.varlen import varlen_attn
+    except ImportError:
+        return None
+    return cast(VarlenKernel, varlen_attn)  # a pair only where `return_aux` asks for one
+
+
+class VarlenPlanner:
+    """Implements `AttentionPlanner` with one kernel call a layer, whatever the lengths."""
+
+    def __init__(self, kernel: VarlenKernel, device: torch.device) -> None:
+        self._kernel = kernel
+        self._device = device
+
+    def plan(self, sequences: Sequence[PackedSequence]) -> PagedAttention:
+        index = make_varlen_index(sequences)
+        cu_seq_q, cu_seq_k = self._tensor(index.cu_seq_q), self._tensor(index.cu_seq_k)
+        seqused_k, block_table = self._tensor(index.seqused_k), self._tensor(index.block_table)
+
+        def attend(
+            query: torch.Tensor, key_pool: torch.Tensor, value_pool: torch.Tensor, scaling: float | None
+        ) -> torch.Tensor:
+            return self._kernel(
+                query.transpose(0, 1).contiguous(),
+                key_pool,
+                value_pool,
+                cu_seq_q,
+                cu_seq_k,
+                index.max_q,
+                index.max_k,
+                scale=scaling,
+                window_size=(-1, 0),  # causal, the last row seeing everything
+                enable_gqa=query.shape[0] != key_pool.shape[2],
+                seqused_k=seqused_k,
+                block_table=block_table,
+                num_splits=1,
+            )
+
+        return attend
+
+    def _tensor(self, values: list[int] | list[list[int]]) -> torch.Tensor:
+        return torch.tensor(values, dtype=torch.int32, device=self._device)
+
+
+def find_page_size(
+    kernel: VarlenKernel,
+    *,
+    num_heads: int,
+    num_kv_heads: int,
+    head_dim: int,
+    dtype: torch.dtype,
+    device: torch.device,
+    page_sizes: Sequence[int] = PAGE_SIZES,
+) -> int | None:
+    """The first page size with which `kernel` gives what plain attention gives; without one a warning."""
+    reason = ""
+    for page_size in page_sizes:
+        try:
+            error = _probe_error(kernel, page_size, num_heads, num_kv_heads, head_dim, dtype, device)
+        except (RuntimeError, NotImplementedError, ValueError, TypeError) as failure:
+            reason = str(failure).splitlines()[0]
+            continue
+        if error <= MAX_PROBE_ERROR:
+            return page_size
+        reason = f"its result is off by {error:.1e}"
+    logger.warning("variable-length attention is not used (gathered blocks instead): %s", reason)
+    return None
+
+
+def _probe_error(
+    kernel: VarlenKernel,
+    page_size: int,
+    num_heads: int,
+    num_kv_heads: int,
+    head_dim: int,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> float:
+    """The largest difference on a ragged batch: decode, verification, prefill, blocks out of order."""
+    lengths, num_queries = (3 * page_size + 5, 2 * page_size, 40, 1), (1, 5, 40, 1)
+    num_blocks = [-(-length // page_size) for length in lengths]
+    free = list(range(sum(num_blocks), 0, -1))  # block 0 pads the tables: garbage, were it read
+    sequences, start = [], 0
+    for length, count, blocks in zip(lengths, num_queries, num_blocks, strict=True):
+        sequences.append(PackedSequence(start, count, length, [free.pop() for _ in range(blocks)]))
+        start += count
+    sequences[0], sequences[1] = _exchange_blocks(sequences[0], sequences[1])
+    generator = torch.Generator(device="cpu").manual_seed(0)
+    pool_shape = (sum(num_blocks) + 1, page_size, num_kv_heads, head_dim)
+    key_pool, value_pool, query = (
+        torch.randn(shape, generator=generator).to(device=device, dtype=dtype)
+        for shape in (pool_shape, pool_shape, (num_heads, start, head_dim))
+    )
+    plain = SdpaPlanner(page_size, max(lengths), num_heads // num_kv_heads, dtype, device)
+    expected = plain.plan(sequences)(query, key_pool, value_pool, None)
+    found = VarlenPlanner(kernel, device).plan(sequences)(query, key_pool, value_pool, None)
+    if found.shape != expected.shape:
+        raise ValueError(f"it returns {tuple(found.shape)}, not {tuple(expected.shape)}")
+    error = float((found.float() - expected.float()).abs().max())
+    return error if error == error else float("inf")  # NaN compares with nothing
+
+
+def _exchange_blocks(first: PackedSequence, second: PackedSequence) -> tuple[PackedSequence, PackedSequence]:
+    """The two with their first blocks exchanged, so that neither is one run."""
+    mine, yours = list(first.block_ids), list(second.block_ids)
+    mine[0], yours[0] = yours[0], mine[0]
+    return (
+        PackedSequence(first.start, first.num_queries, first.length, mine),
+        PackedSequence(second.start, second.num_queries, second.length, yours),
+    )
