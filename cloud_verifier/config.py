@@ -60,7 +60,7 @@ class ServeConfig:
     kv_memory: str = option(
         "512MiB", "memory of the KV pool, for all sessions; 1.5GiB, 800MiB ...", metavar="SIZE"
     )
-    max_step_tokens: int = option(512, "tokens in one packed forward at most", metavar="N", minimum=1)
+    max_step_tokens: int = option(512, "tokens in one packed forward at most", metavar="N", minimum=2)
     prefill_chunk_tokens: int = option(
         0,
         "tokens of prompts in a forward that carries rounds too; 0 is 32 on a CPU and 256 on CUDA",

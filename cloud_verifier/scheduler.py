@@ -8,7 +8,7 @@ start-time fair queueing (Goyal et al. 1996): the one with the fewest tokens so 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 from typing import Protocol
@@ -53,6 +53,48 @@ class _Item:
     num_logit_rows: int
 
 
+class _Lane:
+    """Turns of the tenants in one lane. Virtual time is the tokens a tenant was served."""
+
+    def __init__(self, max_lead_tokens: int) -> None:
+        self._max_lead_tokens = max_lead_tokens
+        self._served: dict[str, int] = {}
+        self._floor = 0  # virtual time of the least served tenant that wants something; only rises
+
+    def fill(self, shares: list[Share], items: list[_Item], tenants: Iterable[str], budget: int) -> None:
+        """Adds shares for `items`, which are in order of their turn and belong to `tenants`."""
+        self._let_catch_up(tenants)
+        if sum(item.num_pending for item in items) <= budget:
+            for item in items:
+                shares.append(Share(item.index, item.num_pending, is_final=True))
+                self._served[item.tenant] += item.num_pending
+            return
+        queues: dict[str, deque[_Item]] = {}
+        for item in items:
+            queues.setdefault(item.tenant, deque()).append(item)
+        order = [(self._served[tenant], queue[0].index, tenant) for tenant, queue in queues.items()]
+        heapify(order)
+        while order and budget > 0:
+            _, _, tenant = heappop(order)
+            queue = queues[tenant]
+            share = _share(queue.popleft(), budget, is_first=not shares)
+            if share is None:  # what comes after may be smaller, but must not pass it for ever
+                return
+            shares.append(share)
+            budget -= share.num_tokens
+            self._served[tenant] += share.num_tokens
+            if queue:
+                heappush(order, (self._served[tenant], queue[0].index, tenant))
+
+    def _let_catch_up(self, tenants: Iterable[str]) -> None:
+        """Who wanted nothing gains no credit by it; who was served alone owes no more than the lead."""
+        known = [self._served[tenant] for tenant in tenants if tenant in self._served]
+        floor = self._floor = max(self._floor, min(known, default=self._floor))
+        self._served = {tenant: served for tenant, served in self._served.items() if served > floor}
+        for tenant in tenants:
+            self._served[tenant] = min(self._served.get(tenant, floor), floor + self._max_lead_tokens)
+
+
 class Scheduler:
     """Plans steps of at most `max_step_tokens`, of which `prefill_chunk_tokens` go to prefills.
 
@@ -61,11 +103,11 @@ class Scheduler:
     """
 
     def __init__(self, max_step_tokens: int = 512, prefill_chunk_tokens: int = 32) -> None:
-        self.max_step_tokens = max_step_tokens
-        self.prefill_chunk_tokens = min(prefill_chunk_tokens, max(1, max_step_tokens // 2))
-        self._max_lead_tokens = 4 * max_step_tokens
-        self._served: dict[str, int] = {}  # virtual time of a tenant: tokens it was served
-        self._floor = 0  # virtual time of the least served tenant that wants something; only rises
+        assert max_step_tokens >= 2, "one token for each lane"
+        self._max_step_tokens = max_step_tokens
+        self._prefill_chunk_tokens = min(prefill_chunk_tokens, max_step_tokens // 2)
+        # Apart: a tenant's prompts must not cost its rounds their turn.
+        self._rounds, self._prefills = _Lane(4 * max_step_tokens), _Lane(4 * max_step_tokens)
         self._quiet_at_s = float("-inf")
 
     def plan(self, works: Sequence[Schedulable], now_s: float) -> Plan:
@@ -81,44 +123,12 @@ class Scheduler:
             (prefills if work.is_prefill else rounds).append(item)
         plan = Plan([], _tokens_by_tenant(rounds), _tokens_by_tenant(prefills))
         is_quiet = now_s >= self._quiet_at_s and not rounds
-        chunk = 0 if not prefills else self.max_step_tokens if is_quiet else self.prefill_chunk_tokens
-        self._let_catch_up(plan.round_tokens.keys() | plan.prefill_tokens.keys())
-        self._fill(plan.shares, rounds, self.max_step_tokens - chunk)
-        self._fill(plan.shares, prefills, chunk)
+        chunk = 0 if not prefills else self._max_step_tokens if is_quiet else self._prefill_chunk_tokens
+        self._rounds.fill(plan.shares, rounds, plan.round_tokens, self._max_step_tokens - chunk)
+        self._prefills.fill(plan.shares, prefills, plan.prefill_tokens, chunk)
         if any(share.is_final for share in plan.shares):
             self._quiet_at_s = now_s + ROUNDS_ABOUT_S
         return plan
-
-    def _let_catch_up(self, tenants: set[str]) -> None:
-        """Who wanted nothing gains no credit by it; who was served alone owes no more than the lead."""
-        known = [self._served[tenant] for tenant in tenants if tenant in self._served]
-        floor = self._floor = max(self._floor, min(known, default=self._floor))
-        self._served = {tenant: served for tenant, served in self._served.items() if served > floor}
-        for tenant in tenants:
-            self._served[tenant] = min(self._served.get(tenant, floor), floor + self._max_lead_tokens)
-
-    def _fill(self, shares: list[Share], lane: list[_Item], budget: int) -> None:
-        if sum(item.num_pending for item in lane) <= budget:
-            for item in lane:
-                shares.append(Share(item.index, item.num_pending, is_final=True))
-                self._served[item.tenant] += item.num_pending
-            return
-        queues: dict[str, deque[_Item]] = {}
-        for item in lane:
-            queues.setdefault(item.tenant, deque()).append(item)
-        order = [(self._served[tenant], queue[0].index, tenant) for tenant, queue in queues.items()]
-        heapify(order)
-        while order and budget > 0:
-            _, _, tenant = heappop(order)
-            queue = queues[tenant]
-            share = _share(queue.popleft(), budget, is_first=not shares)
-            if share is None:  # what comes after may be smaller, but must not pass it for ever
-                return
-            shares.append(share)
-            budget -= share.num_tokens
-            self._served[tenant] += share.num_tokens
-            if queue:
-                heappush(order, (self._served[tenant], queue[0].index, tenant))
 
 
 def _share(item: _Item, budget: int, *, is_first: bool) -> Share | None:
