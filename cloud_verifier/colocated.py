@@ -22,6 +22,7 @@ from edge_client.drafting.base import DraftModel, DraftSequence
 log = logging.getLogger(__name__)
 
 READ_CHUNK = 256  # tokens the draft reads within a step at most; longer texts it reads beside the steps
+POOL_FROM_NS = 3_000_000  # drafts shorter than this gain nothing by threads, measured on two cores
 _MAX_THREADS = 8
 
 
@@ -46,8 +47,8 @@ def load_draft(strategy: str, directory: Path, tokenizer_fingerprint: str, *, nu
 class CoLocatedDrafter:
     """Drafts for running co-located generations. Called by the engine thread only.
 
-    A generation's draft sequence lives from its first step to its last. One generation is drafted for on the
-    engine thread; several at once on a pool, where onnxruntime leaves the interpreter lock.
+    A generation's draft sequence lives from its first step to its last. Drafts are made on the engine thread;
+    for several generations at once on a pool, where a draft takes long enough outside the interpreter lock.
     """
 
     def __init__(self, model: DraftModel, max_context: int) -> None:
@@ -55,6 +56,7 @@ class CoLocatedDrafter:
         self._model = model
         self._max_context = max_context
         self._readers: dict[int, _Reader] = {}  # by identity of the work, which the reader keeps alive
+        self._fastest_ns: int | None = None  # of all drafts so far
         self._pool = ThreadPoolExecutor(min(_MAX_THREADS, os.cpu_count() or 1), thread_name_prefix="draft")
 
     @property
@@ -77,14 +79,15 @@ class CoLocatedDrafter:
         self._close_all_but({id(work) for work in works})
         start_ns = time.perf_counter_ns()
         ready = [reader for work in wanting if (reader := self._reader(work)).is_ready(self._pool)]
-        if len(ready) == 1:
-            ready[0].propose(self._max_context)
-        elif ready:
-            list(self._pool.map(_Reader.propose, ready, [self._max_context] * len(ready)))
+        is_slow = self._fastest_ns is not None and self._fastest_ns >= POOL_FROM_NS
+        propose = self._pool.map if is_slow and len(ready) > 1 else map
+        durations_ns = list(propose(_Reader.propose, ready, [self._max_context] * len(ready)))
         draft_ns = time.perf_counter_ns() - start_ns
-        for reader in ready:
+        for reader, duration_ns in zip(ready, durations_ns, strict=True):
             reader.work.draft_ns = draft_ns
             reader.work.start_ns = reader.work.start_ns or start_ns
+            if reader.work.draft_tokens:
+                self._fastest_ns = min(self._fastest_ns or duration_ns, duration_ns)
 
     def close(self) -> None:
         self._close_all_but(set())
@@ -132,8 +135,12 @@ class _Reader:
         self._reading = pool.submit(self._read, text[self._sequence.position :])
         return False
 
-    def propose(self, max_context: int) -> None:
-        """Drafts as many as asked for, never past the last token wanted or the target's context."""
+    def propose(self, max_context: int) -> int:
+        """Drafts as many as asked for, never past the last token wanted or the target's context.
+
+        Returns what it took, in ns.
+        """
+        start_ns = time.perf_counter_ns()
         work, request = self.work, self.work.request
         assert isinstance(request, GenerateRequest), "only generations are drafted for here"
         text = work.session.chain.token_ids
@@ -143,7 +150,7 @@ class _Reader:
             max_context - len(text) - 1,
         )
         if num_draft_tokens <= 0:
-            return
+            return 0
         try:
             self._sequence.commit(text[self._sequence.position :])
             draft = self._sequence.propose(num_draft_tokens)
@@ -152,6 +159,7 @@ class _Reader:
             draft = Draft((), ())
         work.draft_tokens, work.draft_probs = draft.token_ids, draft.draft_probs
         work.total_tokens = work.num_pending
+        return time.perf_counter_ns() - start_ns
 
     def close(self) -> None:
         """A reading under way stops after its chunk."""

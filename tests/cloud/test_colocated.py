@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import threading
+import time
 from collections.abc import Iterator, Sequence
 
 import pytest
 from support.fakes import FakeBackend
 from test_engine import GREEDY, SAMPLED, Harness
 
-from cloud_verifier.colocated import READ_CHUNK, CoLocatedDrafter
+from cloud_verifier.colocated import POOL_FROM_NS, READ_CHUNK, CoLocatedDrafter
 from common.alignment import TokenChain
 from common.types import (
     CancelRequest,
@@ -44,6 +45,8 @@ class KnownDraft:
         self.may_read = threading.Event()  # a proposal waits for it
         self.may_read.set()
         self.fails_at: int | None = None
+        self.takes_s = 0.0
+        self.threads: list[str] = []  # that proposed
 
     def sequence(self, sampling: SamplingParams, *, num_prompt_tokens: int | None = None) -> _KnownSequence:
         self.num_open += 1
@@ -78,6 +81,8 @@ class _KnownSequence:
         assert self._model.may_read.wait(10)
         if self.position == self._model.fails_at:
             raise RuntimeError("by the test")
+        time.sleep(self._model.takes_s)
+        self._model.threads.append(threading.current_thread().name)
         end = min(self.position + num_draft_tokens, self._model.max_context)
         token_ids = tuple(self._model.text[self.position : end])
         self._model.num_proposed.append(len(token_ids))
@@ -264,6 +269,27 @@ def test_rounds_and_co_located_generations_share_a_forward() -> None:
         assert ids_of(replies) == text[4:19]  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("is_slow", [False, True])
+def test_slow_drafts_for_several_are_made_side_by_side_and_quick_ones_in_the_engine(is_slow: bool) -> None:
+    text = expected_text(GREEDY, 40)
+    draft = KnownDraft(text)
+    draft.takes_s = 1.5 * POOL_FROM_NS / 1e9 if is_slow else 0.0
+    harness = CoLocated(draft)
+    session_id, opened = harness.open(1, prompt=PROMPT, ignore_eos=True)
+    harness.generate(session_id, opened.position, opened.hash, num_new=10)
+    assert not any(name.startswith("draft") for name in draft.threads), "one generation needs no pool"
+    sessions = [harness.open(name, prompt=PROMPT, ignore_eos=True) for name in (2, 3)]
+    generations = [
+        harness.submit(id, make_request(opened.position, opened.hash, 15)) for id, opened in sessions
+    ]
+    draft.threads.clear()
+    harness.engine.step()
+    assert [name.startswith("draft") for name in draft.threads] == [is_slow, is_slow]
+    harness.settle()
+    for replies in generations:
+        assert ids_of(replies) == text[4:19]  # type: ignore[arg-type]
+
+
 def test_a_cancel_keeps_what_was_sent_and_a_new_generation_goes_on_from_there() -> None:
     text = expected_text(GREEDY, 40)
     harness = CoLocated(KnownDraft(text))
@@ -307,7 +333,8 @@ def test_progress_of_an_evicted_session_never_runs_backwards() -> None:
     harness = CoLocated(KnownDraft(text), FakeBackend(max_context=300), max_step_tokens=20)
     session_id, opened = harness.open(prompt=prompt, ignore_eos=True)
     (session,) = harness.engine.sessions
-    harness.engine.free(session)
+    harness.backend.close(session.kv)  # type: ignore[arg-type]
+    session.kv = None  # as after an eviction that the prefix cache forgot
     replies = harness.submit(session_id, make_request(opened.position, opened.hash, 10))
     harness.settle()
     progress = [r.done for r in replies if isinstance(r, Progress)]
