@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from cloud_verifier import validation
 from cloud_verifier.backlog import Refusal
-from cloud_verifier.session import Session
+from cloud_verifier.session import Session, num_common_tokens
 from cloud_verifier.work import Job, Work
 from common.errors import InvalidFieldError, UnimplementedFieldError
 from common.types import (
@@ -76,9 +76,11 @@ def _admit_open(engine: Engine, job: Job, request: OpenRequest) -> None:
         job.reply(_refusal(request.round_id, refusal))
         return
     eos_token_ids = () if request.ignore_eos else engine.model.eos_token_ids
+    if session is not None:
+        num_common = num_common_tokens(session.chain.token_ids, request.token_ids)
+        truncate_kv(engine, session, min(num_common, len(request.token_ids) - 1))
     session = engine.sessions.put(job.tenant, request, frozenset((*eos_token_ids, *request.stop_token_ids)))
     session.opening_reply = None
-    _truncate_kv(engine, session)
     _activate(engine, session, job, request)
 
 
@@ -107,9 +109,10 @@ def _admit_round(engine: Engine, job: Job, request: VerifyRequest | GenerateRequ
         job.reply(_refusal(request.round_id, refusal, session))
         return
     replaced_tokens = tuple(session.chain.token_ids[request.base_position :])
+    # The last token is always fed, so that its logits can be read: KV length ≤ position − 1.
+    truncate_kv(engine, session, request.base_position - (0 if request.committed_tokens else 1))
     session.chain.truncate(request.base_position)
     session.chain.extend(request.committed_tokens)
-    _truncate_kv(engine, session)
     _activate(engine, session, job, request, replaced_tokens)
 
 
@@ -167,9 +170,8 @@ def _activate(
     engine.activate(work)
 
 
-def _truncate_kv(engine: Engine, session: Session) -> None:
-    """KV length ≤ position − 1: the last token is always fed, so that its logits can be read."""
-    length = session.chain.position - 1
+def truncate_kv(engine: Engine, session: Session, length: int) -> None:
+    """The session's KV keeps the first `length` tokens of its text at most."""
     if session.kv is not None and session.kv.length > length:
         engine.backend.truncate(session.kv, length)
 

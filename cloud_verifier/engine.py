@@ -15,7 +15,7 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
-from cloud_verifier.admission import admit
+from cloud_verifier.admission import admit, truncate_kv
 from cloud_verifier.backends.base import ForwardItem, KVExhausted, TargetBackend
 from cloud_verifier.backlog import Backlog, QueueLimits, Refusal
 from cloud_verifier.colocated import CoLocatedDrafter
@@ -24,7 +24,15 @@ from cloud_verifier.observe import EngineObserver
 from cloud_verifier.scheduler import Scheduler, Share
 from cloud_verifier.session import Session, SessionStore
 from cloud_verifier.work import Job, Work
-from common.types import GenerateRequest, ModelInfo, Progress, RoundError, RoundErrorCode, VerifyRequest
+from common.types import (
+    GenerateRequest,
+    ModelInfo,
+    OpenRequest,
+    Progress,
+    RoundError,
+    RoundErrorCode,
+    VerifyRequest,
+)
 
 log = logging.getLogger(__name__)
 
@@ -200,6 +208,8 @@ class Engine:
                 log.exception("a round could not be finished")
                 self._fail(work, RoundErrorCode.INTERNAL, INTERNAL_MESSAGE)
                 continue
+            if isinstance(work.request, OpenRequest):
+                self.publish(work.session)  # now, not at its end: others open with the same prompt meanwhile
             if is_done or (isinstance(work.request, GenerateRequest) and work.session.waiting):
                 self.release(work)
             else:
@@ -214,8 +224,9 @@ class Engine:
     def activate(self, work: Work) -> None:
         """`work` becomes its session's one job."""
         session = work.session
-        if session.kv is None:  # before it is planned: what a cached prefix holds need not be fed
-            session.kv = self.backend.new_sequence()
+        if session.kv_length == 0:  # before it is planned: what the prefix cache holds need not be fed
+            self.free(session)
+            session.kv = self.backend.new_sequence(session.tenant, session.chain.token_ids)
         session.work = work
         work.total_tokens = work.num_pending
         self._active[work] = None
@@ -231,9 +242,16 @@ class Engine:
         while session.waiting and session.work is None:
             admit(self, session.waiting.popleft())
 
-    def free(self, session: Session) -> None:
-        """Gives the session's KV back; its ids stay."""
+    def publish(self, session: Session) -> None:
+        """Lets later sessions of the tenant begin with this one's KV, as far as it is of the text."""
         if session.kv is not None:
+            self.backend.publish(session.kv, session.chain.token_ids)
+
+    def free(self, session: Session, *, is_published: bool = True) -> None:
+        """Gives the session's KV back; its ids stay. The prefix cache remembers it for as long as it can."""
+        if session.kv is not None:
+            if is_published:
+                self.publish(session)
             self.backend.close(session.kv)
             session.kv = None
 
@@ -246,6 +264,10 @@ class Engine:
         self.sessions.remove(session)
 
     def _fail(self, work: Work, code: RoundErrorCode, message: str, retry_after_ms: int = 0) -> None:
+        if code is RoundErrorCode.INTERNAL:
+            self.free(work.session, is_published=False)  # nobody knows what it holds
+        elif not isinstance(work.request, OpenRequest) and work.num_generated == 0:
+            truncate_kv(self, work.session, max(0, work.base_position - 1))  # the rest is taken back
         work.undo()
         reply = work.session.error(work.request.round_id, code, message, retry_after_ms=retry_after_ms)
         work.job.reply(reply)

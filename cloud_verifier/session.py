@@ -6,7 +6,7 @@ Pure state with an injected clock; nothing here computes or waits.
 from __future__ import annotations
 
 from collections import Counter, OrderedDict, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -224,11 +224,13 @@ class SessionStore:
             session.check_integrity()
 
 
+def num_common_tokens(ours: Sequence[int], theirs: Sequence[int]) -> int:
+    """How long the common prefix is."""
+    pairs = enumerate(zip(ours, theirs, strict=False))
+    return next((i for i, (a, b) in pairs if a != b), min(len(ours), len(theirs)))
+
+
 def _rebuild_chain(chain: TokenChain, token_ids: TokenIds) -> None:
-    common = 0
-    for ours, theirs in zip(chain.token_ids, token_ids, strict=False):
-        if ours != theirs:
-            break
-        common += 1
+    common = num_common_tokens(chain.token_ids, token_ids)
     chain.truncate(common)
     chain.extend(token_ids[common:])

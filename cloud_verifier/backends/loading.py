@@ -234,9 +234,9 @@ def _eos_token_ids(directory: Path, config: Any) -> tuple[int, ...]:
 def _num_blocks(facts: TargetFacts, kv_bytes: int, block_size: int) -> int:
     num_blocks = kv_bytes // (facts.kv_bytes_per_token * block_size)
     if num_blocks * block_size < MIN_KV_TOKENS:
-        needed = -(-MIN_KV_TOKENS // block_size) * block_size * facts.kv_bytes_per_token
+        least = -(-MIN_KV_TOKENS // block_size) * block_size * facts.kv_bytes_per_token
         raise ModelError(
-            f"a KV pool (--kv-memory) of {kv_bytes} bytes holds {num_blocks * block_size} tokens of {facts.model_id} "
-            f"({facts.kv_bytes_per_token} bytes each): give it at least {-(-needed // 1024)}KiB"
+            f"a KV pool (--kv-memory) of {kv_bytes} bytes holds {num_blocks * block_size} tokens of "
+            f"{facts.model_id} ({facts.kv_bytes_per_token} bytes each): give it at least {-(-least // 1024)}KiB"
         )
     return num_blocks

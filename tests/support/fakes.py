@@ -9,22 +9,33 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from cloud_verifier.backends.base import ForwardItem, KVExhausted, Logits
+from cloud_verifier.kv.blocks import BlockManager, BlockTable
 
 
 @dataclass(eq=False)
 class FakeSequence:
     """KV that remembers its tokens, so that a test can compare them with the text."""
 
-    tokens: list[int] = field(default_factory=list)
+    table: BlockTable = field(repr=False)
+    slots: list[int] = field(repr=False)  # what each slot of the backend's pool holds
+    num_reused: int = 0
     is_closed: bool = False
 
     @property
     def length(self) -> int:
-        return len(self.tokens)
+        return self.table.length
+
+    @property
+    def tokens(self) -> list[int]:
+        return [self.slots[block_id] for block_id in self.table.block_ids]
 
 
 class FakeBackend:
-    """A target whose logits are a pure function of the last three tokens."""
+    """A target whose logits are a pure function of the last three tokens, read back from its KV.
+
+    The product's own block manager keeps the KV, in blocks of one token: what fits is exact, and whatever it
+    mixes up comes out as other text.
+    """
 
     def __init__(self, num_tokens: int = 32, max_context: int = 64, kv_tokens: int = 10_000) -> None:
         self.num_tokens = num_tokens
@@ -37,6 +48,8 @@ class FakeBackend:
         self.num_query_rows = 0
         self.batches: list[list[int]] = []  # tokens fed per item, per forward
         self.kv_tokens = kv_tokens
+        self.blocks = BlockManager(kv_tokens, block_size=1)
+        self.slots = [-1] * kv_tokens
         self.sequences: list[FakeSequence] = []
         self.fail_next: Exception | None = None
 
@@ -51,47 +64,61 @@ class FakeBackend:
 
     @property
     def num_free_tokens(self) -> int:
-        return self.kv_tokens - sum(s.length for s in self.sequences)
+        return self.blocks.num_free
 
-    def new_sequence(self) -> FakeSequence:
-        self.sequences.append(FakeSequence())
+    def new_sequence(self, tenant: str = "", token_ids: Sequence[int] = ()) -> FakeSequence:
+        table = self.blocks.new_table(tenant, token_ids)
+        self.sequences.append(FakeSequence(table, self.slots, table.length))
         return self.sequences[-1]
+
+    def publish(self, sequence: FakeSequence, token_ids: Sequence[int]) -> None:
+        length = min(sequence.length, len(token_ids))
+        assert sequence.tokens[:length] == list(token_ids[:length]), "published as KV of another text"
+        self.blocks.publish(sequence.table, token_ids)
 
     def forward(self, items: Sequence[ForwardItem]) -> Logits:
         if self.fail_next is not None:
             error, self.fail_next = self.fail_next, None
             raise error
         num_fed = [len(item.token_ids) for item in items]
-        if sum(num_fed) > self.num_free_tokens:
-            raise KVExhausted(f"{sum(num_fed)} slots needed, {self.num_free_tokens} free")
+        num_needed = sum(
+            self.blocks.num_blocks_needed(item.sequence.table, len(item.token_ids)) for item in items
+        )
+        if num_needed > self.num_free_tokens:
+            raise KVExhausted(f"{num_needed} slots needed, {self.num_free_tokens} free")
         rows = []
         for item in items:
             sequence = item.sequence
             assert isinstance(sequence, FakeSequence) and not sequence.is_closed
             assert 0 < len(item.token_ids) and item.num_logit_rows <= len(item.token_ids)
             start = sequence.length
-            sequence.tokens.extend(item.token_ids)
+            copy = self.blocks.append(sequence.table, len(item.token_ids))
+            assert copy is None, "blocks of one token are never partly filled"
             assert sequence.length <= self.max_context
+            written = sequence.table.block_ids[start:]
+            for block_id, token_id in zip(written, item.token_ids, strict=True):
+                self.slots[block_id] = token_id
             first = sequence.length - item.num_logit_rows
             assert first >= start
-            rows += [self.logits_after(sequence.tokens[: i + 1]) for i in range(first, sequence.length)]
+            tokens = sequence.tokens
+            rows += [self.logits_after(tokens[: i + 1]) for i in range(first, len(tokens))]
         self.num_forwards += 1
         self.num_query_rows += sum(num_fed)
         self.batches.append(num_fed)
         return np.stack(rows) if rows else np.zeros((0, self.vocab_size), np.float32)
 
     def truncate(self, sequence: FakeSequence, length: int) -> None:
-        assert length <= sequence.length
-        del sequence.tokens[length:]
+        self.blocks.truncate(sequence.table, length)
 
     def fork(self, sequence: FakeSequence) -> FakeSequence:
-        self.sequences.append(FakeSequence(list(sequence.tokens)))
+        self.sequences.append(FakeSequence(self.blocks.fork(sequence.table), self.slots))
         return self.sequences[-1]
 
     def close(self, sequence: FakeSequence) -> None:
         sequence.is_closed = True
+        self.blocks.free(sequence.table)
         if sequence in self.sequences:
             self.sequences.remove(sequence)
 
     def check_integrity(self) -> None:
-        assert self.num_free_tokens >= 0
+        self.blocks.check_integrity()
