@@ -333,8 +333,8 @@ def test_progress_of_an_evicted_session_never_runs_backwards() -> None:
     harness = CoLocated(KnownDraft(text), FakeBackend(max_context=300), max_step_tokens=20)
     session_id, opened = harness.open(prompt=prompt, ignore_eos=True)
     (session,) = harness.engine.sessions
-    harness.backend.close(session.kv)  # type: ignore[arg-type]
-    session.kv = None  # as after an eviction that the prefix cache forgot
+    session.kv = None  # as after an eviction, with no prefix remembered either
+    harness.backend = harness.engine.backend = FakeBackend(max_context=300)
     replies = harness.submit(session_id, make_request(opened.position, opened.hash, 10))
     harness.settle()
     progress = [r.done for r in replies if isinstance(r, Progress)]
