@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from support.fakes import FakeBackend
 
+from cloud_verifier.backlog import QueueLimits
 from cloud_verifier.engine import Engine
 from cloud_verifier.work import Job
 from common.alignment import TokenChain
@@ -75,17 +76,31 @@ def make_model(backend: FakeBackend, **limits: int) -> ModelInfo:
 class Harness:
     """An engine whose steps the test takes itself."""
 
-    def __init__(self, backend: FakeBackend | None = None, max_step_tokens: int = 512, **limits: int) -> None:
+    def __init__(
+        self,
+        backend: FakeBackend | None = None,
+        max_step_tokens: int = 512,
+        queue_limits: QueueLimits | None = None,
+        tenant_max_sessions: int = 0,
+        **limits: int,
+    ) -> None:
         self.backend = backend or FakeBackend()
         self.clock = Clock()
-        model = make_model(self.backend, **limits)
-        self.engine = Engine(self.backend, model, max_step_tokens=max_step_tokens, clock=self.clock)
+        self.engine = Engine(
+            self.backend,
+            make_model(self.backend, **limits),
+            max_step_tokens=max_step_tokens,
+            queue_limits=queue_limits,
+            tenant_max_sessions=tenant_max_sessions,
+            clock=self.clock,
+        )
 
     def submit(
         self, session_id: bytes, request: SessionRequest, tenant: str = "default"
     ) -> list[SessionResponse]:
         replies: list[SessionResponse] = []
-        self.engine.submit(Job(session_id, request, replies.append, arrival_ns=0, tenant=tenant))
+        arrival_ns = int(self.clock.now_s * 1e9)
+        self.engine.submit(Job(session_id, request, replies.append, arrival_ns, tenant))
         return replies
 
     def settle(self) -> None:
@@ -110,11 +125,12 @@ class Harness:
         name: int = 1,
         prompt: Sequence[int] = (5, 6, 7),
         sampling: SamplingParams = GREEDY,
+        tenant: str = "default",
         **fields: object,
     ) -> tuple[bytes, Opened]:
         session_id = bytes([name]) * 16
         request = OpenRequest(session_id, tuple(prompt), len(prompt), sampling, **fields)  # type: ignore[arg-type]
-        opened = self.ask(session_id, request)
+        opened = self.ask(session_id, request, tenant)
         assert isinstance(opened, Opened), opened
         return session_id, opened
 
@@ -399,7 +415,7 @@ def test_the_least_recently_used_kv_is_evicted_and_recomputed() -> None:
     harness = Harness(FakeBackend(kv_tokens=40))
     prompt = tuple(range(1, 26))
     first_id, first = harness.open(1, prompt)
-    harness.open(2, prompt)  # does not fit beside the first
+    harness.open(2, prompt[::-1])  # does not fit beside the first
     assert len(harness.backend.sequences) == 1
     verdict = harness.ask(first_id, VerifyRequest(1, first.position, first.hash))
     assert isinstance(verdict, Verdict)
@@ -423,7 +439,7 @@ def test_a_refused_round_changes_nothing_and_may_be_sent_again_as_it_was() -> No
     session_id, opened = harness.open(1, prompt)
     first = harness.ask(session_id, VerifyRequest(1, opened.position, opened.hash))
     assert isinstance(first, Verdict)
-    other_id, other = harness.open(2, prompt[:20])
+    other_id, other = harness.open(2, prompt[:4:-1])
     before = harness.submit(other_id, VerifyRequest(1, other.position, other.hash, draft_tokens=(7,) * 9))
     again = VerifyRequest(2, opened.position, opened.hash, committed_tokens=(9,) * 10, draft_tokens=(7,) * 8)
     refused = harness.submit(session_id, again)
