@@ -86,7 +86,7 @@ def _serve(loaded: Loaded[ServeConfig]) -> int:
         num_threads=config.num_threads,
     )
 
-    drafter = _create_drafter(config, backend)
+    drafter = create_drafter(config, backend)
 
     def announce(server: VerifierServer) -> None:
         host = config.listen.rpartition(":")[0]
@@ -102,8 +102,10 @@ def _serve(loaded: Loaded[ServeConfig]) -> int:
     return 0
 
 
-def _create_drafter(config: ServeConfig, backend: TargetBackend) -> CoLocatedDrafter | None:
-    """A draft nobody named may be missing (no onnxruntime, say): the verifier then serves without one."""
+def create_drafter(config: ServeConfig, backend: TargetBackend) -> CoLocatedDrafter | None:
+    """The draft of `--draft`. A draft nobody named may be missing (no onnxruntime, say): the verifier then serves
+    without. Raises `ModelError` for a named one that cannot be loaded, `IncompatibleError` for another tokenizer.
+    """
     if config.draft_dir is None:
         return None
     from cloud_verifier.colocated import CoLocatedDrafter, load_draft

@@ -6,13 +6,17 @@ import dataclasses
 import threading
 import time
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 import pytest
 from support.fakes import FakeBackend
 from test_engine import GREEDY, SAMPLED, Harness
 
+from cloud_verifier.cli import create_drafter
 from cloud_verifier.colocated import POOL_FROM_NS, READ_CHUNK, CoLocatedDrafter
+from cloud_verifier.config import EMBEDDED_DRAFT, ServeConfig
 from common.alignment import TokenChain
+from common.errors import IncompatibleError, ModelError
 from common.types import (
     CancelRequest,
     CloseRequest,
@@ -356,3 +360,25 @@ def test_more_drafted_tokens_than_a_round_takes_are_refused_by_name() -> None:
     error = harness.ask(session_id, make_request(opened.position, opened.hash, 10, depth=17))
     assert isinstance(error, RoundError)
     assert (error.code, error.field) == (RoundErrorCode.INVALID, "num_speculative_tokens")
+
+
+def test_the_embedded_target_has_its_draft_and_another_target_none_unless_named(tmp_path: Path) -> None:
+    assert ServeConfig().draft_dir == EMBEDDED_DRAFT
+    assert ServeConfig(draft="none").draft_dir is None
+    assert ServeConfig(target=tmp_path).draft_dir is None
+    assert ServeConfig(target=tmp_path, draft="drafts/mine").draft_dir == Path("drafts/mine")
+
+
+def test_an_embedded_draft_that_cannot_be_loaded_is_done_without_and_a_named_one_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("cloud_verifier.config.EMBEDDED_DRAFT", tmp_path)
+    assert create_drafter(ServeConfig(), FakeBackend()) is None
+    assert "no co-located speculation" in caplog.text
+    with pytest.raises(ModelError, match=r"draft\.json"):
+        create_drafter(ServeConfig(draft=str(tmp_path)), FakeBackend())
+
+
+def test_a_draft_of_another_tokenizer_is_refused_with_both_fingerprints() -> None:
+    with pytest.raises(IncompatibleError, match="t" * 16):
+        create_drafter(ServeConfig(), FakeBackend())
