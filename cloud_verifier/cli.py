@@ -103,8 +103,9 @@ def _serve(loaded: Loaded[ServeConfig]) -> int:
 
 
 def create_drafter(config: ServeConfig, backend: TargetBackend) -> CoLocatedDrafter | None:
-    """The draft of `--draft`. A draft nobody named may be missing (no onnxruntime, say): the verifier then serves
-    without. Raises `ModelError` for a named one that cannot be loaded, `IncompatibleError` for another tokenizer.
+    """The draft of `--draft`; one nobody named may be missing (no onnxruntime, say): then there is none.
+
+    Raises `ModelError` for a named one that cannot be loaded, `IncompatibleError` for another tokenizer.
     """
     if config.draft_dir is None:
         return None
