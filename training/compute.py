@@ -58,11 +58,6 @@ class Compute:
         hidden: Tensor = out.last_hidden_state.flatten(0, 1).to(self.dtype)
         return hidden
 
-    def synchronize(self) -> None:
-        """Wait for the device, where it runs on its own."""
-        if self.device.startswith("cuda"):
-            torch.cuda.synchronize()
-
 
 def _to_bfloat16(_module: Any, _inputs: Any, embedded: Tensor) -> Tensor:
     """The residual stream takes its dtype from the embedding: half the memory traffic of float32."""

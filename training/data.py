@@ -18,23 +18,24 @@ Tokens = npt.NDArray[np.uint16 | np.uint32]
 
 
 def encode_corpus(corpus: Corpus, tokenizer: "Tokenizer", directory: Path) -> None:
-    """Write `train.npy` and `heldout.npz` (one array per held-out file)."""
+    """Write `train.npz` and `heldout.npz` (one array per held-out file), compressed: they may travel."""
     directory.mkdir(parents=True, exist_ok=True)
     ids: list[int] = []
     for encoding in tokenizer.encode_batch(corpus.train):
         ids.append(0)
         ids.extend(encoding.ids)
-    np.save(directory / "train.npy", np.asarray(ids, dtype=np.uint16))
+    np.savez_compressed(directory / "train.npz", train=np.asarray(ids, dtype=np.uint16))
     held_out = {
         name: np.asarray([0, *tokenizer.encode(text).ids], dtype=np.uint16)
         for name, text in corpus.held_out.items()
     }
-    np.savez(directory / "heldout.npz", **held_out)  # type: ignore[arg-type]
+    np.savez_compressed(directory / "heldout.npz", **held_out)  # type: ignore[arg-type]
 
 
 def load_train(directory: Path) -> Tokens:
-    """The training stream, [num_tokens] uint16."""
-    stream: Tokens = np.load(directory / "train.npy")
+    """The training stream, [num_tokens] uint16. Raises FileNotFoundError naming the file."""
+    with np.load(directory / "train.npz") as archive:
+        stream: Tokens = archive["train"]
     return stream
 
 

@@ -58,7 +58,7 @@ def parse_args(arguments: list[str]) -> argparse.Namespace:
     draft = parser.add_mutually_exclusive_group()
     draft.add_argument("--draft", type=Path, help="a saved draft to train on, with the target's tokenizer")
     draft.add_argument("--draft-size", default="192x2", help="hidden size x layers of a new draft")
-    parser.add_argument("--context", type=int, default=4096, help="positions of a new draft")
+    parser.add_argument("--context", type=int, help="positions of a new draft (default: the target's)")
     parser.add_argument("--divergence", choices=list(DIVERGENCES), default=default.divergence)
     parser.add_argument("--target-share", type=float, default=default.target_share, metavar="SHARE")
     parser.add_argument("--draft-share", type=float, default=default.draft_share, metavar="SHARE")
@@ -91,8 +91,9 @@ def make_config(args: argparse.Namespace) -> DistillConfig:
         quantize_start=args.quantize_start,
     )
     if args.draft is None:
-        vocab_size = int(read_config(args.target)["vocab_size"])
-        config = replace(config, model=draft_shape(args.draft_size, vocab_size, args.context))
+        target = read_config(args.target)
+        context = args.context or target["max_position_embeddings"]
+        config = replace(config, model=draft_shape(args.draft_size, target["vocab_size"], context))
     else:
         require_same_tokenizer(args.target, args.draft)
     scale = args.rates_scale or (1.0 if args.draft is None else 0.1)

@@ -7,6 +7,7 @@ https://arxiv.org/abs/2510.19779). From `quantize_start` on, the forward pass us
 will have them (`training.quant`), and the saved weights are the quantised ones.
 """
 
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -66,6 +67,19 @@ class DistillConfig(RunConfig):
             raise ValueError(f"--easy-share {self.easy_share}: give a share above 0 and at most 1")
 
 
+PRESETS = {
+    "cpu": DistillConfig(),
+    "gpu": DistillConfig(
+        tokens=300_000_000,
+        phases=(Phase(0.0, length=512, rows=128), Phase(0.9, length=1024, rows=64)),
+        micro_tokens=65_536,
+        target_text_tokens=20_000_000,
+        sample_rows=2048,
+    ),
+}
+"""For the embedded pair, by where it is made."""
+
+
 class Distiller(Trainer):
     """Owns both models and the texts they wrote.
 
@@ -111,27 +125,32 @@ class Distiller(Trainer):
 
     def _prepare(self) -> int:
         """Sample one batch of text, where one is missing or the draft's is old."""
-        config, pool = self.config, sum(rows.numel() for rows in self.target_rows)
-        if config.target_share and pool < config.target_text_tokens:
-            rows = self._sample(self.target)
-            self.target_rows.append(rows)
-            self.target_text = None
-            return rows.numel()
-        if config.draft_share and self._is_draft_text_old():
-            self.model.eval()
-            if self.done >= config.quantize_start:
-                with quantized(self.model):
-                    rows = self._sample(self.model)
-            else:
-                rows = self._sample(self.model)
-            self.model.train()
-            self.draft_text = Batches(_as_stream(rows), seed=config.seed)
-            self.draft_text_step = self.state.step
-            return rows.numel()
+        if self.config.target_share and self.needs_target_text():
+            return self.sample_target_text()
+        if self.config.draft_share and self._is_draft_text_old():
+            return self._sample_draft_text()
         return 0
+
+    def needs_target_text(self) -> bool:
+        """Whether the target has written less than `target_text_tokens`."""
+        return sum(rows.numel() for rows in self.target_rows) < self.config.target_text_tokens
+
+    def sample_target_text(self) -> int:
+        """Let the target write one batch more; its tokens."""
+        self.target_rows.append(self._sample(self.target))
+        self.target_text = None
+        return self.target_rows[-1].numel()
 
     def _is_draft_text_old(self) -> bool:
         return self.draft_text is None or self.state.step - self.draft_text_step >= self.config.refresh_steps
+
+    def _sample_draft_text(self) -> int:
+        is_quantized = self.done >= self.config.quantize_start
+        with quantized(self.model) if is_quantized else nullcontext():
+            rows = self._sample(self.model)
+        self.draft_text = Batches(_as_stream(rows), seed=self.config.seed)
+        self.draft_text_step = self.state.step
+        return rows.numel()
 
     def _sample(self, model: Any) -> Tensor:
         """Let a model go on from random places of the corpus: [sample_rows, prompt + tokens] int32."""
@@ -140,7 +159,7 @@ class Distiller(Trainer):
         seed = np.random.SeedSequence([config.seed, self.state.step, len(self.target_rows), group.rank])
         generator = torch.Generator(self.compute.device)
         generator.manual_seed(int(seed.generate_state(1)[0]))
-        with self.compute.autocast():
+        with self.compute.autocast(), torch.compiler.set_stance("force_eager"):  # every step has a new shape
             rows = continue_rows(
                 model,
                 self.compute.ids(prompts[group.own(len(prompts))]),
@@ -169,8 +188,7 @@ class Distiller(Trainer):
     def _loss(self, ids: Tensor, done: float) -> tuple[Tensor, Tensor]:
         inputs = ids[:, :-1]
         weights = quantized_weights(self.model) if done >= self.config.quantize_start else {}
-        with torch.no_grad():
-            target_hidden = self.compute.last_hidden(self.target, inputs)
+        target_hidden = self._target_hidden(inputs)
         target_head = self.target.get_output_embeddings().weight[: self.num_ids]
         hidden = self.compute.last_hidden(self.model, inputs, weights)
         head = head_weight(self.model, weights)[: self.num_ids]
@@ -179,6 +197,10 @@ class Distiller(Trainer):
             hidden, target_hidden = hidden[rows], target_hidden[rows]
         loss = linear_divergence(self.config.divergence, hidden, head, target_hidden, target_head)
         return loss, loss.detach()
+
+    @torch.no_grad()
+    def _target_hidden(self, inputs: Tensor) -> Tensor:
+        return self.compute.last_hidden(self.target, inputs)
 
     @torch.no_grad()
     def _easiest(

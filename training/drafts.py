@@ -23,9 +23,7 @@ def parse_size(size: str) -> tuple[int, int]:
         raise ValueError(f"--draft-size {size}: give hidden size x layers, such as 192x2")
     hidden_size, num_layers = int(match[1]), int(match[2])
     if not num_layers or not hidden_size or hidden_size % BLOCK_SIZE:
-        raise ValueError(
-            f"--draft-size {size}: the hidden size must be a multiple of {BLOCK_SIZE}, and a layer"
-        )
+        raise ValueError(f"--draft-size {size}: the hidden size must be a multiple of {BLOCK_SIZE}")
     return hidden_size, num_layers
 
 

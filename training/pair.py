@@ -2,7 +2,7 @@
 this.
 
     python -m training.pair [--minutes-target 66] [--minutes-draft 20] [--workers 2] [--warm-start] [--fresh]
-    python -m training.pair --preset gpu30m --corpus large --device cuda --compile --slice-minutes 9
+    python -m training.pair --preset gpu30m --corpus large --keep-tokenizer --device cuda --slice-minutes 9
 
 An interrupted run is continued by the same command: finished stages are kept in the run directory, and the
 two trainings go on from their last checkpoint. The pair is installed into `--out` only when all of it is
@@ -43,6 +43,9 @@ class PairConfig:
     slice_minutes: float | None = None
     """The command saves and stops after this long in one training; the same command goes on."""
     warm_start: bool = False
+    keep_tokenizer: bool = False
+    until: str = "judge"
+    """The last stage to run."""
     seed: int = 0
     num_threads: int = 2
     num_workers: int = 1
@@ -60,7 +63,7 @@ def make_corpus(config: PairConfig) -> bool:
     corpus = build_corpus(replace(CORPORA[config.corpus], seed=config.seed))
     save_manifest(corpus, config.run / "corpus.json")
     save_prompts(make_prompts(corpus.held_out), config.run / "prompts.jsonl")
-    if config.warm_start:
+    if config.warm_start or config.keep_tokenizer:
         tokenizer = load_tokenizer(config.out / "target")
     else:
         tokenizer = train_tokenizer(corpus.train)
@@ -88,13 +91,14 @@ def make_draft(config: PairConfig) -> bool:
     """The quantised draft in Hugging Face form in `draft/` of the run; False where the slice ended first."""
     from training.data import load_train
     from training.distill import distil
-    from training.distiller import DistillConfig
+    from training.distiller import PRESETS
     from training.drafts import draft_shape, read_config
 
     fields = _run_fields(config, config.minutes_draft, config.tokens_draft)
     target = read_config(config.run / "target")
     shape = draft_shape(config.draft_size, target["vocab_size"], target["max_position_embeddings"])
-    draft = DistillConfig(model=shape, seed=config.seed + 1, **fields)
+    preset = PRESETS["gpu" if config.preset.startswith("gpu") else "cpu"]
+    draft = replace(preset, model=shape, seed=config.seed + 1, **fields)
     stream, out = load_train(config.run / "data"), config.run / "draft"
     task = partial(distil, draft, config.run / "target", stream, out, None, None, True)
     return run_workers(config.num_workers, task) is not None
@@ -156,14 +160,23 @@ def make_pair(config: PairConfig) -> None:
         marker = config.run / f".done-{name}"
         if marker.exists():
             print(f"{name}: done before, kept")
-            continue
-        print(f"{name}: started", flush=True)
-        if not stage(config):
-            print(f"{name}: slice over; the same command (without --fresh) goes on")
+        elif not _run_stage(name, stage, config, marker):
             return
-        marker.parent.mkdir(parents=True, exist_ok=True)
-        marker.touch()
+        if name == config.until != "judge":
+            print(f"{name}: the same command without --until goes on")
+            return
     print(f"the pair is in {config.out}; its card is {config.out / 'README.md'}")
+
+
+def _run_stage(name: str, stage: Callable[[PairConfig], bool], config: PairConfig, marker: Path) -> bool:
+    """Run one stage; False where the slice ended before it."""
+    print(f"{name}: started", flush=True)
+    if not stage(config):
+        print(f"{name}: slice over; the same command (without --fresh) goes on")
+        return False
+    marker.parent.mkdir(parents=True, exist_ok=True)
+    marker.touch()
+    return True
 
 
 def _copy(names: tuple[str, ...], source: Path, destination: Path) -> None:
@@ -190,6 +203,8 @@ def parse_args(arguments: list[str]) -> tuple[PairConfig, bool]:
     parser.add_argument(
         "--warm-start", action="store_true", help="train on from the weights and tokenizer in --out"
     )
+    parser.add_argument("--keep-tokenizer", action="store_true", help="take the tokenizer in --out")
+    parser.add_argument("--until", choices=list(STAGES), default=default.until, help="the last stage to run")
     parser.add_argument("--fresh", action="store_true", help="forget an earlier run in --run")
     parser.add_argument("--seed", type=int, default=default.seed)
     parser.add_argument("--threads", dest="num_threads", type=int, default=default.num_threads)

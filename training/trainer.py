@@ -199,9 +199,9 @@ class Trainer(ABC):
         return batch[:, 1:].size, float(figure)
 
     def _note(self, num_tokens: int, loss: float | None, duration_s: float) -> None:
-        self.state.elapsed_s += duration_s
-        if loss is None:
+        if loss is None:  # what was prepared is no training: it takes time of the slice, not of the budget
             return
+        self.state.elapsed_s += duration_s
         self.state.step += 1
         self.state.tokens += num_tokens
         self.history.append({"tokens": self.state.tokens, "elapsed_s": self.state.elapsed_s, "loss": loss})

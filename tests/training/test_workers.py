@@ -16,7 +16,7 @@ from training.workers import SOLO, Group, run_workers
 
 
 def test_two_workers_train_as_one_does(tmp_path: Path) -> None:
-    np.save(tmp_path / "train.npy", toy_stream())
+    np.savez(tmp_path / "train.npz", train=toy_stream())
     config = replace(CONFIG, tokens=64 * 12, num_threads=1)
     figures = {
         size: run_workers(size, partial(train_target, config, tmp_path, tmp_path / str(size), None, False))
