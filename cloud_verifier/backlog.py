@@ -86,7 +86,8 @@ class _Lane:
         return len(here | {tenant})
 
     def hold(self, by_tenant: dict[str, int]) -> None:
-        self.held, self.taken = _Tokens(by_tenant, sum(by_tenant.values())), _Tokens()
+        waiting = {tenant: num_tokens for tenant, num_tokens in by_tenant.items() if num_tokens}
+        self.held, self.taken = _Tokens(waiting, sum(waiting.values())), _Tokens()
 
 
 class Backlog:
@@ -109,7 +110,10 @@ class Backlog:
             self._rounds.taken, self._rounds.arrived = self._rounds.arrived, _Tokens()
 
     def hold(self, round_tokens: dict[str, int], prefill_tokens: dict[str, int]) -> None:
-        """All that the engine holds now, by tenant; what it took before is in it."""
+        """All that the engine holds now, by tenant; what it took before is in it.
+
+        Told before a forward and after it: an idle engine must not look busy.
+        """
         with self._lock:
             self._rounds.hold(round_tokens)
             self._prefills.hold(prefill_tokens)
@@ -142,6 +146,11 @@ class Backlog:
             if refusal is None:
                 (self._rounds.taken if is_taken else self._rounds.arrived).add(tenant, num_tokens)
             return refusal
+
+    def num_tokens(self) -> tuple[int, int]:
+        """Of rounds and of prefills, that are to be fed."""
+        with self._lock:
+            return self._rounds.total, self._prefills.total
 
     def retry_ms(self) -> int:
         """How long what waits now will take."""

@@ -43,6 +43,8 @@ class Plan:
     shares: list[Share]
     round_tokens: dict[str, int]
     prefill_tokens: dict[str, int]
+    left_round_tokens: dict[str, int]  # without the step's own
+    left_prefill_tokens: dict[str, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,13 +63,13 @@ class _Lane:
         self._served: dict[str, int] = {}
         self._floor = 0  # virtual time of the least served tenant that wants something; only rises
 
-    def fill(self, shares: list[Share], items: list[_Item], tenants: Iterable[str], budget: int) -> None:
-        """Adds shares for `items`, which are in order of their turn and belong to `tenants`."""
-        self._let_catch_up(tenants)
+    def fill(self, shares: list[Share], items: list[_Item], left: dict[str, int], budget: int) -> None:
+        """Adds shares for `items`, which are in order of their turn, and takes them off what is `left`."""
+        self._let_catch_up(left)
         if sum(item.num_pending for item in items) <= budget:
             for item in items:
                 shares.append(Share(item.index, item.num_pending, is_final=True))
-                self._served[item.tenant] += item.num_pending
+                self._charge(item.tenant, item.num_pending, left)
             return
         queues: dict[str, deque[_Item]] = {}
         for item in items:
@@ -82,9 +84,13 @@ class _Lane:
                 return
             shares.append(share)
             budget -= share.num_tokens
-            self._served[tenant] += share.num_tokens
+            self._charge(tenant, share.num_tokens, left)
             if queue:
                 heappush(order, (self._served[tenant], queue[0].index, tenant))
+
+    def _charge(self, tenant: str, num_tokens: int, left: dict[str, int]) -> None:
+        self._served[tenant] += num_tokens
+        left[tenant] -= num_tokens
 
     def _let_catch_up(self, tenants: Iterable[str]) -> None:
         """Who wanted nothing gains no credit by it; who was served alone owes no more than the lead."""
@@ -121,11 +127,12 @@ class Scheduler:
         for index, work in enumerate(works):
             item = _Item(index, work.tenant, work.num_pending, work.num_logit_rows)
             (prefills if work.is_prefill else rounds).append(item)
-        plan = Plan([], _tokens_by_tenant(rounds), _tokens_by_tenant(prefills))
+        round_tokens, prefill_tokens = _tokens_by_tenant(rounds), _tokens_by_tenant(prefills)
+        plan = Plan([], round_tokens, prefill_tokens, dict(round_tokens), dict(prefill_tokens))
         is_quiet = now_s >= self._quiet_at_s and not rounds
         chunk = 0 if not prefills else self._max_step_tokens if is_quiet else self._prefill_chunk_tokens
-        self._rounds.fill(plan.shares, rounds, plan.round_tokens, self._max_step_tokens - chunk)
-        self._prefills.fill(plan.shares, prefills, plan.prefill_tokens, chunk)
+        self._rounds.fill(plan.shares, rounds, plan.left_round_tokens, self._max_step_tokens - chunk)
+        self._prefills.fill(plan.shares, prefills, plan.left_prefill_tokens, chunk)
         if any(share.is_final for share in plan.shares):
             self._quiet_at_s = now_s + ROUNDS_ABOUT_S
         return plan
