@@ -120,8 +120,6 @@ class _HTTPServerV6(_HTTPServer):
 def _handler_of(page: Callable[[str, str], Page]) -> type[BaseHTTPRequestHandler]:
     class Handler(BaseHTTPRequestHandler):
         timeout = REQUEST_TIMEOUT_S
-        server_version = "outrider"
-        sys_version = ""
 
         def do_GET(self) -> None:
             status, content_type, body = page(self.path.partition("?")[0], self.headers.get("Accept", ""))
@@ -130,6 +128,9 @@ def _handler_of(page: Callable[[str, str], Page]) -> type[BaseHTTPRequestHandler
             self.send_header("Content-Length", str(len(body)))
             self.end_headers()
             self.wfile.write(body)
+
+        def version_string(self) -> str:
+            return "outrider"
 
         def log_message(self, format: str, *args: object) -> None:
             """Not a line a probe; what went wrong is in the answer."""

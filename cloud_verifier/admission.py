@@ -69,6 +69,7 @@ def _admit_open(engine: Engine, job: Job, request: OpenRequest) -> None:
         job.reply(_field_error(request.round_id, error))
         return
     if session is None and not _has_room(engine, job.tenant):
+        engine.observer.on_refused("sessions")
         message = f"{engine.sessions.what_is_full(job.tenant)} are busy"
         job.reply(_refusal(request.round_id, Refusal("sessions", message, FULL_RETRY_MS)))
         return
@@ -86,6 +87,7 @@ def _admit_open(engine: Engine, job: Job, request: OpenRequest) -> None:
 
 def _has_room(engine: Engine, tenant: str) -> bool:
     if removed := engine.sessions.make_room(tenant):
+        engine.observer.on_evicted("session", removed.opening.session_id)
         engine.free(removed)
     return not engine.sessions.is_full(tenant)
 
@@ -119,6 +121,7 @@ def _admit_round(engine: Engine, job: Job, request: VerifyRequest | GenerateRequ
 def _wait(engine: Engine, session: Session, job: Job) -> None:
     """Behind the session's running work, which a newer request ends if it is a `Generate`."""
     if len(session.waiting) >= MAX_WAITING:
+        engine.observer.on_refused("waiting")
         round_id = getattr(job.request, "round_id", 0)
         message = f"{MAX_WAITING} requests of this session wait already"
         job.reply(_refusal(round_id, Refusal("waiting", message, engine.backlog.retry_ms()), session))

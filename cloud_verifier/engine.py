@@ -113,6 +113,11 @@ class Engine:
         return self._thread is not None and self._thread.is_alive()
 
     @property
+    def num_jobs(self) -> int:
+        """Requests not answered yet, but for those that wait for another one of their session."""
+        return len(self._inbox) + len(self._active)
+
+    @property
     def num_sessions(self) -> int:
         return len(self.sessions)
 
@@ -150,12 +155,18 @@ class Engine:
             return True
         except Exception:
             log.exception("a step of %d sessions failed", len(works))
+            self.observer.on_failed_step()
             for work in works:
                 self._fail(work, RoundErrorCode.INTERNAL, INTERNAL_MESSAGE)
             return True
+        finally:
+            self.backlog.hold(plan.left_round_tokens, plan.left_prefill_tokens)
         self.num_steps += 1
+        forward_end_ns = time.perf_counter_ns()
         self._deliver(works, shares, logits, forward_ns)
-        self.backlog.observe(sum(share.num_tokens for share in shares), self._clock() - start_s)
+        num_tokens = sum(share.num_tokens for share in shares)
+        self.backlog.observe(num_tokens, self._clock() - start_s)
+        self.observer.on_step(len(works), num_tokens, forward_ns, time.perf_counter_ns() - forward_end_ns)
         return True
 
     def _take_inbox(self) -> None:
@@ -173,6 +184,7 @@ class Engine:
         now_ns = int(self._clock() * 1e9)
         while expired := [work for work in self._active if work.is_expired(now_ns)]:
             for work in expired:  # each may let the next of its session in
+                self.observer.on_refused("expired")
                 message = "its deadline passed before its turn came"
                 self._fail(work, RoundErrorCode.REFUSED, message, self.backlog.retry_ms())
 
@@ -203,7 +215,7 @@ class Engine:
             rows = logits[row : row + work.num_logit_rows]
             row += work.num_logit_rows
             try:
-                is_done = finish(work, rows, self.backend, self.model, batch_size=len(works))
+                is_done = finish(work, rows, self.backend, self.model, self.observer, len(works))
             except Exception:
                 log.exception("a round could not be finished")
                 self._fail(work, RoundErrorCode.INTERNAL, INTERNAL_MESSAGE)
@@ -227,6 +239,7 @@ class Engine:
         if session.kv_length == 0:  # before it is planned: what the prefix cache holds need not be fed
             self.free(session)
             session.kv = self.backend.new_sequence(session.tenant, session.chain.token_ids)
+            self.observer.on_prefix(session.kv.num_reused, session.chain.position - session.kv.num_reused)
         session.work = work
         work.total_tokens = work.num_pending
         self._active[work] = None
@@ -280,10 +293,11 @@ class Engine:
         """Evicts the least recently used idle session; with none left, refuses the newest work."""
         candidates = self.sessions.eviction_candidates()
         if candidates:
-            log.info("evicting the KV of one idle session: %s", error)
+            self.observer.on_evicted("kv", candidates[0].opening.session_id)
             self.free(candidates[0])
             return
         newest = works[-1]
+        self.observer.on_refused("kv")
         self.free(newest.session)
         if len(self._active) == 1:
             self._fail(newest, RoundErrorCode.REFUSED, f"the KV pool is too small: {error}", 1000)
@@ -295,7 +309,7 @@ class Engine:
             return
         self._next_sweep_s = self._clock() + 1.0
         for session in self.sessions.take_expired():
-            log.info("session expired after %.0f s of silence", self.sessions.idle_ttl_s)
+            self.observer.on_expired(session.opening.session_id, self.sessions.idle_ttl_s)
             self.free(session)
 
     def check_integrity(self) -> None:

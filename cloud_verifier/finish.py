@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from cloud_verifier.backends.base import TargetBackend
 from cloud_verifier.methods.base import Outcome, RoundInput
 from cloud_verifier.methods.registry import create_method
+from cloud_verifier.observe import EngineObserver
 from cloud_verifier.work import Work
 from common.types import (
     CorrectionKind,
@@ -28,7 +29,12 @@ _ORIGIN_OF = {CorrectionKind.CORRECTION: Origin.CORRECTION, CorrectionKind.BONUS
 
 
 def finish(
-    work: Work, logits: NDArray[np.float32], backend: TargetBackend, model: ModelInfo, batch_size: int
+    work: Work,
+    logits: NDArray[np.float32],
+    backend: TargetBackend,
+    model: ModelInfo,
+    observer: EngineObserver,
+    batch_size: int,
 ) -> bool:
     """Answers `work` from its rows [num_draft_tokens + 1, vocab_size]; returns whether it is done."""
     session = work.session
@@ -38,6 +44,14 @@ def finish(
     outcome = create_method(session.opening.method).verify(round_input)
     _commit(work, outcome, backend)
     metrics = _make_metrics(work, outcome, batch_size)
+    observer.on_round(
+        work.request,
+        session.opening.session_id,
+        num_draft_tokens=len(work.draft_tokens),
+        num_accepted_tokens=outcome.accepted_len,
+        has_correction=outcome.correction_kind is not CorrectionKind.NONE,
+        metrics=metrics,
+    )
     match work.request:
         case VerifyRequest() as request:
             verdict = Verdict(

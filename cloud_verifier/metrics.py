@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from cloud_verifier.engine import Engine
 
 PREFIX = "outrider_verifier_"
+BACKLOG_REASONS = ("queue_tokens", "tenant_queue_tokens", "queue_ms", "deadline")
 _S_PER_NS = 1e-9
 
 
@@ -45,6 +46,7 @@ class VerifierCollector(Collector):
     def collect(self) -> Iterator[Metric]:
         yield self._info()
         yield from self._state()
+        yield from self._kv()
         yield from self._steps()
         yield from self._rounds()
         yield from self._exceptions()
@@ -66,6 +68,28 @@ class VerifierCollector(Collector):
         yield _gauge("sessions_limit", "Sessions held at once at most.", engine.sessions.max_sessions)
         yield _gauge("streams", "Open Session calls.", self._num_streams())
         yield _gauge("draining", "1 while no new session is taken.", float(engine.is_draining))
+        yield _gauge("queue_jobs", "Requests that wait or are being computed.", engine.num_jobs)
+        num_round_tokens, num_prefill_tokens = engine.backlog.num_tokens()
+        lanes = {"round": num_round_tokens, "prefill": num_prefill_tokens}
+        yield _gauges("queue_tokens", "Tokens these have to be fed.", lanes, label="lane")
+
+    def _kv(self) -> Iterator[Metric]:
+        usage, observer = self._engine.backend.kv_usage, self._engine.observer
+        blocks = {"used": usage.num_used, "cached": usage.num_cached, "empty": usage.num_empty}
+        yield _gauges(
+            "kv_blocks",
+            "KV blocks: held by sessions, known only to the prefix cache, empty.",
+            blocks,
+            label="state",
+        )
+        yield _gauge("kv_block_tokens", "Tokens in a KV block.", usage.block_size)
+        yield _counter("kv_evicted_blocks", "Cached KV blocks given up for new text.", usage.num_evicted)
+        yield _counters(
+            "prefix_tokens",
+            "Tokens of sequences when they began: found in the prefix cache, or to be computed.",
+            {"hit": observer.num_hit_tokens, "miss": observer.num_miss_tokens},
+            label="result",
+        )
 
     def _steps(self) -> Iterator[Metric]:
         observer = self._engine.observer
@@ -102,15 +126,23 @@ class VerifierCollector(Collector):
         )
 
     def _exceptions(self) -> Iterator[Metric]:
-        observer = self._engine.observer
+        engine, observer = self._engine, self._engine.observer
+        refusals = {**dict.fromkeys(BACKLOG_REASONS, 0), **engine.backlog.num_refused, **observer.refusals}
         yield _counters("errors", "Requests answered with an error.", observer.errors, label="code")
-        yield _counters("refusals", "Requests there was no room for.", observer.refusals, label="reason")
+        yield _counters("refusals", "Requests there was no room for.", refusals, label="reason")
         yield _counters("evictions", "Idle sessions that made room.", observer.evictions, label="what")
         yield _counter("expired_sessions", "Sessions forgotten after their TTL.", observer.num_expired)
 
 
 def _gauge(name: str, text: str, value: float) -> Metric:
     return GaugeMetricFamily(PREFIX + name, text, value)
+
+
+def _gauges(name: str, text: str, values: Mapping[str, float], *, label: str) -> Metric:
+    family = GaugeMetricFamily(PREFIX + name, text, labels=[label])
+    for key, value in values.items():
+        family.add_metric([key], value)
+    return family
 
 
 def _counter(name: str, text: str, value: float) -> Metric:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import logging
 from bisect import bisect_left
-from collections import Counter
 from collections.abc import Sequence
 
 from common.logs import LogLimiter, session_tag
@@ -58,8 +57,8 @@ class EngineObserver:
         self.num_miss_tokens = 0
         self.num_failed_steps = 0
         self.errors = {str(code): 0 for code in RoundErrorCode}
-        self.refusals: Counter[str] = Counter()
-        self.evictions: Counter[str] = Counter()
+        self.refusals = dict.fromkeys(("sessions", "waiting", "kv", "expired"), 0)
+        self.evictions = {"kv": 0, "session": 0}
         self.num_expired = 0
         self._limiter = limiter or LogLimiter(log)
 
@@ -114,17 +113,18 @@ class EngineObserver:
     # ------------------------------------------------------------------------------------ exceptions
 
     def on_error(self, code: RoundErrorCode, session_id: bytes, round_id: int, field: str = "") -> None:
-        """A request was answered with an error. The message may quote the request, so it is not logged."""
+        """A request was answered with an error. Its message may quote the request: it is not logged."""
         self.errors[str(code)] += 1
+        if code is RoundErrorCode.REFUSED:
+            facts = {"session": session_tag(session_id), "round_id": round_id}
+            self._limiter.info("refused", "refused a request: no room", facts)
         if log.isEnabledFor(logging.DEBUG):
             facts = {"code": str(code), "session": session_tag(session_id), "round_id": round_id}
             log.debug("answered with an error", extra=facts | ({"field": field} if field else {}))
 
-    def on_refused(self, reason: str, session_id: bytes, round_id: int) -> None:
-        """There was no room for a request; `reason` is one of a few words."""
+    def on_refused(self, reason: str) -> None:
+        """There was no room for a request; the backlog counts its own refusals."""
         self.refusals[reason] += 1
-        facts = {"reason": reason, "session": session_tag(session_id), "round_id": round_id}
-        self._limiter.info(f"refused {reason}", "refused a request", facts)
 
     def on_evicted(self, what: str, session_id: bytes) -> None:
         """An idle session made room: `what` is "kv" (its ids stay) or "session" (all of it)."""

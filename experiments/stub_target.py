@@ -16,6 +16,7 @@ import numpy as np
 
 from cloud_verifier.backends.base import ForwardItem, KVSequence, Logits
 from cloud_verifier.config import ServeConfig
+from cloud_verifier.kv.blocks import BlockUsage
 from cloud_verifier.server import VerifierServer, serve_until_signalled
 from common.errors import OutriderError
 from common.types import SamplingParams
@@ -58,6 +59,10 @@ class StubBackend:
     @property
     def num_free_tokens(self) -> int:
         return 1 << 30
+
+    @property
+    def kv_usage(self) -> BlockUsage:
+        return BlockUsage(block_size=1, num_used=0, num_cached=0, num_empty=1 << 30, num_evicted=0)
 
     def new_sequence(self, tenant: str = "", token_ids: Sequence[int] = ()) -> StubSequence:
         return StubSequence()

@@ -14,6 +14,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from cloud_verifier.kv.blocks import BlockUsage
 from common.errors import OutriderError
 
 Logits = NDArray[np.float32]  # [num_rows, vocab_size]
@@ -66,6 +67,10 @@ class TargetBackend(Protocol):
     @property
     def num_free_tokens(self) -> int:
         """Token slots that can be had: in empty blocks, and in blocks only the prefix cache remembers."""
+
+    @property
+    def kv_usage(self) -> BlockUsage:
+        """Read by scrapes, from any thread."""
 
     def new_sequence(self, tenant: str = "", token_ids: Sequence[int] = ()) -> KVSequence:
         """A sequence that begins with the longest cached prefix of `token_ids`, of this tenant's own.

@@ -14,7 +14,7 @@ from cloud_verifier.backends.attention import AttentionPlanner, ForwardPlan
 from cloud_verifier.backends.base import ForwardItem, KVExhausted, KVSequence, Logits
 from cloud_verifier.backends.packing import PackedSequence
 from cloud_verifier.backends.sdpa import SdpaPlanner
-from cloud_verifier.kv.blocks import BlockCopy, BlockManager, BlockTable
+from cloud_verifier.kv.blocks import BlockCopy, BlockManager, BlockTable, BlockUsage
 
 BLOCK_SIZE = 16
 
@@ -98,15 +98,15 @@ class TransformersBackend:
         self.eos_token_ids = facts.eos_token_ids
         self.num_forwards = 0
         self.num_query_rows = 0
+        self._key_pools: list[torch.Tensor] = []  # per layer [num_blocks, block_size, kv_heads, head_dim]
+        self._value_pools: list[torch.Tensor] = []
         self.layers_seen: list[int] = []  # layers that attended in the last forward, in order
         self.blocks = BlockManager(num_blocks, block_size)
         self.max_context = min(facts.max_context, num_blocks * block_size)
         self.decoder = decoder
         self._device = torch.device(facts.device)
         dtype = getattr(torch, facts.dtype)
-        shape = (facts.num_layers, num_blocks, block_size, facts.num_kv_heads, facts.head_dim)
-        self._key_pools = list(_zeros(shape, dtype, self._device))
-        self._value_pools = list(_zeros(shape, dtype, self._device))
+        self.clear_kv()
         num_groups = facts.num_heads // facts.num_kv_heads
         self.planner: AttentionPlanner = SdpaPlanner(
             block_size, self.max_context, num_groups, dtype, self._device
@@ -116,6 +116,16 @@ class TransformersBackend:
         """Run the model through another implementation of the same function."""
         self.decoder = decoder
 
+    def clear_kv(self) -> None:
+        """Fresh memory for the pool: nothing of what was written before is ever read again."""
+        facts, blocks = self.facts, self.blocks
+        assert blocks.num_free == blocks.num_blocks, "the KV of open sequences would be lost"
+        shape = (facts.num_layers, blocks.num_blocks, blocks.block_size, facts.num_kv_heads, facts.head_dim)
+        dtype = getattr(torch, facts.dtype)
+        self._key_pools, self._value_pools = [], []  # the old ones go before the new ones come
+        self._key_pools = list(_zeros(shape, dtype, self._device))
+        self._value_pools = list(_zeros(shape, dtype, self._device))
+
     @property
     def num_kv_tokens(self) -> int:
         """Token slots of the whole pool."""
@@ -124,6 +134,10 @@ class TransformersBackend:
     @property
     def num_free_tokens(self) -> int:
         return self.blocks.num_free * self.blocks.block_size
+
+    @property
+    def kv_usage(self) -> BlockUsage:
+        return self.blocks.usage
 
     # ------------------------------------------------------------------------------ sequences
 

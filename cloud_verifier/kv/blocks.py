@@ -40,6 +40,17 @@ class BlockCopy:
     destination: int
 
 
+@dataclass(frozen=True, slots=True)
+class BlockUsage:
+    """Where the blocks of a pool are: held by tables, known only to the prefix cache, empty."""
+
+    block_size: int
+    num_used: int
+    num_cached: int
+    num_empty: int
+    num_evicted: int  # cached blocks given up for new text; only rises
+
+
 @dataclass(eq=False, slots=True)
 class BlockTable:
     """One sequence's blocks. Only `BlockManager` writes to it."""
@@ -65,6 +76,7 @@ class BlockManager:
         self._ref_counts = [0] * num_blocks
         self._is_taken = bytearray(num_blocks)  # 1: held or idle
         self._num_empty = num_blocks
+        self._num_evicted = 0
         self._prefixes = PrefixIndex(block_size)
         self._tables: set[BlockTable] = set()
 
@@ -72,6 +84,13 @@ class BlockManager:
     def num_free(self) -> int:
         """Blocks that can be had: empty ones, and those only the prefix cache remembers."""
         return self._num_empty + self._prefixes.num_idle
+
+    @property
+    def usage(self) -> BlockUsage:
+        """May be read by any thread; a block that is just being moved may count wrongly."""
+        num_empty, num_cached = self._num_empty, self._prefixes.num_idle
+        num_used = self.num_blocks - num_empty - num_cached
+        return BlockUsage(self.block_size, num_used, num_cached, num_empty, self._num_evicted)
 
     @property
     def num_idle(self) -> int:
@@ -244,6 +263,7 @@ class BlockManager:
         assert self.num_free > 0, "blocks are counted before they are taken"
         if self._num_empty == 0:
             self._drop(self._prefixes.oldest_idle())
+            self._num_evicted += self._num_empty
         block_id = table.block_ids[-1] + 1 if table.block_ids else self.num_blocks
         if block_id >= self.num_blocks or self._is_taken[block_id]:
             block_id = self._roomiest()

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from cloud_verifier.backends.base import ForwardItem, KVExhausted, Logits
-from cloud_verifier.kv.blocks import BlockManager, BlockTable
+from cloud_verifier.kv.blocks import BlockManager, BlockTable, BlockUsage
 
 
 @dataclass(eq=False)
@@ -65,6 +65,10 @@ class FakeBackend:
     @property
     def num_free_tokens(self) -> int:
         return self.blocks.num_free
+
+    @property
+    def kv_usage(self) -> BlockUsage:
+        return self.blocks.usage
 
     def new_sequence(self, tenant: str = "", token_ids: Sequence[int] = ()) -> FakeSequence:
         table = self.blocks.new_table(tenant, token_ids)
