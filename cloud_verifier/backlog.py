@@ -160,25 +160,28 @@ class Backlog:
     # ------------------------------------------------------------------------------------ estimates
 
     def _check_tokens(self, lane: _Lane, tenant: str, num_tokens: int) -> Refusal | None:
-        everybody, own = lane.total, lane.of_tenant(tenant)
         most, own_most = self._limits.max_queue_tokens, self._limits.tenant_max_queue_tokens
-        if everybody and most and everybody + num_tokens > most:
+        if most and (everybody := lane.total) and everybody + num_tokens > most:
             message = f"{everybody} tokens wait here; at most {most}"
             return self._refuse("queue_tokens", message, self._drain_ms(lane))
-        if own and own_most and own + num_tokens > own_most:
+        if own_most and (own := lane.of_tenant(tenant)) and own + num_tokens > own_most:
             message = f"{own} tokens of this tenant wait here; at most {own_most}"
             return self._refuse("tenant_queue_tokens", message, self._drain_ms(lane))
         return None
 
     def _check_time(self, tenant: str, num_tokens: int, deadline_ms: int) -> Refusal | None:
+        most_ms = self._limits.max_queue_ms
+        step_ms = (self._times.base_s + self._times.token_s * num_tokens) * 1000.0
+        wait_ms = self._wait_s(self._rounds.total) * 1000.0
+        if wait_ms <= most_ms and (not deadline_ms or wait_ms + step_ms <= deadline_ms):
+            return None
         # Tenants take turns: what others have waiting delays this one only as far as its own tokens go.
-        own = self._rounds.of_tenant(tenant)
-        before = min(self._rounds.total, own * self._rounds.num_tenants_with(tenant))
-        wait_ms = self._wait_s(before) * 1000.0
-        if wait_ms > self._limits.max_queue_ms:
-            message = f"the wait is about {wait_ms:.0f} ms; at most {self._limits.max_queue_ms:.0f}"
+        own = self._rounds.of_tenant(tenant) * self._rounds.num_tenants_with(tenant)
+        wait_ms = min(wait_ms, self._wait_s(own) * 1000.0)
+        if wait_ms > most_ms:
+            message = f"the wait is about {wait_ms:.0f} ms; at most {most_ms:.0f}"
             return self._refuse("queue_ms", message, self._retry_ms(wait_ms / 1000.0))
-        total_ms = wait_ms + (self._times.base_s + self._times.token_s * num_tokens) * 1000.0
+        total_ms = wait_ms + step_ms
         if deadline_ms and total_ms > deadline_ms:
             message = f"the answer would take about {total_ms:.0f} ms; the deadline is {deadline_ms}"
             return self._refuse("deadline", message, self._retry_ms(total_ms / 1000.0))
