@@ -72,7 +72,7 @@ def load_target(
     decoder = TransformersDecoder(model)
     page_size = find_varlen_page_size(facts)
     block_size = page_size or block_size
-    num_blocks = kv_tokens // block_size if kv_tokens else _num_blocks(facts, kv_bytes, block_size)
+    num_blocks = max(1, kv_tokens // block_size) if kv_tokens else _num_blocks(facts, kv_bytes, block_size)
     backend = TransformersBackend(decoder, facts, num_blocks=num_blocks, block_size=block_size)
     reference = probe(backend)
     if page_size is not None:
@@ -234,9 +234,10 @@ def _eos_token_ids(directory: Path, config: Any) -> tuple[int, ...]:
 def _num_blocks(facts: TargetFacts, kv_bytes: int, block_size: int) -> int:
     num_blocks = kv_bytes // (facts.kv_bytes_per_token * block_size)
     if num_blocks * block_size < MIN_KV_TOKENS:
-        least = -(-MIN_KV_TOKENS // block_size) * block_size * facts.kv_bytes_per_token
+        per_token = facts.kv_bytes_per_token
+        least_kib = -(-MIN_KV_TOKENS // block_size) * block_size * per_token // 1024
         raise ModelError(
             f"a KV pool (--kv-memory) of {kv_bytes} bytes holds {num_blocks * block_size} tokens of "
-            f"{facts.model_id} ({facts.kv_bytes_per_token} bytes each): give it at least {-(-least // 1024)}KiB"
+            f"{facts.model_id} ({per_token} bytes each): give it more than {least_kib}KiB"
         )
     return num_blocks

@@ -41,25 +41,30 @@ def use_varlen_if_right(backend: TransformersBackend, reference: Logits) -> None
     kernel, planner = varlen.find_kernel(), backend.planner
     assert kernel is not None, "a page size was found with it"
     backend.planner = varlen.VarlenPlanner(kernel, torch.device(backend.device))
-    try:
-        error = float(abs(probe(backend) - reference).max())
-    except ModelError as failure:
+    if (reason := _difference(backend, reference, MAX_VARLEN_ERROR)) is not None:
         backend.planner = planner
-        logger.warning("variable-length attention is not used (gathered blocks instead): %s", failure)
-        return
-    if not error <= MAX_VARLEN_ERROR * max(1.0, float(abs(reference).max())):
-        backend.planner = planner
-        logger.warning("variable-length attention differs from SDPA by %.1e: not used", error)
+        backend.clear_kv()
+        logger.warning("variable-length attention is not used (gathered blocks instead): %s", reason)
 
 
 def use_lean_if_right(backend: TransformersBackend, model: Any, reference: Logits) -> None:
     """Run the model through `backends.lean`, unless its logits come out differently."""
     decoder = backend.decoder
     backend.use_decoder(LeanDecoder(model))
-    error = float(abs(probe(backend) - reference).max())
-    if not error <= MAX_LEAN_ERROR * max(1.0, float(abs(reference).max())):
+    if (reason := _difference(backend, reference, MAX_LEAN_ERROR)) is not None:
         backend.use_decoder(decoder)
-        logger.warning("the lean forward differs from transformers by %.1e: not used", error)
+        backend.clear_kv()
+        logger.warning("the lean forward is not used (that of transformers instead): %s", reason)
+
+
+def _difference(backend: TransformersBackend, reference: Logits, tolerance: float) -> str | None:
+    """Why `backend` as it is now must not be used; None where its logits are the reference's."""
+    try:
+        error = float(abs(probe(backend) - reference).max())
+    except ModelError as failure:
+        return str(failure)
+    is_right = error <= tolerance * max(1.0, float(abs(reference).max()))  # not of NaN
+    return None if is_right else f"its logits are off by {error:.1e}"
 
 
 def probe(backend: TransformersBackend) -> Logits:
