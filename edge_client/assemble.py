@@ -94,7 +94,8 @@ def create_edge(config: RunConfig) -> Edge:
     tokenizer = EdgeTokenizer(directory / "tokenizer.json")
     start_s = time.perf_counter()
     draft = _create_draft(config, directory, tokenizer) if has_draft else None
-    labels = (f"min-draft-ms={config.min_draft_ms:g}",) if config.min_draft_ms else ()
+    is_slowed = has_draft and config.min_draft_ms > 0
+    labels = (f"min-draft-ms={config.min_draft_ms:g}",) if is_slowed else ()
     return Edge(config, tokenizer, draft, (time.perf_counter() - start_s) * 1e3, labels)
 
 
