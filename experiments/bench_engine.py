@@ -8,6 +8,7 @@ print their table and write no file.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib
 import json
 import sys
@@ -31,6 +32,7 @@ CASES = {
     "experiments.bench_engine_text:measure_prefix_ttft": ("prefix_ttft",),
     "experiments.bench_engine_text:measure_prefill_stall": ("prefill_stall",),
     "experiments.bench_engine_load:measure_overload": ("overload_goodput", "overload_p99"),
+    "experiments.bench_engine_clients:measure_dead_clients": ("dead_clients",),
     "experiments.bench_engine_load:measure_leak": ("leak",),
     "experiments.bench_engine_decode:measure_vs_hf": ("vs_hf",),
     "experiments.bench_engine_decode:measure_vs_hf_batch": ("vs_hf_batch",),
@@ -50,8 +52,8 @@ def main() -> int:
     cases = pick_cases(arguments.only)
     measures: list[Measure] = []
     details: dict[str, Any] = {}
-    with tempfile.TemporaryDirectory() as scratch:
-        bench = Bench(Path(scratch), arguments.quick)
+    with tempfile.TemporaryDirectory() as scratch, contextlib.ExitStack() as stack:
+        bench = Bench(Path(scratch), arguments.quick, stack)
         for number, case in enumerate(cases, start=1):
             ids = CASES[case]
             print(f"[{number}/{len(cases)}] {', '.join(ids)}", flush=True)

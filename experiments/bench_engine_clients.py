@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
 
 from experiments.bench_engine_setup import QUIET, Bench, Found
 from experiments.load import LoadPlan, open_streams, run_closed
@@ -24,12 +24,13 @@ NUM_DYING, NUM_IDLE = 8, 1000
 IDLE_PROMPT_TOKENS = 12
 TTL_S, SWEEP_S = 15.0, 1.0  # the verifier looks for expired sessions once a second
 ON_TIME_S = {"stopped reading": 15.0, "died": 5.0, "idle": TTL_S + 2 * SWEEP_S}
+START_S = 60.0  # another generator is at work by then
 STALL_WINDOW = 2048  # bytes after which nothing more is read
 MAX_P99_RATIO = 2.0
 # Sessions that expire are closed by nobody, so the store must hold them all.
 FLAGS = (
     *("--session-idle-ttl-s", str(TTL_S), "--max-sessions", str(2 * NUM_IDLE)),
-    *("--admin-listen", "127.0.0.1:0"),
+    *("--admin-listen", "127.0.0.1:0", "--max-unread-bytes", "16384"),
 )
 
 
@@ -46,11 +47,11 @@ class Gauges:
                 return int(float(line.split()[1]))
         raise RuntimeError(f"no gauge {name} at {self.url}")
 
-    async def wait_until(self, name: str, is_right: Callable[[int], bool], timeout_s: float) -> float:
-        """Seconds until the gauge was right; infinite when it was not within `timeout_s`."""
+    async def wait_until(self, name: str, at_most: int, timeout_s: float) -> float:
+        """Seconds until the gauge was that low; infinite when it was not within `timeout_s`."""
         begin_s = time.perf_counter()
         while time.perf_counter() < begin_s + timeout_s:
-            if is_right(await self.read(name)):
+            if await self.read(name) <= at_most:
                 return time.perf_counter() - begin_s
             await asyncio.sleep(0.2)
         return float("inf")
@@ -68,9 +69,10 @@ class Healthy:
     tally: Tally
     windows: dict[str, tuple[float, float]] = field(default_factory=dict)
 
-    async def during(self, name: str, work: Awaitable[Any]) -> Any:
+    async def watch(self, name: str, quiet_s: float, work: Awaitable[float]) -> float:
+        """Awaits `work`, and `quiet_s` at least; what `work` gives."""
         begin_s = time.perf_counter()
-        found = await work
+        found, _ = await asyncio.gather(work, asyncio.sleep(quiet_s))
         self.windows[name] = (begin_s, time.perf_counter())
         return found
 
@@ -90,17 +92,21 @@ def measure_dead_clients(bench: Bench) -> Found:
     alone_ms = healthy.p99_ms("alone")
     p99_ms = {name: healthy.p99_ms(name) for name in healthy.windows}
     worst = max(("stopped reading", "died", "idle"), key=p99_ms.__getitem__)
+    refused = len(tally.refusals)
     late = [name for name, limit_s in ON_TIME_S.items() if gone_s[name] > limit_s]
     gone = ", ".join(f"{name} {seconds:.1f} s" for name, seconds in gone_s.items())
     measure = judged(
         "engine.dead_clients",
         f"others' p99 beside the worst of them ({worst}) : alone (A/A {p99_ms['again'] / alone_ms:.2f}); "
-        f"gone after: {gone}",
+        f"{refused} of their rounds refused; gone after: {gone}",
         p99_ms[worst] / alone_ms,
         "ratio",
-        (f"on time; <= {MAX_P99_RATIO:g}", lambda ratio: ratio <= MAX_P99_RATIO and not late),
+        (f"on time; <= {MAX_P99_RATIO:g}", lambda ratio: ratio <= MAX_P99_RATIO and not late and not refused),
     )
-    return Found([measure], {"p99_ms": p99_ms, "gone_s": gone_s, "on_time_s": ON_TIME_S, "late": late})
+    return Found(
+        [measure],
+        {"p99_ms": p99_ms, "gone_s": gone_s, "on_time_s": ON_TIME_S, "late": late, "refused": refused},
+    )
 
 
 async def _run(bench: Bench, verifier: VerifierProcess) -> tuple[Healthy, dict[str, float]]:
@@ -114,48 +120,51 @@ async def _run(bench: Bench, verifier: VerifierProcess) -> tuple[Healthy, dict[s
         ]
         await asyncio.sleep(1.0)
         for name in ("alone", "again"):
-            await healthy.during(name, asyncio.sleep(quiet_s))
-        for name, work in (
-            ("stopped reading", _stop_reading(verifier.address, bench, gauges)),
-            ("died", _die(verifier.address, bench, gauges)),
-            ("idle", _lie_idle(verifier.address, bench, gauges)),
-        ):
-            gone_s[name] = await healthy.during(name, work)
-            bench.say(f"{name}: gone after {gone_s[name]:.1f} s")
+            await healthy.watch(name, quiet_s, asyncio.sleep(0.0, result=0.0))
+        for name, go_wrong in (("stopped reading", _stop_reading), ("died", _die), ("idle", _lie_idle)):
+            async with go_wrong(verifier.address, bench, gauges) as (gauge, num_left):
+                gone = gauges.wait_until(gauge, num_left, ON_TIME_S[name] + 5.0)
+                gone_s[name] = await healthy.watch(name, quiet_s, gone)
+            bench.say(f"{name}: gone after {gone_s[name]:.1f} s, others' p99 {healthy.p99_ms(name):.1f} ms")
         is_over.set()
         await asyncio.gather(*rounds)
     return healthy, gone_s
 
 
-async def _stop_reading(address: str, bench: Bench, gauges: Gauges) -> float:
-    """A long generation whose client takes 2 KB and no more; seconds until its stream is gone."""
+# Each of these lets clients go wrong, then names the gauge that must fall and how low.
+
+
+@contextlib.asynccontextmanager
+async def _stop_reading(address: str, bench: Bench, gauges: Gauges) -> AsyncIterator[tuple[str, int]]:
+    """A long generation whose client takes 2 KB and no more."""
     connection = await connect(address, STALL_WINDOW)
     stream = CloudStream(connection, bench.recording.sessions[0].prompt_ids)
-    opening = await stream.open()
-    stream.ask_to_generate(opening.opened, 3500)
-    gone_s = await gauges.wait_until(
-        "streams", lambda number: number <= NUM_HEALTHY, ON_TIME_S["stopped reading"]
-    )
+    opened = (await stream.open()).opened
+    stream.ask_to_generate(3500, opened.position, opened.hash)
+    yield "streams", NUM_HEALTHY
     connection.close()
-    return gone_s
 
 
-async def _die(address: str, bench: Bench, gauges: Gauges) -> float:
-    """Another generator, killed with its rounds under way; seconds until its streams are gone."""
-    command = [sys.executable, "-m", "experiments.load", "--address", address, "--closed"]
+@contextlib.asynccontextmanager
+async def _die(address: str, bench: Bench, gauges: Gauges) -> AsyncIterator[tuple[str, int]]:
+    """Another generator, killed with its rounds under way."""
+    command = [sys.executable, "-m", "experiments.load", "--address", address, "--closed", "--warmup-s", "0"]
     flags = ["--recording", str(bench.recording_file), "--sessions", str(NUM_DYING), "--seconds", "60"]
     process = subprocess.Popen([*command, *flags], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
-        await gauges.wait_until("streams", lambda number: number >= NUM_HEALTHY + NUM_DYING, 30.0)
-        await asyncio.sleep(0.5)
+        async with asyncio.timeout(START_S):
+            while await gauges.read("streams") < NUM_HEALTHY + NUM_DYING:
+                await asyncio.sleep(0.1)
+        await asyncio.sleep(1.0)
     finally:
         process.kill()
         process.wait()
-    return await gauges.wait_until("streams", lambda number: number <= NUM_HEALTHY, ON_TIME_S["died"])
+    yield "streams", NUM_HEALTHY
 
 
-async def _lie_idle(address: str, bench: Bench, gauges: Gauges) -> float:
-    """1,000 sessions opened and left; seconds from the last opening until only the others are held."""
+@contextlib.asynccontextmanager
+async def _lie_idle(address: str, bench: Bench, gauges: Gauges) -> AsyncIterator[tuple[str, int]]:
+    """1,000 sessions opened and left."""
     num_idle = bench.pick(NUM_IDLE, 100)
     connection = await connect(address)
     for group in _groups(num_idle, 50):
@@ -164,12 +173,8 @@ async def _lie_idle(address: str, bench: Bench, gauges: Gauges) -> float:
             for number in group
         ]
         await asyncio.gather(*(stream.open() for stream in streams))
-    bench.say(f"{num_idle} idle sessions are open ({await gauges.read('sessions')} held)")
-    gone_s = await gauges.wait_until(
-        "sessions", lambda number: number <= NUM_HEALTHY, ON_TIME_S["idle"] + 5.0
-    )
+    yield "sessions", NUM_HEALTHY
     connection.close()
-    return gone_s
 
 
 def _groups(total: int, size: int) -> Iterator[range]:

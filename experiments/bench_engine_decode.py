@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -14,15 +13,13 @@ from edge_client.drafting.onnx_model import OnnxDraftModel
 from edge_client.options import Mode
 from edge_client.session import SessionResult
 from edge_client.tokenizer import EdgeTokenizer
-from experiments.bench_engine_setup import QUIET, Bench, Found, alternate, median_ratio
+from experiments.bench_engine_setup import NUM_THREADS, Bench, Found, alternate, median_ratio
 from experiments.decoding import EMBEDDED, Case, Decoder
 from experiments.load_cloud import CloudStream, decode_all
 from experiments.load_wire import connect
-from experiments.processes import running_verifier
 from experiments.prompts import Prompt, load_prompts
 from experiments.results import at_least, judged
 
-NUM_THREADS = os.cpu_count() or 1
 NUM_TOGETHER = 8
 DRAFT_LENGTH = 4
 MAX_BATCH_S = 120.0
@@ -85,13 +82,10 @@ class HfTarget:
 
 
 @contextlib.contextmanager
-def _decoding() -> Iterator[Decoder]:
-    """The embedded pair: a verifier in its own process, the edge here."""
-    with (
-        running_verifier(*QUIET, "--num-threads", str(NUM_THREADS)) as verifier,
-        OnnxDraftModel.open(EMBEDDED / "draft") as draft,
-    ):
-        yield Decoder(verifier.address, draft, EdgeTokenizer(EMBEDDED / "draft" / "tokenizer.json"))
+def _decoding(bench: Bench) -> Iterator[Decoder]:
+    """The embedded pair: the verifier in its own process, the edge here."""
+    with OnnxDraftModel.open(EMBEDDED / "draft") as draft:
+        yield Decoder(bench.verifier.address, draft, EdgeTokenizer(EMBEDDED / "draft" / "tokenizer.json"))
 
 
 # ---------------------------------------------------------------------------------- against transformers
@@ -101,7 +95,7 @@ def measure_vs_hf(bench: Bench) -> Found:
     """One greedy session, after its first token, prompt by prompt in turn with `generate`."""
     prompts, num_new = load_prompts(limit=bench.pick(12, 2)), bench.pick(96, 16)
     target = HfTarget()
-    with _decoding() as decoder:
+    with _decoding(bench) as decoder:
         seconds: dict[str, list[float]] = {"ours": [], "transformers": [], "again": []}
         for number, prompt in enumerate(prompts):
             ids = [decoder.tokenizer.encode(prompt.text)]
@@ -138,10 +132,9 @@ def measure_vs_hf_batch(bench: Bench) -> Found:
         return [[head, *ids] for ids in texts]
 
     with contextlib.ExitStack() as stack:
-        verifier = stack.enter_context(running_verifier(*QUIET, "--num-threads", str(NUM_THREADS)))
 
         def ours() -> float:
-            return asyncio.run(_decode_together(verifier.address, prompts(), num_new))
+            return asyncio.run(_decode_together(bench.verifier.address, prompts(), num_new))
 
         cases: dict[str, Callable[[], float]] = {"ours": ours, "again": ours}
         cases["static"] = lambda: static.generate_s(prompts(), num_new)
@@ -187,7 +180,7 @@ def measure_colocated(bench: Bench) -> Found:
     prompts, num_new = load_prompts(limit=bench.pick(12, 2)), bench.pick(96, 16)
     found: dict[str, Any] = {}
     ratios: dict[float, float] = {}
-    with _decoding() as decoder:
+    with _decoding(bench) as decoder:
         for temperature in (0.0, 0.8):
             seconds = _alternate_modes(bench, decoder, prompts, temperature, num_new)
             ratios[temperature] = median_ratio(seconds["edge"], seconds["colocated"])

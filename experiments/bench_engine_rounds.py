@@ -10,9 +10,8 @@ from typing import Any, NamedTuple
 from common.types import CloseRequest, Verdict
 from edge_client.link.grpc_link import GrpcLink
 from edge_client.session import new_session_id
-from experiments.bench_engine_setup import QUIET, Bench, Found, generate_load, running_stub
+from experiments.bench_engine_setup import Bench, Found, generate_load, running_stub
 from experiments.load_report import LoadReport
-from experiments.processes import running_verifier
 from experiments.recorded_drafts import RecordedSession, ask
 from experiments.results import at_least, at_most, judged
 
@@ -90,12 +89,11 @@ def measure_overhead(bench: Bench) -> Found:
         "sampled, back to back": (sampled, 0.0),
     }
     times: dict[str, list[RoundTime]] = {kind: [] for kind in kinds}
-    with running_verifier(*QUIET) as verifier:
-        for turn in range(bench.pick(4, 1)):
-            for kind, (sessions, think_s) in kinds.items():
-                for session in sessions:
-                    times[kind] += time_rounds(verifier.address, session, think_s, bench.pick(3, 1))
-            bench.say(f"turn {turn + 1}: {_median_beyond(times['sampled']):.2f} ms beyond the forward")
+    for turn in range(bench.pick(4, 1)):
+        for kind, (sessions, think_s) in kinds.items():
+            for session in sessions:
+                times[kind] += time_rounds(bench.verifier.address, session, think_s, bench.pick(3, 1))
+        bench.say(f"turn {turn + 1}: {_median_beyond(times['sampled']):.2f} ms beyond the forward")
     details: dict[str, Any] = {
         kind: {
             "beyond_forward_ms": _median_beyond(found),

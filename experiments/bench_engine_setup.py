@@ -22,6 +22,7 @@ from experiments.results import Measure
 from experiments.stub_target import stub_recording
 
 QUIET = ("--log-level", "error")
+NUM_THREADS = os.cpu_count() or 1
 
 
 @dataclass
@@ -34,10 +35,11 @@ class Found:
 
 @dataclass
 class Bench:
-    """`is_quick` shortens everything to a smoke test; files lie in `scratch`."""
+    """`is_quick` shortens all to a smoke test; files lie in `scratch`, `stack` ends what was started."""
 
     scratch: Path
     is_quick: bool
+    stack: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
 
     def pick(self, full: Any, quick: Any) -> Any:
         return quick if self.is_quick else full
@@ -45,10 +47,15 @@ class Bench:
     @cached_property
     def recording(self) -> Recording:
         """Real rounds of the embedded pair, each session recorded alone; made once a run."""
-        with running_verifier(*QUIET) as verifier:
-            return record_embedded(
-                verifier.address, num_sessions=self.pick(32, 16), num_rounds=self.pick(24, 8)
-            )
+        return record_embedded(
+            self.verifier.address, num_sessions=self.pick(32, 16), num_rounds=self.pick(24, 8)
+        )
+
+    @cached_property
+    def verifier(self) -> VerifierProcess:
+        """The embedded target as served, for every case that needs no flags of its own."""
+        flags = (*QUIET, "--num-threads", str(NUM_THREADS))
+        return self.stack.enter_context(running_verifier(*flags))
 
     @cached_property
     def recording_file(self) -> Path:

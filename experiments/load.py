@@ -34,7 +34,6 @@ from experiments.recorded_drafts import Recording
 
 DESCRIBE_TIMEOUT_S = 10.0
 GRACE_S = 5.0  # how long rounds under way at the end may take before they count as hung
-MIN_RETRY_S = 0.005
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,9 +116,8 @@ async def run_closed(stream: ReplayStream, think_s: float, tally: Tally, is_over
     """Round after round of one session; a refused one is sent again after the time it was told."""
     with _counting_losses(tally):
         while not is_over():
-            if not await stream.round():
-                await asyncio.sleep(max(MIN_RETRY_S, tally.refusals[-1].retry_after_ms / 1e3))
-            elif think_s:
+            await stream.round_at_last()
+            if think_s:
                 await asyncio.sleep(think_s)
 
 

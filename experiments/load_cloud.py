@@ -17,11 +17,13 @@ from common.types import (
     Opened,
     OpenRequest,
     Progress,
+    RoundError,
+    RoundErrorCode,
     SamplingParams,
     SessionRequest,
 )
 from edge_client.session import new_session_id
-from experiments.load_stream import METHOD, TENANT_KEY
+from experiments.load_stream import METHOD, MIN_RETRY_S, TENANT_KEY
 from experiments.load_wire import StreamLost, WireConnection
 
 GREEDY = SamplingParams(temperature=0.0)
@@ -49,6 +51,7 @@ class CloudStream:
     token_ids: list[int] = field(default_factory=list)
     times_s: list[float] = field(default_factory=list)
     _call: Any = None
+    _round_id: int = 1
 
     async def open(self) -> Opening:
         """Raises `StreamLost` for any other answer."""
@@ -69,18 +72,25 @@ class CloudStream:
         self._take((reply.first_token,))
         return Opening(reply, end_s - begin_s, num_chunks, begin_s, end_s)
 
-    def ask_to_generate(self, opened: Opened, num_new: int) -> None:
-        self._send(GenerateRequest(2, opened.position, opened.hash, num_new))
+    def ask_to_generate(self, num_new: int, position: int, hash: int) -> None:
+        self._round_id += 1
+        self._send(GenerateRequest(self._round_id, position, hash, num_new))
 
     async def run(self, num_new: int) -> list[int]:
-        """Opens, decodes `num_new` tokens, closes; returns them. Raises `StreamLost`."""
-        opening = await self.open()
+        """Opens, decodes `num_new` tokens, closes; returns them. A refusal is waited for.
+
+        Raises `StreamLost` for any other answer.
+        """
+        opened = (await self.open()).opened
         if num_new > 1:
-            self.ask_to_generate(opening.opened, num_new - 1)
+            self.ask_to_generate(num_new - 1, opened.position, opened.hash)
         while len(self.token_ids) < num_new:
             reply = await self._hear()
             if isinstance(reply, GeneratedTokens):
                 self._take(reply.token_ids)
+            elif isinstance(reply, RoundError) and reply.code is RoundErrorCode.REFUSED:
+                await asyncio.sleep(max(MIN_RETRY_S, reply.retry_after_ms / 1e3))
+                self.ask_to_generate(num_new - len(self.token_ids), reply.position, reply.hash)
             elif not isinstance(reply, Progress):
                 raise StreamLost(f"the generation was answered by {reply}")
         await self.close()

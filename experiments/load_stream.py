@@ -20,7 +20,8 @@ from experiments.recorded_drafts import RecordedSession
 
 METHOD = "/outrider.v1.Verifier/Session"
 TENANT_KEY = "x-outrider-tenant"
-MAX_OPEN_ATTEMPTS = 200
+MAX_ATTEMPTS = 200
+MIN_RETRY_S = 0.005
 
 
 class ReplayStream:
@@ -55,7 +56,7 @@ class ReplayStream:
     async def open(self) -> float:
         """Returns the seconds until the first token; a refused opening is waited for. Raises `StreamLost`."""
         message = codec.encode_request(self.recorded.opening(self.session_id)).SerializeToString()
-        for _ in range(MAX_OPEN_ATTEMPTS):
+        for _ in range(MAX_ATTEMPTS):
             start_s = time.perf_counter()
             self._call.write(message)
             reply = await self._hear()
@@ -70,8 +71,8 @@ class ReplayStream:
             error = reply.open.error
             if error.code != pb.ROUND_ERROR_CODE_REFUSED:
                 raise StreamLost(f"the opening was answered by: {reply}")
-            await asyncio.sleep(max(0.02, error.retry_after_ms / 1e3))
-        raise StreamLost(f"the opening was refused {MAX_OPEN_ATTEMPTS} times")
+            await asyncio.sleep(max(MIN_RETRY_S, error.retry_after_ms / 1e3))
+        raise StreamLost(f"the opening was refused {MAX_ATTEMPTS} times")
 
     async def round(self) -> bool:
         """One round; False when it was refused (the same one comes next). Raises `StreamLost`."""
@@ -90,6 +91,14 @@ class ReplayStream:
                 return self._take_error(reply.error, start_s)
             if kind != "progress":
                 raise StreamLost(f"round {self._round_id} was answered by: {reply}")
+
+    async def round_at_last(self) -> None:
+        """One round; a refused one is sent again after the time it was told, at most `MAX_ATTEMPTS` times."""
+        for _ in range(MAX_ATTEMPTS):
+            if await self.round():
+                return
+            await asyncio.sleep(max(MIN_RETRY_S, self._tally.refusals[-1].retry_after_ms / 1e3))
+        raise StreamLost(f"a round was refused {MAX_ATTEMPTS} times")
 
     def _take(self, verdict: pb.Verdict, expected: tuple[int, int, int, int], start_s: float) -> None:
         end_s, metrics = time.perf_counter(), verdict.metrics
