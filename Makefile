@@ -44,7 +44,7 @@ proto-check: $(STAMP) ## fail when common/pb is out of date
 	done && echo "common/pb is up to date"
 
 pair: $(STAMP) ## train the embedded pair (ARGS="--help" lists the options)
-	$(PY) -m training.pair $(ARGS)
+	OMP_WAIT_POLICY=passive GLIBC_TUNABLES=glibc.malloc.hugetlb=1 $(PY) -m training.pair $(ARGS)
 
 bench: bench-main bench-engine bench-pair ## every benchmark
 

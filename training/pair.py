@@ -10,6 +10,7 @@ done.
 """
 
 import argparse
+import os
 import shutil
 import sys
 from collections.abc import Callable
@@ -209,11 +210,7 @@ def parse_args(arguments: list[str]) -> tuple[PairConfig, bool]:
     parser.add_argument("--seed", type=int, default=default.seed)
     parser.add_argument("--threads", dest="num_threads", type=int, default=default.num_threads)
     parser.add_argument(
-        "--workers",
-        dest="num_workers",
-        type=int,
-        default=1,
-        help="processes of one thread each",
+        "--workers", dest="num_workers", type=int, help="processes of one thread (default: 2)"
     )
     parser.add_argument("--device", default=default.device, help="cpu or cuda (bfloat16)")
     parser.add_argument("--compile", dest="is_compiled", action="store_true", help="compile decoder layers")
@@ -222,6 +219,10 @@ def parse_args(arguments: list[str]) -> tuple[PairConfig, bool]:
     for name in ("minutes_target", "minutes_draft", "tokens_target", "tokens_draft", "slice_minutes"):
         if options[name] is not None and options[name] <= 0:
             parser.error(f"--{name.replace('_', '-')} must be above 0")
+    if options["num_workers"] is None:
+        options["num_workers"] = min(2, os.cpu_count() or 1) if options["device"] == "cpu" else 1
+    if options["num_workers"] < 1:
+        parser.error("--workers must be above 0")
     if options["num_workers"] > 1 and options["device"] != "cpu":
         parser.error("--workers is for CPUs; a CUDA device takes one process")
     return PairConfig(**options), is_fresh

@@ -51,6 +51,7 @@ def test_training_learns_deepens_and_saves_a_directory_that_transformers_loads(t
 
     trainer = TargetTrainer(CONFIG, toy_stream(), tmp_path)
     figures = trainer.train()
+    assert figures is not None
     assert figures["validation_loss"]["last"] < 2.5 < trainer.history[0]["loss"]
     loaded = AutoModelForCausalLM.from_pretrained(str(tmp_path))
     assert loaded.dtype == torch.bfloat16
