@@ -1,0 +1,71 @@
+"""`make pair` from stage to stage, in slices, on a toy."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.training.test_pair import CONFIG as DRAFT_CONFIG
+from tests.training.test_target import CONFIG, toy_stream
+from training import distiller, target
+from training.pair import PairConfig, make_pair, parse_args
+
+
+@pytest.fixture
+def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> PairConfig:
+    """A run whose corpus is there, with toy presets."""
+    monkeypatch.setitem(target.PRESETS, "cpu", CONFIG)
+    monkeypatch.setitem(distiller.PRESETS, "cpu", DRAFT_CONFIG)
+    (tmp_path / "run/data").mkdir(parents=True)
+    np.savez(tmp_path / "run/data/train.npz", train=toy_stream())
+    (tmp_path / "run/.done-corpus").touch()
+    return PairConfig(
+        run=tmp_path / "run",
+        out=tmp_path / "out",
+        draft_size="32x1",
+        tokens_target=64 * 4,
+        tokens_draft=64 * 3,
+        num_threads=1,
+        until="draft",
+    )
+
+
+def test_stages_follow_one_another_and_what_is_done_is_kept(
+    config: PairConfig, capsys: pytest.CaptureFixture[str]
+) -> None:
+    make_pair(config)
+    assert {path.name for path in config.run.glob(".done-*")} == {
+        ".done-corpus",
+        ".done-target",
+        ".done-draft",
+    }
+    assert (config.run / "draft/model.safetensors").is_file()
+    assert not config.out.exists()
+    make_pair(config)
+    assert capsys.readouterr().out.splitlines()[-4:] == [
+        "corpus: done before, kept",
+        "target: done before, kept",
+        "draft: done before, kept",
+        "draft: the same command without --until goes on",
+    ]
+
+
+def test_slices_of_one_command_make_the_same_target(config: PairConfig) -> None:
+    whole, sliced = replace(config, until="target"), replace(config, until="target", slice_minutes=1e-6)
+    make_pair(whole)
+    expected = (whole.run / "target/model.safetensors").read_bytes()
+    for path in [*(whole.run / "target").iterdir(), whole.run / ".done-target"]:
+        path.unlink()
+    for _ in range(3):
+        make_pair(sliced)
+        assert not (sliced.run / ".done-target").exists()
+    make_pair(sliced)
+    assert (sliced.run / "target/model.safetensors").read_bytes() == expected
+
+
+def test_workers_are_two_on_a_cpu_and_one_on_a_gpu(capsys: pytest.CaptureFixture[str]) -> None:
+    assert parse_args(["--device", "cuda"])[0].num_workers == 1
+    with pytest.raises(SystemExit):
+        parse_args(["--device", "cuda", "--workers", "2"])
+    assert "a CUDA device takes one process" in capsys.readouterr().err
