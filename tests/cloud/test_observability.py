@@ -101,6 +101,10 @@ class Caller:
     def open(self, number: int, prompt: list[int], **fields: Any) -> pb.OpenResponse:
         return self.stub.Open(opening(number, prompt, **fields), metadata=session_metadata(number))
 
+    def close(self, number: int) -> pb.CloseResponse:
+        request = pb.CloseRequest(session_id=number.to_bytes(16, "big"))
+        return self.stub.Close(request, metadata=session_metadata(number))
+
     def verify(self, number: int, after: Any, round_id: int, draft: list[int]) -> pb.VerifyResponse:
         request = pb.VerifyRequest(
             session_id=number.to_bytes(16, "big"),
@@ -148,6 +152,7 @@ def test_a_scrape_counts_what_a_session_did_exactly() -> None:
         caller.generate(1, verdict, 2, 4)
         caller.verify(1, verdict, 3, [4_000_000_000])
         caller.verify(9, verdict, 1, [])
+        assert wait_for(lambda: scrape(server)["verify_seconds_count"] == backend.num_forwards)
         samples = scrape(server)
     accepted = verdict.accepted_len
     assert samples["sessions"] == 1 and samples["streams"] == 0 and samples["draining"] == 0
@@ -157,12 +162,36 @@ def test_a_scrape_counts_what_a_session_did_exactly() -> None:
     assert samples["draft_tokens_total"] == 3 and samples["accepted_tokens_sum"] == accepted >= 1
     assert samples["new_tokens_total"] == 1 + accepted + 1 + 4
     assert samples["batch_size_count"] == samples["forward_seconds_count"] == backend.num_forwards
-    assert samples["verify_seconds_count"] == backend.num_forwards
     assert samples["step_tokens_sum"] == backend.num_query_rows
     assert samples["errors_total{code=invalid}"] == 1
     assert samples["errors_total{code=unknown_session}"] == 1
     assert samples["info{device=cpu,dtype=float32,model_id=fake,protocol_version=1,version=0.1.0}"] == 1
     assert 0 < samples["round_seconds_sum{kind=verify}"] < 5 and "process_resident_memory_bytes" in samples
+
+
+def test_kv_blocks_and_what_the_prefix_cache_gave_are_told() -> None:
+    with (
+        serving(FakeBackend(kv_tokens=100)) as server,  # whose blocks hold one token
+        grpc.insecure_channel(f"127.0.0.1:{server.port}") as channel,
+    ):
+        caller, prompt = Caller(channel), [5, 6, 7, 8] * 5
+        caller.open(1, prompt)
+        samples = scrape(server)
+        assert samples["kv_blocks{state=used}"] == 20 and samples["kv_blocks{state=empty}"] == 80
+        assert samples["kv_block_tokens"] == 1 and samples["prefix_tokens_total{result=hit}"] == 0
+        caller.open(2, prompt)
+        samples = scrape(server)
+        assert samples["prefix_tokens_total{result=hit}"] == 19
+        assert samples["prefix_tokens_total{result=miss}"] == 20 + 1
+        caller.close(1)
+        caller.close(2)
+        assert scrape(server)["kv_blocks{state=cached}"] == 20
+        caller.open(3, [9] * 50)
+        caller.open(4, [10] * 45)
+        samples = scrape(server)
+        assert samples["kv_blocks{state=used}"] == 95
+        assert samples["kv_evicted_blocks_total"] >= 15
+        assert wait_for(lambda: scrape(server)["queue_jobs"] == 0)
 
 
 def test_evictions_refusals_and_expiries_are_counted_and_logged_without_flooding(
