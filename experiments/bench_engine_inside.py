@@ -27,7 +27,7 @@ from common.types import (
 )
 from edge_client.session import new_session_id
 from experiments.bench_engine_setup import Bench, Found, alternate, median_ratio, time_s
-from experiments.recorded_drafts import RecordedSession
+from experiments.load_recording import RecordedSession
 from experiments.results import at_most, judged
 
 NUM_READY, TOKENS_EACH = 8, 7

@@ -11,8 +11,9 @@ from common.types import CloseRequest, Verdict
 from edge_client.link.grpc_link import GrpcLink
 from edge_client.session import new_session_id
 from experiments.bench_engine_setup import Bench, Found, generate_load, running_stub
+from experiments.load_recording import RecordedSession
 from experiments.load_report import LoadReport
-from experiments.recorded_drafts import RecordedSession, ask
+from experiments.recorded_drafts import ask
 from experiments.results import at_least, at_most, judged
 
 NUM_STREAMS = 32

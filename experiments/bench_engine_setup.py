@@ -15,9 +15,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from experiments.load_recording import Recording
 from experiments.load_report import LoadReport
 from experiments.processes import VerifierProcess, running_verifier, start_server
-from experiments.recorded_drafts import Recording, record_embedded
+from experiments.recorded_drafts import record_embedded
 from experiments.results import Measure
 from experiments.stub_target import stub_recording
 

@@ -14,10 +14,10 @@ from common.types import TokenIds
 from experiments.bench_engine_setup import Bench, Found, median_ratio
 from experiments.load import LoadPlan, open_streams, run_closed
 from experiments.load_cloud import CloudStream, Opening, open_and_close
+from experiments.load_recording import RecordedSession
 from experiments.load_report import Tally, percentile_ms
 from experiments.load_stream import ReplayStream
 from experiments.load_wire import connect
-from experiments.recorded_drafts import RecordedSession
 from experiments.results import at_most, judged
 
 NUM_AT_ONCE = 16

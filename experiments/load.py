@@ -27,10 +27,10 @@ from pathlib import Path
 from common.errors import LinkError, OutriderError, UsageError
 from edge_client.link.grpc_link import GrpcLink
 from edge_client.session import new_session_id
+from experiments.load_recording import Recording
 from experiments.load_report import LoadReport, Tally
 from experiments.load_stream import ReplayStream
 from experiments.load_wire import StreamLost, connect
-from experiments.recorded_drafts import Recording
 
 DESCRIBE_TIMEOUT_S = 10.0
 GRACE_S = 5.0  # how long rounds under way at the end may take before they count as hung

@@ -14,9 +14,9 @@ from common import codec
 from common.pb import outrider_pb2 as pb
 from common.types import CloseRequest
 from edge_client.session import new_session_id
+from experiments.load_recording import RecordedSession
 from experiments.load_report import Refusal, RoundSample, Tally
 from experiments.load_wire import StreamLost, WireConnection
-from experiments.recorded_drafts import RecordedSession
 
 METHOD = "/outrider.v1.Verifier/Session"
 TENANT_KEY = "x-outrider-tenant"

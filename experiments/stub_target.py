@@ -20,7 +20,7 @@ from cloud_verifier.kv.blocks import BlockUsage
 from cloud_verifier.server import VerifierServer, serve_until_signalled
 from common.errors import OutriderError
 from common.types import SamplingParams
-from experiments.recorded_drafts import RecordedRound, RecordedSession, Recording
+from experiments.load_recording import RecordedRound, RecordedSession, Recording
 
 VOCAB_SIZE = 256
 FAVOURITE = 7  # the token every row prefers

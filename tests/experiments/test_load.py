@@ -20,9 +20,10 @@ from common.types import Draft, SamplingParams
 from experiments import load
 from experiments.load import LoadPlan, run_load
 from experiments.load_cloud import CloudStream
+from experiments.load_recording import Recording
 from experiments.load_report import Refusal, RoundSample, Tally
 from experiments.load_wire import connect
-from experiments.recorded_drafts import Recording, record
+from experiments.recorded_drafts import record
 
 PROMPTS = [tuple(range(3, 15)), tuple(range(20, 29))]
 SAMPLINGS = (SamplingParams(temperature=0.0), SamplingParams(temperature=0.9, top_k=20))
