@@ -116,21 +116,23 @@ def _recipe(target: dict[str, Any], draft: dict[str, Any]) -> str:
         for phase in target["config"]["phases"]
     )
     validation = target["validation_loss"]
-    divergence = _DIVERGENCES[config["divergence"]]
+    # The record of the first pair was written before there was a choice, and names one share differently.
+    divergence = _DIVERGENCES[config.get("divergence", "fkl")]
+    target_share = config.get("target_share", config.get("sampled_share", 0.0))
     return f"""## Recipe
 
-`make pair` on {target["machine"]}, shared with other work. Seeded, but not
-bit-reproducible: the schedule follows the clock. The loss curves are in `training-target.json` and
+`make pair` on {target["machine"]}. Seeded, but not bit-reproducible: how work is
+shared out, and a schedule that follows the clock, change the last bits. The loss curves are in `training-target.json` and
 `training-draft.json`.
 
 - **Target**: {target["tokens"] / 1e6:.2f} M tokens in {target["steps"]} steps and {target["minutes"]} minutes.
-  Muon and AdamW in float32; warm-up, plateau, linear decay. Shares of the time:
+  Muon and AdamW in float32; warm-up, plateau, linear decay. Shares of the budget:
   {phases}.
   Validation loss {validation["last"]:.3f} nats a token, {validation["average"]:.3f} with averaged weights; the
   {target["kept"]} weights were kept.
 - **Draft**: {divergence} from the target, {draft["tokens"] / 1e6:.2f} M tokens in {draft["steps"]} steps
-  and {draft["minutes"]} minutes. {config["target_share"]:.0%} of the batches are drawn from {draft["sampled_tokens"] / 1e3:.0f} k
-  tokens that the target wrote at temperature {config["sample_temperature"]}, {config["draft_share"]:.0%} from text of the draft
+  and {draft["minutes"]} minutes. {target_share:.0%} of the batches are drawn from {draft["sampled_tokens"] / 1e3:.0f} k
+  tokens that the target wrote at temperature {config["sample_temperature"]}, {config.get("draft_share", 0.0):.0%} from text of the draft
   itself. INT4-aware from {config["quantize_start"]:.0%} of the budget on. Last loss {draft["loss"]:.3f}.
 """
 

@@ -176,8 +176,10 @@ def train_target(
 ) -> dict[str, Any] | None:
     """One worker's part of a run (a slice of it: None); resumes where there is a checkpoint."""
     trainer = TargetTrainer(config, load_train(data), out, group)
-    if not (is_resumed and trainer.resume()) and warm_start is not None:
+    if warm_start is not None:
         trainer.warm_start(warm_start)
+    if is_resumed:
+        trainer.resume()
     return trainer.train()
 
 

@@ -1,5 +1,7 @@
 """`make pair` from stage to stage, in slices, on a toy."""
 
+import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,6 +11,7 @@ import pytest
 from tests.training.test_pair import CONFIG as DRAFT_CONFIG
 from tests.training.test_target import CONFIG, toy_stream
 from training import distiller, target
+from training.card import write_card
 from training.pair import PairConfig, make_pair, parse_args
 
 
@@ -69,3 +72,18 @@ def test_workers_are_two_on_a_cpu_and_one_on_a_gpu(capsys: pytest.CaptureFixture
     with pytest.raises(SystemExit):
         parse_args(["--device", "cuda", "--workers", "2"])
     assert "a CUDA device takes one process" in capsys.readouterr().err
+
+
+def test_a_card_is_written_from_the_committed_records(tmp_path: Path) -> None:
+    embedded = Path(__file__).parents[2] / "models/embedded"
+    for path in embedded.rglob("*"):
+        if path.suffix == ".json" and path.parent == embedded:
+            shutil.copyfile(path, tmp_path / path.name)
+    for model in ("target", "draft"):
+        (tmp_path / model).mkdir()
+        shutil.copyfile(embedded / model / "tokenizer.json", tmp_path / model / "tokenizer.json")
+    write_card(tmp_path)
+    card = (tmp_path / "README.md").read_text()
+    draft = json.loads((tmp_path / "training-draft.json").read_text())
+    assert f"from the target, {draft['tokens'] / 1e6:.2f} M tokens in {draft['steps']} steps" in card
+    assert "## Limits" in card
