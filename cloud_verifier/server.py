@@ -6,6 +6,7 @@ import asyncio
 import ipaddress
 import logging
 import signal
+import sys
 from typing import Any
 
 import grpc
@@ -28,6 +29,9 @@ from common.version import own_version
 log = logging.getLogger(__name__)
 
 PROTOCOL_VERSION = 1
+# The forward takes the interpreter lock back after every operation. At Python's 5 ms it waits that long for
+# an event loop busy with refusals, and a refusal as long for the Python of a step.
+SWITCH_INTERVAL_S = 0.0005
 LAST_ANSWERS_S = 2.0  # after a drain's grace: for the rounds that are being computed
 ADMIN_OFF = ("", "none")
 SERVICE_NAME = "outrider.v1.Verifier"
@@ -184,6 +188,7 @@ def _add_reflection(server: Any) -> None:
 
 async def serve_until_signalled(server: VerifierServer, on_ready: Any) -> None:
     """Serves until SIGTERM or SIGINT, drains, stops; a second signal ends the grace at once."""
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
     loop = asyncio.get_running_loop()
     first, second = asyncio.Event(), asyncio.Event()
 
