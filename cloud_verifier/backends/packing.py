@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 # Attention over several short sequences is padded into one call; longer ones cost more padded than alone.
 MAX_BATCHED_QUERIES = 16
-MAX_BATCHED_LENGTH = 512
+MAX_BATCHED_LENGTH = 256
 MAX_PADDING = 1.5  # padded work : real work
 GATHER_ROWS = 4  # gathering a token's keys and values costs about as much as this many queries over them
 
