@@ -19,7 +19,7 @@ import json
 import random
 import sys
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -68,7 +68,7 @@ async def run_load(address: str, recording: Recording, plan: LoadPlan) -> LoadRe
 async def open_streams(
     address: str, recording: Recording, plan: LoadPlan, tally: Tally
 ) -> AsyncIterator[list[ReplayStream]]:
-    """Opened sessions, the recorded ones in turn, over `plan.num_connections` channels."""
+    """Opened sessions, the recorded ones in turn, over several connections. Raises `LinkError`."""
     recording.check_target(GrpcLink(address, new_session_id()).describe(DESCRIBE_TIMEOUT_S))
     connections = [await connect(address) for _ in range(plan.num_connections)]
     try:
@@ -81,13 +81,15 @@ async def open_streams(
             )
             for i in range(plan.num_sessions)
         ]
-        await asyncio.gather(*(stream.open() for stream in streams))
+        try:
+            await asyncio.gather(*(stream.open() for stream in streams))
+        except StreamLost as error:
+            raise LinkError(f"the verifier at {address} did not open the sessions: {error}") from error
         yield streams
-        await asyncio.wait_for(asyncio.gather(*(stream.close() for stream in streams)), GRACE_S)
-    except StreamLost as error:
-        raise LinkError(f"the verifier at {address} did not open the sessions: {error}") from error
-    except TimeoutError:
-        tally.errors["not_closed"] += 1
+        _, open_still = await asyncio.wait(
+            [asyncio.create_task(stream.close()) for stream in streams], timeout=GRACE_S
+        )
+        tally.errors += Counter({"not_closed": len(open_still)})
     finally:
         for connection in connections:
             connection.close()
