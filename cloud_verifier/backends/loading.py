@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import json
+import math
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -235,9 +236,9 @@ def _num_blocks(facts: TargetFacts, kv_bytes: int, block_size: int) -> int:
     num_blocks = kv_bytes // (facts.kv_bytes_per_token * block_size)
     if num_blocks * block_size < MIN_KV_TOKENS:
         per_token = facts.kv_bytes_per_token
-        least_kib = -(-MIN_KV_TOKENS // block_size) * block_size * per_token // 1024
+        least = math.ceil(MIN_KV_TOKENS / block_size) * block_size * per_token
         raise ModelError(
             f"a KV pool (--kv-memory) of {kv_bytes} bytes holds {num_blocks * block_size} tokens of "
-            f"{facts.model_id} ({per_token} bytes each): give it more than {least_kib}KiB"
+            f"{facts.model_id} ({per_token} bytes each): it takes {math.ceil(least / 1024)}KiB at least"
         )
     return num_blocks

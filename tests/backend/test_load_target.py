@@ -15,7 +15,8 @@ from support.models import edit_config, make_tiny_target
 from cloud_verifier.backends.architectures import check_supported
 from cloud_verifier.backends.base import ForwardItem
 from cloud_verifier.backends.loading import load_target
-from common.errors import ModelError
+from cloud_verifier.config import parse_size
+from common.errors import ConfigError, ModelError
 
 
 @pytest.fixture
@@ -36,6 +37,28 @@ def test_a_loaded_target_describes_itself(llama: Path) -> None:
     assert backend.eos_token_ids == (0,)
     assert len(backend.fingerprint) == len(backend.tokenizer_fingerprint) == 64
     assert (backend.num_forwards, backend.num_query_rows) == (0, 0), "the load's own check is not counted"
+
+
+def test_the_pool_is_sized_in_bytes_and_too_few_are_refused_with_how_many_it_takes(llama: Path) -> None:
+    per_token = 3 * 2 * 2 * 32 * 4  # layers, keys and values, heads, their size, bytes
+    assert load_target(llama, kv_bytes=1000 * per_token).num_kv_tokens == 992, "whole blocks of 16"
+    assert load_target(llama, kv_bytes=256 * per_token).num_free_tokens == 256
+    with pytest.raises(ModelError, match=rf"--kv-memory.* holds 240 tokens.*{per_token} bytes each.*384KiB"):
+        load_target(llama, kv_bytes=256 * per_token - 1)
+
+
+@pytest.mark.parametrize(
+    ("text", "num_bytes"),
+    [("512MiB", 512 << 20), ("1.5GiB", 3 << 29), ("64 kib", 1 << 16), ("65536", 1 << 16), ("100B", 100)],
+)
+def test_a_size_is_a_number_with_or_without_a_unit(text: str, num_bytes: int) -> None:
+    assert parse_size(text, "--kv-memory") == num_bytes
+
+
+@pytest.mark.parametrize("text", ["", "0", "-5", "12MB", "many", "1e9", "0.1B", "1.5.2GiB"])
+def test_any_other_size_is_refused_by_the_flags_name(text: str) -> None:
+    with pytest.raises(ConfigError, match=r"--kv-memory .*not a size.*512MiB"):
+        parse_size(text, "--kv-memory")
 
 
 def test_end_of_text_ids_come_from_the_generation_config_first(llama: Path) -> None:
