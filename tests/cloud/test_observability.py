@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 import re
+import socket
 import subprocess
 import sys
 import threading
@@ -272,6 +274,19 @@ def test_the_admin_port_is_checked_like_the_other(listen: str, words: str) -> No
 @pytest.mark.parametrize("off", ["", "none"])
 def test_the_admin_port_can_be_off(off: str) -> None:
     assert VerifierServer(FakeBackend(), ServeConfig(admin_listen=off)).admin is None
+
+
+def test_a_taken_admin_port_is_one_clear_error() -> None:
+    async def start(port: int) -> None:
+        async with VerifierServer(
+            FakeBackend(), ServeConfig(listen="127.0.0.1:0", admin_listen=f"127.0.0.1:{port}")
+        ):
+            pass
+
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        with pytest.raises(UsageError, match=f"--admin-listen 127.0.0.1:{port}: cannot bind"):
+            asyncio.run(start(port))
 
 
 def test_reflection_lists_the_services_only_when_asked_for() -> None:
