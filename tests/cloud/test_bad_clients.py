@@ -59,7 +59,7 @@ def backend() -> GatedBackend:
 
 @pytest.fixture
 def server(backend: GatedBackend) -> Iterator[VerifierServer]:
-    with serving(backend, ServeConfig(max_queue_ms=0.0, max_unread_bytes=4096)) as server:
+    with serving(backend, ServeConfig(max_queue_tokens=1, max_unread_bytes=4096)) as server:
         yield server
         backend.gate.set()
 
