@@ -141,7 +141,8 @@ def measure_prefill_stall(bench: Bench) -> Found:
     aa = percentile_ms(sorted(samples.idle_again), 0.99) / idle_ms
     measure = judged(
         "engine.prefill_stall",
-        f"(others' p99 while 2,000 tokens prefill - one chunk of {chunk_ms:.0f} ms) : idle (A/A {aa:.2f})",
+        f"(others' p99 while 2,000 tokens prefill - one chunk of {chunk_ms:.0f} ms) : idle (A/A {aa:.2f}; "
+        f"{samples.num_refused} of their rounds refused)",
         (stalled_ms - chunk_ms) / idle_ms,
         "ratio",
         ("<= 2", lambda ratio: ratio <= 2 and samples.num_refused == 0),
