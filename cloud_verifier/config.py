@@ -39,7 +39,7 @@ class ServeConfig:
         metavar="DIR|none",
     )
     draft_strategy: str = option("onnx", "how that draft is run", metavar="NAME")
-    draft_threads: int = option(1, "CPU threads of the draft, a session", metavar="N", minimum=1)
+    draft_threads: int = option(1, "CPU threads of that draft", metavar="N", minimum=1)
     listen: str = option(
         "127.0.0.1:7077", "address to serve on; port 0 takes a free one", metavar="HOST:PORT"
     )
