@@ -37,6 +37,7 @@ from common.types import (
 log = logging.getLogger(__name__)
 
 KV_RETRY_MS = 50
+SWEEP_S, LOT_S, MAX_SWEPT = 1.0, 0.01, 8  # between looks for expired sessions, and how many go at once
 INTERNAL_MESSAGE = "the verifier failed here (its log says where); open the session again"
 
 
@@ -74,7 +75,7 @@ class Engine:
         self._inbox: deque[Job] = deque()
         self._wake = threading.Condition()
         self._is_stopping = False
-        self._next_sweep_s = clock() + 1.0
+        self._next_sweep_s = clock() + SWEEP_S
         self._thread: threading.Thread | None = None
 
     # ------------------------------------------------------------------------- from other threads
@@ -127,7 +128,7 @@ class Engine:
         while True:
             with self._wake:
                 while not self._inbox and not self._active and not self._is_stopping:
-                    if not self._wake.wait(timeout=1.0):
+                    if not self._wake.wait(timeout=max(0.001, self._next_sweep_s - self._clock())):
                         break
                 if self._is_stopping:
                     return
@@ -307,8 +308,10 @@ class Engine:
     def _sweep(self) -> None:
         if self._clock() < self._next_sweep_s:
             return
-        self._next_sweep_s = self._clock() + 1.0
-        for session in self.sessions.take_expired():
+        expired = self.sessions.take_expired(MAX_SWEPT)
+        # Many that fell silent together go in small lots, between the steps of the others.
+        self._next_sweep_s = self._clock() + (SWEEP_S if len(expired) < MAX_SWEPT else LOT_S)
+        for session in expired:
             self.observer.on_expired(session.opening.session_id, self.sessions.idle_ttl_s)
             self.free(session)
 

@@ -200,12 +200,12 @@ class SessionStore:
             return f"all {self.tenant_max_sessions} sessions of this tenant"
         return f"all {self.max_sessions} sessions"
 
-    def take_expired(self) -> list[Session]:
-        """Removes and returns the sessions idle for longer than the TTL."""
+    def take_expired(self, most: int) -> list[Session]:
+        """Removes and returns the sessions idle for longer than the TTL, `most` of them at most."""
         deadline = self._clock() - self.idle_ttl_s
-        expired = []
+        expired: list[Session] = []
         for session in self._sessions.values():
-            if session.last_used_s >= deadline:
+            if session.last_used_s >= deadline or len(expired) == most:
                 break  # used later, and so are all that follow
             if not session.is_busy:
                 expired.append(session)

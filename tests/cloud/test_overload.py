@@ -211,3 +211,22 @@ def test_closing_and_opening_again_are_never_refused(request_: SessionRequest) -
     harness.settle()
     assert not isinstance(replies[-1], RoundError)
     assert dataclasses.is_dataclass(replies[-1])
+
+
+def test_a_thousand_sessions_that_expire_together_do_not_hold_up_a_step() -> None:
+    harness = Harness(max_sessions=1100, session_idle_ttl_ms=10_000)
+    for number in range(1000):
+        session_id = number.to_bytes(16, "little")
+        harness.submit(session_id, OpenRequest(session_id, (1, 2), 2, GREEDY))
+    harness.settle()
+    harness.clock.now_s = 10.5
+    session_id, opened = harness.open(prompt=(7, 8))
+    most = 0
+    for _ in range(200):
+        harness.clock.now_s += 0.01
+        num_before = len(harness.engine.sessions)
+        harness.engine.step()
+        most = max(most, num_before - len(harness.engine.sessions))
+    assert len(harness.engine.sessions) == 1 and len(harness.backend.sequences) == 1
+    assert most <= 8
+    assert isinstance(harness.ask(session_id, VerifyRequest(1, opened.position, opened.hash)), Verdict)
