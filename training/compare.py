@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from training.checkpoint import write_json
-from training.data import Tokens, load_train
+from training.data import Batches, Tokens, load_train
 from training.distiller import DistillConfig, Distiller
 from training.drafts import draft_shape, read_config
 from training.options import add_run_options, run_options
@@ -103,6 +103,7 @@ class Comparison:
         while distiller.needs_target_text():
             distiller.sample_target_text()
             print(f"target's text: {sum(rows.numel() for rows in distiller.target_rows)} tokens", flush=True)
+        distiller.corpus = Batches(self._stream, seed=self._base.seed, epoch=1)  # as the others find it
         path.parent.mkdir(parents=True, exist_ok=True)
         torch.save(distiller.target_rows, path)
 
