@@ -20,7 +20,7 @@ _MEMORY = 0.98  # weight a step's time keeps with every later step
 class QueueLimits:
     """Bounds of what waits. A limit of 0 tokens is none."""
 
-    max_queue_ms: float = 100.0  # a round waits for others at most this long
+    max_queue_ms: float = 100.0  # a round waits for others at most this long, or two steps of its own
     max_queue_tokens: int = 65_536
     tenant_max_queue_tokens: int = 0
 
@@ -170,8 +170,8 @@ class Backlog:
         return None
 
     def _check_time(self, tenant: str, num_tokens: int, deadline_ms: int) -> Refusal | None:
-        most_ms = self._limits.max_queue_ms
         step_ms = (self._times.base_s + self._times.token_s * num_tokens) * 1000.0
+        most_ms = max(self._limits.max_queue_ms, 2 * step_ms)  # two must be able to share any target
         wait_ms = self._wait_s(self._rounds.total) * 1000.0
         if wait_ms <= most_ms and (not deadline_ms or wait_ms + step_ms <= deadline_ms):
             return None

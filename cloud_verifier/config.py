@@ -69,7 +69,7 @@ class ServeConfig:
     )
     max_queue_ms: float = option(
         100.0,
-        "a round that would wait longer than this for others is refused with a retry hint",
+        "a round that would wait longer (and longer than two steps) for others is refused with a retry hint",
         metavar="MS",
         minimum=0.0,
     )

@@ -80,6 +80,13 @@ def test_a_slow_target_does_not_refuse_what_its_next_step_will_carry() -> None:
         assert enter(backlog) == 0
 
 
+def test_a_target_slower_than_the_limit_still_serves_a_few_at_once() -> None:
+    backlog = Backlog(QueueLimits(max_queue_ms=100.0), 512, 32)
+    for num_tokens in (5, 10):
+        backlog.observe(num_tokens, 0.1 + 0.03 * num_tokens)  # 250 ms for a round alone
+    assert [enter(backlog) > 0 for _ in range(5)] == [False, False, False, False, True]
+
+
 def test_a_deadline_that_cannot_be_met_is_refused_and_a_later_one_is_not() -> None:
     backlog = make_backlog()
     enter(backlog, 200)  # 40 ms, and 6 for the step
