@@ -104,6 +104,7 @@ class Yardstick:
             "overlap": float(np.average(overlaps, weights=lengths)),
             "agreement": float(np.average(agree, weights=lengths)),
             "tokens_per_round_4": acceptance(matches, 4).tokens_per_round,
+            "acceptance_per_position": rounds.per_position,
             "draft_token_ms": draft_token_s * 1e3,
             **self._predict(rounds.per_position, draft_token_s),
         }
