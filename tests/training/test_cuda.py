@@ -33,6 +33,26 @@ def test_a_pair_is_trained_resumed_and_distilled_on_cuda(is_compiled: bool, tmp_
     assert distilled is not None and distilled["loss"] < 0.7 * distiller.history[0]["loss"]
 
 
+class ShortCompute(Compute):
+    """A CPU that trains as a GPU does: slow, but the same dtypes in the same places."""
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return torch.bfloat16
+
+
+def test_the_bfloat16_path_trains_and_distils_on_a_cpu_too(tmp_path: Path) -> None:
+    config = replace(CONFIG, tokens=64 * 60, compute=ShortCompute())
+    figures = TargetTrainer(config, toy_stream(), tmp_path).train()
+    assert figures is not None and figures["validation_loss"]["last"] < 2.5
+    draft = replace(DRAFT_CONFIG, tokens=64 * 60, draft_share=0.3, compute=ShortCompute())
+    distiller = Distiller(draft, tmp_path, toy_stream(), tmp_path / "draft")
+    assert distiller.target.dtype == torch.bfloat16
+    assert distiller.model.dtype == torch.float32
+    distilled = distiller.train()
+    assert distilled is not None and distilled["loss"] < 0.7 * distiller.history[0]["loss"]
+
+
 def test_a_missing_cuda_device_is_named() -> None:
     if torch.cuda.is_available():
         pytest.skip("there is one")
