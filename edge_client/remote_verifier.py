@@ -5,6 +5,7 @@ What must change the text (a rebuild, a fallback token) is the session's busines
 
 from __future__ import annotations
 
+import math
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
@@ -130,11 +131,13 @@ class RemoteVerifier:
     def verify(self, request: VerifyRequest) -> tuple[Verdict, Answer]:
         """Raises `RoundTimeoutError` after the deadline; patient: `LinkError` after `recover_timeout_s`.
 
-        Also `SessionLostError`, `UnknownPrefixError`, `RoundFailedError`, `CallRejectedError`.
+        The verifier is told the deadline unless patient, whom a late answer serves as well. Also `SessionLostError`, `UnknownPrefixError`, `RoundFailedError`, `CallRejectedError`.
         """
         give_up_s = self._clock() + self._recover_timeout_s
         while True:
             deadline_s = self.deadline.seconds
+            if not self._is_patient:  # a verifier too busy to answer in time says so at once
+                request = replace(request, deadline_ms=math.ceil(deadline_s * 1e3))
             answer = self._exchange(request, deadline_s, deadline_s)
             if isinstance(answer.reply, Verdict):
                 if answer.is_ordinary:

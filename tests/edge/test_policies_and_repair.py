@@ -216,6 +216,16 @@ def test_a_refusal_is_waited_for_and_is_no_timeout() -> None:
     assert session.result.stats.num_refusals == 1 and session.result.token_ids == NEW[:12]
 
 
+@pytest.mark.parametrize(("policy", "is_told"), [(OnTimeout.FIRST_TOKEN, True), (OnTimeout.WAIT, False)])
+def test_the_verifier_is_told_the_deadline_unless_a_late_answer_serves(
+    policy: OnTimeout, is_told: bool
+) -> None:
+    verifier = FakeVerifier(script={("verify", 2): error(RoundErrorCode.REFUSED, retry_after_ms=20)})
+    list(make_session(verifier, FakeDraft(), depth=3, on_timeout=policy).generate())
+    told = [request.deadline_ms > 0 for request in verifier.of(VerifyRequest)]
+    assert len(told) > 2 and set(told) == {is_told}
+
+
 def test_a_refused_opening_is_tried_again() -> None:
     verifier = FakeVerifier(script={("open", 1): error(RoundErrorCode.REFUSED, retry_after_ms=30)})
     session = make_session(verifier, FakeDraft())
