@@ -131,7 +131,8 @@ class RemoteVerifier:
     def verify(self, request: VerifyRequest) -> tuple[Verdict, Answer]:
         """Raises `RoundTimeoutError` after the deadline; patient: `LinkError` after `recover_timeout_s`.
 
-        The verifier is told the deadline unless patient, whom a late answer serves as well. Also `SessionLostError`, `UnknownPrefixError`, `RoundFailedError`, `CallRejectedError`.
+        Also `SessionLostError`, `UnknownPrefixError`, `RoundFailedError`, `CallRejectedError`. The verifier
+        is told the deadline, unless patient: then a late answer serves as well.
         """
         give_up_s = self._clock() + self._recover_timeout_s
         while True:
