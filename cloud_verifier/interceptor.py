@@ -51,6 +51,15 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
         return handler
 
 
+async def _abort(context: Any, error: Exception) -> None:
+    try:
+        await context.abort(*_status_of(error))
+    except grpc.aio.AbortError:
+        raise
+    except Exception as gone:  # gRPC's own kind, which it does not export
+        log.debug("nobody was left to be told %r: %s", error, gone)
+
+
 def _guard(behaviour: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Awaitable[Any]]:
     async def guarded(request: Any, context: Any) -> Any:
         try:
@@ -63,7 +72,7 @@ def _guard(behaviour: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Awaitab
         except (asyncio.CancelledError, grpc.aio.AbortError):
             raise
         except Exception as error:
-            await context.abort(*_status_of(error))
+            await _abort(context, error)
 
     return guarded
 
@@ -80,6 +89,6 @@ def _guard_stream(behaviour: Callable[[Any, Any], Any]) -> Callable[[Any, Any], 
         except (asyncio.CancelledError, grpc.aio.AbortError):
             raise
         except Exception as error:
-            await context.abort(*_status_of(error))
+            await _abort(context, error)
 
     return guarded
