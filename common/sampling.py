@@ -104,6 +104,31 @@ def process_logits(
     and are masked. At temperature 0 the scores are for an argmax: neither scaled nor truncated. The result
     may be `logits` itself where there is nothing to do.
     """
+    scores = apply_text(
+        xp,
+        logits,
+        params,
+        prompt_ids=prompt_ids,
+        output_ids=output_ids,
+        draft_token_ids=draft_token_ids,
+        eos_token_ids=eos_token_ids,
+        num_tokens=num_tokens,
+    )
+    return shape(xp, scores, params)
+
+
+def apply_text(
+    xp: Any,
+    logits: Any,
+    params: SamplingParams,
+    *,
+    prompt_ids: Sequence[int],
+    output_ids: Sequence[int],
+    draft_token_ids: Sequence[int] = (),
+    eos_token_ids: Sequence[int] = (),
+    num_tokens: int | None = None,
+) -> Any:
+    """The first half of `process_logits`: what depends on the text and on single ids."""
     num_rows, vocab_size = logits.shape
     assert num_rows <= len(draft_token_ids) + 1, f"{num_rows} rows for {len(draft_token_ids)} draft tokens"
     is_padded = num_tokens is not None and num_tokens < vocab_size
@@ -115,6 +140,11 @@ def process_logits(
             mask_end_of_text(scores, eos_token_ids, params.min_new_tokens - len(output_ids))
         if is_padded:
             scores[:, num_tokens:] = -math.inf
+    return scores
+
+
+def shape(xp: Any, scores: Any, params: SamplingParams) -> Any:
+    """The second half: temperature and truncation, row by row, so that rows nobody reads need not be made."""
     if params.temperature == 0:
         return scores
     if params.temperature != 1:
