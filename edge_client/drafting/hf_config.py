@@ -164,7 +164,7 @@ def _check_sizes(config: DecoderConfig, hf_dir: Path) -> None:
     for name, size in sizes.items():
         if size <= 0 or size % BLOCK_SIZE:
             raise ModelError(f"{hf_dir}: {name} is {size}; INT4 needs a multiple of {BLOCK_SIZE}")
-    if config.head_dim % 8:
-        raise ModelError(f"{hf_dir}: head_dim is {config.head_dim}; export needs a multiple of 8")
+    if config.head_dim % 16:
+        raise ModelError(f"{hf_dir}: head_dim is {config.head_dim}; export needs a multiple of 16")
     if config.num_kv_heads <= 0 or config.num_heads % config.num_kv_heads:
         raise ModelError(f"{hf_dir}: {config.num_heads} heads do not divide into {config.num_kv_heads}")
