@@ -11,14 +11,14 @@ import argparse
 import contextlib
 import importlib
 import json
-import sys
 import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
-from common.errors import OutriderError, UsageError
+from common.errors import UsageError
 from experiments.bench_engine_setup import Bench
+from experiments.command import run_command
 from experiments.results import Measure, print_table, write_results
 
 # Case → the ids it measures; in order, the shortest first.
@@ -81,8 +81,4 @@ def pick_cases(only: str) -> list[str]:
 
 
 if __name__ == "__main__":
-    try:
-        sys.exit(main())
-    except OutriderError as error:
-        print(f"bench_engine: {error}", file=sys.stderr)
-        sys.exit(error.exit_code)
+    run_command("bench_engine", main)

@@ -13,18 +13,17 @@ from __future__ import annotations
 
 import argparse
 import os
-import sys
 import tempfile
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from common.errors import OutriderError
 from edge_client.drafting.base import DraftModel
 from edge_client.options import Mode
 from edge_client.tokenizer import EdgeTokenizer
 from experiments.bench_main import DEPTHS, check_same, repeated_share, run_cases
+from experiments.command import run_command
 from experiments.decoding import EMBEDDED, Case, Decoder
 from experiments.pair_drafts import (
     DRAFT_LENGTH,
@@ -261,7 +260,7 @@ def run(pair: Path, other_prompts: Path | None, plan: Plan, num_threads: int, is
         print_table(other_measures)
 
 
-def main() -> None:
+def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -275,11 +274,9 @@ def main() -> None:
     if arguments.limit:
         plan = replace(plan, num_prompts=arguments.limit)
     is_kept = not arguments.quick and arguments.pair.resolve() == EMBEDDED
-    try:
-        run(arguments.pair, arguments.prompts, plan, arguments.num_threads, is_kept)
-    except OutriderError as error:
-        sys.exit(f"bench_pair: {error}")
+    run(arguments.pair, arguments.prompts, plan, arguments.num_threads, is_kept)
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    run_command("bench_pair", main)

@@ -13,6 +13,7 @@ import sys
 from dataclasses import dataclass
 from typing import Any
 
+from experiments.command import run_command
 from experiments.processes import run_edge, running_verifier
 from experiments.prompts import Prompt, load_prompts
 
@@ -111,4 +112,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_command("demo", main)

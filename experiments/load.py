@@ -24,9 +24,10 @@ from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from common.errors import LinkError, OutriderError, UsageError
+from common.errors import LinkError, UsageError
 from edge_client.link.grpc_link import GrpcLink
 from edge_client.session import new_session_id
+from experiments.command import run_command
 from experiments.load_recording import Recording
 from experiments.load_report import LoadReport, Tally
 from experiments.load_stream import ReplayStream
@@ -223,8 +224,4 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    try:
-        sys.exit(main())
-    except OutriderError as error:
-        print(f"load: {error}", file=sys.stderr)
-        sys.exit(error.exit_code)
+    run_command("load", main)

@@ -13,7 +13,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from common.errors import LinkError, OutriderError
+from common.errors import LinkError
 from common.types import (
     CloseRequest,
     Opened,
@@ -28,6 +28,7 @@ from common.types import (
 from edge_client.drafting.base import DraftModel
 from edge_client.link.base import Connection
 from edge_client.session import new_session_id
+from experiments.command import run_command
 from experiments.load_recording import RecordedRound, RecordedSession, Recording
 from experiments.prompts import load_prompts
 
@@ -189,8 +190,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    try:
-        sys.exit(main())
-    except OutriderError as error:
-        print(f"recorded_drafts: {error}", file=sys.stderr)
-        sys.exit(error.exit_code)
+    run_command("recorded_drafts", main)

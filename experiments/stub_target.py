@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -18,8 +17,8 @@ from cloud_verifier.backends.base import ForwardItem, KVSequence, Logits
 from cloud_verifier.config import ServeConfig
 from cloud_verifier.kv.blocks import BlockUsage
 from cloud_verifier.server import VerifierServer, serve_until_signalled
-from common.errors import OutriderError
 from common.types import SamplingParams
+from experiments.command import run_command
 from experiments.load_recording import RecordedRound, RecordedSession, Recording
 
 VOCAB_SIZE = 256
@@ -123,8 +122,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    try:
-        sys.exit(main())
-    except OutriderError as error:
-        print(f"stub_target: {error}", file=sys.stderr)
-        sys.exit(error.exit_code)
+    run_command("stub_target", main)
