@@ -167,6 +167,7 @@ def _activate(
         request,
         draft_tokens=request.draft_tokens if isinstance(request, VerifyRequest) else (),
         draft_probs=request.q_token_probs if isinstance(request, VerifyRequest) else (),
+        supports=request.q_support if isinstance(request, VerifyRequest) else (),
         base_position=0 if isinstance(request, OpenRequest) else request.base_position,
         replaced_tokens=replaced_tokens,
     )

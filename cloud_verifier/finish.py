@@ -11,6 +11,7 @@ from cloud_verifier.backends.base import TargetBackend
 from cloud_verifier.methods.base import Outcome, RoundInput
 from cloud_verifier.methods.registry import create_method
 from cloud_verifier.observe import EngineObserver
+from cloud_verifier.rows import HostRows, KeyedCoins
 from cloud_verifier.work import Work
 from common.types import (
     CorrectionKind,
@@ -111,17 +112,30 @@ def _continue_generation(
 
 def _make_round_input(work: Work, logits: NDArray[np.float32], model: ModelInfo) -> RoundInput:
     session = work.session
-    return RoundInput(
-        logits=logits,
-        sampling=session.opening.sampling,
+    opening, position = session.opening, session.chain.position
+    rows = HostRows(
+        logits,
+        opening.sampling,
+        position,
         prompt_ids=session.prompt_ids,
         output_ids=session.output_ids,
-        position=session.chain.position,
-        draft_tokens=work.draft_tokens,
-        draft_probs=work.draft_probs,
-        stop_ids=session.stop_ids,
+        draft_token_ids=work.draft_tokens,
         eos_token_ids=model.eos_token_ids,
         num_tokens=model.num_tokens,
+    )
+    request = work.request
+    is_verify = isinstance(request, VerifyRequest)
+    return RoundInput(
+        rows=rows,
+        coins=KeyedCoins(opening.sampling.seed, position),
+        position=position,
+        draft_tokens=work.draft_tokens,
+        draft_probs=work.draft_probs,
+        supports=work.supports,
+        stop_ids=session.stop_ids,
+        method_params=opening.method_params,
+        candidates_from=request.candidates_from if is_verify else 0,
+        is_pipelined=is_verify and request.pipelined,
     )
 
 

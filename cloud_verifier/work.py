@@ -11,6 +11,7 @@ from common.types import (
     OpenRequest,
     SessionRequest,
     SessionResponse,
+    Support,
     TokenIds,
     VerifyRequest,
 )
@@ -44,6 +45,7 @@ class Work:
     num_generated: int = 0
     draft_tokens: TokenIds = ()
     draft_probs: tuple[float, ...] = ()  # q of each draft token, or empty
+    supports: tuple[Support, ...] = ()  # the draft's distribution at each draft token, or empty
     draft_ns: int = 0  # what drafting this step took here (co-located)
     base_position: int = 0
     replaced_tokens: TokenIds = ()  # what followed the base before this round, should it be refused

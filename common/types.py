@@ -108,20 +108,24 @@ class Signals:
 
 
 @dataclass(frozen=True, slots=True)
-class Draft:
-    """One proposal: `token_ids[i]` was sampled with probability `draft_probs[i]` (q)."""
-
-    token_ids: TokenIds
-    draft_probs: tuple[float, ...]
-    signals: tuple[Signals, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
 class Support:
     """The draft's truncated distribution at one position; q = weight / Σ weights, in float64."""
 
     token_ids: TokenIds
     weights: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """One proposal: `token_ids[i]` was sampled with probability `draft_probs[i]` (q).
+
+    `supports[i]`, where the method asks for one, is the distribution it was sampled from.
+    """
+
+    token_ids: TokenIds
+    draft_probs: tuple[float, ...]
+    signals: tuple[Signals, ...] = ()
+    supports: tuple[Support, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
