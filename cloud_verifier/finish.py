@@ -123,8 +123,7 @@ def _make_round_input(work: Work, logits: NDArray[np.float32], model: ModelInfo)
         eos_token_ids=model.eos_token_ids,
         num_tokens=model.num_tokens,
     )
-    request = work.request
-    is_verify = isinstance(request, VerifyRequest)
+    request = work.request if isinstance(work.request, VerifyRequest) else None
     return RoundInput(
         rows=rows,
         coins=KeyedCoins(opening.sampling.seed, position),
@@ -134,8 +133,8 @@ def _make_round_input(work: Work, logits: NDArray[np.float32], model: ModelInfo)
         supports=work.supports,
         stop_ids=session.stop_ids,
         method_params=opening.method_params,
-        candidates_from=request.candidates_from if is_verify else 0,
-        is_pipelined=is_verify and request.pipelined,
+        candidates_from=request.candidates_from if request else 0,
+        is_pipelined=request is not None and request.pipelined,
     )
 
 
