@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,7 +17,8 @@ from common.noise import Purpose
 from common.types import Candidate, CorrectionKind, MethodParams, Support, TokenIds
 
 
-class NoiseKey(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class NoiseKey:
     """Which row of noise a sample is drawn with (DESIGN §5, "Randomness"); the seed is the session's."""
 
     purpose: Purpose
