@@ -49,6 +49,11 @@ class Method(enum.StrEnum):
     THRESHOLD = "threshold"
     TYPICAL = "typical"
 
+    @property
+    def is_exact(self) -> bool:
+        """Whether the text is distributed as the target's (but for `coupled`, given an honest q)."""
+        return self in (Method.COUPLED, Method.SPARSE, Method.CANDIDATES, Method.BLOCK)
+
 
 class CorrectionKind(enum.StrEnum):
     NONE = "none"

@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 
 from cloud_verifier.methods.base import Outcome, RoundInput
+from cloud_verifier.methods.chain import mean_ratio
 from common.stopping import first_stop
 from common.types import CorrectionKind
 
@@ -38,8 +39,3 @@ class CoupledMethod:
         is_full = accepted_len == len(draft_tokens)
         kind = CorrectionKind.BONUS if is_full else CorrectionKind.CORRECTION
         return Outcome(accepted_len, sample, kind, mean_ratio(ratios))
-
-
-def mean_ratio(ratios: list[float]) -> float:
-    """NaN where nothing was judged, or the edge sent no q."""
-    return sum(ratios) / len(ratios) if ratios else math.nan

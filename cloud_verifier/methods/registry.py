@@ -10,6 +10,13 @@ from common.types import Method
 
 _IMPLEMENTATIONS = {
     Method.COUPLED: "cloud_verifier.methods.coupled:CoupledMethod",
+    Method.SPARSE: "cloud_verifier.methods.sparse:SparseMethod",
+    Method.CANDIDATES: "cloud_verifier.methods.candidates:CandidatesMethod",
+    Method.BLOCK: "cloud_verifier.methods.block:BlockMethod",
+    Method.SHORTCUT: "cloud_verifier.methods.shortcut:ShortcutMethod",
+    Method.SCALAR_RESIDUAL: "cloud_verifier.methods.scalar_residual:ScalarResidualMethod",
+    Method.THRESHOLD: "cloud_verifier.methods.threshold:ThresholdMethod",
+    Method.TYPICAL: "cloud_verifier.methods.typical:TypicalMethod",
 }
 
 BUILT_METHODS: tuple[Method, ...] = tuple(_IMPLEMENTATIONS)
