@@ -34,7 +34,7 @@ def make_support(scores: NDArray[np.floating[Any]], num_ids: int) -> Support:
     has weight 1. Raises ModelError where no score is finite.
     """
     assert 1 <= num_ids <= MAX_SUPPORT_SIZE, f"a support of {num_ids} ids"
-    ids = _most_probable(scores, num_ids)
+    ids = most_probable(scores, num_ids)
     if not ids.size or math.isinf(scores[ids[0]]):
         raise ModelError("the draft's scores are not finite; its weights or its export are damaged")
     shares = np.exp(scores[ids].astype(np.float64) - float(scores[ids[0]]))
@@ -50,7 +50,7 @@ def certain(token_id: int) -> Support:
     return Support((token_id,), (1,))
 
 
-def _most_probable(scores: NDArray[np.floating[Any]], count: int) -> NDArray[np.int64]:
+def most_probable(scores: NDArray[np.floating[Any]], count: int) -> NDArray[np.int64]:
     """The ids of the `count` largest finite scores (infinite ones and NaN are the caller's to refuse),
     descending, equal ones by id."""
     edge = _LOWEST

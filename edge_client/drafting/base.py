@@ -73,9 +73,15 @@ class DraftModel(Protocol):
     @property
     def tokenizer_fingerprint(self) -> str: ...
 
-    def sequence(self, sampling: SamplingParams, *, num_prompt_tokens: int | None = None) -> DraftSequence:
+    def sequence(
+        self, sampling: SamplingParams, *, num_prompt_tokens: int | None = None, num_support: int = 0
+    ) -> DraftSequence:
         """A new, empty sequence. Penalties treat its first `num_prompt_tokens` ids as the prompt;
-        None means everything the first `commit` brings."""
+        None means everything the first `commit` brings.
+
+        `num_support` (`common.methods.num_support`): 0 samples from the whole distribution with the noise
+        both sides share; n from integer weights over the n most probable ids, told in `Draft.supports`.
+        """
         ...
 
     def close(self) -> None: ...

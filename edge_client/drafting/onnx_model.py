@@ -59,12 +59,12 @@ class OnnxDraftModel:
         return self.directory / TOKENIZER_FILE
 
     def sequence(
-        self, sampling: SamplingParams, *, num_prompt_tokens: int | None = None
+        self, sampling: SamplingParams, *, num_prompt_tokens: int | None = None, num_support: int = 0
     ) -> OnnxDraftSequence:
         """See `DraftModel.sequence`. Raises `InvalidFieldError` for parameters out of range."""
         assert self._session is not None, "the draft is closed"
         check_sampling_params(sampling, self.num_tokens)
-        return OnnxDraftSequence(self._session, self.spec, sampling, num_prompt_tokens)
+        return OnnxDraftSequence(self._session, self.spec, sampling, num_prompt_tokens, num_support)
 
     def close(self) -> None:
         """Sequences still open keep the weights alive until they are closed."""

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from common.errors import InvalidFieldError
-from common.types import Draft, SamplingParams, Signals
+from common.types import Draft, SamplingParams, Signals, Support
 from edge_client.drafting.onnx_runner import OnnxRunner, Rows
-from edge_client.drafting.sampler import DraftSampler
+from edge_client.drafting.sampler import DraftSampler, Sampled
 from edge_client.drafting.spec import DraftSpec
 
 CHUNK_SIZE = 64  # tokens fed at once when catching up
@@ -24,10 +24,15 @@ class OnnxDraftSequence:
     """
 
     def __init__(
-        self, session: Any, spec: DraftSpec, sampling: SamplingParams, num_prompt_tokens: int | None
+        self,
+        session: Any,
+        spec: DraftSpec,
+        sampling: SamplingParams,
+        num_prompt_tokens: int | None,
+        num_support: int,
     ) -> None:
         self._spec = spec
-        self._sampler = DraftSampler(sampling, spec.eos_token_ids)
+        self._sampler = DraftSampler(sampling, spec.eos_token_ids, num_support)
         self._runner: OnnxRunner | None = OnnxRunner(session, spec, sampling.temperature)
         self._num_prompt_tokens = num_prompt_tokens
         self._text: list[int] = []
@@ -78,14 +83,17 @@ class OnnxDraftSequence:
         token_ids: list[int] = []
         probs: list[float] = []
         signals: list[Signals] = []
+        supports: list[Support] = []
         rows = self._catch_up()
         while True:
-            token_id, prob, signal = self._sample(rows, token_ids)
+            token_id, prob, signal, support = self._sample(rows, token_ids)
             token_ids.append(token_id)
             probs.append(prob)
             signals.append(signal)
+            if support is not None:
+                supports.append(support)
             if len(token_ids) == num_draft_tokens:
-                return Draft(tuple(token_ids), tuple(probs), tuple(signals))
+                return Draft(tuple(token_ids), tuple(probs), tuple(signals), tuple(supports))
             rows = self._feed([token_id])
 
     def close(self) -> None:
@@ -114,10 +122,10 @@ class OnnxDraftSequence:
         self._cached.extend(token_ids)
         return rows
 
-    def _sample(self, rows: Rows, drafted: list[int]) -> tuple[int, float, Signals]:
-        position = len(self._text) + len(drafted)
+    def _sample(self, rows: Rows, drafted: list[int]) -> Sampled:
+        start, offset = len(self._text), len(drafted)
         if not self._sampler.needs_history:
-            return self._sampler.sample(rows, position)
+            return self._sampler.sample(rows, start, offset)
         num_prompt = self._num_prompt_tokens or 0
         output_ids = self._text[num_prompt:] + drafted
-        return self._sampler.sample(rows, position, self._text[:num_prompt], output_ids)
+        return self._sampler.sample(rows, start, offset, self._text[:num_prompt], output_ids)

@@ -15,6 +15,7 @@ from typing import Self
 
 from common.errors import InvalidFieldError, ModelError, UsageError
 from common.fingerprint import num_tokens, tokenizer_fingerprint
+from common.support import certain
 from common.types import Draft, SamplingParams
 from edge_client.drafting.hf_config import read_eos_token_ids
 from edge_client.drafting.registry import DEFAULT_MAX_NGRAM
@@ -70,8 +71,9 @@ class NgramIndex:
 class PromptLookupSequence:
     """A `DraftSequence` that copies. Without a match it proposes nothing, and the target goes on alone."""
 
-    def __init__(self, num_tokens: int, max_ngram: int) -> None:
+    def __init__(self, num_tokens: int, max_ngram: int, has_supports: bool = False) -> None:
         self._num_tokens = num_tokens
+        self._has_supports = has_supports
         self._index = NgramIndex(max_ngram)
 
     @property
@@ -102,7 +104,8 @@ class PromptLookupSequence:
         copied = self._index.text[start : start + num_draft_tokens]
         period = len(copied)
         token_ids = tuple(copied[i % period] for i in range(num_draft_tokens))
-        return Draft(token_ids, (1.0,) * num_draft_tokens)
+        supports = tuple(map(certain, token_ids)) if self._has_supports else ()
+        return Draft(token_ids, (1.0,) * num_draft_tokens, supports=supports)
 
     def close(self) -> None:
         self._index = NgramIndex(0)
@@ -148,10 +151,10 @@ class PromptLookupModel:
         return hashlib.sha256(content.encode()).hexdigest()
 
     def sequence(
-        self, sampling: SamplingParams, *, num_prompt_tokens: int | None = None
+        self, sampling: SamplingParams, *, num_prompt_tokens: int | None = None, num_support: int = 0
     ) -> PromptLookupSequence:
         """See `DraftModel.sequence`. A copy is a copy whatever the sampling parameters."""
-        return PromptLookupSequence(self.num_tokens, self._max_ngram)
+        return PromptLookupSequence(self.num_tokens, self._max_ngram, has_supports=num_support > 0)
 
     def close(self) -> None:
         """There is nothing to free."""

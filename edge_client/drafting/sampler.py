@@ -1,40 +1,43 @@
 """Turn what the graph says about the next token into a drafted token, its probability and the signals.
 
-Scores and noise come from `common.sampling`, over the whole vocabulary, so the draft's sample is the
-verifier's wherever their distributions agree. The graph brings its softmax along, which saves most
-passes over the vocabulary here.
+Without a support, scores and noise come from `common.sampling`, over the whole vocabulary, so the sample is
+the verifier's wherever the distributions agree. With one it is an inverse CDF over integer weights.
+The graph brings its softmax along, which saves most passes over the vocabulary here.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from common.errors import ModelError
+from common.philox import Purpose, first_word
 from common.sampling import choose, is_plain, process_logits
-from common.types import SamplingParams, Signals
+from common.support import certain, make_support, sample_support, support_prob
+from common.types import SamplingParams, Signals, Support
 from edge_client.drafting.onnx_runner import Rows
 
-Sampled = tuple[int, float, Signals]  # token id, probability it was sampled with, signals
+# Token id, the probability it was sampled with, signals, and the support it was sampled from, if any.
+Sampled = tuple[int, float, Signals, Support | None]
 _BITS_A_NAT = 1 / math.log(2)
 
 
 class DraftSampler:
     """Samples for one sequence, with the rows of a runner made for the same temperature."""
 
-    def __init__(self, params: SamplingParams, eos_token_ids: tuple[int, ...]) -> None:
+    def __init__(self, params: SamplingParams, eos_token_ids: tuple[int, ...], num_support: int = 0) -> None:
         self._params = params
         self._eos_token_ids = eos_token_ids
+        self._num_support = num_support
         self._is_greedy = params.temperature == 0
         self._needs_history = not is_plain(params)
         is_unbiased = not self._needs_history and not params.logit_bias
         is_whole = params.top_k == 0 and params.top_p == 1 and params.min_p == 0
         self._is_argmax = self._is_greedy and is_unbiased
-        self._is_softmax = not self._is_greedy and is_unbiased and is_whole
+        self._is_tempered = not self._is_greedy and is_unbiased and is_whole
 
     @property
     def needs_history(self) -> bool:
@@ -42,9 +45,14 @@ class DraftSampler:
         return self._needs_history
 
     def sample(
-        self, rows: Rows, position: int, prompt_ids: Sequence[int] = (), output_ids: Sequence[int] = ()
+        self,
+        rows: Rows,
+        start: int,
+        offset: int = 0,
+        prompt_ids: Sequence[int] = (),
+        output_ids: Sequence[int] = (),
     ) -> Sampled:
-        """Sample the token at index `position` of the text.
+        """Sample the draft token `offset` behind a text of `start` tokens.
 
         At temperature 0 its probability is 1. Raises `ModelError` when the logits are not finite.
         """
@@ -53,18 +61,33 @@ class DraftSampler:
         top_prob = float(probs[top_id])
         if not math.isfinite(top_prob):
             raise ModelError("the draft's logits are not finite; its weights or its export are damaged")
-        token_id, prob = self._choose(rows, position, prompt_ids, output_ids)
-        return token_id, prob, _signals(rows, token_id, top_id, top_prob)
+        token_id, prob, support = self._choose(rows, start, offset, prompt_ids, output_ids)
+        return token_id, prob, _signals(rows, token_id, top_id, top_prob), support
 
     def _choose(
-        self, rows: Rows, position: int, prompt_ids: Sequence[int], output_ids: Sequence[int]
-    ) -> tuple[int, float]:
-        if self._is_argmax:
-            return int(rows.logits.argmax()), 1.0
-        if self._is_softmax:  # what `process_logits` would return, and already there
-            token_id = int(choose(rows.tempered_logits, self._params, (position,))[0])
-            return token_id, float(rows.tempered_probs[0, token_id])
-        scores: NDArray[Any] = process_logits(
+        self, rows: Rows, start: int, offset: int, prompt_ids: Sequence[int], output_ids: Sequence[int]
+    ) -> tuple[int, float, Support | None]:
+        if self._is_greedy:
+            scores = rows.logits if self._is_argmax else self._scores(rows, prompt_ids, output_ids)
+            token_id = int(scores.argmax())
+            return token_id, 1.0, certain(token_id) if self._num_support else None
+        scores = self._scores(rows, prompt_ids, output_ids)
+        if self._num_support:
+            support = make_support(scores[0], self._num_support)
+            token_id = sample_support(support, first_word(self._params.seed, Purpose.DRAFT, start, offset))
+            return token_id, support_prob(support, token_id), support
+        token_id = int(choose(scores, self._params, (start + offset,))[0])
+        if self._is_tempered:
+            return token_id, float(rows.tempered_probs[0, token_id]), None
+        return token_id, _softmax_at(scores[0], token_id), None
+
+    def _scores(
+        self, rows: Rows, prompt_ids: Sequence[int], output_ids: Sequence[int]
+    ) -> NDArray[np.float32]:
+        """[1, num_tokens], with every sampling parameter in them."""
+        if self._is_tempered:  # what `process_logits` would return, and already there
+            return rows.tempered_logits
+        scores: NDArray[np.float32] = process_logits(
             np,
             rows.logits,
             self._params,
@@ -72,10 +95,7 @@ class DraftSampler:
             output_ids=output_ids,
             eos_token_ids=self._eos_token_ids,
         )
-        token_id = int(choose(scores, self._params, (position,))[0])
-        if self._is_greedy:
-            return token_id, 1.0
-        return token_id, _softmax_at(scores[0], token_id)
+        return scores
 
 
 def _softmax_at(scores: NDArray[np.float32], token_id: int) -> float:

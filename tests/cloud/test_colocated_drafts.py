@@ -52,7 +52,9 @@ class KnownDraft:
         self.takes_s = 0.0
         self.threads: list[str] = []  # that proposed
 
-    def sequence(self, sampling: SamplingParams, *, num_prompt_tokens: int | None = None) -> _KnownSequence:
+    def sequence(
+        self, sampling: SamplingParams, *, num_prompt_tokens: int | None = None, num_support: int = 0
+    ) -> _KnownSequence:
         self.num_open += 1
         return _KnownSequence(self)
 

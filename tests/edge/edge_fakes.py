@@ -299,7 +299,9 @@ class FakeDraft:
         self.eos_token_ids = (eos,)
         self.sequences: list[FakeSequence] = []
 
-    def sequence(self, sampling: SamplingParams, *, num_prompt_tokens: int | None = None) -> FakeSequence:
+    def sequence(
+        self, sampling: SamplingParams, *, num_prompt_tokens: int | None = None, num_support: int = 0
+    ) -> FakeSequence:
         self.sequences.append(FakeSequence(self))
         return self.sequences[-1]
 

@@ -39,7 +39,9 @@ class BackendDraft:
         self.position = 0
         self._text: list[int] = []
 
-    def sequence(self, sampling: SamplingParams, *, num_prompt_tokens: int | None = None) -> BackendDraft:
+    def sequence(
+        self, sampling: SamplingParams, *, num_prompt_tokens: int | None = None, num_support: int = 0
+    ) -> BackendDraft:
         return BackendDraft(self._backend)
 
     def commit(self, token_ids: Sequence[int]) -> None:

@@ -39,7 +39,9 @@ class KnowingDraft:
     def __init__(self, backend: FakeBackend) -> None:
         self.backend = backend
 
-    def sequence(self, sampling: SamplingParams, *, num_prompt_tokens: int | None = None) -> KnowingSequence:
+    def sequence(
+        self, sampling: SamplingParams, *, num_prompt_tokens: int | None = None, num_support: int = 0
+    ) -> KnowingSequence:
         return KnowingSequence(self.backend, sampling)
 
 

@@ -159,7 +159,9 @@ class HostileDraft:
     def __init__(self, text: Sequence[int], vocab_size: int) -> None:
         self._text, self._vocab_size = list(text), vocab_size
 
-    def sequence(self, sampling: SamplingParams, *, num_prompt_tokens: int | None = None) -> _HostileSequence:
+    def sequence(
+        self, sampling: SamplingParams, *, num_prompt_tokens: int | None = None, num_support: int = 0
+    ) -> _HostileSequence:
         return _HostileSequence(self._text, self._vocab_size)
 
     def close(self) -> None: ...
