@@ -2,9 +2,9 @@
 
 Exact, given an honest q, as `sparse` is, and it accepts at least as many tokens on average. A prefix of the
 draft is worth c₀ = 1, cᵢ = min(1, cᵢ₋₁ p(xᵢ)/q(xᵢ)): the probability that it stands, given its tokens. Each
-length i has a coin of its own, that takes it with hᵢ = R/(R + 1 − cᵢ), R = Σₓ max(cᵢ p(x) − q(x), 0), the last
-with its c alone; the longest that is taken stands, and a sample ∝ max(c p − q, 0) follows it. The coins are
-keyed (seed, start, i): they decide with later positions' tokens, so that a coin used again for the same
+length i has a coin of its own that takes it with hᵢ = R/(R + 1 − cᵢ), R = Σₓ max(cᵢ p(x) − q(x), 0), the
+last with its c alone; the longest that is taken stands, and a sample ∝ max(c p − q, 0) follows it. The coins
+are keyed (seed, start, i): they decide with later positions' tokens, so that a coin used again for the same
 position in the next round would bias the text (DESIGN §5).
 
 Where the support is all of q, R = c − Σₓ∈S min(c p(x), q(x)): no sum over the vocabulary is needed.
@@ -66,7 +66,7 @@ def _longest_taken(round_input: RoundInput, prefixes: list[_Prefix]) -> int:
         if length == last:
             probability = kept
         else:  # 0/0 where the target agrees with the draft in all: a later prefix stands then
-            probability = residual / (residual + 1.0 - kept) if residual > 0.0 else 0.0
+            probability = residual / (residual + (1.0 - kept)) if residual > 0.0 else 0.0
         if round_input.coins.accepts(probability, length - 1):
             return length
     return 0
