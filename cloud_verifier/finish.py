@@ -8,11 +8,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cloud_verifier.backends.base import TargetBackend
-from cloud_verifier.methods.base import Outcome, RoundInput
+from cloud_verifier.logprobs import logprobs_of
+from cloud_verifier.methods.base import Outcome, RoundInput, TargetRows
+from cloud_verifier.methods.candidates import choose_here
 from cloud_verifier.methods.registry import create_method
 from cloud_verifier.observe import EngineObserver
 from cloud_verifier.rows import HostRows, KeyedCoins
 from cloud_verifier.work import Work
+from common.sampling import is_plain
 from common.types import (
     CorrectionKind,
     GeneratedTokens,
@@ -22,6 +25,7 @@ from common.types import (
     OpenRequest,
     Origin,
     RoundMetrics,
+    TokenLogprobs,
     Verdict,
     VerifyRequest,
 )
@@ -43,11 +47,18 @@ def finish(
     session.was_pipelined = isinstance(work.request, VerifyRequest) and work.request.pipelined
     round_input = _make_round_input(work, logits, model)
     outcome = create_method(session.opening.method).verify(round_input)
+    if outcome.candidates and isinstance(work.request, GenerateRequest):
+        outcome = choose_here(round_input, outcome, session.opening.sampling.seed)
+    logprobs = _make_logprobs(work, logits, round_input.rows, outcome, model)
     _commit(work, outcome, backend)
+    if not round_input.candidates_from:  # which leaves what is owed as it is
+        is_owed = bool(outcome.candidates) and outcome.accepted_len > 0
+        session.choice_position = session.chain.position if is_owed else None
     metrics = _make_metrics(work, outcome, batch_size)
     observer.on_round(
         work.request,
         session.opening.session_id,
+        session.opening.method,
         num_draft_tokens=len(work.draft_tokens),
         num_accepted_tokens=outcome.accepted_len,
         has_correction=outcome.correction_kind is not CorrectionKind.NONE,
@@ -62,6 +73,8 @@ def finish(
                 correction_kind=outcome.correction_kind,
                 position=session.chain.position,
                 hash=session.chain.hash,
+                candidates=outcome.candidates,
+                logprobs=logprobs,
                 metrics=metrics,
             )
             session.store_reply(request, verdict)
@@ -69,16 +82,28 @@ def finish(
             return True
         case OpenRequest():
             chain = session.chain
-            opened = Opened(model, outcome.correction, chain.position, chain.hash, metrics=metrics)
+            opened = Opened(
+                model,
+                outcome.correction,
+                chain.position,
+                chain.hash,
+                metrics=metrics,
+                logprobs=logprobs[0] if logprobs else None,
+            )
             session.opening_reply = opened
             work.job.reply(opened)
             return True
         case GenerateRequest() as request:
-            return _continue_generation(work, request, outcome, model, metrics)
+            return _continue_generation(work, request, outcome, model, metrics, logprobs)
 
 
 def _continue_generation(
-    work: Work, request: GenerateRequest, outcome: Outcome, model: ModelInfo, metrics: RoundMetrics
+    work: Work,
+    request: GenerateRequest,
+    outcome: Outcome,
+    model: ModelInfo,
+    metrics: RoundMetrics,
+    logprobs: tuple[TokenLogprobs, ...],
 ) -> bool:
     chain = work.session.chain
     token_ids = work.draft_tokens[: outcome.accepted_len]
@@ -101,24 +126,26 @@ def _continue_generation(
             chain.hash,
             is_last=is_last,
             metrics=metrics,
+            logprobs=logprobs,
             num_draft_tokens=len(work.draft_tokens),
             draft_ns=work.draft_ns,
         )
     )
     work.start_ns, work.forward_ns, work.draft_ns = 0, 0, 0
-    work.draft_tokens, work.draft_probs = (), ()
+    work.draft_tokens, work.draft_probs, work.supports = (), (), ()
     return is_last
 
 
 def _make_round_input(work: Work, logits: NDArray[np.float32], model: ModelInfo) -> RoundInput:
     session = work.session
     opening, position = session.opening, session.chain.position
+    needs_text = not is_plain(opening.sampling)  # a long text is not copied for a round that ignores it
     rows = HostRows(
         logits,
         opening.sampling,
         position,
-        prompt_ids=session.prompt_ids,
-        output_ids=session.output_ids,
+        prompt_ids=session.prompt_ids if needs_text else (),
+        output_ids=session.output_ids if needs_text else (),
         draft_token_ids=work.draft_tokens,
         eos_token_ids=model.eos_token_ids,
         num_tokens=model.num_tokens,
@@ -136,6 +163,15 @@ def _make_round_input(work: Work, logits: NDArray[np.float32], model: ModelInfo)
         candidates_from=request.candidates_from if request else 0,
         is_pipelined=request is not None and request.pipelined,
     )
+
+
+def _make_logprobs(
+    work: Work, logits: NDArray[np.float32], rows: TargetRows, outcome: Outcome, model: ModelInfo
+) -> tuple[TokenLogprobs, ...]:
+    num_top = work.session.opening.num_logprobs
+    if not num_top:
+        return ()
+    return logprobs_of(logits[:, : model.num_tokens], rows, work.draft_tokens, outcome, num_top)
 
 
 def _commit(work: Work, outcome: Outcome, backend: TargetBackend) -> None:

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 PREFIX = "outrider_verifier_"
 BACKLOG_REASONS = ("queue_tokens", "tenant_queue_tokens", "queue_ms", "deadline")
 _S_PER_NS = 1e-9
+_OF_METHOD = ("method", "exact")  # exact="no": that text is not the target's
 
 
 def make_registry(engine: Engine, num_streams: Callable[[], int]) -> CollectorRegistry:
@@ -115,15 +116,24 @@ class VerifierCollector(Collector):
             label="kind",
         )
         yield _seconds("queue_seconds", "Time from arrival to the first forward.", {"": observer.queue_ns})
-        yield _counter("draft_tokens", "Drafted tokens judged.", observer.num_draft_tokens)
-        yield _histogram(
-            "accepted_tokens",
+        methods = self._engine.model.methods
+        drafted = CounterMetricFamily(PREFIX + "draft_tokens", "Drafted tokens judged.", labels=_OF_METHOD)
+        accepted = HistogramMetricFamily(
+            PREFIX + "accepted_tokens",
             "Drafted tokens accepted in a round that drafted; over draft_tokens_total, the acceptance rate.",
-            observer.accepted_tokens,
+            labels=_OF_METHOD,
         )
-        yield _counter(
-            "new_tokens", "Tokens committed by this verifier: accepted and its own.", observer.num_new_tokens
+        new = CounterMetricFamily(
+            PREFIX + "new_tokens",
+            "Tokens committed by this verifier: accepted and its own.",
+            labels=_OF_METHOD,
         )
+        for method in methods:
+            labels = [str(method), "yes" if method.is_exact else "no"]
+            drafted.add_metric(labels, observer.num_draft_tokens[method])
+            accepted.add_metric(labels, *_buckets(observer.accepted_tokens[method], 1))
+            new.add_metric(labels, observer.num_new_tokens[method])
+        yield from (drafted, accepted, new)
 
     def _exceptions(self) -> Iterator[Metric]:
         engine, observer = self._engine, self._engine.observer

@@ -12,7 +12,7 @@ from bisect import bisect_left
 from collections.abc import Sequence
 
 from common.logs import LogLimiter, session_tag
-from common.types import GenerateRequest, OpenRequest, RoundErrorCode, RoundMetrics, VerifyRequest
+from common.types import GenerateRequest, Method, OpenRequest, RoundErrorCode, RoundMetrics, VerifyRequest
 
 log = logging.getLogger(__name__)
 
@@ -50,9 +50,9 @@ class EngineObserver:
         self.num_rounds = dict.fromkeys(_KIND_OF.values(), 0)
         self.round_ns = {kind: Histogram(TIMES_NS) for kind in ("open", "verify")}
         self.queue_ns = Histogram(TIMES_NS)
-        self.accepted_tokens = Histogram(ACCEPTED)
-        self.num_draft_tokens = 0
-        self.num_new_tokens = 0
+        self.accepted_tokens = {method: Histogram(ACCEPTED) for method in Method}
+        self.num_draft_tokens = dict.fromkeys(Method, 0)
+        self.num_new_tokens = dict.fromkeys(Method, 0)
         self.num_hit_tokens = 0
         self.num_miss_tokens = 0
         self.num_failed_steps = 0
@@ -75,6 +75,7 @@ class EngineObserver:
         self,
         request: OpenRequest | VerifyRequest | GenerateRequest,
         session_id: bytes,
+        method: Method,
         *,
         num_draft_tokens: int,
         num_accepted_tokens: int,
@@ -87,13 +88,14 @@ class EngineObserver:
         if kind != "generate":  # whose times run from the request that began it, not from the last step
             self.round_ns[kind].add(metrics.total_ns)
             self.queue_ns.add(metrics.queue_ns)
-        self.num_new_tokens += num_accepted_tokens + has_correction
+        self.num_new_tokens[method] += num_accepted_tokens + has_correction
         if num_draft_tokens:
-            self.num_draft_tokens += num_draft_tokens
-            self.accepted_tokens.add(num_accepted_tokens)
+            self.num_draft_tokens[method] += num_draft_tokens
+            self.accepted_tokens[method].add(num_accepted_tokens)
         if log.isEnabledFor(logging.DEBUG):
             facts = {
                 "kind": kind,
+                "method": str(method),
                 "session": session_tag(session_id),
                 "round_id": request.round_id,
                 "num_draft_tokens": num_draft_tokens,

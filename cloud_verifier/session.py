@@ -40,6 +40,9 @@ class Session:
     kv: KVSequence | None = None
     last_round_id: int = 0
     was_pipelined: bool = False
+    choice_position: int | None = (
+        None  # where the edge owes its choice among candidates, after accepted tokens
+    )
     work: Work | None = None
     waiting: deque[Job] = field(default_factory=deque)
     replies: OrderedDict[int, tuple[VerifyRequest, SessionResponse]] = field(default_factory=OrderedDict)
@@ -162,6 +165,7 @@ class SessionStore:
             session.replies.clear()
         session.last_round_id = max(session.last_round_id, opening.round_id)
         session.was_pipelined = False
+        session.choice_position = None
         return session
 
     def touch(self, session: Session) -> None:

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from cloud_verifier.logprobs import MAX_LOGPROBS
+from cloud_verifier.method_fields import check_draft_fields, check_method_params
 from cloud_verifier.session import Session
 from common.errors import InvalidFieldError, UnimplementedFieldError
 from common.sampling import check_sampling_params
@@ -33,19 +35,20 @@ def check_open(request: OpenRequest, model: ModelInfo) -> None:
     check_sampling_params(request.sampling, model.num_tokens)
     _check_ids("stop_token_ids", request.stop_token_ids, model.num_tokens)
     _check_method(request.method, model.methods)
-    if request.num_logprobs:
-        raise UnimplementedFieldError("num_logprobs", "log-probabilities are not built yet")
+    check_method_params(request)
+    if request.num_logprobs > MAX_LOGPROBS:
+        raise InvalidFieldError("num_logprobs", f"is {request.num_logprobs}; at most {MAX_LOGPROBS} a token")
 
 
 def check_verify(request: VerifyRequest, session: Session, model: ModelInfo) -> None:
-    for field in ("parents", "candidates_from"):
-        if getattr(request, field):
-            raise UnimplementedFieldError(field, "is not built yet")
-    if request.q_support:
-        raise UnimplementedFieldError("q_support", f"method {session.opening.method} takes no support")
+    if request.parents:
+        raise UnimplementedFieldError("parents", "trees are not built yet")
     _check_base(request, session)
     _check_ids("committed_tokens", request.committed_tokens, model.num_tokens)
     _check_ids("draft_tokens", request.draft_tokens, model.num_tokens)
+    check_draft_fields(request, session.opening.method, model.num_tokens)
+    if not request.candidates_from:
+        _check_choice(request, session)
     num_draft_tokens = len(request.draft_tokens)
     if num_draft_tokens > model.limits.max_draft_tokens:
         raise InvalidFieldError(
@@ -63,6 +66,7 @@ def check_generate(request: GenerateRequest, session: Session, model: ModelInfo)
         _check_co_located(request, model)
     _check_base(request, session)
     _check_ids("committed_tokens", request.committed_tokens, model.num_tokens)
+    _check_choice(request, session)
     if request.max_new_tokens < 1:
         raise InvalidFieldError("max_new_tokens", "must be at least 1")
     total = request.base_position + len(request.committed_tokens) + 1
@@ -91,6 +95,16 @@ def _check_base(request: VerifyRequest | GenerateRequest, session: Session) -> N
         raise InvalidFieldError(
             "base_position",
             f"{request.base_position} lies inside the prompt of {session.opening.num_prompt_tokens} tokens",
+        )
+
+
+def _check_choice(request: VerifyRequest | GenerateRequest, session: Session) -> None:
+    """The token after a rejection is the edge's to choose; a sample of the target in its place is biased."""
+    if request.base_position == session.choice_position and not request.committed_tokens:
+        raise InvalidFieldError(
+            "committed_tokens",
+            f"the token at {request.base_position} is one of the candidates: commit the one that was chosen, "
+            "or ask for more with candidates_from",
         )
 
 

@@ -11,13 +11,17 @@ settles for the last: that would be a sample of p, and biased. Candidate j for t
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 from cloud_verifier.methods.base import NoiseKey, Outcome, RoundInput
 from cloud_verifier.methods.chain import conclude, ending, mean_ratio, reject_in_order
+from cloud_verifier.methods.supports import sample_residual
 from common.noise import Purpose
+from common.support import choose_candidate
 from common.types import Candidate, CorrectionKind
 
 NUM_CANDIDATES = 4
+MAX_TURNS = 16
 
 
 class CandidatesMethod:
@@ -30,6 +34,26 @@ class CandidatesMethod:
             candidates = sample_candidates(round_input, accepted_len, 0)
             return Outcome(accepted_len, 0, CorrectionKind.NONE, mean_ratio(ratios), candidates)
         return conclude(round_input, accepted_len, ratios, round_input.rows.own_sample)
+
+
+def choose_here(round_input: RoundInput, outcome: Outcome, seed: int) -> Outcome:
+    """`outcome` with the correction the edge would choose, for a draft whose supports are here (co-located).
+
+    After `MAX_TURNS` lots that none passed of, which takes a draft all but equal to its target, the residual
+    itself is sampled: the choice among samples of p is a way to do that without q, and here q is known.
+    """
+    row = outcome.accepted_len
+    support, position = round_input.supports[row], round_input.position + row
+    candidates, first_index = outcome.candidates, 0
+    for _ in range(MAX_TURNS):
+        token_id = choose_candidate(support, candidates, seed, position, first_index)
+        if token_id is not None:
+            break
+        first_index += len(candidates)
+        candidates = sample_candidates(round_input, row, first_index)
+    else:
+        token_id = sample_residual(round_input, row)
+    return replace(outcome, correction=token_id, correction_kind=CorrectionKind.CORRECTION, candidates=())
 
 
 def sample_candidates(round_input: RoundInput, row: int, first_index: int) -> tuple[Candidate, ...]:

@@ -12,11 +12,12 @@ from functools import partial
 
 from cloud_verifier.methods.base import Outcome, RoundInput
 from cloud_verifier.methods.chain import conclude, reject_in_order
-from cloud_verifier.methods.supports import drafted_prob, sample_residual
+from cloud_verifier.methods.supports import sample_residual
+from common.support import support_prob
 
 
 class SparseMethod:
     def verify(self, round_input: RoundInput) -> Outcome:
-        draft_probs = list(map(drafted_prob, round_input.supports, round_input.draft_tokens))
+        draft_probs = list(map(support_prob, round_input.supports, round_input.draft_tokens))
         accepted_len, ratios = reject_in_order(round_input, draft_probs)
         return conclude(round_input, accepted_len, ratios, partial(sample_residual, round_input))

@@ -12,11 +12,6 @@ from common.noise import Purpose
 from common.types import Support
 
 
-def drafted_prob(support: Support, token_id: int) -> float:
-    """q of an id the support holds, as `validation` made sure of."""
-    return support.weights[support.token_ids.index(token_id)] / sum(support.weights)
-
-
 def support_probs(support: Support) -> NDArray[np.float64]:
     """q of each id of the support, [n]."""
     weights = np.array(support.weights, np.float64)

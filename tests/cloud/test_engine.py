@@ -13,6 +13,7 @@ from support.fakes import FakeBackend
 
 from cloud_verifier.backlog import QueueLimits
 from cloud_verifier.engine import Engine
+from cloud_verifier.methods.registry import BUILT_METHODS
 from cloud_verifier.work import Job
 from common.alignment import TokenChain
 from common.sampling import choose, process_logits
@@ -23,7 +24,6 @@ from common.types import (
     GeneratedTokens,
     GenerateRequest,
     Limits,
-    Method,
     ModelInfo,
     Opened,
     OpenRequest,
@@ -68,7 +68,7 @@ def make_model(backend: FakeBackend, **limits: int) -> ModelInfo:
         eos_token_ids=backend.eos_token_ids,
         num_tokens=backend.num_tokens,
         limits=Limits(**(defaults | limits)),
-        methods=(Method.COUPLED,),
+        methods=BUILT_METHODS,
         server_version="test",
     )
 
@@ -396,7 +396,7 @@ def test_a_wrong_tokenizer_is_refused_with_both_fingerprints() -> None:
         ({"base_position": 2}, RoundErrorCode.INVALID, "base_position"),
         ({"round_id": 0}, RoundErrorCode.STALE, ""),
         ({"parents": (-1,), "draft_tokens": (1,)}, RoundErrorCode.UNIMPLEMENTED, "parents"),
-        ({"candidates_from": 1}, RoundErrorCode.UNIMPLEMENTED, "candidates_from"),
+        ({"candidates_from": 1}, RoundErrorCode.INVALID, "candidates_from"),
     ],
 )
 def test_a_bad_round_is_refused_and_the_next_good_one_works(
