@@ -68,7 +68,7 @@ def _make_request(decoding: Decoding) -> GenerateRequest:
 
 def _take(decoding: Decoding, tokens: GeneratedTokens) -> Iterator[SessionEvent]:
     text = decoding.text
-    events = decoding.add(tokens.token_ids, tokens.origins)
+    events = decoding.add(tokens.token_ids, tokens.origins, tokens.logprobs)
     decoding.stats.num_generate_tokens += len(events)
     if decoding.options.mode is Mode.CO_LOCATED:
         num_accepted = sum(event.origin is Origin.ACCEPTED for event in events)

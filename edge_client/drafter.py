@@ -13,10 +13,17 @@ class Drafter:
     """`min_draft_s` stretches every drafted token to stand for a larger draft; results carry the label."""
 
     def __init__(
-        self, model: DraftModel, sampling: SamplingParams, num_prompt_tokens: int, min_draft_s: float = 0.0
+        self,
+        model: DraftModel,
+        sampling: SamplingParams,
+        num_prompt_tokens: int,
+        num_support: int = 0,
+        min_draft_s: float = 0.0,
     ) -> None:
         self.model = model
-        self._sequence = model.sequence(sampling, num_prompt_tokens=num_prompt_tokens)
+        self._sequence = model.sequence(
+            sampling, num_prompt_tokens=num_prompt_tokens, num_support=num_support
+        )
         self._min_draft_s = min_draft_s
 
     def propose(self, token_ids: Sequence[int], num_draft_tokens: int) -> tuple[Draft, float]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from common.types import FinishReason, Origin
+from common.types import FinishReason, Origin, TokenLogprobs
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,6 +17,7 @@ class TokenEvent:
     origin: Origin
     is_verified: bool
     time_ns: int  # `time.perf_counter_ns`
+    logprobs: TokenLogprobs | None = None  # where asked for, and the target gave them
 
 
 @dataclass(frozen=True, slots=True)

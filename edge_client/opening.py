@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import replace
 
+from common.alignment import extend_hash
 from common.errors import IncompatibleError, RoundFailedError
 from common.types import Opened, OpenRequest, Origin, RoundError, RoundErrorCode
 from edge_client.events import TokenEvent
@@ -22,7 +23,8 @@ _FIRST_SIGN_S = 2.0  # a rebuild that computes for longer announces itself
 
 
 def open_session(decoding: Decoding) -> list[TokenEvent]:
-    """Opens with the whole text; the target's own next token joins it.
+    """Opens with the whole text; the target's own next token joins it, unless a correction is to be chosen
+    for that place: the next round then builds on the text without it.
 
     Raises `IncompatibleError` for another tokenizer, or a target other than the first; `LinkError`;
     `RoundFailedError` in co-located mode where the verifier has no draft.
@@ -57,10 +59,12 @@ def _make_request(decoding: Decoding, is_rebuild: bool) -> OpenRequest:
         num_prompt_tokens=decoding.text.num_prompt_tokens,
         sampling=options.sampling,
         method=options.method,
+        method_params=options.method_params,
         tokenizer_fingerprint=options.tokenizer_fingerprint,
         target_fingerprint=expected,
         ignore_eos=options.stop.ignore_eos,
         stop_token_ids=options.stop.stop_token_ids,
+        num_logprobs=options.num_logprobs,
         is_rebuild=is_rebuild,
         round_id=decoding.remote.next_round_id(),
     )
@@ -76,8 +80,13 @@ def _take(decoding: Decoding, opened: Opened) -> list[TokenEvent]:
         raise RoundFailedError(_NO_DRAFT_THERE)  # before anything is shown
     decoding.must_open = False
     text.set_eos(opened.model.eos_token_ids)
-    events = decoding.add((opened.first_token,), (Origin.TARGET,))
-    if not text.chain.agrees(opened.position, opened.hash):
+    their_hash = extend_hash(text.chain.hash, (opened.first_token,))
+    if (opened.position, opened.hash) != (text.position + 1, their_hash):
         raise IncompatibleError("the verifier hashes the same text differently")
+    if decoding.pending is not None:
+        text.acknowledge()
+        return []
+    logprobs = () if opened.logprobs is None else (opened.logprobs,)
+    events = decoding.add((opened.first_token,), (Origin.TARGET,), logprobs)
     text.acknowledge()
     return events

@@ -4,19 +4,24 @@ from __future__ import annotations
 
 import enum
 import logging
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from common.errors import RoundFailedError
+from common.methods import DEFAULT_SUPPORT_SIZE
 from common.types import (
     Draft,
     Method,
+    MethodParams,
     ModelInfo,
     Origin,
     RoundError,
     RoundErrorCode,
     SamplingParams,
     StopParams,
+    TokenLogprobs,
 )
+from edge_client.correction import PendingCorrection
 from edge_client.depth import DepthPolicy
 from edge_client.drafter import Drafter
 from edge_client.events import TokenEvent
@@ -54,6 +59,9 @@ class SessionOptions:
     sampling: SamplingParams = field(default_factory=SamplingParams)
     stop: StopParams = field(default_factory=StopParams)
     method: Method = Method.COUPLED
+    method_params: MethodParams = field(default_factory=MethodParams)
+    support_size: int = DEFAULT_SUPPORT_SIZE  # ids a drafted token's distribution is sent with
+    num_logprobs: int = 0  # most probable ids told with each token's log-probabilities; 0: none are asked for
     on_timeout: OnTimeout = OnTimeout.FIRST_TOKEN
     recover_timeout_s: float = 60.0
     is_target_change_allowed: bool = False
@@ -73,6 +81,7 @@ class Decoding:
     drafter: Drafter | None = None
     model: ModelInfo | None = None
     must_open: bool = True  # the verifier has no session, or not this text
+    pending: PendingCorrection | None = None
     failures: list[RoundError] = field(default_factory=list)  # since the last answer that made text
 
     @property
@@ -80,9 +89,17 @@ class Decoding:
         assert self.verifier is not None, "this mode has no verifier"
         return self.verifier
 
-    def add(self, token_ids: tuple[int, ...], origins: tuple[Origin, ...]) -> list[TokenEvent]:
-        events = self.text.add(token_ids, origins)
+    def add(
+        self,
+        token_ids: tuple[int, ...],
+        origins: tuple[Origin, ...],
+        logprobs: Sequence[TokenLogprobs] = (),
+    ) -> list[TokenEvent]:
+        """`logprobs` of the first tokens, as far as they are known."""
+        events = self.text.add(token_ids, origins, logprobs)
         self.stats.token_times_ns += [event.time_ns for event in events]
+        if events:
+            self.pending = None
         return events
 
     @property

@@ -12,7 +12,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from common.errors import LinkError
-from common.types import FinishReason, ModelInfo, Origin, TokenIds
+from common.methods import num_support
+from common.types import FinishReason, ModelInfo, Origin, TokenIds, TokenLogprobs
 from edge_client.cloud_only import stream_cloud_only
 from edge_client.depth import DepthPolicy, FixedDepth
 from edge_client.drafter import Drafter
@@ -39,6 +40,7 @@ class SessionResult:
     finish_reason: FinishReason
     model: ModelInfo | None
     stats: SessionStats
+    logprobs: tuple[TokenLogprobs | None, ...] = ()  # one a token; all None where they were not asked for
 
     @property
     def num_unverified_tokens(self) -> int:
@@ -47,6 +49,15 @@ class SessionResult:
 
 def new_session_id() -> bytes:
     return secrets.token_bytes(16)
+
+
+def _create_drafter(
+    draft: DraftModel, options: SessionOptions, num_prompt_tokens: int, min_draft_s: float
+) -> Drafter:
+    """Alone, the draft samples from all of its distribution: nobody judges it by a support."""
+    is_alone = options.mode is Mode.EDGE_ONLY
+    num_ids = 0 if is_alone else num_support(options.method, options.support_size)
+    return Drafter(draft, options.sampling, num_prompt_tokens, num_ids, min_draft_s)
 
 
 class EdgeSession:
@@ -71,7 +82,7 @@ class EdgeSession:
         assert prompt_ids, "an empty prompt"
         self._draft = draft
         self._is_cancelled = False
-        drafter = Drafter(draft, options.sampling, len(prompt_ids), min_draft_s) if draft else None
+        drafter = _create_drafter(draft, options, len(prompt_ids), min_draft_s) if draft else None
         self._decoding = Decoding(
             session_id=session_id or new_session_id(),
             options=options,
@@ -120,6 +131,7 @@ class EdgeSession:
             finish_reason=text.finish or FinishReason.ERROR,
             model=self._decoding.model,
             stats=self._decoding.stats,
+            logprobs=tuple(text.logprobs),
         )
 
     # --------------------------------------------------------------------------------------- modes

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from common.alignment import extend_hash
 from common.errors import RoundTimeoutError
+from common.methods import sends_probs, sends_support
 from common.types import (
     CorrectionKind,
     Draft,
@@ -18,7 +19,8 @@ from common.types import (
     VerifyRequest,
 )
 from edge_client.cloud_only import stream_cloud_only
-from edge_client.events import SessionEvent
+from edge_client.correction import PendingCorrection
+from edge_client.events import SessionEvent, TokenEvent
 from edge_client.fallback import fall_back
 from edge_client.opening import open_session
 from edge_client.options import Decoding
@@ -56,7 +58,7 @@ class SpeculativeLoop:
 
     def _round(self) -> Iterator[SessionEvent]:
         decoding = self._decoding
-        num_draft_tokens = decoding.num_to_draft()
+        num_draft_tokens = decoding.num_to_draft() if decoding.pending is None else 0
         draft, draft_ms = decoding.propose(num_draft_tokens)
         if num_draft_tokens > 0 and not draft.token_ids and _is_draft_over(decoding):
             log.info("the draft's context is full: cloud-only from here")
@@ -77,10 +79,10 @@ class SpeculativeLoop:
             decoding.must_open = True
         else:
             num_bytes = traffic.bytes_up - bytes_before[0], traffic.bytes_down - bytes_before[1]
-            yield from self._take(request, draft_ms, verdict, answer, num_bytes)
+            yield from self._take(request, draft, draft_ms, verdict, answer, num_bytes)
 
     def _make_request(self, draft: Draft) -> VerifyRequest:
-        text = self._decoding.text
+        text, method, pending = self._decoding.text, self._decoding.options.method, self._decoding.pending
         committed, origins = text.unacked()
         return VerifyRequest(
             round_id=self._decoding.remote.next_round_id(),
@@ -89,7 +91,9 @@ class SpeculativeLoop:
             committed_tokens=committed,
             origins=origins,
             draft_tokens=draft.token_ids,
-            q_token_probs=draft.draft_probs,
+            q_token_probs=draft.draft_probs if sends_probs(method) else (),
+            q_support=draft.supports if sends_support(method) else (),
+            candidates_from=pending.num_seen if pending is not None else 0,
         )
 
     # ------------------------------------------------------------------------------------ verdicts
@@ -97,6 +101,7 @@ class SpeculativeLoop:
     def _take(
         self,
         request: VerifyRequest,
+        draft: Draft,
         draft_ms: float,
         verdict: Verdict,
         answer: Answer,
@@ -110,19 +115,39 @@ class SpeculativeLoop:
                 (*token_ids, verdict.correction),
                 (*origins, _ORIGIN_OF[verdict.correction_kind]),
             )
-        if not self._agrees(verdict, token_ids):
+        if not self._agrees(verdict, token_ids) or not self._can_choose(verdict, draft):
             self._decoding.note_failure(_disagreement(verdict))
             decoding.must_open = True  # whatever it has there, it is not this text
             return
         decoding.note_success()
-        events = decoding.add(token_ids, origins)
+        events = decoding.add(token_ids, origins, verdict.logprobs)
         if decoding.text.finish is None:
             decoding.text.acknowledge()
         num_accepted = sum(event.origin is Origin.ACCEPTED for event in events)
         decoding.record(_make_record(request, num_accepted, draft_ms, verdict, answer, num_bytes))
         yield from events
-        if decoding.text.finish is None and verdict.correction_kind is CorrectionKind.NONE:
+        if decoding.text.finish is not None:
+            return
+        if verdict.candidates:
+            yield from self._choose(draft, verdict)
+        elif verdict.correction_kind is CorrectionKind.NONE:
             decoding.text.finish = FinishReason.STOP
+
+    def _choose(self, draft: Draft, verdict: Verdict) -> list[TokenEvent]:
+        """The correction, if one of the candidates passes. It is ours alone until the next round carries it,
+        and has no log-probabilities."""
+        decoding = self._decoding
+        if decoding.pending is None:
+            support = draft.supports[verdict.accepted_len]
+            decoding.pending = PendingCorrection(decoding.text.position, support)
+        token_id = decoding.pending.choose(verdict.candidates, decoding.options.sampling.seed)
+        return [] if token_id is None else decoding.add((token_id,), (Origin.CORRECTION,))
+
+    def _can_choose(self, verdict: Verdict, draft: Draft) -> bool:
+        """Whether candidates came where some are due, and only there."""
+        if self._decoding.pending is not None:
+            return bool(verdict.candidates)
+        return not verdict.candidates or verdict.accepted_len < len(draft.supports)
 
     def _agrees(self, verdict: Verdict, token_ids: tuple[int, ...]) -> bool:
         chain = self._decoding.text.chain
@@ -142,7 +167,11 @@ class SpeculativeLoop:
         """Goes on from where the verifier says it is, if that is our text; else opens again."""
         self._decoding.note_failure(error)
         text = self._decoding.text
-        if error.position >= text.num_prompt_tokens and text.chain.agrees(error.position, error.hash):
+        if (
+            self._decoding.pending is not None
+        ):  # candidates are asked for behind the whole text
+            self._decoding.must_open = True
+        elif error.position >= text.num_prompt_tokens and text.chain.agrees(error.position, error.hash):
             is_new = error.position != text.acked_position
             text.acked_position = error.position
             self._decoding.must_open = not is_new
@@ -160,7 +189,7 @@ def _is_draft_over(decoding: Decoding) -> bool:
 
 
 def _disagreement(verdict: Verdict) -> RoundError:
-    message = "the verdict's position or hash is not that of the text it makes"
+    message = "the verdict's position, hash or candidates are not those of the text it makes"
     return RoundError(verdict.round_id, RoundErrorCode.UNKNOWN_PREFIX, message)
 
 

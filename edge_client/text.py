@@ -13,6 +13,7 @@ from common.types import (
     Origin,
     StopParams,
     TokenIds,
+    TokenLogprobs,
     Verdict,
     VerifyRequest,
 )
@@ -34,6 +35,7 @@ class SessionText:
         self.acked_position = len(prompt_ids)
         self.origins: list[Origin] = []  # of new tokens
         self.is_verified: list[bool] = []
+        self.logprobs: list[TokenLogprobs | None] = []
         self.shown = ""
         self.finish: FinishReason | None = None
         self._stop = stop
@@ -84,22 +86,36 @@ class SessionText:
 
     # ------------------------------------------------------------------------------------- writing
 
-    def add(self, token_ids: Sequence[int], origins: Sequence[Origin]) -> list[TokenEvent]:
-        """Appends up to the token that ends the text; `finish` then says why."""
+    def add(
+        self,
+        token_ids: Sequence[int],
+        origins: Sequence[Origin],
+        logprobs: Sequence[TokenLogprobs] = (),
+    ) -> list[TokenEvent]:
+        """Appends up to the token that ends the text; `finish` then says why. `logprobs` are those of the
+        first tokens, as far as they are known."""
         assert self._stopper is not None, "tokens before anybody said what ends the text"
         events = []
-        for token_id, origin in zip(token_ids, origins, strict=True):
+        known = [*logprobs, *[None] * (len(token_ids) - len(logprobs))]
+        for token_id, origin, its_logprobs in zip(token_ids, origins, known, strict=True):
             if self.finish is not None:
                 break
             step = self._stopper.push(token_id)
             self.chain.extend((token_id,))
             self.origins.append(origin)
             self.is_verified.append(origin.is_verified)
+            self.logprobs.append(its_logprobs)
             self.shown += step.text
             self.finish = step.finish
             events.append(
                 TokenEvent(
-                    len(self.origins) - 1, token_id, step.text, origin, origin.is_verified, self._clock_ns()
+                    len(self.origins) - 1,
+                    token_id,
+                    step.text,
+                    origin,
+                    origin.is_verified,
+                    self._clock_ns(),
+                    its_logprobs,
                 )
             )
         return events
