@@ -16,6 +16,7 @@ from pathlib import Path
 
 from cloud_verifier.work import Work
 from common.errors import IncompatibleError
+from common.methods import num_support
 from common.types import Draft, GenerateRequest
 from edge_client.drafting.base import DraftModel, DraftSequence
 
@@ -103,7 +104,11 @@ class CoLocatedDrafter:
         reader = self._readers.get(id(work))
         if reader is None:
             opening = work.session.opening
-            sequence = self._model.sequence(opening.sampling, num_prompt_tokens=opening.num_prompt_tokens)
+            sequence = self._model.sequence(
+                opening.sampling,
+                num_prompt_tokens=opening.num_prompt_tokens,
+                num_support=num_support(opening.method),
+            )
             reader = self._readers[id(work)] = _Reader(work, sequence, self._model.max_context)
         return reader
 
@@ -158,6 +163,7 @@ class _Reader:
             self._fail()
             draft = Draft((), ())
         work.draft_tokens, work.draft_probs = draft.token_ids, draft.draft_probs
+        work.supports = draft.supports
         work.total_tokens = work.num_pending
         return time.perf_counter_ns() - start_ns
 

@@ -21,7 +21,7 @@ from common.support import choose_candidate
 from common.types import Candidate, CorrectionKind
 
 NUM_CANDIDATES = 4
-MAX_TURNS = 16
+MAX_HERE = 64
 
 
 class CandidatesMethod:
@@ -39,20 +39,21 @@ class CandidatesMethod:
 def choose_here(round_input: RoundInput, outcome: Outcome, seed: int) -> Outcome:
     """`outcome` with the correction the edge would choose, for a draft whose supports are here (co-located).
 
-    After `MAX_TURNS` lots that none passed of, which takes a draft all but equal to its target, the residual
-    itself is sampled: the choice among samples of p is a way to do that without q, and here q is known.
+    Where none of the first `MAX_HERE` passes, which takes a draft all but equal to its target, the residual
+    itself is sampled: choosing among samples of p is a way to do that without q, and here q is known.
     """
     row = outcome.accepted_len
     support, position = round_input.supports[row], round_input.position + row
-    candidates, first_index = outcome.candidates, 0
-    for _ in range(MAX_TURNS):
-        token_id = choose_candidate(support, candidates, seed, position, first_index)
-        if token_id is not None:
-            break
-        first_index += len(candidates)
-        candidates = sample_candidates(round_input, row, first_index)
-    else:
-        token_id = sample_residual(round_input, row)
+    candidates = outcome.candidates
+    token_id = choose_candidate(support, candidates, seed, position, 0)
+    num_seen = len(candidates)
+    while token_id is None and num_seen < MAX_HERE:
+        candidates = sample_candidates(round_input, row, num_seen)
+        token_id = choose_candidate(support, candidates, seed, position, num_seen)
+        num_seen += len(candidates)
+    if token_id is None:
+        unused = NoiseKey(Purpose.RESIDUAL, position, num_seen)  # no coin had this key yet
+        token_id = sample_residual(round_input, row, key=unused)
     return replace(outcome, correction=token_id, correction_kind=CorrectionKind.CORRECTION, candidates=())
 
 

@@ -23,14 +23,16 @@ def target_probs(round_input: RoundInput, row: int) -> NDArray[np.float64]:
     return np.asarray(np.exp(round_input.rows.log_probs(row, round_input.supports[row].token_ids)))
 
 
-def sample_residual(round_input: RoundInput, row: int, kept: float = 1.0) -> int:
-    """A sample ∝ max(kept · p − q, 0), for 0 < kept ≤ 1; keyed (RESIDUAL, start, row).
+def sample_residual(
+    round_input: RoundInput, row: int, *, kept: float = 1.0, key: NoiseKey | None = None
+) -> int:
+    """A sample ∝ max(kept · p − q, 0), for 0 < kept ≤ 1; keyed (RESIDUAL, start, row) unless told otherwise.
 
     Outside the support q is 0 and the residual proportional to p: only the ids of the support change.
     """
     support = round_input.supports[row]
     residual = target_probs(round_input, row) - support_probs(support) / kept
-    key = NoiseKey(Purpose.RESIDUAL, round_input.position, row)
+    key = key or NoiseKey(Purpose.RESIDUAL, round_input.position, row)
     return round_input.rows.sample(row, key, dict(zip(support.token_ids, _logs(residual), strict=True)))
 
 
