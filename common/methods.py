@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from common.support import MAX_SUPPORT_SIZE
 from common.types import Method
 
 DEFAULT_SUPPORT_SIZE = 16
+MAX_SUPPORT_SIZE = 64  # the protocol's
 
 _SENDS_SUPPORT = frozenset({Method.SPARSE, Method.BLOCK})
 _IS_COUPLED = frozenset({Method.COUPLED, Method.TYPICAL})  # drafted with the noise both sides share

@@ -15,12 +15,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from common.errors import ModelError
+from common.methods import MAX_SUPPORT_SIZE
 from common.noise import uniform
 from common.philox import Purpose
 from common.types import Candidate, Support
 
 TOTAL_WEIGHT = 2**14  # about what the weights sum to: two bytes each on the wire, q off by 3e-5 at most
-MAX_SUPPORT_SIZE = 64  # the protocol's
 
 _NUM_GROUPS = 16
 _LOWEST = float(np.finfo(np.float32).min)

@@ -16,6 +16,7 @@ from edge_client.deadline import RoundDeadline
 from edge_client.depth import create_depth_policy
 from edge_client.drafting.base import DraftModel
 from edge_client.drafting.registry import WITHOUT_MODEL, create_draft_model
+from edge_client.method_options import check_method, make_method_params, support_size
 from edge_client.options import Mode, OnTimeout, SessionOptions
 from edge_client.remote_verifier import RemoteVerifier
 from edge_client.session import EdgeSession, new_session_id
@@ -66,6 +67,9 @@ class Edge:
             sampling=sampling,
             stop=stop,
             method=Method(config.method),
+            method_params=make_method_params(config),
+            support_size=support_size(config),
+            num_logprobs=config.logprobs,
             on_timeout=OnTimeout(config.on_timeout),
             recover_timeout_s=config.recover_timeout_s,
             is_target_change_allowed=config.allow_target_change,
@@ -81,7 +85,9 @@ class Edge:
 
 
 def create_edge(config: RunConfig) -> Edge:
-    """Loads the tokenizer and, where the edge drafts, the draft. Raises `ModelError`, `IncompatibleError`."""
+    """Loads the tokenizer and, where the edge drafts, the draft. Raises `ModelError`, `IncompatibleError`;
+    `UsageError` for flags that do not go together."""
+    check_method(config)
     directory = Path(config.draft) if config.draft else default_draft_dir()
     has_draft = Mode(config.mode).has_draft
     if not directory.is_dir():

@@ -6,11 +6,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from common.config import option
+from common.methods import DEFAULT_SUPPORT_SIZE, MAX_SUPPORT_SIZE
 from common.types import Method
 from edge_client.drafting.registry import DEFAULT_MAX_NGRAM, STRATEGIES
 
 SCOPE = "edge"
 _ON_TIMEOUT = ("first_token", "edge_only", "wait", "fail")
+
+
+def _names(is_exact: bool) -> str:
+    return ", ".join(method for method in Method if method.is_exact is is_exact)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +67,64 @@ class RunConfig:
     stop_token_id: tuple[int, ...] = option((), "token to stop after; may be repeated", metavar="ID")
     ignore_eos: bool = option(False, "go on after the model's end of text")
     seed: int | None = option(None, "of the noise; without one a random seed is drawn and printed")
-    method: str = option("coupled", "verification method", choices=tuple(Method))
+    method: str = option(
+        "coupled",
+        f"how drafted tokens are judged. Exact: {_names(is_exact=True)}. Approximate, so that the text is no "
+        f"longer the target's: {_names(is_exact=False)}",
+        choices=tuple(Method),
+    )
+    support_size: int | None = option(
+        None,
+        "sparse and block: ids a drafted token's distribution is sampled from and sent with; none is "
+        f"{DEFAULT_SUPPORT_SIZE}",
+        metavar="N",
+        minimum=1,
+        maximum=MAX_SUPPORT_SIZE,
+    )
+    num_candidates: int | None = option(
+        None,
+        "candidates: samples of the target's in an answer that rejects; none is the verifier's choice, 4",
+        metavar="N",
+        minimum=1,
+        maximum=64,
+    )
+    threshold_pass: float | None = option(
+        None,
+        "threshold: keep tokens that have this probability under the target; none is the verifier's, 0.3",
+        metavar="P",
+        minimum=1e-6,
+        maximum=1.0,
+    )
+    threshold_ratio: float | None = option(
+        None,
+        "threshold: keep tokens with this share of their probability under the draft; none is the "
+        "verifier's, 0.5",
+        metavar="R",
+        minimum=1e-6,
+        maximum=1e6,
+    )
+    typical_epsilon: float | None = option(
+        None,
+        "typical: keep tokens above this probability; none is the verifier's, 0.09",
+        metavar="P",
+        minimum=1e-6,
+        maximum=1.0,
+    )
+    typical_delta: float | None = option(
+        None,
+        "typical: or above this times exp(-entropy); none is the verifier's, 0.3",
+        metavar="D",
+        minimum=1e-6,
+        maximum=1.0,
+    )
+    logprobs: int = option(
+        0,
+        "with --json: each token's log-probability under the target, before and after the sampling "
+        "parameters, and those of the N most probable tokens; 0 is off",
+        metavar="N",
+        minimum=0,
+        maximum=20,
+    )
     transport: str = option(
         "stream", "one stream for a session, or single calls where streams break", choices=("stream", "unary")
     )

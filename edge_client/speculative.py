@@ -167,9 +167,7 @@ class SpeculativeLoop:
         """Goes on from where the verifier says it is, if that is our text; else opens again."""
         self._decoding.note_failure(error)
         text = self._decoding.text
-        if (
-            self._decoding.pending is not None
-        ):  # candidates are asked for behind the whole text
+        if self._decoding.pending is not None:  # candidates are asked for behind the whole text
             self._decoding.must_open = True
         elif error.position >= text.num_prompt_tokens and text.chain.agrees(error.position, error.hash):
             is_new = error.position != text.acked_position

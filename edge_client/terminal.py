@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, TextIO
 
-from common.types import FinishReason, Origin
+from common.types import FinishReason, Method, Origin
 from edge_client.events import EndEvent, MarkClearedEvent, SessionEvent, TokenEvent
 from edge_client.session import SessionResult
 
@@ -51,8 +51,14 @@ class TextPrinter:
         self._last = text
 
 
-def summary(result: SessionResult, labels: tuple[str, ...], seed: int, is_coloured: bool) -> str:
-    """A few words for a person, on one or two lines."""
+def summary(
+    result: SessionResult,
+    labels: tuple[str, ...],
+    seed: int,
+    is_coloured: bool,
+    method: Method | None = None,
+) -> str:
+    """A few words for a person, on one or two lines. `method` judged the draft; None: there was none."""
     stats: dict[str, Any] = result.stats.summary(result.origins)
     parts = [f"{len(result.token_ids)} tokens"]
     if stats["tokens_per_s"]:
@@ -66,6 +72,8 @@ def summary(result: SessionResult, labels: tuple[str, ...], seed: int, is_colour
             parts.append(f"{accepted} of {drafted} drafted accepted ({100 * accepted / drafted:.0f} %)")
     if stats["bytes_up"]:
         parts.append(f"{stats['bytes_up']} bytes up, {stats['bytes_down']} down")
+    if method not in (None, Method.COUPLED):
+        parts.append(f"method {method}" + ("" if method.is_exact else ", approximate"))
     parts.append(f"seed {seed}")
     is_cut = result.finish_reason is FinishReason.LENGTH
     parts.append("cut by --max-new-tokens" if is_cut else str(result.finish_reason))

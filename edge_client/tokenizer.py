@@ -38,6 +38,10 @@ class EdgeTokenizer:
         """With whatever the tokenizer itself puts around a text (a begin-of-text token, say)."""
         return list(self._tokenizer.encode(text).ids)
 
+    def token_text(self, token_id: int) -> str:
+        """A token by itself, special ones by name; part of a character shows as U+FFFD."""
+        return str(self._tokenizer.decode([token_id], skip_special_tokens=False))
+
     def decoder(self, prompt_ids: list[int] | None = None) -> Callable[[int], str]:
         """A new incremental decoder: an id in, the text that became final with it out.
 

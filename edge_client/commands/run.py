@@ -12,12 +12,14 @@ from pathlib import Path
 
 from common.errors import OutriderError, UsageError
 from common.logs import setup_logging
-from common.types import FinishReason, ModelInfo
+from common.types import FinishReason, ModelInfo, TokenLogprobs
 from edge_client.assemble import Edge, create_edge, draw_seed
 from edge_client.config import RunConfig
+from edge_client.method_options import judging_method, warning
 from edge_client.options import Mode
 from edge_client.session import EdgeSession, SessionResult
 from edge_client.terminal import TextPrinter, summary
+from edge_client.tokenizer import EdgeTokenizer
 
 EXIT_INTERRUPTED = 130
 
@@ -29,6 +31,8 @@ def run(config: RunConfig, prompt: str | None, prompt_file: Path | None, is_json
     seed = config.seed if config.seed is not None else draw_seed()
     edge = create_edge(config)
     session = edge.session(text, seed)
+    if line := warning(config):
+        print(f"edge-client: {line}", file=sys.stderr)
     error: OutriderError | None = None
     # NO_COLOR is no setting of ours but a convention of terminals (no-color.org).
     has_colour = not os.environ.get("NO_COLOR")
@@ -48,7 +52,8 @@ def run(config: RunConfig, prompt: str | None, prompt_file: Path | None, is_json
         if result.token_ids:
             labels = (*edge.labels, *(result.model.labels if result.model else ()))
             is_coloured = has_colour and sys.stderr.isatty()
-            print(summary(result, labels, seed, is_coloured), file=sys.stderr)
+            method = judging_method(config)
+            print(summary(result, labels, seed, is_coloured, method), file=sys.stderr)
     edge.close()
     if error is not None:
         raise error
@@ -81,8 +86,8 @@ def make_report(
     edge: Edge, result: SessionResult, seed: int, error: OutriderError | None
 ) -> dict[str, object]:
     """The object that `--json` prints."""
-    model = result.model
-    return {
+    model, method = result.model, judging_method(edge.config)
+    report: dict[str, object] = {
         "text": result.text,
         "token_ids": list(result.token_ids),
         "token_origins": [str(origin) for origin in result.origins],
@@ -91,12 +96,29 @@ def make_report(
         "seed": seed,
         "num_unverified_tokens": result.num_unverified_tokens,
         "mode": edge.config.mode,
+        "method": method,
+        "exact": (method is None or method.is_exact) and result.num_unverified_tokens == 0,
         "target_fingerprint": model.target_fingerprint if model else None,
         "draft_fingerprint": _draft_fingerprint(edge, model),
         "target": f"{model.model_id} ({model.dtype}, {model.device})" if model else None,
         "labels": [*edge.labels, *(model.labels if model else ())],
         "error": str(error) if error else None,
         "stats": result.stats.summary(result.origins),
+    }
+    if edge.config.logprobs:
+        report["logprobs"] = [_logprobs(edge.tokenizer, entry) for entry in result.logprobs]
+    return report
+
+
+def _logprobs(tokenizer: EdgeTokenizer, entry: TokenLogprobs | None) -> dict[str, object] | None:
+    """None for a token the target gave none for: kept unverified, or chosen here (method candidates)."""
+    if entry is None:
+        return None
+    top = zip(entry.top_token_ids, entry.top_logprobs, strict=True)
+    return {
+        "raw_logprob": entry.raw_logprob,
+        "processed_logprob": entry.processed_logprob,
+        "top": [{"id": i, "token": tokenizer.token_text(i), "logprob": logprob} for i, logprob in top],
     }
 
 
