@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from cloud_verifier.config import SCOPE, ServeConfig, parse_size
+from cloud_verifier.config import SCOPE, ServeConfig, parse_methods, parse_size
 from common.config import Loaded, add_flags, given_flags, load_config
 from common.errors import ModelError, OutriderError
 from common.version import own_version
@@ -75,6 +75,7 @@ def _serve(loaded: Loaded[ServeConfig]) -> int:
 
     kv_bytes = parse_size(config.kv_memory, "--kv-memory")
     check_addresses(config)  # before the weights are loaded
+    parse_methods(config.methods)
 
     from cloud_verifier.backends.loading import load_target
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,6 +10,7 @@ from pathlib import Path
 from cloud_verifier.backlog import QueueLimits
 from common.config_fields import option
 from common.errors import ConfigError
+from common.types import Method
 
 SCOPE = "verifier"  # OUTRIDER_VERIFIER_...
 EMBEDDED_TARGET = Path(__file__).resolve().parent.parent / "models" / "embedded" / "target"
@@ -25,6 +27,19 @@ def parse_size(text: str, flag: str) -> int:
     if match is None or match[2] not in _UNITS or not (num_bytes := int(float(match[1]) * _UNITS[match[2]])):
         raise ConfigError(f"{flag} {text}: not a size; write bytes, or a number with KiB, MiB or GiB: 512MiB")
     return num_bytes
+
+
+def parse_methods(text: str) -> tuple[Method, ...]:
+    """The methods of "coupled,sparse", all of them for ""; raises `ConfigError` for a name that is none."""
+    names = [name.strip() for name in text.split(",") if name.strip()] or list(Method)
+    for name in names:
+        if name not in set(Method):
+            (nearest,) = difflib.get_close_matches(name, list(Method), n=1, cutoff=0.0)
+            raise ConfigError(
+                f"--methods {text}: there is no method {name!r}; did you mean {nearest}? "
+                f"There are {', '.join(Method)}"
+            )
+    return tuple(method for method in Method if method in names)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +96,11 @@ class ServeConfig:
     )
     tenant_max_queue_tokens: int = option(
         0, "the same for one tenant; 0 is no limit of its own", metavar="N", minimum=0
+    )
+    methods: str = option(
+        "",
+        "verification methods that sessions may ask for, with commas between: coupled,sparse; empty is all",
+        metavar="NAMES",
     )
     max_draft_tokens: int = option(64, "drafted tokens in one round at most", metavar="N", minimum=1)
     max_message_bytes: int = option(1 << 20, "size of one message at most", metavar="BYTES", minimum=1024)
