@@ -77,7 +77,7 @@ class AdminServer:
                 encode, content_type = choose_encoder(accept)
                 return HTTPStatus.OK, content_type, encode(self._registry)
             case "/healthz":
-                return _yes_or_no(self._engine.is_running, "the engine thread is gone")
+                return _yes_or_no(self._engine.is_running, "the engine has stopped")
             case "/readyz":
                 is_ready = self._engine.is_running and not self._engine.is_draining
                 return _yes_or_no(is_ready, "draining" if self._engine.is_draining else "not running")

@@ -44,6 +44,10 @@ class StepTimes:
         self.token_s = 0.0
         self._sums = [0.0] * 5  # of weights, n, t, n², n·t
 
+    @property
+    def is_known(self) -> bool:
+        return self._sums[0] > 0
+
     def observe(self, num_tokens: int, step_s: float) -> None:
         n, t = float(num_tokens), step_s
         new = (1.0, n, t, n * n, n * t)
@@ -102,7 +106,7 @@ class Backlog:
         self._lock = threading.Lock()
         self.num_refused: Counter[str] = Counter()  # by reason
 
-    # --------------------------------------------------------------------------- from the engine thread
+    # ----------------------------------------------------------------------------------- from the engine
 
     def take_arrived(self) -> None:
         """The engine takes everything that has arrived so far."""
@@ -135,7 +139,7 @@ class Backlog:
     def enter_round(
         self, tenant: str, num_tokens: int, deadline_ms: int, *, is_taken: bool
     ) -> Refusal | None:
-        """`is_taken`: asked by the engine thread for a job it has taken already. A deadline of 0 is none.
+        """`is_taken`: asked by the engine for a job it has taken already. A deadline of 0 is none.
 
         A round that finds nobody before it is always served, so that one slow step cannot shut the door.
         """
@@ -151,6 +155,13 @@ class Backlog:
         """Of rounds and of prefills, that are to be fed."""
         with self._lock:
             return self._rounds.total, self._prefills.total
+
+    def step_s(self, num_tokens: int) -> float:
+        """What a step of `num_tokens`, cut to the largest step, takes by those before; infinite at first."""
+        with self._lock:
+            if not self._times.is_known:
+                return math.inf
+            return self._times.base_s + self._times.token_s * min(num_tokens, self._max_step_tokens)
 
     def retry_ms(self) -> int:
         """How long what waits now will take."""

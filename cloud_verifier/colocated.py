@@ -46,9 +46,9 @@ def load_draft(strategy: str, directory: Path, tokenizer_fingerprint: str, *, nu
 
 
 class CoLocatedDrafter:
-    """Drafts for running co-located generations. Called by the engine thread only.
+    """Drafts for running co-located generations. Called by the engine only.
 
-    A generation's draft sequence lives from its first step to its last. Drafts are made on the engine thread;
+    A generation's draft sequence lives from its first step to its last. Drafts are made within its step;
     for several generations at once on a pool, where a draft takes long enough outside the interpreter lock.
     """
 

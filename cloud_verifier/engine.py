@@ -1,13 +1,12 @@
-"""The engine: one thread that owns every session, every KV block and every forward.
+"""The engine: it owns every session, every KV block and every forward.
 
 A step is: take what arrived, plan, one packed forward, answer. Rounds that arrive during a step form the
-next one. Other threads only `submit` jobs and receive replies through the job's own callback.
+next one. Around it others only `submit` jobs and receive replies through the job's own callback.
 """
 
 from __future__ import annotations
 
 import logging
-import threading
 import time
 from collections import deque
 from collections.abc import Callable
@@ -23,7 +22,7 @@ from cloud_verifier.finish import finish
 from cloud_verifier.observe import EngineObserver
 from cloud_verifier.scheduler import Scheduler, Share
 from cloud_verifier.session import Session, SessionStore
-from cloud_verifier.work import Job, Work
+from cloud_verifier.work import Job, Work, num_tokens_of
 from common.types import (
     GenerateRequest,
     ModelInfo,
@@ -42,7 +41,7 @@ INTERNAL_MESSAGE = "the verifier failed here (its log says where); open the sess
 
 
 class Engine:
-    """`start()` runs `step()` on a thread until `stop()`; tests call `step()` themselves."""
+    """`step()` runs one turn, one at a time; a server has `EngineDriver` call it, tests do it themselves."""
 
     def __init__(
         self,
@@ -73,45 +72,27 @@ class Engine:
         self._clock = clock
         self._active: dict[Work, None] = {}  # in order of their turn
         self._inbox: deque[Job] = deque()
-        self._wake = threading.Condition()
-        self._is_stopping = False
         self._next_sweep_s = clock() + SWEEP_S
-        self._thread: threading.Thread | None = None
+        self.is_running = False  # somebody calls `step` whenever there is work
+        self.on_job: Callable[[], None] | None = None  # called after each `submit`
 
-    # ------------------------------------------------------------------------- from other threads
+    # --------------------------------------------------------------------- at any time, during a step too
 
     def submit(self, job: Job) -> None:
-        with self._wake:
-            self._inbox.append(job)
-            self._wake.notify()
+        self._inbox.append(job)
+        if self.on_job is not None:
+            self.on_job()
 
     def enter_round(
         self, tenant: str, request: VerifyRequest | GenerateRequest, *, is_taken: bool = False
     ) -> Refusal | None:
-        """Counts a round into the backlog, or says why it is refused; costs the engine thread nothing."""
-        num_tokens, deadline_ms = len(request.committed_tokens) + 1, 0
-        if isinstance(request, VerifyRequest):
-            num_tokens += len(request.draft_tokens)
-            deadline_ms = request.deadline_ms
-        return self.backlog.enter_round(tenant, num_tokens, deadline_ms, is_taken=is_taken)
+        """Counts a round into the backlog, or says why it is refused; costs the engine nothing."""
+        deadline_ms = request.deadline_ms if isinstance(request, VerifyRequest) else 0
+        return self.backlog.enter_round(tenant, num_tokens_of(request), deadline_ms, is_taken=is_taken)
 
-    def start(self) -> None:
-        self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
-        self._thread.start()
-
-    def stop(self) -> None:
-        with self._wake:
-            self._is_stopping = True
-            self._wake.notify()
-        if self._thread is not None:
-            self._thread.join()
-            self._thread = None
+    def close(self) -> None:
         if self.drafter is not None:
             self.drafter.close()
-
-    @property
-    def is_running(self) -> bool:
-        return self._thread is not None and self._thread.is_alive()
 
     @property
     def num_jobs(self) -> int:
@@ -122,17 +103,22 @@ class Engine:
     def num_sessions(self) -> int:
         return len(self.sessions)
 
-    # --------------------------------------------------------------------------- the engine thread
+    @property
+    def num_arrived(self) -> int:
+        return len(self._inbox)
 
-    def _run(self) -> None:
-        while True:
-            with self._wake:
-                while not self._inbox and not self._active and not self._is_stopping:
-                    if not self._wake.wait(timeout=max(0.001, self._next_sweep_s - self._clock())):
-                        break
-                if self._is_stopping:
-                    return
-            self.step()
+    @property
+    def seconds_to_sweep(self) -> float:
+        """Until idle sessions are looked for again, work or none."""
+        return self._next_sweep_s - self._clock()
+
+    # ------------------------------------------------------------------------------------------- a step
+
+    def expected_step_s(self) -> float:
+        """What the next step will take, by those before it; infinite while nothing is known."""
+        num_tokens = sum(work.num_pending for work in self._active)
+        num_tokens += sum(num_tokens_of(job.request) for job in self._inbox)
+        return self.backlog.step_s(num_tokens) if num_tokens else 0.0
 
     def step(self) -> bool:
         """One turn; returns whether there was work (a forward, or making room for one)."""

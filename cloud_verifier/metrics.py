@@ -35,7 +35,7 @@ def make_registry(engine: Engine, num_streams: Callable[[], int]) -> CollectorRe
 
 
 class VerifierCollector(Collector):
-    """Reads counters and lengths that the engine thread writes; takes no lock and stops nobody."""
+    """Reads counters and lengths that the engine writes; takes no lock and stops nobody."""
 
     def __init__(self, engine: Engine, num_streams: Callable[[], int]) -> None:
         self._engine = engine

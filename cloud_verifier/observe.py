@@ -1,6 +1,6 @@
 """What the engine tells about itself: plain counters on the hot path, a few rate-limited lines in the log.
 
-The engine thread is the only writer; a scrape reads from another thread and may see a step half counted.
+The engine is the only writer; a scrape reads from another thread and may see a step half counted.
 Nothing here takes a lock or knows Prometheus: `metrics.py` turns the numbers into families when it is asked.
 Counts, times and ids only: no text and no tokens.
 """
@@ -40,7 +40,7 @@ class Histogram:
 
 
 class EngineObserver:
-    """Everything counted since the start. Its methods are called on the engine thread."""
+    """Everything counted since the start. Its methods are called by the engine."""
 
     def __init__(self, limiter: LogLimiter | None = None) -> None:
         self.batch_size = Histogram(SESSIONS)

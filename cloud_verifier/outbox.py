@@ -1,9 +1,10 @@
-"""The way of an answer: from the engine thread to the event loop, then to a client that may not read it."""
+"""The way of an answer: from the engine to the event loop, then to a client that may not read it."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import threading
 from collections import deque
 from collections.abc import Callable
 from typing import Any
@@ -12,17 +13,23 @@ log = logging.getLogger(__name__)
 
 
 class Mailbox:
-    """Calls into an event loop from other threads; those of one moment wake the loop once."""
+    """Calls into an event loop: at once on its own thread, else those of one moment wake the loop once.
+
+    Made on the loop's thread.
+    """
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
+        self._thread_id = threading.get_ident()
         self._calls: deque[tuple[Callable[..., object], tuple[Any, ...]]] = deque()
         self._is_awake = False
 
     def post(self, callback: Callable[..., object], *args: Any) -> None:
         """`callback(*args)` on the loop, in the order of the posts. Any thread; a closed loop raises."""
         self._calls.append((callback, args))
-        if not self._is_awake:
+        if threading.get_ident() == self._thread_id:
+            self._deliver()
+        elif not self._is_awake:
             self._is_awake = True
             self._loop.call_soon_threadsafe(self._deliver)
 

@@ -15,10 +15,10 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from cloud_verifier.admin import AdminServer
 from cloud_verifier.backends.base import TargetBackend
 from cloud_verifier.colocated import CoLocatedDrafter
-from cloud_verifier.config import ServeConfig
+from cloud_verifier.config import ServeConfig, parse_methods
+from cloud_verifier.driver import EngineDriver
 from cloud_verifier.engine import Engine
 from cloud_verifier.interceptor import ErrorInterceptor
-from cloud_verifier.methods.registry import BUILT_METHODS
 from cloud_verifier.service import VerifierService
 from cloud_verifier.tracing import TraceContextInterceptor, create_round_tracer
 from common.errors import UsageError
@@ -57,7 +57,7 @@ def make_model_info(backend: TargetBackend, config: ServeConfig, draft_fingerpri
         eos_token_ids=tuple(backend.eos_token_ids),
         num_tokens=backend.num_tokens,
         limits=limits,
-        methods=BUILT_METHODS,
+        methods=parse_methods(config.methods),
         server_version=own_version(),
         labels=labels,
         draft_fingerprint=draft_fingerprint,
@@ -123,6 +123,7 @@ class VerifierServer:
             self.admin = AdminServer(admin_listen, self.engine, lambda: self.service.num_streams)
         self._health = health.aio.HealthServicer()
         self._server: Any = None
+        self._driver: EngineDriver
 
     async def __aenter__(self) -> VerifierServer:
         limit = self._config.max_message_bytes
@@ -147,14 +148,16 @@ class VerifierServer:
             _add_reflection(self._server)
         if self.admin is not None:
             self.admin.open()
-        self.engine.start()
+        self._driver = EngineDriver(self.engine)
+        self._driver.start()
         await self._server.start()
         await self._set_health(health_pb2.HealthCheckResponse.SERVING)
         return self
 
     async def __aexit__(self, *exc_info: object) -> None:
         await self._server.stop(grace=None)
-        self.engine.stop()
+        await self._driver.stop()
+        self.engine.close()
         if self.admin is not None:
             self.admin.close()
 

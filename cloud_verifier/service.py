@@ -1,6 +1,6 @@
 """The servicer: protobuf in, jobs to the engine, replies out. Thin; decisions live in the engine.
 
-Replies come from the engine's thread and cross into the event loop through a `Mailbox`.
+Replies reach the event loop through a `Mailbox`, from whatever thread the engine's step ran on.
 """
 
 from __future__ import annotations
@@ -120,7 +120,7 @@ class VerifierService(outrider_pb2_grpc.VerifierServicer):  # type: ignore[misc]
         self._engine.submit(Job(session_id, request, reply, time.perf_counter_ns(), tenant, has_entered))
 
     def refuse(self, tenant: str, request: VerifyRequest) -> RoundError | None:
-        """The refusal of a new round that cannot be served in time, without asking the engine thread."""
+        """The refusal of a new round that cannot be served in time, without asking the engine."""
         refusal = self._engine.enter_round(tenant, request)
         if refusal is None:
             return None

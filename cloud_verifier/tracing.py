@@ -58,7 +58,7 @@ class RoundTracer:
 
 
 class _Follower:
-    """Passes answers on and sums up what they say of time, on the engine thread."""
+    """Passes answers on and sums up what they say of time, where the engine runs."""
 
     def __init__(self, span: Span, reply: Reply) -> None:
         self._span = span

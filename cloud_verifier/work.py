@@ -19,7 +19,7 @@ from common.types import (
 CATCH_UP_TOKENS = 64  # text a round may have to feed besides its draft and still be an ordinary one
 
 Reply = Callable[[SessionResponse], object]
-"""Takes one answer; called on the engine thread, must not block."""
+"""Takes one answer; called within a step, on whatever thread that runs; must not block."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +30,19 @@ class Job:
     arrival_ns: int  # time.perf_counter_ns
     tenant: str = DEFAULT_TENANT
     has_entered: bool = False  # counted into the backlog when it arrived
+
+
+def num_tokens_of(request: SessionRequest) -> int:
+    """Tokens that a request brings to be fed, as it looks from outside its session."""
+    match request:
+        case VerifyRequest():
+            return len(request.committed_tokens) + len(request.draft_tokens) + 1
+        case OpenRequest():
+            return len(request.token_ids)
+        case GenerateRequest():
+            return len(request.committed_tokens) + 1
+        case _:
+            return 0
 
 
 @dataclass(slots=True, eq=False)

@@ -50,7 +50,7 @@ class ForwardItem:
 
 
 class TargetBackend(Protocol):
-    """A loaded target. Used by one thread at a time (the engine thread)."""
+    """A loaded target. Used by one thread at a time, not always the same."""
 
     num_tokens: int  # ids the tokenizer has
     vocab_size: int  # columns of the logits, ≥ num_tokens where the vocabulary is padded

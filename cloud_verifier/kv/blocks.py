@@ -66,7 +66,7 @@ class BlockTable:
 
 
 class BlockManager:
-    """Allocates, shares and frees blocks. Not thread-safe: it belongs to the engine thread."""
+    """Allocates, shares and frees blocks. Not thread-safe: it belongs to the engine."""
 
     def __init__(self, num_blocks: int, block_size: int) -> None:
         if num_blocks < 1 or block_size < 1:

@@ -34,7 +34,7 @@ from common.errors import UsageError
 from common.logs import LogLimiter
 from common.pb import outrider_pb2 as pb
 from common.pb import outrider_pb2_grpc
-from common.types import RoundMetrics, VerifyRequest
+from common.types import Method, RoundMetrics, VerifyRequest
 from edge_client.cli import main as edge_main
 from edge_client.drafting.export import export_draft
 from experiments.processes import run_edge, start_verifier
@@ -161,8 +161,11 @@ def test_a_scrape_counts_what_a_session_did_exactly() -> None:
     assert samples["rounds_total{kind=open}"] == samples["round_seconds_count{kind=open}"] == 1
     assert samples["rounds_total{kind=verify}"] == 1, "the replay computed nothing"
     assert samples["rounds_total{kind=generate}"] == 4
-    assert samples["draft_tokens_total"] == 3 and samples["accepted_tokens_sum"] == accepted >= 1
-    assert samples["new_tokens_total"] == 1 + accepted + 1 + 4
+    of_method = "{exact=yes,method=coupled}"
+    assert samples[f"draft_tokens_total{of_method}"] == 3
+    assert samples[f"accepted_tokens_sum{of_method}"] == accepted >= 1
+    assert samples[f"new_tokens_total{of_method}"] == 1 + accepted + 1 + 4
+    assert samples["new_tokens_total{exact=no,method=typical}"] == 0
     assert samples["batch_size_count"] == samples["forward_seconds_count"] == backend.num_forwards
     assert samples["step_tokens_sum"] == backend.num_query_rows
     assert samples["errors_total{code=invalid}"] == 1
@@ -228,7 +231,7 @@ def test_probes_follow_the_server(monkeypatch: pytest.MonkeyPatch) -> None:
         server.engine.is_draining = True
         assert get(server, "/readyz") == (503, "draining\n") and get(server, "/healthz")[0] == 200
         assert scrape(server)["draining"] == 1
-        server.engine.stop()
+        server.engine.is_running = False
         assert get(server, "/healthz")[0] == 503
 
 
@@ -337,6 +340,7 @@ def test_counting_a_round_costs_microseconds(caplog: pytest.LogCaptureFixture) -
             observer.on_round(
                 VerifyRequest(round_id, 0, 0),
                 b"s" * 16,
+                Method.COUPLED,
                 num_draft_tokens=4,
                 num_accepted_tokens=3,
                 has_correction=True,
