@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
-from common.types import SamplingParams, StopParams
+from common.methods import DEFAULT_SUPPORT_SIZE
+from common.types import Method, MethodParams, SamplingParams, StopParams
 from edge_client.deadline import RoundDeadline
 from edge_client.depth import FixedDepth
 from edge_client.drafting.base import DraftModel
@@ -20,17 +21,23 @@ EMBEDDED = Path(__file__).resolve().parent.parent / "models" / "embedded"
 
 @dataclass(frozen=True)
 class Case:
-    """How to decode: a mode, a draft length, a temperature."""
+    """How to decode: a mode, a draft length, the distribution, and the method that judges the draft."""
 
     mode: Mode
     temperature: float
     num_speculative_tokens: int = 0
+    method: Method = Method.COUPLED
+    method_params: MethodParams = field(default_factory=MethodParams)
+    support_size: int = DEFAULT_SUPPORT_SIZE
+    top_p: float = 1.0
 
     @property
     def name(self) -> str:
         has_depth = self.mode in (Mode.SPECULATIVE, Mode.CO_LOCATED)
         depth = f" n={self.num_speculative_tokens}" if has_depth else ""
-        return f"{self.mode}{depth} T={self.temperature:g}"
+        method = "" if self.method is Method.COUPLED else f" {self.method}"
+        top_p = "" if self.top_p == 1 else f" top-p {self.top_p:g}"
+        return f"{self.mode}{method}{depth} T={self.temperature:g}{top_p}"
 
 
 class Decoder:
@@ -54,8 +61,11 @@ class Decoder:
             prompt_ids,
             SessionOptions(
                 mode=case.mode,
-                sampling=SamplingParams(temperature=case.temperature, seed=seed),
+                sampling=SamplingParams(temperature=case.temperature, top_p=case.top_p, seed=seed),
                 stop=StopParams(max_new_tokens=num_new, ignore_eos=ignore_eos),
+                method=case.method,
+                method_params=case.method_params,
+                support_size=case.support_size,
                 on_timeout=OnTimeout.WAIT,
                 tokenizer_fingerprint=self.tokenizer.fingerprint,
             ),

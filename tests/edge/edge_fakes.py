@@ -10,6 +10,7 @@ from typing import Any
 
 from common.alignment import TokenChain
 from common.errors import LinkError
+from common.support import certain
 from common.types import (
     CancelRequest,
     Closed,
@@ -20,6 +21,7 @@ from common.types import (
     GenerateRequest,
     Limits,
     Method,
+    MethodParams,
     ModelInfo,
     Opened,
     OpenRequest,
@@ -76,7 +78,7 @@ def make_model(**changes: Any) -> ModelInfo:
         "eos_token_ids": (EOS,),
         "num_tokens": 100,
         "limits": Limits(64, 16, 1 << 20, 8, 60_000),
-        "methods": (Method.COUPLED,),
+        "methods": tuple(Method),
         "server_version": "0",
         "draft_fingerprint": "draft-2",
     }
@@ -302,7 +304,7 @@ class FakeDraft:
     def sequence(
         self, sampling: SamplingParams, *, num_prompt_tokens: int | None = None, num_support: int = 0
     ) -> FakeSequence:
-        self.sequences.append(FakeSequence(self))
+        self.sequences.append(FakeSequence(self, num_support))
         return self.sequences[-1]
 
     def close(self) -> None: ...
@@ -314,8 +316,8 @@ class FakeDraft:
 
 
 class FakeSequence:
-    def __init__(self, model: FakeDraft) -> None:
-        self._model = model
+    def __init__(self, model: FakeDraft, num_support: int) -> None:
+        self._model, self.num_support = model, num_support
         self.token_ids: list[int] = []
         self.is_closed = False
 
@@ -332,6 +334,8 @@ class FakeSequence:
     def propose(self, num_draft_tokens: int) -> Draft:
         end = min(self.position + num_draft_tokens, self._model.max_context)
         token_ids = tuple(self._model.text[self.position : end])
+        if self.num_support:  # a draft that is sure of itself
+            return Draft(token_ids, (1.0,) * len(token_ids), supports=tuple(map(certain, token_ids)))
         return Draft(token_ids, (0.5,) * len(token_ids))
 
     def close(self) -> None:
@@ -352,6 +356,9 @@ def make_session(
     decode: Callable[[int], str] = lambda token_id: f"<{token_id}>",
     allow_target_change: bool = False,
     sampling: SamplingParams | None = None,
+    method: Method = Method.COUPLED,
+    method_params: MethodParams = MethodParams(),  # noqa: B008
+    num_logprobs: int = 0,
     **stop: Any,
 ) -> EdgeSession:
     stop.setdefault("max_new_tokens", 12)
@@ -359,6 +366,9 @@ def make_session(
         mode=mode,
         sampling=sampling or SamplingParams(),
         stop=StopParams(**stop),
+        method=method,
+        method_params=method_params,
+        num_logprobs=num_logprobs,
         on_timeout=on_timeout,
         recover_timeout_s=recover_timeout_s,
         is_target_change_allowed=allow_target_change,

@@ -13,12 +13,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from support.fakes import FakeBackend
 from support.server import serving
 from tiny_draft import make_backend, make_tiny_draft
 
+from cloud_verifier.config import ServeConfig
+from common.types import Method
 from edge_client.cli import main
+from edge_client.tokenizer import EdgeTokenizer
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -126,6 +130,77 @@ def test_a_slowed_draft_is_labelled(world: World, capsys: pytest.CaptureFixture[
     assert report["labels"] == ["min-draft-ms=2"] and report["stats"]["draft_ms_per_token"] >= 2.0
 
 
+@pytest.mark.parametrize("method", list(Method))
+def test_every_method_runs_and_an_approximate_one_says_so_in_one_line(
+    world: World, capsys: pytest.CaptureFixture[str], method: Method
+) -> None:
+    flags = world.flags("--method", method, "--seed", "5")
+    assert main(["run", "def f(", *flags, "--json"]) == 0
+    shown = capsys.readouterr()
+    report = json.loads(shown.out)
+    assert report["method"] == method and report["exact"] is method.is_exact
+    warning = "is approximate: the text is no longer distributed as the target's own"
+    expected = [] if method.is_exact else [f"edge-client: --method {method} {warning}"]
+    assert shown.err.splitlines() == expected
+    assert main(["run", "def f(", *flags]) == 0
+    shown = capsys.readouterr()
+    assert shown.out == report["text"]
+    last = shown.err.splitlines()[-1]
+    assert len(shown.err.splitlines()) == (1 if method.is_exact else 2)
+    assert (f"method {method}" in last) is (method is not Method.COUPLED)
+    assert ("approximate" in last) is not method.is_exact
+
+
+def test_a_mode_without_drafted_tokens_is_exact_whatever_the_method(
+    world: World, capsys: pytest.CaptureFixture[str]
+) -> None:
+    flags = world.flags("--method", "threshold", "--seed", "5")
+    assert main(["run", "x", *flags, "--mode", "cloud-only", "--json"]) == 0
+    shown = capsys.readouterr()
+    report = json.loads(shown.out)
+    assert report["method"] is None and report["exact"] is True and shown.err == ""
+    report = run_json(capsys, "x", *world.flags("--mode", "edge-only"))
+    assert report["method"] is None and report["exact"] is False
+
+
+def test_logprobs_are_the_targets_raw_and_processed(
+    world: World, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flags = world.flags("--temperature", "0.5", "--seed", "2")
+    plain = run_json(capsys, "def f(", *flags)
+    assert "logprobs" not in plain
+    monkeypatch.setenv("OUTRIDER_EDGE_LOGPROBS", "3")
+    report = run_json(capsys, "def f(", *flags)
+    assert report["token_ids"] == plain["token_ids"]
+    prompt_ids = EdgeTokenizer(world.draft / "tokenizer.json").encode("def f(")
+    for index, (token_id, entry) in enumerate(zip(report["token_ids"], report["logprobs"], strict=True)):
+        context = [*prompt_ids, *report["token_ids"][:index]]
+        logits = world.backend.logits_after(context)[: world.backend.num_tokens].astype(np.float64)
+        raw = logits - np.log(np.exp(logits).sum())
+        processed = logits / 0.5 - np.log(np.exp(logits / 0.5).sum())
+        assert entry["raw_logprob"] == pytest.approx(raw[token_id], abs=1e-4)
+        assert entry["processed_logprob"] == pytest.approx(processed[token_id], abs=1e-4)
+        best = np.argsort(-raw)[:3]
+        assert [top["id"] for top in entry["top"]] == best.tolist()
+        assert [top["logprob"] for top in entry["top"]] == pytest.approx(raw[best], abs=1e-4)
+        assert all(isinstance(top["token"], str) for top in entry["top"])
+    chosen = run_json(capsys, "def f(", *flags, "--method", "candidates")
+    for origin, entry in zip(chosen["token_origins"], chosen["logprobs"], strict=True):
+        assert (entry is None) is (origin == "correction"), "what the edge chooses has none"
+
+
+def test_a_method_that_is_not_offered_is_refused_with_those_that_are(
+    world: World, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with serving(make_backend(world.draft), ServeConfig(methods="coupled,block")) as server:
+        address = f"127.0.0.1:{server.port}"
+        assert main(["run", "abc", *world.flags("--method", "sparse", "--verifier", address)]) == 4
+        shown = capsys.readouterr()
+        assert shown.out == "" and len(shown.err.splitlines()) == 1
+        assert "sparse" in shown.err and "coupled, block" in shown.err
+        run_json(capsys, "abc", *world.flags("--method", "block", "--verifier", address))
+
+
 # -------------------------------------------------------------------------------------- mistakes
 
 
@@ -141,7 +216,31 @@ def test_a_slowed_draft_is_labelled(world: World, capsys: pytest.CaptureFixture[
         (["--max-new-tokens", "0"], 2, "max_new_tokens"),
         (["--mode", "fastest"], 2, "mode"),
         (["--method", "guess"], 2, "method"),
-        (["--method", "sparse"], 4, "method"),
+        (["--support-size", "8"], 2, "--support-size goes with --method sparse or --method block, not with"),
+        (
+            ["--method", "sparse", "--num-candidates", "4"],
+            2,
+            "--num-candidates goes with --method candidates",
+        ),
+        (
+            ["--method", "typical", "--threshold-pass", "0.5"],
+            2,
+            "--threshold-pass goes with --method threshold",
+        ),
+        (["--method", "shortcut", "--threshold-ratio", "1"], 2, "--threshold-ratio goes with"),
+        (
+            ["--method", "threshold", "--typical-epsilon", "0.1"],
+            2,
+            "--typical-epsilon goes with --method typical",
+        ),
+        (["--typical-delta", "0.1"], 2, "--typical-delta goes with --method typical"),
+        (["--method", "sparse", "--support-size", "65"], 2, "flag --support-size): is '65'"),
+        (["--method", "candidates", "--num-candidates", "0"], 2, "flag --num-candidates): is '0'"),
+        (["--method", "threshold", "--threshold-pass", "1.5"], 2, "flag --threshold-pass): is '1.5'"),
+        (["--method", "typical", "--typical-delta", "0"], 2, "flag --typical-delta): is '0'"),
+        (["--method", "block", "--support-size", "8", "--mode", "co-located"], 2, "--support-size"),
+        (["--logprobs", "21"], 2, "flag --logprobs): is '21'"),
+        (["--logprobs", "2", "--mode", "edge-only"], 2, "--logprobs"),
         (["--on-timeout", "panic"], 2, "on_timeout"),
         (["--transport", "pigeon"], 2, "transport"),
         (["--logit-bias", "5"], 2, "--logit-bias 5: want ID:B"),
@@ -236,13 +335,14 @@ def test_an_error_in_mid_text_keeps_the_text_in_json(
 def test_config_show_says_where_a_value_comes_from(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "edge.yaml").write_text("temperature: 0.5\nstop: ['a', 'b']\n")
+    (tmp_path / "edge.yaml").write_text("temperature: 0.5\nstop: ['a', 'b']\nsupport_size: 24\n")
     monkeypatch.setenv("OUTRIDER_EDGE_TOP_K", "20")
     arguments = ["config", "show", "--origin", "--config", str(tmp_path / "edge.yaml"), "--seed", "4"]
     assert main(arguments) == 0
     lines = {line.split(":")[0]: line for line in capsys.readouterr().out.splitlines()}
     assert "0.5" in lines["temperature"] and "edge.yaml" in lines["temperature"]
     assert "20" in lines["top_k"] and "OUTRIDER_EDGE_TOP_K" in lines["top_k"]
+    assert "24" in lines["support_size"] and "none" in lines["num_candidates"]
     assert "flag --seed" in lines["seed"] and "default" in lines["mode"]
 
 

@@ -9,9 +9,11 @@ from typing import Any
 
 import numpy as np
 
+from common.methods import DEFAULT_SUPPORT_SIZE
 from common.noise import gumbel_row
 from common.sampling import process_logits
-from common.types import Draft, SamplingParams, StopParams
+from common.support import certain
+from common.types import Draft, Method, MethodParams, SamplingParams, StopParams
 from edge_client.deadline import RoundDeadline
 from edge_client.depth import FixedDepth
 from edge_client.link.base import VerifierLink
@@ -41,6 +43,10 @@ def decode(
     is_target_change_allowed: bool = False,
     stop: StopParams | None = None,
     min_draft_s: float = 0.0,
+    method: Method = Method.COUPLED,
+    method_params: MethodParams = MethodParams(),  # noqa: B008
+    support_size: int = DEFAULT_SUPPORT_SIZE,
+    num_logprobs: int = 0,
 ) -> SessionResult:
     """Without a `mode` speculative with a draft model, cloud-only without one. `on_token(i)` runs after new
     token i."""
@@ -48,6 +54,10 @@ def decode(
     options = SessionOptions(
         mode=mode or (Mode.SPECULATIVE if draft is not None else Mode.CLOUD_ONLY),
         sampling=sampling,
+        method=method,
+        method_params=method_params,
+        support_size=support_size,
+        num_logprobs=num_logprobs,
         stop=stop or StopParams(max_new_tokens=num_new, ignore_eos=True),
         on_timeout=on_timeout,
         recover_timeout_s=recover_timeout_s,
@@ -162,14 +172,15 @@ class HostileDraft:
     def sequence(
         self, sampling: SamplingParams, *, num_prompt_tokens: int | None = None, num_support: int = 0
     ) -> _HostileSequence:
-        return _HostileSequence(self._text, self._vocab_size)
+        return _HostileSequence(self._text, self._vocab_size, num_support > 0)
 
     def close(self) -> None: ...
 
 
 class _HostileSequence:
-    def __init__(self, text: list[int], vocab_size: int) -> None:
+    def __init__(self, text: list[int], vocab_size: int, has_supports: bool) -> None:
         self._text, self._vocab_size, self.position = text, vocab_size, 0
+        self._has_supports = has_supports
 
     def commit(self, token_ids: Sequence[int]) -> None:
         self.position += len(token_ids)
@@ -181,6 +192,7 @@ class _HostileSequence:
         right = self._text[self.position : self.position + num_draft_tokens]
         right += [0] * (num_draft_tokens - len(right))
         wrong = tuple((token + 1) % self._vocab_size for token in right)
-        return Draft(wrong, (1.0,) * len(wrong))
+        supports = tuple(map(certain, wrong)) if self._has_supports else ()
+        return Draft(wrong, (1.0,) * len(wrong), supports=supports)
 
     def close(self) -> None: ...
