@@ -19,12 +19,9 @@ _IMPLEMENTATIONS = {
     Method.TYPICAL: "cloud_verifier.methods.typical:TypicalMethod",
 }
 
-BUILT_METHODS: tuple[Method, ...] = tuple(_IMPLEMENTATIONS)
-
 
 @cache
 def create_method(method: Method) -> VerificationMethod:
-    """Raises KeyError for a method that is not built; `validation` refuses it before."""
     module_name, _, class_name = _IMPLEMENTATIONS[method].partition(":")
     implementation: VerificationMethod = getattr(importlib.import_module(module_name), class_name)()
     return implementation

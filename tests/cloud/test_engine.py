@@ -13,7 +13,6 @@ from support.fakes import FakeBackend
 
 from cloud_verifier.backlog import QueueLimits
 from cloud_verifier.engine import Engine
-from cloud_verifier.methods.registry import BUILT_METHODS
 from cloud_verifier.work import Job
 from common.alignment import TokenChain
 from common.sampling import choose, process_logits
@@ -24,6 +23,7 @@ from common.types import (
     GeneratedTokens,
     GenerateRequest,
     Limits,
+    Method,
     ModelInfo,
     Opened,
     OpenRequest,
@@ -68,7 +68,7 @@ def make_model(backend: FakeBackend, **limits: int) -> ModelInfo:
         eos_token_ids=backend.eos_token_ids,
         num_tokens=backend.num_tokens,
         limits=Limits(**(defaults | limits)),
-        methods=BUILT_METHODS,
+        methods=tuple(Method),
         server_version="test",
     )
 
