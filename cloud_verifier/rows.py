@@ -9,9 +9,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cloud_verifier.methods.base import NoiseKey
-from common.noise import Purpose, gumbel_row, uniform
-from common.sampling import apply_text, choose, shape
+from cloud_verifier.row_kernels import load_row_kernels
+from common.errors import ModelError
+from common.noise import Purpose, uniform
+from common.sampling import apply_text, choose, row_edge, wire
 from common.types import SamplingParams, TokenIds
+
+_NOTHING = np.empty(0, np.int64), np.empty(0, np.float64)
 
 
 class KeyedCoins:
@@ -25,7 +29,10 @@ class KeyedCoins:
 
 
 class HostRows:
-    """`TargetRows` from raw logits [num_draft_tokens + 1, vocab_size] float32, which stay unchanged."""
+    """`TargetRows` from raw logits [num_draft_tokens + 1, vocab_size] float32, which stay unchanged.
+
+    Every method raises ModelError where it meets a row with NaN.
+    """
 
     def __init__(
         self,
@@ -39,55 +46,68 @@ class HostRows:
         eos_token_ids: TokenIds,
         num_tokens: int,
     ) -> None:
-        """`output_ids`: committed tokens after the prompt; ids at or above `num_tokens` are masked."""
+        """`output_ids`: committed tokens after the prompt; ids at or above `num_tokens` do not exist."""
         self._sampling, self._position = sampling, position
         self._texted: NDArray[np.float32] = apply_text(
             np,
-            logits,
+            logits[:, :num_tokens],
             sampling,
             prompt_ids=prompt_ids,
             output_ids=output_ids,
             draft_token_ids=draft_token_ids,
             eos_token_ids=eos_token_ids,
-            num_tokens=num_tokens,
         )
-        self._scores: dict[int, NDArray[np.float32]] = {}
-        self._log_total: dict[int, float] = {}
-        self._greedy: list[int] | None = None
+        self._temperature = wire(sampling.temperature)
+        self._kernels = load_row_kernels()
+        self._edges: dict[int, float] = {}
+        self._totals: dict[int, tuple[float, float]] = {}  # largest logit, log of the sum relative to it
+        self._own_samples: dict[int, int] = {}
 
     def log_probs(self, row: int, token_ids: Sequence[int]) -> NDArray[np.float64]:
         if self._sampling.temperature == 0:
             is_best = np.asarray(token_ids) == self.own_sample(row)
             return np.where(is_best, 0.0, -math.inf)
-        scores = self._row(row)[np.asarray(token_ids, np.int64)]
-        return scores.astype(np.float64) - self._log_sum(row)
+        top, log_sum = self._total(row)
+        if top == -math.inf:
+            return np.full(len(token_ids), -math.inf)
+        logits = self._texted[row, token_ids if isinstance(token_ids, list) else list(token_ids)]
+        logs = (logits.astype(np.float64) - top) / self._temperature - log_sum
+        if (edge := self._edge(row)) > -math.inf:
+            logs[logits / np.float32(self._temperature) < np.float32(edge)] = -math.inf
+        return logs
 
     def entropy(self, row: int) -> float:
         if self._sampling.temperature == 0:
             return 0.0
-        scores = self._row(row)
-        logs = scores[np.isfinite(scores)].astype(np.float64) - self._log_sum(row)
-        return float(-(np.exp(logs) * logs).sum())
+        total = self._total(row)
+        return self._kernels.entropy(self._texted[row], self._temperature, self._edge(row), *total)
 
     def own_sample(self, row: int) -> int:
-        if self._sampling.temperature == 0:  # greedy rows are cheap together
-            if self._greedy is None:
-                self._greedy = choose(self._texted, self._sampling, range(len(self._texted))).tolist()
-            return self._greedy[row]
-        return int(choose(self._row(row)[None], self._sampling, (self._position + row,))[0])
+        if not self._own_samples and self._sampling.temperature == 0:  # greedy rows are cheap together
+            best = choose(self._texted, self._sampling, range(len(self._texted)))
+            self._own_samples = dict(enumerate(best.tolist()))
+        token_id = self._own_samples.get(row)
+        if token_id is None:
+            key = self._key(NoiseKey(Purpose.COUPLED, self._position + row))
+            token_id, *total = self._kernels.scan(self._texted[row], self._temperature, self._edge(row), key)
+            self._totals[row] = self._checked(*total)
+            self._own_samples[row] = token_id
+        return token_id
 
     def sample(self, row: int, key: NoiseKey, changed: Mapping[int, float] | None = None) -> int:
         if self._sampling.temperature == 0:
             return self._greedy_sample(row, changed or {})
-        weights = self._row(row).astype(np.float64)
-        noise = gumbel_row(self._sampling.seed, key.position, weights.size, key.purpose, key.index)
+        token_id = self._sample(row, key, changed) if changed else -1
+        return self._sample(row, key, {}) if token_id < 0 else token_id
+
+    def _sample(self, row: int, key: NoiseKey, changed: Mapping[int, float]) -> int:
+        ids, weights = _NOTHING
         if changed:
             ids = np.fromiter(changed, np.int64, len(changed))
-            before = weights[ids]
-            weights[ids] = np.fromiter(changed.values(), np.float64, len(changed)) + self._log_sum(row)
-            if not np.isfinite(weights.max()):
-                weights[ids] = before
-        return int((weights + noise).argmax())
+            weights = np.fromiter(changed.values(), np.float64, len(changed))
+        total = self._total(row)
+        logits, edge = self._texted[row], self._edge(row)
+        return self._kernels.sample(logits, self._temperature, edge, self._key(key), *total, ids, weights)
 
     def _greedy_sample(self, row: int, changed: Mapping[int, float]) -> int:
         best = self.own_sample(row)
@@ -97,17 +117,24 @@ class HostRows:
             return best
         return min(token_id for token_id, weight in weights.items() if weight == most)
 
-    def _row(self, row: int) -> NDArray[np.float32]:
-        scores = self._scores.get(row)
-        if scores is None:
-            scores = self._scores[row] = shape(np, self._texted[row : row + 1], self._sampling)[0]
-        return scores
+    def _key(self, key: NoiseKey) -> NDArray[np.uint64]:
+        return np.array((self._sampling.seed, key.purpose, key.position, key.index), np.uint64)
 
-    def _log_sum(self, row: int) -> float:
-        total = self._log_total.get(row)
+    def _edge(self, row: int) -> float:
+        edge = self._edges.get(row)
+        if edge is None:
+            edge = self._edges[row] = row_edge(self._texted[row], self._sampling)
+        return edge
+
+    def _total(self, row: int) -> tuple[float, float]:
+        total = self._totals.get(row)
         if total is None:
-            scores = self._row(row)
-            largest = scores.max()
-            total = float(largest) + math.log(float(np.exp(scores - largest).sum(dtype=np.float64)))
-            self._log_total[row] = total
+            total = self._kernels.survey(self._texted[row], self._temperature, self._edge(row))
+            self._totals[row] = self._checked(*total)
         return total
+
+    @staticmethod
+    def _checked(top: float, log_sum: float) -> tuple[float, float]:
+        if math.isnan(top):
+            raise ModelError("the model's logits are not numbers (NaN)")
+        return top, log_sum

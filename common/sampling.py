@@ -24,7 +24,7 @@ from common.history import (
     mask_end_of_text,
 )
 from common.noise import coupled_argmax
-from common.truncation import truncate
+from common.truncation import find_edge, truncate
 from common.types import SamplingParams
 
 _MIN_TEMPERATURE = 1e-3  # below it float32 scores lose the noise; 0 says greedy
@@ -148,8 +148,8 @@ def shape(xp: Any, scores: Any, params: SamplingParams) -> Any:
     if params.temperature == 0:
         return scores
     if params.temperature != 1:
-        scores = scores / _wire(params.temperature)
-    return truncate(xp, scores, params.top_k, _wire(params.top_p), _wire(params.min_p))
+        scores = scores / wire(params.temperature)
+    return truncate(xp, scores, params.top_k, wire(params.top_p), wire(params.min_p))
 
 
 def _apply_history(
@@ -162,9 +162,9 @@ def _apply_history(
 ) -> None:
     if params.repetition_penalty != 1:
         seen = {*prompt_ids, *output_ids}
-        apply_repetition_penalty(xp, scores, _wire(params.repetition_penalty), seen, draft_token_ids)
+        apply_repetition_penalty(xp, scores, wire(params.repetition_penalty), seen, draft_token_ids)
     if params.presence_penalty or params.frequency_penalty:
-        presence, frequency = _wire(params.presence_penalty), _wire(params.frequency_penalty)
+        presence, frequency = wire(params.presence_penalty), wire(params.frequency_penalty)
         apply_count_penalties(xp, scores, presence, frequency, output_ids, draft_token_ids)
     if params.logit_bias:
         apply_bias(xp, scores, params.logit_bias)
@@ -172,9 +172,21 @@ def _apply_history(
         apply_bad_words(scores, params.bad_words, (*prompt_ids, *output_ids), draft_token_ids)
 
 
-def _wire(value: float) -> float:
+def wire(value: float) -> float:
     """The value as the wire carries it: both sides compute with that one."""
     return float(np.float32(value))
+
+
+def row_edge(row: NDArray[np.float32], params: SamplingParams) -> float:
+    """The edge of one row's scores (row / temperature) under truncation, as `shape` cuts it; -inf: none.
+
+    `row` is float32 [vocab] from `apply_text`, the temperature not 0.
+    """
+    top_k = params.top_k if params.top_k < row.size else 0
+    if not top_k and params.top_p >= 1 and params.min_p <= 0:
+        return -math.inf
+    scores = row / np.float32(wire(params.temperature)) if params.temperature != 1 else row
+    return find_edge(scores, top_k, wire(params.top_p), wire(params.min_p))
 
 
 def choose(

@@ -28,7 +28,7 @@ def truncate(xp: Any, scores: Any, top_k: int, top_p: float, min_p: float) -> An
     if not top_k and top_p >= 1 and min_p <= 0:
         return scores
     if is_numpy(xp):
-        edges = [_row_edge(row, top_k, top_p, min_p) for row in scores]
+        edges = [find_edge(row, top_k, top_p, min_p) for row in scores]
         kept = np.full_like(scores, -math.inf)  # filling and copying is several times faster than np.where
         np.copyto(kept, scores, where=scores >= np.array(edges, scores.dtype)[:, None])
         return kept
@@ -53,8 +53,8 @@ def row_edges(xp: Any, scores: Any, top_k: int, top_p: float, min_p: float) -> A
     return edge
 
 
-def _row_edge(row: NDArray[np.floating[Any]], top_k: int, top_p: float, min_p: float) -> float:
-    """The same for one numpy row, sorting only what can be kept."""
+def find_edge(row: NDArray[np.floating[Any]], top_k: int, top_p: float, min_p: float) -> float:
+    """The edge of one numpy row, sorting only what can be kept; -inf where the largest is not finite."""
     top = row.max()
     if not math.isfinite(top):
         return -math.inf

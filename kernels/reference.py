@@ -1,0 +1,84 @@
+"""What the kernels compute, in plain numpy and float64: their specification, and the way without a compiler.
+
+A row is float32 logits [vocab]; its scores are logits / temperature in float32; an `edge` on the scores'
+scale (-inf: none) keeps scores >= edge (`common.truncation`). `key` is uint64 [seed, purpose, position,
+index] of the noise (`common.noise`).
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from numpy.typing import NDArray
+
+Row = NDArray[np.float32]
+Key = NDArray[np.uint64]
+
+
+def noise(key: Key, num_tokens: int) -> NDArray[np.float64]:
+    """Return the Gumbel noise of token ids 0 ... num_tokens-1: float64 [num_tokens]."""
+    counter = np.array([0, key[2], key[3], 0], np.uint64)
+    words = np.random.Philox(key=key[:2], counter=counter).random_raw((num_tokens + 1) // 2)
+    lanes = words.astype("<u8", copy=False).view("<u4")[:num_tokens]
+    return np.asarray(-np.log(-np.log1p((lanes + 0.5) * -(2.0**-32))))
+
+
+def scores_of(row: Row, temperature: float, edge: float) -> Row:
+    scores = row / np.float32(temperature)
+    return scores if edge == -math.inf else np.where(scores >= edge, scores, np.float32(-math.inf))
+
+
+def survey(row: Row, temperature: float, edge: float) -> tuple[float, float]:
+    """Return (top, log_sum): the largest logit, and log sum exp((logit - top) / temperature) of those kept.
+
+    So log p of a kept id is (logit - top) / temperature - log_sum. (NaN, NaN) where the row has NaN; log_sum
+    is -inf where every logit is, and NaN where one is +inf.
+    """
+    top = float(row.max())
+    if not math.isfinite(top):
+        return top, -math.inf if top == -math.inf else math.nan
+    is_kept = scores_of(row, temperature, edge) > -math.inf
+    return top, math.log(np.exp((row[is_kept].astype(np.float64) - top) / temperature).sum())
+
+
+def scan(row: Row, temperature: float, edge: float, key: Key) -> tuple[int, float, float]:
+    """Return (token_id, top, log_sum): the argmax of score + noise, then what `survey` gives.
+
+    Equal sums go to the lowest id; with +inf among the scores it is the first of those, in a row of -inf
+    alone id 0, in a row with NaN -1.
+    """
+    top, log_sum = survey(row, temperature, edge)
+    if math.isnan(top):
+        return -1, top, log_sum
+    sums = scores_of(row, temperature, edge).astype(np.float64) + noise(key, row.size)
+    return int(sums.argmax()), top, log_sum
+
+
+def sample(
+    row: Row,
+    temperature: float,
+    edge: float,
+    key: Key,
+    top: float,
+    log_sum: float,
+    changed_ids: NDArray[np.int64],
+    changed_weights: NDArray[np.float64],
+) -> int:
+    """Return the argmax of w + noise, w = `changed_weights` at `changed_ids` and log p elsewhere.
+
+    Equal sums go to the lowest id; -1 where every w is -inf. The row must be finite at its `top`.
+    """
+    weights = (row.astype(np.float64) - top) / temperature - log_sum
+    weights[scores_of(row, temperature, edge) == -math.inf] = -math.inf
+    weights[changed_ids] = changed_weights
+    if weights.max() == -math.inf:
+        return -1
+    return int((weights + noise(key, row.size)).argmax())
+
+
+def entropy(row: Row, temperature: float, edge: float, top: float, log_sum: float) -> float:
+    """Return H(p) in nats."""
+    is_kept = scores_of(row, temperature, edge) > -math.inf
+    logs = (row[is_kept].astype(np.float64) - top) / temperature - log_sum
+    return float(-(np.exp(logs) * logs).sum())
