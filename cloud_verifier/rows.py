@@ -65,8 +65,8 @@ class HostRows:
 
     def log_probs(self, row: int, token_ids: Sequence[int]) -> NDArray[np.float64]:
         if self._sampling.temperature == 0:
-            is_best = np.asarray(token_ids) == self.own_sample(row)
-            return np.where(is_best, 0.0, -math.inf)
+            best = self.own_sample(row)
+            return np.array([0.0 if token_id == best else -math.inf for token_id in token_ids])
         top, log_sum = self._total(row)
         if top == -math.inf:
             return np.full(len(token_ids), -math.inf)
