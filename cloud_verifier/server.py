@@ -19,6 +19,7 @@ from cloud_verifier.config import ServeConfig, parse_methods
 from cloud_verifier.driver import EngineDriver
 from cloud_verifier.engine import Engine
 from cloud_verifier.interceptor import ErrorInterceptor
+from cloud_verifier.row_kernels import load_row_kernels
 from cloud_verifier.service import VerifierService
 from cloud_verifier.tracing import TraceContextInterceptor, create_round_tracer
 from common.errors import UsageError
@@ -101,6 +102,7 @@ class VerifierServer:
         self, backend: TargetBackend, config: ServeConfig, drafter: CoLocatedDrafter | None = None
     ) -> None:
         """`drafter`, closed with the server, makes co-located generation possible."""
+        load_row_kernels()  # compiled here, so that no round waits for it
         self._config = config
         self._listen, admin_listen = check_addresses(config)
         model = make_model_info(backend, config, drafter.fingerprint if drafter else "")

@@ -25,7 +25,6 @@ from cloud_verifier.backends.transformers_backend import (
     TransformersBackend,
     TransformersDecoder,
 )
-from cloud_verifier.row_kernels import load_row_kernels
 from common.errors import ModelError
 
 DTYPES = ("float32", "bfloat16")
@@ -81,7 +80,6 @@ def load_target(
         use_varlen_if_right(backend, reference)
     if is_lean and can_be_lean(model, device, dtype):
         use_lean_if_right(backend, model, reference)
-    load_row_kernels()  # compiled here, so that no round waits for it
     return backend
 
 
