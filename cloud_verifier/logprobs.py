@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cloud_verifier.methods.base import Outcome, TargetRows
+from cloud_verifier.row_kernels import load_row_kernels
 from common.support import most_probable
 from common.types import CorrectionKind, TokenIds, TokenLogprobs
 
@@ -37,9 +38,8 @@ def logprobs_of(
 def _logprobs_at(
     logits: NDArray[np.float32], processed_logprob: float, token_id: int, num_top: int
 ) -> TokenLogprobs:
+    log_total = sum(load_row_kernels().survey(logits, 1.0, -math.inf))
     top_ids = most_probable(logits, num_top)
-    top = float(logits[top_ids[0]])
-    log_total = top + math.log(float(np.exp(logits - np.float32(top)).sum(dtype=np.float64)))
     return TokenLogprobs(
         raw_logprob=float(logits[token_id]) - log_total,
         processed_logprob=processed_logprob,
