@@ -39,6 +39,8 @@ class RowKernels(Protocol):
         self, row: NDArray[np.float32], temperature: float, edge: float, top: float, log_sum: float, /
     ) -> float: ...
 
+    def nucleus_edge(self, row: NDArray[np.float32], temperature: float, top_p: float, /) -> float: ...
+
 
 @functools.cache
 def load_row_kernels() -> RowKernels:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -121,9 +122,18 @@ class HostRows:
         return np.array((self._sampling.seed, key.purpose, key.position, key.index), np.uint64)
 
     def _edge(self, row: int) -> float:
+        """What truncation keeps is at or above it: on the scale of the scores, -inf where nothing is cut."""
         edge = self._edges.get(row)
         if edge is None:
-            edge = self._edges[row] = row_edge(self._texted[row], self._sampling)
+            edge = self._edges[row] = self._find_edge(self._texted[row])
+        return edge
+
+    def _find_edge(self, logits: NDArray[np.float32]) -> float:
+        if self._sampling.top_k or self._sampling.top_p == 1:
+            return row_edge(logits, self._sampling)
+        edge = self._kernels.nucleus_edge(logits, self._temperature, wire(self._sampling.top_p))
+        if self._sampling.min_p:  # the lower bound of the two that it is
+            edge = max(edge, row_edge(logits, replace(self._sampling, top_p=1.0)))
         return edge
 
     def _total(self, row: int) -> tuple[float, float]:

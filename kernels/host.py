@@ -20,10 +20,13 @@ import numpy as np
 from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
+from numpy.typing import NDArray
 
 CHUNK = 2048
 _LANES = 8  # ids a Philox block is for
 _WORDS = 4
+_SPAN = 64  # ids that are passed over together where none of them is wanted
+_NUM_SHARES = 64
 _GROUP = 32  # blocks whose noise is made before any of it is looked at
 _FIRST = np.zeros(1, np.int64)
 
@@ -39,6 +42,7 @@ _NUM_ROUNDS = 10
 
 _ROW = types.Array(types.float32, 1, "C", readonly=True)  # takes writable rows too
 _KEY = types.uint64[::1]
+_SCORES = types.float32[::1]
 _IDS, _WEIGHTS = types.int64[::1], types.float64[::1]
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -302,6 +306,20 @@ def _search(
     return best_id, total
 
 
+@_jit(_SCORES(_ROW, types.float32, types.float64))
+def _scores_above(row: Any, temperature: Any, least: Any) -> Any:
+    """The scores >= least, in order."""
+    scores, num_found = np.empty(row.size, np.float32), 0
+    for start in range(0, row.size, _SPAN):
+        values = row[start : start + _SPAN]
+        if _largest(values) / temperature < least:
+            continue
+        for i in range(values.size):
+            scores[num_found] = values[i] / temperature
+            num_found += int(scores[num_found] >= least)
+    return scores[:num_found].copy()
+
+
 # ---------------------------------------------------------------------- what `kernels.reference` describes
 
 
@@ -350,3 +368,20 @@ def entropy(row: Any, temperature: Any, edge: Any, top: Any, log_sum: Any) -> An
             if exps[i] > 0 and values[i] > -np.inf:
                 weighted += np.float64(exps[i]) * (np.float64(values[i]) - top)
     return max(0.0, log_sum - weighted / temperature * math.exp(-log_sum))
+
+
+def nucleus_edge(row: NDArray[np.float32], temperature: float, top_p: float) -> float:
+    top, log_sum = survey(row, temperature, -math.inf)
+    if not math.isfinite(top):
+        return -math.inf
+    mass = math.exp(log_sum)  # relative to the top
+    # Ids below (1 - p) / vocab of the mass hold less than 1 - p together, so none of them is needed; nor, as
+    # long as the others reach p, are those below a far larger share.
+    for num_shares in (_NUM_SHARES, row.size * 1.01):
+        least = top / temperature + min(0.0, math.log(mass * (1 - top_p) / num_shares)) - _SLACK
+        descending = np.sort(_scores_above(row, temperature, least))[::-1]
+        reached = np.exp(descending.astype(np.float64) - float(descending[0])).cumsum()
+        if reached[-1] >= top_p * mass:
+            break
+    num_kept = 1 + int(reached.searchsorted(top_p * mass))
+    return float(descending[min(num_kept, descending.size) - 1])

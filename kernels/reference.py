@@ -82,3 +82,16 @@ def entropy(row: Row, temperature: float, edge: float, top: float, log_sum: floa
     is_kept = scores_of(row, temperature, edge) > -math.inf
     logs = (row[is_kept].astype(np.float64) - top) / temperature - log_sum
     return float(-(np.exp(logs) * logs).sum())
+
+
+def nucleus_edge(row: Row, temperature: float, top_p: float) -> float:
+    """Return the edge of top-p: the smallest of the fewest largest scores whose probability reaches it.
+
+    -inf where the largest logit is not finite.
+    """
+    descending = np.sort(scores_of(row, temperature, -math.inf).astype(np.float64))[::-1]
+    if not math.isfinite(descending[0]):
+        return -math.inf
+    weights = np.exp(descending - descending[0])
+    is_kept = weights.cumsum() - weights < top_p * weights.sum()
+    return float(descending[np.count_nonzero(is_kept) - 1])

@@ -16,6 +16,7 @@ from cloud_verifier.rows import HostRows
 from common.errors import ModelError
 from common.noise import Purpose, gumbel_row
 from common.sampling import choose, process_logits
+from common.truncation import find_edge
 from common.types import SamplingParams
 from kernels import host, reference
 
@@ -86,6 +87,16 @@ def test_rows_of_real_sizes_give_the_same_tokens(vocab_size):
             assert host.scan(row, 0.8, edge, key)[0] == reference.scan(row, 0.8, edge, key)[0]
 
 
+def test_the_nucleus_ends_where_the_reference_and_the_processors_end_it():
+    rng = np.random.default_rng(5)
+    for _ in range(600):
+        row, temperature, _, _ = random_case(rng)
+        temperature, top_p = min(temperature, 3.0), float(np.float32(rng.choice([0.01, 0.5, 0.9, 0.95])))
+        edge = host.nucleus_edge(row, temperature, top_p)
+        assert edge == reference.nucleus_edge(row, temperature, top_p)
+        assert edge == find_edge(row / np.float32(temperature), 0, top_p, 0.0)
+
+
 def test_rows_without_a_finite_largest_logit():
     key = np.array([1, 0, 2, 0], np.uint64)
     nan, inf = (np.array([1, 2, each, 3, each, 0], np.float32) for each in (np.nan, np.inf))
@@ -120,6 +131,7 @@ def rows_of(logits, sampling, **changes):
         {},
         {"temperature": 0.0},
         {"temperature": 0.7, "top_p": 0.9},
+        {"temperature": 0.7, "top_p": 0.95, "min_p": 0.02},
         {"top_k": 20, "min_p": 0.05},
         {"temperature": 1.3, "repetition_penalty": 1.2, "presence_penalty": 0.5, "min_new_tokens": 4},
         {"logit_bias": ((3, 5.0), (9, -50.0)), "bad_words": ((4,), (2, 3))},
