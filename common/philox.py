@@ -31,7 +31,6 @@ class Purpose(enum.IntEnum):
     RESIDUAL = 2
     CANDIDATE = 3
     DRAFT = 4
-    BLOCK = 5
 
 
 class _Stream(threading.local):

@@ -20,7 +20,8 @@ from cloud_verifier.methods.registry import create_method
 from cloud_verifier.rows import HostRows, KeyedCoins
 from common.methods import sends_probs, sends_support
 from common.noise import Purpose
-from common.support import choose_candidate
+from common.philox import first_word
+from common.support import choose_candidate, sample_support
 from common.types import Candidate, CorrectionKind, Method, MethodParams, SamplingParams, Support
 
 EXACT = [method for method in Method if method.is_exact]
@@ -328,6 +329,18 @@ def test_where_no_candidate_passes_for_long_the_residual_itself_is_sampled_with_
     assert choose(rows, seed=0).correction == 9
     assert rows.samples[-1][1] == NoiseKey(Purpose.RESIDUAL, START, MAX_HERE)
     assert rows.last_weights() == pytest.approx([1, 0, 0, 0])
+
+
+def test_the_exchange_of_the_protocols_page_comes_out_as_it_is_written_there() -> None:
+    own_support = Support((311, 42, 7), (8192, 4915, 3277))
+    probs = {5: 0.66, 42: 0.4, 311: 0.26, 9: 0.3, 7: 0.04}
+    assert sample_support(own_support, first_word(42, Purpose.DRAFT, 17, 1)) == 7
+    coins = KeyedCoins(42, 17)
+    assert coins.accepts(probs[5] / 0.8, 0) and not coins.accepts(probs[7] / 0.2, 1)
+    first = [Candidate(token_id, probs[token_id]) for token_id in (42, 311, 42, 311)]
+    assert choose_candidate(own_support, first, 42, 18, 0) is None
+    more = [Candidate(token_id, probs[token_id]) for token_id in (42, 9, 7, 42)]
+    assert choose_candidate(own_support, more, 42, 18, 4) == 9
 
 
 def test_approximate_methods_correct_from_the_target_or_without_the_rejected_token() -> None:

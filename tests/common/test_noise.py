@@ -42,6 +42,8 @@ def test_extreme_lanes_give_finite_golden_noise():
 def test_uniform_draws_are_the_golden_ones(case):
     drawn = uniform(case["seed"], case["start"], case["offset"], case["purpose"])
     assert drawn == case["uniform"] and 0 < drawn < 1
+    word = philox.first_word(case["seed"], case["purpose"], case["start"], case["offset"])
+    assert word == case["first_word"]
 
 
 def test_noise_of_a_subset_is_that_of_the_row_whichever_way_it_is_computed():
