@@ -65,12 +65,10 @@ class HostRows:
         self._own_samples: dict[int, int] = {}
 
     def log_probs(self, row: int, token_ids: Sequence[int]) -> NDArray[np.float64]:
-        if self._sampling.temperature == 0:
+        if self._is_certain(row):
             best = self.own_sample(row)
             return np.array([0.0 if token_id == best else -math.inf for token_id in token_ids])
         top, log_sum = self._total(row)
-        if top == -math.inf:
-            return np.full(len(token_ids), -math.inf)
         logits = self._texted[row, token_ids if isinstance(token_ids, list) else list(token_ids)]
         logs = (logits.astype(np.float64) - top) / self._temperature - log_sum
         if (edge := self._edge(row)) > -math.inf:
@@ -78,7 +76,7 @@ class HostRows:
         return logs
 
     def entropy(self, row: int) -> float:
-        if self._sampling.temperature == 0:
+        if self._is_certain(row):
             return 0.0
         total = self._total(row)
         return self._kernels.entropy(self._texted[row], self._temperature, self._edge(row), *total)
@@ -96,8 +94,8 @@ class HostRows:
         return token_id
 
     def sample(self, row: int, key: NoiseKey, changed: Mapping[int, float] | None = None) -> int:
-        if self._sampling.temperature == 0:
-            return self._greedy_sample(row, changed or {})
+        if self._is_certain(row):
+            return self._certain_sample(row, changed or {})
         token_id = self._sample(row, key, changed) if changed else -1
         return self._sample(row, key, {}) if token_id < 0 else token_id
 
@@ -110,7 +108,11 @@ class HostRows:
         logits, edge = self._texted[row], self._edge(row)
         return self._kernels.sample(logits, self._temperature, edge, self._key(key), *total, ids, weights)
 
-    def _greedy_sample(self, row: int, changed: Mapping[int, float]) -> int:
+    def _is_certain(self, row: int) -> bool:
+        """Whether p is 1 at the own sample: greedy, or nothing is left (which bad words can do) but id 0."""
+        return self._sampling.temperature == 0 or self._total(row)[0] == -math.inf
+
+    def _certain_sample(self, row: int, changed: Mapping[int, float]) -> int:
         best = self.own_sample(row)
         weights = {best: 0.0} | dict(changed)
         most = max(weights.values())
