@@ -1,0 +1,139 @@
+"""What verification on a CPU costs at a large vocabulary: whole rounds against one plain logsumexp."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cloud_verifier.methods.base import Outcome, RoundInput
+from cloud_verifier.methods.registry import create_method
+from cloud_verifier.rows import HostRows, KeyedCoins
+from common.noise import Purpose, coupled_argmax
+from common.philox import first_word
+from common.sampling import shape
+from common.support import make_support, sample_support
+from common.types import Method, MethodParams, SamplingParams, Support
+from experiments.bench_engine_setup import alternate, median_ratio, time_s
+
+NUM_SESSIONS, NUM_DRAFTED, VOCAB_SIZE = 16, 4, 152_064
+TEMPERATURE = 0.8
+# A bulk of unlikely ids, and a head whose logits fall with the logarithm of their rank as a language model's
+# do: at temperature 0.8 the bulk holds 1 % and the likeliest id 50 % or so. The draft is off by a normal.
+BULK_SCALE, HEAD_SIZE, HEAD_TOP, HEAD_SLOPE = 2.5, 200, 18.0, 1.6
+DRAFT_ERROR = 0.75
+SUPPORT_SIZE = 16
+
+
+@dataclass(frozen=True)
+class Drafted:
+    """One session's round: what the edge would have sent."""
+
+    sampling: SamplingParams
+    logits: NDArray[np.float32]  # [NUM_DRAFTED + 1, VOCAB_SIZE], the target's
+    coupled_tokens: tuple[int, ...]
+    coupled_probs: tuple[float, ...]
+    sparse_tokens: tuple[int, ...]
+    supports: tuple[Support, ...]
+
+    def verify(self, method: Method, position: int) -> Outcome:
+        is_sparse = method is Method.SPARSE
+        draft_tokens = self.sparse_tokens if is_sparse else self.coupled_tokens
+        rows = HostRows(
+            self.logits,
+            self.sampling,
+            position,
+            prompt_ids=(),
+            output_ids=(),
+            draft_token_ids=draft_tokens,
+            eos_token_ids=(0,),
+            num_tokens=VOCAB_SIZE,
+        )
+        round_input = RoundInput(
+            rows=rows,
+            coins=KeyedCoins(self.sampling.seed, position),
+            position=position,
+            draft_tokens=draft_tokens,
+            draft_probs=() if is_sparse else self.coupled_probs,
+            supports=self.supports if is_sparse else (),
+            stop_ids=frozenset({0}),
+            method_params=MethodParams(),
+        )
+        return create_method(method).verify(round_input)
+
+
+def measure_cpu_verify(num_turns: int = 15) -> dict[str, float]:
+    """16 rounds of 4 drafted tokens over 152,064 logits, through the methods, against `torch.logsumexp` of
+    the same [80, 152064] float32: milliseconds (medians), ratios within a turn, tokens accepted of drafted.
+
+    `*_ratio` is a method's time over torch's; `numpy_ratio` the same of logsumexp in numpy; `aa` torch over
+    torch. torch runs with its own number of threads, the methods as the engine runs them.
+    """
+    import torch
+
+    position = 100
+    logits, drafted = _make_rounds(position)
+    tensor = torch.from_numpy(logits)
+    outcomes: dict[Method, list[Outcome]] = {}
+
+    def verify(method: Method) -> None:
+        outcomes[method] = [each.verify(method, position) for each in drafted]
+
+    def logsumexp() -> Any:
+        return torch.logsumexp(tensor, -1)
+
+    runs: dict[str, Callable[[], object]] = {
+        "logsumexp": logsumexp,
+        "coupled": partial(verify, Method.COUPLED),
+        "sparse": partial(verify, Method.SPARSE),
+        "numpy": lambda: _logsumexp(logits),
+        "again": logsumexp,
+    }
+    seconds = alternate({name: partial(time_s, run) for name, run in runs.items()}, num_turns)
+    names = {"coupled": "coupled_ratio", "sparse": "sparse_ratio", "numpy": "numpy_ratio", "again": "aa"}
+    figures = {f"{name}_ms": 1e3 * statistics.median(times) for name, times in seconds.items()}
+    figures |= {label: median_ratio(seconds[name], seconds["logsumexp"]) for name, label in names.items()}
+    for method, found in outcomes.items():
+        accepted = sum(outcome.accepted_len for outcome in found)
+        judged = sum(min(outcome.accepted_len + 1, NUM_DRAFTED) for outcome in found)
+        figures[f"{method}_acceptance"] = accepted / judged
+    return {name: round(value, 4) for name, value in figures.items()} | {"threads": torch.get_num_threads()}
+
+
+def _make_rounds(position: int) -> tuple[NDArray[np.float32], list[Drafted]]:
+    rng = np.random.default_rng(2026)
+    num_rows = NUM_DRAFTED + 1
+    logits = rng.standard_normal((NUM_SESSIONS * num_rows, VOCAB_SIZE), np.float32) * np.float32(BULK_SCALE)
+    for row in logits:
+        head = rng.choice(VOCAB_SIZE, HEAD_SIZE, replace=False)
+        row[head] = HEAD_TOP - HEAD_SLOPE * np.log1p(np.arange(HEAD_SIZE)) + rng.normal(size=HEAD_SIZE) / 2
+    each = [logits[i * num_rows : (i + 1) * num_rows] for i in range(NUM_SESSIONS)]
+    return logits, [_draft(rows, seed, position, rng) for seed, rows in enumerate(each)]
+
+
+def _draft(logits: NDArray[np.float32], seed: int, position: int, rng: np.random.Generator) -> Drafted:
+    sampling = SamplingParams(temperature=TEMPERATURE, seed=seed)
+    error = rng.standard_normal((NUM_DRAFTED, VOCAB_SIZE), np.float32) * np.float32(DRAFT_ERROR)
+    scores = shape(np, logits[:NUM_DRAFTED] + error, sampling)
+    tokens = tuple(coupled_argmax(scores, seed, range(position, position + NUM_DRAFTED)).tolist())
+    probs = np.exp(scores - _logsumexp(scores)[:, None])
+    supports = tuple(make_support(row, SUPPORT_SIZE) for row in scores)
+    words = [first_word(seed, Purpose.DRAFT, position, offset) for offset in range(NUM_DRAFTED)]
+    return Drafted(
+        sampling=sampling,
+        logits=logits,
+        coupled_tokens=tokens,
+        coupled_probs=tuple(probs[np.arange(NUM_DRAFTED), tokens].tolist()),
+        sparse_tokens=tuple(map(sample_support, supports, words)),
+        supports=supports,
+    )
+
+
+def _logsumexp(scores: NDArray[np.float32]) -> NDArray[np.float32]:
+    top = scores.max(axis=1, keepdims=True)
+    return np.asarray(top[:, 0] + np.log(np.exp(scores - top).sum(axis=1)))
