@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,9 +13,12 @@ from hypothesis import strategies as st
 from support.fakes import FakeBackend
 from test_engine import GREEDY, Harness
 
+from cloud_verifier.config import SCOPE, ServeConfig, parse_methods
+from cloud_verifier.server import make_model_info
 from common import codec
 from common.alignment import TokenChain
-from common.errors import InvalidFieldError
+from common.config import load_config
+from common.errors import InvalidFieldError, UsageError
 from common.pb import outrider_pb2 as pb
 from common.types import (
     CorrectionKind,
@@ -312,3 +316,23 @@ def test_a_method_the_operator_left_out_is_refused_by_name() -> None:
     assert isinstance(error, RoundError)
     assert (error.code, error.field) == (RoundErrorCode.UNIMPLEMENTED, "method")
     assert "coupled, sparse" in error.message
+
+
+def test_an_operator_names_the_methods_and_a_name_that_is_none_is_an_error_with_the_nearest() -> None:
+    def described(methods: str) -> list[str]:
+        return list(make_model_info(FakeBackend(), ServeConfig(methods=methods)).methods)
+
+    assert described("") == list(Method)
+    assert described("sparse, coupled,") == ["coupled", "sparse"]
+    with pytest.raises(UsageError, match="'spars'; did you mean sparse"):
+        parse_methods("coupled,spars")
+
+
+def test_a_variable_or_a_file_restricts_them_too(tmp_path: Path) -> None:
+    file = tmp_path / "serve.yaml"
+    file.write_text("methods: coupled, block\n")
+    loaded = load_config(ServeConfig, scope=SCOPE, yaml_path=file, env={})
+    assert parse_methods(loaded.value.methods) == (Method.COUPLED, Method.BLOCK)
+    env = {"OUTRIDER_VERIFIER_METHODS": "typical"}
+    loaded = load_config(ServeConfig, scope=SCOPE, yaml_path=file, env=env)
+    assert parse_methods(loaded.value.methods) == (Method.TYPICAL,)
