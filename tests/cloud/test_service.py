@@ -127,7 +127,7 @@ def test_unary_calls_give_the_same_tokens_as_the_stream(stub: outrider_pb2_grpc.
 
 def test_describe_and_health_answer_without_a_session(channel: grpc.Channel) -> None:
     info = outrider_pb2_grpc.VerifierStub(channel).Describe(pb.DescribeRequest())
-    assert info.protocol_version == 1 and list(info.methods) == [pb.METHOD_COUPLED]
+    assert info.protocol_version == 1 and len(info.methods) == 8 and info.methods[0] == pb.METHOD_COUPLED
     health = health_pb2_grpc.HealthStub(channel)
     for service in ("", "outrider.v1.Verifier"):
         reply = health.Check(health_pb2.HealthCheckRequest(service=service))
