@@ -4,17 +4,29 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
+import grpc
 import pytest
 from conftest import EMBEDDED, Pair
 from support.decoding import HostileDraft, Oracle, TieLedger, assert_same_text, decode
-from support.faults import Faults, FaultyLink
+from support.faults import Faults, FaultyConnection, FaultyLink
 from test_faults import NUM_NEW, Restarter, random_rounds
 from test_same_text import VOCAB, make_prompt
 
-from common.types import FinishReason, Method, MethodParams, Origin, SamplingParams, StopParams
+from common.pb import outrider_pb2 as pb
+from common.pb import outrider_pb2_grpc
+from common.types import (
+    FinishReason,
+    Method,
+    MethodParams,
+    Origin,
+    SamplingParams,
+    SessionRequest,
+    StopParams,
+    VerifyRequest,
+)
 from edge_client.drafting.base import DraftModel
 from edge_client.drafting.onnx_model import OnnxDraftModel
-from edge_client.link.base import VerifierLink
+from edge_client.link.base import Connection, VerifierLink
 from edge_client.options import OnTimeout
 from edge_client.session import SessionResult
 from edge_client.tokenizer import EdgeTokenizer
@@ -22,7 +34,13 @@ from experiments.processes import VerifierProcess, running_verifier, start_verif
 from experiments.prompts import load_prompts
 
 METHODS = pytest.mark.parametrize("method", list(Method))
-SEND_Q = (Method.SPARSE, Method.CANDIDATES, Method.BLOCK)
+
+
+@pytest.fixture(scope="module")
+def small(tiny_pair: Pair) -> Iterator[VerifierProcess]:
+    """A verifier that holds two sessions."""
+    with running_verifier("--max-sessions", "2", target=tiny_pair.target) as process:
+        yield process
 
 
 @pytest.fixture(scope="module")
@@ -145,11 +163,9 @@ def test_a_stop_token_ends_the_text_wherever_it_falls(
 ) -> None:
     """The whole text again with each of its tokens as the stop: what comes before is the same."""
     sampling = SamplingParams(temperature=0.8, seed=6)
-    whole = decode(
-        tiny_verifier.address, make_prompt(6), sampling, draft=own_draft, num_new=16, method=method
-    )
+    whole = decode(tiny_verifier.address, make_prompt(6), sampling, draft=own_draft, num_new=9, method=method)
     for token_id in dict.fromkeys(whole.token_ids):
-        stop = StopParams(max_new_tokens=16, ignore_eos=True, stop_token_ids=(token_id,))
+        stop = StopParams(max_new_tokens=9, ignore_eos=True, stop_token_ids=(token_id,))
         result = decode(
             tiny_verifier.address, make_prompt(6), sampling, draft=own_draft, stop=stop, method=method
         )
@@ -243,9 +259,72 @@ def test_faults_while_candidates_are_asked_for_leave_no_trace(
     assert (result.token_ids, result.origins) == (expected.token_ids, expected.origins)
 
 
-@pytest.mark.parametrize("method", [*SEND_Q, Method.TYPICAL])
+def evict_others(address: str) -> None:
+    """Opens as many sessions as `small` holds, so that those of before are gone."""
+    with grpc.insecure_channel(address) as channel:
+        stub = outrider_pb2_grpc.VerifierStub(channel)
+        for name in (1, 2, 3):
+            opening = pb.OpenRequest(session_id=bytes([name]) * 16, token_ids=[5, 6], num_prompt_tokens=2)
+            assert stub.Open(opening).opened.position == 3
+
+
+@METHODS
+def test_a_session_that_is_lost_is_rebuilt_and_the_text_finished(
+    small: VerifierProcess, own_draft: DraftModel, method: Method
+) -> None:
+    result = decode(
+        small.address,
+        make_prompt(3),
+        SamplingParams(temperature=0.8, seed=3),
+        draft=own_draft,
+        num_new=NUM_NEW,
+        depth=2,
+        method=method,
+        on_token=lambda index: evict_others(small.address) if index == 15 else None,
+    )
+    assert result.stats.num_rebuilds == 1, "the eviction did not fire"
+    assert len(result.token_ids) == NUM_NEW and all(result.is_verified)
+
+
+def test_a_session_lost_while_candidates_are_asked_for_leaves_no_trace(
+    small: VerifierProcess, own_draft: DraftModel
+) -> None:
+    """The opening's own token is not taken, and candidates are keyed by position and number."""
+    num_evicted = 0
+
+    class Evicting(FaultyConnection):
+        def send(self, request: SessionRequest) -> None:
+            nonlocal num_evicted
+            if isinstance(request, VerifyRequest) and request.candidates_from and num_evicted < 2:
+                num_evicted += 1
+                evict_others(small.address)
+            super().send(request)
+
+    class EvictingLink(FaultyLink):
+        def connect(self, timeout_s: float) -> Connection:
+            return Evicting(self._link.connect(timeout_s), self._faults)  # type: ignore[return-value]
+
+    def run(wrap: Callable[[VerifierLink], VerifierLink]) -> SessionResult:
+        return decode(
+            small.address,
+            make_prompt(7),
+            SamplingParams(temperature=1.0, seed=7),
+            draft=own_draft,
+            num_new=NUM_NEW,
+            depth=2,
+            method=Method.CANDIDATES,
+            method_params=MethodParams(num_candidates=1),
+            wrap=wrap,
+        )
+
+    expected = run(lambda link: link)
+    result = run(lambda link: EvictingLink(link, Faults()))  # type: ignore[arg-type,return-value]
+    assert num_evicted == 2 and result.stats.num_rebuilds == 2
+    assert (result.token_ids, result.origins) == (expected.token_ids, expected.origins)
+
+
 def test_under_wait_a_killed_verifier_is_rebuilt_and_the_text_finished(
-    tiny_pair: Pair, own_draft: DraftModel, method: Method
+    tiny_pair: Pair, own_draft: DraftModel
 ) -> None:
     with running_verifier(target=tiny_pair.target) as verifier:
         restarter = Restarter(
@@ -259,7 +338,7 @@ def test_under_wait_a_killed_verifier_is_rebuilt_and_the_text_finished(
                 draft=own_draft,
                 num_new=NUM_NEW,
                 depth=2,
-                method=method,
+                method=Method.CANDIDATES,
                 on_token=restarter.at(15),
             )
         finally:
