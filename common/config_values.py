@@ -102,7 +102,10 @@ def _to_str(value: object) -> str:
 def _to_path(value: object) -> Path:
     if not isinstance(value, str | Path) or not str(value):
         raise ValueError("not a path")
-    return Path(value).expanduser()
+    try:
+        return Path(value).expanduser()
+    except RuntimeError as error:  # ~somebody who has no home here
+        raise ValueError("not a path") from error
 
 
 _SCALARS: dict[Any, Callable[[object], Any]] = {

@@ -115,6 +115,7 @@ def test_lists_come_from_the_environment_by_commas_or_as_yaml():
         ),
         ("stop: 3", "stop (file PATH): is 3; expected a list, each item text"),
         ("draft: ''", "draft (file PATH): is ''; expected a path"),
+        ("draft: '~nobody-here/x'", "draft (file PATH): is '~nobody-here/x'; expected a path"),
         ("is_color: 2", "is_color (file PATH): is 2; expected true or false"),
         ("link: {policy: hope}", "link.policy (file PATH): is 'hope'; expected one of wait, fail"),
         ("link: {transport: 1}", "link.transport (file PATH): is 1; expected one of stream, unary"),
