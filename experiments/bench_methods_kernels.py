@@ -1,4 +1,4 @@
-"""What verification on a CPU costs at a large vocabulary: whole rounds against one plain logsumexp."""
+"""What verification on a CPU costs: every method alone, and at a large vocabulary against one logsumexp."""
 
 from __future__ import annotations
 
@@ -14,11 +14,12 @@ from numpy.typing import NDArray
 from cloud_verifier.methods.base import Outcome, RoundInput
 from cloud_verifier.methods.registry import create_method
 from cloud_verifier.rows import HostRows, KeyedCoins
+from common.methods import num_support, sends_probs, sends_support
 from common.noise import Purpose, coupled_argmax
 from common.philox import first_word
 from common.sampling import shape
-from common.support import make_support, sample_support
-from common.types import Method, MethodParams, SamplingParams, Support
+from common.support import make_support, sample_support, support_prob
+from common.types import Draft, Method, MethodParams, SamplingParams
 from experiments.bench_engine_setup import alternate, median_ratio, time_s
 
 NUM_SESSIONS, NUM_DRAFTED, VOCAB_SIZE = 16, 4, 152_064
@@ -27,44 +28,63 @@ TEMPERATURE = 0.8
 # do: at temperature 0.8 the bulk holds 1 % and the likeliest id 50 % or so. The draft is off by a normal.
 BULK_SCALE, HEAD_SIZE, HEAD_TOP, HEAD_SLOPE = 2.5, 200, 18.0, 1.6
 DRAFT_ERROR = 0.75
-SUPPORT_SIZE = 16
+POSITION = 100  # where the drafts begin
+SIZES = {"8k": 8192, "152k": VOCAB_SIZE}
 
 
 @dataclass(frozen=True)
 class Drafted:
-    """One session's round: what the edge would have sent."""
+    """One session's round, and what the edge would have sent by how its draft was sampled."""
 
     sampling: SamplingParams
-    logits: NDArray[np.float32]  # [NUM_DRAFTED + 1, VOCAB_SIZE], the target's
-    coupled_tokens: tuple[int, ...]
-    coupled_probs: tuple[float, ...]
-    sparse_tokens: tuple[int, ...]
-    supports: tuple[Support, ...]
+    logits: NDArray[np.float32]  # [NUM_DRAFTED + 1, vocab], the target's
+    drafts: dict[int, Draft]  # by `num_support`
 
-    def verify(self, method: Method, position: int) -> Outcome:
-        is_sparse = method is Method.SPARSE
-        draft_tokens = self.sparse_tokens if is_sparse else self.coupled_tokens
+    def verify(self, method: Method) -> Outcome:
+        draft = self.drafts[num_support(method)]
         rows = HostRows(
             self.logits,
             self.sampling,
-            position,
+            POSITION,
             prompt_ids=(),
             output_ids=(),
-            draft_token_ids=draft_tokens,
+            draft_token_ids=draft.token_ids,
             eos_token_ids=(0,),
-            num_tokens=VOCAB_SIZE,
+            num_tokens=self.logits.shape[1],
         )
         round_input = RoundInput(
             rows=rows,
-            coins=KeyedCoins(self.sampling.seed, position),
-            position=position,
-            draft_tokens=draft_tokens,
-            draft_probs=() if is_sparse else self.coupled_probs,
-            supports=self.supports if is_sparse else (),
+            coins=KeyedCoins(self.sampling.seed, POSITION),
+            position=POSITION,
+            draft_tokens=draft.token_ids,
+            draft_probs=draft.draft_probs if sends_probs(method) else (),
+            supports=draft.supports if sends_support(method) else (),
             stop_ids=frozenset({0}),
             method_params=MethodParams(),
         )
         return create_method(method).verify(round_input)
+
+
+def time_methods(num_turns: int) -> dict[str, dict[str, float]]:
+    """Milliseconds (medians) that verifying takes, by method.
+
+    Rounds of 4 drafted tokens at temperature 0.8, of one session and of 16, over 8,192 and 152,064 logits.
+    """
+    times: dict[str, dict[str, float]] = {str(method): {} for method in Method}
+    for size, vocab_size in SIZES.items():
+        _, drafted = _make_rounds(vocab_size)
+        for num_sessions in (1, NUM_SESSIONS):
+
+            def verify(method: Method, rounds: list[Drafted] = drafted[:num_sessions]) -> None:
+                for each in rounds:
+                    each.verify(method)
+
+            runs: dict[str, Callable[[], float]] = {
+                str(method): partial(time_s, partial(verify, method)) for method in Method
+            }
+            for name, seconds in alternate(runs, num_turns).items():
+                times[name][f"{size}, {num_sessions}"] = round(1e3 * statistics.median(seconds), 4)
+    return times
 
 
 def measure_cpu_verify(num_turns: int = 15) -> dict[str, float]:
@@ -76,13 +96,12 @@ def measure_cpu_verify(num_turns: int = 15) -> dict[str, float]:
     """
     import torch
 
-    position = 100
-    logits, drafted = _make_rounds(position)
+    logits, drafted = _make_rounds(VOCAB_SIZE)
     tensor = torch.from_numpy(logits)
     outcomes: dict[Method, list[Outcome]] = {}
 
     def verify(method: Method) -> None:
-        outcomes[method] = [each.verify(method, position) for each in drafted]
+        outcomes[method] = [each.verify(method) for each in drafted]
 
     def logsumexp() -> Any:
         return torch.logsumexp(tensor, -1)
@@ -105,33 +124,35 @@ def measure_cpu_verify(num_turns: int = 15) -> dict[str, float]:
     return {name: round(value, 4) for name, value in figures.items()} | {"threads": torch.get_num_threads()}
 
 
-def _make_rounds(position: int) -> tuple[NDArray[np.float32], list[Drafted]]:
+def _make_rounds(vocab_size: int) -> tuple[NDArray[np.float32], list[Drafted]]:
     rng = np.random.default_rng(2026)
     num_rows = NUM_DRAFTED + 1
-    logits = rng.standard_normal((NUM_SESSIONS * num_rows, VOCAB_SIZE), np.float32) * np.float32(BULK_SCALE)
+    logits = rng.standard_normal((NUM_SESSIONS * num_rows, vocab_size), np.float32) * np.float32(BULK_SCALE)
     for row in logits:
-        head = rng.choice(VOCAB_SIZE, HEAD_SIZE, replace=False)
+        head = rng.choice(vocab_size, HEAD_SIZE, replace=False)
         row[head] = HEAD_TOP - HEAD_SLOPE * np.log1p(np.arange(HEAD_SIZE)) + rng.normal(size=HEAD_SIZE) / 2
     each = [logits[i * num_rows : (i + 1) * num_rows] for i in range(NUM_SESSIONS)]
-    return logits, [_draft(rows, seed, position, rng) for seed, rows in enumerate(each)]
+    return logits, [_draft(rows, seed, rng) for seed, rows in enumerate(each)]
 
 
-def _draft(logits: NDArray[np.float32], seed: int, position: int, rng: np.random.Generator) -> Drafted:
+def _draft(logits: NDArray[np.float32], seed: int, rng: np.random.Generator) -> Drafted:
     sampling = SamplingParams(temperature=TEMPERATURE, seed=seed)
-    error = rng.standard_normal((NUM_DRAFTED, VOCAB_SIZE), np.float32) * np.float32(DRAFT_ERROR)
+    error = rng.standard_normal((NUM_DRAFTED, logits.shape[1]), np.float32) * np.float32(DRAFT_ERROR)
     scores = shape(np, logits[:NUM_DRAFTED] + error, sampling)
-    tokens = tuple(coupled_argmax(scores, seed, range(position, position + NUM_DRAFTED)).tolist())
-    probs = np.exp(scores - _logsumexp(scores)[:, None])
-    supports = tuple(make_support(row, SUPPORT_SIZE) for row in scores)
-    words = [first_word(seed, Purpose.DRAFT, position, offset) for offset in range(NUM_DRAFTED)]
-    return Drafted(
-        sampling=sampling,
-        logits=logits,
-        coupled_tokens=tokens,
-        coupled_probs=tuple(probs[np.arange(NUM_DRAFTED), tokens].tolist()),
-        sparse_tokens=tuple(map(sample_support, supports, words)),
-        supports=supports,
-    )
+    drafts = {size: _sample_draft(scores, seed, size) for size in {num_support(method) for method in Method}}
+    return Drafted(sampling, logits, drafts)
+
+
+def _sample_draft(scores: NDArray[np.float32], seed: int, size: int) -> Draft:
+    """A draft sampled from `size` ids a position; 0: from all, with the noise both sides share."""
+    if size == 0:
+        tokens = tuple(coupled_argmax(scores, seed, range(POSITION, POSITION + NUM_DRAFTED)).tolist())
+        probs = np.exp(scores - _logsumexp(scores)[:, None])
+        return Draft(tokens, tuple(probs[np.arange(NUM_DRAFTED), tokens].tolist()))
+    supports = tuple(make_support(row, size) for row in scores)
+    words = [first_word(seed, Purpose.DRAFT, POSITION, offset) for offset in range(NUM_DRAFTED)]
+    tokens = tuple(map(sample_support, supports, words))
+    return Draft(tokens, tuple(map(support_prob, supports, tokens)), supports=supports)
 
 
 def _logsumexp(scores: NDArray[np.float32]) -> NDArray[np.float32]:
