@@ -26,6 +26,7 @@ from common.types import (
 )
 from edge_client.drafting.base import DraftModel
 from edge_client.drafting.onnx_model import OnnxDraftModel
+from edge_client.drafting.prompt_lookup import PromptLookupModel
 from edge_client.link.base import Connection, VerifierLink
 from edge_client.options import OnTimeout
 from edge_client.session import SessionResult
@@ -119,6 +120,20 @@ def test_a_text_is_whole_and_a_function_of_its_seed(
             tiny_verifier.address, make_prompt(depth), other, draft=draft, num_new=NUM_NEW, method=method
         )
         assert again.token_ids != texts[0][0]
+
+
+@METHODS
+def test_copies_are_certain_drafts_for_every_method(tiny_verifier: VerifierProcess, method: Method) -> None:
+    """Prompt lookup: q = 1, told as a support of one id where a support is asked for."""
+    draft = PromptLookupModel(VOCAB, "")
+    prompt = make_prompt(2)[:6] * 4
+    for temperature, depth in ((0.0, 4), (0.9, 3)):
+        sampling = SamplingParams(temperature=temperature, seed=2, logit_bias=((7, 8.0), (8, 8.0)))
+        result = decode(
+            tiny_verifier.address, prompt, sampling, draft=draft, num_new=NUM_NEW, depth=depth, method=method
+        )
+        check_whole(result, NUM_NEW)
+        assert any(record.num_draft_tokens for record in result.stats.rounds)
 
 
 @pytest.mark.parametrize(
