@@ -49,7 +49,7 @@ class Asked:
             self.reply = reply
 
 
-class EngineDriver:
+class SteppedEngine:
     """The engine as a server would make it, stepped by hand."""
 
     def __init__(self, backend: TargetBackend) -> None:
@@ -75,9 +75,9 @@ class EngineDriver:
 
 @dataclass
 class InsideSession:
-    """A recorded session in an `EngineDriver`."""
+    """A recorded session in an `SteppedEngine`."""
 
-    driver: EngineDriver
+    driver: SteppedEngine
     recorded: RecordedSession
     tenant: str = "default"
 
@@ -104,7 +104,7 @@ class InsideSession:
 def measure_batch8(bench: Bench) -> Found:
     """One engine step of 8 rounds, verification included, against 8 bare forwards of one session each."""
     backend = load_target(EMBEDDED_TARGET, dtype="float32")
-    driver = EngineDriver(backend)
+    driver = SteppedEngine(backend)
     sessions = [InsideSession(driver, recorded) for recorded in bench.recording.sessions[:NUM_READY]]
     requests = []
     for number, session in enumerate(sessions):
@@ -182,7 +182,7 @@ class TimedForwards:
 def measure_outside(bench: Bench) -> Found:
     """Steps of 16 recorded rounds, mixed parameters: time of `Engine.step` that is not `backend.forward`."""
     backend = load_target(EMBEDDED_TARGET, dtype="float32")
-    driver, forwards = EngineDriver(backend), TimedForwards(backend)
+    driver, forwards = SteppedEngine(backend), TimedForwards(backend)
     shares: dict[str, list[float]] = {"mixed": [], "greedy": []}
     recorded = bench.recording.sessions
     greedy = [s for s in recorded if s.sampling.temperature == 0 and s.sampling.presence_penalty == 0]
@@ -209,7 +209,7 @@ def measure_outside(bench: Bench) -> Found:
     return Found([measure], {name: [round(share, 4) for share in found] for name, found in shares.items()})
 
 
-def _share_outside(driver: EngineDriver, sessions: list[InsideSession], forwards: TimedForwards) -> float:
+def _share_outside(driver: SteppedEngine, sessions: list[InsideSession], forwards: TimedForwards) -> float:
     inside_s = step_s = 0.0
     for requests in zip(*(session.recorded.requests() for session in sessions), strict=True):
         asked = [s.submit(request) for s, (request, _, _) in zip(sessions, requests, strict=True)]
@@ -234,7 +234,7 @@ def measure_evict(bench: Bench) -> Found:
     blocks_each = -(-int(statistics.fmean(lengths)) // BLOCK_TOKENS)
     kv_bytes = NUM_FITTING * blocks_each * BLOCK_TOKENS * KV_BYTES_A_TOKEN
     backend = load_target(EMBEDDED_TARGET, dtype="float32", kv_bytes=kv_bytes)
-    driver, num_free = EngineDriver(backend), backend.num_free_tokens
+    driver, num_free = SteppedEngine(backend), backend.num_free_tokens
     num_open = bench.pick(NUM_OPEN, 40)
     sessions = [InsideSession(driver, recorded[i % len(recorded)], f"t{i}") for i in range(num_open)]
     wrong: set[int] = set()
