@@ -11,14 +11,11 @@ import time
 from collections import deque
 from collections.abc import Callable
 
-import numpy as np
-from numpy.typing import NDArray
-
 from cloud_verifier.admission import admit, truncate_kv
-from cloud_verifier.backends.base import ForwardItem, KVExhausted, TargetBackend
+from cloud_verifier.backends.base import ForwardItem, KVExhausted, Logits, TargetBackend
 from cloud_verifier.backlog import Backlog, QueueLimits, Refusal
 from cloud_verifier.colocated import CoLocatedDrafter
-from cloud_verifier.finish import finish
+from cloud_verifier.finish import WorkRows, finish, split_rows
 from cloud_verifier.observe import EngineObserver
 from cloud_verifier.scheduler import Scheduler, Share
 from cloud_verifier.session import Session, SessionStore
@@ -137,6 +134,9 @@ class Engine:
         works = [active[share.index] for share in shares]
         try:
             logits, forward_ns = self._forward(works, shares)
+            forward_end_ns = time.perf_counter_ns()
+            ending = [work for work, share in zip(works, shares, strict=True) if share.is_final]
+            rows = split_rows(ending, logits, self.model)
         except KVExhausted as error:
             self._make_kv_room(works, error)
             return True
@@ -149,8 +149,7 @@ class Engine:
         finally:
             self.backlog.hold(plan.left_round_tokens, plan.left_prefill_tokens)
         self.num_steps += 1
-        forward_end_ns = time.perf_counter_ns()
-        self._deliver(works, shares, logits, forward_ns)
+        self._deliver(works, shares, rows, forward_ns)
         num_tokens = sum(share.num_tokens for share in shares)
         self.backlog.observe(num_tokens, self._clock() - start_s)
         self.observer.on_step(len(works), num_tokens, forward_ns, time.perf_counter_ns() - forward_end_ns)
@@ -175,7 +174,7 @@ class Engine:
                 message = "its deadline passed before its turn came"
                 self._fail(work, RoundErrorCode.REFUSED, message, self.backlog.retry_ms())
 
-    def _forward(self, works: list[Work], shares: list[Share]) -> tuple[NDArray[np.float32], int]:
+    def _forward(self, works: list[Work], shares: list[Share]) -> tuple[Logits, int]:
         start_ns = time.perf_counter_ns()
         items = []
         for work, share in zip(works, shares, strict=True):
@@ -188,10 +187,8 @@ class Engine:
             time.sleep(max(0.0, self._min_forward_s - (time.perf_counter_ns() - start_ns) / 1e9))
         return logits, time.perf_counter_ns() - start_ns
 
-    def _deliver(
-        self, works: list[Work], shares: list[Share], logits: NDArray[np.float32], forward_ns: int
-    ) -> None:
-        row = 0
+    def _deliver(self, works: list[Work], shares: list[Share], rows: list[WorkRows], forward_ns: int) -> None:
+        rest = iter(rows)
         for work, share in zip(works, shares, strict=True):
             work.forward_ns += forward_ns
             if not share.is_final:
@@ -199,10 +196,8 @@ class Engine:
                 work.job.reply(Progress(work.request.round_id, done, work.total_tokens))
                 self._end_turn(work)
                 continue
-            rows = logits[row : row + work.num_logit_rows]
-            row += work.num_logit_rows
             try:
-                is_done = finish(work, rows, self.backend, self.model, self.observer, len(works))
+                is_done = finish(work, next(rest), self.backend, self.model, self.observer, len(works))
             except Exception:
                 log.exception("a round could not be finished")
                 self._fail(work, RoundErrorCode.INTERNAL, INTERNAL_MESSAGE)

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
+from itertools import accumulate
 
 import numpy as np
 from numpy.typing import NDArray
 
-from cloud_verifier.backends.base import TargetBackend
+from cloud_verifier.backends.base import Logits, TargetBackend
+from cloud_verifier.device_rows import DeviceRows, StepRound, scan_step
 from cloud_verifier.logprobs import logprobs_of
 from cloud_verifier.methods.base import Outcome, RoundInput, TargetRows
 from cloud_verifier.methods.candidates import choose_here
@@ -33,9 +36,22 @@ from common.types import (
 _ORIGIN_OF = {CorrectionKind.CORRECTION: Origin.CORRECTION, CorrectionKind.BONUS: Origin.BONUS}
 
 
+WorkRows = NDArray[np.float32] | DeviceRows
+"""One work's rows of a step: logits [num_draft_tokens + 1, vocab_size], or what a GPU found in them."""
+
+
+def split_rows(works: Sequence[Work], logits: Logits, model: ModelInfo) -> list[WorkRows]:
+    """The rows of each of `works`, which are those that end with this step, in the order of their logits."""
+    if not isinstance(logits, np.ndarray):
+        rounds = [_make_step_round(work) for work in works]
+        return [*scan_step(logits, rounds, model.eos_token_ids, model.num_tokens)]
+    ends = list(accumulate(work.num_logit_rows for work in works))
+    return [logits[end - work.num_logit_rows : end] for work, end in zip(works, ends, strict=True)]
+
+
 def finish(
     work: Work,
-    logits: NDArray[np.float32],
+    logits: WorkRows,
     backend: TargetBackend,
     model: ModelInfo,
     observer: EngineObserver,
@@ -136,29 +152,45 @@ def _continue_generation(
     return is_last
 
 
-def _make_round_input(work: Work, logits: NDArray[np.float32], model: ModelInfo) -> RoundInput:
+def _make_step_round(work: Work) -> StepRound:
     session = work.session
-    opening, position = session.opening, session.chain.position
-    needs_text = not is_plain(opening.sampling)  # a long text is not copied for a round that ignores it
-    rows = HostRows(
-        logits,
-        opening.sampling,
-        position,
+    sampling = session.opening.sampling
+    needs_text = not is_plain(sampling)  # a long text is not copied for a round that ignores it
+    return StepRound(
+        sampling,
+        session.chain.position,
         prompt_ids=session.prompt_ids if needs_text else (),
         output_ids=session.output_ids if needs_text else (),
         draft_token_ids=work.draft_tokens,
+        supports=work.supports,
+    )
+
+
+def _make_rows(work: Work, logits: NDArray[np.float32], model: ModelInfo) -> TargetRows:
+    step_round = _make_step_round(work)
+    return HostRows(
+        logits,
+        step_round.sampling,
+        step_round.position,
+        prompt_ids=step_round.prompt_ids,
+        output_ids=step_round.output_ids,
+        draft_token_ids=step_round.draft_token_ids,
         eos_token_ids=model.eos_token_ids,
         num_tokens=model.num_tokens,
     )
+
+
+def _make_round_input(work: Work, logits: WorkRows, model: ModelInfo) -> RoundInput:
+    opening, position = work.session.opening, work.session.chain.position
     request = work.request if isinstance(work.request, VerifyRequest) else None
     return RoundInput(
-        rows=rows,
+        rows=logits if isinstance(logits, DeviceRows) else _make_rows(work, logits, model),
         coins=KeyedCoins(opening.sampling.seed, position),
         position=position,
         draft_tokens=work.draft_tokens,
         draft_probs=work.draft_probs,
         supports=work.supports,
-        stop_ids=session.stop_ids,
+        stop_ids=work.session.stop_ids,
         method_params=opening.method_params,
         candidates_from=request.candidates_from if request else 0,
         is_pipelined=request is not None and request.pipelined,
@@ -166,12 +198,13 @@ def _make_round_input(work: Work, logits: NDArray[np.float32], model: ModelInfo)
 
 
 def _make_logprobs(
-    work: Work, logits: NDArray[np.float32], rows: TargetRows, outcome: Outcome, model: ModelInfo
+    work: Work, logits: WorkRows, rows: TargetRows, outcome: Outcome, model: ModelInfo
 ) -> tuple[TokenLogprobs, ...]:
     num_top = work.session.opening.num_logprobs
     if not num_top:
         return ()
-    return logprobs_of(logits[:, : model.num_tokens], rows, work.draft_tokens, outcome, num_top)
+    raw = logits.raw_logits() if isinstance(logits, DeviceRows) else logits[:, : model.num_tokens]
+    return logprobs_of(raw, rows, work.draft_tokens, outcome, num_top)
 
 
 def _commit(work: Work, outcome: Outcome, backend: TargetBackend) -> None:

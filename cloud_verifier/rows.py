@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -29,11 +30,76 @@ class KeyedCoins:
         return uniform(self._seed, self._start, offset, Purpose.ACCEPT) < probability
 
 
-class HostRows:
-    """`TargetRows` from raw logits [num_draft_tokens + 1, vocab_size] float32, which stay unchanged.
+class ProcessedRows(abc.ABC):
+    """`TargetRows` over raw logits that its kinds hold; every method raises ModelError where a row has NaN.
 
-    Every method raises ModelError where it meets a row with NaN.
+    p of a kept id is exp((logit - top) / temperature - log_sum), `top` the row's largest logit.
     """
+
+    def __init__(self, sampling: SamplingParams, position: int) -> None:
+        self._sampling, self._position = sampling, position
+        self._is_greedy = sampling.temperature == 0
+        self._temperature = wire(sampling.temperature)
+
+    def log_probs(self, row: int, token_ids: Sequence[int]) -> NDArray[np.float64]:
+        if self._is_certain(row):
+            best = self.own_sample(row)
+            return np.array([0.0 if token_id == best else -math.inf for token_id in token_ids])
+        top, log_sum = self._total(row)
+        logits = self._logits_at(row, list(token_ids))
+        logs: NDArray[np.float64] = (logits.astype(np.float64) - top) / self._temperature - log_sum
+        if (edge := self._edge(row)) > -math.inf:
+            logs[logits / np.float32(self._temperature) < np.float32(edge)] = -math.inf
+        return logs
+
+    def entropy(self, row: int) -> float:
+        return 0.0 if self._is_certain(row) else self._entropy(row)
+
+    @abc.abstractmethod
+    def own_sample(self, row: int) -> int: ...
+
+    def sample(self, row: int, key: NoiseKey, changed: Mapping[int, float] | None = None) -> int:
+        if self._is_certain(row):
+            return self._certain_sample(row, changed or {})
+        token_id = self._sample(row, key, changed) if changed else -1
+        return self._sample(row, key, {}) if token_id < 0 else token_id
+
+    def _is_certain(self, row: int) -> bool:
+        """Whether p is 1 at the own sample: greedy, or nothing is left (which bad words can do) but id 0."""
+        return self._is_greedy or self._total(row)[0] == -math.inf
+
+    def _certain_sample(self, row: int, changed: Mapping[int, float]) -> int:
+        best = self.own_sample(row)
+        weights = {best: 0.0} | dict(changed)
+        most = max(weights.values())
+        if most == -math.inf:
+            return best
+        return min(token_id for token_id, weight in weights.items() if weight == most)
+
+    def _key(self, key: NoiseKey) -> NDArray[np.uint64]:
+        return np.array((self._sampling.seed, key.purpose, key.position, key.index), np.uint64)
+
+    @abc.abstractmethod
+    def _logits_at(self, row: int, token_ids: list[int]) -> NDArray[np.float32]: ...
+
+    @abc.abstractmethod
+    def _edge(self, row: int) -> float:
+        """What truncation keeps is at or above it: on the scale of the scores, -inf where nothing is cut."""
+
+    @abc.abstractmethod
+    def _total(self, row: int) -> tuple[float, float]:
+        """(top, log_sum)"""
+
+    @abc.abstractmethod
+    def _entropy(self, row: int) -> float: ...
+
+    @abc.abstractmethod
+    def _sample(self, row: int, key: NoiseKey, changed: Mapping[int, float]) -> int:
+        """-1 where nothing is left."""
+
+
+class HostRows(ProcessedRows):
+    """Over logits [num_draft_tokens + 1, vocab_size] float32 in host memory, which stay unchanged."""
 
     def __init__(
         self,
@@ -48,7 +114,7 @@ class HostRows:
         num_tokens: int,
     ) -> None:
         """`output_ids`: committed tokens after the prompt; ids at or above `num_tokens` do not exist."""
-        self._sampling, self._position = sampling, position
+        super().__init__(sampling, position)
         self._texted: NDArray[np.float32] = apply_text(
             np,
             logits[:, :num_tokens],
@@ -58,73 +124,27 @@ class HostRows:
             draft_token_ids=draft_token_ids,
             eos_token_ids=eos_token_ids,
         )
-        self._temperature = wire(sampling.temperature)
         self._kernels = load_row_kernels()
         self._edges: dict[int, float] = {}
-        self._totals: dict[int, tuple[float, float]] = {}  # largest logit, log of the sum relative to it
+        self._totals: dict[int, tuple[float, float]] = {}
         self._own_samples: dict[int, int] = {}
 
-    def log_probs(self, row: int, token_ids: Sequence[int]) -> NDArray[np.float64]:
-        if self._is_certain(row):
-            best = self.own_sample(row)
-            return np.array([0.0 if token_id == best else -math.inf for token_id in token_ids])
-        top, log_sum = self._total(row)
-        logits = self._texted[row, token_ids if isinstance(token_ids, list) else list(token_ids)]
-        logs = (logits.astype(np.float64) - top) / self._temperature - log_sum
-        if (edge := self._edge(row)) > -math.inf:
-            logs[logits / np.float32(self._temperature) < np.float32(edge)] = -math.inf
-        return logs
-
-    def entropy(self, row: int) -> float:
-        if self._is_certain(row):
-            return 0.0
-        total = self._total(row)
-        return self._kernels.entropy(self._texted[row], self._temperature, self._edge(row), *total)
-
     def own_sample(self, row: int) -> int:
-        if not self._own_samples and self._sampling.temperature == 0:  # greedy rows are cheap together
+        if self._is_greedy and not self._own_samples:  # cheap together
             best = choose(self._texted, self._sampling, range(len(self._texted)))
             self._own_samples = dict(enumerate(best.tolist()))
         token_id = self._own_samples.get(row)
         if token_id is None:
             key = self._key(NoiseKey(Purpose.COUPLED, self._position + row))
             token_id, *total = self._kernels.scan(self._texted[row], self._temperature, self._edge(row), key)
-            self._totals[row] = self._checked(*total)
+            self._totals[row] = check_total(*total)
             self._own_samples[row] = token_id
         return token_id
 
-    def sample(self, row: int, key: NoiseKey, changed: Mapping[int, float] | None = None) -> int:
-        if self._is_certain(row):
-            return self._certain_sample(row, changed or {})
-        token_id = self._sample(row, key, changed) if changed else -1
-        return self._sample(row, key, {}) if token_id < 0 else token_id
-
-    def _sample(self, row: int, key: NoiseKey, changed: Mapping[int, float]) -> int:
-        ids, weights = _NOTHING
-        if changed:
-            ids = np.fromiter(changed, np.int64, len(changed))
-            weights = np.fromiter(changed.values(), np.float64, len(changed))
-        total = self._total(row)
-        logits, edge = self._texted[row], self._edge(row)
-        return self._kernels.sample(logits, self._temperature, edge, self._key(key), *total, ids, weights)
-
-    def _is_certain(self, row: int) -> bool:
-        """Whether p is 1 at the own sample: greedy, or nothing is left (which bad words can do) but id 0."""
-        return self._sampling.temperature == 0 or self._total(row)[0] == -math.inf
-
-    def _certain_sample(self, row: int, changed: Mapping[int, float]) -> int:
-        best = self.own_sample(row)
-        weights = {best: 0.0} | dict(changed)
-        most = max(weights.values())
-        if most == -math.inf:
-            return best
-        return min(token_id for token_id, weight in weights.items() if weight == most)
-
-    def _key(self, key: NoiseKey) -> NDArray[np.uint64]:
-        return np.array((self._sampling.seed, key.purpose, key.position, key.index), np.uint64)
+    def _logits_at(self, row: int, token_ids: list[int]) -> NDArray[np.float32]:
+        return self._texted[row, token_ids]
 
     def _edge(self, row: int) -> float:
-        """What truncation keeps is at or above it: on the scale of the scores, -inf where nothing is cut."""
         edge = self._edges.get(row)
         if edge is None:
             edge = self._edges[row] = self._find_edge(self._texted[row])
@@ -141,12 +161,26 @@ class HostRows:
     def _total(self, row: int) -> tuple[float, float]:
         total = self._totals.get(row)
         if total is None:
-            total = self._kernels.survey(self._texted[row], self._temperature, self._edge(row))
-            self._totals[row] = self._checked(*total)
+            total = check_total(*self._kernels.survey(self._texted[row], self._temperature, self._edge(row)))
+            self._totals[row] = total
         return total
 
-    @staticmethod
-    def _checked(top: float, log_sum: float) -> tuple[float, float]:
-        if math.isnan(top):
-            raise ModelError("the model's logits are not numbers (NaN)")
-        return top, log_sum
+    def _entropy(self, row: int) -> float:
+        total = self._total(row)
+        return self._kernels.entropy(self._texted[row], self._temperature, self._edge(row), *total)
+
+    def _sample(self, row: int, key: NoiseKey, changed: Mapping[int, float]) -> int:
+        ids, weights = _NOTHING
+        if changed:
+            ids = np.fromiter(changed, np.int64, len(changed))
+            weights = np.fromiter(changed.values(), np.float64, len(changed))
+        total = self._total(row)
+        logits, edge = self._texted[row], self._edge(row)
+        return self._kernels.sample(logits, self._temperature, edge, self._key(key), *total, ids, weights)
+
+
+def check_total(top: float, log_sum: float) -> tuple[float, float]:
+    """(top, log_sum), or ModelError where they are of a row with NaN."""
+    if math.isnan(top):
+        raise ModelError("the model's logits are not numbers (NaN)")
+    return top, log_sum

@@ -95,3 +95,11 @@ def nucleus_edge(row: Row, temperature: float, top_p: float) -> float:
     weights = np.exp(descending - descending[0])
     is_kept = weights.cumsum() - weights < top_p * weights.sum()
     return float(descending[np.count_nonzero(is_kept) - 1])
+
+
+def draft_signals(logits: Row, token_id: int) -> tuple[float, float, float]:
+    """Return (entropy in bits, nll of `token_id` in nats, probability of the first minus the second id)."""
+    wide = logits.astype(np.float64)
+    logs = wide - wide.max() - math.log(np.exp(wide - wide.max()).sum())
+    second, first = np.sort(np.exp(logs))[-2:]
+    return float(-(np.exp(logs) * logs).sum() / math.log(2)), float(-logs[token_id]), float(first - second)

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from cloud_verifier.kv.blocks import BlockUsage
 from common.errors import OutriderError
 
-Logits = NDArray[np.float32]  # [num_rows, vocab_size]
+Logits = NDArray[np.float32]  # [num_rows, vocab_size]; a torch tensor on CUDA where kernels.device works
 
 
 class KVExhausted(OutriderError):

@@ -25,6 +25,7 @@ from cloud_verifier.backends.transformers_backend import (
     TransformersBackend,
     TransformersDecoder,
 )
+from cloud_verifier.row_kernels import has_device_kernels
 from common.errors import ModelError
 
 DTYPES = ("float32", "bfloat16")
@@ -80,6 +81,8 @@ def load_target(
         use_varlen_if_right(backend, reference)
     if is_lean and can_be_lean(model, device, dtype):
         use_lean_if_right(backend, model, reference)
+    if device.startswith("cuda"):
+        backend.has_device_logits = has_device_kernels(device, facts.vocab_size, facts.num_tokens)
     return backend
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import numpy as np
 import torch
@@ -98,6 +98,7 @@ class TransformersBackend:
         self.eos_token_ids = facts.eos_token_ids
         self.num_forwards = 0
         self.num_query_rows = 0
+        self.has_device_logits = False  # `forward` returns a tensor, left where it was computed
         self._key_pools: list[torch.Tensor] = []  # per layer [num_blocks, block_size, kv_heads, head_dim]
         self._value_pools: list[torch.Tensor] = []
         self.layers_seen: list[int] = []  # layers that attended in the last forward, in order
@@ -212,7 +213,8 @@ class TransformersBackend:
         selected = None if len(rows) == len(token_ids) else self._tensor(rows)
         logits = self.decoder(self._tensor(token_ids), self._tensor(positions), selected, plan)
         self.layers_seen = plan.layers_seen
-        return logits.float().cpu().numpy()
+        logits = logits.float()
+        return cast(Logits, logits) if self.has_device_logits else logits.cpu().numpy()
 
     def _plan(self, items: Sequence[ForwardItem], lengths: Sequence[int]) -> ForwardPlan:
         sequences, start = [], 0

@@ -19,10 +19,10 @@ from common.sampling import choose, is_plain, process_logits
 from common.support import certain, make_support, sample_support, support_prob
 from common.types import SamplingParams, Signals, Support
 from edge_client.drafting.onnx_runner import Rows
+from kernels.signals import draft_signals
 
 # Token id, the probability it was sampled with, signals, and the support it was sampled from, if any.
 Sampled = tuple[int, float, Signals, Support | None]
-_BITS_A_NAT = 1 / math.log(2)
 
 
 class DraftSampler:
@@ -62,7 +62,8 @@ class DraftSampler:
         if not math.isfinite(top_prob):
             raise ModelError("the draft's logits are not finite; its weights or its export are damaged")
         token_id, prob, support = self._choose(rows, start, offset, prompt_ids, output_ids)
-        return token_id, prob, _signals(rows, token_id, top_id, top_prob), support
+        signals = Signals(*draft_signals(rows.logits[0], probs, token_id, top_id))
+        return token_id, prob, signals, support
 
     def _choose(
         self, rows: Rows, start: int, offset: int, prompt_ids: Sequence[int], output_ids: Sequence[int]
@@ -101,17 +102,3 @@ class DraftSampler:
 def _softmax_at(scores: NDArray[np.float32], token_id: int) -> float:
     highest = scores.max()
     return math.exp(float(scores[token_id] - highest)) / float(np.exp(scores - highest).sum())
-
-
-def _signals(rows: Rows, token_id: int, top_id: int, top_prob: float) -> Signals:
-    """Entropy = log Σ exp(logits) − Σ probs · logits, so one dot product is all it takes."""
-    logits, probs = rows.logits[0], rows.probs[0]
-    log_total = float(logits[top_id]) - math.log(top_prob)
-    probs[top_id] = 0  # so that the largest is the second; the row is ours until the next run
-    second_prob = float(probs.max())
-    probs[top_id] = top_prob
-    return Signals(
-        entropy_bits=max(0.0, (log_total - float(probs @ logits)) * _BITS_A_NAT),
-        nll=max(0.0, log_total - float(logits[token_id])),
-        margin=top_prob - second_prob,
-    )

@@ -1,0 +1,242 @@
+"""The row kernels for CUDA, in Triton: `kernels.reference` for all rows of a step in one launch.
+
+No probabilities and no noise reach memory: each program reads a span of a row, in tiles, and leaves its
+largest logit, its sum of exponentials and its best sum of weight and noise; spans are combined in order. A
+tile whose float32 upper bound (-log v, as in `kernels.host`) cannot reach the best so far needs no float64;
+in the others every sum is float64. So the token is the reference's, but where two sums lie within the last
+bits of float64 (a GPU's logarithm may round otherwise); equal sums go to the lowest id. A sum of exponentials
+is float32 within a span: log_sum and entropy are 1e-5 off at most. Tested under Triton's interpreter and
+compiled for three generations of GPUs; none has run it yet.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+import triton
+import triton.language as tl
+
+SPAN = 16_384  # ids a program looks at
+TILE_BLOCKS = 128  # Philox blocks of eight ids that it has in registers at once
+_BLOCK = tl.constexpr(8)
+_ROUNDS = tl.constexpr(10)
+MAX_CHANGED = 64
+NO_CHANGE = 2**31 - 1
+_NO_ID = tl.constexpr(NO_CHANGE)
+_SLACK, _SLACK_OF_SCORE = tl.constexpr(1e-4), tl.constexpr(5e-7)  # several times what float32 can be off by
+
+
+@triton.jit
+def _words(seed, purpose, position, index, blocks):  # type: ignore[no-untyped-def]
+    """The four words of numpy's Philox 4x64-10 of each block, uint64 like all it is given."""
+    zero = blocks * 0
+    multiplier_0, multiplier_1 = zero + 0xD2E7470EE14C6C93, zero + 0xCA5A826395121157
+    weyl_0, weyl_1 = zero + 0x9E3779B97F4A7C15, zero + 0xBB67AE8584CAA73B
+    key_0, key_1 = zero + seed, zero + purpose
+    c0, c1, c2, c3 = blocks + 1, zero + position, zero + index, zero  # numpy counts up before it draws
+    for _ in tl.static_range(_ROUNDS):
+        high_0, low_0 = tl.umulhi(multiplier_0, c0), multiplier_0 * c0
+        high_1, low_1 = tl.umulhi(multiplier_1, c2), multiplier_1 * c2
+        c0, c1, c2, c3 = high_1 ^ c1 ^ key_0, low_1, high_0 ^ c3 ^ key_1, low_0
+        key_0 += weyl_0
+        key_1 += weyl_1
+    return c0, c1, c2, c3
+
+
+@triton.jit
+def _lanes(key, blocks, lane):  # type: ignore[no-untyped-def]
+    """32-bit lane 0 ... 7 of each block, low half of a word first, as int64; `key`: of four int64."""
+    seed = tl.load(key).to(tl.uint64, bitcast=True)
+    purpose = tl.load(key + 1).to(tl.uint64, bitcast=True)
+    position = tl.load(key + 2).to(tl.uint64, bitcast=True)
+    index = tl.load(key + 3).to(tl.uint64, bitcast=True)
+    word_0, word_1, word_2, word_3 = _words(seed, purpose, position, index, blocks.to(tl.uint64))
+    word = tl.where(lane < 4, tl.where(lane < 2, word_0, word_1), tl.where(lane < 6, word_2, word_3))
+    return tl.where(lane % 2 == 0, word & 0xFFFFFFFF, word >> 32).to(tl.int64)
+
+
+@triton.jit
+def _gumbel(lanes):  # type: ignore[no-untyped-def]
+    """-log(-log1p(-v)) in float64. 1 - v is exact there, so log does for log1p."""
+    v = (lanes.to(tl.float64) + 0.5) * (1.0 / 4294967296.0)
+    return -tl.log(-tl.log(1.0 - v))
+
+
+@triton.jit
+def _pick(sums, ids):  # type: ignore[no-untyped-def]
+    """The largest sum and its lowest id."""
+    best = tl.max(sums)
+    return best, tl.min(tl.where(sums == best, ids, _NO_ID))
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _search(  # type: ignore[no-untyped-def]
+    logits, row_stride, num_tokens, temperatures, edges, keys,
+    known_tops, known_log_sums, changed_ids, changed_weights,
+    tops, totals, weighted_totals, bests, best_ids,
+    IS_RESIDUAL: tl.constexpr, HAS_NOISE: tl.constexpr, NUM_CHANGED: tl.constexpr, NUM_BLOCKS: tl.constexpr,
+    SPAN: tl.constexpr,
+):  # fmt: skip
+    """Program (row, span). With IS_RESIDUAL log p and what changed compete for the noise, else the scores."""
+    row, span = tl.program_id(0), tl.program_id(1)
+    out = row * tl.num_programs(1) + span
+    temperature, edge = tl.load(temperatures + row), tl.load(edges + row)
+    is_greedy = temperature == 0
+    temperature = tl.where(is_greedy, 1.0, temperature)
+    lane = tl.arange(0, _BLOCK)[None, :]
+    top, total, weighted, num_nan = -float("inf"), 0.0, 0.0, 0
+    best, best_id = tl.full((), -float("inf"), tl.float64), tl.full((), _NO_ID, tl.int32)
+    known_top, known_log_sum = tl.load(known_tops + row), tl.load(known_log_sums + row)
+    if IS_RESIDUAL:
+        if span == 0:
+            changed = tl.load(changed_ids + row * NUM_CHANGED + tl.arange(0, NUM_CHANGED))
+            added = tl.load(changed_weights + row * NUM_CHANGED + tl.arange(0, NUM_CHANGED))
+            noise = _gumbel(_lanes(keys + row * 4, changed // _BLOCK, changed % _BLOCK))
+            best, best_id = _pick(added + noise, changed)
+    for start in range(0, SPAN, NUM_BLOCKS * _BLOCK):
+        blocks = (span * SPAN + start) // _BLOCK + tl.arange(0, NUM_BLOCKS)[:, None]
+        ids = blocks * _BLOCK + lane
+        place = logits + row.to(tl.int64) * row_stride + ids
+        values = tl.load(place, mask=ids < num_tokens, other=-float("inf"))
+        num_nan += tl.sum((values != values).to(tl.int32))
+        scores = tl.div_rn(values, tl.broadcast_to(temperature, values.shape))
+        is_kept = (scores >= edge) & (values > -float("inf"))
+        if IS_RESIDUAL:
+            for each in range(NUM_CHANGED):
+                is_kept = is_kept & (ids != tl.load(changed_ids + row * NUM_CHANGED + each))
+            distance = (values.to(tl.float64) - known_top) / temperature.to(tl.float64)
+            weights = tl.where(is_kept, distance - known_log_sum, -float("inf"))
+        else:
+            tile_top = tl.max(values)
+            new_top = tl.maximum(top, tile_top)
+            zero = tl.where(new_top == -float("inf"), 0.0, new_top)
+            distance = tl.where(is_kept, values - zero, 0.0)
+            exps = tl.where(is_kept, tl.exp(distance / temperature), 0.0)
+            rescale = tl.where(top == -float("inf"), 0.0, tl.exp((top - zero) / temperature))
+            moved = tl.where(top == -float("inf"), 0.0, top - zero)
+            weighted = (weighted + moved * total) * rescale + tl.sum(exps * distance)
+            total = total * rescale + tl.sum(exps)
+            top = new_top
+            weights = tl.where(is_kept, scores, -float("inf")).to(tl.float64)
+        if HAS_NOISE:
+            lanes = _lanes(keys + row * 4, blocks, lane)
+            most = -tl.log((lanes.to(tl.float32) + 0.5) * (1.0 / 4294967296.0))  # at least the noise
+            rough = weights.to(tl.float32)
+            slack = _SLACK + _SLACK_OF_SCORE * tl.abs(tl.where(is_kept, scores, 0.0))
+            if tl.max(tl.where(is_kept, rough + most + slack, -float("inf"))) >= best.to(tl.float32) - _SLACK:
+                tile_best, tile_id = _pick(weights + tl.where(is_greedy, 0.0, _gumbel(lanes)), ids)
+                is_better = (tile_best > best) | ((tile_best == best) & (tile_id < best_id))
+                best, best_id = tl.where(is_better, tile_best, best), tl.where(is_better, tile_id, best_id)
+    tl.store(bests + out, best)
+    tl.store(best_ids + out, tl.where(best > -float("inf"), best_id, _NO_ID))
+    if not IS_RESIDUAL:
+        tl.store(tops + out, tl.where(num_nan > 0, float("nan"), top))
+        tl.store(totals + out, total)
+        tl.store(weighted_totals + out, weighted)
+
+
+@dataclass(frozen=True)
+class Scanned:
+    """Of every row, on the device; see `kernels.reference`."""
+
+    token_ids: torch.Tensor  # int64, -1 where the row has NaN
+    tops: torch.Tensor  # float32
+    log_sums: torch.Tensor  # float64
+    entropies: torch.Tensor  # float64
+
+
+def scan(
+    logits: torch.Tensor,
+    temperatures: torch.Tensor,
+    edges: torch.Tensor,
+    keys: torch.Tensor,
+    *,
+    has_noise: bool = True,
+) -> Scanned:
+    """`logits` float32 [rows, vocab], last dimension contiguous; `temperatures`, `edges` float32 [rows];
+    `keys` int64 [rows, 4], the bits of uint64 [seed, purpose, position, index]. All on one device. At
+    temperature 0 the token is the argmax and the rest is as at 1; without noise the tokens mean nothing.
+    """
+    known = torch.zeros(logits.shape[0], dtype=torch.float64, device=logits.device)
+    tops, totals, weighted, bests, best_ids = _launch(
+        logits, temperatures, edges, keys, known, known, None, has_noise=has_noise
+    )
+    used = torch.where(temperatures == 0, 1.0, temperatures.double())
+    top = tops.amax(1)
+    behind = torch.where(totals > 0, (tops - top[:, None]).double(), 0.0)  # no infinity less another
+    shares = torch.where(totals > 0, (behind / used[:, None]).exp(), 0.0)
+    total = (shares * totals).sum(1)
+    distance = (shares * (weighted.double() + behind * totals)).sum(1) / used
+    token_ids = _combine(bests, best_ids, nothing=0)
+    token_ids = torch.where(top.isnan(), -1, token_ids)
+    return Scanned(token_ids, top, total.log(), total.log() - distance / total)
+
+
+def draft_signals(
+    logits: torch.Tensor, token_ids: torch.Tensor, num_top: int
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Of each row: entropy in bits, nll of its token in nats, margin (float64 [rows]), and the ids of the
+    `num_top` ≥ 2 largest logits [rows, num_top]. See `kernels.reference.draft_signals`.
+    """
+    ones = torch.ones(logits.shape[0], device=logits.device)
+    keys = torch.zeros((logits.shape[0], 4), dtype=torch.int64, device=logits.device)
+    scanned = scan(logits, ones, torch.full_like(ones, -torch.inf), keys, has_noise=False)
+    log_total = scanned.tops.double() + scanned.log_sums
+    largest, top_ids = logits.topk(num_top, dim=1)
+    first, second = (largest[:, :2].double() - log_total[:, None]).exp().unbind(1)
+    nll = log_total - logits.gather(1, token_ids[:, None])[:, 0].double()
+    return scanned.entropies / math.log(2), nll, first - second, top_ids
+
+
+def sample(
+    logits: torch.Tensor,
+    temperatures: torch.Tensor,
+    edges: torch.Tensor,
+    keys: torch.Tensor,
+    tops: torch.Tensor,
+    log_sums: torch.Tensor,
+    changed_ids: torch.Tensor,
+    changed_weights: torch.Tensor,
+) -> torch.Tensor:
+    """int64 [rows], -1 where every weight is -inf. As `scan`; `tops` and `log_sums` float64 [rows].
+
+    `changed_ids` int32 and `changed_weights` float64 [rows, MAX_CHANGED], filled up with NO_CHANGE and -inf.
+    """
+    changed = changed_ids, changed_weights
+    _, _, _, bests, best_ids = _launch(logits, temperatures, edges, keys, tops, log_sums, changed)
+    return _combine(bests, best_ids, nothing=-1)
+
+
+def _launch(
+    logits: torch.Tensor,
+    temperatures: torch.Tensor,
+    edges: torch.Tensor,
+    keys: torch.Tensor,
+    tops: torch.Tensor,
+    log_sums: torch.Tensor,
+    changed: tuple[torch.Tensor, torch.Tensor] | None,
+    *,
+    has_noise: bool = True,
+) -> tuple[torch.Tensor, ...]:
+    """What each span leaves: tops, totals, weighted totals, best sums, best ids, each [rows, spans]."""
+    num_rows, vocab_size = logits.shape
+    grid = num_rows, triton.cdiv(vocab_size, SPAN)
+    new = partial(torch.empty, grid, device=logits.device)
+    found = *(new(dtype=torch.float32) for _ in range(3)), new(dtype=torch.float64), new(dtype=torch.int32)
+    changed_ids, changed_weights = (found[4], found[3]) if changed is None else changed  # read in one case
+    _search[grid](
+        logits, logits.stride(0), vocab_size, temperatures, edges, keys,
+        tops, log_sums, changed_ids, changed_weights, *found,
+        IS_RESIDUAL=changed is not None, HAS_NOISE=has_noise, NUM_CHANGED=changed_ids.shape[1],
+        NUM_BLOCKS=TILE_BLOCKS, SPAN=SPAN, enable_fp_fusion=False,
+    )  # fmt: skip
+    return found
+
+
+def _combine(bests: torch.Tensor, best_ids: torch.Tensor, nothing: int) -> torch.Tensor:
+    best = bests.amax(1, keepdim=True)
+    token_ids = torch.where(bests == best, best_ids, NO_CHANGE).amin(1).long()
+    return torch.where(token_ids == NO_CHANGE, nothing, token_ids)
