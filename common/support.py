@@ -31,10 +31,12 @@ def make_support(scores: NDArray[np.floating[Any]], num_ids: int) -> Support:
 
     `scores` is float [vocab] from `process_logits`, with temperature and truncation in it; masked ids are
     −inf. w = round(2^14 exp(s) / Σ exp(s)) over the ids kept; those whose weight is 0 are left out. A lone id
-    has weight 1. Raises ModelError where no score is finite.
+    has weight 1; where all are masked it is id 0, as for an argmax. Raises ModelError for NaN and +inf.
     """
     assert 1 <= num_ids <= MAX_SUPPORT_SIZE, f"a support of {num_ids} ids"
     ids = most_probable(scores, num_ids)
+    if not ids.size and not np.isnan(scores).any():
+        return certain(0)
     if not ids.size or math.isinf(scores[ids[0]]):
         raise ModelError("the draft's scores are not finite; its weights or its export are damaged")
     shares = np.exp(scores[ids].astype(np.float64) - float(scores[ids[0]]))

@@ -101,4 +101,6 @@ class DraftSampler:
 
 def _softmax_at(scores: NDArray[np.float32], token_id: int) -> float:
     highest = scores.max()
+    if highest == -math.inf:  # everything is masked, and the choice is id 0
+        return 1.0
     return math.exp(float(scores[token_id] - highest)) / float(np.exp(scores - highest).sum())

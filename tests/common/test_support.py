@@ -85,10 +85,14 @@ def test_the_fast_way_finds_what_sorting_finds():
             assert list(support.token_ids) == [int(i) for i in best if support_prob(support, int(i))]
 
 
-@pytest.mark.parametrize("value", [math.nan, -math.inf, math.inf])
+@pytest.mark.parametrize("value", [math.nan, math.inf])
 def test_scores_that_are_not_finite_are_an_error(value):
     with pytest.raises(ModelError):
         make_support(np.full(100, value, np.float32), 8)
+
+
+def test_where_everything_is_masked_id_0_is_certain_as_it_is_for_the_target():
+    assert make_support(np.full(100, -math.inf, np.float32), 8) == Support((0,), (1,))
 
 
 @pytest.mark.parametrize(("vocab_size", "limit_us"), [(8192, 500), (152_064, 3000)])

@@ -128,6 +128,19 @@ def test_a_greedy_draft_is_certain(model: OnnxDraftModel) -> None:
     assert draft.draft_probs == (1.0,) * 5
 
 
+@pytest.mark.parametrize("num_support", [0, 16])
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_where_bad_words_leave_nothing_the_draft_is_certain_of_id_0_as_the_target_is(
+    model: OnnxDraftModel, num_support: int, temperature: float
+) -> None:
+    """All but one word are banned, and that one after the prompt's last."""
+    words = (*((i,) for i in range(model.num_tokens) if i != 40), (PROMPT[-1], 40))
+    params = SamplingParams(temperature=temperature, seed=1, bad_words=words)
+    draft = propose(model, params, num_support, num=2)
+    assert draft.token_ids == (0, 40) and draft.draft_probs == (1.0, 1.0)
+    assert draft.supports == ((Support((0,), (1,)), Support((40,), (1,))) if num_support else ())
+
+
 def test_a_copy_is_certain_too() -> None:
     sequence = PromptLookupModel(500, "").sequence(PLAIN, num_support=16)
     sequence.commit([1, 2, 3, 4, 1, 2])
