@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import asyncio
 import logging
 import sys
 import time
@@ -71,7 +70,7 @@ def _serve(loaded: Loaded[ServeConfig]) -> int:
     setup_logging(config.log_level, config.log_json)
     begin = time.monotonic()
 
-    from cloud_verifier.server import VerifierServer, check_addresses, serve_until_signalled
+    from cloud_verifier.server import VerifierServer, check_addresses, run_until_signalled
 
     kv_bytes = parse_size(config.kv_memory, "--kv-memory")
     check_addresses(config)  # before the weights are loaded
@@ -99,7 +98,7 @@ def _serve(loaded: Loaded[ServeConfig]) -> int:
         print(line, flush=True)
 
     with exporting_spans(config.otlp_endpoint, "cloud-verifier"):
-        asyncio.run(serve_until_signalled(VerifierServer(backend, config, drafter), announce))
+        run_until_signalled(VerifierServer(backend, config, drafter), announce)
     return 0
 
 

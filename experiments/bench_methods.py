@@ -242,8 +242,8 @@ def print_rows(rows: Sequence[dict[str, Any]]) -> None:
 def _judge_cpu_verify(figures: dict[str, float]) -> Measure:
     return judged(
         "methods.cpu_verify",
-        f"16 sessions x 5 positions x 152,064 logits, temperature 0.8: coupled {figures['coupled_ms']:.1f} ms "
-        f": one torch.logsumexp of them {figures['logsumexp_ms']:.1f} ms (sparse "
+        f"16 sessions x 5 positions x 152,064 logits, temperature 0.8: coupled {figures['coupled_ms']:.1f} "
+        f"ms : one torch.logsumexp of them {figures['logsumexp_ms']:.1f} ms (sparse "
         f"{figures['sparse_ratio']:.2f}, A/A {figures['aa']:.2f})",
         figures["coupled_ratio"],
         "ratio",

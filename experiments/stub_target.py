@@ -7,7 +7,6 @@ that what is left is everything but the model. Greedily its text is one token re
 from __future__ import annotations
 
 import argparse
-import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -16,7 +15,7 @@ import numpy as np
 from cloud_verifier.backends.base import ForwardItem, KVSequence, Logits
 from cloud_verifier.config import ServeConfig
 from cloud_verifier.kv.blocks import BlockUsage
-from cloud_verifier.server import VerifierServer, serve_until_signalled
+from cloud_verifier.server import VerifierServer, run_until_signalled
 from common.types import SamplingParams
 from experiments.command import run_command
 from experiments.load_recording import RecordedRound, RecordedSession, Recording
@@ -117,7 +116,7 @@ def main() -> int:
     def announce(server: VerifierServer) -> None:
         print(f"stub verifier, serving fixed logits on {listen.rpartition(':')[0]}:{server.port}", flush=True)
 
-    asyncio.run(serve_until_signalled(server, announce))
+    run_until_signalled(server, announce)
     return 0
 
 
