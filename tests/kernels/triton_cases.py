@@ -1,0 +1,248 @@
+"""The GPU's kernels under Triton's interpreter, on CPU tensors: tokens of the reference and an engine.
+
+Run by test_triton_kernels.py in a process of their own: Triton asks how it is to run when it is imported.
+"""
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from support.fakes import FakeBackend
+
+from cloud_verifier import row_kernels
+from cloud_verifier.device_rows import StepRound, scan_step
+from cloud_verifier.engine import Engine
+from cloud_verifier.methods.base import NoiseKey
+from cloud_verifier.rows import HostRows
+from cloud_verifier.work import Job
+from common.errors import ModelError
+from common.noise import Purpose
+from common.types import (
+    GeneratedTokens,
+    GenerateRequest,
+    Limits,
+    Method,
+    ModelInfo,
+    Opened,
+    OpenRequest,
+    SamplingParams,
+    Support,
+    Verdict,
+    VerifyRequest,
+)
+from kernels import device, reference
+
+INF = math.inf
+VOCAB_SIZES = (5, 100, 1025, 3000)
+
+
+@pytest.fixture(autouse=True)
+def short_spans(monkeypatch):
+    """So that small rows have several."""
+    monkeypatch.setattr(device, "SPAN", 2048)
+
+
+def random_rows(rng, num_rows, vocab_size):
+    """(rows, temperatures, edges, keys) as numpy: ties, masked ids, edges at a value, seeds near 2^64."""
+    rows = (rng.normal(size=(num_rows, vocab_size)) * rng.choice([0, 0.1, 1, 3, 10])).astype(np.float32)
+    if rng.random() < 0.3:
+        rows = np.round(rows)
+    if rng.random() < 0.3:
+        rows[rng.random(rows.shape) < 0.5] = -INF
+    temperatures = rng.choice([1, 0.8, 0.1, 3], size=num_rows).astype(np.float32)
+    edges = np.full(num_rows, -INF, np.float32)
+    if rng.random() < 0.5:
+        descending = np.sort(rows / temperatures[:, None], axis=1)[:, ::-1]
+        edges = descending[:, min(vocab_size - 1, 20)].copy()
+    keys = [(2**64 - 1 - int(rng.integers(9)), rng.integers(6), rng.integers(2**40), 3) for _ in rows]
+    return rows, temperatures, edges, np.array(keys, np.uint64)
+
+
+def as_tensors(*arrays):
+    return [torch.from_numpy(each.view(np.int64) if each.dtype == np.uint64 else each) for each in arrays]
+
+
+@pytest.mark.parametrize("vocab_size", VOCAB_SIZES)
+def test_rows_give_the_references_tokens_sums_entropy_and_residuals(vocab_size):
+    rng = np.random.default_rng(vocab_size)
+    for _ in range(2):
+        case = random_rows(rng, 3, vocab_size)
+        got = device.scan(*as_tensors(*case))
+        totals, ids, weights = np.zeros((3, 2)), *_no_changes(3)
+        expected_picks = []
+        for row, one in enumerate(zip(*case, strict=True)):
+            token_id, top, log_sum = reference.scan(*one)
+            assert (int(got.token_ids[row]), float(got.tops[row])) == (token_id, top)
+            np.testing.assert_allclose(float(got.log_sums[row]), log_sum, rtol=1e-5, atol=1e-5)
+            if not math.isfinite(top):
+                expected_picks.append(None)
+                continue
+            entropy = reference.entropy(*one[:3], top, log_sum)
+            assert float(got.entropies[row]) == pytest.approx(entropy, rel=2e-5, abs=2e-5)
+            totals[row], num_changed = (top, log_sum), int(rng.integers(0, 5))
+            ids[row, :num_changed] = rng.choice(vocab_size, num_changed, replace=False)
+            changed = np.where(rng.random(num_changed) < 0.5, -INF, rng.normal(size=num_changed))
+            weights[row, :num_changed] = changed
+            changes = ids[row, :num_changed].astype(np.int64), changed
+            expected_picks.append(reference.sample(*one, top, log_sum, *changes))
+        known = totals.T.copy()
+        picked = device.sample(*as_tensors(*case, known[0], known[1], ids, weights)).tolist()
+        assert all(each is None or each == pick for each, pick in zip(expected_picks, picked, strict=True))
+
+
+def _no_changes(num_rows):
+    shape = (num_rows, device.MAX_CHANGED)
+    return np.full(shape, device.NO_CHANGE, np.int32), np.full(shape, -INF)
+
+
+def test_greedy_rows_nan_rows_and_rows_of_nothing():
+    rows = np.array([[1, 3, 2, 3], [1, np.nan, 2, 3], [-INF] * 4], np.float32)
+    keys = np.zeros((3, 4), np.uint64)
+    case = as_tensors(rows, np.zeros(3, np.float32), np.full(3, -INF, np.float32), keys)
+    assert device.scan(*case).token_ids.tolist() == [1, -1, 0]
+    case[1] = torch.ones(3)
+    assert device.scan(*case).token_ids.tolist()[1:] == [-1, 0]
+
+
+def test_signals_are_the_references():
+    logits = (np.random.default_rng(2).normal(size=(4, 3000)) * 3).astype(np.float32)
+    token_ids = [5, 0, 2999, 77]
+    *signals, top_ids = device.draft_signals(torch.from_numpy(logits), torch.tensor(token_ids), 8)
+    for row, token_id in enumerate(token_ids):
+        expected = reference.draft_signals(logits[row], token_id)
+        np.testing.assert_allclose([float(each[row]) for each in signals], expected, rtol=1e-5, atol=1e-5)
+        assert top_ids[row].tolist() == np.argsort(-logits[row])[:8].tolist()
+
+
+ROUNDS = (
+    StepRound(SamplingParams(temperature=0.0), 5, (1, 2), (3,), (4, 5)),
+    StepRound(
+        SamplingParams(temperature=0.7, seed=2**64 - 1, top_p=0.9), 15, (1, 2), (3,), (4, 7, 8),
+        supports=(Support((4, 9), (1, 2)), Support((7,), (1,)), Support((8, 1, 0), (3, 2, 1))),
+    ),
+    StepRound(SamplingParams(seed=4, repetition_penalty=1.3, top_k=40), 25, (1, 2), (3, 3), ()),
+    StepRound(SamplingParams(temperature=1.2, seed=5, logit_bias=((9, 8.0),), min_p=0.01), 2, (1,), (), (6,)),
+)  # fmt: skip
+
+
+def test_device_rows_answer_as_host_rows_do():
+    logits = (np.random.default_rng(0).normal(size=(10, 1100)) * 3).astype(np.float32)
+    logits[1, 17] = logits[1].max()  # a tie
+    found = scan_step(torch.from_numpy(logits), ROUNDS, (0,), 1090)
+    first = 0
+    for step_round, rows in zip(ROUNDS, found, strict=True):
+        mine = logits[first : first + step_round.num_rows]
+        host = HostRows(
+            mine, step_round.sampling, step_round.position, prompt_ids=step_round.prompt_ids,
+            output_ids=step_round.output_ids, draft_token_ids=step_round.draft_token_ids,
+            eos_token_ids=(0,), num_tokens=1090,
+        )  # fmt: skip
+        assert (rows.raw_logits() == mine[:, :1090]).all()
+        for row in range(step_round.num_rows):
+            assert rows.own_sample(row) == host.own_sample(row)
+            for ids in (step_round.draft_token_ids[row : row + 1], (1, 500, 1089)):
+                np.testing.assert_allclose(rows.log_probs(row, ids), host.log_probs(row, ids), atol=2e-5)
+            assert rows.entropy(row) == pytest.approx(host.entropy(row), abs=1e-4)
+            key, changed = NoiseKey(Purpose.RESIDUAL, 15, row), {host.own_sample(row): -INF, 9: -0.3}
+            assert rows.sample(row, key) == host.sample(row, key)
+            assert rows.sample(row, key, changed) == host.sample(row, key, changed)
+        first += step_round.num_rows
+
+
+def test_a_row_of_nan_is_the_models_error_and_no_other_rows():
+    logits = torch.zeros((2, 12))
+    logits[1, 7] = torch.nan
+    good, bad = scan_step(logits, (replace(ROUNDS[2], prompt_ids=()),) * 2, (), 12)
+    assert 0 <= good.own_sample(0) < 12
+    with pytest.raises(ModelError, match="NaN"):
+        bad.own_sample(0)
+
+
+class FakeGpu(FakeBackend):
+    """Its logits are tensors."""
+
+    def forward(self, items):
+        return torch.from_numpy(super().forward(items))
+
+
+def answers_of(backend):
+    """What an engine says to a few rounds of several methods, batched; metrics left out."""
+    limits = Limits(backend.max_context, 16, 1 << 20, 8, 60_000)
+    model = ModelInfo(
+        1, "fake", backend.fingerprint, backend.tokenizer_fingerprint, "float32", "cpu",
+        backend.eos_token_ids, backend.num_tokens, limits, tuple(Method), "test",
+    )  # fmt: skip
+    engine, replies, texts = Engine(backend, model, clock=lambda: 0.0), {}, {}
+
+    def ask(requests):
+        for name, request in requests.items():
+            replies[name] = []
+            engine.submit(Job(bytes([name]) * 16, request, replies[name].append, 0))
+        while engine.step():
+            pass
+        return {name: replies[name][-1] for name in requests}
+
+    samplings = {
+        1: (Method.COUPLED, SamplingParams(temperature=0.0)),
+        2: (Method.COUPLED, SamplingParams(temperature=0.8, seed=3, frequency_penalty=0.4)),
+        3: (Method.SPARSE, SamplingParams(seed=2**64 - 1, top_p=0.95)),
+        4: (Method.TYPICAL, SamplingParams(seed=5)),
+        5: (Method.CANDIDATES, SamplingParams(seed=6, min_new_tokens=3)),
+    }
+    opened = ask(
+        {
+            name: OpenRequest(bytes([name]) * 16, (5, 6, 7), 3, sampling, method, num_logprobs=2)
+            for name, (method, sampling) in samplings.items()
+        }
+    )
+    assert all(isinstance(reply, Opened) for reply in opened.values()), opened
+    drafts = (3, 9, 12)
+    supports = tuple(Support((token_id, 4, 20), (3, 1, 1)) for token_id in drafts)
+    verdicts = ask(
+        {
+            name: VerifyRequest(
+                1, opened[name].position, opened[name].hash, draft_tokens=drafts,
+                q_token_probs=(0.6,) * 3 if name in (2, 5) else (), q_support=supports if name == 3 else (),
+            )
+            for name in samplings
+        }
+    )  # fmt: skip
+    assert all(isinstance(reply, Verdict) for reply in verdicts.values()), verdicts
+    generated = ask({1: GenerateRequest(2, verdicts[1].position, verdicts[1].hash, max_new_tokens=4)})
+    assert isinstance(generated[1], GeneratedTokens)
+    texts = {
+        name: (first.first_token, second.accepted_len, second.correction, second.position, second.hash)
+        for name, first, second in ((name, opened[name], verdicts[name]) for name in samplings)
+    }
+    numbers = [
+        each.processed_logprob
+        for reply in (*opened.values(), *verdicts.values())
+        for each in _logprobs(reply)
+    ]
+    return (
+        texts,
+        [reply.token_ids for reply in replies[1]],
+        [c.token_id for c in verdicts[5].candidates],
+        numbers,
+    )
+
+
+def _logprobs(reply):
+    return reply.logprobs if isinstance(reply, Verdict) else (reply.logprobs,)
+
+
+def test_an_engine_whose_logits_are_on_a_device_gives_the_same_answers():
+    *expected, host_numbers = answers_of(FakeBackend())
+    *got, device_numbers = answers_of(FakeGpu())
+    assert got == expected
+    np.testing.assert_allclose(device_numbers, host_numbers, atol=2e-5)
+
+
+def test_the_check_at_load_passes_right_kernels_and_tells_of_wrong_ones(monkeypatch, caplog):
+    assert row_kernels.has_device_kernels("cpu", 400, 390)
+    right = device.scan
+    monkeypatch.setattr(device, "scan", lambda *case: replace(right(*case), token_ids=torch.tensor([1, 1])))
+    assert not row_kernels.has_device_kernels("cpu", 400, 390)
+    assert "verified on the CPU" in caplog.text
