@@ -27,6 +27,7 @@ from common.types import Candidate, Method, MethodParams, Support
 EXACT = (Method.COUPLED, Method.SPARSE, Method.CANDIDATES, Method.BLOCK)
 APPROXIMATE = (Method.SHORTCUT, Method.SCALAR_RESIDUAL, Method.THRESHOLD, Method.TYPICAL)
 TOLERANCE = 1e-9
+LARGE_KINDS = ("random", "same", "mismatch", "near_zero")  # every id drafted after every text
 LEAST_BIAS = 1e-3  # a mistake that is measured below this is not called detected
 
 
@@ -63,7 +64,8 @@ def show(capsys):
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("method", EXACT)
 def test_an_exact_method_writes_the_targets_distribution(method, kind):
-    check_exact(method, make_world(kind), rules_of(method))
+    num_draft_tokens = 2 if kind in LARGE_KINDS else 3  # `slow` has three for all
+    check_exact(method, make_world(kind), rules_of(method, num_draft_tokens=num_draft_tokens))
 
 
 @pytest.mark.parametrize("num_draft_tokens", [1, 2])
@@ -94,7 +96,7 @@ def test_any_number_of_candidates_is_exact():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(5, 10))
+@pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("method", EXACT)
 def test_exact_methods_over_more_worlds(method, kind, seed):
@@ -235,7 +237,7 @@ def test_rejection_in_order_would_bear_keys_by_position_alone():
 def test_an_approximate_method_is_off_by_what_is_printed(method, kind, show):
     assert not method.is_exact
     biases = bias(create_method(method), make_world(kind), rules_of(method))
-    assert biases[0] > LEAST_BIAS
+    assert biases[-1] > LEAST_BIAS
     show(f"{method} (approximate)", kind, biases)
 
 
@@ -253,8 +255,8 @@ def test_the_exact_methods_are_those_that_say_so():
 
 
 def test_the_joint_law_of_two_races_is_what_an_integral_gives():
-    rng = np.random.default_rng(5)
-    for _ in range(20):
+    rng, num_compared = np.random.default_rng(5), 0
+    for _ in range(40):
         p, q = (rng.dirichlet([0.7] * VOCAB) * (rng.random(VOCAB) < 0.8) + 1e-9 * np.eye(6)[5] for _ in "pq")
         races = [[((tuple(p), a), (tuple(q), b)) for b in range(6)] for a in range(6)]
         joint = np.array([[race_probability(each) for each in row] for row in races])
@@ -262,13 +264,19 @@ def test_the_joint_law_of_two_races_is_what_an_integral_gives():
         assert np.allclose(joint.sum(axis=0), q / q.sum(), rtol=0, atol=1e-12)
         a, b = int(p.argmax()), 5
 
-        def density(t, p=p, q=q, a=a, b=b):  # of E_b / E_a = t, with a winning by p and b by q
-            return (1 + t + sum(max(p[j] / p[a], q[j] / q[b] * t) for j in range(6) if j not in (a, b))) ** -2
+        others = [j for j in range(6) if j not in (a, b)]
 
-        stop = q[b] / q[a] if q[a] else math.inf
-        if a != b and p[b] / p[a] < stop:
-            area = integrate.quad(density, p[b] / p[a], stop, epsabs=1e-12, limit=500)[0]
-            assert abs(joint[a, b] - area) < 1e-9
+        def density(t, p=p, q=q, a=a, b=b, others=others):  # of E_b / E_a = t, a winning by p and b by q
+            return (1 + t + sum(max(p[j] / p[a], q[j] / q[b] * t) for j in others)) ** -2
+
+        start, stop = p[b] / p[a], q[b] / q[a] if q[a] else math.inf
+        if a != b and start < stop:
+            kinks = [p[j] / p[a] / (q[j] / q[b]) for j in others if q[j]]
+            edges = [start, *sorted(t for t in kinks if start < t < stop), stop]
+            pieces = [integrate.quad(density, *piece, epsabs=1e-13)[0] for piece in itertools.pairwise(edges)]
+            assert abs(joint[a, b] - sum(pieces)) < TOLERANCE
+            num_compared += 1
+    assert num_compared > 5
 
 
 def test_a_support_is_sampled_by_the_exact_shares_of_all_words():
