@@ -7,6 +7,7 @@ are Python floats (float32 on the wire); hashes are ints (64 bits); durations en
 from __future__ import annotations
 
 import enum
+import math
 from dataclasses import dataclass, field
 
 TokenIds = tuple[int, ...]
@@ -131,6 +132,11 @@ class Draft:
     draft_probs: tuple[float, ...]
     signals: tuple[Signals, ...] = ()
     supports: tuple[Support, ...] = ()
+
+    @property
+    def confidences(self) -> tuple[float, ...]:
+        """The probability the draft gave each token before any sampling parameter, where it has told it."""
+        return tuple(math.exp(-each.nll) for each in self.signals) or self.draft_probs
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from common.stopping import check_stop_params
 from common.types import Method, SamplingParams, StopParams, TokenIds
 from edge_client.config import RunConfig, default_draft_dir
 from edge_client.deadline import RoundDeadline
-from edge_client.depth import create_depth_policy
+from edge_client.depth.registry import create_depth_policy
 from edge_client.drafting.base import DraftModel
 from edge_client.drafting.registry import WITHOUT_MODEL, create_draft_model
 from edge_client.method_options import check_method, make_method_params, support_size

@@ -8,6 +8,7 @@ from pathlib import Path
 from common.config import option
 from common.methods import DEFAULT_SUPPORT_SIZE, MAX_SUPPORT_SIZE
 from common.types import Method
+from edge_client.depth.registry import DEPTH_POLICIES
 from edge_client.drafting.registry import DEFAULT_MAX_NGRAM, STRATEGIES
 
 SCOPE = "edge"
@@ -47,10 +48,20 @@ class RunConfig:
         choices=("speculative", "cloud-only", "co-located", "edge-only"),
     )
     max_new_tokens: int = option(256, "tokens to generate at most", metavar="N", minimum=1)
-    num_speculative_tokens: int = option(
-        4, "tokens to draft in one round", metavar="N", minimum=0, maximum=1024
+    num_speculative_tokens: int | None = option(
+        None,
+        "tokens to draft in one round; for every depth policy but fixed, in the first one. None is the "
+        "policy's own: fixed and window 4, ratio 6",
+        metavar="N",
+        minimum=0,
+        maximum=1024,
     )
-    depth_policy: str = option("fixed", "what decides the draft length of a round", choices=("fixed",))
+    depth_policy: str = option(
+        "fixed",
+        "what decides how many tokens a round drafts: always --num-speculative-tokens; one more or less "
+        "after a round that went well or badly; or what keeps the acceptance of ten rounds near 0.7",
+        choices=DEPTH_POLICIES,
+    )
     temperature: float = option(0.8, "0 is greedy", metavar="T")
     top_k: int = option(0, "sample from the K most probable tokens; 0 is off", metavar="K")
     top_p: float = option(1.0, "sample from the smallest set with this probability; 1 is off", metavar="P")

@@ -6,7 +6,7 @@ import time
 from collections.abc import Sequence
 
 from common.types import Draft, SamplingParams
-from edge_client.drafting.base import DraftModel
+from edge_client.drafting.base import DraftModel, ShouldStop
 
 
 class Drafter:
@@ -26,14 +26,17 @@ class Drafter:
         )
         self._min_draft_s = min_draft_s
 
-    def propose(self, token_ids: Sequence[int], num_draft_tokens: int) -> tuple[Draft, float]:
+    def propose(
+        self, token_ids: Sequence[int], num_draft_tokens: int, should_stop: ShouldStop | None = None
+    ) -> tuple[Draft, float]:
         """A draft after the whole text `token_ids`, and the time it took in ms.
 
-        Shorter than asked near the draft's own context limit, empty at it and where the strategy has no idea.
+        Shorter than asked where `should_stop` ends it and near the draft's own context limit, empty at it and
+        where the strategy has no idea.
         """
         start_s = time.perf_counter()
         self._sequence.commit(token_ids[self._sequence.position :])
-        draft = self._sequence.propose(num_draft_tokens)
+        draft = self._sequence.propose(num_draft_tokens, should_stop)
         left_s = self._min_draft_s * len(draft.token_ids) - (time.perf_counter() - start_s)
         if left_s > 0:
             time.sleep(left_s)

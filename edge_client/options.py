@@ -22,7 +22,7 @@ from common.types import (
     TokenLogprobs,
 )
 from edge_client.correction import PendingCorrection
-from edge_client.depth import DepthPolicy
+from edge_client.depth.base import DepthPolicy
 from edge_client.drafter import Drafter
 from edge_client.events import TokenEvent
 from edge_client.remote_verifier import RemoteVerifier
@@ -122,7 +122,7 @@ class Decoding:
         """A draft and what it took, in ms."""
         if self.drafter is None or num_draft_tokens == 0:
             return Draft((), ()), 0.0
-        return self.drafter.propose(self.text.chain.token_ids, num_draft_tokens)
+        return self.drafter.propose(self.text.chain.token_ids, num_draft_tokens, self.depth.stop_rule())
 
     def note_failure(self, error: RoundError) -> None:
         """Counts a repair. Raises `RoundFailedError` for the second bug over there, or a fourth repair."""

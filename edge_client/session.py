@@ -15,7 +15,8 @@ from common.errors import LinkError
 from common.methods import num_support
 from common.types import FinishReason, ModelInfo, Origin, TokenIds, TokenLogprobs
 from edge_client.cloud_only import stream_cloud_only
-from edge_client.depth import DepthPolicy, FixedDepth
+from edge_client.depth.base import DepthPolicy
+from edge_client.depth.fixed import FixedDepth
 from edge_client.drafter import Drafter
 from edge_client.drafting.base import DraftModel
 from edge_client.events import EndEvent, SessionEvent
@@ -87,7 +88,7 @@ class EdgeSession:
             session_id=session_id or new_session_id(),
             options=options,
             text=SessionText(prompt_ids, options.stop, decode),
-            depth=depth or FixedDepth(4),
+            depth=depth or FixedDepth(),
             stats=SessionStats(),
             verifier=verifier,
             drafter=drafter,

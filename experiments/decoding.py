@@ -8,7 +8,7 @@ from pathlib import Path
 from common.methods import DEFAULT_SUPPORT_SIZE
 from common.types import Method, MethodParams, SamplingParams, StopParams
 from edge_client.deadline import RoundDeadline
-from edge_client.depth import FixedDepth
+from edge_client.depth.fixed import FixedDepth
 from edge_client.drafting.base import DraftModel
 from edge_client.link.grpc_link import GrpcLink
 from edge_client.options import Mode, OnTimeout, SessionOptions

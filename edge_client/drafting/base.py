@@ -6,10 +6,13 @@ text and nothing else between rounds: what it proposed is speculation, kept only
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol, Self
 
 from common.types import Draft, SamplingParams
+
+ShouldStop = Callable[[float, int], bool]
+"""Asked after each drafted token but the last: (the draft's own probability of it, tokens drafted so far)."""
 
 
 class DraftSequence(Protocol):
@@ -32,8 +35,10 @@ class DraftSequence(Protocol):
         """Roll the committed text back to its first `position` tokens (0 <= position <= length)."""
         ...
 
-    def propose(self, num_draft_tokens: int) -> Draft:
+    def propose(self, num_draft_tokens: int, should_stop: ShouldStop | None = None) -> Draft:
         """Sample up to `num_draft_tokens` tokens after the committed text, which stays as it is.
+
+        `should_stop` ends the draft early: its tokens are then the first of those it would else have had.
 
         Fewer near the context limit, none at it; none too where the strategy has nothing to say, and the
         verifier then gives the one next token. The committed text must hold at least one token.

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
 from common.errors import InvalidFieldError
 from common.types import Draft, SamplingParams, Signals, Support
+from edge_client.drafting.base import ShouldStop
 from edge_client.drafting.onnx_runner import OnnxRunner, Rows
 from edge_client.drafting.sampler import DraftSampler, Sampled
 from edge_client.drafting.spec import DraftSpec
@@ -73,7 +75,7 @@ class OnnxDraftSequence:
         assert 0 <= position <= len(self._text), f"cannot truncate {len(self._text)} tokens to {position}"
         del self._text[position:]
 
-    def propose(self, num_draft_tokens: int) -> Draft:
+    def propose(self, num_draft_tokens: int, should_stop: ShouldStop | None = None) -> Draft:
         """See `DraftSequence.propose`."""
         assert self._text, "a draft needs at least one committed token"
         room = self._spec.max_context - len(self._text)
@@ -92,7 +94,8 @@ class OnnxDraftSequence:
             signals.append(signal)
             if support is not None:
                 supports.append(support)
-            if len(token_ids) == num_draft_tokens:
+            is_last = len(token_ids) == num_draft_tokens
+            if is_last or (should_stop is not None and should_stop(math.exp(-signal.nll), len(token_ids))):
                 return Draft(tuple(token_ids), tuple(probs), tuple(signals), tuple(supports))
             rows = self._feed([token_id])
 

@@ -17,6 +17,7 @@ from common.errors import InvalidFieldError, ModelError, UsageError
 from common.fingerprint import num_tokens, tokenizer_fingerprint
 from common.support import certain
 from common.types import Draft, SamplingParams
+from edge_client.drafting.base import ShouldStop
 from edge_client.drafting.hf_config import read_eos_token_ids
 from edge_client.drafting.registry import DEFAULT_MAX_NGRAM
 from edge_client.drafting.spec import SPEC_FILE, TOKENIZER_FILE
@@ -94,13 +95,16 @@ class PromptLookupSequence:
         assert 0 <= position <= self.position, f"cannot truncate {self.position} tokens to {position}"
         self._index.truncate(position)
 
-    def propose(self, num_draft_tokens: int) -> Draft:
+    def propose(self, num_draft_tokens: int, should_stop: ShouldStop | None = None) -> Draft:
         """See `DraftSequence.propose`. A copy that reaches the end of the text goes on with itself, so a
         repetition is proposed as often as it fits. Each probability is 1: the draft had no other choice."""
         assert self._index.text, "a draft needs at least one committed token"
         start = self._index.match()
         if not start or num_draft_tokens <= 0:
             return Draft((), ())
+        if should_stop is not None:
+            counts = range(1, num_draft_tokens)
+            num_draft_tokens = next((n for n in counts if should_stop(1.0, n)), num_draft_tokens)
         copied = self._index.text[start : start + num_draft_tokens]
         period = len(copied)
         token_ids = tuple(copied[i % period] for i in range(num_draft_tokens))

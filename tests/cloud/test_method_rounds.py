@@ -298,7 +298,7 @@ class _NearSequence:
     def truncate(self, position: int) -> None:
         del self._token_ids[position:]
 
-    def propose(self, num_draft_tokens: int) -> Draft:
+    def propose(self, num_draft_tokens: int, should_stop: object = None) -> Draft:
         seed = self._sampling.seed
         token_ids, supports = draft_after(self._model.backend, self._token_ids, num_draft_tokens, seed)
         probs = tuple(support_prob(s, t) for s, t in zip(supports, token_ids, strict=True))

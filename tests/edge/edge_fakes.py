@@ -37,7 +37,8 @@ from common.types import (
     VerifyRequest,
 )
 from edge_client.deadline import RoundDeadline
-from edge_client.depth import FixedDepth
+from edge_client.depth.fixed import FixedDepth
+from edge_client.drafting.base import ShouldStop
 from edge_client.link.base import Traffic
 from edge_client.options import Mode, OnTimeout, SessionOptions
 from edge_client.remote_verifier import RemoteVerifier
@@ -331,8 +332,11 @@ class FakeSequence:
     def truncate(self, position: int) -> None:
         del self.token_ids[position:]
 
-    def propose(self, num_draft_tokens: int) -> Draft:
+    def propose(self, num_draft_tokens: int, should_stop: ShouldStop | None = None) -> Draft:
         end = min(self.position + num_draft_tokens, self._model.max_context)
+        if should_stop is not None:
+            counts = range(1, end - self.position)
+            end = self.position + next((n for n in counts if should_stop(0.5, n)), end - self.position)
         token_ids = tuple(self._model.text[self.position : end])
         if self.num_support:  # a draft that is sure of itself
             return Draft(token_ids, (1.0,) * len(token_ids), supports=tuple(map(certain, token_ids)))

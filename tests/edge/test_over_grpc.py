@@ -17,7 +17,7 @@ from cloud_verifier.config import ServeConfig
 from common.errors import IncompatibleError, LinkError, UsageError
 from common.types import Draft, FinishReason, Origin, SamplingParams, StopParams
 from edge_client.deadline import RoundDeadline
-from edge_client.depth import FixedDepth
+from edge_client.depth.fixed import FixedDepth
 from edge_client.link.base import CallRejectedError
 from edge_client.link.grpc_link import GrpcLink
 from edge_client.options import Mode, OnTimeout, SessionOptions
@@ -48,7 +48,7 @@ class BackendDraft:
         self._text += token_ids
         self.position = len(self._text)
 
-    def propose(self, num_draft_tokens: int) -> Draft:
+    def propose(self, num_draft_tokens: int, should_stop: object = None) -> Draft:
         text = list(self._text)
         for _ in range(num_draft_tokens):
             logits = self._backend.logits_after(text)[: self._backend.num_tokens]

@@ -52,7 +52,7 @@ class KnowingSequence:
     def commit(self, token_ids: Sequence[int]) -> None:
         self.text += token_ids
 
-    def propose(self, num_draft_tokens: int) -> Draft:
+    def propose(self, num_draft_tokens: int, should_stop: object = None) -> Draft:
         text = list(self.text)
         for _ in range(num_draft_tokens):
             logits = self.backend.logits_after(text)[None]

@@ -15,7 +15,7 @@ from common.sampling import process_logits
 from common.support import certain
 from common.types import Draft, Method, MethodParams, SamplingParams, StopParams
 from edge_client.deadline import RoundDeadline
-from edge_client.depth import FixedDepth
+from edge_client.depth.fixed import FixedDepth
 from edge_client.link.base import VerifierLink
 from edge_client.link.grpc_link import GrpcLink
 from edge_client.options import Mode, OnTimeout, SessionOptions
@@ -188,7 +188,7 @@ class _HostileSequence:
     def truncate(self, position: int) -> None:
         self.position = position
 
-    def propose(self, num_draft_tokens: int) -> Draft:
+    def propose(self, num_draft_tokens: int, should_stop: object = None) -> Draft:
         right = self._text[self.position : self.position + num_draft_tokens]
         right += [0] * (num_draft_tokens - len(right))
         wrong = tuple((token + 1) % self._vocab_size for token in right)

@@ -1,0 +1,1 @@
+"""How many tokens to draft in a round: one policy a file, by name in `registry`."""

@@ -1,0 +1,84 @@
+"""Acceptance traces: at every position of some texts, how many tokens of a draft made there would stand.
+
+Under `coupled` a text does not depend on how it was drafted, so one trace replays every depth policy: a round
+at position t that drafts n tokens commits min(n, run of t) of them and one more. Recorded traces are a real
+pair's (`experiments.record_acceptance`); synthetic ones are drawn from stated probabilities and labelled so.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from common.errors import UsageError
+
+MAX_DEPTH = 64  # tokens of the draft known at every position
+RECORDED = Path(__file__).resolve().parent.parent / "benchmarks" / "traces" / "embedded.npz"
+_LEVELS = 63  # confidences are stored in steps of 1/63
+
+
+@dataclass(frozen=True, slots=True)
+class TextTrace:
+    """One text. The draft at position t is that after the text's first t + 1 new tokens."""
+
+    runs: NDArray[np.uint8]  # [num_positions]: draft tokens that stand, MAX_DEPTH at most
+    confidences: NDArray[np.float32]  # [num_positions, MAX_DEPTH]: the draft's own, of each token, stand or not
+
+    @property
+    def num_positions(self) -> int:
+        return len(self.runs)
+
+
+@dataclass(frozen=True, slots=True)
+class TraceSet:
+    """The texts of one prompt set and one way to sample. `label` says recorded or synthetic."""
+
+    name: str
+    label: str
+    texts: tuple[TextTrace, ...]
+
+    @property
+    def acceptance_rate(self) -> float:
+        """Of the first token of a draft."""
+        return float(np.mean(np.concatenate([text.runs for text in self.texts]) > 0))
+
+
+def save_traces(path: Path, sets: Sequence[TraceSet]) -> None:
+    arrays: dict[str, NDArray[np.uint8]] = {}
+    for number, traces in enumerate(sets):
+        confidences = np.concatenate([text.confidences for text in traces.texts])
+        arrays[f"runs{number}"] = np.concatenate([text.runs for text in traces.texts])
+        arrays[f"confidences{number}"] = np.rint(confidences * _LEVELS).astype(np.uint8)
+    header = [
+        {"name": s.name, "label": s.label, "num_positions": [text.num_positions for text in s.texts]} for s in sets
+    ]
+    arrays["header"] = np.frombuffer(json.dumps(header).encode(), np.uint8)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("wb") as file:
+        np.savez_compressed(file, **arrays)  # type: ignore[arg-type]
+
+
+def load_traces(path: Path = RECORDED) -> list[TraceSet]:
+    """Raises `UsageError` for a file that holds no traces."""
+    try:
+        with np.load(path) as arrays:
+            header = json.loads(arrays["header"].tobytes())
+            return [_make_set(s, arrays[f"runs{i}"], arrays[f"confidences{i}"]) for i, s in enumerate(header)]
+    except (OSError, ValueError, KeyError) as error:
+        raise UsageError(f"--traces {path}: no acceptance traces: {error}") from error
+
+
+def _make_set(header: dict[str, object], runs: NDArray[np.uint8], levels: NDArray[np.uint8]) -> TraceSet:
+    num_positions = header["num_positions"]
+    assert isinstance(num_positions, list)
+    ends = np.cumsum(num_positions)
+    texts = tuple(
+        TextTrace(runs[end - size : end], levels[end - size : end].astype(np.float32) / _LEVELS)
+        for size, end in zip(num_positions, ends, strict=True)
+    )
+    return TraceSet(str(header["name"]), str(header["label"]), texts)

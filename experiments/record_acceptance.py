@@ -1,0 +1,89 @@
+"""Records what of a real draft would stand, at every position of the texts of the embedded prompts.
+
+python -m experiments.record_acceptance [--texts 16 --positions 128]
+
+The target writes each text alone; then the draft proposes 64 tokens at every position of it, and as many count
+as standing as agree with the text. That is what `coupled` accepts, whose text is the target's own whatever is
+drafted. Times do not enter: any machine records the same.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+import numpy as np
+
+from common.types import SamplingParams, TokenIds
+from edge_client.drafting.base import DraftModel
+from edge_client.drafting.onnx_model import OnnxDraftModel
+from edge_client.options import Mode
+from edge_client.tokenizer import EdgeTokenizer
+from experiments.acceptance_traces import MAX_DEPTH, RECORDED, TextTrace, TraceSet, save_traces
+from experiments.command import run_command
+from experiments.decoding import EMBEDDED, Case, Decoder
+from experiments.processes import running_verifier
+from experiments.prompts import load_prompts
+
+TEMPERATURES = (0.8, 0.0)
+SEED = 1
+
+
+def trace_text(
+    draft: DraftModel, prompt_ids: TokenIds, text: TokenIds, sampling: SamplingParams, num_positions: int
+) -> TextTrace:
+    """`text`: at least num_positions + MAX_DEPTH tokens the target wrote with `sampling` after the prompt."""
+    runs = np.zeros(num_positions, np.uint8)
+    confidences = np.zeros((num_positions, MAX_DEPTH), np.float32)
+    sequence = draft.sequence(sampling, num_prompt_tokens=len(prompt_ids))
+    sequence.commit(prompt_ids)
+    for position in range(num_positions):
+        sequence.commit(text[position : position + 1])
+        drafted = sequence.propose(MAX_DEPTH)
+        num_drafted = len(drafted.token_ids)
+        actual = text[position + 1 : position + 1 + num_drafted]
+        wrong = (i for i, pair in enumerate(zip(drafted.token_ids, actual, strict=True)) if pair[0] != pair[1])
+        runs[position] = next(wrong, num_drafted)
+        confidences[position, :num_drafted] = np.exp([-signals.nll for signals in drafted.signals])
+    sequence.close()
+    return TextTrace(runs, confidences)
+
+
+def record(address: str, num_texts: int, num_positions: int) -> list[TraceSet]:
+    """One set a temperature, of the first `num_texts` embedded prompts."""
+    tokenizer = EdgeTokenizer(EMBEDDED / "draft" / "tokenizer.json")
+    sets = []
+    with OnnxDraftModel.open(EMBEDDED / "draft") as draft:
+        decoder = Decoder(address, draft, tokenizer)
+        for temperature in TEMPERATURES:
+            texts = []
+            sampling = SamplingParams(temperature=temperature, seed=SEED)
+            for number, prompt in enumerate(load_prompts(limit=num_texts)):
+                print(f"\rT={temperature:g}: text {number + 1} of {num_texts}", end="", file=sys.stderr, flush=True)
+                case = Case(Mode.CLOUD_ONLY, temperature)
+                result = decoder.decode(prompt.text, case, num_positions + MAX_DEPTH, SEED)
+                ids = tuple(tokenizer.encode(prompt.text))
+                texts.append(trace_text(draft, ids, result.token_ids, sampling, num_positions))
+            print(file=sys.stderr)
+            sets.append(TraceSet(f"embedded T={temperature:g}", "recorded", tuple(texts)))
+    return sets
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m experiments.record_acceptance", description=__doc__)
+    parser.add_argument("--out", type=Path, default=RECORDED, metavar="FILE")
+    parser.add_argument("--texts", type=int, default=16, metavar="N", help="prompts to write a text after")
+    parser.add_argument("--positions", type=int, default=128, metavar="N", help="positions of each text")
+    arguments = parser.parse_args()
+    with running_verifier("--log-level", "warning") as verifier:
+        sets = record(verifier.address, arguments.texts, arguments.positions)
+    save_traces(arguments.out, sets)
+    for traces in sets:
+        print(f"{traces.name}: first token of a draft stands {traces.acceptance_rate:.3f}")
+    print(f"{arguments.out}: {arguments.out.stat().st_size} bytes")
+    return 0
+
+
+if __name__ == "__main__":
+    run_command("record_acceptance", main)
