@@ -143,7 +143,7 @@ class DeviceRows(ProcessedRows):
         self._raw, self._texted, self._table = raw, texted, table
         self._known = [
             dict(zip(ids, logits.tolist(), strict=False))
-            for ids, logits in zip(foreseen, table[:, _FOUND:].astype(np.float32), strict=True)
+            for ids, logits in zip(foreseen, table[:, _FOUND:], strict=True)
         ]
 
     def raw_logits(self) -> NDArray[np.float32]:
@@ -154,11 +154,12 @@ class DeviceRows(ProcessedRows):
         self._total(row)  # raises where the row has NaN
         return int(self._table[row, 0])
 
-    def _logits_at(self, row: int, token_ids: list[int]) -> NDArray[np.float32]:
+    def _logits_at(self, row: int, token_ids: Sequence[int]) -> list[float]:
         known = self._known[row]
         if all(token_id in known for token_id in token_ids):
-            return np.array([known[token_id] for token_id in token_ids], np.float32)
-        return np.asarray(self._texted[row, token_ids].cpu().numpy())
+            return [known[token_id] for token_id in token_ids]
+        logits: list[float] = self._texted[row, list(token_ids)].tolist()
+        return logits
 
     def _edge(self, row: int) -> float:
         return float(self._table[row, 4])

@@ -46,10 +46,11 @@ class ProcessedRows(abc.ABC):
             best = self.own_sample(row)
             return np.array([0.0 if token_id == best else -math.inf for token_id in token_ids])
         top, log_sum = self._total(row)
-        logits = self._logits_at(row, list(token_ids))
-        logs: NDArray[np.float64] = (logits.astype(np.float64) - top) / self._temperature - log_sum
+        logits = self._logits_at(row, token_ids)  # few: numpy's calls would cost more than they do
+        logs = np.array([(logit - top) / self._temperature - log_sum for logit in logits])
         if (edge := self._edge(row)) > -math.inf:
-            logs[logits / np.float32(self._temperature) < np.float32(edge)] = -math.inf
+            scores = np.array(logits, np.float32) / np.float32(self._temperature)
+            logs[scores < np.float32(edge)] = -math.inf
         return logs
 
     def entropy(self, row: int) -> float:
@@ -80,7 +81,7 @@ class ProcessedRows(abc.ABC):
         return np.array((self._sampling.seed, key.purpose, key.position, key.index), np.uint64)
 
     @abc.abstractmethod
-    def _logits_at(self, row: int, token_ids: list[int]) -> NDArray[np.float32]: ...
+    def _logits_at(self, row: int, token_ids: Sequence[int]) -> list[float]: ...
 
     @abc.abstractmethod
     def _edge(self, row: int) -> float:
@@ -125,6 +126,7 @@ class HostRows(ProcessedRows):
             eos_token_ids=eos_token_ids,
         )
         self._kernels = load_row_kernels()
+        self._own_key = self._key(NoiseKey(Purpose.COUPLED, position))
         self._edges: dict[int, float] = {}
         self._totals: dict[int, tuple[float, float]] = {}
         self._own_samples: dict[int, int] = {}
@@ -135,14 +137,17 @@ class HostRows(ProcessedRows):
             self._own_samples = dict(enumerate(best.tolist()))
         token_id = self._own_samples.get(row)
         if token_id is None:
-            key = self._key(NoiseKey(Purpose.COUPLED, self._position + row))
-            token_id, *total = self._kernels.scan(self._texted[row], self._temperature, self._edge(row), key)
-            self._totals[row] = check_total(*total)
+            self._own_key[2] = self._position + row
+            token_id, top, log_sum = self._kernels.scan(
+                self._texted[row], self._temperature, self._edge(row), self._own_key
+            )
+            self._totals[row] = check_total(top, log_sum)
             self._own_samples[row] = token_id
         return token_id
 
-    def _logits_at(self, row: int, token_ids: list[int]) -> NDArray[np.float32]:
-        return self._texted[row, token_ids]
+    def _logits_at(self, row: int, token_ids: Sequence[int]) -> list[float]:
+        item = self._texted.item
+        return [item(row, token_id) for token_id in token_ids]
 
     def _edge(self, row: int) -> float:
         edge = self._edges.get(row)

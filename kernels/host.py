@@ -27,9 +27,11 @@ _LANES = 8  # ids a Philox block is for
 _WORDS = 4
 _SPAN = 64  # ids that are passed over together where none of them is wanted
 _NUM_SHARES = 64
-_GROUP = 32  # blocks whose noise is made before any of it is looked at
+_DENSE_CHUNKS = 7
+_GROUP = 128  # blocks whose noise is made before any of it is looked at
 _FIRST = np.zeros(1, np.int64)
 
+_INFINITY_BITS = np.int32(0x7F800000)
 _LOWEST_POWER = np.float32(-87.0)  # its exp is still a normal float32
 _ROUNDER = np.float32(1.5 * 2**23)  # added and subtracted again, it rounds a float32 to an integer
 _LOG2_E = np.float32(math.log2(math.e))
@@ -120,26 +122,22 @@ def _gumbel(lane: Any) -> Any:
 
 
 @_jit()
-def _num_nan(values: Any) -> Any:
-    num_nan = np.int32(0)
-    for i in range(values.size):
-        num_nan += np.int32(values[i] != values[i])
-    return num_nan
-
-
-@_jit()
 def _largest(values: Any) -> Any:
-    """The largest of values without NaN; compared as integers, whose maximum the compiler vectorises."""
+    """The largest value, NaN where there is any. As integers in the same order: their maximum vectorises."""
     bits = values.view(np.int32)
-    largest = np.int32(-(2**31))
+    largest, most_bits = np.int32(-(2**31)), np.int32(0)
     for i in range(bits.size):
+        magnitude = np.int32(bits[i] & np.int32(0x7FFFFFFF))
         order = np.int32(bits[i] ^ ((bits[i] >> np.int32(31)) & np.int32(0x7FFFFFFF)))
         largest = order if order > largest else largest
+        most_bits = magnitude if magnitude > most_bits else most_bits
+    if most_bits > _INFINITY_BITS:
+        return np.float32(np.nan)
     largest ^= (largest >> np.int32(31)) & np.int32(0x7FFFFFFF)
     return np.int32(largest).view(np.float32)
 
 
-@_jit()
+@_jit(fastmath={"contract"})
 def _exps(values: Any, top: Any, temperature: Any, edge: Any, out: Any) -> None:
     """out[i] = exp((values[i] - top) / temperature), exp(-87) where it is less, 0 below the edge."""
     scale = np.float32(1.0) / temperature
@@ -203,9 +201,9 @@ def _find_top(row: Any) -> Any:
     top, start = np.float32(-np.inf), 0
     for chunk in range(0, row.size, CHUNK):
         values = row[chunk : chunk + CHUNK]
-        if _num_nan(values) > 0:
-            return np.float32(np.nan), -1
         largest = _largest(values)
+        if largest != largest:
+            return largest, -1
         if largest > top:
             top, start = largest, chunk
     while row[start] != top:
@@ -269,22 +267,32 @@ def _search(
             reached = changed_weights[i] + _gumbel(_lane(words, changed_ids[i] & 7))
             if reached > best or (reached == best and changed_ids[i] < best_id):
                 best, best_id = reached, changed_ids[i]
+    weight = _weight(row, top_id, temperature, edge, top, log_sum, changed_ids)
+    if weight > -np.inf:  # the likeliest winner first: it spares the most of the others
+        _draw(key, top_id >> 3, _FIRST, words)
+        reached = weight + _gumbel(_lane(words, top_id & 7))
+        if reached > best or (reached == best and top_id < best_id):
+            best, best_id = reached, top_id
     top_score = np.float64(top / temperature)
     zero = top_score if math.isnan(log_sum) else -log_sum
     slack = _SLACK + _SLACK_OF_SCORE * (abs(top_score) + 30)
     half_limit = _half_limit(zero, best, slack)
-    exps, blocks = np.empty(CHUNK, np.float32), np.empty(CHUNK // _LANES, np.int64)
-    total = 0.0
-    first_chunk = top_id // CHUNK
-    for turn in range((row.size + CHUNK - 1) // CHUNK):  # the top's first: more can be passed over
-        chunk = first_chunk if turn == 0 else turn - np.int64(turn <= first_chunk)
-        start = chunk * CHUNK
+    exps, total = np.empty(CHUNK, np.float32), 0.0
+    every_block, some_blocks = np.arange(CHUNK // _LANES), np.empty(CHUNK // _LANES, np.int64)
+    num_dense = 0
+    for start in range(0, row.size, CHUNK):
         values = row[start : start + CHUNK]
         _exps(values, top, temperature, edge, exps[: values.size])
         total += _sum(exps[: values.size])
         num_padded = (values.size + _LANES - 1) // _LANES * _LANES
         exps[values.size : num_padded] = 0
-        num_listed = _list_blocks(exps[:num_padded], np.float32(0.25) / half_limit, blocks)
+        if num_dense > 0:  # the last time that it was looked, nearly every block could win
+            num_dense -= 1
+            blocks, num_listed = every_block, num_padded // _LANES
+        else:
+            blocks = some_blocks
+            num_listed = _list_blocks(exps[:num_padded], np.float32(0.25) / half_limit, blocks)
+            num_dense = _DENSE_CHUNKS if num_listed * _LANES * 8 > num_padded * 7 else 0
         for group in range(0, num_listed, _GROUP):
             num_blocks = min(_GROUP, num_listed - group)
             kept = exps[group * _LANES : (group + num_blocks) * _LANES]
