@@ -35,6 +35,7 @@ from edge_client.drafting.onnx_runner import Rows
 from edge_client.drafting.sampler import DraftSampler
 
 PROMPT: TokenIds = (0,)
+EOS: TokenIds = (2,)  # ends no text here, but a minimum length masks it
 _SEED_STEP = 0x9E3779B97F4A7C15  # any two seeds differ in many bits
 
 Text = tuple[int, ...]
@@ -93,7 +94,7 @@ class Writer:
             yield self._write(dataclasses.replace(self._sampling, seed=index * _SEED_STEP % 2**64))
 
     def _write(self, sampling: SamplingParams) -> Written:
-        sampler = DraftSampler(sampling, (), self._num_support)
+        sampler = DraftSampler(sampling, EOS, self._num_support)
         text: list[int] = []
         corrected: list[int] = []
         while len(text) < self._num_tokens:
@@ -152,7 +153,7 @@ class Writer:
             prompt_ids=PROMPT,
             output_ids=text,
             draft_token_ids=arrived.draft_tokens,
-            eos_token_ids=(),
+            eos_token_ids=EOS,
             num_tokens=self._tables.vocab_size,
         )
         outcome = self._implementation.verify(
@@ -183,7 +184,9 @@ class Writer:
 def target_probs(tables: Tables, sampling: SamplingParams, text: Text) -> NDArray[np.float64]:
     """p of the next token, by the processors alone."""
     last = text[-1] if text else PROMPT[-1]
-    scores = process_logits(np, tables.target[[last]], sampling, prompt_ids=PROMPT, output_ids=text)
+    scores = process_logits(
+        np, tables.target[[last]], sampling, prompt_ids=PROMPT, output_ids=text, eos_token_ids=EOS
+    )
     return _softmax(scores[0].astype(np.float64))
 
 
