@@ -13,14 +13,13 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from support.chance import Chance
+from support.chance import Chance, Key
 
 from cloud_verifier.methods.base import NoiseKey
 from common.noise import Purpose
 from common.types import MethodParams, Support
 
 Text = tuple[int, ...]
-Key = tuple[Any, float, float]  # purpose, position, index
 
 PROMPT_LENGTH = 2  # so that a key with a number of new tokens instead of a position is noticed
 

@@ -15,11 +15,11 @@ the dependence it really has, not with the independence it hopes for. What is kn
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
-from typing import TypeVar
+from typing import Any, TypeVar
 
-Key = Hashable
+Key = tuple[Any, float, float]  # purpose, position, index
 Weights = tuple[float, ...]
 Races = tuple[tuple[Weights, int], ...]  # weights, and the id that won with them
 Interval = tuple[float, float]

@@ -10,6 +10,7 @@ import dataclasses
 import functools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -187,12 +188,12 @@ def target_probs(tables: Tables, sampling: SamplingParams, text: Text) -> NDArra
     scores = process_logits(
         np, tables.target[[last]], sampling, prompt_ids=PROMPT, output_ids=text, eos_token_ids=EOS
     )
-    return _softmax(scores[0].astype(np.float64))
+    return np.asarray(_softmax(scores[0].astype(np.float64)), np.float64)
 
 
-def _softmax(scores: NDArray[np.floating]) -> NDArray[np.floating]:
+def _softmax(scores: NDArray[Any]) -> NDArray[Any]:
     weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
-    return weights / weights.sum(axis=-1, keepdims=True)
+    return np.asarray(weights / weights.sum(axis=-1, keepdims=True))
 
 
 def _supports(drafted: list[tuple[int, float, Support | None]]) -> tuple[Support, ...]:

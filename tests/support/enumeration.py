@@ -20,14 +20,13 @@ from support.branching import (
     BranchingCoins,
     BranchingRows,
     BranchingUniform,
-    Key,
     Lazy,
     LazyDraft,
     Rules,
     Text,
     World,
 )
-from support.chance import Chance, Known, all_outcomes
+from support.chance import Chance, Key, Known, all_outcomes
 
 from cloud_verifier.methods.base import Outcome, RoundInput, VerificationMethod
 from common import support as edge_support

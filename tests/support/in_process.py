@@ -101,9 +101,9 @@ class InProcessEdge:
             text += [each[0] for each in drafted[: verdict.accepted_len]]
             self.num_accepted += verdict.accepted_len
             committed = ()
-            support = drafted[verdict.accepted_len][3] if verdict.candidates else None
-            num_seen = 0
+            num_kept, num_seen = verdict.accepted_len, 0
             while verdict.candidates:
+                support = drafted[num_kept][3]
                 start = len(prompt) + len(text)
                 chosen = choose_candidate(support, verdict.candidates, sampling.seed, start, num_seen)
                 if chosen is not None:
