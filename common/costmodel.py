@@ -74,6 +74,11 @@ def round_s(num_draft_tokens: int, models: ModelCosts, link: LinkCosts) -> float
     return draft_s + link.rtt_s + models.verify_s(num_draft_tokens) + link.transfer_s(num_draft_tokens)
 
 
+def round_token_s(models: ModelCosts, link: LinkCosts) -> float:
+    """Return what one more drafted token adds to a round: its draft, its verification, its bytes."""
+    return models.draft_token_s + models.verify_token_s + link.draft_token_bytes_up / link.rate_up
+
+
 def cloud_only_s(models: ModelCosts, link: LinkCosts) -> float:
     """Return seconds a token streamed cloud-only: the slower of the target and the link; RTT is hidden."""
     return max(models.target_token_s, link.stream_token_bytes_down / link.rate_down)
@@ -99,7 +104,26 @@ def best_num_draft_tokens(
     acceptance: Acceptance, models: ModelCosts, link: LinkCosts, max_num_draft_tokens: int
 ) -> int:
     """Return the draft length, 1 to the maximum, of most tokens a second; 0 where cloud-only is faster."""
-    lengths = range(1, max_num_draft_tokens + 1)
-    rates = {n: tokens_per_s(acceptance, n, models, link) for n in lengths}
-    best = max(rates, key=rates.__getitem__, default=0)
-    return best if best and rates[best] * cloud_only_s(models, link) > 1 else 0
+    best, rate = fastest_round(acceptance, models, link, max_num_draft_tokens)
+    return best if rate * cloud_only_s(models, link) > 1 else 0
+
+
+def fastest_round(
+    acceptance: Acceptance, models: ModelCosts, link: LinkCosts, max_num_draft_tokens: int
+) -> tuple[int, float]:
+    """Return the draft length, 1 to the maximum, of most tokens a second, and how many that are.
+
+    The tokens each further one brings only fall while its cost stays, so the first length that is slower than
+    the one before ends the search.
+    """
+    best, best_rate = 0, 0.0
+    total, reached = 1.0, 1.0
+    for n, alpha in enumerate(_per_position(acceptance, max_num_draft_tokens), start=1):
+        reached *= alpha
+        total += reached
+        rate = total / round_s(n, models, link)
+        if rate < best_rate:
+            break
+        if rate > best_rate:
+            best, best_rate = n, rate
+    return best, best_rate

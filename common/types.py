@@ -135,8 +135,8 @@ class Draft:
 
     @property
     def confidences(self) -> tuple[float, ...]:
-        """The probability the draft gave each token before any sampling parameter, where it has told it."""
-        return tuple(math.exp(-each.nll) for each in self.signals) or self.draft_probs
+        """The probability the draft gave each token before any sampling parameter; none without signals."""
+        return tuple(math.exp(-each.nll) for each in self.signals)
 
 
 @dataclass(frozen=True, slots=True)

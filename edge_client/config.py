@@ -51,15 +51,16 @@ class RunConfig:
     num_speculative_tokens: int | None = option(
         None,
         "tokens to draft in one round; for every depth policy but fixed, in the first one. None is the "
-        "policy's own: fixed and window 4, ratio 6",
+        "policy's own: fixed and window 4, ratio and optimal 6",
         metavar="N",
         minimum=0,
         maximum=1024,
     )
     depth_policy: str = option(
         "fixed",
-        "what decides how many tokens a round drafts: always --num-speculative-tokens; one more or less "
-        "after a round that went well or badly; or what keeps the acceptance of ten rounds near 0.7",
+        "how many tokens a round drafts: always --num-speculative-tokens; one more or less than the last, by "
+        "how that went (ratio) or by the acceptance of ten rounds (window); or as many, up to 64, as make "
+        "the most tokens a second by what rounds measured and how sure the draft is (optimal)",
         choices=DEPTH_POLICIES,
     )
     temperature: float = option(0.8, "0 is greedy", metavar="T")

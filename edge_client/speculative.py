@@ -124,7 +124,7 @@ class SpeculativeLoop:
         if decoding.text.finish is None:
             decoding.text.acknowledge()
         num_accepted = sum(event.origin is Origin.ACCEPTED for event in events)
-        decoding.record(_make_record(request, num_accepted, draft_ms, verdict, answer, num_bytes))
+        decoding.record(_make_record(draft, num_accepted, draft_ms, verdict, answer, num_bytes))
         yield from events
         if decoding.text.finish is not None:
             return
@@ -192,7 +192,7 @@ def _disagreement(verdict: Verdict) -> RoundError:
 
 
 def _make_record(
-    request: VerifyRequest,
+    draft: Draft,
     num_accepted_tokens: int,
     draft_ms: float,
     verdict: Verdict,
@@ -202,7 +202,7 @@ def _make_record(
     metrics = verdict.metrics
     return RoundRecord(
         round_id=verdict.round_id,
-        num_draft_tokens=len(request.draft_tokens),
+        num_draft_tokens=len(draft.token_ids),
         num_accepted_tokens=num_accepted_tokens,
         draft_ms=draft_ms,
         rtt_ms=answer.wait_s * 1e3,
@@ -214,4 +214,5 @@ def _make_record(
         alpha_mean=metrics.alpha_mean,
         bytes_up=num_bytes[0],
         bytes_down=num_bytes[1],
+        confidences=draft.confidences,
     )

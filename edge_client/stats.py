@@ -32,6 +32,7 @@ class RoundRecord:
     bytes_up: int = 0
     bytes_down: int = 0
     is_answered: bool = True
+    confidences: tuple[float, ...] = ()  # the draft's own, of each drafted token
 
     @property
     def la_over_k(self) -> float:

@@ -27,7 +27,9 @@ class TextTrace:
     """One text. The draft at position t is that after the text's first t + 1 new tokens."""
 
     runs: NDArray[np.uint8]  # [num_positions]: draft tokens that stand, MAX_DEPTH at most
-    confidences: NDArray[np.float32]  # [num_positions, MAX_DEPTH]: the draft's own, of each token, stand or not
+    confidences: NDArray[
+        np.float32
+    ]  # [num_positions, MAX_DEPTH]: the draft's own, whether tokens stand or not
 
     @property
     def num_positions(self) -> int:
@@ -55,7 +57,8 @@ def save_traces(path: Path, sets: Sequence[TraceSet]) -> None:
         arrays[f"runs{number}"] = np.concatenate([text.runs for text in traces.texts])
         arrays[f"confidences{number}"] = np.rint(confidences * _LEVELS).astype(np.uint8)
     header = [
-        {"name": s.name, "label": s.label, "num_positions": [text.num_positions for text in s.texts]} for s in sets
+        {"name": traces.name, "label": traces.label, "num_positions": [t.num_positions for t in traces.texts]}
+        for traces in sets
     ]
     arrays["header"] = np.frombuffer(json.dumps(header).encode(), np.uint8)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -73,12 +76,30 @@ def load_traces(path: Path = RECORDED) -> list[TraceSet]:
         raise UsageError(f"--traces {path}: no acceptance traces: {error}") from error
 
 
+def synthetic_traces(
+    alpha: float, confidence: str, num_texts: int = 16, num_positions: int = 256, seed: int = 1
+) -> TraceSet:
+    """Every token stands with probability alpha. `confidence`: "none" is told, the draft is "certain" of each
+    token, or it "knows": each token has a probability of its own to stand, alpha on average."""
+    random = np.random.default_rng(seed)
+    texts = []
+    for _ in range(num_texts):
+        shape = (num_positions, MAX_DEPTH)
+        chances = np.full(shape, alpha)
+        told = {"none": np.zeros((num_positions, 0)), "certain": np.ones(shape)}
+        if confidence == "knows":
+            told["knows"] = chances = random.beta(2 * alpha, 2 * (1 - alpha), shape)
+        falls = np.append(random.random(shape) >= chances, np.ones((num_positions, 1), bool), axis=1)
+        texts.append(TextTrace(falls.argmax(axis=1).astype(np.uint8), told[confidence].astype(np.float32)))
+    return TraceSet(f"alpha {alpha:g}, confidence {confidence}", "synthetic", tuple(texts))
+
+
 def _make_set(header: dict[str, object], runs: NDArray[np.uint8], levels: NDArray[np.uint8]) -> TraceSet:
     num_positions = header["num_positions"]
     assert isinstance(num_positions, list)
     ends = np.cumsum(num_positions)
     texts = tuple(
-        TextTrace(runs[end - size : end], levels[end - size : end].astype(np.float32) / _LEVELS)
+        TextTrace(runs[end - size : end], (levels[end - size : end] / _LEVELS).astype(np.float32))
         for size, end in zip(num_positions, ends, strict=True)
     )
     return TraceSet(str(header["name"]), str(header["label"]), texts)

@@ -2,9 +2,9 @@
 
 python -m experiments.record_acceptance [--texts 16 --positions 128]
 
-The target writes each text alone; then the draft proposes 64 tokens at every position of it, and as many count
-as standing as agree with the text. That is what `coupled` accepts, whose text is the target's own whatever is
-drafted. Times do not enter: any machine records the same.
+The target writes each text alone; then the draft proposes 64 tokens at every position of it, and as many
+count as standing as agree with the text. That is what `coupled` accepts, whose text is the target's own
+whatever is drafted. Times do not enter: any machine records the same.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ def trace_text(
         drafted = sequence.propose(MAX_DEPTH)
         num_drafted = len(drafted.token_ids)
         actual = text[position + 1 : position + 1 + num_drafted]
-        wrong = (i for i, pair in enumerate(zip(drafted.token_ids, actual, strict=True)) if pair[0] != pair[1])
-        runs[position] = next(wrong, num_drafted)
+        pairs = zip(drafted.token_ids, actual, strict=True)
+        runs[position] = next((i for i, (ours, theirs) in enumerate(pairs) if ours != theirs), num_drafted)
         confidences[position, :num_drafted] = np.exp([-signals.nll for signals in drafted.signals])
     sequence.close()
     return TextTrace(runs, confidences)
@@ -60,7 +60,7 @@ def record(address: str, num_texts: int, num_positions: int) -> list[TraceSet]:
             texts = []
             sampling = SamplingParams(temperature=temperature, seed=SEED)
             for number, prompt in enumerate(load_prompts(limit=num_texts)):
-                print(f"\rT={temperature:g}: text {number + 1} of {num_texts}", end="", file=sys.stderr, flush=True)
+                print(f"\rT={temperature:g}: text {number + 1} of {num_texts}", end="", file=sys.stderr)
                 case = Case(Mode.CLOUD_ONLY, temperature)
                 result = decoder.decode(prompt.text, case, num_positions + MAX_DEPTH, SEED)
                 ids = tuple(tokenizer.encode(prompt.text))

@@ -28,10 +28,19 @@ def _create_window(start: int | None) -> DepthPolicy:
     return window.WindowDepth(_checked("window", start, window.MIN_DEPTH, window.MAX_DEPTH))
 
 
+def _create_optimal(start: int | None) -> DepthPolicy:
+    from edge_client.depth import optimal
+    from edge_client.depth.acceptance import MAX_DEPTH
+
+    start = optimal.DEFAULT_START if start is None else start
+    return optimal.OptimalDepth(_checked("optimal", start, 1, MAX_DEPTH))
+
+
 _FACTORIES: dict[str, Callable[[int | None], DepthPolicy]] = {
     "fixed": _create_fixed,
     "ratio": _create_ratio,
     "window": _create_window,
+    "optimal": _create_optimal,
 }
 DEPTH_POLICIES = tuple(_FACTORIES)
 
