@@ -1,0 +1,73 @@
+"""As many tokens as make the most committed tokens a second, by the cost model and what rounds measured.
+
+Rounds follow one another, so time is worth the rate they run at (the best one of the cost model). One more
+token costs `round_token_s` and brings a token where it and all before it stand; once that is less than the
+rate makes meanwhile, the draft ends. How likely the tokens drafted so far stand is told by their confidences,
+how likely the next one by its position. A draft that tells nothing of its confidence gets the best length.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from common.costmodel import fastest_round, round_token_s
+from edge_client.depth.acceptance import MAX_DEPTH, ConfidenceCalibration, PositionAcceptance
+from edge_client.depth.costs import RoundCosts
+from edge_client.drafting.base import ShouldStop
+from edge_client.stats import RoundRecord
+
+DEFAULT_START = 6
+
+
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    best: int  # draft length, had the draft no opinion of its tokens
+    least_gain: float  # expected tokens that a further one must bring
+    alphas: list[float]  # [MAX_DEPTH], by position
+
+
+class OptimalDepth:
+    """`start` in 1 … MAX_DEPTH is the length until a round with a draft was answered."""
+
+    def __init__(self, start: int = DEFAULT_START) -> None:
+        self._costs = RoundCosts()
+        self._positions = PositionAcceptance()
+        self._calibration = ConfidenceCalibration()
+        self._start = start
+        self._plan: _Plan | None = None
+
+    def next_depth(self) -> int:
+        if self._plan is None:
+            return self._start
+        return MAX_DEPTH if self._calibration.is_known else self._plan.best
+
+    def stop_rule(self) -> ShouldStop | None:
+        if self._plan is None or not self._calibration.is_known:
+            return None
+        acceptance = self._calibration.curve()
+        alphas, least_gain = self._plan.alphas, self._plan.least_gain
+        reached = 1.0  # probability that all tokens so far stand
+
+        def should_stop(confidence: float, num_drafted: int) -> bool:
+            nonlocal reached
+            reached *= acceptance(confidence)
+            return reached * alphas[num_drafted] < least_gain
+
+        return should_stop
+
+    def observe(self, record: RoundRecord) -> None:
+        """Unanswered rounds tell neither what stands nor what a trip takes."""
+        if not record.is_answered:
+            return
+        self._costs.observe(record)
+        if record.num_draft_tokens:
+            self._positions.observe(record.num_accepted_tokens, record.num_draft_tokens)
+            self._calibration.observe(record.confidences, record.num_accepted_tokens)
+        if self._costs.is_known:
+            self._plan = self._make_plan()
+
+    def _make_plan(self) -> _Plan:
+        models, link = self._costs.estimate()
+        alphas = self._positions.estimate()
+        best, rate = fastest_round(alphas, models, link, MAX_DEPTH)
+        return _Plan(best, rate * round_token_s(models, link), alphas)
