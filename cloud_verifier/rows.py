@@ -126,7 +126,7 @@ class HostRows(ProcessedRows):
             eos_token_ids=eos_token_ids,
         )
         self._kernels = load_row_kernels()
-        self._own_key = self._key(NoiseKey(Purpose.COUPLED, position))
+        self._is_cut = bool(sampling.top_k or sampling.top_p < 1 or sampling.min_p)
         self._edges: dict[int, float] = {}
         self._totals: dict[int, tuple[float, float]] = {}
         self._own_samples: dict[int, int] = {}
@@ -137,9 +137,9 @@ class HostRows(ProcessedRows):
             self._own_samples = dict(enumerate(best.tolist()))
         token_id = self._own_samples.get(row)
         if token_id is None:
-            self._own_key[2] = self._position + row
+            key = self._key(NoiseKey(Purpose.COUPLED, self._position + row))
             token_id, top, log_sum = self._kernels.scan(
-                self._texted[row], self._temperature, self._edge(row), self._own_key
+                self._texted[row], self._temperature, self._edge(row), key
             )
             self._totals[row] = check_total(top, log_sum)
             self._own_samples[row] = token_id
@@ -150,6 +150,8 @@ class HostRows(ProcessedRows):
         return [item(row, token_id) for token_id in token_ids]
 
     def _edge(self, row: int) -> float:
+        if not self._is_cut:
+            return -math.inf
         edge = self._edges.get(row)
         if edge is None:
             edge = self._edges[row] = self._find_edge(self._texted[row])
