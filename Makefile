@@ -6,7 +6,7 @@ STAMP  := $(VENV)/.installed
 PROTO  := proto/common/pb/outrider.proto
 PROTOC := $(PY) -m grpc_tools.protoc -Iproto
 
-.PHONY: help install demo test test-slow lint typecheck proto proto-check pair bench bench-main bench-engine bench-pair bench-methods clean
+.PHONY: help install demo test test-slow lint typecheck proto proto-check pair bench bench-main bench-engine bench-pair bench-methods bench-controller clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 14
@@ -46,7 +46,7 @@ proto-check: $(STAMP) ## fail when common/pb is out of date
 pair: $(STAMP) ## train the embedded pair (ARGS="--help" lists the options)
 	OMP_WAIT_POLICY=passive GLIBC_TUNABLES=glibc.malloc.hugetlb=1 $(PY) -m training.pair $(ARGS)
 
-bench: bench-main bench-engine bench-methods bench-pair ## every benchmark
+bench: bench-main bench-engine bench-methods bench-controller bench-pair ## every benchmark
 
 bench-main: $(STAMP) ## benchmarks/results/main.json; PROMPTS=FILE takes other prompts
 	$(PY) -m experiments.bench_main $(if $(PROMPTS),--prompts $(PROMPTS)) $(ARGS)
@@ -56,6 +56,9 @@ bench-engine: $(STAMP) ## benchmarks/results/engine.json; ARGS="--quick" or "--o
 
 bench-methods: $(STAMP) ## benchmarks/results/methods.json; PROMPTS=FILE takes other prompts
 	$(PY) -m experiments.bench_methods $(if $(PROMPTS),--prompts $(PROMPTS)) $(ARGS)
+
+bench-controller: $(STAMP) ## benchmarks/results/controller.json: depth policies in virtual time
+	$(PY) -m experiments.bench_controller $(ARGS)
 
 bench-pair: $(STAMP) ## benchmarks/results/pair.json; PROMPTS=FILE measures other prompts beside the embedded ones
 	$(PY) -m experiments.bench_pair $(if $(PROMPTS),--prompts $(PROMPTS)) $(ARGS)

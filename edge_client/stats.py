@@ -74,6 +74,7 @@ class SessionStats:
             "acceptance_rate": _ratio(accepted, drafted),
             "acceptance_per_position": acceptance_per_position(answered),
             "tokens_per_round": _ratio(in_rounds, len(answered)),
+            "draft_length": draft_length(answered),
             "alpha_mean": _alpha(answered),
             "ttft_ms": _ms(times[0] - self.start_ns) if times else None,
             "tpot_ms": _ms((times[-1] - times[0]) / (len(times) - 1)) if len(times) > 1 else None,
@@ -108,6 +109,17 @@ def acceptance_per_position(rounds: Sequence[RoundRecord]) -> list[float]:
         having = [r for r in rounds if r.num_draft_tokens > i]
         rates.append(round(sum(r.num_accepted_tokens > i for r in having) / len(having), 4))
     return rates
+
+
+def draft_length(rounds: Sequence[RoundRecord]) -> dict[str, float] | None:
+    """Of the rounds that drafted: how many tokens, the mean and quantiles."""
+    lengths = sorted(r.num_draft_tokens for r in rounds if r.num_draft_tokens)
+    if not lengths:
+        return None
+    quantiles = {
+        f"p{percent}": float(lengths[percent * (len(lengths) - 1) // 100]) for percent in (10, 50, 90)
+    }
+    return {"mean": round(statistics.fmean(lengths), 2), **quantiles, "max": float(lengths[-1])}
 
 
 def _alpha(rounds: Sequence[RoundRecord]) -> float | None:

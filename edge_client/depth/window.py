@@ -10,7 +10,7 @@ from edge_client.stats import RoundRecord
 MIN_DEPTH, MAX_DEPTH = 2, 8
 DEFAULT_START = 4
 _NUM_ROUNDS = 10
-_TARGET, _TOLERANCE = 0.7, 0.1  # accepted : drafted over the window
+_LOWEST, _HIGHEST = 0.6, 0.8  # accepted : drafted over the window: the target of 0.7, a tenth off
 
 
 class WindowDepth:
@@ -31,7 +31,7 @@ class WindowDepth:
             return  # says nothing about acceptance
         self._rounds.append((record.num_accepted_tokens, record.num_draft_tokens))
         rate = sum(accepted for accepted, _ in self._rounds) / sum(drafted for _, drafted in self._rounds)
-        if rate > _TARGET + _TOLERANCE:
+        if rate > _HIGHEST:
             self._depth = min(self._depth + 1, MAX_DEPTH)
-        elif rate < _TARGET - _TOLERANCE:
+        elif rate < _LOWEST:
             self._depth = max(self._depth - 1, MIN_DEPTH)

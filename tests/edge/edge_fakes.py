@@ -37,6 +37,7 @@ from common.types import (
     VerifyRequest,
 )
 from edge_client.deadline import RoundDeadline
+from edge_client.depth.base import DepthPolicy
 from edge_client.depth.fixed import FixedDepth
 from edge_client.drafting.base import ShouldStop
 from edge_client.link.base import Traffic
@@ -354,6 +355,7 @@ def make_session(
     *,
     mode: Mode = Mode.SPECULATIVE,
     depth: int = 4,
+    policy: DepthPolicy | None = None,
     on_timeout: OnTimeout = OnTimeout.FIRST_TOKEN,
     deadline_s: float | None = 0.05,
     recover_timeout_s: float = 0.6,
@@ -386,4 +388,5 @@ def make_session(
             recover_timeout_s=recover_timeout_s,
             is_patient=on_timeout is OnTimeout.WAIT,
         )
-    return EdgeSession(PROMPT, options, decode=decode, verifier=remote, draft=draft, depth=FixedDepth(depth))
+    policy = policy or FixedDepth(depth)
+    return EdgeSession(PROMPT, options, decode=decode, verifier=remote, draft=draft, depth=policy)

@@ -1,0 +1,254 @@
+"""`make bench-controller`: depth policies in virtual time, against the best fixed length of a full sweep.
+
+Acceptance is recorded (`benchmarks/traces/`) or, where labelled so, synthetic; times are the cost model's.
+Every text is a session of its own, which a policy starts knowing nothing; the best fixed length knows all.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from common.costmodel import LinkCosts, ModelCosts, round_s, round_token_s, tokens_per_s
+from edge_client.depth.base import DepthPolicy
+from edge_client.depth.fixed import DEFAULT_DEPTH, FixedDepth
+from edge_client.depth.optimal import OptimalDepth
+from edge_client.depth.ratio import RatioDepth
+from edge_client.depth.window import WindowDepth
+from edge_client.stats import RoundRecord
+from experiments.acceptance_traces import MAX_DEPTH, RECORDED, TraceSet, load_traces, synthetic_traces
+from experiments.command import run_command
+from experiments.results import Measure, at_most, judged, write_results
+from experiments.virtual_rounds import VirtualRound, replay
+
+RTTS_MS = (1, 5, 20, 60, 200, 600)
+FORWARDS_MS = (5, 30, 70)
+DRAFTS_MS = (0.2, 2, 12)
+VERIFY_TOKEN_SHARE = 0.015  # of a forward, each token more: what large targets on GPUs take or less
+SYNTHETIC = ((0.3, "none"), (0.8, "none"), (0.95, "none"), (0.8, "certain"), (0.8, "knows"), (0.95, "knows"))
+
+STEP_MS = (20, 200, 20)
+STEP_ROUNDS = 40  # between two steps
+STEP_ALPHAS = (0.6, 0.8, 0.95)
+SETTLED = 0.95  # of the tokens/s of the length a policy ends with
+
+MakePolicy = Callable[[], DepthPolicy]
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    rtt_ms: float
+    forward_ms: float
+    draft_ms: float
+
+    @property
+    def models(self) -> ModelCosts:
+        forward_s = self.forward_ms / 1e3
+        return ModelCosts(self.draft_ms / 1e3, forward_s, forward_s, VERIFY_TOKEN_SHARE * forward_s)
+
+    @property
+    def link(self) -> LinkCosts:
+        return LinkCosts(rtt_s=self.rtt_ms / 1e3)
+
+    def __str__(self) -> str:
+        return f"RTT {self.rtt_ms:g} forward {self.forward_ms:g} draft {self.draft_ms:g} ms"
+
+
+POINTS = [Point(*parts) for parts in itertools.product(RTTS_MS, FORWARDS_MS, DRAFTS_MS)]
+
+
+@dataclass(frozen=True, slots=True)
+class Totals:
+    """Of all texts of a set. Rounds' times are linear in their lengths, so these serve every point."""
+
+    num_rounds: int
+    num_draft_tokens: int
+    num_tokens: int
+
+    def tpot_s(self, point: Point) -> float:
+        drafting_s = self.num_draft_tokens * round_token_s(point.models, point.link)
+        return (self.num_rounds * round_s(0, point.models, point.link) + drafting_s) / self.num_tokens
+
+
+def run_set(traces: TraceSet, make_policy: MakePolicy, point: Point) -> Totals:
+    rounds: list[VirtualRound] = []
+    for text in traces.texts:
+        rounds += replay(text, make_policy(), point.models, lambda number: point.link)
+    return Totals(
+        num_rounds=len(rounds),
+        num_draft_tokens=sum(r.num_draft_tokens for r in rounds),
+        num_tokens=sum(r.num_accepted_tokens + 1 for r in rounds),
+    )
+
+
+# -------------------------------------------------------------------------------- against fixed lengths
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """One policy over all points of one set."""
+
+    ratios: dict[Point, float]  # TPOT : the best fixed length's
+    mean_lengths: dict[Point, float]
+
+    @property
+    def worst(self) -> Point:
+        return max(self.ratios, key=self.ratios.__getitem__)
+
+
+class FixedSweep:
+    """Every fixed length from 1 to 64 on one set."""
+
+    def __init__(self, traces: TraceSet) -> None:
+        self._by_length = {
+            n: run_set(traces, lambda n=n: FixedDepth(n), POINTS[0])  # type: ignore[misc]
+            for n in range(1, MAX_DEPTH + 1)
+        }
+
+    def best(self, point: Point) -> int:
+        return min(self._by_length, key=lambda n: self._by_length[n].tpot_s(point))
+
+    def tpot_s(self, num_draft_tokens: int, point: Point) -> float:
+        return self._by_length[num_draft_tokens].tpot_s(point)
+
+    def compare(self, totals: dict[Point, Totals]) -> Comparison:
+        return Comparison(
+            {point: t.tpot_s(point) / self.tpot_s(self.best(point), point) for point, t in totals.items()},
+            {point: t.num_draft_tokens / t.num_rounds for point, t in totals.items()},
+        )
+
+
+def compare_policies(traces: TraceSet) -> tuple[FixedSweep, dict[str, Comparison]]:
+    """`optimal` is run at every point; the others do not look at times, so one run tells all points."""
+    sweep = FixedSweep(traces)
+    found = {"optimal": {point: run_set(traces, OptimalDepth, point) for point in POINTS}}
+    for name, make_policy in (("ratio", RatioDepth), ("window", WindowDepth)):
+        found[name] = dict.fromkeys(POINTS, run_set(traces, make_policy, POINTS[0]))
+    found["fixed"] = dict.fromkeys(POINTS, run_set(traces, lambda: FixedDepth(DEFAULT_DEPTH), POINTS[0]))
+    return sweep, {name: sweep.compare(totals) for name, totals in found.items()}
+
+
+# ------------------------------------------------------------------------------------- after a step
+
+
+def rounds_to_settle(alpha: float, forward_ms: float, draft_ms: float) -> int:
+    """The most rounds after a step of the link until every length makes, by the cost model, SETTLED of what
+    the length makes that the policy ends with."""
+    text = synthetic_traces(alpha, "none", num_texts=1, num_positions=20 * STEP_ROUNDS * len(STEP_MS)).texts[
+        0
+    ]
+    points = [Point(rtt_ms, forward_ms, draft_ms) for rtt_ms in STEP_MS]
+    models = points[0].models
+    last = len(points) - 1
+    rounds = replay(text, OptimalDepth(), models, lambda i: points[min(i // STEP_ROUNDS, last)].link)
+    most = 0
+    for number, point in list(enumerate(points))[1:]:
+        lengths = [r.num_draft_tokens for r in rounds[number * STEP_ROUNDS : (number + 1) * STEP_ROUNDS]]
+        final = round(statistics.median(lengths[-10:]))
+        least = SETTLED * tokens_per_s(alpha, final, models, point.link)
+        unsettled = [i for i, n in enumerate(lengths) if tokens_per_s(alpha, n, models, point.link) < least]
+        most = max(most, unsettled[-1] + 1 if unsettled else 0)
+    return most
+
+
+# ------------------------------------------------------------------------------------- what it takes
+
+
+def measure_cost_us() -> tuple[float, float]:
+    """A round's share of `optimal` (observing, planning), and a drafted token's (the stop rule), in µs."""
+    policy = OptimalDepth()
+    record = RoundRecord(1, 8, 4, draft_ms=4, rtt_ms=60, net_ms=50, verifier_ms=10, confidences=(0.5,) * 8)
+    num_rounds, num_tokens = 2000, 8
+    start_s = time.perf_counter()
+    for _ in range(num_rounds):
+        policy.observe(record)
+        policy.next_depth()
+        should_stop = policy.stop_rule()
+    middle_s = time.perf_counter()
+    assert should_stop is not None
+    for _ in range(num_rounds):
+        for number in range(1, num_tokens + 1):
+            should_stop(0.5, number)
+    end_s = time.perf_counter()
+    return (middle_s - start_s) / num_rounds * 1e6, (end_s - middle_s) / num_rounds / num_tokens * 1e6
+
+
+# ------------------------------------------------------------------------------------------ report
+
+
+def make_measures(found: dict[str, list[dict[str, Comparison]]], settled: int) -> list[Measure]:
+    """`found`: by label, recorded or synthetic, the sets' comparisons."""
+    measures = []
+    for policy, label in itertools.product(("optimal", "ratio", "window", "fixed"), found):
+        comparisons = [policies[policy] for policies in found[label]]
+        worst = max(comparisons, key=lambda c: c.ratios[c.worst])
+        mean = statistics.fmean(ratio for c in comparisons for ratio in c.ratios.values())
+        suffix = "" if label == "recorded" else f"_{label}"
+        name = f"fixed {DEFAULT_DEPTH}" if policy == "fixed" else policy
+        text = f"TPOT of {name} : best fixed length, {label}, worst, at {worst.worst} (mean {mean:.3f})"
+        value = worst.ratios[worst.worst]
+        if policy == "optimal":
+            measures.append(judged(f"ctl.optimal{suffix}", text, value, "ratio", at_most(1.05)))
+        else:
+            measures.append(Measure(f"ctl.{policy}{suffix}", text, round(value, 4), "ratio"))
+    text = "link step 20 -> 200 ms and back: rounds until within 5 % of the end's tokens/s, synthetic, worst"
+    measures.append(judged("ctl.step", text, settled, "rounds", at_most(10)))
+    round_us, token_us = measure_cost_us()
+    measures.append(
+        Measure("ctl.optimal_round", "optimal: learns and plans, a round", round(round_us, 1), "us")
+    )
+    measures.append(Measure("ctl.optimal_token", "optimal: the stop rule, a token", round(token_us, 2), "us"))
+    return measures
+
+
+def details_of(sweep: FixedSweep, policies: dict[str, Comparison]) -> list[dict[str, Any]]:
+    """One row a point."""
+    return [
+        {
+            "point": str(point),
+            "best_fixed": sweep.best(point),
+            **{name: round(c.ratios[point], 4) for name, c in policies.items()},
+            "optimal_mean_length": round(policies["optimal"].mean_lengths[point], 2),
+        }
+        for point in POINTS
+    ]
+
+
+def print_set(traces: TraceSet, policies: dict[str, Comparison]) -> None:
+    print(f"\n{traces.name} ({traces.label}, first token stands {traces.acceptance_rate:.3f})")
+    print(f"{'policy':<10}{'mean':>8}{'worst':>8}  TPOT : best fixed length, over {len(POINTS)} points")
+    for name, comparison in policies.items():
+        mean = statistics.fmean(comparison.ratios.values())
+        print(f"{name:<10}{mean:>8.3f}{comparison.ratios[comparison.worst]:>8.3f}  at {comparison.worst}")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m experiments.bench_controller", description=__doc__)
+    parser.add_argument("--traces", type=Path, default=RECORDED, metavar="FILE", help="recorded acceptance")
+    arguments = parser.parse_args(argv)
+    start_s = time.perf_counter()
+    sets = load_traces(arguments.traces)
+    sets += [synthetic_traces(alpha, confidence, num_texts=8) for alpha, confidence in SYNTHETIC]
+    found: dict[str, list[dict[str, Comparison]]] = {}
+    details: dict[str, Any] = {"verify_token_share": VERIFY_TOKEN_SHARE, "sets": {}}
+    for traces in sets:
+        sweep, policies = compare_policies(traces)
+        print_set(traces, policies)
+        found.setdefault(traces.label, []).append(policies)
+        details["sets"][f"{traces.name} ({traces.label})"] = details_of(sweep, policies)
+    points = itertools.product(STEP_ALPHAS, FORWARDS_MS, DRAFTS_MS)
+    settled = {f"alpha {a:g} forward {f:g} draft {d:g} ms": rounds_to_settle(a, f, d) for a, f, d in points}
+    details["rounds_to_settle"] = settled
+    write_results("controller", make_measures(found, max(settled.values())), details)
+    print(f"{time.perf_counter() - start_s:.0f} s")
+    return 0
+
+
+if __name__ == "__main__":
+    run_command("bench_controller", main)
