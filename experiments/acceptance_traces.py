@@ -43,6 +43,7 @@ class TraceSet:
     name: str
     label: str
     texts: tuple[TextTrace, ...]
+    alpha: float | None = None  # the chance of every token to stand, where that is one
 
     @property
     def acceptance_rate(self) -> float:
@@ -91,7 +92,8 @@ def synthetic_traces(
             told["knows"] = chances = random.beta(2 * alpha, 2 * (1 - alpha), shape)
         falls = np.append(random.random(shape) >= chances, np.ones((num_positions, 1), bool), axis=1)
         texts.append(TextTrace(falls.argmax(axis=1).astype(np.uint8), told[confidence].astype(np.float32)))
-    return TraceSet(f"alpha {alpha:g}, confidence {confidence}", "synthetic", tuple(texts))
+    known_alpha = None if confidence == "knows" else alpha
+    return TraceSet(f"alpha {alpha:g}, confidence {confidence}", "synthetic", tuple(texts), known_alpha)
 
 
 def _make_set(header: dict[str, object], runs: NDArray[np.uint8], levels: NDArray[np.uint8]) -> TraceSet:

@@ -1,6 +1,6 @@
-"""A draft that ends early, by what its own tokens were, leaves the text's law as it is: the token that ended it
-is sent and judged like any other. So the depth policy `optimal` may stop at a token it doubts. (`coupled` needs
-no proof: there the text does not depend on the draft.)"""
+"""A draft that ends early, by what its own tokens were, leaves the text's law as it is: the token that ended
+it is sent and judged like any other. So the depth policy `optimal` may stop at a token it doubts. (`coupled`
+needs no proof: there the text does not depend on the draft.)"""
 
 from unittest import mock
 
