@@ -199,7 +199,10 @@ def run_until_signalled(server: VerifierServer, on_ready: Callable[[VerifierServ
 
     gc.collect()
     gc.freeze()  # what loading left lives as long as the process: no collection needs to look at it
-    uvloop.run(serve_until_signalled(server, on_ready))
+    try:
+        uvloop.run(serve_until_signalled(server, on_ready))
+    finally:
+        gc.unfreeze()
 
 
 async def serve_until_signalled(server: VerifierServer, on_ready: Callable[[VerifierServer], None]) -> None:
