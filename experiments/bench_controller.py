@@ -147,8 +147,8 @@ def compare_policies(traces: TraceSet) -> tuple[FixedSweep, dict[str, Comparison
 
 
 def rounds_to_settle(alpha: float, forward_ms: float, draft_ms: float) -> int:
-    """The most rounds after a step of the link until every length makes, by the cost model, SETTLED of what
-    the length makes that the policy ends with."""
+    """The most rounds after a step of the link until ten in a row make, by the cost model, at least SETTLED of
+    the tokens/s of the length that the policy ends with."""
     text = synthetic_traces(alpha, "none", num_texts=1, num_positions=20 * STEP_ROUNDS * len(STEP_MS)).texts[
         0
     ]
@@ -159,10 +159,10 @@ def rounds_to_settle(alpha: float, forward_ms: float, draft_ms: float) -> int:
     most = 0
     for number, point in list(enumerate(points))[1:]:
         lengths = [r.num_draft_tokens for r in rounds[number * STEP_ROUNDS : (number + 1) * STEP_ROUNDS]]
-        final = round(statistics.median(lengths[-10:]))
-        least = SETTLED * tokens_per_s(alpha, final, models, point.link)
-        unsettled = [i for i, n in enumerate(lengths) if tokens_per_s(alpha, n, models, point.link) < least]
-        most = max(most, unsettled[-1] + 1 if unsettled else 0)
+        rates = [tokens_per_s(alpha, n, models, point.link) for n in lengths]
+        least = SETTLED * tokens_per_s(alpha, round(statistics.median(lengths[-10:])), models, point.link)
+        starts = range(len(rates) - 9)
+        most = max(most, next((i for i in starts if min(rates[i : i + 10]) >= least), STEP_ROUNDS))
     return most
 
 

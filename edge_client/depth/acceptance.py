@@ -11,8 +11,9 @@ from collections.abc import Callable, Sequence
 MAX_DEPTH = 64
 PRIOR_ACCEPTANCE = 0.8
 _MEMORY = 0.98  # weight a round keeps with every later one
-_PRIOR_WEIGHT = 4.0  # of the prior, as that many rounds
-_KINSHIP = 0.8  # weight that a position's rounds have for the next position's acceptance
+_PRIOR_WEIGHT = 4.0  # of the prior, in tokens
+_OVERALL_WEIGHT = 5.0  # of the mean over all positions, in each of them
+_KINSHIP = 0.8  # weight that a position's tokens have for the next position
 _SLOPE_WEIGHT = 1.0  # of a prior slope, as that many fallen tokens
 _BIN_EDGES = (0.05, 0.15, 0.3, 0.6, 0.9)  # of confidences
 _PRIOR_SLOPE = 0.3
@@ -20,8 +21,8 @@ _MIN_DOUBT = 0.05  # of a draft that is certain: the target may still think othe
 
 
 class PositionAcceptance:
-    """Per position of a draft. Rounds tell of the positions they reached and, ever less, of those behind, so
-    that a draft longer than all before is expected to go on geometrically."""
+    """Per position of a draft. A token tells of its position, ever less of those behind it, and a little of
+    all: a draft longer than all before is expected to go on geometrically, whatever luck its last tokens had."""
 
     def __init__(self) -> None:
         self._tried = [0.0] * MAX_DEPTH
@@ -37,13 +38,14 @@ class PositionAcceptance:
 
     def estimate(self) -> list[float]:
         """[MAX_DEPTH] acceptances, each given that all tokens before stand."""
-        sum_tried = _PRIOR_WEIGHT
-        sum_stood = _PRIOR_WEIGHT * PRIOR_ACCEPTANCE
+        prior = _PRIOR_WEIGHT * PRIOR_ACCEPTANCE
+        overall = (sum(self._stood) + prior) / (sum(self._tried) + _PRIOR_WEIGHT)
+        sum_tried = sum_stood = 0.0
         alphas = []
         for tried, stood in zip(self._tried, self._stood, strict=True):
             sum_tried = _KINSHIP * sum_tried + tried
             sum_stood = _KINSHIP * sum_stood + stood
-            alphas.append(sum_stood / sum_tried)
+            alphas.append((sum_stood + _OVERALL_WEIGHT * overall) / (sum_tried + _OVERALL_WEIGHT))
         return alphas
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 from collections.abc import Callable, Iterator
@@ -205,7 +206,10 @@ def test_acceptance_by_position_continues_geometrically_where_nothing_was_tried(
         positions.observe(1 + number % 2, 2)
     alphas = positions.estimate()
     assert alphas[0] == pytest.approx(0.99, abs=0.02) and alphas[1] == pytest.approx(0.72, abs=0.05)
-    assert alphas[2:] == [pytest.approx(alphas[1])] * (MAX_DEPTH - 2)
+    assert all(a <= b for a, b in itertools.pairwise(alphas[1:])) and alphas[3] == pytest.approx(
+        0.73, abs=0.02
+    )
+    assert 0.73 < alphas[-1] < 0.77, "far behind what was tried all that is known is the mean"
 
 
 def test_confidence_is_calibrated_to_what_stands() -> None:
