@@ -22,7 +22,7 @@ _MIN_DOUBT = 0.05  # of a draft that is certain: the target may still think othe
 
 class PositionAcceptance:
     """Per position of a draft. A token tells of its position, ever less of those behind it, and a little of
-    all: a draft longer than all before is expected to go on geometrically, whatever luck its last tokens had."""
+    all: a draft longer than all before is expected to go on geometrically, whatever luck the last had."""
 
     def __init__(self) -> None:
         self._tried = [0.0] * MAX_DEPTH
