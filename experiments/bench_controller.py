@@ -215,17 +215,14 @@ def make_measures(found: dict[str, list[dict[str, Comparison]]], settled: int) -
     return measures
 
 
-def details_of(sweep: FixedSweep, policies: dict[str, Comparison]) -> list[dict[str, Any]]:
-    """One row a point."""
-    return [
-        {
-            "point": str(point),
-            "best_fixed": sweep.best(point),
-            **{name: round(c.ratios[point], 4) for name, c in policies.items()},
-            "optimal_mean_length": round(policies["optimal"].mean_lengths[point], 2),
-        }
+def details_of(sweep: FixedSweep, policies: dict[str, Comparison]) -> dict[str, str]:
+    """A line a point."""
+    optimal = policies["optimal"]
+    return {
+        str(point): f"best fixed {sweep.best(point)}, optimal drafts {optimal.mean_lengths[point]:.1f}, TPOT "
+        + ", ".join(f"{name} {comparison.ratios[point]:.3f}" for name, comparison in policies.items())
         for point in POINTS
-    ]
+    }
 
 
 def print_set(traces: TraceSet, policies: dict[str, Comparison]) -> None:
