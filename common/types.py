@@ -29,6 +29,11 @@ class Origin(enum.StrEnum):
     def is_verified(self) -> bool:
         return self not in (Origin.GATE, Origin.FALLBACK, Origin.EDGE_ONLY)
 
+    @property
+    def is_judged(self) -> bool:
+        """Whether the verification method decided about it: an approximate one makes it approximate."""
+        return self in (Origin.ACCEPTED, Origin.CORRECTION)
+
 
 class FinishReason(enum.StrEnum):
     STOP = "stop"

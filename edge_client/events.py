@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from common.types import FinishReason, Origin, TokenLogprobs
+from common.types import FinishReason, Method, Origin, TokenLogprobs
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,6 +18,7 @@ class TokenEvent:
     is_verified: bool
     time_ns: int  # `time.perf_counter_ns`
     logprobs: TokenLogprobs | None = None  # where asked for, and the target gave them
+    approximation: Method | None = None  # the approximate method that let it in
 
 
 @dataclass(frozen=True, slots=True)

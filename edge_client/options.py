@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from common.errors import RoundFailedError
 from common.methods import DEFAULT_SUPPORT_SIZE
@@ -97,6 +97,9 @@ class Decoding:
     ) -> list[TokenEvent]:
         """`logprobs` of the first tokens, as far as they are known."""
         events = self.text.add(token_ids, origins, logprobs)
+        if not self.options.method.is_exact:
+            method = self.options.method
+            events = [replace(e, approximation=method) if e.origin.is_judged else e for e in events]
         self.stats.token_times_ns += [event.time_ns for event in events]
         if events:
             self.pending = None

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from common.errors import LinkError
 from common.methods import num_support
-from common.types import FinishReason, ModelInfo, Origin, TokenIds, TokenLogprobs
+from common.types import FinishReason, Method, ModelInfo, Origin, TokenIds, TokenLogprobs
 from edge_client.cloud_only import stream_cloud_only
 from edge_client.depth.base import DepthPolicy
 from edge_client.depth.fixed import FixedDepth
@@ -42,6 +42,13 @@ class SessionResult:
     model: ModelInfo | None
     stats: SessionStats
     logprobs: tuple[TokenLogprobs | None, ...] = ()  # one a token; all None where they were not asked for
+    method: Method = Method.COUPLED
+
+    @property
+    def token_is_approximate(self) -> tuple[bool, ...]:
+        """Of each new token: whether an approximate method let it in."""
+        is_approximate = not self.method.is_exact
+        return tuple(is_approximate and origin.is_judged for origin in self.origins)
 
     @property
     def num_unverified_tokens(self) -> int:
@@ -133,6 +140,7 @@ class EdgeSession:
             model=self._decoding.model,
             stats=self._decoding.stats,
             logprobs=tuple(text.logprobs),
+            method=self._decoding.options.method,
         )
 
     # --------------------------------------------------------------------------------------- modes

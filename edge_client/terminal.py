@@ -73,7 +73,8 @@ def summary(
     if stats["bytes_up"]:
         parts.append(f"{stats['bytes_up']} bytes up, {stats['bytes_down']} down")
     if method not in (None, Method.COUPLED):
-        parts.append(f"method {method}" + ("" if method.is_exact else ", approximate"))
+        approximate = "" if method.is_exact else f", {sum(result.token_is_approximate)} tokens approximate"
+        parts.append(f"method {method}{approximate}")
     parts.append(f"seed {seed}")
     is_cut = result.finish_reason is FinishReason.LENGTH
     parts.append("cut by --max-new-tokens" if is_cut else str(result.finish_reason))
