@@ -11,10 +11,9 @@ import threading
 from collections import Counter
 from dataclasses import dataclass, field
 
-from common.step_times import StepTimes
-
 MIN_RETRY_MS = 20
 MAX_RETRY_MS = 10_000
+_MEMORY = 0.98  # weight a step's time keeps with every later step
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +30,36 @@ class Refusal:
     reason: str  # one of a few words, for counting
     message: str
     retry_after_ms: int  # at least MIN_RETRY_MS
+
+
+class StepTimes:
+    """A step's time as base + per token, fitted to recent steps.
+
+    Steps of one size cannot tell the two apart: all of it then counts per token, which
+    overestimates larger steps until one is seen.
+    """
+
+    def __init__(self) -> None:
+        self.base_s = 0.0
+        self.token_s = 0.0
+        self._sums = [0.0] * 5  # of weights, n, t, n², n·t
+
+    @property
+    def is_known(self) -> bool:
+        return self._sums[0] > 0
+
+    def observe(self, num_tokens: int, step_s: float) -> None:
+        n, t = float(num_tokens), step_s
+        new = (1.0, n, t, n * n, n * t)
+        self._sums = [_MEMORY * old + x for old, x in zip(self._sums, new, strict=True)]
+        weight, sum_n, sum_t, sum_nn, sum_nt = self._sums
+        mean_n, mean_t = sum_n / weight, sum_t / weight
+        variance = sum_nn / weight - mean_n * mean_n
+        self.token_s = mean_t / mean_n
+        if variance > 0.01 * mean_n * mean_n:
+            slope = (sum_nt / weight - mean_n * mean_t) / variance
+            self.token_s = min(max(slope, 0.0), self.token_s)
+        self.base_s = mean_t - self.token_s * mean_n
 
 
 @dataclass(slots=True)

@@ -9,11 +9,12 @@ from bisect import bisect
 from collections.abc import Callable, Sequence
 
 MAX_DEPTH = 64
-PRIOR_ACCEPTANCE = 0.8
+PRIOR_ACCEPTANCE = 0.85
 _MEMORY = 0.98  # weight a round keeps with every later one
-_PRIOR_WEIGHT = 4.0  # of the prior, in tokens
-_OVERALL_WEIGHT = 5.0  # of the mean over all positions, in each of them
-_KINSHIP = 0.8  # weight that a position's tokens have for the next position
+_PRIOR_WEIGHT = 10.0  # of the prior, in tokens
+_OVERALL_WEIGHT = 8.0  # of the mean over all positions, in each of them
+_KINSHIP = 0.8  # weight that a position's tokens have for the next position ...
+_MOST_KIN = 10.0  # ... in tokens, at most
 _SLOPE_WEIGHT = 1.0  # of a prior slope, as that many fallen tokens
 _BIN_EDGES = (0.05, 0.15, 0.3, 0.6, 0.9)  # of confidences
 _PRIOR_SLOPE = 0.3
@@ -22,7 +23,7 @@ _MIN_DOUBT = 0.05  # of a draft that is certain: the target may still think othe
 
 class PositionAcceptance:
     """Per position of a draft. A token tells of its position, ever less of those behind it, and a little of
-    all: a draft longer than all before is expected to go on geometrically, whatever luck the last had."""
+    all: a draft longer than all before goes on as its last positions did, then as the mean does."""
 
     def __init__(self) -> None:
         self._tried = [0.0] * MAX_DEPTH
@@ -40,12 +41,14 @@ class PositionAcceptance:
         """[MAX_DEPTH] acceptances, each given that all tokens before stand."""
         prior = _PRIOR_WEIGHT * PRIOR_ACCEPTANCE
         overall = (sum(self._stood) + prior) / (sum(self._tried) + _PRIOR_WEIGHT)
-        sum_tried = sum_stood = 0.0
+        num_kin, kin_alpha = 0.0, overall  # tokens' worth of what the positions before say
         alphas = []
         for tried, stood in zip(self._tried, self._stood, strict=True):
-            sum_tried = _KINSHIP * sum_tried + tried
-            sum_stood = _KINSHIP * sum_stood + stood
-            alphas.append((sum_stood + _OVERALL_WEIGHT * overall) / (sum_tried + _OVERALL_WEIGHT))
+            all_tried, all_stood = tried + num_kin, stood + num_kin * kin_alpha
+            alphas.append((all_stood + _OVERALL_WEIGHT * overall) / (all_tried + _OVERALL_WEIGHT))
+            if all_tried:
+                kin_alpha = all_stood / all_tried
+            num_kin = min(_KINSHIP * all_tried, _MOST_KIN)
         return alphas
 
 
