@@ -17,6 +17,9 @@ log = logging.getLogger(__name__)
 
 INLINE_S = 0.01  # the longest that a step may keep the event loop from everything else, as expected
 IDLE_TURN_S = 0.001  # until the next look where a step found nothing it could do
+# A message needs a few turns of the loop from its socket to the engine, and an answer as many back. Where one
+# step follows the other the loop has that many in between: what waits in sockets joins the next, or is refused.
+LOOP_TURNS, CROWDED_S = 4, 0.0005
 
 
 class EngineDriver:
@@ -29,6 +32,7 @@ class EngineDriver:
         self._next: asyncio.Handle | None = None  # the next turn
         self._is_due = False  # it comes as soon as the loop gets to it
         self._step: Future[bool] | None = None  # on the thread
+        self._last_end_s = 0.0  # of a step that did something
 
     def start(self) -> None:
         self._engine.on_job = self._hurry
@@ -51,12 +55,21 @@ class EngineDriver:
             return
         if self._next is not None:
             self._next.cancel()
-        self._is_due, self._next = True, self._loop.call_soon(self._turn)
+        is_crowded = self._loop.time() - self._last_end_s < CROWDED_S
+        self._is_due, self._next = True, self._loop.call_soon(self._wait, LOOP_TURNS if is_crowded else 0)
+
+    def _wait(self, num_turns: int) -> None:
+        if num_turns:
+            self._next = self._loop.call_soon(self._wait, num_turns - 1)
+        else:
+            self._turn()
 
     def _plan(self, did_work: bool) -> None:
         engine = self._engine
         if not engine.is_running:
             return
+        if did_work:
+            self._last_end_s = self._loop.time()
         if engine.num_jobs and did_work:
             self._hurry()
         else:
