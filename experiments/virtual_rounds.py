@@ -18,7 +18,6 @@ LinkAt = Callable[[int], LinkCosts]  # by the round's number
 
 @dataclass(frozen=True, slots=True)
 class VirtualRound:
-    depth: int  # the policy's
     num_draft_tokens: int  # after the text's end and the early stop
     num_accepted_tokens: int
     total_s: float
@@ -29,15 +28,14 @@ def replay(text: TextTrace, policy: DepthPolicy, models: ModelCosts, link_at: Li
     rounds: list[VirtualRound] = []
     position = 0
     while position < text.num_positions:
-        depth = policy.next_depth()
-        most = min(depth, text.num_positions - position - 1, MAX_DEPTH)
+        most = min(policy.next_depth(), text.num_positions - position - 1, MAX_DEPTH)
         confidences = text.confidences[position, :most].tolist()
         num_drafted = _num_drafted(most, confidences, policy)
         num_accepted = min(int(text.runs[position]), num_drafted)
         link = link_at(len(rounds))
         record = _make_record(len(rounds) + 1, num_drafted, num_accepted, models, link, confidences)
         policy.observe(record)
-        rounds.append(VirtualRound(depth, num_drafted, num_accepted, round_s(num_drafted, models, link)))
+        rounds.append(VirtualRound(num_drafted, num_accepted, round_s(num_drafted, models, link)))
         position += num_accepted + 1
     return rounds
 
