@@ -18,7 +18,7 @@ log = logging.getLogger(__name__)
 INLINE_S = 0.01  # the longest that a step may keep the event loop from everything else, as expected
 IDLE_TURN_S = 0.001  # until the next look where a step found nothing it could do
 # A message needs a few turns of the loop from its socket to the engine, and an answer as many back. Where one
-# step follows the other the loop has that many in between: what waits in sockets joins the next, or is refused.
+# step follows the other the loop has them in between: what waits in sockets joins the next, or is refused.
 LOOP_TURNS, CROWDED_S = 4, 0.0005
 
 
