@@ -254,7 +254,7 @@ def check_one_line(done: subprocess.CompletedProcess[str], *words: str) -> None:
         (["--max-new-tokens", "0"], ["max_new_tokens"]),
         (["--num-speculative-tokens", "-1"], ["num_speculative_tokens"]),
         (["--mode", "magic"], ["mode", "speculative"]),
-        (["--method", "sparse"], ["sparse"]),
+        (["--method", "sparze"], ["sparze", "sparse"]),
         (["--on-timeout", "never"], ["on_timeout"]),
         (["--transport", "pigeon"], ["transport"]),
         (["--logit-bias", "1=2"], ["logit-bias"]),
