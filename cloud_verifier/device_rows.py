@@ -7,44 +7,22 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from cloud_verifier.methods.base import NoiseKey
-from cloud_verifier.rows import ProcessedRows, check_total
+from cloud_verifier.rows import ProcessedRows, StepRound, check_total
 from common.noise import Purpose
 from common.sampling import apply_text, is_plain, wire
 from common.truncation import row_edges
-from common.types import SamplingParams, Support, TokenIds
+from common.types import SamplingParams, TokenIds
 
 if TYPE_CHECKING:
     import torch
 
 _FOUND = 5  # columns of a step's table: token id, top, log_sum, entropy, edge; then the logits foreseen
-
-
-@dataclass(frozen=True, slots=True)
-class StepRound:
-    """One session's share of a step: what `HostRows` is given, and the supports whose p will be asked for."""
-
-    sampling: SamplingParams
-    position: int
-    prompt_ids: Sequence[int]
-    output_ids: Sequence[int]
-    draft_token_ids: TokenIds
-    supports: Sequence[Support] = ()
-
-    @property
-    def num_rows(self) -> int:
-        return len(self.draft_token_ids) + 1
-
-    def foreseen(self, row: int) -> TokenIds:
-        """Ids whose p the methods ask for."""
-        drafted = self.draft_token_ids[row : row + 1]
-        return (*drafted, *self.supports[row].token_ids) if row < len(self.supports) else drafted
 
 
 def scan_step(
@@ -147,7 +125,6 @@ class DeviceRows(ProcessedRows):
         ]
 
     def raw_logits(self) -> NDArray[np.float32]:
-        """The model's own, on the host."""
         return np.asarray(self._raw.cpu().numpy())
 
     def own_sample(self, row: int) -> int:

@@ -9,14 +9,15 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from cloud_verifier.admission import admit, truncate_kv
 from cloud_verifier.backends.base import ForwardItem, KVExhausted, Logits, TargetBackend
 from cloud_verifier.backlog import Backlog, QueueLimits, Refusal
 from cloud_verifier.colocated import CoLocatedDrafter
-from cloud_verifier.finish import WorkRows, finish, split_rows
+from cloud_verifier.finish import finish, split_rows
 from cloud_verifier.observe import EngineObserver
+from cloud_verifier.rows import ProcessedRows
 from cloud_verifier.scheduler import Scheduler, Share
 from cloud_verifier.session import Session, SessionStore
 from cloud_verifier.work import Job, Work, num_tokens_of
@@ -187,7 +188,9 @@ class Engine:
             time.sleep(max(0.0, self._min_forward_s - (time.perf_counter_ns() - start_ns) / 1e9))
         return logits, time.perf_counter_ns() - start_ns
 
-    def _deliver(self, works: list[Work], shares: list[Share], rows: list[WorkRows], forward_ns: int) -> None:
+    def _deliver(
+        self, works: list[Work], shares: list[Share], rows: Sequence[ProcessedRows], forward_ns: int
+    ) -> None:
         rest = iter(rows)
         for work, share in zip(works, shares, strict=True):
             work.forward_ns += forward_ns

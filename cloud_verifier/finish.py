@@ -7,16 +7,15 @@ from collections.abc import Sequence
 from itertools import accumulate
 
 import numpy as np
-from numpy.typing import NDArray
 
 from cloud_verifier.backends.base import Logits, TargetBackend
-from cloud_verifier.device_rows import DeviceRows, StepRound, scan_step
+from cloud_verifier.device_rows import scan_step
 from cloud_verifier.logprobs import logprobs_of
-from cloud_verifier.methods.base import Outcome, RoundInput, TargetRows
+from cloud_verifier.methods.base import Outcome, RoundInput
 from cloud_verifier.methods.candidates import choose_here
 from cloud_verifier.methods.registry import create_method
 from cloud_verifier.observe import EngineObserver
-from cloud_verifier.rows import HostRows, KeyedCoins
+from cloud_verifier.rows import HostRows, KeyedCoins, ProcessedRows, StepRound
 from cloud_verifier.work import Work
 from common.sampling import is_plain
 from common.types import (
@@ -36,36 +35,35 @@ from common.types import (
 _ORIGIN_OF = {CorrectionKind.CORRECTION: Origin.CORRECTION, CorrectionKind.BONUS: Origin.BONUS}
 
 
-WorkRows = NDArray[np.float32] | DeviceRows
-"""One work's rows of a step: logits [num_draft_tokens + 1, vocab_size], or what a GPU found in them."""
-
-
-def split_rows(works: Sequence[Work], logits: Logits, model: ModelInfo) -> list[WorkRows]:
+def split_rows(works: Sequence[Work], logits: Logits, model: ModelInfo) -> Sequence[ProcessedRows]:
     """The rows of each of `works`, which are those that end with this step, in the order of their logits."""
+    rounds = [_make_step_round(work) for work in works]
     if not isinstance(logits, np.ndarray):
-        rounds = [_make_step_round(work) for work in works]
-        return [*scan_step(logits, rounds, model.eos_token_ids, model.num_tokens)]
-    ends = list(accumulate(work.num_logit_rows for work in works))
-    return [logits[end - work.num_logit_rows : end] for work, end in zip(works, ends, strict=True)]
+        return scan_step(logits, rounds, model.eos_token_ids, model.num_tokens)
+    ends = accumulate(each.num_rows for each in rounds)
+    return [
+        HostRows(logits[end - each.num_rows : end], each, model.eos_token_ids, model.num_tokens)
+        for each, end in zip(rounds, ends, strict=True)
+    ]
 
 
 def finish(
     work: Work,
-    logits: WorkRows,
+    rows: ProcessedRows,
     backend: TargetBackend,
     model: ModelInfo,
     observer: EngineObserver,
     batch_size: int,
 ) -> bool:
-    """Answers `work` from its rows [num_draft_tokens + 1, vocab_size]; returns whether it is done."""
+    """Answers `work` from its rows; returns whether it is done."""
     session = work.session
     session.last_round_id = max(session.last_round_id, work.request.round_id)
     session.was_pipelined = isinstance(work.request, VerifyRequest) and work.request.pipelined
-    round_input = _make_round_input(work, logits, model)
+    round_input = _make_round_input(work, rows)
     outcome = create_method(session.opening.method).verify(round_input)
     if outcome.candidates and isinstance(work.request, GenerateRequest):
         outcome = choose_here(round_input, outcome, session.opening.sampling.seed)
-    logprobs = _make_logprobs(work, logits, round_input.rows, outcome, model)
+    logprobs = _make_logprobs(work, rows, outcome)
     _commit(work, outcome, backend)
     if not round_input.candidates_from:  # which leaves what is owed as it is
         is_owed = bool(outcome.candidates) and outcome.accepted_len > 0
@@ -166,25 +164,11 @@ def _make_step_round(work: Work) -> StepRound:
     )
 
 
-def _make_rows(work: Work, logits: NDArray[np.float32], model: ModelInfo) -> TargetRows:
-    step_round = _make_step_round(work)
-    return HostRows(
-        logits,
-        step_round.sampling,
-        step_round.position,
-        prompt_ids=step_round.prompt_ids,
-        output_ids=step_round.output_ids,
-        draft_token_ids=step_round.draft_token_ids,
-        eos_token_ids=model.eos_token_ids,
-        num_tokens=model.num_tokens,
-    )
-
-
-def _make_round_input(work: Work, logits: WorkRows, model: ModelInfo) -> RoundInput:
+def _make_round_input(work: Work, rows: ProcessedRows) -> RoundInput:
     opening, position = work.session.opening, work.session.chain.position
     request = work.request if isinstance(work.request, VerifyRequest) else None
     return RoundInput(
-        rows=logits if isinstance(logits, DeviceRows) else _make_rows(work, logits, model),
+        rows=rows,
         coins=KeyedCoins(opening.sampling.seed, position),
         position=position,
         draft_tokens=work.draft_tokens,
@@ -197,14 +181,11 @@ def _make_round_input(work: Work, logits: WorkRows, model: ModelInfo) -> RoundIn
     )
 
 
-def _make_logprobs(
-    work: Work, logits: WorkRows, rows: TargetRows, outcome: Outcome, model: ModelInfo
-) -> tuple[TokenLogprobs, ...]:
+def _make_logprobs(work: Work, rows: ProcessedRows, outcome: Outcome) -> tuple[TokenLogprobs, ...]:
     num_top = work.session.opening.num_logprobs
     if not num_top:
         return ()
-    raw = logits.raw_logits() if isinstance(logits, DeviceRows) else logits[:, : model.num_tokens]
-    return logprobs_of(raw, rows, work.draft_tokens, outcome, num_top)
+    return logprobs_of(rows.raw_logits(), rows, work.draft_tokens, outcome, num_top)
 
 
 def _commit(work: Work, outcome: Outcome, backend: TargetBackend) -> None:

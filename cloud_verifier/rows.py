@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import abc
+import functools
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,7 +16,7 @@ from cloud_verifier.row_kernels import load_row_kernels
 from common.errors import ModelError
 from common.noise import Purpose, uniform
 from common.sampling import apply_text, choose, row_edge, wire
-from common.types import SamplingParams, TokenIds
+from common.types import SamplingParams, Support, TokenIds
 
 _NOTHING = np.empty(0, np.int64), np.empty(0, np.float64)
 
@@ -28,6 +29,27 @@ class KeyedCoins:
 
     def accepts(self, probability: float, offset: int) -> bool:
         return uniform(self._seed, self._start, offset, Purpose.ACCEPT) < probability
+
+
+@dataclass(frozen=True, slots=True)
+class StepRound:
+    """One session's rows of a step: the text they follow, and the supports whose p will be asked for."""
+
+    sampling: SamplingParams
+    position: int
+    prompt_ids: Sequence[int]
+    output_ids: Sequence[int]  # committed tokens after the prompt
+    draft_token_ids: TokenIds
+    supports: Sequence[Support] = ()
+
+    @property
+    def num_rows(self) -> int:
+        return len(self.draft_token_ids) + 1
+
+    def foreseen(self, row: int) -> TokenIds:
+        """Ids whose p the methods ask for."""
+        drafted = self.draft_token_ids[row : row + 1]
+        return (*drafted, *self.supports[row].token_ids) if row < len(self.supports) else drafted
 
 
 class ProcessedRows(abc.ABC):
@@ -58,6 +80,10 @@ class ProcessedRows(abc.ABC):
 
     @abc.abstractmethod
     def own_sample(self, row: int) -> int: ...
+
+    @abc.abstractmethod
+    def raw_logits(self) -> NDArray[np.float32]:
+        """The model's own, on the host: [num_draft_tokens + 1, num_tokens]."""
 
     def sample(self, row: int, key: NoiseKey, changed: Mapping[int, float] | None = None) -> int:
         if self._is_certain(row):
@@ -103,33 +129,33 @@ class HostRows(ProcessedRows):
     """Over logits [num_draft_tokens + 1, vocab_size] float32 in host memory, which stay unchanged."""
 
     def __init__(
-        self,
-        logits: NDArray[np.float32],
-        sampling: SamplingParams,
-        position: int,
-        *,
-        prompt_ids: Sequence[int],
-        output_ids: Sequence[int],
-        draft_token_ids: TokenIds,
-        eos_token_ids: TokenIds,
-        num_tokens: int,
+        self, logits: NDArray[np.float32], step_round: StepRound, eos_token_ids: TokenIds, num_tokens: int
     ) -> None:
-        """`output_ids`: committed tokens after the prompt; ids at or above `num_tokens` do not exist."""
-        super().__init__(sampling, position)
-        self._texted: NDArray[np.float32] = apply_text(
-            np,
-            logits[:, :num_tokens],
-            sampling,
-            prompt_ids=prompt_ids,
-            output_ids=output_ids,
-            draft_token_ids=draft_token_ids,
-            eos_token_ids=eos_token_ids,
-        )
+        """Ids at or above `num_tokens` do not exist."""
+        sampling = step_round.sampling
+        super().__init__(sampling, step_round.position)
+        self._raw, self._round, self._eos_token_ids = logits[:, :num_tokens], step_round, eos_token_ids
         self._kernels = load_row_kernels()
         self._is_cut = bool(sampling.top_k or sampling.top_p < 1 or sampling.min_p)
         self._edges: dict[int, float] = {}
         self._totals: dict[int, tuple[float, float]] = {}
         self._own_samples: dict[int, int] = {}
+
+    @functools.cached_property
+    def _texted(self) -> NDArray[np.float32]:
+        texted: NDArray[np.float32] = apply_text(
+            np,
+            self._raw,
+            self._sampling,
+            prompt_ids=self._round.prompt_ids,
+            output_ids=self._round.output_ids,
+            draft_token_ids=self._round.draft_token_ids,
+            eos_token_ids=self._eos_token_ids,
+        )
+        return texted
+
+    def raw_logits(self) -> NDArray[np.float32]:
+        return self._raw
 
     def own_sample(self, row: int) -> int:
         if self._is_greedy and not self._own_samples:  # cheap together

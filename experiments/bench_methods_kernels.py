@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from cloud_verifier.methods.base import Outcome, RoundInput
 from cloud_verifier.methods.registry import create_method
-from cloud_verifier.rows import HostRows, KeyedCoins
+from cloud_verifier.rows import HostRows, KeyedCoins, StepRound
 from common.methods import num_support, sends_probs, sends_support
 from common.noise import Purpose, coupled_argmax
 from common.philox import first_word
@@ -42,16 +42,8 @@ class Drafted:
 
     def verify(self, method: Method) -> Outcome:
         draft = self.drafts[num_support(method)]
-        rows = HostRows(
-            self.logits,
-            self.sampling,
-            POSITION,
-            prompt_ids=(),
-            output_ids=(),
-            draft_token_ids=draft.token_ids,
-            eos_token_ids=(0,),
-            num_tokens=self.logits.shape[1],
-        )
+        step_round = StepRound(self.sampling, POSITION, (), (), draft.token_ids)
+        rows = HostRows(self.logits, step_round, (0,), self.logits.shape[1])
         round_input = RoundInput(
             rows=rows,
             coins=KeyedCoins(self.sampling.seed, POSITION),

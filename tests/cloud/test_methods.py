@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from cloud_verifier.methods.base import NoiseKey, Outcome, RoundInput
 from cloud_verifier.methods.candidates import MAX_HERE, NUM_CANDIDATES, choose_here
 from cloud_verifier.methods.registry import create_method
-from cloud_verifier.rows import HostRows, KeyedCoins
+from cloud_verifier.rows import HostRows, KeyedCoins, StepRound
 from common.methods import sends_probs, sends_support
 from common.noise import Purpose
 from common.philox import first_word
@@ -218,16 +218,8 @@ def test_at_temperature_zero_the_text_is_the_greedy_one(method: Method, num_righ
     logits = rng.normal(size=(5, 40)).astype(np.float32)
     best = [int(i) for i in logits.argmax(axis=1)]
     draft = best[:num_right] + [(i + 1) % 40 for i in best[num_right:4]]
-    rows = HostRows(
-        logits,
-        SamplingParams(temperature=0.0, seed=3),
-        START,
-        prompt_ids=(),
-        output_ids=(),
-        draft_token_ids=tuple(draft),
-        eos_token_ids=(),
-        num_tokens=40,
-    )
+    greedy = SamplingParams(temperature=0.0, seed=3)
+    rows = HostRows(logits, StepRound(greedy, START, (), (), tuple(draft)), (), 40)
     supports = [Support((token,), (1,)) for token in draft]
     outcome = verify(method, rows, draft, supports, KeyedCoins(3, START))
     assert outcome.accepted_len == num_right

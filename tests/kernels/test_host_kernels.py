@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from cloud_verifier.methods.base import NoiseKey
-from cloud_verifier.rows import HostRows
+from cloud_verifier.rows import HostRows, StepRound
 from common.errors import ModelError
 from common.noise import Purpose, gumbel_row
 from common.sampling import choose, process_logits
@@ -121,8 +121,9 @@ def test_the_numbers_that_exp_and_the_search_bound_are_made_of_hold_far_from_the
 
 
 def rows_of(logits, sampling, **changes):
-    text = {"prompt_ids": (1, 2), "output_ids": (3, 3), "draft_token_ids": (4, 5), "eos_token_ids": (0,)}
-    return HostRows(logits, sampling, 7, **text | {"num_tokens": logits.shape[1]} | changes)
+    num_tokens = changes.pop("num_tokens", logits.shape[1])
+    text = {"prompt_ids": (1, 2), "output_ids": (3, 3), "draft_token_ids": (4, 5)}
+    return HostRows(logits, StepRound(sampling, 7, **text | changes), (0,), num_tokens)
 
 
 @pytest.mark.parametrize(

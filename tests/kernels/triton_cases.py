@@ -12,10 +12,10 @@ import torch
 from support.fakes import FakeBackend
 
 from cloud_verifier import row_kernels
-from cloud_verifier.device_rows import StepRound, scan_step
+from cloud_verifier.device_rows import scan_step
 from cloud_verifier.engine import Engine
 from cloud_verifier.methods.base import NoiseKey
-from cloud_verifier.rows import HostRows
+from cloud_verifier.rows import HostRows, StepRound
 from cloud_verifier.work import Job
 from common.errors import ModelError
 from common.noise import Purpose
@@ -134,11 +134,7 @@ def test_device_rows_answer_as_host_rows_do():
     first = 0
     for step_round, rows in zip(ROUNDS, found, strict=True):
         mine = logits[first : first + step_round.num_rows]
-        host = HostRows(
-            mine, step_round.sampling, step_round.position, prompt_ids=step_round.prompt_ids,
-            output_ids=step_round.output_ids, draft_token_ids=step_round.draft_token_ids,
-            eos_token_ids=(0,), num_tokens=1090,
-        )  # fmt: skip
+        host = HostRows(mine, step_round, (0,), 1090)
         assert (rows.raw_logits() == mine[:, :1090]).all()
         for row in range(step_round.num_rows):
             assert rows.own_sample(row) == host.own_sample(row)

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from cloud_verifier.methods.base import Coins, Outcome, RoundInput
 from cloud_verifier.methods.registry import create_method
-from cloud_verifier.rows import HostRows, KeyedCoins
+from cloud_verifier.rows import HostRows, KeyedCoins, StepRound
 from common.codec import decode_request, decode_response, encode_request, encode_response
 from common.methods import num_support, sends_probs, sends_support
 from common.sampling import process_logits
@@ -149,13 +149,9 @@ class Writer:
         last = text[-1] if text else PROMPT[-1]
         rows = HostRows(
             self._tables.target[[last, *arrived.draft_tokens]],
-            sampling,
-            arrived.base_position,
-            prompt_ids=PROMPT,
-            output_ids=text,
-            draft_token_ids=arrived.draft_tokens,
-            eos_token_ids=EOS,
-            num_tokens=self._tables.vocab_size,
+            StepRound(sampling, arrived.base_position, PROMPT, text, arrived.draft_tokens),
+            EOS,
+            self._tables.vocab_size,
         )
         outcome = self._implementation.verify(
             RoundInput(
