@@ -47,13 +47,19 @@ def reject_in_order(round_input: RoundInput, draft_probs: Sequence[float]) -> tu
 
 
 def conclude(
-    round_input: RoundInput, accepted_len: int, ratios: Sequence[float], correct: Callable[[int], int]
+    round_input: RoundInput,
+    accepted_len: int,
+    ratios: Sequence[float],
+    correct: Callable[[int], int],
+    *,
+    has_always_bonus: bool = False,
 ) -> Outcome:
     """The outcome once it is known which tokens stand: `correct(row)` samples the correction.
 
-    Nothing follows an accepted stop id, and no bonus is sampled where the next round is on its way already.
+    Nothing follows an accepted stop id, and no bonus is sampled where the next round is on its way already,
+    unless `has_always_bonus`.
     """
-    kind = ending(round_input, accepted_len)
+    kind = ending(round_input, accepted_len, has_always_bonus=has_always_bonus)
     if kind is CorrectionKind.NONE:
         return Outcome(accepted_len, 0, kind, mean_ratio(ratios))
     is_bonus = kind is CorrectionKind.BONUS
@@ -61,14 +67,15 @@ def conclude(
     return Outcome(accepted_len, token_id, kind, mean_ratio(ratios))
 
 
-def ending(round_input: RoundInput, accepted_len: int) -> CorrectionKind:
+def ending(round_input: RoundInput, accepted_len: int, *, has_always_bonus: bool = False) -> CorrectionKind:
     """What follows the tokens that stand."""
     draft_tokens = round_input.draft_tokens
     if accepted_len and draft_tokens[accepted_len - 1] in round_input.stop_ids:
         return CorrectionKind.NONE
     if accepted_len < len(draft_tokens):
         return CorrectionKind.CORRECTION
-    return CorrectionKind.NONE if round_input.is_pipelined else CorrectionKind.BONUS
+    has_bonus = has_always_bonus or not round_input.is_pipelined
+    return CorrectionKind.BONUS if has_bonus else CorrectionKind.NONE
 
 
 def mean_ratio(ratios: Sequence[float]) -> float:
