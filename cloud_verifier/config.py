@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 from dataclasses import dataclass
 from pathlib import Path
 
 from cloud_verifier.backlog import QueueLimits
+from common.config import did_you_mean
 from common.config_fields import option
 from common.errors import ConfigError
 from common.types import Method
@@ -34,10 +34,9 @@ def parse_methods(text: str) -> tuple[Method, ...]:
     names = [name.strip() for name in text.split(",") if name.strip()] or list(Method)
     for name in names:
         if name not in set(Method):
-            (nearest,) = difflib.get_close_matches(name, list(Method), n=1, cutoff=0.0)
+            hint = did_you_mean(name, Method)
             raise ConfigError(
-                f"--methods {text}: there is no method {name!r}; did you mean {nearest}? "
-                f"There are {', '.join(Method)}"
+                f"--methods {text}: there is no method {name!r}{hint} There are {', '.join(Method)}"
             )
     return tuple(method for method in Method if method in names)
 

@@ -12,7 +12,7 @@ import dataclasses
 import difflib
 import os
 import typing
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -117,10 +117,15 @@ def _from_flags(flags: Mapping[str, object], known: Mapping[str, Leaf]) -> Itera
 
 
 def _unknown(key: str, origin: str, known: Mapping[str, Any]) -> ConfigError:
-    longer = [each for each in known if each.startswith(key)]
-    nearest = longer or difflib.get_close_matches(key, known, n=1, cutoff=0.0)
-    hint = f"; did you mean {nearest[0]}?" if nearest else ""
-    return ConfigError(f"unknown key {key} ({origin}){hint}")
+    return ConfigError(f"unknown key {key} ({origin}){did_you_mean(key, known)}")
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """A hint to end a message with: the known name that `name` begins, or is nearest to."""
+    names = list(known)
+    longer = [each for each in names if each.startswith(name)]
+    nearest = longer or difflib.get_close_matches(name, names, n=1, cutoff=0.0)
+    return f"; did you mean {nearest[0]}?" if nearest else ""
 
 
 def _checked(leaf: Leaf, raw: object, origin: str) -> Any:
