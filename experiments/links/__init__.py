@@ -1,0 +1,1 @@
+"""Links between edge and cloud: profiles, capacity traces, four ways to realise them, their calibration."""
