@@ -3,21 +3,29 @@
 from __future__ import annotations
 
 import argparse
+import importlib
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from types import ModuleType
 
 from common.config import add_flags, given_flags, load_config
-from common.errors import OutriderError
+from common.errors import OutriderError, UsageError
 from common.version import own_version
 from edge_client.config import SCOPE, RunConfig
+
+# Verbs with a module of their own, imported for that verb alone: `add_arguments(parser)`, `main(namespace)`.
+_VERBS_ELSEWHERE = {
+    "bench": ("experiments.sweep.command", "compare modes over links: a YAML in, a folder of results out"),
+    "plan": ("edge_client.commands.plan", "say what a link and two models will give, and the draft length"),
+}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Returns the exit status: 0, one of `common.errors`, or 130 after Ctrl-C."""
-    namespace = _make_parser().parse_args(arguments)
+    arguments = sys.argv[1:] if arguments is None else arguments
     try:
-        return _dispatch(namespace)
+        return _dispatch(_make_parser(arguments).parse_args(arguments))
     except OutriderError as error:
         print(f"edge-client: {error}", file=sys.stderr)
         return error.exit_code
@@ -33,6 +41,9 @@ def _dispatch(namespace: argparse.Namespace) -> int:
         from edge_client.commands.export import export
 
         return export(namespace.hf_dir, namespace.out_dir, namespace.max_context, namespace.first_layers)
+    if namespace.verb in _VERBS_ELSEWHERE:
+        status: int = _module_of(namespace.verb).main(namespace)
+        return status
     loaded = load_config(
         RunConfig, scope=SCOPE, yaml_path=namespace.config, flags=given_flags(namespace, RunConfig)
     )
@@ -46,7 +57,17 @@ def _dispatch(namespace: argparse.Namespace) -> int:
         return run(loaded.value, namespace.prompt, namespace.prompt_file, is_json=namespace.json)
 
 
-def _make_parser() -> argparse.ArgumentParser:
+def _module_of(verb: str) -> ModuleType:
+    module, _ = _VERBS_ELSEWHERE[verb]
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        hint = "pip install 'outrider[bench]' has what it needs"
+        raise UsageError(f"{verb}: there is no module {error.name} here; {hint}") from error
+
+
+def _make_parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
+    """`arguments` say which verb's own are needed."""
     parser = argparse.ArgumentParser(
         prog="edge-client",
         description="Draft here, verify in the cloud: the text is the target's.",
@@ -73,6 +94,10 @@ def _make_parser() -> argparse.ArgumentParser:
     show.add_argument("action", choices=("show",))
     show.add_argument("--origin", action="store_true", help="say where each value comes from")
     _add_config(show)
+    for verb, (_, summary) in _VERBS_ELSEWHERE.items():
+        its_parser = verbs.add_parser(verb, help=summary, description=f"{summary[0].upper()}{summary[1:]}.")
+        if arguments[:1] == [verb]:
+            _module_of(verb).add_arguments(its_parser)
     return parser
 
 

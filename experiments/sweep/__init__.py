@@ -1,0 +1,1 @@
+"""`edge-client bench`: a YAML of links × modes × policies in, one folder of results out."""
