@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-from common.config_fields import Leaf, Option, env_prefix, leaves, option, shown
+from common.config_fields import Leaf, Option, env_prefix, leaves, option, shown, shown_value
 from common.config_flags import add_flags, given_flags
 from common.config_values import convert, describe
 from common.errors import ConfigError
@@ -36,8 +36,9 @@ class Loaded(Generic[ConfigT]):
 
     def lines(self, with_origins: bool = False) -> list[str]:
         """Return `key: value` lines for `config show`, with `# origin` behind them on request."""
+        known = {leaf.key: leaf for leaf in leaves(type(self.value))}
         found = {key: _get(self.value, key) for key in self.origins}
-        texts = {key: f"{key}: {shown(value)}" for key, value in found.items()}
+        texts = {key: f"{key}: {shown_value(known[key], value)}" for key, value in found.items()}
         width = max(map(len, texts.values()), default=0)
         return [f"{t:<{width}}  # {self.origins[k]}" if with_origins else t for k, t in texts.items()]
 
@@ -47,12 +48,14 @@ def load_config(
     *,
     scope: str = "",
     yaml_path: Path | None = None,
+    content: tuple[object, str] | None = None,
     env: Mapping[str, str] | None = None,
     flags: Mapping[str, object] | None = None,
 ) -> Loaded[ConfigT]:
     """Return a `cls` from its defaults, a YAML file, the environment and flags, the later ones winning.
 
-    `env` defaults to the process's own; `flags` holds only those given, by dotted key (`given_flags`).
+    `content` stands for a file that was read before: what was in it, and its name for messages. `env`
+    defaults to the process's own; `flags` holds only those given, by dotted key (`given_flags`).
     Raises ConfigError naming key, origin and what was expected; an unknown key names the nearest known.
     """
     known = {leaf.key: leaf for leaf in leaves(cls)}
@@ -60,6 +63,7 @@ def load_config(
     origins = dict.fromkeys(known, "default")
     for key, raw, origin in (
         *_from_yaml(yaml_path, known),
+        *(_flatten(content[0], "", known, content[1]) if content else ()),
         *_from_env(os.environ if env is None else env, known, scope),
         *_from_flags(flags or {}, known),
     ):
@@ -129,7 +133,7 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
 
 
 def _checked(leaf: Leaf, raw: object, origin: str) -> Any:
-    option, expected = leaf.option, describe(leaf.kind)
+    option, expected, given = leaf.option, describe(leaf.kind), shown_value(leaf, raw)
     if option.choices:
         expected = "one of " + ", ".join(option.choices)
     bounds = [f"at least {option.minimum:g}"] if option.minimum is not None else []
@@ -138,13 +142,13 @@ def _checked(leaf: Leaf, raw: object, origin: str) -> Any:
     try:
         value = convert(raw, leaf.kind)
     except (ValueError, OverflowError) as error:
-        raise ConfigError(f"{leaf.key} ({origin}): is {shown(raw)}; expected {expected}") from error
+        raise ConfigError(f"{leaf.key} ({origin}): is {given}; expected {expected}") from error
     items = value if isinstance(value, tuple) else () if value is None else (value,)
     for item in items:
         is_low = option.minimum is not None and item < option.minimum
         is_high = option.maximum is not None and item > option.maximum
         if is_low or is_high or (option.choices and str(item) not in option.choices):
-            raise ConfigError(f"{leaf.key} ({origin}): is {shown(raw)}; expected {expected}")
+            raise ConfigError(f"{leaf.key} ({origin}): is {given}; expected {expected}")
     return value
 
 

@@ -14,7 +14,8 @@ _TRUE, _FALSE = frozenset(("true", "yes", "on", "1")), frozenset(("false", "no",
 
 
 def convert(value: object, kind: Any) -> Any:
-    """Return `value` as `kind`: bool, int, float, str, Path, an enum, Literal, T | None or tuple[T, ...].
+    """Return `value` as `kind`: bool, int, float, str, Path, an enum, Literal, T | None or tuple[T, ...]; as
+    it is where `kind` is Any.
 
     Text (environment, flags) is parsed; YAML values must have the type already, except that numbers written
     as text by YAML's own rules ("1e-3") are taken. Raises ValueError whose message says what was expected.
@@ -109,6 +110,7 @@ def _to_path(value: object) -> Path:
 
 
 _SCALARS: dict[Any, Callable[[object], Any]] = {
+    Any: lambda value: value,
     bool: _to_bool,
     int: _to_int,
     float: _to_float,
@@ -116,3 +118,4 @@ _SCALARS: dict[Any, Callable[[object], Any]] = {
     Path: _to_path,
 }
 _NAMES = {bool: "true or false", int: "an integer", float: "a number", str: "text", Path: "a path"}
+_NAMES[Any] = "any value"

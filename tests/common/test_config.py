@@ -4,7 +4,7 @@ import argparse
 import enum
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import pytest
 from hypothesis import given
@@ -203,3 +203,16 @@ def test_any_text_in_the_environment_loads_or_is_a_config_error(key, text):
         load(env={name: text})
     except ConfigError as error:
         assert name in str(error)
+
+
+def test_content_read_before_takes_the_place_of_a_file_and_any_value_passes_as_it_is():
+    @dataclass(frozen=True)
+    class Loose:
+        size: int = option(1, "")
+        anything: Any = option(None, "")
+
+    content = {"size": 3, "anything": {"a": [1]}}
+    loaded = load_config(Loose, content=(content, "file x.yaml"), env={}, flags={"size": 4})
+    assert (loaded.value.size, loaded.value.anything) == (4, {"a": [1]})
+    with pytest.raises(ConfigError, match=r"unknown key sise \(file x.yaml\); did you mean size"):
+        load_config(Loose, content=({"sise": 3}, "file x.yaml"), env={})
