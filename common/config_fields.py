@@ -21,11 +21,13 @@ class Option:
     minimum: float | None = None
     maximum: float | None = None
     is_flag: bool = True  # False: only the file and the environment set it
+    is_secret: bool = False  # its value is never shown
 
 
 def option(default: Any, help: str, **details: Any) -> Any:
     """Return a dataclass field with a default and an `Option` (its fields as keywords)."""
-    return dataclasses.field(default=default, metadata={"option": Option(help, **details)})
+    about = Option(help, **details)
+    return dataclasses.field(default=default, repr=not about.is_secret, metadata={"option": about})
 
 
 @dataclass(frozen=True)
@@ -59,6 +61,11 @@ def leaves(cls: type[Any], prefix: str = "") -> Iterator[Leaf]:
             default = field.default_factory()
         assert default is not dataclasses.MISSING, f"{cls.__name__}.{field.name} needs a default"
         yield Leaf(key, kind, default, field.metadata.get("option", Option("")))
+
+
+def shown_value(leaf: Leaf, value: object) -> str:
+    """As `shown`; of a secret only whether there is one."""
+    return "<secret>" if leaf.option.is_secret and value else shown(value)
 
 
 def shown(value: object) -> str:

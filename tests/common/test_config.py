@@ -216,3 +216,19 @@ def test_content_read_before_takes_the_place_of_a_file_and_any_value_passes_as_i
     assert (loaded.value.size, loaded.value.anything) == (4, {"a": [1]})
     with pytest.raises(ConfigError, match=r"unknown key sise \(file x.yaml\); did you mean size"):
         load_config(Loose, content=({"sise": 3}, "file x.yaml"), env={})
+
+
+@dataclass(frozen=True)
+class Keyed:
+    key: str = option("", "what opens the door", is_flag=False, is_secret=True)
+    number: int = option(1, "a secret number", is_secret=True)
+
+
+def test_a_secret_is_shown_nowhere():
+    loaded = load_config(Keyed, scope="edge", env={"OUTRIDER_EDGE_KEY": "hunter2"})
+    assert loaded.value.key == "hunter2"
+    assert loaded.lines(with_origins=True)[0].split() == "key: <secret> # environment OUTRIDER_EDGE_KEY".split()
+    assert "hunter2" not in repr(loaded.value) and "hunter2" not in repr(loaded)
+    with pytest.raises(ConfigError, match="number .*<secret>") as raised:
+        load_config(Keyed, scope="edge", env={"OUTRIDER_EDGE_NUMBER": "hunter3"})
+    assert "hunter3" not in str(raised.value)
