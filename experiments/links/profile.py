@@ -32,7 +32,7 @@ class LinkProfile:
     jitter_ms: float = 0.0  # mean extra delay of a packet, each way; packets keep their order
     jitter_distribution: str = "uniform"  # of JITTERS
     loss: float = 0.0  # share of packets lost, each way
-    loss_burst: float = 1.0  # mean length of a run of losses, packets (Gilbert 1960); 1: independent
+    loss_burst: float = 1.0  # mean length of a run of losses, packets; 1: independent
     up_mbit: float = 0.0  # edge -> cloud, IP packets with their headers; 0: not limited
     down_mbit: float = 0.0
     queue_kb: float = 0.0  # drop-tail queue before each bottleneck, 1,000 bytes; 0: not bounded
@@ -45,6 +45,8 @@ class LinkProfile:
         for name in ("rtt_ms", "jitter_ms", "up_mbit", "down_mbit", "queue_kb"):
             self._require(name, _is_number(getattr(self, name)) and getattr(self, name) >= 0, "at least 0")
         self._require("name", isinstance(self.name, str) and bool(self.name.strip()), "a name")
+        is_room = _is_number(self.queue_kb) and (self.queue_kb == 0 or self.queue_kb >= 1.5)
+        self._require("queue_kb", is_room, "0 for no bound, or at least a packet, 1.5")
         is_known = self.jitter_distribution in JITTERS
         self._require("jitter_distribution", is_known, "one of " + ", ".join(JITTERS))
         self._require("loss", _is_number(self.loss) and 0 <= self.loss < 1, "at least 0 and below 1")

@@ -1,0 +1,96 @@
+"""When a packet leaves the bottleneck of one direction: at once, at a rate, or as a capacity trace allows.
+
+Times are seconds since the link opened. `depart` is called in the order in which packets come.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import deque
+from typing import Protocol
+
+from experiments.links.profile import LinkProfile
+from experiments.links.traces import OPPORTUNITY_BYTES, CapacityTrace, load_trace
+
+
+class Bottleneck(Protocol):
+    def depart(self, now_s: float, num_bytes: int) -> float:
+        """The time at which the last of `num_bytes`, there at `now_s`, has left."""
+        ...
+
+
+class Unlimited:
+    def depart(self, now_s: float, num_bytes: int) -> float:
+        return now_s
+
+
+class FixedRate:
+    def __init__(self, mbit: float) -> None:
+        self._byte_s = 8 / (mbit * 1e6)
+        self._free_s = 0.0
+
+    def depart(self, now_s: float, num_bytes: int) -> float:
+        free_s = self._free_s
+        self._free_s = (now_s if now_s > free_s else free_s) + num_bytes * self._byte_s
+        return self._free_s
+
+
+class TraceRate:
+    """Opportunity number i is at `times[i % n]` of round i // n through the trace."""
+
+    def __init__(self, trace: CapacityTrace) -> None:
+        self._times_s = tuple(time_ms / 1000 for time_ms in trace.times_ms)
+        self._period_s = trace.period_ms / 1000
+        self._next = 0
+        self._left = OPPORTUNITY_BYTES  # bytes of the next opportunity
+
+    def _time_s(self, number: int) -> float:
+        rounds, index = divmod(number, len(self._times_s))
+        return rounds * self._period_s + self._times_s[index]
+
+    def _first_from(self, now_s: float) -> int:
+        rounds = max(0, int(now_s / self._period_s) - 1)  # one earlier: rounding must not pass one over
+        while True:
+            index = bisect_left(self._times_s, now_s - rounds * self._period_s)
+            if index < len(self._times_s):
+                return rounds * len(self._times_s) + index
+            rounds += 1
+
+    def depart(self, now_s: float, num_bytes: int) -> float:
+        if self._time_s(self._next) < now_s:
+            self._next, self._left = self._first_from(now_s), OPPORTUNITY_BYTES
+        if num_bytes > self._left:
+            rest = num_bytes - self._left
+            opportunities, remainder = divmod(rest - 1, OPPORTUNITY_BYTES)
+            self._next += opportunities + 1
+            self._left = OPPORTUNITY_BYTES - 1 - remainder
+        else:
+            self._left -= num_bytes
+        return self._time_s(self._next)
+
+
+class Backlog:
+    """Bytes that have come and not left, for a drop-tail queue."""
+
+    def __init__(self) -> None:
+        self._waiting: deque[tuple[float, int]] = deque()
+        self._num_bytes = 0
+
+    def num_bytes(self, now_s: float) -> int:
+        while self._waiting and self._waiting[0][0] <= now_s:
+            self._num_bytes -= self._waiting.popleft()[1]
+        return self._num_bytes
+
+    def add(self, departure_s: float, num_bytes: int) -> None:
+        self._waiting.append((departure_s, num_bytes))
+        self._num_bytes += num_bytes
+
+
+def bottleneck_of(profile: LinkProfile, is_up: bool) -> Bottleneck:
+    """Raises UsageError when the profile's trace cannot be read."""
+    mbit, trace = (
+        (profile.up_mbit, profile.up_trace) if is_up else (profile.down_mbit, profile.down_trace)
+    )
+    if trace:
+        return TraceRate(load_trace(trace))
+    return FixedRate(mbit) if mbit else Unlimited()

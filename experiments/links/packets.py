@@ -1,0 +1,61 @@
+"""One direction of a link as IP packets see it: queue, bottleneck, outages, losses, delay, jitter, order.
+
+The TUN relay sends real packets through it, `virtual.py` builds virtual connections on it.
+Times are seconds since the link opened.
+"""
+
+from __future__ import annotations
+
+from experiments.links.bottleneck import Backlog, bottleneck_of
+from experiments.links.chance import make_jitter, make_loss, make_random
+from experiments.links.profile import LinkProfile
+
+
+class PacketPath:
+    """`send` says when a packet arrives, or None: lost, met a full queue, or left during an outage."""
+
+    def __init__(self, profile: LinkProfile, is_up: bool, key: str = "") -> None:
+        self.profile = profile
+        self.delay_s = profile.rtt_ms / 2000
+        self.bottleneck = bottleneck_of(profile, is_up)
+        self._outages = tuple((each.start_s, each.end_s) for each in profile.outages)
+        self._queue_bytes = profile.queue_kb * 1000
+        self._backlog = Backlog()
+        source = make_random(profile, is_up, key) if profile.jitter_ms or profile.loss else None
+        self.draw_jitter = make_jitter(profile, source) if source and profile.jitter_ms else None
+        self.draw_loss = make_loss(profile, source) if source and profile.loss else None
+        self._last_arrival_s = 0.0
+
+    def has_room(self, now_s: float, num_bytes: int) -> bool:
+        """Whether the queue takes `num_bytes` more."""
+        return not self._queue_bytes or self._backlog.num_bytes(now_s) + num_bytes <= self._queue_bytes
+
+    def depart(self, now_s: float, num_bytes: int) -> float:
+        """When they have left the bottleneck; the queue holds them until then."""
+        departure_s = self.bottleneck.depart(now_s, num_bytes)
+        if self._queue_bytes:
+            self._backlog.add(departure_s, num_bytes)
+        return departure_s
+
+    def outage_end_s(self, time_s: float) -> float:
+        """When the outage that `time_s` lies in ends; 0 when it lies in none."""
+        for start_s, end_s in self._outages:
+            if start_s <= time_s < end_s:
+                return end_s
+        return 0.0
+
+    def is_lost(self, departure_s: float) -> bool:
+        return bool(self.draw_loss and self.draw_loss(departure_s)) or self.outage_end_s(departure_s) > 0
+
+    def travel_s(self) -> float:
+        """From the bottleneck to the far end."""
+        return self.delay_s + self.draw_jitter() if self.draw_jitter else self.delay_s
+
+    def send(self, now_s: float, num_bytes: int) -> float | None:
+        if not self.has_room(now_s, num_bytes):
+            return None
+        departure_s = self.depart(now_s, num_bytes)
+        if self.is_lost(departure_s):
+            return None
+        self._last_arrival_s = max(self._last_arrival_s, departure_s + self.travel_s())
+        return self._last_arrival_s
