@@ -2,13 +2,14 @@
 
 Times in seconds, sizes in bytes, rates in bytes a second. alpha is the probability that a draft token is
 accepted given that those before it were. The geometric E[n] is that of Leviathan et al. 2023, §3.1.
+One session alone: waiting for others in the verifier's queue is no part of it. Pipelined rounds: `pipelined`.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 Acceptance = float | Sequence[float]  # one alpha for all positions, or one for each
 
@@ -21,6 +22,7 @@ class ModelCosts:
     target_token_s: float  # one cloud-only step
     verify_fixed_s: float
     verify_token_s: float = 0.0
+    colocated_draft_token_s: float | None = None  # beside the target; None: as long as at the edge
 
     def verify_s(self, num_draft_tokens: int) -> float:
         return self.verify_fixed_s + num_draft_tokens * self.verify_token_s
@@ -84,19 +86,46 @@ def cloud_only_s(models: ModelCosts, link: LinkCosts) -> float:
     return max(models.target_token_s, link.stream_token_bytes_down / link.rate_down)
 
 
+def edge_only_s(models: ModelCosts) -> float:
+    """Return seconds a token that the draft writes alone."""
+    return models.draft_token_s
+
+
+def colocated_s(acceptance: Acceptance, num_draft_tokens: int, models: ModelCosts, link: LinkCosts) -> float:
+    """Return seconds a token where draft and target work side by side and each round is one streamed message.
+
+    The slower of n t_draft + t_verify(n) and the link's rate, over E[n]; RTT is hidden as in cloud-only.
+    """
+    round_there_s = round_s(num_draft_tokens, colocated_models(models), LinkCosts(rtt_s=0.0))
+    message_s = link.stream_token_bytes_down / link.rate_down
+    return max(round_there_s, message_s) / expected_tokens(acceptance, num_draft_tokens)
+
+
+def colocated_models(models: ModelCosts) -> ModelCosts:
+    """Return them with the draft that runs beside the target."""
+    there_s = models.colocated_draft_token_s
+    return models if there_s is None else replace(models, draft_token_s=there_s)
+
+
 def tokens_per_s(acceptance: Acceptance, num_draft_tokens: int, models: ModelCosts, link: LinkCosts) -> float:
     """Return committed tokens a second of synchronous rounds of one draft length."""
     return expected_tokens(acceptance, num_draft_tokens) / round_s(num_draft_tokens, models, link)
 
 
 def break_even_rtt_s(
-    acceptance: Acceptance, num_draft_tokens: int, models: ModelCosts, link: LinkCosts
+    acceptance: Acceptance,
+    num_draft_tokens: int,
+    models: ModelCosts,
+    link: LinkCosts,
+    rival_s: float | None = None,
 ) -> float:
-    """Return the RTT below which rounds of n beat cloud-only on this link; negative where none does.
+    """Return the RTT below which rounds of n beat `rival_s` seconds a token (None: cloud-only) on this link;
+    negative where none does.
 
-    E t_cloud - t_verify(n) - n t_draft - bytes / rate; `link.rtt_s` itself is not used.
+    E t_rival - t_verify(n) - n t_draft - bytes / rate; `link.rtt_s` itself is not used.
     """
-    gain_s = expected_tokens(acceptance, num_draft_tokens) * cloud_only_s(models, link)
+    rival_s = cloud_only_s(models, link) if rival_s is None else rival_s
+    gain_s = expected_tokens(acceptance, num_draft_tokens) * rival_s
     return gain_s - (round_s(num_draft_tokens, models, link) - link.rtt_s)
 
 

@@ -17,10 +17,12 @@ from typing import Any
 
 from experiments.load_recording import Recording
 from experiments.load_report import LoadReport
-from experiments.processes import VerifierProcess, running_verifier, start_server
+from experiments.processes import VerifierProcess, running_verifier
 from experiments.recorded_drafts import record_embedded
 from experiments.results import Measure
-from experiments.stub_target import stub_recording
+from experiments.synthetic.pair import SyntheticPair
+from experiments.synthetic.recording import synthetic_recording
+from experiments.synthetic.serve import running_synthetic
 
 QUIET = ("--log-level", "error")
 NUM_THREADS = os.cpu_count() or 1
@@ -64,7 +66,7 @@ class Bench:
 
     @cached_property
     def stub_file(self) -> Path:
-        return stub_recording(32, 48).save(self.scratch / "stub.jsonl")
+        return synthetic_recording(32, 48).save(self.scratch / "stub.jsonl")
 
     def say(self, text: str) -> None:
         print(f"  {text}", flush=True)
@@ -82,13 +84,9 @@ def pinned(*cores: int) -> Iterator[None]:
         os.sched_setaffinity(0, before)
 
 
-@contextlib.contextmanager
-def running_stub() -> Iterator[VerifierProcess]:
-    stub = start_server([sys.executable, "-m", "experiments.stub_target", "--listen", "127.0.0.1:0"])
-    try:
-        yield stub
-    finally:
-        stub.stop()
+def running_stub() -> contextlib.AbstractContextManager[VerifierProcess]:
+    """A synthetic target whose forward costs nothing: what is left is everything but the model."""
+    return running_synthetic(SyntheticPair())
 
 
 def generate_load(address: str, recording: Path, *flags: str, core: int | None = None) -> LoadReport:

@@ -1,7 +1,7 @@
 """Records rounds of a real pair once, to be replayed without a draft model (`experiments.load`).
 
 python -m experiments.recorded_drafts --out FILE [--sessions 32 --rounds 24]
-python -m experiments.recorded_drafts --stub --out FILE        for `python -m experiments.stub_target`
+python -m experiments.recorded_drafts --stub --out FILE        for `python -m experiments.synthetic.serve`
 """
 
 from __future__ import annotations
@@ -167,12 +167,12 @@ def main() -> int:
     parser.add_argument("--sessions", type=int, default=32, metavar="N")
     parser.add_argument("--rounds", type=int, default=24, metavar="N", help="rounds a session")
     parser.add_argument("--verifier", metavar="HOST:PORT", help="a running one; default: start one")
-    parser.add_argument("--stub", action="store_true", help="what the stub target answers; needs no model")
+    parser.add_argument("--stub", action="store_true", help="what a synthetic target answers; needs no model")
     arguments = parser.parse_args()
     if arguments.stub:
-        from experiments.stub_target import stub_recording
+        from experiments.synthetic.recording import synthetic_recording
 
-        recording = stub_recording(arguments.sessions, arguments.rounds)
+        recording = synthetic_recording(arguments.sessions, arguments.rounds)
     elif arguments.verifier:
         recording = record_embedded(
             arguments.verifier, num_sessions=arguments.sessions, num_rounds=arguments.rounds

@@ -1,0 +1,153 @@
+"""A draft that errs as often as it is told, and takes the time it is told."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Callable, Sequence
+from typing import Self
+
+import numpy as np
+
+from common.errors import InvalidFieldError
+from common.support import certain
+from common.types import Draft, SamplingParams
+from edge_client.drafting.base import ShouldStop
+from experiments.synthetic.keyed import (
+    FIRST_TOKEN,
+    NUM_TOKENS,
+    VOCAB_SIZE,
+    KeyedCoins,
+    KeyedTokens,
+    wait_until,
+)
+from experiments.synthetic.pair import SyntheticPair
+
+TOKENIZER_FINGERPRINT = hashlib.sha256(b"outrider synthetic bytes").hexdigest()
+
+
+class SyntheticTokenizer:
+    """A byte is a token. What `EdgeTokenizer` offers, as far as sessions ask for it."""
+
+    fingerprint = TOKENIZER_FINGERPRINT
+    num_tokens = VOCAB_SIZE
+
+    def encode(self, text: str) -> list[int]:
+        return list(text.encode())
+
+    def token_text(self, token_id: int) -> str:
+        return bytes((token_id,)).decode(errors="replace")
+
+    def decoder(self, prompt_ids: list[int] | None = None) -> Callable[[int], str]:
+        return self.token_text
+
+
+class SyntheticSequence:
+    """A `DraftSequence`. Token t of the text, drafted as token i of a proposal, is right where coin t is
+    below alphas[i]. So whether it stands does not depend on how many are drafted, and given that those before
+    it stand it does with exactly that chance: a verdict tells of no coin that a later round is judged by.
+    """
+
+    def __init__(
+        self,
+        pair: SyntheticPair,
+        tokens: KeyedTokens,
+        sampling: SamplingParams,
+        num_prompt_tokens: int | None,
+        has_supports: bool,
+    ) -> None:
+        self._pair, self._tokens = pair, tokens
+        self._sampling_seed = sampling.seed
+        self._num_prompt_tokens = num_prompt_tokens
+        self._has_supports = has_supports
+        self._text: list[int] = []
+        self._coins: KeyedCoins | None = None
+
+    @property
+    def position(self) -> int:
+        return len(self._text)
+
+    def commit(self, token_ids: Sequence[int]) -> None:
+        """See `DraftSequence.commit`."""
+        for token_id in token_ids:
+            if not 0 <= token_id < VOCAB_SIZE:
+                raise InvalidFieldError("token_ids", f"{token_id} is not below {VOCAB_SIZE}")
+        if self._num_prompt_tokens is None:
+            self._num_prompt_tokens = len(token_ids)
+        self._text += token_ids
+
+    def truncate(self, position: int) -> None:
+        """See `DraftSequence.truncate`."""
+        assert 0 <= position <= self.position, f"cannot truncate {self.position} tokens to {position}"
+        del self._text[position:]
+
+    def propose(self, num_draft_tokens: int, should_stop: ShouldStop | None = None) -> Draft:
+        """See `DraftSequence.propose`. It tells a probability of 1 and no confidence: it knows nothing."""
+        assert self._text, "a draft needs at least one committed token"
+        start_s = time.perf_counter()
+        if num_draft_tokens <= 0:
+            return Draft((), ())
+        if should_stop is not None:
+            counts = range(1, num_draft_tokens)
+            num_draft_tokens = next((n for n in counts if should_stop(1.0, n)), num_draft_tokens)
+        token_ids = self._token_ids(num_draft_tokens)
+        supports = tuple(map(certain, token_ids)) if self._has_supports else ()
+        wait_until(start_s + num_draft_tokens * self._pair.draft_token_s)
+        return Draft(token_ids, (1.0,) * num_draft_tokens, supports=supports)
+
+    def _token_ids(self, num: int) -> tuple[int, ...]:
+        start, alphas = self.position, self._pair.alphas
+        chances = np.array(alphas[:num] + alphas[-1:] * (num - len(alphas)))
+        errs = self._coins_here().between(start, start + num) >= chances
+        right = self._tokens.between(start, start + num)
+        wrong = FIRST_TOKEN + (right - FIRST_TOKEN + 1) % NUM_TOKENS
+        return tuple(np.where(errs, wrong, right).tolist())
+
+    def _coins_here(self) -> KeyedCoins:
+        """Of this prompt. While a long one is still being read in chunks, of as much as there is."""
+        assert self._num_prompt_tokens is not None, "nothing was committed"
+        if self._coins is not None:
+            return self._coins
+        prompt_ids = self._text[: self._num_prompt_tokens]
+        coins = KeyedCoins(self._pair.seed, self._sampling_seed, prompt_ids)
+        if len(prompt_ids) == self._num_prompt_tokens:
+            self._coins = coins
+        return coins
+
+    def close(self) -> None:
+        """There is nothing to free."""
+
+    def check_integrity(self) -> None:
+        """There is nothing beside the text."""
+
+
+class SyntheticDraft:
+    """A `DraftModel` for texts of any length. `is_colocated`: as the verifier runs it."""
+
+    num_tokens = VOCAB_SIZE
+    max_context = 1 << 30
+    eos_token_ids: tuple[int, ...] = ()
+    tokenizer_fingerprint = TOKENIZER_FINGERPRINT
+
+    def __init__(self, pair: SyntheticPair) -> None:
+        self.pair = pair
+        self._tokens = KeyedTokens(pair.seed)
+
+    @property
+    def fingerprint(self) -> str:
+        return hashlib.sha256(f"synthetic draft {self.pair.alphas} {self.pair.seed}".encode()).hexdigest()
+
+    def sequence(
+        self, sampling: SamplingParams, *, num_prompt_tokens: int | None = None, num_support: int = 0
+    ) -> SyntheticSequence:
+        """See `DraftModel.sequence`. Sampling parameters but the seed change nothing."""
+        return SyntheticSequence(self.pair, self._tokens, sampling, num_prompt_tokens, num_support > 0)
+
+    def close(self) -> None:
+        """There is nothing to free."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()

@@ -1,0 +1,95 @@
+"""A verifier of a synthetic pair: `python -m experiments.synthetic.serve --t-target 30ms --alpha 0.8`.
+
+The product's own server, engine and codec; it takes every flag of `cloud-verifier serve` (those about weights
+change nothing) and prints the same line when it serves. With no times given a forward costs nothing, so that
+what is left is everything but the model.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+from cloud_verifier.colocated import CoLocatedDrafter
+from cloud_verifier.config import SCOPE, ServeConfig
+from cloud_verifier.server import VerifierServer, run_until_signalled
+from common.config import add_flags, given_flags, load_config
+from common.logs import setup_logging
+from common.units import parse_duration
+from experiments.command import run_command
+from experiments.processes import VerifierProcess, start_server
+from experiments.synthetic.draft import SyntheticDraft
+from experiments.synthetic.pair import DEFAULT_ALPHA, SyntheticPair, parse_alphas
+from experiments.synthetic.target import SyntheticBackend
+
+
+def create_server(pair: SyntheticPair, config: ServeConfig) -> VerifierServer:
+    """With a co-located draft; what it says of itself carries the pair's labels."""
+    backend = SyntheticBackend(pair)
+    draft = SyntheticDraft(replace(pair, draft_token_s=pair.colocated_draft_s))
+    server = VerifierServer(backend, config, CoLocatedDrafter(draft, backend.max_context))
+    model = server.engine.model
+    server.engine.model = replace(model, labels=(*model.labels, *pair.labels))
+    return server
+
+
+@contextlib.contextmanager
+def running_synthetic(
+    pair: SyntheticPair, *flags: str, listen: str = "127.0.0.1:0"
+) -> Iterator[VerifierProcess]:
+    """`with running_synthetic(pair) as verifier: ... verifier.address`; in a process of its own."""
+    verifier = start_server(serve_command(pair, *flags, listen=listen))
+    try:
+        yield verifier
+    finally:
+        verifier.stop()
+
+
+def serve_command(pair: SyntheticPair, *flags: str, listen: str = "127.0.0.1:0") -> list[str]:
+    command = [sys.executable, "-m", "experiments.synthetic.serve", *pair.flags()]
+    return [*command, "--listen", listen, "--admin-listen", "none", "--log-level", "warning", *flags]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m experiments.synthetic.serve",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--t-target", default="0", metavar="T", help="of a forward: 30ms; default 0")
+    parser.add_argument("--t-verify-token", default="0", metavar="T", help="more for each further token")
+    parser.add_argument("--t-draft", default="0", metavar="T", help="of a co-located drafted token")
+    parser.add_argument(
+        "--alpha",
+        default=str(DEFAULT_ALPHA),
+        metavar="A[,A...]",
+        help=f"chance of a co-located drafted token to stand, by position; default {DEFAULT_ALPHA}",
+    )
+    parser.add_argument("--synthetic-seed", type=int, default=0, metavar="N", help="of the text")
+    add_flags(parser, ServeConfig)
+    namespace = parser.parse_args(arguments)
+    flags = given_flags(namespace, ServeConfig)
+    config = load_config(ServeConfig, scope=SCOPE, flags=flags).value
+    setup_logging(config.log_level, config.log_json)
+    pair = SyntheticPair(
+        alphas=parse_alphas(namespace.alpha, "--alpha"),
+        draft_token_s=parse_duration(namespace.t_draft, "--t-draft"),
+        target_s=parse_duration(namespace.t_target, "--t-target"),
+        verify_token_s=parse_duration(namespace.t_verify_token, "--t-verify-token"),
+        seed=namespace.synthetic_seed,
+    )
+
+    def announce(server: VerifierServer) -> None:
+        admin = f", admin port at {server.admin.url}" if server.admin is not None else ""
+        host = config.listen.rpartition(":")[0]
+        print(f"synthetic verifier, serving {pair.labels[1]} on {host}:{server.port}{admin}", flush=True)
+
+    run_until_signalled(create_server(pair, config), announce)
+    return 0
+
+
+if __name__ == "__main__":
+    run_command("synthetic.serve", main)

@@ -1,0 +1,107 @@
+"""A target that knows what it will write, and takes the time it is told."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from cloud_verifier.backends.base import ForwardItem, KVSequence, Logits
+from cloud_verifier.kv.blocks import BlockUsage
+from experiments.synthetic.draft import TOKENIZER_FINGERPRINT
+from experiments.synthetic.keyed import VOCAB_SIZE, KeyedTokens, wait_until
+from experiments.synthetic.pair import SyntheticPair
+
+FIRST_ROWS = 64
+OTHERS = -1e4  # a logit: no noise and no temperature makes another token the sample
+
+
+@dataclass(eq=False, slots=True)
+class SyntheticKV:
+    length: int = 0
+    num_reused: int = 0
+
+
+class SyntheticBackend:
+    """Implements `TargetBackend`: lengths instead of KV, a row with one peak instead of a forward.
+
+    The token at position t is a function of (seed, t), whatever the text before it and the sampling.
+    """
+
+    num_tokens = VOCAB_SIZE
+    vocab_size = VOCAB_SIZE
+    max_context = 1 << 20
+    num_kv_tokens = 1 << 30
+    dtype = "float32"
+    device = "cpu"
+    model_id = "synthetic"
+    tokenizer_fingerprint = TOKENIZER_FINGERPRINT
+    eos_token_ids: tuple[int, ...] = (0,)  # which it never writes
+
+    def __init__(self, pair: SyntheticPair | None = None) -> None:
+        self.pair = pair or SyntheticPair()
+        self.fingerprint = hashlib.sha256(f"synthetic target {self.pair.seed}".encode()).hexdigest()
+        self.num_forwards = 0
+        self.num_query_rows = 0
+        self._tokens = KeyedTokens(self.pair.seed)
+        self._rows = _blank(FIRST_ROWS)
+        self._peaks = np.zeros(0, np.int64)  # of the last forward's rows
+
+    @property
+    def num_free_tokens(self) -> int:
+        return self.num_kv_tokens
+
+    @property
+    def kv_usage(self) -> BlockUsage:
+        empty = self.num_kv_tokens
+        return BlockUsage(block_size=1, num_used=0, num_cached=0, num_empty=empty, num_evicted=0)
+
+    def new_sequence(self, tenant: str = "", token_ids: Sequence[int] = ()) -> SyntheticKV:
+        return SyntheticKV()
+
+    def publish(self, sequence: KVSequence, token_ids: Sequence[int]) -> None:
+        """Nothing is worth finding again."""
+
+    def forward(self, items: Sequence[ForwardItem]) -> Logits:
+        start_s = time.perf_counter()
+        num_tokens, peaks = 0, []
+        for item in items:
+            kv = item.sequence
+            assert isinstance(kv, SyntheticKV)
+            kv.length += len(item.token_ids)
+            num_tokens += len(item.token_ids)
+            peaks.append(self._tokens.between(kv.length - item.num_logit_rows + 1, kv.length + 1))
+        self.num_forwards += 1
+        self.num_query_rows += num_tokens
+        logits = self._peaked(np.concatenate(peaks))
+        wait_until(start_s + self.pair.target_s + (num_tokens - 1) * self.pair.verify_token_s)
+        return logits
+
+    def _peaked(self, peaks: np.ndarray[tuple[int], np.dtype[np.int64]]) -> Logits:
+        """A view [len(peaks), vocab] of the one array, the last forward's peaks taken back."""
+        if len(peaks) > len(self._rows):
+            self._rows, self._peaks = _blank(2 * len(peaks)), self._peaks[:0]
+        self._rows[np.arange(len(self._peaks)), self._peaks] = OTHERS
+        self._rows[np.arange(len(peaks)), peaks] = 0.0
+        self._peaks = peaks
+        return self._rows[: len(peaks)]
+
+    def truncate(self, sequence: KVSequence, length: int) -> None:
+        assert isinstance(sequence, SyntheticKV)
+        sequence.length = length
+
+    def fork(self, sequence: KVSequence) -> SyntheticKV:
+        return SyntheticKV(sequence.length)
+
+    def close(self, sequence: KVSequence) -> None:
+        """Lengths need no freeing."""
+
+    def check_integrity(self) -> None:
+        """There is no bookkeeping."""
+
+
+def _blank(num_rows: int) -> Logits:
+    return np.full((num_rows, VOCAB_SIZE), OTHERS, np.float32)
