@@ -2,7 +2,7 @@
 
 Times in seconds, sizes in bytes, rates in bytes a second. alpha is the probability that a draft token is
 accepted given that those before it were. The geometric E[n] is that of Leviathan et al. 2023, §3.1.
-One session alone: waiting for others in the verifier's queue is no part of it. Pipelined rounds: `pipelined`.
+One session alone: waiting for others in a queue is no part of it. Pipelined rounds: `costmodel_pipelined`.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """The cost model's formulas, worked by hand, and what follows from them."""
 
 import math
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -12,6 +13,8 @@ from common.costmodel import (
     best_num_draft_tokens,
     break_even_rtt_s,
     cloud_only_s,
+    colocated_s,
+    edge_only_s,
     expected_tokens,
     round_s,
     tokens_per_s,
@@ -70,3 +73,25 @@ def test_the_best_draft_length_is_the_fastest_and_zero_only_where_cloud_only_win
 def test_a_longer_trip_asks_for_longer_drafts_until_none_pays():
     best = [best_num_draft_tokens(0.85, MODELS, LinkCosts(rtt_s=s), 16) for s in (0.0, 0.02, 0.05, 0.5)]
     assert best[0] < best[1] < best[2] and best[3] == 0
+
+
+def test_a_colocated_round_has_no_trip_and_drafts_at_its_own_speed():
+    link = LinkCosts(rtt_s=9)
+    here = (4 * 0.001 + 0.020 + 4 * 0.0005) / expected_tokens(0.8, 4)
+    assert colocated_s(0.8, 4, MODELS, link) == pytest.approx(here)
+    slow = replace(MODELS, colocated_draft_token_s=0.003)
+    assert colocated_s(0.8, 4, slow, link) == pytest.approx(here + 4 * 0.002 / expected_tokens(0.8, 4))
+    narrow = LinkCosts(rtt_s=9, rate_down=600)  # a message of 60 bytes takes 0.1 s
+    assert colocated_s(0.8, 4, MODELS, narrow) == pytest.approx(0.1 / expected_tokens(0.8, 4))
+
+
+def test_edge_only_takes_a_draft_token_a_token():
+    assert edge_only_s(MODELS) == 0.001
+
+
+def test_rounds_can_be_held_against_any_rival():
+    link = LinkCosts(rtt_s=0)
+    against_cloud = break_even_rtt_s(0.9, 4, MODELS, link)
+    assert break_even_rtt_s(0.9, 4, MODELS, link, rival_s=0.020) == against_cloud
+    rival_s = colocated_s(0.9, 4, MODELS, link)
+    assert break_even_rtt_s(0.9, 4, MODELS, link, rival_s) == pytest.approx(0)
