@@ -10,10 +10,11 @@ from common.config_fields import Leaf, leaves, shown
 from common.config_values import describe
 
 
-def add_flags(parser: argparse.ArgumentParser, cls: type[Any]) -> None:
-    """Add a flag for each field of `cls` and its sections. Values stay text; `load_config` converts them."""
+def add_flags(parser: argparse.ArgumentParser, cls: type[Any], without: tuple[str, ...] = ()) -> None:
+    """Add a flag for each field of `cls` and its sections but those in `without`. Values stay text;
+    `load_config` converts them."""
     for leaf in leaves(cls):
-        if not leaf.option.is_flag:
+        if not leaf.option.is_flag or leaf.key.partition(".")[0] in without:
             continue
         settings: dict[str, Any] = {
             "dest": leaf.key,

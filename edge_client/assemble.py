@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -33,19 +34,29 @@ class Edge:
     draft_load_ms: float
     labels: tuple[str, ...]
 
-    def session(self, prompt: str, seed: int) -> EdgeSession:
-        """Raises `UsageError` for parameters out of range and for an empty prompt."""
-        prompt_ids = self.tokenizer.encode(prompt)
+    def session(
+        self,
+        prompt: str | Sequence[int],
+        seed: int,
+        config: RunConfig | None = None,
+        draft: DraftModel | None = None,
+    ) -> EdgeSession:
+        """`prompt` is text or token ids; `config` is this session's own and `draft` a stand-in for the loaded
+        one, where several sessions share this. Raises `UsageError` for parameters out of range, for an
+        empty prompt and for a mode that needs a draft where none was loaded."""
+        prompt_ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
         if not prompt_ids:
             raise UsageError("the prompt is empty")
-        config, options = self.config, self._make_options(seed)
+        config = config or self.config
+        check_method(config)
+        options = self._make_options(config, seed)
         session_id = new_session_id()
         session = EdgeSession(
             prompt_ids,
             options,
             decode=self.tokenizer.decoder(prompt_ids),
             verifier=_create_verifier(config, options, session_id),
-            draft=self.draft,
+            draft=self._draft_for(options.mode, draft),
             depth=create_depth_policy(config.depth_policy, config.num_speculative_tokens),
             session_id=session_id,
             min_draft_s=config.min_draft_ms / 1e3,
@@ -53,8 +64,15 @@ class Edge:
         session.result.stats.draft_load_ms = self.draft_load_ms
         return session
 
-    def _make_options(self, seed: int) -> SessionOptions:
-        config, num_tokens = self.config, self.tokenizer.num_tokens
+    def _draft_for(self, mode: Mode, draft: DraftModel | None) -> DraftModel | None:
+        if not mode.has_draft:
+            return None
+        if self.draft is None:
+            raise UsageError(f"mode {mode} drafts here, and no draft was loaded")
+        return draft or self.draft
+
+    def _make_options(self, config: RunConfig, seed: int) -> SessionOptions:
+        num_tokens = self.tokenizer.num_tokens
         sampling = make_sampling(config, seed, tuple(self._encode_word(word) for word in config.bad_word))
         stop = StopParams(config.max_new_tokens, config.stop_token_id, config.stop, config.ignore_eos)
         try:
@@ -84,12 +102,13 @@ class Edge:
             self.draft.close()
 
 
-def create_edge(config: RunConfig) -> Edge:
-    """Loads the tokenizer and, where the edge drafts, the draft. Raises `ModelError`, `IncompatibleError`;
-    `UsageError` for flags that do not go together."""
+def create_edge(config: RunConfig, has_draft: bool | None = None) -> Edge:
+    """Loads the tokenizer and, where the edge drafts (or `has_draft` says so), the draft. Raises
+    `ModelError`, `IncompatibleError`; `UsageError` for flags that do not go together."""
     check_method(config)
     directory = Path(config.draft) if config.draft else default_draft_dir()
-    has_draft = Mode(config.mode).has_draft
+    if has_draft is None:
+        has_draft = Mode(config.mode).has_draft
     if not directory.is_dir():
         hint = (
             "no draft at {}: name one with --draft DIR (`edge-client draft export` makes one)"

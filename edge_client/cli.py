@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
 
-from common.config import add_flags, given_flags, load_config
 from common.errors import OutriderError, UsageError
 from common.version import own_version
-from edge_client.config import SCOPE, RunConfig
+from edge_client.commands.configured import CONFIG_NOTE, add_config, load_run_config
 
 # Verbs with a module of their own, imported for that verb alone: `add_arguments(parser)`, `main(namespace)`.
 _VERBS_ELSEWHERE = {
+    "chat": ("edge_client.commands.chat", "talk with the model in the terminal"),
+    "serve": ("edge_client.daemon.command", "answer OpenAI's HTTP interface on this machine"),
+    "ps": ("edge_client.commands.ps", "list what a daemon is generating"),
+    "doctor": ("edge_client.commands.doctor", "check draft, link and verifier, and say what to do"),
+    "completion": ("edge_client.commands.completion", "print a shell's completion script"),
     "bench": ("experiments.sweep.command", "compare modes over links: a YAML in, a folder of results out"),
     "plan": ("edge_client.commands.plan", "say what a link and two models will give, and the draft length"),
 }
@@ -44,9 +49,7 @@ def _dispatch(namespace: argparse.Namespace) -> int:
     if namespace.verb in _VERBS_ELSEWHERE:
         status: int = _module_of(namespace.verb).main(namespace)
         return status
-    loaded = load_config(
-        RunConfig, scope=SCOPE, yaml_path=namespace.config, flags=given_flags(namespace, RunConfig)
-    )
+    loaded = load_run_config(namespace)
     if namespace.verb == "config":
         print("\n".join(loaded.lines(with_origins=namespace.origin)))
         return 0
@@ -66,8 +69,8 @@ def _module_of(verb: str) -> ModuleType:
         raise UsageError(f"{verb}: there is no module {error.name} here; {hint}") from error
 
 
-def _make_parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
-    """`arguments` say which verb's own are needed."""
+def _make_parser(arguments: Sequence[str] = (), *, is_whole: bool = False) -> argparse.ArgumentParser:
+    """`arguments` say which verb's own are needed; the whole has those of every verb that is installed."""
     parser = argparse.ArgumentParser(
         prog="edge-client",
         description="Draft here, verify in the cloud: the text is the target's.",
@@ -76,7 +79,7 @@ def _make_parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"edge-client {own_version()}")
     verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
-    _add_run(verbs.add_parser("run", help="continue a prompt", epilog=_CONFIG_NOTE))
+    _add_run(verbs.add_parser("run", help="continue a prompt", epilog=CONFIG_NOTE))
     draft = verbs.add_parser("draft", help="prepare drafts").add_subparsers(
         dest="draft_verb", required=True, metavar="VERB"
     )
@@ -93,27 +96,27 @@ def _make_parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
     show = verbs.add_parser("config", help="show the configuration: config show [--origin]")
     show.add_argument("action", choices=("show",))
     show.add_argument("--origin", action="store_true", help="say where each value comes from")
-    _add_config(show)
+    add_config(show, has_serve=True)
     for verb, (_, summary) in _VERBS_ELSEWHERE.items():
         its_parser = verbs.add_parser(verb, help=summary, description=f"{summary[0].upper()}{summary[1:]}.")
         if arguments[:1] == [verb]:
             _module_of(verb).add_arguments(its_parser)
+        elif is_whole:
+            with contextlib.suppress(UsageError):  # a verb that is not installed completes by its name
+                _module_of(verb).add_arguments(its_parser)
     return parser
 
 
-_CONFIG_NOTE = "Flags from --verifier on are also keys of --config FILE and variables OUTRIDER_EDGE_<KEY>."
+def whole_parser() -> argparse.ArgumentParser:
+    """Every verb with its arguments: what a shell completes."""
+    return _make_parser(is_whole=True)
 
 
 def _add_run(run: argparse.ArgumentParser) -> None:
     run.add_argument("prompt", nargs="?", metavar="PROMPT", help="text to continue; - reads standard input")
     run.add_argument("--prompt-file", type=Path, metavar="F", help="read the prompt from a file")
     run.add_argument("--json", action="store_true", help="print one JSON object instead of the text")
-    _add_config(run)
-
-
-def _add_config(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--config", type=Path, metavar="FILE", help="YAML file of the settings below")
-    add_flags(parser, RunConfig)
+    add_config(run)
 
 
 if __name__ == "__main__":

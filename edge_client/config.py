@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from common.config import option
 from common.methods import DEFAULT_SUPPORT_SIZE, MAX_SUPPORT_SIZE
 from common.types import Method
+from edge_client.daemon.config import ServeConfig
 from edge_client.depth.registry import DEPTH_POLICIES
 from edge_client.drafting.registry import DEFAULT_MAX_NGRAM, STRATEGIES
 
@@ -21,7 +22,7 @@ def _names(is_exact: bool) -> str:
 
 @dataclass(frozen=True, slots=True)
 class RunConfig:
-    """`edge-client run`."""
+    """`edge-client run`, and what every other verb that decodes shares with it."""
 
     verifier: str = option("127.0.0.1:7077", "the cloud verifier", metavar="HOST:PORT")
     draft: str = option(
@@ -165,6 +166,7 @@ class RunConfig:
     otlp_endpoint: str = option(
         "", "collector to send OpenTelemetry spans to; needs the otel extra", metavar="URL"
     )
+    serve: ServeConfig = field(default_factory=ServeConfig)
 
 
 def default_draft_dir() -> Path:

@@ -34,9 +34,10 @@ class EdgeTokenizer:
     def num_tokens(self) -> int:
         return fingerprint.num_tokens(self._path)
 
-    def encode(self, text: str) -> list[int]:
-        """With whatever the tokenizer itself puts around a text (a begin-of-text token, say)."""
-        return list(self._tokenizer.encode(text).ids)
+    def encode(self, text: str, is_complete: bool = False) -> list[int]:
+        """With whatever the tokenizer itself puts around a text (a begin-of-text token, say); without it
+        where the text `is_complete`, as a chat template's is."""
+        return list(self._tokenizer.encode(text, add_special_tokens=not is_complete).ids)
 
     def token_text(self, token_id: int) -> str:
         """A token by itself, special ones by name; part of a character shows as U+FFFD."""
