@@ -75,6 +75,7 @@ def _take(decoding: Decoding, tokens: GeneratedTokens) -> Iterator[SessionEvent]
         decoding.record(_make_record(tokens, num_accepted))
     elif tokens.metrics.forward_ns:
         decoding.stats.generate_forward_ms.append(tokens.metrics.forward_ns / 1e6)
+        decoding.stats.generate_batch_sizes.append(tokens.metrics.batch_size)
     yield from events
     if text.finish is None:
         if text.chain.agrees(tokens.position, tokens.hash) and tokens.position == text.position:

@@ -8,7 +8,7 @@ from common.types import Method, MethodParams
 from edge_client.config import RunConfig
 from edge_client.options import Mode
 
-_METHODS_OF = {
+METHODS_OF = {  # settings that only some methods have
     "support_size": (Method.SPARSE, Method.BLOCK),
     "num_candidates": (Method.CANDIDATES,),
     "threshold_pass": (Method.THRESHOLD,),
@@ -20,7 +20,7 @@ _METHODS_OF = {
 
 def check_method(config: RunConfig) -> None:
     """Raises `UsageError` naming the first flag that would have no effect."""
-    for name, methods in _METHODS_OF.items():
+    for name, methods in METHODS_OF.items():
         if getattr(config, name) is not None and config.method not in methods:
             wanted = " or ".join(f"--method {method}" for method in methods)
             raise UsageError(f"{_flag(name)} goes with {wanted}, not with --method {config.method}")

@@ -51,6 +51,7 @@ class SessionStats:
     open_ms: float = 0.0
     num_generate_tokens: int = 0  # streamed by `Generate`
     generate_forward_ms: list[float] = field(default_factory=list)
+    generate_batch_sizes: list[int] = field(default_factory=list)  # sessions in each of those forwards
     num_timeouts: int = 0
     num_rebuilds: int = 0
     num_reconnects: int = 0
