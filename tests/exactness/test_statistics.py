@@ -19,7 +19,7 @@ from common.types import Method, SamplingParams
 
 EXACT = tuple(method for method in Method if method.is_exact)
 ALPHA = 0.001
-NUM_TEXTS, NUM_SLOW_TEXTS, FIRST_SLOW_SEED = 15_000, 200_000, 10_000_000
+NUM_TEXTS, NUM_SLOW_TEXTS, FIRST_SLOW_SEED = 6_000, 200_000, 10_000_000
 LEAST_EXPECTED = 5  # of a bin; the tail below it is one bin
 
 TABLES = make_tables(12, seed=3)
