@@ -18,22 +18,26 @@ class PacketPath:
         self.profile = profile
         self.delay_s = profile.rtt_ms / 2000
         self.bottleneck = bottleneck_of(profile, is_up)
-        self._outages = tuple((each.start_s, each.end_s) for each in profile.outages)
-        self._queue_bytes = profile.queue_kb * 1000
+        self.restart_outages(0.0)
+        self.queue_bytes = profile.queue_kb * 1000
         self._backlog = Backlog()
         source = make_random(profile, is_up, key) if profile.jitter_ms or profile.loss else None
         self.draw_jitter = make_jitter(profile, source) if source and profile.jitter_ms else None
         self.draw_loss = make_loss(profile, source) if source and profile.loss else None
         self._last_arrival_s = 0.0
 
+    def restart_outages(self, now_s: float) -> None:
+        """They count from `now_s` on."""
+        self._outages = tuple((now_s + each.start_s, now_s + each.end_s) for each in self.profile.outages)
+
     def has_room(self, now_s: float, num_bytes: int) -> bool:
         """Whether the queue takes `num_bytes` more."""
-        return not self._queue_bytes or self._backlog.num_bytes(now_s) + num_bytes <= self._queue_bytes
+        return not self.queue_bytes or self._backlog.num_bytes(now_s) + num_bytes <= self.queue_bytes
 
     def depart(self, now_s: float, num_bytes: int) -> float:
         """When they have left the bottleneck; the queue holds them until then."""
         departure_s = self.bottleneck.depart(now_s, num_bytes)
-        if self._queue_bytes:
+        if self.queue_bytes:
             self._backlog.add(departure_s, num_bytes)
         return departure_s
 

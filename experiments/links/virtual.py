@@ -112,7 +112,7 @@ class TcpFlow:
 class VirtualLink:
     """Both directions of one connection over a link; `key` tells links of one profile apart for chance."""
 
-    __slots__ = ("_paths", "down", "profile", "up")
+    __slots__ = ("down", "paths", "profile", "up")
 
     up: Flow
     down: Flow
@@ -123,15 +123,15 @@ class VirtualLink:
         Raises UsageError when the profile's capacity traces cannot be read.
         """
         self.profile = profile
-        self._paths: tuple[PacketPath, PacketPath] = (
-            beside._paths if beside else (PacketPath(profile, True, key), PacketPath(profile, False, key))
+        self.paths: tuple[PacketPath, PacketPath] = (
+            beside.paths if beside else (PacketPath(profile, True, key), PacketPath(profile, False, key))
         )
         self._open()
 
     def _open(self) -> None:
         link = self.profile
         kind = TcpFlow if link.jitter_ms or link.loss or link.outages or link.queue_kb else PlainFlow
-        self.up, self.down = (kind(path) for path in self._paths)
+        self.up, self.down = (kind(path) for path in self.paths)
 
     def connect(self, now_s: float) -> float:
         """Forgets the connection and opens a new one; returns when the edge can send on it.
@@ -139,7 +139,7 @@ class VirtualLink:
         A handshake that an outage or chance swallows is tried again after 1, 1, 1, 1, 1, 2, 4, ... seconds.
         """
         self._open()
-        up, down = self._paths
+        up, down = self.paths
         retries = iter(SYN_RETRIES_S)
         while up.is_lost(now_s) or down.is_lost(now_s + up.delay_s):
             now_s += next(retries, SYN_RETRIES_S[-1])

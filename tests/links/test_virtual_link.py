@@ -93,7 +93,7 @@ def test_jitter_has_the_mean_that_the_profile_says(distribution: str) -> None:
 @pytest.mark.parametrize("burst", [1.0, 4.0])
 def test_the_share_of_lost_packets_is_the_profiles(burst: float) -> None:
     up = VirtualLink(LinkProfile(loss=0.05, loss_burst=burst)).up
-    times = [number * 1000.0 for number in range(20_000)]  # the retransmissions of one are over before the next
+    times = [number * 1000.0 for number in range(20_000)]  # none waits for another
     num_late = sum(up.deliver(time_s, 100) > time_s for time_s in times)
     assert num_late / len(times) == pytest.approx(0.05, rel=0.1)
 

@@ -1,0 +1,105 @@
+"""The process behind a link: `python -m experiments.links.helper JSON`, started by `remote.py`.
+
+Prints one line of JSON with the address, then answers a line of JSON to each line on its standard input, and
+ends with that. It asks for a real-time priority: the link must not slow down because the models are at work.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import importlib
+import json
+import os
+import selectors
+import sys
+from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager
+from typing import Any, Protocol
+
+from common.errors import OutriderError
+from experiments.links.profile import LinkProfile
+from experiments.links.profiles import load_profile
+
+_SERVERS = {
+    "proxy": "experiments.links.proxy_server",
+    "tun": "experiments.links.tun_server",
+    "netem": "experiments.links.netem_server",
+}
+
+
+class Served(Protocol):
+    """What a server module's `serve(profile, upstream)` yields."""
+
+    @property
+    def address(self) -> str: ...
+    def facts(self) -> dict[str, Any]: ...
+    def wire_bytes(self) -> tuple[int, int]: ...
+    def restart_outages(self) -> None: ...
+    def reset(self) -> int: ...
+
+
+def answer(served: Served, what: str) -> dict[str, Any]:
+    """One line of standard input, as the methods of `RemoteLink` send it."""
+    if what == "facts":
+        return served.facts()
+    if what == "wire_bytes":
+        up, down = served.wire_bytes()
+        return {"up": up, "down": down}
+    if what == "restart_outages":
+        served.restart_outages()
+        return {}
+    if what == "reset":
+        return {"num_connections": served.reset()}
+    return {"error": f"unknown request {what!r}"}
+
+
+async def input_lines() -> AsyncIterator[str]:
+    loop, reader = asyncio.get_running_loop(), asyncio.StreamReader()
+    await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
+    while line := await reader.readline():
+        yield line.decode().strip()
+
+
+async def serve(realisation: str, profile: LinkProfile, upstream: str) -> None:
+    module = importlib.import_module(_SERVERS[realisation])
+    opening: AbstractAsyncContextManager[Served] = module.serve(profile, upstream)
+    async with opening as served:
+        facts = {"realisation": realisation, "scheduling": ask_for_real_time()}
+        _say({"address": served.address, "facts": facts})
+        async for line in input_lines():
+            _say(answer(served, line))
+
+
+def ask_for_real_time() -> str:
+    """Round robin above every ordinary process where we may; says which it is."""
+    with contextlib.suppress(OSError, AttributeError):
+        os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(10))
+        return "real-time"
+    return "ordinary"
+
+
+def make_loop() -> asyncio.AbstractEventLoop:
+    """select(2) takes microseconds; the default epoll rounds timers up to whole milliseconds."""
+    return asyncio.SelectorEventLoop(selectors.SelectSelector())
+
+
+def _say(line: dict[str, Any]) -> None:
+    print(json.dumps(line), flush=True)
+
+
+def main() -> int:
+    request = json.loads(sys.argv[1])
+    try:
+        with asyncio.Runner(loop_factory=make_loop) as runner:
+            runner.run(
+                serve(request["realisation"], load_profile(request["profile"]), request["upstream"])
+            )
+    except (OutriderError, OSError) as error:
+        _say({"error": str(error)})
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

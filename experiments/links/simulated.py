@@ -1,0 +1,23 @@
+"""The realisation without a socket: `VirtualLink`, for whoever keeps the time."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+
+from common.errors import UsageError
+from experiments.links.base import OpenLink
+from experiments.links.profile import LinkProfile
+from experiments.links.virtual import VirtualLink
+
+
+class Simulated:
+    name = "simulated"
+
+    def refusals(self, profile: LinkProfile) -> list[str]:
+        return []
+
+    def link(self, profile: LinkProfile, key: str = "") -> VirtualLink:
+        return VirtualLink(profile, key)
+
+    def open(self, profile: LinkProfile, upstream: str) -> AbstractContextManager[OpenLink]:
+        raise UsageError("a simulated link has no address to dial; use proxy, tun or netem")
