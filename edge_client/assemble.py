@@ -7,6 +7,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from common.errors import IncompatibleError, InvalidFieldError, UsageError
 from common.sampling import check_sampling_params
@@ -22,6 +23,9 @@ from edge_client.options import Mode, OnTimeout, SessionOptions
 from edge_client.remote_verifier import RemoteVerifier
 from edge_client.session import EdgeSession, new_session_id
 from edge_client.tokenizer import EdgeTokenizer
+
+if TYPE_CHECKING:
+    from edge_client.link.grpc_link import GrpcLink
 
 
 @dataclass(slots=True)
@@ -143,14 +147,20 @@ def _create_draft(config: RunConfig, directory: Path, tokenizer: EdgeTokenizer) 
 def _create_verifier(config: RunConfig, options: SessionOptions, session_id: bytes) -> RemoteVerifier | None:
     if options.mode is Mode.EDGE_ONLY:
         return None
-    from edge_client.link.grpc_link import GrpcLink
-
     return RemoteVerifier(
-        GrpcLink(config.verifier, session_id, config.transport),
+        create_link(config, session_id),
         RoundDeadline(config.timeout_ms / 1e3 if config.timeout_ms else None),
         recover_timeout_s=config.recover_timeout_s,
         is_patient=options.on_timeout is OnTimeout.WAIT,
     )
+
+
+def create_link(config: RunConfig, session_id: bytes) -> GrpcLink:
+    """Raises `UsageError` for a malformed address, and for flags of TLS and tokens that cannot be used."""
+    from edge_client.link.grpc_link import GrpcLink
+    from edge_client.link.security import link_security
+
+    return GrpcLink(config.verifier, session_id, config.transport, link_security(config, config.verifier))
 
 
 def draw_seed() -> int:

@@ -46,7 +46,8 @@ class ServeConfig:
     stop_grace_s: float = option(
         30.0, "how long running requests may go on after SIGTERM", flag="--stop-grace", metavar="S", minimum=0
     )
-    draft_cache: int = option(
-        8, "texts whose KV the draft keeps for the next turn of a conversation", metavar="N", minimum=0
+    draft_cache_mb: float = option(
+        256.0, "memory for the draft's KV of texts that ended, for the next turn of a conversation",
+        metavar="MB", minimum=0,
     )
     log_json: bool = option(False, "log JSON objects instead of lines")

@@ -41,12 +41,15 @@ class OnnxRunner:
         self._seqlens = self._bind_input("seqlens_k", np.int32)
         self._total = self._bind_input("total_sequence_length", np.int32)
         self._temperature = self._bind_input("temperature", np.float32)
-        self._temperature.array[0] = temperature or 1.0
+        self.set_temperature(temperature)
         self._rows = [self._bind_row(name) for name in ROW_OUTPUTS]
         self._output = Rows(*(bound.array for bound in self._rows))
         self._kv: dict[str, _Bound] = {}
         self._num_bound_ids = 0
         self._capacity = 0
+
+    def set_temperature(self, temperature: float) -> None:
+        self._temperature.array[0] = temperature or 1.0
 
     @property
     def capacity(self) -> int:

@@ -45,6 +45,19 @@ class OnnxDraftSequence:
         return len(self._text)
 
     @property
+    def cached_token_ids(self) -> Sequence[int]:
+        """The ids whose KV is in the buffers."""
+        return self._cached
+
+    def renew(self, sampling: SamplingParams, num_prompt_tokens: int | None, num_support: int) -> None:
+        """Begin another text under other parameters; KV of what the two begin with serves again."""
+        assert self._runner is not None, "the sequence is closed"
+        self._sampler = DraftSampler(sampling, self._spec.eos_token_ids, num_support)
+        self._runner.set_temperature(sampling.temperature)
+        self._num_prompt_tokens = num_prompt_tokens
+        self._text = []
+
+    @property
     def num_kv_bytes(self) -> int:
         return self._runner.num_kv_bytes if self._runner else 0
 

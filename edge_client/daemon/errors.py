@@ -1,0 +1,92 @@
+"""What goes wrong, as OpenAI's clients read it: a status, and `{"error": {message, type, param, code}}`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from common.errors import (
+    IncompatibleError,
+    InvalidFieldError,
+    LinkError,
+    ModelError,
+    OutriderError,
+    RoundFailedError,
+    RoundTimeoutError,
+    UsageError,
+)
+from common.types import RoundErrorCode
+from edge_client.chat_template import TemplateRefusedError
+
+
+@dataclass
+class ApiError(Exception):
+    """`param` names the field of the request, `code` is for programs, `headers` go with the answer."""
+
+    status: int
+    message: str
+    type: str = "invalid_request_error"
+    param: str | None = None
+    code: str | None = None
+    headers: dict[str, str] = field(default_factory=dict)
+
+    def body(self) -> dict[str, object]:
+        about = {"message": self.message, "type": self.type, "param": self.param, "code": self.code}
+        return {"error": about}
+
+
+def invalid(param: str, message: str, code: str = "invalid_value") -> ApiError:
+    return ApiError(400, f"{param}: {message}", param=param, code=code)
+
+
+def unsupported(param: str, message: str) -> ApiError:
+    return ApiError(400, f"{param} is not supported: {message}", param=param, code="unsupported_parameter")
+
+
+def busy(message: str, retry_after_s: int) -> ApiError:
+    """OpenAI's clients read 429 as RateLimitError, wait as long as Retry-After says and try again."""
+    return ApiError(
+        429, message, "rate_limit_error", code="queue_full", headers={"Retry-After": str(retry_after_s)}
+    )
+
+
+def stopping() -> ApiError:
+    message = "the daemon is stopping"
+    return ApiError(503, message, "server_error", code="stopping", headers={"Retry-After": "5"})
+
+
+def from_failure(error: Exception) -> ApiError:
+    """What a failed generation is to the client. Anything but our own errors is a bug, and says no more."""
+    match error:
+        case ApiError():
+            return error
+        case TemplateRefusedError():
+            return ApiError(400, str(error), param="messages", code="template_refused")
+        case InvalidFieldError():
+            return ApiError(400, str(error), param=error.field, code="invalid_value")
+        case UsageError():
+            return ApiError(400, str(error), code="invalid_value")
+        case RoundFailedError():
+            return _from_round(error)
+        case IncompatibleError():
+            return ApiError(502, str(error), "server_error", code="models_do_not_fit")
+        case RoundTimeoutError():
+            return ApiError(504, str(error), "server_error", code="verifier_timeout")
+        case LinkError():
+            message, headers = str(error), {"Retry-After": "2"}
+            return ApiError(503, message, "server_error", code="verifier_unreachable", headers=headers)
+        case ModelError():
+            return ApiError(500, str(error), "server_error", code="draft_failed")
+        case OutriderError():
+            return ApiError(502, str(error), "server_error", code="verifier_refused")
+    return ApiError(500, "internal error; the daemon's log says where", "server_error", code="internal_error")
+
+
+def _from_round(error: RoundFailedError) -> ApiError:
+    said, message = error.error, str(error)
+    match said.code:
+        case RoundErrorCode.INVALID | RoundErrorCode.UNIMPLEMENTED:
+            return ApiError(400, message, param=said.field or None, code=str(said.code))
+        case RoundErrorCode.REFUSED | RoundErrorCode.DRAINING:
+            headers = {"Retry-After": str(max(1, round(said.retry_after_ms / 1e3)))}
+            return ApiError(503, message, "server_error", code="verifier_busy", headers=headers)
+    return ApiError(502, message, "server_error", code=str(said.code))

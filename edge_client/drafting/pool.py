@@ -1,0 +1,188 @@
+"""KV of texts that ended, kept for texts that begin like them: the next turn of a conversation, mostly.
+
+A sequence that read a prefix in one go and one that wrote it token by token differ in the last digits
+(DESIGN §10), so what is reused here may propose another token now and then. That is harmless where the
+target decides alone (method coupled), which is where callers use it.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from typing import Protocol, Self, runtime_checkable
+
+from common.types import Draft, SamplingParams
+from edge_client.drafting.base import DraftModel, DraftSequence, ShouldStop
+
+
+@runtime_checkable
+class RenewableSequence(DraftSequence, Protocol):
+    """A sequence whose KV can serve another text."""
+
+    @property
+    def cached_token_ids(self) -> Sequence[int]: ...
+
+    @property
+    def num_kv_bytes(self) -> int: ...
+
+    def renew(self, sampling: SamplingParams, num_prompt_tokens: int | None, num_support: int) -> None: ...
+
+
+class SequencePool:
+    """Idle sequences of one model, `max_bytes` of KV at most; the least recently used goes first.
+
+    Thread-safe. Sequences that cannot be renewed are closed instead.
+    """
+
+    def __init__(self, model: DraftModel, max_bytes: int) -> None:
+        self.model = model
+        self._max_bytes = max_bytes
+        self._idle: list[RenewableSequence] = []  # least recently used first
+        self._lock = threading.Lock()
+
+    def lease(self) -> DraftLease:
+        """The model for one session, whose sequence comes from here and returns."""
+        return DraftLease(self)
+
+    def take(self, token_ids: Sequence[int]) -> tuple[RenewableSequence | None, int]:
+        """The idle sequence with the longest common prefix, and that length. None where more of every one
+        would be lost than serves again: its own conversation may go on."""
+        with self._lock:
+            found = [(common_prefix(each.cached_token_ids, token_ids), each) for each in self._idle]
+            worth = [(n, each) for n, each in found if n and 2 * n >= len(each.cached_token_ids)]
+            if not worth:
+                return None, 0
+            num_common, best = max(worth, key=lambda pair: pair[0])
+            self._idle.remove(best)
+        return best, num_common
+
+    def give_back(self, sequence: DraftSequence) -> None:
+        dropped: list[DraftSequence] = []
+        with self._lock:
+            if isinstance(sequence, RenewableSequence):
+                self._idle.append(sequence)
+            else:
+                dropped.append(sequence)
+            while self._idle and sum(each.num_kv_bytes for each in self._idle) > self._max_bytes:
+                dropped.append(self._idle.pop(0))
+        for each in dropped:
+            each.close()
+
+    @property
+    def num_idle(self) -> int:
+        return len(self._idle)
+
+    @property
+    def num_idle_bytes(self) -> int:
+        with self._lock:
+            return sum(each.num_kv_bytes for each in self._idle)
+
+    def close(self) -> None:
+        with self._lock:
+            idle, self._idle = self._idle, []
+        for each in idle:
+            each.close()
+
+    def check_integrity(self) -> None:
+        with self._lock:
+            assert len({id(each) for each in self._idle}) == len(self._idle), "a sequence is idle twice"
+            assert sum(each.num_kv_bytes for each in self._idle) <= self._max_bytes, "too much is kept"
+
+
+class DraftLease:
+    """A `DraftModel` for one session. `num_reused_tokens` says how much of its prompt was there already."""
+
+    def __init__(self, pool: SequencePool) -> None:
+        self.pool = pool
+        self.num_reused_tokens = 0
+        self._model = pool.model
+
+    @property
+    def num_tokens(self) -> int:
+        return self._model.num_tokens
+
+    @property
+    def max_context(self) -> int:
+        return self._model.max_context
+
+    @property
+    def eos_token_ids(self) -> tuple[int, ...]:
+        return self._model.eos_token_ids
+
+    @property
+    def fingerprint(self) -> str:
+        return self._model.fingerprint
+
+    @property
+    def tokenizer_fingerprint(self) -> str:
+        return self._model.tokenizer_fingerprint
+
+    def sequence(
+        self, sampling: SamplingParams, *, num_prompt_tokens: int | None = None, num_support: int = 0
+    ) -> DraftSequence:
+        return _LeasedSequence(self, sampling, num_prompt_tokens, num_support)
+
+    def close(self) -> None:
+        """The weights are the pool's."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        pass
+
+
+class _LeasedSequence:
+    """Becomes a sequence of the pool, or a new one, when its first text is committed."""
+
+    def __init__(
+        self, lease: DraftLease, sampling: SamplingParams, num_prompt_tokens: int | None, num_support: int
+    ) -> None:
+        self._lease = lease
+        self._sampling, self._num_support = sampling, num_support
+        self._num_prompt_tokens = num_prompt_tokens
+        self._sequence: DraftSequence | None = None
+
+    @property
+    def position(self) -> int:
+        return self._sequence.position if self._sequence else 0
+
+    def commit(self, token_ids: Sequence[int]) -> None:
+        if self._sequence is None:
+            self._sequence = self._begin(token_ids)
+        self._sequence.commit(token_ids)
+
+    def truncate(self, position: int) -> None:
+        if self._sequence is not None:
+            self._sequence.truncate(position)
+
+    def propose(self, num_draft_tokens: int, should_stop: ShouldStop | None = None) -> Draft:
+        assert self._sequence is not None, "a draft needs at least one committed token"
+        return self._sequence.propose(num_draft_tokens, should_stop)
+
+    def close(self) -> None:
+        sequence, self._sequence = self._sequence, None
+        if sequence is not None:
+            self._lease.pool.give_back(sequence)
+
+    def check_integrity(self) -> None:
+        if self._sequence is not None:
+            self._sequence.check_integrity()
+
+    def _begin(self, token_ids: Sequence[int]) -> DraftSequence:
+        idle, num_common = self._lease.pool.take(token_ids)
+        if idle is None:
+            return self._lease.pool.model.sequence(
+                self._sampling, num_prompt_tokens=self._num_prompt_tokens, num_support=self._num_support
+            )
+        idle.renew(self._sampling, self._num_prompt_tokens, self._num_support)
+        self._lease.num_reused_tokens = num_common
+        return idle
+
+
+def common_prefix(one: Sequence[int], other: Sequence[int]) -> int:
+    """How many tokens two texts begin with alike."""
+    for index, (mine, theirs) in enumerate(zip(one, other, strict=False)):
+        if mine != theirs:
+            return index
+    return min(len(one), len(other))
