@@ -76,11 +76,14 @@ class Pipe:
         self._regulate()
 
     def _hold(self, chunk: bytes | None, num_bytes: int) -> None:
-        due_s = self._flow.deliver(max(self._clock.now_s(), self._first_s), num_bytes)
+        now_s = self._clock.now_s()
+        due_s = self._flow.deliver(max(now_s, self._first_s), num_bytes)
         self.num_wire_bytes += wire_bytes(num_bytes)
         self._num_held_bytes += num_bytes
         self._held.append((due_s, chunk))
-        if self._due is None:
+        if due_s <= now_s:
+            self.release()
+        elif self._due is None:
             self._due = self._clock.call_at(due_s, self.release)
 
     def release(self) -> None:
@@ -125,7 +128,7 @@ class Pipe:
             source.pause_reading()
 
 
-def reset(transport: asyncio.Transport) -> None:
+def reset(transport: asyncio.WriteTransport) -> None:
     """Ends a connection with a TCP reset: that is what closing does to one that lingers for no time."""
     no_time = struct.pack("ii", 1, 0)
     transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, no_time)

@@ -59,6 +59,7 @@ class ProxyServer:
         self._opened_s = self._loop.time()
         self._link = VirtualLink(profile)
         self._upstream = upstream
+        self._server: asyncio.Server | None = None
         self._pipes: list[tuple[Pipe, Pipe]] = []
         self._dialling: set[asyncio.Task[None]] = set()
 
@@ -106,6 +107,16 @@ class ProxyServer:
         for path in self._link.paths:
             path.restart_outages(self.now_s())
 
+    async def listen(self, listener: socket.socket) -> None:
+        """Serves what connects to `listener`, in whatever network namespace that was made."""
+        self._server = await self._loop.create_server(self.accept, sock=listener)
+
+    def close(self) -> None:
+        if self._server is not None:
+            self._server.close()
+        for transport in list(self.transports):
+            transport.abort()
+
     def reset(self) -> int:
         num_connections = sum(up.source in self.transports for up, _ in self._pipes)
         for transport in list(self.transports):
@@ -116,11 +127,10 @@ class ProxyServer:
 @contextlib.asynccontextmanager
 async def serve(profile: LinkProfile, upstream: str) -> AsyncIterator[ProxyServer]:
     proxy = ProxyServer(profile, split_address(upstream, "--upstream"))
-    server = await asyncio.get_running_loop().create_server(proxy.accept, "127.0.0.1", 0)
-    proxy.address = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    listener = socket.create_server(("127.0.0.1", 0))
+    proxy.address = f"127.0.0.1:{listener.getsockname()[1]}"
+    await proxy.listen(listener)
     try:
         yield proxy
     finally:
-        server.close()
-        for transport in list(proxy.transports):
-            transport.abort()
+        proxy.close()
