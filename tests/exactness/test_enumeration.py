@@ -27,6 +27,7 @@ from common.types import Candidate, Method, MethodParams, Support
 EXACT = (Method.COUPLED, Method.SPARSE, Method.CANDIDATES, Method.BLOCK)
 APPROXIMATE = (Method.SHORTCUT, Method.SCALAR_RESIDUAL, Method.THRESHOLD, Method.TYPICAL)
 TOLERANCE = 1e-9
+TWO_KINDS = ("truncated", pytest.param("alike", marks=pytest.mark.slow))
 LARGE_KINDS = ("random", "alike", "same", "mismatch", "near_zero")  # every id drafted after every text
 LEAST_BIAS = 1e-3  # a mistake that is measured below this is not called detected
 
@@ -136,7 +137,7 @@ def lying(world, power):
 
 
 @pytest.mark.parametrize("method", EXACT)
-@pytest.mark.parametrize("kind", ["alike", "truncated"])
+@pytest.mark.parametrize("kind", TWO_KINDS)
 def test_a_draft_that_lies_about_q_biases_all_but_coupled(method, kind, show):
     world = lying(make_world(kind), 0.5)
     rules = rules_of(method)
@@ -174,7 +175,7 @@ def test_the_textbook_sampler_is_exact_under_this_enumeration():
 
 
 @pytest.mark.parametrize("mistake", list(Mistake)[1:])
-@pytest.mark.parametrize("kind", ["alike", "truncated"])
+@pytest.mark.parametrize("kind", TWO_KINDS)
 def test_a_planted_mistake_is_detected(mistake, kind, show):
     biases = bias(PlantedMethod(mistake), make_world(kind))
     assert biases[-1] > LEAST_BIAS
@@ -231,7 +232,7 @@ def test_rejection_in_order_would_bear_keys_by_position_alone():
 
 
 @pytest.mark.parametrize("method", APPROXIMATE)
-@pytest.mark.parametrize("kind", ["alike", "truncated"])
+@pytest.mark.parametrize("kind", TWO_KINDS)
 def test_an_approximate_method_is_off_by_what_is_printed(method, kind, show):
     assert not method.is_exact
     biases = bias(create_method(method), make_world(kind), rules_of(method))
