@@ -110,12 +110,22 @@ def _admit_round(engine: Engine, job: Job, request: VerifyRequest | GenerateRequ
     if not job.has_entered and (refusal := engine.enter_round(job.tenant, request, is_taken=True)):
         job.reply(_refusal(request.round_id, refusal, session))
         return
-    replaced_tokens = tuple(session.chain.token_ids[request.base_position :])
+    base = request.base_position + (1 if _begins_with_bonus(session, request) else 0)
+    replaced_tokens = tuple(session.chain.token_ids[base:])
     # The last token is always fed, so that its logits can be read: KV length ≤ position − 1.
-    truncate_kv(engine, session, request.base_position - (0 if request.committed_tokens else 1))
-    session.chain.truncate(request.base_position)
+    truncate_kv(engine, session, base - (0 if request.committed_tokens else 1))
+    session.chain.truncate(base)
     session.chain.extend(request.committed_tokens)
-    _activate(engine, session, job, request, replaced_tokens)
+    _activate(engine, session, job, request, base, replaced_tokens)
+
+
+def _begins_with_bonus(session: Session, request: VerifyRequest | GenerateRequest) -> bool:
+    """Whether the round's first draft token stands where the bonus of the round before it does. It is checked
+    against that, never against another sample: the edge has the bonus in its text already, and in another
+    batch the same logits may differ in their last bits."""
+    if session.bonus is None or not isinstance(request, VerifyRequest) or request.committed_tokens:
+        return False
+    return request.base_position == session.bonus.position and bool(request.draft_tokens)
 
 
 def _wait(engine: Engine, session: Session, job: Job) -> None:
@@ -151,6 +161,13 @@ def _answer_without_work(
         return session.error(
             request.round_id, code, f"base {request.base_position} is not a prefix of this session"
         )
+    if _begins_with_bonus(session, request):
+        assert isinstance(request, VerifyRequest)
+        token_id = session.chain.token_ids[request.base_position]
+        if token_id != request.draft_tokens[0] or token_id in session.stop_ids:
+            return session.error(
+                request.round_id, RoundErrorCode.STALE, "the draft does not begin with the bonus before it"
+            )
     return None
 
 
@@ -159,18 +176,17 @@ def _activate(
     session: Session,
     job: Job,
     request: OpenRequest | VerifyRequest | GenerateRequest,
+    base_position: int = 0,
     replaced_tokens: TokenIds = (),
 ) -> None:
-    work = Work(
-        session,
-        job,
-        request,
-        draft_tokens=request.draft_tokens if isinstance(request, VerifyRequest) else (),
-        draft_probs=request.q_token_probs if isinstance(request, VerifyRequest) else (),
-        supports=request.q_support if isinstance(request, VerifyRequest) else (),
-        base_position=0 if isinstance(request, OpenRequest) else request.base_position,
-        replaced_tokens=replaced_tokens,
-    )
+    work = Work(session, job, request, base_position=base_position, replaced_tokens=replaced_tokens)
+    if isinstance(request, VerifyRequest):
+        if session.bonus is not None and _begins_with_bonus(session, request):
+            work.confirmed = session.bonus.logprobs
+        first = work.num_confirmed
+        work.draft_tokens = request.draft_tokens[first:]
+        work.draft_probs = request.q_token_probs[first:]
+        work.supports = request.q_support[first:]
     engine.activate(work)
 
 

@@ -16,6 +16,7 @@ from cloud_verifier.methods.candidates import choose_here
 from cloud_verifier.methods.registry import create_method
 from cloud_verifier.observe import EngineObserver
 from cloud_verifier.rows import HostRows, KeyedCoins, ProcessedRows, StepRound
+from cloud_verifier.session import Bonus
 from cloud_verifier.work import Work
 from common.sampling import is_plain
 from common.types import (
@@ -68,6 +69,7 @@ def finish(
     if not round_input.candidates_from:  # which leaves what is owed as it is
         is_owed = bool(outcome.candidates) and outcome.accepted_len > 0
         session.choice_position = session.chain.position if is_owed else None
+    session.bonus = _announced_bonus(work, outcome, logprobs)
     metrics = _make_metrics(work, outcome, batch_size)
     observer.on_round(
         work.request,
@@ -82,13 +84,13 @@ def finish(
         case VerifyRequest() as request:
             verdict = Verdict(
                 round_id=request.round_id,
-                accepted_len=outcome.accepted_len,
+                accepted_len=outcome.accepted_len + work.num_confirmed,
                 correction=outcome.correction,
                 correction_kind=outcome.correction_kind,
                 position=session.chain.position,
                 hash=session.chain.hash,
                 candidates=outcome.candidates,
-                logprobs=logprobs,
+                logprobs=(*(work.confirmed or ()), *logprobs),
                 metrics=metrics,
             )
             session.store_reply(request, verdict)
@@ -109,6 +111,17 @@ def finish(
             return True
         case GenerateRequest() as request:
             return _continue_generation(work, request, outcome, model, metrics, logprobs)
+
+
+def _announced_bonus(work: Work, outcome: Outcome, logprobs: tuple[TokenLogprobs, ...]) -> Bonus | None:
+    """What the next round's first draft token is checked against: the bonus of a pipelined round's draft. One
+    without a draft announces nothing, so that an edge which lost its verdict may build on the same base."""
+    request = work.request
+    if not isinstance(request, VerifyRequest) or not request.pipelined or not request.draft_tokens:
+        return None
+    if outcome.correction_kind is not CorrectionKind.BONUS:
+        return None
+    return Bonus(work.session.chain.position - 1, logprobs[-1:])
 
 
 def _continue_generation(
@@ -203,10 +216,11 @@ def _commit(work: Work, outcome: Outcome, backend: TargetBackend) -> None:
 
 
 def _make_metrics(work: Work, outcome: Outcome, batch_size: int) -> RoundMetrics:
-    num_draft_tokens = len(work.draft_tokens)
+    num_draft_tokens = len(work.draft_tokens) + work.num_confirmed
+    num_accepted = outcome.accepted_len + work.num_confirmed
     return RoundMetrics(
         alpha_mean=outcome.alpha_mean,
-        la_over_k=outcome.accepted_len / num_draft_tokens if num_draft_tokens else 0.0,
+        la_over_k=num_accepted / num_draft_tokens if num_draft_tokens else 0.0,
         queue_ns=work.start_ns - work.job.arrival_ns if work.num_generated == 0 else 0,
         forward_ns=work.forward_ns,
         total_ns=time.perf_counter_ns() - work.job.arrival_ns,

@@ -18,6 +18,7 @@ from common.types import (
     RoundErrorCode,
     SessionResponse,
     TokenIds,
+    TokenLogprobs,
     VerifyRequest,
 )
 
@@ -26,6 +27,14 @@ if TYPE_CHECKING:
 
 MAX_STORED_REPLIES = 32
 DEFAULT_TENANT = "default"
+
+
+@dataclass(frozen=True, slots=True)
+class Bonus:
+    """The text's last token, which the next round's first draft token is checked against."""
+
+    position: int  # its index
+    logprobs: tuple[TokenLogprobs, ...]  # its own, where they were asked for
 
 
 @dataclass(slots=True, eq=False)
@@ -40,6 +49,7 @@ class Session:
     kv: KVSequence | None = None
     last_round_id: int = 0
     was_pipelined: bool = False
+    bonus: Bonus | None = None  # of the last round, if another was announced behind it
     choice_position: int | None = (
         None  # where the edge owes its choice among candidates, after accepted tokens
     )
@@ -165,6 +175,7 @@ class SessionStore:
             session.replies.clear()
         session.last_round_id = max(session.last_round_id, opening.round_id)
         session.was_pipelined = False
+        session.bonus = None
         session.choice_position = None
         return session
 

@@ -13,6 +13,7 @@ from common.types import (
     SessionResponse,
     Support,
     TokenIds,
+    TokenLogprobs,
     VerifyRequest,
 )
 
@@ -56,7 +57,8 @@ class Work:
     start_ns: int = 0  # of its first forward
     forward_ns: int = 0
     num_generated: int = 0
-    draft_tokens: TokenIds = ()
+    confirmed: tuple[TokenLogprobs, ...] | None = None  # of a first draft token that was the bonus before it
+    draft_tokens: TokenIds = ()  # to verify: without such a first one
     draft_probs: tuple[float, ...] = ()  # q of each draft token, or empty
     supports: tuple[Support, ...] = ()  # the draft's distribution at each draft token, or empty
     draft_ns: int = 0  # what drafting this step took here (co-located)
@@ -67,6 +69,11 @@ class Work:
     def num_pending(self) -> int:
         """Tokens still to feed: the text past KV, then the draft."""
         return self.session.chain.position - self.session.kv_length + len(self.draft_tokens)
+
+    @property
+    def num_confirmed(self) -> int:
+        """Draft tokens that stand without being fed: the text has them already."""
+        return 0 if self.confirmed is None else 1
 
     @property
     def num_logit_rows(self) -> int:

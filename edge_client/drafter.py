@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
-from common.types import Draft, SamplingParams
+from common.types import Draft, SamplingParams, TokenIds
 from edge_client.drafting.base import DraftModel, ShouldStop
 
 
@@ -25,22 +25,54 @@ class Drafter:
             sampling, num_prompt_tokens=num_prompt_tokens, num_support=num_support
         )
         self._min_draft_s = min_draft_s
+        self._assumed: TokenIds = ()  # what the sequence was told that may yet turn out wrong: its end
 
     def propose(
-        self, token_ids: Sequence[int], num_draft_tokens: int, should_stop: ShouldStop | None = None
+        self,
+        token_ids: Sequence[int],
+        num_draft_tokens: int,
+        should_stop: ShouldStop | None = None,
+        assumed: TokenIds = (),
     ) -> tuple[Draft, float]:
-        """A draft after the whole text `token_ids`, and the time it took in ms.
+        """A draft after the whole text `token_ids` and what is `assumed` to follow it, and the time it took
+        in ms.
 
         Shorter than asked where `should_stop` ends it and near the draft's own context limit, empty at it and
         where the strategy has no idea.
         """
         start_s = time.perf_counter()
-        self._sequence.commit(token_ids[self._sequence.position :])
-        draft = self._sequence.propose(num_draft_tokens, should_stop)
+        self._commit(token_ids, assumed)
+        draft = self._sequence.propose(num_draft_tokens, self._stretched(should_stop, start_s))
         left_s = self._min_draft_s * len(draft.token_ids) - (time.perf_counter() - start_s)
         if left_s > 0:
             time.sleep(left_s)
         return draft, (time.perf_counter() - start_s) * 1e3
+
+    def _commit(self, token_ids: Sequence[int], assumed: TokenIds) -> None:
+        sequence = self._sequence
+        if self._assumed:  # as far as it came true it stays
+            start = sequence.position - len(self._assumed)
+            now = (*token_ids[start:], *assumed)
+            pairs = enumerate(zip(self._assumed, now, strict=False))
+            num_right = next((i for i, (a, b) in pairs if a != b), min(len(self._assumed), len(now)))
+            sequence.truncate(start + num_right)
+        sequence.commit(token_ids[sequence.position :])
+        if assumed:
+            sequence.commit(assumed[sequence.position - len(token_ids) :])
+        self._assumed = assumed
+
+    def _stretched(self, should_stop: ShouldStop | None, start_s: float) -> ShouldStop | None:
+        """Where drafting is stretched, each token is, so that `should_stop` is asked when it would be."""
+        if should_stop is None or not self._min_draft_s:
+            return should_stop
+
+        def stretched(confidence: float, num_drafted: int) -> bool:
+            left_s = self._min_draft_s * num_drafted - (time.perf_counter() - start_s)
+            if left_s > 0:
+                time.sleep(left_s)
+            return should_stop(confidence, num_drafted)
+
+        return stretched
 
     @property
     def is_full(self) -> bool:

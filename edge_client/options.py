@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from common.errors import RoundFailedError
@@ -19,12 +19,15 @@ from common.types import (
     RoundErrorCode,
     SamplingParams,
     StopParams,
+    TokenIds,
     TokenLogprobs,
 )
 from edge_client.correction import PendingCorrection
 from edge_client.depth.base import DepthPolicy
 from edge_client.drafter import Drafter
+from edge_client.drafting.base import ShouldStop
 from edge_client.events import TokenEvent
+from edge_client.pipeline import RoundWindow
 from edge_client.remote_verifier import RemoteVerifier
 from edge_client.stats import RoundRecord, SessionStats
 from edge_client.text import SessionText
@@ -79,6 +82,7 @@ class Decoding:
     stats: SessionStats
     verifier: RemoteVerifier | None = None
     drafter: Drafter | None = None
+    window: RoundWindow = field(default_factory=RoundWindow)
     model: ModelInfo | None = None
     must_open: bool = True  # the verifier has no session, or not this text
     pending: PendingCorrection | None = None
@@ -112,20 +116,33 @@ class Decoding:
             return self.text.num_remaining
         return max(0, self.model.limits.max_context - self.text.position)
 
-    def num_to_draft(self) -> int:
-        """This round's depth: never past `max_new_tokens` or the context, nor what the verifier takes."""
-        return max(0, min(self.next_depth(), self.text.num_remaining - 1, self.context_room - 1))
+    def num_to_draft(self, num_assumed: int = 0) -> int:
+        """The next round's depth, behind `num_assumed` tokens not known yet: never past `max_new_tokens` or
+        the context, nor what the verifier takes."""
+        room = min(self.text.num_remaining, self.context_room) - num_assumed - 1
+        return max(0, min(self.next_depth(), room))
 
     def next_depth(self) -> int:
         """The policy's depth, or the most that the verifier takes in a round."""
         wanted = self.depth.next_depth()
         return wanted if self.model is None else min(wanted, self.model.limits.max_draft_tokens)
 
-    def propose(self, num_draft_tokens: int) -> tuple[Draft, float]:
-        """A draft and what it took, in ms."""
+    def propose(
+        self,
+        num_draft_tokens: int,
+        assumed: TokenIds = (),
+        is_spoilt: Callable[[], bool] | None = None,
+    ) -> tuple[Draft, float]:
+        """A draft behind the text and what is `assumed` to follow, and what it took, in ms.
+
+        `is_spoilt` is asked after each token whether the assumption fell: the draft then ends, for nothing.
+        """
         if self.drafter is None or num_draft_tokens == 0:
             return Draft((), ()), 0.0
-        return self.drafter.propose(self.text.chain.token_ids, num_draft_tokens, self.depth.stop_rule())
+        rule = self.depth.stop_rule()
+        if is_spoilt is not None:
+            rule = _either(is_spoilt, rule)
+        return self.drafter.propose(self.text.chain.token_ids, num_draft_tokens, rule, assumed)
 
     def note_failure(self, error: RoundError) -> None:
         """Counts a repair. Raises `RoundFailedError` for the second bug over there, or a fourth repair."""
@@ -141,3 +158,11 @@ class Decoding:
     def record(self, record: RoundRecord) -> None:
         self.stats.rounds.append(record)
         self.depth.observe(record)
+        self.window.observe(record)
+
+
+def _either(is_spoilt: Callable[[], bool], rule: ShouldStop | None) -> ShouldStop:
+    def should_stop(confidence: float, num_drafted: int) -> bool:
+        return is_spoilt() or (rule is not None and rule(confidence, num_drafted))
+
+    return should_stop

@@ -1,18 +1,17 @@
-"""One job at a time into one final answer: deadlines, refusals, lost connections, late replies.
+"""Openings, rounds and generations, each into its final answer: deadlines, refusals, errors by their meaning.
 
-What must change the text (a rebuild, a fallback token) is the session's business, told by exception.
+What must change the text (a rebuild, a fallback token) is the session's business, told by exception. How jobs
+travel, and travel again after a lost connection, is `edge_client.exchange`.
 """
 
 from __future__ import annotations
 
 import math
 import time
-from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TypeGuard
 
-from common.errors import IncompatibleError, LinkError, OutriderError, RoundFailedError, RoundTimeoutError
+from common.errors import IncompatibleError, OutriderError, RoundFailedError, RoundTimeoutError
 from common.types import (
     CancelRequest,
     Closed,
@@ -24,21 +23,17 @@ from common.types import (
     Progress,
     RoundError,
     RoundErrorCode,
-    SessionResponse,
     Verdict,
     VerifyRequest,
 )
 from edge_client.deadline import RoundDeadline
+from edge_client.exchange import Exchange, FinalReply
 from edge_client.lifeline import Lifeline
 from edge_client.link.base import Connection, VerifierLink
 
 CLOSE_TIMEOUT_S = 0.3
 OPEN_ATTEMPT_S = 5.0  # an opening that computes says so earlier, by `Progress`
 _MIN_RETRY_S = 0.02
-_MAX_ATTEMPT_S = 10.0
-_MAX_TIMED_OUT = 32  # as many as the verifier keeps replies of
-
-Job = OpenRequest | VerifyRequest
 
 
 class SessionLostError(OutriderError):
@@ -59,11 +54,12 @@ class UnknownPrefixError(OutriderError):
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """A final reply, how long it took, and whether the round was an ordinary one."""
+    """A round's verdict, and what its exchange took: `wait_s` from its sending on, whole messages' bytes."""
 
-    reply: Opened | Verdict | RoundError
+    verdict: Verdict
     wait_s: float
-    is_ordinary: bool
+    bytes_up: int
+    bytes_down: int
 
 
 class RemoteVerifier:
@@ -85,8 +81,7 @@ class RemoteVerifier:
         self._is_patient = is_patient
         self._clock = clock
         self._last_round_id = 0
-        self._timed_out: OrderedDict[int, VerifyRequest] = OrderedDict()
-        self._late: list[tuple[VerifyRequest, Verdict]] = []
+        self._exchange = Exchange(self.lifeline, recover_timeout_s, is_patient, clock)
 
     def next_round_id(self) -> int:
         self._last_round_id += 1
@@ -100,7 +95,7 @@ class RemoteVerifier:
         """Whether a link that failed seems to work again."""
         is_alive, reply = self.lifeline.take_sign_of_life()
         if reply is not None:
-            self._set_aside(reply)
+            self._exchange.set_aside(reply)
         return is_alive
 
     # -------------------------------------------------------------------------------------- jobs
@@ -118,36 +113,64 @@ class RemoteVerifier:
         patient, a link that breaks meanwhile gets one deadline to return.
         Raises `IncompatibleError`, `RoundFailedError`, `SessionLostError`, `RoundTimeoutError`, `LinkError`.
         """
+        exchange = self._exchange
+        exchange.forget()
         give_up_s = self._clock() + self._recover_timeout_s
+        total_s = timeout_s or self._recover_timeout_s
+        # A job that has long to compute has not long to connect.
+        connect_s = self._recover_timeout_s if self._is_patient else self.deadline.seconds
         while True:
-            total_s = timeout_s or self._recover_timeout_s
-            answer = self._exchange(request, min(OPEN_ATTEMPT_S, total_s), total_s, meanwhile)
-            if isinstance(answer.reply, Opened):
-                return answer.reply
-            assert isinstance(answer.reply, RoundError), f"an opening answered by {answer.reply}"
-            self._handle_error(answer.reply, give_up_s)
+            exchange.give(request, total_s)
+            reply = exchange.first_answer(min(OPEN_ATTEMPT_S, total_s), connect_s, meanwhile).reply
+            if isinstance(reply, Opened):
+                return reply
+            assert isinstance(reply, RoundError), f"an opening answered by {reply}"
+            self._handle_error(reply, give_up_s)
             request, meanwhile = replace(request, round_id=self.next_round_id()), None
 
-    def verify(self, request: VerifyRequest) -> tuple[Verdict, Answer]:
-        """Raises `RoundTimeoutError` after the deadline; patient: `LinkError` after `recover_timeout_s`.
+    def submit(self, request: VerifyRequest) -> None:
+        """A round under way, behind those that are; never waits. `verdict` answers the oldest.
 
-        Also `SessionLostError`, `UnknownPrefixError`, `RoundFailedError`, `CallRejectedError`. The verifier
-        is told the deadline, unless patient: then a late answer serves as well.
+        The verifier is told the deadline, unless patient: then a late answer serves as well.
         """
-        give_up_s = self._clock() + self._recover_timeout_s
+        deadline_s = self.deadline.seconds
+        if not self._is_patient:  # a verifier too busy to answer in time says so at once
+            request = replace(request, deadline_ms=math.ceil(deadline_s * 1e3))
+        self._exchange.give(request, deadline_s)
+
+    def verdict(self) -> Answer:
+        """The oldest round's. Raises `RoundTimeoutError` after its deadline; patient: `LinkError` after
+        `recover_timeout_s`. Also `SessionLostError`, `UnknownPrefixError`, `RoundFailedError`,
+        `CallRejectedError`. After an error no round is under way any more.
+        """
+        exchange, give_up_s = self._exchange, self._clock() + self._recover_timeout_s
         while True:
-            deadline_s = self.deadline.seconds
-            if not self._is_patient:  # a verifier too busy to answer in time says so at once
-                request = replace(request, deadline_ms=math.ceil(deadline_s * 1e3))
-            answer = self._exchange(request, deadline_s, deadline_s)
-            if isinstance(answer.reply, Verdict):
-                if answer.is_ordinary:
-                    self.deadline.observe(answer.wait_s)
-                return answer.reply, answer
-            assert isinstance(answer.reply, RoundError), f"a round answered by {answer.reply}"
-            self._handle_error(answer.reply, give_up_s)
-            # A refused round was not applied; under a fresh id nobody can take it for an old one.
-            request = replace(request, round_id=self.next_round_id())
+            deadline_s = exchange.outstanding[0].deadline_s
+            connect_s = self._recover_timeout_s if self._is_patient else deadline_s
+            answered = exchange.first_answer(deadline_s, connect_s)
+            reply = answered.reply
+            if isinstance(reply, Verdict):
+                if answered.is_ordinary:
+                    self.deadline.observe(answered.wait_s)
+                return Answer(reply, answered.wait_s, answered.bytes_up, answered.bytes_down)
+            assert isinstance(reply, RoundError), f"a round answered by {reply}"
+            try:
+                self._handle_error(reply, give_up_s)
+            except OutriderError:
+                exchange.forget()
+                raise
+            # A refused round was not applied, nor any behind it: under fresh ids none is taken for old.
+            exchange.outstanding.appendleft(answered)
+            exchange.renew(self.next_round_id)
+
+    def poll(self) -> Sequence[FinalReply | None]:
+        """Of the rounds under way, oldest first: what has arrived, without waiting. Raises no `LinkError`."""
+        self._exchange.poll()
+        return [each.reply for each in self._exchange.outstanding]
+
+    def forget_rounds(self) -> None:
+        """The rounds under way build on a text that is none: their answers are nobody's."""
+        self._exchange.forget()
 
     def generate(self, request: GenerateRequest, silence_s: float) -> Iterator[GeneratedTokens]:
         """The stream of one `Generate`; ends early after a refusal, once its hint was waited for.
@@ -180,8 +203,7 @@ class RemoteVerifier:
 
     def take_late_verdicts(self) -> list[tuple[VerifyRequest, Verdict]]:
         """Verdicts of timed-out rounds that arrived since, oldest first, with what they answer."""
-        late, self._late = self._late, []
-        return late
+        return self._exchange.take_late_verdicts()
 
     def close(self, is_cancelled: bool = False) -> None:
         """Closes the session there (briefly waited for), then the connection. Never raises."""
@@ -204,67 +226,6 @@ class RemoteVerifier:
             if isinstance(connection.receive(left_s), Closed):
                 return
 
-    # ----------------------------------------------------------------------------------- exchange
-
-    def _exchange(
-        self, job: Job, attempt_s: float, timeout_s: float, meanwhile: Callable[[], None] | None = None
-    ) -> Answer:
-        """Sends until the final reply to `job` arrives: after a silent `attempt_s` again, on a fresh
-        connection (the same round is safe to send twice), at most for `timeout_s`."""
-        lifeline, start_s = self.lifeline, self._clock()
-        give_up_s = start_s + (self._recover_timeout_s if self._is_patient else timeout_s)
-        # A job that has long to compute has not long to connect.
-        connect_s = self._recover_timeout_s if self._is_patient else self.deadline.seconds
-        attempt_end_s, reconnect_by_s = give_up_s, start_s + connect_s
-        sent_on: Connection | None = None
-        is_ordinary = True
-        while self._clock() < give_up_s:
-            lifeline.check_cancelled()
-            try:
-                connection = lifeline.wait(min(give_up_s, reconnect_by_s))
-                if connection is not sent_on:
-                    connection.send(job)
-                    is_ordinary = is_ordinary and sent_on is None
-                    sent_on, attempt_end_s = connection, self._clock() + attempt_s
-                    if meanwhile is not None:
-                        meanwhile()
-                        meanwhile = None
-                reply = lifeline.receive(min(attempt_end_s, give_up_s))
-            except RoundTimeoutError:
-                break
-            except LinkError:
-                lifeline.drop()
-                reconnect_by_s = self._clock() + connect_s
-                continue
-            if isinstance(reply, Progress) and reply.round_id == job.round_id:
-                is_ordinary = False
-                give_up_s = attempt_end_s = self._clock() + self._recover_timeout_s
-            elif _is_answer(reply, job):
-                return Answer(reply, self._clock() - start_s, is_ordinary)
-            elif reply is not None:
-                self._set_aside(reply)
-            elif attempt_end_s <= self._clock() < give_up_s:
-                attempt_s = min(2 * attempt_s, _MAX_ATTEMPT_S)
-                lifeline.drop()
-        raise self._give_up(job, self._clock() - start_s)
-
-    def _give_up(self, job: Job, after_s: float) -> LinkError:
-        text = f"no answer from {self.lifeline.address} within {after_s:.1f} s{self.lifeline.trouble}"
-        self.lifeline.suspect()
-        if isinstance(job, VerifyRequest):
-            self._timed_out[job.round_id] = job
-            while len(self._timed_out) > _MAX_TIMED_OUT:
-                self._timed_out.popitem(last=False)
-        return LinkError(text) if self._is_patient else RoundTimeoutError(text)
-
-    def _set_aside(self, reply: SessionResponse) -> None:
-        """Not what we wait for: a late verdict is kept for the session, the rest is ignored.
-
-        `Draining` too: rounds of open sessions are still answered, and the stream's end makes us reconnect.
-        """
-        if isinstance(reply, Verdict) and (request := self._timed_out.pop(reply.round_id, None)):
-            self._late.append((request, reply))
-
     def _handle_error(self, error: RoundError, give_up_s: float) -> None:
         """Returns when the request should be sent again, as new; raises otherwise."""
         match error.code:
@@ -285,8 +246,3 @@ class RemoteVerifier:
             case _:
                 raise RoundFailedError(error)
 
-
-def _is_answer(reply: SessionResponse | None, job: Job) -> TypeGuard[Opened | Verdict | RoundError]:
-    if isinstance(reply, Opened):
-        return isinstance(job, OpenRequest)
-    return isinstance(reply, Verdict | RoundError) and reply.round_id == job.round_id

@@ -1,4 +1,9 @@
-"""The main loop: propose, verify, take the verdict; repair or fall back when that fails."""
+"""The main loop: propose, send, take the verdict; repair or fall back when that fails.
+
+One loop, synchronous or pipelined: with a window of one round (`edge_client.pipeline` sizes it) each verdict
+is waited for before the next draft. With more, the edge drafts on behind what it sent as if all of it stood;
+where it does not, the rounds behind are dropped at once, and the verifier answers them without computing.
+"""
 
 from __future__ import annotations
 
@@ -25,6 +30,7 @@ from edge_client.fallback import fall_back
 from edge_client.opening import open_session
 from edge_client.options import Decoding
 from edge_client.remote_verifier import Answer, SessionLostError, UnknownPrefixError
+from edge_client.rounds import Round, RoundsInFlight
 from edge_client.stats import RoundRecord
 
 log = logging.getLogger(__name__)
@@ -37,6 +43,8 @@ class SpeculativeLoop:
 
     def __init__(self, decoding: Decoding) -> None:
         self._decoding = decoding
+        self._rounds = RoundsInFlight()
+        self._has_no_idea = False  # the draft, of what follows the rounds under way
 
     def run(self) -> Iterator[SessionEvent]:
         while self._decoding.text.finish is None:
@@ -44,9 +52,11 @@ class SpeculativeLoop:
                 self._decoding.text.finish = FinishReason.CONTEXT
             elif self._decoding.must_open:
                 yield from self._reopen()
+            elif not self._rounds or self._may_draft_on():
+                yield from self._send_round()
             else:
-                yield from self._round()
-            yield from self._take_late_verdicts()
+                yield from self._take_answer()
+                yield from self._take_late_verdicts()
 
     def _reopen(self) -> Iterator[SessionEvent]:
         try:
@@ -55,83 +65,147 @@ class SpeculativeLoop:
             draft, draft_ms = self._decoding.propose(self._decoding.num_to_draft())
             self._count_timeout(len(draft.token_ids), draft_ms)
             yield from fall_back(self._decoding, draft, error)
+            yield from self._take_late_verdicts()
 
-    def _round(self) -> Iterator[SessionEvent]:
-        decoding = self._decoding
-        num_draft_tokens = decoding.num_to_draft() if decoding.pending is None else 0
-        draft, draft_ms = decoding.propose(num_draft_tokens)
+    def _may_draft_on(self) -> bool:
+        """Behind the rounds under way, whose verdicts come first if they are there."""
+        rounds, decoding = self._rounds, self._decoding
+        if len(rounds) >= decoding.window.size or not rounds.last.request.pipelined or self._has_no_idea:
+            return False
+        return decoding.remote.poll()[0] is None
+
+    def _send_round(self) -> Iterator[SessionEvent]:
+        decoding, rounds = self._decoding, self._rounds
+        assumed = rounds.assumed(decoding.text)
+        num_draft_tokens = decoding.num_to_draft(len(assumed)) if decoding.pending is None else 0
+        is_ahead = bool(rounds)
+        draft, draft_ms = decoding.propose(num_draft_tokens, assumed, self._is_spoilt if is_ahead else None)
+        if is_ahead and (not draft.token_ids or self._is_spoilt(draft.token_ids[0])):
+            self._has_no_idea = not draft.token_ids
+            decoding.stats.num_wasted_draft_tokens += len(draft.token_ids)
+            return
         if num_draft_tokens > 0 and not draft.token_ids and _is_draft_over(decoding):
             log.info("the draft's context is full: cloud-only from here")
             yield from stream_cloud_only(decoding)
             return
-        request = self._make_request(draft)
-        traffic = decoding.remote.lifeline.traffic
-        bytes_before = traffic.bytes_up, traffic.bytes_down
-        try:
-            verdict, answer = decoding.remote.verify(request)
-        except RoundTimeoutError as error:
-            self._count_timeout(len(draft.token_ids), draft_ms)
-            yield from fall_back(decoding, draft, error)
-        except UnknownPrefixError as error:
-            self._repair(error.error)
-        except SessionLostError as error:
-            self._decoding.note_failure(error.error)
-            decoding.must_open = True
-        else:
-            num_bytes = traffic.bytes_up - bytes_before[0], traffic.bytes_down - bytes_before[1]
-            yield from self._take(request, draft, draft_ms, verdict, answer, num_bytes)
+        request = self._make_request(draft, len(assumed))
+        decoding.remote.submit(request)
+        rounds.append(Round(request, draft, draft_ms, decoding.window.size, is_ahead))
 
-    def _make_request(self, draft: Draft) -> VerifyRequest:
-        text, method, pending = self._decoding.text, self._decoding.options.method, self._decoding.pending
+    def _is_spoilt(self, next_token: int | None = None) -> bool:
+        return self._rounds.are_spoilt(self._decoding.remote.poll(), next_token)
+
+    def _make_request(self, draft: Draft, num_assumed: int) -> VerifyRequest:
+        decoding = self._decoding
+        text, method, pending = decoding.text, decoding.options.method, decoding.pending
+        base_position, base_hash = text.acked_position, text.acked_hash
         committed, origins = text.unacked()
+        if self._rounds:
+            last = self._rounds.last
+            base_position, base_hash = last.end, last.end_hash
+            committed, origins = (), ()
         return VerifyRequest(
-            round_id=self._decoding.remote.next_round_id(),
-            base_position=text.acked_position,
-            base_hash=text.acked_hash,
+            round_id=decoding.remote.next_round_id(),
+            base_position=base_position,
+            base_hash=base_hash,
             committed_tokens=committed,
             origins=origins,
             draft_tokens=draft.token_ids,
             q_token_probs=draft.draft_probs if sends_probs(method) else (),
             q_support=draft.supports if sends_support(method) else (),
             candidates_from=pending.num_seen if pending is not None else 0,
+            pipelined=decoding.window.size > 1 and self._has_more_behind(draft, num_assumed),
         )
+
+    def _has_more_behind(self, draft: Draft, num_assumed: int) -> bool:
+        """Whether another round may follow this one before its verdict."""
+        decoding = self._decoding
+        if not draft.token_ids or len(decoding.text.until_stop(draft.token_ids)) < len(draft.token_ids):
+            return False
+        return decoding.num_to_draft(num_assumed + len(draft.token_ids)) > 0
+
+    def _take_answer(self) -> Iterator[SessionEvent]:
+        """Of the oldest round."""
+        decoding = self._decoding
+        try:
+            answer = decoding.remote.verdict()
+        except RoundTimeoutError as error:
+            oldest, *behind = self._rounds.clear()
+            self._count_timeout(len(oldest.draft.token_ids), oldest.draft_ms)
+            self._count_stale(behind)
+            # What a bonus made text already is not kept again.
+            left = oldest.draft.token_ids[decoding.text.position - oldest.start :]
+            yield from fall_back(decoding, Draft(left, ()), error)
+        except UnknownPrefixError as error:
+            self._count_stale(self._rounds.clear()[1:])
+            self._repair(error.error)
+        except SessionLostError as error:
+            self._count_stale(self._rounds.clear()[1:])
+            decoding.note_failure(error.error)
+            decoding.must_open = True
+        else:
+            self._has_no_idea = False
+            yield from self._take(self._rounds.pop(), answer)
+            self._drop_stale()
+
+    def _drop_stale(self) -> None:
+        """Rounds that assumed what did not come true; the verifier knows them by their hash."""
+        text = self._decoding.text
+        if not self._rounds:
+            return
+        if text.finish is None and not self._decoding.must_open:
+            if next(iter(self._rounds)).stands_on(text):
+                return
+        self._decoding.remote.forget_rounds()
+        self._count_stale(self._rounds.clear())
+
+    def _count_stale(self, rounds: list[Round]) -> None:
+        stats = self._decoding.stats
+        stats.num_stale_rounds += len(rounds)
+        for each in rounds:
+            num_draft_tokens = len(each.draft.token_ids)
+            stats.num_wasted_draft_tokens += num_draft_tokens
+            self._decoding.record(
+                RoundRecord(
+                    each.request.round_id,
+                    num_draft_tokens,
+                    draft_ms=each.draft_ms,
+                    is_answered=False,
+                    window=each.window,
+                    pipelined_hit=False,
+                )
+            )
 
     # ------------------------------------------------------------------------------------ verdicts
 
-    def _take(
-        self,
-        request: VerifyRequest,
-        draft: Draft,
-        draft_ms: float,
-        verdict: Verdict,
-        answer: Answer,
-        num_bytes: tuple[int, int],
-    ) -> Iterator[SessionEvent]:
-        decoding = self._decoding
-        token_ids = request.draft_tokens[: verdict.accepted_len]
+    def _take(self, round_: Round, answer: Answer) -> Iterator[SessionEvent]:
+        decoding, text, verdict = self._decoding, self._decoding.text, answer.verdict
+        token_ids = round_.request.draft_tokens[: verdict.accepted_len]
         origins = (Origin.ACCEPTED,) * len(token_ids)
         if verdict.correction_kind is not CorrectionKind.NONE:
             token_ids, origins = (
                 (*token_ids, verdict.correction),
                 (*origins, _ORIGIN_OF[verdict.correction_kind]),
             )
-        if not self._agrees(verdict, token_ids) or not self._can_choose(verdict, draft):
-            self._decoding.note_failure(_disagreement(verdict))
+        if not self._agrees(round_, verdict, token_ids) or not self._can_choose(verdict, round_.draft):
+            decoding.note_failure(_disagreement(verdict))
             decoding.must_open = True  # whatever it has there, it is not this text
             return
         decoding.note_success()
-        events = decoding.add(token_ids, origins, verdict.logprobs)
-        if decoding.text.finish is None:
-            decoding.text.acknowledge()
-        num_accepted = sum(event.origin is Origin.ACCEPTED for event in events)
-        decoding.record(_make_record(draft, num_accepted, draft_ms, verdict, answer, num_bytes))
+        num_known = text.position - round_.start  # the bonus of the round before, which the draft guessed
+        events = decoding.add(token_ids[num_known:], origins[num_known:], verdict.logprobs[num_known:])
+        if text.finish is None:
+            text.acknowledge()
+        num_accepted = min(num_known, verdict.accepted_len)
+        num_accepted += sum(event.origin is Origin.ACCEPTED for event in events)
+        decoding.record(_make_record(round_, num_accepted, answer))
         yield from events
-        if decoding.text.finish is not None:
+        if text.finish is not None:
             return
         if verdict.candidates:
-            yield from self._choose(draft, verdict)
-        elif verdict.correction_kind is CorrectionKind.NONE:
-            decoding.text.finish = FinishReason.STOP
+            yield from self._choose(round_.draft, verdict)
+        elif verdict.correction_kind is CorrectionKind.NONE and not round_.request.pipelined:
+            text.finish = FinishReason.STOP
 
     def _choose(self, draft: Draft, verdict: Verdict) -> list[TokenEvent]:
         """The correction, if one of the candidates passes. It is ours alone until the next round carries it,
@@ -149,10 +223,14 @@ class SpeculativeLoop:
             return bool(verdict.candidates)
         return not verdict.candidates or verdict.accepted_len < len(draft.supports)
 
-    def _agrees(self, verdict: Verdict, token_ids: tuple[int, ...]) -> bool:
-        chain = self._decoding.text.chain
-        is_length_right = verdict.position == chain.position + len(token_ids)
-        return is_length_right and verdict.hash == extend_hash(chain.hash, token_ids)
+    def _agrees(self, round_: Round, verdict: Verdict, token_ids: tuple[int, ...]) -> bool:
+        """Whether the verifier's text is ours with `token_ids` behind where the draft began."""
+        chain, start = self._decoding.text.chain, round_.start
+        known = tuple(chain.token_ids[start:])
+        is_known_right = token_ids[: len(known)] == known
+        is_length_right = verdict.position == start + len(token_ids)
+        hash_ = extend_hash(chain.hash, token_ids[len(known) :])
+        return is_known_right and is_length_right and verdict.hash == hash_
 
     def _take_late_verdicts(self) -> Iterator[SessionEvent]:
         for request, verdict in self._decoding.remote.take_late_verdicts():
@@ -191,20 +269,13 @@ def _disagreement(verdict: Verdict) -> RoundError:
     return RoundError(verdict.round_id, RoundErrorCode.UNKNOWN_PREFIX, message)
 
 
-def _make_record(
-    draft: Draft,
-    num_accepted_tokens: int,
-    draft_ms: float,
-    verdict: Verdict,
-    answer: Answer,
-    num_bytes: tuple[int, int],
-) -> RoundRecord:
-    metrics = verdict.metrics
+def _make_record(round_: Round, num_accepted_tokens: int, answer: Answer) -> RoundRecord:
+    draft, metrics = round_.draft, answer.verdict.metrics
     return RoundRecord(
-        round_id=verdict.round_id,
+        round_id=answer.verdict.round_id,
         num_draft_tokens=len(draft.token_ids),
         num_accepted_tokens=num_accepted_tokens,
-        draft_ms=draft_ms,
+        draft_ms=round_.draft_ms,
         rtt_ms=answer.wait_s * 1e3,
         net_ms=answer.wait_s * 1e3 - metrics.total_ns / 1e6,
         queue_ms=metrics.queue_ns / 1e6,
@@ -212,7 +283,9 @@ def _make_record(
         verifier_ms=metrics.total_ns / 1e6,
         batch_size=metrics.batch_size,
         alpha_mean=metrics.alpha_mean,
-        bytes_up=num_bytes[0],
-        bytes_down=num_bytes[1],
+        bytes_up=answer.bytes_up,
+        bytes_down=answer.bytes_down,
         confidences=draft.confidences,
+        window=round_.window,
+        pipelined_hit=True if round_.is_ahead else None,
     )

@@ -33,6 +33,8 @@ class RoundRecord:
     bytes_down: int = 0
     is_answered: bool = True
     confidences: tuple[float, ...] = ()  # the draft's own, of each drafted token
+    window: int = 1  # rounds that might be under way at once when this one was sent
+    pipelined_hit: bool | None = None  # whether what it assumed came true; None: it assumed nothing
 
     @property
     def la_over_k(self) -> float:
@@ -57,6 +59,8 @@ class SessionStats:
     num_reconnects: int = 0
     num_refusals: int = 0
     num_late_verdicts: int = 0
+    num_stale_rounds: int = 0  # sent behind a round that did not stand as a whole
+    num_wasted_draft_tokens: int = 0  # drafted for such rounds, sent or not
     num_marks_cleared: int = 0
     draft_load_ms: float = 0.0
 
@@ -65,7 +69,7 @@ class SessionStats:
         answered = [r for r in self.rounds if r.is_answered]
         drafted = sum(r.num_draft_tokens for r in answered)
         accepted = sum(r.num_accepted_tokens for r in answered)
-        in_rounds = accepted + sum(o in (Origin.CORRECTION, Origin.BONUS) for o in origins)
+        in_rounds = sum(o in (Origin.ACCEPTED, Origin.CORRECTION, Origin.BONUS) for o in origins)
         times = self.token_times_ns
         return {
             "num_tokens": len(origins),
@@ -86,6 +90,9 @@ class SessionStats:
             "bytes_up_per_draft_token": _ratio(sum(r.bytes_up for r in answered), drafted),
             "num_fallback_tokens": sum(o is Origin.FALLBACK for o in origins),
             "num_edge_only_tokens": sum(o is Origin.EDGE_ONLY for o in origins),
+            "num_stale_rounds": self.num_stale_rounds,
+            "num_wasted_draft_tokens": self.num_wasted_draft_tokens,
+            "pipelined_hit_rate": _hit_rate(self.rounds),
             "num_timeouts": self.num_timeouts,
             "num_rebuilds": self.num_rebuilds,
             "num_reconnects": self.num_reconnects,
@@ -100,6 +107,12 @@ class SessionStats:
             "queue_ms": _mean(r.queue_ms for r in answered),
             "forward_ms": _mean([*(r.forward_ms for r in answered), *self.generate_forward_ms]),
         }
+
+
+def _hit_rate(rounds: Sequence[RoundRecord]) -> float | None:
+    """Of the rounds sent ahead: how many were judged."""
+    ahead = [r.pipelined_hit for r in rounds if r.pipelined_hit is not None]
+    return _ratio(sum(ahead), len(ahead))
 
 
 def acceptance_per_position(rounds: Sequence[RoundRecord]) -> list[float]:
