@@ -1,6 +1,8 @@
-"""The admin port: plain HTTP for operators. `GET /metrics`, `/healthz`, `/readyz`, `/version`.
+"""The admin port: HTTP for operators. `GET /metrics`, `/healthz`, `/readyz`, `/version`.
 
 The event loop accepts, a thread answers: a scrape holds up no reply, and closing waits for nobody.
+On loopback it is plain and open. Beyond, it has the verifier's certificate, and asks for an admin token for
+all but the probes.
 """
 
 from __future__ import annotations
@@ -13,20 +15,26 @@ from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from socket import AF_INET, AF_INET6
 from socketserver import TCPServer
-from typing import TYPE_CHECKING
+from ssl import SSLContext
+from typing import TYPE_CHECKING, Any
 
 from prometheus_client.exposition import choose_encoder
 
 from cloud_verifier.metrics import make_registry
+from cloud_verifier.security.authenticator import AccessError
+from common.addresses import is_loopback, split_address
 from common.errors import UsageError
 
 if TYPE_CHECKING:
     from cloud_verifier.engine import Engine
+    from cloud_verifier.security.server_security import ServerSecurity
 
 log = logging.getLogger(__name__)
 
 REQUEST_TIMEOUT_S = 5.0
 _TEXT = "text/plain; charset=utf-8"
+
+_PROBES = ("/healthz", "/readyz")
 
 Page = tuple[HTTPStatus, str, bytes]
 
@@ -37,32 +45,59 @@ class AdminServer:
     Raises `UsageError` when the address cannot be bound.
     """
 
-    def __init__(self, listen: str, engine: Engine, num_streams: Callable[[], int]) -> None:
+    def __init__(
+        self,
+        listen: str,
+        engine: Engine,
+        num_streams: Callable[[], int],
+        security: ServerSecurity | None = None,
+    ) -> None:
         self.port = 0
         self._listen = listen
+        self._host, self._listen_port = split_address(listen, "--admin-listen")
         self._engine = engine
-        self._registry = make_registry(engine, num_streams)
-        self._http: ThreadingHTTPServer | None = None
+        self._registry = make_registry(engine, num_streams, security)
+        self._security = None if is_loopback(self._host) else security
+        self._http: _HTTPServer | None = None
+
+    @property
+    def is_tls(self) -> bool:
+        return self._security is not None and self._security.certificates is not None
 
     @property
     def url(self) -> str:
-        return f"http://{self._listen.rpartition(':')[0]}:{self.port}"
+        return f"http{'s' * self.is_tls}://{self._listen.rpartition(':')[0]}:{self.port}"
 
     def open(self) -> None:
-        host, _, port = self._listen.rpartition(":")
-        host = host.strip("[]")
-        server_type = _HTTPServerV6 if ":" in host else _HTTPServer
+        server_type = _HTTPServerV6 if ":" in self._host else _HTTPServer
         try:
-            self._http = server_type((host, int(port)), _handler_of(self.page))
+            self._http = server_type((self._host, self._listen_port), _handler_of(self.page, self._admit))
         except OSError as error:
             raise UsageError(
                 f"--admin-listen {self._listen}: cannot bind; is another verifier there? "
                 "Take another port, 0 for a free one, or none"
             ) from error
+        self._http.tls_context = self._tls_context
         self.port = self._http.server_address[1]
         self._http.socket.setblocking(False)  # a peer that left before `accept` must not stop the loop
         self._http.timeout = 0
         asyncio.get_running_loop().add_reader(self._http.fileno(), self._http.handle_request)
+
+    def _tls_context(self) -> SSLContext | None:
+        """The present one; None for plain HTTP."""
+        certificates = self._security.certificates if self._security is not None else None
+        return certificates.http_context if certificates is not None else None
+
+    def _admit(self, path: str, authorizations: list[str]) -> None:
+        """Raises `AccessError`. Called on a request's thread."""
+        if self._security is None or self._security.authenticator is None or path in _PROBES:
+            return
+        try:
+            if not self._security.authenticator.identify(authorizations).is_admin:
+                raise AccessError("denied", "want a token of `cloud-verifier token new --admin`")
+        except AccessError as error:
+            self._security.on_refused(error)
+            raise
 
     def close(self) -> None:
         if self._http is not None:
@@ -103,6 +138,17 @@ def _yes_or_no(is_so: bool, why_not: str) -> Page:
 class _HTTPServer(ThreadingHTTPServer):
     daemon_threads = True
     address_family = AF_INET
+    tls_context: Callable[[], SSLContext | None]
+
+    def finish_request(self, request: Any, client_address: Any) -> None:
+        """On the request's thread, so that a client that is slow to shake hands keeps nobody waiting."""
+        context = self.tls_context()
+        if context is None:
+            super().finish_request(request, client_address)
+            return
+        request.settimeout(REQUEST_TIMEOUT_S)
+        with context.wrap_socket(request, server_side=True) as wrapped:
+            super().finish_request(wrapped, client_address)
 
     def server_bind(self) -> None:
         """As the base class, without its reverse look-up of the host's name."""
@@ -110,20 +156,30 @@ class _HTTPServer(ThreadingHTTPServer):
         self.server_name, self.server_port = str(self.server_address[0]), self.server_address[1]
 
     def handle_error(self, request: object, client_address: object) -> None:
-        log.warning("an admin request failed", exc_info=True)
+        log.debug("an admin request failed", exc_info=True)  # anybody who connects and leaves causes one
 
 
 class _HTTPServerV6(_HTTPServer):
     address_family = AF_INET6
 
 
-def _handler_of(page: Callable[[str, str], Page]) -> type[BaseHTTPRequestHandler]:
+def _handler_of(
+    page: Callable[[str, str], Page], admit: Callable[[str, list[str]], None]
+) -> type[BaseHTTPRequestHandler]:
     class Handler(BaseHTTPRequestHandler):
         timeout = REQUEST_TIMEOUT_S
 
         def do_GET(self) -> None:
-            status, content_type, body = page(self.path.partition("?")[0], self.headers.get("Accept", ""))
+            path = self.path.partition("?")[0]
+            try:
+                admit(path, self.headers.get_all("Authorization", []))
+                status, content_type, body = page(path, self.headers.get("Accept", ""))
+            except AccessError as error:
+                status = HTTPStatus.FORBIDDEN if error.reason == "denied" else HTTPStatus.UNAUTHORIZED
+                content_type, body = _TEXT, f"{error}\n".encode()
             self.send_response(status)
+            if status is HTTPStatus.UNAUTHORIZED:
+                self.send_header("WWW-Authenticate", "Bearer")
             self.send_header("Content-Type", content_type)
             self.send_header("Content-Length", str(len(body)))
             self.end_headers()

@@ -1,4 +1,4 @@
-"""`cloud-verifier`: serve a target, or show how it is configured."""
+"""`cloud-verifier`: serve a target, say who may call it, or show how it is configured."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import common.grpc_quiet  # noqa: F401  before anything imports grpc
 from cloud_verifier.config import SCOPE, ServeConfig, parse_methods, parse_size
+from cloud_verifier.security.arguments import add_cert_arguments, add_token_arguments
 from common.config import Loaded, add_flags, given_flags, load_config
 from common.errors import ModelError, OutriderError
 from common.version import own_version
@@ -27,6 +29,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Returns the exit status: 0, 1 (failed), 2 (used wrongly), 130 (interrupted while starting)."""
     namespace = _make_parser().parse_args(arguments)
     try:
+        if namespace.verb in ("token", "cert"):
+            from cloud_verifier.security import commands
+
+            return commands.token(namespace) if namespace.verb == "token" else commands.cert(namespace)
         loaded = load_config(
             ServeConfig,
             scope=SCOPE,
@@ -56,6 +62,8 @@ def _make_parser() -> argparse.ArgumentParser:
     show = verbs.add_parser("config", help="show the configuration: config show [--origin]")
     show.add_argument("action", choices=("show",))
     show.add_argument("--origin", action="store_true", help="say where each value comes from")
+    add_token_arguments(verbs.add_parser("token", help="bearer tokens: token new|list|revoke"))
+    add_cert_arguments(verbs.add_parser("cert", help="certificates to try TLS with: cert dev"))
     for verb in (serve, show):
         verb.add_argument("--config", type=Path, metavar="FILE", help="YAML file of the keys below")
         add_flags(verb, ServeConfig)
@@ -70,11 +78,14 @@ def _serve(loaded: Loaded[ServeConfig]) -> int:
     setup_logging(config.log_level, config.log_json)
     begin = time.monotonic()
 
-    from cloud_verifier.server import VerifierServer, check_addresses, run_until_signalled
+    from cloud_verifier.addresses import check_addresses
+    from cloud_verifier.security.server_security import ServerSecurity
+    from cloud_verifier.server import VerifierServer, run_until_signalled
 
     kv_bytes = parse_size(config.kv_memory, "--kv-memory")
-    check_addresses(config)  # before the weights are loaded
+    check_addresses(config)  # all of these before the weights are loaded
     parse_methods(config.methods)
+    security = ServerSecurity(config)
 
     from cloud_verifier.backends.loading import load_target
 
@@ -98,7 +109,7 @@ def _serve(loaded: Loaded[ServeConfig]) -> int:
         print(line, flush=True)
 
     with exporting_spans(config.otlp_endpoint, "cloud-verifier"):
-        run_until_signalled(VerifierServer(backend, config, drafter), announce)
+        run_until_signalled(VerifierServer(backend, config, drafter, security), announce)
     return 0
 
 

@@ -59,10 +59,31 @@ class ServeConfig:
     )
     admin_listen: str = option(
         "127.0.0.1:7078",
-        "address of the admin port, plain HTTP: /metrics /healthz /readyz /version; none turns it off",
+        "address of the admin port: /metrics /healthz /readyz /version; plain HTTP on loopback, beyond it "
+        "HTTPS and an admin token; none turns it off",
         metavar="HOST:PORT",
     )
-    insecure: bool = option(False, "serve beyond loopback without encryption")
+    tls_cert: Path | None = option(
+        None,
+        "certificate of this verifier, with those between it and its authority; PEM. Files of TLS and tokens "
+        "are taken up again when they change, and on SIGHUP",
+        metavar="FILE",
+    )
+    tls_key: Path | None = option(None, "its private key; PEM, without a password", metavar="FILE")
+    tls_client_ca: Path | None = option(
+        None,
+        "authorities of client certificates: a client must have one; without --tokens its common name is the "
+        "tenant",
+        metavar="FILE",
+    )
+    tokens: Path | None = option(
+        None,
+        "file of bearer tokens, made by `cloud-verifier token new`: a client must have one",
+        metavar="FILE",
+    )
+    insecure: bool = option(
+        False, "serve beyond loopback with less than encryption and credentials; for networks you trust"
+    )
     reflection: bool = option(False, "answer gRPC reflection, for grpcurl and the like")
     device: str = option("cpu", "where the target runs", choices=("cpu", "cuda"))
     dtype: str = option(

@@ -10,6 +10,7 @@ from typing import Any
 import grpc
 
 from cloud_verifier.outbox import UnreadError
+from cloud_verifier.security.authenticator import AccessError
 from cloud_verifier.service import ShuttingDownError
 from cloud_verifier.stream import SupersededError
 from common.errors import InvalidFieldError
@@ -19,6 +20,10 @@ log = logging.getLogger(__name__)
 
 def _status_of(error: Exception) -> tuple[grpc.StatusCode, str]:
     match error:
+        case AccessError(reason="denied"):
+            return grpc.StatusCode.PERMISSION_DENIED, str(error)
+        case AccessError():
+            return grpc.StatusCode.UNAUTHENTICATED, str(error)
         case InvalidFieldError():
             return grpc.StatusCode.INVALID_ARGUMENT, str(error)
         case SupersededError():
@@ -46,9 +51,9 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
             return grpc.unary_unary_rpc_method_handler(_guard(handler.unary_unary), **kwargs)
         if streams == (False, True):
             return grpc.unary_stream_rpc_method_handler(_guard_stream(handler.unary_stream), **kwargs)
-        if streams == (True, True):
-            return grpc.stream_stream_rpc_method_handler(_guard(handler.stream_stream), **kwargs)
-        return handler
+        if streams == (True, False):
+            return grpc.stream_unary_rpc_method_handler(_guard(handler.stream_unary), **kwargs)
+        return grpc.stream_stream_rpc_method_handler(_guard(handler.stream_stream), **kwargs)
 
 
 async def _abort(context: Any, error: Exception) -> None:

@@ -1,8 +1,9 @@
-"""What a call's metadata says: which session, which tenant. Malformed values raise `InvalidFieldError`."""
+"""What a call's metadata says: which session, whose call. Malformed values raise `InvalidFieldError`."""
 
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 from typing import Any
 
 from cloud_verifier.session import DEFAULT_TENANT
@@ -10,7 +11,16 @@ from common.errors import InvalidFieldError
 
 SESSION_ID_KEY = "x-session-id"
 TENANT_KEY = "x-outrider-tenant"
-_TENANT = re.compile(r"[A-Za-z0-9._-]{1,64}")
+TENANT_PATTERN = re.compile(r"[A-Za-z0-9._-]{1,64}")
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Whose a call is; `token_id` is empty where no token said so."""
+
+    tenant: str
+    token_id: str = ""
+    is_admin: bool = False
 
 
 def session_id_of(context: Any) -> bytes:
@@ -27,13 +37,14 @@ def session_id_of(context: Any) -> bytes:
     return b""
 
 
-def tenant_of(context: Any) -> str:
+def claimed_caller(context: Any) -> Caller:
+    """Who the call says it is. Believed only where no credentials are asked for."""
     for key, value in context.invocation_metadata() or ():
         if key == TENANT_KEY:
-            if _TENANT.fullmatch(value) is None:
+            if TENANT_PATTERN.fullmatch(value) is None:
                 raise InvalidFieldError(TENANT_KEY, "must be 1 to 64 letters, digits, '.', '_' or '-'")
-            return str(value)
-    return DEFAULT_TENANT
+            return Caller(str(value))
+    return Caller(DEFAULT_TENANT)
 
 
 def same_session_id(in_message: bytes, in_header: bytes) -> bytes:

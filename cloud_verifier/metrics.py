@@ -19,6 +19,7 @@ from cloud_verifier.observe import Histogram
 
 if TYPE_CHECKING:
     from cloud_verifier.engine import Engine
+    from cloud_verifier.security.server_security import ServerSecurity
 
 PREFIX = "outrider_verifier_"
 BACKLOG_REASONS = ("queue_tokens", "tenant_queue_tokens", "queue_ms", "deadline")
@@ -26,10 +27,14 @@ _S_PER_NS = 1e-9
 _OF_METHOD = ("method", "exact")  # exact="no": that text is not the target's
 
 
-def make_registry(engine: Engine, num_streams: Callable[[], int]) -> CollectorRegistry:
+def make_registry(
+    engine: Engine, num_streams: Callable[[], int], security: ServerSecurity | None = None
+) -> CollectorRegistry:
     """A registry of this one verifier and of its process; nothing global, so a process may hold several."""
     registry = CollectorRegistry()
     registry.register(VerifierCollector(engine, num_streams))
+    if security is not None:
+        registry.register(SecurityCollector(security))
     ProcessCollector(registry=registry)
     return registry
 
@@ -142,6 +147,24 @@ class VerifierCollector(Collector):
         yield _counters("refusals", "Requests there was no room for.", refusals, label="reason")
         yield _counters("evictions", "Idle sessions that made room.", observer.evictions, label="what")
         yield _counter("expired_sessions", "Sessions forgotten after their TTL.", observer.num_expired)
+
+
+class SecurityCollector(Collector):
+    """Who was turned away, and until when the certificate lasts."""
+
+    def __init__(self, security: ServerSecurity) -> None:
+        self._security = security
+
+    def describe(self) -> list[Metric]:
+        return []
+
+    def collect(self) -> Iterator[Metric]:
+        if self._security.authenticator is not None or self._security.interceptors:
+            about, refused = "Calls without the credentials they need.", self._security.num_refused
+            yield _counters("refused_calls", about, refused, label="reason")
+        if self._security.certificates is not None:
+            expires_s = self._security.certificates.expires.timestamp()
+            yield _gauge("certificate_expiry_timestamp_seconds", "When the certificate expires.", expires_s)
 
 
 def _gauge(name: str, text: str, value: float) -> Metric:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import ipaddress
 import logging
 import signal
 import sys
@@ -14,6 +13,7 @@ from typing import Any
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
+from cloud_verifier.addresses import check_addresses
 from cloud_verifier.admin import AdminServer
 from cloud_verifier.backends.base import TargetBackend
 from cloud_verifier.colocated import CoLocatedDrafter
@@ -22,6 +22,8 @@ from cloud_verifier.driver import EngineDriver
 from cloud_verifier.engine import Engine
 from cloud_verifier.interceptor import ErrorInterceptor
 from cloud_verifier.row_kernels import load_row_kernels
+from cloud_verifier.security.authenticator import AccessError
+from cloud_verifier.security.server_security import ServerSecurity
 from cloud_verifier.service import VerifierService
 from cloud_verifier.tracing import TraceContextInterceptor, create_round_tracer
 from common.errors import UsageError
@@ -36,7 +38,7 @@ PROTOCOL_VERSION = 1
 # an event loop busy with refusals, and a refusal as long for the Python of a step.
 SWITCH_INTERVAL_S = 0.0005
 LAST_ANSWERS_S = 2.0  # after a drain's grace: for the rounds that are being computed
-ADMIN_OFF = ("", "none")
+RELOAD_S = 1.0  # between two looks at the files of TLS and tokens
 SERVICE_NAME = "outrider.v1.Verifier"
 
 
@@ -67,43 +69,18 @@ def make_model_info(backend: TargetBackend, config: ServeConfig, draft_fingerpri
     )
 
 
-def check_listen(listen: str, is_insecure_allowed: bool, flag: str = "--listen") -> str:
-    """`HOST:PORT`, checked. Raises `UsageError` for anything but loopback without `--insecure`."""
-    host, separator, port = listen.rpartition(":")
-    if not separator or not host or not port.isdigit() or int(port) > 65535:
-        raise UsageError(f"{flag} {listen}: want HOST:PORT, for example 127.0.0.1:7077")
-    if not is_insecure_allowed and not _is_loopback(host.strip("[]")):
-        raise UsageError(
-            f"{flag} {listen}: there is no encryption on this port, so it serves only loopback; "
-            "add --insecure if the network is yours and trusted"
-        )
-    return listen
-
-
-def check_addresses(config: ServeConfig) -> tuple[str, str | None]:
-    """Where to serve, and the admin port's address or None where it is off. Raises as `check_listen`."""
-    listen = check_listen(config.listen, config.insecure)
-    if config.admin_listen in ADMIN_OFF:
-        return listen, None
-    return listen, check_listen(config.admin_listen, config.insecure, "--admin-listen")
-
-
-def _is_loopback(host: str) -> bool:
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
-
-
 class VerifierServer:
     """`async with VerifierServer(backend, config) as server:` serves on `server.port`."""
 
     def __init__(
-        self, backend: TargetBackend, config: ServeConfig, drafter: CoLocatedDrafter | None = None
+        self,
+        backend: TargetBackend,
+        config: ServeConfig,
+        drafter: CoLocatedDrafter | None = None,
+        security: ServerSecurity | None = None,
     ) -> None:
-        """`drafter`, closed with the server, makes co-located generation possible."""
+        """`drafter`, closed with the server, makes co-located generation possible. `security` comes from
+        `config` where none is given."""
         load_row_kernels()  # compiled here, so that no round waits for it
         self._config = config
         self._listen, admin_listen = check_addresses(config)
@@ -119,14 +96,22 @@ class VerifierServer:
             min_forward_s=config.min_forward_ms / 1000.0,
         )
         tracer = create_round_tracer()
-        self._interceptors = (ErrorInterceptor(),) + ((TraceContextInterceptor(),) if tracer else ())
-        self.service = VerifierService(self.engine, tracer, max_unread_bytes=config.max_unread_bytes)
+        self.security = security or ServerSecurity(config)
+        self._interceptors = (ErrorInterceptor(), *self.security.interceptors)
+        if tracer is not None:
+            self._interceptors += (TraceContextInterceptor(),)
+        self.service = VerifierService(
+            self.engine, tracer, self.security.caller_of, max_unread_bytes=config.max_unread_bytes
+        )
         self.port = 0
         self.admin: AdminServer | None = None
         if admin_listen is not None:
-            self.admin = AdminServer(admin_listen, self.engine, lambda: self.service.num_streams)
+            self.admin = AdminServer(
+                admin_listen, self.engine, lambda: self.service.num_streams, self.security
+            )
         self._health = health.aio.HealthServicer()
         self._server: Any = None
+        self._reloading: asyncio.Task[None] | None = None
         self._driver: EngineDriver
 
     async def __aenter__(self) -> VerifierServer:
@@ -145,7 +130,7 @@ class VerifierServer:
         outrider_pb2_grpc.add_VerifierServicer_to_server(self.service, self._server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         try:
-            self.port = self._server.add_insecure_port(self._listen)
+            self.port = self.security.add_port(self._server, self._listen)
         except RuntimeError as error:
             raise UsageError(f"--listen {self._listen}: cannot bind; is another process there?") from error
         if self._config.reflection:
@@ -156,9 +141,26 @@ class VerifierServer:
         self._driver.start()
         await self._server.start()
         await self._set_health(health_pb2.HealthCheckResponse.SERVING)
+        if self.security.has_files:
+            self._reloading = asyncio.create_task(self._reload_again_and_again())
         return self
 
+    def reload(self, is_forced: bool = True) -> None:
+        """Takes up certificates and tokens; streams whose token has ended end. Sessions and others go on."""
+        if ended := self.security.reload(is_forced):
+            self.service.end_streams_of(ended, AccessError("revoked", "the token of this call has ended"))
+
+    async def _reload_again_and_again(self) -> None:
+        while True:
+            await asyncio.sleep(RELOAD_S)
+            try:
+                self.reload(is_forced=False)
+            except Exception:
+                log.exception("could not look at the files of TLS and tokens")
+
     async def __aexit__(self, *exc_info: object) -> None:
+        if self._reloading is not None:
+            self._reloading.cancel()
         await self._server.stop(grace=None)
         await self._driver.stop()
         self.engine.close()
@@ -216,6 +218,7 @@ async def serve_until_signalled(server: VerifierServer, on_ready: Callable[[Veri
 
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, on_signal)
+    loop.add_signal_handler(signal.SIGHUP, server.reload)
     async with server:
         on_ready(server)
         await first.wait()

@@ -8,11 +8,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Collection, Iterator
 from typing import Any
 
 from cloud_verifier.engine import Engine
-from cloud_verifier.metadata import same_session_id, session_id_of, tenant_of
+from cloud_verifier.metadata import Caller, claimed_caller, same_session_id, session_id_of
 from cloud_verifier.outbox import Mailbox, Outbox, UnreadError
 from cloud_verifier.stream import SessionStream, SupersededError, ignore, invalid
 from cloud_verifier.tracing import RoundTracer
@@ -40,12 +40,19 @@ class ShuttingDownError(Exception):
 
 class VerifierService(outrider_pb2_grpc.VerifierServicer):  # type: ignore[misc]
     def __init__(
-        self, engine: Engine, tracer: RoundTracer | None = None, *, max_unread_bytes: int = 1 << 18
+        self,
+        engine: Engine,
+        tracer: RoundTracer | None = None,
+        caller_of: Callable[[Any], Caller] = claimed_caller,
+        *,
+        max_unread_bytes: int = 1 << 18,
     ) -> None:
         self._engine = engine
         self._tracer = tracer
+        self._caller_of = caller_of
         self._max_unread_bytes = max_unread_bytes
-        self._streams: dict[tuple[str, bytes], SessionStream] = {}
+        self._streams: dict[tuple[str, bytes], SessionStream] = {}  # those whose session is known
+        self._callers: dict[SessionStream, Caller] = {}  # of all streams
         self._mailbox: Mailbox | None = None
         self._num_unary = 0
         self._is_ending = False
@@ -76,11 +83,18 @@ class VerifierService(outrider_pb2_grpc.VerifierServicer):  # type: ignore[misc]
         for stream in list(self._streams.values()):
             stream.finish(ShuttingDownError("the verifier is shutting down"))
 
+    def end_streams_of(self, token_ids: Collection[str], error: Exception) -> None:
+        """Cuts off the streams that came with one of these tokens. Their sessions stay."""
+        for stream in [each for each, caller in self._callers.items() if caller.token_id in token_ids]:
+            stream.cut_off(error)
+
     # ----------------------------------------------------------------------------------- streams
 
     async def Session(self, request_iterator: AsyncIterator[pb.SessionRequest], context: Any) -> None:
         self._check_taking()
-        stream = SessionStream(self, tenant_of(context), session_id_of(context), self._max_unread_bytes)
+        caller = self._caller_of(context)
+        stream = SessionStream(self, caller.tenant, session_id_of(context), self._max_unread_bytes)
+        self._callers[stream] = caller
         stream.read(request_iterator)
         try:
             while (message := await stream.outbox.get()) is not None:
@@ -91,6 +105,7 @@ class VerifierService(outrider_pb2_grpc.VerifierServicer):  # type: ignore[misc]
             _survive_cancel()
         finally:
             stream.detach()
+            del self._callers[stream]
         if stream.error is not None:
             raise stream.error
 
@@ -166,7 +181,7 @@ class VerifierService(outrider_pb2_grpc.VerifierServicer):  # type: ignore[misc]
         except InvalidFieldError as error:
             yield codec.encode_generate_response(self._answer_invalid(request, error))
             return
-        tenant = tenant_of(context)
+        tenant = self._caller_of(context).tenant
         session_id = same_session_id(decoded.session_id, session_id_of(context))
         cancel = CancelRequest(decoded.round_id)
         outbox = Outbox(self._max_unread_bytes)
@@ -217,7 +232,7 @@ class VerifierService(outrider_pb2_grpc.VerifierServicer):  # type: ignore[misc]
                 post(_set_once, answer, reply)
 
         with self._unary_call():
-            self.submit(tenant_of(context), session_id, request, resolve)
+            self.submit(self._caller_of(context).tenant, session_id, request, resolve)
             response = await answer
         self.count(session_id, response)
         return response

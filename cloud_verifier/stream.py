@@ -125,7 +125,7 @@ class SessionStream:
         try:
             self.outbox.put(codec.encode_response(response, kind))
         except UnreadError as error:
-            self._cut_off(error)
+            self.cut_off(error)
             return
         if isinstance(response, Progress | Draining):
             return
@@ -154,8 +154,8 @@ class SessionStream:
         self.error = error
         self.outbox.end()
 
-    def _cut_off(self, error: UnreadError) -> None:
-        """Ends a call whose writer is stuck in a write nobody takes."""
+    def cut_off(self, error: Exception) -> None:
+        """Ends the call at once, though its writer be stuck in a write nobody takes."""
         self.error = error
         self._stop_reading()
         self._cancel_generation()

@@ -44,6 +44,10 @@ class LinkError(OutriderError):
     exit_code = 3
 
 
+class LinkFaultError(LinkError):
+    """It cannot be reached for a reason that waiting does not mend: TLS on one side only, a wrong name."""
+
+
 class RoundTimeoutError(LinkError):
     """No answer within the deadline."""
 

@@ -9,4 +9,4 @@ from __future__ import annotations
 
 import os
 
-os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
+os.environ.setdefault("GRPC_VERBOSITY", "NONE")

@@ -141,6 +141,24 @@ class RunConfig:
     transport: str = option(
         "stream", "one stream for a session, or single calls where streams break", choices=("stream", "unary")
     )
+    tls: bool = option(False, "speak TLS, with the authorities this machine trusts")
+    tls_ca: Path | None = option(
+        None, "speak TLS, with this authority of the verifier's certificate; PEM", metavar="FILE"
+    )
+    tls_cert: Path | None = option(
+        None, "certificate of this edge, where the verifier wants one; PEM", metavar="FILE"
+    )
+    tls_key: Path | None = option(None, "its private key; PEM, without a password", metavar="FILE")
+    tls_server_name: str = option(
+        "", "name that the verifier's certificate must have; empty is the host of --verifier", metavar="NAME"
+    )
+    token_file: Path | None = option(
+        None, "file with the token of `cloud-verifier token new`; read at each connection", metavar="FILE"
+    )
+    token: str = option("", "the token itself", is_flag=False, is_secret=True)
+    insecure_token: bool = option(
+        False, "send the token unencrypted beyond this machine; for networks you trust"
+    )
     on_timeout: str = option(
         "first_token",
         "when a round gets no answer in time: keep the draft's first token, marked; go on alone, marked; "

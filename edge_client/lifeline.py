@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from common.errors import LinkError, RoundTimeoutError
+from common.errors import LinkError, LinkFaultError, RoundTimeoutError
 from common.types import SessionRequest, SessionResponse
 from edge_client.breaker import CircuitBreaker
 from edge_client.link.base import Connection, Traffic, VerifierLink
@@ -57,14 +57,16 @@ class Lifeline:
     # -------------------------------------------------------------------------------- connecting
 
     def connect(self, patience_s: float) -> None:
-        """The first connection. Raises `LinkError` when an attempt fails after `patience_s` or later."""
+        """The first connection. Raises `LinkError` when an attempt fails after `patience_s` or later, at once
+        for a fault that no patience mends."""
         give_up_s = self._clock() + patience_s
         self._prober.start()
         while self._connection is None:
             self.check_cancelled()
             self._connection = self._prober.take(_SLICE_S)
             error = self._prober.last_error
-            if self._connection is None and error and self._clock() >= give_up_s:
+            is_hopeless = isinstance(error, LinkFaultError) or self._clock() >= give_up_s
+            if self._connection is None and error and is_hopeless:
                 self._prober.stop()
                 raise error
 

@@ -7,15 +7,18 @@ from typing import Any
 
 import grpc
 
-from common.errors import LinkError, OutriderError
+from common.errors import LinkError, LinkFaultError, OutriderError
 from edge_client.link.base import CallRejectedError
+from edge_client.link.diagnosis import diagnose
+from edge_client.link.security import PLAINTEXT, LinkSecurity
 
 MAX_MESSAGE_BYTES = 64 << 20
+_DIAGNOSIS_S = 1.0
 _REJECTED = {
     grpc.StatusCode.RESOURCE_EXHAUSTED: "a message is too large for it",
     grpc.StatusCode.INVALID_ARGUMENT: "it cannot read our messages",
     grpc.StatusCode.UNIMPLEMENTED: "no verifier of this protocol listens there",
-    grpc.StatusCode.UNAUTHENTICATED: "it wants credentials",
+    grpc.StatusCode.UNAUTHENTICATED: "name a token that it knows with --token-file",
     grpc.StatusCode.PERMISSION_DENIED: "it does not allow this",
 }
 _OPTIONS = (
@@ -34,9 +37,10 @@ _OPTIONS = (
 )
 
 
-def open_channel(address: str, timeout_s: float) -> Any:
-    """A connected channel. Raises `LinkError` when refused, or not there within `timeout_s`."""
-    channel = grpc.insecure_channel(address, options=_OPTIONS)
+def open_channel(address: str, timeout_s: float, security: LinkSecurity = PLAINTEXT) -> Any:
+    """A connected channel. Raises `LinkError` when refused, or not there within `timeout_s`; its kind
+    `LinkFaultError` when the two sides cannot agree on TLS; `UsageError` for files that are gone."""
+    channel = _create_channel(address, security)
     settled = threading.Event()
     states: list[Any] = []
 
@@ -51,8 +55,19 @@ def open_channel(address: str, timeout_s: float) -> Any:
     if grpc.ChannelConnectivity.READY in states[:1]:
         return channel
     channel.close()
-    why = "connection refused, or no such host" if states else f"no answer in {timeout_s:.1f} s"
-    raise LinkError(f"cannot connect to a verifier at {address}: {why}")
+    found = diagnose(address, security, min(timeout_s, _DIAGNOSIS_S)) if states else None
+    why = found.text if found else "it hangs up" if states else f"no answer in {timeout_s:.1f} s"
+    error_type = LinkFaultError if found and found.is_fault else LinkError
+    raise error_type(f"cannot connect to a verifier at {address}: {why}")
+
+
+def _create_channel(address: str, security: LinkSecurity) -> Any:
+    if not security.is_tls:
+        return grpc.insecure_channel(address, options=_OPTIONS)
+    credentials = grpc.ssl_channel_credentials(security.roots(), *security.client_pair())
+    name = security.server_name
+    named = (("grpc.ssl_target_name_override", name),) if name else ()
+    return grpc.secure_channel(address, credentials, options=_OPTIONS + named)
 
 
 def translate(error: grpc.RpcError, address: str) -> OutriderError:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import grpc
 
 from common import codec
-from common.errors import UsageError
+from common.errors import LinkFaultError, UsageError
 from common.pb import outrider_pb2 as pb
 from common.types import ModelInfo
 from edge_client.link.base import Connection, Traffic
+from edge_client.link.calls import CallSettings
 from edge_client.link.channel import open_channel, translate
+from edge_client.link.security import PLAINTEXT, LinkSecurity
 from edge_client.link.stream import StreamConnection
 from edge_client.link.trace import SessionTrace
 from edge_client.link.unary import UnaryConnection
@@ -23,7 +25,13 @@ TRANSPORTS: dict[str, type[StreamConnection] | type[UnaryConnection]] = {
 class GrpcLink:
     """`transport` is "stream" or "unary". Raises `UsageError` for another or a malformed address."""
 
-    def __init__(self, address: str, session_id: bytes, transport: str = "stream") -> None:
+    def __init__(
+        self,
+        address: str,
+        session_id: bytes,
+        transport: str = "stream",
+        security: LinkSecurity = PLAINTEXT,
+    ) -> None:
         if transport not in TRANSPORTS:
             raise UsageError(f"--transport {transport}: want one of {', '.join(TRANSPORTS)}")
         host, separator, port = address.rpartition(":")
@@ -32,24 +40,30 @@ class GrpcLink:
         self.address = address
         self.traffic = Traffic()
         self._session_id = session_id
+        self._security = security
         self._connection_type = TRANSPORTS[transport]
         self._trace = SessionTrace(address, session_id)
 
     def connect(self, timeout_s: float) -> Connection:
-        channel = open_channel(self.address, timeout_s)
-        return self._connection_type(
-            channel, self.address, self._session_id, self.traffic, self._trace.begin()
-        )
+        try:
+            credentials = self._security.metadata()
+            channel = open_channel(self.address, timeout_s, self._security)
+        except UsageError as error:  # a file that was there when we started
+            raise LinkFaultError(f"cannot connect to a verifier at {self.address}: {error}") from error
+        call = CallSettings(self.address, self._session_id, credentials, self._security)
+        return self._connection_type(channel, call, self.traffic, self._trace.begin())
 
     def describe(self, timeout_s: float) -> ModelInfo:
-        channel = open_channel(self.address, timeout_s)
+        channel = open_channel(self.address, timeout_s, self._security)
         call = channel.unary_unary(
             "/outrider.v1.Verifier/Describe",
             request_serializer=pb.DescribeRequest.SerializeToString,
             response_deserializer=pb.DescribeResponse.FromString,
         )
         try:
-            return codec.decode_model_info(call(pb.DescribeRequest(), timeout=timeout_s))
+            return codec.decode_model_info(
+                call(pb.DescribeRequest(), timeout=timeout_s, metadata=self._security.metadata())
+            )
         except grpc.RpcError as error:
             raise translate(error, self.address) from error
         finally:

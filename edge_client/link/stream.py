@@ -17,7 +17,7 @@ from common.errors import InvalidFieldError, LinkError, OutriderError
 from common.pb import outrider_pb2 as pb
 from common.types import SessionRequest, SessionResponse
 from edge_client.link.base import CallRejectedError, Traffic
-from edge_client.link.channel import translate
+from edge_client.link.calls import CallSettings
 from edge_client.link.trace import ConnectionSpan
 
 METHOD = "/outrider.v1.Verifier/Session"
@@ -25,19 +25,17 @@ FRAME_BYTES = 5  # gRPC's prefix of every message
 
 
 class StreamConnection:
-    def __init__(
-        self, channel: Any, address: str, session_id: bytes, traffic: Traffic, span: ConnectionSpan
-    ) -> None:
+    def __init__(self, channel: Any, call: CallSettings, traffic: Traffic, span: ConnectionSpan) -> None:
         self._channel = channel
         self._span = span
-        self._address = address
+        self._settings = call
+        self._address = call.address
         self._traffic = traffic
         self._outbox: SimpleQueue[bytes | None] = SimpleQueue()
         self._inbox: SimpleQueue[bytes | OutriderError | None] = SimpleQueue()
         self._lost: OutriderError | None = None
-        call = channel.stream_stream(METHOD)  # bytes in, bytes out: the codec runs in the caller
-        metadata = (("x-session-id", session_id.hex()), *span.metadata)
-        self._call = call(iter(self._outbox.get, None), metadata=metadata)
+        method = channel.stream_stream(METHOD)  # bytes in, bytes out: the codec runs in the caller
+        self._call = method(iter(self._outbox.get, None), metadata=(*call.metadata, *span.metadata))
         threading.Thread(target=self._read, name="edge-link-reader", daemon=True).start()
 
     def send(self, request: SessionRequest) -> None:
@@ -80,4 +78,4 @@ class StreamConnection:
                 self._inbox.put(message)
             self._inbox.put(LinkError(f"{self._address} ended the stream"))
         except grpc.RpcError as error:
-            self._inbox.put(translate(error, self._address))
+            self._inbox.put(self._settings.translate(error))

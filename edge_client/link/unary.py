@@ -25,7 +25,7 @@ from common.types import (
     VerifyRequest,
 )
 from edge_client.link.base import CallRejectedError, Traffic
-from edge_client.link.channel import translate
+from edge_client.link.calls import CallSettings
 from edge_client.link.stream import FRAME_BYTES
 from edge_client.link.trace import ConnectionSpan
 
@@ -33,15 +33,14 @@ _SERVICE = "/outrider.v1.Verifier/"
 
 
 class UnaryConnection:
-    def __init__(
-        self, channel: Any, address: str, session_id: bytes, traffic: Traffic, span: ConnectionSpan
-    ) -> None:
+    def __init__(self, channel: Any, call: CallSettings, traffic: Traffic, span: ConnectionSpan) -> None:
         self._channel = channel
         self._span = span
-        self._address = address
-        self._session_id = session_id
+        self._settings = call
+        self._address = call.address
+        self._session_id = call.session_id
         self._traffic = traffic
-        self._metadata = (("x-session-id", session_id.hex()), *span.metadata)
+        self._metadata = (*call.metadata, *span.metadata)
         self._inbox: SimpleQueue[SessionResponse | OutriderError | None] = SimpleQueue()
         self._calls = {name: channel.unary_unary(_SERVICE + name) for name in ("Open", "Verify", "Close")}
         self._generate = channel.unary_stream(_SERVICE + "Generate")
@@ -97,7 +96,7 @@ class UnaryConnection:
         except grpc.FutureCancelledError:
             self._inbox.put(LinkError(f"a call to {self._address} was cancelled"))
         except grpc.RpcError as error:
-            self._inbox.put(translate(error, self._address))
+            self._inbox.put(self._settings.translate(error))
 
     def _start_generate(self, request: GenerateRequest) -> None:
         data = codec.encode_generate(request).SerializeToString()
@@ -115,7 +114,7 @@ class UnaryConnection:
                 self._put(data, pb.GenerateResponse, codec.decode_generate_response)
         except grpc.RpcError as error:
             if round_id in self._generating and not self._is_closed:
-                self._inbox.put(translate(error, self._address))
+                self._inbox.put(self._settings.translate(error))
         finally:
             self._generating.pop(round_id, None)
 

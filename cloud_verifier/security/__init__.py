@@ -1,0 +1,1 @@
+"""Who may call a verifier, and over what: tokens, certificates, interceptors."""

@@ -1,0 +1,112 @@
+"""The verifier's certificate, its key and the authority of its clients: checked, and taken up on change.
+
+gRPC asks for them at every handshake, so a change holds for connections made from then on; those that are
+open keep what they have. Files that do not belong together (one is not written yet, say) change nothing.
+"""
+
+from __future__ import annotations
+
+import ssl
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import grpc
+from cryptography import x509
+from cryptography.exceptions import UnsupportedAlgorithm
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
+
+from cloud_verifier.security.files import FileWatch, read_file, read_key
+from common.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class TlsPaths:
+    certificate: Path
+    key: Path
+    client_ca: Path | None = None
+
+
+class ServerCertificates:
+    """Raises `ConfigError` where the files cannot be used; later, `reload` raises it and keeps what was."""
+
+    def __init__(
+        self, paths: TlsPaths, clock: Callable[[], datetime] = lambda: datetime.now(UTC)
+    ) -> None:
+        self._paths = paths
+        self._clock = clock
+        files = [paths.certificate, paths.key, *([paths.client_ca] if paths.client_ca else [])]
+        self._watch = FileWatch(files)
+        self.load()
+
+    def load(self) -> None:
+        """Reads the files; raises `ConfigError` and keeps what was there when they are no good."""
+        paths = self._paths
+        chain, key = read_file(paths.certificate, "--tls-cert"), read_key(paths.key, "--tls-key")
+        client_ca = None if paths.client_ca is None else read_file(paths.client_ca, "--tls-client-ca")
+        expires = _check_pair(chain, key, paths, self._clock())
+        if client_ca is not None:
+            _parse_certificates(client_ca, f"--tls-client-ca {paths.client_ca}")
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.minimum_version = ssl.TLSVersion.TLSv1_2
+        try:
+            context.load_cert_chain(paths.certificate, paths.key)
+        except OSError as error:  # replaced since we read them
+            raise ConfigError(f"--tls-cert {paths.certificate}: cannot be used: {error}") from error
+        self.expires = expires
+        self.http_context = context  # of the admin port
+        self._config = grpc.ssl_server_certificate_configuration([(key, chain)], root_certificates=client_ca)
+
+    def reload(self, is_forced: bool = False) -> bool:
+        """Loads again what changed. True when it did; raises `ConfigError` and keeps what was."""
+        if not self._watch.has_changed() and not is_forced:
+            return False
+        self.load()
+        return True
+
+    def grpc_credentials(self) -> Any:
+        """For `add_secure_port`. With an authority of clients, one without its certificate is refused."""
+        handed_out = self._config
+
+        def fetch() -> Any:  # on a thread of gRPC's, at each handshake; None is "as before"
+            nonlocal handed_out
+            if handed_out is self._config:
+                return None
+            handed_out = self._config
+            return handed_out
+
+        is_mutual = self._paths.client_ca is not None
+        return grpc.dynamic_ssl_server_credentials(handed_out, fetch, require_client_authentication=is_mutual)
+
+
+def _check_pair(chain: bytes, key: bytes, paths: TlsPaths, now: datetime) -> datetime:
+    """When the chain's first certificate expires. Raises `ConfigError`."""
+    flag = f"--tls-cert {paths.certificate}"
+    certificate = _parse_certificates(chain, flag)[0]
+    try:
+        private_key = serialization.load_pem_private_key(key, None)
+    except (ValueError, TypeError, UnsupportedAlgorithm) as error:
+        raise ConfigError(f"--tls-key {paths.key}: is no PEM private key without a password") from error
+    if _spki(private_key.public_key()) != _spki(certificate.public_key()):
+        raise ConfigError(f"--tls-key {paths.key}: is not the key of --tls-cert {paths.certificate}")
+    begins, expires = certificate.not_valid_before_utc, certificate.not_valid_after_utc
+    if begins > now:
+        raise ConfigError(f"{flag}: is valid from {begins:%Y-%m-%d %H:%M} UTC only")
+    if expires <= now:
+        raise ConfigError(f"{flag}: expired at {expires:%Y-%m-%d %H:%M} UTC; renew it")
+    return expires
+
+
+def _parse_certificates(pem: bytes, flag: str) -> list[x509.Certificate]:
+    try:
+        return x509.load_pem_x509_certificates(pem)
+    except ValueError as error:
+        raise ConfigError(f"{flag}: holds no PEM certificate") from error
+
+
+def _spki(key: Any) -> bytes:
+    spki: bytes = key.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
+    return spki

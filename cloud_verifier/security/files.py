@@ -1,0 +1,52 @@
+"""Reading files that hold secrets, and whether they changed since: by inode, size and time of change."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from common.errors import ConfigError
+
+log = logging.getLogger(__name__)
+
+Signature = tuple[tuple[int, int, int] | None, ...]
+
+
+class FileWatch:
+    def __init__(self, paths: Sequence[Path]) -> None:
+        self._paths = tuple(paths)
+        self._seen = self._signature()
+
+    def has_changed(self) -> bool:
+        """Since the last call, or since this object was made."""
+        before, self._seen = self._seen, self._signature()
+        return self._seen != before
+
+    def _signature(self) -> Signature:
+        return tuple(_signature_of(path) for path in self._paths)
+
+
+def _signature_of(path: Path) -> tuple[int, int, int] | None:
+    try:
+        status = os.stat(path)
+    except OSError:
+        return None
+    return status.st_ctime_ns, status.st_size, status.st_ino  # ctime: a chmod may have mended it
+
+
+def read_file(path: Path, flag: str) -> bytes:
+    """Raises `ConfigError` naming `flag`."""
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise ConfigError(f"{flag} {path}: cannot read it: {error.strerror}") from error
+
+
+def read_key(path: Path, flag: str) -> bytes:
+    """As `read_file`; says once when others may read a private key."""
+    content = read_file(path, flag)
+    if path.stat().st_mode & 0o004:
+        log.warning("everybody on this machine may read a private key: chmod 600 it", extra={"path": path})
+    return content

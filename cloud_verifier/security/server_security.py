@@ -1,0 +1,92 @@
+"""A verifier's certificates, tokens and interceptors as its configuration wants them, and their reloading."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+from cloud_verifier.config import ServeConfig
+from cloud_verifier.metadata import Caller, claimed_caller
+from cloud_verifier.security.authenticator import REASONS, AccessError, Authenticator
+from cloud_verifier.security.files import FileWatch
+from cloud_verifier.security.interceptors import CertificateInterceptor, TokenInterceptor, admitted_caller
+from cloud_verifier.security.token_file import read_tokens
+from common.errors import ConfigError
+from common.logs import LogLimiter
+
+log = logging.getLogger(__name__)
+
+
+class ServerSecurity:
+    """Raises `ConfigError` for files that cannot be used. Lives on the event loop."""
+
+    def __init__(self, config: ServeConfig) -> None:
+        self.certificates = None
+        self.authenticator: Authenticator | None = None
+        self.num_refused = dict.fromkeys(REASONS, 0)
+        self.interceptors: tuple[Any, ...] = ()
+        self.caller_of: Callable[[Any], Caller] = claimed_caller
+        self._limiter = LogLimiter(log)
+        self._tokens_path = config.tokens
+        if config.tls_cert is not None:
+            from cloud_verifier.security.certificates import ServerCertificates, TlsPaths
+
+            assert config.tls_key is not None, "checked with the addresses"
+            paths = TlsPaths(config.tls_cert, config.tls_key, config.tls_client_ca)
+            self.certificates = ServerCertificates(paths)
+        if self._tokens_path is not None:
+            self._tokens_watch = FileWatch((self._tokens_path,))
+            self.authenticator = Authenticator(read_tokens(self._tokens_path))
+            self.interceptors = (TokenInterceptor(self.authenticator, self.on_refused),)
+            if not len(self.authenticator):
+                log.warning("the token file has no token: nobody can call", extra={"path": self._tokens_path})
+        elif config.tls_client_ca is not None:
+            self.interceptors = (CertificateInterceptor(self.on_refused),)
+        if self.interceptors:
+            self.caller_of = admitted_caller
+
+    @property
+    def has_files(self) -> bool:
+        return self.certificates is not None or self.authenticator is not None
+
+    def add_port(self, server: Any, listen: str) -> int:
+        """Binds a gRPC server. Raises RuntimeError when the address cannot be bound."""
+        if self.certificates is None:
+            return int(server.add_insecure_port(listen))
+        return int(server.add_secure_port(listen, self.certificates.grpc_credentials()))
+
+    def reload(self, is_forced: bool = False) -> frozenset[str]:
+        """Takes up files that changed, all of them if forced; what is no good is logged and changes nothing.
+
+        Returns the ids of tokens that were valid before and are not any more.
+        """
+        if self.certificates is not None:
+            self._attempt("certificates", lambda: self._reload_certificates(is_forced))
+        if self.authenticator is None:
+            return frozenset()
+        if self._tokens_watch.has_changed() or is_forced:
+            self._attempt("tokens", self._reload_tokens)
+        return self.authenticator.take_ended()
+
+    def _attempt(self, what: str, reload: Callable[[], None]) -> None:
+        try:
+            reload()
+        except (ConfigError, OSError) as error:
+            log.error("cannot take up the new %s, the old ones stay: %s", what, error)
+
+    def _reload_certificates(self, is_forced: bool) -> None:
+        assert self.certificates is not None
+        if self.certificates.reload(is_forced):
+            log.info("took up certificates", extra={"expires": self.certificates.expires.isoformat()})
+
+    def _reload_tokens(self) -> None:
+        assert self.authenticator is not None and self._tokens_path is not None
+        self.authenticator.replace(read_tokens(self._tokens_path))
+        log.info("took up tokens", extra={"num_tokens_known": len(self.authenticator)})
+
+    def on_refused(self, error: AccessError) -> None:
+        """A call, or an admin request from a thread of its own, without the credentials it needs."""
+        self.num_refused[error.reason] += 1
+        facts = {"reason": error.reason} | ({"token_id": error.token_id} if error.token_id else {})
+        self._limiter.info(error.reason, "refused a call without credentials", facts)

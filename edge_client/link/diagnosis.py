@@ -1,0 +1,124 @@
+"""Why a connection failed, in words that name the fix: asked of the far end with a socket of our own.
+
+gRPC says "failed to connect" for most of it. Only called after a failure, so what it costs nobody waits for.
+"""
+
+from __future__ import annotations
+
+import socket
+import ssl
+from dataclasses import dataclass
+
+from common.addresses import split_address
+from common.errors import UsageError
+from edge_client.link.security import LinkSecurity
+
+# OpenSSL's numbers (X509_V_ERR_...).
+_NOT_YET_VALID, _EXPIRED, _WRONG_NAME, _WRONG_IP = 9, 10, 62, 64
+_HTTP2_ALPN = ["h2"]
+_FIRST_FRAME = 9  # bytes: an HTTP/2 server speaks first (SETTINGS)
+_GREETING = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))
+
+
+@dataclass(frozen=True, slots=True)
+class Diagnosis:
+    """`is_fault`: waiting does not mend it, somebody has to change something."""
+
+    text: str
+    is_fault: bool = True
+
+
+def diagnose(address: str, security: LinkSecurity, timeout_s: float) -> Diagnosis | None:
+    """What is wrong between here and `address`; None when nothing is, as far as this can see."""
+    host, port = split_address(address, "--verifier")
+    try:
+        connection = socket.create_connection((host, port), timeout_s)
+    except ConnectionRefusedError:
+        return Diagnosis("connection refused: no verifier listens there", is_fault=False)
+    except socket.gaierror:
+        return Diagnosis("there is no such host", is_fault=False)
+    except OSError as error:
+        return Diagnosis(f"no connection: {error.strerror or error}", is_fault=False)
+    with connection:
+        if security.is_tls:
+            return _ask_with_tls(connection, host, security)
+        return _ask_plainly(connection, host)
+
+
+def _ask_plainly(connection: socket.socket, host: str) -> Diagnosis | None:
+    """After plain gRPC failed: does the other side speak TLS?"""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE  # asked for its language, sent nothing
+    context.set_alpn_protocols(_HTTP2_ALPN)
+    try:
+        context.wrap_socket(connection, server_hostname=host).close()
+    except (ssl.SSLEOFError, ssl.SSLZeroReturnError):
+        return None
+    except ssl.SSLError as error:
+        if "ALERT" not in (error.reason or ""):  # an alert is TLS too
+            return None
+    except OSError:
+        return None
+    return Diagnosis("it speaks TLS and this edge does not: add --tls-ca FILE with its authority, or --tls")
+
+
+def _ask_with_tls(connection: socket.socket, host: str, security: LinkSecurity) -> Diagnosis | None:
+    name = security.server_name or host
+    try:
+        context = _context(security)
+    except (ssl.SSLError, UsageError) as error:
+        return Diagnosis(f"{error}" if isinstance(error, UsageError) else _unusable(security))
+    try:
+        with context.wrap_socket(connection, server_hostname=name) as tls:
+            tls.sendall(_GREETING)
+            tls.recv(_FIRST_FRAME)  # TLS 1.3 tells only now what it thinks of our certificate
+    except ssl.SSLCertVerificationError as error:
+        return Diagnosis(_verification_fault(error, name, security))
+    except ssl.SSLError as error:
+        return _tls_fault(error.reason or "", security)
+    except OSError:
+        return None
+    return None
+
+
+def _context(security: LinkSecurity) -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.set_alpn_protocols(_HTTP2_ALPN)
+    if security.ca is not None:
+        context.load_verify_locations(cadata=(security.roots() or b"").decode("ascii", "replace"))
+    else:
+        context.load_default_certs()
+    if security.certificate is not None:
+        context.load_cert_chain(security.certificate, security.key)
+    return context
+
+
+def _unusable(security: LinkSecurity) -> str:
+    given = {"--tls-ca": security.ca, "--tls-cert": security.certificate, "--tls-key": security.key}
+    files = ", ".join(f"{flag} {path}" for flag, path in given.items() if path is not None)
+    return f"{files}: cannot be used; want PEM, and the key of the certificate, without a password"
+
+
+def _verification_fault(error: ssl.SSLCertVerificationError, name: str, security: LinkSecurity) -> str:
+    match error.verify_code:
+        case code if code in (_WRONG_NAME, _WRONG_IP):
+            return f"its certificate is not for {name}: dial a name it has, or say one with --tls-server-name"
+        case code if code == _EXPIRED:
+            return "its certificate has expired: renew it there (or this machine's clock is wrong)"
+        case code if code == _NOT_YET_VALID:
+            return "its certificate is not valid yet: is this machine's clock right?"
+    if security.ca is None:
+        return "this machine's authorities do not vouch for its certificate: name its own with --tls-ca FILE"
+    return f"--tls-ca {security.ca} is not the authority of its certificate ({error.verify_message})"
+
+
+def _tls_fault(reason: str, security: LinkSecurity) -> Diagnosis | None:
+    if reason in ("WRONG_VERSION_NUMBER", "PACKET_LENGTH_TOO_LONG", "HTTP_REQUEST", "RECORD_LAYER_FAILURE"):
+        fix = "serve with --tls-cert and --tls-key there, or drop --tls and --tls-ca here"
+        return Diagnosis(f"it does not speak TLS: {fix}")
+    if "CERTIFICATE_REQUIRED" in reason or ("HANDSHAKE_FAILURE" in reason and not security.certificate):
+        return Diagnosis("it wants a client certificate: add --tls-cert FILE and --tls-key FILE")
+    if "ALERT" in reason and security.certificate is not None:
+        what = reason.rpartition("ALERT_")[2].replace("_", " ").lower()
+        return Diagnosis(f"it does not accept the client certificate {security.certificate} ({what})")
+    return Diagnosis(f"TLS fails: {reason.replace('_', ' ').lower()}") if reason else None
