@@ -69,12 +69,19 @@ def print_table(measures: Sequence[Measure]) -> None:
 
 
 def _git_commit() -> str:
+    commit, is_dirty = git_state()
+    return commit + ("-dirty" if is_dirty else "")
+
+
+def git_state() -> tuple[str, bool]:
+    """The commit, and whether tracked files differ from it; results themselves do not count."""
+
     def git(*arguments: str) -> str:
         done = subprocess.run(("git", *arguments), cwd=ROOT, capture_output=True, text=True, check=False)
         return done.stdout.strip()
 
     is_dirty = bool(git("status", "--porcelain", "--untracked-files=no", "--", ":!benchmarks/results"))
-    return git("rev-parse", "--short=12", "HEAD") + ("-dirty" if is_dirty else "")
+    return git("rev-parse", "--short=12", "HEAD"), is_dirty
 
 
 def _machine() -> dict[str, Any]:

@@ -283,18 +283,20 @@ def read_results(folder: Path) -> Results:
 
 
 def read_manifest(folder: Path) -> Manifest:
-    return _make(Manifest, _read_json(folder / MANIFEST))
+    return from_json(Manifest, _read_json(folder / MANIFEST))
 
 
 def read_sweep(folder: Path) -> Sweep:
     record = _read_json(folder / SWEEP)
     cells = []
     for entry in record["cells"]:
-        metrics = {name: _make(Metric, metric) for name, metric in entry["metrics"].items()}
-        cells.append(_make(CellRow, {**entry, "metrics": metrics, "texts": _make(TextCheck, entry["texts"])}))
-    comparisons = [_make(Comparison, entry) for entry in record["comparisons"]]
-    predictions = [_make(Prediction, entry) for entry in record["predictions"]]
-    return _make(Sweep, {**record, "cells": cells, "comparisons": comparisons, "predictions": predictions})
+        metrics = {name: from_json(Metric, metric) for name, metric in entry["metrics"].items()}
+        texts = from_json(TextCheck, entry["texts"])
+        cells.append(from_json(CellRow, {**entry, "metrics": metrics, "texts": texts}))
+    comparisons = [from_json(Comparison, entry) for entry in record["comparisons"]]
+    predictions = [from_json(Prediction, entry) for entry in record["predictions"]]
+    parts = {"cells": cells, "comparisons": comparisons, "predictions": predictions}
+    return from_json(Sweep, {**record, **parts})
 
 
 def read_rows(path: Path, cls: type[RowT]) -> Iterator[RowT]:
@@ -303,7 +305,7 @@ def read_rows(path: Path, cls: type[RowT]) -> Iterator[RowT]:
         return
     for line in path.read_text(encoding="utf-8").splitlines(keepends=True):
         if line.endswith("\n"):
-            yield _make(cls, json.loads(line))
+            yield from_json(cls, json.loads(line))
 
 
 def latest_requests(rows: Iterable[RequestRow]) -> list[RequestRow]:
@@ -335,6 +337,7 @@ def _read_json(path: Path) -> dict[str, Any]:
     return record
 
 
-def _make(cls: type[RowT], record: Mapping[str, Any]) -> RowT:
+def from_json(cls: type[RowT], record: Mapping[str, Any]) -> RowT:
+    """A record out of JSON; keys that this program does not know are passed over."""
     known = {each.name for each in dataclasses.fields(cls)}  # type: ignore[arg-type]
     return cls(**{key: value for key, value in record.items() if key in known})

@@ -1,0 +1,91 @@
+"""After measuring, the target looks at the texts: ties are told from differences, others are scored."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from cloud_verifier.config import EMBEDDED_TARGET
+from common.types import TokenIds
+from edge_client.assemble import make_sampling
+from edge_client.config import default_draft_dir
+from edge_client.tokenizer import EdgeTokenizer
+from experiments.prompts import Prompt
+from experiments.sweep.cells import Cell
+from experiments.sweep.config import SweepConfig
+from experiments.sweep.intervals import of_ratio
+from experiments.sweep.records import Metric, RequestRow
+from experiments.sweep.scoring import Scorer
+from experiments.sweep.settings import make_edge_config
+
+
+class Judge:
+    """Loads tokenizer and target when first asked. Without the right target here it knows nothing."""
+
+    def __init__(self, config: SweepConfig, cells: Sequence[Cell], prompts: Sequence[Prompt]) -> None:
+        self._config = config
+        self._cells = {cell.id: cell for cell in cells}
+        self._prompts = {prompt.id: prompt.text for prompt in prompts}
+        self._scorer: Scorer | None = None
+        self._seen: set[str] = set()  # fingerprints of targets that wrote
+        self._tokenizer: EdgeTokenizer | None = None
+
+    def is_tie(self, row: RequestRow, index: int, token_id: int) -> bool | None:
+        """Whether the row's token at `index` and `token_id` were the same to the target."""
+        scorer = self._scorer_for(row)
+        if scorer is None:
+            return None
+        settings = self._cells[row.cell].edge_settings(self._config.edge_settings)
+        config = make_edge_config(settings)
+        words = tuple(tuple(self._encode(word)) for word in config.bad_word)
+        sampling = make_sampling(config, row.seed, words)
+        ids, written = self._encode(self._prompts[row.prompt]), row.token_ids
+        return scorer.is_tie(ids, written[:index], written[index], token_id, sampling)
+
+    def losses(
+        self, rows: Mapping[str, Sequence[RequestRow]], on_text: Callable[[], None] = lambda: None
+    ) -> dict[str, Metric]:
+        """target_nats_per_token of cells whose text is not cloud-only's, and of cloud-only beside them."""
+        found: dict[str, Metric] = {}
+        for cell in self._cells.values() if self.has_inexact else ():
+            texts = [row for row in rows.get(cell.id, ()) if row.token_ids]
+            if (cell.is_exact_text and cell.mode != "cloud-only") or not texts:
+                continue
+            known: dict[tuple[str, str], float] = {}  # greedy repeats are one text
+            for row in texts:
+                key = row.prompt, row.token_hash
+                if key not in known:
+                    scorer = self._scorer_for(row)
+                    if scorer is None:
+                        return found
+                    known[key] = scorer.nats(self._encode(self._prompts[row.prompt]), row.token_ids)
+                on_text()
+            nats = [known[row.prompt, row.token_hash] for row in texts]
+            result = of_ratio(nats, [row.num_tokens for row in texts])
+            if result is not None:
+                value, interval = result
+                low, high = interval or (None, None)
+                found[cell.id] = Metric(round(value, 5), "nats", low, high, len(texts))
+        return found
+
+    @property
+    def has_inexact(self) -> bool:
+        """Whether any cell's text may differ from the target's. Texts of the draft alone always do."""
+        return any(not cell.is_exact_text for cell in self._cells.values())
+
+    def _scorer_for(self, row: RequestRow) -> Scorer | None:
+        """None for synthetic models, and where the target that wrote is not the one that lies here."""
+        if self._config.is_synthetic:
+            return None
+        if self._scorer is None:
+            named = self._config.model_dirs.get("target")
+            self._scorer = Scorer(Path(named) if named else EMBEDDED_TARGET)
+        if row.target_fingerprint:  # edge-only asked no target: it is judged by the one the others had
+            self._seen.add(row.target_fingerprint)
+        return self._scorer if self._seen <= {self._scorer.fingerprint} else None
+
+    def _encode(self, text: str) -> TokenIds:
+        if self._tokenizer is None:
+            directory = Path(self._config.model_dirs.get("draft") or default_draft_dir())
+            self._tokenizer = EdgeTokenizer(directory / "tokenizer.json")
+        return tuple(self._tokenizer.encode(text))

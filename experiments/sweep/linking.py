@@ -1,0 +1,60 @@
+"""The link of a visit: one of `experiments.links`, or none at all."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from common.errors import UsageError
+from experiments.links.base import OpenLink, check_realisable, create_realisation, kernel_facts
+from experiments.links.profiles import LinkProfile
+from experiments.sweep.cells import Cell
+
+DIRECT = "direct"  # no link at all: loopback as it is
+
+
+@contextlib.contextmanager
+def open_link(realisation: str, cell: Cell, upstream: str) -> Iterator[OpenLink | None]:
+    """None for a cell that sends nothing."""
+    if not cell.has_link:
+        yield None
+    elif realisation == DIRECT:
+        yield DirectLink(upstream)
+    else:
+        with create_realisation(realisation).open(cell.link, upstream) as link:
+            yield link
+
+
+def check_links(realisation: str, profiles: Sequence[LinkProfile]) -> None:
+    """Raises `UsageError` for a profile that this realisation cannot make, here."""
+    if realisation != DIRECT:
+        made = create_realisation(realisation)
+        for profile in profiles:
+            check_realisable(made, profile)
+        return
+    for profile in profiles:
+        if profile.rtt_ms or not profile.is_plain:
+            raise UsageError(
+                f"realisation: direct changes nothing about loopback, and the link {profile.name} asks for "
+                "more; proxy needs no privileges"
+            )
+
+
+class DirectLink:
+    """An `OpenLink` that is none: the verifier's own address."""
+
+    def __init__(self, upstream: str) -> None:
+        self.address = upstream
+
+    def facts(self) -> dict[str, Any]:
+        return {"realisation": DIRECT, **kernel_facts()}
+
+    def wire_bytes(self) -> tuple[int, int] | None:
+        return None
+
+    def restart_outages(self) -> None:
+        """It has none."""
+
+    def reset(self) -> int:
+        return 0

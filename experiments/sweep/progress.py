@@ -1,0 +1,78 @@
+"""How far a sweep is: a bar with the time left at a terminal, plain lines on a pipe, nothing with --json."""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import Protocol, TextIO
+
+_LINE_EVERY_S = 10.0
+
+
+class Progress(Protocol):
+    def step(self, what: str) -> None:
+        """One more request is done; `what` names its cell."""
+
+    def say(self, text: str) -> None:
+        """A line of its own."""
+
+    def close(self) -> None: ...
+
+
+class Silent:
+    def step(self, what: str) -> None: ...
+
+    def say(self, text: str) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class Lines:
+    """For logs: a line at the start, and then one every ten seconds."""
+
+    def __init__(self, total: int, done: int, out: TextIO) -> None:
+        self._total, self._first, self._done = total, done, done
+        self._out, self._start_s = out, time.monotonic()
+        self._next_s = self._start_s + _LINE_EVERY_S
+        self.say(f"{total - done} requests to run" + (f", {done} done before" if done else ""))
+
+    def step(self, what: str) -> None:
+        self._done += 1
+        now_s = time.monotonic()
+        if now_s < self._next_s and self._done < self._total:
+            return
+        self._next_s = now_s + _LINE_EVERY_S
+        left_s = (now_s - self._start_s) / (self._done - self._first) * (self._total - self._done)
+        self.say(f"{self._done} of {self._total} requests, {_minutes(left_s)} left: {what}")
+
+    def say(self, text: str) -> None:
+        print(text, file=self._out, flush=True)
+
+    def close(self) -> None: ...
+
+
+class Bar:
+    def __init__(self, total: int, done: int) -> None:
+        from tqdm import tqdm
+
+        self._bar = tqdm(total=total, initial=done, unit="req", dynamic_ncols=True, smoothing=0.02)
+
+    def step(self, what: str) -> None:
+        self._bar.set_postfix_str(what, refresh=False)
+        self._bar.update()
+
+    def say(self, text: str) -> None:
+        self._bar.write(text, file=sys.stderr)
+
+    def close(self) -> None:
+        self._bar.close()
+
+
+def create_progress(total: int, done: int, is_silent: bool) -> Progress:
+    if is_silent:
+        return Silent()
+    return Bar(total, done) if sys.stderr.isatty() else Lines(total, done, sys.stderr)
+
+
+def _minutes(seconds: float) -> str:
+    return f"{seconds:.0f} s" if seconds < 100 else f"{seconds / 60:.0f} min"

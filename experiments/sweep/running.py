@@ -1,0 +1,232 @@
+"""A sweep from its first request to its folder: visits in interleaved order, then what they come to."""
+
+from __future__ import annotations
+
+import datetime
+import random
+import shlex
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from experiments.prompts import Prompt, load_prompts
+from experiments.results import git_state
+from experiments.sweep.cells import Cell, make_cells
+from experiments.sweep.config import SweepConfig, resolved
+from experiments.sweep.edges import EdgePool
+from experiments.sweep.folder import ResultsFolder, create_folder, resume_folder
+from experiments.sweep.judging import Judge
+from experiments.sweep.linking import check_links
+from experiments.sweep.machine import machine_facts, package_versions
+from experiments.sweep.progress import Progress, create_progress
+from experiments.sweep.records import Manifest, RequestRow, RoundRow, Sweep, VisitRow, read_results
+from experiments.sweep.settings import check_cell
+from experiments.sweep.summarising import by_cell, summarise, write_summary
+from experiments.sweep.verifiers import VerifierPool
+from experiments.sweep.visiting import Request, Visitor
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Everything that is decided before anything runs."""
+
+    config: SweepConfig
+    cells: list[Cell]
+    prompts: list[Prompt]
+
+    def requests_of(self, cell: Cell, repeat: int) -> list[Request]:
+        """Each session decodes every prompt, and starts with another one."""
+        found = []
+        for session in range(cell.num_sessions):
+            shift = session % len(self.prompts)
+            for prompt in (*self.prompts[shift:], *self.prompts[:shift]):
+                id = f"{cell.id}/{repeat}/{session}/{prompt.id}"
+                found.append(Request(id, session, prompt))
+        return found
+
+    def visits(self) -> Iterator[tuple[int, Cell]]:
+        """Every cell once in each repeat, in an order of its own: what drifts hits all cells alike."""
+        for repeat in range(self.config.repeats):
+            order = list(self.cells)
+            random.Random(f"{self.config.seed} {repeat}").shuffle(order)
+            yield from ((repeat, cell) for cell in order)
+
+    @property
+    def num_requests(self) -> int:
+        sessions = sum(cell.num_sessions for cell in self.cells)
+        return self.config.repeats * sessions * len(self.prompts)
+
+
+def make_plan(config: SweepConfig, only: Sequence[str] = ()) -> Plan:
+    """`only`: cells whose id contains one of these. Raises `UsageError` for what cannot be run."""
+    cells = make_cells(config)
+    if only:
+        cells = pick_cells(cells, only)
+    check_links(config.realisation, [cell.link for cell in cells if cell.has_link])
+    for cell in cells:
+        check_cell(cell.edge_settings(config.edge_settings), cell.id, cell.tls)
+    prompts = load_prompts(Path(config.prompts) if config.prompts else None, config.num_prompts)
+    return Plan(config, cells, prompts)
+
+
+def run_sweep(plan: Plan, out: Path, is_resumed: bool, is_silent: bool) -> Sweep:
+    """Runs what is not done yet and writes the folder. After Ctrl-C `Sweep.is_complete` is False.
+
+    Raises `UsageError` for a folder that cannot be used, and what the product raises where it cannot start.
+    """
+    config = resolved(plan.config) | {"cells": [cell.id for cell in plan.cells]}
+    folder = resume_folder(out, config) if is_resumed else create_folder(out, _new_manifest(plan, config))
+    progress = create_progress(plan.num_requests, len(folder.done), is_silent)
+    is_complete = False
+    try:
+        _run_visits(plan, folder, progress)
+        is_complete = True
+    except KeyboardInterrupt:
+        progress.say("interrupted: writing what there is")
+    finally:
+        progress.close()
+        with _no_interrupts():
+            sweep = finish(plan, folder, is_complete)
+    return sweep
+
+
+def finish(plan: Plan, folder: ResultsFolder, is_complete: bool) -> Sweep:
+    """Writes sweep.json, summary.csv and the last of the manifest. The target looks at texts only where the
+    sweep is complete: that takes its time."""
+    results = read_results(folder.path)
+    known = {cell.id for cell in plan.cells}
+    rows = by_cell([row for row in results.requests if row.cell in known], results.rounds, results.visits)
+    judge = Judge(plan.config, plan.cells, plan.prompts)
+    losses = judge.losses(rows.requests) if is_complete and plan.config.quality else {}
+    is_tie: Callable[[RequestRow, int, int], bool | None] = judge.is_tie if is_complete else _unknown
+    sweep = summarise(plan.config, plan.cells, rows, is_tie, losses, is_complete)
+    write_summary(folder.path, sweep)
+    folder.update_manifest(
+        finished=_now(), models=_models(results.requests), realisation=_link_facts(plan, results.visits)
+    )
+    return sweep
+
+
+def pick_cells(cells: Sequence[Cell], only: Sequence[str]) -> list[Cell]:
+    from common.errors import UsageError
+
+    picked = [cell for cell in cells if any(part in cell.id for part in only)]
+    if not picked:
+        raise UsageError(f"--only {' '.join(only)}: no cell's name has it; --list prints them")
+    ids = {cell.id for cell in picked}
+    return [cell for cell in picked if not cell.twin or cell.twin in ids]
+
+
+# ------------------------------------------------------------------------------------------- visits
+
+
+def _run_visits(plan: Plan, folder: ResultsFolder, progress: Progress) -> None:
+    is_over = threading.Event()
+
+    def on_request(row: RequestRow, rounds: list[RoundRow]) -> None:
+        if not is_over.is_set():  # what fails because everything is being stopped is not a result
+            folder.add_request(row, rounds)
+            progress.step(row.cell)
+            if row.error:
+                progress.say(f"{row.request}: {row.error}")
+
+    todo = [
+        (cell, repeat, left)
+        for repeat, cell in plan.visits()
+        if (left := [request for request in plan.requests_of(cell, repeat) if request.id not in folder.done])
+    ]
+    with VerifierPool(plan.config) as verifiers, EdgePool(folder.path / "edges.log") as edges:
+        visitor = Visitor(plan.config, plan.prompts, edges, verifiers)
+        try:
+            _calibrate(plan, folder, progress)
+            visitor.read_prompts([cell for cell, _, _ in todo])
+            for cell, repeat, requests in todo:
+                folder.add_visit(visitor.visit(cell, repeat, requests, on_request))
+        except BaseException:
+            is_over.set()
+            edges.kill()
+            raise
+
+
+def _calibrate(plan: Plan, folder: ResultsFolder, progress: Progress) -> None:
+    """Measures each profile's link against its nominal values, into the manifest."""
+    if not plan.config.calibrate or folder.manifest.calibration:
+        return
+    from experiments.sweep.calibrating import calibrate_links
+
+    progress.say("calibrating the links")
+    profiles = {cell.link.name: cell.link for cell in plan.cells if cell.has_link}
+    found = calibrate_links(plan.config.realisation, list(profiles.values()))
+    folder.update_manifest(calibration=found)
+
+
+# ----------------------------------------------------------------------------------------- manifest
+
+
+def _new_manifest(plan: Plan, config: dict[str, Any]) -> Manifest:
+    commit, is_dirty = git_state()
+    return Manifest(
+        name=plan.config.name,
+        commit=commit,
+        is_dirty=is_dirty,
+        command=shlex.join(["edge-client", *sys.argv[1:]]),
+        config=config,
+        models={},
+        machine=machine_facts(),
+        seeds={"sampling": plan.config.seed, "order": plan.config.seed},
+        realisation={},
+        calibration=[],
+        started=_now(),
+        versions=package_versions(),
+    )
+
+
+def _models(requests: Sequence[RequestRow]) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for row in requests:
+        for name, value in (
+            ("target", row.target),
+            ("target_fingerprint", row.target_fingerprint),
+            ("draft_fingerprint", row.draft_fingerprint),
+        ):
+            if value:
+                found.setdefault(name, value)
+    return found
+
+
+def _link_facts(plan: Plan, visits: Sequence[VisitRow]) -> dict[str, Any]:
+    """By link name, as the first visit found them."""
+    names = {cell.id: cell.link.name for cell in plan.cells if cell.has_link}
+    found: dict[str, Any] = {}
+    for visit in visits:
+        if visit.link_facts and visit.cell in names:
+            found.setdefault(names[visit.cell], visit.link_facts)
+    return found
+
+
+def _unknown(row: RequestRow, index: int, token_id: int) -> bool | None:
+    return None
+
+
+def _now() -> str:
+    return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+
+
+@contextmanager
+def _no_interrupts() -> Iterator[None]:
+    """A second Ctrl-C must not leave half a folder: writing it takes moments."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    previous = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, previous)
+
+

@@ -1,0 +1,98 @@
+"""Settings of the product's own two commands, given in a sweep: checked, and turned into configurations."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from common.config import load_config
+from common.config_fields import leaves, shown
+from common.errors import ConfigError, UsageError
+from edge_client.config import RunConfig
+from edge_client.depth.registry import create_depth_policy
+from edge_client.method_options import check_method
+
+# What the sweep itself sets, by its own keys.
+_EDGE_AXES = {
+    "mode": "modes",
+    "depth_policy": "policies",
+    "num_speculative_tokens": "draft_lengths",
+    "method": "methods",
+    "temperature": "temperatures",
+    "min_draft_ms": "min_draft_ms",
+    "max_new_tokens": "max_new_tokens",
+    "seed": "seed",
+    "verifier": "verifier",
+    "draft": "models",
+}
+_SERVE_AXES = {"min_forward_ms": "min_forward_ms", "target": "models", "listen": "verifier"}
+# Settings that change what the target itself would write: texts of such cells could not be compared.
+_TEXT_SETTINGS = frozenset(
+    (
+        *("top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty"),
+        *("logit_bias", "bad_word", "min_new_tokens", "stop", "stop_token_id", "ignore_eos"),
+    )
+)
+
+
+def check_edge(settings: object, where: str, may_change_text: bool = True) -> None:
+    """Raises `ConfigError` naming `where` and the key for what `edge-client run` would not take, and for what
+    a key of the sweep sets."""
+    checked = _mapping(settings, where)
+    _refuse_axes(checked, where, _EDGE_AXES)
+    for key in checked:
+        if key in _TEXT_SETTINGS and not may_change_text:
+            raise ConfigError(f"{where}: {key} changes the text itself; set it for all cells, under `edge`")
+    load_config(RunConfig, content=(checked, where), env={})
+
+
+def check_serve(settings: object, where: str) -> None:
+    from cloud_verifier.config import ServeConfig
+
+    checked = _mapping(settings, where)
+    _refuse_axes(checked, where, _SERVE_AXES)
+    load_config(ServeConfig, content=(checked, where), env={})
+
+
+def make_edge_config(settings: Mapping[str, Any]) -> RunConfig:
+    """The configuration of one edge. The environment has no say: a sweep is what its file says."""
+    return load_config(RunConfig, content=(dict(settings), "sweep"), env={}).value
+
+
+def check_cell(settings: Mapping[str, Any], cell_id: str, has_tls: bool) -> None:
+    """Raises `UsageError` naming the cell for settings that do not go together."""
+    if has_tls:
+        raise ConfigError(f"tls: true is not built yet; leave `tls` at false ({cell_id})")
+    try:
+        config = make_edge_config(settings)
+        check_method(config)
+        create_depth_policy(config.depth_policy, config.num_speculative_tokens)
+    except UsageError as error:
+        raise UsageError(f"cell {cell_id!r}: {error}") from error
+
+
+def serve_flags(settings: Mapping[str, Any]) -> list[str]:
+    """`cloud-verifier serve` flags of `settings`."""
+    from cloud_verifier.config import ServeConfig
+
+    flags = {leaf.key: (leaf.flag, leaf.kind) for leaf in leaves(ServeConfig)}
+    arguments: list[str] = []
+    for key, value in settings.items():
+        flag, kind = flags[key]
+        if kind is bool:
+            arguments.append(flag if value else flag.replace("--", "--no-", 1))
+        else:
+            arguments += [flag, str(value)]
+    return arguments
+
+
+def _mapping(settings: object, where: str) -> dict[str, Any]:
+    if not isinstance(settings, Mapping):
+        raise ConfigError(f"{where}: is {shown(settings)}; expected keys and values")
+    return dict(settings)
+
+
+def _refuse_axes(settings: Mapping[str, Any], where: str, axes: Mapping[str, str]) -> None:
+    for key in settings:
+        if key in axes:
+            raise ConfigError(f"{where}: {key} is set by the sweep's own key `{axes[key]}`")

@@ -1,0 +1,96 @@
+"""One edge as a process: `python -m experiments.sweep.worker`, a JSON line per job in, one per answer out.
+
+A process an edge, because edges are machines of their own: threads of one interpreter would wait for each
+other's turn, and their peak memory could not be told apart. Jobs:
+
+    {"op": "run", "settings": {...}, "errand": {...}, "text": "...", "synthetic": {...} | null}
+                                                                      -> {"request": {...}, "rounds": [...]}
+    {"op": "reset_peak"}                                              -> {}
+    {"op": "peak"}                                                    -> {"peak_rss_bytes": ...}
+
+A mistake of the user's is {"usage_error": "..."}; a bug ends the process, its traceback on stderr.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import signal
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any, TextIO, cast
+
+from common.errors import OutriderError
+from edge_client.assemble import Edge, create_edge
+from edge_client.config import RunConfig
+from edge_client.options import Mode
+from edge_client.tokenizer import EdgeTokenizer
+from experiments.sweep.machine import peak_rss_bytes, reset_peak_rss
+from experiments.sweep.observing import Errand, observe
+from experiments.sweep.records import to_json
+from experiments.sweep.settings import make_edge_config
+
+
+class Edges:
+    """Edges by what they load: the same weights serve every cell that uses them."""
+
+    def __init__(self) -> None:
+        self._loaded: dict[tuple[object, ...], Edge] = {}
+
+    def get(self, config: RunConfig, synthetic: Mapping[str, object] | None) -> Edge:
+        """`synthetic`: the pair's description instead of weights."""
+        has_draft = Mode(config.mode).has_draft
+        weights = (config.draft_strategy, config.draft_threads, config.lookup_ngram)
+        key = (config.draft, json.dumps(synthetic), *(weights if has_draft else ()))
+        if key not in self._loaded:
+            is_real = synthetic is None
+            self._loaded[key] = create_edge(config) if is_real else _create_synthetic(config, synthetic or {})
+        return dataclasses.replace(self._loaded[key], config=config)
+
+
+def _create_synthetic(config: RunConfig, description: Mapping[str, object]) -> Edge:
+    from experiments.synthetic.draft import SyntheticDraft, SyntheticTokenizer
+    from experiments.synthetic.pair import pair_from
+
+    draft = SyntheticDraft(pair_from(description)) if Mode(config.mode).has_draft else None
+    tokenizer = cast(EdgeTokenizer, SyntheticTokenizer())  # as far as sessions ask for it
+    return Edge(config, tokenizer, draft, 0.0, ())
+
+
+def run(edges: Edges, job: dict[str, Any]) -> dict[str, Any]:
+    config = make_edge_config(job["settings"])
+    errand = Errand(**job["errand"])
+    edge = edges.get(config, job.get("synthetic"))
+    num_prompt_tokens = len(edge.tokenizer.encode(job["text"]))
+    request, rounds = observe(edge.session(job["text"], errand.seed), errand, num_prompt_tokens)
+    fingerprint = edge.draft.fingerprint if edge.draft is not None else ""
+    request = dataclasses.replace(request, draft_fingerprint=fingerprint)
+    return {"request": to_json(request), "rounds": [to_json(row) for row in rounds]}
+
+
+def serve(lines: TextIO, answers: TextIO) -> None:
+    edges = Edges()
+    operations: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
+        "run": lambda job: run(edges, job),
+        "reset_peak": lambda job: {"is_reset": reset_peak_rss(os.getpid())},
+        "peak": lambda job: {"peak_rss_bytes": peak_rss_bytes(os.getpid())},
+    }
+    for line in lines:
+        job = json.loads(line)
+        try:
+            answer = operations[job["op"]](job)
+        except OutriderError as error:
+            answer = {"usage_error": str(error)}
+        print(json.dumps(answer, allow_nan=False), file=answers, flush=True)
+
+
+def main() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which then ends us
+    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)  # whatever a library prints must not be taken for an answer
+    serve(sys.stdin, answers)
+
+
+if __name__ == "__main__":
+    main()
