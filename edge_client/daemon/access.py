@@ -1,0 +1,151 @@
+"""Who may call: API keys, and browsers only from pages that the operator named.
+
+A web page anywhere may send requests to 127.0.0.1 from its reader's browser. It gives itself away by the
+`Origin` header; and a page whose own name was made to point here (DNS rebinding) by the `Host` header.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+import hmac
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+
+from starlette.datastructures import Headers
+from starlette.middleware.cors import CORSMiddleware
+from starlette.responses import JSONResponse
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from common.addresses import is_loopback, split_address
+from common.errors import UsageError
+from edge_client.daemon.config import ServeConfig
+from edge_client.daemon.errors import ApiError
+
+if TYPE_CHECKING:
+    from edge_client.daemon.service import Daemon
+
+PUBLIC = frozenset({"/health", "/ready"})  # health answers without credentials, and says little
+
+
+@dataclass(frozen=True, slots=True)
+class Keys:
+    """API keys, as digests: what is compared takes the same time whatever was sent."""
+
+    digests: tuple[bytes, ...] = ()
+
+    @classmethod
+    def read(cls, serve: ServeConfig) -> Keys:
+        """Raises `UsageError` for a file that cannot be read or holds no key."""
+        keys = [serve.api_key] if serve.api_key else []
+        if serve.api_key_file:
+            keys += _read_file(Path(serve.api_key_file))
+        return cls(tuple(_digest(key) for key in keys))
+
+    def __bool__(self) -> bool:
+        return bool(self.digests)
+
+    def match(self, shown: str) -> bool:
+        digest = _digest(shown)
+        return sum(hmac.compare_digest(digest, each) for each in self.digests) > 0  # all of them, always
+
+
+def _digest(key: str) -> bytes:
+    return hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()
+
+
+def _read_file(path: Path) -> list[str]:
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"--api-key-file {path}: {error}") from error
+    keys = [line.strip() for line in lines if line.strip() and not line.lstrip().startswith("#")]
+    if not keys:
+        raise UsageError(f"--api-key-file {path}: holds no key")
+    return keys
+
+
+class AccessMiddleware:
+    """Answers 401 and 403 before anything else looks at a request. Reads the daemon's present configuration,
+    so a reload takes effect at once."""
+
+    def __init__(self, app: ASGIApp, daemon: Daemon) -> None:
+        self._app = app
+        self._daemon = daemon
+        self._cors_of: tuple[str, ...] = ()
+        self._outer: ASGIApp = self._guarded
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        origins = self._daemon.serve.cors_origin
+        if origins != self._cors_of:
+            self._cors_of, self._outer = origins, self._with_cors(origins)
+        await self._outer(scope, receive, send)
+
+    def _with_cors(self, origins: tuple[str, ...]) -> ASGIApp:
+        if not origins:
+            return self._guarded
+        return CORSMiddleware(
+            self._guarded, allow_origins=origins, allow_methods=["GET", "POST"], allow_headers=["*"]
+        )
+
+    async def _guarded(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            self._check(scope["path"], Headers(scope=scope))
+        except ApiError as error:
+            await JSONResponse(error.body(), error.status, error.headers)(scope, receive, send)
+            return
+        await self._app(scope, receive, send)
+
+    def _check(self, path: str, headers: Headers) -> None:
+        serve, keys = self._daemon.serve, self._daemon.keys
+        if path in PUBLIC:
+            return
+        check_origin(headers, serve.cors_origin)
+        if not keys:
+            check_host(headers, serve)
+        elif not keys.match(shown_key(headers)):
+            # A browser asks its user for a password then: the key, under any name.
+            scheme = 'Basic realm="outrider, password: an API key"' if path == "/" else "Bearer"
+            message = "a valid API key is needed: Authorization: Bearer KEY"
+            found = {"WWW-Authenticate": scheme}
+            raise ApiError(401, message, "authentication_error", code="invalid_api_key", headers=found)
+
+
+def shown_key(headers: Headers) -> str:
+    """Out of `Bearer KEY`, or `Basic` with the key as password; nothing where there is none."""
+    scheme, _, value = headers.get("authorization", "").partition(" ")
+    if scheme.lower() == "bearer":
+        return value.strip()
+    if scheme.lower() == "basic":
+        try:
+            return base64.b64decode(value, validate=True).decode("utf-8", "replace").partition(":")[2]
+        except binascii.Error:
+            return ""
+    return ""
+
+
+def check_origin(headers: Headers, allowed: tuple[str, ...]) -> None:
+    """Raises `ApiError` 403 for a browser's call from a page that is neither ours nor named."""
+    origin = headers.get("origin")
+    if origin is None or "*" in allowed or origin in allowed:
+        return
+    if urlsplit(origin).netloc != headers.get("host", "") or not urlsplit(origin).netloc:
+        message = f"pages of {origin} may not call this daemon; --cors-origin {origin} allows it"
+        raise ApiError(403, message, "permission_error", code="origin_not_allowed")
+
+
+def check_host(headers: Headers, serve: ServeConfig) -> None:
+    """Raises `ApiError` 403 where a loopback daemon is called by a foreign name."""
+    host, _ = split_address(serve.listen, "--listen")
+    if not is_loopback(host):
+        return
+    called = urlsplit(f"//{headers.get('host', '')}").hostname or ""
+    if called and not is_loopback(called) and called not in serve.allowed_host:
+        message = f"this daemon is not called {called}; --allowed-host {called} allows it"
+        raise ApiError(403, message, "permission_error", code="host_not_allowed")

@@ -1,0 +1,74 @@
+"""The requests under way, as `/v1/sessions` and `edge-client ps` list them: never a word of their text."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+
+from edge_client.daemon.live import LiveStats
+from edge_client.daemon.parsed import ParsedRequest
+from edge_client.session import EdgeSession
+
+
+@dataclass(slots=True)
+class Entry:
+    request_id: str
+    parsed: ParsedRequest
+    client: str
+    start_s: float = field(default_factory=time.monotonic)
+    session: EdgeSession | None = None  # None: it waits for its turn
+    live: LiveStats | None = None
+    mode: str = ""
+    method: str | None = None
+    num_prompt_tokens: int | None = None
+    num_reused_tokens: int = 0
+
+    def begin(self, session: EdgeSession, mode: str, method: str | None, num_prompt_tokens: int) -> None:
+        self.session, self.live = session, LiveStats(session.result.stats)
+        self.mode, self.method, self.num_prompt_tokens = mode, method, num_prompt_tokens
+
+    def describe(self) -> dict[str, object]:
+        about: dict[str, object] = {
+            "id": self.request_id,
+            "object": "session",
+            "state": "waiting" if self.session is None else "running",
+            "kind": str(self.parsed.kind),
+            "stream": self.parsed.is_stream,
+            "user": self.parsed.user,
+            "client": self.client,
+            "age_s": round(time.monotonic() - self.start_s, 3),
+        }
+        if self.session is not None and self.live is not None:
+            result = self.session.result
+            about |= {
+                "mode": self.mode,
+                "method": self.method,
+                "prompt_tokens": self.num_prompt_tokens,
+                "completion_tokens": len(result.token_ids),
+                "num_unverified_tokens": result.num_unverified_tokens,
+                **self.live.snapshot(),
+            }
+        return about
+
+
+class Activity:
+    """In order of arrival."""
+
+    def __init__(self) -> None:
+        self.entries: dict[str, Entry] = {}
+
+    def add(self, entry: Entry) -> None:
+        self.entries[entry.request_id] = entry
+
+    def remove(self, entry: Entry) -> None:
+        self.entries.pop(entry.request_id, None)
+
+    def describe(self) -> list[dict[str, object]]:
+        return [entry.describe() for entry in self.entries.values()]
+
+    def cancel_all(self) -> int:
+        """How many were running."""
+        running = [entry.session for entry in self.entries.values() if entry.session is not None]
+        for session in running:
+            session.cancel()
+        return len(running)

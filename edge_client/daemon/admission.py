@@ -1,0 +1,107 @@
+"""How many requests generate at once and how many wait for their turn, first come, first served."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections import deque
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from edge_client.daemon.errors import busy, stopping
+
+_MEMORY = 0.2  # weight of the newest request in the mean
+_FIRST_GUESS_S = 2.0
+_MAX_RETRY_S = 60
+
+
+class Admission:
+    """Used by the event loop's thread. The bounds may be changed while requests run."""
+
+    def __init__(self, max_running: int, max_waiting: int) -> None:
+        self.max_running, self.max_waiting = max_running, max_waiting
+        self.is_stopping = False
+        self.num_running = 0
+        self._waiting: deque[asyncio.Future[None]] = deque()
+        self._mean_s = _FIRST_GUESS_S
+        self._idle = asyncio.Event()
+        self._idle.set()
+
+    @property
+    def num_waiting(self) -> int:
+        return len(self._waiting)
+
+    @asynccontextmanager
+    async def turn(self) -> AsyncIterator[None]:
+        """Waits for a turn and holds it. Raises `ApiError` 429 when too many wait, 503 when stopping."""
+        await self._acquire()
+        loop = asyncio.get_running_loop()
+        start_s = loop.time()
+        try:
+            yield
+        finally:
+            self._mean_s += _MEMORY * (loop.time() - start_s - self._mean_s)
+            self._release()
+
+    def set_bounds(self, max_running: int, max_waiting: int) -> None:
+        self.max_running, self.max_waiting = max_running, max_waiting
+        self._admit()
+
+    def stop(self) -> None:
+        """Nobody is admitted any more; those who wait are told."""
+        self.is_stopping = True
+        for future in self._waiting:
+            if not future.done():
+                future.set_exception(stopping())
+        self._waiting.clear()
+
+    async def idle(self) -> None:
+        await self._idle.wait()
+
+    def check_integrity(self) -> None:
+        assert 0 <= self.num_running, "more turns ended than began"
+        assert self._idle.is_set() == (self.num_running == 0), "idle and running disagree"
+        assert not self._waiting or self.num_running >= self.max_running, "a turn is free and somebody waits"
+
+    @property
+    def retry_after_s(self) -> int:
+        """When a turn is likely: as long as those before take, by what requests took lately."""
+        wait_s = self._mean_s * (self.num_waiting + 1) / self.max_running
+        return min(_MAX_RETRY_S, max(1, math.ceil(wait_s)))
+
+    async def _acquire(self) -> None:
+        if self.is_stopping:
+            raise stopping()
+        if self.num_running < self.max_running and not self._waiting:
+            self._start()
+            return
+        if len(self._waiting) >= self.max_waiting:
+            message = f"{self.num_running} requests run and {self.num_waiting} wait, as many as may"
+            raise busy(message, self.retry_after_s)
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.append(future)
+        try:
+            await future
+        except asyncio.CancelledError:
+            if future.done() and not future.cancelled() and future.exception() is None:
+                self._release()  # the turn came in the same moment: pass it on
+            elif future in self._waiting:
+                self._waiting.remove(future)
+            raise
+
+    def _start(self) -> None:
+        self.num_running += 1
+        self._idle.clear()
+
+    def _release(self) -> None:
+        self.num_running -= 1
+        if self.num_running == 0:
+            self._idle.set()
+        self._admit()
+
+    def _admit(self) -> None:
+        while self._waiting and self.num_running < self.max_running:
+            future = self._waiting.popleft()
+            if not future.done():
+                self._start()
+                future.set_result(None)

@@ -1,0 +1,96 @@
+"""`edge-client serve`: an OpenAI-compatible endpoint on this machine."""
+
+from __future__ import annotations
+
+import argparse
+import socket
+import sys
+from typing import TYPE_CHECKING
+
+from common.config import Loaded
+from common.errors import UsageError
+from common.logs import setup_logging
+from edge_client.commands.configured import add_config, load_run_config
+from edge_client.config import RunConfig
+
+if TYPE_CHECKING:
+    from edge_client.daemon.service import Daemon
+
+_DESCRIPTION = """\
+Answers OpenAI's HTTP interface on this machine: drafts here, verifies at --verifier. Any client that speaks
+to OpenAI, llama-server, ollama or vLLM can use it; GET / is a page to try it in a browser.
+
+  POST /v1/completions, /v1/chat/completions     streamed or whole
+  GET  /v1/models, /v1/sessions                  what is served, who is served
+  GET  /health, /ready, /metrics                 for a supervisor and for Prometheus"""
+_EPILOG = """\
+signals:
+  SIGTERM, SIGINT  stop: take nothing new, let running requests finish (--stop-grace); a second one hurries
+  SIGHUP           read the configuration again: file, environment and the flags of this call. The draft, the
+                   address and the log's form need a restart; everything else changes for new requests
+
+files and variables:
+  Every flag is also a key of --config FILE and a variable OUTRIDER_EDGE_<KEY>; those from --listen on are
+  in the section `serve`, and their variables begin with OUTRIDER_EDGE_SERVE_. An API key itself goes into
+  OUTRIDER_EDGE_SERVE_API_KEY or, one a line, into --api-key-file.
+
+examples:
+  edge-client serve --verifier cloud.example:7077
+  curl -N http://127.0.0.1:7079/v1/completions -d '{"prompt": "def add(", "stream": true}'
+  OPENAI_BASE_URL=http://127.0.0.1:7079/v1 OPENAI_API_KEY=none python your_program.py
+
+see also: edge-client ps, edge-client doctor, docs/daemon.md"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.description, parser.epilog = _DESCRIPTION, _EPILOG
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    add_config(parser, has_serve=True)
+
+
+def main(namespace: argparse.Namespace) -> int:
+    """Returns the exit status. Raises `OutriderError` where it cannot start."""
+    loaded = load_run_config(namespace)
+    _set_up_logs(loaded)
+    _require_packages()
+    from prometheus_client import disable_created_metrics
+
+    from common.tracing import exporting_spans
+    from edge_client.daemon.server import open_socket, run_until_signalled
+    from edge_client.daemon.service import Daemon
+
+    disable_created_metrics()  # a second series for each counter, which nobody here reads
+    with exporting_spans(loaded.value.otlp_endpoint, "edge-client"):
+        daemon = Daemon(lambda: load_run_config(namespace))
+        listener = open_socket(daemon.serve.listen)
+        try:
+            run_until_signalled(daemon, listener, lambda: _say_ready(daemon, listener))
+        finally:
+            listener.close()
+            daemon.close()
+    return 0
+
+
+def _say_ready(daemon: Daemon, listener: socket.socket) -> None:
+    if not listener.fileno() >= 0:  # it ended before it began
+        return
+    host, port = listener.getsockname()[:2]
+    address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    print(f"serving {daemon.serve.model_name} on {address}, verifier at {daemon.config.verifier}", flush=True)
+
+
+def _set_up_logs(loaded: Loaded[RunConfig]) -> None:
+    """A daemon says more than a command, unless somebody chose."""
+    config = loaded.value
+    is_default = loaded.origins["log_level"] == "default"
+    setup_logging("info" if is_default else config.log_level, json=config.serve.log_json, stream=sys.stderr)
+
+
+def _require_packages() -> None:
+    try:
+        import jinja2  # noqa: F401
+        import prometheus_client  # noqa: F401
+        import starlette  # noqa: F401
+        import uvicorn  # noqa: F401
+    except ModuleNotFoundError as error:
+        raise UsageError(f"serve needs {error.name}: pip install 'outrider[daemon]'") from error

@@ -1,0 +1,62 @@
+"""What a request may say under its key `outrider`: settings of the edge for this request alone."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from common.config import did_you_mean, load_config
+from common.errors import ConfigError
+from edge_client.config import RunConfig
+from edge_client.daemon import fields
+from edge_client.daemon.errors import ApiError, invalid
+from edge_client.daemon.parsed import ParsedRequest
+
+# Fields of `RunConfig`. Not among them: what OpenAI's own fields say, and what is the operator's (the
+# verifier, its credentials, the draft, threads, logs).
+SETTINGS = (
+    "mode",
+    "method",
+    "on_timeout",
+    "timeout_ms",
+    "recover_timeout_s",
+    "depth_policy",
+    "num_speculative_tokens",
+    "top_k",
+    "min_p",
+    "repetition_penalty",
+    "bad_word",
+    "min_new_tokens",
+    "stop_token_id",
+    "ignore_eos",
+    "support_size",
+    "num_candidates",
+    "threshold_pass",
+    "threshold_ratio",
+    "typical_epsilon",
+    "typical_delta",
+)
+
+
+def read_extras(parsed: ParsedRequest, given: Mapping[str, object]) -> None:
+    """Raises `ApiError` naming the key."""
+    for name, value in given.items():
+        if value is None:
+            continue
+        if name == "tokens":
+            parsed.has_tokens = fields.boolean("outrider.tokens", value)
+        elif name in SETTINGS:
+            parsed.changes[name] = _setting(name, value)
+        else:
+            hint = did_you_mean(name, (*SETTINGS, "tokens"))
+            param = f"outrider.{name}"
+            raise ApiError(400, f"unknown parameter {param}{hint}", param=param, code="unknown_parameter")
+
+
+def _setting(name: str, value: object) -> Any:
+    """The configuration's own checks: type, range and choices are written down once."""
+    try:
+        loaded = load_config(RunConfig, content=({name: value}, "outrider"), env={})
+    except ConfigError as error:
+        raise invalid(f"outrider.{name}", str(error)) from error
+    return getattr(loaded.value, name)

@@ -1,0 +1,116 @@
+"""The daemon's numbers for Prometheus. docs/daemon.md lists them; none of them carries a text or a name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
+
+from prometheus_client import CollectorRegistry, Counter, Histogram, ProcessCollector, generate_latest
+from prometheus_client.core import GaugeMetricFamily, InfoMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from common.version import own_version
+from edge_client.session import SessionResult
+
+if TYPE_CHECKING:
+    from edge_client.daemon.service import Daemon
+
+PREFIX = "outrider_edge_"
+_TTFT_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 6.4, 12.8, 30)
+_TPOT_S = (0.0005, 0.001, 0.002, 0.004, 0.008, 0.016, 0.032, 0.064, 0.125, 0.25, 0.5, 1)
+_RTT_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28)
+
+
+class DaemonMetrics:
+    """A registry of this one daemon and its process; nothing global."""
+
+    def __init__(self, daemon: Daemon) -> None:
+        self.registry = registry = CollectorRegistry()
+        registry.register(_StateCollector(daemon))
+        ProcessCollector(registry=registry)
+        make = _Maker(registry)
+        self.requests = make.counter("requests", "Requests answered.", "route", "status")
+        self.finishes = make.counter("generations", "Generations by how they ended.", "mode", "finish")
+        self.tokens = make.counter("tokens", "Tokens of texts, by origin.", "origin")
+        self.rounds = make.counter("rounds", "Rounds, by whether they were answered.", "answered")
+        self.drafted = make.counter("draft_tokens", "Drafted tokens judged.", "method", "exact")
+        self.accepted = make.counter("accepted_tokens", "Of these, accepted.", "method", "exact")
+        self.approximate = make.counter("approximate_tokens", "Tokens an approximate method let in.")
+        self.fallbacks = make.counter("timeouts", "Rounds without an answer in time.")
+        self.rebuilds = make.counter("rebuilds", "Sessions opened again.")
+        self.num_bytes = make.counter("bytes", "Bytes of messages to and from the verifier.", "direction")
+        self.prefix = make.counter("draft_prefix_tokens", "Prompt tokens the draft had, or read.", "result")
+        self.ttft = make.histogram("ttft_seconds", "From a generation's start to its first token.", _TTFT_S)
+        self.tpot = make.histogram("tpot_seconds", "Mean time of a token after the first.", _TPOT_S)
+        self.rtt = make.histogram("rtt_seconds", "A round's wait without the verifier's time.", _RTT_S)
+
+    def observe(
+        self, result: SessionResult, mode: str, method: str | None, num_prompt: int, num_reused: int
+    ) -> None:
+        """A generation that ended, in whatever way."""
+        stats = result.stats
+        self.finishes.labels(mode, str(result.finish_reason)).inc()
+        for origin in set(result.origins):
+            self.tokens.labels(str(origin)).inc(result.origins.count(origin))
+        exact = "yes" if result.method.is_exact else "no"
+        for each in stats.rounds:
+            self.rounds.labels("yes" if each.is_answered else "no").inc()
+            if each.is_answered and each.num_draft_tokens and method is not None:
+                self.drafted.labels(method, exact).inc(each.num_draft_tokens)
+                self.accepted.labels(method, exact).inc(each.num_accepted_tokens)
+            if each.is_answered and each.rtt_ms:
+                self.rtt.observe(max(0.0, each.net_ms) / 1e3)
+        self.approximate.inc(sum(result.token_is_approximate))
+        self.fallbacks.inc(stats.num_timeouts)
+        self.rebuilds.inc(stats.num_rebuilds)
+        self.num_bytes.labels("up").inc(stats.bytes_up)
+        self.num_bytes.labels("down").inc(stats.bytes_down)
+        self.prefix.labels("hit").inc(num_reused)
+        self.prefix.labels("miss").inc(num_prompt - num_reused)
+        times = stats.token_times_ns
+        if times:
+            self.ttft.observe((times[0] - stats.start_ns) / 1e9)
+        if len(times) > 1:
+            self.tpot.observe((times[-1] - times[0]) / 1e9 / (len(times) - 1))
+
+    def text(self) -> bytes:
+        return generate_latest(self.registry)
+
+
+class _Maker:
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._registry = registry
+
+    def counter(self, name: str, about: str, *labels: str) -> Counter:
+        return Counter(PREFIX + name, about, labels, registry=self._registry)
+
+    def histogram(self, name: str, about: str, buckets: tuple[float, ...]) -> Histogram:
+        return Histogram(PREFIX + name, about, registry=self._registry, buckets=buckets)
+
+
+class _StateCollector(Collector):
+    """Read when a scrape asks."""
+
+    def __init__(self, daemon: Daemon) -> None:
+        self._daemon = daemon
+
+    def describe(self) -> list[Metric]:
+        return []
+
+    def collect(self) -> Iterator[Metric]:
+        daemon = self._daemon
+        facts = {"version": own_version(), "model": daemon.config.serve.model_name}
+        yield InfoMetricFamily(PREFIX.rstrip("_"), "What this daemon is.", facts)
+        gauges: tuple[tuple[str, str, Callable[[], float]], ...] = (
+            ("requests_running", "Requests generating.", lambda: daemon.admission.num_running),
+            ("requests_waiting", "Requests waiting for a turn.", lambda: daemon.admission.num_waiting),
+            ("requests_limit", "Requests generating at once at most.", lambda: daemon.admission.max_running),
+            ("draft_cache_texts", "Texts whose KV the draft keeps.", lambda: daemon.num_idle_sequences),
+            ("draft_cache_bytes", "What that takes.", lambda: daemon.num_idle_bytes),
+        )
+        for name, about, read in gauges:
+            yield GaugeMetricFamily(PREFIX + name, about, value=read())
+        state = daemon.watch.state
+        if state is not None:
+            about = "1 when it answered the last time somebody asked /ready."
+            yield GaugeMetricFamily(PREFIX + "verifier_reachable", about, value=float(state.is_reachable))

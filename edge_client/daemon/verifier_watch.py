@@ -1,0 +1,54 @@
+"""Whether the verifier answers, what it is and how far away: asked when somebody wants to know."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import dataclass
+
+from common.errors import OutriderError
+from common.types import ModelInfo
+from edge_client.assemble import create_link
+from edge_client.config import RunConfig
+from edge_client.session import new_session_id
+
+TIMEOUT_S = 2.0
+FRESH_S = 2.0  # so many callers as may ask, the verifier is asked once in this time
+
+
+@dataclass(frozen=True, slots=True)
+class VerifierState:
+    """`answer_ms`: connecting and one call. `model` is the last one told, also while it is unreachable."""
+
+    is_reachable: bool
+    checked_s: float
+    model: ModelInfo | None = None
+    answer_ms: float | None = None
+    trouble: str = ""
+
+
+class VerifierWatch:
+    def __init__(self) -> None:
+        self.state: VerifierState | None = None
+        self._lock = asyncio.Lock()
+
+    async def check(self, config: RunConfig) -> VerifierState:
+        async with self._lock:
+            state = self.state
+            if state is None or time.monotonic() - state.checked_s > FRESH_S:
+                state = self.state = await asyncio.to_thread(_ask, config, state.model if state else None)
+            return state
+
+    def forget(self) -> None:
+        """The configuration may name another verifier now."""
+        self.state = None
+
+
+def _ask(config: RunConfig, known: ModelInfo | None) -> VerifierState:
+    start_s = time.monotonic()
+    try:
+        model = create_link(config, new_session_id()).describe(TIMEOUT_S)
+    except OutriderError as error:
+        return VerifierState(False, time.monotonic(), known, trouble=str(error))
+    end_s = time.monotonic()
+    return VerifierState(True, end_s, model, (end_s - start_s) * 1e3)
