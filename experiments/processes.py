@@ -1,4 +1,8 @@
-"""A verifier as a real process: start, wait until it serves, stop. For the demo, benchmarks and tests."""
+"""A verifier as a real process: start, wait until it serves, stop. For the demo, benchmarks and tests.
+
+With `security=` of `experiments.dev_security` it speaks TLS and wants a token; edges then need its
+`edge_flags`, `edge_settings` or `link`.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +17,10 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from experiments.dev_security import DevSecurity
 
 READY = re.compile(r"serving .* on (\S+:\d+)(?:, admin port at (\S+))?")
 
@@ -53,7 +61,11 @@ class VerifierProcess:
 
 
 def start_verifier(
-    *arguments: str, target: Path | None = None, listen: str = "127.0.0.1:0", timeout_s: float = 120.0
+    *arguments: str,
+    target: Path | None = None,
+    listen: str = "127.0.0.1:0",
+    timeout_s: float = 120.0,
+    security: DevSecurity | None = None,
 ) -> VerifierProcess:
     """Starts `cloud-verifier serve` in this interpreter's environment.
 
@@ -63,6 +75,8 @@ def start_verifier(
     command += ["--admin-listen", "none", *arguments]  # several may run at once
     if target is not None:
         command += ["--target", str(target)]
+    if security is not None:
+        command += security.serve_flags
     return start_server(command, timeout_s)
 
 
@@ -99,9 +113,11 @@ def _lines_until(descriptor: int, deadline: float) -> Iterator[str]:
 
 
 @contextlib.contextmanager
-def running_verifier(*arguments: str, target: Path | None = None) -> Iterator[VerifierProcess]:
+def running_verifier(
+    *arguments: str, target: Path | None = None, security: DevSecurity | None = None
+) -> Iterator[VerifierProcess]:
     """`with running_verifier() as verifier: ... verifier.address`."""
-    verifier = start_verifier(*arguments, target=target)
+    verifier = start_verifier(*arguments, target=target, security=security)
     try:
         yield verifier
     finally:
