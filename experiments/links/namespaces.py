@@ -22,6 +22,8 @@ from pathlib import Path
 from common.errors import UsageError
 
 CLONE_NEWNET = 0x40000000
+MTU = 1500
+_KERNEL_QUEUE = "2000"  # packets, before a device; the queue of the profile is behind it
 # For benchmarks of networks (RFC 2544): nobody routes it.
 SUBNETS = ipaddress.IPv4Network("198.18.0.0/15")
 
@@ -36,6 +38,11 @@ class Namespace:
             self._far = os.open("/proc/thread-self/ns/net", os.O_RDONLY)
         finally:
             _check(_libc().setns(self._home, CLONE_NEWNET), "setns")
+
+    @property
+    def path(self) -> str:
+        """For commands that ask for a namespace."""
+        return f"/proc/{os.getpid()}/fd/{self._far}"
 
     @contextlib.contextmanager
     def entered(self) -> Iterator[None]:
@@ -60,6 +67,13 @@ def free_addresses() -> tuple[str, str]:
         if f" {near}/" not in taken and f" {near} " not in taken:
             return near, far
     raise UsageError(f"no two addresses of {SUBNETS} are free for a link")
+
+
+def set_up_device(device: str, own: str, peer: str, control: str) -> None:
+    """Addresses, and a route that tells sockets which congestion control to take: the edge's are not ours."""
+    ip("addr", "add", own, "peer", peer, "dev", device)
+    ip("link", "set", device, "mtu", str(MTU), "txqueuelen", _KERNEL_QUEUE, "up")
+    ip("route", "replace", peer, "dev", device, "src", own, "congctl", control)
 
 
 def ip(*arguments: str) -> str:

@@ -11,7 +11,6 @@ from common.errors import UsageError
 
 TUN = Path("/dev/net/tun")
 _TUNSETIFF, _IFF_TUN, _IFF_NO_PI = 0x400454CA, 0x0001, 0x1000
-MTU = 1500
 
 
 def open_tun(name: str) -> int:

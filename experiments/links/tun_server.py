@@ -12,19 +12,19 @@ from typing import Any
 from common.addresses import split_address
 from experiments.links.base import kernel_facts
 from experiments.links.namespaces import (
+    MTU,
     Namespace,
     free_addresses,
-    ip,
     listen_in,
     pick_congestion_control,
+    set_up_device,
 )
 from experiments.links.packets import PacketPath
 from experiments.links.profile import LinkProfile
 from experiments.links.proxy_server import ProxyServer
-from experiments.links.tun_device import MTU, open_tun
+from experiments.links.tun_device import open_tun
 
 _AT_ONCE = 64  # packets of one direction, before the other has its turn
-_QUEUE = "2000"  # packets the kernel keeps for us; ours is the queue that counts
 
 
 class PacketPipe:
@@ -109,13 +109,6 @@ def make_devices(namespace: Namespace, near: str, far: str, control: str) -> tup
         theirs = open_tun("orl")
         set_up_device("orl", far, near, control)
     return ours, theirs
-
-
-def set_up_device(device: str, own: str, peer: str, control: str) -> None:
-    ip("addr", "add", own, "peer", peer, "dev", device)
-    ip("link", "set", device, "mtu", str(MTU), "txqueuelen", _QUEUE, "up")
-    # The edge's own sockets are not ours to set: the route tells them.
-    ip("route", "replace", peer, "dev", device, "src", own, "congctl", control)
 
 
 @contextlib.asynccontextmanager

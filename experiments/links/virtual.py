@@ -7,17 +7,19 @@ No socket and no clock: times are the caller's, in seconds since the link opened
 message is cut into segments as TCP would (1,448 bytes of it behind 52 of headers), which pass the bottleneck
 one after the other. What TCP would send again comes later, by these rules, after Linux:
 
-- RTO = RTT + 200 ms, or + 4 jitters where that is more; it doubles when a retransmission is lost too.
+- RTO = RTT + 200 ms, or + 4 jitters where that is more. What was sent again and lost again waits the RTO,
+  then twice that, and so on.
 - A lost segment with others of its message behind it is sent again when the far end tells of those: after one
   RTT, 1.25 when fewer than three came (RACK, RFC 8985).
-- The last of several is probed for after 2 RTT (tail loss probe, the same RFC), a message of one segment has
-  nobody behind it and waits the RTO.
+- The last of several is probed for after 2 RTT (tail loss probe, the same RFC), a message of one segment
+  after an RTO.
 - What is sent before a retransmission passes an outage waits until that one is acknowledged: until then the
   congestion window is one segment. A fresh connection (`connect`) does not wait.
 - A message that meets a full queue takes its turn in the bottleneck, as the sender holds it back, and arrives
   one RTT late. Retransmissions take no capacity.
 
-There is no slow start: messages past the initial window (14,480 bytes) arrive earlier than on a real link.
+There is no congestion window: messages past the initial one (14,480 bytes) arrive earlier than on a real
+link, and so do those of several segments after a loss.
 """
 
 from __future__ import annotations
@@ -98,7 +100,7 @@ class TcpFlow:
             wait_s = self.rtt_s * (1.0 if num_behind >= 3 else 1.25)
         else:
             wait_s = self.rto_s if is_alone else min(2 * self.rtt_s, self.rto_s)
-        retry_s, rto_s = departure_s + wait_s, self.rto_s * (2 if is_alone else 1)
+        retry_s, rto_s = departure_s + wait_s, self.rto_s
         is_outage = self._path.outage_end_s(departure_s) > 0
         while self._path.is_lost(retry_s):
             is_outage = is_outage or self._path.outage_end_s(retry_s) > 0

@@ -112,26 +112,26 @@ def test_a_message_takes_its_bytes_and_headers_through_the_rate() -> None:
     assert arrival_ms(0, 2000, rtt_ms=40, up_mbit=1) == pytest.approx(36.832)
 
 
-def test_a_lone_lost_segment_waits_for_the_retransmission_timer_which_doubles() -> None:
+def test_a_lone_lost_segment_waits_for_the_probe_and_then_the_timer_which_doubles() -> None:
     up = VirtualLink(LinkProfile(rtt_ms=100, loss=0.6)).up
     waits_ms = {round((up.deliver(t, 100) - t) * 1000) for t in range(0, 100_000, 1000)}
-    assert waits_ms >= {50, 50 + 300, 50 + 300 + 600, 50 + 300 + 600 + 1200}
+    assert waits_ms >= {50, 50 + 300, 50 + 300 + 300, 50 + 300 + 300 + 600}
     assert not waits_ms & set(range(51, 350))
 
 
 def test_what_is_sent_in_an_outage_comes_with_the_first_retransmission_after_it() -> None:
-    # RTO 0.3 s: tried again 0.3, 0.9, 2.1 s after 1.0; the outage ends at 3.0.
+    # RTO 0.3 s: tried again 0.3, 0.6, 1.2, 2.4 s after 1.0; the outage ends at 3.0.
     link = VirtualLink(LinkProfile(rtt_ms=100, outages=(Outage(1, 2),)))
     assert link.up.deliver(0.9, 100) == pytest.approx(0.95)
-    assert link.up.deliver(1.0, 100) == pytest.approx(3.1 + 0.05)
+    assert link.up.deliver(1.0, 100) == pytest.approx(3.4 + 0.05)
     # The next one, sent after the outage, waits for that retransmission's acknowledgement.
-    assert link.up.deliver(3.05, 100) == pytest.approx(3.1 + 0.1 + 0.05)
+    assert link.up.deliver(3.05, 100) == pytest.approx(3.4 + 0.1 + 0.05)
     assert link.down.deliver(3.05, 100) == pytest.approx(3.1)
 
 
 def test_a_fresh_connection_does_not_wait_for_the_old_ones_retransmission() -> None:
     link = VirtualLink(LinkProfile(rtt_ms=100, outages=(Outage(1, 4),)))
-    assert link.up.deliver(1.0, 100) == pytest.approx(5.55)
+    assert link.up.deliver(1.0, 100) == pytest.approx(5.85)
     ready_s = link.connect(5.0)
     assert ready_s == pytest.approx(5.1)
     assert link.up.deliver(ready_s, 100) == pytest.approx(5.15)
