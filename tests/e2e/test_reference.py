@@ -14,6 +14,7 @@ from test_same_text import make_prompt
 from transformers import AutoModelForCausalLM
 
 from cloud_verifier.backends.loading import load_target
+from cloud_verifier.backlog import QueueLimits
 from cloud_verifier.config import ServeConfig
 from cloud_verifier.engine import Engine
 from cloud_verifier.server import make_model_info
@@ -81,7 +82,10 @@ def sample_openings_and_generates(target: Path) -> tuple[np.ndarray, np.ndarray]
     """Through the engine, one session a seed: the opening's token, and Generate's after SECOND."""
     backend = load_target(target)
     model = make_model_info(backend, ServeConfig(max_sessions=NUM_SAMPLES))
-    engine = Engine(backend, model, max_step_tokens=2048)
+    patient = QueueLimits(max_queue_ms=600_000.0)  # whoever steps by hand has no deadline
+    engine = Engine(
+        backend, model, max_step_tokens=2048, prefill_chunk_tokens=1024, queue_limits=patient
+    )
     first, generated = np.zeros(backend.num_tokens), np.zeros(backend.num_tokens)
 
     def count(reply: object) -> None:
