@@ -39,14 +39,15 @@ class Entry:
             "age_s": round(time.monotonic() - self.start_s, 3),
         }
         if self.session is not None and self.live is not None:
-            result = self.session.result
+            result, live = self.session.result, self.live.snapshot()
+            del live["rounds"]
             about |= {
                 "mode": self.mode,
                 "method": self.method,
                 "prompt_tokens": self.num_prompt_tokens,
                 "completion_tokens": len(result.token_ids),
                 "num_unverified_tokens": result.num_unverified_tokens,
-                **self.live.snapshot(),
+                **live,
             }
         return about
 

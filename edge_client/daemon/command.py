@@ -59,7 +59,8 @@ def main(namespace: argparse.Namespace) -> int:
     from edge_client.daemon.server import open_socket, run_until_signalled
     from edge_client.daemon.service import Daemon
 
-    disable_created_metrics()  # a second series for each counter, which nobody here reads
+    # A second series for each counter, which nobody here reads.
+    disable_created_metrics()  # type: ignore[no-untyped-call]
     with exporting_spans(loaded.value.otlp_endpoint, "edge-client"):
         daemon = Daemon(lambda: load_run_config(namespace))
         listener = open_socket(daemon.serve.listen)

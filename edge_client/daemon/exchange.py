@@ -18,6 +18,7 @@ from starlette.types import Receive, Scope, Send
 from edge_client.daemon.activity import Entry
 from edge_client.daemon.errors import from_failure, stopping
 from edge_client.daemon.generation import Generation
+from edge_client.daemon.live import LiveStats
 from edge_client.daemon.parsed import Kind
 from edge_client.daemon.requests import parse_request
 from edge_client.daemon.shapes import Shaper
@@ -132,10 +133,11 @@ class Exchange:
     ) -> None:
         _check_end(batch)
         await wire.start_stream(shaper.first_chunk())
+        live = LiveStats(prepared.session.result.stats)  # its own: it tells what is new since its last chunk
         while batch:
-            live = entry.live.snapshot() if entry.parsed.has_tokens and entry.live else None
             _check_end(batch)
-            await wire.send_chunks(shaper.chunks(batch, live))
+            told = live.snapshot() if entry.parsed.has_tokens else None
+            await wire.send_chunks(shaper.chunks(batch, told))
             batch = await generation.next_batch()
         if entry.parsed.has_usage:
             await generation.ended()  # the last bytes are counted when the session is closed

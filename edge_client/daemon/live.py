@@ -22,8 +22,9 @@ class LiveStats:
         self.draft_length: int | None = None  # of the last round
         self.rtt_ms: float | None = None  # of the last round that crossed the network
 
-    def update(self) -> None:
-        rounds = self._stats.rounds
+    def update(self) -> list[tuple[int, int]]:
+        """The answered rounds since the last call: how many tokens were drafted, how many accepted."""
+        rounds, news = self._stats.rounds, []
         while self._num_seen < len(rounds):
             each = rounds[self._num_seen]
             self._num_seen += 1
@@ -33,8 +34,10 @@ class LiveStats:
             self.num_drafted += each.num_draft_tokens
             self.num_accepted += each.num_accepted_tokens
             self.draft_length = each.num_draft_tokens
+            news.append((each.num_draft_tokens, each.num_accepted_tokens))
             if each.rtt_ms:
                 self.rtt_ms = each.net_ms
+        return news
 
     @property
     def acceptance_rate(self) -> float | None:
@@ -48,9 +51,10 @@ class LiveStats:
         return round((len(times) - 1) / ((times[-1] - times[0]) / 1e9), 2)
 
     def snapshot(self) -> dict[str, object]:
-        """None is not measured (yet)."""
-        self.update()
+        """None is not measured (yet); `rounds` are those since the last call."""
+        rounds = self.update()
         return {
+            "rounds": rounds,
             "num_rounds": self.num_rounds,
             "acceptance_rate": self.acceptance_rate,
             "draft_length": self.draft_length,

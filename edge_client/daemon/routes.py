@@ -100,6 +100,7 @@ class _Handlers:
         draft, model = daemon.edge.draft, state.model
         about: dict[str, object] = {
             "mode": daemon.config.mode,
+            "modes": [str(mode) for mode in Mode if draft is not None or not mode.has_draft],
             "method": daemon.config.method,
             "draft_fingerprint": draft.fingerprint if draft else None,
             "draft_context": draft.max_context if draft else None,

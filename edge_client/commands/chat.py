@@ -1,0 +1,69 @@
+"""`edge-client chat`: a conversation in the terminal, with the same decode loop as `run`."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from pathlib import Path
+
+from common.logs import setup_logging
+from edge_client.assemble import create_edge
+from edge_client.chat_template import ChatTemplate, load_chat_template
+from edge_client.commands.configured import add_config, load_run_config
+from edge_client.config import RunConfig, default_draft_dir
+from edge_client.conversation import Conversation
+from edge_client.method_options import warning
+from edge_client.repl import Repl
+
+_DESCRIPTION = """\
+Talk with the model. What you type becomes the user's message, by the model's own chat template
+(chat_template.jinja or tokenizer_config.json beside the draft, or --chat-template FILE). A model without
+one has learnt no conversation: your lines and its answers are then one running text that it continues."""
+_EPILOG = """\
+while you type:
+  a line that ends in \\ goes on in the next one; \"\"\" begins and ends a message of several lines
+  /stats    what the last answer took: rounds, acceptance, bytes, times
+  /mode M   speculative, cloud-only, co-located or edge-only from now on; without M, which it is
+  /system T set the system message and begin anew; needs a chat template
+  /reset    forget the conversation
+  /quit     leave (so does Ctrl-D)
+  Ctrl-C    stops the answer, and never the program
+
+Flags from --verifier on are also keys of --config FILE and variables OUTRIDER_EDGE_<KEY>."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.description, parser.epilog = _DESCRIPTION, _EPILOG
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.add_argument("--system", metavar="TEXT", help="the system message")
+    parser.add_argument(
+        "--chat-template", dest="serve.chat_template", default=argparse.SUPPRESS, metavar="FILE",
+        help="Jinja file to use instead of the tokenizer's own chat template",
+    )  # fmt: skip
+    add_config(parser)
+
+
+def main(namespace: argparse.Namespace) -> int:
+    config = load_run_config(namespace).value
+    setup_logging(config.log_level)
+    template = _load_template(config)
+    edge = create_edge(config, has_draft=None)
+    if line := warning(config):
+        print(f"edge-client: {line}", file=sys.stderr)
+    try:
+        conversation = Conversation(edge, template, namespace.system)
+        # NO_COLOR is no setting of ours but a convention of terminals (no-color.org).
+        Repl(conversation, sys.stdin, sys.stdout, has_colour=not os.environ.get("NO_COLOR")).run()
+    finally:
+        edge.close()
+    return 0
+
+
+def _load_template(config: RunConfig) -> ChatTemplate | None:
+    directory = Path(config.draft) if config.draft else default_draft_dir()
+    try:
+        return load_chat_template(directory, config.serve.chat_template)
+    except ModuleNotFoundError:
+        print("edge-client: chat templates need jinja2: pip install 'outrider[daemon]'", file=sys.stderr)
+        return None

@@ -1,0 +1,71 @@
+"""`edge-client ps`: what a daemon on this machine is generating, one line a request."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+from edge_client.commands.configured import load_run_config
+from edge_client.config import RunConfig
+from edge_client.daemon_client import ask_daemon
+
+_COLUMNS = ("ID", "STATE", "MODE", "TOKENS", "TOKENS/S", "ACCEPTED", "RTT", "AGE", "USER")
+_EPILOG = """\
+The address and the API key are the daemon's own settings: --listen, --config FILE, or the variables
+OUTRIDER_EDGE_SERVE_LISTEN and OUTRIDER_EDGE_SERVE_API_KEY. No text of any request is shown."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.epilog, parser.formatter_class = _EPILOG, argparse.RawDescriptionHelpFormatter
+    parser.add_argument("--json", action="store_true", help="print what the daemon says as it is")
+    parser.add_argument("--config", type=Path, metavar="FILE", help="the daemon's YAML file")
+    parser.add_argument(
+        "--listen", dest="serve.listen", default=argparse.SUPPRESS, metavar="HOST:PORT", help="the daemon"
+    )
+
+
+def main(namespace: argparse.Namespace) -> int:
+    config = load_run_config(namespace).value
+    found = ask_daemon(config.serve.listen, "/v1/sessions", api_key(config))
+    if namespace.json:
+        print(json.dumps(found))
+        return 0
+    for line in table(found["data"]):
+        print(line)
+    print(f"{found['running']} of {found['max_running']} running, {found['waiting']} waiting")
+    return 0
+
+
+def api_key(config: RunConfig) -> str:
+    """The key to show: the one configured, or the first of the file where we may read it."""
+    if config.serve.api_key or not config.serve.api_key_file:
+        return config.serve.api_key
+    lines = Path(config.serve.api_key_file).read_text(encoding="utf-8").splitlines()
+    return next((line.strip() for line in lines if line.strip() and not line.startswith("#")), "")
+
+
+def table(sessions: list[dict[str, Any]]) -> list[str]:
+    rows = [_COLUMNS, *(_row(session) for session in sessions)]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(_COLUMNS))]
+    return [
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        for row in rows
+    ]
+
+
+def _row(session: dict[str, Any]) -> tuple[str, ...]:
+    rate, rtt = session.get("acceptance_rate"), session.get("rtt_ms")
+    speed = session.get("tokens_per_s")
+    return (
+        session["id"],
+        session["state"],
+        session.get("mode", "-"),
+        str(session.get("completion_tokens", "-")),
+        "-" if speed is None else f"{speed:.1f}",
+        "-" if rate is None else f"{100 * rate:.0f} %",
+        "-" if rtt is None else f"{rtt:.1f} ms",
+        f"{session['age_s']:.1f} s",
+        session.get("user") or "-",
+    )
