@@ -65,6 +65,12 @@ def fastest_pipelined(
     return best, seconds
 
 
+def pipelined_rounds_per_token(acceptance: Acceptance, num_draft_tokens: int) -> float:
+    """Return how many rounds of n are verified for one token; those behind a rejection are not."""
+    tokens, rounds = _run_sums(acceptance, num_draft_tokens)
+    return 1.0 / num_draft_tokens if math.isinf(tokens) else (1.0 + rounds) / (1.0 + tokens)
+
+
 def pipelined_break_even_rtt_s(
     acceptance: Acceptance, num_draft_tokens: int, models: ModelCosts, link: LinkCosts, rival_s: float
 ) -> float:

@@ -88,12 +88,19 @@ class SyntheticSequence:
         if num_draft_tokens <= 0:
             return Draft((), ())
         if should_stop is not None:
-            counts = range(1, num_draft_tokens)
-            num_draft_tokens = next((n for n in counts if should_stop(1.0, n)), num_draft_tokens)
+            num_draft_tokens = self._paced_until(should_stop, num_draft_tokens, start_s)
         token_ids = self._token_ids(num_draft_tokens)
         supports = tuple(map(certain, token_ids)) if self._has_supports else ()
         wait_until(start_s + num_draft_tokens * self._pair.draft_token_s)
         return Draft(token_ids, (1.0,) * num_draft_tokens, supports=supports)
+
+    def _paced_until(self, should_stop: ShouldStop, num_draft_tokens: int, start_s: float) -> int:
+        """A rule that looks at the world sees it as late as it would with a draft of these times."""
+        for num_drafted in range(1, num_draft_tokens):
+            wait_until(start_s + num_drafted * self._pair.draft_token_s)
+            if should_stop(1.0, num_drafted):
+                return num_drafted
+        return num_draft_tokens
 
     def _token_ids(self, num: int) -> tuple[int, ...]:
         start, alphas = self.position, self._pair.alphas

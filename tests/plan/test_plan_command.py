@@ -1,0 +1,191 @@
+"""`edge-client plan`: what it prints, what it refuses, and that measured parts are the true ones."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import pytest
+from support.server import serving
+
+from cloud_verifier.colocated import CoLocatedDrafter
+from common.costmodel import LinkCosts, ModelCosts, fastest_round, tokens_per_s
+from common.errors import UsageError
+from common.planning import (
+    CLOUD_ONLY,
+    CO_LOCATED,
+    EDGE_ONLY,
+    GIVEN,
+    MEASURED,
+    PIPELINED,
+    SPECULATIVE,
+    Known,
+    PlanParts,
+    make_plan,
+)
+from common.units import parse_duration, parse_rate, show_duration
+from edge_client.assemble import Edge
+from edge_client.cli import main
+from edge_client.config import RunConfig
+from edge_client.plan_measure import Samples, acceptance_by_position, measure, parts_from, verify_line
+from edge_client.plan_text import headline
+from experiments.synthetic.draft import SyntheticDraft, SyntheticTokenizer
+from experiments.synthetic.pair import SyntheticPair
+from experiments.synthetic.target import SyntheticBackend
+
+FLAGS = ["plan", "--t-draft", "10ms", "--t-target", "70ms", "--rtt", "50ms", "--alpha", "0.8"]
+
+
+def parts(rtt_s: float, target_s: float = 0.07, draft_s: float = 0.01, alpha: float = 0.8) -> PlanParts:
+    def given(value: float) -> Known:
+        return Known(value, GIVEN)
+
+    times = (given(draft_s), given(target_s), given(target_s), given(0.0), given(draft_s), given(rtt_s))
+    return PlanParts(*times, given(math.inf), given(math.inf), (given(alpha),))
+
+
+def test_a_plan_is_what_the_cost_model_says() -> None:
+    plan = make_plan(parts(0.05))
+    models, link = ModelCosts(0.01, 0.07, 0.07), LinkCosts(rtt_s=0.05)
+    n, rate = fastest_round([0.8], models, link, 64)
+    best = plan.modes[SPECULATIVE]
+    assert best.num_draft_tokens == n == 6 and best.tokens_per_s == pytest.approx(rate)
+    assert plan.lengths[3].token_s == pytest.approx(1 / tokens_per_s(0.8, 4, models, link))
+    assert plan.modes[CLOUD_ONLY].token_s == 0.07 and plan.modes[EDGE_ONLY].token_s == 0.01
+    assert plan.modes[CO_LOCATED].token_s < plan.modes[PIPELINED].token_s < best.token_s
+
+
+def test_at_a_modes_break_even_rtt_it_takes_as_long_as_its_rival() -> None:
+    plan = make_plan(parts(0.05))
+    for mode in (SPECULATIVE, PIPELINED):
+        rtt_s = plan.break_even_rtt_s(mode)
+        assert make_plan(parts(rtt_s)).modes[mode].token_s == pytest.approx(0.07)
+    assert plan.break_even_rtt_s(SPECULATIVE, CO_LOCATED) == pytest.approx(0), "the same without the trip"
+
+
+@pytest.mark.parametrize(
+    ("made", "words"),
+    [
+        (parts(0.05), "Speculation pays: 6 drafted tokens a round, 45.6 ms a token"),
+        (parts(0.17), "Speculation pays only pipelined: 5 drafted tokens a round"),
+        (parts(0.17, target_s=0.02), "Speculation does not pay on this link: cloud-only takes 20 ms a token"),
+    ],
+)
+def test_the_first_line_says_whether_speculation_pays(made: PlanParts, words: str) -> None:
+    assert headline(make_plan(made))[0].startswith(words)
+
+
+def test_a_price_counts_the_time_on_the_targets_machine() -> None:
+    plan = make_plan(parts(0.05))
+    assert plan.modes[CLOUD_ONLY].cost_per_million(3.6) == pytest.approx(0.07 * 1e6 / 1000)
+    speculative = plan.modes[SPECULATIVE]
+    assert speculative.target_s == pytest.approx(0.07 / plan.lengths[5].tokens_per_round)
+
+
+def test_the_command_needs_no_models_and_prints_plain_text(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*FLAGS, "--price-per-hour", "3"]) == 0
+    out = capsys.readouterr().out
+    first, *rest = out.splitlines()
+    assert first.startswith("Speculation pays: 6 drafted tokens a round") and "\x1b" not in out
+    assert any(line.split()[:3] == ["6", "*", "best"] for line in rest)
+    assert "  against cloud-only  speculative below 153.0 ms · pipelined below 192.3 ms" in rest
+    assert any(line.split() == ["draft,", "a", "token", "10", "ms", "given"] for line in rest)
+    assert any("assumed: as fast as at the edge" in line for line in rest)
+
+
+def test_json_labels_what_is_given_assumed_and_predicted(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*FLAGS, "--alpha", "0.9,0.7", "--bandwidth-up", "1mbit", "--json"]) == 0
+    plan = json.loads(capsys.readouterr().out)
+    assert plan["pays"] is True and plan["best"] == "co-located" and plan["schema"] == 1
+    assert plan["parts"]["rtt"] == {"value": 50.0, "source": "given"}
+    assert plan["parts"]["rate_up"] == {"value": 125_000.0, "source": "given"}
+    assert plan["parts"]["rate_down"] == {"value": None, "source": "assumed"}
+    assert [each["value"] for each in plan["parts"]["acceptance"]] == [0.9, 0.7]
+    assert set(plan["predicted"]["modes"]) == {SPECULATIVE, PIPELINED, CLOUD_ONLY, CO_LOCATED, EDGE_ONLY}
+    assert len(plan["predicted"]["draft_lengths"]) == 64
+    assert plan["predicted"]["break_even_rtt_ms"]["speculative : cloud-only"] > 50
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (["--t-draft", "10"], "--t-draft 10: not a duration; write a number and its unit: 10ms"),
+        (["--alpha", "0.8,1.2"], "--alpha 1.2: not a number between 0 and 1"),
+        (["--t-target", "0"], "--t-target 0: want a time above 0"),
+        (["--bandwidth-up", "0"], "--bandwidth-up 0: not a rate above 0; write 10mbit"),
+        (["--max-draft-tokens", "0"], "--max-draft-tokens 0: want at least 1"),
+        (["--price-per-hour", "-1"], "--price-per-hour -1.0: want a price of at least 0"),
+    ],
+)
+def test_a_mistake_is_named_with_its_flag(
+    change: list[str], words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*FLAGS, *change]) == 2
+    assert words in capsys.readouterr().err
+
+
+def test_what_is_missing_is_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", "--t-draft", "10ms", "--alpha", "0.8"]) == 2
+    told = capsys.readouterr().err
+    assert "plan needs --t-target, --rtt: give for example --t-target 70ms --rtt 50ms" in told
+    assert "--measure HOST:PORT" in told
+
+
+def test_a_verifier_that_is_not_there_is_a_link_error(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", "--measure", "127.0.0.1:1", "--measure-s", "0.2"]) == 3
+    assert "127.0.0.1:1" in capsys.readouterr().err
+
+
+def test_measured_parts_are_the_true_ones_of_a_synthetic_pair() -> None:
+    pair = SyntheticPair((0.8,), draft_token_s=0.001, target_s=0.008, verify_token_s=0.0005)
+    drafter = CoLocatedDrafter(SyntheticDraft(pair), 1 << 20)
+    with serving(SyntheticBackend(pair), drafter=drafter) as server:
+        config = RunConfig(verifier=f"127.0.0.1:{server.port}", seed=1)
+        edge = Edge(config, SyntheticTokenizer(), SyntheticDraft(pair), 0.0, ())  # type: ignore[arg-type]
+        shares: list[float] = []
+        samples = measure(edge, seconds=3.0, on_progress=lambda share, num: shares.append(share))
+    found = parts_from(samples)
+    assert found.draft_token.source == MEASURED and shares[-1] == 1.0
+    assert found.draft_token.value == pytest.approx(0.001, rel=0.3)
+    assert found.target_token.value == pytest.approx(0.008, rel=0.3)
+    assert found.verify_fixed.value == pytest.approx(0.008, rel=0.4)
+    assert found.verify_token.value == pytest.approx(0.0005, rel=0.6)
+    assert 0 < found.rtt.value < 0.01
+    first = found.acceptance[0]
+    assert first.low is not None and first.high is not None and first.low <= 0.8 <= first.high
+
+
+def test_too_little_is_not_taken_for_a_measurement() -> None:
+    with pytest.raises(UsageError, match=r"too little was measured \(0 rounds.*--measure-s more"):
+        parts_from(Samples())
+
+
+def test_a_verification_is_a_line_through_the_means_of_its_lengths() -> None:
+    times = [(n, 0.010 + 0.001 * n) for n in (0, 4, 8) for _ in range(10)]
+    fixed, token = verify_line([*times, (8, 5.0)])
+    assert (fixed.value, token.value) == (pytest.approx(0.010), pytest.approx(0.001))
+    fixed, token = verify_line([(4, 0.02)] * 3)
+    assert (fixed.value, token.value) == (pytest.approx(0.02), 0.0)
+
+
+def test_positions_judged_too_seldom_share_an_acceptance() -> None:
+    rounds = [(3, 3)] * 30 + [(0, 3)] * 10 + [(4, 8)] * 5
+    shares = acceptance_by_position(rounds)
+    assert [(each.value, each.num_samples) for each in shares] == [
+        (pytest.approx(35 / 45), 45),
+        (1.0, 35),
+        (pytest.approx(40 / 45), 45),  # token 3, and those behind it
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"), [("10ms", 0.01), ("1.5s", 1.5), ("800us", 8e-4), ("800 µs", 8e-4), ("0", 0.0)]
+)
+def test_durations_are_read_as_people_write_them(text: str, seconds: float) -> None:
+    assert parse_duration(text, "--x") == pytest.approx(seconds)
+
+
+def test_rates_are_bits_a_second_and_durations_show_three_digits() -> None:
+    assert (parse_rate("10mbit", "--x"), parse_rate("8 kbit/s", "--x")) == (1.25e6, 1000.0)
+    shown = [show_duration(s) for s in (0.04553, 0.9999, 8e-4, 0.1, 12.345, 0.0)]
+    assert shown == ["45.5 ms", "1 s", "800 µs", "100 ms", "12.3 s", "0 ms"]
