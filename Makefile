@@ -15,7 +15,7 @@ install: $(STAMP) ## set up .venv with everything
 
 $(STAMP): pyproject.toml
 	test -x $(PY) || $(PYTHON) -m venv $(VENV)
-	$(PY) -m pip install --quiet --disable-pip-version-check --no-compile -e '.[dev]'
+	$(PY) -m pip install --quiet --disable-pip-version-check -e '.[dev]'
 	touch $@
 
 demo: $(STAMP) ## start a verifier on loopback and decode with the embedded pair, three ways
