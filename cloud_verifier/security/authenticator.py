@@ -32,7 +32,7 @@ class Authenticator:
     def __init__(
         self, records: Iterable[TokenRecord], clock: Callable[[], datetime] = lambda: datetime.now(UTC)
     ) -> None:
-        self._clock = clock
+        self.clock = clock
         self._records: dict[str, TokenRecord] = {}
         self._valid: frozenset[str] = frozenset()
         self.replace(records)
@@ -44,11 +44,11 @@ class Authenticator:
     def replace(self, records: Iterable[TokenRecord]) -> None:
         """From now on these tokens are known, and no others."""
         self._records = {record.id: record for record in records}
-        self._look_again: datetime | None = self._clock()
+        self._look_again: datetime | None = self.clock()
 
     def take_ended(self) -> frozenset[str]:
         """Ids that were valid at the last call and are not now: expired, revoked or gone."""
-        now = self._clock()
+        now = self.clock()
         if self._look_again is None or now < self._look_again:
             return frozenset()
         valid = [record for record in self._records.values() if record.state(now) == "valid"]
@@ -61,7 +61,7 @@ class Authenticator:
         if not authorizations:
             raise AccessError("missing", "the call has no token")
         record = self._find(_bearer_token(authorizations))
-        match record.state(self._clock()):
+        match record.state(self.clock()):
             case "revoked":
                 raise AccessError("revoked", f"the token {record.id} is revoked", record.id)
             case "expired":

@@ -85,7 +85,7 @@ def _replace(path: Path, records: Sequence[TokenRecord]) -> None:
 
 def _encode(record: TokenRecord) -> dict[str, Any]:
     def shown(time: datetime | None) -> str | None:
-        return None if time is None else time.isoformat(timespec="seconds")
+        return None if time is None else time.isoformat(timespec="milliseconds")
 
     return {
         "id": record.id,
