@@ -158,6 +158,8 @@ class VerifierService(outrider_pb2_grpc.VerifierServicer):  # type: ignore[misc]
     # ------------------------------------------------------------------------------------- unary
 
     async def Describe(self, request: pb.DescribeRequest, context: Any) -> pb.DescribeResponse:
+        # For `edge-client doctor`: certificates and tokens expire by clocks that should agree.
+        context.set_trailing_metadata((("x-outrider-time-ms", str(time.time_ns() // 1_000_000)),))
         return codec.encode_model_info(self._engine.model)
 
     async def Open(self, request: pb.OpenRequest, context: Any) -> pb.OpenResponse:

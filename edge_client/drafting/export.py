@@ -10,6 +10,7 @@ from typing import Any
 
 from common.errors import ModelError, UsageError
 from common.fingerprint import directory_fingerprint, num_tokens, tokenizer_fingerprint
+from edge_client.chat_template import CONFIG_FILE, TEMPLATE_FILE
 from edge_client.drafting import spec as files
 from edge_client.drafting.graph import GraphBuilder
 from edge_client.drafting.hf_config import DecoderConfig, read_config
@@ -77,6 +78,7 @@ def export_draft(
     _save(model, out_dir)
     if tokenizer.resolve() != (out_dir / files.TOKENIZER_FILE).resolve():
         shutil.copyfile(tokenizer, out_dir / files.TOKENIZER_FILE)
+        _copy_chat_template(hf_dir, out_dir)
     num_parameters = tensors.num_parameters - _num_dropped(tensors, config, source)
     num_source_layers = source.num_layers if config.num_layers < source.num_layers else None
     spec = _write_spec(out_dir, config, count, context, num_parameters, num_source_layers)
@@ -155,6 +157,13 @@ def _write_spec(
     )
     spec.write(out_dir)
     return spec
+
+
+def _copy_chat_template(hf_dir: Path, out_dir: Path) -> None:
+    """What conversations need (`edge-client chat` and `serve`); no part of the draft's fingerprint."""
+    for name in (TEMPLATE_FILE, CONFIG_FILE):
+        if (hf_dir / name).is_file():
+            shutil.copyfile(hf_dir / name, out_dir / name)
 
 
 def _report(out_dir: Path, spec: DraftSpec) -> ExportReport:

@@ -1,0 +1,62 @@
+"""Whether draft, settings and verifier go together, and how a few real rounds go."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from common.errors import IncompatibleError, OutriderError
+from common.types import Method, ModelInfo
+from edge_client.assemble import Edge
+from edge_client.config import RunConfig
+from edge_client.doctor.finding import Finding, fault, ok, warning
+from edge_client.options import Mode
+
+_BUSY_MS = 50.0
+_TRIAL_TOKENS = 12
+_TRIAL_PROMPT = "The quick brown fox"
+
+
+def check_fit(config: RunConfig, edge: Edge, model: ModelInfo) -> list[Finding]:
+    """Whether draft, settings and verifier go together."""
+    ours, theirs = edge.tokenizer.fingerprint, model.tokenizer_fingerprint
+    facts: dict[str, object] = {"ours": ours, "theirs": theirs}
+    if ours != theirs:
+        found = f"this edge has {ours[:12]}, the verifier {theirs[:12]}: another tokenizer"
+        todo = f"draft with a model of {model.model_id}'s family: `edge-client draft export`, --draft DIR"
+        return [fault("tokenizer", found, todo, **facts), _check_settings(config, model)]
+    return [ok("tokenizer", f"the same on both sides ({ours[:12]})", **facts), _check_settings(config, model)]
+
+
+def _check_settings(config: RunConfig, model: ModelInfo) -> Finding:
+    names = [str(method) for method in model.methods]
+    if config.method not in names:
+        usable = names[0] if names else Method.COUPLED
+        todo = f"use --method {usable}, or ask its operator for --methods {config.method}"
+        return fault("settings", f"method {config.method} is not among {', '.join(names)}", todo)
+    if config.mode == Mode.CO_LOCATED and not model.draft_fingerprint:
+        todo = "serve it with --draft DIR, or choose another --mode"
+        return fault("settings", "mode co-located needs a draft in the verifier, and it has none", todo)
+    return ok("settings", f"mode {config.mode}, method {config.method}")
+
+
+def check_trial(config: RunConfig, edge: Edge) -> Finding:
+    """A dozen tokens, decoded: what a round really takes, and how long it waits for others over there."""
+    changes = {"max_new_tokens": _TRIAL_TOKENS, "ignore_eos": True, "on_timeout": "fail", "logprobs": 0}
+    session = edge.session(_TRIAL_PROMPT, 0, replace(config, **changes))  # type: ignore[arg-type]
+    try:
+        for _ in session.generate():
+            pass
+    except IncompatibleError as error:
+        return fault("trial", str(error), "see the findings above")
+    except OutriderError as error:
+        return fault("trial", str(error), "the verifier answers but does not decode: see its log")
+    stats = session.result.stats.summary(session.result.origins)
+    names = ("ttft_ms", "tpot_ms", "rtt_ms", "net_ms", "queue_ms", "forward_ms", "draft_ms_per_token")
+    facts = {name: stats.get(name) for name in (*names, "acceptance_rate", "num_refusals")}
+    text = f"first token after {facts['ttft_ms']:.0f} ms, then {facts['tpot_ms']:.1f} ms each"
+    waits_ms = facts["queue_ms"]
+    if waits_ms is not None:
+        text += f"; a round there waits {waits_ms:.1f} ms for others, computes {facts['forward_ms']:.1f} ms"
+    if facts["num_refusals"] or (isinstance(waits_ms, float) and waits_ms > _BUSY_MS):
+        return warning("load", text, "the verifier is busy: its operator sees more at its /metrics", **facts)
+    return ok("load", text, **facts)
