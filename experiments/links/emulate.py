@@ -1,0 +1,68 @@
+"""A link to use by hand: prints the address to dial instead of the verifier's, until Ctrl-C.
+
+    python -m experiments.links.emulate --profile 4g --upstream 127.0.0.1:7077
+    edge-client run --verifier ADDRESS "..."
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import signal
+import threading
+
+from common.addresses import split_address
+from experiments.command import run_command
+from experiments.links.base import REALISATIONS, check_realisable, create_realisation
+from experiments.links.profile import LinkProfile
+from experiments.links.profiles import NAMED, load_profile
+
+
+def parse_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m experiments.links.emulate",
+        description=(__doc__ or "").partition("\n")[0],
+        epilog="Profiles: " + ", ".join(NAMED),
+    )
+    parser.add_argument("--profile", default="4g", metavar="NAME", help="default: 4g")
+    example = "such as rtt_ms=80 loss=0.01"
+    parser.add_argument("--set", nargs="+", default=[], metavar="FIELD=VALUE", help=example)
+    parser.add_argument("--upstream", default="127.0.0.1:7077", metavar="HOST:PORT", help="the verifier")
+    parser.add_argument("--realisation", default="proxy", choices=REALISATIONS[1:])
+    return parser.parse_args()
+
+
+def chosen_profile(name: str, changes: list[str]) -> LinkProfile:
+    """Raises UsageError naming the field. Values are as in YAML."""
+    import yaml
+
+    fields = dict(change.partition("=")[::2] for change in changes)
+    return load_profile({"base": name, **{key: yaml.safe_load(value) for key, value in fields.items()}})
+
+
+def main() -> int:
+    arguments = parse_arguments()
+    profile = chosen_profile(arguments.profile, arguments.set)
+    split_address(arguments.upstream, "--upstream")
+    realisation = create_realisation(arguments.realisation)
+    check_realisable(realisation, profile)
+    is_over = threading.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: is_over.set())
+    with realisation.open(profile, arguments.upstream) as link:
+        differs = {
+            field.name: getattr(profile, field.name)
+            for field in dataclasses.fields(profile)
+            if getattr(profile, field.name) != field.default
+        }
+        print("  ".join(f"{name} {value}" for name, value in differs.items()))
+        where = f"dial {link.address} to reach {arguments.upstream} over {profile.name}"
+        print(f"{where}; Ctrl-C ends it", flush=True)
+        is_over.wait()
+        up, down = link.wire_bytes() or (0, 0)
+    print(f"\ncarried {up:,} bytes up and {down:,} down")
+    return 0
+
+
+if __name__ == "__main__":
+    run_command("emulate", main)
