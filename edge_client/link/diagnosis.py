@@ -17,7 +17,6 @@ from edge_client.link.security import LinkSecurity
 _NOT_YET_VALID, _EXPIRED, _WRONG_NAME, _WRONG_IP = 9, 10, 62, 64
 _HTTP2_ALPN = ["h2"]
 _FIRST_FRAME = 9  # bytes: an HTTP/2 server speaks first (SETTINGS)
-_GREETING = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,8 +69,8 @@ def _ask_with_tls(connection: socket.socket, host: str, security: LinkSecurity) 
         return Diagnosis(f"{error}" if isinstance(error, UsageError) else _unusable(security))
     try:
         with context.wrap_socket(connection, server_hostname=name) as tls:
-            tls.sendall(_GREETING)
-            tls.recv(_FIRST_FRAME)  # TLS 1.3 tells only now what it thinks of our certificate
+            if not tls.recv(_FIRST_FRAME):  # under TLS 1.3 the server looks at our certificate only now
+                return Diagnosis(_hang_up(security), is_fault=False)
     except ssl.SSLCertVerificationError as error:
         return Diagnosis(_verification_fault(error, name, security))
     except ssl.SSLError as error:
@@ -110,6 +109,15 @@ def _verification_fault(error: ssl.SSLCertVerificationError, name: str, security
     if security.ca is None:
         return "this machine's authorities do not vouch for its certificate: name its own with --tls-ca FILE"
     return f"--tls-ca {security.ca} is not the authority of its certificate ({error.verify_message})"
+
+
+def _hang_up(security: LinkSecurity) -> str:
+    """gRPC's servers do not say why; an overloaded one would do the same."""
+    if security.certificate is None:
+        question = "does it want a client certificate (--tls-cert and --tls-key)?"
+    else:
+        question = f"does it know the authority of --tls-cert {security.certificate}?"
+    return f"it hangs up after the handshake: {question}"
 
 
 def _tls_fault(reason: str, security: LinkSecurity) -> Diagnosis | None:

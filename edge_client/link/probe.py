@@ -18,7 +18,7 @@ _TIME_KEY = "x-outrider-time-ms"
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """`answers_ms` are calls on the open connection, in order; `clock_ahead_ms` is how far the verifier's clock
+    """`answers_ms` are calls on the open connection, in order; `clock_ahead_ms` is how far its clock
     is ahead of ours, None where it does not tell."""
 
     model: ModelInfo

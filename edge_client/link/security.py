@@ -13,6 +13,7 @@ from typing import Protocol
 from common.addresses import is_loopback, split_address
 from common.errors import UsageError
 
+_TOKEN_BEGINS = "outrider_"
 Metadata = tuple[tuple[str, str], ...]
 
 
@@ -103,6 +104,11 @@ def link_security(options: SecurityOptions, address: str) -> LinkSecurity:
 
 
 def _read_token(path: Path) -> str:
+    if path.name.startswith(_TOKEN_BEGINS):  # "--token X" is short for --token-file to argparse
+        raise UsageError(
+            "--token-file: wants a file, not the token: everybody on this machine can see a command line. "
+            "Write it to a file of mode 0600, and take another token if others may have seen this one"
+        )
     try:
         token = _read(path, "--token-file").decode("ascii").strip()
     except UnicodeDecodeError:
