@@ -24,6 +24,7 @@ from edge_client.fallback import go_alone
 from edge_client.lifeline import CancelledByUser
 from edge_client.opening import open_session
 from edge_client.options import Decoding, Mode, OnTimeout, SessionOptions
+from edge_client.pipeline import RoundWindow
 from edge_client.remote_verifier import RemoteVerifier
 from edge_client.speculative import SpeculativeLoop
 from edge_client.stats import SessionStats
@@ -84,6 +85,7 @@ class EdgeSession:
         verifier: RemoteVerifier | None = None,
         draft: DraftModel | None = None,
         depth: DepthPolicy | None = None,
+        window: RoundWindow | None = None,
         session_id: bytes | None = None,
         min_draft_s: float = 0.0,
     ) -> None:
@@ -96,6 +98,7 @@ class EdgeSession:
             options=options,
             text=SessionText(prompt_ids, options.stop, decode),
             depth=depth or FixedDepth(),
+            window=window or RoundWindow(),
             stats=SessionStats(),
             verifier=verifier,
             drafter=drafter,

@@ -1,0 +1,239 @@
+"""Several rounds under way: the same text as one at a time, whatever stands, falls or gets lost."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from engine_link import ChanceDraft, Chances, EngineLink
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from support.fakes import FakeBackend
+
+from common.sampling import choose, process_logits
+from common.types import (
+    FinishReason,
+    Method,
+    Origin,
+    RoundError,
+    RoundErrorCode,
+    SamplingParams,
+    StopParams,
+    VerifyRequest,
+)
+from edge_client.deadline import RoundDeadline
+from edge_client.depth.fixed import FixedDepth
+from edge_client.options import OnTimeout, SessionOptions
+from edge_client.pipeline import RoundWindow
+from edge_client.remote_verifier import RemoteVerifier
+from edge_client.session import EdgeSession, SessionResult
+
+PROMPT = (5, 6, 7)
+BACKEND = FakeBackend()  # for its numbers alone; each link has its own
+
+
+def next_token(text: list[int], sampling: SamplingParams, num_prompt: int = len(PROMPT)) -> int:
+    logits = BACKEND.logits_after(text)[None, : BACKEND.num_tokens]
+    scores = process_logits(
+        np, logits, sampling, prompt_ids=text[:num_prompt], output_ids=text[num_prompt:], eos_token_ids=(0,)
+    )
+    return int(choose(scores, sampling, (len(text),))[0])
+
+
+def reference(sampling: SamplingParams, stop: StopParams, max_context: int = 64) -> list[int]:
+    text = list(PROMPT)
+    while len(text) - len(PROMPT) < stop.max_new_tokens and len(text) < max_context:
+        text.append(next_token(text, sampling))
+        if text[-1] in (*stop.stop_token_ids, *(() if stop.ignore_eos else (0,))):
+            break
+    return text
+
+
+def decode(
+    link: EngineLink,
+    *,
+    window: int = 3,
+    depth: int = 3,
+    accuracy: float = 0.8,
+    seed: int = 1,
+    stop: StopParams = StopParams(max_new_tokens=50, ignore_eos=True),  # noqa: B008
+    temperature: float = 0.8,
+    on_timeout: OnTimeout = OnTimeout.WAIT,
+    draft_context: int = 1000,
+    num_logprobs: int = 0,
+    method: Method = Method.COUPLED,
+) -> SessionResult:
+    sampling = SamplingParams(temperature=temperature, seed=seed)
+    draft = ChanceDraft(reference(sampling, StopParams(200, ignore_eos=True)), accuracy, seed, draft_context)
+    verifier = RemoteVerifier(
+        link,  # type: ignore[arg-type]
+        RoundDeadline(0.5),
+        recover_timeout_s=1000.0,
+        is_patient=on_timeout is OnTimeout.WAIT,
+        clock=link.clock,
+    )
+    verifier.lifeline.sleep = link.clock.sleep  # type: ignore[method-assign]
+    options = SessionOptions(
+        sampling=sampling,
+        stop=stop,
+        on_timeout=on_timeout,
+        recover_timeout_s=1000.0,
+        num_logprobs=num_logprobs,
+        method=method,
+    )
+    session = EdgeSession(
+        PROMPT,
+        options,
+        decode=lambda token_id: f"<{token_id}>",
+        verifier=verifier,
+        draft=draft,  # type: ignore[arg-type]
+        depth=FixedDepth(depth),
+        window=RoundWindow(window),
+    )
+    for _ in session.generate():
+        link.check_integrity()
+    return session.result
+
+
+def test_rounds_are_sent_ahead_and_the_text_is_the_targets() -> None:
+    link = EngineLink(FakeBackend())
+    result = decode(link, accuracy=1.0)
+    assert [*PROMPT, *result.token_ids] == reference(SamplingParams(seed=1), StopParams(50, ignore_eos=True))
+    stats = result.stats
+    assert sum(r.pipelined_hit is True for r in stats.rounds) > 5
+    assert stats.num_stale_rounds == stats.num_wasted_draft_tokens == 0
+    assert all(r.pipelined for r in link.sent[:5])
+
+
+def test_a_later_round_builds_on_the_assumed_prefix_and_repeats_no_bonus() -> None:
+    link = EngineLink(FakeBackend(), Chances(ripe=0.0))
+    result = decode(link, accuracy=1.0, depth=4, window=2)
+    first, second = link.sent[:2]
+    assert second.base_position == first.base_position + 4 and not second.committed_tokens
+    assert result.origins[:6] == (Origin.TARGET, *(Origin.ACCEPTED,) * 4, Origin.BONUS)
+    num_kept = sum(len(r.draft_tokens) for r in link.sent)
+    assert num_kept >= len(result.token_ids) - 2, "a bonus that was guessed is a draft token that stands"
+    assert result.stats.summary(result.origins)["acceptance_rate"] == 1.0
+
+
+def test_rounds_behind_a_rejection_are_stale_and_cost_no_forward() -> None:
+    backend = FakeBackend()
+    link = EngineLink(backend, Chances(ripe=0.0))
+    result = decode(link, accuracy=0.5, window=4)
+    stale = [r for r in link.replies if isinstance(r, RoundError)]
+    assert stale and {r.code for r in stale} == {RoundErrorCode.STALE}
+    assert result.stats.num_stale_rounds == len(stale)
+    assert result.stats.num_rebuilds == 0
+    answered = [r for r in result.stats.rounds if r.is_answered]
+    assert backend.num_forwards == len(answered) + 1, "one a judged round, one for the opening"
+    assert backend.num_query_rows == len(PROMPT) + sum(
+        r.num_draft_tokens + 1 - (r.pipelined_hit is True) for r in answered
+    ), "a guessed bonus is not fed twice"
+
+
+def test_log_probabilities_come_once_a_token() -> None:
+    alone = decode(EngineLink(FakeBackend()), window=1, num_logprobs=2)
+    ahead = decode(EngineLink(FakeBackend()), window=4, num_logprobs=2)
+    assert ahead.token_ids == alone.token_ids
+    assert ahead.logprobs == alone.logprobs and None not in ahead.logprobs
+
+
+@pytest.mark.parametrize("window", [1, 3])
+def test_a_stop_string_ends_the_text_whatever_is_under_way(window: int) -> None:
+    text = reference(SamplingParams(seed=1), StopParams(50, ignore_eos=True))
+    stop = StopParams(50, stop_strings=(f"<{text[20]}>",), ignore_eos=True)
+    result = decode(EngineLink(FakeBackend()), window=window, stop=stop, accuracy=0.9)
+    assert result.finish_reason is FinishReason.STOP
+    assert [*PROMPT, *result.token_ids] == text[: text.index(text[20], len(PROMPT)) + 1]
+
+
+def test_a_draft_at_its_context_limit_hands_over_after_what_is_under_way() -> None:
+    link = EngineLink(FakeBackend())
+    result = decode(link, draft_context=20, accuracy=1.0)
+    assert [*PROMPT, *result.token_ids] == reference(SamplingParams(seed=1), StopParams(50, ignore_eos=True))
+    assert result.origins[-1] is Origin.TARGET
+
+
+FAULTS = Chances(
+    ripe=0.4,
+    lose_connection=0.05,
+    lose_answer=0.05,
+    duplicate=0.1,
+    late_older=0.1,
+    refuse=0.05,
+    lose_kv=0.05,
+    lose_session=0.02,
+)
+
+
+@st.composite
+def runs(draw: st.DrawFn) -> dict[str, Any]:
+    return {
+        "window": draw(st.integers(1, 6)),
+        "depth": draw(st.integers(0, 6)),
+        "accuracy": draw(st.sampled_from([0.0, 0.3, 0.7, 0.9, 1.0])),
+        "seed": draw(st.integers(0, 10_000)),
+        "temperature": draw(st.sampled_from([0.0, 0.8])),
+        "draft_context": draw(st.sampled_from([10, 1000])),
+        "stop": StopParams(
+            max_new_tokens=draw(st.integers(1, 80)),  # at times more than the context takes
+            stop_token_ids=draw(st.sampled_from([(), (9,), (4, 11)])),
+            ignore_eos=draw(st.booleans()),
+        ),
+    }
+
+
+@settings(max_examples=60, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
+@given(run=runs(), ripe=st.sampled_from([0.0, 0.2, 0.8]))
+def test_any_window_and_draft_gives_the_targets_text(run: dict[str, Any], ripe: float) -> None:
+    check_exact(run, Chances(ripe=ripe))
+
+
+@settings(max_examples=40, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
+@given(run=runs())
+def test_under_wait_no_fault_leaves_a_trace_in_a_pipelined_text(run: dict[str, Any]) -> None:
+    check_exact(run, FAULTS)
+
+
+@pytest.mark.slow
+@settings(max_examples=3000, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(run=runs(), faults=st.sampled_from([Chances(), FAULTS]))
+def test_no_fault_leaves_a_trace_in_many_pipelined_texts(run: dict[str, Any], faults: Chances) -> None:
+    check_exact(run, faults)
+
+
+def check_exact(run: dict[str, Any], chances: Chances) -> None:
+    link = EngineLink(FakeBackend(), chances, seed=run["seed"])
+    result = decode(link, **run)
+    sampling = SamplingParams(temperature=run["temperature"], seed=run["seed"])
+    assert [*PROMPT, *result.token_ids] == reference(sampling, run["stop"])
+    assert result.num_unverified_tokens == 0
+    for session in link.engine.sessions:
+        session.check_integrity()
+
+
+@settings(max_examples=40, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
+@given(run=runs(), policy=st.sampled_from([OnTimeout.FIRST_TOKEN, OnTimeout.EDGE_ONLY]))
+def test_what_is_marked_verified_is_the_targets_after_the_text_before_it(
+    run: dict[str, Any], policy: OnTimeout
+) -> None:
+    link = EngineLink(FakeBackend(), FAULTS, seed=run["seed"])
+    result = decode(link, on_timeout=policy, **run)
+    sampling = SamplingParams(temperature=run["temperature"], seed=run["seed"])
+    text = [*PROMPT, *result.token_ids]
+    for index, is_verified in enumerate(result.is_verified):
+        position = len(PROMPT) + index
+        if is_verified:
+            assert text[position] == next_token(text[:position], sampling)
+
+
+@settings(max_examples=40, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
+@given(run=runs(), method=st.sampled_from([m for m in Method if m is not Method.COUPLED]))
+def test_the_other_methods_pipeline_without_a_bonus(run: dict[str, Any], method: Method) -> None:
+    link = EngineLink(FakeBackend(), FAULTS, seed=run["seed"])
+    result = decode(link, method=method, **run)
+    assert result.num_unverified_tokens == 0
+    assert result.finish_reason in (FinishReason.LENGTH, FinishReason.STOP, FinishReason.CONTEXT)
+    for round_ in link.sent:
+        assert isinstance(round_, VerifyRequest)
