@@ -5,6 +5,7 @@ Times are seconds since the link opened. `depart` is called in the order in whic
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left
 from collections import deque
 from typing import Protocol
@@ -36,29 +37,29 @@ class FixedRate:
 
 
 class TraceRate:
-    """Opportunity number i is at `times[i % n]` of round i // n through the trace."""
+    """Opportunity number i is at `times_ms[i % n]` of round i // n through the trace."""
 
     def __init__(self, trace: CapacityTrace) -> None:
-        self._times_s = tuple(time_ms / 1000 for time_ms in trace.times_ms)
-        self._period_s = trace.period_ms / 1000
+        self._times_ms, self._period_ms = trace.times_ms, trace.period_ms
         self._next = 0
         self._left = OPPORTUNITY_BYTES  # bytes of the next opportunity
 
-    def _time_s(self, number: int) -> float:
-        rounds, index = divmod(number, len(self._times_s))
-        return rounds * self._period_s + self._times_s[index]
+    def _time_ms(self, number: int) -> int:
+        rounds, index = divmod(number, len(self._times_ms))
+        return rounds * self._period_ms + self._times_ms[index]
 
-    def _first_from(self, now_s: float) -> int:
-        rounds = max(0, int(now_s / self._period_s) - 1)  # one earlier: rounding must not pass one over
+    def _first_from(self, time_ms: int) -> int:
+        rounds = max(0, time_ms // self._period_ms - 1)  # the end of one is the beginning of the next
         while True:
-            index = bisect_left(self._times_s, now_s - rounds * self._period_s)
-            if index < len(self._times_s):
-                return rounds * len(self._times_s) + index
+            index = bisect_left(self._times_ms, time_ms - rounds * self._period_ms)
+            if index < len(self._times_ms):
+                return rounds * len(self._times_ms) + index
             rounds += 1
 
     def depart(self, now_s: float, num_bytes: int) -> float:
-        if self._time_s(self._next) < now_s:
-            self._next, self._left = self._first_from(now_s), OPPORTUNITY_BYTES
+        now_ms = math.ceil(now_s * 1000 - 1e-6)  # a ms is not missed because seconds are rounded
+        if self._time_ms(self._next) < now_ms:
+            self._next, self._left = self._first_from(now_ms), OPPORTUNITY_BYTES
         if num_bytes > self._left:
             rest = num_bytes - self._left
             opportunities, remainder = divmod(rest - 1, OPPORTUNITY_BYTES)
@@ -66,7 +67,7 @@ class TraceRate:
             self._left = OPPORTUNITY_BYTES - 1 - remainder
         else:
             self._left -= num_bytes
-        return self._time_s(self._next)
+        return max(now_s, self._time_ms(self._next) / 1000)
 
 
 class Backlog:

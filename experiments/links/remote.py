@@ -33,6 +33,10 @@ class RemoteLink:
     def address(self) -> str:
         return str(self._opened["address"])
 
+    @property
+    def process_id(self) -> int:
+        return self._process.pid
+
     def facts(self) -> dict[str, Any]:
         return {**self._opened["facts"], **self._ask("facts")}
 

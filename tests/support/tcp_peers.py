@@ -1,0 +1,57 @@
+"""Small TCP servers and clients for tests of links."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+from collections.abc import Callable, Iterator
+
+
+@contextlib.contextmanager
+def tcp_server(serve: Callable[[socket.socket], None]) -> Iterator[str]:
+    """Runs `serve(connection)` in a thread for each connection; yields HOST:PORT."""
+    listener = socket.create_server(("127.0.0.1", 0))
+    threads: list[threading.Thread] = []
+
+    def work(connected: socket.socket) -> None:
+        with connected, contextlib.suppress(OSError):
+            serve(connected)
+
+    def accept() -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                thread = threading.Thread(target=work, args=(listener.accept()[0],))
+                threads.append(thread)
+                thread.start()
+
+    acceptor = threading.Thread(target=accept)
+    acceptor.start()
+    try:
+        yield f"127.0.0.1:{listener.getsockname()[1]}"
+    finally:
+        listener.shutdown(socket.SHUT_RDWR)
+        listener.close()
+        for thread in (acceptor, *threads):
+            thread.join(10)
+
+
+def echo(connected: socket.socket) -> None:
+    """Sends back what comes, until the other side ends."""
+    while data := connected.recv(65536):
+        connected.sendall(data)
+
+
+def dialled(address: str) -> socket.socket:
+    host, _, port = address.rpartition(":")
+    connected = socket.create_connection((host, int(port)), timeout=20)
+    connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return connected
+
+
+def read_all(connected: socket.socket) -> bytes:
+    """Until the end."""
+    found = b""
+    while data := connected.recv(65536):
+        found += data
+    return found
