@@ -54,19 +54,32 @@ def stopping() -> ApiError:
     return ApiError(503, message, "server_error", code="stopping", headers={"Retry-After": "5"})
 
 
-def from_failure(error: Exception) -> ApiError:
-    """What a failed generation is to the client. Anything but our own errors is a bug, and says no more."""
+# Where a field of the wire stands in a request.
+_PARAMS = {
+    "stop_strings": "stop",
+    "max_new_tokens": "max_tokens",
+    "bad_words": "outrider.bad_word",
+    "stop_token_ids": "outrider.stop_token_id",
+    **{name: f"outrider.{name}" for name in ("top_k", "min_p", "repetition_penalty", "min_new_tokens")},
+}
+
+
+def from_failure(error: Exception, subject: str = "prompt") -> ApiError:
+    """What a failed generation is to the client; `subject` is the field that holds its text. Anything but our
+    own errors is a bug, and says no more."""
     match error:
         case ApiError():
             return error
         case TemplateRefusedError():
-            return ApiError(400, str(error), param="messages", code="template_refused")
+            return ApiError(400, str(error), param=subject, code="template_refused")
         case InvalidFieldError():
-            return ApiError(400, str(error), param=error.field, code="invalid_value")
+            return invalid(_param(error.field), error.reason)
+        case UsageError(__cause__=InvalidFieldError() as cause):
+            return invalid(_param(cause.field), cause.reason)
         case UsageError():
             return ApiError(400, str(error), code="invalid_value")
         case RoundFailedError():
-            return _from_round(error)
+            return _from_round(error, subject)
         case IncompatibleError():
             return ApiError(502, str(error), "server_error", code="models_do_not_fit")
         case RoundTimeoutError():
@@ -81,9 +94,16 @@ def from_failure(error: Exception) -> ApiError:
     return ApiError(500, "internal error; the daemon's log says where", "server_error", code="internal_error")
 
 
-def _from_round(error: RoundFailedError) -> ApiError:
+def _param(field: str) -> str:
+    name = field.rpartition(".")[2]
+    return _PARAMS.get(name, name)
+
+
+def _from_round(error: RoundFailedError, subject: str) -> ApiError:
     said, message = error.error, str(error)
     match said.code:
+        case RoundErrorCode.INVALID if said.field == "token_ids":  # ids themselves were checked here
+            return ApiError(400, f"{subject}: {said.message}", param=subject, code="context_length_exceeded")
         case RoundErrorCode.INVALID | RoundErrorCode.UNIMPLEMENTED:
             return ApiError(400, message, param=said.field or None, code=str(said.code))
         case RoundErrorCode.REFUSED | RoundErrorCode.DRAINING:

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _PREFIX = {Kind.COMPLETION: "cmpl-", Kind.CHAT: "chatcmpl-"}
+_SUBJECT = {Kind.COMPLETION: "prompt", Kind.CHAT: "messages"}
 _GONE = 499  # in logs and metrics: the client left before its answer (nginx's number)
 
 
@@ -57,7 +58,7 @@ class Exchange:
         except ClientGone:
             status = _GONE
         except Exception as error:
-            failure = from_failure(error)
+            failure = from_failure(error, _SUBJECT[self._kind])
             status = failure.status
             if failure.code == "internal_error":
                 log.exception("a request failed", extra={"request": request_id})

@@ -19,6 +19,7 @@ from common.addresses import split_address
 from common.errors import OutriderError, UsageError
 from edge_client.daemon.routes import make_app
 from edge_client.daemon.service import Daemon
+from edge_client.daemon.wire import cut_off
 
 log = logging.getLogger(__name__)
 
@@ -126,7 +127,7 @@ async def _stop(daemon: Daemon, server: Server, hurry: asyncio.Event) -> None:
         task.cancel()
     for connection in list(server.server_state.connections):
         if connection.transport is not None and connection.transport.get_write_buffer_size():
-            connection.transport.abort()
+            cut_off(connection.transport)
 
 
 def _uvicorn_config(daemon: Daemon) -> uvicorn.Config:
