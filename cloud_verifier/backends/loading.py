@@ -27,6 +27,7 @@ from cloud_verifier.backends.transformers_backend import (
 )
 from cloud_verifier.row_kernels import has_device_kernels
 from common.errors import ModelError
+from common.shards import read_shard_names
 
 DTYPES = ("float32", "bfloat16")
 MIN_KV_TOKENS = 256
@@ -101,6 +102,9 @@ def _check_files(directory: Path) -> dict[str, Any]:
                 "and are not loaded; convert them to safetensors"
             )
         raise ModelError(f"{directory} has no *.safetensors weights")
+    index = directory / "model.safetensors.index.json"
+    if index.exists():
+        read_shard_names(index)  # transformers would unpickle what it names otherwise
     try:
         config = json.loads((directory / "config.json").read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:

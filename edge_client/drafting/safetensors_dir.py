@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from common.errors import ModelError
+from common.shards import read_shard_names
 
 _DTYPES = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "<u2"}
 _MAX_HEADER_BYTES = 100_000_000  # the limit of the reference implementation
@@ -71,10 +72,7 @@ def _shards(hf_dir: Path) -> list[Path]:
     if single.exists():
         return [single]
     if index.exists():
-        try:
-            names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            raise ModelError(f"{index} is not a safetensors index") from error
+        names = read_shard_names(index)
         missing = [name for name in names if not (hf_dir / name).exists()]
         if missing:
             raise ModelError(f"{hf_dir} lacks the shard {missing[0]} that its index names")

@@ -24,6 +24,7 @@ from edge.tiny_draft import make_backend, make_tiny_draft
 from prometheus_client.parser import text_string_to_metric_families
 from support.fakes import FakeBackend
 from support.models import make_tiny_target
+from support.secrets import secrets_of
 from support.server import serving
 from tokenizers import Tokenizer
 
@@ -37,6 +38,7 @@ from common.pb import outrider_pb2_grpc
 from common.types import Method, RoundMetrics, VerifyRequest
 from edge_client.cli import main as edge_main
 from edge_client.drafting.export import export_draft
+from experiments.dev_security import make_dev_security
 from experiments.processes import run_edge, start_verifier
 
 PREFIX = "outrider_verifier_"
@@ -420,13 +422,15 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 
 def test_a_run_is_one_trace_and_no_text_leaves_by_spans_metrics_or_logs(
-    collector: Collector, pair: tuple[Path, Path], capfd: pytest.CaptureFixture[str]
+    collector: Collector, pair: tuple[Path, Path], capfd: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     target, draft = pair
+    security = make_dev_security(tmp_path, "acme")
     verifier = start_verifier(
         *("--admin-listen", "127.0.0.1:0", "--otlp-endpoint", collector.url),
         *("--log-level", "debug", "--log-json"),
         target=target,
+        security=security,
     )
     admin = verifier.admin_url
     prompt_ids = Tokenizer.from_file(str(draft / "tokenizer.json")).encode(MARKER).ids
@@ -434,19 +438,23 @@ def test_a_run_is_one_trace_and_no_text_leaves_by_spans_metrics_or_logs(
     for more in (["--transport", "stream"], ["--transport", "unary"], ["--mode", "cloud-only"]):
         done = run_edge(
             ["run", MARKER, "--json", "--verifier", verifier.address, "--draft", str(draft), *more]
+            + security.edge_flags
             + ["--max-new-tokens", "16", "--ignore-eos", "--log-level", "debug"]
             + ["--otlp-endpoint", collector.url]
         )
         assert done.returncode == 0, done.stderr
-        seen += done.stderr
+        seen += done.stderr + done.stdout
         check_no_leak(done.stderr, json.loads(done.stdout)["token_ids"])
         status, metrics = get_url(f"{admin}/metrics")
         assert status == 200 and PREFIX + "new_tokens_total" in metrics
         check_no_leak(metrics, prompt_ids)
+        seen += metrics
     assert verifier.stop() == 0
     logs = capfd.readouterr().err
     check_no_leak(logs, prompt_ids)
     check_no_leak(collector.text, prompt_ids)
+    seen += logs + collector.text
+    assert not [secret for secret in secrets_of(security) if secret in seen], "a token or a key came out"
 
     entries = [json.loads(line) for line in logs.splitlines()]
     answered = [entry for entry in entries if entry["message"] == "answered"]
