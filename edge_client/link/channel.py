@@ -26,8 +26,10 @@ _OPTIONS = (
     ("grpc.use_local_subchannel_pool", 1),
     # gRPC's own back-off came back seconds after the server did (DESIGN §10).
     ("grpc.initial_reconnect_backoff_ms", 50),
-    ("grpc.min_reconnect_backoff_ms", 50),
     ("grpc.max_reconnect_backoff_ms", 200),
+    # Not a back-off but the time a connection has to come about: several round trips of a slow link.
+    # `open_channel` and the prober give up sooner where they want to.
+    ("grpc.min_reconnect_backoff_ms", 20_000),
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
     ("grpc.keepalive_time_ms", 20_000),
