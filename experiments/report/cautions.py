@@ -1,0 +1,115 @@
+"""What a reader must know before believing a figure of the folder. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from experiments.report.naming import TPOT
+from experiments.report.numbers import counted, listed, spread, times
+from experiments.report.verdicts import aa_factor
+from experiments.report.view import View
+
+FEWEST_REPEATS = 3
+
+
+def cautions(view: View) -> list[str]:
+    """In the order of their weight; empty where there is nothing to warn of."""
+    return [line for check in _CHECKS for line in check(view)]
+
+
+def _unfinished(view: View) -> Iterator[str]:
+    if not view.sweep.is_complete:
+        yield "The sweep was interrupted: some cells have fewer requests than were asked for."
+
+
+def _different_texts(view: View) -> Iterator[str]:
+    wrong = [cell for cell in view.sweep.cells if cell.texts.is_exact_text and cell.texts.num_different]
+    if wrong:
+        num = sum(cell.texts.num_different for cell in wrong)
+        names = listed([cell.id for cell in wrong])
+        yield (
+            f"{counted(num, 'text')} of cells that promise cloud-only's text differ from it ({names}): "
+            "their figures are of another text, and this is a bug."
+        )
+    unjudged = sum(cell.texts.num_unjudged for cell in view.sweep.cells if cell.texts.is_exact_text)
+    if unjudged:
+        yield f"{counted(unjudged, 'text')} differ from cloud-only's; no target was at hand to say why."
+
+
+def _synthetic(view: View) -> Iterator[str]:
+    made = [cell for cell in view.sweep.cells if cell.is_synthetic]
+    if made:
+        share = "Every cell is" if len(made) == len(view.sweep.cells) else f"{len(made)} of the cells are"
+        yield f"{share} synthetic: acceptance and model times were given, no weights were run."
+
+
+def _labels(view: View) -> Iterator[str]:
+    labels = dict.fromkeys(label for cell in view.sweep.cells for label in cell.labels)
+    if labels:
+        yield f"Labels that results carry: {listed(list(labels), 12)}."
+
+
+def _dirty(view: View) -> Iterator[str]:
+    if view.results.manifest.is_dirty:
+        commit = view.results.manifest.commit
+        yield f"The tree had uncommitted changes: commit {commit} does not give this code."
+
+
+def _baselines(view: View) -> Iterator[str]:
+    if view.sweep.missing_baselines:
+        yield f"Left out by the sweep's own wish: {listed(view.sweep.missing_baselines)}."
+
+
+def _errors(view: View) -> Iterator[str]:
+    failed = [cell for cell in view.sweep.cells if cell.num_errors]
+    if failed:
+        num = sum(cell.num_errors for cell in failed)
+        names = listed([cell.id for cell in failed])
+        yield f"{counted(num, 'request')} ended with an error and are in no figure ({names})."
+    empty = [cell for cell in view.sweep.cells if TPOT not in cell.metrics]
+    if empty:
+        names = listed([cell.id for cell in empty])
+        yield f"{counted(len(empty), 'cell')} without a figure, refused by the link or failed: {names}."
+
+
+def _unverified(view: View) -> Iterator[str]:
+    cells = [cell for cell in view.cells if any(row.num_fallback_tokens for row in view.requests_of(cell))]
+    if cells:
+        names = listed([cell.id for cell in cells])
+        yield f"Tokens that the target has not seen are in the text of {names}: it is not exact."
+
+
+def _spread_of_equals(view: View) -> Iterator[str]:
+    if not any(cell.a_a for cell in view.sweep.cells):
+        yield "No A/A cells: how far apart equal cells lie was not measured."
+        return
+    factor = aa_factor(view)
+    twins = {cell.id for cell in view.sweep.cells if cell.twin}
+    compared = [each for each in view.sweep.comparisons if each.metric == TPOT and each.cell not in twins]
+    close = [each for each in compared if 1 / factor < each.ratio < factor]
+    if close:
+        yield (
+            f"Equal cells lie {times(factor)} times apart (A/A, TPOT): of {len(compared)} comparisons with a "
+            f"baseline {len(close)} differ by less and count as no difference."
+        )
+
+
+def _few_repeats(view: View) -> Iterator[str]:
+    repeats = {cell.id: len({row.repeat for row in view.requests_of(cell)}) for cell in view.cells}
+    few = [number for number in repeats.values() if 0 < number < FEWEST_REPEATS]
+    if few:
+        yield f"{len(few)} of {len(repeats)} cells have {spread(few)} repeats; fewer than three are few."
+
+
+_CHECKS: tuple[Callable[[View], Iterator[str]], ...] = (
+    _different_texts,
+    _unfinished,
+    _synthetic,
+    _dirty,
+    _spread_of_equals,
+    _errors,
+    _unverified,
+    _few_repeats,
+    _baselines,
+    _labels,
+)

@@ -1,0 +1,1 @@
+"""The report's figures, one a file; `registry.py` has their order."""

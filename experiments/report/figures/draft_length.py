@@ -1,0 +1,192 @@
+"""Tokens a second against draft length, a line a link; what the cost model predicts beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from experiments.report.drawing import (
+    HOLLOW,
+    legend_below,
+    number_axis,
+    points,
+    predicted_points,
+    spread_axis,
+)
+from experiments.report.figures.base import MAX_CHARTS, MAX_SERIES, Chart, ReportFigure, Table, evenly
+from experiments.report.findings import sentence
+from experiments.report.naming import CLOUD_ONLY, TPOT, Setting, link_label
+from experiments.report.numbers import ABSENT, counted, listed, plain, spread, with_interval
+from experiments.report.style import Size, colour, series_style
+from experiments.report.view import View
+from experiments.sweep.records import CellRow, Metric
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One link: tokens a second by draft length."""
+
+    link: str
+    rtt_ms: float
+    measured: dict[int, Metric]
+    predicted: dict[int, float]
+    cloud_only: float | None
+
+    @property
+    def best(self) -> int:
+        return max(self.measured, key=lambda n: self.measured[n].value)
+
+    @property
+    def as_good(self) -> list[int]:
+        """The lengths whose interval reaches the best one's."""
+        bar = _low(self.measured[self.best])
+        return sorted(n for n, metric in self.measured.items() if _high(metric) >= bar)
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    arm: str
+    lines: list[Line]
+    num_left_out: int
+
+
+def charts(view: View) -> list[Chart]:
+    found = [(setting, each) for setting in view.settings for each in shapes(view, setting)]
+    return [_chart(view, setting, each) for setting, each in found[:MAX_CHARTS]]
+
+
+def shapes(view: View, setting: Setting) -> list[Shape]:
+    """One for each way to speculate that was run with several draft lengths on a link."""
+    groups: dict[tuple[str, str, str, str], dict[str, list[CellRow]]] = {}
+    for cell in view.cells_of(setting):
+        if cell.num_speculative_tokens:
+            key = (cell.mode, cell.depth_policy, cell.method, cell.variant)
+            groups.setdefault(key, {}).setdefault(link_label(cell.link), []).append(cell)
+    found = []
+    for key, by_link in groups.items():
+        several = [
+            cells for cells in by_link.values() if len({c.num_speculative_tokens for c in cells}) > 1
+        ]
+        lines = sorted((_line(view, setting, cells) for cells in several), key=lambda line: line.rtt_ms)
+        if lines:
+            kept = evenly(lines, MAX_SERIES)
+            found.append(Shape(", ".join(part for part in key if part), kept, len(lines) - len(kept)))
+    return sorted(found, key=lambda each: -len(each.lines))
+
+
+def _line(view: View, setting: Setting, cells: Sequence[CellRow]) -> Line:
+    measured, predicted = {}, {}
+    for cell in cells:
+        n = cell.num_speculative_tokens
+        assert n is not None, "only cells with a draft length come here"
+        measured[n] = per_second(cell.metrics[TPOT])
+        value = view.predicted(cell)
+        if value:
+            predicted[n] = 1e3 / value
+    link = cells[0].link
+    cloud = [c for c in view.cells_of(setting) if c.mode == CLOUD_ONLY and c.link == link]
+    rate = 1e3 / cloud[0].metrics[TPOT].value if cloud else None
+    return Line(link_label(link), cells[0].rtt_ms, dict(sorted(measured.items())), predicted, rate)
+
+
+def per_second(tpot: Metric) -> Metric:
+    """ms a token as tokens a second."""
+    low = 1e3 / tpot.high if tpot.high else None
+    high = 1e3 / tpot.low if tpot.low else None
+    return Metric(1e3 / tpot.value, "1/s", low, high, tpot.n)
+
+
+def finding(shaped: Shape) -> str:
+    """The best length, and how far apart the lengths are that cannot be told from it."""
+    by_length: dict[tuple[int, ...], list[Line]] = {}
+    for line in shaped.lines:
+        by_length.setdefault(tuple(line.as_good), []).append(line)
+    if len(by_length) == 1:
+        (lengths,) = by_length
+        where = f"on {shaped.lines[0].link}" if len(shaped.lines) == 1 else "on every link"
+        return sentence([f"drafting {_lengths(lengths)} tokens is fastest {where}"])
+    parts = []
+    for lengths, lines in by_length.items():
+        parts.append(f"{_lengths(lengths)} on {listed([line.link for line in lines])}")
+    return sentence([f"the fastest draft length is {'; '.join(parts)}"])
+
+
+def _lengths(lengths: Sequence[int]) -> str:
+    return listed([str(n) for n in lengths[:-1]] + [str(lengths[-1])]).replace(" and ", " or ")
+
+
+def _chart(view: View, setting: Setting, shaped: Shape) -> Chart:
+    n = [metric.n for line in shaped.lines for metric in line.measured.values()]
+    words = [
+        f"Output tokens a second after the first (1000 / TPOT) of {shaped.arm}; 95 % bootstrap intervals "
+        f"over {spread(n)} requests a point. A ring marks the best length of a link; where intervals "
+        "overlap, the finding names every length that may be the best.",
+        HOLLOW if any(line.predicted for line in shaped.lines) else "",
+        f"{counted(shaped.num_left_out, 'further link')} in the table of cells alone."
+        if shaped.num_left_out
+        else "",
+    ]
+    return Chart(
+        finding=finding(shaped),
+        caption=" ".join(word for word in words if word),
+        table=_table(shaped),
+        draw=lambda figure, size: draw(shaped, figure, size),
+        setting=view.describe(setting),
+    )
+
+
+def _table(shaped: Shape) -> Table:
+    rows = []
+    for line in shaped.lines:
+        for n, metric in line.measured.items():
+            predicted = plain(line.predicted.get(n))
+            cloud = plain(line.cloud_only) if line.cloud_only else ABSENT
+            rows.append((line.link, str(n), with_interval(metric), predicted, cloud, str(metric.n)))
+    columns = (
+        "link",
+        "draft length",
+        "tokens/s [95 %]",
+        "predicted, tokens/s",
+        "cloud-only, tokens/s",
+        "n",
+    )
+    return Table(columns, tuple(rows))
+
+
+def draw(shaped: Shape, figure: Figure, size: Size) -> None:
+    axes = figure.add_subplot()
+    lengths: set[int] = set()
+    for index, line in enumerate(shaped.lines):
+        style = series_style(index)
+        ns = list(line.measured)
+        lengths.update(ns)
+        points(axes, ns, list(line.measured.values()), style, f"{line.link}, RTT {plain(line.rtt_ms)} ms")
+        axes.plot(line.best, line.measured[line.best].value, "o", markersize=13, markerfacecolor="none",
+                  markeredgecolor=colour("ink"), markeredgewidth=1.2)  # fmt: skip
+        if line.predicted:
+            predicted_points(axes, sorted(line.predicted.items()), style)
+    spread_axis(axes, "x", sorted(lengths), size)
+    number_axis(axes, "y")
+    axes.set_xlabel("draft length, tokens")
+    axes.set_ylabel("tokens per second")
+    legend_below(figure, axes, size)
+
+
+def _low(metric: Metric) -> float:
+    return metric.low if metric.low is not None else metric.value
+
+
+def _high(metric: Metric) -> float:
+    return metric.high if metric.high is not None else metric.value
+
+
+FIGURE = ReportFigure(
+    title="Tokens per second against draft length",
+    needs="a sweep over num_speculative_tokens of at least two values on one link",
+    charts=charts,
+    reading="Higher is better. Longer drafts pay where a round trip is dear and acceptance is high.",
+)

@@ -1,0 +1,120 @@
+"""What wins where, in sentences: losses of speculation over the link come first. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from experiments.report.naming import TPOT, Arm, Setting
+from experiments.report.numbers import listed, ratio_spread, spread, with_interval
+from experiments.report.verdicts import RIVALS, Outcome, Verdict, verdicts
+from experiments.report.view import View
+from experiments.sweep.records import CellRow
+
+LOSS, EVEN, WIN, NOTE = "loss", "even", "win", "note"
+
+
+@dataclass(frozen=True, slots=True)
+class Statement:
+    kind: str  # LOSS, EVEN, WIN or NOTE
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class WinnerRow:
+    """One link: TPOT with interval of each way to decode, and who wins."""
+
+    kind: str
+    link: str
+    rtt: str
+    winner: str
+    speculation: str
+    arm: str
+    rivals: tuple[str, ...]  # in the order of RIVALS
+    edge_only: str
+
+
+@dataclass(frozen=True, slots=True)
+class SettingHeadline:
+    setting: str
+    statements: list[Statement]
+    rows: list[WinnerRow]  # losses first
+
+
+def headlines(view: View) -> list[SettingHeadline]:
+    """Settings in which speculation loses somewhere come before the others."""
+    made = [_headline(view, setting) for setting in view.settings]
+    return sorted(made, key=lambda each: all(s.kind != LOSS for s in each.statements))
+
+
+def statements(found: Sequence[Verdict]) -> list[Statement]:
+    """Rival by rival: losses, then what cannot be told apart, then wins; links by RTT within each."""
+    lines = []
+    for kind in RIVALS:
+        lost = [v for v in found if v.outcomes.get(kind) is Outcome.WORSE]
+        if lost:
+            ratios = ratio_spread([1 / v.against[kind].ratio for v in lost])
+            text = f"{kind} is {ratios} times as fast as speculation over the link {_where(lost, found)}."
+            lines.append(Statement(LOSS, text[:1].upper() + text[1:]))
+    for kind in RIVALS:
+        even = [v for v in found if v.outcomes.get(kind) is Outcome.EVEN]
+        if even:
+            text = f"Speculation over the link and {kind} cannot be told apart {_where(even, found)}."
+            lines.append(Statement(EVEN, text))
+    for kind in RIVALS:
+        won = [v for v in found if v.outcomes.get(kind) is Outcome.BETTER]
+        if won:
+            ratios = ratio_spread([v.against[kind].ratio for v in won])
+            text = f"Speculation over the link is {ratios} times as fast as {kind} {_where(won, found)}."
+            lines.append(Statement(WIN, text))
+    unknown = [v for v in found if not v.outcomes]
+    if unknown:
+        text = f"Nothing to compare {_where(unknown, found)}: cloud-only and co-located did not run there."
+        lines.append(Statement(NOTE, text))
+    return lines
+
+
+def _where(some: Sequence[Verdict], found: Sequence[Verdict]) -> str:
+    rtts = spread([v.rtt_ms for v in some], "ms")
+    if len(some) == len(found) > 1:
+        return f"on every link (RTT {rtts})"
+    return f"on {listed([v.name for v in some])} (RTT {rtts})"
+
+
+def _headline(view: View, setting: Setting) -> SettingHeadline:
+    found = verdicts(view, setting)
+    rows = [_row(view, setting, verdict) for verdict in found]
+    order = [LOSS, EVEN, WIN, NOTE]
+    rows.sort(key=lambda row: order.index(row.kind))
+    return SettingHeadline(view.describe(setting), statements(found), rows)
+
+
+def _row(view: View, setting: Setting, verdict: Verdict) -> WinnerRow:
+    kinds: dict[str, Callable[[Verdict], bool]] = {
+        LOSS: lambda v: v.winner in RIVALS,
+        WIN: lambda v: bool(v.winner),
+        EVEN: lambda v: bool(v.outcomes),
+    }
+    kind = next((name for name, holds in kinds.items() if holds(verdict)), NOTE)
+    best = verdict.best
+    return WinnerRow(
+        kind=kind,
+        link=verdict.name,
+        rtt=spread([verdict.rtt_ms]),
+        winner=verdict.winner or ("not clear" if verdict.outcomes else "not compared"),
+        speculation=_tpot(best),
+        arm=_arm(view, best),
+        rivals=tuple(_tpot(verdict.rivals.get(each)) for each in RIVALS),
+        edge_only=_tpot(view.edge_only_of(setting)),
+    )
+
+
+def _tpot(cell: CellRow | None) -> str:
+    return with_interval(cell.metrics[TPOT] if cell else None)
+
+
+def _arm(view: View, cell: CellRow | None) -> str:
+    if cell is None:
+        return ""
+    arm = Arm.of(cell)
+    return view.label(arm) + ("" if arm.is_exact else " (approximate)")

@@ -1,0 +1,118 @@
+"""Settings and arms, and what they are called. Pure.
+
+A *setting* is what cells share to be comparable on one link (realisation, temperature, slow-downs ...); an
+*arm* is how tokens are made in it (mode, depth policy, draft length, method).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from common.types import Method
+from experiments.report.numbers import plain
+from experiments.sweep.records import BASELINES, NO_LINK, CellRow
+
+CLOUD_ONLY, CO_LOCATED, EDGE_ONLY, FIXED = BASELINES
+TPOT, TTFT, OTPS = "tpot_ms", "ttft_ms", "otps"
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Setting:
+    is_synthetic: bool
+    realisation: str
+    min_forward_ms: float
+    min_draft_ms: float
+    temperature: float
+    num_sessions: int
+    tls: bool
+
+    @classmethod
+    def of(cls, cell: CellRow) -> Setting:
+        return cls(
+            is_synthetic=cell.is_synthetic,
+            realisation=cell.realisation,
+            min_forward_ms=cell.min_forward_ms,
+            min_draft_ms=cell.min_draft_ms,
+            temperature=cell.temperature,
+            num_sessions=cell.num_sessions,
+            tls=cell.tls,
+        )
+
+    def fits(self, cell: CellRow) -> bool:
+        """Whether a cell belongs here, by what concerns its mode.
+
+        Edge-only has no link and no target; the edge's draft has no part in cloud-only and co-located.
+        """
+        theirs = Setting.of(cell)
+        if cell.realisation == NO_LINK:
+            theirs = replace(
+                theirs, realisation=self.realisation, min_forward_ms=self.min_forward_ms, tls=self.tls
+            )
+        if not Arm.of(cell).is_edge_drafting:
+            theirs = replace(theirs, min_draft_ms=self.min_draft_ms)
+        return theirs == self
+
+
+@dataclass(frozen=True, slots=True)
+class Arm:
+    mode: str
+    depth_policy: str
+    num_speculative_tokens: int | None
+    method: str
+    variant: str
+
+    @classmethod
+    def of(cls, cell: CellRow) -> Arm:
+        return cls(cell.mode, cell.depth_policy, cell.num_speculative_tokens, cell.method, cell.variant)
+
+    @property
+    def is_edge_drafting(self) -> bool:
+        return self.mode not in (CLOUD_ONLY, CO_LOCATED)
+
+    @property
+    def is_speculation(self) -> bool:
+        """Whether it speculates over the link: whatever is none of the three other ways to decode."""
+        return self.mode not in (CLOUD_ONLY, CO_LOCATED, EDGE_ONLY)
+
+    @property
+    def is_exact(self) -> bool:
+        return self.method not in list(Method) or Method(self.method).is_exact
+
+
+def setting_label(setting: Setting, among: Sequence[Setting]) -> str:
+    """What tells a setting from the others; empty where there is one alone."""
+    words = {
+        "is_synthetic": "synthetic" if setting.is_synthetic else "measured",
+        "realisation": f"{setting.realisation} link",
+        "min_forward_ms": f"target forward at least {plain(setting.min_forward_ms)} ms"
+        if setting.min_forward_ms
+        else "target as it is",
+        "min_draft_ms": f"draft step at least {plain(setting.min_draft_ms)} ms"
+        if setting.min_draft_ms
+        else "draft as it is",
+        "temperature": f"temperature {plain(setting.temperature)}",
+        "num_sessions": f"{setting.num_sessions} at once",
+        "tls": "TLS" if setting.tls else "no TLS",
+    }
+    varying = [name for name in words if len({getattr(each, name) for each in among}) > 1]
+    return ", ".join(words[name] for name in varying)
+
+
+def arm_label(arm: Arm, among: Sequence[Arm]) -> str:
+    """The mode, and what tells it from the other arms of its mode."""
+    peers = [each for each in among if each.mode == arm.mode]
+    n = arm.num_speculative_tokens
+    words = {
+        "depth_policy": arm.depth_policy,
+        "num_speculative_tokens": f"n = {n}" if n is not None else "",
+        "method": arm.method,
+        "variant": arm.variant,
+    }
+    varying = [name for name in words if len({getattr(each, name) for each in peers}) > 1]
+    told = ", ".join(words[name] for name in varying if words[name])
+    return f"{arm.mode} ({told})" if told else arm.mode
+
+
+def link_label(link: dict[str, object]) -> str:
+    return str(link.get("name") or NO_LINK)

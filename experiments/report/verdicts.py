@@ -1,0 +1,114 @@
+"""Who wins on each link of a setting, told by TPOT. Pure.
+
+A difference counts where the interval of the paired comparison leaves 1 out and the difference is larger than
+what two equal cells of the folder differ by (the A/A spread).
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from experiments.report.naming import CLOUD_ONLY, CO_LOCATED, TPOT, Arm, Setting, link_label
+from experiments.report.view import View
+from experiments.sweep.records import CellRow, Comparison
+
+RIVALS = (CO_LOCATED, CLOUD_ONLY)
+
+
+class Outcome(enum.StrEnum):
+    BETTER = "better"
+    WORSE = "worse"
+    EVEN = "even"  # not told apart
+    UNKNOWN = "unknown"  # not compared
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """One link. `best` is the exact speculation over the link of the lowest TPOT; an approximate one where
+    there is no other."""
+
+    link: dict[str, Any]
+    best: CellRow | None
+    rivals: dict[str, CellRow] = field(default_factory=dict)  # by kind: the one of the lowest TPOT
+    against: dict[str, Comparison] = field(default_factory=dict)
+    outcomes: dict[str, Outcome] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        return link_label(self.link)
+
+    @property
+    def rtt_ms(self) -> float:
+        return float(self.link.get("rtt_ms", 0.0))
+
+    @property
+    def winner(self) -> str:
+        """A rival's kind, "speculation", or "" where nobody clearly wins."""
+        beating = [kind for kind, outcome in self.outcomes.items() if outcome is Outcome.WORSE]
+        if beating:
+            return min(beating, key=lambda kind: self.rivals[kind].metrics[TPOT].value)
+        if self.outcomes and all(outcome is Outcome.BETTER for outcome in self.outcomes.values()):
+            return "speculation"
+        return ""
+
+
+def verdicts(view: View, setting: Setting) -> list[Verdict]:
+    """By RTT; links are told apart by everything but the seed."""
+    cells: dict[str, list[CellRow]] = {}
+    for cell in view.cells_of(setting):
+        cells.setdefault(_link_key(cell.link), []).append(cell)
+    factor = aa_factor(view)
+    found = [_verdict(view, on_link, factor) for on_link in cells.values()]
+    return sorted(found, key=lambda verdict: (verdict.rtt_ms, verdict.name))
+
+
+def aa_factor(view: View) -> float:
+    """How many times apart equal cells of the folder lie at most; 1 where it was not measured."""
+    factors = [1.0]
+    for cell in view.sweep.cells:
+        measure = cell.a_a.get(TPOT)
+        if isinstance(measure, dict) and measure.get("speedup"):
+            speedup = float(measure["speedup"])
+            factors.append(max(speedup, 1 / speedup))
+    return max(factors)
+
+
+def outcome(comparison: Comparison | None, factor: float) -> Outcome:
+    """How a cell fares; `factor` is the A/A spread that a difference must exceed."""
+    if comparison is None:
+        return Outcome.UNKNOWN
+    if comparison.low is None or comparison.high is None:  # too few pairs for an interval
+        return Outcome.EVEN
+    if comparison.low > 1 and comparison.ratio > factor:
+        return Outcome.BETTER
+    if comparison.high < 1 and comparison.ratio < 1 / factor:
+        return Outcome.WORSE
+    return Outcome.EVEN
+
+
+def fastest(cells: Sequence[CellRow]) -> CellRow | None:
+    return min(cells, key=lambda cell: cell.metrics[TPOT].value, default=None)
+
+
+def _verdict(view: View, cells: list[CellRow], factor: float) -> Verdict:
+    speculating = [cell for cell in cells if Arm.of(cell).is_speculation]
+    exact = [cell for cell in speculating if Arm.of(cell).is_exact]
+    best = fastest(exact or speculating)
+    rivals, against, outcomes = {}, {}, {}
+    for kind in RIVALS:
+        rival = fastest([cell for cell in cells if cell.mode == kind])
+        if rival is None:
+            continue
+        rivals[kind] = rival
+        comparison = view.comparison(best, kind) if best else None
+        if comparison is not None:
+            against[kind] = comparison
+            outcomes[kind] = outcome(comparison, factor)
+    return Verdict(cells[0].link, best, rivals, against, outcomes)
+
+
+def _link_key(link: dict[str, Any]) -> str:
+    return repr(sorted((name, value) for name, value in link.items() if name != "seed"))

@@ -1,0 +1,118 @@
+"""A results folder as the report looks at it: settings, arms, who is compared with whom. Pure.
+
+Cells that repeat another for the A/A measure are left out: they only tell how far apart two equal things lie.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable
+from functools import cached_property
+from typing import TypeVar
+
+from edge_client.options import Mode
+from experiments.report.naming import EDGE_ONLY, TPOT, Arm, Setting, arm_label, setting_label
+from experiments.sweep.records import (
+    NO_LINK,
+    CellRow,
+    Comparison,
+    Prediction,
+    RequestRow,
+    Results,
+    RoundRow,
+    Sweep,
+)
+
+RowT = TypeVar("RowT", RequestRow, RoundRow)
+
+
+class View:
+    """Lookups over one folder. Everything is in the order of sweep.json."""
+
+    def __init__(self, results: Results, sweep: Sweep) -> None:
+        self.results = results
+        self.sweep = sweep
+        self.cells = [cell for cell in sweep.cells if not cell.twin and TPOT in cell.metrics]
+
+    @cached_property
+    def settings(self) -> list[Setting]:
+        """Those of speculation over a link, and of whatever fits none of these.
+
+        Measured before synthetic; those with more cells first.
+        """
+        linked = [cell for cell in self.cells if cell.realisation != NO_LINK]
+        found: dict[Setting, None] = {}
+        for cell in sorted(linked, key=lambda cell: not Arm.of(cell).is_speculation):
+            if not any(setting.fits(cell) for setting in found):
+                found[Setting.of(cell)] = None
+        sizes = {setting: sum(map(setting.fits, linked)) for setting in found}
+        return sorted(found, key=lambda setting: (setting.is_synthetic, -sizes[setting], setting))
+
+    def cells_of(self, setting: Setting) -> list[CellRow]:
+        """Those over a link."""
+        return [cell for cell in self.cells if cell.realisation != NO_LINK and setting.fits(cell)]
+
+    def edge_only_of(self, setting: Setting) -> CellRow | None:
+        """What the draft alone takes."""
+        return next((c for c in self.cells if c.mode == EDGE_ONLY and setting.fits(c)), None)
+
+    def describe(self, setting: Setting) -> str:
+        """What tells this setting from the others of the folder; empty where there is one alone."""
+        return setting_label(setting, self.settings)
+
+    @cached_property
+    def arms(self) -> list[Arm]:
+        """Each mode's arm of most cells in the order of `Mode`, then the others: a mode keeps its colour."""
+        counts = Counter(Arm.of(cell) for cell in self.cells)
+        found = list(counts)
+        order = [str(mode) for mode in Mode]
+        leading = {arm.mode: arm for arm, _ in reversed(counts.most_common())}
+        leaders = sorted(
+            leading.values(), key=lambda a: order.index(a.mode) if a.mode in order else len(order)
+        )
+        return leaders + [arm for arm in found if arm not in leaders]
+
+    def label(self, arm: Arm) -> str:
+        """The mode, and what tells it from the other arms of its mode."""
+        return arm_label(arm, self.arms)
+
+    @cached_property
+    def _comparisons(self) -> dict[tuple[str, str, str], Comparison]:
+        return {(each.cell, each.kind, each.metric): each for each in self.sweep.comparisons}
+
+    def comparison(self, cell: CellRow, kind: str, metric: str = TPOT) -> Comparison | None:
+        return self._comparisons.get((cell.id, kind, metric))
+
+    @cached_property
+    def _predictions(self) -> dict[tuple[str, str], list[Prediction]]:
+        found: dict[tuple[str, str], list[Prediction]] = defaultdict(list)
+        for each in self.sweep.predictions:
+            found[each.cell, each.metric].append(each)
+        return found
+
+    def predicted(self, cell: CellRow, metric: str = TPOT) -> float | None:
+        """By the cost model; by whatever else predicted where that did not."""
+        found = self._predictions.get((cell.id, metric), [])
+        return min(found, key=lambda each: each.source != "costmodel").value if found else None
+
+    @cached_property
+    def _requests(self) -> dict[str, list[RequestRow]]:
+        return _by_cell(row for row in self.results.requests if not row.error)
+
+    @cached_property
+    def _rounds(self) -> dict[str, list[RoundRow]]:
+        return _by_cell(self.results.rounds)
+
+    def requests_of(self, cell: CellRow) -> list[RequestRow]:
+        """Those that ended as they should."""
+        return self._requests.get(cell.id, [])
+
+    def rounds_of(self, cell: CellRow) -> list[RoundRow]:
+        return self._rounds.get(cell.id, [])
+
+
+def _by_cell(rows: Iterable[RowT]) -> dict[str, list[RowT]]:
+    found: dict[str, list[RowT]] = defaultdict(list)
+    for row in rows:
+        found[row.cell].append(row)
+    return found
