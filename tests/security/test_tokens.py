@@ -35,7 +35,7 @@ def reason_of(authenticator: Authenticator, *authorizations: str | bytes) -> str
     with pytest.raises(AccessError) as raised:
         authenticator.identify(authorizations)
     for each in authorizations:
-        secret = str(each).rpartition("_")[2]
+        secret = str(each)[-43:]
         assert len(secret) < 8 or secret not in str(raised.value), "the error quotes what was sent"
     return raised.value.reason
 
@@ -52,7 +52,7 @@ def test_a_token_says_whose_the_call_is() -> None:
 
 def test_what_is_kept_does_not_hold_the_secret() -> None:
     text, record = new_token("acme", NOW, DAY)
-    assert len(text) == 65 and text not in repr(record) and text.rpartition("_")[2] not in repr(record)
+    assert len(text) == 65 and text not in repr(record) and text[-43:] not in repr(record)
     assert len({new_token("acme", NOW, DAY)[0] for _ in range(100)}) == 100
 
 
@@ -245,7 +245,7 @@ def test_new_list_and_revoke(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert lines[0].split() == ["id", "tenant", "for", "created", "expires", "state"]
     assert lines[1].split()[0] == token_id and lines[1].endswith("revoked")
     assert "admin port" in lines[2] and "never" in lines[2] and lines[2].endswith("valid")
-    assert text.rpartition("_")[2] not in "".join(lines)
+    assert text[-43:] not in "".join(lines)
 
 
 @pytest.mark.parametrize(

@@ -13,4 +13,4 @@ def secrets_of(security: DevSecurity) -> list[str]:
     digests = [entry["sha256"] for entry in json.loads(security.tokens_file.read_text())["tokens"]]
     keys = (security.certificates.server[1], security.certificates.client[1])
     lines = [line for key in keys for line in key.read_text().splitlines() if "PRIVATE" not in line]
-    return [token, token.rpartition("_")[2], *digests, *lines]
+    return [token, token[-43:], *digests, *lines]
