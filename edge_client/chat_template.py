@@ -37,8 +37,6 @@ class ChatTemplate:
 
     def render(self, messages: Sequence[Message]) -> str:
         """The prompt that asks for the assistant's next message. Raises `TemplateRefusedError`."""
-        import jinja2
-
         template = self._compile()
         try:
             text: str = template.render(
@@ -48,7 +46,7 @@ class ChatTemplate:
                 add_generation_prompt=True,
                 **self.special_tokens,
             )
-        except (jinja2.TemplateError, TypeError, ValueError, KeyError, AttributeError) as error:
+        except Exception as error:  # somebody else's code, which can fail in any way
             raise TemplateRefusedError(f"the chat template refuses these messages: {error}") from error
         return text
 

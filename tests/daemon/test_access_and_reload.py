@@ -1,0 +1,174 @@
+"""Who may call a daemon, what it says of itself, and what SIGHUP changes."""
+
+from __future__ import annotations
+
+import base64
+import re
+import shutil
+import subprocess
+import urllib.error
+from collections.abc import Iterator
+from pathlib import Path
+
+import openai
+import pytest
+from support.daemons import DaemonProcess, running_daemon, wait_until
+
+from cloud_verifier.server import VerifierServer
+from edge_client.daemon.config import ServeConfig
+from edge_client.daemon.routes import make_routes
+from experiments.processes import run_edge
+
+KEY, OTHER = "sk-first", "sk-second"
+PUBLIC = {"/health", "/ready"}
+
+
+@pytest.fixture(scope="module")
+def guarded(verifier: VerifierServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[DaemonProcess]:
+    directory = tmp_path_factory.mktemp("guarded")
+    (directory / "keys").write_text(f"# two of them\n{KEY}\n\n{OTHER}\n")
+    config = directory / "edge.yaml"
+    config.write_text(f"serve:\n  api_key_file: {directory / 'keys'}\n  cors_origin: [https://notes.example]\n")
+    with running_daemon(f"127.0.0.1:{verifier.port}", config=config) as process:
+        yield process
+
+
+def status(daemon: DaemonProcess, path: str, **headers: str) -> int:
+    try:
+        daemon.get(path, **headers)
+    except urllib.error.HTTPError as error:
+        error.close()
+        return error.code
+    return 200
+
+
+def bearer(key: str) -> dict[str, str]:
+    return {"Authorization": f"Bearer {key}"}
+
+
+def basic(key: str) -> dict[str, str]:
+    return {"Authorization": "Basic " + base64.b64encode(f"anybody:{key}".encode()).decode()}
+
+
+def test_every_route_but_health_wants_a_key(guarded: DaemonProcess) -> None:
+    routes = {route.path for route in make_routes(None, _Anything())}  # type: ignore[arg-type]
+    assert {"/", "/metrics", "/v1/models", "/v1/completions", "/v1/chat/completions"} <= routes
+    for path in routes | {"/no/such/route"}:
+        expected = 200 if path in PUBLIC else 401
+        assert status(guarded, path) == expected, path
+        assert status(guarded, path, **bearer(KEY + "x")) == expected, path
+    assert [status(guarded, "/v1/models", **bearer(key)) for key in (KEY, OTHER)] == [200, 200]
+    assert status(guarded, "/", **basic(OTHER)) == 200 and status(guarded, "/", **basic("")) == 401
+
+
+class _Anything:
+    def __getattr__(self, name: str) -> object:
+        return lambda request: None
+
+
+def test_a_wrong_key_is_an_authentication_error(guarded: DaemonProcess) -> None:
+    with openai.OpenAI(base_url=f"{guarded.url}/v1", api_key="wrong", max_retries=0) as client:
+        with pytest.raises(openai.AuthenticationError) as caught:
+            client.completions.create(model="outrider", prompt="x")
+        assert caught.value.code == "invalid_api_key"
+
+
+def test_pages_from_elsewhere_may_call_only_where_the_operator_named_them(guarded: DaemonProcess) -> None:
+    allowed, foreign = "https://notes.example", "https://evil.example"
+    assert status(guarded, "/v1/models", Origin=foreign, **bearer(KEY)) == 403
+    assert status(guarded, "/v1/models", Origin=allowed, **bearer(KEY)) == 200
+    assert status(guarded, "/v1/models", Origin=guarded.url, **bearer(KEY)) == 200, "its own page"
+    command = ["curl", "-s", "-i", "-X", "OPTIONS", f"{guarded.url}/v1/completions"]
+    command += ["-H", "Access-Control-Request-Method: POST", "-H"]
+    answers = [
+        subprocess.run([*command, f"Origin: {origin}"], capture_output=True, text=True, check=True).stdout
+        for origin in (allowed, foreign)
+    ]
+    assert f"access-control-allow-origin: {allowed}" in answers[0].lower()
+    assert "access-control-allow-origin" not in answers[1].lower()
+
+
+def test_without_a_key_a_loopback_daemon_answers_to_its_own_names_alone(daemon: DaemonProcess) -> None:
+    assert status(daemon, "/v1/models", Host="localhost:7079") == 200
+    assert status(daemon, "/v1/models", Host="rebound.example") == 403
+    assert status(daemon, "/v1/models", Origin="https://evil.example") == 403
+
+
+def test_beyond_loopback_it_wants_a_key_or_insecure() -> None:
+    done = run_edge(["serve", "--listen", "0.0.0.0:0"])
+    assert done.returncode == 2 and "--api-key-file" in done.stderr and "--insecure" in done.stderr
+
+
+def test_numbers_and_logs_never_carry_a_text(
+    verifier: VerifierServer, capfd: pytest.CaptureFixture[str]
+) -> None:
+    flags = ("--draft-cache-mb", "0", "--log-json", "--log-level", "debug")
+    with running_daemon(f"127.0.0.1:{verifier.port}", *flags) as daemon:
+        with openai.OpenAI(base_url=f"{daemon.url}/v1", api_key="none", max_retries=0) as client:
+            made = client.completions.create(
+                model="outrider", prompt="xylophone quartet", user="ann", max_tokens=8, seed=1, stream=True
+            )
+            first = next(iter(made))
+            sessions = daemon.get("/v1/sessions")
+            list(made)
+        metrics, logs = daemon.get("/metrics").decode(), capfd.readouterr().err
+        assert f'"request": "{first.id}"' in logs and '"num_tokens": 8' in logs
+        assert "xylophone" not in f"{metrics}{sessions}{logs}" and "ann" not in metrics
+        counts = dict(re.findall(r"^(outrider_edge_\S+) (\S+)$", metrics, re.MULTILINE))
+        assert counts['outrider_edge_requests_total{route="/v1/completions",status="200"}'] == "1.0"
+        assert sum(float(counts[name]) for name in counts if "edge_tokens_total" in name) == 8
+        assert counts["outrider_edge_ttft_seconds_count"] == "1.0"
+        assert counts["outrider_edge_draft_cache_texts"] == "0.0"
+        ps = run_edge(["ps", "--listen", daemon.address])
+        assert ps.returncode == 0 and ps.stdout.startswith("ID") and "0 of 4 running" in ps.stdout
+
+
+def test_a_hang_up_reloads_what_can_be_reloaded(verifier: VerifierServer, tmp_path: Path) -> None:
+    config = tmp_path / "edge.yaml"
+    config.write_text("serve: {model_name: first}\n")
+    with running_daemon(f"127.0.0.1:{verifier.port}", config=config) as daemon:
+
+        def name() -> str:
+            return str(daemon.get("/v1/models")["data"][0]["id"])
+
+        assert name() == "first"
+        config.write_text("serve: {model_name: [broken\n")
+        daemon.hang_up()
+        assert name() == "first"
+        config.write_text("serve: {model_name: second, draft_cache_mb: 1}\nmode: cloud-only\n")
+        daemon.hang_up()
+        assert wait_until(lambda: name() == "second")
+        assert daemon.get("/v1/models")["data"][0]["outrider"]["mode"] == "cloud-only"
+
+
+def test_without_a_verifier_it_is_not_ready_and_says_so() -> None:
+    with running_daemon("127.0.0.1:1") as daemon:
+        assert daemon.get("/health") == {"status": "ok"}
+        assert status(daemon, "/ready") == 503
+        with openai.OpenAI(base_url=f"{daemon.url}/v1", api_key="none", max_retries=0) as client:
+            with pytest.raises(openai.InternalServerError) as caught:
+                client.completions.create(model="outrider", prompt="x", stream=True)
+            assert caught.value.status_code == 503 and caught.value.code == "verifier_unreachable"
+            extras = {"outrider": {"mode": "edge-only"}}
+            alone = client.completions.create(model="outrider", prompt="x", max_tokens=4, extra_body=extras)
+            assert alone.usage.model_extra["outrider"]["num_unverified_tokens"] == 4
+            with pytest.raises(openai.BadRequestError) as refused:
+                client.chat.completions.create(model="outrider", messages=[{"role": "user", "content": "x"}])
+            assert refused.value.code == "no_chat_template" and "--chat-template" in refused.value.message
+
+
+def test_the_page_runs_in_a_browser(daemon: DaemonProcess) -> None:
+    chromium = shutil.which("chromium")
+    if chromium is None:
+        pytest.skip("no chromium here")
+    flags = ("--headless", "--no-sandbox", "--disable-gpu", "--virtual-time-budget=3000", "--dump-dom")
+    command = [chromium, *flags, f"{daemon.url}/"]
+    seen = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    assert '<option value="co-located">' in seen, "its script ran, and may under its own policy"
+    assert "target (float32, cpu)" in seen
+    page = daemon.get("/").decode()
+    assert not re.search(r"(src|href)=\"(?!data:)", page), "nothing comes from elsewhere"
+
+
+def test_the_default_port_is_documented() -> None:
+    assert ServeConfig().listen == "127.0.0.1:7079"

@@ -1,0 +1,113 @@
+"""`edge-client chat` on a terminal of its own, and fed by a pipe."""
+
+from __future__ import annotations
+
+import os
+import pty
+import re
+import select
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from cloud_verifier.server import VerifierServer
+from experiments.processes import run_edge
+
+
+class Terminal:
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+        self.seen = ""
+
+    def type(self, text: str) -> None:
+        os.write(self._descriptor, text.encode())
+
+    def wait_for(self, pattern: str, timeout_s: float = 30.0) -> str:
+        """What was shown up to `pattern`, and it; the next call begins behind."""
+        end_s = time.monotonic() + timeout_s
+        while not (match := re.search(pattern, self.seen)):
+            left_s = end_s - time.monotonic()
+            assert left_s > 0 and select.select([self._descriptor], [], [], left_s)[0], self.seen
+            self.seen += os.read(self._descriptor, 65536).decode(errors="replace")
+        shown, self.seen = self.seen[: match.end()], self.seen[match.end() :]
+        return shown
+
+
+@contextmanager
+def chatting(verifier: VerifierServer, *flags: str) -> Iterator[tuple[Terminal, subprocess.Popen[bytes]]]:
+    ours, theirs = pty.openpty()
+    command = [sys.executable, "-m", "edge_client", "chat", *flags]
+    command += ["--verifier", f"127.0.0.1:{verifier.port}"]
+    environment = {**os.environ, "TERM": "dumb", "NO_COLOR": "1"}
+    process = subprocess.Popen(
+        command, stdin=theirs, stdout=theirs, stderr=theirs, env=environment, start_new_session=True,
+        preexec_fn=_take_terminal,
+    )  # fmt: skip
+    os.close(theirs)
+    try:
+        yield Terminal(ours), process
+    finally:
+        process.kill()
+        process.wait()
+        os.close(ours)
+
+
+def _take_terminal() -> None:
+    import fcntl
+    import termios
+
+    fcntl.ioctl(0, termios.TIOCSCTTY, 0)  # so that Ctrl-C typed there is a signal
+
+
+def test_ctrl_c_stops_an_answer_and_not_the_program(verifier: VerifierServer, template_file: Path) -> None:
+    flags = ("--chat-template", str(template_file), "--ignore-eos", "--max-new-tokens", "4000")
+    with chatting(verifier, *flags) as (terminal, process):
+        terminal.wait_for("> ")
+        terminal.type('"""first line\nsecond line"""\n')
+        terminal.wait_for(r'line"""\r\n(?s:.{80})')
+        terminal.type("\x03")
+        terminal.wait_for(r"cancelled · stopped by you\]")
+        terminal.wait_for("> ")
+        terminal.type("half a line\x03")
+        terminal.wait_for(r"/quit or Ctrl-D leaves")
+        terminal.type("/mode edge-only\n")
+        terminal.wait_for("mode edge-only;")
+        terminal.type("/stats\n")
+        terminal.wait_for("acceptance_rate")
+        terminal.type("/reset\n")
+        terminal.wait_for("forgotten")
+        terminal.type("\x04")
+        assert process.wait(10) == 0
+    assert verifier.engine.num_sessions == 0
+
+
+def test_without_a_template_it_says_what_it_does(verifier: VerifierServer) -> None:
+    with chatting(verifier, "--max-new-tokens", "4") as (terminal, process):
+        terminal.wait_for("no chat template")
+        terminal.wait_for("> ")
+        terminal.type("/system be brief\n")
+        terminal.wait_for("needs a chat template")
+        terminal.type("/quit\n")
+        assert process.wait(10) == 0
+
+
+def test_a_pipe_gets_the_answers_and_a_conversation_has_memory(verifier: VerifierServer) -> None:
+    flags = ("--verifier", f"127.0.0.1:{verifier.port}", "--seed", "3", "--max-new-tokens", "8")
+    words = "def add(a, b):\ndef sub(a, b):\n"
+    done = run_edge(["chat", *flags], prompt=words)
+    assert done.returncode == 0 and "> " not in done.stdout, done.stderr
+    first = run_edge(["run", *flags, "def add(a, b):"]).stdout
+    assert done.stdout.startswith(first + "\n")
+    again = run_edge(["run", *flags, f"def add(a, b):{first}".rstrip("\n") + "\ndef sub(a, b):"]).stdout
+    assert done.stdout == f"{first}\n{again}\n"
+
+
+def test_completion_scripts_know_verbs_and_flags() -> None:
+    for shell in ("bash", "zsh"):
+        done = run_edge(["completion", shell])
+        assert done.returncode == 0
+        words = ("doctor", "--max-new-tokens", "--write-timeout", "completion")
+        assert all(word in done.stdout for word in words)
