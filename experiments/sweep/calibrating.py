@@ -1,18 +1,24 @@
-"""The links of a sweep measured against what their profiles say, for its manifest."""
+"""How well the realisation of a sweep makes links of the sweep's own round trips, for its manifest."""
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Sequence
 from typing import Any
 
+from experiments.links.calibration import RTTS_MS, short_calibration
 from experiments.links.profiles import LinkProfile
 from experiments.sweep.linking import DIRECT
 
+_MOST = 3  # round trips
+_LONGEST_MS = 200.0  # a longer one is made as this one is, and takes long to measure
+
 
 def calibrate_links(realisation: str, profiles: Sequence[LinkProfile]) -> list[dict[str, Any]]:
-    """One record a profile, as `experiments.links.calibrate` makes them; nothing for no link at all."""
+    """The points of a short calibration, as `experiments.links.calibration` has them; none without a link."""
     if realisation == DIRECT:
         return []
-    calibrate = importlib.import_module("experiments.links.calibrate")
-    return [calibrate.calibrate(realisation, profile) for profile in profiles]
+    rtts_ms = sorted({p.rtt_ms for p in profiles if 0 < p.rtt_ms <= _LONGEST_MS})
+    step = max(1, len(rtts_ms) // _MOST)
+    record = short_calibration(realisation, rtts_ms[::step][:_MOST] or RTTS_MS[:1])
+    points: list[dict[str, Any]] = record["points"]
+    return points

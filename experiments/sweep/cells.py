@@ -171,8 +171,9 @@ def _sensible(
         setting |= {"link": _ALONE, "tls": False, "min_forward_ms": 0.0}
     if mode in (Mode.CLOUD_ONLY, Mode.CO_LOCATED):  # the edge's draft has no part in it
         setting |= {"min_draft_ms": 0.0}
-    if mode in (Mode.CLOUD_ONLY, Mode.EDGE_ONLY):
-        policy, length, method, variant = "fixed", None, Method.COUPLED, _PLAIN
+    if mode in (Mode.CLOUD_ONLY, Mode.EDGE_ONLY):  # alone, a draft gives each token as it comes
+        length = 1 if mode == Mode.EDGE_ONLY else None
+        policy, method, variant = "fixed", Method.COUPLED, _PLAIN
     if policy != "fixed":  # it finds the length by itself
         length = None
     if mode == Mode.CO_LOCATED:  # one length for the whole text: no policy hears of its rounds in time

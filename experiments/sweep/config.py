@@ -74,7 +74,7 @@ class SweepConfig:
     slo: Slo = dataclasses.field(default_factory=Slo)
     price_per_hour: float | None = option(None, "of the verifier's machine, for the cost of tokens")
     quality: bool = option(True, "target loss of texts that are not exact; loads the target once, at the end")
-    calibrate: bool = option(False, "measure links against their profiles first, into the manifest")
+    calibrate: bool = option(True, "measure the realisation first, a few seconds, into the manifest")
 
     @property
     def is_synthetic(self) -> bool:
@@ -164,6 +164,8 @@ def check_sweep(config: SweepConfig) -> None:
     if config.verifier and (any(config.min_forward_ms) or config.serve):
         key = "serve" if config.serve else "min_forward_ms"
         raise ConfigError(f"{key}: is a setting of verifiers started here; leave it out, or leave `verifier`")
+    if config.verifier and len(set(config.tls)) > 1:
+        raise ConfigError("tls: one verifier either speaks TLS or not; give the one it does")
 
 
 def _check_names(key: str, given: Iterable[str], known: tuple[str, ...]) -> None:

@@ -69,7 +69,7 @@ def make_plan(config: SweepConfig, only: Sequence[str] = ()) -> Plan:
         cells = pick_cells(cells, only)
     check_links(config.realisation, [cell.link for cell in cells if cell.has_link])
     for cell in cells:
-        check_cell(cell.edge_settings(config.edge_settings), cell.id, cell.tls)
+        check_cell(cell.edge_settings(config.edge_settings), cell.id)
     prompts = load_prompts(Path(config.prompts) if config.prompts else None, config.num_prompts)
     return Plan(config, cells, prompts)
 

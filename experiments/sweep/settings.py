@@ -24,8 +24,15 @@ _EDGE_AXES = {
     "seed": "seed",
     "verifier": "verifier",
     "draft": "models",
+    "tls": "tls",
 }
-_SERVE_AXES = {"min_forward_ms": "min_forward_ms", "target": "models", "listen": "verifier"}
+_SERVE_AXES = {
+    "min_forward_ms": "min_forward_ms",
+    "target": "models",
+    "listen": "verifier",
+    "tls_cert": "tls",
+    "tls_key": "tls",
+}
 # Settings that change what the target itself would write: texts of such cells could not be compared.
 _TEXT_SETTINGS = frozenset(
     (
@@ -59,10 +66,8 @@ def make_edge_config(settings: Mapping[str, Any]) -> RunConfig:
     return load_config(RunConfig, content=(dict(settings), "sweep"), env={}).value
 
 
-def check_cell(settings: Mapping[str, Any], cell_id: str, has_tls: bool) -> None:
+def check_cell(settings: Mapping[str, Any], cell_id: str) -> None:
     """Raises `UsageError` naming the cell for settings that do not go together."""
-    if has_tls:
-        raise ConfigError(f"tls: true is not built yet; leave `tls` at false ({cell_id})")
     try:
         config = make_edge_config(settings)
         check_method(config)

@@ -9,6 +9,7 @@ from typing import TextIO
 from experiments.sweep.records import BASELINES, CellRow, Comparison, Metric, Sweep
 
 _RIVALS = BASELINES
+_MOST_LOSSES = 12
 
 
 def print_sweep(sweep: Sweep, out: TextIO = sys.stdout) -> None:
@@ -73,8 +74,10 @@ def _verdict(sweep: Sweep) -> Iterator[str]:
         return
     num_lost = len({each.cell for each in lost})
     yield f"cloud-only or co-located is FASTER in {num_lost} of {num_ours} cells, worst first:"
-    for each in lost:
+    for each in lost[:_MOST_LOSSES]:
         yield f"  {each.cell}: {each.ratio:.2f} times the speed of {each.kind}{_range(each)}"
+    if len(lost) > _MOST_LOSSES:
+        yield f"  and {len(lost) - _MOST_LOSSES} more: the table below has them first"
 
 
 def _table(sweep: Sweep) -> Iterator[str]:
@@ -82,11 +85,12 @@ def _table(sweep: Sweep) -> Iterator[str]:
     for each in sweep.comparisons:
         if each.metric == "tpot_ms":
             by_cell[each.cell][each.kind] = each
-    width = max((len(cell.id) for cell in sweep.cells), default=4)
+    width = max((len(cell.id) for cell in sweep.cells if cell.num_requests), default=4)
     yield f"{'':<{width}}  {'TPOT ms':>20} {'TTFT ms':>8} {'accept':>7} {'tok/rd':>6}   speed : " + ", ".join(
         _RIVALS
     )
-    for cell in sorted(sweep.cells, key=lambda cell: _worst(by_cell[cell.id])):
+    cells = [cell for cell in sweep.cells if cell.num_requests]
+    for cell in sorted(cells, key=lambda cell: _worst(by_cell[cell.id])):
         ratios = [_ratio(by_cell[cell.id].get(kind)) for kind in _RIVALS]
         tpot, ttft = cell.metrics.get("tpot_ms"), cell.metrics.get("ttft_ms")
         rate, per_round = cell.metrics.get("acceptance_rate"), cell.metrics.get("tokens_per_round")

@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 import contextlib
+import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import TYPE_CHECKING, Any, Self
 
 from experiments.processes import VerifierProcess, start_server, start_verifier
 from experiments.sweep.cells import Cell
 from experiments.sweep.config import SweepConfig
 from experiments.sweep.settings import serve_flags
 
+if TYPE_CHECKING:
+    from cloud_verifier.security.dev_certs import DevCertificates
+
 
 class VerifierPool:
     def __init__(self, config: SweepConfig) -> None:
         self._config = config
-        self._processes: dict[float, VerifierProcess] = {}
+        self._processes: dict[tuple[float, bool], VerifierProcess] = {}
         self._stack = contextlib.ExitStack()
+        self._certificates: DevCertificates | None = None
 
     def __enter__(self) -> Self:
         return self
@@ -36,15 +41,35 @@ class VerifierPool:
         """None for a verifier that somebody else runs."""
         return None if self._config.verifier else self._process_for(cell).process.pid
 
+    def edge_settings(self, cell: Cell) -> dict[str, Any]:
+        """What an edge needs to be let in, beside the address."""
+        if not cell.tls:
+            return {}
+        if self._config.verifier:
+            return {"tls": True}
+        # The link's address is not the verifier's: its certificate is for this name.
+        return {"tls_ca": str(self._local_certificates().ca), "tls_server_name": "localhost"}
+
     def _process_for(self, cell: Cell) -> VerifierProcess:
-        key = cell.min_forward_ms
+        key = cell.min_forward_ms, cell.tls
         if key not in self._processes:
-            self._processes[key] = self._start(key)
+            self._processes[key] = self._start(*key)
             self._stack.callback(self._processes[key].stop)
         return self._processes[key]
 
-    def _start(self, min_forward_ms: float) -> VerifierProcess:
+    def _local_certificates(self) -> DevCertificates:
+        if self._certificates is None:
+            from cloud_verifier.security.dev_certs import make_dev_certificates
+
+            directory = self._stack.enter_context(tempfile.TemporaryDirectory(prefix="outrider-certs-"))
+            self._certificates = make_dev_certificates(Path(directory))
+        return self._certificates
+
+    def _start(self, min_forward_ms: float, has_tls: bool) -> VerifierProcess:
         settings = {"log_level": "warning", **(self._config.serve or {}), "min_forward_ms": min_forward_ms}
+        if has_tls:
+            certificate, key = self._local_certificates().server
+            settings |= {"tls_cert": certificate, "tls_key": key}
         if self._config.is_synthetic:
             return _start_synthetic(self._config.synthetic or {}, serve_flags(settings))
         dirs = self._config.model_dirs

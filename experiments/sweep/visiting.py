@@ -144,7 +144,7 @@ class Visitor:
 
     def settings(self, cell: Cell, address: str) -> dict[str, Any]:
         """Of `edge-client run`, for an edge that dials `address`."""
-        settings = cell.edge_settings(self.config.edge_settings)
+        settings = cell.edge_settings(self.config.edge_settings) | self.verifiers.edge_settings(cell)
         settings["max_new_tokens"] = self.config.max_new_tokens
         if address:
             settings["verifier"] = address

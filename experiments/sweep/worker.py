@@ -19,13 +19,12 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Mapping
-from typing import Any, TextIO, cast
+from typing import Any, TextIO
 
 from common.errors import OutriderError
 from edge_client.assemble import Edge, create_edge
 from edge_client.config import RunConfig
 from edge_client.options import Mode
-from edge_client.tokenizer import EdgeTokenizer
 from experiments.sweep.machine import peak_rss_bytes, reset_peak_rss
 from experiments.sweep.observing import Errand, observe
 from experiments.sweep.records import to_json
@@ -50,12 +49,10 @@ class Edges:
 
 
 def _create_synthetic(config: RunConfig, description: Mapping[str, object]) -> Edge:
-    from experiments.synthetic.draft import SyntheticDraft, SyntheticTokenizer
+    from experiments.synthetic.edge import create_synthetic_edge
     from experiments.synthetic.pair import pair_from
 
-    draft = SyntheticDraft(pair_from(description)) if Mode(config.mode).has_draft else None
-    tokenizer = cast(EdgeTokenizer, SyntheticTokenizer())  # as far as sessions ask for it
-    return Edge(config, tokenizer, draft, 0.0, ())
+    return create_synthetic_edge(config, pair_from(description))
 
 
 def run(edges: Edges, job: dict[str, Any]) -> dict[str, Any]:
