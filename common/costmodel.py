@@ -16,13 +16,19 @@ Acceptance = float | Sequence[float]  # one alpha for all positions, or one for 
 
 @dataclass(frozen=True, slots=True)
 class ModelCosts:
-    """Compute: verifying n draft tokens takes `verify_fixed_s + n * verify_token_s`."""
+    """Compute: drafting n tokens takes `draft_fixed_s + n * draft_token_s` (a round's first token comes after
+    a wait, and reads the correction too), verifying them `verify_fixed_s + n * verify_token_s`."""
 
     draft_token_s: float
     target_token_s: float  # one cloud-only step
     verify_fixed_s: float
     verify_token_s: float = 0.0
     colocated_draft_token_s: float | None = None  # beside the target; None: as long as at the edge
+    draft_fixed_s: float = 0.0
+
+    def draft_s(self, num_draft_tokens: int) -> float:
+        """Without a draft there is none to wait for."""
+        return self.draft_fixed_s + num_draft_tokens * self.draft_token_s if num_draft_tokens else 0.0
 
     def verify_s(self, num_draft_tokens: int) -> float:
         return self.verify_fixed_s + num_draft_tokens * self.verify_token_s
@@ -72,8 +78,8 @@ def _per_position(acceptance: Acceptance, num_draft_tokens: int) -> list[float]:
 
 def round_s(num_draft_tokens: int, models: ModelCosts, link: LinkCosts) -> float:
     """Return how long a synchronous round takes: n t_draft + RTT + t_verify(n) + bytes / rate."""
-    draft_s = num_draft_tokens * models.draft_token_s
-    return draft_s + link.rtt_s + models.verify_s(num_draft_tokens) + link.transfer_s(num_draft_tokens)
+    compute_s = models.draft_s(num_draft_tokens) + models.verify_s(num_draft_tokens)
+    return compute_s + link.rtt_s + link.transfer_s(num_draft_tokens)
 
 
 def round_token_s(models: ModelCosts, link: LinkCosts) -> float:
@@ -104,12 +110,29 @@ def colocated_s(acceptance: Acceptance, num_draft_tokens: int, models: ModelCost
 def colocated_models(models: ModelCosts) -> ModelCosts:
     """Return them with the draft that runs beside the target."""
     there_s = models.colocated_draft_token_s
-    return models if there_s is None else replace(models, draft_token_s=there_s)
+    return models if there_s is None else replace(models, draft_token_s=there_s, draft_fixed_s=0.0)
 
 
 def tokens_per_s(acceptance: Acceptance, num_draft_tokens: int, models: ModelCosts, link: LinkCosts) -> float:
     """Return committed tokens a second of synchronous rounds of one draft length."""
     return expected_tokens(acceptance, num_draft_tokens) / round_s(num_draft_tokens, models, link)
+
+
+def rounds_s(
+    acceptance: Acceptance, num_draft_tokens: int, num_tokens: int, models: ModelCosts, link: LinkCosts
+) -> float:
+    """Return how long synchronous rounds of n take for a text's next `num_tokens` tokens, the last of them
+    drafting no more than is wanted: less than E[n] a round in short texts."""
+    alphas = _per_position(acceptance, num_draft_tokens)
+    reached = [1.0]  # P(the first i drafted tokens stand)
+    for alpha in alphas:
+        reached.append(reached[-1] * alpha)
+    left_s = [0.0]  # by tokens left to write
+    for left in range(1, num_tokens + 1):
+        n = min(num_draft_tokens, left - 1)
+        stops = (reached[i] * (1 - alphas[i]) * left_s[left - i - 1] for i in range(n))
+        left_s.append(round_s(n, models, link) + sum(stops) + reached[n] * left_s[left - n - 1])
+    return left_s[num_tokens]
 
 
 def break_even_rtt_s(

@@ -93,12 +93,11 @@ def num_in_flight(num_draft_tokens: int, models: ModelCosts, link: LinkCosts) ->
 def _period_s(num_draft_tokens: int, models: ModelCosts, link: LinkCosts) -> float:
     up_s = (link.round_bytes_up + num_draft_tokens * link.draft_token_bytes_up) / link.rate_up
     down_s = link.round_bytes_down / link.rate_down
-    draft_s = num_draft_tokens * models.draft_token_s
-    return max(draft_s, models.verify_s(num_draft_tokens), up_s, down_s)
+    return max(models.draft_s(num_draft_tokens), models.verify_s(num_draft_tokens), up_s, down_s)
 
 
 def _rest_s(num_draft_tokens: int, models: ModelCosts, period_s: float) -> float:
-    share = num_draft_tokens * models.draft_token_s / period_s if period_s else 0.0
+    share = models.draft_s(num_draft_tokens) / period_s if period_s else 0.0
     return share * models.draft_token_s / 2
 
 

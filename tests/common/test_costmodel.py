@@ -17,6 +17,7 @@ from common.costmodel import (
     edge_only_s,
     expected_tokens,
     round_s,
+    rounds_s,
     tokens_per_s,
 )
 
@@ -83,6 +84,23 @@ def test_a_colocated_round_has_no_trip_and_drafts_at_its_own_speed():
     assert colocated_s(0.8, 4, slow, link) == pytest.approx(here + 4 * 0.002 / expected_tokens(0.8, 4))
     narrow = LinkCosts(rtt_s=9, rate_down=600)  # a message of 60 bytes takes 0.1 s
     assert colocated_s(0.8, 4, MODELS, narrow) == pytest.approx(0.1 / expected_tokens(0.8, 4))
+
+
+def test_what_a_rounds_draft_costs_once_is_paid_a_round():
+    link, slow = LinkCosts(rtt_s=0.05), replace(MODELS, draft_fixed_s=0.002)
+    assert round_s(4, slow, link) == pytest.approx(round_s(4, MODELS, link) + 0.002)
+    assert round_s(0, slow, link) == round_s(0, MODELS, link)
+    assert edge_only_s(slow) == MODELS.draft_token_s
+
+
+def test_a_long_text_takes_what_its_rounds_make_and_a_short_one_a_little_more():
+    link, alphas = LinkCosts(rtt_s=0.05), [0.9, 0.7, 0.8]
+    endless = 1 / tokens_per_s(alphas, 4, MODELS, link)
+    assert rounds_s(alphas, 4, 4000, MODELS, link) / 4000 == pytest.approx(endless, rel=1e-3)
+    assert rounds_s(alphas, 4, 12, MODELS, link) / 12 > 1.05 * endless
+    # Two tokens: a round that drafts one, and where that falls another that drafts none.
+    both = round_s(1, MODELS, link) + 0.1 * round_s(0, MODELS, link)
+    assert rounds_s(alphas, 4, 2, MODELS, link) == pytest.approx(both)
 
 
 def test_edge_only_takes_a_draft_token_a_token():
