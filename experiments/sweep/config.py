@@ -111,8 +111,14 @@ def load_sweep(path: Path | None, flags: Mapping[str, object] | None = None) -> 
 def resolved(config: SweepConfig) -> dict[str, Any]:
     """The whole of it as JSON, links with every field; `load_sweep` of this gives the same sweep."""
     record = dataclasses.asdict(config)
-    record["links"] = [dataclasses.asdict(profile) for profile in config.profiles]
+    record["links"] = [link_record(profile) for profile in config.profiles]
     return {key: list(value) if isinstance(value, tuple) else value for key, value in record.items()}
+
+
+def link_record(profile: LinkProfile) -> dict[str, Any]:
+    """A profile as JSON has it."""
+    record = dataclasses.asdict(profile)
+    return record | {"outages": list(record["outages"])}
 
 
 def _read(path: Path) -> dict[str, Any]:

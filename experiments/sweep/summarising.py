@@ -10,7 +10,7 @@ from pathlib import Path
 
 from experiments.sweep.cells import Cell
 from experiments.sweep.comparing import a_a_of, compare_all
-from experiments.sweep.config import SweepConfig
+from experiments.sweep.config import SweepConfig, link_record
 from experiments.sweep.metrics import Observed, acceptance_by_position, compute_metrics
 from experiments.sweep.predicting import predict_all
 from experiments.sweep.records import (
@@ -127,7 +127,7 @@ def _cell_row(
     said = [label for row in requests[:1] for label in row.labels]
     return CellRow(
         id=cell.id,
-        link=dataclasses.asdict(cell.link),
+        link=link_record(cell.link),
         realisation=config.realisation if cell.has_link else NO_LINK,
         mode=cell.mode,
         depth_policy=cell.depth_policy,

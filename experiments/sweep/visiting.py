@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
-from common.errors import LinkError
+from common.errors import LinkError, UsageError
 from experiments.links.base import OpenLink
 from experiments.prompts import Prompt
 from experiments.sweep.cells import Cell
@@ -163,11 +163,14 @@ class Visitor:
     def _ask_briefly(
         self, edge: EdgeProcess, cell: Cell, request: Request, address: str, num_tokens: int
     ) -> None:
-        """A request that does not count. Raises `LinkError` where it fails: so would all that follow."""
+        """A request that does not count. Raises where it fails, naming the cell: so would all that follow."""
         job = self._job(cell, 0, request, address, 0.0)
-        answer = edge.ask(job | {"settings": job["settings"] | {"max_new_tokens": num_tokens}})
-        if error := answer["request"]["error"]:
-            raise LinkError(f"{cell.id}: {error}")
+        try:
+            answer = edge.ask(job | {"settings": job["settings"] | {"max_new_tokens": num_tokens}})
+        except UsageError as error:
+            raise UsageError(f"cell {cell.id!r}: {error}") from error
+        if trouble := answer["request"]["error"]:
+            raise LinkError(f"cell {cell.id!r}: {trouble}")
 
 
 @contextlib.contextmanager
