@@ -7,10 +7,8 @@ ends with that. It asks for a real-time priority: the link must not slow down be
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import importlib
 import json
-import os
 import selectors
 import sys
 from collections.abc import AsyncIterator
@@ -18,6 +16,7 @@ from contextlib import AbstractAsyncContextManager
 from typing import Any, Protocol
 
 from common.errors import OutriderError
+from experiments.links.priority import ask_for_real_time
 from experiments.links.profile import LinkProfile
 from experiments.links.profiles import load_profile
 
@@ -69,14 +68,6 @@ async def serve(realisation: str, profile: LinkProfile, upstream: str) -> None:
         _say({"address": served.address, "facts": facts})
         async for line in input_lines():
             _say(answer(served, line))
-
-
-def ask_for_real_time() -> str:
-    """Round robin above every ordinary process where we may; says which it is."""
-    with contextlib.suppress(OSError, AttributeError):
-        os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(10))
-        return "real-time"
-    return "ordinary"
 
 
 def make_loop() -> asyncio.AbstractEventLoop:

@@ -17,7 +17,7 @@ from experiments.links.profile import LinkProfile
 from experiments.links.remote import remote_link
 from experiments.links.tun_device import TUN
 
-# What the relay carried, with room to spare; above, its own work would be the link.
+# One connection filled 96 % of 200 and 95 % of 300, on 2 shared cores; above, the relay's work shows.
 MAX_MBIT = 200.0
 
 

@@ -14,6 +14,7 @@ from support.tcp_peers import dialled, echo, read_all, tcp_server
 
 from common.errors import LinkError, UsageError
 from experiments.links.echo import echo_server, round_trips_ms
+from experiments.links.priority import real_time
 from experiments.links.profile import LinkProfile, Outage
 from experiments.links.proxy import Proxy
 from experiments.links.remote import RemoteLink, remote_link
@@ -33,7 +34,7 @@ def fastest_s(what: Callable[[], None]) -> float:
 
 @pytest.mark.parametrize("rtt_ms", [10, 40])
 def test_small_frames_take_the_profiles_round_trip(rtt_ms: int) -> None:
-    with echo_server() as upstream, PROXY.open(LinkProfile(rtt_ms=rtt_ms), upstream) as link:
+    with real_time(), echo_server() as upstream, PROXY.open(LinkProfile(rtt_ms=rtt_ms), upstream) as link:
         for num_bytes in (200, 8000):
             times_ms, _ = round_trips_ms(link.address, num_bytes, 12)
             assert min(times_ms) >= rtt_ms
@@ -42,7 +43,7 @@ def test_small_frames_take_the_profiles_round_trip(rtt_ms: int) -> None:
 
 
 def test_the_first_answer_on_a_new_connection_takes_two_round_trips() -> None:
-    with echo_server() as upstream, PROXY.open(LinkProfile(rtt_ms=60), upstream) as link:
+    with real_time(), echo_server() as upstream, PROXY.open(LinkProfile(rtt_ms=60), upstream) as link:
 
         def ask() -> None:
             with dialled(link.address) as client:
@@ -54,7 +55,7 @@ def test_the_first_answer_on_a_new_connection_takes_two_round_trips() -> None:
 
 def test_a_rate_makes_frames_take_their_time() -> None:
     profile = LinkProfile(up_mbit=4, down_mbit=2)  # 8,312 bytes on the wire: 16.6 ms up, 33.2 ms down
-    with echo_server() as upstream, PROXY.open(profile, upstream) as link:
+    with real_time(), echo_server() as upstream, PROXY.open(profile, upstream) as link:
         times_ms, _ = round_trips_ms(link.address, 8000, 8)
         assert 49.8 <= min(times_ms) <= 49.8 + 3
 

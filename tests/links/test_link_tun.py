@@ -14,6 +14,7 @@ import pytest
 from support.tcp_peers import dialled, echo, read_all, tcp_server
 
 from experiments.links.echo import echo_server, round_trips_ms
+from experiments.links.priority import real_time
 from experiments.links.profile import LinkProfile, Outage
 from experiments.links.remote import remote_link
 from experiments.links.tun import Tun
@@ -31,7 +32,7 @@ def _needs_namespaces() -> Iterator[None]:
 
 
 def test_small_frames_take_the_profiles_round_trip() -> None:
-    with echo_server() as upstream, TUN.open(LinkProfile(rtt_ms=20), upstream) as link:
+    with real_time(), echo_server() as upstream, TUN.open(LinkProfile(rtt_ms=20), upstream) as link:
         for num_bytes in (200, 8000):
             times_ms, control = round_trips_ms(link.address, num_bytes, 12)
             assert min(times_ms) >= 20
