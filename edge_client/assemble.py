@@ -20,6 +20,7 @@ from edge_client.drafting.base import DraftModel
 from edge_client.drafting.registry import WITHOUT_MODEL, create_draft_model
 from edge_client.method_options import check_method, make_method_params, support_size
 from edge_client.options import Mode, OnTimeout, SessionOptions
+from edge_client.pipeline import Pipelining, RoundWindow, create_window
 from edge_client.remote_verifier import RemoteVerifier
 from edge_client.session import EdgeSession, new_session_id
 from edge_client.tokenizer import EdgeTokenizer
@@ -62,6 +63,7 @@ class Edge:
             verifier=_create_verifier(config, options, session_id),
             draft=self._draft_for(options.mode, draft),
             depth=create_depth_policy(config.depth_policy, config.num_speculative_tokens),
+            window=make_window(config),
             session_id=session_id,
             min_draft_s=config.min_draft_ms / 1e3,
         )
@@ -161,6 +163,21 @@ def create_link(config: RunConfig, session_id: bytes) -> GrpcLink:
     from edge_client.link.security import link_security
 
     return GrpcLink(config.verifier, session_id, config.transport, link_security(config, config.verifier))
+
+
+def make_window(config: RunConfig) -> RoundWindow:
+    """Raises `UsageError` where rounds cannot be pipelined. Single calls keep no order, a stream does."""
+    pipelining, is_auto = Pipelining(config.pipeline), config.mode == Mode.AUTO
+    if config.transport == "unary":
+        if pipelining is not Pipelining.OFF:
+            raise UsageError(f"--pipeline {config.pipeline} needs --transport stream")
+        if is_auto:
+            return create_window(Pipelining.OFF, None, config.depth_policy, has_stream_too=True)
+    elif is_auto:
+        pipelining = Pipelining.AUTO
+    return create_window(
+        pipelining, config.num_rounds_in_flight, config.depth_policy, has_stream_too=is_auto
+    )
 
 
 def draw_seed() -> int:

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from common.errors import LinkError, RoundTimeoutError
 from common.types import FinishReason, GeneratedTokens, GenerateRequest, Origin
@@ -15,15 +16,19 @@ from edge_client.options import Decoding, Mode, OnTimeout
 from edge_client.remote_verifier import SessionLostError, UnknownPrefixError
 from edge_client.stats import RoundRecord
 
+if TYPE_CHECKING:
+    from edge_client.auto import StreamWatch
+
 _MAX_SILENCE_S = 10.0
 
 
-def stream_cloud_only(decoding: Decoding) -> Iterator[SessionEvent]:
-    """Until the text ends. Exact: a fault is waited for (`recover_timeout_s`), except under `fail`."""
+def stream_cloud_only(decoding: Decoding, watch: StreamWatch | None = None) -> Iterator[SessionEvent]:
+    """Until the text ends, or `watch` wants to leave: the verifier is then told to stop, and what it streamed
+    until then still comes. Exact: a fault is waited for (`recover_timeout_s`), except under `fail`."""
     text, remote = decoding.text, decoding.remote
     silence_s = remote.deadline.seconds
     give_up_s = time.monotonic() + decoding.options.recover_timeout_s
-    while text.finish is None:
+    while text.finish is None and not (watch is not None and watch.is_left):
         if not decoding.context_room:
             text.finish = FinishReason.CONTEXT
             return
@@ -31,18 +36,24 @@ def stream_cloud_only(decoding: Decoding) -> Iterator[SessionEvent]:
             if decoding.must_open:
                 yield from open_session(decoding)
                 continue
-            for tokens in remote.generate(_make_request(decoding), silence_s):
+            request = _make_request(decoding)
+            for tokens in remote.generate(request, silence_s):
                 yield from _take(decoding, tokens)
                 decoding.note_success()
                 give_up_s = time.monotonic() + decoding.options.recover_timeout_s
                 if text.finish is not None or decoding.must_open:
                     break
+                if watch is not None and watch.see(tokens):
+                    remote.cancel(request)
         except (SessionLostError, UnknownPrefixError) as error:
             decoding.note_failure(error.error)
             decoding.must_open = True
         except LinkError as error:
             if decoding.options.on_timeout is OnTimeout.FAIL:
                 raise
+            if watch is not None and watch.abandon():
+                remote.lifeline.drop()
+                return
             if time.monotonic() > give_up_s:
                 raise LinkError(str(error)) from error
             decoding.stats.num_timeouts += isinstance(error, RoundTimeoutError)

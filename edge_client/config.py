@@ -45,8 +45,22 @@ class RunConfig:
     mode: str = option(
         "speculative",
         "draft here and verify there; or the target alone, streamed; or draft and verify both there; "
-        "or the draft alone, unverified. The second and third need of --draft DIR the tokenizer.json alone",
-        choices=("speculative", "cloud-only", "co-located", "edge-only"),
+        "or the draft alone, unverified; or (auto) the first, pipelined or not, or the second, whichever is "
+        "soonest by what is measured. The second and third need of --draft DIR the tokenizer.json alone",
+        choices=("speculative", "cloud-only", "co-located", "edge-only", "auto"),
+    )
+    pipeline: str = option(
+        "off",
+        "speculative: draft on and send the next rounds while some are under way; never, always, or (auto) "
+        "while that is expected to be faster. --mode auto decides it too. Needs --transport stream",
+        choices=("off", "on", "auto"),
+    )
+    num_rounds_in_flight: int | None = option(
+        None,
+        "rounds under way at most while it pipelines; none: as many as trip and draft ask for",
+        metavar="N",
+        minimum=2,
+        maximum=16,
     )
     max_new_tokens: int = option(256, "tokens to generate at most", metavar="N", minimum=1)
     num_speculative_tokens: int | None = option(

@@ -25,6 +25,7 @@ class Drafter:
             sampling, num_prompt_tokens=num_prompt_tokens, num_support=num_support
         )
         self._min_draft_s = min_draft_s
+        self.warm_s = 0.0  # `time.monotonic` at the end of `warm_up`
         self._assumed: TokenIds = ()  # what the sequence was told that may yet turn out wrong: its end
 
     def propose(
@@ -83,6 +84,13 @@ class Drafter:
         """Feeds the prompt while the verifier does the same; the proposal is thrown away."""
         self._sequence.commit(prompt_ids[self._sequence.position :])
         self._sequence.propose(1)
+        self.warm_s = time.monotonic()
+
+    def time_token(self) -> float:
+        """Seconds a drafted token takes, by one that is thrown away, after `warm_up`."""
+        start_s = time.perf_counter()
+        self._sequence.propose(1)
+        return max(self._min_draft_s, time.perf_counter() - start_s)
 
     def close(self) -> None:
         self._sequence.close()

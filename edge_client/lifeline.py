@@ -142,6 +142,15 @@ class Lifeline:
             self._adopt_probe()
         return reply
 
+    def start_trip(self) -> None:
+        """Times a trip beside what is under way, where the connection can."""
+        if self._connection is not None:
+            self._connection.start_trip()
+
+    def take_trip(self) -> float | None:
+        """What the last one took, in seconds, once."""
+        return self._connection.take_trip() if self._connection is not None else None
+
     def _note_answer(self) -> None:
         self._last_answer_s = self._clock()
         if not self.breaker.is_closed:

@@ -46,7 +46,7 @@ def support_size(config: RunConfig) -> int:
 
 def judging_method(config: RunConfig) -> Method | None:
     """The method that judges drafted tokens; None where none are judged."""
-    is_judged = config.mode in (Mode.SPECULATIVE, Mode.CO_LOCATED)
+    is_judged = config.mode in (Mode.SPECULATIVE, Mode.CO_LOCATED, Mode.AUTO)
     return Method(config.method) if is_judged else None
 
 

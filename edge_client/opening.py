@@ -19,6 +19,7 @@ _NO_DRAFT_THERE = RoundError(
     message="it has no draft for co-located speculation: serve with --draft DIR",
     field="mode",
 )
+_CLEARLY_S = 0.0005  # a wait of its own, after the draft had read the prompt
 _FIRST_SIGN_S = 2.0  # a rebuild that computes for longer announces itself
 
 
@@ -45,9 +46,23 @@ def open_session(decoding: Decoding) -> list[TokenEvent]:
         except SessionLostError as error:  # a bug over there: once more, then it is reported
             decoding.note_failure(error.error)
             request = replace(request, round_id=remote.next_round_id())
-    decoding.stats.open_ms += (time.perf_counter() - start_s) * 1e3
+    wait_s = time.perf_counter() - start_s
+    decoding.stats.open_ms += wait_s * 1e3
+    if warm_up is not None:
+        _tell_choice(decoding, opened, wait_s)
     decoding.stats.num_rebuilds += is_rebuild
     return _take(decoding, opened)
+
+
+def _tell_choice(decoding: Decoding, opened: Opened, wait_s: float) -> None:
+    """What an opening says of the link, the target and the draft, to whoever chooses the mode. Where the
+    draft read its prompt for longer than the verifier did, the wait says nothing."""
+    choice, drafter = decoding.window.choice, decoding.drafter
+    if choice is None or drafter is None or time.monotonic() - drafter.warm_s < _CLEARLY_S:
+        return
+    metrics = opened.metrics
+    trip_s = max(0.0, wait_s - metrics.total_ns / 1e9)
+    choice.observe_opening(trip_s, metrics.forward_ns / 1e9, drafter.time_token())
 
 
 def _make_request(decoding: Decoding, is_rebuild: bool) -> OpenRequest:

@@ -27,6 +27,7 @@ from edge_client.depth.base import DepthPolicy
 from edge_client.drafter import Drafter
 from edge_client.drafting.base import ShouldStop
 from edge_client.events import TokenEvent
+from edge_client.mode_choice import Way
 from edge_client.pipeline import RoundWindow
 from edge_client.remote_verifier import RemoteVerifier
 from edge_client.stats import RoundRecord, SessionStats
@@ -42,11 +43,12 @@ class Mode(enum.StrEnum):
     CLOUD_ONLY = "cloud-only"  # the target alone, streamed
     CO_LOCATED = "co-located"  # draft and target both in the verifier, streamed
     EDGE_ONLY = "edge-only"  # the draft alone, unverified
+    AUTO = "auto"  # rounds, pipelined rounds or the target's stream, whichever is soonest
 
     @property
     def has_draft(self) -> bool:
         """Whether the edge drafts."""
-        return self in (Mode.SPECULATIVE, Mode.EDGE_ONLY)
+        return self in (Mode.SPECULATIVE, Mode.EDGE_ONLY, Mode.AUTO)
 
 
 class OnTimeout(enum.StrEnum):
@@ -108,6 +110,12 @@ class Decoding:
         if events:
             self.pending = None
         return events
+
+    @property
+    def is_to_stream(self) -> bool:
+        """Whether the mode is chosen on the way, and is the target's own stream now."""
+        choice = self.window.choice
+        return choice is not None and choice.current is Way.CLOUD_ONLY
 
     @property
     def context_room(self) -> int:

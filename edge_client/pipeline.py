@@ -2,14 +2,66 @@
 
 from __future__ import annotations
 
+import enum
+
+from edge_client.mode_choice import ModeChoice, Way
 from edge_client.stats import RoundRecord
 
 
-class RoundWindow:
-    """`size` rounds; 1 is a synchronous edge, which waits for each verdict before it drafts on."""
+class Pipelining(enum.StrEnum):
+    OFF = "off"  # one round at a time
+    ON = "on"  # always several
+    AUTO = "auto"  # while that is expected to be faster
 
-    def __init__(self, size: int = 1) -> None:
-        self.size = size
+    @property
+    def ways(self) -> tuple[Way, ...]:
+        match self:
+            case Pipelining.OFF:
+                return (Way.SYNCHRONOUS,)
+            case Pipelining.ON:
+                return (Way.PIPELINED,)
+            case Pipelining.AUTO:
+                return (Way.SYNCHRONOUS, Way.PIPELINED)
+
+
+class RoundWindow:
+    """`size` rounds; 1 is a synchronous edge, which waits for each verdict before it drafts on.
+
+    Without a `choice` always `num_rounds`; with one as many as it says, or `num_rounds` while it pipelines.
+    """
+
+    def __init__(self, num_rounds: int | None = None, choice: ModeChoice | None = None) -> None:
+        self.choice = choice
+        self._num_rounds = num_rounds
+        self.size = 1
+        self._resize()
 
     def observe(self, record: RoundRecord) -> None:
-        """Learns nothing."""
+        if self.choice is not None:
+            self.choice.observe(record)
+
+    def choose(self, num_remaining: int) -> None:
+        """Decides anew, where there is a choice."""
+        if self.choice is not None:
+            self.choice.choose(num_remaining)
+            self._resize()
+
+    def _resize(self) -> None:
+        if self.choice is None:
+            self.size = self._num_rounds or 1
+        elif self.choice.current is Way.PIPELINED and self._num_rounds:
+            self.size = self._num_rounds
+        else:
+            self.size = self.choice.window
+
+
+def create_window(
+    pipelining: Pipelining, num_rounds: int | None, policy: str, has_stream_too: bool = False
+) -> RoundWindow:
+    """`policy`: the depth policy's name; `has_stream_too`: the target's own stream may be chosen (auto)."""
+    ways = pipelining.ways
+    if has_stream_too:
+        ways = (*ways, Way.CLOUD_ONLY)
+    if ways == (Way.SYNCHRONOUS,):
+        return RoundWindow()
+    return RoundWindow(num_rounds, ModeChoice(ways, has_best_length=policy == "optimal"))

@@ -201,6 +201,10 @@ class RemoteVerifier:
                     self._handle_error(reply, self._clock() + self._recover_timeout_s)
                     return
 
+    def cancel(self, request: GenerateRequest) -> None:
+        """Asks for the end of a stream, which goes on until its last message. Raises `LinkError`."""
+        self.lifeline.send(CancelRequest(request.round_id))
+
     def take_late_verdicts(self) -> list[tuple[VerifyRequest, Verdict]]:
         """Verdicts of timed-out rounds that arrived since, oldest first, with what they answer."""
         return self._exchange.take_late_verdicts()

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from common.errors import LinkError
 from common.methods import num_support
 from common.types import FinishReason, Method, ModelInfo, Origin, TokenIds, TokenLogprobs
+from edge_client.auto import run_auto
 from edge_client.cloud_only import stream_cloud_only
 from edge_client.depth.base import DepthPolicy
 from edge_client.depth.fixed import FixedDepth
@@ -154,7 +155,9 @@ class EdgeSession:
             yield from self._edge_only()
             return
         yield from self._open()
-        if mode.has_draft:
+        if mode is Mode.AUTO:
+            yield from run_auto(self._decoding)
+        elif mode.has_draft:
             yield from SpeculativeLoop(self._decoding).run()
         else:
             yield from stream_cloud_only(self._decoding)

@@ -47,9 +47,12 @@ class SpeculativeLoop:
         self._has_no_idea = False  # the draft, of what follows the rounds under way
 
     def run(self) -> Iterator[SessionEvent]:
+        """Until the text ends, or the target's own stream is chosen and nothing is under way any more."""
         while self._decoding.text.finish is None:
             if not self._decoding.context_room:
                 self._decoding.text.finish = FinishReason.CONTEXT
+            elif self._may_leave():
+                return
             elif self._decoding.must_open:
                 yield from self._reopen()
             elif not self._rounds or self._may_draft_on():
@@ -57,6 +60,12 @@ class SpeculativeLoop:
             else:
                 yield from self._take_answer()
                 yield from self._take_late_verdicts()
+                self._decoding.window.choose(self._decoding.text.num_remaining)
+
+    def _may_leave(self) -> bool:
+        """A correction still to be chosen is first chosen."""
+        decoding = self._decoding
+        return decoding.is_to_stream and not self._rounds and decoding.pending is None
 
     def _reopen(self) -> Iterator[SessionEvent]:
         try:
@@ -83,7 +92,7 @@ class SpeculativeLoop:
         if is_ahead and (not draft.token_ids or self._is_spoilt(draft.token_ids[0])):
             self._has_no_idea = not draft.token_ids
             decoding.stats.num_wasted_draft_tokens += len(draft.token_ids)
-            return
+            return  # to the verdict that is there
         if num_draft_tokens > 0 and not draft.token_ids and _is_draft_over(decoding):
             log.info("the draft's context is full: cloud-only from here")
             yield from stream_cloud_only(decoding)
@@ -160,9 +169,13 @@ class SpeculativeLoop:
         self._count_stale(self._rounds.clear())
 
     def _count_stale(self, rounds: list[Round]) -> None:
-        stats = self._decoding.stats
+        stats, text = self._decoding.stats, self._decoding.text
         stats.num_stale_rounds += len(rounds)
         for each in rounds:
+            request = each.request
+            is_first_wrong = text.finish is None and text.chain.agrees(
+                request.base_position, request.base_hash
+            )
             num_draft_tokens = len(each.draft.token_ids)
             stats.num_wasted_draft_tokens += num_draft_tokens
             self._decoding.record(
@@ -173,6 +186,7 @@ class SpeculativeLoop:
                     is_answered=False,
                     window=each.window,
                     pipelined_hit=False,
+                    is_first_wrong=is_first_wrong,
                 )
             )
 

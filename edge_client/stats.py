@@ -35,6 +35,7 @@ class RoundRecord:
     confidences: tuple[float, ...] = ()  # the draft's own, of each drafted token
     window: int = 1  # rounds that might be under way at once when this one was sent
     pipelined_hit: bool | None = None  # whether what it assumed came true; None: it assumed nothing
+    is_first_wrong: bool = False  # its first token was not the bonus of the round before, all of which stood
 
     @property
     def la_over_k(self) -> float:

@@ -37,10 +37,14 @@ class PositionAcceptance:
             self._tried[position] += 1.0
             self._stood[position] += position < num_accepted
 
+    def overall(self) -> float:
+        """One acceptance for every position."""
+        prior = _PRIOR_WEIGHT * PRIOR_ACCEPTANCE
+        return (sum(self._stood) + prior) / (sum(self._tried) + _PRIOR_WEIGHT)
+
     def estimate(self) -> list[float]:
         """[MAX_DEPTH] acceptances, each given that all tokens before stand."""
-        prior = _PRIOR_WEIGHT * PRIOR_ACCEPTANCE
-        overall = (sum(self._stood) + prior) / (sum(self._tried) + _PRIOR_WEIGHT)
+        overall = self.overall()
         num_kin, kin_alpha = 0.0, overall  # tokens' worth of what the positions before say
         alphas = []
         for tried, stood in zip(self._tried, self._stood, strict=True):

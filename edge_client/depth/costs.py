@@ -19,6 +19,7 @@ _TOKEN_SHARE = (
     0.3  # of a verification that counts per token, until lengths differed: most of a forward is fixed
 )
 _SHARE_WEIGHT = 12.0  # belief in that, as so many tokens' difference in length
+_TOKEN_GUESS = 0.03  # the same, of a target that was seen and verifications that were not
 _DRAFT_MEMORY = 0.95  # weight that a round's drafting keeps with every later one
 _MIN_RTT_S = 1e-6
 
@@ -32,6 +33,16 @@ class VerifyTimes:
 
     def observe(self, num_tokens: int, seconds: float) -> None:
         self._rounds.append((num_tokens, seconds))
+
+    @property
+    def middle_s(self) -> float:
+        return statistics.median(t for _, t in self._rounds)
+
+    @property
+    def is_sloped(self) -> bool:
+        """Whether lengths differed by enough to tell a slope."""
+        pairs = combinations((n for n, _ in self._rounds), 2)
+        return sum(abs(n - other_n) for n, other_n in pairs) >= _SHARE_WEIGHT
 
     def line(self) -> tuple[float, float]:
         """Seconds for no token, and for each one; none is negative. At least one round was observed."""
@@ -68,26 +79,66 @@ class RoundCosts:
     def __init__(self) -> None:
         self._verify = VerifyTimes()
         self._trips_s: deque[float] = deque(maxlen=_NUM_TRIPS)
+        self._targets_s: deque[float] = deque(maxlen=_NUM_VERIFICATIONS)
+        self._opening_s: float | None = None
+        self._num_rounds = 0
         self._draft_s = 0.0
         self._num_drafted = 0.0
 
     @property
     def is_known(self) -> bool:
-        return self._num_drafted > 0
+        has_verifier = self._num_rounds or self._targets_s or self._opening_s is not None
+        return self._num_drafted > 0 and bool(self._trips_s) and bool(has_verifier)
 
     def observe(self, record: RoundRecord) -> None:
-        """An answered round. A co-located one has no `net_ms`, and its forward for the verifier's time."""
-        self._draft_s = self._draft_s * _DRAFT_MEMORY + record.draft_ms / 1e3
-        self._num_drafted = self._num_drafted * _DRAFT_MEMORY + record.num_draft_tokens
-        self._verify.observe(record.num_draft_tokens + 1, (record.verifier_ms or record.forward_ms) / 1e3)
-        self._trips_s.append(record.net_ms / 1e3)
+        """An answered round. A co-located one has no `net_ms`, and its forward for the verifier's time. One
+        that was sent ahead waited for our own, which is no part of what it took."""
+        self.observe_draft(record.draft_ms / 1e3, record.num_draft_tokens)
+        verify_ms = record.verifier_ms or record.forward_ms
+        if record.pipelined_hit:
+            verify_ms = max(record.forward_ms, verify_ms - record.queue_ms)
+        self._verify.observe(record.num_draft_tokens + 1, verify_ms / 1e3)
+        self._num_rounds += 1
+        self.observe_trip(record.net_ms / 1e3)
+
+    def observe_draft(self, seconds: float, num_tokens: int) -> None:
+        self._draft_s = self._draft_s * _DRAFT_MEMORY + seconds
+        self._num_drafted = self._num_drafted * _DRAFT_MEMORY + num_tokens
+
+    def observe_trip(self, seconds: float) -> None:
+        self._trips_s.append(seconds)
+
+    def observe_target(self, token_s: float) -> None:
+        """What the target takes for a token of a stream."""
+        self._targets_s.append(token_s)
+
+    def observe_opening(self, forward_s: float) -> None:
+        """What it took for a prompt: for one token no more than that."""
+        self._opening_s = forward_s
 
     def estimate(self) -> tuple[ModelCosts, LinkCosts]:
-        base_s, token_s = self._verify.line()
+        """Something of each was observed (`is_known`). A verification that was never seen takes what the
+        target does."""
+        target_s = self._target_s()
+        base_s, token_s = target_s * (1 - _TOKEN_GUESS), target_s * _TOKEN_GUESS
+        if self._num_rounds:
+            base_s, token_s = self._verify.line()
         models = ModelCosts(
             draft_token_s=self._draft_s / self._num_drafted,
-            target_token_s=base_s + token_s,
+            target_token_s=target_s,
             verify_fixed_s=base_s + token_s,
             verify_token_s=token_s,
         )
         return models, LinkCosts(rtt_s=max(statistics.median(self._trips_s), _MIN_RTT_S))
+
+    def _target_s(self) -> float:
+        """A token of the target alone: of a stream, or what the line says once lengths differed. Until then
+        no more than the opening's prompt or a verification."""
+        if self._targets_s:
+            return statistics.median(self._targets_s)
+        known_s = [] if self._opening_s is None else [self._opening_s]
+        if self._num_rounds:
+            if self._verify.is_sloped:
+                return sum(self._verify.line())
+            known_s.append(self._verify.middle_s)
+        return min(known_s, default=0.0)

@@ -4,6 +4,10 @@ Rounds follow one another, so time is worth the rate they run at (the best one o
 token costs `round_token_s` and brings a token where it and all before it stand; once that is less than the
 rate makes meanwhile, the draft ends. How likely the tokens drafted so far stand is told by their confidences,
 how likely the next one by its position. A draft that tells nothing of its confidence gets the best length.
+
+Where several rounds may be under way the edge drafts on whatever the length, which then only says how often
+something is sent: about as often as the verifier can take it, by the cost model's pipelined rounds. No doubt
+ends such a round. Whether there may be several, the last round's record says.
 """
 
 from __future__ import annotations
@@ -11,8 +15,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from common.costmodel import fastest_round, round_token_s
-from edge_client.depth.acceptance import MAX_DEPTH, ConfidenceCalibration, PositionAcceptance
-from edge_client.depth.costs import RoundCosts
+from common.costmodel_pipelined import fastest_pipelined
+from edge_client.depth.acceptance import MAX_DEPTH, ConfidenceCalibration
+from edge_client.depth.conditions import Conditions
 from edge_client.drafting.base import ShouldStop
 from edge_client.stats import RoundRecord
 
@@ -30,8 +35,8 @@ class OptimalDepth:
     """`start` in 1 … MAX_DEPTH is the length until a round with a draft was answered."""
 
     def __init__(self, start: int = DEFAULT_START) -> None:
-        self._costs = RoundCosts()
-        self._positions = PositionAcceptance()
+        self._conditions = Conditions()
+        self._window = 1
         self._calibration = ConfidenceCalibration()
         self._start = start
         self._plan: _Plan | None = None
@@ -39,10 +44,10 @@ class OptimalDepth:
     def next_depth(self) -> int:
         if self._plan is None:
             return self._start
-        return MAX_DEPTH if self._calibration.is_known else self._plan.best
+        return MAX_DEPTH if self._calibration.is_known and self._window == 1 else self._plan.best
 
     def stop_rule(self) -> ShouldStop | None:
-        if self._plan is None or not self._calibration.is_known:
+        if self._plan is None or not self._calibration.is_known or self._window > 1:
             return None
         acceptance = self._calibration.curve()
         alphas, least_gain = self._plan.alphas, self._plan.least_gain
@@ -57,17 +62,20 @@ class OptimalDepth:
 
     def observe(self, record: RoundRecord) -> None:
         """Unanswered rounds tell neither what stands nor what a trip takes."""
+        self._conditions.observe(record)
         if not record.is_answered:
             return
-        self._costs.observe(record)
+        self._window = record.window
         if record.num_draft_tokens:
-            self._positions.observe(record.num_accepted_tokens, record.num_draft_tokens)
             self._calibration.observe(record.confidences, record.num_accepted_tokens)
-        if self._costs.is_known:
+        if self._conditions.are_known:
             self._plan = self._make_plan()
 
     def _make_plan(self) -> _Plan:
-        models, link = self._costs.estimate()
-        alphas = self._positions.estimate()
+        models, link = self._conditions.estimate()
+        if self._window > 1:
+            alpha = self._conditions.positions.overall()
+            return _Plan(fastest_pipelined(alpha, models, link, MAX_DEPTH)[0], 0.0, [])
+        alphas = self._conditions.positions.estimate()
         best, rate = fastest_round(alphas, models, link, MAX_DEPTH)
         return _Plan(best, rate * round_token_s(models, link), alphas)

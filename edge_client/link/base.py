@@ -28,6 +28,14 @@ class Connection(Protocol):
         """The next message, or None after `timeout_s` or a `wake`. Raises `LinkError` when lost."""
         ...
 
+    def start_trip(self) -> None:
+        """Times a round trip beside the messages under way; a connection that cannot does nothing."""
+        ...
+
+    def take_trip(self) -> float | None:
+        """What it took in seconds, once."""
+        ...
+
     def wake(self) -> None:
         """Ends a waiting `receive` early. Safe in a signal handler."""
         ...

@@ -7,6 +7,7 @@ and `receive` waits on that queue with the round's deadline.
 from __future__ import annotations
 
 import threading
+import time
 from queue import Empty, SimpleQueue
 from typing import Any
 
@@ -21,6 +22,7 @@ from edge_client.link.calls import CallSettings
 from edge_client.link.trace import ConnectionSpan
 
 METHOD = "/outrider.v1.Verifier/Session"
+DESCRIBE = "/outrider.v1.Verifier/Describe"
 FRAME_BYTES = 5  # gRPC's prefix of every message
 
 
@@ -34,6 +36,7 @@ class StreamConnection:
         self._outbox: SimpleQueue[bytes | None] = SimpleQueue()
         self._inbox: SimpleQueue[bytes | OutriderError | None] = SimpleQueue()
         self._lost: OutriderError | None = None
+        self._trip_s: float | None = None
         method = channel.stream_stream(METHOD)  # bytes in, bytes out: the codec runs in the caller
         self._call = method(iter(self._outbox.get, None), metadata=(*call.metadata, *span.metadata))
         threading.Thread(target=self._read, name="edge-link-reader", daemon=True).start()
@@ -62,6 +65,20 @@ class StreamConnection:
             return codec.decode_response(pb.SessionResponse.FromString(item))
         except InvalidFieldError as error:
             raise CallRejectedError(f"{self._address} answers what this edge cannot read: {error}") from error
+
+    def start_trip(self) -> None:
+        """By a `Describe` on the same connection, which waits for no step of the verifier."""
+        start_s = time.monotonic()
+        call = self._channel.unary_unary(DESCRIBE).future(b"", metadata=self._settings.metadata)
+        call.add_done_callback(lambda done: self._end_trip(done, time.monotonic() - start_s))
+
+    def _end_trip(self, call: Any, trip_s: float) -> None:
+        if not call.cancelled() and call.exception() is None:
+            self._trip_s = trip_s
+
+    def take_trip(self) -> float | None:
+        trip_s, self._trip_s = self._trip_s, None
+        return trip_s
 
     def wake(self) -> None:
         self._inbox.put(None)

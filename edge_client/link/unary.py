@@ -72,6 +72,12 @@ class UnaryConnection:
             raise item
         return item
 
+    def start_trip(self) -> None:
+        """Not built for single calls."""
+
+    def take_trip(self) -> float | None:
+        return None
+
     def wake(self) -> None:
         self._inbox.put(None)
 

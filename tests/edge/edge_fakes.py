@@ -279,6 +279,11 @@ class FakeConnection:
             raise item
         return item
 
+    def start_trip(self) -> None: ...
+
+    def take_trip(self) -> float | None:
+        return None
+
     def lose(self) -> None:
         self._is_lost = True
         self.inbox.put(LinkError("lost the connection to fake:1"))

@@ -171,6 +171,11 @@ class EngineConnection:
         self._link.check_integrity()
         self._link.disturb()
 
+    def start_trip(self) -> None: ...
+
+    def take_trip(self) -> float | None:
+        return 0.01 if self._link.happens(0.3) else None
+
     def wake(self) -> None: ...
 
     def close(self) -> None:

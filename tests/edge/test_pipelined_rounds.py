@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from typing import Any
 
 import numpy as np
@@ -24,13 +25,18 @@ from common.types import (
 )
 from edge_client.deadline import RoundDeadline
 from edge_client.depth.fixed import FixedDepth
-from edge_client.options import OnTimeout, SessionOptions
+from edge_client.mode_choice import ModeChoice, Way
+from edge_client.options import Mode, OnTimeout, SessionOptions
 from edge_client.pipeline import RoundWindow
 from edge_client.remote_verifier import RemoteVerifier
 from edge_client.session import EdgeSession, SessionResult
 
 PROMPT = (5, 6, 7)
 BACKEND = FakeBackend()  # for its numbers alone; each link has its own
+
+
+def make_backend() -> FakeBackend:
+    return FakeBackend(kv_tokens=128)  # its integrity is checked at every step
 
 
 def next_token(text: list[int], sampling: SamplingParams, num_prompt: int = len(PROMPT)) -> int:
@@ -63,6 +69,8 @@ def decode(
     draft_context: int = 1000,
     num_logprobs: int = 0,
     method: Method = Method.COUPLED,
+    mode: Mode = Mode.SPECULATIVE,
+    choice: ModeChoice | None = None,
 ) -> SessionResult:
     sampling = SamplingParams(temperature=temperature, seed=seed)
     draft = ChanceDraft(reference(sampling, StopParams(200, ignore_eos=True)), accuracy, seed, draft_context)
@@ -81,6 +89,7 @@ def decode(
         recover_timeout_s=1000.0,
         num_logprobs=num_logprobs,
         method=method,
+        mode=mode,
     )
     session = EdgeSession(
         PROMPT,
@@ -89,7 +98,7 @@ def decode(
         verifier=verifier,
         draft=draft,  # type: ignore[arg-type]
         depth=FixedDepth(depth),
-        window=RoundWindow(window),
+        window=RoundWindow(window, choice),
     )
     for _ in session.generate():
         link.check_integrity()
@@ -97,7 +106,7 @@ def decode(
 
 
 def test_rounds_are_sent_ahead_and_the_text_is_the_targets() -> None:
-    link = EngineLink(FakeBackend())
+    link = EngineLink(make_backend())
     result = decode(link, accuracy=1.0)
     assert [*PROMPT, *result.token_ids] == reference(SamplingParams(seed=1), StopParams(50, ignore_eos=True))
     stats = result.stats
@@ -107,7 +116,7 @@ def test_rounds_are_sent_ahead_and_the_text_is_the_targets() -> None:
 
 
 def test_a_later_round_builds_on_the_assumed_prefix_and_repeats_no_bonus() -> None:
-    link = EngineLink(FakeBackend(), Chances(ripe=0.0))
+    link = EngineLink(make_backend(), Chances(ripe=0.0))
     result = decode(link, accuracy=1.0, depth=4, window=2)
     first, second = link.sent[:2]
     assert second.base_position == first.base_position + 4 and not second.committed_tokens
@@ -118,7 +127,7 @@ def test_a_later_round_builds_on_the_assumed_prefix_and_repeats_no_bonus() -> No
 
 
 def test_rounds_behind_a_rejection_are_stale_and_cost_no_forward() -> None:
-    backend = FakeBackend()
+    backend = make_backend()
     link = EngineLink(backend, Chances(ripe=0.0))
     result = decode(link, accuracy=0.5, window=4)
     stale = [r for r in link.replies if isinstance(r, RoundError)]
@@ -133,8 +142,8 @@ def test_rounds_behind_a_rejection_are_stale_and_cost_no_forward() -> None:
 
 
 def test_log_probabilities_come_once_a_token() -> None:
-    alone = decode(EngineLink(FakeBackend()), window=1, num_logprobs=2)
-    ahead = decode(EngineLink(FakeBackend()), window=4, num_logprobs=2)
+    alone = decode(EngineLink(make_backend()), window=1, num_logprobs=2)
+    ahead = decode(EngineLink(make_backend()), window=4, num_logprobs=2)
     assert ahead.token_ids == alone.token_ids
     assert ahead.logprobs == alone.logprobs and None not in ahead.logprobs
 
@@ -143,13 +152,13 @@ def test_log_probabilities_come_once_a_token() -> None:
 def test_a_stop_string_ends_the_text_whatever_is_under_way(window: int) -> None:
     text = reference(SamplingParams(seed=1), StopParams(50, ignore_eos=True))
     stop = StopParams(50, stop_strings=(f"<{text[20]}>",), ignore_eos=True)
-    result = decode(EngineLink(FakeBackend()), window=window, stop=stop, accuracy=0.9)
+    result = decode(EngineLink(make_backend()), window=window, stop=stop, accuracy=0.9)
     assert result.finish_reason is FinishReason.STOP
     assert [*PROMPT, *result.token_ids] == text[: text.index(text[20], len(PROMPT)) + 1]
 
 
 def test_a_draft_at_its_context_limit_hands_over_after_what_is_under_way() -> None:
-    link = EngineLink(FakeBackend())
+    link = EngineLink(make_backend())
     result = decode(link, draft_context=20, accuracy=1.0)
     assert [*PROMPT, *result.token_ids] == reference(SamplingParams(seed=1), StopParams(50, ignore_eos=True))
     assert result.origins[-1] is Origin.TARGET
@@ -197,14 +206,15 @@ def test_under_wait_no_fault_leaves_a_trace_in_a_pipelined_text(run: dict[str, A
 
 
 @pytest.mark.slow
-@settings(max_examples=3000, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@pytest.mark.timeout(600)
+@settings(max_examples=1000, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(run=runs(), faults=st.sampled_from([Chances(), FAULTS]))
 def test_no_fault_leaves_a_trace_in_many_pipelined_texts(run: dict[str, Any], faults: Chances) -> None:
     check_exact(run, faults)
 
 
 def check_exact(run: dict[str, Any], chances: Chances) -> None:
-    link = EngineLink(FakeBackend(), chances, seed=run["seed"])
+    link = EngineLink(make_backend(), chances, seed=run["seed"])
     result = decode(link, **run)
     sampling = SamplingParams(temperature=run["temperature"], seed=run["seed"])
     assert [*PROMPT, *result.token_ids] == reference(sampling, run["stop"])
@@ -218,7 +228,7 @@ def check_exact(run: dict[str, Any], chances: Chances) -> None:
 def test_what_is_marked_verified_is_the_targets_after_the_text_before_it(
     run: dict[str, Any], policy: OnTimeout
 ) -> None:
-    link = EngineLink(FakeBackend(), FAULTS, seed=run["seed"])
+    link = EngineLink(make_backend(), FAULTS, seed=run["seed"])
     result = decode(link, on_timeout=policy, **run)
     sampling = SamplingParams(temperature=run["temperature"], seed=run["seed"])
     text = [*PROMPT, *result.token_ids]
@@ -231,9 +241,51 @@ def test_what_is_marked_verified_is_the_targets_after_the_text_before_it(
 @settings(max_examples=40, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 @given(run=runs(), method=st.sampled_from([m for m in Method if m is not Method.COUPLED]))
 def test_the_other_methods_pipeline_without_a_bonus(run: dict[str, Any], method: Method) -> None:
-    link = EngineLink(FakeBackend(), FAULTS, seed=run["seed"])
+    link = EngineLink(make_backend(), FAULTS, seed=run["seed"])
     result = decode(link, method=method, **run)
     assert result.num_unverified_tokens == 0
     assert result.finish_reason in (FinishReason.LENGTH, FinishReason.STOP, FinishReason.CONTEXT)
     for round_ in link.sent:
         assert isinstance(round_, VerifyRequest)
+
+
+# -------------------------------------------------------------------------------- the mode chosen on the way
+
+
+class Restless(ModeChoice):
+    """Changes its mind by chance, whatever was measured."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__((Way.SYNCHRONOUS, Way.PIPELINED, Way.CLOUD_ONLY))
+        self._random = random.Random(seed)
+        self.taken: set[Way] = set()
+
+    def choose(self, num_remaining: int) -> Way:
+        if self._random.random() < 0.3:
+            self.current = self._random.choice(self._ways)
+        self.taken.add(self.current)
+        return self.current
+
+
+@settings(max_examples=60, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
+@given(run=runs(), faults=st.sampled_from([Chances(), FAULTS]))
+def test_any_change_of_mode_at_any_time_leaves_the_text_alone(run: dict[str, Any], faults: Chances) -> None:
+    check_exact(run | {"mode": Mode.AUTO, "choice": Restless(run["seed"])}, faults)
+
+
+def test_a_restless_choice_mixes_streamed_tokens_and_rounds() -> None:
+    num_mixed = 0
+    for seed in range(10):
+        choice = Restless(seed)
+        result = decode(EngineLink(make_backend(), seed=seed), mode=Mode.AUTO, choice=choice, seed=seed)
+        num_streamed = result.stats.num_generate_tokens
+        num_mixed += 0 < num_streamed < 45 and choice.taken == {*Way}
+    assert num_mixed >= 3
+
+
+@pytest.mark.parametrize("method", [m for m in Method if m is not Method.COUPLED])
+def test_other_methods_change_modes_too_and_owe_no_correction(method: Method) -> None:
+    for seed in range(8):
+        link = EngineLink(make_backend(), seed=seed)
+        result = decode(link, mode=Mode.AUTO, choice=Restless(seed), method=method, accuracy=0.5, seed=seed)
+        assert len(result.token_ids) == 50 and result.num_unverified_tokens == 0

@@ -1,0 +1,138 @@
+"""Which way of working makes the rest of a text soonest: by the one cost model, from what was measured. Pure.
+
+A way is left only for one that is expected to save more of the rest's time than the change costs, a trip, and
+a share of it besides: two ways that cost the same must not take turns.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Sequence
+
+from common.costmodel import LinkCosts, ModelCosts, cloud_only_s, fastest_round, tokens_per_s
+from common.costmodel_pipelined import fastest_pipelined, num_in_flight, pipelined_token_s
+from edge_client.depth.acceptance import MAX_DEPTH
+from edge_client.depth.conditions import Conditions
+from edge_client.stats import RoundRecord
+
+MAX_IN_FLIGHT = 16
+_HORIZON = 256  # tokens: a text may end long before its limit
+_LEAST_GAIN = 0.04  # of the rest's time
+_FIRST_ROUNDS = 3  # before their times are believed
+_EVERY = 4  # rounds, or looks while streaming, between two decisions
+_LENGTH_MEMORY = 0.8  # weight that the mean draft length keeps with every later round
+_DOUBT_TOKENS = 24  # judged tokens until a draft is trusted to be as good as they say
+
+
+class Way(enum.StrEnum):
+    SYNCHRONOUS = "synchronous"  # a round, then its verdict
+    PIPELINED = "pipelined"  # several rounds under way
+    CLOUD_ONLY = "cloud-only"  # the target alone, streamed
+
+
+class ModeChoice:
+    """Among `ways`, the first of which holds until something is known.
+
+    `has_best_length`: the depth policy takes the best length of each way; else rounds stay as they are.
+    Shown: an opening, rounds, and while the target streams its tokens' times, what the draft would have said,
+    and trips.
+    """
+
+    def __init__(self, ways: Sequence[Way], has_best_length: bool = True) -> None:
+        self.current = ways[0]
+        self.conditions = Conditions()
+        self.num_changes = 0
+        self._ways = tuple(ways)
+        self._has_best_length = has_best_length
+        self._mean_length = 0.0
+        self._num_seen = 0
+        self._num_judged = 0
+
+    # ------------------------------------------------------------------------------------ measurements
+
+    def observe_opening(self, trip_s: float, forward_s: float, draft_token_s: float) -> None:
+        """`forward_s`: of the prompt."""
+        costs = self.conditions.costs
+        costs.observe_trip(trip_s)
+        costs.observe_draft(draft_token_s, 1)
+        costs.observe_opening(forward_s)
+
+    def observe(self, record: RoundRecord) -> None:
+        self.conditions.observe(record)
+        if record.num_draft_tokens:
+            length = self._mean_length or record.num_draft_tokens
+            self._mean_length = _LENGTH_MEMORY * length + (1 - _LENGTH_MEMORY) * record.num_draft_tokens
+        if record.is_answered:
+            self._num_seen += 1
+            self._num_judged += min(record.num_accepted_tokens + 1, record.num_draft_tokens)
+
+    def observe_stream(self, token_s: float) -> None:
+        """Between two tokens of a stream."""
+        self.conditions.costs.observe_target(token_s)
+        self._num_seen += 1
+
+    def observe_shadow(self, is_right: bool, draft_s: float) -> None:
+        """Of a token that was streamed: whether the draft would have said it, and what that took."""
+        self.conditions.costs.observe_draft(draft_s, 1)
+        self.conditions.positions.observe(int(is_right), 1)
+        self._num_judged += 1
+
+    def observe_trip(self, trip_s: float) -> None:
+        """Measured beside a stream, which tells nothing of trips."""
+        self.conditions.costs.observe_trip(trip_s)
+
+    # ---------------------------------------------------------------------------------------- decisions
+
+    def leave_stream(self) -> None:
+        """It broke, and rounds know what to do without a link."""
+        self.current = self._ways[0]
+
+    def choose(self, num_remaining: int) -> Way:
+        """The way to go on in, `current` from now on."""
+        is_first = self._num_seen == 0
+        if not self.conditions.are_known or (0 < self._num_seen < _FIRST_ROUNDS):
+            return self.current
+        if len(self._ways) > 1 and (is_first or self._num_seen % _EVERY == 0):
+            self._decide(min(num_remaining, _HORIZON), 0.0 if is_first else _LEAST_GAIN)
+        return self.current
+
+    def _decide(self, num_tokens: int, least_gain: float) -> None:
+        models, link = self.conditions.estimate()
+        seconds = {way: num_tokens * self.token_s(way, models, link) for way in self._ways}
+        for way in self._ways:
+            if Way.CLOUD_ONLY in (way, self.current) and way is not self.current:
+                seconds[way] += link.rtt_s
+        best = min(seconds, key=seconds.__getitem__)
+        if seconds[best] < (1 - least_gain) * seconds[self.current]:
+            self.num_changes += self._num_seen > 0
+            self.current = best
+
+    def token_s(self, way: Way, models: ModelCosts, link: LinkCosts) -> float:
+        """Expected seconds a token."""
+        if way is Way.CLOUD_ONLY:
+            return cloud_only_s(models, link)
+        acceptance, length = self._acceptance(), max(1, round(self._mean_length))
+        if way is Way.PIPELINED:
+            if self._has_best_length:
+                return fastest_pipelined(acceptance, models, link, MAX_DEPTH)[1]
+            return pipelined_token_s(acceptance, length, models, link, MAX_IN_FLIGHT)
+        if self._has_best_length:
+            return 1.0 / fastest_round(acceptance, models, link, MAX_DEPTH)[1]
+        return 1.0 / tokens_per_s(acceptance, length, models, link)
+
+    def _acceptance(self) -> float:
+        """With few tokens judged a little less than they say: not to speculate is the safe way."""
+        overall = self.conditions.positions.overall()
+        return overall * (1 - 0.1 * max(0.0, 1 - self._num_judged / _DOUBT_TOKENS))
+
+    # ------------------------------------------------------------------------------------------- window
+
+    @property
+    def window(self) -> int:
+        """Rounds to have under way at most: as many as fit into a trip and a verification while all stand."""
+        if self.current is not Way.PIPELINED:
+            return 1
+        if not self.conditions.are_known or not self._mean_length:
+            return 2
+        models, link = self.conditions.estimate()
+        return min(max(2, num_in_flight(max(1, round(self._mean_length)), models, link)), MAX_IN_FLIGHT)
