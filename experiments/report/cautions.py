@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 from experiments.report.naming import TPOT
 from experiments.report.numbers import counted, listed, spread, times
 from experiments.report.verdicts import aa_factor
 from experiments.report.view import View
+from experiments.sweep.records import CellRow
 
 FEWEST_REPEATS = 3
 
@@ -26,7 +27,7 @@ def _different_texts(view: View) -> Iterator[str]:
     wrong = [cell for cell in view.sweep.cells if cell.texts.is_exact_text and cell.texts.num_different]
     if wrong:
         num = sum(cell.texts.num_different for cell in wrong)
-        names = listed([cell.id for cell in wrong])
+        names = _ids(wrong)
         yield (
             f"{counted(num, 'text')} of cells that promise cloud-only's text differ from it ({names}): "
             "their figures are of another text, and this is a bug."
@@ -64,18 +65,18 @@ def _errors(view: View) -> Iterator[str]:
     failed = [cell for cell in view.sweep.cells if cell.num_errors]
     if failed:
         num = sum(cell.num_errors for cell in failed)
-        names = listed([cell.id for cell in failed])
+        names = _ids(failed)
         yield f"{counted(num, 'request')} ended with an error and are in no figure ({names})."
     empty = [cell for cell in view.sweep.cells if TPOT not in cell.metrics]
     if empty:
-        names = listed([cell.id for cell in empty])
+        names = _ids(empty)
         yield f"{counted(len(empty), 'cell')} without a figure, refused by the link or failed: {names}."
 
 
 def _unverified(view: View) -> Iterator[str]:
     cells = [cell for cell in view.cells if any(row.num_fallback_tokens for row in view.requests_of(cell))]
     if cells:
-        names = listed([cell.id for cell in cells])
+        names = _ids(cells)
         yield f"Tokens that the target has not seen are in the text of {names}: it is not exact."
 
 
@@ -99,6 +100,10 @@ def _few_repeats(view: View) -> Iterator[str]:
     few = [number for number in repeats.values() if 0 < number < FEWEST_REPEATS]
     if few:
         yield f"{len(few)} of {len(repeats)} cells have {spread(few)} repeats; fewer than three are few."
+
+
+def _ids(cells: Sequence[CellRow]) -> str:
+    return listed([f"“{cell.id}”" for cell in cells])
 
 
 _CHECKS: tuple[Callable[[View], Iterator[str]], ...] = (

@@ -11,37 +11,43 @@ from experiments.report.verdicts import Outcome
 Curve = Mapping[float, float]
 
 
-def reach(outcomes: Mapping[float, Outcome], hero: str, rival: str, axis: str, unit: str) -> str:
-    """Where along `axis` the hero beats the rival: "speculation beats cloud-only up to 60 ms RTT".
+def standings(
+    outcomes: Mapping[str, Mapping[float, Outcome]], hero: str, axis: str, unit: str
+) -> list[str]:
+    """What can be said of the hero against each rival along `axis`: losses, then draws, then wins.
 
-    `outcomes` are the hero's, by place; "" where nothing was compared.
+    `outcomes` are the hero's, by rival and place. "co-located beats speculation at every RTT measured (1 to
+    600 ms)"; "speculation beats cloud-only up to 60 ms RTT". Empty where nothing was compared.
     """
-    known = {place: result for place, result in outcomes.items() if result is not Outcome.UNKNOWN}
-    if not known:
-        return ""
-    everywhere = f"at every {axis} measured ({spread(list(known), unit)})"
-    if len(known) == 1:
-        everywhere = f"at {spread(list(known), unit)} {axis}"
-    better = sorted(place for place, result in known.items() if result is Outcome.BETTER)
-    worse = [place for place, result in known.items() if result is Outcome.WORSE]
-    if len(worse) == len(known):
-        return f"{rival} beats {hero} {everywhere}"
-    if len(better) == len(known):
-        return f"{hero} beats {rival} {everywhere}"
-    if not better and not worse:
-        return f"{hero} and {rival} cannot be told apart {everywhere}"
-    if not better:
-        return f"{hero} beats {rival} at no {axis} measured ({spread(list(known), unit)})"
-    return f"{hero} beats {rival} {_where(better, sorted(known), axis, unit)}"
+    lost, even, won = [], [], []
+    for rival, by_place in outcomes.items():
+        known = {place: result for place, result in by_place.items() if result is not Outcome.UNKNOWN}
+        worse = _places(known, Outcome.WORSE)
+        better = _places(known, Outcome.BETTER)
+        if worse:
+            lost.append(f"{rival} beats {hero} {_where(worse, sorted(known), axis, unit)}")
+        if better:
+            won.append(f"{hero} beats {rival} {_where(better, sorted(known), axis, unit)}")
+        if known and not worse and not better:
+            where = _where(sorted(known), sorted(known), axis, unit)
+            even.append(f"{hero} and {rival} cannot be told apart {where}")
+    return [*lost, *even, *won]
 
 
-def _where(better: Sequence[float], known: Sequence[float], axis: str, unit: str) -> str:
-    rest = [place for place in known if place not in better]
-    if better[-1] < rest[0]:
-        return f"up to {plain(better[-1])} {unit} {axis}"
-    if better[0] > rest[-1]:
-        return f"from {plain(better[0])} {unit} {axis} on"
-    return f"at {listed([plain(place) for place in better])} {unit} {axis} only"
+def _places(results: Mapping[float, Outcome], wanted: Outcome) -> list[float]:
+    return sorted(place for place, result in results.items() if result is wanted)
+
+
+def _where(some: Sequence[float], known: Sequence[float], axis: str, unit: str) -> str:
+    """`some` of the ascending places `known`: a beginning, an end, all, or the places themselves."""
+    rest = [place for place in known if place not in some]
+    if not rest and len(some) > 1:
+        return f"at every {axis} measured ({spread(some, unit)})"
+    if len(some) > 1 and some[-1] < rest[0]:
+        return f"up to {plain(some[-1])} {unit} {axis}"
+    if len(some) > 1 and some[0] > rest[-1]:
+        return f"from {plain(some[0])} {unit} {axis} on"
+    return f"at {listed([plain(place) for place in some])} {unit} {axis}"
 
 
 def crossing(lower: Curve, upper: Curve) -> float | None:

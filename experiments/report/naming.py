@@ -6,8 +6,9 @@ A *setting* is what cells share to be comparable on one link (realisation, tempe
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from common.types import Method
 from experiments.report.numbers import plain
@@ -114,5 +115,10 @@ def arm_label(arm: Arm, among: Sequence[Arm]) -> str:
     return f"{arm.mode} ({told})" if told else arm.mode
 
 
-def link_label(link: dict[str, object]) -> str:
+def link_label(link: Mapping[str, Any]) -> str:
     return str(link.get("name") or NO_LINK)
+
+
+def outages_of(link: Mapping[str, Any]) -> list[tuple[float, float]]:
+    """From and to, in seconds after the link opened."""
+    return [(each["start_s"], each["start_s"] + each["duration_s"]) for each in link.get("outages") or ()]

@@ -18,7 +18,7 @@ from experiments.report.tables import (
     calibration_table,
     cells_table,
     config_text,
-    facts_rows,
+    facts_table,
     links_table,
     manifest_rows,
     meanings,
@@ -82,7 +82,7 @@ def _context(view: View) -> dict[str, Any]:
         "meanings": meanings(view),
         "links": links_table(view),
         "calibration": calibration_table(view),
-        "facts": facts_rows(view),
+        "facts": facts_table(view),
         "about": manifest_rows(view),
         "config": config_text(view),
     }

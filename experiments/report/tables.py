@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
-from collections.abc import Iterable
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+from experiments.links.profile import LinkProfile
 from experiments.report.figures.base import Table
-from experiments.report.naming import Arm, link_label
-from experiments.report.numbers import ABSENT, counted, plain, times, with_interval
+from experiments.report.naming import Arm, link_label, outages_of
+from experiments.report.numbers import ABSENT, counted, listed, plain, times, with_interval
 from experiments.report.view import View
 from experiments.sweep.metric_names import describe
 from experiments.sweep.records import CellRow
@@ -118,25 +120,54 @@ def manifest_rows(view: View) -> list[tuple[str, str]]:
         ("started", manifest.started),
         ("finished", manifest.finished or "not finished"),
     ]
-    for title, record in (
-        ("model", manifest.models),
-        ("seed", manifest.seeds),
-        ("machine", manifest.machine),
-        ("version", manifest.versions),
-    ):
-        rows += [(f"{title}: {name}", _text(value)) for name, value in record.items()]
-    targets = dict.fromkeys(row.target for row in view.results.requests if row.target)
-    return rows + [("target", name) for name in targets]
+    rows += [(f"model: {name}", _text(value)) for name, value in manifest.models.items()]
+    rows += [
+        ("target", name)
+        for name in dict.fromkeys(row.target for row in view.results.requests if row.target)
+    ]
+    rows += [(name.replace("_", " "), _text(value)) for name, value in manifest.machine.items()]
+    rows += [("seeds", _pairs(manifest.seeds)), ("versions", _pairs(manifest.versions))]
+    return rows
 
 
-def facts_rows(view: View) -> list[tuple[str, str]]:
-    """What the link realisations say of themselves."""
-    return [(name, _text(value)) for name, value in view.results.manifest.realisation.items()]
+def facts_table(view: View) -> Table | None:
+    """What the link realisations say of themselves: links that say the same share a row."""
+    same: dict[str, list[str]] = {}
+    for name, facts in view.results.manifest.realisation.items():
+        same.setdefault(json.dumps(facts, sort_keys=True), []).append(name)
+    records = [{"links": listed(names)} | _mapping(json.loads(facts)) for facts, names in same.items()]
+    return _records_table(records)
 
 
 def calibration_table(view: View) -> Table | None:
-    """As the calibration run wrote it; its keys are the columns."""
-    records = view.results.manifest.calibration
+    """As the calibration run wrote it; its keys are the columns, its points the rows."""
+    records: list[dict[str, Any]] = []
+    for record in view.results.manifest.calibration:
+        points = record.get("points")
+        records += points if isinstance(points, list) else [record]
+    return _records_table(records)
+
+
+def links_table(view: View) -> Table:
+    """Every link of the sweep: the fields in which any of them is not an ideal one."""
+    links = {json.dumps(cell.link, sort_keys=True): cell.link for cell in view.sweep.cells if cell.link}
+    ideal = dataclasses.asdict(LinkProfile())
+    told = dict.fromkeys(["name", "rtt_ms"])
+    for link in links.values():
+        told |= dict.fromkeys(
+            name for name, value in link.items() if (value or None) != (ideal.get(name) or None)
+        )
+    rows = tuple(tuple(_link_text(link, name) for name in told) for link in links.values())
+    return Table(tuple(name.replace("_", " ") for name in told), rows)
+
+
+def _link_text(link: Mapping[str, Any], name: str) -> str:
+    if name == "outages":
+        return ", ".join(f"{plain(low)} to {plain(high)} s" for low, high in outages_of(link)) or ABSENT
+    return _text(link.get(name))
+
+
+def _records_table(records: Sequence[Mapping[str, Any]]) -> Table | None:
     if not records:
         return None
     columns = tuple(dict.fromkeys(key for record in records for key in record))
@@ -144,19 +175,12 @@ def calibration_table(view: View) -> Table | None:
     return Table(tuple(name.replace("_", " ") for name in columns), rows)
 
 
-def links_table(view: View) -> Table:
-    """Every link of the sweep: the fields that any of them sets."""
-    links = {json.dumps(cell.link, sort_keys=True): cell.link for cell in view.sweep.cells if cell.link}
-    names = _told(links.values())
-    rows = tuple(tuple(_text(link.get(name)) for name in names) for link in links.values())
-    return Table(tuple(name.replace("_", " ") for name in names), rows)
+def _mapping(value: Any) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {"facts": value}
 
 
-def _told(links: Iterable[dict[str, Any]]) -> list[str]:
-    known = dict.fromkeys(["name", "rtt_ms"])
-    for link in links:
-        known |= dict.fromkeys(name for name, value in link.items() if value)
-    return list(known)
+def _pairs(record: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name} {_text(value)}" for name, value in record.items()) or ABSENT
 
 
 def config_text(view: View) -> str:
@@ -170,8 +194,12 @@ def _text(value: Any) -> str:
         return ABSENT
     if isinstance(value, bool):
         return "yes" if value else "no"
-    if isinstance(value, float | int):
+    if isinstance(value, float):
         return plain(value)
-    if isinstance(value, str):
-        return value
+    if isinstance(value, str | int):
+        return str(value)
+    if isinstance(value, list):
+        return ", ".join(map(_text, value)) or ABSENT
+    if isinstance(value, dict):
+        return _pairs(value)
     return json.dumps(value, ensure_ascii=False)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,7 +13,7 @@ from common.types import Origin
 from experiments.report.drawing import legend_below
 from experiments.report.figures.base import MAX_CHARTS, Chart, ReportFigure, Table
 from experiments.report.findings import sentence
-from experiments.report.naming import Arm, link_label
+from experiments.report.naming import Arm, link_label, outages_of
 from experiments.report.numbers import counted, plain
 from experiments.report.style import Size, colour, series_style
 from experiments.report.view import View
@@ -54,10 +54,6 @@ def charts(view: View) -> list[Chart]:
         shapes.sort(key=lambda each: -each.written)
         found += [_chart(view.describe(setting), each) for each in shapes]
     return found[:MAX_CHARTS]
-
-
-def outages_of(link: dict[str, Any]) -> list[tuple[float, float]]:
-    return [(each["start_s"], each["start_s"] + each["duration_s"]) for each in link.get("outages") or ()]
 
 
 def shape(view: View, cell: CellRow) -> Shape | None:

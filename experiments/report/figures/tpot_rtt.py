@@ -16,7 +16,7 @@ from experiments.report.drawing import (
     upright_line,
 )
 from experiments.report.figures.base import MAX_CHARTS, MAX_SERIES, Chart, ReportFigure, Table
-from experiments.report.findings import crossing, reach, sentence
+from experiments.report.findings import crossing, sentence, standings
 from experiments.report.naming import CLOUD_ONLY, TPOT, Arm, Setting, link_label
 from experiments.report.numbers import ABSENT, counted, plain, spread, with_interval
 from experiments.report.style import Size, colour, series_style
@@ -128,16 +128,12 @@ def _predicted_break_even(view: View, cells: Sequence[CellRow], family: str) -> 
 
 def finding(shaped: Shape) -> str:
     """Losses first."""
-    parts = []
-    for kind in RIVALS:
-        results = {v.rtt_ms: v.outcomes[kind] for v in shaped.verdicts if kind in v.outcomes}
-        text = reach(results, "speculation", kind, "RTT", "ms")
-        if text and kind == CLOUD_ONLY and shaped.break_even is not None and "up to" in text:
-            text += f" (break-even near {plain(shaped.break_even)} ms)"
-        parts.append(text)
-    parts.sort(key=lambda text: text.startswith("speculation beats") and "at no" not in text)
-    if len(parts) == 2 and all(text.startswith("speculation ") for text in parts):
-        parts[1] = parts[1].replace("speculation ", "it ", 1)
+    outcomes = {
+        kind: {v.rtt_ms: v.outcomes[kind] for v in shaped.verdicts if kind in v.outcomes} for kind in RIVALS
+    }
+    parts = standings(outcomes, "speculation", "RTT", "ms")
+    if shaped.break_even is not None and parts:
+        parts[-1] += f" (break-even with cloud-only near {plain(shaped.break_even)} ms)"
     return sentence(parts) or f"TPOT at {spread(shaped.rtts, 'ms')} RTT; nothing to compare with"
 
 
