@@ -62,12 +62,14 @@ class Pipe:
 
     def _admit(self) -> None:
         """Sends what the queue has room for; the rest holds the source back."""
-        self._retry = None
+        if self._retry is not None:
+            self._retry.cancel()
+            self._retry = None
         while self._unsent:
             chunk = bytes(self._unsent[: self._chunk_bytes])
             now_s = max(self._clock.now_s(), self._first_s)
             if not self._path.has_room(now_s, wire_bytes(len(chunk))):
-                self._retry = self._retry or self._clock.call_at(now_s + _RETRY_S, self._admit)
+                self._retry = self._clock.call_at(now_s + _RETRY_S, self._admit)
                 break
             del self._unsent[: len(chunk)]
             self._hold(chunk, len(chunk))
