@@ -6,7 +6,7 @@ STAMP  := $(VENV)/.installed
 PROTO  := proto/common/pb/outrider.proto
 PROTOC := $(PY) -m grpc_tools.protoc -Iproto
 
-.PHONY: help install demo test test-slow lint typecheck proto proto-check pair bench bench-main bench-engine bench-pair bench-methods bench-controller bench-daemon clean
+.PHONY: help install demo test test-slow lint typecheck proto proto-check pair bench bench-main bench-engine bench-pair bench-methods bench-controller bench-daemon bench-security clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 14
@@ -46,7 +46,7 @@ proto-check: $(STAMP) ## fail when common/pb is out of date
 pair: $(STAMP) ## train the embedded pair (ARGS="--help" lists the options)
 	OMP_WAIT_POLICY=passive GLIBC_TUNABLES=glibc.malloc.hugetlb=1 $(PY) -m training.pair $(ARGS)
 
-bench: bench-main bench-engine bench-methods bench-controller bench-pair bench-daemon ## every benchmark
+bench: bench-main bench-engine bench-methods bench-controller bench-pair bench-daemon bench-security ## every benchmark
 
 bench-main: $(STAMP) ## benchmarks/results/main.json; PROMPTS=FILE takes other prompts
 	$(PY) -m experiments.bench_main $(if $(PROMPTS),--prompts $(PROMPTS)) $(ARGS)
@@ -62,6 +62,9 @@ bench-controller: $(STAMP) ## benchmarks/results/controller.json: depth policies
 
 bench-pair: $(STAMP) ## benchmarks/results/pair.json; PROMPTS=FILE measures other prompts beside the embedded ones
 	$(PY) -m experiments.bench_pair $(if $(PROMPTS),--prompts $(PROMPTS)) $(ARGS)
+
+bench-security: $(STAMP) ## benchmarks/results/security.json: what TLS and a token cost a round; ARGS=--quick
+	$(PY) -m experiments.bench_security $(ARGS)
 
 bench-daemon: $(STAMP) ## benchmarks/results/daemon.json: the daemon against edge-client run; ARGS=--quick
 	$(PY) -m experiments.bench_daemon $(ARGS)
