@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import ssl
 from collections.abc import Iterator
@@ -25,6 +26,10 @@ from cloud_verifier.security.token_file import change_tokens
 from cloud_verifier.security.tokens import new_token
 from cloud_verifier.server import VerifierServer
 from common.errors import ConfigError
+from edge_client.link.grpc_link import GrpcLink
+from experiments.dev_security import make_dev_security
+from experiments.synthetic.pair import SyntheticPair
+from experiments.synthetic.serve import running_synthetic
 
 SESSION_ID = bytes(range(16))
 UNAVAILABLE = grpc.StatusCode.UNAVAILABLE
@@ -244,6 +249,25 @@ def test_another_authority_of_clients_is_taken_up_too(
         assert describes(made) and not describes(foreign)
         client_ca.write_bytes(foreign.ca.read_bytes())
         assert eventually(lambda: describes(foreign)) and not describes(made)
+
+
+def test_sighup_takes_up_everything_and_ends_nothing(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    security = make_dev_security(tmp_path)
+    said = ""
+
+    def has_said(words: str) -> bool:
+        nonlocal said
+        said += capfd.readouterr().err
+        return words in said
+
+    flags = (*security.serve_flags, "--log-level", "info")
+    with running_synthetic(SyntheticPair(), *flags) as verifier:
+        link = GrpcLink(verifier.address, SESSION_ID, security=security.link)
+        link.describe(10.0)
+        verifier.process.send_signal(signal.SIGHUP)
+        assert eventually(lambda: has_said("took up tokens")) and "took up certificates" in said
+        link.describe(10.0)
+    assert verifier.process.returncode == 0
 
 
 # ------------------------------------------------------------------------------- files at the start
