@@ -251,7 +251,9 @@ def test_another_authority_of_clients_is_taken_up_too(
         assert eventually(lambda: describes(foreign)) and not describes(made)
 
 
-def test_sighup_takes_up_everything_and_ends_nothing(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_sighup_takes_up_everything_and_ends_nothing(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     security = make_dev_security(tmp_path)
     said = ""
 
