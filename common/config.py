@@ -22,7 +22,7 @@ from common.config_flags import add_flags, given_flags
 from common.config_values import convert, describe
 from common.errors import ConfigError
 
-__all__ = ["Loaded", "Option", "add_flags", "given_flags", "load_config", "option"]
+__all__ = ["Loaded", "Option", "add_flags", "check_value", "given_flags", "load_config", "option"]
 
 ConfigT = TypeVar("ConfigT")
 
@@ -67,7 +67,7 @@ def load_config(
         *_from_env(os.environ if env is None else env, known, scope),
         *_from_flags(flags or {}, known),
     ):
-        values[key], origins[key] = _checked(known[key], raw, origin), origin
+        values[key], origins[key] = check_value(known[key], raw, origin), origin
     return Loaded(_build(cls, values), origins)
 
 
@@ -132,7 +132,8 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     return f"; did you mean {nearest[0]}?" if nearest else ""
 
 
-def _checked(leaf: Leaf, raw: object, origin: str) -> Any:
+def check_value(leaf: Leaf, raw: object, origin: str) -> Any:
+    """`raw` as the value of this one field. Raises ConfigError as `load_config`."""
     option, expected, given = leaf.option, describe(leaf.kind), shown_value(leaf, raw)
     if option.choices:
         expected = "one of " + ", ".join(option.choices)

@@ -9,6 +9,7 @@ from typing import Any
 
 from edge_client.commands.configured import load_run_config
 from edge_client.config import RunConfig
+from edge_client.daemon.keys import read_keys
 from edge_client.daemon_client import ask_daemon
 
 _COLUMNS = ("ID", "STATE", "MODE", "TOKENS", "TOKENS/S", "ACCEPTED", "RTT", "AGE", "USER")
@@ -39,11 +40,10 @@ def main(namespace: argparse.Namespace) -> int:
 
 
 def api_key(config: RunConfig) -> str:
-    """The key to show: the one configured, or the first of the file where we may read it."""
+    """One that the daemon takes: the configured one, or the first of its file where we may read it."""
     if config.serve.api_key or not config.serve.api_key_file:
         return config.serve.api_key
-    lines = Path(config.serve.api_key_file).read_text(encoding="utf-8").splitlines()
-    return next((line.strip() for line in lines if line.strip() and not line.startswith("#")), "")
+    return read_keys(Path(config.serve.api_key_file))[0]
 
 
 def table(sessions: list[dict[str, Any]]) -> list[str]:

@@ -8,10 +8,6 @@ from __future__ import annotations
 
 import base64
 import binascii
-import hashlib
-import hmac
-from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
@@ -21,7 +17,6 @@ from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from common.addresses import is_loopback, split_address
-from common.errors import UsageError
 from edge_client.daemon.config import ServeConfig
 from edge_client.daemon.errors import ApiError
 
@@ -29,43 +24,6 @@ if TYPE_CHECKING:
     from edge_client.daemon.service import Daemon
 
 PUBLIC = frozenset({"/health", "/ready"})  # health answers without credentials, and says little
-
-
-@dataclass(frozen=True, slots=True)
-class Keys:
-    """API keys, as digests: what is compared takes the same time whatever was sent."""
-
-    digests: tuple[bytes, ...] = ()
-
-    @classmethod
-    def read(cls, serve: ServeConfig) -> Keys:
-        """Raises `UsageError` for a file that cannot be read or holds no key."""
-        keys = [serve.api_key] if serve.api_key else []
-        if serve.api_key_file:
-            keys += _read_file(Path(serve.api_key_file))
-        return cls(tuple(_digest(key) for key in keys))
-
-    def __bool__(self) -> bool:
-        return bool(self.digests)
-
-    def match(self, shown: str) -> bool:
-        digest = _digest(shown)
-        return sum(hmac.compare_digest(digest, each) for each in self.digests) > 0  # all of them, always
-
-
-def _digest(key: str) -> bytes:
-    return hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()
-
-
-def _read_file(path: Path) -> list[str]:
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"--api-key-file {path}: {error}") from error
-    keys = [line.strip() for line in lines if line.strip() and not line.lstrip().startswith("#")]
-    if not keys:
-        raise UsageError(f"--api-key-file {path}: holds no key")
-    return keys
 
 
 class AccessMiddleware:

@@ -11,15 +11,15 @@ from typing import Any
 from common.addresses import is_loopback, split_address
 from common.config import Loaded
 from common.errors import UsageError
-from common.types import Method
+from common.types import Method, SamplingParams
 from edge_client.assemble import Edge, create_edge, create_link, draw_seed
 from edge_client.chat_template import ChatTemplate, load_chat_template
 from edge_client.config import RunConfig, default_draft_dir
-from edge_client.daemon.access import Keys
 from edge_client.daemon.activity import Activity
 from edge_client.daemon.admission import Admission
 from edge_client.daemon.config import SECTION, ServeConfig
 from edge_client.daemon.errors import ApiError
+from edge_client.daemon.keys import Keys
 from edge_client.daemon.metrics import DaemonMetrics
 from edge_client.daemon.parsed import Kind, ParsedRequest
 from edge_client.daemon.verifier_watch import VerifierWatch
@@ -83,6 +83,7 @@ class Daemon:
         self.activity = Activity()
         self.watch = VerifierWatch()
         self.metrics = DaemonMetrics(self)
+        self._warm_up()
 
     @property
     def serve(self) -> ServeConfig:
@@ -145,6 +146,15 @@ class Daemon:
         self.admission.set_bounds(config.serve.max_requests, config.serve.max_queue)
         self.watch.forget()
         return held_back
+
+    def _warm_up(self) -> None:
+        """So that the first request does not pay for imports and first runs."""
+        if self.edge.draft is not None:
+            sequence = self.edge.draft.sequence(SamplingParams())
+            sequence.commit([0])
+            sequence.propose(2)
+            sequence.close()
+        self.prepare(ParsedRequest(Kind.COMPLETION, prompt=(0,)))
 
     def close(self) -> None:
         if self._pool is not None:

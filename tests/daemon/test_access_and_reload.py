@@ -66,6 +66,17 @@ class _Anything:
         return lambda request: None
 
 
+def test_ps_shows_a_key_of_the_daemons_own_file_and_a_variable_may_hold_one(
+    guarded: DaemonProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ps = ["ps", "--listen", guarded.address]
+    assert run_edge([*ps, "--config", str(guarded.config)]).returncode == 0
+    refused = run_edge(ps)
+    assert refused.returncode == 2 and "a valid API key is needed" in refused.stderr
+    monkeypatch.setenv("OUTRIDER_EDGE_SERVE_API_KEY", OTHER)
+    assert run_edge(ps).returncode == 0
+
+
 def test_a_wrong_key_is_an_authentication_error(guarded: DaemonProcess) -> None:
     with openai.OpenAI(base_url=f"{guarded.url}/v1", api_key="wrong", max_retries=0) as client:
         with pytest.raises(openai.AuthenticationError) as caught:

@@ -111,3 +111,9 @@ def test_completion_scripts_know_verbs_and_flags() -> None:
         assert done.returncode == 0
         words = ("doctor", "--max-new-tokens", "--write-timeout", "completion")
         assert all(word in done.stdout for word in words)
+
+
+def test_run_needs_nothing_of_the_daemons() -> None:
+    heavy = "{'starlette', 'uvicorn', 'jinja2', 'prometheus_client', 'shtab'}"
+    code = f"import sys, edge_client.cli, edge_client.commands.run; assert not {heavy} & set(sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True)
