@@ -24,7 +24,7 @@ _EPILOG = """\
 while you type:
   a line that ends in \\ goes on in the next one; \"\"\" begins and ends a message of several lines
   /stats    what the last answer took: rounds, acceptance, bytes, times
-  /mode M   speculative, cloud-only, co-located or edge-only from now on; without M, which it is
+  /mode M   another --mode from now on; without M, which it is and which there are
   /system T set the system message and begin anew; needs a chat template
   /reset    forget the conversation
   /quit     leave (so does Ctrl-D)

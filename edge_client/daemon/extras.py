@@ -24,6 +24,8 @@ SETTINGS = (
     "recover_timeout_s",
     "depth_policy",
     "num_speculative_tokens",
+    "pipeline",
+    "num_rounds_in_flight",
     "top_k",
     "min_p",
     "repetition_penalty",

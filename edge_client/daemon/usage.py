@@ -21,6 +21,8 @@ _FROM_STATS = (
     "net_ms",
     "bytes_up",
     "bytes_down",
+    "pipelined_hit_rate",
+    "num_wasted_draft_tokens",
     "num_timeouts",
     "num_rebuilds",
     "num_reconnects",

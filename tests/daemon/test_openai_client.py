@@ -114,6 +114,9 @@ def test_a_bias_and_the_extras_reach_the_decoding(client: openai.OpenAI) -> None
     assert own["mode"] == "cloud-only" and own["num_rounds"] == 0
     drafted = complete(client, extra_body={"outrider": {"top_k": 5, "num_speculative_tokens": 2}})
     assert drafted.choices[0].text == alone.choices[0].text, "the mode does not change the text"
+    for changes in ({"mode": "auto"}, {"pipeline": "on"}, {"depth_policy": "optimal"}):
+        other = complete(client, extra_body={"outrider": {"top_k": 5, **changes}})
+        assert other.choices[0].text == alone.choices[0].text, changes
     unverified = complete(client, extra_body={"outrider": {"mode": "edge-only"}})
     assert not unverified.usage.model_extra["outrider"]["exact"]  # type: ignore[union-attr]
 
