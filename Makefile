@@ -6,7 +6,7 @@ STAMP  := $(VENV)/.installed
 PROTO  := proto/common/pb/outrider.proto
 PROTOC := $(PY) -m grpc_tools.protoc -Iproto
 
-.PHONY: help install demo test test-slow lint typecheck proto proto-check pair bench bench-main bench-engine bench-pair bench-methods bench-controller bench-daemon bench-security clean
+.PHONY: help install demo test test-slow lint typecheck proto proto-check pair bench bench-main bench-engine bench-pair bench-methods bench-controller bench-daemon bench-security experiments experiments-quick clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 14
@@ -68,6 +68,12 @@ bench-security: $(STAMP) ## benchmarks/results/security.json: what TLS and a tok
 
 bench-daemon: $(STAMP) ## benchmarks/results/daemon.json: the daemon against edge-client run; ARGS=--quick
 	$(PY) -m experiments.bench_daemon $(ARGS)
+
+experiments-quick: $(STAMP) ## benchmarks/results/experiments.json: links, simulator, plan and a small matrix, in minutes
+	$(PY) -m experiments.bench_experiments --quick $(ARGS)
+
+experiments: $(STAMP) ## the full matrix over seven round trips, for hours; ARGS=--resume goes on with it
+	$(PY) -m experiments.bench_experiments $(ARGS)
 
 clean: ## remove .venv and caches
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis *.egg-info

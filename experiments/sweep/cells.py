@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from common.types import Method
+from edge_client.depth.fixed import DEFAULT_DEPTH
 from edge_client.method_options import METHODS_OF
 from edge_client.options import Mode
 from experiments.links.profiles import LinkProfile
@@ -174,10 +175,12 @@ def _sensible(
     if mode in (Mode.CLOUD_ONLY, Mode.EDGE_ONLY):  # alone, a draft gives each token as it comes
         length = 1 if mode == Mode.EDGE_ONLY else None
         policy, method, variant = "fixed", Method.COUPLED, _PLAIN
-    if policy != "fixed":  # it finds the length by itself
-        length = None
     if mode == Mode.CO_LOCATED:  # one length for the whole text: no policy hears of its rounds in time
         policy = "fixed"
+    if policy != "fixed":  # it finds the length by itself
+        length = None
+    elif length is None and mode not in (Mode.CLOUD_ONLY, Mode.EDGE_ONLY):
+        length = DEFAULT_DEPTH
     if any(method not in METHODS_OF.get(key, (method,)) for key in variant.edge):
         variant = _PLAIN
     return Cell(

@@ -57,16 +57,17 @@ def main(namespace: argparse.Namespace) -> int:
         print_sweep(sweep)
         print(f"\nresults in {out}")
     if not namespace.no_report:
-        _write_report(out)
+        report = write_report(out)
+        print(f"report in {report}", file=sys.stderr)
     if sweep.num_different_texts:
         return EXIT_DIFFERENT_TEXTS
     return 0 if sweep.is_complete else EXIT_INTERRUPTED
 
 
-def _write_report(folder: Path) -> None:
+def write_report(folder: Path) -> Path:
     from experiments.report import render
 
-    print(f"report in {render(folder)}", file=sys.stderr)
+    return render(folder)
 
 
 def _default_folder(name: str) -> Path:

@@ -125,9 +125,7 @@ def _is_plain_speculation(cell: Cell) -> bool:
 
 
 def _length(cell: Cell) -> int:
-    from edge_client.depth.fixed import DEFAULT_DEPTH
-
-    return DEFAULT_DEPTH if cell.num_speculative_tokens is None else cell.num_speculative_tokens
+    return cell.num_speculative_tokens or 0
 
 
 def _link_costs(cell: Cell, parts: Parts) -> LinkCosts:

@@ -10,6 +10,9 @@ _LINE_EVERY_S = 10.0
 
 
 class Progress(Protocol):
+    def begin(self) -> None:
+        """Everything is started: from here on requests take the time."""
+
     def step(self, what: str) -> None:
         """One more request is done; `what` names its cell."""
 
@@ -20,6 +23,8 @@ class Progress(Protocol):
 
 
 class Silent:
+    def begin(self) -> None: ...
+
     def step(self, what: str) -> None: ...
 
     def say(self, text: str) -> None: ...
@@ -32,9 +37,13 @@ class Lines:
 
     def __init__(self, total: int, done: int, out: TextIO) -> None:
         self._total, self._first, self._done = total, done, done
-        self._out, self._start_s = out, time.monotonic()
-        self._next_s = self._start_s + _LINE_EVERY_S
+        self._out = out
+        self.begin()
         self.say(f"{total - done} requests to run" + (f", {done} done before" if done else ""))
+
+    def begin(self) -> None:
+        self._start_s = time.monotonic()
+        self._next_s = self._start_s + _LINE_EVERY_S
 
     def step(self, what: str) -> None:
         self._done += 1
@@ -57,6 +66,9 @@ class Bar:
 
         self._bar = tqdm(total=total, initial=done, unit="req", dynamic_ncols=True, smoothing=0.02)
 
+    def begin(self) -> None:
+        self._bar.unpause()
+
     def step(self, what: str) -> None:
         self._bar.set_postfix_str(what, refresh=False)
         self._bar.update()
@@ -75,4 +87,6 @@ def create_progress(total: int, done: int, is_silent: bool) -> Progress:
 
 
 def _minutes(seconds: float) -> str:
-    return f"{seconds:.0f} s" if seconds < 100 else f"{seconds / 60:.0f} min"
+    if seconds < 100:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"

@@ -145,6 +145,7 @@ def _run_visits(plan: Plan, folder: ResultsFolder, progress: Progress) -> None:
         try:
             _calibrate(plan, folder, progress)
             visitor.read_prompts([cell for cell, _, _ in todo])
+            progress.begin()
             for cell, repeat, requests in todo:
                 folder.add_visit(visitor.visit(cell, repeat, requests, on_request))
         except BaseException:

@@ -85,7 +85,7 @@ def test_settings_of_other_methods_do_not_concern_a_cell() -> None:
 def test_a_variant_of_one_method_leaves_the_others_as_they_are() -> None:
     variants = ({"name": "wide", "edge": {"support_size": 64}},)
     found = ids_of(methods=("coupled", "sparse"), variants=variants, baselines=("cloud-only",))
-    assert found[1:] == ["loopback speculative fixed T0.8", "loopback speculative fixed sparse T0.8 wide"]
+    assert found[1:] == ["loopback speculative fixed-4 T0.8", "loopback speculative fixed-4 sparse T0.8 wide"]
 
 
 @pytest.mark.parametrize(

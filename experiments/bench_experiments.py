@@ -1,0 +1,102 @@
+"""`make experiments-quick`, `make experiments`: links, simulator, plan and sweeps against what they promise.
+
+Quick takes less than ten minutes and writes benchmarks/results/experiments.json; without --quick the whole
+matrix is run, for hours, into benchmarks/runs/ (--resume goes on after an interruption), and the file is
+experiments_full.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from common.errors import UsageError
+from experiments.bench_matrix import (
+    RUNS,
+    details,
+    matrix_measures,
+    noise_measures,
+    run_named,
+    text_measure,
+)
+from experiments.command import run_command
+from experiments.results import Measure, at_most, judged, write_results
+
+Found = tuple[list[Measure], dict[str, Any]]
+
+QUICK_SWEEPS = ("quick",)
+FULL_SWEEPS = ("matrix", "slower-30", "slower-70")
+CI_SECONDS = 180.0
+
+
+def measure_links(is_quick: bool, is_resumed: bool) -> Found:
+    from experiments.links.base import REALISATIONS
+    from experiments.links.calibrate import exp_links, run
+    from experiments.links.calibration import Plan
+
+    measure, found = exp_links(run(REALISATIONS, Plan()))
+    return [measure], found
+
+
+def measure_ci(is_quick: bool, is_resumed: bool) -> Found:
+    """The whole chain at its smallest, as the test runs it."""
+    with tempfile.TemporaryDirectory() as directory:
+        ran = run_named("ci", Path(directory) / "ci")
+    text = "sweep with every baseline over two links, texts checked, report written"
+    return [judged("exp.ci", text, ran.wall_s, "s", at_most(CI_SECONDS))], {"wall_s": round(ran.wall_s, 1)}
+
+
+def measure_matrix(is_quick: bool, is_resumed: bool) -> Found:
+    names = QUICK_SWEEPS if is_quick else FULL_SWEEPS
+    if not is_resumed:
+        for name in names:
+            shutil.rmtree(RUNS / name, ignore_errors=True)
+    ran = [run_named(name, is_resumed=is_resumed) for name in names]
+    return [text_measure(ran), *matrix_measures(ran), *noise_measures(ran)], details(ran)
+
+
+CASES: dict[str, Callable[[bool, bool], Found]] = {
+    "links": measure_links,
+    "ci": measure_ci,
+    "matrix": measure_matrix,
+}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m experiments.bench_experiments",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--quick", action="store_true", help="a small matrix, less than ten minutes in all")
+    parser.add_argument("--resume", action="store_true", help="go on with the sweeps in benchmarks/runs")
+    parser.add_argument("--only", default="", metavar="NAMES", help=f"of {','.join(CASES)}")
+    arguments = parser.parse_args()
+    measures: list[Measure] = []
+    found: dict[str, Any] = {}
+    for name in pick_cases(arguments.only):
+        print(f"\n=== {name}", flush=True)
+        start_s = time.monotonic()
+        its_measures, its_details = CASES[name](arguments.quick, arguments.resume)
+        measures += its_measures
+        found[name] = its_details | {"seconds": round(time.monotonic() - start_s, 1)}
+    write_results("experiments" if arguments.quick else "experiments_full", measures, found)
+    return 0
+
+
+def pick_cases(only: str) -> Sequence[str]:
+    """Raises `UsageError` naming the known ones."""
+    names = [name.strip() for name in only.split(",") if name.strip()] or list(CASES)
+    for name in names:
+        if name not in CASES:
+            raise UsageError(f"--only {name}: want one of {', '.join(CASES)}")
+    return names
+
+
+if __name__ == "__main__":
+    run_command("experiments", main)

@@ -1,0 +1,131 @@
+"""The sweeps of `make experiments`: run, and told as measures. Where a baseline wins, that comes first."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from common.errors import OutriderError
+from experiments.results import ROOT, Measure
+from experiments.sweep.command import write_report
+from experiments.sweep.config import load_sweep
+from experiments.sweep.linking import check_links
+from experiments.sweep.records import BASELINES, CellRow, Comparison, Sweep, read_manifest
+from experiments.sweep.running import make_plan, run_sweep
+from experiments.sweep.table import is_ours, print_sweep
+
+SWEEPS = ROOT / "benchmarks" / "sweeps"
+RUNS = ROOT / "benchmarks" / "runs"  # not part of the repository
+
+
+@dataclass(frozen=True, slots=True)
+class Ran:
+    """A sweep that was run: its results, its folder with the report, and how long that took."""
+
+    name: str
+    sweep: Sweep
+    folder: Path
+    report: Path
+    wall_s: float
+
+
+def run_named(name: str, folder: Path | None = None, is_resumed: bool = False) -> Ran:
+    """`benchmarks/sweeps/NAME.yaml`, over TUN where this machine allows it, else through the proxy.
+
+    Raises KeyboardInterrupt where it was interrupted; the folder is valid and can be gone on with.
+    """
+    start_s = time.monotonic()
+    path = SWEEPS / f"{name}.yaml"
+    config = load_sweep(path)
+    try:
+        check_links(config.realisation, config.profiles)
+    except OutriderError as error:
+        print(f"{error}; going through the proxy")
+        config = load_sweep(path, {"realisation": "proxy"})
+    folder = folder or RUNS / name
+    has_results = is_resumed and _has_results(folder)
+    sweep = run_sweep(make_plan(config), folder, has_results, is_silent=False)
+    if not sweep.is_complete:
+        raise KeyboardInterrupt
+    print_sweep(sweep)
+    report = write_report(folder)
+    return Ran(name, sweep, folder, report, time.monotonic() - start_s)
+
+
+def matrix_measures(ran: Sequence[Ran]) -> list[Measure]:
+    """`exp.matrix`: TPOT of every cell of ours against each baseline, the worst first."""
+    rows = [row for each in ran for row in _rows(each.sweep)]
+    rows.sort(key=lambda row: (row[1].kind not in ("cloud-only", "co-located"), row[1].ratio))
+    return [_measure(cell, comparison) for cell, comparison in rows]
+
+
+def text_measure(ran: Sequence[Ran]) -> Measure:
+    """Speed-ups of another text would be none: how many of all texts were not what they must be."""
+    wrong = sum(each.sweep.num_different_texts for each in ran)
+    checks = [cell.texts for each in ran for cell in each.sweep.cells if cell.texts.is_exact_text]
+    compared, ties = sum(check.num_compared for check in checks), sum(check.num_ties for check in checks)
+    text = f"texts that differ from cloud-only's, of {compared} ({ties} ties)"
+    return Measure("exp.matrix.texts", text, wrong, "texts", "<= 0", wrong == 0)
+
+
+def noise_measures(ran: Sequence[Ran]) -> list[Measure]:
+    found = []
+    for each in ran:
+        for cell in each.sweep.cells:
+            if noise := cell.a_a.get("tpot_ms"):
+                text = f"A/A: {cell.twin}{_range(noise['low'], noise['high'])}, {each.name}"
+                found.append(Measure("exp.matrix.aa", text, noise["speedup"], "ratio"))
+    return found
+
+
+def details(ran: Sequence[Ran]) -> dict[str, Any]:
+    return {
+        each.name: {
+            "wall_s": round(each.wall_s, 1),
+            "realisation": each.sweep.cells[0].realisation,
+            "machine": read_manifest(each.folder).machine,
+            "cells": [_cell_details(cell) for cell in each.sweep.cells],
+            "predicted_tpot_ms": {p.cell: p.value for p in each.sweep.predictions},
+        }
+        for each in ran
+    }
+
+
+def _rows(sweep: Sweep) -> Iterator[tuple[CellRow, Comparison]]:
+    cells = {cell.id: cell for cell in sweep.cells if is_ours(cell)}
+    for comparison in sweep.comparisons:
+        if comparison.cell in cells and comparison.metric == "tpot_ms" and comparison.kind in BASELINES:
+            yield cells[comparison.cell], comparison
+
+
+def _measure(cell: CellRow, comparison: Comparison) -> Measure:
+    tpot = cell.metrics["tpot_ms"]
+    text = f"{cell.id} : {comparison.baseline}, speed{_range(comparison.low, comparison.high)}; "
+    text += f"TPOT {tpot.value:.2f} ms{_range(tpot.low, tpot.high)}"
+    return Measure(f"exp.matrix.{comparison.kind}", text, comparison.ratio, "ratio")
+
+
+def _cell_details(cell: CellRow) -> dict[str, Any]:
+    wanted = ("tpot_ms", "ttft_ms", "commit_gap_p95_ms", "acceptance_rate", "tokens_per_round")
+    metrics = {name: cell.metrics[name] for name in wanted if name in cell.metrics}
+    return {
+        "id": cell.id,
+        "baseline": cell.baseline,
+        "labels": cell.labels,
+        **{name: [metric.value, metric.low, metric.high] for name, metric in metrics.items()},
+    }
+
+
+def _range(low: float | None, high: float | None) -> str:
+    return f" ({low:.3g} to {high:.3g})" if low is not None and high is not None else ""
+
+
+def _has_results(folder: Path) -> bool:
+    with contextlib.suppress(OutriderError):
+        read_manifest(folder)
+        return True
+    return False
