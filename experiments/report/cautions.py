@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
 
 from experiments.report.naming import TPOT
-from experiments.report.numbers import counted, listed, spread, times
+from experiments.report.numbers import counted, interval, listed, spread, times
 from experiments.report.verdicts import aa_factor
 from experiments.report.view import View
 from experiments.sweep.records import CellRow
@@ -81,18 +82,27 @@ def _unverified(view: View) -> Iterator[str]:
 
 
 def _spread_of_equals(view: View) -> Iterator[str]:
-    if not any(cell.a_a for cell in view.sweep.cells):
+    twins = [cell for cell in view.sweep.cells if cell.twin]
+    measures = [cell.a_a[TPOT] for cell in twins if isinstance(cell.a_a.get(TPOT), dict)]
+    if not measures:
         yield "No A/A cells: how far apart equal cells lie was not measured."
         return
-    factor = aa_factor(view)
-    twins = {cell.id for cell in view.sweep.cells if cell.twin}
-    compared = [each for each in view.sweep.comparisons if each.metric == TPOT and each.cell not in twins]
+    ids = {cell.id for cell in twins}
+    compared = [each for each in view.sweep.comparisons if each.metric == TPOT and each.cell not in ids]
+    factor = max(aa_factor(view), *(_widest(measure) for measure in measures))
     close = [each for each in compared if 1 / factor < each.ratio < factor]
     if close:
+        told = [f"{times(m['speedup'])} {interval(m.get('low'), m.get('high'))}".strip() for m in measures]
         yield (
-            f"Equal cells lie {times(factor)} times apart (A/A, TPOT): of {len(compared)} comparisons with a "
-            f"baseline {len(close)} differ by less and count as no difference."
+            f"A/A: an equal cell's TPOT compares as {listed(told)}. Of {len(compared)} comparisons with a "
+            f"baseline {len(close)} lie no further from 1 than that: noise alone can make them."
         )
+
+
+def _widest(measure: Mapping[str, Any]) -> float:
+    """The end of the interval that lies further from 1, as a factor above it."""
+    ends = [float(end) for end in (measure.get("low"), measure.get("high")) if end]
+    return max([1.0, *(max(end, 1 / end) for end in ends)])
 
 
 def _few_repeats(view: View) -> Iterator[str]:

@@ -121,10 +121,8 @@ def manifest_rows(view: View) -> list[tuple[str, str]]:
         ("finished", manifest.finished or "not finished"),
     ]
     rows += [(f"model: {name}", _text(value)) for name, value in manifest.models.items()]
-    rows += [
-        ("target", name)
-        for name in dict.fromkeys(row.target for row in view.results.requests if row.target)
-    ]
+    targets = dict.fromkeys(row.target for row in view.results.requests if row.target)
+    rows += [("target", name) for name in targets if name not in manifest.models.values()]
     rows += [(name.replace("_", " "), _text(value)) for name, value in manifest.machine.items()]
     rows += [("seeds", _pairs(manifest.seeds)), ("versions", _pairs(manifest.versions))]
     return rows

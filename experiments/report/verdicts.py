@@ -28,7 +28,7 @@ class Outcome(enum.StrEnum):
 @dataclass(frozen=True, slots=True)
 class Verdict:
     """One link. `best` is the exact speculation over the link of the lowest TPOT; an approximate one where
-    there is no other."""
+    there is no other. Cells that chose to stream instead are none."""
 
     link: dict[str, Any]
     best: CellRow | None
@@ -94,7 +94,7 @@ def fastest(cells: Sequence[CellRow]) -> CellRow | None:
 
 
 def _verdict(view: View, cells: list[CellRow], factor: float) -> Verdict:
-    speculating = [cell for cell in cells if Arm.of(cell).is_speculation]
+    speculating = [cell for cell in cells if view.is_speculating(cell)]
     exact = [cell for cell in speculating if Arm.of(cell).is_exact]
     best = fastest(exact or speculating)
     rivals, against, outcomes = {}, {}, {}

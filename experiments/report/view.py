@@ -6,12 +6,14 @@ Cells that repeat another for the A/A measure are left out: they only tell how f
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import cached_property
 from typing import TypeVar
 
+from common.types import Origin
 from edge_client.options import Mode
 from experiments.report.naming import EDGE_ONLY, TPOT, Arm, Setting, arm_label, setting_label
+from experiments.report.style import NUM_SERIES
 from experiments.sweep.records import (
     NO_LINK,
     CellRow,
@@ -72,6 +74,13 @@ class View:
         )
         return leaders + [arm for arm in found if arm not in leaders]
 
+    def styles(self, arms: Sequence[Arm]) -> dict[Arm, int]:
+        """Places in the palette, no two alike in one drawing as far as it goes; an arm keeps its own."""
+        own = {arm: self.arms.index(arm) for arm in arms}
+        kept = {arm: place for arm, place in own.items() if place < NUM_SERIES}
+        free = iter([place for place in range(NUM_SERIES) if place not in kept.values()])
+        return {arm: kept[arm] if arm in kept else next(free, own[arm]) for arm in arms}
+
     def label(self, arm: Arm) -> str:
         """The mode, and what tells it from the other arms of its mode."""
         return arm_label(arm, self.arms)
@@ -106,6 +115,13 @@ class View:
     def requests_of(self, cell: CellRow) -> list[RequestRow]:
         """Those that ended as they should."""
         return self._requests.get(cell.id, [])
+
+    def is_speculating(self, cell: CellRow) -> bool:
+        """Whether it speculates over the link, and did: a mode that chooses may have streamed instead."""
+        if not Arm.of(cell).is_speculation:
+            return False
+        origins = [origin for row in self.requests_of(cell) for origin in row.token_origins]
+        return 2 * origins.count(Origin.TARGET) <= len(origins)
 
     def rounds_of(self, cell: CellRow) -> list[RoundRow]:
         return self._rounds.get(cell.id, [])

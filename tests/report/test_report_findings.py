@@ -33,7 +33,7 @@ from experiments.report.headline import headlines
 from experiments.report.naming import EDGE_ONLY, Arm
 from experiments.report.numbers import plain, times
 from experiments.report.tables import cells_table
-from experiments.report.verdicts import Outcome
+from experiments.report.verdicts import Outcome, verdicts
 from experiments.report.view import View
 from experiments.sweep.records import Comparison, Metric, Results
 
@@ -109,9 +109,7 @@ def test_a_difference_smaller_than_between_equal_cells_is_none() -> None:
     assert kinds_of(view_of(folder)) == [["win"]]
     folder.sweep.cells[-1].a_a["tpot_ms"] = {"speedup": 0.9}
     assert kinds_of(view_of(folder)) == [["even"]]
-    assert any(
-        "1.11 times apart" in line and "1 differ by less" in line for line in cautions(view_of(folder))
-    )
+    assert any("as 0.90" in line and "1 lie no further" in line for line in cautions(view_of(folder)))
 
 
 def test_without_an_interval_nobody_wins() -> None:
@@ -234,7 +232,14 @@ def test_every_reason_for_doubt_is_named() -> None:
     folder.sweep.cells[1].metrics.clear()
     folder.sweep = replace(folder.sweep, is_complete=False, missing_baselines=["edge-only"])
     lines = "\n".join(cautions(view_of(folder)))
-    words = ("2 texts", "interrupted", "synthetic", "uncommitted", "No A/A", "3 requests ended with an error")
+    words = (
+        "2 texts",
+        "interrupted",
+        "synthetic",
+        "uncommitted",
+        "No A/A",
+        "3 requests ended with an error",
+    )
     for word in (*words, "1 cell without a figure", "1 repeats", "edge-only"):
         assert word in lines, word
 
@@ -242,7 +247,7 @@ def test_every_reason_for_doubt_is_named() -> None:
 def test_a_clean_folder_has_nothing_to_warn_of() -> None:
     first = matrix((1, 30))[2]
     folder = make_folder([*matrix((1, 30)), replace(first, twin=first.name, baseline="")])
-    folder.sweep.cells[-1].a_a["tpot_ms"] = {"speedup": 1.0}
+    folder.sweep.cells[-1].a_a["tpot_ms"] = {"speedup": 1.0, "low": 1.0, "high": 1.0}
     assert cautions(view_of(folder)) == []
 
 
@@ -253,6 +258,18 @@ def test_one_cell_compares_with_nothing_and_says_so() -> None:
         tpot_rtt.charts(view) == [] and speedup_map.charts(view) == [] and draft_length.charts(view) == []
     )
     assert len(cells_table(view).rows) == 1
+
+
+def test_a_mode_that_chose_to_stream_is_no_speculation_that_lost() -> None:
+    plans = matrix((1, 60))
+    folder = make_folder([*plans, Plan(plans[0].link, mode="auto"), Plan(plans[3].link, mode="auto")])
+    modes = {cell.id: cell.mode for cell in folder.sweep.cells}
+    for index, row in enumerate(folder.requests):
+        if modes[row.cell] == "auto":
+            folder.requests[index] = replace(row, token_origins=["target"])
+    view = view_of(folder)
+    best = [verdict.best for verdict in verdicts(view, view.settings[0])]
+    assert [cell.mode for cell in best if cell] == ["speculative", "speculative"]
 
 
 def test_an_empty_sweep_has_no_figures() -> None:

@@ -128,7 +128,9 @@ def test_drawings_take_their_colours_from_the_page(full: Path) -> None:
 def test_hostile_names_are_text(full: Path) -> None:
     html = (full / "report.html").read_text(encoding="utf-8")
     assert (
-        "<script" not in html and "<img" not in html and "{{ 7*7 }}" in re.findall(r"<h1>(.*?)</h1>", html)[0]
+        "<script" not in html
+        and "<img" not in html
+        and "{{ 7*7 }}" in re.findall(r"<h1>(.*?)</h1>", html)[0]
     )
     assert "&lt;script&gt;" in html
     labels = "".join(text for svg in svgs_of(html) for text in svg.itertext())
@@ -144,17 +146,12 @@ def test_figures_without_data_are_left_out_in_a_line(tmp_path: Path) -> None:
 
 
 def test_two_hundred_cells_make_a_page_of_bounded_size(tmp_path: Path) -> None:
-    plans = matrix((1, 15, 30, 60, 100, 200, 600), (1, 2, 3, 4, 5, 6, 7, 8))
-    plans += [
-        plan
-        for t in (0.1, 0.5)
-        for plan in matrix((1, 15, 30, 60, 100, 200, 600), (1, 2, 3, 4, 5, 6, 7), temperature=t)
-    ]
+    plans = matrix((1, 15, 30, 60, 100, 200, 600), tuple(range(1, 28)))
     folder = make_folder(plans, num_prompts=2, num_tokens=16)
-    assert len(folder.sweep.cells) >= 199
+    assert len(folder.sweep.cells) >= 200
     html = render(folder.write(tmp_path)).read_text(encoding="utf-8")
     check_page(html)
-    assert len(html) < 4_000_000
+    assert len(html) < 2_000_000
     table = html[html.index('<section id="cells">') : html.index('<section id="manifest">')]
     assert table.count("<tr>") == 1 + len(folder.sweep.cells)
 
@@ -180,5 +177,7 @@ def test_what_is_no_finished_folder_is_refused_by_name(
 
 
 def test_asking_for_help_draws_nothing() -> None:
-    code = "import experiments.report.__main__, sys; sys.exit(len({'matplotlib', 'jinja2'} & {*sys.modules}))"
+    code = (
+        "import experiments.report.__main__, sys; sys.exit(len({'matplotlib', 'jinja2'} & {*sys.modules}))"
+    )
     subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parents[2])

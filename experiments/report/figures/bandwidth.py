@@ -54,7 +54,8 @@ def shapes(view: View, setting: Setting) -> list[Shape]:
     found = []
     for cells in families.values():
         if len({rate_of(cell.link) for cell in cells}) > 1:
-            series = [_series(view, arm, cells) for arm in chosen_arms(view, cells)]
+            styles = view.styles(chosen_arms(view, cells))
+            series = [_series(view, arm, style, cells) for arm, style in styles.items()]
             found.append(Shape(_family(cells[0].link), cells[0].rtt_ms, series))
     return sorted(found, key=lambda shaped: -len(shaped.rates))
 
@@ -70,9 +71,9 @@ def _family(link: dict[str, Any]) -> str:
     return repr(sorted((name, value) for name, value in link.items() if name not in different))
 
 
-def _series(view: View, arm: Arm, cells: Sequence[CellRow]) -> Series:
+def _series(view: View, arm: Arm, style: int, cells: Sequence[CellRow]) -> Series:
     mine = [(rate_of(cell.link), cell.metrics[TPOT]) for cell in cells if Arm.of(cell) == arm]
-    return Series(view.label(arm), view.arms.index(arm), sorted(mine, key=lambda pair: pair[0]))
+    return Series(view.label(arm), style, sorted(mine, key=lambda pair: pair[0]))
 
 
 def finding(shaped: Shape) -> str:

@@ -68,8 +68,8 @@ def shapes(view: View, setting: Setting) -> list[Shape]:
     ends = [ordered[index] for index in sorted({0, len(ordered) - 1})] if ordered else []
     found = []
     for cells in ends[:MAX_LINKS]:
-        arms = chosen_arms(view, cells, MAX_SERIES)
-        curves = [curve for arm in arms if (curve := _curve(view, arm, cells))]
+        styles = view.styles(chosen_arms(view, cells, MAX_SERIES))
+        curves = [curve for arm, style in styles.items() if (curve := _curve(view, arm, style, cells))]
         if curves:
             found.append(Shape(link_label(cells[0].link), cells[0].rtt_ms, curves))
     return found
@@ -81,7 +81,7 @@ def gaps_of(request: RequestRow) -> list[float]:
     return [later - earlier for earlier, later in itertools.pairwise(times)]
 
 
-def _curve(view: View, arm: Arm, cells: Sequence[CellRow]) -> Curve | None:
+def _curve(view: View, arm: Arm, style: int, cells: Sequence[CellRow]) -> Curve | None:
     mine = [cell for cell in cells if Arm.of(cell) == arm and arm.mode != EDGE_ONLY]
     per_request = [gaps for cell in mine for row in view.requests_of(cell) if (gaps := gaps_of(row))]
     if not per_request:
@@ -90,9 +90,9 @@ def _curve(view: View, arm: Arm, cells: Sequence[CellRow]) -> Curve | None:
     values, low, high = quantiles(per_request, shares)
     num = len(SHARES)
     told = [(float(values[i]), float(low[i]), float(high[i])) for i in range(num, len(shares))]
+    bounds = (values[:num], low[:num], high[:num])
     num_gaps = sum(map(len, per_request))
-    return Curve(view.label(arm), view.arms.index(arm), values[:num], low[:num], high[:num], told, num_gaps,
-                 len(per_request))  # fmt: skip
+    return Curve(view.label(arm), style, *bounds, told, num_gaps, len(per_request))
 
 
 def quantiles(per_request: Sequence[Sequence[float]], shares: Values) -> tuple[Values, Values, Values]:

@@ -16,7 +16,7 @@ from experiments.report.drawing import (
 )
 from experiments.report.figures.base import MAX_CHARTS, MAX_SERIES, Chart, ReportFigure, Table, evenly
 from experiments.report.findings import sentence
-from experiments.report.naming import CLOUD_ONLY, TPOT, Setting, link_label
+from experiments.report.naming import CLOUD_ONLY, CO_LOCATED, TPOT, Setting, link_label
 from experiments.report.numbers import ABSENT, counted, listed, plain, spread, with_interval
 from experiments.report.style import Size, colour, series_style
 from experiments.report.view import View
@@ -63,7 +63,7 @@ def shapes(view: View, setting: Setting) -> list[Shape]:
     """One for each way to speculate that was run with several draft lengths on a link."""
     groups: dict[tuple[str, str, str, str], dict[str, list[CellRow]]] = {}
     for cell in view.cells_of(setting):
-        if cell.num_speculative_tokens:
+        if cell.num_speculative_tokens and (cell.mode == CO_LOCATED or view.is_speculating(cell)):
             key = (cell.mode, cell.depth_policy, cell.method, cell.variant)
             groups.setdefault(key, {}).setdefault(link_label(cell.link), []).append(cell)
     found = []
@@ -75,7 +75,7 @@ def shapes(view: View, setting: Setting) -> list[Shape]:
         if lines:
             kept = evenly(lines, MAX_SERIES)
             found.append(Shape(", ".join(part for part in key if part), kept, len(lines) - len(kept)))
-    return sorted(found, key=lambda each: -len(each.lines))
+    return sorted(found, key=lambda each: (each.arm.startswith(CO_LOCATED), -len(each.lines)))
 
 
 def _line(view: View, setting: Setting, cells: Sequence[CellRow]) -> Line:
@@ -135,7 +135,7 @@ def _chart(view: View, setting: Setting, shaped: Shape) -> Chart:
         caption=" ".join(word for word in words if word),
         table=_table(shaped),
         draw=lambda figure, size: draw(shaped, figure, size),
-        setting=view.describe(setting),
+        setting=", ".join(part for part in (view.describe(setting), shaped.arm) if part),
     )
 
 

@@ -60,7 +60,7 @@ def shape(view: View, setting: Setting) -> list[Bar]:
     """On each link the arm that speculates over it with the lowest TPOT; by RTT."""
     by_link: dict[str, list[CellRow]] = {}
     for cell in view.cells_of(setting):
-        if Arm.of(cell).is_speculation:
+        if view.is_speculating(cell):
             by_link.setdefault(link_label(cell.link), []).append(cell)
     bars = []
     for cells in by_link.values():

@@ -94,7 +94,7 @@ def _tile(view: View, cell: CellRow, factor: float) -> Tile | None:
     arm = Arm.of(cell)
     comparison = view.comparison(cell, CO_LOCATED)
     acceptance = acceptance_of(view, cell)
-    if not arm.is_speculation or comparison is None or acceptance is None:
+    if not view.is_speculating(cell) or comparison is None or acceptance is None:
         return None
     return Tile(comparison, outcome(comparison, factor), link_label(cell.link), view.label(arm), acceptance)
 

@@ -65,8 +65,9 @@ def shape(view: View, setting: Setting) -> Shape | None:
     best = {v.rtt_ms: v.best.metrics[TPOT].value for v in joined if v.best}
     cloud = {v.rtt_ms: v.rivals[CLOUD_ONLY].metrics[TPOT].value for v in joined if CLOUD_ONLY in v.rivals}
     edge_only = view.edge_only_of(setting)
+    styles = view.styles(chosen_arms(view, cells))
     return Shape(
-        series=[_series(view, arm, cells, family) for arm in chosen_arms(view, cells)],
+        series=[_series(view, arm, style, cells, family) for arm, style in styles.items()],
         edge_only=edge_only.metrics[TPOT] if edge_only else None,
         verdicts=joined,
         break_even=crossing(best, cloud),
@@ -96,19 +97,19 @@ def chosen_arms(view: View, cells: Sequence[CellRow], most: int = MAX_SERIES) ->
         return arms
     winners = set()
     for link in {link_label(cell.link) for cell in cells}:
-        here = [c for c in cells if link_label(c.link) == link and Arm.of(c).is_speculation]
+        here = [c for c in cells if link_label(c.link) == link and view.is_speculating(c)]
         winners |= {Arm.of(cell) for cell in [fastest(here)] if cell}
     ranked = sorted(arms, key=lambda arm: (arm.is_speculation, arm not in winners, arms.index(arm)))
     return [arm for arm in arms if arm in ranked[:most]]
 
 
-def _series(view: View, arm: Arm, cells: Sequence[CellRow], family: str) -> Series:
+def _series(view: View, arm: Arm, style: int, cells: Sequence[CellRow], family: str) -> Series:
     mine = sorted((cell for cell in cells if Arm.of(cell) == arm), key=lambda cell: cell.rtt_ms)
     joined = [(cell.rtt_ms, cell.metrics[TPOT]) for cell in mine if family_key(cell.link) == family]
     loose = [(cell.rtt_ms, cell.metrics[TPOT]) for cell in mine if family_key(cell.link) != family]
     predicted = [(cell.rtt_ms, view.predicted(cell)) for cell in mine if family_key(cell.link) == family]
     known = [(rtt, value) for rtt, value in predicted if value is not None]
-    return Series(view.label(arm), view.arms.index(arm), joined, loose, known)
+    return Series(view.label(arm), style, joined, loose, known)
 
 
 def _predicted_break_even(view: View, cells: Sequence[CellRow], family: str) -> float | None:
@@ -121,7 +122,7 @@ def _predicted_break_even(view: View, cells: Sequence[CellRow], family: str) -> 
             continue
         if cell.mode == CLOUD_ONLY:
             cloud[cell.rtt_ms] = value
-        elif arm.is_speculation and arm.is_exact:
+        elif view.is_speculating(cell) and arm.is_exact:
             best[cell.rtt_ms] = min(value, best.get(cell.rtt_ms, value))
     return crossing(best, cloud)
 
