@@ -4,15 +4,22 @@ from __future__ import annotations
 
 import argparse
 import typing
+from collections.abc import Callable
 from typing import Any
 
 from common.config_fields import Leaf, leaves, shown
 from common.config_values import describe
 
 
-def add_flags(parser: argparse.ArgumentParser, cls: type[Any], without: tuple[str, ...] = ()) -> None:
+def add_flags(
+    parser: argparse.ArgumentParser,
+    cls: type[Any],
+    without: tuple[str, ...] = (),
+    title_of: Callable[[str], str] | None = None,
+) -> None:
     """Add a flag for each field of `cls` and its sections but those in `without`. Values stay text;
-    `load_config` converts them."""
+    `load_config` converts them. `title_of` a key is the heading that help shows its flag under."""
+    groups: dict[str, argparse._ArgumentGroup] = {}
     for leaf in leaves(cls):
         if not leaf.option.is_flag or leaf.key.partition(".")[0] in without:
             continue
@@ -27,7 +34,13 @@ def add_flags(parser: argparse.ArgumentParser, cls: type[Any], without: tuple[st
             settings["metavar"] = leaf.option.metavar or _metavar(leaf)
             if typing.get_origin(leaf.kind) is tuple:
                 settings["action"] = "append"
-        parser.add_argument(leaf.flag, **settings)
+        if title_of is None:
+            parser.add_argument(leaf.flag, **settings)
+            continue
+        title = title_of(leaf.key)
+        if title not in groups:
+            groups[title] = parser.add_argument_group(title)
+        groups[title].add_argument(leaf.flag, **settings)
 
 
 def _metavar(leaf: Leaf) -> str:

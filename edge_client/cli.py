@@ -96,7 +96,7 @@ def _make_parser(arguments: Sequence[str] = (), *, is_whole: bool = False) -> ar
     show = verbs.add_parser("config", help="show the configuration: config show [--origin]")
     show.add_argument("action", choices=("show",))
     show.add_argument("--origin", action="store_true", help="say where each value comes from")
-    add_config(show, has_serve=True)
+    add_config(show, "show", has_serve=True)
     for verb, (_, summary) in _VERBS_ELSEWHERE.items():
         its_parser = verbs.add_parser(verb, help=summary, description=f"{summary[0].upper()}{summary[1:]}.")
         if arguments[:1] == [verb]:
@@ -116,7 +116,7 @@ def _add_run(run: argparse.ArgumentParser) -> None:
     run.add_argument("prompt", nargs="?", metavar="PROMPT", help="text to continue; - reads standard input")
     run.add_argument("--prompt-file", type=Path, metavar="F", help="read the prompt from a file")
     run.add_argument("--json", action="store_true", help="print one JSON object instead of the text")
-    add_config(run)
+    add_config(run, "[PROMPT]")
 
 
 if __name__ == "__main__":

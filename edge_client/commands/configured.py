@@ -9,13 +9,28 @@ from common.config import Loaded, add_flags, given_flags, load_config
 from edge_client.config import SCOPE, RunConfig
 from edge_client.daemon.config import SECTION
 
+_TITLES = {
+    "verifier and draft": "verifier draft draft_strategy lookup_ngram draft_threads min_draft_ms",
+    "who works, and how far ahead": "mode depth_policy num_speculative_tokens pipeline num_rounds_in_flight",
+    "sampling": "temperature top_k top_p min_p repetition_penalty presence_penalty frequency_penalty "
+    "logit_bias bad_word seed logprobs",
+    "where the text ends": "max_new_tokens min_new_tokens stop stop_token_id ignore_eos",
+    "how drafted tokens are judged": "method support_size num_candidates threshold_pass threshold_ratio "
+    "typical_epsilon typical_delta",
+    "encryption and credentials": "tls tls_ca tls_cert tls_key tls_server_name token_file insecure_token",
+    "when the link fails": "on_timeout timeout_ms recover_timeout_s allow_target_change transport",
+    "logs and traces": "log_level otlp_endpoint",
+}
+_TITLE_OF = {name: title for title, names in _TITLES.items() for name in names.split()}
 CONFIG_NOTE = "Flags from --verifier on are also keys of --config FILE and variables OUTRIDER_EDGE_<KEY>."
 
 
-def add_config(parser: argparse.ArgumentParser, has_serve: bool = False) -> None:
-    """`has_serve` adds the flags of the section `serve`; every verb takes that section in its file."""
+def add_config(parser: argparse.ArgumentParser, words: str = "", has_serve: bool = False) -> None:
+    """`words` are what the verb takes beside options. `has_serve` adds the flags of the section `serve`;
+    every verb takes that section in its file."""
     parser.add_argument("--config", type=Path, metavar="FILE", help="YAML file of the settings below")
-    add_flags(parser, RunConfig, without=() if has_serve else (SECTION,))
+    add_flags(parser, RunConfig, without=() if has_serve else (SECTION,), title_of=_title_of)
+    parser.usage = f"%(prog)s [OPTION ...] {words}".rstrip()  # argparse would name every option
 
 
 def load_run_config(namespace: argparse.Namespace) -> Loaded[RunConfig]:
@@ -23,3 +38,8 @@ def load_run_config(namespace: argparse.Namespace) -> Loaded[RunConfig]:
     return load_config(
         RunConfig, scope=SCOPE, yaml_path=namespace.config, flags=given_flags(namespace, RunConfig)
     )
+
+
+def _title_of(key: str) -> str:
+    section, _, _ = key.rpartition(".")
+    return "the daemon" if section == SECTION else _TITLE_OF.get(key, "further settings")
