@@ -25,6 +25,7 @@ from cloud_verifier.row_kernels import load_row_kernels
 from cloud_verifier.security.authenticator import AccessError
 from cloud_verifier.security.server_security import ServerSecurity
 from cloud_verifier.service import VerifierService
+from cloud_verifier.supervision import Supervision
 from cloud_verifier.tracing import TraceContextInterceptor, create_round_tracer
 from common.errors import UsageError
 from common.pb import outrider_pb2_grpc
@@ -219,11 +220,15 @@ async def serve_until_signalled(server: VerifierServer, on_ready: Callable[[Veri
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, on_signal)
     loop.add_signal_handler(signal.SIGHUP, server.reload)
+    supervision = Supervision(server.engine)
     async with server:
         on_ready(server)
+        supervision.ready(f"serving {server.engine.model.model_id} on port {server.port}")
         await first.wait()
+        supervision.stopping()
         draining = asyncio.create_task(server.drain())
         impatient = asyncio.create_task(second.wait())
         await asyncio.wait((draining, impatient), return_when=asyncio.FIRST_COMPLETED)
         for task in (draining, impatient):
             task.cancel()
+        supervision.close()

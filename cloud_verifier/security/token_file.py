@@ -74,6 +74,9 @@ def _replace(path: Path, records: Sequence[TokenRecord]) -> None:
     descriptor, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)  # is 0600
     try:
         with open(descriptor, "w", encoding="utf-8") as file:
+            if os.geteuid() == 0:  # the service that reads it is not root
+                owner = os.stat(path if path.exists() else path.parent)
+                os.fchown(descriptor, owner.st_uid, owner.st_gid)
             file.write(text)
             file.flush()
             os.fsync(file.fileno())

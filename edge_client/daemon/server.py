@@ -17,6 +17,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from common.addresses import split_address
 from common.errors import OutriderError, UsageError
+from common.sd_notify import Notifier
 from edge_client.daemon.routes import make_app
 from edge_client.daemon.service import Daemon
 from edge_client.daemon.wire import cut_off
@@ -93,10 +94,13 @@ async def serve_until_signalled(
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     while not server.started and not serving.done():
         await asyncio.sleep(0.005)
+    notifier = Notifier()
     if server.started:
         on_ready()
+        notifier.ready()
     stopping = asyncio.create_task(first.wait())
     await asyncio.wait((serving, stopping), return_when=asyncio.FIRST_COMPLETED)
+    notifier.stopping()
     await _stop(daemon, server, second)
     await serving
     stopping.cancel()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 import stat
 import threading
@@ -164,6 +165,17 @@ def test_changes_at_once_lose_nothing(tmp_path: Path) -> None:
     for thread in threads:
         thread.join()
     assert set(read_tokens(path)) == set(records)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files away")
+def test_what_root_writes_stays_readable_to_the_service_that_reads_it(tmp_path: Path) -> None:
+    service = 12_345
+    os.chown(tmp_path, service, service)
+    path = write(tmp_path / "tokens.json", new_token("a", NOW, DAY)[1])
+    assert (path.stat().st_uid, path.stat().st_gid) == (service, service), "as the directory"
+    os.chown(path, service + 1, service)
+    write(path)
+    assert (path.stat().st_uid, stat.S_IMODE(path.stat().st_mode)) == (service + 1, 0o600), "as it was"
 
 
 def test_a_file_that_others_may_write_is_refused(tmp_path: Path) -> None:

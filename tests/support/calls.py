@@ -132,6 +132,6 @@ def status_of(call: Callable[[], Any]) -> tuple[grpc.StatusCode, str]:
 
 def eventually(condition: Callable[[], bool], timeout_s: float = 5.0) -> bool:
     end_s = time.monotonic() + timeout_s
-    while not condition() and time.monotonic() < end_s:
+    while not (is_so := condition()) and time.monotonic() < end_s:
         time.sleep(0.01)
-    return condition()
+    return is_so
