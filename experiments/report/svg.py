@@ -27,6 +27,7 @@ _HEX = re.compile(r"#0[0-9a-f]{5}\b")
 def draw_svg(draw: Draw, size: Size, prefix: str, label: str) -> str:
     """`draw` fills an empty figure; `label` is for screen readers; `prefix` makes ids the drawing's own."""
     import matplotlib
+    from matplotlib.backends.backend_svg import FigureCanvasSVG
     from matplotlib.figure import Figure
 
     parameters: Any = rc_parameters(size)
@@ -35,7 +36,8 @@ def draw_svg(draw: Draw, size: Size, prefix: str, label: str) -> str:
         draw(figure, size)
         out = io.StringIO()
         metadata = dict.fromkeys(("Date", "Creator", "Format", "Type"))
-        figure.savefig(out, format="svg", metadata=metadata)
+        canvas: Any = FigureCanvasSVG(figure)
+        canvas.print_svg(out, metadata=metadata)  # `savefig` would draw everything twice
     return clean(out.getvalue(), f"{prefix}-{size.name}-", f"{size.name} figure", label)
 
 
