@@ -146,10 +146,27 @@ def test_a_hang_up_reloads_what_can_be_reloaded(verifier: VerifierServer, tmp_pa
         config.write_text("serve: {model_name: [broken\n")
         daemon.hang_up()
         assert name() == "first"
-        config.write_text("serve: {model_name: second, draft_cache_mb: 1}\nmode: cloud-only\n")
+        serve = "{model_name: second, stop_grace_s: 0.2, draft_cache_mb: 1}"
+        config.write_text(f"serve: {serve}\nmode: cloud-only\n")
         daemon.hang_up()
         assert wait_until(lambda: name() == "second")
         assert daemon.get("/v1/models")["data"][0]["outrider"]["mode"] == "cloud-only"
+        _stop_and_be_told(daemon)
+    assert wait_until(lambda: verifier.engine.num_sessions == 0)
+
+
+def _stop_and_be_told(daemon: DaemonProcess) -> None:
+    """What runs longer than the grace ends with an error, not as if it were whole."""
+    with openai.OpenAI(base_url=f"{daemon.url}/v1", api_key="none", max_retries=0) as client:
+        extras = {"outrider": {"ignore_eos": True}}
+        stream = client.completions.create(
+            model="second", prompt="x", max_tokens=4000, stream=True, extra_body=extras
+        )
+        next(iter(stream))
+        daemon.server.process.terminate()
+        with pytest.raises(openai.APIError, match="stopping"):
+            list(stream)
+    assert daemon.server.process.wait(10) == 0
 
 
 def test_without_a_verifier_it_is_not_ready_and_says_so() -> None:
