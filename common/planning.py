@@ -25,8 +25,11 @@ from common.costmodel_pipelined import (
     pipelined_break_even_rtt_s,
     pipelined_rounds_per_token,
 )
+from common.plan_samples import MEASURED, Known, Standing, acceptance_by_position, replayed
 
-GIVEN, MEASURED, ASSUMED = "given", "measured", "assumed"
+__all__ = ["MEASURED", "Known"]
+
+GIVEN, ASSUMED = "given", "assumed"
 SPECULATIVE, PIPELINED, CLOUD_ONLY, CO_LOCATED, EDGE_ONLY = (
     *("speculative", "pipelined", "cloud-only", "co-located", "edge-only"),
 )
@@ -34,22 +37,14 @@ MAX_DRAFT_TOKENS = 64  # what a verifier takes in a round unless told otherwise
 
 
 @dataclass(frozen=True, slots=True)
-class Known:
-    """A part, where it comes from, and for a measured one the 10th and 90th percentile of its samples (of an
-    acceptance: the 95 % interval)."""
-
-    value: float
-    source: str  # GIVEN | MEASURED | ASSUMED
-    low: float | None = None
-    high: float | None = None
-    num_samples: int = 0
-
-
-@dataclass(frozen=True, slots=True)
 class PlanParts:
-    """Seconds, bytes a second. `acceptance[i]`: of a draft's token i given those before; the last repeats."""
+    """Seconds, bytes a second. `acceptance[i]`: of a draft's token i given those before; the last repeats.
+
+    Where `texts` are known, each draft length has the acceptance that its rounds would have had in them.
+    """
 
     draft_token: Known
+    draft_fixed: Known  # more for a round that drafts
     target_token: Known
     verify_fixed: Known
     verify_token: Known
@@ -58,6 +53,7 @@ class PlanParts:
     rate_up: Known
     rate_down: Known
     acceptance: tuple[Known, ...]
+    texts: tuple[Standing, ...] = ()
 
     @property
     def models(self) -> ModelCosts:
@@ -67,15 +63,19 @@ class PlanParts:
             verify_fixed_s=self.verify_fixed.value,
             verify_token_s=self.verify_token.value,
             colocated_draft_token_s=self.colocated_draft_token.value,
+            draft_fixed_s=self.draft_fixed.value,
         )
 
     @property
     def link(self) -> LinkCosts:
         return LinkCosts(self.rtt.value, self.rate_up.value, self.rate_down.value)
 
-    @property
-    def alphas(self) -> list[float]:
-        return [each.value for each in self.acceptance]
+    def alphas(self, num_draft_tokens: int) -> list[float]:
+        """By position, in rounds of this length."""
+        known = self.acceptance
+        if self.texts:
+            known = acceptance_by_position(replayed(self.texts, num_draft_tokens))
+        return [each.value for each in known]
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +104,7 @@ class LengthPlan:
     tokens_per_round: float
     round_s: float
     break_even_rtt_s: float
+    alphas: tuple[float, ...]
 
     @property
     def token_s(self) -> float:
@@ -136,32 +137,39 @@ class Plan:
     def break_even_rtt_s(self, mode: str, rival: str = CLOUD_ONLY) -> float:
         """The RTT below which `mode`, speculative or pipelined, beats `rival` at the length that is best for
         that; negative: at none. A rival's time does not depend on the RTT."""
-        models, link, alphas = self.parts.models, self.parts.link, self.parts.alphas
-        rival_s = self.modes[rival].token_s
-        break_even = pipelined_break_even_rtt_s if mode == PIPELINED else break_even_rtt_s
-        return max(break_even(alphas, n.num_draft_tokens, models, link, rival_s) for n in self.lengths)
+        models, link, rival_s = self.parts.models, self.parts.link, self.modes[rival].token_s
+        if mode == PIPELINED:
+            alphas = self.lengths[-1].alphas
+            rtts_s = (pipelined_break_even_rtt_s(alphas, n, models, link, rival_s) for n in self._lengths())
+        else:
+            rtts_s = (
+                break_even_rtt_s(self.lengths[n - 1].alphas, n, models, link, rival_s)
+                for n in self._lengths()
+            )
+        return max(rtts_s)
+
+    def _lengths(self) -> range:
+        return range(1, len(self.lengths) + 1)
 
 
 def make_plan(parts: PlanParts, max_draft_tokens: int = MAX_DRAFT_TOKENS) -> Plan:
     """`max_draft_tokens` >= 1. Raises ValueError for an acceptance outside [0, 1]."""
-    models, link, alphas = parts.models, parts.link, parts.alphas
-    lengths = tuple(
-        LengthPlan(
-            n,
-            expected_tokens(alphas, n),
-            round_s(n, models, link),
-            break_even_rtt_s(alphas, n, models, link),
-        )
-        for n in range(1, max_draft_tokens + 1)
-    )
+    models, link = parts.models, parts.link
+    lengths = tuple(_length(n, parts) for n in range(1, max_draft_tokens + 1))
     modes = (
         _speculative(lengths, models),
-        _pipelined(alphas, models, link, max_draft_tokens),
+        _pipelined(lengths, models, link),
         ModePlan(CLOUD_ONLY, None, cloud_only_s(models, link), models.target_token_s),
-        _colocated(alphas, models, link, max_draft_tokens),
+        _colocated(lengths, models, link),
         ModePlan(EDGE_ONLY, None, edge_only_s(models), 0.0),
     )
     return Plan(parts, {each.mode: each for each in modes}, lengths)
+
+
+def _length(n: int, parts: PlanParts) -> LengthPlan:
+    models, link, alphas = parts.models, parts.link, parts.alphas(n)
+    break_even_s = break_even_rtt_s(alphas, n, models, link)
+    return LengthPlan(n, expected_tokens(alphas, n), round_s(n, models, link), break_even_s, tuple(alphas))
 
 
 def _speculative(lengths: tuple[LengthPlan, ...], models: ModelCosts) -> ModePlan:
@@ -170,13 +178,20 @@ def _speculative(lengths: tuple[LengthPlan, ...], models: ModelCosts) -> ModePla
     return ModePlan(SPECULATIVE, best.num_draft_tokens, best.token_s, target_s)
 
 
-def _pipelined(alphas: list[float], models: ModelCosts, link: LinkCosts, most: int) -> ModePlan:
-    n, token_s = fastest_pipelined(alphas, models, link, most)
+def _pipelined(lengths: tuple[LengthPlan, ...], models: ModelCosts, link: LinkCosts) -> ModePlan:
+    """Its rounds follow one another as one long draft, and that is the acceptance they have."""
+    alphas = lengths[-1].alphas
+    n, token_s = fastest_pipelined(alphas, models, link, len(lengths))
     target_s = models.verify_s(n) * pipelined_rounds_per_token(alphas, n)
     return ModePlan(PIPELINED, n, token_s, target_s, num_in_flight(n, models, link))
 
 
-def _colocated(alphas: list[float], models: ModelCosts, link: LinkCosts, most: int) -> ModePlan:
-    token_s, n = min((colocated_s(alphas, n, models, link), n) for n in range(1, most + 1))
-    busy_s = round_s(n, colocated_models(models), LinkCosts(rtt_s=0.0)) / expected_tokens(alphas, n)
-    return ModePlan(CO_LOCATED, n, token_s, busy_s)
+def _colocated(lengths: tuple[LengthPlan, ...], models: ModelCosts, link: LinkCosts) -> ModePlan:
+    def token_s(each: LengthPlan) -> float:
+        return colocated_s(each.alphas, each.num_draft_tokens, models, link)
+
+    best = min(lengths, key=token_s)
+    round_there_s = round_s(best.num_draft_tokens, colocated_models(models), LinkCosts(rtt_s=0.0))
+    return ModePlan(
+        CO_LOCATED, best.num_draft_tokens, token_s(best), round_there_s / best.tokens_per_round
+    )

@@ -7,15 +7,22 @@ caches cold.
 
 from __future__ import annotations
 
-import statistics
 import time
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import count, cycle, pairwise
 
 from common.errors import UsageError
-from common.planning import MEASURED, Known
+from common.plan_samples import (
+    Known,
+    Standing,
+    acceptance_by_position,
+    cost_line,
+    known,
+    replayed,
+    standing_of,
+)
+from common.planning import MAX_DRAFT_TOKENS
 from common.types import ModelInfo
 from edge_client.assemble import Edge
 from edge_client.config import RunConfig
@@ -25,7 +32,7 @@ LENGTHS = (8, 1, 4, 0, 12, 2)  # 0: what a verification takes without any draft
 FIRST_TOKENS, LATER_TOKENS = 24, 64  # of a session: the first turn is quick, later ones open less often
 MIN_PATIENCE_S = 2.0  # with a link that does not answer
 MIN_ROUNDS, MIN_STREAMED, MIN_JUDGED = 6, 8, 8
-JUDGED_APART = 30  # times a position must have been judged to have an acceptance of its own
+LONG_ENOUGH = 4  # drafted tokens of a round
 PROMPTS = (
     "def read_lines(path):\n",
     "import json\n\n\nclass Store:\n    def __init__(self, path):\n",
@@ -35,9 +42,11 @@ PROMPTS = (
 
 @dataclass(slots=True)
 class Samples:
-    """`token_gaps_s`: between two tokens of a stream, the first left out."""
+    """`token_gaps_s`: between two tokens of a stream, the first left out. `texts`: sessions, each as all of
+    its rounds' (accepted, drafted)."""
 
     rounds: list[RoundRecord] = field(default_factory=list)
+    texts: list[list[tuple[int, int]]] = field(default_factory=list)
     token_gaps_s: list[float] = field(default_factory=list)
     num_draft_tokens: int = 0
     model: ModelInfo | None = None
@@ -48,11 +57,13 @@ class MeasuredParts:
     """As in `common.planning.PlanParts`."""
 
     draft_token: Known
+    draft_fixed: Known
     target_token: Known
     verify_fixed: Known
     verify_token: Known
     rtt: Known
     acceptance: tuple[Known, ...]
+    texts: tuple[Standing, ...]
 
 
 def measure(
@@ -75,6 +86,8 @@ def measure(
         stats = session.result.stats
         samples.model = session.result.model or samples.model
         samples.rounds += [each for each in stats.rounds[1:] if each.is_answered]
+        if stats.rounds and all(each.is_answered for each in stats.rounds):
+            samples.texts.append([(each.num_accepted_tokens, each.num_draft_tokens) for each in stats.rounds])
         if config.mode == "cloud-only":
             times_ns = stats.token_times_ns[1:]
             samples.token_gaps_s += [(after - before) / 1e9 for before, after in pairwise(times_ns)]
@@ -114,72 +127,27 @@ def parts_from(samples: Samples, flag: str = "--measure-s") -> MeasuredParts:
     found = f"{len(rounds)} rounds, {judged} judged tokens, {len(samples.token_gaps_s)} streamed ones"
     if len(rounds) < MIN_ROUNDS or judged < MIN_JUDGED or len(samples.token_gaps_s) < MIN_STREAMED:
         raise UsageError(f"too little was measured ({found}): give {flag} more")
-    verify_fixed, verify_token = verify_line([(r.num_draft_tokens, _verifier_s(r)) for r in rounds])
-    per_token_s = [each.draft_ms / 1e3 / each.num_draft_tokens for each in drafted]
-    mean_draft_s = sum(r.draft_ms for r in drafted) / 1e3 / sum(r.num_draft_tokens for r in drafted)
+    verify_fixed, verify_token = cost_line(
+        [(r.num_draft_tokens, r.verifier_ms / 1e3) for r in rounds], is_flat=True
+    )
+    draft_fixed, draft_token = cost_line(
+        [(r.num_draft_tokens, r.draft_ms / 1e3) for r in drafted], is_flat=False
+    )
+    texts = standing_texts(samples.texts)
     return MeasuredParts(
-        draft_token=replace(known(per_token_s), value=mean_draft_s),
+        draft_token=draft_token,
+        draft_fixed=draft_fixed,
         target_token=known(samples.token_gaps_s),
         verify_fixed=verify_fixed,
         verify_token=verify_token,
         rtt=known([each.net_ms / 1e3 for each in rounds]),
-        acceptance=acceptance_by_position((r.num_accepted_tokens, r.num_draft_tokens) for r in drafted),
+        acceptance=acceptance_by_position(replayed(texts, MAX_DRAFT_TOKENS)),
+        texts=texts,
     )
 
 
-def known(samples: Sequence[float]) -> Known:
-    """Their mean without the highest and the lowest tenth, and those bounds: what is usual counts, one stall
-    does not."""
-    ordered = sorted(samples)
-    low, high = (ordered[round(share * (len(ordered) - 1))] for share in (0.1, 0.9))
-    return Known(_trimmed_mean(ordered), MEASURED, low, high, len(ordered))
-
-
-def _trimmed_mean(samples: Sequence[float]) -> float:
-    num_cut = len(samples) // 10
-    return statistics.fmean(sorted(samples)[num_cut : len(samples) - num_cut])
-
-
-def verify_line(times: Sequence[tuple[int, float]]) -> tuple[Known, Known]:
-    """(drafted tokens, seconds) as fixed + per token: least squares through each length's mean, so that no
-    length counts more than another."""
-    by_length: dict[int, list[float]] = defaultdict(list)
-    for length, seconds in times:
-        by_length[length].append(seconds)
-    token_s = 0.0
-    if len(by_length) > 1:
-        means = [_trimmed_mean(each) for each in by_length.values()]
-        token_s = max(0.0, statistics.linear_regression(list(by_length), means).slope)
-    fixed = known([seconds - token_s * length for length, seconds in times])
-    return fixed, Known(token_s, MEASURED)
-
-
-def acceptance_by_position(rounds: Iterable[tuple[int, int]]) -> tuple[Known, ...]:
-    """Of (accepted, drafted): how often token i stood where those before it did, and the 95 % interval
-    (Wilson 1927). Positions judged fewer than JUDGED_APART times share the last one."""
-    tried: dict[int, int] = defaultdict(int)
-    stood: dict[int, int] = defaultdict(int)
-    for num_accepted, num_drafted in rounds:
-        for position in range(min(num_accepted + 1, num_drafted)):
-            tried[position] += 1
-            stood[position] += position < num_accepted
-    apart = [i for i in sorted(tried) if tried[i] >= JUDGED_APART]
-    rest = [i for i in sorted(tried) if tried[i] < JUDGED_APART]
-    shares = [(stood[i], tried[i]) for i in apart]
-    if rest:
-        shares.append((sum(stood[i] for i in rest), sum(tried[i] for i in rest)))
-    if len(shares) > 1 and shares[-1][1] < JUDGED_APART:  # too few even together: with the position before
-        last, before = shares.pop(), shares.pop()
-        shares.append((last[0] + before[0], last[1] + before[1]))
-    return tuple(_share(num_stood, num_tried) for num_stood, num_tried in shares)
-
-
-def _share(num: int, total: int) -> Known:
-    z2, share = 1.96**2, num / total
-    middle = (share + z2 / (2 * total)) / (1 + z2 / total)
-    half = (z2 * (share * (1 - share) / total + z2 / (4 * total**2))) ** 0.5 / (1 + z2 / total)
-    return Known(share, MEASURED, max(0.0, middle - half), min(1.0, middle + half), total)
-
-
-def _verifier_s(record: RoundRecord) -> float:
-    return record.verifier_ms / 1e3
+def standing_texts(texts: Sequence[Sequence[tuple[int, int]]]) -> tuple[Standing, ...]:
+    """Of those that were drafted far enough to be known but for few tokens; of all, where none was."""
+    long = [text for text in texts if max(drafted for _, drafted in text) >= LONG_ENOUGH] or texts
+    alphas = [each.value for each in acceptance_by_position(each for text in long for each in text)]
+    return tuple(standing_of(text, alphas) for text in long)

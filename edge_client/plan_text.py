@@ -24,6 +24,7 @@ _GREEN, _YELLOW, _DIM, _RESET = "\x1b[32m", "\x1b[33m", "\x1b[2m", "\x1b[0m"
 _FIRST_LENGTHS, _LATER_LENGTHS = 8, (12, 16, 24, 32, 48, 64, 96, 128)
 _PART_NAMES = {
     "draft_token": "draft, a token",
+    "draft_fixed": "  and a round that drafts",
     "target_token": "target, a token alone",
     "verify_fixed": "verification",
     "verify_token": "  and a drafted token",
@@ -33,6 +34,7 @@ _PART_NAMES = {
     "rate_down": "bandwidth down",
 }
 _ASSUMPTIONS = {
+    "draft_fixed": "a round's first token takes as long as the others",
     "verify_fixed": "as a step of the target",
     "verify_token": "a forward of several tokens takes as long as one of one",
     "colocated_draft_token": "as fast as at the edge",

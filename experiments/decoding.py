@@ -43,9 +43,12 @@ class Case:
 class Decoder:
     """One draft and one verifier; `decode` runs a whole session. Exact: `--on-timeout wait`."""
 
-    def __init__(self, address: str, draft: DraftModel, tokenizer: EdgeTokenizer) -> None:
+    def __init__(
+        self, address: str, draft: DraftModel, tokenizer: EdgeTokenizer, min_draft_s: float = 0.0
+    ) -> None:
         self.draft, self.tokenizer = draft, tokenizer
         self._address = address
+        self._min_draft_s = min_draft_s
 
     def decode(
         self, prompt: str, case: Case, num_new: int, seed: int = 1, *, ignore_eos: bool = True
@@ -74,6 +77,7 @@ class Decoder:
             draft=self.draft if case.mode.has_draft else None,
             depth=FixedDepth(case.num_speculative_tokens),
             session_id=session_id,
+            min_draft_s=self._min_draft_s,
         )
         for _ in session.generate():
             pass

@@ -15,6 +15,7 @@ from typing import Any
 from common.config import add_flags
 from common.config_fields import leaves
 from common.errors import UsageError
+from common.plan_samples import Standing
 from common.planning import ASSUMED, GIVEN, MAX_DRAFT_TOKENS, Known, PlanParts, make_plan
 from common.units import parse_duration, parse_rate, parse_share
 from edge_client.config import RunConfig
@@ -22,6 +23,7 @@ from edge_client.plan_text import plan_json, plan_text
 
 _DURATIONS = {  # by part: flag, and what it is
     "draft_token": ("--t-draft", "a token of the draft, at the edge"),
+    "draft_fixed": ("--t-draft-round", "more for a round that drafts; default 0"),
     "target_token": ("--t-target", "a token of the target by itself"),
     "verify_fixed": ("--t-verify", "a verification, without --t-verify-token; default --t-target"),
     "verify_token": ("--t-verify-token", "more for each drafted token; default 0"),
@@ -106,6 +108,7 @@ class _Given:
     """What flags say; None: nothing."""
 
     draft_token: Known | None = None
+    draft_fixed: Known | None = None
     target_token: Known | None = None
     verify_fixed: Known | None = None
     verify_token: Known | None = None
@@ -114,6 +117,7 @@ class _Given:
     rate_up: Known | None = None
     rate_down: Known | None = None
     acceptance: tuple[Known, ...] = ()
+    texts: tuple[Standing, ...] = ()
 
 
 def _given(namespace: argparse.Namespace) -> _Given:
@@ -151,6 +155,7 @@ def _complete(given: _Given) -> PlanParts:
     unlimited = Known(math.inf, ASSUMED)
     return PlanParts(
         draft_token=draft,
+        draft_fixed=given.draft_fixed or Known(0.0, ASSUMED),
         target_token=target,
         verify_fixed=given.verify_fixed or Known(target.value, ASSUMED),
         verify_token=given.verify_token or Known(0.0, ASSUMED),
@@ -159,6 +164,7 @@ def _complete(given: _Given) -> PlanParts:
         rate_up=given.rate_up or unlimited,
         rate_down=given.rate_down or unlimited,
         acceptance=given.acceptance,
+        texts=given.texts,
     )
 
 
@@ -184,7 +190,9 @@ def _measure(
         edge.close()
         _say("")
     parts = parts_from(samples)
-    known = {f.name: getattr(given, f.name) or getattr(parts, f.name) for f in fields(parts)}
+    known = {f.name: getattr(given, f.name, ()) or getattr(parts, f.name) for f in fields(parts)}
+    if given.acceptance:
+        known["texts"] = ()
     model = samples.model
     labels = (*edge.labels, *(model.labels if model else ()))
     about = {"verifier": namespace.measure, "seconds": seconds, "num_rounds": len(samples.rounds)}
