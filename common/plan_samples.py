@@ -77,11 +77,11 @@ def acceptance_by_position(rounds: Iterable[tuple[int, int]]) -> tuple[Known, ..
 def standing_of(rounds: Sequence[tuple[int, int]], alphas: Sequence[float]) -> Standing:
     """One text from its rounds of (accepted, drafted), in order and without a gap.
 
-    Texts have easy and hard stretches, and rounds of one length begin where those of that length end: short
-    ones mostly in easy stretches, long ones after a rejection. So acceptance by position holds for the length
-    it was seen with, while a token's standing does not depend on how it was drafted (under `coupled` not at
-    all), and `replayed` tells every length. Where nothing was drafted (a bonus) it is drawn with the chance of
-    that position, `alphas` (the last repeats).
+    Texts have easy and hard stretches, and rounds begin where those before them end: short ones mostly in
+    easy stretches, long ones after a rejection. So acceptance by position holds for the length it was seen
+    with, while a token's standing does not depend on how it was drafted (under `coupled` not at all), and
+    `replayed` tells every length. Where nothing was drafted (a bonus) it is drawn with the chance of that
+    position, `alphas` (the last repeats).
     """
     luck = random.Random(len(rounds))
     found: list[bool] = []

@@ -166,11 +166,20 @@ def _part_lines(plan: Plan, labels: Sequence[str]) -> list[str]:
         known: Known = getattr(plan.parts, name)
         show = show_rate if name.startswith("rate") else show_duration
         lines.append(f"  {title:<32}{show(known.value):<14}{_origin(name, known)}")
-    for number, known in enumerate(plan.parts.acceptance, start=1):
-        which = f"acceptance, token {number}" if len(plan.parts.acceptance) > 1 else "acceptance"
-        more = " and later" if 1 < len(plan.parts.acceptance) == number else ""
-        lines.append(f"  {which + more:<32}{known.value:<14.3g}{_origin('', known)}")
-    lines += [f"  {label}" for label in labels]
+    lines += [*_acceptance_lines(plan), *(f"  {label}" for label in labels)]
+    return lines
+
+
+def _acceptance_lines(plan: Plan) -> list[str]:
+    known = plan.parts.acceptance
+    title = "acceptance, first token" if len(known) > 1 else "acceptance"
+    lines = [f"  {title:<32}{known[0].value:<14.3g}{_origin('', known[0])}"]
+    if len(known) > 1:
+        shown = [f"{each.value:.2f}" for each in known[1 : _FIRST_LENGTHS + 1]]
+        shown += ["…"] if len(known) > _FIRST_LENGTHS + 1 else []
+        lines.append(f"  {'  tokens behind it':<32}{' '.join(shown)}")
+    if plan.parts.texts:
+        lines.append(f"  {'':<32}in long drafts; each length has the one its rounds would have had")
     return lines
 
 
