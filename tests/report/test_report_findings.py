@@ -152,6 +152,14 @@ def test_the_fastest_draft_length_is_the_one_of_the_highest_rate(mixed: View) ->
         assert str(best) in chart.finding and line.link in chart.finding.replace("every link", line.link)
 
 
+def test_lengths_that_cannot_be_told_apart_are_a_range() -> None:
+    folder = make_folder(matrix((1,), (2, 3, 4, 5)))
+    for cell in folder.sweep.cells:
+        cell.metrics["tpot_ms"] = replace(cell.metrics["tpot_ms"], value=10.0, low=9.0, high=11.0)
+    (chart,) = draft_length.charts(view_of(folder))
+    assert chart.finding == "Drafting 2 to 5 tokens is fastest on rtt1"
+
+
 def test_the_map_counts_its_places(mixed: View) -> None:
     shaped = speedup_map.shape(mixed, mixed.settings)
     assert shaped is not None and shaped.rtts == list(RTTS)

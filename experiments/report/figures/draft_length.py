@@ -25,6 +25,8 @@ from experiments.sweep.records import CellRow, Metric
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+MAX_GROUPS = 3  # of links with one answer: past it the title tells of the first and the last link
+
 
 @dataclass(frozen=True, slots=True)
 class Line:
@@ -109,14 +111,19 @@ def finding(shaped: Shape) -> str:
         (lengths,) = by_length
         where = f"on {shaped.lines[0].link}" if len(shaped.lines) == 1 else "on every link"
         return sentence([f"drafting {_lengths(lengths)} tokens is fastest {where}"])
-    parts = []
-    for lengths, lines in by_length.items():
-        parts.append(f"{_lengths(lengths)} on {listed([line.link for line in lines])}")
+    if len(by_length) > MAX_GROUPS:
+        told = [(line.as_good, [line]) for line in (shaped.lines[0], shaped.lines[-1])]
+    else:
+        told = [(list(lengths), lines) for lengths, lines in by_length.items()]
+    parts = [f"{_lengths(lengths)} on {listed([line.link for line in lines])}" for lengths, lines in told]
     return sentence([f"the fastest draft length is {'; '.join(parts)}"])
 
 
 def _lengths(lengths: Sequence[int]) -> str:
-    return listed([str(n) for n in lengths[:-1]] + [str(lengths[-1])]).replace(" and ", " or ")
+    """4; 4 or 8; 3 to 17."""
+    if len(lengths) > 3:
+        return f"{lengths[0]} to {lengths[-1]}"
+    return listed([str(n) for n in lengths]).replace(" and ", " or ")
 
 
 def _chart(view: View, setting: Setting, shaped: Shape) -> Chart:
@@ -124,7 +131,7 @@ def _chart(view: View, setting: Setting, shaped: Shape) -> Chart:
     words = [
         f"Output tokens a second after the first (1000 / TPOT) of {shaped.arm}; 95 % bootstrap intervals "
         f"over {spread(n)} requests a point. A ring marks the best length of a link; where intervals "
-        "overlap, the finding names every length that may be the best.",
+        "overlap, the title names all lengths that may be the best.",
         HOLLOW if any(line.predicted for line in shaped.lines) else "",
         f"{counted(shaped.num_left_out, 'further link')} in the table of cells alone."
         if shaped.num_left_out
