@@ -19,6 +19,7 @@ from edge_client.options import Decoding, OnTimeout
 from edge_client.speculative import SpeculativeLoop
 
 _EVERY = 4  # tokens to one look
+_EAGER_TOKENS = 32  # of a stream: each is drafted beside it
 _TRIP_EVERY_S = 1.0
 
 
@@ -52,14 +53,16 @@ class StreamWatch:
             return False
         self._compare(tokens.token_ids[0])
         self._num_tokens += len(tokens.token_ids)
-        if self._num_tokens % _EVERY:
+        is_look = self._num_tokens % _EVERY == 0
+        if is_look or self._num_tokens < _EAGER_TOKENS:
+            self._draft()
+        if not is_look:
             return False
         now_s = time.monotonic()
         if self._looked_s:
             self._choice.observe_stream((now_s - self._looked_s) / _EVERY)
         self._looked_s = now_s
         self._take_trip(now_s)
-        self._draft(tokens)
         self._decoding.window.choose(self._decoding.text.num_remaining)
         self.is_left = not self._decoding.is_to_stream
         return self.is_left
@@ -77,7 +80,7 @@ class StreamWatch:
             self._choice.observe_shadow(token_id == self._shadow, self._draft_s)
             self._shadow = None
 
-    def _draft(self, tokens: GeneratedTokens) -> None:
+    def _draft(self) -> None:
         draft, draft_ms = self._decoding.propose(1)
         if draft.token_ids:
             self._shadow, self._draft_s = draft.token_ids[0], draft_ms / 1e3

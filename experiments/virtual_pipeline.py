@@ -22,7 +22,8 @@ from edge_client.stats import RoundRecord
 from experiments.acceptance_traces import MAX_DEPTH, TextTrace
 
 LinkNow = Callable[[float], LinkCosts]  # by the time since the text began
-SHADOW_EVERY = 4  # streamed tokens to one that is drafted beside them
+EAGER_TOKENS = 32  # of a stream: each is drafted beside it
+LOOK_EVERY, TRIP_EVERY_S = 4, 1.0  # while streaming: tokens to a drafted one, and between two timed trips
 
 
 @dataclass(slots=True)
@@ -65,22 +66,25 @@ class VirtualText:
         if choice is not None:
             link = self.link(0.0)
             choice.observe_opening(link.rtt_s, self.models.target_token_s, self.models.draft_token_s)
+        self._choose()
         while self.position < self.trace.num_positions:
-            if choice is not None and not self._flight:
-                self.window.choose(self.trace.num_positions - self.position)
             before_s, way = self.now_s, choice.current if choice is not None else Way.SYNCHRONOUS
-            if way is Way.CLOUD_ONLY:
+            if way is Way.CLOUD_ONLY and not self._flight:
                 self._stream(choice)
             elif not self._flight or self._may_draft_on():
                 self._draft_round()
             else:
                 self._take_verdict()
+                self._choose()
             self.seconds_by_way[way] = self.seconds_by_way.get(way, 0.0) + self.now_s - before_s
         return self
 
     @property
     def tpot_s(self) -> float:
         return self.token_times_s[-1] / len(self.token_times_s)
+
+    def _choose(self) -> None:
+        self.window.choose(self.trace.num_positions - self.position)
 
     # --------------------------------------------------------------------------------------- rounds
 
@@ -203,23 +207,28 @@ class VirtualText:
     # --------------------------------------------------------------------------------------- stream
 
     def _stream(self, choice: ModeChoice | None) -> None:
-        """Until another way is chosen. A change waits for the tokens that are on their way."""
+        """Until another way is chosen; the tokens that are on their way then still come."""
         assert choice is not None
+        token_s = self.models.target_token_s
         self.now_s += self.link(self.now_s).rtt_s
         number = 0
+        last_trip_s = self.now_s
         while self.position < self.trace.num_positions and choice.current is Way.CLOUD_ONLY:
-            self.now_s += self.models.target_token_s
-            right = int(self.trace.runs[self.position]) > 0
+            self.now_s += token_s
+            if number < EAGER_TOKENS or number % LOOK_EVERY == 1:
+                choice.observe_shadow(int(self.trace.runs[self.position]) > 0, self.models.draft_token_s)
             self._commit(1)
-            choice.observe_stream(self.models.target_token_s)
-            if number % SHADOW_EVERY == 0 and self.models.draft_token_s < self.models.target_token_s:
-                choice.observe_shadow(right, self.models.draft_token_s)
             number += 1
-            if number % 64 == 0:
+            if number % LOOK_EVERY:
+                continue
+            choice.observe_stream(token_s)
+            if self.now_s - last_trip_s > TRIP_EVERY_S:
                 choice.observe_trip(self.link(self.now_s).rtt_s)
-            choice.choose(self.trace.num_positions - self.position)
-        if choice.current is not Way.CLOUD_ONLY:  # the tokens on their way come meanwhile
-            link, models = self.link(self.now_s), self.models
-            self._commit(int(link.rtt_s / 2 / models.target_token_s))
-            self.now_s += link.rtt_s
-        self.window.observe(RoundRecord(0, 0, is_answered=False))
+                last_trip_s = self.now_s
+            self._choose()
+        if choice.current is not Way.CLOUD_ONLY:
+            rtt_s = self.link(self.now_s).rtt_s
+            for _ in range(min(int(rtt_s / token_s), self.trace.num_positions - self.position)):
+                self.now_s += token_s
+                self._commit(1)
+            self.now_s += rtt_s - token_s * int(rtt_s / token_s)

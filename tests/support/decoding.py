@@ -15,10 +15,12 @@ from common.sampling import process_logits
 from common.support import certain
 from common.types import Draft, Method, MethodParams, SamplingParams, StopParams
 from edge_client.deadline import RoundDeadline
+from edge_client.depth.base import DepthPolicy
 from edge_client.depth.fixed import FixedDepth
 from edge_client.link.base import VerifierLink
 from edge_client.link.grpc_link import GrpcLink
 from edge_client.options import Mode, OnTimeout, SessionOptions
+from edge_client.pipeline import RoundWindow
 from edge_client.remote_verifier import RemoteVerifier
 from edge_client.session import EdgeSession, SessionResult, new_session_id
 
@@ -47,6 +49,8 @@ def decode(
     method_params: MethodParams = MethodParams(),  # noqa: B008
     support_size: int = DEFAULT_SUPPORT_SIZE,
     num_logprobs: int = 0,
+    window: RoundWindow | None = None,
+    policy: DepthPolicy | None = None,
 ) -> SessionResult:
     """Without a `mode` speculative with a draft model, cloud-only without one. `on_token(i)` runs after new
     token i."""
@@ -75,7 +79,8 @@ def decode(
         decode=lambda token_id: f"<{token_id}>",
         verifier=verifier,
         draft=draft,
-        depth=FixedDepth(depth),
+        depth=policy or FixedDepth(depth),
+        window=window,
         session_id=session_id,
         min_draft_s=min_draft_s,
     )

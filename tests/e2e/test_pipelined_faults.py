@@ -1,0 +1,157 @@
+"""Pipelined rounds and the mode chosen on the way, over a real verifier, under the main job's faults."""
+
+from __future__ import annotations
+
+import pytest
+from conftest import Pair
+from support.decoding import decode
+from support.faults import Faults, FaultyLink
+from test_faults import (
+    DEADLINE_S,
+    NUM_NEW,
+    Outage,
+    Restarter,
+    check_bridged,
+    own_verifier,
+    random_rounds,
+    sampling_of,
+)
+from test_same_text import make_prompt
+
+from edge_client.depth.registry import DEPTH_POLICIES
+from edge_client.drafting.base import DraftModel
+from edge_client.mode_choice import ModeChoice, Way
+from edge_client.options import Mode, OnTimeout
+from edge_client.pipeline import Pipelining, RoundWindow, create_window
+from experiments.processes import VerifierProcess, start_verifier
+
+__all__ = ["own_verifier"]  # a fixture
+
+
+def auto_window() -> RoundWindow:
+    return create_window(Pipelining.AUTO, None, "fixed", has_stream_too=True)
+
+
+def pipelined_window() -> RoundWindow:
+    return RoundWindow(3)
+
+
+@pytest.mark.parametrize("kind", ["lose_reply", "duplicate", "late_older", "drop_stream"])
+@pytest.mark.parametrize("seed", [1, pytest.param(2, marks=pytest.mark.slow)])
+def test_under_wait_a_fault_on_the_link_leaves_no_trace_in_a_pipelined_text(
+    tiny_verifier: VerifierProcess, own_draft: DraftModel, kind: str, seed: int
+) -> None:
+    prompt, sampling = make_prompt(seed), sampling_of(seed)
+    expected = decode(tiny_verifier.address, prompt, sampling, num_new=NUM_NEW).token_ids
+    faults = Faults(**{kind: random_rounds(seed)})  # type: ignore[arg-type]
+    result = decode(
+        tiny_verifier.address,
+        prompt,
+        sampling,
+        draft=own_draft,
+        num_new=NUM_NEW,
+        depth=2,
+        deadline_s=DEADLINE_S,
+        wrap=lambda link: FaultyLink(link, faults),  # type: ignore[arg-type,return-value]
+        window=pipelined_window(),
+    )
+    # A reply may belong to a round that is stale by then: nobody asked for it.
+    assert faults.fired.get(kind, 0) >= 1
+    assert result.token_ids == expected
+    assert result.num_unverified_tokens == 0
+    assert any(r.pipelined_hit is not None for r in result.stats.rounds)
+
+
+@pytest.mark.parametrize("make_window", [pipelined_window, auto_window])
+def test_under_wait_a_killed_and_restarted_verifier_leaves_no_trace(
+    tiny_pair: Pair, own_verifier: VerifierProcess, own_draft: DraftModel, make_window: object
+) -> None:
+    prompt, sampling = make_prompt(3), sampling_of(3)
+    expected = decode(own_verifier.address, prompt, sampling, num_new=NUM_NEW).token_ids
+    restarter = Restarter(
+        own_verifier, lambda address: start_verifier(target=tiny_pair.target, listen=address)
+    )
+    window = make_window()  # type: ignore[operator]
+    try:
+        result = decode(
+            own_verifier.address,
+            prompt,
+            sampling,
+            draft=own_draft,
+            num_new=NUM_NEW,
+            depth=2,
+            mode=Mode.AUTO if window.choice is not None else None,
+            window=window,
+            on_token=restarter.at(15),
+        )
+    finally:
+        restarter.stop()
+    assert restarter.num_kills == 1
+    assert result.token_ids == expected and result.num_unverified_tokens == 0
+
+
+class StreamFirst(ModeChoice):
+    """The stream, whatever is measured, until it breaks."""
+
+    def __init__(self) -> None:
+        super().__init__((Way.SYNCHRONOUS, Way.CLOUD_ONLY))
+        self.current = Way.CLOUD_ONLY
+
+    def choose(self, num_remaining: int) -> Way:
+        return self.current
+
+
+@pytest.mark.parametrize("policy", [OnTimeout.FIRST_TOKEN, OnTimeout.EDGE_ONLY])
+@pytest.mark.parametrize("is_streamed", [False, True])
+def test_an_outage_is_bridged_as_the_policy_says_whatever_was_under_way(
+    tiny_verifier: VerifierProcess, own_draft: DraftModel, policy: OnTimeout, is_streamed: bool
+) -> None:
+    prompt, sampling = make_prompt(8), sampling_of(9)
+    outage = Outage(start=15, duration_s=1.0)
+    faults = Faults(black_hole=outage.is_on)
+    result = decode(
+        tiny_verifier.address,
+        prompt,
+        sampling,
+        draft=own_draft,
+        num_new=440,
+        depth=2,
+        min_draft_s=0.005,
+        on_timeout=policy,
+        deadline_s=0.2,
+        wrap=lambda link: FaultyLink(link, faults),  # type: ignore[arg-type,return-value]
+        on_token=outage.on_token,
+        mode=Mode.AUTO if is_streamed else None,
+        window=RoundWindow(None, StreamFirst()) if is_streamed else pipelined_window(),
+    )
+    assert faults.fired["black_hole"] >= 1
+    # A stream is silent for its deadline before rounds take over, and they have one of their own.
+    check_bridged(tiny_verifier.address, prompt, sampling, result, deadline_s=0.4 if is_streamed else 0.2)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("policy", DEPTH_POLICIES)
+@pytest.mark.parametrize("make_window", [pipelined_window, auto_window])
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_every_depth_policy_gives_the_same_text_pipelined_and_auto(
+    tiny_verifier: VerifierProcess, own_draft: DraftModel, policy: str, make_window: object, seed: int
+) -> None:
+    from edge_client.depth.registry import create_depth_policy
+
+    prompt, sampling = make_prompt(seed), sampling_of(seed)
+    expected = decode(tiny_verifier.address, prompt, sampling, num_new=200).token_ids
+    window = make_window()  # type: ignore[operator]
+    faults = Faults(frozenset({4}), frozenset({6}), frozenset({5}), frozenset({7}))
+    result = decode(
+        tiny_verifier.address,
+        prompt,
+        sampling,
+        draft=own_draft,
+        num_new=200,
+        deadline_s=DEADLINE_S,
+        mode=Mode.AUTO if window.choice is not None else None,
+        wrap=lambda link: FaultyLink(link, faults),  # type: ignore[arg-type,return-value]
+        window=window,
+        policy=create_depth_policy(policy),
+    )
+    assert result.token_ids == expected
