@@ -48,6 +48,7 @@ def plan_text(
     verdict = headline(plan)
     if is_coloured:
         verdict[0] = f"{_GREEN if plan.pays else _YELLOW}{verdict[0]}{_RESET}"
+    verdict.append(advice(plan))
     tables = [_mode_lines(plan, price_per_hour), _length_lines(plan), _break_even_lines(plan)]
     origin = _part_lines(plan, labels)
     if price_per_hour is not None:
@@ -84,6 +85,17 @@ def headline(plan: Plan) -> list[str]:
         told = f"Co-located speculation {is_told}, with a draft in the verifier"
         lines.append(f"{told}: {_ms(colocated)} a token.")
     return lines
+
+
+def advice(plan: Plan) -> str:
+    """How to run that; `auto` finds it by itself."""
+    if not plan.pays:
+        flags = "--mode cloud-only"
+    elif plan.best_edge.mode == PIPELINED:
+        flags = f"--pipeline on --num-speculative-tokens {plan.best_edge.num_draft_tokens}"
+    else:
+        flags = f"--num-speculative-tokens {plan.best_edge.num_draft_tokens}"
+    return f"To run so: edge-client run {flags}; --mode auto decides as it goes."
 
 
 def plan_json(

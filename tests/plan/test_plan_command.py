@@ -99,6 +99,7 @@ def test_the_command_needs_no_models_and_prints_plain_text(capsys: pytest.Captur
     out = capsys.readouterr().out
     first, *rest = out.splitlines()
     assert first.startswith("Speculation pays: 6 drafted tokens a round") and "\x1b" not in out
+    assert rest[1].startswith("To run so: edge-client run --pipeline on --num-speculative-tokens 5;")
     assert any(line.split()[:3] == ["6", "*", "best"] for line in rest)
     assert "  against cloud-only  speculative below 153.0 ms · pipelined below 192.3 ms" in rest
     assert any(line.split() == ["draft,", "a", "token", "10", "ms", "given"] for line in rest)
