@@ -194,7 +194,7 @@ def _sensible(
 
 
 def _twin(cells: list[Cell]) -> Cell:
-    """Of the first cell that is asked for and crosses a link, else of the first one."""
-    ours = [cell for cell in cells if cell.has_link and cell.has_depth] or cells
+    """Of the first cell that is asked for and drafts here for a verifier there, else of the first one."""
+    ours = [cell for cell in cells if cell.has_link and Mode(cell.mode).has_draft] or cells
     asked = [cell for cell in ours if not cell.baseline] or ours
     return dataclasses.replace(asked[0], baseline="", twin=asked[0].id)

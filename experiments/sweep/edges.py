@@ -10,10 +10,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, Self
 
-from common.errors import UsageError
+from common.errors import OutriderError, UsageError
 
 
-class EdgeEndedError(RuntimeError):
+class EdgeEndedError(OutriderError):
     """The edge's process ended with a job under way."""
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import textwrap
 import threading
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -73,7 +74,7 @@ def resume_folder(path: Path, config: dict[str, Any]) -> ResultsFolder:
     theirs, ours = manifest.config, json.loads(json.dumps(config))
     for key in (*ours, *theirs):
         if ours.get(key) != theirs.get(key):
-            was, now = json.dumps(theirs.get(key)), json.dumps(ours.get(key))
+            was, now = (textwrap.shorten(json.dumps(config.get(key)), 100) for config in (theirs, ours))
             raise UsageError(f"{path} was made with {key}: {was}, not {now}: give another --out")
     done = {
         row.request: row for row in latest_requests(read_rows(path / REQUESTS, RequestRow)) if not row.error

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from cloud_verifier.config import EMBEDDED_TARGET
@@ -42,16 +42,14 @@ class Judge:
         ids, written = self._encode(self._prompts[row.prompt]), row.token_ids
         return scorer.is_tie(ids, written[:index], written[index], token_id, sampling)
 
-    def losses(
-        self, rows: Mapping[str, Sequence[RequestRow]], on_text: Callable[[], None] = lambda: None
-    ) -> dict[str, Metric]:
+    def losses(self, rows: Mapping[str, Sequence[RequestRow]]) -> dict[str, Metric]:
         """target_nats_per_token of cells whose text is not cloud-only's, and of cloud-only beside them."""
         found: dict[str, Metric] = {}
+        known: dict[tuple[str, str], float] = {}  # the same text comes from many cells
         for cell in self._cells.values() if self.has_inexact else ():
             texts = [row for row in rows.get(cell.id, ()) if row.token_ids]
             if (cell.is_exact_text and cell.mode != "cloud-only") or not texts:
                 continue
-            known: dict[tuple[str, str], float] = {}  # greedy repeats are one text
             for row in texts:
                 key = row.prompt, row.token_hash
                 if key not in known:
@@ -59,7 +57,6 @@ class Judge:
                     if scorer is None:
                         return found
                     known[key] = scorer.nats(self._encode(self._prompts[row.prompt]), row.token_ids)
-                on_text()
             nats = [known[row.prompt, row.token_hash] for row in texts]
             result = of_ratio(nats, [row.num_tokens for row in texts])
             if result is not None:

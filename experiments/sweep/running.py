@@ -8,7 +8,7 @@ import shlex
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,7 +26,8 @@ from experiments.sweep.machine import machine_facts, package_versions
 from experiments.sweep.progress import Progress, create_progress
 from experiments.sweep.records import Manifest, RequestRow, RoundRow, Sweep, VisitRow, read_results
 from experiments.sweep.settings import check_cell
-from experiments.sweep.summarising import by_cell, summarise, write_summary
+from experiments.sweep.summarising import ByCell, Losses, by_cell, summarise, write_summary
+from experiments.sweep.texts import JudgeTie
 from experiments.sweep.verifiers import VerifierPool
 from experiments.sweep.visiting import Request, Visitor
 
@@ -82,34 +83,38 @@ def run_sweep(plan: Plan, out: Path, is_resumed: bool, is_silent: bool) -> Sweep
     config = resolved(plan.config) | {"cells": [cell.id for cell in plan.cells]}
     folder = resume_folder(out, config) if is_resumed else create_folder(out, _new_manifest(plan, config))
     progress = create_progress(plan.num_requests, len(folder.done), is_silent)
-    is_complete = False
+    judge = Judge(plan.config, plan.cells, plan.prompts)
+    is_complete, losses = False, Losses()
     try:
         _run_visits(plan, folder, progress)
         is_complete = True
+        if plan.config.quality:
+            losses = judge.losses(_rows_of(folder).requests)
     except KeyboardInterrupt:
         progress.say("interrupted: writing what there is")
     finally:
         progress.close()
         with _no_interrupts():
-            sweep = finish(plan, folder, is_complete)
+            sweep = _finish(plan, folder, judge.is_tie if is_complete else _unknown, losses, is_complete)
     return sweep
 
 
-def finish(plan: Plan, folder: ResultsFolder, is_complete: bool) -> Sweep:
-    """Writes sweep.json, summary.csv and the last of the manifest. The target looks at texts only where the
-    sweep is complete: that takes its time."""
+def _finish(
+    plan: Plan, folder: ResultsFolder, is_tie: JudgeTie, losses: Losses, is_complete: bool
+) -> Sweep:
+    """Writes sweep.json, summary.csv and the last of the manifest."""
     results = read_results(folder.path)
-    known = {cell.id for cell in plan.cells}
-    rows = by_cell([row for row in results.requests if row.cell in known], results.rounds, results.visits)
-    judge = Judge(plan.config, plan.cells, plan.prompts)
-    losses = judge.losses(rows.requests) if is_complete and plan.config.quality else {}
-    is_tie: Callable[[RequestRow, int, int], bool | None] = judge.is_tie if is_complete else _unknown
-    sweep = summarise(plan.config, plan.cells, rows, is_tie, losses, is_complete)
+    sweep = summarise(plan.config, plan.cells, _rows_of(folder), is_tie, losses, is_complete)
     write_summary(folder.path, sweep)
     folder.update_manifest(
         finished=_now(), models=_models(results.requests), realisation=_link_facts(plan, results.visits)
     )
     return sweep
+
+
+def _rows_of(folder: ResultsFolder) -> ByCell:
+    results = read_results(folder.path)
+    return by_cell(results.requests, results.rounds, results.visits)
 
 
 def pick_cells(cells: Sequence[Cell], only: Sequence[str]) -> list[Cell]:

@@ -9,6 +9,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
+from common.errors import OutriderError
 from experiments.processes import VerifierProcess, start_server, start_verifier
 from experiments.sweep.cells import Cell
 from experiments.sweep.config import SweepConfig
@@ -53,8 +54,13 @@ class VerifierPool:
     def _process_for(self, cell: Cell) -> VerifierProcess:
         key = cell.min_forward_ms, cell.tls
         if key not in self._processes:
-            self._processes[key] = self._start(*key)
+            try:
+                self._processes[key] = self._start(*key)
+            except RuntimeError as error:
+                raise OutriderError(str(error)) from error
             self._stack.callback(self._processes[key].stop)
+        if (status := self._processes[key].process.poll()) is not None:
+            raise OutriderError(f"the verifier for {cell.id!r} ended by itself, with status {status}")
         return self._processes[key]
 
     def _local_certificates(self) -> DevCertificates:

@@ -110,8 +110,9 @@ def test_listing_runs_nothing_and_only_picks_cells(
     sweep.write_text("policies: [fixed, optimal]\nnum_prompts: 2")
     assert run(str(sweep), "--list", "--only", "optimal", "--repeats", "5") == 0
     shown = capsys.readouterr()
-    assert shown.out.splitlines() == ["loopback speculative optimal T0.8"]
-    assert "1 cells, 10 requests" in shown.err
+    cell = "loopback speculative optimal T0.8"
+    assert shown.out.splitlines() == [cell, f"{cell} again"]
+    assert "2 cells, 20 requests" in shown.err
     assert run(str(sweep), "--list", "--only", "nothing") == 2
     assert "no cell's name has it" in capsys.readouterr().err
 
