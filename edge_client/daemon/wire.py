@@ -69,7 +69,10 @@ class Wire:
             if not message.get("more_body", False):
                 break
         try:
-            return json.loads(body)
+            found = json.loads(body)
+            if b"\\ud" in body or b"\\uD" in body:  # halves of characters can neither be read nor sent back
+                json.dumps(found, ensure_ascii=False).encode()
+            return found
         except (ValueError, RecursionError) as error:
             raise ApiError(400, f"the body is not JSON: {error}", code="invalid_json") from error
 

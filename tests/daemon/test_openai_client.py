@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import math
 import subprocess
+import urllib.error
+import urllib.request
 
 import openai
 import pytest
@@ -166,3 +168,32 @@ def test_curl_reads_well_formed_events(daemon: DaemonProcess) -> None:
     told = [token for each in extras for token in each.get("tokens", [])]
     assert [token["index"] for token in told] == list(range(12))
     assert {token["origin"] for token in told} <= {"target", "accepted", "correction", "bonus"}
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"nothing",
+        b"[" * 100_000,
+        b"\xff\xfe",
+        b'{"prompt": "\\ud800"}',
+        b'{"prompt": "x", "\\ud800": 1}',
+        b'{"prompt": "x", "temperature": NaN}',
+        b'{"prompt": "x", "seed": 1e999}',
+        b'{"prompt": [[]]}',
+        b'{"prompt": [true]}',
+        b'{"prompt": "x", "stop": {"a": 1}}',
+        b'{"prompt": "x", "logit_bias": {"1": "x"}}',
+        b'{"prompt": "x", "outrider": {"bad_word": [""]}}',
+        b'{"prompt": "x", "outrider": {"timeout_ms": "soon"}}',
+        b'{"prompt": "x", "outrider": {"stop_token_id": [99999999]}}',
+        b'{"prompt": "x", "outrider": {"method": "sparse", "threshold_pass": 0.1}}',
+    ],
+)
+def test_no_malformed_body_is_more_than_a_bad_request(daemon: DaemonProcess, body: bytes) -> None:
+    request = urllib.request.Request(f"{daemon.url}/v1/completions", data=body)
+    with pytest.raises(urllib.error.HTTPError) as caught:
+        urllib.request.urlopen(request, timeout=20)
+    with caught.value as answer:
+        assert answer.code == 400 and set(json.load(answer)["error"]) == {"message", "type", "param", "code"}
