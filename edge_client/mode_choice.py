@@ -10,7 +10,7 @@ import enum
 from collections.abc import Sequence
 
 from common.costmodel import LinkCosts, ModelCosts, cloud_only_s, fastest_round, tokens_per_s
-from common.costmodel_pipelined import fastest_pipelined, num_in_flight, pipelined_token_s
+from common.costmodel_pipelined import num_in_flight, pipelined_token_s
 from edge_client.depth.acceptance import MAX_DEPTH
 from edge_client.depth.conditions import Conditions
 from edge_client.stats import RoundRecord
@@ -21,6 +21,7 @@ _LEAST_GAIN = 0.04  # of the rest's time
 _FIRST_ROUNDS = 3  # before their times are believed
 _EVERY = 4  # rounds, or looks while streaming, between two decisions
 _LENGTH_MEMORY = 0.8  # weight that the mean draft length keeps with every later round
+_DOUBT = 0.1  # of the acceptance, while nothing was judged
 _DOUBT_TOKENS = 24  # judged tokens until a draft is trusted to be as good as they say
 
 
@@ -114,7 +115,7 @@ class ModeChoice:
         acceptance, length = self._acceptance(), max(1, round(self._mean_length))
         if way is Way.PIPELINED:
             if self._has_best_length:
-                return fastest_pipelined(acceptance, models, link, MAX_DEPTH)[1]
+                return self.conditions.fastest_pipelined(acceptance)[1]
             return pipelined_token_s(acceptance, length, models, link, MAX_IN_FLIGHT)
         if self._has_best_length:
             return 1.0 / fastest_round(acceptance, models, link, MAX_DEPTH)[1]
@@ -123,7 +124,7 @@ class ModeChoice:
     def _acceptance(self) -> float:
         """With few tokens judged a little less than they say: not to speculate is the safe way."""
         overall = self.conditions.positions.overall()
-        return overall * (1 - 0.1 * max(0.0, 1 - self._num_judged / _DOUBT_TOKENS))
+        return overall * (1 - _DOUBT * max(0.0, 1 - self._num_judged / _DOUBT_TOKENS))
 
     # ------------------------------------------------------------------------------------------- window
 

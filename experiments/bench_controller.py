@@ -1,7 +1,8 @@
-"""`make bench-controller`: depth policies in virtual time, against the best fixed length of a full sweep.
+"""`make bench-controller`: depth policies, pipelined rounds and the choice of the mode, in virtual time.
 
 Acceptance is recorded (`benchmarks/traces/`) or, where labelled so, synthetic; times are the cost model's.
-Every text is a session of its own, which a policy starts knowing nothing; the best fixed length knows all.
+Every text is a session of its own, which a policy starts knowing nothing; the best fixed length, chosen
+afterwards from a full sweep, knows all.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from edge_client.depth.ratio import RatioDepth
 from edge_client.depth.window import WindowDepth
 from edge_client.stats import RoundRecord
 from experiments.acceptance_traces import MAX_DEPTH, RECORDED, TraceSet, load_traces, synthetic_traces
+from experiments.bench_ways import auto_ratio, pipelined_measures
 from experiments.command import run_command
 from experiments.results import Measure, at_most, judged, write_results
 from experiments.virtual_rounds import VirtualRound, replay
@@ -215,6 +217,38 @@ def make_measures(found: dict[str, list[dict[str, Comparison]]], settled: int) -
     return measures
 
 
+def measure_auto(sets: Sequence[TraceSet]) -> tuple[list[Measure], dict[str, Any]]:
+    """`ctl.auto`: over the grid, on each set; against the best fixed way and against not speculating."""
+    measures, details = [], {}
+    for label in dict.fromkeys(traces.label for traces in sets):
+        ratios: dict[str, tuple[float, float]] = {}
+        for traces in sets:
+            if traces.label != label:
+                continue
+            for point in POINTS:
+                ratio, to_cloud, text = auto_ratio(traces, point.models, point.link)
+                ratios[f"{traces.name} {point}"] = ratio, to_cloud
+                details[f"{traces.name} {point}"] = f"{text}, {ratio:.3f} of the best"
+            found = [each for name, each in ratios.items() if name.startswith(traces.name)]
+            print(
+                f"auto, {traces.name}: mean {statistics.fmean(r for r, _ in found):.3f}, "
+                f"worst {max(found)[0]:.3f} of the best, {max(c for _, c in found):.3f} of cloud-only"
+            )
+        worst = max(ratios, key=ratios.__getitem__)
+        mean = statistics.fmean(ratio for ratio, _ in ratios.values())
+        num_above = sum(ratio > 1.05 for ratio, _ in ratios.values())
+        suffix = "" if label == "recorded" else f"_{label}"
+        text = (
+            f"TPOT of auto : best fixed way, {label}, worst, at {worst} (mean {mean:.3f}, "
+            f"{num_above} of {len(ratios)} points above 1.05)"
+        )
+        measures.append(judged(f"ctl.auto{suffix}", text, ratios[worst][0], "ratio", at_most(1.05)))
+        to_cloud = max(to_cloud for _, to_cloud in ratios.values())
+        text = f"the same : cloud-only, {label}, worst"
+        measures.append(judged(f"ctl.auto{suffix}_cloud", text, to_cloud, "ratio", at_most(1.05)))
+    return measures, details
+
+
 def details_of(sweep: FixedSweep, policies: dict[str, Comparison]) -> dict[str, str]:
     """A line a point."""
     optimal = policies["optimal"]
@@ -233,15 +267,10 @@ def print_set(traces: TraceSet, policies: dict[str, Comparison]) -> None:
         print(f"{name:<10}{mean:>8.3f}{comparison.ratios[comparison.worst]:>8.3f}  at {comparison.worst}")
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m experiments.bench_controller", description=__doc__)
-    parser.add_argument("--traces", type=Path, default=RECORDED, metavar="FILE", help="recorded acceptance")
-    arguments = parser.parse_args(argv)
-    start_s = time.perf_counter()
-    sets = load_traces(arguments.traces)
-    sets += [synthetic_traces(alpha, confidence, num_texts=8) for alpha, confidence in SYNTHETIC]
+def measure_depth(sets: Sequence[TraceSet], details: dict[str, Any]) -> list[Measure]:
+    """Every depth policy against the best fixed length, and after a step of the link."""
     found: dict[str, list[dict[str, Comparison]]] = {}
-    details: dict[str, Any] = {"verify_token_share": VERIFY_TOKEN_SHARE, "sets": {}}
+    details["sets"] = {}
     for traces in sets:
         sweep, policies = compare_policies(traces)
         print_set(traces, policies)
@@ -250,7 +279,25 @@ def main(argv: Sequence[str] | None = None) -> int:
     points = itertools.product(STEP_ALPHAS, FORWARDS_MS, DRAFTS_MS)
     settled = {f"alpha {a:g} forward {f:g} draft {d:g} ms": rounds_to_settle(a, f, d) for a, f, d in points}
     details["rounds_to_settle"] = settled
-    write_results("controller", make_measures(found, max(settled.values())), details)
+    return make_measures(found, max(settled.values()))
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m experiments.bench_controller", description=__doc__)
+    parser.add_argument("--only", choices=("depth", "ways"), help="a part: depth policies, or ways to work")
+    parser.add_argument("--traces", type=Path, default=RECORDED, metavar="FILE", help="recorded acceptance")
+    arguments = parser.parse_args(argv)
+    start_s = time.perf_counter()
+    sets = load_traces(arguments.traces)
+    sets += [synthetic_traces(alpha, confidence, num_texts=8) for alpha, confidence in SYNTHETIC]
+    details: dict[str, Any] = {"verify_token_share": VERIFY_TOKEN_SHARE}
+    measures = [] if arguments.only == "ways" else measure_depth(sets, details)
+    if arguments.only != "depth":
+        ahead, details["pipelined"] = pipelined_measures()
+        auto, details["auto"] = measure_auto(sets)
+        measures += [*ahead, *auto]
+    name = "controller" if arguments.only is None else f"controller_{arguments.only}"
+    write_results(name, measures, details)
     print(f"{time.perf_counter() - start_s:.0f} s")
     return 0
 

@@ -15,7 +15,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from common.costmodel import fastest_round, round_token_s
-from common.costmodel_pipelined import fastest_pipelined
 from edge_client.depth.acceptance import MAX_DEPTH, ConfidenceCalibration
 from edge_client.depth.conditions import Conditions
 from edge_client.drafting.base import ShouldStop
@@ -72,10 +71,10 @@ class OptimalDepth:
             self._plan = self._make_plan()
 
     def _make_plan(self) -> _Plan:
-        models, link = self._conditions.estimate()
         if self._window > 1:
             alpha = self._conditions.positions.overall()
-            return _Plan(fastest_pipelined(alpha, models, link, MAX_DEPTH)[0], 0.0, [])
+            return _Plan(self._conditions.fastest_pipelined(alpha)[0], 0.0, [])
+        models, link = self._conditions.estimate()
         alphas = self._conditions.positions.estimate()
         best, rate = fastest_round(alphas, models, link, MAX_DEPTH)
         return _Plan(best, rate * round_token_s(models, link), alphas)

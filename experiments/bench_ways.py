@@ -1,0 +1,89 @@
+"""Pipelined rounds and the choice of the mode, in virtual time: what `bench_controller` says of both."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from common.costmodel import LinkCosts, ModelCosts
+from edge_client.depth.optimal import OptimalDepth
+from edge_client.mode_choice import ModeChoice, Way
+from edge_client.pipeline import RoundWindow
+from experiments.acceptance_traces import TraceSet, synthetic_traces
+from experiments.results import Measure, at_most, judged
+from experiments.virtual_pipeline import VirtualText
+
+PIPELINED_RTTS_MS = (60, 200)
+FORWARD_MS = 30.0
+SLOW_DRAFT_MS = 12.0
+EMBEDDED_DRAFT_MS = 0.25  # a sampled token of the embedded draft, `make bench-main`
+ALPHA = 0.8
+NUM_POSITIONS = 8000  # of the synthetic text: luck is a per cent of it
+FIXED_WAYS = tuple((way,) for way in Way)
+
+
+@dataclass(frozen=True, slots=True)
+class Total:
+    """Of all texts of a set, by one way or several."""
+
+    tpot_ms: float
+    num_stale_rounds: int
+    num_wasted_tokens: int
+    num_tokens: int
+    num_changes: int
+
+
+def run_ways(traces: TraceSet, models: ModelCosts, link: LinkCosts, ways: Sequence[Way]) -> Total:
+    """Every text is a session of its own, with the depth policy `optimal`."""
+    texts = [
+        VirtualText(each, models, lambda _: link, OptimalDepth(), RoundWindow(None, ModeChoice(ways))).run()
+        for each in traces.texts
+    ]
+    num_tokens = sum(len(text.token_times_s) for text in texts)
+    choices = [text.window.choice for text in texts]
+    return Total(
+        tpot_ms=1e3 * math.fsum(text.token_times_s[-1] for text in texts) / num_tokens,
+        num_stale_rounds=sum(text.num_stale_rounds for text in texts),
+        num_wasted_tokens=sum(text.num_wasted_tokens for text in texts),
+        num_tokens=num_tokens,
+        num_changes=sum(choice.num_changes for choice in choices if choice is not None),
+    )
+
+
+def pipelined_measures() -> tuple[list[Measure], dict[str, str]]:
+    """`ctl.pipelined` and `ctl.pipelined_fast_draft`: pipelined : synchronous, both with `optimal`."""
+    traces = synthetic_traces(ALPHA, "none", num_texts=1, num_positions=NUM_POSITIONS)
+    measures, details = [], {}
+    forward_s = FORWARD_MS / 1e3
+    for suffix, draft_ms, target in (("", SLOW_DRAFT_MS, 0.85), ("_fast_draft", EMBEDDED_DRAFT_MS, 1.0)):
+        ratios = {}
+        for rtt_ms in PIPELINED_RTTS_MS:
+            models = ModelCosts(draft_ms / 1e3, forward_s, forward_s, 0.015 * forward_s)
+            link = LinkCosts(rtt_s=rtt_ms / 1e3)
+            alone = run_ways(traces, models, link, (Way.SYNCHRONOUS,))
+            ahead = run_ways(traces, models, link, (Way.PIPELINED,))
+            ratios[rtt_ms] = ahead.tpot_ms / alone.tpot_ms
+            wasted = ahead.num_wasted_tokens / ahead.num_tokens
+            details[f"RTT {rtt_ms} draft {draft_ms:g} ms"] = (
+                f"synchronous {alone.tpot_ms:.1f}, pipelined {ahead.tpot_ms:.1f} ms a token, "
+                f"{wasted:.2f} drafted tokens wasted for one of the text"
+            )
+        worst = max(ratios, key=ratios.__getitem__)
+        text = (
+            f"TPOT pipelined : optimal synchronous, synthetic {ALPHA:g}, forward {FORWARD_MS:g} ms, draft "
+            f"{draft_ms:g} ms, RTT "
+            + ", ".join(f"{rtt_ms} ms {ratio:.3f}" for rtt_ms, ratio in ratios.items())
+        )
+        measures.append(judged(f"ctl.pipelined{suffix}", text, ratios[worst], "ratio", at_most(target)))
+    return measures, details
+
+
+def auto_ratio(traces: TraceSet, models: ModelCosts, link: LinkCosts) -> tuple[float, float, str]:
+    """TPOT of auto : the best of the fixed ways, and : cloud-only; and what that was."""
+    fixed = {ways[0]: run_ways(traces, models, link, ways).tpot_ms for ways in FIXED_WAYS}
+    auto = run_ways(traces, models, link, tuple(Way))
+    best = min(fixed, key=fixed.__getitem__)
+    times = ", ".join(f"{way} {ms:.1f}" for way, ms in fixed.items())
+    text = f"{times}, auto {auto.tpot_ms:.1f} ms a token ({auto.num_changes} changes)"
+    return auto.tpot_ms / fixed[best], auto.tpot_ms / fixed[Way.CLOUD_ONLY], text
