@@ -24,7 +24,12 @@ def _names(is_exact: bool) -> str:
 class RunConfig:
     """`edge-client run`, and what every other verb that decodes shares with it."""
 
-    verifier: str = option("127.0.0.1:7077", "the cloud verifier", metavar="HOST:PORT")
+    verifier: str = option(
+        "127.0.0.1:7077",
+        "the cloud verifier; of several (A:7077,B:7077, or dns:///NAME:7077 for all addresses of a name) "
+        "each session has one, and the next where that is gone",
+        metavar="HOST:PORT",
+    )
     draft: str = option(
         "", "directory of an exported draft and its tokenizer; empty is the embedded one", metavar="DIR"
     )

@@ -6,13 +6,13 @@ import socket
 import statistics
 from dataclasses import dataclass
 
-from common.addresses import split_address
 from common.errors import InvalidFieldError, LinkError, LinkFaultError, OutriderError
 from common.types import ModelInfo
 from edge_client.config import RunConfig
 from edge_client.doctor.finding import Finding, fault, ok, skipped, warning
 from edge_client.link.probe import Probe, probe
 from edge_client.link.security import LinkSecurity, link_security
+from edge_client.link.targets import parse_target
 from edge_client.opening import PROTOCOL_VERSION
 
 _TIMEOUT_S = 5.0
@@ -75,9 +75,8 @@ def _explain(address: str, security: LinkSecurity, error: OutriderError) -> Find
 
 def sniff(address: str) -> str | None:
     """What listens there, if it gives itself away; None when it does not."""
-    host, port = split_address(address, "--verifier")
     try:
-        with socket.create_connection((host, port), _SNIFF_S) as connection:
+        with socket.create_connection(parse_target(address).addresses[0], _SNIFF_S) as connection:
             connection.settimeout(_SNIFF_S)
             connection.sendall(b"GET / HTTP/1.0\r\n\r\n")
             answer = connection.recv(16)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import grpc
 
 from common.errors import LinkError, OutriderError, UsageError
+from edge_client.link.balancing import SESSION_HEADER
 from edge_client.link.channel import translate
 from edge_client.link.security import LinkSecurity, Metadata
 
@@ -22,7 +23,7 @@ class CallSettings:
 
     @property
     def metadata(self) -> Metadata:
-        return (("x-session-id", self.session_id.hex()), *self.credentials)
+        return ((SESSION_HEADER, self.session_id.hex()), *self.credentials)
 
     def translate(self, error: grpc.RpcError) -> OutriderError:
         """Our exception for a failed call. A token replaced since makes it a connection to make again."""

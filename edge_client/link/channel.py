@@ -8,9 +8,11 @@ from typing import Any
 import grpc
 
 from common.errors import LinkError, LinkFaultError, OutriderError
+from edge_client.link.balancing import knock, ring_options
 from edge_client.link.base import CallRejectedError
 from edge_client.link.diagnosis import diagnose
 from edge_client.link.security import PLAINTEXT, LinkSecurity
+from edge_client.link.targets import VerifierTarget, parse_target
 
 MAX_MESSAGE_BYTES = 64 << 20
 _DIAGNOSIS_S = 1.0
@@ -39,37 +41,53 @@ _OPTIONS = (
 )
 
 
-def open_channel(address: str, timeout_s: float, security: LinkSecurity = PLAINTEXT) -> Any:
-    """A connected channel. Raises `LinkError` when refused, or not there within `timeout_s`; its kind
-    `LinkFaultError` when the two sides cannot agree on TLS; `UsageError` for files that are gone."""
-    channel = _create_channel(address, security)
+def open_channel(
+    address: str, timeout_s: float, security: LinkSecurity = PLAINTEXT, session_id: bytes = b""
+) -> Any:
+    """A connected channel; of several verifiers to the one that `session_id` has, or the next that serves.
+
+    Raises `LinkError` when refused, or not there within `timeout_s` (each of several may take as long); its
+    kind `LinkFaultError` when the two sides cannot agree on TLS; `UsageError` for files that are gone.
+    """
+    target = parse_target(address)
+    channel = _create_channel(target, security, timeout_s)
     settled = threading.Event()
-    states: list[Any] = []
+    outcomes: list[bool] = []
+
+    def settle(is_ready: bool) -> None:
+        outcomes.append(is_ready)
+        settled.set()
 
     def on_state(state: Any) -> None:
-        if state in (grpc.ChannelConnectivity.READY, grpc.ChannelConnectivity.TRANSIENT_FAILURE):
-            states.append(state)
-            settled.set()
+        if state is grpc.ChannelConnectivity.READY:
+            settle(True)
+        elif state is grpc.ChannelConnectivity.TRANSIENT_FAILURE and not target.is_balanced:
+            settle(False)
 
-    channel.subscribe(on_state, try_to_connect=True)
-    settled.wait(timeout_s)
+    channel.subscribe(on_state, try_to_connect=not target.is_balanced)
+    wait_s = timeout_s * target.num_tries
+    if target.is_balanced:
+        knock(channel, session_id, wait_s, settle)
+    settled.wait(wait_s)
     channel.unsubscribe(on_state)
-    if grpc.ChannelConnectivity.READY in states[:1]:
+    if outcomes[:1] == [True]:
         return channel
     channel.close()
-    found = diagnose(address, security, min(timeout_s, _DIAGNOSIS_S)) if states else None
-    why = found.text if found else "it hangs up" if states else f"no answer in {timeout_s:.1f} s"
+    found = diagnose(address, security, min(timeout_s, _DIAGNOSIS_S)) if outcomes else None
+    hangs_up = "none of them serves" if target.is_balanced else "it hangs up"
+    why = found.text if found else hangs_up if outcomes else f"no answer in {wait_s:.1f} s"
     error_type = LinkFaultError if found and found.is_fault else LinkError
     raise error_type(f"cannot connect to a verifier at {address}: {why}")
 
 
-def _create_channel(address: str, security: LinkSecurity) -> Any:
+def _create_channel(target: VerifierTarget, security: LinkSecurity, timeout_s: float) -> Any:
+    options = tuple({**dict(_OPTIONS), **ring_options(timeout_s)}.items()) if target.is_balanced else _OPTIONS
     if not security.is_tls:
-        return grpc.insecure_channel(address, options=_OPTIONS)
+        return grpc.insecure_channel(target.grpc_name(), options=options)
     credentials = grpc.ssl_channel_credentials(security.roots(), *security.client_pair())
-    name = security.server_name
+    name = target.tls_name(security.server_name)
     named = (("grpc.ssl_target_name_override", name),) if name else ()
-    return grpc.secure_channel(address, credentials, options=_OPTIONS + named)
+    return grpc.secure_channel(target.grpc_name(), credentials, options=options + named)
 
 
 def translate(error: grpc.RpcError, address: str) -> OutriderError:

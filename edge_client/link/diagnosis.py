@@ -9,9 +9,9 @@ import socket
 import ssl
 from dataclasses import dataclass
 
-from common.addresses import split_address
 from common.errors import UsageError
 from edge_client.link.security import LinkSecurity
+from edge_client.link.targets import parse_target
 
 # OpenSSL's numbers (X509_V_ERR_...).
 _NOT_YET_VALID, _EXPIRED, _WRONG_NAME, _WRONG_IP = 9, 10, 62, 64
@@ -28,8 +28,19 @@ class Diagnosis:
 
 
 def diagnose(address: str, security: LinkSecurity, timeout_s: float) -> Diagnosis | None:
-    """What is wrong between here and `address`; None when nothing is, as far as this can see."""
-    host, port = split_address(address, "--verifier")
+    """What is wrong between here and `address`; None when nothing is, as far as this can see.
+
+    Of several verifiers the first one's trouble; a fault only where no other can serve.
+    """
+    addresses = parse_target(address).addresses
+    several = [_diagnose_one(host, port, security, timeout_s) for host, port in addresses]
+    found = [each for each in several if each is not None]
+    if len(found) < len(several):
+        return None
+    return Diagnosis(found[0].text, all(each.is_fault for each in found))
+
+
+def _diagnose_one(host: str, port: int, security: LinkSecurity, timeout_s: float) -> Diagnosis | None:
     try:
         connection = socket.create_connection((host, port), timeout_s)
     except ConnectionRefusedError:

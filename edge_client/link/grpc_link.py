@@ -13,6 +13,7 @@ from edge_client.link.calls import CallSettings
 from edge_client.link.channel import open_channel, translate
 from edge_client.link.security import PLAINTEXT, LinkSecurity
 from edge_client.link.stream import StreamConnection
+from edge_client.link.targets import parse_target
 from edge_client.link.trace import SessionTrace
 from edge_client.link.unary import UnaryConnection
 
@@ -23,7 +24,10 @@ TRANSPORTS: dict[str, type[StreamConnection] | type[UnaryConnection]] = {
 
 
 class GrpcLink:
-    """`transport` is "stream" or "unary". Raises `UsageError` for another or a malformed address."""
+    """`address` as `edge_client.link.targets` has it, `transport` is "stream" or "unary".
+
+    Raises `UsageError` for another, and for a malformed address.
+    """
 
     def __init__(
         self,
@@ -34,9 +38,7 @@ class GrpcLink:
     ) -> None:
         if transport not in TRANSPORTS:
             raise UsageError(f"--transport {transport}: want one of {', '.join(TRANSPORTS)}")
-        host, separator, port = address.rpartition(":")
-        if not separator or not host or not port.isdigit() or not 0 < int(port) < 65536:
-            raise UsageError(f"--verifier {address}: want HOST:PORT, for example 127.0.0.1:7077")
+        parse_target(address)
         self.address = address
         self.traffic = Traffic()
         self._session_id = session_id
@@ -47,14 +49,15 @@ class GrpcLink:
     def connect(self, timeout_s: float) -> Connection:
         try:
             credentials = self._security.metadata()
-            channel = open_channel(self.address, timeout_s, self._security)
+            channel = open_channel(self.address, timeout_s, self._security, self._session_id)
         except UsageError as error:  # a file that was there when we started
             raise LinkFaultError(f"cannot connect to a verifier at {self.address}: {error}") from error
         call = CallSettings(self.address, self._session_id, credentials, self._security)
         return self._connection_type(channel, call, self.traffic, self._trace.begin())
 
     def describe(self, timeout_s: float) -> ModelInfo:
-        channel = open_channel(self.address, timeout_s, self._security)
+        channel = open_channel(self.address, timeout_s, self._security, self._session_id)
+        settings = CallSettings(self.address, self._session_id, self._security.metadata(), self._security)
         call = channel.unary_unary(
             "/outrider.v1.Verifier/Describe",
             request_serializer=pb.DescribeRequest.SerializeToString,
@@ -62,7 +65,7 @@ class GrpcLink:
         )
         try:
             return codec.decode_model_info(
-                call(pb.DescribeRequest(), timeout=timeout_s, metadata=self._security.metadata())
+                call(pb.DescribeRequest(), timeout=timeout_s, metadata=settings.metadata)
             )
         except grpc.RpcError as error:
             raise translate(error, self.address) from error

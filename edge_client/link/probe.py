@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 import time
 from dataclasses import dataclass
 
@@ -10,6 +11,7 @@ import grpc
 from common import codec
 from common.pb import outrider_pb2 as pb
 from common.types import ModelInfo
+from edge_client.link.balancing import SESSION_HEADER
 from edge_client.link.channel import open_channel, translate
 from edge_client.link.security import PLAINTEXT, LinkSecurity
 
@@ -32,8 +34,9 @@ def probe(
 ) -> Probe:
     """Raises `LinkError` and `CallRejectedError` as a session's first contact would; `InvalidFieldError` for
     an answer that this edge cannot read."""
+    session_id = secrets.token_bytes(16)  # that one of several verifiers answers throughout
     start_s = time.perf_counter()
-    channel = open_channel(address, timeout_s, security)
+    channel = open_channel(address, timeout_s, security, session_id)
     connect_ms = (time.perf_counter() - start_s) * 1e3
     call = channel.unary_unary(
         "/outrider.v1.Verifier/Describe",
@@ -45,7 +48,7 @@ def probe(
     try:
         for _ in range(count):
             sent_ms, start_s = time.time() * 1e3, time.perf_counter()
-            metadata = security.metadata()
+            metadata = ((SESSION_HEADER, session_id.hex()), *security.metadata())
             answer, finished = call.with_call(pb.DescribeRequest(), timeout=timeout_s, metadata=metadata)
             took_ms = (time.perf_counter() - start_s) * 1e3
             told = dict(finished.trailing_metadata() or ()).get(_TIME_KEY, "")

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
-from common.addresses import is_loopback, split_address
 from common.errors import UsageError
+from edge_client.link.targets import check_names, parse_target
 
 _TOKEN_BEGINS = "outrider_"
 Metadata = tuple[tuple[str, str], ...]
@@ -94,8 +94,10 @@ def link_security(options: SecurityOptions, address: str) -> LinkSecurity:
     )
     security.roots()
     security.client_pair()
-    host, _ = split_address(address, "--verifier")
-    if security.metadata() and not is_tls and not options.insecure_token and not is_loopback(host):
+    target = parse_target(address)
+    if is_tls and not options.tls_server_name:
+        check_names(target)
+    if security.metadata() and not is_tls and not options.insecure_token and not target.is_loopback:
         raise UsageError(
             f"--verifier {address}: the token would travel unencrypted; add --tls or --tls-ca FILE, "
             "or --insecure-token if the network is yours and trusted"
