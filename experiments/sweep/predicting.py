@@ -3,6 +3,8 @@ shows where time goes that the model does not know.
 
 Parts come from all links together (drafting and verifying do not depend on the link), the round trip is the
 profile's nominal one and what messages cost without any (the least of what cells saw beyond nominal).
+Texts of a sweep are short, so their ends count: the last round is cut to what is wanted, and asking for a
+stream costs one round trip.
 """
 
 from __future__ import annotations
@@ -18,10 +20,9 @@ from common.costmodel import (
     LinkCosts,
     ModelCosts,
     cloud_only_s,
-    colocated_s,
+    colocated_models,
     edge_only_s,
-    expected_tokens,
-    round_s,
+    rounds_s,
 )
 from edge_client.options import Mode
 from experiments.sweep.cells import Cell
@@ -35,7 +36,7 @@ _Setting = tuple[object, ...]
 class Parts:
     models: ModelCosts
     overhead_s: float  # of a round's messages, on a link of no delay
-    acceptance: list[float]  # by position
+    acceptance: dict[int, list[float]]  # by draft length, then by position
 
 
 def predict_all(
@@ -48,9 +49,13 @@ def predict_all(
     for lead in {_setting(cell): cell for cell in cells if _is_plain_speculation(cell)}.values():
         group = [cell for cell in cells if _is_of_setting(cell, lead)]
         parts = measure_parts(group, requests, rounds)
-        for prediction in (_predict(cell, parts) for cell in group) if parts is not None else ():
+        if parts is None:
+            continue
+        for cell in group:
+            lengths = [row.num_tokens for row in requests.get(cell.id, ())]
+            prediction = _predict(cell, parts, round(statistics.fmean(lengths))) if lengths else None
             if prediction is not None:
-                found.setdefault(prediction.cell, prediction)
+                found.setdefault(cell.id, prediction)
     return list(found.values())
 
 
@@ -82,28 +87,52 @@ def measure_parts(
             colocated_draft_token_s=_draft_token_s(drafted_there),
         ),
         overhead_s=max(0.0, min(overheads)) / 1e3,
-        acceptance=acceptance_by_position(seen)[0],
+        acceptance=_acceptance(drafting, rounds),
     )
 
 
-def _predict(cell: Cell, parts: Parts) -> Prediction | None:
-    models, link, n = parts.models, _link_costs(cell, parts), _length(cell)
-    if _is_plain_speculation(cell):
-        token_s = round_s(n, models, link) / expected_tokens(parts.acceptance, n)
-    elif cell.mode == Mode.CLOUD_ONLY:
-        token_s = cloud_only_s(models, link)
-    elif cell.mode == Mode.CO_LOCATED:
-        token_s = colocated_s(parts.acceptance, n, models, link)
-    elif cell.mode == Mode.EDGE_ONLY:
-        token_s = edge_only_s(models)
-    else:
+def _predict(cell: Cell, parts: Parts, num_tokens: int) -> Prediction | None:
+    token_s = _token_s(cell, parts, max(1, num_tokens - 1))
+    if token_s is None:
         return None
+    models, link, alphas = parts.models, _link_costs(cell, parts), _alphas(cell, parts)
     inputs: dict[str, Any] = {
         **{name: _short(value) for name, value in dataclasses.asdict(models).items() if value is not None},
         "rtt_s": _short(link.rtt_s),
-        "acceptance": [round(alpha, 4) for alpha in parts.acceptance],
+        "acceptance": [round(alpha, 4) for alpha in alphas],
     }
     return Prediction(cell.id, "tpot_ms", _short(token_s * 1e3), "ms", "costmodel", inputs)
+
+
+def _token_s(cell: Cell, parts: Parts, num_tokens: int) -> float | None:
+    """Seconds a token of the `num_tokens` after the first, which comes with the opening."""
+    models, link, alphas = parts.models, _link_costs(cell, parts), _alphas(cell, parts)
+    if _is_plain_speculation(cell):
+        return rounds_s(alphas, _length(cell), num_tokens, models, link) / num_tokens
+    match cell.mode:
+        case Mode.CLOUD_ONLY:
+            return cloud_only_s(models, link) + link.rtt_s / num_tokens
+        case Mode.CO_LOCATED:
+            there_s = rounds_s(alphas, _length(cell), num_tokens, colocated_models(models), LinkCosts(0.0))
+            return (there_s + link.rtt_s) / num_tokens
+        case Mode.EDGE_ONLY:
+            return edge_only_s(models)
+        case _:
+            return None
+
+
+def _acceptance(cells: Sequence[Cell], rounds: Mapping[str, Sequence[RoundRow]]) -> dict[int, list[float]]:
+    """A later token of a long draft stands less often than that of a short one: each length has its own."""
+    by_length: dict[int, list[RoundRow]] = {}
+    for cell in cells:
+        by_length.setdefault(_length(cell), []).extend(rounds.get(cell.id, ()))
+    return {n: acceptance_by_position(found)[0] for n, found in by_length.items()}
+
+
+def _alphas(cell: Cell, parts: Parts) -> list[float]:
+    """Of the cell's length, else of the longest there is."""
+    known = {n: alphas for n, alphas in parts.acceptance.items() if alphas}
+    return known.get(_length(cell), known[max(known)])
 
 
 def _setting(cell: Cell) -> _Setting:

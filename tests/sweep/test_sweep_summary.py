@@ -171,12 +171,14 @@ def test_the_cost_model_predicts_a_link_from_parts_measured_on_another() -> None
     near, far = SPECULATIVE, make_cell(link=make_cell().link.with_changes(name="far", rtt_ms=100.0))
     cells = [CLOUD, near, far]
     rounds = {near.id: _rounds(near, 2.0), far.id: _rounds(far, 102.0)}
-    requests = {CLOUD.id: [make_request(CLOUD.id, verifier_calls=10, forward_s=0.1)]}
+    seven = [make_request(cell.id, num_tokens=7, verifier_calls=10, forward_s=0.1) for cell in cells]
+    requests = {row.cell: [row] for row in seven}
     found = {p.cell: p for p in predict_all(cells, requests, rounds)}
-    # Two tokens stand for certain and the third never: 3 tokens in 4 t_draft + RTT + overhead + verify.
-    assert found[near.id].value == pytest.approx((4 + 2 + 8) / 3, rel=1e-3)
-    assert found[far.id].value == pytest.approx((4 + 100 + 2 + 8) / 3, rel=1e-3)
-    assert found[CLOUD.id].value == pytest.approx(10.0, rel=1e-3)
+    # Two tokens stand for certain and the third never: 3 tokens in n t_draft + RTT + overhead + verify. Six
+    # are to write: the last round has three of them left and drafts two.
+    assert found[near.id].value == pytest.approx((4 + 2 + 2 * (2 + 8)) / 6, rel=1e-3)
+    assert found[far.id].value == pytest.approx((4 + 2 + 2 * (102 + 8)) / 6, rel=1e-3)
+    assert found[CLOUD.id].value == pytest.approx(10.0 + 2 / 6, rel=1e-3)  # asking for the stream: a trip
     assert found[far.id].inputs["rtt_s"] == pytest.approx(0.102)
 
 
