@@ -1,0 +1,129 @@
+"""A sweep of `edge-client bench` in virtual time: its cells, prompts, seeds and repeats.
+
+The embedded pair's acceptance is the recorded one of the same prompts, a synthetic pair's is drawn.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from common.config import load_config
+from common.errors import UsageError
+from edge_client.tokenizer import EdgeTokenizer
+from experiments.decoding import EMBEDDED
+from experiments.simulator.config import (
+    EdgeGroup,
+    EdgePlan,
+    System,
+    SystemConfig,
+    VerifierGroup,
+    VerifierPlan,
+)
+from experiments.simulator.drafts import TracedText, load_acceptance
+from experiments.simulator.edges import Ask
+from experiments.simulator.folder import REALISATION, Recorder, finish, make_manifest, visit_of
+from experiments.simulator.run import play
+from experiments.simulator.times import DEFAULT_TIMES, SystemTimes, load_times
+from experiments.sweep.cells import Cell
+from experiments.sweep.config import SweepConfig, load_sweep, resolved
+from experiments.sweep.folder import create_folder
+from experiments.sweep.records import Sweep
+from experiments.sweep.running import Plan, make_plan
+from experiments.sweep.settings import make_edge_config
+from experiments.synthetic.pair import pair_from
+
+LONGEST_S = 3600.0  # of virtual time, for one visit
+
+
+def play_sweep(path: Path, out: Path, times: str = DEFAULT_TIMES) -> Sweep:
+    """Raises `UsageError` for a sweep that cannot be simulated, or a folder that cannot be used."""
+    config = replace(load_sweep(path), realisation=REALISATION, calibrate=False, verifier="")
+    plan = make_plan(config)
+    for cell in plan.cells:
+        if cell.tls:
+            raise UsageError(f"{path}: TLS is not simulated; leave `tls` out")
+    content = resolved(config) | {"cells": [cell.id for cell in plan.cells]}
+    folder = create_folder(out, make_manifest(config.name, content, config.seed))
+    prompt_tokens = [_num_tokens(each.text) for each in plan.prompts]
+    stage = _Stage(plan, _adapted(load_times(times), config), prompt_tokens)
+    for repeat, cell in plan.visits():
+        recorder = Recorder(folder, [cell] * cell.num_sessions, repeat, config.seed + repeat)
+        traces, asks = stage.traces(cell), stage.asks(cell, repeat)
+        played = play(stage.system(cell, repeat), None, recorder.follow, asks, traces)
+        folder.add_visit(visit_of(cell, repeat, played, [cell] * cell.num_sessions))
+    return finish(folder, config, plan.cells)
+
+
+@dataclass(frozen=True, slots=True)
+class _Stage:
+    plan: Plan
+    times: SystemTimes
+    prompt_tokens: list[int]
+
+    def traces(self, cell: Cell) -> list[TracedText]:
+        config = self.plan.config
+        if config.is_synthetic:
+            acceptance: object = list(pair_from(config.synthetic or {}).alphas)
+        else:
+            acceptance = f"embedded T={cell.temperature:g}"
+        return load_acceptance(acceptance, "the sweep's acceptance", config.seed)
+
+    def asks(self, cell: Cell, repeat: int) -> list[list[Ask]]:
+        """By session."""
+        places = {prompt.id: place for place, prompt in enumerate(self.plan.prompts)}
+        found: list[list[Ask]] = [[] for _ in range(cell.num_sessions)]
+        num_texts = len(self.traces(cell))
+        for request in self.plan.requests_of(cell, repeat):
+            place = places[request.prompt.id]
+            ask = Ask(
+                self.prompt_tokens[place],
+                self.plan.config.max_new_tokens,
+                text=place % num_texts,
+                draw=repeat,
+                name=request.prompt.id,
+            )
+            found[request.session].append(ask)
+        return found
+
+    def system(self, cell: Cell, repeat: int) -> System:
+        from cloud_verifier.config import ServeConfig
+
+        config, times = self.plan.config, self.times
+        serve = {**(config.serve or {}), "min_forward_ms": cell.min_forward_ms}
+        edge = EdgePlan(
+            EdgeGroup(name=cell.id, count=cell.num_sessions),
+            cell.link,
+            make_edge_config(cell.edge_settings(config.edge_settings)),
+            (1, 1),
+            (1, 1),
+            times.edge,
+            times.draft,
+            "verifiers",
+        )
+        verifier = VerifierPlan(
+            VerifierGroup(),
+            load_config(ServeConfig, content=(serve, "serve"), env={}).value,
+            times.verifier,
+            times.cloud_draft,
+        )
+        system = SystemConfig(cell.id, seconds=LONGEST_S, seed=config.seed + repeat)
+        return System(system, times, (edge,), (verifier,))
+
+
+def _adapted(times: SystemTimes, config: SweepConfig) -> SystemTimes:
+    """A synthetic pair has its own models' times."""
+    if not config.is_synthetic:
+        return times
+    pair = pair_from(config.synthetic or {})
+    token_ms = 1e3 * pair.verify_token_s
+    step_ms = max(0.0, 1e3 * pair.target_s - token_ms)
+    verifier = replace(times.verifier, step_ms=step_ms, token_ms=token_ms, session_ms=0.0, context_ms=0.0)
+    draft = replace(times.draft, token_ms=1e3 * pair.draft_token_s, call_ms=0.0, read_token_ms=0.0)
+    cloud_draft = replace(draft, token_ms=1e3 * pair.colocated_draft_s)
+    return replace(times, verifier=verifier, draft=draft, cloud_draft=cloud_draft)
+
+
+def _num_tokens(text: str) -> int:
+    return len(EdgeTokenizer(EMBEDDED / "draft" / "tokenizer.json").encode(text))
+
