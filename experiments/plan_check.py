@@ -134,7 +134,7 @@ def main() -> int:
         parser.add_argument(
             name, type=float, default=default, metavar="MS", help=f"of the embedded pair; default {default:g}"
         )
-    parser.add_argument("--quick", action="store_true", help="two repeats of 96 tokens")
+    parser.add_argument("--quick", action="store_true", help="four repeats of 64 tokens")
     namespace = parser.parse_args()
     check = plan_check(
         create_realisation(namespace.realisation),
@@ -142,8 +142,8 @@ def main() -> int:
         say=lambda line: print(f"  {line}", flush=True),
         min_forward_ms=namespace.min_forward_ms,
         min_draft_ms=namespace.min_draft_ms,
-        num_repeats=2 if namespace.quick else 6,
-        num_new=96 if namespace.quick else 128,
+        num_repeats=4 if namespace.quick else 6,
+        num_new=64 if namespace.quick else 128,
     )
     print_table(check.measures)
     return 0

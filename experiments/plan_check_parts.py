@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import math
-import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from common.costmodel import LinkCosts, ModelCosts, cloud_only_s, colocated_models, rounds_s
-from common.plan_samples import acceptance_by_position, cost_line, replayed
+from common.plan_samples import acceptance_by_position, cost_line, known, replayed
 from edge_client.options import Mode
 from edge_client.plan_measure import standing_texts
 from edge_client.stats import RoundRecord
@@ -41,8 +40,8 @@ def compare(runs: dict[str, Runs], rtt_ms: float) -> list[Checked]:
     found = []
     for case in CASES:
         its_runs = runs[case.name]
-        known = acceptance_by_position(replayed(texts, case.num_speculative_tokens or 1))
-        alphas = [each.value for each in known]
+        shares = acceptance_by_position(replayed(texts, case.num_speculative_tokens or 1))
+        alphas = [each.value for each in shares]
         predicted_s = _predicted_s(case, models, link, alphas, its_runs.num_after_first)
         found.append(Checked(case.name, rtt_ms, its_runs.tpot_s(), predicted_s, its_runs.aa))
     return found
@@ -55,8 +54,8 @@ def compare_own(runs: dict[str, Runs], rtt_ms: float) -> list[Checked]:
         if case.mode is Mode.SPECULATIVE:
             own = runs[case.name]
             models, link = _parts(own.rounds)
-            known = acceptance_by_position(each for text in own.texts for each in text)
-            alphas = [each.value for each in known]
+            shares = acceptance_by_position(each for text in own.texts for each in text)
+            alphas = [each.value for each in shares]
             predicted_s = _predicted_s(case, models, link, alphas, own.num_after_first)
             found.append(Checked(case.name, rtt_ms, own.tpot_s(), predicted_s, own.aa))
     return found
@@ -81,26 +80,19 @@ def _predicted_s(
 
 
 def _parts(rounds: Sequence[RoundRecord]) -> tuple[ModelCosts, LinkCosts]:
-    """Means, for a mean is what they are held against; the target's own step is not among them."""
-    drafted = [each for each in rounds if each.num_draft_tokens]
-    draft_s = [(r.num_draft_tokens, r.draft_ms / 1e3) for r in drafted]
-    verify_s = [(r.num_draft_tokens, r.verifier_ms / 1e3) for r in rounds]
-    draft_token_s = cost_line(draft_s, is_flat=False)[1].value
-    verify_token_s = cost_line(verify_s, is_flat=True)[1].value
+    """As `edge-client plan --measure` makes them; the target's own step is not among them."""
+    drafted = [(each.num_draft_tokens, each.draft_ms / 1e3) for each in rounds if each.num_draft_tokens]
+    draft_fixed, draft_token = cost_line(drafted, is_flat=False)
+    verified = [(each.num_draft_tokens, each.verifier_ms / 1e3) for each in rounds]
+    verify_fixed, verify_token = cost_line(verified, is_flat=True)
     models = ModelCosts(
-        draft_token_s=draft_token_s,
+        draft_token_s=draft_token.value,
         target_token_s=math.nan,
-        verify_fixed_s=_mean_beyond(verify_s, verify_token_s),
-        verify_token_s=verify_token_s,
-        draft_fixed_s=_mean_beyond(draft_s, draft_token_s),
+        verify_fixed_s=verify_fixed.value,
+        verify_token_s=verify_token.value,
+        draft_fixed_s=draft_fixed.value,
     )
-    link = LinkCosts(rtt_s=statistics.fmean(r.net_ms for r in rounds) / 1e3)
-    return models, link
-
-
-def _mean_beyond(times: Sequence[tuple[int, float]], token_s: float) -> float:
-    """A line passes over outliers, which these runs paid for."""
-    return statistics.fmean(seconds - token_s * length for length, seconds in times)
+    return models, LinkCosts(rtt_s=known([each.net_ms / 1e3 for each in rounds]).value)
 
 
 def _with_streamed_parts(models: ModelCosts, runs: dict[str, Runs]) -> ModelCosts:
@@ -108,10 +100,10 @@ def _with_streamed_parts(models: ModelCosts, runs: dict[str, Runs]) -> ModelCost
     by_mode = {case.mode: runs[case.name] for case in CASES}
     forwards_ms = [ms for r in by_mode[Mode.CLOUD_ONLY].results for ms in r.stats.generate_forward_ms]
     rounds = by_mode[Mode.SPECULATIVE].rounds
-    beside_ms = statistics.fmean(r.verifier_ms - r.queue_ms - r.forward_ms for r in rounds)
+    beside_ms = known([r.verifier_ms - r.queue_ms - r.forward_ms for r in rounds]).value
     there = by_mode[Mode.CO_LOCATED].rounds
     return replace(
         models,
-        target_token_s=(statistics.fmean(forwards_ms) + beside_ms) / 1e3,
+        target_token_s=(known(forwards_ms).value + beside_ms) / 1e3,
         colocated_draft_token_s=sum(r.draft_ms for r in there) / 1e3 / sum(r.num_draft_tokens for r in there),
     )
