@@ -16,6 +16,8 @@ def check_addresses(config: ServeConfig) -> tuple[str, str | None]:
     loopback without encryption and credentials, unless `--insecure`.
     """
     _check_pairs(config)
+    if config.probe_listen not in ADMIN_OFF:
+        split_address(config.probe_listen, "--probe-listen", "0.0.0.0:7076")
     missing = {
         "encryption (--tls-cert and --tls-key)": config.tls_cert is None,
         "credentials (--tokens, or --tls-client-ca)": config.tokens is None and config.tls_client_ca is None,

@@ -63,6 +63,12 @@ class ServeConfig:
         "HTTPS and an admin token; none turns it off",
         metavar="HOST:PORT",
     )
+    probe_listen: str = option(
+        "none",
+        "address of gRPC health alone, in plain text and without credentials, for probes that have neither "
+        "(Kubernetes'); it tells whether this verifier serves and lives, and nothing else",
+        metavar="HOST:PORT",
+    )
     tls_cert: Path | None = option(
         None,
         "certificate of this verifier, with those between it and its authority; PEM. Files of TLS and tokens "

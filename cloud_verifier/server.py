@@ -13,7 +13,7 @@ from typing import Any
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
-from cloud_verifier.addresses import check_addresses
+from cloud_verifier.addresses import ADMIN_OFF, check_addresses
 from cloud_verifier.admin import AdminServer
 from cloud_verifier.backends.base import TargetBackend
 from cloud_verifier.colocated import CoLocatedDrafter
@@ -21,6 +21,7 @@ from cloud_verifier.config import ServeConfig, parse_methods
 from cloud_verifier.driver import EngineDriver
 from cloud_verifier.engine import Engine
 from cloud_verifier.interceptor import ErrorInterceptor
+from cloud_verifier.probe_port import ProbePort
 from cloud_verifier.row_kernels import load_row_kernels
 from cloud_verifier.security.authenticator import AccessError
 from cloud_verifier.security.server_security import ServerSecurity
@@ -110,6 +111,9 @@ class VerifierServer:
             self.admin = AdminServer(
                 admin_listen, self.engine, lambda: self.service.num_streams, self.security
             )
+        self.probes: ProbePort | None = None
+        if config.probe_listen not in ADMIN_OFF:
+            self.probes = ProbePort(config.probe_listen, self.engine)
         self._health = health.aio.HealthServicer()
         self._server: Any = None
         self._reloading: asyncio.Task[None] | None = None
@@ -138,6 +142,8 @@ class VerifierServer:
             _add_reflection(self._server)
         if self.admin is not None:
             self.admin.open()
+        if self.probes is not None:
+            await self.probes.open()
         self._driver = EngineDriver(self.engine)
         self._driver.start()
         await self._server.start()
@@ -163,6 +169,8 @@ class VerifierServer:
         if self._reloading is not None:
             self._reloading.cancel()
         await self._server.stop(grace=None)
+        if self.probes is not None:
+            await self.probes.close()
         await self._driver.stop()
         self.engine.close()
         if self.admin is not None:
