@@ -18,6 +18,7 @@ from typing import Any
 from common.errors import UsageError
 from experiments.bench_matrix import (
     RUNS,
+    best_realisation,
     details,
     matrix_measures,
     noise_measures,
@@ -43,6 +44,21 @@ def measure_links(is_quick: bool, is_resumed: bool) -> Found:
     return [measure], found
 
 
+def measure_plan(is_quick: bool, is_resumed: bool) -> Found:
+    """`exp.plan_error`, and ctl.model beside it."""
+    from experiments.plan_check import plan_check
+
+    check = plan_check(
+        best_realisation(),
+        min_forward_ms=30.0,
+        min_draft_ms=3.0,
+        num_repeats=2 if is_quick else 6,
+        num_new=64 if is_quick else 128,
+        say=lambda line: print(f"  {line}", flush=True),
+    )
+    return list(check.measures), check.details
+
+
 def measure_ci(is_quick: bool, is_resumed: bool) -> Found:
     """The whole chain at its smallest, as the test runs it."""
     with tempfile.TemporaryDirectory() as directory:
@@ -62,6 +78,7 @@ def measure_matrix(is_quick: bool, is_resumed: bool) -> Found:
 
 CASES: dict[str, Callable[[bool, bool], Found]] = {
     "links": measure_links,
+    "plan": measure_plan,
     "ci": measure_ci,
     "matrix": measure_matrix,
 }

@@ -10,10 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from common.errors import OutriderError
+from experiments.links.base import LinkRealisation, create_realisation
+from experiments.links.profiles import LinkProfile
 from experiments.results import ROOT, Measure
 from experiments.sweep.command import write_report
 from experiments.sweep.config import load_sweep
-from experiments.sweep.linking import check_links
 from experiments.sweep.records import BASELINES, CellRow, Comparison, Sweep, read_manifest
 from experiments.sweep.running import make_plan, run_sweep
 from experiments.sweep.table import is_ours, print_sweep
@@ -41,11 +42,8 @@ def run_named(name: str, folder: Path | None = None, is_resumed: bool = False) -
     start_s = time.monotonic()
     path = SWEEPS / f"{name}.yaml"
     config = load_sweep(path)
-    try:
-        check_links(config.realisation, config.profiles)
-    except OutriderError as error:
-        print(f"{error}; going through the proxy")
-        config = load_sweep(path, {"realisation": "proxy"})
+    if config.realisation == "tun":
+        config = load_sweep(path, {"realisation": best_realisation().name})
     folder = folder or RUNS / name
     has_results = is_resumed and _has_results(folder)
     sweep = run_sweep(make_plan(config), folder, has_results, is_silent=False)
@@ -54,6 +52,15 @@ def run_named(name: str, folder: Path | None = None, is_resumed: bool = False) -
     print_sweep(sweep)
     report = write_report(folder)
     return Ran(name, sweep, folder, report, time.monotonic() - start_s)
+
+
+def best_realisation() -> LinkRealisation:
+    """TUN where this machine allows it; else the proxy, said aloud."""
+    tun = create_realisation("tun")
+    if not (reasons := tun.refusals(LinkProfile(rtt_ms=1.0))):
+        return tun
+    print(f"no TUN here ({'; '.join(reasons)}): going through the proxy")
+    return create_realisation("proxy")
 
 
 def matrix_measures(ran: Sequence[Ran]) -> list[Measure]:

@@ -7,11 +7,16 @@ import datetime
 import json
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from common.errors import UsageError
 
+if TYPE_CHECKING:
+    from experiments.sweep.records import Sweep
+
 EXIT_DIFFERENT_TEXTS = 1
 EXIT_INTERRUPTED = 130
+SIMULATED = "simulated"
 EXAMPLE = Path(__file__).resolve().parent / "example.yaml"
 
 
@@ -46,7 +51,10 @@ def main(namespace: argparse.Namespace) -> int:
         print(f"{len(plan.cells)} cells, {plan.num_requests} requests", file=sys.stderr)
         return 0
     out = namespace.out or _default_folder(plan.config.name)
-    sweep = run_sweep(plan, out, namespace.resume, is_silent=namespace.json)
+    if plan.config.realisation == SIMULATED:
+        sweep = _simulate(namespace, out)
+    else:
+        sweep = run_sweep(plan, out, namespace.resume, is_silent=namespace.json)
     if namespace.json:
         from experiments.sweep.records import to_json
 
@@ -62,6 +70,16 @@ def main(namespace: argparse.Namespace) -> int:
     if sweep.num_different_texts:
         return EXIT_DIFFERENT_TEXTS
     return 0 if sweep.is_complete else EXIT_INTERRUPTED
+
+
+def _simulate(namespace: argparse.Namespace, out: Path) -> Sweep:
+    """The whole sweep in virtual time, in seconds: nothing to go on with, nothing to leave out."""
+    for flag in ("resume", "only", "repeats"):
+        if getattr(namespace, flag):
+            raise UsageError(f"--{flag} is for real links; realisation: {SIMULATED} plays a sweep as it is")
+    from experiments.simulator.sweeps import play_sweep
+
+    return play_sweep(namespace.sweep, out)
 
 
 def write_report(folder: Path) -> Path:

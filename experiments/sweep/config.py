@@ -47,7 +47,7 @@ class SweepConfig:
 
     name: str = option("sweep", "title of the results")
     links: tuple[Any, ...] = option(("loopback",), "named profiles, or mappings of a profile's fields")
-    realisation: str = option("proxy", "how links are made: direct (none), proxy, tun, netem")
+    realisation: str = option("proxy", "how links are made: direct (none), proxy, tun, netem, simulated")
     modes: tuple[str, ...] = option(("speculative",), "of edge-client run --mode")
     policies: tuple[str, ...] = option(("fixed",), "of --depth-policy")
     draft_lengths: tuple[int | None, ...] = option((None,), "of --num-speculative-tokens; null: the policy's")

@@ -117,3 +117,12 @@ def test_listing_runs_nothing_and_only_picks_cells(
     assert "no cell's name has it" in capsys.readouterr().err
 
 
+
+
+def test_a_simulated_sweep_refuses_the_flags_of_real_runs(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sweep = tmp_path / "sweep.yaml"
+    sweep.write_text("realisation: simulated")
+    assert run(str(sweep), "--out", str(tmp_path / "out"), "--repeats", "2") == 2
+    assert "--repeats is for real links" in capsys.readouterr().err
