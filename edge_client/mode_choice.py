@@ -10,19 +10,18 @@ import enum
 from collections.abc import Sequence
 
 from common.costmodel import LinkCosts, ModelCosts, cloud_only_s, fastest_round, tokens_per_s
-from common.costmodel_pipelined import num_in_flight, pipelined_token_s
+from common.costmodel_pipelined import num_in_flight
 from edge_client.depth.acceptance import MAX_DEPTH
-from edge_client.depth.conditions import Conditions
+from edge_client.depth.conditions import Conditions, coupled_token_s
 from edge_client.stats import RoundRecord
 
 MAX_IN_FLIGHT = 16
 _HORIZON = 256  # tokens: a text may end long before its limit
-_LEAST_GAIN = 0.04  # of the rest's time
-_FIRST_ROUNDS = 3  # before their times are believed
+_LEAST_GAIN = 0.03  # of the rest's time
+_FIRST_ROUNDS = 2  # before their times are believed
 _EVERY = 4  # rounds, or looks while streaming, between two decisions
 _LENGTH_MEMORY = 0.8  # weight that the mean draft length keeps with every later round
-_DOUBT = 0.1  # of the acceptance, while nothing was judged
-_DOUBT_TOKENS = 24  # judged tokens until a draft is trusted to be as good as they say
+_CAUTION = 0.75  # standard errors of the acceptance
 
 
 class Way(enum.StrEnum):
@@ -47,7 +46,6 @@ class ModeChoice:
         self._has_best_length = has_best_length
         self._mean_length = 0.0
         self._num_seen = 0
-        self._num_judged = 0
 
     # ------------------------------------------------------------------------------------ measurements
 
@@ -65,7 +63,6 @@ class ModeChoice:
             self._mean_length = _LENGTH_MEMORY * length + (1 - _LENGTH_MEMORY) * record.num_draft_tokens
         if record.is_answered:
             self._num_seen += 1
-            self._num_judged += min(record.num_accepted_tokens + 1, record.num_draft_tokens)
 
     def observe_stream(self, token_s: float) -> None:
         """Between two tokens of a stream."""
@@ -76,7 +73,6 @@ class ModeChoice:
         """Of a token that was streamed: whether the draft would have said it, and what that took."""
         self.conditions.costs.observe_draft(draft_s, 1)
         self.conditions.positions.observe(int(is_right), 1)
-        self._num_judged += 1
 
     def observe_trip(self, trip_s: float) -> None:
         """Measured beside a stream, which tells nothing of trips."""
@@ -116,15 +112,16 @@ class ModeChoice:
         if way is Way.PIPELINED:
             if self._has_best_length:
                 return self.conditions.fastest_pipelined(acceptance)[1]
-            return pipelined_token_s(acceptance, length, models, link, MAX_IN_FLIGHT)
+            return coupled_token_s(acceptance, length, models, link, MAX_IN_FLIGHT)
         if self._has_best_length:
             return 1.0 / fastest_round(acceptance, models, link, MAX_DEPTH)[1]
         return 1.0 / tokens_per_s(acceptance, length, models, link)
 
     def _acceptance(self) -> float:
-        """With few tokens judged a little less than they say: not to speculate is the safe way."""
-        overall = self.conditions.positions.overall()
-        return overall * (1 - _DOUBT * max(0.0, 1 - self._num_judged / _DOUBT_TOKENS))
+        """A stream is left for rounds only where they are better by less luck than was seen."""
+        positions = self.conditions.positions
+        is_safe = self.current is Way.CLOUD_ONLY and self._num_seen > 0
+        return positions.overall() - (_CAUTION * positions.error() if is_safe else 0.0)
 
     # ------------------------------------------------------------------------------------------- window
 
