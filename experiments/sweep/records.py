@@ -248,7 +248,7 @@ class Manifest:
     is_dirty: bool
     command: str
     config: dict[str, Any]  # the whole resolved sweep: running it again gives this folder's cells
-    models: dict[str, str]  # "draft", "target": fingerprints, as far as known
+    models: dict[str, str]  # "target" by name, fingerprints, "prompts": SHA-256; as far as known
     machine: dict[str, Any]  # cpu, cores, memory, kernel, python, congestion control
     seeds: dict[str, int]
     realisation: dict[str, Any]  # by name: facts of the links that were opened, the first of each profile

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import datetime
+import hashlib
+import json
 import random
 import shlex
 import signal
@@ -107,7 +109,9 @@ def _finish(
     sweep = summarise(plan.config, plan.cells, _rows_of(folder), is_tie, losses, is_complete)
     write_summary(folder.path, sweep)
     folder.update_manifest(
-        finished=_now(), models=_models(results.requests), realisation=_link_facts(plan, results.visits)
+        finished=_now(),
+        models=_models(results.requests) | {"prompts": _prompts_hash(plan.prompts)},
+        realisation=_link_facts(plan, results.visits),
     )
     return sweep
 
@@ -203,6 +207,12 @@ def _models(requests: Sequence[RequestRow]) -> dict[str, str]:
             if value:
                 found.setdefault(name, value)
     return found
+
+
+def _prompts_hash(prompts: Sequence[Prompt]) -> str:
+    """SHA-256 of ids and texts, in order."""
+    lines = [json.dumps([prompt.id, prompt.text]) for prompt in prompts]
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()
 
 
 def _link_facts(plan: Plan, visits: Sequence[VisitRow]) -> dict[str, Any]:
