@@ -12,12 +12,18 @@ class RoundDeadline:
     """The larger of 400 ms and twice the 95th percentile of recent ordinary rounds (DESIGN §6).
 
     `fixed_s` replaces the rule by the user's own value. Rounds that opened, rebuilt, recomputed or
-    waited after a refusal are not ordinary and must not be observed.
+    waited after a refusal are not ordinary and must not be observed. Until the first one is, `expect` says
+    what to reckon with: a link of a long round trip would never see one in time.
     """
 
     def __init__(self, fixed_s: float | None = None) -> None:
         self._fixed_s = fixed_s
         self._recent: deque[float] = deque(maxlen=WINDOW)
+        self._expected_s = 0.0
+
+    def expect(self, round_s: float) -> None:
+        """What a round may take at most, as far as anybody can tell before the first."""
+        self._expected_s = round_s
 
     def observe(self, round_s: float) -> None:
         self._recent.append(round_s)
@@ -27,7 +33,7 @@ class RoundDeadline:
         if self._fixed_s is not None:
             return self._fixed_s
         if not self._recent:
-            return MIN_DEADLINE_S
+            return max(MIN_DEADLINE_S, 2.0 * self._expected_s)
         ordered = sorted(self._recent)
         p95 = ordered[min(len(ordered) - 1, int(0.95 * len(ordered)))]
         return max(MIN_DEADLINE_S, 2.0 * p95)

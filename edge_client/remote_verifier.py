@@ -76,6 +76,7 @@ class RemoteVerifier:
     ) -> None:
         self.lifeline = Lifeline(link, clock)
         self.deadline = deadline
+        self._connect_s = math.inf
         self.num_refusals = 0
         self._recover_timeout_s = recover_timeout_s
         self._is_patient = is_patient
@@ -89,7 +90,9 @@ class RemoteVerifier:
 
     def connect(self) -> None:
         """The first connection. Raises `LinkError`: at once, or when patient, after `recover_timeout_s`."""
+        start_s = self._clock()
         self.lifeline.connect(self._recover_timeout_s if self._is_patient else 0.0)
+        self._connect_s = self._clock() - start_s
 
     def is_back(self) -> bool:
         """Whether a link that failed seems to work again."""
@@ -121,8 +124,11 @@ class RemoteVerifier:
         connect_s = self._recover_timeout_s if self._is_patient else self.deadline.seconds
         while True:
             exchange.give(request, total_s)
-            reply = exchange.first_answer(min(OPEN_ATTEMPT_S, total_s), connect_s, meanwhile).reply
+            answered = exchange.first_answer(min(OPEN_ATTEMPT_S, total_s), connect_s, meanwhile)
+            reply = answered.reply
             if isinstance(reply, Opened):
+                # Both are a round trip and more: to connect two or three, to open the prompt's computation.
+                self.deadline.expect(min(self._connect_s, answered.wait_s))
                 return reply
             assert isinstance(reply, RoundError), f"an opening answered by {reply}"
             self._handle_error(reply, give_up_s)

@@ -36,6 +36,14 @@ def test_the_deadline_is_twice_the_95th_percentile_of_recent_rounds() -> None:
     assert deadline.seconds == pytest.approx(0.6)
 
 
+def test_before_the_first_round_the_deadline_goes_by_what_is_expected_of_the_link() -> None:
+    deadline = RoundDeadline()
+    deadline.expect(0.6)  # a satellite's round trip
+    assert deadline.seconds == pytest.approx(1.2)
+    deadline.observe(0.1)
+    assert deadline.seconds == 0.4
+
+
 def test_the_users_own_deadline_replaces_the_rule() -> None:
     deadline = RoundDeadline(0.05)
     deadline.observe(10.0)
