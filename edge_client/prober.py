@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import itertools
+import logging
 import threading
 import time
 from queue import Empty, SimpleQueue
 
-from common.errors import LinkError, OutriderError
+from common.errors import LinkError, LinkFaultError, OutriderError
 from edge_client.breaker import CircuitBreaker
 from edge_client.link.base import Connection, VerifierLink
+
+log = logging.getLogger(__name__)
 
 # A lost SYN is sent again by TCP only after 1 s, 3 s …, so a short attempt sees a link that came back
 # sooner; the long one is for links whose round trip takes that long.
@@ -83,6 +86,10 @@ class _Run:
                 connection = link.connect(attempt_s)
             except LinkError as error:
                 self.last_error = error
+                continue
+            except Exception as error:  # a bug: whoever waits for this thread must hear of it
+                log.exception("an attempt to connect to %s failed", link.address)
+                self.last_error = LinkFaultError(f"cannot connect to {link.address}: {error!r}")
                 continue
             with self._lock:
                 if self._is_stopped:

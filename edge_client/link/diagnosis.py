@@ -45,7 +45,7 @@ def _diagnose_one(host: str, port: int, security: LinkSecurity, timeout_s: float
         connection = socket.create_connection((host, port), timeout_s)
     except ConnectionRefusedError:
         return Diagnosis("connection refused: no verifier listens there", is_fault=False)
-    except socket.gaierror:
+    except (socket.gaierror, UnicodeError):  # the latter: what can be no name, an empty label say
         return Diagnosis("there is no such host", is_fault=False)
     except OSError as error:
         return Diagnosis(f"no connection: {error.strerror or error}", is_fault=False)

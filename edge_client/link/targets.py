@@ -77,7 +77,7 @@ def check_names(target: VerifierTarget) -> None:
 def _resolve(host: str, port: int) -> list[tuple[str, str]]:
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    except OSError:
+    except (OSError, UnicodeError):  # the latter: what can be no name, an empty label say
         return []  # another of the list may have an address
     return [
         ("ipv6", f"[{address[0]}]:{port}") if family == socket.AF_INET6 else ("ipv4", f"{address[0]}:{port}")

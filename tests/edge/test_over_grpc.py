@@ -14,7 +14,7 @@ from support.server import serving
 from tcp_proxy import TcpProxy
 
 from cloud_verifier.config import ServeConfig
-from common.errors import IncompatibleError, LinkError, UsageError
+from common.errors import IncompatibleError, LinkError, LinkFaultError, UsageError
 from common.types import Draft, FinishReason, Origin, SamplingParams, StopParams
 from edge_client.deadline import RoundDeadline
 from edge_client.depth.fixed import FixedDepth
@@ -237,6 +237,22 @@ def test_nobody_listening_is_one_clear_error(backend: FakeBackend) -> None:
         LinkError, match=r"cannot connect to a verifier at 127\.0\.0\.1:9: connection refused"
     ):
         decode(9, backend, on_timeout=OnTimeout.FIRST_TOKEN)
+
+
+@pytest.mark.parametrize("host", ["a..b", "a" * 70])
+@pytest.mark.parametrize("others", ["", ",127.0.0.1:9"])
+def test_a_host_that_can_be_no_name_is_one_clear_error(host: str, others: str) -> None:
+    remote = RemoteVerifier(GrpcLink(f"{host}:7077{others}", new_session_id()), RoundDeadline())
+    with pytest.raises(LinkError, match="there is no such host"):
+        remote.connect()
+
+
+def test_a_bug_on_the_way_to_a_connection_ends_the_wait_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    link = GrpcLink("127.0.0.1:9", new_session_id())
+    monkeypatch.setattr(link, "connect", lambda timeout_s: [][0])
+    remote = RemoteVerifier(link, RoundDeadline(), is_patient=True)
+    with pytest.raises(LinkFaultError, match="IndexError"):
+        remote.connect()
 
 
 def test_another_tokenizer_names_both_fingerprints(port: int, backend: FakeBackend) -> None:
