@@ -21,7 +21,8 @@ _LEAST_GAIN = 0.03  # of the rest's time
 _FIRST_ROUNDS = 2  # before their times are believed
 _EVERY = 4  # rounds, or looks while streaming, between two decisions
 _LENGTH_MEMORY = 0.8  # weight that the mean draft length keeps with every later round
-_CAUTION = 0.75  # standard errors of the acceptance
+_SHADOW_RUN = 8
+_CAUTION = 0.5  # standard errors of the acceptance
 
 
 class Way(enum.StrEnum):
@@ -46,6 +47,7 @@ class ModeChoice:
         self._has_best_length = has_best_length
         self._mean_length = 0.0
         self._num_seen = 0
+        self._shadow_run = 0  # tokens in a row that the draft would have said
 
     # ------------------------------------------------------------------------------------ measurements
 
@@ -72,7 +74,10 @@ class ModeChoice:
     def observe_shadow(self, is_right: bool, draft_s: float) -> None:
         """Of a token that was streamed: whether the draft would have said it, and what that took."""
         self.conditions.costs.observe_draft(draft_s, 1)
-        self.conditions.positions.observe(int(is_right), 1)
+        self._shadow_run += is_right
+        if not is_right or self._shadow_run == _SHADOW_RUN:  # what a round would have shown
+            self.conditions.positions.observe(self._shadow_run, self._shadow_run + (not is_right))
+            self._shadow_run = 0
 
     def observe_trip(self, trip_s: float) -> None:
         """Measured beside a stream, which tells nothing of trips."""

@@ -20,7 +20,6 @@ SLOW_DRAFT_MS = 12.0
 EMBEDDED_DRAFT_MS = 0.25  # a sampled token of the embedded draft, `make bench-main`
 ALPHA = 0.8
 NUM_POSITIONS = 8000  # of the synthetic text: luck is a per cent of it
-NUM_TEXTS = 8  # of a set
 FIXED_WAYS = tuple((way,) for way in Way)
 
 
@@ -39,7 +38,7 @@ def run_ways(traces: TraceSet, models: ModelCosts, link: LinkCosts, ways: Sequen
     """Every text is a session of its own, with the depth policy `optimal`."""
     texts = [
         VirtualText(each, models, lambda _: link, OptimalDepth(), RoundWindow(None, ModeChoice(ways))).run()
-        for each in traces.texts[:NUM_TEXTS]
+        for each in traces.texts
     ]
     num_tokens = sum(len(text.token_times_s) for text in texts)
     choices = [text.window.choice for text in texts]
