@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 
 from common.types import TokenIds
@@ -11,6 +10,7 @@ from edge_client.daemon.errors import ApiError, invalid, unsupported
 MAX_STOPS = 16
 MAX_STOP_CHARS = 1000
 MAX_USER_CHARS = 128
+_MAX_DIGITS = 10  # of a token id
 _PARTS = ("text", "input_text")
 
 
@@ -37,7 +37,7 @@ def integer(name: str, value: object, low: int, high: int) -> int:
 
 
 def number(name: str, value: object, low: float, high: float) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+    if isinstance(value, bool) or not isinstance(value, int | float) or value != value:  # NaN
         raise _type_error(name, value, "a number")
     if not low <= value <= high:
         raise invalid(name, f"is {value}; it must be from {low:g} to {high:g}")
@@ -67,8 +67,8 @@ def biases(name: str, value: object) -> tuple[str, ...]:
     """An object of token id to bias, as `RunConfig.logit_bias` has them."""
     entries = []
     for token_id, bias in section(name, value).items():
-        if not token_id.isdecimal():
-            raise invalid(name, f"{token_id!r} is not a token id")
+        if not token_id.isdecimal() or len(token_id) > _MAX_DIGITS:
+            raise invalid(name, f"{token_id[:MAX_USER_CHARS]!r} is not a token id")
         entries.append(f"{int(token_id)}:{number(name, bias, -100, 100)!r}")
     return tuple(entries)
 

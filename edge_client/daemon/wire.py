@@ -69,7 +69,7 @@ class Wire:
             if not message.get("more_body", False):
                 break
         try:
-            found = json.loads(body)
+            found = json.loads(body.decode("utf-8-sig"))  # of bytes, json would take what is no UTF-8 too
             if b"\\ud" in body or b"\\uD" in body:  # halves of characters can neither be read nor sent back
                 json.dumps(found, ensure_ascii=False).encode()
             return found

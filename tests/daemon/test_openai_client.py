@@ -179,6 +179,10 @@ def test_curl_reads_well_formed_events(daemon: DaemonProcess) -> None:
         b"\xff\xfe",
         b'{"prompt": "\\ud800"}',
         b'{"prompt": "x", "\\ud800": 1}',
+        b'{"prompt": "\xed\xa0\x80"}',  # the same half, not as an escape
+        '{"prompt": "\\ud800"}'.encode("utf-16"),
+        b'{"prompt": "x", "temperature": 1' + b"0" * 400 + b"}",
+        b'{"prompt": "x", "logit_bias": {"' + b"9" * 5000 + b'": 1}}',
         b'{"prompt": "x", "temperature": NaN}',
         b'{"prompt": "x", "seed": 1e999}',
         b'{"prompt": [[]]}',
