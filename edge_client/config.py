@@ -185,10 +185,19 @@ class RunConfig:
         choices=_ON_TIMEOUT,
     )
     timeout_ms: float | None = option(
-        None, "deadline of a round; default: 400 ms or twice what rounds took lately", metavar="MS", minimum=1
+        None,
+        "deadline of a round; default: 400 ms or twice what rounds took lately",
+        metavar="MS",
+        minimum=1,
+        maximum=86_400_000,  # a day: what waits and what goes over the wire can be counted
     )
     recover_timeout_s: float = option(
-        60.0, "patience with a lost link or session", flag="--recover-timeout", metavar="S", minimum=0.1
+        60.0,
+        "patience with a lost link or session",
+        flag="--recover-timeout",
+        metavar="S",
+        minimum=0.1,
+        maximum=604_800.0,
     )
     allow_target_change: bool = option(False, "go on when the verifier comes back with another target")
     min_draft_ms: float = option(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 
 from edge_client.daemon.errors import ApiError
@@ -101,6 +103,8 @@ def test_messages_may_have_parts_and_the_newer_word_for_system() -> None:
         ("completion", {"outrider": {"verifier": "x:1"}}, "outrider.verifier", "unknown"),
         ("completion", {"outrider": {"top_k": "x"}}, "outrider.top_k", "integer"),
         ("completion", {"outrider": {"tokens": True}}, "outrider.tokens", "stream"),
+        ("completion", {"outrider": {"timeout_ms": math.inf}}, "outrider.timeout_ms", "at most"),
+        ("completion", {"outrider": {"recover_timeout_s": 1e300}}, "outrider.recover_timeout_s", "at most"),
         ("chat", {"tools": [{}]}, "tools", "no tools"),
         ("chat", {"response_format": {"type": "json_object"}}, "response_format", "grammar"),
         ("chat", {"top_logprobs": 2}, "top_logprobs", "logprobs: true"),
