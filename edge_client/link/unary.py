@@ -18,6 +18,7 @@ from common.pb import outrider_pb2 as pb
 from common.types import (
     CancelRequest,
     CloseRequest,
+    GeneratedTokens,
     GenerateRequest,
     OpenRequest,
     SessionRequest,
@@ -62,6 +63,7 @@ class UnaryConnection:
             case CancelRequest():
                 if (call := self._generating.pop(request.round_id, None)) is not None:
                     call.cancel()  # the verifier ends the round when its call ends
+                    self._inbox.put(GeneratedTokens(request.round_id, (), (), 0, 0, is_last=True))
 
     def receive(self, timeout_s: float) -> SessionResponse | None:
         try:

@@ -20,7 +20,9 @@ from edge_client.deadline import RoundDeadline
 from edge_client.depth.fixed import FixedDepth
 from edge_client.link.base import CallRejectedError
 from edge_client.link.grpc_link import GrpcLink
+from edge_client.mode_choice import ModeChoice, Way
 from edge_client.options import Mode, OnTimeout, SessionOptions
+from edge_client.pipeline import RoundWindow
 from edge_client.remote_verifier import RemoteVerifier
 from edge_client.session import EdgeSession, SessionResult, new_session_id
 
@@ -72,6 +74,7 @@ def decode(
     num_new: int = 60,
     on_token: Callable[[int, EdgeSession], None] = lambda index, session: None,
     tokenizer_fingerprint: str = "",
+    choice: ModeChoice | None = None,
 ) -> SessionResult:
     session_id = new_session_id()
     options = SessionOptions(
@@ -88,7 +91,7 @@ def decode(
         recover_timeout_s=recover_timeout_s,
         is_patient=on_timeout is OnTimeout.WAIT,
     )
-    draft = BackendDraft(backend) if mode is Mode.SPECULATIVE else None
+    draft = BackendDraft(backend) if mode.has_draft else None
     session = EdgeSession(
         PROMPT,
         options,
@@ -96,6 +99,7 @@ def decode(
         verifier=verifier,
         draft=draft,  # type: ignore[arg-type]
         depth=FixedDepth(4),
+        window=RoundWindow(None, choice),
         session_id=session_id,
     )
     for event in session.generate():
@@ -132,6 +136,27 @@ def test_every_transport_and_mode_gives_the_targets_text(
     assert result.num_unverified_tokens == 0 and result.finish_reason is FinishReason.LENGTH
     assert result.stats.bytes_up > 0 and result.stats.bytes_down > 0
     assert backend.num_free_tokens == backend.kv_tokens, "the session was closed, its KV freed"
+
+
+class Alternating(ModeChoice):
+    """Streams and rounds in turns."""
+
+    def choose(self, num_remaining: int) -> Way:
+        self.num_changes += 1
+        self.current = self._ways[self.num_changes % 2]
+        return self.current
+
+
+@pytest.mark.parametrize("transport", ["stream", "unary"])
+def test_a_stream_is_left_for_rounds_at_once(port: int, backend: FakeBackend, transport: str) -> None:
+    choice = Alternating((Way.SYNCHRONOUS, Way.CLOUD_ONLY))
+    fail = OnTimeout.FAIL
+    result = decode(
+        port, backend, mode=Mode.AUTO, transport=transport, on_timeout=fail, deadline_s=5.0, choice=choice
+    )
+    assert result.token_ids == expected_text(backend)
+    assert choice.num_changes >= 2 and result.stats.num_generate_tokens > 0
+    assert result.stats.num_timeouts == result.stats.num_reconnects == 0
 
 
 @pytest.mark.parametrize("transport", ["stream", "unary"])
