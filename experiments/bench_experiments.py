@@ -8,6 +8,8 @@ experiments_full.json.
 from __future__ import annotations
 
 import argparse
+import importlib
+import importlib.util
 import shutil
 import tempfile
 import time
@@ -18,6 +20,7 @@ from typing import Any
 from common.errors import UsageError
 from experiments.bench_matrix import (
     RUNS,
+    SWEEPS,
     best_realisation,
     details,
     matrix_measures,
@@ -27,6 +30,7 @@ from experiments.bench_matrix import (
 )
 from experiments.command import run_command
 from experiments.results import Measure, at_most, judged, write_results
+from experiments.sweep.records import MANIFEST
 
 Found = tuple[list[Measure], dict[str, Any]]
 
@@ -40,7 +44,8 @@ def measure_links(is_quick: bool, is_resumed: bool) -> Found:
     from experiments.links.calibrate import exp_links, run
     from experiments.links.calibration import Plan
 
-    measure, found = exp_links(run(REALISATIONS, Plan()))
+    plan = Plan(num_trips=20, throughput_s=2.0) if is_quick else Plan()
+    measure, found = exp_links(run(REALISATIONS, plan))
     return [measure], found
 
 
@@ -57,6 +62,32 @@ def measure_plan(is_quick: bool, is_resumed: bool) -> Found:
         say=lambda line: print(f"  {line}", flush=True),
     )
     return list(check.measures), check.details
+
+
+def measure_simulator(is_quick: bool, is_resumed: bool) -> Found:
+    """`exp.sim_error` and `exp.sim_10k`, by the simulator's own checks."""
+    name = "experiments.simulator.checks"
+    if importlib.util.find_spec(name) is None:
+        print(f"there is no {name} in this tree: exp.sim_error and exp.sim_10k are not measured")
+        return [], {}
+    found: Found = importlib.import_module(name).measures(is_quick)
+    return found
+
+
+def measure_repeat(is_quick: bool, is_resumed: bool) -> Found:
+    """A simulated sweep twice: every file but the manifest, which says when, must have the same bytes."""
+    from experiments.simulator.sweeps import play_sweep
+
+    with tempfile.TemporaryDirectory() as directory:
+        folders = [Path(directory) / name for name in ("first", "again")]
+        for folder in folders:
+            play_sweep(SWEEPS / "quick.yaml", folder)
+        names = sorted(path.name for path in folders[0].iterdir() if path.name != MANIFEST)
+        different = [n for n in names if (folders[0] / n).read_bytes() != (folders[1] / n).read_bytes()]
+        size = sum((folders[0] / name).stat().st_size for name in names)
+    text = f"files that differ of {len(names)} ({size:,} bytes), the quick sweep simulated twice"
+    measure = judged("exp.repeat", text, len(different), "files", at_most(0))
+    return [measure], {"files": names, "different": different}
 
 
 def measure_ci(is_quick: bool, is_resumed: bool) -> Found:
@@ -79,6 +110,8 @@ def measure_matrix(is_quick: bool, is_resumed: bool) -> Found:
 CASES: dict[str, Callable[[bool, bool], Found]] = {
     "links": measure_links,
     "plan": measure_plan,
+    "simulator": measure_simulator,
+    "repeat": measure_repeat,
     "ci": measure_ci,
     "matrix": measure_matrix,
 }
