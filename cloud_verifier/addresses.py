@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from cloud_verifier.config import ServeConfig
-from common.addresses import is_loopback, split_address
+from common.addresses import check_unused, is_loopback, split_address
 from common.errors import UsageError
 
 ADMIN_OFF = ("", "none")
@@ -31,6 +31,17 @@ def check_addresses(config: ServeConfig) -> tuple[str, str | None]:
     }
     _check_listen(config.admin_listen, "--admin-listen", missing, config.insecure)
     return config.listen, config.admin_listen
+
+
+def check_ports_free(config: ServeConfig) -> None:
+    """Raises `UsageError` where one of them cannot be bound, before loading weights takes its time."""
+    for address, flag in (
+        (config.listen, "--listen"),
+        (config.admin_listen, "--admin-listen"),
+        (config.probe_listen, "--probe-listen"),
+    ):
+        if address not in ADMIN_OFF:
+            check_unused(address, flag)
 
 
 def _check_pairs(config: ServeConfig) -> None:

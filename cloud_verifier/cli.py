@@ -78,7 +78,7 @@ def _serve(loaded: Loaded[ServeConfig]) -> int:
     setup_logging(config.log_level, config.log_json)
     begin = time.monotonic()
 
-    from cloud_verifier.addresses import check_addresses
+    from cloud_verifier.addresses import check_addresses, check_ports_free
     from cloud_verifier.security.server_security import ServerSecurity
     from cloud_verifier.server import VerifierServer, run_until_signalled
 
@@ -86,6 +86,8 @@ def _serve(loaded: Loaded[ServeConfig]) -> int:
     check_addresses(config)  # all of these before the weights are loaded
     parse_methods(config.methods)
     security = ServerSecurity(config)
+    check_ports_free(config)
+    log.info("loading %s", config.target)
 
     from cloud_verifier.backends.loading import load_target
 

@@ -66,8 +66,12 @@ def load_chat_template(directory: Path, override: str = "") -> ChatTemplate | No
         path = Path(override)
         try:
             source = path.read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise UsageError(f"--chat-template {override}: {error}") from error
+        except OSError as error:
+            raise UsageError(
+                f"--chat-template {override}: cannot read it: {error.strerror or error}"
+            ) from error
+        except UnicodeDecodeError as error:
+            raise UsageError(f"--chat-template {override}: is not UTF-8") from error
         template = ChatTemplate(source, str(path), _special_tokens(_read_config(directory)))
     else:
         found = _find(directory)

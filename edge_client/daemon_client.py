@@ -26,6 +26,7 @@ def ask_daemon(address: str, path: str, api_key: str = "") -> Any:
         raise UsageError(f"the daemon at {address} refuses: {_message(error)}") from error
     except (OSError, ValueError) as error:
         reason = getattr(error, "reason", error)
+        reason = getattr(reason, "strerror", None) or reason
         hint = "start one with `edge-client serve`"
         raise LinkError(f"no daemon answers at {address} ({reason}): {hint}") from error
 

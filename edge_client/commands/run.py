@@ -78,7 +78,9 @@ def read_prompt(prompt: str | None, prompt_file: Path | None) -> str:
     except UnicodeDecodeError as error:
         raise UsageError(f"the prompt is not UTF-8: {error}") from error
     if not text:
-        raise UsageError("the prompt is empty")
+        raise UsageError(
+            "the prompt is empty: give it as an argument, with --prompt-file F, or on standard input"
+        )
     return text
 
 

@@ -41,8 +41,10 @@ def read_keys(path: Path) -> list[str]:
     """One a line; # begins a comment. Raises `UsageError` for a file that cannot be read or holds none."""
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"--api-key-file {path}: {error}") from error
+    except OSError as error:
+        raise UsageError(f"--api-key-file {path}: cannot read it: {error.strerror or error}") from error
+    except UnicodeDecodeError as error:
+        raise UsageError(f"--api-key-file {path}: is not UTF-8") from error
     keys = [line.strip() for line in lines if line.strip() and not line.lstrip().startswith("#")]
     if not keys:
         raise UsageError(f"--api-key-file {path}: holds no key")

@@ -15,7 +15,7 @@ from typing import Any
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from common.addresses import split_address
+from common.addresses import split_address, why_unbound
 from common.errors import OutriderError, UsageError
 from common.sd_notify import Notifier
 from edge_client.daemon.routes import make_app
@@ -61,7 +61,7 @@ def open_socket(listen: str) -> socket.socket:
         found.listen(1024)
     except OSError as error:
         found.close()
-        raise UsageError(f"--listen {listen}: {error.strerror or error}") from error
+        raise UsageError(f"--listen {listen}: cannot bind: {why_unbound(error)}") from error
     found.setblocking(False)
     return found
 
