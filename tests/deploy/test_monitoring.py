@@ -1,0 +1,112 @@
+"""Alerts, recordings and the board: every name is one that a verifier exposes, every alert is explained."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from prometheus_client import generate_latest
+from support.fakes import FakeBackend
+
+from cloud_verifier.config import ServeConfig
+from cloud_verifier.engine import Engine
+from cloud_verifier.metrics import make_registry
+from cloud_verifier.security.server_security import ServerSecurity
+from cloud_verifier.server import make_model_info
+from experiments.dev_security import make_dev_security
+
+ROOT = Path(__file__).resolve().parents[2]
+MONITORING = ROOT / "deploy" / "monitoring"
+RULES = [
+    rule
+    for group in yaml.safe_load((MONITORING / "rules.yaml").read_text())["groups"]
+    for rule in group["rules"]
+]
+ALERTS = [rule for rule in RULES if "alert" in rule]
+RECORDED = {rule["record"] for rule in RULES if "record" in rule}
+BOARD = json.loads((MONITORING / "grafana-board.json").read_text())
+_SERIES = re.compile(r"\b((?:outrider_verifier|process)_\w+)(?:\{([^}]*)\})?")
+_LABEL = re.compile(r"(\w+)\s*(?:=~|!=|!~|=)")
+_OF_THE_SCRAPE = {"instance", "job", "namespace", "pod"}
+
+
+def expressions() -> Iterator[tuple[str, str]]:
+    for rule in RULES:
+        yield rule.get("alert") or rule["record"], rule["expr"]
+    for panel in BOARD["panels"]:
+        for target in panel.get("targets", ()):
+            yield panel["title"], target["expr"]
+    adapter = yaml.safe_load((MONITORING / "prometheus-adapter.yaml").read_text())
+    yield "prometheus-adapter", adapter["rules"]["custom"][0]["seriesQuery"]
+
+
+@pytest.fixture(scope="module")
+def exposed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, set[str]]:
+    """Names of the series of a real scrape, with the labels each has."""
+    settings = make_dev_security(tmp_path_factory.mktemp("certs")).serve_settings
+    config = ServeConfig(**{key: Path(value) for key, value in settings.items()})  # type: ignore[arg-type]
+    backend = FakeBackend()
+    engine = Engine(backend, make_model_info(backend, config))
+    text = generate_latest(make_registry(engine, lambda: 0, ServerSecurity(config))).decode()
+    found: dict[str, set[str]] = {}
+    for line in text.splitlines():
+        if not line.startswith("#"):
+            match = re.match(r"(\w+)(?:\{(.*)\})?", line)
+            assert match is not None
+            found.setdefault(match[1], set()).update(_LABEL.findall(match[2] or ""))
+    # Kinds of errors appear when the first one happens.
+    for line in text.splitlines():
+        if line.startswith("# TYPE") and line.endswith(" counter"):
+            found.setdefault(line.split()[2], set())
+    return found
+
+
+@pytest.mark.parametrize(("where", "expression"), list(expressions()))
+def test_every_series_named_is_one_that_a_verifier_exposes(
+    where: str, expression: str, exposed: dict[str, set[str]]
+) -> None:
+    named = _SERIES.findall(expression)
+    assert named or any(record in expression for record in RECORDED) or "up{" in expression
+    for name, selector in named:
+        assert name in exposed, f"{where}: there is no {name}"
+        if exposed[name]:
+            unknown = set(_LABEL.findall(selector)) - exposed[name] - _OF_THE_SCRAPE
+            assert not unknown, f"{where}: {name} has no label {unknown}"
+
+
+def test_recorded_names_are_recorded() -> None:
+    used = {name for _, expression in expressions() for name in re.findall(r"outrider:\w+:\w+", expression)}
+    assert used <= RECORDED
+
+
+@pytest.mark.parametrize("alert", ALERTS, ids=lambda alert: alert["alert"])
+def test_every_alert_says_how_bad_it_is_and_where_it_is_explained(alert: dict[str, Any]) -> None:
+    assert alert["labels"]["severity"] in ("critical", "warning", "info")
+    page, _, anchor = alert["annotations"]["runbook"].partition("#")
+    assert anchor == alert["alert"].lower()
+    headings = re.findall(r"^#+ (.*)$", (ROOT / page).read_text(), re.MULTILINE)
+    assert alert["alert"] in headings
+
+
+def test_the_board_is_whole() -> None:
+    ids = [panel["id"] for panel in BOARD["panels"]]
+    assert len(ids) == len(set(ids))
+    places = [tuple(panel["gridPos"][key] for key in "xy") for panel in BOARD["panels"]]
+    assert len(places) == len(set(places)), "two panels lie on one another"
+    assert all(panel["gridPos"]["x"] + panel["gridPos"]["w"] <= 24 for panel in BOARD["panels"])
+
+
+@pytest.mark.skipif(shutil.which("promtool") is None, reason="there is no promtool on this machine")
+def test_promtool_accepts_the_rules_and_they_fire_as_they_should() -> None:
+    for command in (("check", "rules", "rules.yaml"), ("test", "rules", "rules_test.yaml")):
+        done = subprocess.run(
+            ["promtool", *command], cwd=MONITORING, capture_output=True, text=True, timeout=60, check=False
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
