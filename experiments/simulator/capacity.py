@@ -11,7 +11,7 @@ from common.errors import UsageError
 from common.units import parse_duration
 from experiments.simulator.config import System
 from experiments.simulator.outcome import Outcome, Quantiles, figures_of
-from experiments.simulator.run import play
+from experiments.simulator.shards import play_parts
 
 MAX_EDGES = 100_000
 RESOLUTION = 0.02  # of the answer
@@ -70,7 +70,7 @@ def find_capacity(
     """The largest number found to meet it: more edges are taken to be slower, as they share verifiers."""
 
     def trial(num_edges: int) -> tuple[Outcome, bool]:
-        outcome = figures_of(play(system.with_edges(num_edges)))
+        outcome = figures_of(play_parts(system.with_edges(num_edges)))
         is_met = objective.is_met(outcome)
         if on_trial is not None:
             on_trial(outcome.total.num_edges, outcome, is_met)

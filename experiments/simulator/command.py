@@ -19,7 +19,7 @@ from pathlib import Path
 from common.errors import UsageError
 from experiments.simulator.config import System, load_system
 from experiments.simulator.outcome import Outcome, figures_of, table
-from experiments.simulator.run import play
+from experiments.simulator.shards import play_parts
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -42,7 +42,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
         outcome, wall_s = play_into(system, arguments.out, progress)
     else:
-        played = play(system, progress)
+        played = play_parts(system, progress)
         outcome, wall_s = figures_of(played), played.wall_s
     progress.end()
     _print(outcome, arguments.json)

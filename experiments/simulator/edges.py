@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, field, replace
 
 from common.errors import OutriderError
@@ -69,8 +70,14 @@ class PacedSession:
 
     def generate(self) -> Iterator[SessionEvent]:
         """See `EdgeSession.generate`. Tokens that joined the text together are one commit."""
+        events = self._session.generate()
+        assert isinstance(events, Generator)
+        with contextlib.closing(events):  # where the world ends, the session closes now, not when forgotten
+            yield from self._paced(events)
+
+    def _paced(self, events: Iterator[SessionEvent]) -> Iterator[SessionEvent]:
         commits, last_ns = self._log.commits, -1
-        for event in self._session.generate():
+        for event in events:
             yield event
             if not isinstance(event, TokenEvent):
                 continue

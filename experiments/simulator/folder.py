@@ -17,7 +17,7 @@ from experiments.results import git_state
 from experiments.simulator.config import EdgePlan, System
 from experiments.simulator.edges import PacedSession, RequestLog
 from experiments.simulator.outcome import Outcome, figures_of
-from experiments.simulator.run import Played, Progress, play
+from experiments.simulator.run import Progress, play
 from experiments.sweep.cells import Cell
 from experiments.sweep.config import SweepConfig, Variant, link_record
 from experiments.sweep.folder import ResultsFolder, create_folder
@@ -55,16 +55,17 @@ def play_into(system: System, out: Path, on_progress: Progress | None = None) ->
     config = _config_of(system)
     folder = create_folder(out, make_manifest(system.config.name, _content(system), system.config.seed))
     recorder = Recorder(folder, by_edge, 0, system.config.seed)
-    played = play(system, on_progress, recorder.follow)
-    outcome = figures_of(played)
+    logs: list[RequestLog] = []
+    played = play(system, on_progress, follow_session=recorder.follow, on_request=logs.append)
     for cell in cells:
-        folder.add_visit(visit_of(cell, 0, played, by_edge))
+        folder.add_visit(visit_of(cell, 0, [log for log in logs if by_edge[log.edge] is cell]))
     finish(folder, config, cells)
-    return outcome, played.wall_s
+    return figures_of(played), played.wall_s
 
 
-def visit_of(cell: Cell, repeat: int, played: Played, by_edge: Sequence[Cell]) -> VisitRow:
-    logs = [log for log in played.requests if by_edge[log.edge].id == cell.id and log.is_finished]
+def visit_of(cell: Cell, repeat: int, logs: Sequence[RequestLog]) -> VisitRow:
+    """`logs` are the cell's own."""
+    logs = [log for log in logs if log.is_finished]
     start_s = min((log.start_s for log in logs), default=0.0)
     end_s = max((log.end_s for log in logs), default=0.0)
     return VisitRow(

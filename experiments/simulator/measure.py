@@ -1,8 +1,8 @@
 """Times of a real system for the simulator: `python -m experiments.simulator.measure --out FILE.json`.
 
-Starts the embedded verifier and runs real edges against it over loopback, which has no delay of its own; their
-drafts only take time (`experiments.simulator.replay`), so nothing competes for the verifier's cores. The draft
-itself is timed by itself.
+Starts the embedded verifier and runs real edges against it over loopback, which has no delay of its own;
+their drafts only take time (`experiments.simulator.replay`), so nothing competes for the verifier's cores.
+The draft is timed by itself.
 
 - a forward: a plane over sessions and tokens of the step, least squares over the rounds' own metrics
 - an answer: what the verifier takes beyond queue and forward

@@ -5,16 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
-from itertools import pairwise
 from typing import Any
 
-from common.types import Origin
-from experiments.simulator.edges import RequestLog
 from experiments.simulator.run import Played
-from experiments.simulator.verifier import SimulatedVerifier
+from experiments.simulator.tally import Tally, total
+from experiments.simulator.verifier import VerifierTally
 
 SCHEMA = 1
-PATIENCE_S = 5.0  # a first token later than this is no service
 QUANTILES = (0.5, 0.95, 0.99)
 
 
@@ -93,91 +90,63 @@ class Outcome:
 
 def figures_of(played: Played) -> Outcome:
     config = played.system.config
-    groups = []
-    for place, plan in enumerate(played.system.edges):
-        logs = [log for log in played.requests if played.group_of[log.edge] == place]
-        groups.append(_edges(plan.group.name, plan.group.count, logs, config.warmup_s, played.seconds))
-    everybody = ("all edges", played.system.num_edges, played.requests, config.warmup_s, played.seconds)
+    groups = [
+        _edges(plan.group.name, plan.group.count, tally, played.seconds)
+        for plan, tally in zip(played.system.edges, played.tallies, strict=True)
+    ]
+    everybody = total(played.tallies, config.warmup_s)
     return Outcome(
         name=config.name,
         seed=config.seed,
         seconds=round(played.seconds, 9),
         warmup_s=config.warmup_s,
-        total=_edges(*everybody),
+        total=_edges("all edges", played.system.num_edges, everybody, played.seconds),
         groups=groups,
         verifiers=[_verifier(each, played.seconds) for each in played.verifiers],
     )
 
 
-def _edges(
-    name: str, num_edges: int, logs: Sequence[RequestLog], warmup_s: float, end_s: float
-) -> EdgeFigures:
-    counted = [log for log in logs if log.start_s >= warmup_s]
-    finished = [log for log in counted if log.is_finished]
-    num_tokens = sum(n for log in logs for at_s, n in log.commits if at_s >= warmup_s)
-    results = [log.result for log in counted if log.result is not None]
-    stats = [result.stats for result in results]
-    rounds = [each for stat in stats for each in stat.rounds if each.is_answered]
-    seconds = end_s - warmup_s
-    unverified = (Origin.FALLBACK, Origin.EDGE_ONLY)
+def _edges(name: str, num_edges: int, tally: Tally, end_s: float) -> EdgeFigures:
+    counts, seconds = tally.counts, end_s - tally.warmup_s
     return EdgeFigures(
         name=name,
         num_edges=num_edges,
-        num_requests=len(counted),
-        num_finished=len(finished),
-        num_failed=sum(bool(log.error) for log in counted),
-        num_starved=sum(_is_starved(log, end_s) for log in logs),
-        num_tokens=num_tokens,
-        tokens_per_s=round(num_tokens / seconds, 6) if seconds > 0 else 0.0,
-        num_rounds=len(rounds),
-        num_draft_tokens=sum(each.num_draft_tokens for each in rounds),
-        num_accepted_tokens=sum(each.num_accepted_tokens for each in rounds),
-        num_timeouts=sum(stat.num_timeouts for stat in stats),
-        num_refusals=sum(stat.num_refusals for stat in stats),
-        num_unverified_tokens=sum(origin in unverified for result in results for origin in result.origins),
-        bytes_up_per_token=_per_token(finished, "bytes_up"),
-        bytes_down_per_token=_per_token(finished, "bytes_down"),
-        ttft_ms=quantiles(log.ttft_s for log in counted if log.ttft_s is not None),
-        tpot_ms=quantiles(log.tpot_s for log in finished if log.tpot_s is not None),
-        commit_gap_ms=quantiles(_gaps(logs, warmup_s)),
+        num_requests=counts["requests"],
+        num_finished=counts["finished"],
+        num_failed=counts["failed"],
+        num_starved=counts["starved"],
+        num_tokens=counts["tokens"],
+        tokens_per_s=round(counts["tokens"] / seconds, 6) if seconds > 0 else 0.0,
+        num_rounds=counts["rounds"],
+        num_draft_tokens=counts["draft_tokens"],
+        num_accepted_tokens=counts["accepted_tokens"],
+        num_timeouts=counts["timeouts"],
+        num_refusals=counts["refusals"],
+        num_unverified_tokens=counts["unverified_tokens"],
+        bytes_up_per_token=_per_token(tally, "bytes_up"),
+        bytes_down_per_token=_per_token(tally, "bytes_down"),
+        ttft_ms=quantiles(tally.ttfts_s),
+        tpot_ms=quantiles(tally.tpots_s),
+        commit_gap_ms=quantiles(tally.gaps_s),
     )
 
 
-def _gaps(logs: Iterable[RequestLog], warmup_s: float) -> Iterable[float]:
-    for log in logs:
-        for (before_s, _), (at_s, _) in pairwise(log.commits):
-            if at_s >= warmup_s:
-                yield at_s - before_s
+def _per_token(tally: Tally, name: str) -> float | None:
+    num_tokens = tally.counts["finished_tokens"]
+    return round(tally.counts[name] / num_tokens, 3) if num_tokens else None
 
 
-def _is_starved(log: RequestLog, end_s: float) -> bool:
-    waited_s = (log.commits[0][0] if log.commits else min(log.end_s, end_s)) - log.start_s
-    return waited_s > PATIENCE_S or bool(log.error and not log.commits)
-
-
-def _per_token(logs: Sequence[RequestLog], name: str) -> float | None:
-    num_tokens = sum(log.num_tokens for log in logs)
-    if not num_tokens:
-        return None
-    num_bytes = sum(int(getattr(log.result.stats, name)) for log in logs if log.result)
-    return round(num_bytes / num_tokens, 3)
-
-
-def _verifier(verifier: SimulatedVerifier, seconds: float) -> VerifierFigures:
-    engine, target = verifier.engine, verifier.target
-    refused = dict(engine.backlog.num_refused)
-    for reason, number in engine.observer.refusals.items():
-        refused[reason] = refused.get(reason, 0) + number
-    num_steps = max(1, target.num_forwards)
+def _verifier(verifier: VerifierTally, seconds: float) -> VerifierFigures:
+    num_steps = max(1, verifier.num_steps)
     return VerifierFigures(
         name=verifier.name,
         utilisation=round(min(1.0, verifier.busy_s / seconds), 6) if seconds else 0.0,
-        num_steps=target.num_forwards,
-        num_rounds=engine.observer.num_rounds["verify"],
-        mean_batch=round(engine.observer.batch_size.total / num_steps, 4),
-        mean_step_tokens=round(target.num_query_rows / num_steps, 4),
-        num_refused={reason: number for reason, number in sorted(refused.items()) if number},
-        most_kv_tokens=target.most_used_tokens,
+        num_steps=verifier.num_steps,
+        num_rounds=verifier.num_rounds,
+        mean_batch=round(verifier.num_sessions / num_steps, 4),
+        mean_step_tokens=round(verifier.num_tokens / num_steps, 4),
+        num_refused={reason: number for reason, number in sorted(verifier.num_refused.items()) if number},
+        most_kv_tokens=verifier.most_kv_tokens,
     )
 
 

@@ -11,13 +11,14 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from experiments.simulator.config import System
+from experiments.simulator.config import EdgePlan, System, VerifierPlan
 from experiments.simulator.drafts import TracedText, load_acceptance
 from experiments.simulator.edges import Ask, Follow, RequestLog, SimulatedEdge, draw_asks, follow
 from experiments.simulator.network import Network, Site
 from experiments.simulator.product import product_in
+from experiments.simulator.tally import Tally
 from experiments.simulator.target import known_rows
-from experiments.simulator.verifier import SimulatedVerifier
+from experiments.simulator.verifier import SimulatedVerifier, VerifierTally
 from experiments.simulator.world import World
 
 NUM_SLICES = 200  # of virtual time, between which progress is told
@@ -25,16 +26,30 @@ GC_THRESHOLDS = (100_000, 50, 1000)  # objects here live long; Python's own woul
 
 Progress = Callable[[float, float], None]
 """Told (virtual seconds played, wall seconds so far)."""
+OnRequest = Callable[[RequestLog], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Of a system whose verifiers share no edges: every `of`-th verifier of each group, from `number` on."""
+
+    number: int = 0
+    of: int = 1
+
+    def has(self, place: int) -> bool:
+        return place % self.of == self.number
+
+
+WHOLE = Part()
 
 
 @dataclass(slots=True)
 class Played:
-    """What happened. `requests` in the order in which they ended, those under way at the end last."""
+    """What happened."""
 
     system: System
-    requests: list[RequestLog] = field(default_factory=list)
-    verifiers: list[SimulatedVerifier] = field(default_factory=list)
-    group_of: list[int] = field(default_factory=list)  # by edge
+    tallies: list[Tally]  # by group of edges
+    verifiers: list[VerifierTally] = field(default_factory=list)
     seconds: float = 0.0  # played
     wall_s: float = 0.0
     num_events: int = 0
@@ -43,63 +58,111 @@ class Played:
 def play(
     system: System,
     on_progress: Progress | None = None,
+    *,
     follow_session: Follow = follow,
+    on_request: OnRequest | None = None,
     asks: Sequence[Sequence[Ask]] | None = None,
     traces: Sequence[TracedText] | None = None,
+    part: Part = WHOLE,
 ) -> Played:
     """The same system gives the same history, in any process.
 
-    `follow_session` runs each request. `asks` are each edge's requests, `traces` the texts of all of them,
-    in place of what the groups say.
+    `follow_session` runs each request, `on_request` hears of its end. `asks` are each edge's requests,
+    `traces` the texts of all of them, in place of what the groups say.
     """
-    world = World()
-    network = Network(world)
-    read_rows = functools.partial(known_rows, world)
-    played = Played(system)
     start_s = time.perf_counter()
-    with _prepared(), product_in(world, system.config.seed, network.make_link, read_rows):
+    world = World()
+    stage = _Stage(world, system, part, _Given(follow_session, on_request, asks, traces))
+    read_rows = functools.partial(known_rows, world)
+    with _prepared(), product_in(world, system.config.seed, stage.network.make_link, read_rows):
         try:
-            _build(system, world, network, played, _Given(follow_session, asks, traces))
-            _run(world, system.config.seconds, played, asks, on_progress, start_s)
+            stage.build()
+            seconds = _run(world, stage, on_progress, start_s)
         finally:
             world.close()
-    for verifier in played.verifiers:
-        assert not verifier.engine.observer.errors["internal"], "a verifier failed: its log says where"
-    played.wall_s = time.perf_counter() - start_s
-    played.num_events = world.num_events
-    return played
+    return Played(
+        system,
+        stage.tallies,
+        [each.tally for each in stage.verifiers],
+        seconds,
+        time.perf_counter() - start_s,
+        world.num_events,
+    )
 
 
 @dataclass(frozen=True, slots=True)
 class _Given:
     follow: Follow
+    on_request: OnRequest | None
     asks: Sequence[Sequence[Ask]] | None
     traces: Sequence[TracedText] | None
 
 
-def _build(system: System, world: World, network: Network, played: Played, given: _Given) -> None:
-    texts, places = _load_texts(system, given)
-    verifiers: dict[str, list[SimulatedVerifier]] = {}
-    for each in system.verifiers:
-        group = each.group
-        verifiers[group.name] = [
-            SimulatedVerifier(
-                world, f"{group.name}-{i}", each.config, each.times, each.draft, texts, group.kv_tokens
-            )
-            for i in range(group.count)
-        ]
-        played.verifiers += verifiers[group.name]
-    balances = {each.group.name: each.group.balance for each in system.verifiers}
-    for place, plan in enumerate(system.edges):
-        for _ in range(plan.group.count):
-            number = len(played.group_of)
-            played.group_of.append(place)
-            site = Site(number, plan.link, plan.times, verifiers[plan.verifiers], balances[plan.verifiers])
-            chance = random.Random(f"edge {number} of {system.config.seed}")
-            asks = draw_asks(plan, places[place], chance) if given.asks is None else iter(given.asks[number])
-            address, on_end = network.add(site), played.requests.append
-            edge = SimulatedEdge(world, plan, number, address, texts, asks, chance, given.follow, on_end)
-            world.start(edge.run)
+class _Stage:
+    """Everything that is in the world."""
+
+    def __init__(self, world: World, system: System, part: Part, given: _Given) -> None:
+        self.network = Network(world)
+        self.tallies = [Tally(system.config.warmup_s) for _ in system.edges]
+        self.verifiers: list[SimulatedVerifier] = []
+        self.num_wanted: int | None = 0  # requests in all; None: some edges go on for ever
+        self.num_ended = 0
+        self.last_end_s = 0.0
+        self.seconds = system.config.seconds
+        self._world, self._system, self._part, self._given = world, system, part, given
+
+    def build(self) -> None:
+        texts, places = _load_texts(self._system, self._given)
+        groups = {each.group.name: self._add_verifiers(each, texts) for each in self._system.verifiers}
+        balances = {each.group.name: each.group.balance for each in self._system.verifiers}
+        number = 0
+        for place, plan in enumerate(self._system.edges):
+            for _ in range(plan.group.count):
+                verifiers = groups[plan.verifiers]
+                site = Site(number, plan.link, plan.times, verifiers, balances[plan.verifiers])
+                if self._part is WHOLE or self._part.has(number % len(verifiers)):
+                    self._add_edge(site, plan, place, texts, places[place])
+                number += 1
+
+    def _add_verifiers(
+        self, plan: VerifierPlan, texts: Sequence[TracedText]
+    ) -> list[SimulatedVerifier | None]:
+        """None where another part has it."""
+        found: list[SimulatedVerifier | None] = []
+        for place in range(plan.group.count):
+            made = None
+            if self._part.has(place):
+                name = f"{plan.group.name}-{place}"
+                made = SimulatedVerifier(
+                    self._world, name, plan.config, plan.times, plan.draft, texts, plan.group.kv_tokens
+                )
+                self.verifiers.append(made)
+            found.append(made)
+        return found
+
+    def _add_edge(
+        self, site: Site, plan: EdgePlan, place: int, texts: list[TracedText], own_texts: range
+    ) -> None:
+        given, number = self._given, site.number
+        chance = random.Random(f"edge {number} of {self._system.config.seed}")
+        if given.asks is None:
+            asks, num_asks = draw_asks(plan, own_texts, chance), plan.group.requests
+        else:
+            asks, num_asks = iter(given.asks[number]), len(given.asks[number])
+        if self.num_wanted is not None:
+            self.num_wanted = None if num_asks is None else self.num_wanted + num_asks
+        tally = self.tallies[place]
+
+        def end(log: RequestLog) -> None:
+            self.num_ended += 1
+            self.last_end_s = max(self.last_end_s, log.end_s)
+            tally.add(log)
+            if given.on_request is not None:
+                given.on_request(log)
+
+        address = self.network.add(site)
+        edge = SimulatedEdge(self._world, plan, number, address, texts, asks, chance, given.follow, end)
+        self._world.start(edge.run)
 
 
 def _load_texts(system: System, given: _Given) -> tuple[list[TracedText], list[range]]:
@@ -115,31 +178,16 @@ def _load_texts(system: System, given: _Given) -> tuple[list[TracedText], list[r
     return texts, places
 
 
-def _run(
-    world: World,
-    seconds: float,
-    played: Played,
-    asks: Sequence[Sequence[Ask]] | None,
-    on_progress: Progress | None,
-    start_s: float,
-) -> None:
-    wanted = _num_wanted(played) if asks is None else sum(map(len, asks))
+def _run(world: World, stage: _Stage, on_progress: Progress | None, start_s: float) -> float:
+    """Returns the virtual seconds played: until the last request ended, where there is a last one."""
+    seconds = stage.seconds
     for number in range(1, NUM_SLICES + 1):
         world.run(seconds * number / NUM_SLICES)
         if on_progress is not None:
             on_progress(world.now_s, time.perf_counter() - start_s)
-        if wanted is not None and len(played.requests) == wanted:
-            break
-    is_whole = wanted is not None and len(played.requests) == wanted
-    played.seconds = max((log.end_s for log in played.requests), default=0.0) if is_whole else seconds
-
-
-def _num_wanted(played: Played) -> int | None:
-    """Requests in all, where every edge has an end."""
-    plans = played.system.edges
-    if any(plan.group.requests is None for plan in plans):
-        return None
-    return sum(plan.group.count * (plan.group.requests or 0) for plan in plans)
+        if stage.num_ended == stage.num_wanted:
+            return stage.last_end_s
+    return seconds
 
 
 @contextlib.contextmanager

@@ -21,7 +21,7 @@ from experiments.simulator.config import (
     VerifierPlan,
 )
 from experiments.simulator.drafts import TracedText, load_acceptance
-from experiments.simulator.edges import Ask
+from experiments.simulator.edges import Ask, RequestLog
 from experiments.simulator.folder import REALISATION, Recorder, finish, make_manifest, visit_of
 from experiments.simulator.run import play
 from experiments.simulator.times import DEFAULT_TIMES, SystemTimes, load_times
@@ -50,8 +50,15 @@ def play_sweep(path: Path, out: Path, times: str = DEFAULT_TIMES) -> Sweep:
     for repeat, cell in plan.visits():
         recorder = Recorder(folder, [cell] * cell.num_sessions, repeat, config.seed + repeat)
         traces, asks = stage.traces(cell), stage.asks(cell, repeat)
-        played = play(stage.system(cell, repeat), None, recorder.follow, asks, traces)
-        folder.add_visit(visit_of(cell, repeat, played, [cell] * cell.num_sessions))
+        logs: list[RequestLog] = []
+        play(
+            stage.system(cell, repeat),
+            follow_session=recorder.follow,
+            on_request=logs.append,
+            asks=asks,
+            traces=traces,
+        )
+        folder.add_visit(visit_of(cell, repeat, logs))
     return finish(folder, config, plan.cells)
 
 

@@ -20,6 +20,7 @@ from experiments.simulator.world import World
 
 BLOCK_TOKENS = 16
 UNLIMITED_BLOCKS = 1 << 40
+_CERTAIN, _NEVER = np.zeros(1), np.full(1, -math.inf)
 
 
 class KnownRows:
@@ -35,6 +36,8 @@ class KnownRows:
 
     def log_probs(self, row: int, token_ids: Sequence[int]) -> NDArray[np.float64]:
         own = self.own_sample(row)
+        if len(token_ids) == 1:
+            return _CERTAIN if token_ids[0] == own else _NEVER
         return np.array([0.0 if token_id == own else -math.inf for token_id in token_ids])
 
     def entropy(self, row: int) -> float:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from cloud_verifier.colocated import CoLocatedDrafter
 from cloud_verifier.config import ServeConfig
@@ -28,6 +30,20 @@ from experiments.simulator.times import DraftTimes, VerifierTimes
 from experiments.simulator.world import Waiting, World
 
 Deliver = Callable[[SessionResponse, type[SessionRequest] | None], None]
+
+
+@dataclass(frozen=True, slots=True)
+class VerifierTally:
+    """What one verifier did from the beginning on."""
+
+    name: str
+    busy_s: float  # in steps
+    num_steps: int
+    num_sessions: int  # of all steps
+    num_tokens: int  # fed
+    num_rounds: int
+    num_refused: dict[str, int]  # by reason
+    most_kv_tokens: int
 
 
 class SimulatedVerifier:
@@ -76,6 +92,23 @@ class SimulatedVerifier:
             if not (did_work and engine.num_jobs):
                 idle_s = IDLE_TURN_S if engine.num_jobs else max(IDLE_TURN_S, engine.seconds_to_sweep)
                 self._waiting.wait(idle_s)
+
+    @property
+    def tally(self) -> VerifierTally:
+        observer = self.engine.observer
+        assert not observer.errors["internal"], f"{self.name} failed: its log says where"
+        refused = Counter(self.engine.backlog.num_refused)
+        refused.update(observer.refusals)
+        return VerifierTally(
+            name=self.name,
+            busy_s=self.busy_s,
+            num_steps=self.target.num_forwards,
+            num_sessions=observer.batch_size.total,
+            num_tokens=self.target.num_query_rows,
+            num_rounds=observer.num_rounds["verify"],
+            num_refused=dict(refused),
+            most_kv_tokens=self.target.most_used_tokens,
+        )
 
     def open_stream(self, session_id: bytes, deliver: Deliver) -> SimulatedStream:
         return SimulatedStream(self._world, self.engine, session_id, deliver)

@@ -55,18 +55,16 @@ class World:
     def sleep(self, seconds: float) -> None:
         """The running task goes on `seconds` later."""
         self.check_open()
-        heappush(
-            self._events, (self.now_s + max(seconds, 0.0), self._next_number(), getcurrent().switch, ())
-        )
-        self.pause()
+        task, at_s = getcurrent(), self.now_s + max(seconds, 0.0)
+        assert task is not self._hub, "an event's function must not sleep: start a task"
+        heappush(self._events, (at_s, self._next_number(), task.switch, ()))
+        self._hub.switch()
 
     def pause(self) -> Any:
         """The running task gives way until something switches to it; returns what it is handed."""
         self.check_open()
-        assert getcurrent() is not self._hub, "an event's function must not sleep or wait: start a task"
-        handed = self._hub.switch()
-        self.check_open()
-        return handed
+        assert getcurrent() is not self._hub, "an event's function must not wait: start a task"
+        return self._hub.switch()
 
     def resume(self, task: Any, handed: Any) -> None:
         """A paused task goes on now: at once, where no task is running."""
