@@ -16,6 +16,7 @@ from edge_client.link.targets import VerifierTarget, parse_target
 
 MAX_MESSAGE_BYTES = 64 << 20
 _DIAGNOSIS_S = 1.0
+_LAST_LOOK_S = 0.4  # gRPC's thread that watches a channel looks every 200 ms whether anybody still listens
 _REJECTED = {
     grpc.StatusCode.RESOURCE_EXHAUSTED: "a message is too large for it",
     grpc.StatusCode.INVALID_ARGUMENT: "it cannot read our messages",
@@ -72,7 +73,7 @@ def open_channel(
     channel.unsubscribe(on_state)
     if outcomes[:1] == [True]:
         return channel
-    channel.close()
+    _close_later(channel)
     found = diagnose(address, security, min(timeout_s, _DIAGNOSIS_S)) if outcomes else None
     hangs_up = "none of them serves" if target.is_balanced else "it hangs up"
     why = found.text if found else hangs_up if outcomes else f"no answer in {wait_s:.1f} s"
@@ -88,6 +89,13 @@ def _create_channel(target: VerifierTarget, security: LinkSecurity, timeout_s: f
     name = target.tls_name(security.server_name)
     named = (("grpc.ssl_target_name_override", name),) if name else ()
     return grpc.secure_channel(target.grpc_name(), credentials, options=options + named)
+
+
+def _close_later(channel: Any) -> None:
+    """Closed in the very moment of a change of state, gRPC's watching thread dies with a traceback."""
+    timer = threading.Timer(_LAST_LOOK_S, channel.close)
+    timer.daemon = True
+    timer.start()
 
 
 def translate(error: grpc.RpcError, address: str) -> OutriderError:
