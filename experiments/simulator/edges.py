@@ -86,7 +86,7 @@ class PacedSession:
                 commits[-1] = at_s, num_tokens + 1
                 continue
             last_ns = event.time_ns
-            commits.append((event.time_ns / 1e9, 1))
+            commits.append((self._world.now_s, 1))
             if self._commit_s:
                 self._world.sleep(self._commit_s)
 

@@ -71,6 +71,7 @@ class VerifierFigures:
     mean_step_tokens: float
     num_refused: dict[str, int]  # by reason
     most_kv_tokens: int
+    num_evicted: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,6 +148,7 @@ def _verifier(verifier: VerifierTally, seconds: float) -> VerifierFigures:
         mean_step_tokens=round(verifier.num_tokens / num_steps, 4),
         num_refused={reason: number for reason, number in sorted(verifier.num_refused.items()) if number},
         most_kv_tokens=verifier.most_kv_tokens,
+        num_evicted=verifier.num_evicted,
     )
 
 

@@ -44,6 +44,7 @@ class VerifierTally:
     num_rounds: int
     num_refused: dict[str, int]  # by reason
     most_kv_tokens: int
+    num_evicted: int  # times a session gave up its KV for others
 
 
 class SimulatedVerifier:
@@ -108,6 +109,7 @@ class SimulatedVerifier:
             num_rounds=observer.num_rounds["verify"],
             num_refused=dict(refused),
             most_kv_tokens=self.target.most_used_tokens,
+            num_evicted=observer.evictions["kv"],
         )
 
     def open_stream(self, session_id: bytes, deliver: Deliver) -> SimulatedStream:
