@@ -33,6 +33,8 @@ from common.types import (
     VerifyRequest,
 )
 
+CutOff = Callable[[Exception], None]  # ends one call with this error
+
 
 class ShuttingDownError(Exception):
     """The grace of a shutdown is over."""
@@ -52,7 +54,7 @@ class VerifierService(outrider_pb2_grpc.VerifierServicer):  # type: ignore[misc]
         self._caller_of = caller_of
         self._max_unread_bytes = max_unread_bytes
         self._streams: dict[tuple[str, bytes], SessionStream] = {}  # those whose session is known
-        self._callers: dict[SessionStream, Caller] = {}  # of all streams
+        self._callers: dict[CutOff, Caller] = {}  # of all calls that stream answers
         self._mailbox: Mailbox | None = None
         self._num_unary = 0
         self._is_ending = False
@@ -85,8 +87,8 @@ class VerifierService(outrider_pb2_grpc.VerifierServicer):  # type: ignore[misc]
 
     def end_streams_of(self, token_ids: Collection[str], error: Exception) -> None:
         """Cuts off the streams that came with one of these tokens. Their sessions stay."""
-        for stream in [each for each, caller in self._callers.items() if caller.token_id in token_ids]:
-            stream.cut_off(error)
+        for cut_off in [each for each, caller in self._callers.items() if caller.token_id in token_ids]:
+            cut_off(error)
 
     # ----------------------------------------------------------------------------------- streams
 
@@ -94,7 +96,7 @@ class VerifierService(outrider_pb2_grpc.VerifierServicer):  # type: ignore[misc]
         self._check_taking()
         caller = self._caller_of(context)
         stream = SessionStream(self, caller.tenant, session_id_of(context), self._max_unread_bytes)
-        self._callers[stream] = caller
+        self._callers[stream.cut_off] = caller
         stream.read(request_iterator)
         try:
             while (message := await stream.outbox.get()) is not None:
@@ -105,7 +107,7 @@ class VerifierService(outrider_pb2_grpc.VerifierServicer):  # type: ignore[misc]
             _survive_cancel()
         finally:
             stream.detach()
-            del self._callers[stream]
+            del self._callers[stream.cut_off]
         if stream.error is not None:
             raise stream.error
 
@@ -183,15 +185,22 @@ class VerifierService(outrider_pb2_grpc.VerifierServicer):  # type: ignore[misc]
         except InvalidFieldError as error:
             yield codec.encode_generate_response(self._answer_invalid(request, error))
             return
-        tenant = self._caller_of(context).tenant
+        caller = self._caller_of(context)
         session_id = same_session_id(decoded.session_id, session_id_of(context))
         cancel = CancelRequest(decoded.round_id)
         outbox = Outbox(self._max_unread_bytes)
-        failure: UnreadError | None = None
+        failure: Exception | None = None
         is_over = False
 
-        def push(reply: SessionResponse) -> None:
+        def cut_off(error: Exception) -> None:
             nonlocal failure, is_over
+            if not is_over:
+                failure, is_over = error, True
+                self.submit(caller.tenant, session_id, cancel, ignore)
+                outbox.end()
+
+        def push(reply: SessionResponse) -> None:
+            nonlocal is_over
             if is_over:
                 return
             self.count(session_id, reply)
@@ -199,25 +208,26 @@ class VerifierService(outrider_pb2_grpc.VerifierServicer):  # type: ignore[misc]
             try:
                 outbox.put(codec.encode_generate_response(reply))
             except UnreadError as error:
-                failure = error
-                self.submit(tenant, session_id, cancel, ignore)
-            is_last = isinstance(reply, GeneratedTokens) and reply.is_last
-            if is_last or failure is not None or isinstance(reply, RoundError):
+                cut_off(error)
+                return
+            if isinstance(reply, RoundError) or (isinstance(reply, GeneratedTokens) and reply.is_last):
                 is_over = True
                 outbox.end()
 
         post = self.mailbox.post
         with self._unary_call():
-            self.submit(tenant, session_id, decoded, lambda reply: post(push, reply))
+            self._callers[cut_off] = caller
+            self.submit(caller.tenant, session_id, decoded, lambda reply: post(push, reply))
             try:
                 while (message := await outbox.get()) is not None:
                     yield message
                 if failure is not None:
                     raise failure
             finally:
+                del self._callers[cut_off]
                 if not is_over:
                     is_over = True
-                    self.submit(tenant, session_id, cancel, ignore)
+                    self.submit(caller.tenant, session_id, cancel, ignore)
 
     async def _answer(self, decode: Callable[[Any], Any], message: Any, context: Any) -> SessionResponse:
         """The final reply to one unary message; `Progress` has nowhere to go and is dropped."""

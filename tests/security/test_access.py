@@ -239,6 +239,30 @@ def test_a_new_token_is_taken_and_a_revoked_one_refused_while_others_go_on(secur
     their_stream.close()
 
 
+def test_a_generation_without_a_session_stream_ends_with_its_token_too(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cloud_verifier.server.RELOAD_S", 0.02)
+    tokens = make_tokens(path, "acme")
+    backend, config = FakeBackend(max_context=8000), ServeConfig(tokens=path, min_forward_ms=5.0)
+    with serving(backend, config) as server, plain_channel(server.port) as channel:
+        caller = Caller(channel, SESSION_ID, bearer(tokens["acme"]))
+        after = caller.open().opened
+        request = pb.GenerateRequest(
+            session_id=SESSION_ID,
+            round_id=1,
+            base_position=after.position,
+            base_hash=after.hash,
+            max_new_tokens=7000,
+        )
+        call = caller.stub.Generate(request, metadata=caller.metadata, timeout=20)
+        next(call)
+        change_tokens(path, lambda old: [revoked(each) for each in old])
+        status, details = status_of(lambda: list(call))
+        assert status is UNAUTHENTICATED and "ended" in details
+        assert eventually(lambda: server.engine.num_jobs == 0), "the verifier computes it no further"
+
+
 def test_an_expired_token_is_refused_and_its_stream_ends(secured: Secured) -> None:
     authenticator = secured.server.security.authenticator
     assert authenticator is not None
