@@ -28,6 +28,11 @@ class RoundDeadline:
     def observe(self, round_s: float) -> None:
         self._recent.append(round_s)
 
+    def observe_late(self, round_s: float) -> None:
+        """A round whose answer came after its deadline. Several of them mean that the link is slower now; a
+        single one was an outage, so it counts for twice the deadline at most."""
+        self.observe(min(round_s, 2.0 * self.seconds))
+
     @property
     def seconds(self) -> float:
         if self._fixed_s is not None:

@@ -39,6 +39,7 @@ class Outstanding:
     given_s: float
     deadline_s: float
     sent_on: Connection | None = None
+    sent_s: float = 0.0  # the last time
     reply: FinalReply | None = None
     arrived_s: float = 0.0
     progress_s: float | None = None  # when it last said that it computes
@@ -49,6 +50,11 @@ class Outstanding:
     @property
     def wait_s(self) -> float:
         return self.arrived_s - self.given_s
+
+    @property
+    def trip_s(self) -> float:
+        """Since it was last sent, on a connection of its own each time: never more than the wait."""
+        return self.arrived_s - self.sent_s
 
     def answers(self, reply: SessionResponse) -> bool:
         if isinstance(reply, Opened):
@@ -68,8 +74,8 @@ class Exchange:
         self._clock = clock
         self._outstanding: deque[Outstanding] = deque()
         self._last_answer_s = float("-inf")
-        self._timed_out: OrderedDict[int, VerifyRequest] = OrderedDict()
-        self._late: list[tuple[VerifyRequest, Verdict]] = []
+        self._timed_out: OrderedDict[int, Outstanding] = OrderedDict()
+        self._late: list[tuple[Outstanding, Verdict]] = []
 
     @property
     def outstanding(self) -> deque[Outstanding]:
@@ -149,7 +155,7 @@ class Exchange:
         except LinkError:
             self._lifeline.drop()
 
-    def take_late_verdicts(self) -> list[tuple[VerifyRequest, Verdict]]:
+    def take_late_verdicts(self) -> list[tuple[Outstanding, Verdict]]:
         """Verdicts of timed-out rounds that arrived since, oldest first, with what they answer."""
         late, self._late = self._late, []
         return late
@@ -159,8 +165,9 @@ class Exchange:
 
         `Draining` too: rounds of open sessions are still answered, and the stream's end makes us reconnect.
         """
-        if isinstance(reply, Verdict) and (request := self._timed_out.pop(reply.round_id, None)):
-            self._late.append((request, reply))
+        if isinstance(reply, Verdict) and (round_ := self._timed_out.pop(reply.round_id, None)):
+            round_.arrived_s = self._clock()
+            self._late.append((round_, reply))
 
     # ------------------------------------------------------------------------------------ messages
 
@@ -174,7 +181,7 @@ class Exchange:
             connection.send(each.job)
             each.bytes_up += traffic.bytes_up - before
             each.is_ordinary = each.is_ordinary and each.sent_on is None
-            each.sent_on = connection
+            each.sent_on, each.sent_s = connection, self._clock()
 
     def _receive(self, until_s: float) -> bool:
         """Takes one message in; False when there was none. Raises `LinkError`."""
@@ -200,7 +207,7 @@ class Exchange:
         self._lifeline.suspect()
         for each in self._outstanding:
             if isinstance(each.job, VerifyRequest):
-                self._timed_out[each.job.round_id] = each.job
+                self._timed_out[each.job.round_id] = each
         while len(self._timed_out) > _MAX_TIMED_OUT:
             self._timed_out.popitem(last=False)
         self.forget()

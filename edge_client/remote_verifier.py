@@ -158,6 +158,8 @@ class RemoteVerifier:
             if isinstance(reply, Verdict):
                 if answered.is_ordinary:
                     self.deadline.observe(answered.wait_s)
+                elif answered.progress_s is None:
+                    self.deadline.observe_late(answered.trip_s)
                 return Answer(reply, answered.wait_s, answered.bytes_up, answered.bytes_down)
             assert isinstance(reply, RoundError), f"a round answered by {reply}"
             try:
@@ -213,7 +215,10 @@ class RemoteVerifier:
 
     def take_late_verdicts(self) -> list[tuple[VerifyRequest, Verdict]]:
         """Verdicts of timed-out rounds that arrived since, oldest first, with what they answer."""
-        return self._exchange.take_late_verdicts()
+        late = self._exchange.take_late_verdicts()
+        for round_, _ in late:
+            self.deadline.observe_late(round_.trip_s)
+        return [(round_.job, verdict) for round_, verdict in late if isinstance(round_.job, VerifyRequest)]
 
     def close(self, is_cancelled: bool = False) -> None:
         """Closes the session there (briefly waited for), then the connection. Never raises."""
