@@ -30,6 +30,8 @@ while you type:
   /quit     leave (so does Ctrl-D)
   Ctrl-C    stops the answer, and never the program
 
+Green was drafted here and confirmed there, yellow is the target's correction, red and underlined is
+unverified; NO_COLOR=1 turns colours off.
 Flags from --verifier on are also keys of --config FILE and variables OUTRIDER_EDGE_<KEY>."""
 
 

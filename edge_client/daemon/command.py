@@ -77,7 +77,8 @@ def _say_ready(daemon: Daemon, listener: socket.socket) -> None:
         return
     host, port = listener.getsockname()[:2]
     address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-    print(f"serving {daemon.serve.model_name} on {address}, verifier at {daemon.config.verifier}", flush=True)
+    name, verifier = daemon.serve.model_name, daemon.config.verifier
+    print(f"serving {name} on http://{address}, verifier at {verifier}", flush=True)
 
 
 def _set_up_logs(loaded: Loaded[RunConfig]) -> None:
