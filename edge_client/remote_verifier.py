@@ -137,11 +137,13 @@ class RemoteVerifier:
     def submit(self, request: VerifyRequest) -> None:
         """A round under way, behind those that are; never waits. `verdict` answers the oldest.
 
-        The verifier is told the deadline, unless patient: then a late answer serves as well.
+        The verifier is told the deadline, unless patient: then a late answer serves as well. It counts from
+        the arrival, and each of the rounds before this one may take its own.
         """
         deadline_s = self.deadline.seconds
         if not self._is_patient:  # a verifier too busy to answer in time says so at once
-            request = replace(request, deadline_ms=math.ceil(deadline_s * 1e3))
+            num_before = len(self._exchange.outstanding)
+            request = replace(request, deadline_ms=math.ceil((num_before + 1) * deadline_s * 1e3))
         self._exchange.give(request, deadline_s)
 
     def verdict(self) -> Answer:

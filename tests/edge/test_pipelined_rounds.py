@@ -14,6 +14,7 @@ from support.fakes import FakeBackend
 
 from common.sampling import choose, process_logits
 from common.types import (
+    CorrectionKind,
     FinishReason,
     Method,
     Origin,
@@ -21,7 +22,7 @@ from common.types import (
     RoundErrorCode,
     SamplingParams,
     StopParams,
-    VerifyRequest,
+    Verdict,
 )
 from edge_client.deadline import RoundDeadline
 from edge_client.depth.fixed import FixedDepth
@@ -141,6 +142,12 @@ def test_rounds_behind_a_rejection_are_stale_and_cost_no_forward() -> None:
     ), "a guessed bonus is not fed twice"
 
 
+def test_the_verifier_is_told_that_a_round_may_wait_for_those_before_it() -> None:
+    link = EngineLink(make_backend(), Chances(ripe=0.0))
+    decode(link, accuracy=1.0, window=3, on_timeout=OnTimeout.FIRST_TOKEN)
+    assert [r.deadline_ms for r in link.sent[:4]] == [500, 1000, 1500, 1500], "the first was answered by then"
+
+
 def test_log_probabilities_come_once_a_token() -> None:
     alone = decode(EngineLink(make_backend()), window=1, num_logprobs=2)
     ahead = decode(EngineLink(make_backend()), window=4, num_logprobs=2)
@@ -245,8 +252,10 @@ def test_the_other_methods_pipeline_without_a_bonus(run: dict[str, Any], method:
     result = decode(link, method=method, **run)
     assert result.num_unverified_tokens == 0
     assert result.finish_reason in (FinishReason.LENGTH, FinishReason.STOP, FinishReason.CONTEXT)
-    for round_ in link.sent:
-        assert isinstance(round_, VerifyRequest)
+    ahead = {round_.round_id for round_ in link.sent if round_.pipelined}
+    for reply in link.replies:
+        if isinstance(reply, Verdict) and reply.round_id in ahead:
+            assert reply.correction_kind is not CorrectionKind.BONUS
 
 
 # -------------------------------------------------------------------------------- the mode chosen on the way
