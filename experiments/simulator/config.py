@@ -70,7 +70,7 @@ class SystemConfig:
     seconds: float = option(60.0, "of virtual time; less where all requests are answered", minimum=0.001)
     warmup_s: float = option(0.0, "what is not counted at the start", minimum=0)
     seed: int = option(1, "of everything by chance", minimum=0)
-    times: str = option(DEFAULT_TIMES, "name or file of measured times; none: nothing takes any")
+    times: Any = option(DEFAULT_TIMES, "name or file of measured times, or the times; none: none takes any")
     edges: Any = option(None, "groups of edges: a list of mappings")
     verifiers: Any = option(None, "groups of verifiers: the same")
 

@@ -6,7 +6,8 @@ The draft is timed by itself.
 
 - a forward: a plane over sessions and tokens of the step, least squares over the rounds' own metrics
 - an answer: what the verifier takes beyond queue and forward
-- messages: what a round takes beyond the verifier, a quarter for each of the four ways through the software
+- messages: what a round takes beyond the verifier, a quarter for each of the four ways through the software;
+  and on the way to the engine, what an idle one takes to begin
 - the edge: what lies between two rounds that is neither draft nor wait
 """
 
@@ -16,7 +17,7 @@ import argparse
 import statistics
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -53,7 +54,8 @@ class Rounds:
     """Rounds of one draft length and number of sessions."""
 
     num_draft_tokens: int
-    requests: list[RealRequest] = field(default_factory=list)
+    num_sessions: int
+    requests: list[RealRequest]
 
     @property
     def records(self) -> list[RoundRecord]:
@@ -66,56 +68,69 @@ class Rounds:
         ]
 
 
-def measure(address: str, texts: Sequence[KnownText], is_quick: bool = False) -> SystemTimes:
+def collect(edges: ReplayEdges, address: str) -> list[Rounds]:
+    """One turn of every length with every number of sessions."""
+    return [
+        Rounds(length, num_sessions, edges.run(address, num_sessions, 1, num_speculative_tokens=length))
+        for num_sessions in SESSIONS
+        for length in LENGTHS
+    ]
+
+
+def measure(address: str, texts: Sequence[KnownText], num_turns: int = 3) -> SystemTimes:
     edges = ReplayEdges(texts, THINK, RunConfig(max_new_tokens=NUM_TOKENS, on_timeout="wait"))
     edges.run(address, 1, len(texts))  # warms up
-    found: list[Rounds] = []
-    for _ in range(1 if is_quick else 3):
-        for num_sessions in SESSIONS:
-            for length in LENGTHS:
-                each = 1 if num_sessions > 1 or is_quick else 2
-                requests = edges.run(address, num_sessions, each, num_speculative_tokens=length)
-                found.append(Rounds(length, requests))
+    found = [rounds for _ in range(num_turns) for rounds in collect(edges, address)]
     colocated = edges.run(address, 1, len(texts), mode=str(Mode.CO_LOCATED), num_speculative_tokens=4)
-    alone = [each for each in found if len({id(r) for r in each.requests}) <= 2]
-    records = [record for rounds in found for record in rounds.records]
-    single = [record for rounds in alone for record in rounds.records if record.batch_size == 1]
     facts = machine_facts()
     return SystemTimes(
-        verifier=_verifier_times(found, records, single),
-        edge=_edge_times(address, single, [request for rounds in alone for request in rounds.requests]),
+        verifier=verifier_times(found),
+        edge=edge_times(found, address),
         draft=measure_draft(texts),
         cloud_draft=_cloud_draft(colocated),
         source=f"python -m experiments.simulator.measure on {facts['cpu']}, {facts['cores']} cores",
     )
 
 
-def _verifier_times(
-    found: Sequence[Rounds], records: Sequence[RoundRecord], single: Sequence[RoundRecord]
-) -> VerifierTimes:
+def verifier_times(found: Sequence[Rounds]) -> VerifierTimes:
     shapes, forwards_ms = [], []
     for rounds in found:
         for record in rounds.records:
-            shapes.append((1.0, record.batch_size, record.batch_size * (rounds.num_draft_tokens + 1)))
+            num_tokens = record.batch_size * (rounds.num_draft_tokens + 1)
+            shapes.append((1.0, record.batch_size, num_tokens))
             forwards_ms.append(record.forward_ms)
     step_ms, session_ms, token_ms = _fit(shapes, forwards_ms)
-    outside_ms = [r.verifier_ms - r.queue_ms - r.forward_ms for r in single]
-    way_ms = _middle(r.net_ms for r in single) / 4
+    single = _single(found)
+    # An idle engine still takes its time from a job's arrival to the forward.
+    begin_ms, way_ms = _mean(r.queue_ms for r in single), _mean(r.net_ms for r in single) / 4
     return VerifierTimes(
         step_ms=step_ms,
         session_ms=session_ms,
         token_ms=token_ms,
-        answer_ms=_middle(outside_ms),
-        receive_ms=way_ms,
-        send_ms=way_ms,
+        answer_ms=_mean(r.verifier_ms - r.queue_ms - r.forward_ms for r in single),
+        receive_ms=round(way_ms + begin_ms, 4),
+        send_ms=round(way_ms, 4),
     )
 
 
-def _edge_times(address: str, single: Sequence[RoundRecord], requests: Sequence[RealRequest]) -> EdgeTimes:
-    way_ms = _middle(r.net_ms for r in single) / 4
+def edge_times(found: Sequence[Rounds], address: str) -> EdgeTimes:
+    way_ms = round(_mean(r.net_ms for r in _single(found)) / 4, 4)
+    alone = [request for rounds in found if rounds.num_sessions == 1 for request in rounds.requests]
     return EdgeTimes(
-        connect_ms=_connect_ms(address), send_ms=way_ms, receive_ms=way_ms, commit_ms=_commit_ms(requests)
+        connect_ms=_connect_ms(address), send_ms=way_ms, receive_ms=way_ms, commit_ms=_commit_ms(alone)
     )
+
+
+def think_times(found: Sequence[Rounds]) -> DraftTimes:
+    """What drafts that only take time took indeed: sleeping ends late."""
+    records = [record for rounds in found for record in rounds.records]
+    late_ms = _mean(r.draft_ms - r.num_draft_tokens * THINK.token_ms for r in records)
+    return DraftTimes(token_ms=THINK.token_ms, call_ms=max(0.0, late_ms))
+
+
+def _single(found: Sequence[Rounds]) -> list[RoundRecord]:
+    """Of an edge that is alone."""
+    return [record for rounds in found if rounds.num_sessions == 1 for record in rounds.records]
 
 
 def _commit_ms(requests: Iterable[RealRequest]) -> float:
@@ -126,7 +141,7 @@ def _commit_ms(requests: Iterable[RealRequest]) -> float:
         spent_ms = 1e3 * (request.token_times_s[-1] - request.token_times_s[0])
         spent_ms -= sum(each.draft_ms + each.rtt_ms for each in rounds)
         found.append(spent_ms / len(rounds))
-    return max(0.0, round(statistics.median(found), 4))
+    return max(0.0, _mean(found))
 
 
 def _connect_ms(address: str, repeats: int = 10) -> float:
@@ -142,7 +157,7 @@ def _connect_ms(address: str, repeats: int = 10) -> float:
 def _cloud_draft(requests: Sequence[RealRequest]) -> DraftTimes:
     """A draft made within a step, by the line through its lengths: the last of a text are shorter."""
     rounds = [each for r in requests for each in r.result.stats.rounds if each.num_draft_tokens]
-    token_ms = _middle(each.draft_ms / each.num_draft_tokens for each in rounds)
+    token_ms = _mean(each.draft_ms / each.num_draft_tokens for each in rounds)
     return DraftTimes(token_ms=token_ms)
 
 
@@ -165,22 +180,15 @@ def measure_draft(texts: Sequence[KnownText], repeats: int = 12) -> DraftTimes:
                 drafts_ms.append(1e3 * (time.perf_counter() - start_s))
             sequence.close()
     call_ms, token_ms = _fit(shapes, drafts_ms)
-    return DraftTimes(token_ms=token_ms, call_ms=call_ms, read_token_ms=_middle(reads_ms))
+    return DraftTimes(token_ms=token_ms, call_ms=call_ms, read_token_ms=_mean(reads_ms))
 
 
 def _fit(shapes: Sequence[Sequence[float]], values_ms: Sequence[float]) -> list[float]:
-    """Least squares over the medians of equal shapes; a coefficient below zero is noise, and is left out."""
-    by_shape: dict[tuple[float, ...], list[float]] = {}
-    for shape, value_ms in zip(shapes, values_ms, strict=True):
-        by_shape.setdefault(tuple(shape), []).append(value_ms)
-    keys = list(by_shape)
-    weights = np.sqrt([len(by_shape[key]) for key in keys])
-    medians = np.array([statistics.median(by_shape[key]) for key in keys])
-    columns = list(range(len(keys[0])))
-    found = [0.0] * len(columns)
+    """Least squares; a coefficient below zero is noise, and is left out."""
+    rows, values = np.array(shapes), np.array(values_ms)
+    columns, found = list(range(rows.shape[1])), [0.0] * rows.shape[1]
     while columns:
-        matrix = np.array([[key[column] for column in columns] for key in keys])
-        solution, *_ = np.linalg.lstsq(matrix * weights[:, None], medians * weights, rcond=None)
+        solution, *_ = np.linalg.lstsq(rows[:, columns], values, rcond=None)
         if min(solution) >= 0 or len(columns) == 1:
             for column, value in zip(columns, solution, strict=True):
                 found[column] = round(max(0.0, float(value)), 4)
@@ -189,8 +197,9 @@ def _fit(shapes: Sequence[Sequence[float]], values_ms: Sequence[float]) -> list[
     return found
 
 
-def _middle(values_ms: Iterable[float]) -> float:
-    return round(statistics.median(values_ms), 4)
+def _mean(values_ms: Iterable[float]) -> float:
+    """Means throughout: they add up to the mean time per token, tails included."""
+    return round(statistics.fmean(values_ms), 4)
 
 
 def main() -> int:
@@ -204,7 +213,7 @@ def main() -> int:
     arguments = parser.parse_args()
     with running_verifier(*VERIFIER_FLAGS) as verifier:
         texts = learn_texts(verifier.address, NUM_TEXTS, NUM_POSITIONS)
-        times = measure(verifier.address, texts, arguments.quick)
+        times = measure(verifier.address, texts, 1 if arguments.quick else 3)
     save_times(times, arguments.out)
     print(arguments.out.read_text(encoding="utf-8"))
     return 0

@@ -63,10 +63,14 @@ class SystemTimes:
     source: str = ""  # what was measured, where, by which command
 
 
-def load_times(name: str) -> SystemTimes:
-    """Of a file, or of `benchmarks/times/NAME.json`; "none" takes no time at all. Raises `UsageError`."""
-    if name == "none":
+def load_times(source: object) -> SystemTimes:
+    """Of a mapping, of a file, or of `benchmarks/times/NAME.json`; "none" takes no time at all. Raises
+    `UsageError`."""
+    if source == "none":
         return SystemTimes(source="none")
+    if isinstance(source, Mapping):
+        return load_config(SystemTimes, content=(source, "times"), env={}).value
+    name = str(source)
     path = Path(name) if name.endswith(".json") else TIMES / f"{name}.json"
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
