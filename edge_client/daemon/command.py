@@ -78,7 +78,7 @@ def _say_ready(daemon: Daemon, listener: socket.socket) -> None:
     host, port = listener.getsockname()[:2]
     address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
     name, verifier = daemon.serve.model_name, daemon.config.verifier
-    print(f"serving {name} on http://{address}, verifier at {verifier}", flush=True)
+    print(f"serving {name} on {address}, verifier at {verifier}", flush=True)
 
 
 def _set_up_logs(loaded: Loaded[RunConfig]) -> None:
