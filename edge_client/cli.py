@@ -12,7 +12,7 @@ from types import ModuleType
 
 from common.errors import OutriderError, UsageError
 from common.version import own_version
-from edge_client.commands.configured import CONFIG_NOTE, add_config, load_run_config
+from edge_client.commands.configured import COLOUR_NOTE, CONFIG_NOTE, add_config, load_run_config
 
 # Verbs with a module of their own, imported for that verb alone: `add_arguments(parser)`, `main(namespace)`.
 _VERBS_ELSEWHERE = {
@@ -79,7 +79,7 @@ def _make_parser(arguments: Sequence[str] = (), *, is_whole: bool = False) -> ar
     )
     parser.add_argument("--version", action="version", version=f"edge-client {own_version()}")
     verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
-    _add_run(verbs.add_parser("run", help="continue a prompt", epilog=CONFIG_NOTE))
+    _add_run(verbs.add_parser("run", help="continue a prompt", epilog=f"{COLOUR_NOTE} {CONFIG_NOTE}"))
     draft = verbs.add_parser("draft", help="prepare drafts").add_subparsers(
         dest="draft_verb", required=True, metavar="VERB"
     )

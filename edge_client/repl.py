@@ -9,7 +9,6 @@ from contextlib import contextmanager, suppress
 from typing import TextIO
 
 from common.errors import OutriderError, UsageError
-from common.types import FinishReason
 from edge_client.conversation import Conversation
 from edge_client.method_options import judging_method
 from edge_client.options import Mode
@@ -151,8 +150,6 @@ class Repl:
 
     def _summary(self, result: SessionResult) -> str:
         labels = (*self._conversation.labels, *(result.model.labels if result.model else ()))
-        if result.finish_reason is FinishReason.CANCELLED:
-            labels = (*labels, "stopped by you")
         method = judging_method(self._conversation.config)
         return summary(result, labels, self._conversation.seed, self._has_colour, method)
 

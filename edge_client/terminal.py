@@ -51,6 +51,13 @@ class TextPrinter:
         self._last = text
 
 
+_ENDS = {
+    FinishReason.LENGTH: "cut by --max-new-tokens",
+    FinishReason.CONTEXT: "cut by the model's context",
+    FinishReason.CANCELLED: "stopped by you",
+}
+
+
 def summary(
     result: SessionResult,
     labels: tuple[str, ...],
@@ -66,7 +73,7 @@ def summary(
     if stats["ttft_ms"] is not None:
         parts.append(f"first after {stats['ttft_ms']:.0f} ms")
     if stats["num_rounds"]:
-        parts.append(f"{stats['num_rounds']} rounds")
+        parts.append(f"{stats['num_rounds']} round{'s' * (stats['num_rounds'] != 1)}")
         if stats["num_draft_tokens"]:
             accepted, drafted = stats["num_accepted_tokens"], stats["num_draft_tokens"]
             parts.append(f"{accepted} of {drafted} drafted accepted ({100 * accepted / drafted:.0f} %)")
@@ -76,8 +83,7 @@ def summary(
         approximate = "" if method.is_exact else f", {sum(result.token_is_approximate)} tokens approximate"
         parts.append(f"method {method}{approximate}")
     parts.append(f"seed {seed}")
-    is_cut = result.finish_reason is FinishReason.LENGTH
-    parts.append("cut by --max-new-tokens" if is_cut else str(result.finish_reason))
+    parts.append(_ENDS.get(result.finish_reason, str(result.finish_reason)))
     lines = ["[" + " · ".join([*parts, *labels]) + "]"]
     if result.num_unverified_tokens:
         share = f"{result.num_unverified_tokens} of {len(result.token_ids)} tokens"

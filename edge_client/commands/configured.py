@@ -22,6 +22,10 @@ _TITLES = {
     "logs and traces": "log_level otlp_endpoint",
 }
 _TITLE_OF = {name: title for title, names in _TITLES.items() for name in names.split()}
+COLOUR_NOTE = (
+    "On a terminal green was drafted here and confirmed there, yellow is the target's correction, red and "
+    "underlined is unverified; NO_COLOR=1 turns colours off."
+)
 CONFIG_NOTE = "Flags from --verifier on are also keys of --config FILE and variables OUTRIDER_EDGE_<KEY>."
 
 

@@ -34,6 +34,7 @@ _EXAMPLES = {"--t-draft": "10ms", "--t-target": "70ms", "--rtt": "50ms", "--alph
 _MEASURING = frozenset(  # settings of a run that a measurement uses
     ("draft", "draft_strategy", "lookup_ngram", "draft_threads", "temperature", "top_k", "top_p", "method")
     + ("support_size", "transport", "min_draft_ms", "seed", "log_level")
+    + ("tls", "tls_ca", "tls_cert", "tls_key", "tls_server_name", "token_file", "insecure_token")
 )
 _DESCRIPTION = """Say what a link and two models will give, by the cost model: the best draft length, ms a
 token in every mode, and the round trip below which drafting at the edge pays. Needs no models and no network:

@@ -72,7 +72,7 @@ def test_ctrl_c_stops_an_answer_and_not_the_program(verifier: VerifierServer, te
         terminal.type('"""first line\nsecond line"""\n')
         terminal.wait_for(r'line"""\r\n(?s:.{80})')
         terminal.type("\x03")
-        terminal.wait_for(r"cancelled · stopped by you\]")
+        terminal.wait_for(r"· stopped by you\]")
         terminal.wait_for("> ")
         terminal.type("half a line\x03")
         terminal.wait_for(r"/quit or Ctrl-D leaves")

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import io
+from dataclasses import replace
 
 from edge_fakes import TARGET, FakeDraft, FakeVerifier, Silent, make_session
 
+from common.types import FinishReason
 from edge_client.terminal import TextPrinter, summary
 
 
@@ -47,3 +49,16 @@ def test_the_summary_counts_what_nobody_verified() -> None:
     lines = summary(show.result, ("min-draft-ms=5",), 7, is_coloured=False).splitlines()  # type: ignore[attr-defined]
     assert lines[0].startswith("[8 tokens · ") and "seed 7" in lines[0] and "min-draft-ms=5" in lines[0]
     assert lines[1] == "[1 of 8 tokens are the draft's own, unverified]"
+
+
+def test_the_summary_says_in_words_why_the_text_ended() -> None:
+    show(io.StringIO())
+    result = show.result  # type: ignore[attr-defined]
+    for reason, words in (
+        (FinishReason.STOP, "stop"),
+        (FinishReason.LENGTH, "cut by --max-new-tokens"),
+        (FinishReason.CONTEXT, "cut by the model's context"),
+        (FinishReason.CANCELLED, "stopped by you"),
+    ):
+        ended = replace(result, finish_reason=reason)
+        assert summary(ended, (), 7, is_coloured=False).splitlines()[0].endswith(f" · {words}]")

@@ -149,6 +149,14 @@ def test_a_verifier_that_is_not_there_is_a_link_error(capsys: pytest.CaptureFixt
     assert "127.0.0.1:1" in capsys.readouterr().err
 
 
+def test_a_verifier_with_tls_and_tokens_can_be_measured_by_flags_alone(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    flags = ["--tls-ca", "/no/ca.crt", "--token-file", "/no/token"]
+    assert main(["plan", "--measure", "127.0.0.1:1", "--measure-s", "1", *flags]) == 2
+    assert "/no/" in capsys.readouterr().err
+
+
 def test_measured_parts_are_the_true_ones_of_a_synthetic_pair() -> None:
     pair = SyntheticPair((0.8,), draft_token_s=0.001, target_s=0.008, verify_token_s=0.0005)
     drafter = CoLocatedDrafter(SyntheticDraft(pair), 1 << 20)
