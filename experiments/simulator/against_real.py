@@ -28,6 +28,7 @@ from experiments.simulator.measure import (
     Rounds,
     collect,
     edge_times,
+    middle,
     think_times,
     verifier_times,
 )
@@ -53,10 +54,10 @@ class Compared:
 
     @property
     def errors(self) -> tuple[float, float]:
-        """Simulated : real - 1, of TPOT and of tokens a second."""
+        """Simulated : real - 1, of TPOT and of tokens a second; the median of the real repeats."""
         return (
-            self.simulated_tpot_ms / statistics.fmean(self.tpot_ms) - 1,
-            self.simulated_tokens_per_s / statistics.fmean(self.tokens_per_s) - 1,
+            self.simulated_tpot_ms / statistics.median(self.tpot_ms) - 1,
+            self.simulated_tokens_per_s / statistics.median(self.tokens_per_s) - 1,
         )
 
     @property
@@ -91,13 +92,15 @@ def compare(is_quick: bool = False, realisation: str = "tun") -> list[Compared]:
         edges = ReplayEdges(texts, THINK, _settings())
         edges.run(verifier.address, 1, len(texts))  # warms up
         links = create_realisation(realisation)
-        measured: list[Rounds] = []
-        for _ in range(2 if is_quick else 4):
-            measured += collect(edges, verifier.address)
+        turns: list[list[Rounds]] = []
+        for _ in range(3 if is_quick else 5):
+            turns.append(collect(edges, verifier.address))
             for cell in cells:
                 _run(cell, edges, links, verifier.address, requests_each=2)
         times = SystemTimes(
-            verifier_times(measured), edge_times(measured, verifier.address), think_times(measured)
+            middle([verifier_times(turn) for turn in turns]),
+            middle([edge_times(turn, verifier.address) for turn in turns]),
+            middle([think_times(turn) for turn in turns]),
         )
     for cell in cells:
         _simulate(cell, texts, times, requests_each=2)

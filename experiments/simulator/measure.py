@@ -14,6 +14,7 @@ The draft is timed by itself.
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import statistics
 import time
 from collections.abc import Iterable, Sequence
@@ -36,6 +37,7 @@ from experiments.simulator.times import (
     TIMES,
     DraftTimes,
     EdgeTimes,
+    PartT,
     SystemTimes,
     VerifierTimes,
     save_times,
@@ -80,12 +82,12 @@ def collect(edges: ReplayEdges, address: str) -> list[Rounds]:
 def measure(address: str, texts: Sequence[KnownText], num_turns: int = 3) -> SystemTimes:
     edges = ReplayEdges(texts, THINK, RunConfig(max_new_tokens=NUM_TOKENS, on_timeout="wait"))
     edges.run(address, 1, len(texts))  # warms up
-    found = [rounds for _ in range(num_turns) for rounds in collect(edges, address)]
+    turns = [collect(edges, address) for _ in range(num_turns)]
     colocated = edges.run(address, 1, len(texts), mode=str(Mode.CO_LOCATED), num_speculative_tokens=4)
     facts = machine_facts()
     return SystemTimes(
-        verifier=verifier_times(found),
-        edge=edge_times(found, address),
+        verifier=middle([verifier_times(turn) for turn in turns]),
+        edge=middle([edge_times(turn, address) for turn in turns]),
         draft=measure_draft(texts),
         cloud_draft=_cloud_draft(colocated),
         source=f"python -m experiments.simulator.measure on {facts['cpu']}, {facts['cores']} cores",
@@ -126,6 +128,13 @@ def think_times(found: Sequence[Rounds]) -> DraftTimes:
     records = [record for rounds in found for record in rounds.records]
     late_ms = _mean(r.draft_ms - r.num_draft_tokens * THINK.token_ms for r in records)
     return DraftTimes(token_ms=THINK.token_ms, call_ms=max(0.0, late_ms))
+
+
+def middle(turns: Sequence[PartT]) -> PartT:
+    """Each number's median over the turns: a burst of somebody else's work spoils a turn, not the times."""
+    names = [each.name for each in dataclasses.fields(turns[0])]  # type: ignore[arg-type]
+    found = {name: statistics.median(getattr(turn, name) for turn in turns) for name in names}
+    return dataclasses.replace(turns[0], **found)  # type: ignore[type-var]
 
 
 def _single(found: Sequence[Rounds]) -> list[RoundRecord]:
@@ -198,7 +207,7 @@ def _fit(shapes: Sequence[Sequence[float]], values_ms: Sequence[float]) -> list[
 
 
 def _mean(values_ms: Iterable[float]) -> float:
-    """Means throughout: they add up to the mean time per token, tails included."""
+    """Means throughout a turn: they add up to the mean time per token, tails included."""
     return round(statistics.fmean(values_ms), 4)
 
 
