@@ -74,7 +74,9 @@ def test_ctrl_c_stops_an_answer_and_not_the_program(verifier: VerifierServer, te
         terminal.type("\x03")
         terminal.wait_for(r"· stopped by you\]")
         terminal.wait_for("> ")
-        terminal.type("half a line\x03")
+        terminal.type("half a line")
+        terminal.wait_for("half a line")  # shown: readline waits for keys now, and Ctrl-C finds it there
+        terminal.type("\x03")
         terminal.wait_for(r"/quit or Ctrl-D leaves")
         terminal.type("/mode edge-only\n")
         terminal.wait_for("mode edge-only;")
