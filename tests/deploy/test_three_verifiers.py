@@ -30,7 +30,7 @@ from experiments.synthetic.pair import SyntheticPair
 from experiments.synthetic.serve import serve_command
 
 NUM_TEXTS, NUM_NEW, NUM_CLIENTS = 6, 32, 4
-GRACE_S = 5.0  # texts under way end long before
+GRACE_S = 20.0  # texts under way end long before, on a busy machine too
 _FLAGS = ("--drain-grace-s", str(GRACE_S), "--admin-listen", "127.0.0.1:0", "--log-level", "warning")
 
 @dataclass
