@@ -8,13 +8,13 @@ from hashlib import blake2b
 from queue import Empty
 from typing import TYPE_CHECKING
 
-from common import codec
 from common.errors import LinkError
 from common.types import ModelInfo, SessionRequest, SessionResponse
 from edge_client.link.base import Traffic
 from edge_client.link.stream import FRAME_BYTES
 from experiments.links.profile import LinkProfile
 from experiments.links.virtual import VirtualLink
+from experiments.simulator.sizes import request_bytes, response_bytes
 from experiments.simulator.times import EdgeTimes
 from experiments.simulator.world import VirtualQueue, World
 
@@ -117,7 +117,7 @@ class SimulatedConnection:
         self._far_receive_s, self._far_send_s = verifier.receive_s, verifier.send_s
 
     def send(self, request: SessionRequest) -> None:
-        num_bytes = codec.encode_request(request).ByteSize() + FRAME_BYTES
+        num_bytes = request_bytes(request) + FRAME_BYTES
         self._traffic.bytes_up += num_bytes
         self._to_verifier(num_bytes, lambda: self._stream.take(request))
 
@@ -130,7 +130,7 @@ class SimulatedConnection:
         """The verifier answers."""
         if self._is_closed:
             return
-        num_bytes = codec.encode_response(response, kind).ByteSize() + FRAME_BYTES
+        num_bytes = response_bytes(response, kind) + FRAME_BYTES
         sent_s = self._world.now_s + self._far_send_s
         arrival_s = self._link.down.deliver(sent_s, num_bytes + DATA_FRAME_BYTES)
         self._world.call_at(arrival_s + self._receive_s, self._inbox.put, (response, num_bytes))

@@ -119,8 +119,8 @@ class _Stage:
         for place, plan in enumerate(self._system.edges):
             for _ in range(plan.group.count):
                 verifiers = groups[plan.verifiers]
-                site = Site(number, plan.link, plan.times, verifiers, balances[plan.verifiers])
-                if self._part is WHOLE or self._part.has(number % len(verifiers)):
+                if self._part == WHOLE or self._part.has(number % len(verifiers)):
+                    site = Site(number, plan.link, plan.times, verifiers, balances[plan.verifiers])
                     self._add_edge(site, plan, place, texts, places[place])
                 number += 1
 

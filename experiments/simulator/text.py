@@ -6,14 +6,15 @@ import random
 
 LENGTH = 4096  # then it begins again
 MASK = LENGTH - 1
-NUM_TOKENS = 151_936  # ids of three bytes on the wire, mostly, as in large vocabularies
+NUM_TOKENS = 151_936
 FINGERPRINT = "simulated"
+_FIRST_ID = 1 << 14  # ids of three bytes on the wire, as nearly all of a large vocabulary
 _FIRST_ODD_ID = 140_000  # from here on ids that no text has
 
 
 def _make_text() -> list[int]:
     source = random.Random(FINGERPRINT)
-    return [source.randrange(1000, _FIRST_ODD_ID) for _ in range(LENGTH)]
+    return [source.randrange(_FIRST_ID, _FIRST_ODD_ID) for _ in range(LENGTH)]
 
 
 TEXT = _make_text()

@@ -5,10 +5,12 @@ from __future__ import annotations
 import pytest
 from played_systems import DRAFT, VERIFIER, edges, seen, system
 
+from common import codec
 from common.costmodel import LinkCosts, ModelCosts, cloud_only_s, round_s
 from common.types import Method
 from edge_client.depth.registry import DEPTH_POLICIES
 from edge_client.options import Mode
+from experiments.simulator import network, sizes
 
 MODELS = ModelCosts(
     draft_token_s=DRAFT["token_ms"] / 1e3,
@@ -222,3 +224,31 @@ def test_two_hundred_edges_of_every_kind_play_together():
     found = seen(system(*groups, verifier=big, seconds=5.0, warmup_s=1.0)).outcome
     assert found.total.num_edges == 200 and found.total.num_tokens > 5000
     assert found.total.num_failed == 0
+
+
+def test_lengths_remembered_by_shape_are_the_codecs_own(monkeypatch):
+    seen_types = set()
+
+    def checked_request(request):
+        found = sizes.request_bytes(request)
+        assert found == codec.encode_request(request).ByteSize(), request
+        seen_types.add(type(request).__name__)
+        return found
+
+    def checked_response(response, kind):
+        found = sizes.response_bytes(response, kind)
+        assert found == codec.encode_response(response, kind).ByteSize(), response
+        seen_types.add(type(response).__name__)
+        return found
+
+    monkeypatch.setattr(network, "request_bytes", checked_request)
+    monkeypatch.setattr(network, "response_bytes", checked_response)
+    kinds = [
+        {"depth_policy": "optimal"},
+        {"pipeline": "on"},
+        {"mode": "co-located"},
+        {"method": "candidates"},
+    ]
+    groups = [edges(name=str(i), count=2, requests=3, link=OUTAGE, edge=each) for i, each in enumerate(kinds)]
+    seen(system(*groups))
+    assert {"VerifyRequest", "Verdict", "OpenRequest", "Opened", "GeneratedTokens"} <= seen_types
