@@ -92,8 +92,9 @@ def link_security(options: SecurityOptions, address: str) -> LinkSecurity:
         options.token_file,
         options.token,
     )
-    security.roots()
-    security.client_pair()
+    if is_tls:  # read once here, so that mistakes are told before anything is sent
+        security.roots()
+        security.client_pair()
     target = parse_target(address)
     if is_tls and not options.tls_server_name:
         check_names(target)
