@@ -10,19 +10,9 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 
-from common.alignment import extend_hash
 from common.errors import RoundTimeoutError
 from common.methods import sends_probs, sends_support
-from common.types import (
-    CorrectionKind,
-    Draft,
-    FinishReason,
-    Origin,
-    RoundError,
-    RoundErrorCode,
-    Verdict,
-    VerifyRequest,
-)
+from common.types import CorrectionKind, Draft, FinishReason, Origin, RoundError, Verdict, VerifyRequest
 from edge_client.cloud_only import stream_cloud_only
 from edge_client.correction import PendingCorrection
 from edge_client.events import SessionEvent, TokenEvent
@@ -32,10 +22,9 @@ from edge_client.options import Decoding
 from edge_client.remote_verifier import Answer, SessionLostError, UnknownPrefixError
 from edge_client.rounds import Round, RoundsInFlight
 from edge_client.stats import RoundRecord
+from edge_client.verdicts import agrees, can_choose, disagreement, make_record, make_stale_record, tokens_of
 
 log = logging.getLogger(__name__)
-
-_ORIGIN_OF = {CorrectionKind.CORRECTION: Origin.CORRECTION, CorrectionKind.BONUS: Origin.BONUS}
 
 
 class SpeculativeLoop:
@@ -176,33 +165,17 @@ class SpeculativeLoop:
             is_first_wrong = text.finish is None and text.chain.agrees(
                 request.base_position, request.base_hash
             )
-            num_draft_tokens = len(each.draft.token_ids)
-            stats.num_wasted_draft_tokens += num_draft_tokens
-            self._decoding.record(
-                RoundRecord(
-                    each.request.round_id,
-                    num_draft_tokens,
-                    draft_ms=each.draft_ms,
-                    is_answered=False,
-                    window=each.window,
-                    pipelined_hit=False,
-                    is_first_wrong=is_first_wrong,
-                )
-            )
+            stats.num_wasted_draft_tokens += len(each.draft.token_ids)
+            self._decoding.record(make_stale_record(each, is_first_wrong=is_first_wrong))
 
     # ------------------------------------------------------------------------------------ verdicts
 
     def _take(self, round_: Round, answer: Answer) -> Iterator[SessionEvent]:
         decoding, text, verdict = self._decoding, self._decoding.text, answer.verdict
-        token_ids = round_.request.draft_tokens[: verdict.accepted_len]
-        origins = (Origin.ACCEPTED,) * len(token_ids)
-        if verdict.correction_kind is not CorrectionKind.NONE:
-            token_ids, origins = (
-                (*token_ids, verdict.correction),
-                (*origins, _ORIGIN_OF[verdict.correction_kind]),
-            )
-        if not self._agrees(round_, verdict, token_ids) or not self._can_choose(verdict, round_.draft):
-            decoding.note_failure(_disagreement(verdict))
+        token_ids, origins = tokens_of(round_, verdict)
+        is_true = agrees(text.chain, round_, verdict, token_ids)
+        if not is_true or not can_choose(decoding.pending, verdict, round_.draft):
+            decoding.note_failure(disagreement(verdict))
             decoding.must_open = True  # whatever it has there, it is not this text
             return
         decoding.note_success()
@@ -212,7 +185,7 @@ class SpeculativeLoop:
             text.acknowledge()
         num_accepted = min(num_known, verdict.accepted_len)
         num_accepted += sum(event.origin is Origin.ACCEPTED for event in events)
-        decoding.record(_make_record(round_, num_accepted, answer))
+        decoding.record(make_record(round_, num_accepted, answer))
         yield from events
         if text.finish is not None:
             return
@@ -230,21 +203,6 @@ class SpeculativeLoop:
             decoding.pending = PendingCorrection(decoding.text.position, support)
         token_id = decoding.pending.choose(verdict.candidates, decoding.options.sampling.seed)
         return [] if token_id is None else decoding.add((token_id,), (Origin.CORRECTION,))
-
-    def _can_choose(self, verdict: Verdict, draft: Draft) -> bool:
-        """Whether candidates came where some are due, and only there."""
-        if self._decoding.pending is not None:
-            return bool(verdict.candidates)
-        return not verdict.candidates or verdict.accepted_len < len(draft.supports)
-
-    def _agrees(self, round_: Round, verdict: Verdict, token_ids: tuple[int, ...]) -> bool:
-        """Whether the verifier's text is ours with `token_ids` behind where the draft began."""
-        chain, start = self._decoding.text.chain, round_.start
-        known = tuple(chain.token_ids[start:])
-        is_known_right = token_ids[: len(known)] == known
-        is_length_right = verdict.position == start + len(token_ids)
-        hash_ = extend_hash(chain.hash, token_ids[len(known) :])
-        return is_known_right and is_length_right and verdict.hash == hash_
 
     def _take_late_verdicts(self) -> Iterator[SessionEvent]:
         for request, verdict in self._decoding.remote.take_late_verdicts():
@@ -276,30 +234,3 @@ class SpeculativeLoop:
 def _is_draft_over(decoding: Decoding) -> bool:
     """An empty draft is else a round like any other: a strategy may know nothing now and more later."""
     return decoding.drafter is None or decoding.drafter.is_full
-
-
-def _disagreement(verdict: Verdict) -> RoundError:
-    message = "the verdict's position, hash or candidates are not those of the text it makes"
-    return RoundError(verdict.round_id, RoundErrorCode.UNKNOWN_PREFIX, message)
-
-
-def _make_record(round_: Round, num_accepted_tokens: int, answer: Answer) -> RoundRecord:
-    draft, metrics = round_.draft, answer.verdict.metrics
-    return RoundRecord(
-        round_id=answer.verdict.round_id,
-        num_draft_tokens=len(draft.token_ids),
-        num_accepted_tokens=num_accepted_tokens,
-        draft_ms=round_.draft_ms,
-        rtt_ms=answer.wait_s * 1e3,
-        net_ms=answer.wait_s * 1e3 - metrics.total_ns / 1e6,
-        queue_ms=metrics.queue_ns / 1e6,
-        forward_ms=metrics.forward_ns / 1e6,
-        verifier_ms=metrics.total_ns / 1e6,
-        batch_size=metrics.batch_size,
-        alpha_mean=metrics.alpha_mean,
-        bytes_up=answer.bytes_up,
-        bytes_down=answer.bytes_down,
-        confidences=draft.confidences,
-        window=round_.window,
-        pipelined_hit=True if round_.is_ahead else None,
-    )
