@@ -116,6 +116,9 @@ class Signals:
     entropy_bits: float
     nll: float  # of the drafted token, nats
     margin: float  # probability of the first minus the second token
+    # Of the first token's probability between passes under keyed dropout, where the draft can do that. No
+    # function of the drafted token, nor of the noise it was sampled with.
+    variance: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,13 +133,15 @@ class Support:
 class Draft:
     """One proposal: `token_ids[i]` was sampled with probability `draft_probs[i]` (q).
 
-    `supports[i]`, where the method asks for one, is the distribution it was sampled from.
+    `supports[i]`, where the method asks for one, is the distribution it was sampled from. `doubted` are the
+    signals of the token that a stop rule ended the draft before: it was sampled, and dropped.
     """
 
     token_ids: TokenIds
     draft_probs: tuple[float, ...]
     signals: tuple[Signals, ...] = ()
     supports: tuple[Support, ...] = ()
+    doubted: Signals | None = None
 
     @property
     def confidences(self) -> tuple[float, ...]:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
-from common.types import Draft, SamplingParams, TokenIds
-from edge_client.drafting.base import DraftModel, ShouldStop
+from common.types import Draft, SamplingParams, Signals, TokenIds
+from edge_client.drafting.base import DraftModel, ShouldStop, Stop
 
 
 class Drafter:
@@ -67,11 +67,11 @@ class Drafter:
         if should_stop is None or not self._min_draft_s:
             return should_stop
 
-        def stretched(confidence: float, num_drafted: int) -> bool:
+        def stretched(token_id: int, signals: Signals | None, num_drafted: int) -> Stop:
             left_s = self._min_draft_s * num_drafted - (time.perf_counter() - start_s)
             if left_s > 0:
                 time.sleep(left_s)
-            return should_stop(confidence, num_drafted)
+            return should_stop(token_id, signals, num_drafted)
 
         return stretched
 

@@ -18,6 +18,7 @@ from common.types import (
     RoundError,
     RoundErrorCode,
     SamplingParams,
+    Signals,
     StopParams,
     TokenIds,
     TokenLogprobs,
@@ -25,7 +26,7 @@ from common.types import (
 from edge_client.correction import PendingCorrection
 from edge_client.depth.base import DepthPolicy
 from edge_client.drafter import Drafter
-from edge_client.drafting.base import ShouldStop
+from edge_client.drafting.base import ShouldStop, Stop
 from edge_client.events import TokenEvent
 from edge_client.mode_choice import Way
 from edge_client.pipeline import RoundWindow
@@ -149,7 +150,7 @@ class Decoding:
             return Draft((), ()), 0.0
         rule = self.depth.stop_rule()
         if is_spoilt is not None:
-            rule = _either(is_spoilt, rule)
+            rule = _unless_spoilt(is_spoilt, rule)
         return self.drafter.propose(self.text.chain.token_ids, num_draft_tokens, rule, assumed)
 
     def note_failure(self, error: RoundError) -> None:
@@ -169,8 +170,10 @@ class Decoding:
         self.window.observe(record)
 
 
-def _either(is_spoilt: Callable[[], bool], rule: ShouldStop | None) -> ShouldStop:
-    def should_stop(confidence: float, num_drafted: int) -> bool:
-        return is_spoilt() or (rule is not None and rule(confidence, num_drafted))
+def _unless_spoilt(is_spoilt: Callable[[], bool], rule: ShouldStop | None) -> ShouldStop:
+    def should_stop(token_id: int, signals: Signals | None, num_drafted: int) -> Stop:
+        if is_spoilt():
+            return Stop.AFTER
+        return Stop.NO if rule is None else rule(token_id, signals, num_drafted)
 
     return should_stop

@@ -8,18 +8,23 @@ pair's (`experiments.record_acceptance`); synthetic ones are drawn from stated p
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from common.errors import UsageError
+from common.types import Signals
 
 MAX_DEPTH = 64  # tokens of the draft known at every position
 RECORDED = Path(__file__).resolve().parent.parent / "benchmarks" / "traces" / "embedded.npz"
 _LEVELS = 63  # confidences are stored in steps of 1/63
+_MIN_CONFIDENCE = 1e-3
+_QUIET = 0.0  # entropy and margin are not recorded
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +54,12 @@ class TraceSet:
     def acceptance_rate(self) -> float:
         """Of the first token of a draft."""
         return float(np.mean(np.concatenate([text.runs for text in self.texts]) > 0))
+
+
+@lru_cache(256)
+def signals_of(confidence: float) -> Signals:
+    """Of a token with that confidence, as a draft would tell them."""
+    return Signals(_QUIET, -math.log(max(confidence, _MIN_CONFIDENCE)), _QUIET)
 
 
 def save_traces(path: Path, sets: Sequence[TraceSet]) -> None:

@@ -24,7 +24,14 @@ from edge_client.depth.optimal import OptimalDepth
 from edge_client.depth.ratio import RatioDepth
 from edge_client.depth.window import WindowDepth
 from edge_client.stats import RoundRecord
-from experiments.acceptance_traces import MAX_DEPTH, RECORDED, TraceSet, load_traces, synthetic_traces
+from experiments.acceptance_traces import (
+    MAX_DEPTH,
+    RECORDED,
+    TraceSet,
+    load_traces,
+    signals_of,
+    synthetic_traces,
+)
 from experiments.bench_ways import auto_ratio, pipelined_measures
 from experiments.command import run_command
 from experiments.results import Measure, at_most, judged, write_results
@@ -175,6 +182,7 @@ def measure_cost_us() -> tuple[float, float]:
     policy = OptimalDepth()
     record = RoundRecord(1, 8, 4, draft_ms=4, rtt_ms=60, net_ms=50, verifier_ms=10, confidences=(0.5,) * 8)
     num_rounds, num_tokens = 2000, 8
+    signals = signals_of(0.5)
     start_s = time.perf_counter()
     for _ in range(num_rounds):
         policy.observe(record)
@@ -184,7 +192,7 @@ def measure_cost_us() -> tuple[float, float]:
     assert should_stop is not None
     for _ in range(num_rounds):
         for number in range(1, num_tokens + 1):
-            should_stop(0.5, number)
+            should_stop(0, signals, number)
     end_s = time.perf_counter()
     return (middle_s - start_s) / num_rounds * 1e6, (end_s - middle_s) / num_rounds / num_tokens * 1e6
 

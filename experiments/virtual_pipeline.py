@@ -16,12 +16,14 @@ from dataclasses import dataclass, field
 
 from common.costmodel import LinkCosts, ModelCosts
 from edge_client.depth.base import DepthPolicy
+from edge_client.drafting.base import Stop
 from edge_client.mode_choice import ModeChoice, Way
 from edge_client.pipeline import RoundWindow
 from edge_client.stats import RoundRecord
-from experiments.acceptance_traces import MAX_DEPTH, TextTrace
+from experiments.acceptance_traces import MAX_DEPTH, TextTrace, signals_of
 
 LinkNow = Callable[[float], LinkCosts]  # by the time since the text began
+_ANY_TOKEN = 0  # depth policies ask for confidences alone
 EAGER_TOKENS = 32  # of a stream: each is drafted beside it
 LOOK_EVERY, TRIP_EVERY_S = 4, 1.0  # while streaming: tokens to a drafted one, and between two timed trips
 
@@ -119,9 +121,10 @@ class VirtualText:
             if is_ahead and self._has_bad_news():
                 self.num_wasted_tokens += length
                 return
-            confidence = confidences[length - 1] if confidences else 1.0
-            if length < most and should_stop is not None and should_stop(confidence, length):
-                break
+            if should_stop is not None:
+                signals = signals_of(confidences[length - 1]) if confidences else None
+                if should_stop(_ANY_TOKEN, signals, length) is not Stop.NO:
+                    break
         right = self._num_right(first, length)
         sent = _Sent(first, length, right, self.now_s - start_s, self.now_s, self.window.size, is_ahead)
         self._send(sent)

@@ -10,9 +10,11 @@ from dataclasses import dataclass
 
 from common.costmodel import LinkCosts, ModelCosts, round_s
 from edge_client.depth.base import DepthPolicy
+from edge_client.drafting.base import Stop
 from edge_client.stats import RoundRecord
-from experiments.acceptance_traces import MAX_DEPTH, TextTrace
+from experiments.acceptance_traces import MAX_DEPTH, TextTrace, signals_of
 
+_ANY_TOKEN = 0  # depth policies ask for confidences alone
 LinkAt = Callable[[int], LinkCosts]  # by the round's number
 
 
@@ -50,8 +52,11 @@ def _num_drafted(most: int, confidences: list[float], policy: DepthPolicy) -> in
     should_stop = policy.stop_rule()
     if should_stop is None:
         return most
-    counts = range(1, most)
-    return next((n for n in counts if should_stop(confidences[n - 1] if confidences else 1.0, n)), most)
+    for number in range(1, most):
+        signals = signals_of(confidences[number - 1]) if confidences else None
+        if should_stop(_ANY_TOKEN, signals, number) is not Stop.NO:
+            return number
+    return most
 
 
 def _make_record(

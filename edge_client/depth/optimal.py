@@ -12,12 +12,14 @@ ends such a round. Whether there may be several, the last round's record says.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from common.costmodel import fastest_round, round_token_s
+from common.types import Signals
 from edge_client.depth.acceptance import MAX_DEPTH, ConfidenceCalibration
 from edge_client.depth.conditions import Conditions
-from edge_client.drafting.base import ShouldStop
+from edge_client.drafting.base import ShouldStop, Stop
 from edge_client.stats import RoundRecord
 
 DEFAULT_START = 6
@@ -52,10 +54,12 @@ class OptimalDepth:
         alphas, least_gain = self._plan.alphas, self._plan.least_gain
         reached = 1.0  # probability that all tokens so far stand
 
-        def should_stop(confidence: float, num_drafted: int) -> bool:
+        def should_stop(token_id: int, signals: Signals | None, num_drafted: int) -> Stop:
             nonlocal reached
-            reached *= acceptance(confidence)
-            return reached * alphas[num_drafted] < least_gain
+            if num_drafted == MAX_DEPTH:
+                return Stop.AFTER
+            reached *= acceptance(1.0 if signals is None else math.exp(-signals.nll))
+            return Stop.AFTER if reached * alphas[num_drafted] < least_gain else Stop.NO
 
         return should_stop
 

@@ -6,13 +6,31 @@ text and nothing else between rounds: what it proposed is speculation, kept only
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Protocol, Self
 
-from common.types import Draft, SamplingParams
+from common.types import Draft, SamplingParams, Signals
 
-ShouldStop = Callable[[float, int], bool]
-"""Asked after each drafted token but the last: (the draft's own probability of it, tokens drafted so far)."""
+
+class Stop(enum.Enum):
+    """What a stop rule says of the token just sampled.
+
+    BEFORE drops it, so it may depend on nothing but the tokens before it and signals that are functions of
+    the distribution (entropy, margin, variance): a draft without the tokens that fell out badly is no sample
+    of the draft's, and methods that trust its probabilities would go wrong. Whatever looks at the token
+    itself says AFTER.
+    """
+
+    NO = "no"
+    AFTER = "after"  # it is the draft's last
+    BEFORE = "before"  # the draft ends with the token before it
+
+
+ShouldStop = Callable[[int, Signals | None, int], Stop]
+"""Asked after each sampled token: (its id, its signals, tokens sampled so far, it included). None: the draft
+tells no signals."""
 
 
 class DraftSequence(Protocol):
@@ -38,7 +56,8 @@ class DraftSequence(Protocol):
     def propose(self, num_draft_tokens: int, should_stop: ShouldStop | None = None) -> Draft:
         """Sample up to `num_draft_tokens` tokens after the committed text, which stays as it is.
 
-        `should_stop` ends the draft early: its tokens are then the first of those it would else have had.
+        `should_stop` ends the draft early: its tokens are then the first of those it would else have had,
+        or none where it ends before the first.
 
         Fewer near the context limit, none at it; none too where the strategy has nothing to say, and the
         verifier then gives the one next token. The committed text must hold at least one token.
@@ -94,3 +113,27 @@ class DraftModel(Protocol):
     def __enter__(self) -> Self: ...
 
     def __exit__(self, *exc: object) -> None: ...
+
+
+def ended(draft: Draft, should_stop: ShouldStop | None) -> Draft:
+    """What a stop rule leaves of a draft whose tokens were known beforehand."""
+    if should_stop is None:
+        return draft
+    for number, token_id in enumerate(draft.token_ids, start=1):
+        signals = draft.signals[number - 1] if draft.signals else None
+        stop = should_stop(token_id, signals, number)
+        if stop is not Stop.NO:
+            is_before = stop is Stop.BEFORE
+            return _first(draft, number - is_before, signals if is_before else None)
+    return draft
+
+
+def _first(draft: Draft, num_tokens: int, doubted: Signals | None) -> Draft:
+    return replace(
+        draft,
+        token_ids=draft.token_ids[:num_tokens],
+        draft_probs=draft.draft_probs[:num_tokens],
+        signals=draft.signals[:num_tokens],
+        supports=draft.supports[:num_tokens],
+        doubted=doubted,
+    )

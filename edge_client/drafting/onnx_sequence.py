@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
 from common.errors import InvalidFieldError
 from common.types import Draft, SamplingParams, Signals, Support
-from edge_client.drafting.base import ShouldStop
+from edge_client.drafting.base import ShouldStop, Stop
 from edge_client.drafting.onnx_runner import OnnxRunner, Rows
 from edge_client.drafting.sampler import DraftSampler, Sampled
 from edge_client.drafting.spec import DraftSpec
@@ -102,13 +101,15 @@ class OnnxDraftSequence:
         rows = self._catch_up()
         while True:
             token_id, prob, signal, support = self._sample(rows, token_ids)
+            stop = Stop.NO if should_stop is None else should_stop(token_id, signal, len(token_ids) + 1)
+            if stop is Stop.BEFORE:
+                return Draft(tuple(token_ids), tuple(probs), tuple(signals), tuple(supports), signal)
             token_ids.append(token_id)
             probs.append(prob)
             signals.append(signal)
             if support is not None:
                 supports.append(support)
-            is_last = len(token_ids) == num_draft_tokens
-            if is_last or (should_stop is not None and should_stop(math.exp(-signal.nll), len(token_ids))):
+            if stop is Stop.AFTER or len(token_ids) == num_draft_tokens:
                 return Draft(tuple(token_ids), tuple(probs), tuple(signals), tuple(supports))
             rows = self._feed([token_id])
 

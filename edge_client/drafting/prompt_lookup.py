@@ -17,7 +17,7 @@ from common.errors import InvalidFieldError, ModelError, UsageError
 from common.fingerprint import num_tokens, tokenizer_fingerprint
 from common.support import certain
 from common.types import Draft, SamplingParams
-from edge_client.drafting.base import ShouldStop
+from edge_client.drafting.base import ShouldStop, ended
 from edge_client.drafting.hf_config import read_eos_token_ids
 from edge_client.drafting.registry import DEFAULT_MAX_NGRAM
 from edge_client.drafting.spec import SPEC_FILE, TOKENIZER_FILE
@@ -102,14 +102,11 @@ class PromptLookupSequence:
         start = self._index.match()
         if not start or num_draft_tokens <= 0:
             return Draft((), ())
-        if should_stop is not None:
-            counts = range(1, num_draft_tokens)
-            num_draft_tokens = next((n for n in counts if should_stop(1.0, n)), num_draft_tokens)
         copied = self._index.text[start : start + num_draft_tokens]
         period = len(copied)
         token_ids = tuple(copied[i % period] for i in range(num_draft_tokens))
         supports = tuple(map(certain, token_ids)) if self._has_supports else ()
-        return Draft(token_ids, (1.0,) * num_draft_tokens, supports=supports)
+        return ended(Draft(token_ids, (1.0,) * num_draft_tokens, supports=supports), should_stop)
 
     def close(self) -> None:
         self._index = NgramIndex(0)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -12,14 +11,12 @@ import numpy as np
 
 from common.errors import UsageError
 from common.types import Draft, SamplingParams, Signals, Support, TokenIds
-from edge_client.drafting.base import ShouldStop
-from experiments.acceptance_traces import MAX_DEPTH, TextTrace, TraceSet, load_traces
+from edge_client.drafting.base import ShouldStop, Stop, ended
+from experiments.acceptance_traces import MAX_DEPTH, TextTrace, TraceSet, load_traces, signals_of
 from experiments.simulator import text
 from experiments.simulator.times import DraftTimes
 
 NUM_GIVEN_TEXTS, NUM_GIVEN_POSITIONS = 64, 256  # of traces drawn from given acceptance
-_MIN_CONFIDENCE = 1e-3
-_QUIET = 0.0  # entropy and margin are not recorded
 
 
 class TracedText:
@@ -37,13 +34,8 @@ class TracedText:
         """Of MAX_DEPTH tokens drafted there; none where the trace has no confidences."""
         found = self._signals.get(index)
         if found is None:
-            found = self._signals[index] = tuple(map(_signals_of, self._confidences[index].tolist()))
+            found = self._signals[index] = tuple(map(signals_of, self._confidences[index].tolist()))
         return found
-
-
-@lru_cache(256)
-def _signals_of(confidence: float) -> Signals:
-    return Signals(_QUIET, -math.log(max(confidence, _MIN_CONFIDENCE)), _QUIET)
 
 
 def load_acceptance(acceptance: object, where: str, seed: int) -> list[TracedText]:
@@ -107,35 +99,32 @@ class TracedSequence:
         if num_draft_tokens <= 0:
             return Draft((), ())
         index = max(0, self.position - self.num_prompt_tokens - 1) % len(self.trace.runs)
-        signals = self.trace.signals(index)
-        num_drafted = self._draft(num_draft_tokens, signals, should_stop)
-        num_right = min(self.trace.runs[index], num_drafted)
-        self.num_read = self.position + num_right
-        token_ids = self.drafted(self.position, num_drafted, num_right)
+        num_right = min(self.trace.runs[index], num_draft_tokens)
+        token_ids = self.drafted(self.position, num_draft_tokens, num_right)
+        signals = self.trace.signals(index)[:num_draft_tokens]
         supports = tuple(_support(each, self.num_support) for each in token_ids) if self.num_support else ()
-        return Draft(token_ids, (1.0,) * num_drafted, signals[:num_drafted], supports)
+        draft = self._timed(Draft(token_ids, (1.0,) * num_draft_tokens, signals, supports), should_stop)
+        self.num_read = self.position + min(num_right, len(draft.token_ids))
+        return draft
 
     def _read_s(self) -> float:
         """The call, and text that its KV lacks: one token always, and more after a prompt."""
         num_unread = max(0, self.position - self.num_read - 1)
         return (self.times.call_ms + num_unread * self.times.read_token_ms) / 1e3
 
-    def _draft(
-        self, num_draft_tokens: int, signals: Sequence[Signals], should_stop: ShouldStop | None
-    ) -> int:
-        """Takes the time of the tokens that are drafted; returns how many."""
+    def _timed(self, draft: Draft, should_stop: ShouldStop | None) -> Draft:
+        """What the rule leaves of it, after the time of the tokens that were drafted."""
         token_s = self.times.token_ms / 1e3
         if should_stop is None:
-            self.sleep(self._read_s() + num_draft_tokens * token_s)
-            return num_draft_tokens
-        self.sleep(self._read_s())
-        for num_drafted in range(1, num_draft_tokens):
+            self.sleep(self._read_s() + len(draft.token_ids) * token_s)
+            return draft
+
+        def paced(token_id: int, signals: Signals | None, num_drafted: int) -> Stop:
             self.sleep(token_s)  # what is asked may look whether something has arrived
-            confidence = math.exp(-signals[num_drafted - 1].nll) if signals else 1.0
-            if should_stop(confidence, num_drafted):
-                return num_drafted
-        self.sleep(token_s)
-        return num_draft_tokens
+            return should_stop(token_id, signals, num_drafted)
+
+        self.sleep(self._read_s())
+        return ended(draft, paced)
 
     def close(self) -> None:
         """There is nothing to free."""

@@ -11,8 +11,8 @@ import numpy as np
 
 from common.errors import InvalidFieldError
 from common.support import certain
-from common.types import Draft, SamplingParams
-from edge_client.drafting.base import ShouldStop
+from common.types import Draft, SamplingParams, Signals
+from edge_client.drafting.base import ShouldStop, Stop, ended
 from experiments.synthetic.keyed import (
     FIRST_TOKEN,
     NUM_TOKENS,
@@ -87,20 +87,22 @@ class SyntheticSequence:
         start_s = time.perf_counter()
         if num_draft_tokens <= 0:
             return Draft((), ())
-        if should_stop is not None:
-            num_draft_tokens = self._paced_until(should_stop, num_draft_tokens, start_s)
         token_ids = self._token_ids(num_draft_tokens)
         supports = tuple(map(certain, token_ids)) if self._has_supports else ()
+        draft = Draft(token_ids, (1.0,) * num_draft_tokens, supports=supports)
+        if should_stop is not None:
+            return ended(draft, self._paced(should_stop, start_s))
         wait_until(start_s + num_draft_tokens * self._pair.draft_token_s)
-        return Draft(token_ids, (1.0,) * num_draft_tokens, supports=supports)
+        return draft
 
-    def _paced_until(self, should_stop: ShouldStop, num_draft_tokens: int, start_s: float) -> int:
+    def _paced(self, should_stop: ShouldStop, start_s: float) -> ShouldStop:
         """A rule that looks at the world sees it as late as it would with a draft of these times."""
-        for num_drafted in range(1, num_draft_tokens):
+
+        def paced(token_id: int, signals: Signals | None, num_drafted: int) -> Stop:
             wait_until(start_s + num_drafted * self._pair.draft_token_s)
-            if should_stop(1.0, num_drafted):
-                return num_drafted
-        return num_draft_tokens
+            return should_stop(token_id, signals, num_drafted)
+
+        return paced
 
     def _token_ids(self, num: int) -> tuple[int, ...]:
         start, alphas = self.position, self._pair.alphas

@@ -39,7 +39,7 @@ from common.types import (
 from edge_client.deadline import RoundDeadline
 from edge_client.depth.base import DepthPolicy
 from edge_client.depth.fixed import FixedDepth
-from edge_client.drafting.base import ShouldStop
+from edge_client.drafting.base import ShouldStop, ended
 from edge_client.link.base import Traffic
 from edge_client.options import Mode, OnTimeout, SessionOptions
 from edge_client.remote_verifier import RemoteVerifier
@@ -340,13 +340,11 @@ class FakeSequence:
 
     def propose(self, num_draft_tokens: int, should_stop: ShouldStop | None = None) -> Draft:
         end = min(self.position + num_draft_tokens, self._model.max_context)
-        if should_stop is not None:
-            counts = range(1, end - self.position)
-            end = self.position + next((n for n in counts if should_stop(0.5, n)), end - self.position)
         token_ids = tuple(self._model.text[self.position : end])
         if self.num_support:  # a draft that is sure of itself
-            return Draft(token_ids, (1.0,) * len(token_ids), supports=tuple(map(certain, token_ids)))
-        return Draft(token_ids, (0.5,) * len(token_ids))
+            supports = tuple(map(certain, token_ids))
+            return ended(Draft(token_ids, (1.0,) * len(token_ids), supports=supports), should_stop)
+        return ended(Draft(token_ids, (0.5,) * len(token_ids)), should_stop)
 
     def close(self) -> None:
         self.is_closed = True

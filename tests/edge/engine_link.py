@@ -32,7 +32,7 @@ from common.types import (
     SessionResponse,
     VerifyRequest,
 )
-from edge_client.drafting.base import ShouldStop
+from edge_client.drafting.base import ShouldStop, ended
 from edge_client.link.base import Traffic
 
 
@@ -223,11 +223,8 @@ class ChanceSequence:
         end = min(self.position + num_draft_tokens, self._model.max_context)
         known = self._model.text[self.position : end]
         known += [3] * (max(0, end - self.position) - len(known))
-        if should_stop is not None:
-            counts = range(1, len(known))
-            known = known[: next((n for n in counts if should_stop(0.5, n)), len(known))]
         supports = tuple(map(certain, known)) if self._has_supports else ()
-        return Draft(tuple(known), (1.0,) * len(known), supports=supports)
+        return ended(Draft(tuple(known), (1.0,) * len(known), supports=supports), should_stop)
 
     def close(self) -> None: ...
 

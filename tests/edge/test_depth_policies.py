@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -17,7 +17,7 @@ from tiny_draft import make_backend, make_tiny_draft
 
 from common.costmodel import LinkCosts, ModelCosts, best_num_draft_tokens, fastest_round, tokens_per_s
 from common.errors import UsageError
-from common.types import GenerateRequest, SamplingParams, VerifyRequest
+from common.types import GenerateRequest, SamplingParams, Signals, VerifyRequest
 from edge_client.cli import main
 from edge_client.depth.acceptance import MAX_DEPTH, ConfidenceCalibration, PositionAcceptance
 from edge_client.depth.base import DepthPolicy
@@ -27,10 +27,12 @@ from edge_client.depth.optimal import OptimalDepth
 from edge_client.depth.ratio import RatioDepth
 from edge_client.depth.registry import DEPTH_POLICIES, create_depth_policy
 from edge_client.depth.window import WindowDepth
+from edge_client.drafting.base import ShouldStop, Stop
 from edge_client.drafting.onnx_model import OnnxDraftModel
 from edge_client.drafting.prompt_lookup import PromptLookupModel
 from edge_client.options import Mode
 from edge_client.stats import RoundRecord, draft_length
+from experiments.acceptance_traces import signals_of
 
 NEW = TARGET[2:]
 BOUNDS = {"ratio": (3, 12), "window": (2, 8), "optimal": (1, 64)}
@@ -126,8 +128,9 @@ def test_every_policy_stays_in_its_range_whatever_it_sees(name: str, data: st.Da
         policy.observe(record)
         assert low <= policy.next_depth() <= high
         if (should_stop := policy.stop_rule()) is not None:
-            stops = [should_stop(data.draw(st.floats(0, 1)), n) for n in range(1, policy.next_depth())]
-            assert set(stops) <= {True, False}
+            lengths = range(1, policy.next_depth() + 1)
+            stops = [should_stop(0, signals_of(data.draw(st.floats(0, 1))), n) for n in lengths]
+            assert set(stops) <= {Stop.NO, Stop.AFTER}
 
 
 # ------------------------------------------------------------------------------------------ optimal
@@ -239,7 +242,9 @@ def test_the_stop_rule_ends_a_draft_sooner_the_less_sure_it_is() -> None:
     def length(confidence: float) -> int:
         should_stop = policy.stop_rule()
         assert should_stop is not None
-        return next((n for n in range(1, MAX_DEPTH) if should_stop(confidence, n)), MAX_DEPTH)
+        signals = signals_of(confidence)
+        lengths = range(1, MAX_DEPTH + 1)
+        return next(n for n in lengths if should_stop(0, signals, n) is Stop.AFTER)
 
     lengths = [length(confidence) for confidence in (0.05, 0.2, 0.5, 0.95)]
     assert lengths == sorted(lengths) and lengths[0] <= 2 and lengths[-1] >= 12
@@ -267,8 +272,8 @@ def test_the_fastest_round_is_that_of_a_full_search(
 class Stopping(FixedDepth):
     """Drafts 8 tokens, but none after a third."""
 
-    def stop_rule(self) -> Callable[[float, int], bool]:
-        return lambda confidence, num_drafted: num_drafted == 3
+    def stop_rule(self) -> ShouldStop:
+        return lambda token_id, signals, num_drafted: Stop.AFTER if num_drafted == 3 else Stop.NO
 
 
 def test_a_session_drafts_no_further_than_the_stop_rule_lets_it() -> None:
@@ -296,14 +301,14 @@ def test_co_located_the_verifier_is_asked_for_the_policys_length() -> None:
 def test_prompt_lookup_proposes_a_prefix_where_it_is_stopped() -> None:
     sequence = PromptLookupModel(100, "").sequence(SamplingParams())
     sequence.commit([1, 2, 3, 4, 1, 2])
-    asked: list[tuple[float, int]] = []
+    asked: list[tuple[int, Signals | None, int]] = []
 
-    def should_stop(confidence: float, num_drafted: int) -> bool:
-        asked.append((confidence, num_drafted))
-        return num_drafted == 2
+    def should_stop(token_id: int, signals: Signals | None, num_drafted: int) -> Stop:
+        asked.append((token_id, signals, num_drafted))
+        return Stop.AFTER if num_drafted == 2 else Stop.NO
 
     assert sequence.propose(5, should_stop).token_ids == (3, 4) == sequence.propose(5).token_ids[:2]
-    assert asked == [(1.0, 1), (1.0, 2)]
+    assert asked == [(3, None, 1), (4, None, 2)], "a copy tells no signals"
 
 
 @pytest.fixture(scope="module")
@@ -313,11 +318,11 @@ def draft_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 def test_an_ended_draft_is_the_beginning_of_the_whole_one(draft_dir: Path, temperature: float) -> None:
-    asked: list[tuple[float, int]] = []
+    asked: list[tuple[int, Signals | None, int]] = []
 
-    def should_stop(confidence: float, num_drafted: int) -> bool:
-        asked.append((confidence, num_drafted))
-        return num_drafted == 3
+    def should_stop(token_id: int, signals: Signals | None, num_drafted: int) -> Stop:
+        asked.append((token_id, signals, num_drafted))
+        return Stop.AFTER if num_drafted == 3 else Stop.NO
 
     with OnnxDraftModel.open(draft_dir) as model:
         sequence = model.sequence(SamplingParams(temperature=temperature, seed=3))
@@ -328,7 +333,7 @@ def test_an_ended_draft_is_the_beginning_of_the_whole_one(draft_dir: Path, tempe
         sequence.close()
     assert ended.token_ids == whole.token_ids[:3] and ended.draft_probs == whole.draft_probs[:3]
     assert ended.signals == whole.signals[:3] and len(whole.token_ids) == 8
-    assert asked == [(c, n) for n, c in enumerate(ended.confidences, start=1)]
+    assert asked == list(zip(ended.token_ids, ended.signals, (1, 2, 3), strict=True))
     assert all(0 < c < 1 for c in ended.confidences), "at temperature 0 too: the draft's own probability"
 
 

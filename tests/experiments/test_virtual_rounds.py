@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +11,7 @@ from common.costmodel import LinkCosts, ModelCosts, expected_tokens, tokens_per_
 from common.errors import UsageError
 from edge_client.depth.fixed import FixedDepth
 from edge_client.depth.optimal import OptimalDepth
+from edge_client.drafting.base import ShouldStop, Stop
 from edge_client.stats import RoundRecord
 from experiments.acceptance_traces import (
     MAX_DEPTH,
@@ -40,8 +40,8 @@ class Keeping(FixedDepth):
         super().__init__(4)
         self.seen: list[RoundRecord] = []
 
-    def stop_rule(self) -> Callable[[float, int], bool]:
-        return lambda confidence, num_drafted: num_drafted == 2
+    def stop_rule(self) -> ShouldStop:
+        return lambda token_id, signals, num_drafted: Stop.AFTER if num_drafted == 2 else Stop.NO
 
     def observe(self, record: RoundRecord) -> None:
         self.seen.append(record)
