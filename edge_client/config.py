@@ -11,6 +11,7 @@ from common.types import Method
 from edge_client.daemon.config import ServeConfig
 from edge_client.depth.registry import DEPTH_POLICIES
 from edge_client.drafting.registry import DEFAULT_MAX_NGRAM, STRATEGIES
+from edge_client.gate.gate import GateUse
 
 SCOPE = "edge"
 _ON_TIMEOUT = ("first_token", "edge_only", "wait", "fail")
@@ -82,6 +83,50 @@ class RunConfig:
         "how that went (ratio) or by the acceptance of ten rounds (window); or as many, up to 64, as make "
         "the most tokens a second by what rounds measured and how sure the draft is (optimal)",
         choices=DEPTH_POLICIES,
+    )
+    gate: str = option(
+        "off",
+        "what the draft's doubts are for: it ends where it is unsure, and is sent (stop: the text stays "
+        "exact); or it is sent where it is unsure, and kept without asking where it is not (commit: the "
+        "text is no longer the target's own, and says so)",
+        choices=tuple(GateUse),
+    )
+    gate_nll: float | None = option(
+        None, "hard: a drafted token with more than this, in nats", metavar="X", minimum=0.0
+    )
+    gate_entropy: float | None = option(
+        None,
+        "hard: a place where the draft's distribution has more than this, in bits",
+        metavar="X",
+        minimum=0.0,
+    )
+    gate_margin: float | None = option(
+        None,
+        "hard: a place where its most probable token is less than this above the second",
+        metavar="P",
+        minimum=0.0,
+        maximum=1.0,
+    )
+    gate_variance: float | None = option(
+        None,
+        "hard: a place where that probability varies by more than this under dropout",
+        metavar="X",
+        minimum=0.0,
+    )
+    gate_max_hard_ratio: float | None = option(
+        None,
+        "share of a block that may be hard before the target is asked; none is 0: any hard token asks",
+        metavar="R",
+        minimum=0.0,
+        maximum=1.0,
+    )
+    gate_rules: tuple[str, ...] = option(
+        (),
+        "what the target is always asked for, by the text drafted; a list with commas",
+        metavar="RULE",
+    )
+    gate_file: Path | None = option(
+        None, "thresholds that `edge-client calibrate` wrote; flags come before it", metavar="FILE"
     )
     temperature: float = option(0.8, "0 is greedy", metavar="T")
     top_k: int = option(0, "sample from the K most probable tokens; 0 is off", metavar="K")

@@ -1,0 +1,40 @@
+"""The file that `edge-client calibrate` writes and `--gate-file` reads: YAML, thresholds and where they come
+from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from common.config import load_config, option
+
+
+@dataclass(frozen=True, slots=True)
+class GateFile:
+    """What is not in the file is not looked at. `source` is for people: the draft, the text, the share of
+    tokens that are hard by each threshold, or whatever else its writer can tell."""
+
+    nll: float | None = option(None, "nats", minimum=0.0)
+    entropy: float | None = option(None, "bits", minimum=0.0)
+    margin: float | None = option(None, "between probabilities", minimum=0.0, maximum=1.0)
+    variance: float | None = option(None, "of a probability", minimum=0.0)
+    max_hard_ratio: float | None = option(None, "share of a block", minimum=0.0, maximum=1.0)
+    rules: tuple[str, ...] = option((), "names of text rules")
+    draft_fingerprint: str = option("", "of the draft whose signals the thresholds are for; empty: any")
+    source: Any = option(None, "where the thresholds come from")
+
+
+def read_gate_file(path: Path) -> GateFile:
+    """Raises `ConfigError` naming the file, the key and what was expected."""
+    return load_config(GateFile, yaml_path=path, env={}).value
+
+
+def write_gate_file(path: Path, content: GateFile) -> None:
+    """Without keys that say nothing."""
+    import yaml
+
+    told = {name: getattr(content, name) for name in GateFile.__dataclass_fields__}
+    told = {name: list(value) if isinstance(value, tuple) else value for name, value in told.items()}
+    kept = {name: value for name, value in told.items() if value not in (None, [], "")}
+    path.write_text(yaml.safe_dump(kept, sort_keys=False, allow_unicode=True), encoding="utf-8")

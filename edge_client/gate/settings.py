@@ -1,0 +1,98 @@
+"""What `--gate` and its thresholds come to; combinations that cannot work are refused by name."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import fields, replace
+
+from common.errors import IncompatibleError, UsageError
+from edge_client.config import RunConfig
+from edge_client.drafting.base import DraftModel
+from edge_client.drafting.registry import WITHOUT_MODEL
+from edge_client.gate.file import GateFile, read_gate_file
+from edge_client.gate.gate import Gate, GateSettings, GateUse
+from edge_client.gate.rules import NewDecoder, create_rules
+from edge_client.gate.thresholds import GateThresholds
+
+_MODES = {GateUse.STOP: ("speculative", "auto"), GateUse.COMMIT: ("speculative",)}
+_JUDGES = ("gate_nll", "gate_entropy", "gate_margin", "gate_variance", "gate_rules", "gate_file")
+GATE_KEYS = ("gate", *_JUDGES, "gate_max_hard_ratio")
+
+
+def gate_settings(config: RunConfig) -> GateSettings | None:
+    """None where no gate is asked for. Raises `UsageError` naming the flag that cannot be used and why."""
+    use = GateUse(config.gate)
+    given = [name for name in GATE_KEYS[1:] if getattr(config, name) not in (None, ())]
+    if use is GateUse.OFF:
+        if given:
+            raise UsageError(f"{_flag(given[0])} goes with --gate stop or --gate commit")
+        return None
+    _check_place(config, use)
+    if not any(name in _JUDGES for name in given):
+        flags = ", ".join(map(_flag, _JUDGES))
+        raise UsageError(f"--gate {use} judges by nothing: give any of {flags}")
+    from_file = read_gate_file(config.gate_file) if config.gate_file is not None else GateFile()
+    return _merge(config, use, from_file)
+
+
+def create_gate(
+    settings: GateSettings | None, draft: DraftModel | None, new_decoder: NewDecoder
+) -> Gate | None:
+    """Raises `UsageError` where the draft lacks a signal, `IncompatibleError` for thresholds of another."""
+    if settings is None:
+        return None
+    assert draft is not None, "a gate's modes have a draft"
+    if settings.thresholds.variance is not None and not getattr(draft, "has_variance", False):
+        raise UsageError("--gate-variance needs a draft that tells it, exported with dropout")
+    wanted = settings.draft_fingerprint
+    if wanted and wanted != draft.fingerprint:
+        theirs, ours = wanted[:12], draft.fingerprint[:12]
+        raise IncompatibleError(f"--gate-file is for the draft {theirs}, this one is {ours}: calibrate again")
+    return Gate(settings, new_decoder)
+
+
+def without_gate(config: RunConfig) -> RunConfig:
+    """The same configuration with none."""
+    defaults = {field.name: field.default for field in fields(RunConfig) if field.name in GATE_KEYS}
+    return replace(config, **defaults)
+
+
+def _check_place(config: RunConfig, use: GateUse) -> None:
+    modes = _MODES[use]
+    if config.mode not in modes:
+        wanted = " or ".join(f"--mode {mode}" for mode in modes)
+        raise UsageError(f"--gate {use} needs {wanted}, not --mode {config.mode}")
+    if use is GateUse.COMMIT and config.pipeline != "off":
+        raise UsageError(
+            f"--gate commit keeps blocks between rounds, one at a time: not with --pipeline {config.pipeline}"
+        )
+    if config.draft_strategy in WITHOUT_MODEL:
+        strategy = config.draft_strategy
+        raise UsageError(
+            f"--gate {use} asks how sure the draft is, and --draft-strategy {strategy} cannot tell"
+        )
+
+
+def _merge(config: RunConfig, use: GateUse, from_file: GateFile) -> GateSettings:
+    """Flags before the file."""
+
+    def first(name: str) -> float | None:
+        given: float | None = getattr(config, f"gate_{name}")
+        return given if given is not None else getattr(from_file, name)
+
+    names = ("nll", "entropy", "margin", "variance")
+    thresholds = GateThresholds(**{name: first(name) for name in names})
+    rules = create_rules(_split(config.gate_rules) or from_file.rules)
+    if not thresholds.is_any and not rules:
+        raise UsageError(f"--gate-file {config.gate_file} has neither a threshold nor a rule")
+    return GateSettings(use, thresholds, first("max_hard_ratio") or 0.0, rules, from_file.draft_fingerprint)
+
+
+def _split(entries: Sequence[str]) -> tuple[str, ...]:
+    """Several in one, with commas, or one each."""
+    names = (part.strip() for entry in entries for part in entry.split(","))
+    return tuple(dict.fromkeys(name for name in names if name))
+
+
+def _flag(name: str) -> str:
+    return "--" + name.replace("_", "-")
