@@ -12,6 +12,8 @@ from edge_client.daemon.config import ServeConfig
 from edge_client.depth.registry import DEPTH_POLICIES
 from edge_client.drafting.registry import DEFAULT_MAX_NGRAM, STRATEGIES
 from edge_client.gate.gate import GateUse
+from edge_client.gate.rules import RULES
+from edge_client.gate.words import DEFAULT_RARE_PER_MILLION
 
 SCOPE = "edge"
 _ON_TIMEOUT = ("first_token", "edge_only", "wait", "fail")
@@ -122,8 +124,20 @@ class RunConfig:
     )
     gate_rules: tuple[str, ...] = option(
         (),
-        "what the target is always asked for, by the text drafted; a list with commas",
+        f"what the target is always asked for, by the text drafted: {', '.join(RULES)}; a list with commas",
         metavar="RULE",
+    )
+    gate_ner: str = option(
+        "",
+        "the rule entities by this spaCy pipeline (extra ner) in place of capital letters",
+        metavar="NAME|DIR",
+    )
+    gate_rare_per_million: float | None = option(
+        None,
+        "the rule rare: words that are rarer than this in the text of the --gate-file; none is "
+        f"{DEFAULT_RARE_PER_MILLION:g}",
+        metavar="N",
+        minimum=0.0,
     )
     gate_file: Path | None = option(
         None, "thresholds that `edge-client calibrate` wrote; flags come before it", metavar="FILE"

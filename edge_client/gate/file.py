@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from common.config import load_config, option
+from common.errors import ConfigError
+from edge_client.gate.words import WordCounts
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +25,18 @@ class GateFile:
     rules: tuple[str, ...] = option((), "names of text rules")
     draft_fingerprint: str = option("", "of the draft whose signals the thresholds are for; empty: any")
     source: Any = option(None, "where the thresholds come from")
+    words: Any = option(None, "how often words occur, for the rule rare: {total: N, by_count: {N: words}}")
+
+    @property
+    def word_counts(self) -> WordCounts | None:
+        """None where there are none. Raises `ConfigError` where they are something else."""
+        if self.words is None:
+            return None
+        try:
+            counts = {word: int(n) for n, words in self.words["by_count"].items() for word in words.split()}
+            return WordCounts(int(self.words["total"]), counts)
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise ConfigError("words (gate file): expected {total: N, by_count: {N: 'word ...'}}") from error
 
 
 def read_gate_file(path: Path) -> GateFile:

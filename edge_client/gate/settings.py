@@ -11,18 +11,19 @@ from edge_client.drafting.base import DraftModel
 from edge_client.drafting.registry import WITHOUT_MODEL
 from edge_client.gate.file import GateFile, read_gate_file
 from edge_client.gate.gate import Gate, GateSettings, GateUse
-from edge_client.gate.rules import NewDecoder, create_rules
+from edge_client.gate.rules import NewDecoder, RuleNeeds, create_rules
 from edge_client.gate.thresholds import GateThresholds
+from edge_client.gate.words import DEFAULT_RARE_PER_MILLION
 
 _MODES = {GateUse.STOP: ("speculative", "auto"), GateUse.COMMIT: ("speculative",)}
 _JUDGES = ("gate_nll", "gate_entropy", "gate_margin", "gate_variance", "gate_rules", "gate_file")
-GATE_KEYS = ("gate", *_JUDGES, "gate_max_hard_ratio")
+GATE_KEYS = ("gate", *_JUDGES, "gate_max_hard_ratio", "gate_ner", "gate_rare_per_million")
 
 
 def gate_settings(config: RunConfig) -> GateSettings | None:
     """None where no gate is asked for. Raises `UsageError` naming the flag that cannot be used and why."""
     use = GateUse(config.gate)
-    given = [name for name in GATE_KEYS[1:] if getattr(config, name) not in (None, ())]
+    given = [name for name in GATE_KEYS[1:] if getattr(config, name) not in (None, (), "")]
     if use is GateUse.OFF:
         if given:
             raise UsageError(f"{_flag(given[0])} goes with --gate stop or --gate commit")
@@ -82,7 +83,16 @@ def _merge(config: RunConfig, use: GateUse, from_file: GateFile) -> GateSettings
 
     names = ("nll", "entropy", "margin", "variance")
     thresholds = GateThresholds(**{name: first(name) for name in names})
-    rules = create_rules(_split(config.gate_rules) or from_file.rules)
+    per_million = config.gate_rare_per_million
+    needs = RuleNeeds(
+        config.gate_ner,
+        from_file.word_counts,
+        DEFAULT_RARE_PER_MILLION if per_million is None else per_million,
+    )
+    rule_names = _split(config.gate_rules) or from_file.rules
+    if per_million is not None and "rare" not in rule_names:
+        raise UsageError("--gate-rare-per-million goes with the rule rare: add it to --gate-rules")
+    rules = create_rules(rule_names, needs)
     if not thresholds.is_any and not rules:
         raise UsageError(f"--gate-file {config.gate_file} has neither a threshold nor a rule")
     return GateSettings(use, thresholds, first("max_hard_ratio") or 0.0, rules, from_file.draft_fingerprint)

@@ -1,0 +1,37 @@
+"""Named entities by their looks: capitalised words inside a sentence, acronyms, words like iPhone.
+
+A light stand-in for a recogniser (`--gate-ner` takes a real one). What it misses: a name of one word at the
+start of a sentence or a line; names in lower case; scripts without upper case (Chinese, Arabic, Hindi). What
+it takes for a name and is none: German nouns, titles in capitals, a quoted sentence, and in program text
+classes and constants (`None`, `ValueError`). Each costs a trip to the target and nothing else.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from edge_client.gate.words import Span
+
+_WORD = re.compile(r"[^\W\d_](?:\w|['’-](?=\w))*")
+_NO_NAMES = frozenset({"I", "I'm", "I've", "I'd", "I'll", "I’m", "I’ve", "I’d", "I’ll", "OK", "Ok"})
+# What stands before the first word of a line or of a sentence; not "J. " or "Dr. ", after which names come.
+_BEGINS = re.compile(r"(?:^|\n)[\s>#*/|\"'“‘(\[{-]*$|[.!?…:;][\"'”’)\]}*_]*\s+[\"'“‘(\[*_]*$")
+_TITLE = re.compile(r"\b(?:[^\W\d_]|Mr|Mrs|Ms|Dr|Prof|Rev|St|Sen|Gov|Gen|Capt|Sgt|Lt|Col|Mt|vs)\.\s+$")
+_LOOK_BACK = 48  # characters before a word that say whether it begins a sentence
+
+
+def find_names(text: str) -> Iterator[Span]:
+    for match in _WORD.finditer(text):
+        if _is_name(match[0], text[max(0, match.start() - _LOOK_BACK) : match.start()]):
+            yield match.span()
+
+
+def _is_name(word: str, before: str) -> bool:
+    if word in _NO_NAMES:
+        return False
+    if any(letter.isupper() for letter in word[1:]):  # NASA, McDonald, iPhone
+        return True
+    if len(word) == 1 or not word[0].isupper():
+        return False  # a single letter may yet become a word, and is judged then
+    return _TITLE.search(before) is not None or _BEGINS.search(before) is None

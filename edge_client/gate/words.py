@@ -1,0 +1,60 @@
+"""Rare words, by counts of the words in the text that a gate was calibrated with.
+
+Counts of the user's own text, not a general list: a draft that writes programs, letters or another language
+than English has its own common words. Words are runs of letters without regard to case; identifiers are cut
+at `_` and digits. It takes a script that puts something between words.
+"""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+
+DEFAULT_RARE_PER_MILLION = 10.0
+Span = tuple[int, int]  # characters of a text: from (inclusive), to (exclusive)
+_WORD = re.compile(r"[^\W\d_]+")
+
+
+@dataclass(frozen=True, slots=True)
+class WordCounts:
+    """Of `num_words` words of a text; `counts` may leave out those rarer than one in a million."""
+
+    num_words: int = 0
+    counts: Mapping[str, int] = field(default_factory=dict)
+
+    def common(self, per_million: float) -> CommonWords:
+        """Words that occur at least `per_million` times in a million words, and at least once."""
+        least = per_million * self.num_words / 1e6
+        return CommonWords(word for word, count in self.counts.items() if count >= least)
+
+
+class CommonWords:
+    def __init__(self, words: Iterable[str]) -> None:
+        self._sorted = sorted(words)
+        self._words = frozenset(self._sorted)
+
+    def find_others(self, text: str) -> Iterator[Span]:
+        """Words that are not among these. The last one may go on yet: it is one of the others for certain
+        where none of these begins so. Single letters never are."""
+        for match in _WORD.finditer(text):
+            if match.end() - match.start() == 1:
+                continue
+            word = match[0].casefold()
+            if not (word in self._words if match.end() < len(text) else self._has_beginning(word)):
+                yield match.span()
+
+    def _has_beginning(self, word: str) -> bool:
+        place = bisect_left(self._sorted, word)
+        return place < len(self._sorted) and self._sorted[place].startswith(word)
+
+
+def count_words(texts: Iterable[str]) -> WordCounts:
+    """Words rarer than one in a million are left out."""
+    counts: Counter[str] = Counter()
+    for text in texts:
+        counts.update(word.casefold() for word in _WORD.findall(text))
+    total = counts.total()
+    return WordCounts(total, {word: n for word, n in counts.items() if n * 1_000_000 >= total})
