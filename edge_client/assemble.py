@@ -18,6 +18,7 @@ from edge_client.deadline import RoundDeadline
 from edge_client.depth.registry import create_depth_policy
 from edge_client.drafting.base import DraftModel
 from edge_client.drafting.registry import WITHOUT_MODEL, create_draft_model
+from edge_client.gate.settings import create_gate, gate_settings
 from edge_client.method_options import check_method, make_method_params, support_size
 from edge_client.options import Mode, OnTimeout, SessionOptions
 from edge_client.pipeline import Pipelining, RoundWindow, create_window
@@ -54,6 +55,7 @@ class Edge:
             raise UsageError("the prompt is empty")
         config = config or self.config
         check_method(config)
+        gating = gate_settings(config)
         options = self._make_options(config, seed)
         session_id = new_session_id()
         session = EdgeSession(
@@ -64,6 +66,7 @@ class Edge:
             draft=self._draft_for(options.mode, draft),
             depth=create_depth_policy(config.depth_policy, config.num_speculative_tokens),
             window=make_window(config),
+            gate=create_gate(gating, self.draft, self.tokenizer.decoder),
             session_id=session_id,
             min_draft_s=config.min_draft_ms / 1e3,
         )
@@ -112,6 +115,7 @@ def create_edge(config: RunConfig, has_draft: bool | None = None) -> Edge:
     """Loads the tokenizer and, where the edge drafts (or `has_draft` says so), the draft. Raises
     `ModelError`, `IncompatibleError`; `UsageError` for flags that do not go together."""
     check_method(config)
+    gate_settings(config)
     directory = Path(config.draft) if config.draft else default_draft_dir()
     if has_draft is None:
         has_draft = Mode(config.mode).has_draft

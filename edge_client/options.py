@@ -28,6 +28,8 @@ from edge_client.depth.base import DepthPolicy
 from edge_client.drafter import Drafter
 from edge_client.drafting.base import ShouldStop, Stop
 from edge_client.events import TokenEvent
+from edge_client.gate.gate import Gate, Judgement
+from edge_client.gate.rules import CONTEXT_TOKENS
 from edge_client.mode_choice import Way
 from edge_client.pipeline import RoundWindow
 from edge_client.remote_verifier import RemoteVerifier
@@ -86,6 +88,7 @@ class Decoding:
     verifier: RemoteVerifier | None = None
     drafter: Drafter | None = None
     window: RoundWindow = field(default_factory=RoundWindow)
+    gate: Gate | None = None
     model: ModelInfo | None = None
     must_open: bool = True  # the verifier has no session, or not this text
     pending: PendingCorrection | None = None
@@ -141,17 +144,30 @@ class Decoding:
         num_draft_tokens: int,
         assumed: TokenIds = (),
         is_spoilt: Callable[[], bool] | None = None,
+        *,
+        is_gated: bool = False,
     ) -> tuple[Draft, float]:
         """A draft behind the text and what is `assumed` to follow, and what it took, in ms.
 
         `is_spoilt` is asked after each token whether the assumption fell: the draft then ends, for nothing.
+        `is_gated`: a stop-gate may end it, at its first token too. What is drafted to be kept is not gated.
         """
         if self.drafter is None or num_draft_tokens == 0:
             return Draft((), ()), 0.0
         rule = self.depth.stop_rule()
+        if is_gated and self.gate is not None:
+            rule = _both(self.gate.stop_rule(self._behind(assumed)), rule)
         if is_spoilt is not None:
             rule = _unless_spoilt(is_spoilt, rule)
         return self.drafter.propose(self.text.chain.token_ids, num_draft_tokens, rule, assumed)
+
+    def judge(self, draft: Draft, assumed: TokenIds = ()) -> Judgement | None:
+        """What the gate says of a draft made behind `assumed`; None without one."""
+        return None if self.gate is None else self.gate.judge(draft, self._behind(assumed))
+
+    def _behind(self, assumed: TokenIds) -> Sequence[int]:
+        """As much of the text as a text rule looks at, and what is assumed to follow."""
+        return (*self.text.chain.token_ids[-CONTEXT_TOKENS:], *assumed)
 
     def note_failure(self, error: RoundError) -> None:
         """Counts a repair. Raises `RoundFailedError` for the second bug over there, or a fourth repair."""
@@ -168,6 +184,18 @@ class Decoding:
         self.stats.rounds.append(record)
         self.depth.observe(record)
         self.window.observe(record)
+
+
+def _both(one: ShouldStop | None, other: ShouldStop | None) -> ShouldStop | None:
+    """Whichever drops more, with both asked about every token."""
+    if one is None or other is None:
+        return one or other
+
+    def should_stop(token_id: int, signals: Signals | None, num_drafted: int) -> Stop:
+        stops = one(token_id, signals, num_drafted), other(token_id, signals, num_drafted)
+        return Stop.BEFORE if Stop.BEFORE in stops else Stop.AFTER if Stop.AFTER in stops else Stop.NO
+
+    return should_stop
 
 
 def _unless_spoilt(is_spoilt: Callable[[], bool], rule: ShouldStop | None) -> ShouldStop:

@@ -17,18 +17,21 @@ from dataclasses import dataclass, field
 from common.alignment import extend_hash
 from common.types import CorrectionKind, Draft, TokenIds, Verdict, VerifyRequest
 from edge_client.exchange import FinalReply
+from edge_client.gate.gate import Judgement
 from edge_client.text import SessionText
 
 
 @dataclass(slots=True, eq=False)
 class Round:
-    """A round that was sent. `window`: how many might be under way then; `is_ahead`: some were."""
+    """A round that was sent. `window`: how many might be under way then; `is_ahead`: some were; `judgement`:
+    the gate's, where there is one."""
 
     request: VerifyRequest
     draft: Draft
     draft_ms: float
     window: int = 1
     is_ahead: bool = False
+    judgement: Judgement | None = None
 
     @property
     def start(self) -> int:

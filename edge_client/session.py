@@ -22,6 +22,7 @@ from edge_client.drafter import Drafter
 from edge_client.drafting.base import DraftModel
 from edge_client.events import EndEvent, SessionEvent
 from edge_client.fallback import go_alone
+from edge_client.gate.gate import Gate
 from edge_client.lifeline import CancelledByUser
 from edge_client.opening import open_session
 from edge_client.options import Decoding, Mode, OnTimeout, SessionOptions
@@ -87,6 +88,7 @@ class EdgeSession:
         draft: DraftModel | None = None,
         depth: DepthPolicy | None = None,
         window: RoundWindow | None = None,
+        gate: Gate | None = None,
         session_id: bytes | None = None,
         min_draft_s: float = 0.0,
     ) -> None:
@@ -100,6 +102,7 @@ class EdgeSession:
             text=SessionText(prompt_ids, options.stop, decode),
             depth=depth or FixedDepth(),
             window=window or RoundWindow(),
+            gate=gate,
             stats=SessionStats(),
             verifier=verifier,
             drafter=drafter,

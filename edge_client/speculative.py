@@ -17,6 +17,8 @@ from edge_client.cloud_only import stream_cloud_only
 from edge_client.correction import PendingCorrection
 from edge_client.events import SessionEvent, TokenEvent
 from edge_client.fallback import fall_back
+from edge_client.gate.commit import keep_block
+from edge_client.gate.gate import Judgement
 from edge_client.opening import open_session
 from edge_client.options import Decoding
 from edge_client.remote_verifier import Answer, SessionLostError, UnknownPrefixError
@@ -77,7 +79,8 @@ class SpeculativeLoop:
         assumed = rounds.assumed(decoding.text)
         num_draft_tokens = decoding.num_to_draft(len(assumed)) if decoding.pending is None else 0
         is_ahead = bool(rounds)
-        draft, draft_ms = decoding.propose(num_draft_tokens, assumed, self._is_spoilt if is_ahead else None)
+        is_spoilt = self._is_spoilt if is_ahead else None
+        draft, draft_ms = decoding.propose(num_draft_tokens, assumed, is_spoilt, is_gated=True)
         if is_ahead and (not draft.token_ids or self._is_spoilt(draft.token_ids[0])):
             self._has_no_idea = not draft.token_ids
             decoding.stats.num_wasted_draft_tokens += len(draft.token_ids)
@@ -86,14 +89,18 @@ class SpeculativeLoop:
             log.info("the draft's context is full: cloud-only from here")
             yield from stream_cloud_only(decoding)
             return
-        request = self._make_request(draft, len(assumed))
+        judgement = decoding.judge(draft, assumed)
+        if kept := keep_block(decoding, draft, draft_ms, judgement):
+            yield from kept
+            return
+        request = self._make_request(draft, len(assumed), judgement)
         decoding.remote.submit(request)
-        rounds.append(Round(request, draft, draft_ms, decoding.window.size, is_ahead))
+        rounds.append(Round(request, draft, draft_ms, decoding.window.size, is_ahead, judgement))
 
     def _is_spoilt(self, next_token: int | None = None) -> bool:
         return self._rounds.are_spoilt(self._decoding.remote.poll(), next_token)
 
-    def _make_request(self, draft: Draft, num_assumed: int) -> VerifyRequest:
+    def _make_request(self, draft: Draft, num_assumed: int, judgement: Judgement | None) -> VerifyRequest:
         decoding = self._decoding
         text, method, pending = decoding.text, decoding.options.method, decoding.pending
         base_position, base_hash = text.acked_position, text.acked_hash
@@ -110,15 +117,18 @@ class SpeculativeLoop:
             origins=origins,
             draft_tokens=draft.token_ids,
             q_token_probs=draft.draft_probs if sends_probs(method) else (),
+            hard_mask=b"" if judgement is None else judgement.hard_mask,
             q_support=draft.supports if sends_support(method) else (),
             candidates_from=pending.num_seen if pending is not None else 0,
             pipelined=decoding.window.size > 1 and self._has_more_behind(draft, num_assumed),
         )
 
     def _has_more_behind(self, draft: Draft, num_assumed: int) -> bool:
-        """Whether another round may follow this one before its verdict."""
+        """Whether another round may follow this one before its verdict. What was doubted is waited for."""
         decoding = self._decoding
-        if not draft.token_ids or len(decoding.text.until_stop(draft.token_ids)) < len(draft.token_ids):
+        if draft.doubted is not None or not draft.token_ids:
+            return False
+        if len(decoding.text.until_stop(draft.token_ids)) < len(draft.token_ids):
             return False
         return decoding.num_to_draft(num_assumed + len(draft.token_ids)) > 0
 

@@ -36,6 +36,11 @@ class RoundRecord:
     window: int = 1  # rounds that might be under way at once when this one was sent
     pipelined_hit: bool | None = None  # whether what it assumed came true; None: it assumed nothing
     is_first_wrong: bool = False  # its first token was not the bonus of the round before, all of which stood
+    # With a gate. What is kept is no round, but takes its place: nobody was asked, and nobody answered.
+    num_dropped_tokens: int = 0  # drafted and doubted, so not among those sent
+    hard_ratio: float | None = None  # share of the drafted tokens that are hard
+    escalated: bool | None = None  # whether the gate asked for the target
+    is_kept: bool = False
 
     @property
     def la_over_k(self) -> float:
@@ -91,6 +96,11 @@ class SessionStats:
             "bytes_up_per_draft_token": _ratio(sum(r.bytes_up for r in answered), drafted),
             "num_fallback_tokens": sum(o is Origin.FALLBACK for o in origins),
             "num_edge_only_tokens": sum(o is Origin.EDGE_ONLY for o in origins),
+            "num_gate_tokens": sum(o is Origin.GATE for o in origins),
+            "num_kept_blocks": sum(r.is_kept for r in self.rounds),
+            "num_escalations": sum(r.escalated is True for r in self.rounds),
+            "hard_ratio": _hard_ratio(self.rounds),
+            "verifier_calls_per_token": _ratio(len(answered) + len(self.generate_forward_ms), len(origins)),
             "num_stale_rounds": self.num_stale_rounds,
             "num_wasted_draft_tokens": self.num_wasted_draft_tokens,
             "pipelined_hit_rate": _hit_rate(self.rounds),
@@ -108,6 +118,13 @@ class SessionStats:
             "queue_ms": _mean(r.queue_ms for r in answered),
             "forward_ms": _mean([*(r.forward_ms for r in answered), *self.generate_forward_ms]),
         }
+
+
+def _hard_ratio(rounds: Sequence[RoundRecord]) -> float | None:
+    """Of the tokens that a gate judged."""
+    judged = [r for r in rounds if r.hard_ratio is not None]
+    counts = [(r.hard_ratio or 0.0, r.num_draft_tokens + r.num_dropped_tokens) for r in judged]
+    return _ratio(sum(share * number for share, number in counts), sum(number for _, number in counts))
 
 
 def _hit_rate(rounds: Sequence[RoundRecord]) -> float | None:
@@ -143,7 +160,7 @@ def _alpha(rounds: Sequence[RoundRecord]) -> float | None:
 
 
 def _per_token(rounds: Sequence[RoundRecord]) -> float | None:
-    drafted = sum(r.num_draft_tokens for r in rounds)
+    drafted = sum(r.num_draft_tokens + r.num_dropped_tokens for r in rounds)
     return round(sum(r.draft_ms for r in rounds) / drafted, 4) if drafted else None
 
 

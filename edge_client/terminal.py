@@ -51,6 +51,17 @@ class TextPrinter:
         self._last = text
 
 
+def _gate_words(stats: dict[str, Any]) -> str:
+    """What a gate did; nothing where there was none."""
+    if stats["hard_ratio"] is None:
+        return ""
+    calls = f"{stats['verifier_calls_per_token']:.2f} calls a token"
+    if stats["num_kept_blocks"]:
+        blocks = f"{stats['num_kept_blocks']} block{'s' * (stats['num_kept_blocks'] != 1)}"
+        return f"gate kept {stats['num_gate_tokens']} tokens in {blocks} unasked, {calls}"
+    return f"gate asked {stats['num_escalations']} times, {calls}"
+
+
 _ENDS = {
     FinishReason.LENGTH: "cut by --max-new-tokens",
     FinishReason.CONTEXT: "cut by the model's context",
@@ -77,6 +88,8 @@ def summary(
         if stats["num_draft_tokens"]:
             accepted, drafted = stats["num_accepted_tokens"], stats["num_draft_tokens"]
             parts.append(f"{accepted} of {drafted} drafted accepted ({100 * accepted / drafted:.0f} %)")
+    if line := _gate_words(stats):
+        parts.append(line)
     if stats["bytes_up"]:
         parts.append(f"{stats['bytes_up']} bytes up, {stats['bytes_down']} down")
     if method not in (None, Method.COUPLED):

@@ -53,7 +53,7 @@ def disagreement(verdict: Verdict) -> RoundError:
 
 def make_record(round_: Round, num_accepted_tokens: int, answer: Answer) -> RoundRecord:
     """Of a round whose verdict was taken."""
-    draft, metrics = round_.draft, answer.verdict.metrics
+    draft, metrics, judgement = round_.draft, answer.verdict.metrics, round_.judgement
     return RoundRecord(
         round_id=answer.verdict.round_id,
         num_draft_tokens=len(draft.token_ids),
@@ -71,6 +71,9 @@ def make_record(round_: Round, num_accepted_tokens: int, answer: Answer) -> Roun
         confidences=draft.confidences,
         window=round_.window,
         pipelined_hit=True if round_.is_ahead else None,
+        num_dropped_tokens=int(draft.doubted is not None),
+        hard_ratio=None if judgement is None else judgement.hard_ratio,
+        escalated=None if judgement is None else judgement.is_escalated,
     )
 
 

@@ -13,6 +13,7 @@ from edge_client.chat_template import ChatTemplate, load_chat_template
 from edge_client.commands.configured import add_config, load_run_config
 from edge_client.config import RunConfig, default_draft_dir
 from edge_client.conversation import Conversation
+from edge_client.gate.settings import gate_warning
 from edge_client.method_options import warning
 from edge_client.repl import Repl
 
@@ -51,7 +52,7 @@ def main(namespace: argparse.Namespace) -> int:
     setup_logging(config.log_level)
     template = _load_template(config)
     edge = create_edge(config, has_draft=None)
-    if line := warning(config):
+    for line in filter(None, (warning(config), gate_warning(config))):
         print(f"edge-client: {line}", file=sys.stderr)
     try:
         conversation = Conversation(edge, template, namespace.system)

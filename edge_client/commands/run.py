@@ -15,6 +15,7 @@ from common.logs import setup_logging
 from common.types import FinishReason, ModelInfo, TokenLogprobs
 from edge_client.assemble import Edge, create_edge, draw_seed
 from edge_client.config import RunConfig
+from edge_client.gate.settings import gate_warning
 from edge_client.method_options import judging_method, warning
 from edge_client.options import Mode
 from edge_client.session import EdgeSession, SessionResult
@@ -31,7 +32,7 @@ def run(config: RunConfig, prompt: str | None, prompt_file: Path | None, is_json
     seed = config.seed if config.seed is not None else draw_seed()
     edge = create_edge(config)
     session = edge.session(text, seed)
-    if line := warning(config):
+    for line in filter(None, (warning(config), gate_warning(config))):
         print(f"edge-client: {line}", file=sys.stderr)
     error: OutriderError | None = None
     # NO_COLOR is no setting of ours but a convention of terminals (no-color.org).
@@ -101,6 +102,7 @@ def make_report(
         "num_approximate_tokens": sum(result.token_is_approximate),
         "mode": edge.config.mode,
         "method": method,
+        "gate": edge.config.gate,
         "exact": (method is None or method.is_exact) and result.num_unverified_tokens == 0,
         "target_fingerprint": model.target_fingerprint if model else None,
         "draft_fingerprint": _draft_fingerprint(edge, model),

@@ -35,6 +35,7 @@ class DaemonMetrics:
         self.rounds = make.counter("rounds", "Rounds, by whether they were answered.", "answered")
         self.drafted = make.counter("draft_tokens", "Drafted tokens judged.", "method", "exact")
         self.accepted = make.counter("accepted_tokens", "Of these, accepted.", "method", "exact")
+        self.blocks = make.counter("gate_blocks", "Drafts a gate judged, by what was done.", "result")
         self.approximate = make.counter("approximate_tokens", "Tokens an approximate method let in.")
         self.fallbacks = make.counter("timeouts", "Rounds without an answer in time.")
         self.rebuilds = make.counter("rebuilds", "Sessions opened again.")
@@ -54,6 +55,10 @@ class DaemonMetrics:
             self.tokens.labels(str(origin)).inc(result.origins.count(origin))
         exact = "yes" if result.method.is_exact else "no"
         for each in stats.rounds:
+            if each.hard_ratio is not None:
+                self.blocks.labels("kept" if each.is_kept else "sent").inc()
+            if each.is_kept:
+                continue
             self.rounds.labels("yes" if each.is_answered else "no").inc()
             if each.is_answered and each.num_draft_tokens and method is not None:
                 self.drafted.labels(method, exact).inc(each.num_draft_tokens)

@@ -93,7 +93,7 @@ class RoundCosts:
     def observe(self, record: RoundRecord) -> None:
         """An answered round. A co-located one has no `net_ms`, and its forward for the verifier's time. One
         that was sent ahead waited for our own, which is no part of what it took."""
-        self.observe_draft(record.draft_ms / 1e3, record.num_draft_tokens)
+        self.observe_draft(record.draft_ms / 1e3, record.num_draft_tokens + record.num_dropped_tokens)
         verify_ms = record.verifier_ms or record.forward_ms
         if record.pipelined_hit:
             verify_ms = max(record.forward_ms, verify_ms - record.queue_ms)

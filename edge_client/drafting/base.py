@@ -97,6 +97,11 @@ class DraftModel(Protocol):
     @property
     def tokenizer_fingerprint(self) -> str: ...
 
+    @property
+    def signal_names(self) -> tuple[str, ...]:
+        """Which of nll, entropy, margin, variance its drafts tell; none where it is a copy, say."""
+        ...
+
     def sequence(
         self, sampling: SamplingParams, *, num_prompt_tokens: int | None = None, num_support: int = 0
     ) -> DraftSequence:

@@ -55,6 +55,10 @@ class OnnxDraftModel:
         return self.spec.tokenizer_fingerprint
 
     @property
+    def signal_names(self) -> tuple[str, ...]:
+        return ("nll", "entropy", "margin")
+
+    @property
     def tokenizer_path(self) -> Path:
         return self.directory / TOKENIZER_FILE
 

@@ -117,6 +117,10 @@ class DraftLease:
     def tokenizer_fingerprint(self) -> str:
         return self._model.tokenizer_fingerprint
 
+    @property
+    def signal_names(self) -> tuple[str, ...]:
+        return self._model.signal_names
+
     def sequence(
         self, sampling: SamplingParams, *, num_prompt_tokens: int | None = None, num_support: int = 0
     ) -> DraftSequence:

@@ -119,6 +119,7 @@ class PromptLookupModel:
     """A `DraftModel` without weights, for texts of any length."""
 
     max_context = sys.maxsize
+    signal_names = ()
 
     def __init__(
         self,

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import fields, replace
+from functools import lru_cache
+from pathlib import Path
 
-from common.errors import IncompatibleError, UsageError
+from common.errors import UsageError
 from edge_client.config import RunConfig
 from edge_client.drafting.base import DraftModel
 from edge_client.drafting.registry import WITHOUT_MODEL
@@ -14,8 +16,13 @@ from edge_client.gate.gate import Gate, GateSettings, GateUse
 from edge_client.gate.rules import NewDecoder, RuleNeeds, create_rules
 from edge_client.gate.thresholds import GateThresholds
 from edge_client.gate.words import DEFAULT_RARE_PER_MILLION
+from edge_client.options import Mode
 
-_MODES = {GateUse.STOP: ("speculative", "auto"), GateUse.COMMIT: ("speculative",)}
+_MODES = {
+    GateUse.OFF: tuple(Mode),
+    GateUse.STOP: (Mode.SPECULATIVE, Mode.AUTO),
+    GateUse.COMMIT: (Mode.SPECULATIVE,),
+}
 _JUDGES = ("gate_nll", "gate_entropy", "gate_margin", "gate_variance", "gate_rules", "gate_file")
 GATE_KEYS = ("gate", *_JUDGES, "gate_max_hard_ratio", "gate_ner", "gate_rare_per_million")
 
@@ -32,24 +39,45 @@ def gate_settings(config: RunConfig) -> GateSettings | None:
     if not any(name in _JUDGES for name in given):
         flags = ", ".join(map(_flag, _JUDGES))
         raise UsageError(f"--gate {use} judges by nothing: give any of {flags}")
-    from_file = read_gate_file(config.gate_file) if config.gate_file is not None else GateFile()
-    return _merge(config, use, from_file)
+    only_gate = RunConfig(**{name: getattr(config, name) for name in GATE_KEYS})
+    return _merge(only_gate, _stamp(config.gate_file))
 
 
 def create_gate(
     settings: GateSettings | None, draft: DraftModel | None, new_decoder: NewDecoder
 ) -> Gate | None:
-    """Raises `UsageError` where the draft lacks a signal, `IncompatibleError` for thresholds of another."""
+    """Raises `UsageError` where the draft lacks a signal, and for thresholds that are another draft's."""
     if settings is None:
         return None
     assert draft is not None, "a gate's modes have a draft"
-    if settings.thresholds.variance is not None and not getattr(draft, "has_variance", False):
-        raise UsageError("--gate-variance needs a draft that tells it, exported with dropout")
+    told = draft.signal_names
+    for name in settings.thresholds.names:
+        if name not in told:
+            raise UsageError(
+                f"a threshold of {name} needs a draft that tells it; this one tells "
+                f"{', '.join(told) or 'no signals'}"
+            )
     wanted = settings.draft_fingerprint
     if wanted and wanted != draft.fingerprint:
         theirs, ours = wanted[:12], draft.fingerprint[:12]
-        raise IncompatibleError(f"--gate-file is for the draft {theirs}, this one is {ours}: calibrate again")
+        raise UsageError(f"--gate-file is for the draft {theirs}, this one is {ours}: calibrate again")
     return Gate(settings, new_decoder)
+
+
+def has_place(config: RunConfig) -> bool:
+    """Whether the configuration's gate goes with its mode, pipelining and draft."""
+    try:
+        _check_place(config, GateUse(config.gate))
+    except UsageError:
+        return False
+    return True
+
+
+def gate_warning(config: RunConfig) -> str | None:
+    """The one line that a commit-gate owes its user."""
+    if config.gate != GateUse.COMMIT:
+        return None
+    return "--gate commit is approximate: blocks that the draft is sure of are kept without asking the target"
 
 
 def without_gate(config: RunConfig) -> RunConfig:
@@ -67,22 +95,31 @@ def _check_place(config: RunConfig, use: GateUse) -> None:
         raise UsageError(
             f"--gate commit keeps blocks between rounds, one at a time: not with --pipeline {config.pipeline}"
         )
-    if config.draft_strategy in WITHOUT_MODEL:
+    if use is not GateUse.OFF and config.draft_strategy in WITHOUT_MODEL:
         strategy = config.draft_strategy
         raise UsageError(
             f"--gate {use} asks how sure the draft is, and --draft-strategy {strategy} cannot tell"
         )
 
 
-def _merge(config: RunConfig, use: GateUse, from_file: GateFile) -> GateSettings:
-    """Flags before the file."""
+def _stamp(path: Path | None) -> tuple[int, int] | None:
+    """Another one once the file was written anew."""
+    if path is None or not path.exists():
+        return None
+    status = path.stat()
+    return status.st_mtime_ns, status.st_size
+
+
+@lru_cache(8)
+def _merge(config: RunConfig, stamp: tuple[int, int] | None) -> GateSettings:
+    """Flags before the file. Read once for all sessions: a rule may bring a model or a list of words."""
+    from_file = read_gate_file(config.gate_file) if config.gate_file is not None else GateFile()
 
     def first(name: str) -> float | None:
         given: float | None = getattr(config, f"gate_{name}")
         return given if given is not None else getattr(from_file, name)
 
-    names = ("nll", "entropy", "margin", "variance")
-    thresholds = GateThresholds(**{name: first(name) for name in names})
+    thresholds = GateThresholds(**{field.name: first(field.name) for field in fields(GateThresholds)})
     per_million = config.gate_rare_per_million
     needs = RuleNeeds(
         config.gate_ner,
@@ -93,8 +130,9 @@ def _merge(config: RunConfig, use: GateUse, from_file: GateFile) -> GateSettings
     if per_million is not None and "rare" not in rule_names:
         raise UsageError("--gate-rare-per-million goes with the rule rare: add it to --gate-rules")
     rules = create_rules(rule_names, needs)
-    if not thresholds.is_any and not rules:
+    if not thresholds.names and not rules:
         raise UsageError(f"--gate-file {config.gate_file} has neither a threshold nor a rule")
+    use = GateUse(config.gate)
     return GateSettings(use, thresholds, first("max_hard_ratio") or 0.0, rules, from_file.draft_fingerprint)
 
 

@@ -6,7 +6,7 @@ is sampled. The negative log-likelihood is the sampled token's own.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 from common.types import Signals
 
@@ -21,8 +21,9 @@ class GateThresholds:
     variance: float | None = None  # of the first token's probability under dropout; hard above
 
     @property
-    def is_any(self) -> bool:
-        return any(each is not None for each in (self.nll, self.entropy, self.margin, self.variance))
+    def names(self) -> tuple[str, ...]:
+        """Of the signals that are looked at."""
+        return tuple(each.name for each in fields(self) if getattr(self, each.name) is not None)
 
     def doubt_place(self, signals: Signals) -> bool:
         """Whether the place is hard, whatever token is sampled there. A draft that tells no variance is not

@@ -145,6 +145,7 @@ class TracedDraft:
     num_tokens = text.NUM_TOKENS
     max_context = 1 << 30
     eos_token_ids: tuple[int, ...] = ()
+    signal_names = ("nll",)
     fingerprint = text.FINGERPRINT
     tokenizer_fingerprint = text.FINGERPRINT
 

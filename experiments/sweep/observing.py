@@ -176,7 +176,7 @@ def _round_row(errand: Errand, index: int, record: RoundRecord, at_ms: float) ->
         bytes_up=record.bytes_up,
         bytes_down=record.bytes_down,
         is_answered=record.is_answered,
-        fallback=not record.is_answered,
+        fallback=not record.is_answered and not record.is_kept,
         **later,
     )
 

@@ -10,6 +10,7 @@ from common.config_fields import leaves, shown
 from common.errors import ConfigError, UsageError
 from edge_client.config import RunConfig
 from edge_client.depth.registry import create_depth_policy
+from edge_client.gate.settings import gate_settings
 from edge_client.method_options import check_method
 
 # What the sweep itself sets, by its own keys.
@@ -71,6 +72,7 @@ def check_cell(settings: Mapping[str, Any], cell_id: str) -> None:
     try:
         config = make_edge_config(settings)
         check_method(config)
+        gate_settings(config)
         create_depth_policy(config.depth_policy, config.num_speculative_tokens)
     except UsageError as error:
         raise UsageError(f"cell {cell_id!r}: {error}") from error

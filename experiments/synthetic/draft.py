@@ -136,6 +136,7 @@ class SyntheticDraft:
     num_tokens = VOCAB_SIZE
     max_context = 1 << 30
     eos_token_ids: tuple[int, ...] = ()
+    signal_names = ()
     tokenizer_fingerprint = TOKENIZER_FINGERPRINT
 
     def __init__(self, pair: SyntheticPair) -> None:
