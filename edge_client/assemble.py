@@ -62,6 +62,7 @@ class Edge:
             prompt_ids,
             options,
             decode=self.tokenizer.decoder(prompt_ids),
+            renew_decode=lambda: self.tokenizer.decoder(prompt_ids),
             verifier=_create_verifier(config, options, session_id),
             draft=self._draft_for(options.mode, draft),
             depth=create_depth_policy(config.depth_policy, config.num_speculative_tokens),
@@ -99,6 +100,7 @@ class Edge:
             num_logprobs=config.logprobs,
             on_timeout=OnTimeout(config.on_timeout),
             recover_timeout_s=config.recover_timeout_s,
+            is_reverified=config.reverify,
             is_target_change_allowed=config.allow_target_change,
             tokenizer_fingerprint=self.tokenizer.fingerprint,
         )

@@ -28,8 +28,8 @@ def run_auto(decoding: Decoding) -> Iterator[SessionEvent]:
     choice = decoding.window.choice
     assert choice is not None, "auto chooses"
     decoding.window.choose(decoding.text.num_remaining)
-    while decoding.text.finish is None:
-        if decoding.is_to_stream:
+    while not decoding.is_over:
+        if decoding.is_to_stream and not decoding.is_owed:  # which only rounds do
             yield from stream_cloud_only(decoding, StreamWatch(decoding, choice))
         else:
             yield from SpeculativeLoop(decoding).run()

@@ -57,7 +57,7 @@ def _dispatch(namespace: argparse.Namespace) -> int:
     from edge_client.commands.run import run
 
     with exporting_spans(loaded.value.otlp_endpoint, "edge-client"):
-        return run(loaded.value, namespace.prompt, namespace.prompt_file, is_json=namespace.json)
+        return run(loaded.value, namespace.prompt, namespace.prompt_file, namespace.json, namespace.live)
 
 
 def _module_of(verb: str) -> ModuleType:
@@ -116,6 +116,12 @@ def _add_run(run: argparse.ArgumentParser) -> None:
     run.add_argument("prompt", nargs="?", metavar="PROMPT", help="text to continue; - reads standard input")
     run.add_argument("--prompt-file", type=Path, metavar="F", help="read the prompt from a file")
     run.add_argument("--json", action="store_true", help="print one JSON object instead of the text")
+    run.add_argument(
+        "--live",
+        action="store_true",
+        help="colour the text by where each token came from, above a line with round trip, draft length, "
+        "acceptance, mode and speed; needs a terminal, and the live extra",
+    )
     add_config(run, "[PROMPT]")
 
 

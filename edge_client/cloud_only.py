@@ -90,7 +90,7 @@ def _take(decoding: Decoding, tokens: GeneratedTokens) -> Iterator[SessionEvent]
     yield from events
     if text.finish is None:
         if text.chain.agrees(tokens.position, tokens.hash) and tokens.position == text.position:
-            text.acknowledge()
+            text.acknowledge(text.position)
         elif tokens.token_ids:
             decoding.must_open = True
 

@@ -258,6 +258,12 @@ class RunConfig:
         minimum=0.1,
         maximum=604_800.0,
     )
+    reverify: bool = option(
+        False,
+        "have tokens that were kept unverified judged once the link is back, and where the target disagrees "
+        "take the text back to there; a pipe, and the daemon's clients, get text only once it is verified. "
+        "Needs --method coupled",
+    )
     allow_target_change: bool = option(False, "go on when the verifier comes back with another target")
     min_draft_ms: float = option(
         0.0,

@@ -75,6 +75,14 @@ class Drafter:
 
         return stretched
 
+    def roll_back(self, position: int) -> None:
+        """The text keeps its first `position` tokens."""
+        sequence = self._sequence
+        num_dropped = sequence.position - position
+        if num_dropped > 0:
+            sequence.truncate(position)
+            self._assumed = self._assumed[: max(0, len(self._assumed) - num_dropped)]
+
     @property
     def is_full(self) -> bool:
         """Whether the text has reached the draft's context limit: there will be no draft any more."""

@@ -23,9 +23,19 @@ class TokenEvent:
 
 @dataclass(frozen=True, slots=True)
 class MarkClearedEvent:
-    """A late verdict agrees with an unverified token: it is the target's own after all."""
+    """A verdict agrees with an unverified token: it is the target's own after all."""
 
     index: int
+    logprobs: TokenLogprobs | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RolledBackEvent:
+    """The target disagrees with a token that was kept unverified (`--reverify`): the text from it on is taken
+    back. The next token has the index `num_tokens`."""
+
+    num_tokens: int  # new ones, that stay
+    num_chars: int  # of the text shown since the first of them, that stay
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,4 +46,4 @@ class EndEvent:
     text: str = ""
 
 
-SessionEvent = TokenEvent | MarkClearedEvent | EndEvent
+SessionEvent = TokenEvent | MarkClearedEvent | RolledBackEvent | EndEvent

@@ -111,13 +111,15 @@ class Exchange:
         """The oldest job, once it is answered; it is under way no more.
 
         After a silent `attempt_s` all are sent again on a fresh connection, for as long as the oldest one's
-        deadline lasts (patient: `recover_timeout_s`). A lost connection has `connect_s` to come back.
+        deadline lasts (patient: `recover_timeout_s`). A lost connection has `connect_s` to come back. The
+        first fresh connection is a trial of the link, and lasts a whole deadline.
         `meanwhile` runs once, after the sending. Raises `RoundTimeoutError`, or `LinkError` when patient.
         """
         lifeline, first = self._lifeline, self._outstanding[0]
         start_s = max(first.given_s, self._last_answer_s)
         give_up_s = start_s + (self._recover_timeout_s if self._is_patient else first.deadline_s)
         attempt_end_s, reconnect_by_s = start_s + attempt_s, start_s + connect_s
+        is_trial_due = isinstance(first.job, VerifyRequest)
         while first.reply is None:
             lifeline.check_cancelled()
             try:
@@ -125,6 +127,8 @@ class Exchange:
                 if first.sent_on is not connection:
                     self._send_on(connection)
                     attempt_end_s = self._clock() + attempt_s
+                    if is_trial_due:
+                        give_up_s, is_trial_due = max(give_up_s, self._clock() + first.deadline_s), False
                 if meanwhile is not None:
                     meanwhile()
                     meanwhile = None

@@ -1,11 +1,13 @@
 """What the edge does by itself when a round got no answer in time: the policies of `--on-timeout`.
 
 A token that would end the text is never kept: only the target may say that a text is over. Where the draft
-proposes one the edge keeps what lies before it and waits for the link, at most `--recover-timeout`.
+proposes one the edge keeps what lies before it and waits for the link, at most `--recover-timeout`. A text
+that ended with tokens still to be judged (`--reverify`) waits as long for that.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 
 from common.errors import LinkError, RoundTimeoutError
@@ -13,24 +15,30 @@ from common.types import Draft, Origin, TokenIds
 from edge_client.events import SessionEvent, TokenEvent
 from edge_client.options import Decoding, OnTimeout
 
+log = logging.getLogger(__name__)
+
 _STALLED_SLEEP_S = 0.05
 
 
 def fall_back(decoding: Decoding, draft: Draft, error: RoundTimeoutError) -> Iterator[SessionEvent]:
     """Raises `error` under `fail` (and `wait`, whose patience is in the remote verifier)."""
-    match decoding.options.on_timeout:
-        case OnTimeout.FIRST_TOKEN:
-            if not draft.token_ids:  # a round may draft nothing: the last token wanted, say
-                draft, _ = decoding.propose(1)
-            kept = keep(decoding, draft.token_ids[:1], Origin.FALLBACK)
-            if not kept:
-                check_stall(decoding)
-            yield from kept
-        case OnTimeout.EDGE_ONLY:
-            yield from keep(decoding, draft.token_ids, Origin.EDGE_ONLY)
-            yield from go_alone(decoding)
-        case OnTimeout.WAIT | OnTimeout.FAIL:
-            raise error
+    if decoding.text.finish is not None:
+        await_judgement(decoding)
+        return
+    policy = decoding.options.on_timeout
+    if policy in (OnTimeout.WAIT, OnTimeout.FAIL):
+        raise error
+    if not draft.token_ids:  # a round may draft nothing: the last token wanted, say
+        draft, _ = decoding.propose(1)
+    if policy is OnTimeout.FIRST_TOKEN:
+        kept = keep(decoding, draft.token_ids[:1], Origin.FALLBACK)
+    else:
+        kept = keep(decoding, draft.token_ids, Origin.EDGE_ONLY)
+    if not kept:
+        check_stall(decoding)
+    yield from kept
+    if policy is OnTimeout.EDGE_ONLY:
+        yield from go_alone(decoding)
 
 
 def keep(decoding: Decoding, token_ids: TokenIds, origin: Origin) -> list[TokenEvent]:
@@ -45,6 +53,18 @@ def check_stall(decoding: Decoding) -> None:
     if silent_for_s > decoding.options.recover_timeout_s:
         address = decoding.remote.lifeline.address
         raise LinkError(f"{address} is silent for {silent_for_s:.0f} s, and only it may end the text")
+
+
+def await_judgement(decoding: Decoding) -> None:
+    """Nothing is left to do but to ask again, for `recover_timeout_s` of silence since the text ended."""
+    lifeline, now_s = decoding.remote.lifeline, decoding.remote.lifeline.now_s
+    if decoding.ended_s is None:
+        decoding.ended_s = now_s
+    silent_for_s = min(lifeline.silent_for_s, now_s - decoding.ended_s)
+    if silent_for_s > decoding.options.recover_timeout_s:
+        num_left = len(decoding.text.to_judge)
+        log.warning("%d tokens stay unverified: silent for %.0f s", num_left, silent_for_s)
+        decoding.has_given_up = True
 
 
 def go_alone(decoding: Decoding) -> Iterator[SessionEvent]:

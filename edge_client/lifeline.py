@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 
@@ -12,6 +13,7 @@ from edge_client.link.base import Connection, Traffic, VerifierLink
 from edge_client.prober import Prober
 
 _SLICE_S = 0.05  # of waits that a cancel or a probe must be able to end
+_CONNECT_S = 5.0  # a first connection that nobody is patient with has so long
 
 
 class CancelledByUser(Exception):
@@ -26,7 +28,7 @@ class Lifeline:
         self.num_reconnects = 0
         self._link = link
         self._clock = clock
-        self._prober = Prober(link, self.breaker)
+        self._prober = Prober(link, self.breaker, self._wake)
         self._connection: Connection | None = None
         self._is_cancelled = False
         self._last_answer_s = clock()
@@ -44,6 +46,10 @@ class Lifeline:
         return self._connection
 
     @property
+    def now_s(self) -> float:
+        return self._clock()
+
+    @property
     def silent_for_s(self) -> float:
         """Seconds since the verifier last said anything."""
         return self._clock() - self._last_answer_s
@@ -56,19 +62,27 @@ class Lifeline:
 
     # -------------------------------------------------------------------------------- connecting
 
-    def connect(self, patience_s: float) -> None:
-        """The first connection. Raises `LinkError` when an attempt fails after `patience_s` or later, at once
-        for a fault that no patience mends."""
-        give_up_s = self._clock() + patience_s
+    def connect(self, patience_s: float, at_most_s: float = math.inf) -> None:
+        """The first connection. Raises `LinkError` when every attempt under way has failed, or some have for
+        5 s, after `patience_s` or later; at once for a fault that no patience mends. After `at_most_s` it
+        raises too, and goes on trying."""
+        start_s = self._clock()
         self._prober.start()
         while self._connection is None:
             self.check_cancelled()
             self._connection = self._prober.take(_SLICE_S)
-            error = self._prober.last_error
-            is_hopeless = isinstance(error, LinkFaultError) or self._clock() >= give_up_s
-            if self._connection is None and error and is_hopeless:
+            if self._connection is None:
+                self._check_hope(self._clock() - start_s, patience_s, at_most_s)
+
+    def _check_hope(self, waited_s: float, patience_s: float, at_most_s: float) -> None:
+        error = self._prober.last_error
+        if error is not None:
+            has_failed = self._prober.has_failed or waited_s >= patience_s + _CONNECT_S
+            if isinstance(error, LinkFaultError) or (has_failed and waited_s >= patience_s):
                 self._prober.stop()
                 raise error
+        if waited_s >= at_most_s:
+            raise LinkError(f"no connection to {self.address} in {waited_s:.1f} s")
 
     def wait(self, give_up_s: float) -> Connection:
         """The connection, once there is one. Raises `RoundTimeoutError` when there is none by `give_up_s`."""
@@ -107,6 +121,11 @@ class Lifeline:
         if reply is not None:
             self._note_answer()
         return reply is not None, reply
+
+    def _wake(self) -> None:
+        """A fresh connection is there: whoever listens to the old one should know."""
+        if (connection := self._connection) is not None:
+            connection.wake()
 
     def _adopt_probe(self, timeout_s: float = 0.0) -> bool:
         connection = self._prober.take(timeout_s)
@@ -162,8 +181,7 @@ class Lifeline:
     def cancel(self) -> None:
         """Ends any wait. Safe in a signal handler."""
         self._is_cancelled = True
-        if (connection := self._connection) is not None:
-            connection.wake()
+        self._wake()
 
     def check_cancelled(self) -> None:
         if self._is_cancelled:

@@ -6,7 +6,8 @@ from common.errors import UsageError
 from common.methods import DEFAULT_SUPPORT_SIZE
 from common.types import Method, MethodParams
 from edge_client.config import RunConfig
-from edge_client.options import Mode
+from edge_client.gate.gate import GateUse
+from edge_client.options import Mode, OnTimeout
 
 METHODS_OF = {  # settings that only some methods have
     "support_size": (Method.SPARSE, Method.BLOCK),
@@ -28,6 +29,26 @@ def check_method(config: RunConfig) -> None:
         raise UsageError("--support-size is of the edge's draft; in mode co-located the verifier drafts")
     if config.logprobs and config.mode == Mode.EDGE_ONLY:
         raise UsageError("--logprobs are the target's, and mode edge-only asks none")
+    if config.reverify:
+        _check_reverify(config)
+
+
+def _check_reverify(config: RunConfig) -> None:
+    if config.method != Method.COUPLED:
+        raise UsageError(
+            f"--reverify goes with --method coupled, not with --method {config.method}, which judges a token "
+            "by the distribution it was drafted from: that of a kept token is gone"
+        )
+    if config.mode not in (Mode.SPECULATIVE, Mode.AUTO):
+        raise UsageError(
+            f"--reverify goes with --mode speculative or auto: mode {config.mode} keeps no token that a "
+            "verifier could judge later"
+        )
+    is_kept = config.on_timeout in (OnTimeout.FIRST_TOKEN, OnTimeout.EDGE_ONLY)
+    if not is_kept and config.gate != GateUse.COMMIT:
+        raise UsageError(
+            f"--reverify is for tokens kept unverified, and --on-timeout {config.on_timeout} keeps none"
+        )
 
 
 def make_method_params(config: RunConfig) -> MethodParams:

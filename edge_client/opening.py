@@ -8,9 +8,10 @@ from dataclasses import replace
 from common.alignment import extend_hash
 from common.errors import IncompatibleError, RoundFailedError
 from common.types import Opened, OpenRequest, Origin, RoundError, RoundErrorCode
-from edge_client.events import TokenEvent
+from edge_client.events import SessionEvent
 from edge_client.options import Decoding, Mode, OnTimeout
 from edge_client.remote_verifier import SessionLostError
+from edge_client.reverify import hold_against
 
 PROTOCOL_VERSION = 1
 _NO_DRAFT_THERE = RoundError(
@@ -23,9 +24,10 @@ _CLEARLY_S = 0.0005  # a wait of its own, after the draft had read the prompt
 _FIRST_SIGN_S = 2.0  # a rebuild that computes for longer announces itself
 
 
-def open_session(decoding: Decoding) -> list[TokenEvent]:
+def open_session(decoding: Decoding) -> list[SessionEvent]:
     """Opens with the whole text; the target's own next token joins it, unless a correction is to be chosen
-    for that place: the next round then builds on the text without it.
+    for that place: the next round then builds on the text without it. Of a text with tokens still to be
+    judged it opens with what lies before them, and the first of them is held against the target's own.
 
     Raises `IncompatibleError` for another tokenizer, or a target other than the first; `LinkError`;
     `RoundFailedError` in co-located mode where the verifier has no draft.
@@ -70,7 +72,7 @@ def _make_request(decoding: Decoding, is_rebuild: bool) -> OpenRequest:
     expected = model.target_fingerprint if model and not options.is_target_change_allowed else ""
     return OpenRequest(
         session_id=decoding.session_id,
-        token_ids=tuple(decoding.text.chain.token_ids),
+        token_ids=tuple(decoding.text.chain.token_ids[: decoding.text.settled_position]),
         num_prompt_tokens=decoding.text.num_prompt_tokens,
         sampling=options.sampling,
         method=options.method,
@@ -85,8 +87,9 @@ def _make_request(decoding: Decoding, is_rebuild: bool) -> OpenRequest:
     )
 
 
-def _take(decoding: Decoding, opened: Opened) -> list[TokenEvent]:
+def _take(decoding: Decoding, opened: Opened) -> list[SessionEvent]:
     text = decoding.text
+    position = text.settled_position  # what it was opened with
     if opened.model.protocol_version != PROTOCOL_VERSION:
         theirs = opened.model.protocol_version
         raise IncompatibleError(f"the verifier speaks protocol {theirs}, this edge {PROTOCOL_VERSION}")
@@ -95,13 +98,15 @@ def _take(decoding: Decoding, opened: Opened) -> list[TokenEvent]:
         raise RoundFailedError(_NO_DRAFT_THERE)  # before anything is shown
     decoding.must_open = False
     text.set_eos(opened.model.eos_token_ids)
-    their_hash = extend_hash(text.chain.hash, (opened.first_token,))
-    if (opened.position, opened.hash) != (text.position + 1, their_hash):
+    their_hash = extend_hash(text.chain.hash_at(position), (opened.first_token,))
+    if (opened.position, opened.hash) != (position + 1, their_hash):
         raise IncompatibleError("the verifier hashes the same text differently")
     if decoding.pending is not None:
-        text.acknowledge()
+        text.acknowledge(position)
         return []
     logprobs = () if opened.logprobs is None else (opened.logprobs,)
-    events = decoding.add((opened.first_token,), (Origin.TARGET,), logprobs)
-    text.acknowledge()
+    events = hold_against(decoding, position, (opened.first_token,), logprobs)
+    if text.position == position:
+        events += decoding.add((opened.first_token,), (Origin.TARGET,), logprobs)
+    text.acknowledge(position + 1)
     return events

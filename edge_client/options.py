@@ -72,6 +72,7 @@ class SessionOptions:
     num_logprobs: int = 0  # most probable ids told with each token's log-probabilities; 0: none are asked for
     on_timeout: OnTimeout = OnTimeout.FIRST_TOKEN
     recover_timeout_s: float = 60.0
+    is_reverified: bool = False  # unverified tokens are judged later, and taken back where they are wrong
     is_target_change_allowed: bool = False
     tokenizer_fingerprint: str = ""
 
@@ -93,6 +94,8 @@ class Decoding:
     must_open: bool = True  # the verifier has no session, or not this text
     pending: PendingCorrection | None = None
     failures: list[RoundError] = field(default_factory=list)  # since the last answer that made text
+    has_given_up: bool = False  # on a verdict for the unverified tokens of a text that ended
+    ended_s: float | None = None  # when a verdict for them was first missed, on the lifeline's clock
 
     @property
     def remote(self) -> RemoteVerifier:
@@ -116,6 +119,16 @@ class Decoding:
         return events
 
     @property
+    def is_owed(self) -> bool:
+        """Whether kept tokens are still to be judged."""
+        text = self.text
+        return text.is_reverified and not self.has_given_up and text.settled_position < text.position
+
+    @property
+    def is_over(self) -> bool:
+        return self.text.finish is not None and not self.is_owed
+
+    @property
     def is_to_stream(self) -> bool:
         """Whether the mode is chosen on the way, and is the target's own stream now."""
         choice = self.window.choice
@@ -131,6 +144,8 @@ class Decoding:
     def num_to_draft(self, num_assumed: int = 0) -> int:
         """The next round's depth, behind `num_assumed` tokens not known yet: never past `max_new_tokens` or
         the context, nor what the verifier takes."""
+        if self.text.finish is not None:
+            return 0
         room = min(self.text.num_remaining, self.context_room) - num_assumed - 1
         return max(0, min(self.next_depth(), room))
 

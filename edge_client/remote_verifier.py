@@ -88,10 +88,11 @@ class RemoteVerifier:
         self._last_round_id += 1
         return self._last_round_id
 
-    def connect(self) -> None:
-        """The first connection. Raises `LinkError`: at once, or when patient, after `recover_timeout_s`."""
+    def connect(self, at_most_s: float = math.inf) -> None:
+        """The first connection. Raises `LinkError`: once attempts fail, or when patient, after
+        `recover_timeout_s`; after `at_most_s` too, and then goes on trying."""
         start_s = self._clock()
-        self.lifeline.connect(self._recover_timeout_s if self._is_patient else 0.0)
+        self.lifeline.connect(self._recover_timeout_s if self._is_patient else 0.0, at_most_s)
         self._connect_s = self._clock() - start_s
 
     def is_back(self) -> bool:

@@ -13,7 +13,7 @@ from edge_client.conversation import Conversation
 from edge_client.method_options import judging_method
 from edge_client.options import Mode
 from edge_client.session import EdgeSession, SessionResult
-from edge_client.terminal import TextPrinter, summary
+from edge_client.terminal import TextPrinter, readable, summary
 
 _BLOCK = '"""'
 _HELP = "/stats  /mode [M]  /system TEXT  /reset  /quit   Ctrl-C stops an answer, Ctrl-D leaves"
@@ -137,7 +137,8 @@ class Repl:
         printer = TextPrinter(self._out, self._has_colour)
         try:
             with _stop_on_interrupt(session):
-                for event in session.generate():
+                is_reverified = self._conversation.config.reverify
+                for event in readable(session.generate(), self._out, is_reverified):
                     printer.show(event)
         finally:
             result = self._last = session.result

@@ -24,7 +24,8 @@ from edge_client.text import SessionText
 @dataclass(slots=True, eq=False)
 class Round:
     """A round that was sent. `window`: how many might be under way then; `is_ahead`: some were; `judgement`:
-    the gate's, where there is one."""
+    the gate's, where there is one. Of its draft the first `num_kept` tokens are text already, kept unverified
+    (`edge_client.reverify`)."""
 
     request: VerifyRequest
     draft: Draft
@@ -32,6 +33,7 @@ class Round:
     window: int = 1
     is_ahead: bool = False
     judgement: Judgement | None = None
+    num_kept: int = 0
 
     @property
     def start(self) -> int:

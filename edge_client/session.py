@@ -6,6 +6,7 @@ result whatever happens.
 
 from __future__ import annotations
 
+import math
 import secrets
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -30,7 +31,9 @@ from edge_client.pipeline import RoundWindow
 from edge_client.remote_verifier import RemoteVerifier
 from edge_client.speculative import SpeculativeLoop
 from edge_client.stats import SessionStats
-from edge_client.text import SessionText
+from edge_client.text import Decode, SessionText
+
+_ALONE_AFTER_S = 1.0  # without a first connection, where the edge may begin by itself
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,8 +77,9 @@ def _create_drafter(
 class EdgeSession:
     """Generates once. `verifier` is None in edge-only mode, `draft` in cloud-only and co-located mode.
 
-    `decode` turns an id into the text that became final with it. The session closes `verifier`; `draft`
-    stays its owner's.
+    `decode` turns an id into the text that became final with it; `renew_decode` makes another that has seen
+    the prompt alone, which a text that is taken back needs (None: `decode` has no state). The session closes
+    `verifier`; `draft` stays its owner's.
     """
 
     def __init__(
@@ -83,7 +87,8 @@ class EdgeSession:
         prompt_ids: Sequence[int],
         options: SessionOptions,
         *,
-        decode: Callable[[int], str],
+        decode: Decode,
+        renew_decode: Callable[[], Decode] | None = None,
         verifier: RemoteVerifier | None = None,
         draft: DraftModel | None = None,
         depth: DepthPolicy | None = None,
@@ -99,7 +104,13 @@ class EdgeSession:
         self._decoding = Decoding(
             session_id=session_id or new_session_id(),
             options=options,
-            text=SessionText(prompt_ids, options.stop, decode),
+            text=SessionText(
+                prompt_ids,
+                options.stop,
+                decode,
+                is_reverified=options.is_reverified,
+                renew_decode=renew_decode,
+            ),
             depth=depth or FixedDepth(),
             window=window or RoundWindow(),
             gate=gate,
@@ -109,7 +120,8 @@ class EdgeSession:
         )
 
     def generate(self) -> Iterator[SessionEvent]:
-        """Yields token events, mark-clearing events, and one `EndEvent`.
+        """Yields token events, what becomes of unverified ones (`MarkClearedEvent`, `RolledBackEvent`), and
+        one `EndEvent`.
 
         Raises what cannot be repaired (`OutriderError`) after closing; `result` holds the partial text.
         """
@@ -121,6 +133,8 @@ class EdgeSession:
             reason = text.finish or FinishReason.ERROR
         except CancelledByUser:
             reason = FinishReason.CANCELLED
+            if self._decoding.is_owed:
+                text.finish = None  # it had ended unless the target disagreed, which nobody waits to hear
         except GeneratorExit:
             reason = FinishReason.CANCELLED
             raise
@@ -150,6 +164,25 @@ class EdgeSession:
             method=self._decoding.options.method,
         )
 
+    @property
+    def way(self) -> str:
+        """How the next tokens come about: synchronous, pipelined, cloud-only, co-located, or alone. For
+        watching; safe in other threads."""
+        decoding, mode = self._decoding, self._decoding.options.mode
+        if decoding.verifier is None or not decoding.verifier.lifeline.breaker.is_closed:
+            return "alone"
+        if not mode.has_draft:
+            return str(mode)
+        if decoding.is_to_stream:
+            return str(Mode.CLOUD_ONLY)
+        return "pipelined" if decoding.window.size > 1 else "synchronous"
+
+    @property
+    def deadline_s(self) -> float | None:
+        """Of an ordinary round, now; None without a verifier."""
+        verifier = self._decoding.verifier
+        return verifier.deadline.seconds if verifier is not None else None
+
     # --------------------------------------------------------------------------------------- modes
 
     def _run(self) -> Iterator[SessionEvent]:
@@ -169,7 +202,7 @@ class EdgeSession:
         """The first contact. Only `edge_only` goes on without one, on the draft's word for the tokenizer."""
         may_go_alone = self._decoding.options.on_timeout is OnTimeout.EDGE_ONLY and self._draft is not None
         try:
-            self._decoding.remote.connect()
+            self._decoding.remote.connect(_ALONE_AFTER_S if may_go_alone else math.inf)
             yield from open_session(self._decoding)
         except LinkError:
             if not may_go_alone or not self._decoding.options.mode.has_draft:

@@ -9,10 +9,20 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
+from dataclasses import replace
 
 from common.errors import RoundTimeoutError
 from common.methods import sends_probs, sends_support
-from common.types import CorrectionKind, Draft, FinishReason, Origin, RoundError, Verdict, VerifyRequest
+from common.types import (
+    CorrectionKind,
+    Draft,
+    FinishReason,
+    Origin,
+    RoundError,
+    TokenIds,
+    Verdict,
+    VerifyRequest,
+)
 from edge_client.cloud_only import stream_cloud_only
 from edge_client.correction import PendingCorrection
 from edge_client.events import SessionEvent, TokenEvent
@@ -22,6 +32,7 @@ from edge_client.gate.gate import Judgement
 from edge_client.opening import open_session
 from edge_client.options import Decoding
 from edge_client.remote_verifier import Answer, SessionLostError, UnknownPrefixError
+from edge_client.reverify import hold_against, kept_for_round, num_behind, take_late_verdict
 from edge_client.rounds import Round, RoundsInFlight
 from edge_client.stats import RoundRecord
 from edge_client.verdicts import agrees, can_choose, disagreement, make_record, make_stale_record, tokens_of
@@ -39,8 +50,8 @@ class SpeculativeLoop:
 
     def run(self) -> Iterator[SessionEvent]:
         """Until the text ends, or the target's own stream is chosen and nothing is under way any more."""
-        while self._decoding.text.finish is None:
-            if not self._decoding.context_room:
+        while not self._decoding.is_over:
+            if self._decoding.text.finish is None and not self._decoding.context_room:
                 self._decoding.text.finish = FinishReason.CONTEXT
             elif self._may_leave():
                 return
@@ -54,9 +65,11 @@ class SpeculativeLoop:
                 self._decoding.window.choose(self._decoding.text.num_remaining)
 
     def _may_leave(self) -> bool:
-        """A correction still to be chosen is first chosen."""
+        """A correction still to be chosen is first chosen, kept tokens to be judged are judged."""
         decoding = self._decoding
-        return decoding.is_to_stream and not self._rounds and decoding.pending is None
+        if self._rounds or decoding.pending is not None or decoding.is_owed:
+            return False
+        return decoding.is_to_stream
 
     def _reopen(self) -> Iterator[SessionEvent]:
         try:
@@ -78,6 +91,8 @@ class SpeculativeLoop:
         decoding, rounds = self._decoding, self._rounds
         assumed = rounds.assumed(decoding.text)
         num_draft_tokens = decoding.num_to_draft(len(assumed)) if decoding.pending is None else 0
+        to_judge = kept_for_round(decoding)
+        num_draft_tokens = num_behind(decoding, len(to_judge), num_draft_tokens)
         is_ahead = bool(rounds)
         is_spoilt = self._is_spoilt if is_ahead else None
         draft, draft_ms = decoding.propose(num_draft_tokens, assumed, is_spoilt, is_gated=True)
@@ -85,7 +100,7 @@ class SpeculativeLoop:
             self._has_no_idea = not draft.token_ids
             decoding.stats.num_wasted_draft_tokens += len(draft.token_ids)
             return  # to the verdict that is there
-        if num_draft_tokens > 0 and not draft.token_ids and _is_draft_over(decoding):
+        if num_draft_tokens > 0 and not draft.token_ids and _is_draft_over(decoding) and not decoding.is_owed:
             log.info("the draft's context is full: cloud-only from here")
             yield from stream_cloud_only(decoding)
             return
@@ -93,14 +108,20 @@ class SpeculativeLoop:
         if kept := keep_block(decoding, draft, draft_ms, judgement):
             yield from kept
             return
-        request = self._make_request(draft, len(assumed), judgement)
+        request = self._make_request(draft, len(assumed), judgement, to_judge)
         decoding.remote.submit(request)
-        rounds.append(Round(request, draft, draft_ms, decoding.window.size, is_ahead, judgement))
+        draft = replace(draft, token_ids=request.draft_tokens)
+        window, num_kept = decoding.window.size, len(to_judge)
+        rounds.append(Round(request, draft, draft_ms, window, is_ahead, judgement, num_kept))
 
     def _is_spoilt(self, next_token: int | None = None) -> bool:
         return self._rounds.are_spoilt(self._decoding.remote.poll(), next_token)
 
-    def _make_request(self, draft: Draft, num_assumed: int, judgement: Judgement | None) -> VerifyRequest:
+    def _make_request(
+        self, draft: Draft, num_assumed: int, judgement: Judgement | None, to_judge: TokenIds
+    ) -> VerifyRequest:
+        """Tokens `to_judge` come before the draft; what may be told of each drafted token is not known of
+        them, and need not be told."""
         decoding = self._decoding
         text, method, pending = decoding.text, decoding.options.method, decoding.pending
         base_position, base_hash = text.acked_position, text.acked_hash
@@ -115,9 +136,9 @@ class SpeculativeLoop:
             base_hash=base_hash,
             committed_tokens=committed,
             origins=origins,
-            draft_tokens=draft.token_ids,
-            q_token_probs=draft.draft_probs if sends_probs(method) else (),
-            hard_mask=b"" if judgement is None else judgement.hard_mask,
+            draft_tokens=(*to_judge, *draft.token_ids),
+            q_token_probs=draft.draft_probs if sends_probs(method) and not to_judge else (),
+            hard_mask=b"" if judgement is None or to_judge else judgement.hard_mask,
             q_support=draft.supports if sends_support(method) else (),
             candidates_from=pending.num_seen if pending is not None else 0,
             pipelined=decoding.window.size > 1 and self._has_more_behind(draft, num_assumed),
@@ -126,7 +147,7 @@ class SpeculativeLoop:
     def _has_more_behind(self, draft: Draft, num_assumed: int) -> bool:
         """Whether another round may follow this one before its verdict. What was doubted is waited for."""
         decoding = self._decoding
-        if draft.doubted is not None or not draft.token_ids:
+        if draft.doubted is not None or not draft.token_ids or decoding.is_owed:
             return False
         if len(decoding.text.until_stop(draft.token_ids)) < len(draft.token_ids):
             return False
@@ -139,7 +160,7 @@ class SpeculativeLoop:
             answer = decoding.remote.verdict()
         except RoundTimeoutError as error:
             oldest, *behind = self._rounds.clear()
-            self._count_timeout(len(oldest.draft.token_ids), oldest.draft_ms)
+            self._count_timeout(len(oldest.draft.token_ids) - oldest.num_kept, oldest.draft_ms)
             self._count_stale(behind)
             # What a bonus made text already is not kept again.
             left = oldest.draft.token_ids[decoding.text.position - oldest.start :]
@@ -182,20 +203,24 @@ class SpeculativeLoop:
 
     def _take(self, round_: Round, answer: Answer) -> Iterator[SessionEvent]:
         decoding, text, verdict = self._decoding, self._decoding.text, answer.verdict
-        token_ids, origins = tokens_of(round_, verdict)
-        is_true = agrees(text.chain, round_, verdict, token_ids)
+        token_ids, origins = tokens_of(round_.request, verdict)
+        is_true = agrees(text.chain, text.settled_position, round_, verdict, token_ids)
         if not is_true or not can_choose(decoding.pending, verdict, round_.draft):
             decoding.note_failure(disagreement(verdict))
             decoding.must_open = True  # whatever it has there, it is not this text
             return
         decoding.note_success()
-        num_known = text.position - round_.start  # the bonus of the round before, which the draft guessed
+        judged = hold_against(decoding, round_.start, token_ids, verdict.logprobs)
+        # Kept tokens, or the bonus of the round before, which the draft guessed.
+        num_known = text.position - round_.start
         events = decoding.add(token_ids[num_known:], origins[num_known:], verdict.logprobs[num_known:])
-        if text.finish is None:
-            text.acknowledge()
-        num_accepted = min(num_known, verdict.accepted_len)
+        text.acknowledge(verdict.position)
+        if verdict.accepted_len < round_.num_kept:
+            decoding.stats.num_wasted_draft_tokens += len(round_.draft.token_ids) - round_.num_kept
+        num_accepted = max(0, min(num_known, verdict.accepted_len) - round_.num_kept)
         num_accepted += sum(event.origin is Origin.ACCEPTED for event in events)
         decoding.record(make_record(round_, num_accepted, answer))
+        yield from judged
         yield from events
         if text.finish is not None:
             return
@@ -216,10 +241,7 @@ class SpeculativeLoop:
 
     def _take_late_verdicts(self) -> Iterator[SessionEvent]:
         for request, verdict in self._decoding.remote.take_late_verdicts():
-            cleared = self._decoding.text.clear_marks(request, verdict)
-            self._decoding.stats.num_late_verdicts += 1
-            self._decoding.stats.num_marks_cleared += len(cleared)
-            yield from cleared
+            yield from take_late_verdict(self._decoding, request, verdict)
 
     # ------------------------------------------------------------------------------------- repairs
 
@@ -230,8 +252,9 @@ class SpeculativeLoop:
         if self._decoding.pending is not None:  # candidates are asked for behind the whole text
             self._decoding.must_open = True
         elif error.position >= text.num_prompt_tokens and text.chain.agrees(error.position, error.hash):
-            is_new = error.position != text.acked_position
-            text.acked_position = error.position
+            position = min(error.position, text.settled_position)
+            is_new = position != text.acked_position
+            text.acknowledge(position)
             self._decoding.must_open = not is_new
         else:
             self._decoding.must_open = True

@@ -68,6 +68,8 @@ class SessionStats:
     num_stale_rounds: int = 0  # sent behind a round that did not stand as a whole
     num_wasted_draft_tokens: int = 0  # drafted for such rounds, sent or not
     num_marks_cleared: int = 0
+    num_reverified_tokens: int = 0  # kept unverified, and then found to be the target's own
+    num_rolled_back_tokens: int = 0  # taken back because one of them was not
     draft_load_ms: float = 0.0
 
     def summary(self, origins: Sequence[Origin]) -> dict[str, object]:
@@ -110,6 +112,8 @@ class SessionStats:
             "num_refusals": self.num_refusals,
             "num_late_verdicts": self.num_late_verdicts,
             "num_marks_cleared": self.num_marks_cleared,
+            "num_reverified_tokens": self.num_reverified_tokens,
+            "num_rolled_back_tokens": self.num_rolled_back_tokens,
             "open_ms": round(self.open_ms, 3),
             "draft_ms": _mean(r.draft_ms for r in self.rounds if r.num_draft_tokens),
             "draft_ms_per_token": _per_token(self.rounds),

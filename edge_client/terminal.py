@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+from collections.abc import Iterator
 from typing import Any, TextIO
 
 from common.types import FinishReason, Method, Origin
-from edge_client.events import EndEvent, MarkClearedEvent, SessionEvent, TokenEvent
+from edge_client.cells import row_starts
+from edge_client.events import EndEvent, MarkClearedEvent, RolledBackEvent, SessionEvent, TokenEvent
+from edge_client.reverify import hold_back
 from edge_client.session import SessionResult
 
 _RESET = "\x1b[0m"
@@ -16,29 +21,86 @@ _COLOURS = {
 _UNVERIFIED = "\x1b[31;4m"  # red, underlined: nobody checked it
 
 
+def can_redraw(out: TextIO) -> bool:
+    """Whether what was written can be written anew: on a terminal that is not a dumb one (TERM is no setting
+    of ours but a convention of terminals)."""
+    return out.isatty() and os.environ.get("TERM", "dumb") != "dumb"
+
+
+def readable(events: Iterator[SessionEvent], out: TextIO, is_reverified: bool) -> Iterator[SessionEvent]:
+    """The events as `out` can show them: what may be taken back only where it can be."""
+    return hold_back(events) if is_reverified and not can_redraw(out) else events
+
+
 class TextPrinter:
-    """Prints events: on a terminal in colour (unless NO_COLOR is set), elsewhere the bare text."""
+    """Prints events: on a terminal in colour (unless NO_COLOR is set), elsewhere the bare text.
+
+    Text that is taken back is erased there, and a mark that went changes its colour, as far up as the screen
+    reaches. It counts on the text to begin in the first column.
+    """
 
     def __init__(self, out: TextIO, has_colour: bool = True) -> None:
         self._out = out
         self._is_terminal = out.isatty()
         self._is_coloured = self._is_terminal and has_colour
+        self._can_redraw = can_redraw(out)
+        self._pieces: list[tuple[str, str]] = []  # text and colour of each token
+        self._redraw_from: int | None = None  # the first token whose colour changed
         self._last = ""
 
-    def show(self, event: SessionEvent) -> None:
+    def show(self, event: SessionEvent | None) -> None:
+        if not isinstance(event, MarkClearedEvent):
+            self._redraw()
         match event:
             case TokenEvent():
-                self._write(event.text, self._colour(event))
+                self._pieces.append((event.text, self._colour(event)))
+                self._write(*self._pieces[-1])
             case EndEvent():
+                self._pieces.append((event.text, ""))
                 self._write(event.text, "")
             case MarkClearedEvent():
-                pass  # a terminal cannot take its colour back; the summary counts it
+                self._pieces[event.index] = (self._pieces[event.index][0], _COLOURS[Origin.ACCEPTED])
+                first = self._redraw_from
+                self._redraw_from = event.index if first is None else min(first, event.index)
+            case RolledBackEvent():
+                self._take_back(event.num_tokens)
 
     def finish(self) -> None:
         """Ends the last line, for a person."""
+        self._redraw()
         if self._is_terminal and not self._last.endswith("\n"):
             self._out.write("\n")
         self._out.flush()
+
+    def _redraw(self) -> None:
+        """Tokens that have another colour now, and what is behind them."""
+        first, self._redraw_from = self._redraw_from, None
+        if first is not None and self._is_coloured and self._erase_from(first):
+            for text, colour in self._pieces[first:]:
+                self._write(text, colour)
+
+    def _take_back(self, num_tokens: int) -> None:
+        if not self._erase_from(num_tokens):
+            self._write(f"\n[{len(self._pieces) - num_tokens} tokens above are taken back]\n", "")
+        del self._pieces[num_tokens:]
+
+    def _erase_from(self, num_tokens: int) -> bool:
+        """Leaves what the first tokens show; False where the rest reaches up beyond the screen."""
+        if not self._can_redraw:
+            return False
+        num_columns, num_rows = shutil.get_terminal_size()
+        shown = [text for text, _ in self._pieces]
+        kept_rows = row_starts("".join(shown[:num_tokens]), num_columns)
+        num_up = len(row_starts("".join(shown), num_columns)) - len(kept_rows)
+        if num_up >= num_rows:
+            return False
+        self._out.write((f"\x1b[{num_up}A" if num_up else "") + "\r\x1b[J")
+        num_before = 0
+        for text, colour in self._pieces[:num_tokens]:  # the rest of the row, in its colours
+            self._write(text[max(0, kept_rows[-1] - num_before) :], colour)
+            num_before += len(text)
+        self._out.flush()
+        return True
 
     def _colour(self, event: TokenEvent) -> str:
         return _COLOURS.get(event.origin, "") if event.is_verified else _UNVERIFIED
@@ -90,6 +152,8 @@ def summary(
             parts.append(f"{accepted} of {drafted} drafted accepted ({100 * accepted / drafted:.0f} %)")
     if line := _gate_words(stats):
         parts.append(line)
+    if stats["num_rolled_back_tokens"]:
+        parts.append(f"{stats['num_rolled_back_tokens']} unverified tokens taken back")
     if stats["bytes_up"]:
         parts.append(f"{stats['bytes_up']} bytes up, {stats['bytes_down']} down")
     if method not in (None, Method.COUPLED):

@@ -5,31 +5,37 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 
-from common.alignment import TokenChain, extend_hash
+from common.alignment import TokenChain
 from common.stopping import TextStopper, stop_ids
-from common.types import (
-    CorrectionKind,
-    FinishReason,
-    Origin,
-    StopParams,
-    TokenIds,
-    TokenLogprobs,
-    Verdict,
-    VerifyRequest,
-)
-from edge_client.events import MarkClearedEvent, TokenEvent
+from common.types import FinishReason, Origin, StopParams, TokenIds, TokenLogprobs
+from edge_client.events import MarkClearedEvent, RolledBackEvent, TokenEvent
+
+Decode = Callable[[int], str]
 
 
 class SessionText:
-    """The verifier agreed with the first `acked_position` tokens; those behind are ours alone so far."""
+    """The verifier agreed with the first `acked_position` tokens; those behind are ours alone so far.
+
+    Where `is_reverified` (`--reverify`), tokens kept unverified never become part of what is agreed before
+    the target has judged them, so that behind the first of them every one is unverified:
+
+        [ agreed with ][ verified, to be sent along ][ kept, to be judged ]
+                       ^ acked_position              ^ settled_position    ^ position
+
+    `renew_decode` makes a decoder that has seen the prompt alone, for a text that is taken back.
+    """
 
     def __init__(
         self,
         prompt_ids: Sequence[int],
         stop: StopParams,
-        decode: Callable[[int], str],
+        decode: Decode,
         clock_ns: Callable[[], int] = time.perf_counter_ns,
+        *,
+        is_reverified: bool = False,
+        renew_decode: Callable[[], Decode] | None = None,
     ) -> None:
+        self.is_reverified = is_reverified
         self.chain = TokenChain(prompt_ids)
         self.num_prompt_tokens = len(prompt_ids)
         self.acked_position = len(prompt_ids)
@@ -40,13 +46,17 @@ class SessionText:
         self.finish: FinishReason | None = None
         self._stop = stop
         self._decode = decode
+        self._renew_decode = renew_decode or (lambda: decode)
         self._clock_ns = clock_ns
+        self._num_verified = 0  # new tokens before the first unverified one, as far as was looked
         self._stopper: TextStopper | None = None
+        self._eos_token_ids: tuple[int, ...] = ()
         self._stop_ids: frozenset[int] = frozenset()
 
     def set_eos(self, eos_token_ids: Sequence[int]) -> None:
         """The end-of-text ids, from whoever owns them. Needed before the first token; once."""
         if self._stopper is None:
+            self._eos_token_ids = tuple(eos_token_ids)
             self._stopper = TextStopper(self._stop, eos_token_ids, self._decode)
             self._stop_ids = stop_ids(self._stop, eos_token_ids)
 
@@ -68,10 +78,27 @@ class SessionText:
     def num_unverified(self) -> int:
         return self.is_verified.count(False)
 
+    @property
+    def settled_position(self) -> int:
+        """The tokens before it stand."""
+        if not self.is_reverified:
+            return self.position
+        flags, number = self.is_verified, self._num_verified
+        while number < len(flags) and flags[number]:
+            number += 1
+        self._num_verified = number
+        return self.num_prompt_tokens + number
+
+    @property
+    def to_judge(self) -> TokenIds:
+        """Kept unverified, and to be judged."""
+        return tuple(self.chain.token_ids[self.settled_position :])
+
     def unacked(self) -> tuple[TokenIds, tuple[Origin, ...]]:
-        """The tokens after the acknowledged position, with their origins."""
-        start = self.acked_position
-        return tuple(self.chain.token_ids[start:]), tuple(self.origins[start - self.num_prompt_tokens :])
+        """The tokens after the acknowledged position that stand, with their origins."""
+        start, end = self.acked_position, self.settled_position
+        first, last = start - self.num_prompt_tokens, end - self.num_prompt_tokens
+        return tuple(self.chain.token_ids[start:end]), tuple(self.origins[first:last])
 
     @property
     def acked_hash(self) -> int:
@@ -127,25 +154,41 @@ class SessionText:
         self.finish = self.finish or reason
         return held
 
-    def acknowledge(self) -> None:
-        """The verifier has all of it."""
-        self.acked_position = self.chain.position
+    def acknowledge(self, position: int) -> None:
+        """The verifier has `position` tokens, the first of which are ours."""
+        self.acked_position = min(position, self.position)
 
-    def clear_marks(self, request: VerifyRequest, verdict: Verdict) -> list[MarkClearedEvent]:
-        """A late verdict: marks go from our tokens as far as the target chose the same ones after the
-        same text."""
-        start = request.base_position + len(request.committed_tokens)
-        if not self.chain.agrees(start, extend_hash(request.base_hash, request.committed_tokens)):
-            return []
-        theirs = list(request.draft_tokens[: verdict.accepted_len])
-        if verdict.correction_kind is not CorrectionKind.NONE:
-            theirs.append(verdict.correction)
+    def num_alike(self, start: int, theirs: Sequence[int]) -> int:
+        """How many of `theirs`, from `start` on, are what the text has there."""
+        ours = self.chain.token_ids[start : start + len(theirs)]
+        pairs = zip(ours, theirs, strict=False)
+        return next((i for i, (our, their) in enumerate(pairs) if our != their), len(ours))
+
+    def confirm(
+        self, start: int, num_tokens: int, logprobs: Sequence[TokenLogprobs] = ()
+    ) -> list[MarkClearedEvent]:
+        """The target has the same `num_tokens` tokens from `start` on: their marks go. `logprobs` are those
+        of the first ones."""
         cleared = []
-        for position, token_id in enumerate(theirs, start):
-            if position >= self.position or self.chain.token_ids[position] != token_id:
-                break
-            index = position - self.num_prompt_tokens
+        first = start - self.num_prompt_tokens
+        for index in range(max(0, first), first + num_tokens):
             if not self.is_verified[index]:
                 self.is_verified[index] = True
-                cleared.append(MarkClearedEvent(index))
+                if index - first < len(logprobs):
+                    self.logprobs[index] = logprobs[index - first]
+                cleared.append(MarkClearedEvent(index, self.logprobs[index]))
         return cleared
+
+    def roll_back(self, position: int) -> RolledBackEvent:
+        """Takes the tokens from `position` on back, the end of the text too. What was shown of the ones
+        before does not depend on those behind, so it stands."""
+        assert self._stopper is not None and self.settled_position <= position < self.position
+        num_tokens = position - self.num_prompt_tokens
+        self.chain.truncate(position)
+        for each in (self.origins, self.is_verified, self.logprobs):
+            del each[num_tokens:]
+        self.finish = None
+        self._decode = self._renew_decode()
+        self._stopper = TextStopper(self._stop, self._eos_token_ids, self._decode)
+        self.shown = "".join(self._stopper.push(token_id).text for token_id in self.new_token_ids)
+        return RolledBackEvent(num_tokens, len(self.shown))

@@ -11,6 +11,7 @@ from common.types import (
     RoundErrorCode,
     TokenIds,
     Verdict,
+    VerifyRequest,
 )
 from edge_client.correction import PendingCorrection
 from edge_client.remote_verifier import Answer
@@ -20,22 +21,25 @@ from edge_client.stats import RoundRecord
 _ORIGIN_OF = {CorrectionKind.CORRECTION: Origin.CORRECTION, CorrectionKind.BONUS: Origin.BONUS}
 
 
-def tokens_of(round_: Round, verdict: Verdict) -> tuple[TokenIds, tuple[Origin, ...]]:
-    """What the text has from the round's start on, by its verdict."""
-    token_ids = round_.request.draft_tokens[: verdict.accepted_len]
+def tokens_of(request: VerifyRequest, verdict: Verdict) -> tuple[TokenIds, tuple[Origin, ...]]:
+    """What the text has from the start of the round's draft on, by its verdict."""
+    token_ids = request.draft_tokens[: verdict.accepted_len]
     origins = (Origin.ACCEPTED,) * len(token_ids)
     if verdict.correction_kind is CorrectionKind.NONE:
         return token_ids, origins
     return (*token_ids, verdict.correction), (*origins, _ORIGIN_OF[verdict.correction_kind])
 
 
-def agrees(chain: TokenChain, round_: Round, verdict: Verdict, token_ids: TokenIds) -> bool:
-    """Whether the verifier's text is ours with `token_ids` behind where the draft began."""
+def agrees(
+    chain: TokenChain, settled_position: int, round_: Round, verdict: Verdict, token_ids: TokenIds
+) -> bool:
+    """Whether the verifier's text is ours, as far as that is settled, with `token_ids` behind where the draft
+    began."""
     start = round_.start
-    known = tuple(chain.token_ids[start:])
+    known = tuple(chain.token_ids[start:settled_position])
     is_known_right = token_ids[: len(known)] == known
     is_length_right = verdict.position == start + len(token_ids)
-    hash_ = extend_hash(chain.hash, token_ids[len(known) :])
+    hash_ = extend_hash(chain.hash_at(settled_position), token_ids[len(known) :])
     return is_known_right and is_length_right and verdict.hash == hash_
 
 
@@ -52,11 +56,14 @@ def disagreement(verdict: Verdict) -> RoundError:
 
 
 def make_record(round_: Round, num_accepted_tokens: int, answer: Answer) -> RoundRecord:
-    """Of a round whose verdict was taken."""
+    """Of a round whose verdict was taken. Kept tokens are no draft; where they fell, what was drafted behind
+    them was not judged."""
     draft, metrics, judgement = round_.draft, answer.verdict.metrics, round_.judgement
+    is_judged = answer.verdict.accepted_len >= round_.num_kept
+    num_draft_tokens = len(draft.token_ids) - round_.num_kept if is_judged else 0
     return RoundRecord(
         round_id=answer.verdict.round_id,
-        num_draft_tokens=len(draft.token_ids),
+        num_draft_tokens=num_draft_tokens,
         num_accepted_tokens=num_accepted_tokens,
         draft_ms=round_.draft_ms,
         rtt_ms=answer.wait_s * 1e3,
@@ -68,7 +75,7 @@ def make_record(round_: Round, num_accepted_tokens: int, answer: Answer) -> Roun
         alpha_mean=metrics.alpha_mean,
         bytes_up=answer.bytes_up,
         bytes_down=answer.bytes_down,
-        confidences=draft.confidences,
+        confidences=draft.confidences if is_judged else (),
         window=round_.window,
         pipelined_hit=True if round_.is_ahead else None,
         num_dropped_tokens=int(draft.doubted is not None),

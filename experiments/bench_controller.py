@@ -32,6 +32,7 @@ from experiments.acceptance_traces import (
     signals_of,
     synthetic_traces,
 )
+from experiments.bench_outage import outage_measures
 from experiments.bench_ways import auto_ratio, pipelined_measures
 from experiments.command import run_command
 from experiments.results import Measure, at_most, judged, write_results
@@ -292,10 +293,18 @@ def measure_depth(sets: Sequence[TraceSet], details: dict[str, Any]) -> list[Mea
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m experiments.bench_controller", description=__doc__)
-    parser.add_argument("--only", choices=("depth", "ways"), help="a part: depth policies, or ways to work")
+    parser.add_argument(
+        "--only",
+        choices=("depth", "ways", "outage"),
+        help="a part: depth policies, or ways to work; an outage over the emulated link takes real time, and "
+        "is measured only when asked for",
+    )
     parser.add_argument("--traces", type=Path, default=RECORDED, metavar="FILE", help="recorded acceptance")
     arguments = parser.parse_args(argv)
     start_s = time.perf_counter()
+    if arguments.only == "outage":
+        write_results("controller_outage", *outage_measures())
+        return 0
     sets = load_traces(arguments.traces)
     sets += [synthetic_traces(alpha, confidence, num_texts=8) for alpha, confidence in SYNTHETIC]
     details: dict[str, Any] = {"verify_token_share": VERIFY_TOKEN_SHARE}

@@ -20,7 +20,7 @@ _TITLES = {
     "what the draft is unsure of": "gate gate_nll gate_entropy gate_margin gate_variance gate_max_hard_ratio "
     "gate_rules gate_ner gate_rare_per_million gate_file",
     "encryption and credentials": "tls tls_ca tls_cert tls_key tls_server_name token_file insecure_token",
-    "when the link fails": "on_timeout timeout_ms recover_timeout_s allow_target_change transport",
+    "when the link fails": "on_timeout timeout_ms recover_timeout_s reverify allow_target_change transport",
     "logs and traces": "log_level otlp_endpoint",
 }
 _TITLE_OF = {name: title for title, names in _TITLES.items() for name in names.split()}

@@ -6,28 +6,38 @@ import json
 import os
 import signal
 import sys
+from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from common.errors import OutriderError, UsageError
 from common.logs import setup_logging
 from common.types import FinishReason, ModelInfo, TokenLogprobs
 from edge_client.assemble import Edge, create_edge, draw_seed
 from edge_client.config import RunConfig
+from edge_client.events import SessionEvent
 from edge_client.gate.settings import gate_warning
 from edge_client.method_options import judging_method, warning
 from edge_client.options import Mode
 from edge_client.session import EdgeSession, SessionResult
-from edge_client.terminal import TextPrinter, summary
+from edge_client.terminal import TextPrinter, can_redraw, readable, summary
 from edge_client.tokenizer import EdgeTokenizer
+
+if TYPE_CHECKING:
+    from edge_client.live import LiveView
 
 EXIT_INTERRUPTED = 130
 
 
-def run(config: RunConfig, prompt: str | None, prompt_file: Path | None, is_json: bool) -> int:
+def run(
+    config: RunConfig, prompt: str | None, prompt_file: Path | None, is_json: bool, is_live: bool = False
+) -> int:
     """Returns the exit status. Errors keep the partial text: it is printed before they are reported."""
     setup_logging(config.log_level)
+    is_live = is_live and _can_live(is_json)
     text = read_prompt(prompt, prompt_file)
     seed = config.seed if config.seed is not None else draw_seed()
     edge = create_edge(config)
@@ -37,28 +47,56 @@ def run(config: RunConfig, prompt: str | None, prompt_file: Path | None, is_json
     error: OutriderError | None = None
     # NO_COLOR is no setting of ours but a convention of terminals (no-color.org).
     has_colour = not os.environ.get("NO_COLOR")
-    printer = TextPrinter(sys.stdout, has_colour)
-    with _cancel_on_interrupt(session):
+    with _cancel_on_interrupt(session, is_live):
         try:
-            for event in session.generate():
-                if not is_json:
-                    printer.show(event)
+            if is_json:
+                deque(session.generate(), maxlen=0)
+            else:
+                _show(session, config, has_colour, is_live)
         except OutriderError as failure:
             error = failure
     result = session.result
     if is_json:
         print(json.dumps(make_report(edge, result, seed, error)))
-    else:
-        printer.finish()
-        if result.token_ids:
-            labels = (*edge.labels, *(result.model.labels if result.model else ()))
-            is_coloured = has_colour and sys.stderr.isatty()
-            method = judging_method(config)
-            print(summary(result, labels, seed, is_coloured, method), file=sys.stderr)
+    elif result.token_ids:
+        labels = (*edge.labels, *(result.model.labels if result.model else ()))
+        is_coloured = has_colour and sys.stderr.isatty()
+        print(summary(result, labels, seed, is_coloured, judging_method(config)), file=sys.stderr)
     edge.close()
     if error is not None:
         raise error
     return EXIT_INTERRUPTED if result.finish_reason is FinishReason.CANCELLED else 0
+
+
+def _can_live(is_json: bool) -> bool:
+    """Raises `UsageError` where it is asked for and cannot be had anywhere here."""
+    if is_json:
+        raise UsageError("--live is for a person, --json for a program: give one of them")
+    if find_spec("rich") is None:
+        raise UsageError("--live needs rich: pip install 'outrider[live]'")
+    if not can_redraw(sys.stdout):
+        print("edge-client: --live needs a terminal on standard output; plain text instead", file=sys.stderr)
+        return False
+    return True
+
+
+def _show(session: EdgeSession, config: RunConfig, has_colour: bool, is_live: bool) -> None:
+    """The text as it comes, and the end of its last line, after an error too."""
+    view: TextPrinter | LiveView
+    events: Iterator[SessionEvent | None]
+    if is_live:
+        from edge_client.live import LiveView, ticking
+
+        events, is_alone = ticking(session.generate()), config.mode == Mode.EDGE_ONLY
+        view = LiveView(session, sys.stdout, has_colour, is_alone=is_alone, is_reverified=config.reverify)
+    else:
+        events = readable(session.generate(), sys.stdout, config.reverify)
+        view = TextPrinter(sys.stdout, has_colour)
+    try:
+        for event in events:
+            view.show(event)
+    finally:
+        view.finish()
 
 
 def read_prompt(prompt: str | None, prompt_file: Path | None) -> str:
@@ -136,11 +174,12 @@ def _draft_fingerprint(edge: Edge, model: ModelInfo | None) -> str | None:
 
 
 @contextmanager
-def _cancel_on_interrupt(session: EdgeSession) -> Iterator[None]:
-    """The first Ctrl-C ends the text and closes the session; a second one ends the process."""
+def _cancel_on_interrupt(session: EdgeSession, is_live: bool) -> Iterator[None]:
+    """The first Ctrl-C ends the text and closes the session; a second one ends the process, at once but for
+    the live view's way out of the screen."""
 
     def on_interrupt(number: int, frame: object) -> None:
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        signal.signal(signal.SIGINT, signal.default_int_handler if is_live else signal.SIG_DFL)
         session.cancel()
 
     previous = signal.signal(signal.SIGINT, on_interrupt)

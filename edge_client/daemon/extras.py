@@ -22,6 +22,7 @@ SETTINGS = (
     "on_timeout",
     "timeout_ms",
     "recover_timeout_s",
+    "reverify",
     "depth_policy",
     "num_speculative_tokens",
     "pipeline",

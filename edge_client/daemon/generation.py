@@ -8,6 +8,7 @@ import threading
 
 from common.errors import OutriderError
 from edge_client.events import SessionEvent
+from edge_client.reverify import hold_back
 from edge_client.session import EdgeSession
 
 log = logging.getLogger(__name__)
@@ -16,11 +17,13 @@ log = logging.getLogger(__name__)
 class Generation:
     """Started at once. `next_batch` and `ended` are for the loop that made it; `cancel` for any thread.
 
-    What waits unread is at most the text that was asked for.
+    What waits unread is at most the text that was asked for. Of a text that `is_reverified` clients get what
+    cannot be taken back any more.
     """
 
-    def __init__(self, session: EdgeSession) -> None:
+    def __init__(self, session: EdgeSession, is_reverified: bool = False) -> None:
         self.session = session
+        self._is_reverified = is_reverified
         self._loop = asyncio.get_running_loop()
         self._lock = threading.Lock()
         self._waiting: list[SessionEvent] = []
@@ -57,7 +60,8 @@ class Generation:
 
     def _run(self) -> None:
         try:
-            for event in self.session.generate():
+            events = self.session.generate()
+            for event in hold_back(events) if self._is_reverified else events:
                 self._put(event)
         except OutriderError as error:
             self._failure = error

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from bisect import bisect_right
 from collections.abc import Callable
 
 from edge_client.stats import SessionStats
@@ -49,6 +50,24 @@ class LiveStats:
         if len(times) < 2 or times[-1] <= times[0]:
             return None
         return round((len(times) - 1) / ((times[-1] - times[0]) / 1e9), 2)
+
+    @property
+    def calls_per_token(self) -> float | None:
+        """Forwards of the target that the text took part in, but for its opening."""
+        num_calls, num_tokens = self.num_rounds + len(self._stats.generate_forward_ms), self.num_tokens
+        return round(num_calls / num_tokens, 4) if num_tokens else None
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self._stats.token_times_ns)
+
+    def recent_tokens_per_s(self, seconds: float) -> float | None:
+        """Of the last `seconds`, or since the first token."""
+        times, now_ns = self._stats.token_times_ns, self._clock_ns()
+        if not times or now_ns <= times[0]:
+            return None
+        since_ns = max(times[0], now_ns - int(seconds * 1e9))
+        return (len(times) - bisect_right(times, since_ns)) / ((now_ns - since_ns) / 1e9)
 
     def snapshot(self) -> dict[str, object]:
         """None is not measured (yet); `rounds` are those since the last call."""

@@ -38,7 +38,7 @@ class Shaper:
 
     def whole(self, events: Sequence[SessionEvent], usage: _Object) -> _Object:
         tokens = [event for event in events if isinstance(event, TokenEvent)]
-        text = "".join(event.text for event in events if not isinstance(event, MarkClearedEvent))
+        text = "".join(event.text for event in events if isinstance(event, TokenEvent | EndEvent))
         finish = next(_FINISH.get(e.finish_reason) for e in reversed(events) if isinstance(e, EndEvent))
         if self._is_chat:
             message = {"role": "assistant", "content": text, "refusal": None}

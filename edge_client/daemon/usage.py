@@ -28,6 +28,8 @@ _FROM_STATS = (
     "num_escalations",
     "hard_ratio",
     "verifier_calls_per_token",
+    "num_reverified_tokens",
+    "num_rolled_back_tokens",
     "num_timeouts",
     "num_rebuilds",
     "num_reconnects",

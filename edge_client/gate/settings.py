@@ -74,8 +74,8 @@ def has_place(config: RunConfig) -> bool:
 
 
 def gate_warning(config: RunConfig) -> str | None:
-    """The one line that a commit-gate owes its user."""
-    if config.gate != GateUse.COMMIT:
+    """The one line that a commit-gate owes its user; what is judged later is none of the gate's."""
+    if config.gate != GateUse.COMMIT or config.reverify:
         return None
     return "--gate commit is approximate: blocks that the draft is sure of are kept without asking the target"
 

@@ -1,7 +1,8 @@
 """The hot path: everything of a session on one bidirectional stream.
 
 A stream's own deadline would cover the whole stream, so it has none: one reader thread feeds a queue,
-and `receive` waits on that queue with the round's deadline.
+and `receive` waits on that queue with the round's deadline. The stream begins with the first message: a newer
+stream supersedes a session's older one, which a connection held in reserve must not do.
 """
 
 from __future__ import annotations
@@ -37,9 +38,7 @@ class StreamConnection:
         self._inbox: SimpleQueue[bytes | OutriderError | None] = SimpleQueue()
         self._lost: OutriderError | None = None
         self._trip_s: float | None = None
-        method = channel.stream_stream(METHOD)  # bytes in, bytes out: the codec runs in the caller
-        self._call = method(iter(self._outbox.get, None), metadata=(*call.metadata, *span.metadata))
-        threading.Thread(target=self._read, name="edge-link-reader", daemon=True).start()
+        self._call: Any = None
 
     def send(self, request: SessionRequest) -> None:
         if self._lost is not None:
@@ -47,6 +46,8 @@ class StreamConnection:
         message = codec.encode_request(request).SerializeToString()
         self._traffic.bytes_up += len(message) + FRAME_BYTES
         self._outbox.put(message)
+        if self._call is None:
+            self._begin()
 
     def receive(self, timeout_s: float) -> SessionResponse | None:
         if self._lost is not None:
@@ -85,9 +86,16 @@ class StreamConnection:
 
     def close(self) -> None:
         self._outbox.put(None)
-        self._call.cancel()
+        if self._call is not None:
+            self._call.cancel()
         self._channel.close()
         self._span.end()
+
+    def _begin(self) -> None:
+        method = self._channel.stream_stream(METHOD)  # bytes in, bytes out: the codec runs in the caller
+        metadata = (*self._settings.metadata, *self._span.metadata)
+        self._call = method(iter(self._outbox.get, None), metadata=metadata)
+        threading.Thread(target=self._read, name="edge-link-reader", daemon=True).start()
 
     def _read(self) -> None:
         try:

@@ -13,7 +13,7 @@ import numpy as np
 
 from common.errors import OutriderError
 from common.types import FinishReason, Origin
-from edge_client.events import TokenEvent
+from edge_client.events import RolledBackEvent, TokenEvent
 from edge_client.session import EdgeSession, SessionResult
 from edge_client.stats import RoundRecord, SessionStats
 from experiments.sweep.records import RequestRow, RoundRow
@@ -67,6 +67,8 @@ def _watch(session: EdgeSession) -> Times:
     times, group_end = Times([], []), 0
     for event in session.generate():
         now_ns = time.perf_counter_ns()
+        if isinstance(event, RolledBackEvent):
+            group_end = event.num_tokens
         if isinstance(event, TokenEvent) and event.index >= group_end:
             group_end = len(stats.token_times_ns)
             times.commits_ns.append(stats.token_times_ns[-1])

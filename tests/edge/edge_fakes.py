@@ -368,6 +368,7 @@ def make_session(
     method: Method = Method.COUPLED,
     method_params: MethodParams = MethodParams(),  # noqa: B008
     num_logprobs: int = 0,
+    is_reverified: bool = False,
     **stop: Any,
 ) -> EdgeSession:
     stop.setdefault("max_new_tokens", 12)
@@ -380,6 +381,7 @@ def make_session(
         num_logprobs=num_logprobs,
         on_timeout=on_timeout,
         recover_timeout_s=recover_timeout_s,
+        is_reverified=is_reverified,
         is_target_change_allowed=allow_target_change,
         tokenizer_fingerprint="tokenizer-1",
     )
