@@ -22,6 +22,10 @@ _VERBS_ELSEWHERE = {
     "doctor": ("edge_client.commands.doctor", "check draft, link and verifier, and say what to do"),
     "completion": ("edge_client.commands.completion", "print a shell's completion script"),
     "bench": ("experiments.sweep.command", "compare modes over links: a YAML in, a folder of results out"),
+    "calibrate": (
+        "edge_client.commands.calibrate",
+        "set a gate's thresholds from text, and say what the gate saves and costs",
+    ),
     "plan": ("edge_client.commands.plan", "say what a link and two models will give, and the draft length"),
 }
 

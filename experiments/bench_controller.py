@@ -32,12 +32,14 @@ from experiments.acceptance_traces import (
     signals_of,
     synthetic_traces,
 )
+from experiments.bench_gate import gate_measures
 from experiments.bench_outage import outage_measures
 from experiments.bench_ways import auto_ratio, pipelined_measures
 from experiments.command import run_command
 from experiments.results import Measure, at_most, judged, write_results
 from experiments.virtual_rounds import VirtualRound, replay
 
+REAL = {"outage": outage_measures, "gate": gate_measures}
 RTTS_MS = (1, 5, 20, 60, 200, 600)
 FORWARDS_MS = (5, 30, 70)
 DRAFTS_MS = (0.2, 2, 12)
@@ -295,15 +297,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m experiments.bench_controller", description=__doc__)
     parser.add_argument(
         "--only",
-        choices=("depth", "ways", "outage"),
-        help="a part: depth policies, or ways to work; an outage over the emulated link takes real time, and "
-        "is measured only when asked for",
+        choices=("depth", "ways", *REAL),
+        help="a part: depth policies, or ways to work; an outage over the emulated link, and the commit-gate's "
+        "curve by sessions on loopback, take real time and are measured only when asked for",
     )
     parser.add_argument("--traces", type=Path, default=RECORDED, metavar="FILE", help="recorded acceptance")
     arguments = parser.parse_args(argv)
     start_s = time.perf_counter()
-    if arguments.only == "outage":
-        write_results("controller_outage", *outage_measures())
+    if arguments.only in REAL:
+        write_results(f"controller_{arguments.only}", *REAL[arguments.only]())
         return 0
     sets = load_traces(arguments.traces)
     sets += [synthetic_traces(alpha, confidence, num_texts=8) for alpha, confidence in SYNTHETIC]

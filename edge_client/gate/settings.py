@@ -126,7 +126,7 @@ def _merge(config: RunConfig, stamp: tuple[int, int] | None) -> GateSettings:
         from_file.word_counts,
         DEFAULT_RARE_PER_MILLION if per_million is None else per_million,
     )
-    rule_names = _split(config.gate_rules) or from_file.rules
+    rule_names = split_names(config.gate_rules) or from_file.rules
     if per_million is not None and "rare" not in rule_names:
         raise UsageError("--gate-rare-per-million goes with the rule rare: add it to --gate-rules")
     rules = create_rules(rule_names, needs)
@@ -136,7 +136,7 @@ def _merge(config: RunConfig, stamp: tuple[int, int] | None) -> GateSettings:
     return GateSettings(use, thresholds, first("max_hard_ratio") or 0.0, rules, from_file.draft_fingerprint)
 
 
-def _split(entries: Sequence[str]) -> tuple[str, ...]:
+def split_names(entries: Sequence[str]) -> tuple[str, ...]:
     """Several in one, with commas, or one each."""
     names = (part.strip() for entry in entries for part in entry.split(","))
     return tuple(dict.fromkeys(name for name in names if name))

@@ -58,3 +58,12 @@ def count_words(texts: Iterable[str]) -> WordCounts:
         counts.update(word.casefold() for word in _WORD.findall(text))
     total = counts.total()
     return WordCounts(total, {word: n for word, n in counts.items() if n * 1_000_000 >= total})
+
+
+def packed(words: WordCounts) -> dict[str, object]:
+    """Counts as a gate file has them: the words of a count in one line, frequent ones first."""
+    by_count: dict[int, list[str]] = {}
+    for word, count in words.counts.items():
+        by_count.setdefault(count, []).append(word)
+    lines = {count: " ".join(sorted(by_count[count])) for count in sorted(by_count, reverse=True)}
+    return {"total": words.num_words, "by_count": lines}

@@ -1,0 +1,116 @@
+"""The commit-gate's curve: how many calls to the verifier it saves at each threshold, and what of the text.
+
+How texts are written and judged is given, so that this is pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from common.types import TokenIds
+
+NO_GATE = "no gate"
+KEEP_ALL = "keep all"
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """One text. `num_calls` are rounds with the verifier; the opening, one a text whatever the gate does, is
+    none of them. `num_kept` tokens were kept without asking."""
+
+    token_ids: TokenIds
+    num_calls: int
+    num_kept: int
+
+
+@dataclass(frozen=True, slots=True)
+class CurvePoint:
+    """Over all texts. `calls_saved` is against no gate. `share_equal`: tokens that are cloud-only's at the
+    same place; `share_before`: tokens before the first that is not. Loss in nats a token, None: not
+    measured."""
+
+    setting: str  # a percentile ("80"), NO_GATE or KEEP_ALL
+    num_tokens: int
+    num_calls: int
+    calls_per_token: float
+    calls_saved: float
+    kept_share: float
+    share_equal: float
+    share_before: float
+    target_nats: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Curve:
+    """`points`: without a gate, percentiles rising, all kept. The target's loss of its own text in nats a
+    token, None: not measured."""
+
+    points: tuple[CurvePoint, ...]
+    cloud_only_nats: float | None
+
+
+Write = Callable[[int], Written]  # the text after the passage with this number
+Nats = Callable[[int, TokenIds], float | None]  # passage, tokens: the target's loss, summed
+
+
+def measure_curve(
+    references: Sequence[TokenIds], writers: Sequence[tuple[str, Write]], nats: Nats
+) -> Curve:
+    """A point for each of `writers`, named by its setting; the first is without a gate. `references` are
+    cloud-only's texts."""
+    return Curve(tuple(_points(references, writers, nats)), _mean_nats(references, nats))
+
+
+def _points(
+    references: Sequence[TokenIds], writers: Sequence[tuple[str, Write]], nats: Nats
+) -> Iterator[CurvePoint]:
+    assert writers and writers[0][0] == NO_GATE, "the curve is against no gate"
+    num_calls_without: int | None = None
+    for setting, write in writers:
+        texts = [write(index) for index in range(len(references))]
+        num_calls = sum(text.num_calls for text in texts)
+        if num_calls_without is None:
+            num_calls_without = num_calls
+        yield _make_point(setting, references, texts, num_calls_without, nats)
+
+
+def _make_point(
+    setting: str,
+    references: Sequence[TokenIds],
+    texts: Sequence[Written],
+    num_calls_without: int,
+    nats: Nats,
+) -> CurvePoint:
+    num_tokens = sum(len(text.token_ids) for text in texts)
+    num_calls = sum(text.num_calls for text in texts)
+    pairs = [(text.token_ids, reference) for text, reference in zip(texts, references, strict=True)]
+    num_longest = sum(max(len(ours), len(theirs)) for ours, theirs in pairs)
+    num_equal = sum(a == b for ours, theirs in pairs for a, b in zip(ours, theirs, strict=False))
+    return CurvePoint(
+        setting=setting,
+        num_tokens=num_tokens,
+        num_calls=num_calls,
+        calls_per_token=_ratio(num_calls, num_tokens),
+        calls_saved=1 - _ratio(num_calls, num_calls_without) if num_calls_without else 0.0,
+        kept_share=_ratio(sum(text.num_kept for text in texts), num_tokens),
+        share_equal=_ratio(num_equal, num_longest),
+        share_before=_ratio(sum(_num_before(ours, theirs) for ours, theirs in pairs), num_longest),
+        target_nats=_mean_nats([text.token_ids for text in texts], nats),
+    )
+
+
+def _mean_nats(texts: Sequence[TokenIds], nats: Nats) -> float | None:
+    losses = [nats(index, token_ids) for index, token_ids in enumerate(texts)]
+    known = [loss for loss in losses if loss is not None]
+    num_tokens = sum(map(len, texts))
+    return sum(known) / num_tokens if len(known) == len(texts) and num_tokens else None
+
+
+def _num_before(ours: TokenIds, theirs: TokenIds) -> int:
+    pairs = enumerate(zip(ours, theirs, strict=False))
+    return next((i for i, (a, b) in pairs if a != b), min(len(ours), len(theirs)))
+
+
+def _ratio(part: float, whole: float) -> float:
+    return part / whole if whole else 0.0

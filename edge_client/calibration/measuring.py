@@ -1,0 +1,132 @@
+"""Texts and signals of a calibration, out of a loaded draft and, where one is named, a verifier."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+
+from common.methods import num_support
+from common.types import Method, Origin, TokenIds
+from edge_client.assemble import Edge, create_link, make_sampling
+from edge_client.calibration.curve import KEEP_ALL, NO_GATE, Curve, Write, Written, measure_curve
+from edge_client.calibration.passages import Passage
+from edge_client.calibration.quantiles import thresholds_at
+from edge_client.calibration.samples import Sample, draft_along
+from edge_client.calibration.target_loss import target_nats
+from edge_client.config import RunConfig
+from edge_client.depth.registry import create_depth_policy
+from edge_client.gate.gate import GateUse
+from edge_client.gate.settings import without_gate
+from edge_client.gate.thresholds import GateThresholds
+from edge_client.method_options import support_size
+from edge_client.options import Mode, OnTimeout
+from edge_client.session import SessionResult, new_session_id
+
+# Passed by no token: what is asked about then are texts' ends, and what rules find.
+_NOTHING_IS_HARD = GateThresholds(nll=float("inf"), entropy=float("inf"), margin=0.0)
+
+
+
+class Calibration:
+    """`edge`'s configuration is `ungated`; `asked` is what it was made of. Passage i is written after with
+    the i-th seed from its seed, or 1, on. `on_text` is called after each text, with what it was for."""
+
+    def __init__(
+        self,
+        edge: Edge,
+        passages: Sequence[Passage],
+        asked: RunConfig,
+        on_text: Callable[[str], None] = lambda what: None,
+    ) -> None:
+        assert edge.draft is not None, "a calibration drafts"
+        self._edge, self._draft = edge, edge.draft
+        self._config = replace(edge.config, on_timeout=str(OnTimeout.WAIT))
+        self._asked = asked
+        self._passages = passages
+        self._first_seed = first_seed(asked)
+        self._on_text = on_text
+        self._known_nats: dict[tuple[int, TokenIds], float | None] = {}
+        self.target_fingerprint = ""
+
+    def cloud_only(self) -> list[TokenIds]:
+        """The target's own text after each passage."""
+        config = replace(self._config, mode=str(Mode.CLOUD_ONLY))
+        return [self._write(index, config, "cloud-only").token_ids for index in range(len(self._passages))]
+
+    def samples(self, texts: Sequence[TokenIds]) -> list[Sample]:
+        """Of drafts along `texts`, one a passage."""
+        config = self._config
+        words = tuple(tuple(self._edge.tokenizer.encode(word)) for word in config.bad_word)
+        policy = create_depth_policy(config.depth_policy, config.num_speculative_tokens)
+        num_ids = num_support(Method(config.method), support_size(config))
+        found: list[Sample] = []
+        for index, (passage, text) in enumerate(zip(self._passages, texts, strict=True)):
+            sampling = make_sampling(config, self._first_seed + index, words)
+            depth = max(1, policy.next_depth())
+            found += draft_along(self._draft, sampling, num_ids, passage.prompt_ids, text, depth)
+            self._on_text("drafting along")
+        return found
+
+    def curve(
+        self,
+        references: Sequence[TokenIds],
+        samples: Sequence[Sample],
+        percentiles: Sequence[float],
+        gate_file: Path,
+    ) -> Curve:
+        """Without a gate, then at each percentile, then keeping all. Rules, words and the hard ratio are the
+        file's."""
+        signals = [sample.signals for sample in samples]
+        gates = [(f"{each:g}", thresholds_at(signals, each)) for each in sorted(percentiles)]
+        gates.append((KEEP_ALL, _NOTHING_IS_HARD))
+        writers = [(NO_GATE, self._writer(NO_GATE, self._config))]
+        writers += [(name, self._writer(name, self._gated(each, gate_file))) for name, each in gates]
+        return measure_curve(references, writers, self._nats)
+
+    def _gated(self, thresholds: GateThresholds, gate_file: Path) -> RunConfig:
+        values = {f"gate_{name}": value for name, value in asdict(thresholds).items()}
+        return replace(
+            self._config,
+            gate=str(GateUse.COMMIT),
+            gate_file=gate_file,
+            gate_ner=self._asked.gate_ner,
+            gate_rare_per_million=self._asked.gate_rare_per_million,
+            **values,
+        )
+
+    def _writer(self, name: str, config: RunConfig) -> Write:
+        def write(index: int) -> Written:
+            result = self._write(index, config, name)
+            num_calls = sum(each.is_answered and not each.is_kept for each in result.stats.rounds)
+            return Written(result.token_ids, num_calls, result.origins.count(Origin.GATE))
+
+        return write
+
+    def _write(self, index: int, config: RunConfig, what: str) -> SessionResult:
+        prompt_ids = self._passages[index].prompt_ids
+        session = self._edge.session(prompt_ids, self._first_seed + index, config)
+        for _ in session.generate():
+            pass
+        if (model := session.result.model) is not None:
+            self.target_fingerprint = model.target_fingerprint
+        self._on_text(what)
+        return session.result
+
+    def _nats(self, index: int, token_ids: TokenIds) -> float | None:
+        key = index, token_ids
+        if key not in self._known_nats:
+            session_id = new_session_id()
+            link = create_link(self._config, session_id)
+            prompt_ids = self._passages[index].prompt_ids
+            self._known_nats[key] = target_nats(link, session_id, prompt_ids, token_ids)
+        return self._known_nats[key]
+
+
+def first_seed(config: RunConfig) -> int:
+    return 1 if config.seed is None else config.seed
+
+
+def ungated(config: RunConfig) -> RunConfig:
+    """What a calibration loads its parts with."""
+    return replace(without_gate(config), mode=str(Mode.SPECULATIVE), pipeline="off")

@@ -1,0 +1,72 @@
+"""Thresholds from signals: the percentile of each, and what they come to together. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from common.types import Signals
+from edge_client.calibration.samples import Sample
+from edge_client.gate.thresholds import GateThresholds
+
+
+def thresholds_at(signals: Sequence[Signals], percentile: float) -> GateThresholds:
+    """That percentile of NLL, entropy and, where every signal has it, variance; of the margin, which is small
+    where a draft is unsure, the same share from the other end."""
+    assert signals, "thresholds of nothing"
+    variances = [each.variance for each in signals if each.variance is not None]
+    return GateThresholds(
+        nll=_at([each.nll for each in signals], percentile),
+        entropy=_at([each.entropy_bits for each in signals], percentile),
+        margin=_at([each.margin for each in signals], 100 - percentile),
+        variance=_at(variances, percentile) if len(variances) == len(signals) else None,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Sorting:
+    """How thresholds sort the drafted tokens. Shares of what is not there are None: `right_of_*` needs
+    samples along the target's own text, and counts those it judged."""
+
+    hard_share: float  # that pass any threshold
+    hard_share_of: dict[str, float]  # by signal
+    right_of_easy: float | None  # of those that pass none, how many the target has too
+    right_of_hard: float | None
+
+
+def sort_samples(samples: Sequence[Sample], thresholds: GateThresholds, is_target: bool) -> Sorting:
+    hard = _are_hard(samples, thresholds)
+    judged = [
+        (is_hard, sample.is_right)
+        for is_hard, sample in zip(hard, samples, strict=True)
+        if is_target and sample.is_right is not None
+    ]
+    return Sorting(
+        hard_share=sum(hard) / len(hard),
+        hard_share_of={
+            name: sum(_are_hard(samples, GateThresholds(**{name: value}))) / len(samples)
+            for name, value in set_thresholds(thresholds).items()
+        },
+        right_of_easy=_share([is_right for is_hard, is_right in judged if not is_hard]),
+        right_of_hard=_share([is_right for is_hard, is_right in judged if is_hard]),
+    )
+
+
+def set_thresholds(thresholds: GateThresholds) -> dict[str, float]:
+    """Those that are looked at, by name."""
+    values = {name: getattr(thresholds, name) for name in GateThresholds.__dataclass_fields__}
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def _are_hard(samples: Sequence[Sample], thresholds: GateThresholds) -> list[bool]:
+    return [thresholds.hard(sample.signals) for sample in samples]
+
+
+def _at(values: Sequence[float], percentile: float) -> float:
+    return float(np.percentile(values, percentile))
+
+
+def _share(truths: Sequence[bool]) -> float | None:
+    return sum(truths) / len(truths) if truths else None

@@ -1,0 +1,49 @@
+"""The draft's signals at tokens it drafts, as a session drafts them: what thresholds are applied to."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from common.types import SamplingParams, Signals
+from edge_client.drafting.base import DraftModel
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One drafted token. `is_right`: whether the text has it there; None: behind one that it has not."""
+
+    signals: Signals
+    is_right: bool | None
+
+
+def draft_along(
+    draft: DraftModel,
+    sampling: SamplingParams,
+    num_support: int,
+    prompt_ids: Sequence[int],
+    text_ids: Sequence[int],
+    num_draft_tokens: int,
+) -> Iterator[Sample]:
+    """Rounds of `num_draft_tokens` through a text that stands: each drafts behind the tokens before it, as
+    many stand as are the text's, and the next round begins behind those and one more.
+
+    Along a target's own text these are the drafts of a session with `coupled`, token for token.
+    """
+    sequence = draft.sequence(sampling, num_prompt_tokens=len(prompt_ids), num_support=num_support)
+    try:
+        sequence.commit(prompt_ids)
+        done = 0
+        while done < len(text_ids):
+            drafted = sequence.propose(min(num_draft_tokens, len(text_ids) - done))
+            if not drafted.token_ids:  # the draft's context is full
+                return
+            theirs = text_ids[done : done + len(drafted.token_ids)]
+            pairs = zip(drafted.token_ids, theirs, strict=True)
+            num_right = next((i for i, (a, b) in enumerate(pairs) if a != b), len(theirs))
+            for index, signals in enumerate(drafted.signals):
+                yield Sample(signals, index < num_right if index <= num_right else None)
+            sequence.commit(text_ids[done : done + num_right + 1])
+            done += num_right + 1
+    finally:
+        sequence.close()

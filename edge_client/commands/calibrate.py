@@ -1,0 +1,271 @@
+"""`edge-client calibrate`: a gate's thresholds from text, and what the commit-gate saves and costs."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from common.config import add_flags
+from common.config_fields import leaves
+from common.errors import UsageError
+from edge_client.config import RunConfig
+
+if TYPE_CHECKING:
+    from edge_client.assemble import Edge
+    from edge_client.calibration.curve import Curve
+    from edge_client.calibration.outcome import Outcome
+    from edge_client.calibration.passages import ValidationText
+    from edge_client.gate.file import GateFile
+
+PERCENTILES = (50.0, 60.0, 70.0, 80.0, 90.0, 95.0, 99.0)
+_BAR = 24  # characters of the progress bar
+_DRAWING = "experiments.gate_curve"  # by name, as `cli` has verbs: nothing here imports it
+_SETTINGS = frozenset(  # of a run that a calibration uses
+    ("verifier", "draft", "draft_threads", "temperature", "top_k", "top_p", "min_p", "method", "support_size")
+    + ("depth_policy", "num_speculative_tokens", "seed", "transport", "timeout_ms", "recover_timeout_s")
+    + ("gate_rules", "gate_ner", "gate_rare_per_million", "gate_max_hard_ratio", "log_level")
+    + ("tls", "tls_ca", "tls_cert", "tls_key", "tls_server_name", "token_file", "insecure_token")
+)
+_DESCRIPTION = """Set a gate's thresholds from validation text: percentiles of the draft's own signals at
+tokens it drafts. Without a verifier it drafts along the text as it is. With --verifier it drafts along
+what the target writes after passages of the text, and measures what the commit-gate saves and costs at
+several percentiles.
+
+  edge-client calibrate --text notes/*.md --out gate.yaml
+  edge-client calibrate --text notes/*.md --out gate.yaml --verifier 127.0.0.1:7077 --svg curve.svg
+  edge-client run --gate stop --gate-file gate.yaml "Dear"
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.description, parser.formatter_class = _DESCRIPTION, argparse.RawDescriptionHelpFormatter
+    parser.add_argument(
+        "--text",
+        type=Path,
+        nargs="+",
+        metavar="FILE",
+        help='of the kind that will be written: UTF-8, or .jsonl with "text" or "prompt" on every line; '
+        "default: held-out prompts beside the embedded draft",
+    )
+    parser.add_argument("--out", type=Path, required=True, metavar="FILE", help="gate file to write")
+    parser.add_argument(
+        "--percentile",
+        type=float,
+        default=80.0,
+        metavar="P",
+        help="of drafted tokens that pass no threshold, for each signal by itself; default 80",
+    )
+    parser.add_argument(
+        "--passages", type=int, default=32, metavar="N", help="of the text, to draft after; default 32"
+    )
+    parser.add_argument(
+        "--prompt-tokens", type=int, default=64, metavar="N", help="length of a passage; default 64"
+    )
+    parser.add_argument(
+        "--new-tokens", type=int, default=96, metavar="N", help="to go along after each; default 96"
+    )
+    parser.add_argument(
+        "--curve",
+        default=",".join(f"{each:g}" for each in PERCENTILES),
+        metavar="P,P,...|none",
+        help="with a verifier: percentiles to measure; default %(default)s",
+    )
+    parser.add_argument("--csv", type=Path, metavar="FILE", help="write the curve's points")
+    parser.add_argument("--svg", type=Path, metavar="FILE", help="draw the curve; needs outrider[report]")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.add_argument("--config", type=Path, metavar="FILE", help="YAML file of the settings below")
+    without = tuple(n for leaf in leaves(RunConfig) if (n := leaf.key.partition(".")[0]) not in _SETTINGS)
+    add_flags(parser, RunConfig, without=without)
+
+
+def main(namespace: argparse.Namespace) -> int:
+    """Returns 0; `OutriderError` says what is wrong."""
+    from common.logs import setup_logging
+    from edge_client.assemble import create_edge
+    from edge_client.calibration.measuring import ungated
+    from edge_client.calibration.passages import read_texts
+    from edge_client.commands.configured import load_run_config
+
+    loaded = load_run_config(namespace)
+    has_target = loaded.origins["verifier"] != "default"
+    percentiles = _check(namespace, has_target)
+    _check_rules(loaded.value)
+    config = replace(ungated(loaded.value), max_new_tokens=namespace.new_tokens)
+    setup_logging(config.log_level)
+    draw = _drawing() if namespace.svg else None
+    text = read_texts(namespace.text or [_embedded_text(config)])
+    edge = create_edge(config)
+    try:
+        outcome = _calibrate(namespace, loaded.value, edge, text, has_target, percentiles)
+    finally:
+        edge.close()
+        _say("")
+    if outcome.curve is not None:
+        if namespace.csv:
+            from edge_client.calibration.curve_text import curve_csv
+
+            _write(namespace.csv, curve_csv(outcome.curve.points), "--csv")
+        if draw is not None:
+            _write(namespace.svg, draw(outcome.curve), "--svg")
+    print(json.dumps(outcome.as_json()) if namespace.json else outcome.as_text())
+    return 0
+
+
+def _calibrate(
+    namespace: argparse.Namespace,
+    asked: RunConfig,
+    edge: Edge,
+    text: ValidationText,
+    has_target: bool,
+    percentiles: Sequence[float],
+) -> Outcome:
+    """`asked` has the gate's own settings, `edge` is loaded without."""
+    from edge_client.calibration.measuring import Calibration
+    from edge_client.calibration.outcome import make_outcome
+    from edge_client.calibration.passages import cut_passages
+
+    draft = edge.draft
+    assert draft is not None, "a calibration drafts"
+    if not draft.signal_names:
+        strategy = asked.draft_strategy
+        raise UsageError(f"calibrate asks how sure the draft is, and draft_strategy {strategy} cannot tell")
+    passages = cut_passages(
+        text.documents,
+        edge.tokenizer.encode,
+        num_passages=namespace.passages,
+        num_prompt_tokens=namespace.prompt_tokens,
+        num_following_tokens=namespace.new_tokens,
+        needs_following=not has_target,
+    )
+    num_texts = len(passages) * (2 + (2 + len(percentiles) if percentiles else 0) if has_target else 1)
+    calibration = Calibration(edge, passages, asked, _progress(num_texts))
+    texts = calibration.cloud_only() if has_target else [each.following_ids for each in passages]
+    samples = calibration.samples(texts)
+    if not samples:
+        raise UsageError("the draft drafted nothing: --prompt-tokens may be past its context")
+    outcome = make_outcome(
+        samples,
+        text,
+        asked,
+        draft.fingerprint,
+        percentile=namespace.percentile,
+        target_fingerprint=calibration.target_fingerprint,
+    )
+    _write_gate_file(namespace.out, outcome.gate_file)
+    if percentiles:
+        outcome = replace(outcome, curve=calibration.curve(texts, samples, percentiles, namespace.out))
+    return replace(outcome, out=namespace.out)
+
+
+# --------------------------------------------------------------------------------------------- arguments
+
+
+def _check(namespace: argparse.Namespace, has_target: bool) -> tuple[float, ...]:
+    """The percentiles of the curve. Raises `UsageError` before anything takes time."""
+    _check_percentile(namespace.percentile, "--percentile")
+    for flag in ("passages", "prompt_tokens", "new_tokens"):
+        if (value := getattr(namespace, flag)) < (2 if flag == "new_tokens" else 1):
+            raise UsageError(f"--{flag.replace('_', '-')} {value}: want more")
+    for flag in ("out", "csv", "svg"):
+        path: Path | None = getattr(namespace, flag)
+        if path is not None and not path.parent.is_dir():
+            raise UsageError(f"--{flag} {path}: there is no directory {path.parent}")
+    wanted = () if namespace.curve == "none" else tuple(namespace.curve.split(","))
+    if not (has_target and wanted):
+        for flag in ("csv", "svg"):
+            if getattr(namespace, flag) is not None:
+                reason = "--curve is none" if has_target else "it takes a --verifier to measure a curve"
+                raise UsageError(f"--{flag}: there is no curve: {reason}")
+        return ()
+    try:
+        percentiles = tuple(sorted({float(each) for each in wanted}))
+    except ValueError:
+        raise UsageError(f"--curve {namespace.curve}: want percentiles with commas, or none") from None
+    for each in percentiles:
+        _check_percentile(each, "--curve")
+    return percentiles
+
+
+def _check_percentile(value: float, flag: str) -> None:
+    if not 0 < value < 100:
+        raise UsageError(f"{flag} {value:g}: want a percentile between 0 and 100")
+
+
+def _check_rules(config: RunConfig) -> None:
+    """Raises `UsageError` for rules that are none, or lack something. Words will be counted."""
+    from edge_client.gate.rules import RuleNeeds, create_rules
+    from edge_client.gate.settings import split_names
+    from edge_client.gate.words import WordCounts
+
+    names = split_names(config.gate_rules)
+    create_rules(names, RuleNeeds(config.gate_ner, WordCounts()))
+    if config.gate_rare_per_million is not None and "rare" not in names:
+        raise UsageError("--gate-rare-per-million goes with the rule rare: add it to --gate-rules")
+
+
+def _embedded_text(config: RunConfig) -> Path:
+    """Raises `UsageError` where there is none, or where it is not of the kind that the draft writes."""
+    from edge_client.config import default_draft_dir
+
+    path = default_draft_dir().parent / "prompts.jsonl"
+    if config.draft or not path.is_file():
+        raise UsageError("--text FILE ...: name some text of the kind that will be written")
+    return path
+
+
+def _drawing() -> Callable[[Curve], str]:
+    """Raises `UsageError` where there is nothing to draw with; it draws at the end of a long measurement."""
+    try:
+        importlib.import_module("matplotlib")
+        draw: Callable[[Curve], str] = importlib.import_module(_DRAWING).draw_curve
+        return draw
+    except ModuleNotFoundError as error:
+        hint = "pip install 'outrider[report]' has what it needs, and --csv needs nothing"
+        raise UsageError(f"--svg: there is no module {error.name} here; {hint}") from error
+
+
+# ------------------------------------------------------------------------------------------------ output
+
+
+def _write_gate_file(path: Path, content: GateFile) -> None:
+    from edge_client.gate.file import write_gate_file
+
+    try:
+        write_gate_file(path, content)
+    except OSError as error:
+        raise UsageError(f"--out {path}: {error.strerror}") from error
+
+
+def _write(path: Path, content: str, flag: str) -> None:
+    try:
+        path.write_text(content, encoding="utf-8")
+    except OSError as error:
+        raise UsageError(f"{flag} {path}: {error.strerror}") from error
+
+
+def _progress(num_texts: int) -> Callable[[str], None]:
+    """A line on stderr that a terminal shows while it measures."""
+    start_s, num_done = time.monotonic(), 0
+
+    def show(what: str) -> None:
+        nonlocal num_done
+        num_done += 1
+        left_s = (time.monotonic() - start_s) / num_done * (num_texts - num_done)
+        filled = int(_BAR * num_done / num_texts)
+        bar = "#" * filled + "." * (_BAR - filled)
+        _say(f"[{bar}] {num_done} of {num_texts} texts, about {left_s:.0f} s left: {what}")
+
+    return show
+
+
+def _say(line: str) -> None:
+    if sys.stderr.isatty():
+        sys.stderr.write(f"\r\x1b[K{line}")
+        sys.stderr.flush()
