@@ -298,8 +298,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--only",
         choices=("depth", "ways", *REAL),
-        help="a part: depth policies, or ways to work; an outage over the emulated link, and the commit-gate's "
-        "curve by sessions on loopback, take real time and are measured only when asked for",
+        help="a part: depth policies, or ways to work; an outage over the emulated link, and the commit-gate "
+        "by sessions over loopback, take real time and are measured only when asked for",
     )
     parser.add_argument("--traces", type=Path, default=RECORDED, metavar="FILE", help="recorded acceptance")
     arguments = parser.parse_args(argv)
