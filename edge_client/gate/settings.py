@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import fields, replace
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 from common.errors import UsageError
 from edge_client.config import RunConfig
@@ -82,8 +83,8 @@ def gate_warning(config: RunConfig) -> str | None:
 
 def without_gate(config: RunConfig) -> RunConfig:
     """The same configuration with none."""
-    defaults = {field.name: field.default for field in fields(RunConfig) if field.name in GATE_KEYS}
-    return replace(config, **defaults)
+    own: dict[str, Any] = {each.name: each.default for each in fields(RunConfig) if each.name in GATE_KEYS}
+    return replace(config, **own)
 
 
 def _check_place(config: RunConfig, use: GateUse) -> None:

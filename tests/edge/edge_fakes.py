@@ -40,6 +40,7 @@ from edge_client.deadline import RoundDeadline
 from edge_client.depth.base import DepthPolicy
 from edge_client.depth.fixed import FixedDepth
 from edge_client.drafting.base import ShouldStop, ended
+from edge_client.gate.gate import Gate
 from edge_client.link.base import Traffic
 from edge_client.options import Mode, OnTimeout, SessionOptions
 from edge_client.remote_verifier import RemoteVerifier
@@ -369,6 +370,7 @@ def make_session(
     method_params: MethodParams = MethodParams(),  # noqa: B008
     num_logprobs: int = 0,
     is_reverified: bool = False,
+    gate: Gate | None = None,
     **stop: Any,
 ) -> EdgeSession:
     stop.setdefault("max_new_tokens", 12)
@@ -394,4 +396,4 @@ def make_session(
             is_patient=on_timeout is OnTimeout.WAIT,
         )
     policy = policy or FixedDepth(depth)
-    return EdgeSession(PROMPT, options, decode=decode, verifier=remote, draft=draft, depth=policy)
+    return EdgeSession(PROMPT, options, decode=decode, verifier=remote, draft=draft, depth=policy, gate=gate)

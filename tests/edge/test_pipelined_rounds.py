@@ -11,6 +11,7 @@ from engine_link import ChanceDraft, Chances, EngineLink
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from support.fakes import FakeBackend
+from telling_draft import Tell, TellingDraft
 
 from common.sampling import choose, process_logits
 from common.types import (
@@ -26,6 +27,7 @@ from common.types import (
 )
 from edge_client.deadline import RoundDeadline
 from edge_client.depth.fixed import FixedDepth
+from edge_client.gate.gate import Gate
 from edge_client.mode_choice import ModeChoice, Way
 from edge_client.options import Mode, OnTimeout, SessionOptions
 from edge_client.pipeline import RoundWindow
@@ -72,6 +74,8 @@ def decode(
     method: Method = Method.COUPLED,
     mode: Mode = Mode.SPECULATIVE,
     choice: ModeChoice | None = None,
+    gate: Gate | None = None,
+    tell: Tell | None = None,
 ) -> SessionResult:
     sampling = SamplingParams(temperature=temperature, seed=seed)
     draft = ChanceDraft(reference(sampling, StopParams(200, ignore_eos=True)), accuracy, seed, draft_context)
@@ -97,9 +101,10 @@ def decode(
         options,
         decode=lambda token_id: f"<{token_id}>",
         verifier=verifier,
-        draft=draft,  # type: ignore[arg-type]
+        draft=draft if tell is None else TellingDraft(draft, tell),  # type: ignore[arg-type]
         depth=FixedDepth(depth),
         window=RoundWindow(window, choice),
+        gate=gate,
     )
     for _ in session.generate():
         link.check_integrity()
