@@ -62,7 +62,9 @@ def _draw_equal(points: Sequence[CurvePoint], axes: Axes) -> None:
 def _draw_loss(curve: Curve, axes: Axes) -> None:
     saved = [100 * point.calls_saved for point in curve.points]
     losses = [point.target_nats or 0.0 for point in curve.points]
-    axes.plot(saved, losses, **series_style(2).line_arguments())
+    errors = [point.target_nats_error or 0.0 for point in curve.points]
+    style = series_style(2).line_arguments()
+    axes.errorbar(saved, losses, yerr=errors, capsize=3, elinewidth=1.2, **style)
     axes.set_ylabel("target's loss, nats a token")
     if curve.cloud_only_nats is not None:
         axes.axhline(curve.cloud_only_nats, color=colour("muted"), linestyle=":", linewidth=1.3)

@@ -5,6 +5,8 @@ How texts are written and judged is given, so that this is pure.
 
 from __future__ import annotations
 
+import math
+import statistics
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -28,7 +30,7 @@ class Written:
 class CurvePoint:
     """Over all texts. `calls_saved` is against no gate. `share_equal`: tokens that are cloud-only's at the
     same place; `share_before`: tokens before the first that is not. Loss in nats a token, None: not
-    measured."""
+    measured; its `error` is half the 95 % interval of what it differs from cloud-only's by, text for text."""
 
     setting: str  # a percentile ("80"), NO_GATE or KEEP_ALL
     num_tokens: int
@@ -39,6 +41,7 @@ class CurvePoint:
     share_equal: float
     share_before: float
     target_nats: float | None = None
+    target_nats_error: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,15 +99,34 @@ def _make_point(
         kept_share=_ratio(sum(text.num_kept for text in texts), num_tokens),
         share_equal=_ratio(num_equal, num_longest),
         share_before=_ratio(sum(_num_before(ours, theirs) for ours, theirs in pairs), num_longest),
-        target_nats=_mean_nats([text.token_ids for text in texts], nats),
+        target_nats=_mean_nats([ours for ours, _ in pairs], nats),
+        target_nats_error=_error(pairs, nats),
     )
 
 
 def _mean_nats(texts: Sequence[TokenIds], nats: Nats) -> float | None:
+    losses = _losses(texts, nats)
+    num_tokens = sum(map(len, texts))
+    return sum(losses) / num_tokens if losses and num_tokens else None
+
+
+def _error(pairs: Sequence[tuple[TokenIds, TokenIds]], nats: Nats) -> float | None:
+    """None for fewer than two texts, too."""
+    ours, theirs = ([pair[side] for pair in pairs] for side in (0, 1))
+    losses, references = _losses(ours, nats), _losses(theirs, nats)
+    if len(pairs) < 2 or not (losses and references and all(ours) and all(theirs)):
+        return None
+    own = [loss / len(token_ids) for loss, token_ids in zip(losses, ours, strict=True)]
+    cloud = [loss / len(token_ids) for loss, token_ids in zip(references, theirs, strict=True)]
+    differences = [a - b for a, b in zip(own, cloud, strict=True)]
+    return 1.96 * statistics.stdev(differences) / math.sqrt(len(differences))
+
+
+def _losses(texts: Sequence[TokenIds], nats: Nats) -> list[float]:
+    """Of each; none at all where one is not known."""
     losses = [nats(index, token_ids) for index, token_ids in enumerate(texts)]
     known = [loss for loss in losses if loss is not None]
-    num_tokens = sum(map(len, texts))
-    return sum(known) / num_tokens if len(known) == len(texts) and num_tokens else None
+    return known if len(known) == len(losses) else []
 
 
 def _num_before(ours: TokenIds, theirs: TokenIds) -> int:

@@ -9,7 +9,7 @@ from dataclasses import asdict, fields
 
 from edge_client.calibration.curve import CurvePoint
 
-_COLUMNS = ("calls saved", "calls/token", "kept unasked", "equal", "before difference", "target loss")
+_COLUMNS = ("calls saved", "calls/token", "kept unasked", "equal", "before difference", "    target loss")
 
 
 def curve_table(points: Sequence[CurvePoint], cloud_only_nats: float | None) -> str:
@@ -18,7 +18,8 @@ def curve_table(points: Sequence[CurvePoint], cloud_only_nats: float | None) -> 
     for point in points:
         shares = [f"{each:.1%}" for each in (point.kept_share, point.share_equal, point.share_before)]
         calls = (f"{point.calls_saved:.1%}", f"{point.calls_per_token:.3f}")
-        lines.append(_line(point.setting, (*calls, *shares, _loss(point.target_nats))))
+        loss = _loss(point.target_nats, point.target_nats_error)
+        lines.append(_line(point.setting, (*calls, *shares, loss)))
     lines.append(_line("cloud-only", ("", "", "", "", "", _loss(cloud_only_nats))))
     return "\n".join(lines)
 
@@ -36,5 +37,7 @@ def _line(first: str, cells: Sequence[str]) -> str:
     return f"{first:<10}" + "".join(f"{cell:>{width}}" for cell, width in zip(cells, widths, strict=True))
 
 
-def _loss(nats: float | None) -> str:
-    return "-" if nats is None else f"{nats:.3f}"
+def _loss(nats: float | None, error: float | None = None) -> str:
+    if nats is None:
+        return "-"
+    return f"{nats:.3f} ±{error:.3f}" if error is not None else f"{nats:.3f}       "

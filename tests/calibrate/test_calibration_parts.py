@@ -190,6 +190,9 @@ def test_without_a_gate_nothing_is_saved_and_all_is_equal_and_keeping_all_saves_
     assert [point.share_before for point in curve.points] == [1.0, 0.625, 0.125]
     assert [point.kept_share for point in curve.points] == [0.0, 0.5, 0.875]
     assert [point.target_nats for point in curve.points] == [4.5, 2.75, 8.5] and curve.cloud_only_nats == 4.5
+    # Text for text against cloud-only: 0 and -3.5, 6.5 and 1.5
+    errors = [point.target_nats_error for point in curve.points]
+    assert errors == pytest.approx([0.0, 1.96 * 1.75, 1.96 * 2.5])
 
 
 def test_texts_of_other_lengths_count_by_the_longer_one() -> None:
@@ -206,6 +209,6 @@ def test_a_curve_is_told_in_lines_and_as_csv() -> None:
     assert len({len(line) for line in lines}) == 1, "columns stand under one another"
     header, row = curve_csv(curve.points).splitlines()
     assert header.startswith("setting,num_tokens,num_calls,calls_per_token,calls_saved")
-    assert row == "no gate,8,8,1.0,0.0,0.0,1.0,1.0,"
+    assert row == "no gate,8,8,1.0,0.0,0.0,1.0,1.0,,"
 
 
