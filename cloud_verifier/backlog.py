@@ -48,15 +48,21 @@ class StepTimes:
     def is_known(self) -> bool:
         return self._sums[0] > 0
 
+    @property
+    def is_sloped(self) -> bool:
+        """Whether sizes differed by enough to tell the two apart."""
+        weight, sum_n, _, sum_nn, _ = self._sums
+        return self.is_known and sum_nn * weight > 1.01 * sum_n * sum_n
+
     def observe(self, num_tokens: int, step_s: float) -> None:
         n, t = float(num_tokens), step_s
         new = (1.0, n, t, n * n, n * t)
         self._sums = [_MEMORY * old + x for old, x in zip(self._sums, new, strict=True)]
         weight, sum_n, sum_t, sum_nn, sum_nt = self._sums
         mean_n, mean_t = sum_n / weight, sum_t / weight
-        variance = sum_nn / weight - mean_n * mean_n
         self.token_s = mean_t / mean_n
-        if variance > 0.01 * mean_n * mean_n:
+        if self.is_sloped:
+            variance = sum_nn / weight - mean_n * mean_n
             slope = (sum_nt / weight - mean_n * mean_t) / variance
             self.token_s = min(max(slope, 0.0), self.token_s)
         self.base_s = mean_t - self.token_s * mean_n
@@ -162,6 +168,13 @@ class Backlog:
             if not self._times.is_known:
                 return math.inf
             return self._times.base_s + self._times.token_s * min(num_tokens, self._max_step_tokens)
+
+    def step_line_ns(self) -> tuple[int, int]:
+        """What a step takes, fixed and a token; twice 0 before steps of different sizes were seen."""
+        with self._lock:
+            if not self._times.is_sloped:
+                return 0, 0
+            return round(1e9 * self._times.base_s), round(1e9 * self._times.token_s)
 
     def retry_ms(self) -> int:
         """How long what waits now will take."""

@@ -200,7 +200,9 @@ class Engine:
                 self._end_turn(work)
                 continue
             try:
-                is_done = finish(work, next(rest), self.backend, self.model, self.observer, len(works))
+                is_done = finish(
+                    work, next(rest), self.backend, self.model, self.observer, len(works), self.backlog
+                )
             except Exception:
                 log.exception("a round could not be finished")
                 self._fail(work, RoundErrorCode.INTERNAL, INTERNAL_MESSAGE)

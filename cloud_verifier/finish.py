@@ -9,6 +9,7 @@ from itertools import accumulate
 import numpy as np
 
 from cloud_verifier.backends.base import Logits, TargetBackend
+from cloud_verifier.backlog import Backlog
 from cloud_verifier.device_rows import scan_step
 from cloud_verifier.logprobs import logprobs_of
 from cloud_verifier.methods.base import Outcome, RoundInput
@@ -55,6 +56,7 @@ def finish(
     model: ModelInfo,
     observer: EngineObserver,
     batch_size: int,
+    backlog: Backlog,
 ) -> bool:
     """Answers `work` from its rows; returns whether it is done."""
     session = work.session
@@ -98,6 +100,7 @@ def finish(
             return True
         case OpenRequest():
             chain = session.chain
+            step_fixed_ns, step_token_ns = backlog.step_line_ns()
             opened = Opened(
                 model,
                 outcome.correction,
@@ -105,6 +108,8 @@ def finish(
                 chain.hash,
                 metrics=metrics,
                 logprobs=logprobs[0] if logprobs else None,
+                step_fixed_ns=step_fixed_ns,
+                step_token_ns=step_token_ns,
             )
             session.opening_reply = opened
             work.job.reply(opened)

@@ -287,6 +287,8 @@ class Opened:
     is_existing: bool = False
     metrics: RoundMetrics = field(default_factory=RoundMetrics)
     logprobs: TokenLogprobs | None = None
+    step_fixed_ns: int = 0  # a step of n tokens took this and n times `step_token_ns` lately
+    step_token_ns: int = 0  # both 0: not known
 
 
 @dataclass(frozen=True, slots=True)

@@ -51,12 +51,19 @@ class ModeChoice:
 
     # ------------------------------------------------------------------------------------ measurements
 
-    def observe_opening(self, trip_s: float, forward_s: float, draft_token_s: float) -> None:
-        """`forward_s`: of the prompt."""
+    def observe_opening(
+        self,
+        trip_s: float,
+        forward_s: float,
+        draft_token_s: float,
+        step_fixed_s: float = 0.0,
+        step_token_s: float = 0.0,
+    ) -> None:
+        """`forward_s`: of the prompt. `step_*`: the verifier's word for its steps, 0 where it has none."""
         costs = self.conditions.costs
         costs.observe_trip(trip_s)
         costs.observe_draft(draft_token_s, 1)
-        costs.observe_opening(forward_s)
+        costs.observe_opening(forward_s, step_fixed_s, step_token_s)
 
     def observe(self, record: RoundRecord) -> None:
         self.conditions.observe(record)

@@ -64,7 +64,13 @@ def _tell_choice(decoding: Decoding, opened: Opened, wait_s: float) -> None:
         return
     metrics = opened.metrics
     trip_s = max(0.0, wait_s - metrics.total_ns / 1e9)
-    choice.observe_opening(trip_s, metrics.forward_ns / 1e9, drafter.time_token())
+    choice.observe_opening(
+        trip_s,
+        metrics.forward_ns / 1e9,
+        drafter.time_token(),
+        opened.step_fixed_ns / 1e9,
+        opened.step_token_ns / 1e9,
+    )
 
 
 def _make_request(decoding: Decoding, is_rebuild: bool) -> OpenRequest:

@@ -23,6 +23,7 @@ from edge_client.stats import RoundRecord
 from experiments.acceptance_traces import MAX_DEPTH, TextTrace, signals_of
 
 LinkNow = Callable[[float], LinkCosts]  # by the time since the text began
+_NUM_PROMPT_TOKENS = 64  # of a prompt, in the opening's forward
 _ANY_TOKEN = 0  # depth policies ask for confidences alone
 EAGER_TOKENS = 32  # of a stream: each is drafted beside it
 LOOK_EVERY, TRIP_EVERY_S = 4, 1.0  # while streaming: tokens to a drafted one, and between two timed trips
@@ -67,7 +68,10 @@ class VirtualText:
         choice = self.window.choice
         if choice is not None:
             link = self.link(0.0)
-            choice.observe_opening(link.rtt_s, self.models.target_token_s, self.models.draft_token_s)
+            models = self.models
+            prompt_s = models.verify_s(_NUM_PROMPT_TOKENS - 1)
+            step_s = (models.verify_s(-1), models.verify_token_s)  # of a verifier that served before
+            choice.observe_opening(link.rtt_s, prompt_s, models.draft_token_s, *step_s)
         self._choose()
         while self.position < self.trace.num_positions:
             before_s, way = self.now_s, choice.current if choice is not None else Way.SYNCHRONOUS

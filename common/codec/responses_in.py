@@ -63,6 +63,8 @@ def decode_open_response(message: pb.OpenResponse) -> OpenReply:
                 is_existing=opened.is_existing,
                 metrics=_decode_metrics(opened.metrics),
                 logprobs=_decode_logprobs(opened.logprobs) if opened.HasField("logprobs") else None,
+                step_fixed_ns=opened.step_fixed_ns,
+                step_token_ns=opened.step_token_ns,
             )
         case "progress":
             return _decode_progress(message.progress)

@@ -65,6 +65,8 @@ def encode_open_response(response: OpenReply) -> pb.OpenResponse:
                 is_existing=response.is_existing,
                 metrics=_encode_metrics(response.metrics),
                 logprobs=_encode_logprobs(response.logprobs) if response.logprobs else None,
+                step_fixed_ns=response.step_fixed_ns,
+                step_token_ns=response.step_token_ns,
             )
         )
     if isinstance(response, Progress):

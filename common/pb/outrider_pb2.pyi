@@ -259,7 +259,7 @@ class OpenResponse(_message.Message):
     def __init__(self, opened: _Optional[_Union[Opened, _Mapping]] = ..., progress: _Optional[_Union[Progress, _Mapping]] = ..., error: _Optional[_Union[RoundError, _Mapping]] = ...) -> None: ...
 
 class Opened(_message.Message):
-    __slots__ = ("describe", "first_token", "position", "hash", "is_existing", "metrics", "logprobs")
+    __slots__ = ("describe", "first_token", "position", "hash", "is_existing", "metrics", "logprobs", "step_fixed_ns", "step_token_ns")
     DESCRIBE_FIELD_NUMBER: _ClassVar[int]
     FIRST_TOKEN_FIELD_NUMBER: _ClassVar[int]
     POSITION_FIELD_NUMBER: _ClassVar[int]
@@ -267,6 +267,8 @@ class Opened(_message.Message):
     IS_EXISTING_FIELD_NUMBER: _ClassVar[int]
     METRICS_FIELD_NUMBER: _ClassVar[int]
     LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIXED_NS_FIELD_NUMBER: _ClassVar[int]
+    STEP_TOKEN_NS_FIELD_NUMBER: _ClassVar[int]
     describe: DescribeResponse
     first_token: int
     position: int
@@ -274,7 +276,9 @@ class Opened(_message.Message):
     is_existing: bool
     metrics: RoundMetrics
     logprobs: TokenLogprobs
-    def __init__(self, describe: _Optional[_Union[DescribeResponse, _Mapping]] = ..., first_token: _Optional[int] = ..., position: _Optional[int] = ..., hash: _Optional[int] = ..., is_existing: bool = ..., metrics: _Optional[_Union[RoundMetrics, _Mapping]] = ..., logprobs: _Optional[_Union[TokenLogprobs, _Mapping]] = ...) -> None: ...
+    step_fixed_ns: int
+    step_token_ns: int
+    def __init__(self, describe: _Optional[_Union[DescribeResponse, _Mapping]] = ..., first_token: _Optional[int] = ..., position: _Optional[int] = ..., hash: _Optional[int] = ..., is_existing: bool = ..., metrics: _Optional[_Union[RoundMetrics, _Mapping]] = ..., logprobs: _Optional[_Union[TokenLogprobs, _Mapping]] = ..., step_fixed_ns: _Optional[int] = ..., step_token_ns: _Optional[int] = ...) -> None: ...
 
 class Support(_message.Message):
     __slots__ = ("token_ids", "weights")

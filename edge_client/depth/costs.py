@@ -44,11 +44,13 @@ class VerifyTimes:
         pairs = combinations((n for n, _ in self._rounds), 2)
         return sum(abs(n - other_n) for n, other_n in pairs) >= _SHARE_WEIGHT
 
-    def line(self) -> tuple[float, float]:
-        """Seconds for no token, and for each one; none is negative. At least one round was observed."""
+    def line(self, told_token_s: float | None = None) -> tuple[float, float]:
+        """Seconds for no token, and for each one; none is negative. At least one round was observed.
+        `told_token_s`: the verifier's word for the second, believed as much as a guess would be."""
         mean_tokens = statistics.fmean(n for n, _ in self._rounds)
         middle_s = statistics.median(t for _, t in self._rounds)
-        slopes = [(_TOKEN_SHARE * middle_s / mean_tokens, _SHARE_WEIGHT)]
+        guess_s = _TOKEN_SHARE * middle_s / mean_tokens if told_token_s is None else told_token_s
+        slopes = [(guess_s, _SHARE_WEIGHT)]
         for (n, t), (other_n, other_t) in combinations(self._rounds, 2):
             if n != other_n:
                 slopes.append(((t - other_t) / (n - other_n), abs(n - other_n)))
@@ -81,6 +83,7 @@ class RoundCosts:
         self._trips_s: deque[float] = deque(maxlen=_NUM_TRIPS)
         self._targets_s: deque[float] = deque(maxlen=_NUM_VERIFICATIONS)
         self._opening_s: float | None = None
+        self._told: tuple[float, float] | None = None  # the verifier's word for its line
         self._num_rounds = 0
         self._draft_s = 0.0
         self._num_drafted = 0.0
@@ -112,9 +115,12 @@ class RoundCosts:
         """What the target takes for a token of a stream."""
         self._targets_s.append(token_s)
 
-    def observe_opening(self, forward_s: float) -> None:
-        """What it took for a prompt: for one token no more than that."""
+    def observe_opening(self, forward_s: float, step_fixed_s: float = 0.0, step_token_s: float = 0.0) -> None:
+        """What it took for a prompt: for one token no more than that. And what the verifier says of its
+        steps, if it knows: this much, and this much a token."""
         self._opening_s = forward_s
+        if step_fixed_s or step_token_s:
+            self._told = (step_fixed_s, step_token_s)
 
     def estimate(self) -> tuple[ModelCosts, LinkCosts]:
         """Something of each was observed (`is_known`). A verification that was never seen takes what the
@@ -122,7 +128,9 @@ class RoundCosts:
         target_s = self._target_s()
         base_s, token_s = target_s * (1 - _TOKEN_GUESS), target_s * _TOKEN_GUESS
         if self._num_rounds:
-            base_s, token_s = self._verify.line()
+            base_s, token_s = self._verify.line(self._told[1] if self._told else None)
+        elif self._told:
+            base_s, token_s = self._told
         models = ModelCosts(
             draft_token_s=self._draft_s / self._num_drafted,
             target_token_s=target_s,
@@ -138,7 +146,9 @@ class RoundCosts:
             return statistics.median(self._targets_s)
         known_s = [] if self._opening_s is None else [self._opening_s]
         if self._num_rounds:
-            if self._verify.is_sloped:
-                return sum(self._verify.line())
+            if self._told or self._verify.is_sloped:
+                return sum(self._verify.line(self._told[1] if self._told else None))
             known_s.append(self._verify.middle_s)
+        elif self._told:
+            known_s.append(sum(self._told))
         return min(known_s, default=0.0)

@@ -28,7 +28,9 @@ def test_step_times_tell_the_base_from_the_tokens_once_they_saw_two_sizes() -> N
     for _ in range(5):
         times.observe(5, 0.007)
     assert times.base_s == pytest.approx(0.0) and times.token_s == pytest.approx(0.0014)
+    assert not times.is_sloped
     times.observe(64, 0.020)
+    assert times.is_sloped
     assert times.token_s == pytest.approx(0.013 / 59, rel=0.01)
     assert times.base_s == pytest.approx(0.0059, rel=0.01)
 

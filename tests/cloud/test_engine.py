@@ -11,10 +11,13 @@ import numpy as np
 import pytest
 from support.fakes import FakeBackend
 
+from cloud_verifier.backends.base import ForwardItem, Logits
 from cloud_verifier.backlog import QueueLimits
 from cloud_verifier.engine import Engine
 from cloud_verifier.work import Job
 from common.alignment import TokenChain
+from common.codec.responses_in import decode_open_response
+from common.codec.responses_out import encode_open_response
 from common.sampling import choose, process_logits
 from common.types import (
     CancelRequest,
@@ -188,6 +191,27 @@ def test_rounds_give_the_targets_own_text_whatever_is_drafted(
         assert (chain.position, chain.hash) == (verdict.position, verdict.hash)
     assert chain.token_ids[3:] == expected[: chain.position - 3]
     assert chain.position > 20
+
+
+class SlowBackend(FakeBackend):
+    clock: Clock
+
+    def forward(self, items: Sequence[ForwardItem]) -> Logits:
+        self.clock.now_s += 0.005 + 0.001 * sum(len(item.token_ids) for item in items)
+        return super().forward(items)
+
+
+def test_an_opening_says_what_a_step_takes_once_steps_of_several_sizes_were_seen() -> None:
+    harness = Harness(SlowBackend())
+    harness.backend.clock = harness.clock
+    _, first = harness.open(1, [5] * 40)
+    assert (first.step_fixed_ns, first.step_token_ns) == (0, 0)
+    harness.open(2, (5, 6, 7))
+    _, third = harness.open(3, (7, 8, 9))
+    assert (third.step_fixed_ns, third.step_token_ns) == (pytest.approx(5e6), pytest.approx(1e6))
+    same = decode_open_response(encode_open_response(third))
+    assert isinstance(same, Opened)
+    assert (same.step_fixed_ns, same.step_token_ns) == (third.step_fixed_ns, third.step_token_ns)
 
 
 def test_ready_sessions_share_one_packed_forward_without_padding() -> None:

@@ -53,6 +53,15 @@ def test_each_way_is_taken_where_it_is_the_soonest(
         assert after(choice, a_round(rtt_ms, forward_ms, draft_ms)) is best
 
 
+def test_a_prompt_says_little_of_the_targets_speed_and_the_verifiers_word_much() -> None:
+    trip_s, prompt_s, draft_s = 0.06, 0.04, 0.0006  # the embedded pair over 60 ms
+    deceived, told = ModeChoice(ALL), ModeChoice(ALL)
+    deceived.observe_opening(trip_s, prompt_s, draft_s)
+    told.observe_opening(trip_s, prompt_s, draft_s, step_fixed_s=0.006, step_token_s=0.001)
+    assert deceived.choose(1000) is not Way.CLOUD_ONLY
+    assert told.choose(1000) is Way.CLOUD_ONLY
+
+
 def test_before_anything_is_known_the_first_way_holds() -> None:
     assert ModeChoice(ALL).choose(1000) is Way.SYNCHRONOUS
 
