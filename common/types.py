@@ -130,11 +130,21 @@ class Support:
 
 
 @dataclass(frozen=True, slots=True)
+class RunnerUp:
+    """The token that would have been drafted, had the drafted one not been there. `gap`: how much less it
+    scored, in nats, the noise that both sides share included."""
+
+    token_id: int
+    gap: float
+
+
+@dataclass(frozen=True, slots=True)
 class Draft:
     """One proposal: `token_ids[i]` was sampled with probability `draft_probs[i]` (q).
 
     `supports[i]`, where the method asks for one, is the distribution it was sampled from. `doubted` are the
-    signals of the token that a stop rule ended the draft before: it was sampled, and dropped.
+    signals of the token that a stop rule ended the draft before: it was sampled, and dropped. `runner_ups[i]`
+    is told by sequences that were asked for it (`edge_client.drafting.base.KeepsRunnerUps`).
     """
 
     token_ids: TokenIds
@@ -142,6 +152,7 @@ class Draft:
     signals: tuple[Signals, ...] = ()
     supports: tuple[Support, ...] = ()
     doubted: Signals | None = None
+    runner_ups: tuple[RunnerUp, ...] = ()
 
     @property
     def confidences(self) -> tuple[float, ...]:

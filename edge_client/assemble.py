@@ -182,7 +182,11 @@ def make_window(config: RunConfig) -> RoundWindow:
     elif is_auto:
         pipelining = Pipelining.AUTO
     return create_window(
-        pipelining, config.num_rounds_in_flight, config.depth_policy, has_stream_too=is_auto
+        pipelining,
+        config.num_rounds_in_flight,
+        config.depth_policy,
+        has_stream_too=is_auto,
+        may_guess=config.guesses == "auto",
     )
 
 

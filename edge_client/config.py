@@ -70,6 +70,12 @@ class RunConfig:
         minimum=2,
         maximum=16,
     )
+    guesses: str = option(
+        "auto",
+        "while it pipelines, with method coupled: send rounds behind guesses at a rejection too; never, or "
+        "(auto) where one is likelier to be used than what else could be drafted",
+        choices=("off", "auto"),
+    )
     max_new_tokens: int = option(256, "tokens to generate at most", metavar="N", minimum=1)
     num_speculative_tokens: int | None = option(
         None,

@@ -6,7 +6,7 @@ import time
 from collections.abc import Sequence
 
 from common.types import Draft, SamplingParams, Signals, TokenIds
-from edge_client.drafting.base import DraftModel, ShouldStop, Stop
+from edge_client.drafting.base import DraftModel, KeepsRunnerUps, ShouldStop, Stop
 
 
 class Drafter:
@@ -48,6 +48,13 @@ class Drafter:
         if left_s > 0:
             time.sleep(left_s)
         return draft, (time.perf_counter() - start_s) * 1e3
+
+    def keep_runner_ups(self) -> bool:
+        """Whether drafts tell them from now on."""
+        if not isinstance(self._sequence, KeepsRunnerUps):
+            return False
+        self._sequence.keep_runner_ups()
+        return True
 
     def _commit(self, token_ids: Sequence[int], assumed: TokenIds) -> None:
         sequence = self._sequence

@@ -7,7 +7,7 @@ in the order of their arrival, and a request sent twice is answered twice and ap
 from __future__ import annotations
 
 from collections import OrderedDict, deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from common.errors import LinkError, RoundTimeoutError
@@ -74,6 +74,7 @@ class Exchange:
         self._clock = clock
         self._outstanding: deque[Outstanding] = deque()
         self._last_answer_s = float("-inf")
+        self.newest_answered = 0  # the highest round id that an answer came to
         self._timed_out: OrderedDict[int, Outstanding] = OrderedDict()
         self._late: list[tuple[Outstanding, Verdict]] = []
 
@@ -95,6 +96,12 @@ class Exchange:
     def forget(self) -> None:
         """Nobody waits for the jobs under way any more."""
         self._outstanding.clear()
+
+    def keep(self, are_kept: Sequence[bool]) -> None:
+        """Of the jobs under way, oldest first, nobody waits for the others any more."""
+        self._outstanding = deque(
+            each for each, is_kept in zip(self._outstanding, are_kept, strict=True) if is_kept
+        )
 
     def renew(self, next_round_id: Callable[[], int]) -> None:
         """The jobs under way again, as new ones: what the verifier says to the old ones is no answer."""
@@ -193,6 +200,8 @@ class Exchange:
         reply = self._lifeline.receive(until_s)
         if reply is None:
             return False
+        if isinstance(reply, Verdict | RoundError):
+            self.newest_answered = max(self.newest_answered, reply.round_id)
         for each in self._outstanding:
             if each.answers(reply):
                 assert isinstance(reply, FinalReply)

@@ -7,6 +7,9 @@ import enum
 from edge_client.mode_choice import ModeChoice, Way
 from edge_client.stats import RoundRecord
 
+MAX_UNDER_WAY = 16  # guesses included
+MAX_UNANSWERED = 30  # rounds, dropped ones included: a verifier lets 32 of a session's requests wait
+
 
 class Pipelining(enum.StrEnum):
     OFF = "off"  # one round at a time
@@ -28,13 +31,27 @@ class RoundWindow:
     """`size` rounds; 1 is a synchronous edge, which waits for each verdict before it drafts on.
 
     Without a `choice` always `num_rounds`; with one as many as it says, or `num_rounds` while it pipelines.
+    `may_guess`: rounds behind guesses at a rejection (`edge_client.guesses`) may be under way besides.
     """
 
-    def __init__(self, num_rounds: int | None = None, choice: ModeChoice | None = None) -> None:
+    def __init__(
+        self, num_rounds: int | None = None, choice: ModeChoice | None = None, may_guess: bool = False
+    ) -> None:
         self.choice = choice
+        self.may_guess = may_guess
         self._num_rounds = num_rounds
         self.size = 1
         self._resize()
+
+    @property
+    def has_guesses(self) -> bool:
+        """Whether to guess now."""
+        return self.may_guess and self.size > 1
+
+    @property
+    def most(self) -> int:
+        """Rounds under way at most, guesses included."""
+        return self._num_rounds or MAX_UNDER_WAY if self.has_guesses else self.size
 
     def observe(self, record: RoundRecord) -> None:
         if self.choice is not None:
@@ -56,7 +73,12 @@ class RoundWindow:
 
 
 def create_window(
-    pipelining: Pipelining, num_rounds: int | None, policy: str, has_stream_too: bool = False
+    pipelining: Pipelining,
+    num_rounds: int | None,
+    policy: str,
+    *,
+    has_stream_too: bool = False,
+    may_guess: bool = False,
 ) -> RoundWindow:
     """`policy`: the depth policy's name; `has_stream_too`: the target's own stream may be chosen (auto)."""
     ways = pipelining.ways
@@ -64,4 +86,5 @@ def create_window(
         ways = (*ways, Way.CLOUD_ONLY)
     if ways == (Way.SYNCHRONOUS,):
         return RoundWindow()
-    return RoundWindow(num_rounds, ModeChoice(ways, has_best_length=policy == "optimal"))
+    choice = ModeChoice(ways, has_best_length=policy == "optimal")
+    return RoundWindow(num_rounds, choice, may_guess and Way.PIPELINED in ways)

@@ -174,14 +174,20 @@ class RemoteVerifier:
             exchange.outstanding.appendleft(answered)
             exchange.renew(self.next_round_id)
 
+    @property
+    def num_unanswered(self) -> int:
+        """Rounds that may still wait at the verifier, those that nobody here waits for any more included: it
+        takes them in order."""
+        return self._last_round_id - self._exchange.newest_answered
+
     def poll(self) -> Sequence[FinalReply | None]:
         """Of the rounds under way, oldest first: what has arrived, without waiting. Raises no `LinkError`."""
         self._exchange.poll()
         return [each.reply for each in self._exchange.outstanding]
 
-    def forget_rounds(self) -> None:
-        """The rounds under way build on a text that is none: their answers are nobody's."""
-        self._exchange.forget()
+    def keep_rounds(self, are_kept: Sequence[bool]) -> None:
+        """The other rounds under way build on a text that is none: their answers are nobody's."""
+        self._exchange.keep(are_kept)
 
     def generate(self, request: GenerateRequest, silence_s: float) -> Iterator[GeneratedTokens]:
         """The stream of one `Generate`; ends early after a refusal, once its hint was waited for.

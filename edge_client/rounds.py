@@ -1,8 +1,12 @@
-"""The rounds under way, oldest first, and the text they assume: that every draft in them stands. Pure.
+"""The rounds under way, oldest first, and the texts they assume. Pure.
 
     text      [ … agreed … ][ own, not acknowledged ]
     rounds                                           [ draft 1 ][ draft 2 ][ draft 3 ]
-                                                                           ^ what the next round builds on
+                                                          │                ^ what the next round builds on
+                                                          └ x [ draft 4 ]    or another one does, on a guess
+
+Each builds on another's draft: on all of it, or on its first tokens and a guess at the correction behind
+them. The oldest is the root, whose verdict leaves one of those that build on it, and what builds on that.
 
 With `coupled` each verdict brings a bonus, which is the token that the next round's first one is checked
 against: the text then reaches one token into the oldest round's draft.
@@ -18,6 +22,7 @@ from common.alignment import extend_hash
 from common.types import CorrectionKind, Draft, TokenIds, Verdict, VerifyRequest
 from edge_client.exchange import FinalReply
 from edge_client.gate.gate import Judgement
+from edge_client.guesses import Branch
 from edge_client.text import SessionText
 
 
@@ -34,6 +39,8 @@ class Round:
     is_ahead: bool = False
     judgement: Judgement | None = None
     num_kept: int = 0
+    behind: Branch[Round] | None = None  # what it builds on, while that is not judged
+    chance: float = 1.0  # to be judged, as far as is known now
 
     @property
     def start(self) -> int:
@@ -41,15 +48,13 @@ class Round:
         return self.request.base_position + len(self.request.committed_tokens)
 
     @property
-    def end(self) -> int:
-        return self.start + len(self.draft.token_ids)
+    def is_guess(self) -> bool:
+        """Whether it builds on a guess at a correction, or on a round that does."""
+        return self.behind is not None and (self.behind.guess is not None or self.behind.host.is_guess)
 
-    @property
-    def end_hash(self) -> int:
-        """Of the text with all of its draft."""
-        return extend_hash(
-            self.request.base_hash, (*self.request.committed_tokens, *self.request.draft_tokens)
-        )
+    def hash_after(self, token_ids: TokenIds) -> int:
+        """Of the text with `token_ids` in the place of its draft."""
+        return extend_hash(self.request.base_hash, (*self.request.committed_tokens, *token_ids))
 
     def stands_on(self, text: SessionText) -> bool:
         """Whether the text, as it is now, is what the round assumed, and its draft goes on from there."""
@@ -62,9 +67,20 @@ class Round:
         )
 
 
+def tokens_of_branch(branch: Branch[Round]) -> TokenIds:
+    """What it assumes from its host's draft on."""
+    guess = () if branch.guess is None else (branch.guess,)
+    return (*branch.host.request.draft_tokens[: branch.place], *guess)
+
+
+def whole_of(host: Round) -> Branch[Round]:
+    """The branch behind all of a round's draft."""
+    return Branch(host, len(host.draft.token_ids), None, host.chance)
+
+
 @dataclass(slots=True)
 class RoundsInFlight:
-    """Several rounds only where each but the last is `pipelined`."""
+    """Several rounds only where each that another builds on is `pipelined`."""
 
     _rounds: deque[Round] = field(default_factory=deque)
 
@@ -78,18 +94,19 @@ class RoundsInFlight:
     def last(self) -> Round:
         return self._rounds[-1]
 
-    def assumed(self, text: SessionText) -> TokenIds:
-        """What is assumed to follow the text."""
-        if not self._rounds:
+    def assumed(self, text: SessionText, branch: Branch[Round] | None) -> TokenIds:
+        """What is assumed, on `branch`, to follow the text."""
+        if branch is None:
             return ()
-        drafted = [token_id for each in self._rounds for token_id in each.request.draft_tokens]
-        return tuple(drafted[text.position - self._rounds[0].start :])
+        path = _path(branch)
+        token_ids = [token_id for each in path for token_id in tokens_of_branch(each)]
+        return tuple(token_ids[text.position - path[0].host.start :])
 
     def append(self, each: Round) -> None:
         self._rounds.append(each)
 
     def pop(self) -> Round:
-        """The oldest one, which was answered."""
+        """The oldest one, which was answered. `settle` says what is left of the others."""
         return self._rounds.popleft()
 
     def clear(self) -> list[Round]:
@@ -98,16 +115,59 @@ class RoundsInFlight:
         self._rounds.clear()
         return cleared
 
-    def are_spoilt(self, replies: Sequence[FinalReply | None], next_token: int | None = None) -> bool:
-        """Whether what arrived so far says that not every draft stands; `next_token` is drafted behind them,
-        if it is known already."""
-        following = [each.request.draft_tokens[0] for each in list(self._rounds)[1:]]
-        for each, reply, token_id in zip(self._rounds, replies, [*following, next_token], strict=True):
+    def settle(self, answered: Round, text: SessionText) -> tuple[Round | None, list[bool]]:
+        """Once the text has what the verdict of `answered` brought: the round that the text leads to, and of
+        each under way whether it is that or builds on it. Those that do not are dropped by `keep`."""
+        heirs = (each for each in self._rounds if each.behind is not None and each.behind.host is answered)
+        heir = next((each for each in heirs if each.stands_on(text)), None)
+        kept = {id(heir)}
+        for each in self._rounds:
+            if each.behind is not None and id(each.behind.host) in kept:
+                kept.add(id(each))
+        return heir, [id(each) in kept for each in self._rounds]
+
+    def keep(self, are_kept: Sequence[bool]) -> list[Round]:
+        """The others, which are under way no more."""
+        pairs = list(zip(self._rounds, are_kept, strict=True))
+        self._rounds = deque(each for each, is_kept in pairs if is_kept)
+        return [each for each, is_kept in pairs if not is_kept]
+
+    def are_spoilt(
+        self, replies: Sequence[FinalReply | None], branch: Branch[Round], next_token: int | None = None
+    ) -> bool:
+        """Whether what arrived so far says that the text of `branch` is not to be; `next_token` is drafted
+        behind it, if it is known already."""
+        if replies[0] is None:
+            return False
+        reply_to = {id(each): reply for each, reply in zip(self._rounds, replies, strict=True)}
+        path = _path(branch)
+        following = [_first_token(each) for each in path[1:]]
+        for each, token_id in zip(path, [*following, next_token], strict=True):
+            reply = reply_to[id(each.host)]
             if reply is None:
                 return False
-            if not isinstance(reply, Verdict) or reply.accepted_len < len(each.request.draft_tokens):
-                return True
-            has_bonus = reply.correction_kind is not CorrectionKind.NONE
-            if has_bonus and token_id is not None and reply.correction != token_id:
+            if not isinstance(reply, Verdict) or not _leads_to(reply, each, token_id):
                 return True
         return False
+
+
+def _path(branch: Branch[Round]) -> list[Branch[Round]]:
+    """From the oldest round on."""
+    path = [branch]
+    while path[-1].host.behind is not None:
+        path.append(path[-1].host.behind)
+    return path[::-1]
+
+
+def _first_token(branch: Branch[Round]) -> int | None:
+    return branch.host.request.draft_tokens[0] if branch.host.request.draft_tokens else None
+
+
+def _leads_to(verdict: Verdict, branch: Branch[Round], next_token: int | None) -> bool:
+    """Whether the text after `verdict` is that of `branch`, `next_token` behind it, as far as it is known."""
+    if verdict.accepted_len != branch.place:
+        return False
+    if branch.guess is not None:
+        return verdict.correction_kind is not CorrectionKind.NONE and verdict.correction == branch.guess
+    has_bonus = verdict.correction_kind is not CorrectionKind.NONE
+    return not has_bonus or next_token is None or verdict.correction == next_token

@@ -1,8 +1,9 @@
 """The main loop: propose, send, take the verdict; repair or fall back when that fails.
 
 One loop, synchronous or pipelined: with a window of one round (`edge_client.pipeline` sizes it) each verdict
-is waited for before the next draft. With more, the edge drafts on behind what it sent as if all of it stood;
-where it does not, the rounds behind are dropped at once, and the verifier answers them without computing.
+is waited for before the next draft. With more, the edge drafts on behind what it sent as if all of it stood,
+or, where that is likelier, as if the verifier corrected it to what the edge guesses (`edge_client.guesses`);
+what turns out otherwise is dropped at once, and the verifier answers it without computing.
 """
 
 from __future__ import annotations
@@ -10,30 +11,24 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 
 from common.errors import RoundTimeoutError
-from common.methods import sends_probs, sends_support
-from common.types import (
-    CorrectionKind,
-    Draft,
-    FinishReason,
-    Origin,
-    RoundError,
-    TokenIds,
-    Verdict,
-    VerifyRequest,
-)
+from common.types import CorrectionKind, Draft, FinishReason, Origin, RoundError, Verdict
+from edge_client.branching import create_branches
 from edge_client.cloud_only import stream_cloud_only
 from edge_client.correction import PendingCorrection
 from edge_client.events import SessionEvent, TokenEvent
 from edge_client.fallback import fall_back
 from edge_client.gate.commit import keep_block
-from edge_client.gate.gate import Judgement
+from edge_client.guesses import Branch
 from edge_client.opening import open_session
 from edge_client.options import Decoding
+from edge_client.pipeline import MAX_UNANSWERED
 from edge_client.remote_verifier import Answer, SessionLostError, UnknownPrefixError
 from edge_client.reverify import hold_against, kept_for_round, num_behind, take_late_verdict
-from edge_client.rounds import Round, RoundsInFlight
+from edge_client.round_request import make_request
+from edge_client.rounds import Round, RoundsInFlight, whole_of
 from edge_client.stats import RoundRecord
 from edge_client.verdicts import agrees, can_choose, disagreement, make_record, make_stale_record, tokens_of
 
@@ -46,6 +41,7 @@ class SpeculativeLoop:
     def __init__(self, decoding: Decoding) -> None:
         self._decoding = decoding
         self._rounds = RoundsInFlight()
+        self._branches = create_branches(decoding)  # None: what follows a rejection is not guessed at
         self._has_no_idea = False  # the draft, of what follows the rounds under way
 
     def run(self) -> Iterator[SessionEvent]:
@@ -57,8 +53,10 @@ class SpeculativeLoop:
                 return
             elif self._decoding.must_open:
                 yield from self._reopen()
-            elif not self._rounds or self._may_draft_on():
-                yield from self._send_round()
+            elif not self._rounds:
+                yield from self._send_round(None)
+            elif (branch := self._next_branch()) is not None:
+                yield from self._send_round(branch)
             else:
                 yield from self._take_answer()
                 yield from self._take_late_verdicts()
@@ -80,25 +78,29 @@ class SpeculativeLoop:
             yield from fall_back(self._decoding, draft, error)
             yield from self._take_late_verdicts()
 
-    def _may_draft_on(self) -> bool:
-        """Behind the rounds under way, whose verdicts come first if they are there."""
+    def _next_branch(self) -> Branch[Round] | None:
+        """Where to draft on behind the rounds under way; None: their verdicts come first."""
         rounds, decoding = self._rounds, self._decoding
-        if len(rounds) >= decoding.window.size or not rounds.last.request.pipelined or self._has_no_idea:
-            return False
-        return decoding.remote.poll()[0] is None
+        branch = None
+        if decoding.remote.num_unanswered >= MAX_UNANSWERED:
+            pass
+        elif self._branches is not None:
+            branch = self._branches.best(len(rounds), decoding.window)
+        elif len(rounds) < decoding.window.size and rounds.last.request.pipelined and not self._has_no_idea:
+            branch = whole_of(rounds.last)
+        return branch if branch is not None and decoding.remote.poll()[0] is None else None
 
-    def _send_round(self) -> Iterator[SessionEvent]:
-        decoding, rounds = self._decoding, self._rounds
-        assumed = rounds.assumed(decoding.text)
+    def _send_round(self, branch: Branch[Round] | None) -> Iterator[SessionEvent]:
+        """On `branch`; None: behind the text, with nothing under way."""
+        decoding = self._decoding
+        assumed = self._rounds.assumed(decoding.text, branch)
         num_draft_tokens = decoding.num_to_draft(len(assumed)) if decoding.pending is None else 0
         to_judge = kept_for_round(decoding)
         num_draft_tokens = num_behind(decoding, len(to_judge), num_draft_tokens)
-        is_ahead = bool(rounds)
-        is_spoilt = self._is_spoilt if is_ahead else None
+        is_spoilt = None if branch is None else partial(self._is_spoilt, branch)
         draft, draft_ms = decoding.propose(num_draft_tokens, assumed, is_spoilt, is_gated=True)
-        if is_ahead and (not draft.token_ids or self._is_spoilt(draft.token_ids[0])):
-            self._has_no_idea = not draft.token_ids
-            decoding.stats.num_wasted_draft_tokens += len(draft.token_ids)
+        if branch is not None and (not draft.token_ids or self._is_spoilt(branch, draft.token_ids[0])):
+            self._give_up(branch, draft)
             return  # to the verdict that is there
         if num_draft_tokens > 0 and not draft.token_ids and _is_draft_over(decoding) and not decoding.is_owed:
             log.info("the draft's context is full: cloud-only from here")
@@ -108,50 +110,30 @@ class SpeculativeLoop:
         if kept := keep_block(decoding, draft, draft_ms, judgement):
             yield from kept
             return
-        request = self._make_request(draft, len(assumed), judgement, to_judge)
+        request = make_request(decoding, draft, branch, len(assumed), judgement, to_judge)
         decoding.remote.submit(request)
         draft = replace(draft, token_ids=request.draft_tokens)
         window, num_kept = decoding.window.size, len(to_judge)
-        rounds.append(Round(request, draft, draft_ms, window, is_ahead, judgement, num_kept))
+        self._add(Round(request, draft, draft_ms, window, branch is not None, judgement, num_kept), branch)
 
-    def _is_spoilt(self, next_token: int | None = None) -> bool:
-        return self._rounds.are_spoilt(self._decoding.remote.poll(), next_token)
+    def _is_spoilt(self, branch: Branch[Round], next_token: int | None = None) -> bool:
+        return self._rounds.are_spoilt(self._decoding.remote.poll(), branch, next_token)
 
-    def _make_request(
-        self, draft: Draft, num_assumed: int, judgement: Judgement | None, to_judge: TokenIds
-    ) -> VerifyRequest:
-        """Tokens `to_judge` come before the draft; what may be told of each drafted token is not known of
-        them, and need not be told."""
-        decoding = self._decoding
-        text, method, pending = decoding.text, decoding.options.method, decoding.pending
-        base_position, base_hash = text.acked_position, text.acked_hash
-        committed, origins = text.unacked()
-        if self._rounds:
-            last = self._rounds.last
-            base_position, base_hash = last.end, last.end_hash
-            committed, origins = (), ()
-        return VerifyRequest(
-            round_id=decoding.remote.next_round_id(),
-            base_position=base_position,
-            base_hash=base_hash,
-            committed_tokens=committed,
-            origins=origins,
-            draft_tokens=(*to_judge, *draft.token_ids),
-            q_token_probs=draft.draft_probs if sends_probs(method) and not to_judge else (),
-            hard_mask=b"" if judgement is None or to_judge else judgement.hard_mask,
-            q_support=draft.supports if sends_support(method) else (),
-            candidates_from=pending.num_seen if pending is not None else 0,
-            pipelined=decoding.window.size > 1 and self._has_more_behind(draft, num_assumed),
-        )
+    def _give_up(self, branch: Branch[Round], draft: Draft) -> None:
+        self._decoding.stats.num_wasted_draft_tokens += len(draft.token_ids)
+        if draft.token_ids:
+            return
+        self._has_no_idea = True
+        if self._branches is not None:
+            self._branches.take(branch)
 
-    def _has_more_behind(self, draft: Draft, num_assumed: int) -> bool:
-        """Whether another round may follow this one before its verdict. What was doubted is waited for."""
-        decoding = self._decoding
-        if draft.doubted is not None or not draft.token_ids or decoding.is_owed:
-            return False
-        if len(decoding.text.until_stop(draft.token_ids)) < len(draft.token_ids):
-            return False
-        return decoding.num_to_draft(num_assumed + len(draft.token_ids)) > 0
+    def _add(self, sent: Round, branch: Branch[Round] | None) -> None:
+        if branch is not None:
+            sent.behind, sent.chance = branch, branch.chance
+        self._rounds.append(sent)
+        self._decoding.stats.num_guessed_rounds += sent.is_guess
+        if self._branches is not None:
+            self._branches.grow(sent)
 
     def _take_answer(self) -> Iterator[SessionEvent]:
         """Of the oldest round."""
@@ -174,23 +156,28 @@ class SpeculativeLoop:
             decoding.must_open = True
         else:
             self._has_no_idea = False
-            yield from self._take(self._rounds.pop(), answer)
-            self._drop_stale()
+            answered = self._rounds.pop()
+            yield from self._take(answered, answer)
+            self._settle(answered)
 
-    def _drop_stale(self) -> None:
-        """Rounds that assumed what did not come true; the verifier knows them by their hash."""
-        text = self._decoding.text
-        if not self._rounds:
-            return
-        if text.finish is None and not self._decoding.must_open:
-            if next(iter(self._rounds)).stands_on(text):
-                return
-        self._decoding.remote.forget_rounds()
-        self._count_stale(self._rounds.clear())
+    def _settle(self, answered: Round) -> None:
+        """Rounds that assumed what did not come true are dropped; the verifier knows them by their hash."""
+        decoding, text, rounds = self._decoding, self._decoding.text, self._rounds
+        heir, are_kept = rounds.settle(answered, text)
+        if text.finish is not None or decoding.must_open:
+            heir, are_kept = None, [False] * len(rounds)
+        if not all(are_kept):
+            decoding.remote.keep_rounds(are_kept)
+            self._count_stale(rounds.keep(are_kept))
+        if heir is not None:
+            decoding.stats.num_guess_hits += heir.is_guess
+            heir.behind = None
+        if self._branches is not None:
+            self._branches.settle(heir, list(rounds))
 
     def _count_stale(self, rounds: list[Round]) -> None:
         stats, text = self._decoding.stats, self._decoding.text
-        stats.num_stale_rounds += len(rounds)
+        stats.num_stale_rounds += sum(not each.is_guess for each in rounds)
         for each in rounds:
             request = each.request
             is_first_wrong = text.finish is None and text.chain.agrees(
@@ -198,6 +185,8 @@ class SpeculativeLoop:
             )
             stats.num_wasted_draft_tokens += len(each.draft.token_ids)
             self._decoding.record(make_stale_record(each, is_first_wrong=is_first_wrong))
+            if is_first_wrong and self._branches is not None:
+                self._branches.rates.observe(each.draft.runner_ups, 0, text.chain.token_ids[each.start])
 
     # ------------------------------------------------------------------------------------ verdicts
 
@@ -210,6 +199,8 @@ class SpeculativeLoop:
             decoding.must_open = True  # whatever it has there, it is not this text
             return
         decoding.note_success()
+        if self._branches is not None:
+            self._branches.observe(round_, verdict)
         judged = hold_against(decoding, round_.start, token_ids, verdict.logprobs)
         # Kept tokens, or the bonus of the round before, which the draft guessed.
         num_known = text.position - round_.start

@@ -67,6 +67,8 @@ class SessionStats:
     num_late_verdicts: int = 0
     num_stale_rounds: int = 0  # sent behind a round that did not stand as a whole
     num_wasted_draft_tokens: int = 0  # drafted for such rounds, sent or not
+    num_guessed_rounds: int = 0  # sent behind a guess at a correction; no stale ones, whatever comes of them
+    num_guess_hits: int = 0  # of guesses: rounds that were judged because one came true
     num_marks_cleared: int = 0
     num_reverified_tokens: int = 0  # kept unverified, and then found to be the target's own
     num_rolled_back_tokens: int = 0  # taken back because one of them was not
@@ -105,6 +107,8 @@ class SessionStats:
             "verifier_calls_per_token": _ratio(len(answered) + len(self.generate_forward_ms), len(origins)),
             "num_stale_rounds": self.num_stale_rounds,
             "num_wasted_draft_tokens": self.num_wasted_draft_tokens,
+            "num_guessed_rounds": self.num_guessed_rounds,
+            "num_guess_hits": self.num_guess_hits,
             "pipelined_hit_rate": _hit_rate(self.rounds),
             "num_timeouts": self.num_timeouts,
             "num_rebuilds": self.num_rebuilds,

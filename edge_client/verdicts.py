@@ -92,6 +92,6 @@ def make_stale_record(round_: Round, *, is_first_wrong: bool) -> RoundRecord:
         draft_ms=round_.draft_ms,
         is_answered=False,
         window=round_.window,
-        pipelined_hit=False,
+        pipelined_hit=None if round_.is_guess else False,
         is_first_wrong=is_first_wrong,
     )

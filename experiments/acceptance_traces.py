@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -23,6 +23,7 @@ from common.types import Signals
 MAX_DEPTH = 64  # tokens of the draft known at every position
 RECORDED = Path(__file__).resolve().parent.parent / "benchmarks" / "traces" / "embedded.npz"
 _LEVELS = 63  # confidences are stored in steps of 1/63
+_GAP_LEVELS = 25.5  # steps of a nat, up to ten nats
 _MIN_CONFIDENCE = 1e-3
 _QUIET = 0.0  # entropy and margin are not recorded
 
@@ -35,6 +36,8 @@ class TextTrace:
     confidences: NDArray[
         np.float32
     ]  # [num_positions, MAX_DEPTH]: the draft's own, whether tokens stand or not
+    gaps: NDArray[np.float32] | None = None  # [num_positions]: of a draft's first token, to its runner-up
+    seconds: NDArray[np.bool_] | None = None  # [num_positions]: whether that runner-up is the text's token
 
     @property
     def num_positions(self) -> int:
@@ -68,6 +71,11 @@ def save_traces(path: Path, sets: Sequence[TraceSet]) -> None:
         confidences = np.concatenate([text.confidences for text in traces.texts])
         arrays[f"runs{number}"] = np.concatenate([text.runs for text in traces.texts])
         arrays[f"confidences{number}"] = np.rint(confidences * _LEVELS).astype(np.uint8)
+        if all(text.gaps is not None for text in traces.texts):
+            gaps = np.concatenate([text.gaps for text in traces.texts if text.gaps is not None])
+            arrays[f"gaps{number}"] = np.rint(gaps * _GAP_LEVELS).clip(0, 255).astype(np.uint8)
+            seconds = [text.seconds for text in traces.texts if text.seconds is not None]
+            arrays[f"seconds{number}"] = np.concatenate(seconds).astype(np.uint8)
     header = [
         {"name": traces.name, "label": traces.label, "num_positions": [t.num_positions for t in traces.texts]}
         for traces in sets
@@ -83,7 +91,7 @@ def load_traces(path: Path = RECORDED) -> list[TraceSet]:
     try:
         with np.load(path) as arrays:
             header = json.loads(arrays["header"].tobytes())
-            return [_make_set(s, arrays[f"runs{i}"], arrays[f"confidences{i}"]) for i, s in enumerate(header)]
+            return [_make_set(each, number, arrays) for number, each in enumerate(header)]
     except (OSError, ValueError, KeyError) as error:
         raise UsageError(f"--traces {path}: no acceptance traces: {error}") from error
 
@@ -107,12 +115,22 @@ def synthetic_traces(
     return TraceSet(f"alpha {alpha:g}, confidence {confidence}", "synthetic", tuple(texts), known_alpha)
 
 
-def _make_set(header: dict[str, object], runs: NDArray[np.uint8], levels: NDArray[np.uint8]) -> TraceSet:
+def _make_set(header: dict[str, object], number: int, arrays: Mapping[str, NDArray[np.uint8]]) -> TraceSet:
     num_positions = header["num_positions"]
     assert isinstance(num_positions, list)
     ends = np.cumsum(num_positions)
+    confidences = (arrays[f"confidences{number}"] / _LEVELS).astype(np.float32)
+    has_gaps = f"gaps{number}" in arrays
+    gaps = (arrays[f"gaps{number}"] / _GAP_LEVELS).astype(np.float32) if has_gaps else None
+    seconds = arrays[f"seconds{number}"].astype(bool) if has_gaps else None
+    runs = arrays[f"runs{number}"]
     texts = tuple(
-        TextTrace(runs[end - size : end], (levels[end - size : end] / _LEVELS).astype(np.float32))
-        for size, end in zip(num_positions, ends, strict=True)
+        TextTrace(
+            runs[each],
+            confidences[each],
+            gaps[each] if gaps is not None else None,
+            seconds[each] if seconds is not None else None,
+        )
+        for each in (slice(end - size, end) for size, end in zip(num_positions, ends, strict=True))
     )
     return TraceSet(str(header["name"]), str(header["label"]), texts)

@@ -24,6 +24,7 @@ CASES = {
     "cloud-only": ("--mode", "cloud-only"),
     "synchronous": OPTIMAL,
     "pipelined": (*OPTIMAL, "--pipeline", "on"),
+    "without guesses": (*OPTIMAL, "--pipeline", "on", "--guesses", "off"),
     "auto": (*OPTIMAL, "--mode", "auto"),
     "synchronous again": OPTIMAL,
 }

@@ -4,7 +4,8 @@ python -m experiments.record_acceptance [--texts 16 --positions 128]
 
 The target writes each text alone; then the draft proposes 64 tokens at every position of it, and as many
 count as standing as agree with the text. That is what `coupled` accepts, whose text is the target's own
-whatever is drafted. Times do not enter: any machine records the same.
+whatever is drafted. Of the first token its runner-up is noted too: whether that is the text's, and the gap
+between the two. Times do not enter: any machine records the same.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from pathlib import Path
 import numpy as np
 
 from common.types import SamplingParams, TokenIds
-from edge_client.drafting.base import DraftModel
+from edge_client.drafting.base import DraftModel, KeepsRunnerUps
 from edge_client.drafting.onnx_model import OnnxDraftModel
 from edge_client.options import Mode
 from edge_client.tokenizer import EdgeTokenizer
@@ -36,7 +37,10 @@ def trace_text(
     """`text`: at least num_positions + MAX_DEPTH tokens the target wrote with `sampling` after the prompt."""
     runs = np.zeros(num_positions, np.uint8)
     confidences = np.zeros((num_positions, MAX_DEPTH), np.float32)
+    gaps, seconds = np.zeros(num_positions, np.float32), np.zeros(num_positions, bool)
     sequence = draft.sequence(sampling, num_prompt_tokens=len(prompt_ids))
+    assert isinstance(sequence, KeepsRunnerUps)
+    sequence.keep_runner_ups()
     sequence.commit(prompt_ids)
     for position in range(num_positions):
         sequence.commit(text[position : position + 1])
@@ -46,8 +50,10 @@ def trace_text(
         pairs = zip(drafted.token_ids, actual, strict=True)
         runs[position] = next((i for i, (ours, theirs) in enumerate(pairs) if ours != theirs), num_drafted)
         confidences[position, :num_drafted] = np.exp([-signals.nll for signals in drafted.signals])
+        gaps[position] = drafted.runner_ups[0].gap
+        seconds[position] = drafted.runner_ups[0].token_id == actual[0]
     sequence.close()
-    return TextTrace(runs, confidences)
+    return TextTrace(runs, confidences, gaps, seconds)
 
 
 def record(address: str, num_texts: int, num_positions: int) -> list[TraceSet]:

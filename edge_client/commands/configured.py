@@ -11,7 +11,8 @@ from edge_client.daemon.config import SECTION
 
 _TITLES = {
     "verifier and draft": "verifier draft draft_strategy lookup_ngram draft_threads min_draft_ms",
-    "who works, and how far ahead": "mode depth_policy num_speculative_tokens pipeline num_rounds_in_flight",
+    "who works, and how far ahead": "mode depth_policy num_speculative_tokens pipeline num_rounds_in_flight "
+    "guesses",
     "sampling": "temperature top_k top_p min_p repetition_penalty presence_penalty frequency_penalty "
     "logit_bias bad_word seed logprobs",
     "where the text ends": "max_new_tokens min_new_tokens stop stop_token_id ignore_eos",

@@ -27,6 +27,7 @@ SETTINGS = (
     "num_speculative_tokens",
     "pipeline",
     "num_rounds_in_flight",
+    "guesses",
     "gate",
     "gate_nll",
     "gate_entropy",

@@ -9,7 +9,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Protocol, Self
+from typing import Protocol, Self, runtime_checkable
 
 from common.types import Draft, SamplingParams, Signals
 
@@ -70,6 +70,15 @@ class DraftSequence(Protocol):
 
     def check_integrity(self) -> None:
         """Assert that KV and text agree (tests)."""
+        ...
+
+
+@runtime_checkable
+class KeepsRunnerUps(Protocol):
+    """A sequence that can say what it would have drafted instead of each token."""
+
+    def keep_runner_ups(self) -> None:
+        """From now on `Draft.runner_ups` are told. Only where drafts are sampled without a support."""
         ...
 
 
@@ -140,5 +149,6 @@ def _first(draft: Draft, num_tokens: int, doubted: Signals | None) -> Draft:
         draft_probs=draft.draft_probs[:num_tokens],
         signals=draft.signals[:num_tokens],
         supports=draft.supports[:num_tokens],
+        runner_ups=draft.runner_ups[:num_tokens],
         doubted=doubted,
     )

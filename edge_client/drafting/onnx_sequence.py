@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from common.errors import InvalidFieldError
-from common.types import Draft, SamplingParams, Signals, Support
+from common.types import Draft, RunnerUp, SamplingParams, Signals, Support
 from edge_client.drafting.base import ShouldStop, Stop
 from edge_client.drafting.onnx_runner import OnnxRunner, Rows
 from edge_client.drafting.sampler import DraftSampler, Sampled
@@ -36,6 +36,7 @@ class OnnxDraftSequence:
         self._sampler = DraftSampler(sampling, spec.eos_token_ids, num_support)
         self._runner: OnnxRunner | None = OnnxRunner(session, spec, sampling.temperature)
         self._num_prompt_tokens = num_prompt_tokens
+        self._keeps_runner_ups = False
         self._text: list[int] = []
         self._cached: list[int] = []
 
@@ -54,7 +55,12 @@ class OnnxDraftSequence:
         self._sampler = DraftSampler(sampling, self._spec.eos_token_ids, num_support)
         self._runner.set_temperature(sampling.temperature)
         self._num_prompt_tokens = num_prompt_tokens
+        self._keeps_runner_ups = False
         self._text = []
+
+    def keep_runner_ups(self) -> None:
+        """See `KeepsRunnerUps`."""
+        self._keeps_runner_ups = True
 
     @property
     def num_kv_bytes(self) -> int:
@@ -98,20 +104,26 @@ class OnnxDraftSequence:
         probs: list[float] = []
         signals: list[Signals] = []
         supports: list[Support] = []
+        runner_ups: list[RunnerUp] = []
         rows = self._catch_up()
         while True:
             token_id, prob, signal, support = self._sample(rows, token_ids)
             stop = Stop.NO if should_stop is None else should_stop(token_id, signal, len(token_ids) + 1)
             if stop is Stop.BEFORE:
-                return Draft(tuple(token_ids), tuple(probs), tuple(signals), tuple(supports), signal)
+                break
             token_ids.append(token_id)
             probs.append(prob)
             signals.append(signal)
             if support is not None:
                 supports.append(support)
+            if self._keeps_runner_ups:
+                runner_ups.append(self._runner_up(rows, token_ids))
             if stop is Stop.AFTER or len(token_ids) == num_draft_tokens:
-                return Draft(tuple(token_ids), tuple(probs), tuple(signals), tuple(supports))
+                break
             rows = self._feed([token_id])
+        doubted = signal if stop is Stop.BEFORE else None
+        ids, told = tuple(token_ids), tuple(runner_ups)
+        return Draft(ids, tuple(probs), tuple(signals), tuple(supports), doubted, told)
 
     def close(self) -> None:
         self._runner = None
@@ -140,9 +152,17 @@ class OnnxDraftSequence:
         return rows
 
     def _sample(self, rows: Rows, drafted: list[int]) -> Sampled:
-        start, offset = len(self._text), len(drafted)
+        return self._sampler.sample(rows, len(self._text), len(drafted), *self._history(drafted))
+
+    def _runner_up(self, rows: Rows, drafted: list[int]) -> RunnerUp:
+        """Of the last of `drafted`, which `rows` were sampled for."""
+        *before, token_id = drafted
+        position = len(self._text) + len(before)
+        return self._sampler.runner_up(rows, token_id, position, *self._history(before))
+
+    def _history(self, drafted: list[int]) -> tuple[Sequence[int], Sequence[int]]:
+        """Of the next token: the prompt and the output before it, where the sampler looks at them."""
         if not self._sampler.needs_history:
-            return self._sampler.sample(rows, start, offset)
+            return (), ()
         num_prompt = self._num_prompt_tokens or 0
-        output_ids = self._text[num_prompt:] + drafted
-        return self._sampler.sample(rows, start, offset, self._text[:num_prompt], output_ids)
+        return self._text[:num_prompt], self._text[num_prompt:] + drafted

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Protocol, Self, runtime_checkable
 
 from common.types import Draft, SamplingParams
-from edge_client.drafting.base import DraftModel, DraftSequence, ShouldStop
+from edge_client.drafting.base import DraftModel, DraftSequence, KeepsRunnerUps, ShouldStop
 
 
 @runtime_checkable
@@ -145,6 +145,7 @@ class _LeasedSequence:
         self._lease = lease
         self._sampling, self._num_support = sampling, num_support
         self._num_prompt_tokens = num_prompt_tokens
+        self._keeps_runner_ups = False
         self._sequence: DraftSequence | None = None
 
     @property
@@ -154,7 +155,14 @@ class _LeasedSequence:
     def commit(self, token_ids: Sequence[int]) -> None:
         if self._sequence is None:
             self._sequence = self._begin(token_ids)
+            if self._keeps_runner_ups:
+                self.keep_runner_ups()
         self._sequence.commit(token_ids)
+
+    def keep_runner_ups(self) -> None:
+        self._keeps_runner_ups = True
+        if isinstance(self._sequence, KeepsRunnerUps):
+            self._sequence.keep_runner_ups()
 
     def truncate(self, position: int) -> None:
         if self._sequence is not None:

@@ -14,10 +14,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from common.errors import ModelError
+from common.noise import gumbel_at
 from common.philox import Purpose, first_word
 from common.sampling import choose, is_plain, process_logits
 from common.support import certain, make_support, sample_support, support_prob
-from common.types import SamplingParams, Signals, Support
+from common.types import RunnerUp, SamplingParams, Signals, Support
 from edge_client.drafting.onnx_runner import Rows
 from kernels.signals import draft_signals
 
@@ -64,6 +65,24 @@ class DraftSampler:
         token_id, prob, support = self._choose(rows, start, offset, prompt_ids, output_ids)
         signals = Signals(*draft_signals(rows.logits[0], probs, token_id, top_id))
         return token_id, prob, signals, support
+
+    def runner_up(
+        self,
+        rows: Rows,
+        token_id: int,
+        position: int,
+        prompt_ids: Sequence[int] = (),
+        output_ids: Sequence[int] = (),
+    ) -> RunnerUp:
+        """What `sample`, without a support, would have given at `position` were `token_id` impossible."""
+        scores = self._scores(rows, prompt_ids, output_ids).copy()
+        score, scores[0, token_id] = float(scores[0, token_id]), -math.inf
+        second = int(choose(scores, self._params, (position,))[0])
+        gap = score - float(scores[0, second])
+        if not self._is_greedy:
+            noise = gumbel_at(self._params.seed, position, (token_id, second))
+            gap += float(noise[0] - noise[1])
+        return RunnerUp(second, gap)
 
     def _choose(
         self, rows: Rows, start: int, offset: int, prompt_ids: Sequence[int], output_ids: Sequence[int]

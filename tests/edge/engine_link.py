@@ -27,6 +27,7 @@ from common.types import (
     OpenRequest,
     RoundError,
     RoundErrorCode,
+    RunnerUp,
     SamplingParams,
     SessionRequest,
     SessionResponse,
@@ -184,16 +185,26 @@ class EngineConnection:
 
 
 class ChanceDraft:
-    """Knows a text and proposes it; each token is wrong by a chance that its position alone decides."""
+    """Knows a text and proposes it; each token is wrong by a chance that its position alone decides, and the
+    runner-up of a wrong one is right by the chance `second`."""
 
     num_tokens = 32
     eos_token_ids = (0,)
     fingerprint = tokenizer_fingerprint = ""
 
-    def __init__(self, text: Sequence[int], accuracy: float, seed: int, max_context: int = 1000) -> None:
+    def __init__(
+        self, text: Sequence[int], accuracy: float, seed: int, max_context: int = 1000, second: float = 0.0
+    ) -> None:
         self.text, self.max_context = list(text), max_context
         wrong = random.Random(seed)
         self.text = [t if wrong.random() < accuracy else (t + 1) % self.num_tokens for t in self.text]
+        self.runner_ups = [
+            RunnerUp(
+                t if ours != t and wrong.random() < second else (ours + 7) % self.num_tokens,
+                wrong.choice((0.05, 0.7, 5.0)),
+            )
+            for ours, t in zip(self.text, text, strict=True)
+        ]
 
     def sequence(
         self, sampling: SamplingParams, *, num_prompt_tokens: int | None = None, num_support: int = 0
@@ -206,11 +217,15 @@ class ChanceDraft:
 class ChanceSequence:
     def __init__(self, model: ChanceDraft, has_supports: bool) -> None:
         self._model, self._has_supports = model, has_supports
+        self._keeps_runner_ups = False
         self.token_ids: list[int] = []
 
     @property
     def position(self) -> int:
         return len(self.token_ids)
+
+    def keep_runner_ups(self) -> None:
+        self._keeps_runner_ups = True
 
     def commit(self, token_ids: Sequence[int]) -> None:
         self.token_ids += token_ids
@@ -224,7 +239,10 @@ class ChanceSequence:
         known = self._model.text[self.position : end]
         known += [3] * (max(0, end - self.position) - len(known))
         supports = tuple(map(certain, known)) if self._has_supports else ()
-        return ended(Draft(tuple(known), (1.0,) * len(known), supports=supports), should_stop)
+        told = self._model.runner_ups[self.position : end] if self._keeps_runner_ups else []
+        told += [RunnerUp(4, 1.0)] * (len(known) - len(told) if self._keeps_runner_ups else 0)
+        draft = Draft(tuple(known), (1.0,) * len(known), supports=supports, runner_ups=tuple(told))
+        return ended(draft, should_stop)
 
     def close(self) -> None: ...
 

@@ -76,9 +76,12 @@ def decode(
     choice: ModeChoice | None = None,
     gate: Gate | None = None,
     tell: Tell | None = None,
+    second: float | None = None,
 ) -> SessionResult:
+    """`second`: guesses are made, and the draft's runner-up for a wrong token is right by that chance."""
     sampling = SamplingParams(temperature=temperature, seed=seed)
-    draft = ChanceDraft(reference(sampling, StopParams(200, ignore_eos=True)), accuracy, seed, draft_context)
+    text = reference(sampling, StopParams(200, ignore_eos=True))
+    draft = ChanceDraft(text, accuracy, seed, draft_context, second or 0.0)
     verifier = RemoteVerifier(
         link,  # type: ignore[arg-type]
         RoundDeadline(0.5),
@@ -103,7 +106,7 @@ def decode(
         verifier=verifier,
         draft=draft if tell is None else TellingDraft(draft, tell),  # type: ignore[arg-type]
         depth=FixedDepth(depth),
-        window=RoundWindow(window, choice),
+        window=RoundWindow(window, choice, may_guess=second is not None),
         gate=gate,
     )
     for _ in session.generate():
@@ -197,6 +200,7 @@ def runs(draw: st.DrawFn) -> dict[str, Any]:
         "seed": draw(st.integers(0, 10_000)),
         "temperature": draw(st.sampled_from([0.0, 0.8])),
         "draft_context": draw(st.sampled_from([10, 1000])),
+        "second": draw(st.sampled_from([None, 0.0, 0.6, 1.0])),
         "stop": StopParams(
             max_new_tokens=draw(st.integers(1, 80)),  # at times more than the context takes
             stop_token_ids=draw(st.sampled_from([(), (9,), (4, 11)])),
