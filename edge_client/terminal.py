@@ -121,7 +121,8 @@ def _gate_words(stats: dict[str, Any]) -> str:
     if stats["num_kept_blocks"]:
         blocks = f"{stats['num_kept_blocks']} block{'s' * (stats['num_kept_blocks'] != 1)}"
         return f"gate kept {stats['num_gate_tokens']} tokens in {blocks} unasked, {calls}"
-    return f"gate asked {stats['num_escalations']} times, {calls}"
+    times = f"{stats['num_escalations']} time{'s' * (stats['num_escalations'] != 1)}"
+    return f"gate asked {times}, {calls}"
 
 
 _ENDS = {

@@ -13,6 +13,7 @@ from common.config import load_config
 from common.errors import ConfigError, UsageError
 from common.types import Draft, Signals
 from edge_client.config import RunConfig
+from edge_client.depth.costs import RoundCosts
 from edge_client.drafting.base import Stop, ended
 from edge_client.drafting.prompt_lookup import PromptLookupModel
 from edge_client.gate.file import GateFile, read_gate_file, write_gate_file
@@ -20,6 +21,8 @@ from edge_client.gate.gate import Gate, GateSettings, GateUse
 from edge_client.gate.rules import BlockText
 from edge_client.gate.settings import create_gate, gate_settings, has_place, without_gate
 from edge_client.gate.thresholds import GateThresholds
+from edge_client.stats import RoundRecord
+from experiments.sweep.settings import check_cell
 
 STOP = replace(RunConfig(), gate="stop", gate_nll=1.0)
 
@@ -244,6 +247,18 @@ def test_thresholds_of_another_draft_and_signals_it_does_not_tell_are_refused() 
     settings = GateSettings(GateUse.STOP, GateThresholds(variance=0.1))
     with pytest.raises(UsageError, match=r"a threshold of variance needs a draft .* tells no signals"):
         create_gate(settings, draft, letters)  # type: ignore[arg-type]
+
+
+def test_a_sweep_names_the_cell_whose_gate_cannot_work() -> None:
+    check_cell({"gate": "stop", "gate_entropy": 1.0}, "good")
+    with pytest.raises(UsageError, match="cell 'bad': --gate commit .* not with --pipeline on"):
+        check_cell({"gate": "commit", "gate_entropy": 1.0, "pipeline": "on"}, "bad")
+
+
+def test_a_token_that_was_dropped_took_its_time() -> None:
+    costs = RoundCosts()
+    costs.observe(RoundRecord(1, 2, 2, draft_ms=6.0, net_ms=10.0, verifier_ms=5.0, num_dropped_tokens=1))
+    assert costs.estimate()[0].draft_token_s == pytest.approx(0.002)
 
 
 def test_keys_are_the_flags_in_files_and_variables() -> None:
