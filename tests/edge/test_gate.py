@@ -251,7 +251,7 @@ def test_thresholds_of_another_draft_and_signals_it_does_not_tell_are_refused() 
 
 def test_a_sweep_names_the_cell_whose_gate_cannot_work() -> None:
     check_cell({"gate": "stop", "gate_entropy": 1.0}, "good")
-    with pytest.raises(UsageError, match="cell 'bad': --gate commit .* not with --pipeline on"):
+    with pytest.raises(UsageError, match=r"cell 'bad': --gate commit .* not with --pipeline on"):
         check_cell({"gate": "commit", "gate_entropy": 1.0, "pipeline": "on"}, "bad")
 
 
