@@ -11,9 +11,10 @@ import time
 from collections.abc import AsyncIterator, Callable, Collection, Iterator
 from typing import Any
 
+from cloud_verifier.answers import Answers
 from cloud_verifier.engine import Engine
 from cloud_verifier.metadata import Caller, claimed_caller, same_session_id, session_id_of
-from cloud_verifier.outbox import Mailbox, Outbox, UnreadError
+from cloud_verifier.outbox import Mailbox, UnreadError
 from cloud_verifier.stream import SessionStream, SupersededError, ignore, invalid
 from cloud_verifier.tracing import RoundTracer
 from cloud_verifier.work import Job, Reply
@@ -96,20 +97,12 @@ class VerifierService(outrider_pb2_grpc.VerifierServicer):  # type: ignore[misc]
         self._check_taking()
         caller = self._caller_of(context)
         stream = SessionStream(self, caller.tenant, session_id_of(context), self._max_unread_bytes)
-        self._callers[stream.cut_off] = caller
         stream.read(request_iterator)
         try:
-            while (message := await stream.outbox.get()) is not None:
-                await context.write(message)
-        except asyncio.CancelledError:
-            if stream.error is None:
-                raise
-            _survive_cancel()
+            with self._may_be_cut_off(stream.cut_off, caller):
+                await stream.answers.write_to(context)
         finally:
             stream.detach()
-            del self._callers[stream.cut_off]
-        if stream.error is not None:
-            raise stream.error
 
     def bind(self, key: tuple[str, bytes], stream: SessionStream) -> None:
         """`stream` carries the session of this tenant and id from now on; an older stream of it ends."""
@@ -179,55 +172,42 @@ class VerifierService(outrider_pb2_grpc.VerifierServicer):  # type: ignore[misc]
         assert not isinstance(reply, RoundError), reply
         return codec.encode_closed(reply)  # type: ignore[arg-type]
 
-    async def Generate(self, request: pb.GenerateRequest, context: Any) -> AsyncIterator[pb.GenerateResponse]:
+    async def Generate(self, request: pb.GenerateRequest, context: Any) -> None:
         try:
             decoded = codec.decode_generate(request)
         except InvalidFieldError as error:
-            yield codec.encode_generate_response(self._answer_invalid(request, error))
+            await context.write(codec.encode_generate_response(self._answer_invalid(request, error)))
             return
         caller = self._caller_of(context)
         session_id = same_session_id(decoded.session_id, session_id_of(context))
-        cancel = CancelRequest(decoded.round_id)
-        outbox = Outbox(self._max_unread_bytes)
-        failure: Exception | None = None
+        answers = Answers(self._max_unread_bytes)
         is_over = False
-
-        def cut_off(error: Exception) -> None:
-            nonlocal failure, is_over
-            if not is_over:
-                failure, is_over = error, True
-                self.submit(caller.tenant, session_id, cancel, ignore)
-                outbox.end()
 
         def push(reply: SessionResponse) -> None:
             nonlocal is_over
-            if is_over:
+            if is_over or answers.error is not None:
                 return
             self.count(session_id, reply)
             assert isinstance(reply, codec.GenerateReply)
             try:
-                outbox.put(codec.encode_generate_response(reply))
+                answers.put(codec.encode_generate_response(reply))
             except UnreadError as error:
-                cut_off(error)
+                answers.cut_off(error)
                 return
             if isinstance(reply, RoundError) or (isinstance(reply, GeneratedTokens) and reply.is_last):
                 is_over = True
-                outbox.end()
+                answers.end()
 
         post = self.mailbox.post
         with self._unary_call():
-            self._callers[cut_off] = caller
             self.submit(caller.tenant, session_id, decoded, lambda reply: post(push, reply))
             try:
-                while (message := await outbox.get()) is not None:
-                    yield message
-                if failure is not None:
-                    raise failure
+                with self._may_be_cut_off(answers.cut_off, caller):
+                    await answers.write_to(context)
             finally:
-                del self._callers[cut_off]
                 if not is_over:
                     is_over = True
-                    self.submit(caller.tenant, session_id, cancel, ignore)
+                    self.submit(caller.tenant, session_id, CancelRequest(decoded.round_id), ignore)
 
     async def _answer(self, decode: Callable[[Any], Any], message: Any, context: Any) -> SessionResponse:
         """The final reply to one unary message; `Progress` has nowhere to go and is dropped."""
@@ -250,6 +230,15 @@ class VerifierService(outrider_pb2_grpc.VerifierServicer):  # type: ignore[misc]
         return response
 
     @contextlib.contextmanager
+    def _may_be_cut_off(self, cut_off: CutOff, caller: Caller) -> Iterator[None]:
+        """Meanwhile the call ends when its token does."""
+        self._callers[cut_off] = caller
+        try:
+            yield
+        finally:
+            del self._callers[cut_off]
+
+    @contextlib.contextmanager
     def _unary_call(self) -> Iterator[None]:
         self._check_taking()
         self._num_unary += 1
@@ -267,10 +256,3 @@ class VerifierService(outrider_pb2_grpc.VerifierServicer):  # type: ignore[misc]
 def _set_once(future: asyncio.Future[SessionResponse], reply: SessionResponse) -> None:
     if not future.done():
         future.set_result(reply)
-
-
-def _survive_cancel() -> None:
-    """The running task was cancelled by us, to get it out of a write; it goes on."""
-    task = asyncio.current_task()
-    assert task is not None
-    task.uncancel()

@@ -6,8 +6,9 @@ import asyncio
 from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING
 
+from cloud_verifier.answers import Answers
 from cloud_verifier.metadata import SESSION_ID_KEY
-from cloud_verifier.outbox import Outbox, UnreadError
+from cloud_verifier.outbox import UnreadError
 from common import codec
 from common.errors import InvalidFieldError
 from common.pb import outrider_pb2 as pb
@@ -38,12 +39,10 @@ class SessionStream:
     """Lives on the event loop. The session outlives it."""
 
     def __init__(self, service: VerifierService, tenant: str, session_id: bytes, max_unread_bytes: int):
-        self.outbox = Outbox(max_unread_bytes)
-        self.error: Exception | None = None
+        self.answers = Answers(max_unread_bytes)
         self._service = service
         self._tenant = tenant
         self._session_id = session_id
-        self._writer = asyncio.current_task()
         self._reader: asyncio.Task[None] | None = None
         self._last_round_id: int | None = None  # the highest that the engine was given here
         self._generating: int | None = None
@@ -119,11 +118,11 @@ class SessionStream:
 
     def push(self, response: SessionResponse, kind: type[SessionRequest] | None) -> None:
         """A reply to a request of `kind`, or an announcement. A client that does not read is cut off."""
-        if self.error is not None:
+        if self.answers.error is not None:
             return
         self._service.count(self._session_id, response)
         try:
-            self.outbox.put(codec.encode_response(response, kind))
+            self.answers.put(codec.encode_response(response, kind))
         except UnreadError as error:
             self.cut_off(error)
             return
@@ -138,9 +137,7 @@ class SessionStream:
 
     def _end_if_done(self) -> None:
         if self._has_last_request and self._num_owed <= 0:
-            if self._last_error is not None:
-                self.error = self._last_error
-            self.outbox.end()
+            self.answers.end(self._last_error)
 
     def finish(self, error: Exception) -> None:
         """No more requests; what is owed is answered, then the call ends with `error`."""
@@ -151,16 +148,13 @@ class SessionStream:
 
     def end(self, error: Exception) -> None:
         """The call ends with `error` after what lies in the outbox."""
-        self.error = error
-        self.outbox.end()
+        self.answers.end(error)
 
     def cut_off(self, error: Exception) -> None:
-        """Ends the call at once, though its writer be stuck in a write nobody takes."""
-        self.error = error
+        """The call ends at once."""
+        self.answers.cut_off(error)
         self._stop_reading()
         self._cancel_generation()
-        if self._writer is not None:
-            self._writer.cancel()
 
     def detach(self) -> None:
         """The call is over: nobody reads a running `Generate` any more. The session stays."""

@@ -130,6 +130,7 @@ def test_a_unary_generation_that_nobody_reads_ends_too(server: VerifierServer, c
     next(call)
     wait_until(lambda: is_still(server))
     assert server.engine.num_steps < 50_000
+    wait_until(lambda: server.service.num_calls == 1)  # the stream: the call is over, though nobody reads
     with pytest.raises(grpc.RpcError) as raised:
         for _ in call:
             pass
