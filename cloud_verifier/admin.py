@@ -8,12 +8,14 @@ all but the probes.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import logging
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from socket import AF_INET, AF_INET6
+from socket import AF_INET, AF_INET6, SHUT_RDWR, socket
 from socketserver import TCPServer
 from ssl import SSLContext
 from typing import TYPE_CHECKING, Any
@@ -32,6 +34,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 REQUEST_TIMEOUT_S = 5.0
+MAX_REQUESTS = 32  # at once; who comes beyond is hung up on
 _TEXT = "text/plain; charset=utf-8"
 
 _PROBES = ("/healthz", "/readyz")
@@ -135,19 +138,56 @@ def _yes_or_no(is_so: bool, why_not: str) -> Page:
     return HTTPStatus.SERVICE_UNAVAILABLE, _TEXT, f"{why_not}\n".encode()
 
 
+@contextlib.contextmanager
+def _ended_in_time(connection: socket) -> Iterator[None]:
+    """However slowly its client sends or reads: a socket's own timeout begins anew with every byte."""
+
+    def end() -> None:
+        with contextlib.suppress(OSError):
+            connection.shutdown(SHUT_RDWR)
+
+    timer = threading.Timer(REQUEST_TIMEOUT_S, end)
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
 class _HTTPServer(ThreadingHTTPServer):
     daemon_threads = True
     address_family = AF_INET
     tls_context: Callable[[], SSLContext | None]
 
+    def __init__(self, *arguments: Any) -> None:
+        self._places = threading.BoundedSemaphore(MAX_REQUESTS)
+        super().__init__(*arguments)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        if self._places.acquire(blocking=False):
+            super().process_request(request, client_address)
+        else:
+            self.shutdown_request(request)
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self._places.release()
+
     def finish_request(self, request: Any, client_address: Any) -> None:
         """On the request's thread, so that a client that is slow to shake hands keeps nobody waiting."""
         context = self.tls_context()
         if context is None:
-            super().finish_request(request, client_address)
+            with _ended_in_time(request):
+                super().finish_request(request, client_address)
             return
         request.settimeout(REQUEST_TIMEOUT_S)
-        with context.wrap_socket(request, server_side=True) as wrapped:
+        with (
+            context.wrap_socket(request, server_side=True, do_handshake_on_connect=False) as wrapped,
+            _ended_in_time(wrapped),
+        ):
+            wrapped.do_handshake()
             super().finish_request(wrapped, client_address)
 
     def server_bind(self) -> None:

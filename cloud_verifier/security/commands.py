@@ -37,6 +37,10 @@ def cert(namespace: argparse.Namespace) -> int:
     ca, (server, server_key), (client, client_key) = made.ca, made.server, made.client
     serve = ["--listen", listen, "--tls-cert", server, "--tls-key", server_key, "--tls-client-ca", ca]
     run = ["--verifier", f"{host}:7077", "--tls-ca", ca, "--tls-cert", client, "--tls-key", client_key]
+    if made.replaced:
+        kept, new = "the authority stays", "the authority is new too: edges need this ca.crt"
+        authority = kept if made.is_authority_kept else new
+        print(f"{made.directory}: replaced {', '.join(made.replaced)}; {authority}", file=sys.stderr)
     print(f"{made.directory} has an authority, a server and a client of it until {made.expires:%Y-%m-%d}:")
     for command in (["cloud-verifier", "serve", *serve], ["edge-client", "run", "def", *run]):
         print("  " + shlex.join(map(str, command)))

@@ -24,6 +24,9 @@ AUTHORITY_DAYS = 365
 LEAF_DAYS = 30
 LOCAL_HOSTS = ("localhost", "127.0.0.1", "::1")
 _SKEW = timedelta(minutes=5)  # for clocks that are behind
+_AUTHORITY_NAME = "Outrider development authority"
+_CERTIFICATES = ("ca.crt", "server.crt", "client.crt")
+_LEAF_FILES = ("server.crt", "server.key", "client.crt", "client.key")
 
 Signer = tuple[x509.Certificate, ec.EllipticCurvePrivateKey]
 
@@ -34,6 +37,8 @@ class DevCertificates:
 
     directory: Path
     expires: datetime  # of server and client; the authority lasts longer
+    is_authority_kept: bool = False  # edges that know it need no change
+    replaced: tuple[str, ...] = ()  # names of the files that were there before
 
     @property
     def ca(self) -> Path:
@@ -60,14 +65,18 @@ def make_dev_certificates(
     """Writes ca, server and client to `directory`; the authority that is there goes on.
 
     The server's is for this machine's loopback names and `hosts` (names or IP addresses), the client's common
-    name is `tenant`. Raises `UsageError` for a host that is none, and for a directory that cannot be used.
+    name is `tenant`. Raises `UsageError` for a host that is none, and for a directory that cannot be used, or
+    that holds certificates which this function did not make.
     """
     now = clock()
     names = [_general_name(host) for host in dict.fromkeys((*LOCAL_HOSTS, *hosts))]
     try:
         directory.mkdir(parents=True, exist_ok=True, mode=0o700)
-        authority = _authority(directory, now)
-        made = DevCertificates(directory, min(now + lifetime, authority[0].not_valid_after_utc))
+        _check_ours(directory)
+        replaced = tuple(each for each in _LEAF_FILES if (directory / each).exists())
+        authority, is_kept = _authority(directory, now)
+        expires = min(now + lifetime, authority[0].not_valid_after_utc)
+        made = DevCertificates(directory, expires, is_kept, replaced)
         host = hosts[0] if hosts else LOCAL_HOSTS[0]
         _write_pair(made.server, _sign(authority, host, names, now, made.expires, is_server=True))
         client_names = [x509.DNSName("client")]
@@ -77,8 +86,23 @@ def make_dev_certificates(
     return made
 
 
-def _authority(directory: Path, now: datetime) -> Signer:
-    """The one in `directory` while it lasts, else a new one."""
+def _check_ours(directory: Path) -> None:
+    """Raises `UsageError` where a certificate of somebody else's would be written over."""
+    for name in _CERTIFICATES:
+        path = directory / name
+        try:
+            issuer = x509.load_pem_x509_certificate(path.read_bytes()).issuer.rfc4514_string()
+        except FileNotFoundError:
+            continue
+        except ValueError:
+            issuer = ""
+        if _AUTHORITY_NAME not in issuer:
+            what = f"{name} there was not made by `cert dev`; name another directory, or move it away"
+            raise UsageError(f"--dir {directory}: {what}")
+
+
+def _authority(directory: Path, now: datetime) -> tuple[Signer, bool]:
+    """The one in `directory` while it lasts, else a new one; and whether it was there."""
     certificate_path, key_path = directory / "ca.crt", directory / "ca.key"
     if certificate_path.exists() and key_path.exists():
         try:
@@ -88,9 +112,9 @@ def _authority(directory: Path, now: datetime) -> Signer:
             what = "ca.crt and ca.key there cannot be read; remove them"
             raise UsageError(f"--dir {directory}: {what}") from error
         if isinstance(key, ec.EllipticCurvePrivateKey) and certificate.not_valid_after_utc > now:
-            return certificate, key
+            return (certificate, key), True
     key = ec.generate_private_key(ec.SECP256R1())
-    name = _name(f"Outrider development authority {now:%Y-%m-%d %H:%M}")
+    name = _name(f"{_AUTHORITY_NAME} {now:%Y-%m-%d %H:%M}")
     builder = _builder(name, name, key, now, now + timedelta(days=AUTHORITY_DAYS))
     certificate = (
         builder.add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
@@ -99,7 +123,7 @@ def _authority(directory: Path, now: datetime) -> Signer:
         .sign(key, hashes.SHA256())
     )
     _write_pair((certificate_path, key_path), (certificate, key))
-    return certificate, key
+    return (certificate, key), False
 
 
 def _sign(

@@ -17,6 +17,15 @@ from common.logs import LogLimiter
 
 log = logging.getLogger(__name__)
 
+_WHY = {  # in the log; the caller is told more (`AccessError`)
+    "missing": "it has no credentials",
+    "malformed": "what it has for a token is none",
+    "unknown": "nobody knows its token",
+    "expired": "its token has expired",
+    "revoked": "its token is revoked",
+    "denied": "its credentials do not allow it",
+}
+
 
 class ServerSecurity:
     """Raises `ConfigError` for files that cannot be used. Lives on the event loop."""
@@ -89,4 +98,4 @@ class ServerSecurity:
         """A call, or an admin request from a thread of its own, without the credentials it needs."""
         self.num_refused[error.reason] += 1
         facts = {"reason": error.reason} | ({"token_id": error.token_id} if error.token_id else {})
-        self._limiter.info(error.reason, "refused a call without credentials", facts)
+        self._limiter.info(error.reason, f"refused a call: {_WHY[error.reason]}", facts)

@@ -309,6 +309,6 @@ def test_refusals_are_counted_by_reason_and_logged_without_what_was_sent(
     counts = secured.server.security.num_refused
     assert all(counts[reason] for reason in ("missing", "malformed", "unknown", "revoked", "denied")), counts
     lines = " ".join(f"{vars(record)}" for record in caplog.records)
-    assert "refused a call without credentials" in lines and revoked.split("_")[1] in lines
+    assert "refused a call: its token is revoked" in lines and revoked.split("_")[1] in lines
     for secret in (revoked[-43:], "nonsense_of_somebody", "A" * 43):
         assert secret not in lines

@@ -197,6 +197,20 @@ def test_cert_dev_writes_what_its_two_commands_name(
     before = (directory / "ca.crt").read_bytes()
     assert main(["cert", "dev"]) == 0
     assert (directory / "ca.crt").read_bytes() == before, "edges need no change"
+    said = capsys.readouterr().err
+    assert "replaced server.crt, server.key, client.crt, client.key; the authority stays" in said
+    (directory / "ca.key").unlink()
+    assert main(["cert", "dev"]) == 0
+    assert "the authority is new too" in capsys.readouterr().err
+
+
+def test_cert_dev_writes_over_nobody_elses_certificate(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "server.crt").write_text("of somebody\n")
+    assert main(["cert", "dev", "--dir", str(tmp_path)]) == 2
+    assert "server.crt there was not made by `cert dev`" in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["server.crt"]
 
 
 @pytest.mark.parametrize(
