@@ -6,9 +6,16 @@ from common.types import RoundError
 
 
 class OutriderError(Exception):
-    """Root of all errors with a message meant for a person; `exit_code` is the command's."""
+    """Root of all errors with a message meant for a person; `exit_code` is the command's.
+
+    What to do is `fix` where it is said apart from what was `found`; the message has both.
+    """
 
     exit_code = 1
+
+    def __init__(self, found: str = "", fix: str = "") -> None:
+        super().__init__(f"{found}: {fix}" if fix else found)
+        self.found, self.fix = found, fix
 
 
 class UsageError(OutriderError):

@@ -52,25 +52,27 @@ def _name(model: ModelInfo) -> str:
 
 
 def _explain(address: str, security: LinkSecurity, error: OutriderError) -> Finding:
-    """A contact that failed. The error's own words name the fix where they can."""
-    said = str(error)
+    """A contact that failed: in the error's own words, and with its own fix where it has one."""
+    found = error.found
     if isinstance(error, LinkFaultError):
-        return fault("verifier", said, "both sides must agree on TLS, names and certificates")
+        return fault("verifier", found, error.fix or "both sides must agree on TLS, names and certificates")
     if isinstance(error, InvalidFieldError):
-        return fault("protocol", f"its answer cannot be read: {said}", _UPGRADE)
+        return fault("protocol", f"its answer cannot be read: {found}", _UPGRADE)
     if not isinstance(error, LinkError):  # CallRejectedError: it heard us and said no
-        if "wants credentials" in said or "token" in said:
-            todo = "get a token there with `cloud-verifier token new`, and name its file with --token-file"
-            return fault("token", said, todo)
-        return fault("verifier", said, f"is {address} a verifier's port? See --listen there")
-    if "refused" in said:
+        if error.fix:
+            return fault("token", found, f"{error.fix}; `cloud-verifier token new` makes one there")
+        return fault("verifier", found, f"is {address} a verifier's port? See --listen there")
+    if "refused" in found:
         todo = f"start it there: cloud-verifier serve --listen {address}; or name its address with --verifier"
-        return fault("verifier", said, todo)
+        return fault("verifier", found, todo)
+    if "no such host" in found:
+        return fault("verifier", found, "correct --verifier, or mend this machine's name service")
     speaks = None if security.is_tls else sniff(address)
     if speaks:
         todo = "this is another service's port (the verifier's admin port?): see --listen there"
         return fault("verifier", f"{address} speaks {speaks}, not gRPC", todo)
-    return fault("verifier", said, "is the host up, and do the firewalls on the way let TCP through?")
+    todo = error.fix or "is the host up, and do the firewalls on the way let TCP through?"
+    return fault("verifier", found, todo)
 
 
 def sniff(address: str) -> str | None:

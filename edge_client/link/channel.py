@@ -17,11 +17,12 @@ from edge_client.link.targets import VerifierTarget, parse_target
 MAX_MESSAGE_BYTES = 64 << 20
 _DIAGNOSIS_S = 1.0
 _LAST_LOOK_S = 0.4  # gRPC's thread that watches a channel looks every 200 ms whether anybody still listens
+_NO_TOKEN = grpc.StatusCode.UNAUTHENTICATED
 _REJECTED = {
     grpc.StatusCode.RESOURCE_EXHAUSTED: "a message is too large for it",
     grpc.StatusCode.INVALID_ARGUMENT: "it cannot read our messages",
     grpc.StatusCode.UNIMPLEMENTED: "no verifier of this protocol listens there",
-    grpc.StatusCode.UNAUTHENTICATED: "name a token that it knows with --token-file",
+    _NO_TOKEN: "it wants other credentials",
     grpc.StatusCode.PERMISSION_DENIED: "it does not allow this",
 }
 _OPTIONS = (
@@ -76,9 +77,9 @@ def open_channel(
     _close_later(channel)
     found = diagnose(address, security, min(timeout_s, _DIAGNOSIS_S)) if outcomes else None
     hangs_up = "none of them serves" if target.is_balanced else "it hangs up"
-    why = found.text if found else hangs_up if outcomes else f"no answer in {wait_s:.1f} s"
+    why = found.found if found else hangs_up if outcomes else f"no answer in {wait_s:.1f} s"
     error_type = LinkFaultError if found and found.is_fault else LinkError
-    raise error_type(f"cannot connect to a verifier at {address}: {why}")
+    raise error_type(f"cannot connect to a verifier at {address}: {why}", found.fix if found else "")
 
 
 def _create_channel(target: VerifierTarget, security: LinkSecurity, timeout_s: float) -> Any:
@@ -102,5 +103,7 @@ def translate(error: grpc.RpcError, address: str) -> OutriderError:
     """Our exception for a failed call."""
     code, details = error.code(), error.details()
     if code in _REJECTED:
-        return CallRejectedError(f"the verifier at {address} rejects the call: {_REJECTED[code]} ({details})")
+        fix = "name a token that it knows with --token-file" if code is _NO_TOKEN else ""
+        found = f"the verifier at {address} rejects the call: {_REJECTED[code]} ({details})"
+        return CallRejectedError(found, fix)
     return LinkError(f"lost the connection to {address}: {code.name.lower()}: {details}")

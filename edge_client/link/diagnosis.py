@@ -21,9 +21,11 @@ _FIRST_FRAME = 9  # bytes: an HTTP/2 server speaks first (SETTINGS)
 
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
-    """`is_fault`: waiting does not mend it, somebody has to change something."""
+    """What is wrong and, where it is known, what to do. `is_fault`: waiting does not mend it, somebody has to
+    change something."""
 
-    text: str
+    found: str
+    fix: str = ""
     is_fault: bool = True
 
 
@@ -37,7 +39,7 @@ def diagnose(address: str, security: LinkSecurity, timeout_s: float) -> Diagnosi
     found = [each for each in several if each is not None]
     if len(found) < len(several):
         return None
-    return Diagnosis(found[0].text, all(each.is_fault for each in found))
+    return Diagnosis(found[0].found, found[0].fix, all(each.is_fault for each in found))
 
 
 def _diagnose_one(host: str, port: int, security: LinkSecurity, timeout_s: float) -> Diagnosis | None:
@@ -69,21 +71,23 @@ def _ask_plainly(connection: socket.socket, host: str) -> Diagnosis | None:
             return None
     except OSError:
         return None
-    return Diagnosis("it speaks TLS and this edge does not: add --tls-ca FILE with its authority, or --tls")
+    return Diagnosis("it speaks TLS and this edge does not", "add --tls-ca FILE with its authority, or --tls")
 
 
 def _ask_with_tls(connection: socket.socket, host: str, security: LinkSecurity) -> Diagnosis | None:
     name = security.server_name or host
     try:
         context = _context(security)
-    except (ssl.SSLError, UsageError) as error:
-        return Diagnosis(f"{error}" if isinstance(error, UsageError) else _unusable(security))
+    except UsageError as error:
+        return Diagnosis(str(error))
+    except ssl.SSLError:
+        return _unusable(security)
     try:
         with context.wrap_socket(connection, server_hostname=name) as tls:
             if not tls.recv(_FIRST_FRAME):  # under TLS 1.3 the server looks at our certificate only now
-                return Diagnosis(_hang_up(security), is_fault=False)
+                return _hang_up(security)
     except ssl.SSLCertVerificationError as error:
-        return Diagnosis(_verification_fault(error, name, security))
+        return _verification_fault(error, name, security)
     except ssl.SSLError as error:
         return _tls_fault(error.reason or "", security)
     except OSError:
@@ -103,41 +107,50 @@ def _context(security: LinkSecurity) -> ssl.SSLContext:
     return context
 
 
-def _unusable(security: LinkSecurity) -> str:
+def _unusable(security: LinkSecurity) -> Diagnosis:
     given = {"--tls-ca": security.ca, "--tls-cert": security.certificate, "--tls-key": security.key}
     files = ", ".join(f"{flag} {path}" for flag, path in given.items() if path is not None)
-    return f"{files}: cannot be used; want PEM, and the key of the certificate, without a password"
+    return Diagnosis(
+        f"{files}: cannot be used", "want PEM, and the key of the certificate, without a password"
+    )
 
 
-def _verification_fault(error: ssl.SSLCertVerificationError, name: str, security: LinkSecurity) -> str:
+def _verification_fault(
+    error: ssl.SSLCertVerificationError, name: str, security: LinkSecurity
+) -> Diagnosis:
     match error.verify_code:
         case code if code in (_WRONG_NAME, _WRONG_IP):
-            return f"its certificate is not for {name}: dial a name it has, or say one with --tls-server-name"
+            fix = "dial a name it has, or say one with --tls-server-name"
+            return Diagnosis(f"its certificate is not for {name}", fix)
         case code if code == _EXPIRED:
-            return "its certificate has expired: renew it there (or this machine's clock is wrong)"
+            fix = "renew it there (or this machine's clock is wrong)"
+            return Diagnosis("its certificate has expired", fix)
         case code if code == _NOT_YET_VALID:
-            return "its certificate is not valid yet: is this machine's clock right?"
+            return Diagnosis("its certificate is not valid yet", "is this machine's clock right?")
     if security.ca is None:
-        return "this machine's authorities do not vouch for its certificate: name its own with --tls-ca FILE"
-    return f"--tls-ca {security.ca} is not the authority of its certificate ({error.verify_message})"
+        found = "this machine's authorities do not vouch for its certificate"
+        return Diagnosis(found, "name its own with --tls-ca FILE")
+    found = f"--tls-ca {security.ca} is not the authority of its certificate ({error.verify_message})"
+    return Diagnosis(found, "name the file of the one that signed it")
 
 
-def _hang_up(security: LinkSecurity) -> str:
+def _hang_up(security: LinkSecurity) -> Diagnosis:
     """gRPC's servers do not say why; an overloaded one would do the same."""
     if security.certificate is None:
         question = "does it want a client certificate (--tls-cert and --tls-key)?"
     else:
         question = f"does it know the authority of --tls-cert {security.certificate}?"
-    return f"it hangs up after the handshake: {question}"
+    return Diagnosis("it hangs up after the handshake", question, is_fault=False)
 
 
 def _tls_fault(reason: str, security: LinkSecurity) -> Diagnosis | None:
     if reason in ("WRONG_VERSION_NUMBER", "PACKET_LENGTH_TOO_LONG", "HTTP_REQUEST", "RECORD_LAYER_FAILURE"):
         fix = "serve with --tls-cert and --tls-key there, or drop --tls and --tls-ca here"
-        return Diagnosis(f"it does not speak TLS: {fix}")
+        return Diagnosis("it does not speak TLS", fix)
     if "CERTIFICATE_REQUIRED" in reason or ("HANDSHAKE_FAILURE" in reason and not security.certificate):
-        return Diagnosis("it wants a client certificate: add --tls-cert FILE and --tls-key FILE")
+        return Diagnosis("it wants a client certificate", "add --tls-cert FILE and --tls-key FILE")
     if "ALERT" in reason and security.certificate is not None:
         what = reason.rpartition("ALERT_")[2].replace("_", " ").lower()
-        return Diagnosis(f"it does not accept the client certificate {security.certificate} ({what})")
+        found = f"it does not accept the client certificate {security.certificate} ({what})"
+        return Diagnosis(found, "take one that the authority of its --tls-client-ca signed")
     return Diagnosis(f"TLS fails: {reason.replace('_', ' ').lower()}") if reason else None

@@ -44,8 +44,10 @@ def secure(security: DevSecurity) -> Iterator[VerifierServer]:
 def faults(port: int, **settings: object) -> list[Finding]:
     config = replace(RunConfig(verifier=f"127.0.0.1:{port}"), **settings)  # type: ignore[arg-type]
     found = examine(config, has_trial=False)
-    assert all(each.todo for each in found if each.status is Status.FAULT), "each fault has its remedy"
-    return [each for each in found if each.status is Status.FAULT]
+    wrong = [each for each in found if each.status is Status.FAULT]
+    assert all(each.todo for each in wrong), "each fault has its remedy"
+    assert not any(each.todo in each.found for each in wrong), "and says it once"
+    return wrong
 
 
 def only(found: list[Finding]) -> tuple[str, str]:
