@@ -10,6 +10,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -33,11 +34,11 @@ class ChatTemplate:
 
     def check(self) -> None:
         """Raises `ModelError` where the template is not Jinja."""
-        self._compile()
+        _ = self._compiled
 
     def render(self, messages: Sequence[Message]) -> str:
         """The prompt that asks for the assistant's next message. Raises `TemplateRefusedError`."""
-        template = self._compile()
+        template = self._compiled
         try:
             text: str = template.render(
                 messages=list(messages),
@@ -50,7 +51,9 @@ class ChatTemplate:
             raise TemplateRefusedError(f"the chat template refuses these messages: {error}") from error
         return text
 
-    def _compile(self) -> Any:
+    @cached_property
+    def _compiled(self) -> Any:
+        """Once: that takes longer than most prompts take to fill in. Threads may render at once."""
         import jinja2
 
         try:
