@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
+from pathlib import Path
 from typing import TextIO
 
 from common.errors import OutriderError, UsageError
@@ -15,6 +17,7 @@ from edge_client.options import Mode
 from edge_client.session import EdgeSession, SessionResult
 from edge_client.terminal import TextPrinter, readable, summary
 
+_MAX_HISTORY = 1000  # lines
 _BLOCK = '"""'
 _HELP = "/stats  /mode [M]  /system TEXT  /reset  /quit   Ctrl-C stops an answer, Ctrl-D leaves"
 _WELCOME = "Type a message; /help lists commands."
@@ -25,21 +28,35 @@ _NO_TEMPLATE = (
 
 
 class Repl:
-    """`run` returns when the user leaves. Prompts and remarks go to `out` only when it is a terminal."""
+    """`run` returns when the user leaves. Prompts and remarks go to `out` only when it is a terminal.
+
+    `history` is a file that keeps what was typed there for the next time.
+    """
 
     def __init__(
-        self, conversation: Conversation, words: TextIO, out: TextIO, *, has_colour: bool = True
+        self,
+        conversation: Conversation,
+        words: TextIO,
+        out: TextIO,
+        *,
+        has_colour: bool = True,
+        history: Path | None = None,
     ) -> None:
         self._conversation = conversation
         self._words, self._out = words, out
         self._has_colour = has_colour
+        self._history = history
         self._is_terminal = words.isatty() and out.isatty()
         self._last: SessionResult | None = None
 
     def run(self) -> None:
-        if self._is_terminal:
-            with suppress(ImportError):
-                import readline  # noqa: F401 - lines can be edited, and come back with the arrow keys
+        if not self._is_terminal:
+            self._converse()
+            return
+        with _editable_lines(self._history):
+            self._converse()
+
+    def _converse(self) -> None:
         self._remark(_WELCOME if self._conversation.has_template else _NO_TEMPLATE)
         while (message := self._read()) is not None:
             if not message.strip():
@@ -161,6 +178,28 @@ class Repl:
         """For a person only: a pipe gets answers and what it asked for."""
         if self._is_terminal:
             self._say(text)
+
+
+@contextmanager
+def _editable_lines(history: Path | None) -> Iterator[None]:
+    """Lines can be edited, and come back with the arrow keys; those of `history` too. Raises `UsageError`."""
+    try:
+        import readline
+    except ImportError:  # Python can be built without it
+        yield
+        return
+    if history is not None:
+        try:
+            os.close(os.open(history, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
+            readline.read_history_file(history)
+        except OSError as error:
+            raise UsageError(f"--history {history}: cannot use it: {error.strerror or error}") from error
+        readline.set_history_length(_MAX_HISTORY)
+    try:
+        yield
+    finally:
+        if history is not None:
+            readline.write_history_file(history)
 
 
 @contextmanager

@@ -30,6 +30,7 @@ while you type:
   /reset    forget the conversation
   /quit     leave (so does Ctrl-D)
   Ctrl-C    stops the answer, and never the program
+  arrow keys bring back what you typed; --history FILE keeps it for the next time; without, nothing is
 
 Green was drafted here and confirmed there, yellow is the target's correction, red and underlined is
 unverified; NO_COLOR=1 turns colours off.
@@ -40,6 +41,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description, parser.epilog = _DESCRIPTION, _EPILOG
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("--system", metavar="TEXT", help="the system message")
+    parser.add_argument(
+        "--history", type=Path, metavar="FILE",
+        help="keep there what is typed on the terminal, for the arrow keys of the next time",
+    )  # fmt: skip
     parser.add_argument(
         "--chat-template", dest="serve.chat_template", default=argparse.SUPPRESS, metavar="FILE",
         help="Jinja file to use instead of the tokenizer's own chat template",
@@ -57,7 +62,8 @@ def main(namespace: argparse.Namespace) -> int:
     try:
         conversation = Conversation(edge, template, namespace.system)
         # NO_COLOR is no setting of ours but a convention of terminals (no-color.org).
-        Repl(conversation, sys.stdin, sys.stdout, has_colour=not os.environ.get("NO_COLOR")).run()
+        has_colour = not os.environ.get("NO_COLOR")
+        Repl(conversation, sys.stdin, sys.stdout, has_colour=has_colour, history=namespace.history).run()
     finally:
         edge.close()
     return 0

@@ -84,8 +84,9 @@ def test_ctrl_c_stops_an_answer_and_not_the_program(verifier: VerifierServer, te
         terminal.wait_for("acceptance_rate")
         terminal.type("/reset\n")
         terminal.wait_for("forgotten")
+        terminal.wait_for("> ")
         terminal.type("\x04")
-        assert process.wait(10) == 0
+        assert process.wait(60) == 0
     assert verifier.engine.num_sessions == 0
 
 
@@ -96,7 +97,22 @@ def test_without_a_template_it_says_what_it_does(verifier: VerifierServer) -> No
         terminal.type("/system be brief\n")
         terminal.wait_for("needs a chat template")
         terminal.type("/quit\n")
-        assert process.wait(10) == 0
+        assert process.wait(60) == 0
+
+
+def test_what_was_typed_comes_back_with_the_arrow_key_the_next_time(
+    verifier: VerifierServer, tmp_path: Path
+) -> None:
+    history = tmp_path / "typed"
+    for keys in ("/mode cloud-only\n", "\x1b[A\x1b[A\n"):
+        with chatting(verifier, "--history", str(history)) as (terminal, process):
+            terminal.wait_for("> ")
+            terminal.type(keys)
+            terminal.wait_for("mode cloud-only;")
+            terminal.type("/quit\n")
+            assert process.wait(60) == 0
+    assert history.read_text().splitlines()[0] == "/mode cloud-only"
+    assert history.stat().st_mode & 0o777 == 0o600
 
 
 def test_a_pipe_gets_the_answers_and_a_conversation_has_memory(verifier: VerifierServer) -> None:
