@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.calls import eventually
+from support.calls import PATIENCE_S, eventually
 from support.decoding import decode
 from support.models import make_tiny_target
 
@@ -30,7 +30,7 @@ from experiments.synthetic.pair import SyntheticPair
 from experiments.synthetic.serve import serve_command
 
 NUM_TEXTS, NUM_NEW, NUM_CLIENTS = 6, 32, 4
-GRACE_S = 20.0  # texts under way end long before, on a busy machine too
+GRACE_S = 30.0  # less than PATIENCE_S; texts under way end long before
 _FLAGS = ("--drain-grace-s", str(GRACE_S), "--admin-listen", "127.0.0.1:0", "--log-level", "warning")
 
 @dataclass
@@ -46,7 +46,8 @@ class Fleet:
         return ",".join(verifier.address for verifier in self.verifiers)
 
     def metric(self, index: int, name: str) -> int:
-        with urllib.request.urlopen(f"{self.verifiers[index].admin_url}/metrics", timeout=10) as answer:
+        url = f"{self.verifiers[index].admin_url}/metrics"
+        with urllib.request.urlopen(url, timeout=PATIENCE_S) as answer:
             found = re.search(rf"^outrider_verifier_{name} (\S+)$", answer.read().decode(), re.MULTILINE)
         assert found is not None, name
         return int(float(found[1]))
@@ -177,7 +178,7 @@ def test_killing_one_of_three_under_load_changes_no_text(
     def on_token(index: int) -> None:
         if index == NUM_NEW // 2 and barrier.wait(60) == 0:  # all are in mid text
             held = [fleet.metric(i, "sessions") for i in range(3)]
-            assert sum(held) == NUM_TEXTS, held
+            assert sum(held) >= NUM_TEXTS, held  # more where one has moved meanwhile
             fleet.verifiers[held.index(max(held))].kill()
             killed.set()
         if index >= NUM_NEW // 2:
@@ -197,7 +198,7 @@ def test_a_rolling_restart_of_three_under_load_shows_no_error_and_no_other_text(
     with load.running():
         load.wait_for(2)
         for index, verifier in enumerate(fleet.verifiers):
-            assert verifier.stop() == 0, "it drained and ended by itself"
+            assert verifier.stop(PATIENCE_S) == 0, "it drained and ended by itself"
             load.wait_for(2)  # two others serve
             fleet.verifiers[index] = fleet.start(verifier.address)
             load.wait_for(2)
@@ -209,7 +210,7 @@ def test_a_session_whose_verifier_drains_is_served_by_the_next_while_others_fini
 ) -> None:
     session_id = new_session_id()
     link = GrpcLink(fleet.address, session_id)
-    connection = link.connect(5.0)
+    connection = link.connect(PATIENCE_S)
 
     def holders() -> list[int]:
         return [i for i in range(3) if fleet.metric(i, "streams")]
@@ -218,13 +219,13 @@ def test_a_session_whose_verifier_drains_is_served_by_the_next_while_others_fini
     (leaving,) = holders()
     fleet.verifiers[leaving].process.terminate()
     assert eventually(lambda: fleet.metric(leaving, "draining") == 1)
-    message = connection.receive(5.0)
+    message = connection.receive(PATIENCE_S)
     assert isinstance(message, Draining)
-    again = link.connect(5.0)
+    again = link.connect(PATIENCE_S)
     assert eventually(lambda: len(holders()) == 2), "the old one serves what is open, another the session"
     for text in range(NUM_TEXTS):
         assert tuple(write(fleet.address, text, fleet.draft).token_ids) == expected[text]
     assert fleet.metric(leaving, "sessions") == 0
     again.close()
     connection.close()
-    assert fleet.verifiers[leaving].stop() == 0
+    assert fleet.verifiers[leaving].stop(PATIENCE_S) == 0

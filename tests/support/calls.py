@@ -15,6 +15,7 @@ from common.pb import outrider_pb2 as pb
 from common.pb import outrider_pb2_grpc
 
 Metadata = tuple[tuple[str, str], ...]
+PATIENCE_S = 60.0
 # A test's channels must not share a connection, and with it a handshake, with another's.
 _OPTIONS = (("grpc.use_local_subchannel_pool", 1),)
 
@@ -59,7 +60,7 @@ class Caller:
         self.stub = outrider_pb2_grpc.VerifierStub(channel)
 
     def open(self) -> Any:
-        return self.stub.Open(opening(self.session_id), metadata=self.metadata, timeout=10)
+        return self.stub.Open(opening(self.session_id), metadata=self.metadata, timeout=PATIENCE_S)
 
     def verify(self, after: Any, round_id: int, draft: tuple[int, ...] = (1, 2)) -> Any:
         request = pb.VerifyRequest(
@@ -69,7 +70,7 @@ class Caller:
             base_hash=after.hash,
             draft_tokens=draft,
         )
-        return self.stub.Verify(request, metadata=self.metadata, timeout=10)
+        return self.stub.Verify(request, metadata=self.metadata, timeout=PATIENCE_S)
 
     def generate(self, after: Any, round_id: int, num_new: int = 2) -> list[Any]:
         request = pb.GenerateRequest(
@@ -79,11 +80,11 @@ class Caller:
             base_hash=after.hash,
             max_new_tokens=num_new,
         )
-        return list(self.stub.Generate(request, metadata=self.metadata, timeout=10))
+        return list(self.stub.Generate(request, metadata=self.metadata, timeout=PATIENCE_S))
 
     def close(self) -> bool:
         request = pb.CloseRequest(session_id=self.session_id)
-        return bool(self.stub.Close(request, metadata=self.metadata, timeout=10).was_open)
+        return bool(self.stub.Close(request, metadata=self.metadata, timeout=PATIENCE_S).was_open)
 
 
 class Stream:
@@ -92,7 +93,7 @@ class Stream:
     def __init__(self, caller: Caller) -> None:
         self._outgoing: queue.SimpleQueue[pb.SessionRequest | None] = queue.SimpleQueue()
         requests = iter(self._outgoing.get, None)
-        self.call = caller.stub.Session(requests, metadata=caller.metadata, timeout=20)
+        self.call = caller.stub.Session(requests, metadata=caller.metadata, timeout=PATIENCE_S)
 
     def ask(self, **body: Any) -> Any:
         self._outgoing.put(pb.SessionRequest(**body))
@@ -130,7 +131,8 @@ def status_of(call: Callable[[], Any]) -> tuple[grpc.StatusCode, str]:
     raise AssertionError(f"the call was answered: {answer}")
 
 
-def eventually(condition: Callable[[], bool], timeout_s: float = 5.0) -> bool:
+def eventually(condition: Callable[[], bool], timeout_s: float = PATIENCE_S) -> bool:
+    """Whether it came true at last; the time is for machines that others are busy on."""
     end_s = time.monotonic() + timeout_s
     while not (is_so := condition()) and time.monotonic() < end_s:
         time.sleep(0.01)

@@ -41,7 +41,7 @@ class DaemonProcess:
 
     def get(self, path: str, **headers: str) -> Any:
         request = urllib.request.Request(self.url + path, headers=headers)
-        with urllib.request.urlopen(request, timeout=20) as response:
+        with urllib.request.urlopen(request, timeout=60) as response:
             content = response.read()
             is_json = response.headers["content-type"].startswith("application/json")
         return json.loads(content) if is_json else content
@@ -73,8 +73,8 @@ def running_daemon(verifier: str, *arguments: str, config: Path | None = None) -
         server.stop()
 
 
-def wait_until(condition: Callable[[], bool], timeout_s: float = 15.0) -> bool:
-    """Whether it came true in time."""
+def wait_until(condition: Callable[[], bool], timeout_s: float = 60.0) -> bool:
+    """Whether it came true at last; the time is for machines that others are busy on."""
     end_s = time.monotonic() + timeout_s
     while time.monotonic() < end_s:
         if condition():
