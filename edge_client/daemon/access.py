@@ -7,7 +7,6 @@ A web page anywhere may send requests to 127.0.0.1 from its reader's browser. It
 from __future__ import annotations
 
 import base64
-import binascii
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
@@ -62,6 +61,7 @@ class AccessMiddleware:
 
     def _check(self, path: str, headers: Headers) -> None:
         serve, keys = self._daemon.serve, self._daemon.keys
+        check_body(headers)
         if path in PUBLIC:
             return
         check_origin(headers, serve.cors_origin)
@@ -75,6 +75,14 @@ class AccessMiddleware:
             raise ApiError(401, message, "authentication_error", code="invalid_api_key", headers=found)
 
 
+def check_body(headers: Headers) -> None:
+    """Raises `ApiError` 400 where two headers disagree about the body's end: a proxy before this daemon might
+    believe the other one, and take a part of one client's request for another's."""
+    if "content-length" in headers and "transfer-encoding" in headers:
+        message = "Content-Length and Transfer-Encoding do not go together"
+        raise ApiError(400, message, code="ambiguous_body", headers={"Connection": "close"})
+
+
 def shown_key(headers: Headers) -> str:
     """Out of `Bearer KEY`, or `Basic` with the key as password; nothing where there is none."""
     scheme, _, value = headers.get("authorization", "").partition(" ")
@@ -83,7 +91,7 @@ def shown_key(headers: Headers) -> str:
     if scheme.lower() == "basic":
         try:
             return base64.b64decode(value, validate=True).decode("utf-8", "replace").partition(":")[2]
-        except binascii.Error:
+        except ValueError:  # no base64, or not even ASCII
             return ""
     return ""
 
@@ -93,7 +101,8 @@ def check_origin(headers: Headers, allowed: tuple[str, ...]) -> None:
     origin = headers.get("origin")
     if origin is None or "*" in allowed or origin in allowed:
         return
-    if urlsplit(origin).netloc != headers.get("host", "") or not urlsplit(origin).netloc:
+    place = _place(origin)
+    if not place or place != headers.get("host", ""):
         message = f"pages of {origin} may not call this daemon; --cors-origin {origin} allows it"
         raise ApiError(403, message, "permission_error", code="origin_not_allowed")
 
@@ -103,7 +112,23 @@ def check_host(headers: Headers, serve: ServeConfig) -> None:
     host, _ = split_address(serve.listen, "--listen")
     if not is_loopback(host):
         return
-    called = urlsplit(f"//{headers.get('host', '')}").hostname or ""
+    called = _name(headers.get("host", ""))
     if called and not is_loopback(called) and called not in serve.allowed_host:
         message = f"this daemon is not called {called}; --allowed-host {called} allows it"
         raise ApiError(403, message, "permission_error", code="host_not_allowed")
+
+
+def _place(origin: str) -> str:
+    """HOST:PORT of an `Origin`; nothing where it is none, or `null`."""
+    try:
+        return urlsplit(origin).netloc
+    except ValueError:
+        return ""
+
+
+def _name(host: str) -> str:
+    """A `Host` without its port; what cannot be read as one is whole, and nobody's name."""
+    try:
+        return urlsplit(f"//{host}").hostname or host
+    except ValueError:
+        return host

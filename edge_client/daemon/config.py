@@ -36,6 +36,14 @@ class ServeConfig:
         64, "requests waiting for one of these; more are refused with 429", metavar="N", minimum=0
     )
     max_body_mb: float = option(8.0, "largest request body", metavar="MB", minimum=0.001, maximum=1024)
+    read_timeout_s: float = option(
+        30.0,
+        "a client whose request is not whole after so long is cut off, and so is one that keeps silent",
+        flag="--read-timeout",
+        metavar="S",
+        minimum=0.1,
+        maximum=3600,
+    )
     write_timeout_s: float = option(
         20.0,
         "a client that reads nothing for so long is cut off",

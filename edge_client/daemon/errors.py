@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 
 from common.errors import (
@@ -16,6 +17,7 @@ from common.errors import (
 )
 from common.types import RoundErrorCode
 from edge_client.chat_template import TemplateRefusedError
+from edge_client.daemon.settings import OF_OPENAI, OF_OPERATOR, OF_REQUESTS
 
 
 @dataclass
@@ -54,6 +56,7 @@ def stopping() -> ApiError:
     return ApiError(503, message, "server_error", code="stopping", headers={"Retry-After": "5"})
 
 
+_FLAG = re.compile(r"--([a-z][a-z-]+)")
 # Where a field of the wire stands in a request.
 _PARAMS = {
     "stop_strings": "stop",
@@ -77,7 +80,7 @@ def from_failure(error: Exception, subject: str = "prompt") -> ApiError:
         case UsageError(__cause__=InvalidFieldError() as cause):
             return invalid(_param(cause.field), cause.reason)
         case UsageError():
-            return ApiError(400, str(error), code="invalid_value")
+            return _from_usage(error)
         case RoundFailedError():
             return _from_round(error, subject)
         case IncompatibleError():
@@ -92,6 +95,21 @@ def from_failure(error: Exception, subject: str = "prompt") -> ApiError:
         case OutriderError():
             return ApiError(502, str(error), "server_error", code="verifier_refused")
     return ApiError(500, "internal error; the daemon's log says where", "server_error", code="internal_error")
+
+
+def _from_usage(error: UsageError) -> ApiError:
+    """It speaks of flags, a request has fields. What no request can choose is the operator's mistake."""
+    names = [flag.replace("-", "_") for flag in _FLAG.findall(str(error))]
+    if names and names[0] in OF_OPERATOR:
+        return ApiError(500, str(error), "server_error", code="daemon_misconfigured")
+    message = _FLAG.sub(lambda match: match[1].replace("-", "_"), str(error))
+    return ApiError(400, message, param=_param_of(names[0]) if names else None, code="invalid_value")
+
+
+def _param_of(setting: str) -> str | None:
+    if setting in OF_OPENAI:
+        return _PARAMS.get(setting, setting)
+    return f"outrider.{setting}" if setting in OF_REQUESTS else None
 
 
 def _param(field: str) -> str:

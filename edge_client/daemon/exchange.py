@@ -48,7 +48,7 @@ class Exchange:
         request_id = _PREFIX[self._kind] + secrets.token_hex(12)
         start_s = time.perf_counter()
         status, num_tokens = 200, 0
-        wire = Wire(scope, receive, send, request_id, self._daemon.serve.write_timeout_s)
+        wire = Wire(scope, receive, send, request_id, self._daemon.serve)
         try:
             body = await wire.read_json(int(self._daemon.serve.max_body_mb * 2**20))
             parsed = parse_request(self._kind, body, self._daemon.edge.tokenizer.num_tokens)

@@ -13,43 +13,7 @@ from edge_client.config import RunConfig
 from edge_client.daemon import fields
 from edge_client.daemon.errors import ApiError, invalid
 from edge_client.daemon.parsed import ParsedRequest
-
-# Fields of `RunConfig`. Not among them: what OpenAI's own fields say, and what is the operator's (the
-# verifier, its credentials, the draft, threads, logs).
-SETTINGS = (
-    "mode",
-    "method",
-    "on_timeout",
-    "timeout_ms",
-    "recover_timeout_s",
-    "reverify",
-    "depth_policy",
-    "num_speculative_tokens",
-    "pipeline",
-    "num_rounds_in_flight",
-    "guesses",
-    "gate",
-    "gate_nll",
-    "gate_entropy",
-    "gate_margin",
-    "gate_variance",
-    "gate_max_hard_ratio",
-    "gate_rules",
-    "gate_rare_per_million",
-    "top_k",
-    "min_p",
-    "repetition_penalty",
-    "bad_word",
-    "min_new_tokens",
-    "stop_token_id",
-    "ignore_eos",
-    "support_size",
-    "num_candidates",
-    "threshold_pass",
-    "threshold_ratio",
-    "typical_epsilon",
-    "typical_delta",
-)
+from edge_client.daemon.settings import OF_REQUESTS
 
 
 def read_extras(parsed: ParsedRequest, given: Mapping[str, object]) -> None:
@@ -59,10 +23,10 @@ def read_extras(parsed: ParsedRequest, given: Mapping[str, object]) -> None:
             continue
         if name == "tokens":
             parsed.has_tokens = fields.boolean("outrider.tokens", value)
-        elif name in SETTINGS:
+        elif name in OF_REQUESTS:
             parsed.changes[name] = _setting(name, value)
         else:
-            hint = did_you_mean(name, (*SETTINGS, "tokens"))
+            hint = did_you_mean(name, (*OF_REQUESTS, "tokens"))
             param = f"outrider.{name}"
             raise ApiError(400, f"unknown parameter {param}{hint}", param=param, code="unknown_parameter")
 

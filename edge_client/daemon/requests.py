@@ -11,8 +11,9 @@ from collections.abc import Callable, Mapping
 from common.config import did_you_mean
 from edge_client.daemon import fields
 from edge_client.daemon.errors import ApiError, invalid, unsupported
-from edge_client.daemon.extras import SETTINGS, read_extras
+from edge_client.daemon.extras import read_extras
 from edge_client.daemon.parsed import Kind, ParsedRequest
+from edge_client.daemon.settings import OF_REQUESTS
 
 MAX_TOKENS = 2**31 - 1
 MAX_TOP_LOGPROBS = 20
@@ -183,7 +184,7 @@ def _check_neutral(name: str, value: object, refusal: _Refusal) -> None:
 
 def _unknown(name: str, known: tuple[str, ...]) -> ApiError:
     ours = _ELSEWHERE.get(name, name)
-    if ours in SETTINGS:
+    if ours in OF_REQUESTS:
         hint = f'; give it as "outrider": {{"{ours}": ...}}'
     elif ours != name:
         hint = f"; it is called {ours} here"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import gc
 import logging
 import signal
@@ -29,16 +30,52 @@ SEND_BUFFER_BYTES = 32 * 1024
 HIGH_WATER_BYTES = 16 * 1024
 # The event loop and the generations share the interpreter; at Python's 5 ms the loop waits too long for it.
 SWITCH_INTERVAL_S = 0.0005
+MAX_CONNECTIONS = 512  # or twice what may run and wait; more get 503. A process may have 1,024 files open
 _LAST_ANSWERS_S = 3.0  # after the grace: for sessions to close at the verifier
 
 
 class Protocol(H11Protocol):
-    """Bounded buffers; and the transport beside each request, so that a stuck client can be cut off."""
+    """Bounded buffers and times, and the transport beside each request: a stuck client can be cut off.
+
+    A connection that brings no whole head of a request in `--read-timeout`, or does not take its last answer,
+    is cut off. uvicorn ends only those that send nothing at all, after their first answer.
+    """
+
+    def __init__(self, daemon: Daemon, **of_uvicorn: Any) -> None:
+        super().__init__(**of_uvicorn)
+        self._daemon = daemon
+        self._waiting: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
         transport.set_write_buffer_limits(high=HIGH_WATER_BYTES)
         self.app_state = {**self.app_state, "transport": transport}
+        self._expect_request()
+
+    def handle_events(self) -> None:
+        before = self.cycle
+        super().handle_events()
+        if self.cycle is not before:  # a request has come
+            self._expect_nothing()
+
+    def on_response_complete(self) -> None:
+        self._expect_request()
+        super().on_response_complete()  # may find the next request there
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._expect_nothing()
+        super().connection_lost(exc)
+
+    def _expect_request(self) -> None:
+        self._expect_nothing()
+        # uvicorn's own end of an idle connection is the politer one, so it comes first.
+        wait_s = self._daemon.serve.read_timeout_s + 1.0
+        self._waiting = self.loop.call_later(wait_s, cut_off, self.transport)
+
+    def _expect_nothing(self) -> None:
+        if self._waiting is not None:
+            self._waiting.cancel()
+            self._waiting = None
 
 
 class Server(uvicorn.Server):
@@ -137,12 +174,14 @@ async def _stop(daemon: Daemon, server: Server, hurry: asyncio.Event) -> None:
 def _uvicorn_config(daemon: Daemon) -> uvicorn.Config:
     return uvicorn.Config(
         make_app(daemon),
-        http=Protocol,
+        http=functools.partial(Protocol, daemon),  # type: ignore[arg-type]
         ws="none",
         loop="asyncio",
         lifespan="off",
         log_config=None,
+        log_level="error",  # a warning for each request that is none would be a flood
         access_log=False,
         server_header=False,
-        timeout_keep_alive=30,
+        timeout_keep_alive=int(max(1, daemon.serve.read_timeout_s)),
+        limit_concurrency=max(MAX_CONNECTIONS, 2 * (daemon.serve.max_requests + daemon.serve.max_queue)),
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -22,12 +22,11 @@ from edge_client.daemon.errors import ApiError
 from edge_client.daemon.keys import Keys
 from edge_client.daemon.metrics import DaemonMetrics
 from edge_client.daemon.parsed import Kind, ParsedRequest
+from edge_client.daemon.request_config import config_of
 from edge_client.daemon.verifier_watch import VerifierWatch
 from edge_client.drafting.pool import DraftLease, SequencePool
 from edge_client.drafting.registry import WITHOUT_MODEL
 from edge_client.drafting.spec import SPEC_FILE
-from edge_client.gate.gate import GateUse
-from edge_client.gate.settings import GATE_KEYS, has_place, without_gate
 from edge_client.options import Mode
 from edge_client.session import EdgeSession, new_session_id
 
@@ -109,11 +108,8 @@ class Daemon:
 
     def prepare(self, parsed: ParsedRequest) -> Prepared:
         """Reads the prompt; may take a moment for a long one. Raises `OutriderError`, `ApiError`."""
-        config = _gated(replace(self.config, seed=parsed.seed, **parsed.changes), parsed.changes)
-        if parsed.num_top_logprobs is not None:
-            config = replace(config, logprobs=max(1, parsed.num_top_logprobs))
-        seed = config.seed if config.seed is not None else self.config.seed
-        seed = draw_seed() if seed is None else seed
+        config = config_of(self.config, parsed)
+        seed = draw_seed() if config.seed is None else config.seed
         prompt_ids = self._encode(parsed)
         lease = self._lease(config)
         session = self.edge.session(prompt_ids, seed, config, lease)
@@ -170,14 +166,6 @@ class Daemon:
 
     def _load_template(self, config: RunConfig) -> ChatTemplate | None:
         return load_chat_template(self.directory, config.serve.chat_template)
-
-
-def _gated(config: RunConfig, changes: Mapping[str, Any]) -> RunConfig:
-    """The operator's gate is for the requests that it goes with, and a request may do without. One that a
-    request asks for itself is refused where it does not go."""
-    asked = {name: value for name, value in changes.items() if name in GATE_KEYS}
-    is_unwanted = asked == {"gate": GateUse.OFF}
-    return without_gate(config) if is_unwanted or not (asked or has_place(config)) else config
 
 
 def _check(config: RunConfig, keys: Keys) -> None:

@@ -14,6 +14,7 @@ from starlette.datastructures import Headers
 from starlette.responses import JSONResponse
 from starlette.types import Message, Receive, Scope, Send
 
+from edge_client.daemon.config import ServeConfig
 from edge_client.daemon.errors import ApiError
 
 log = logging.getLogger(__name__)
@@ -42,18 +43,33 @@ class Wire:
     """The client's side: reading a body, writing within a bound, cutting off."""
 
     def __init__(
-        self, scope: Scope, receive: Receive, send: Send, request_id: str, write_timeout_s: float
+        self, scope: Scope, receive: Receive, send: Send, request_id: str, serve: ServeConfig
     ) -> None:
         self._scope, self._receive, self._asgi_send = scope, receive, send
         self._request_id = (b"x-request-id", request_id.encode())
-        self._write_timeout_s = write_timeout_s
+        self._read_timeout_s, self._write_timeout_s = serve.read_timeout_s, serve.write_timeout_s
         self.is_complete = False  # the whole answer was handed to the transport
         self._is_started = self._is_stream = False
         client = scope.get("client")
         self.client = f"{client[0]}:{client[1]}" if client else ""
 
     async def read_json(self, max_bytes: int) -> Any:
-        """Raises `ApiError` 413 and 400, `ClientGone`."""
+        """Raises `ApiError` 413, 408 and 400, `ClientGone`."""
+        try:
+            async with asyncio.timeout(self._read_timeout_s):
+                body = await self._read_body(max_bytes)
+        except TimeoutError as error:
+            message = f"the body is not whole after {self._read_timeout_s:g} s"
+            raise ApiError(408, message, code="body_too_slow") from error
+        try:
+            found = json.loads(body.decode("utf-8-sig"))  # of bytes, json would take what is no UTF-8 too
+            if b"\\ud" in body or b"\\uD" in body:  # halves of characters can neither be read nor sent back
+                json.dumps(found, ensure_ascii=False).encode()
+            return found
+        except (ValueError, RecursionError) as error:
+            raise ApiError(400, f"the body is not JSON: {error}", code="invalid_json") from error
+
+    async def _read_body(self, max_bytes: int) -> bytearray:
         too_large = ApiError(413, f"the body is larger than {max_bytes} bytes", code="body_too_large")
         length = Headers(scope=self._scope).get("content-length", "0")
         if length.isdecimal() and int(length) > max_bytes:
@@ -67,14 +83,7 @@ class Wire:
             if len(body) > max_bytes:
                 raise too_large
             if not message.get("more_body", False):
-                break
-        try:
-            found = json.loads(body.decode("utf-8-sig"))  # of bytes, json would take what is no UTF-8 too
-            if b"\\ud" in body or b"\\uD" in body:  # halves of characters can neither be read nor sent back
-                json.dumps(found, ensure_ascii=False).encode()
-            return found
-        except (ValueError, RecursionError) as error:
-            raise ApiError(400, f"the body is not JSON: {error}", code="invalid_json") from error
+                return body
 
     async def until_gone(self) -> None:
         while (await self._receive())["type"] != "http.disconnect":
@@ -92,7 +101,7 @@ class Wire:
             await self.end_stream()
         elif not self._is_started:
             headers = {**error.headers, "x-request-id": self._request_id[1].decode()}
-            if error.status == 413:
+            if error.status in (408, 413):
                 headers["connection"] = "close"  # the rest of the body is not read
             await JSONResponse(error.body(), error.status, headers)(self._scope, self._receive, self._send)
 

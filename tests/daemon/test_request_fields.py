@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 
 import pytest
 
-from edge_client.daemon.errors import ApiError
+from common.config_fields import leaves
+from common.errors import UsageError
+from edge_client.config import RunConfig
+from edge_client.daemon.config import SECTION
+from edge_client.daemon.errors import ApiError, from_failure
 from edge_client.daemon.parsed import Kind, ParsedRequest
+from edge_client.daemon.request_config import config_of
 from edge_client.daemon.requests import parse_request
+from edge_client.daemon.settings import OF_OPENAI, OF_OPERATOR, OF_REQUESTS
 
 NUM_TOKENS = 1000
 USER = {"role": "user", "content": "hi"}
@@ -135,3 +142,62 @@ def test_what_cannot_be_done_is_refused_by_name(
 def test_a_body_without_a_prompt_is_refused(body: object) -> None:
     with pytest.raises(ApiError):
         parse_request(Kind.COMPLETION, body, NUM_TOKENS)
+
+
+# --------------------------------------------------------------------- settings of the edge by request
+
+
+def asked(base: RunConfig | None = None, **extras: object) -> RunConfig:
+    return config_of(base or RunConfig(), completion(outrider=extras))
+
+
+def test_every_setting_of_the_edge_is_a_requests_or_the_operators() -> None:
+    known = [leaf.key for leaf in leaves(RunConfig) if not leaf.key.startswith(f"{SECTION}.")]
+    assert sorted(known) == sorted((*OF_REQUESTS, *OF_OPENAI, *OF_OPERATOR)), "edge_client/daemon/settings.py"
+
+
+@pytest.mark.parametrize(
+    ("extras", "param", "word"),
+    [
+        ({"mode": "cloud-only", "num_speculative_tokens": 3}, "num_speculative_tokens", "no rounds"),
+        ({"mode": "edge-only", "depth_policy": "ratio"}, "depth_policy", "no rounds"),
+        ({"mode": "co-located", "pipeline": "on"}, "pipeline", "no rounds"),
+        ({"mode": "auto", "pipeline": "on"}, "pipeline", "auto decides it itself"),
+        ({"num_rounds_in_flight": 4}, "num_rounds_in_flight", "goes with pipeline"),
+        ({"mode": "edge-only", "on_timeout": "wait"}, "on_timeout", "waits for no verifier"),
+        ({"mode": "cloud-only", "method": "sparse"}, "method", "no draft is judged"),
+    ],
+)
+def test_what_would_have_no_effect_is_refused_by_name(
+    extras: dict[str, object], param: str, word: str
+) -> None:
+    with pytest.raises(ApiError) as caught:
+        asked(**extras)
+    assert caught.value.param == f"outrider.{param}" and caught.value.code == "unsupported_parameter"
+    assert word in caught.value.message
+
+
+def test_rounds_ahead_may_be_asked_for() -> None:
+    assert asked(pipeline="on", num_rounds_in_flight=4).num_rounds_in_flight == 4
+    assert asked(mode="auto", num_rounds_in_flight=4).mode == "auto"
+    assert asked(mode="cloud-only", pipeline="off", method="coupled").pipeline == "off"
+
+
+def test_a_default_of_the_operators_that_a_request_makes_pointless_is_dropped() -> None:
+    sparse = RunConfig(method="sparse", support_size=8, logprobs=5, seed=3)
+    assert asked(sparse).support_size == 8 and asked(sparse).logprobs == 0 and asked(sparse).seed == 3
+    assert asked(sparse, method="coupled").support_size is None
+    assert asked(sparse, method="block").support_size == 8
+    gated = RunConfig(gate="stop", gate_entropy=1.0)
+    assert asked(gated).gate == "stop" and asked(gated, mode="auto").gate == "stop"
+    assert asked(gated, mode="cloud-only").gate == "off"
+    assert asked(gated, gate="off").gate_entropy is None
+
+
+def test_errors_that_speak_of_flags_reach_a_client_as_its_own_fields() -> None:
+    said = from_failure(UsageError("--threshold-pass goes with --method threshold, not with --method sparse"))
+    assert said.param == "outrider.threshold_pass" and said.status == 400
+    assert said.message == "threshold_pass goes with method threshold, not with method sparse"
+    assert from_failure(UsageError("--max-new-tokens is 0")).param == "max_tokens"
+    of_operator = from_failure(UsageError(f"--token-file {Path('x')}: cannot read it"))
+    assert (of_operator.status, of_operator.code) == (500, "daemon_misconfigured")
