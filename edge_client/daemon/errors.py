@@ -32,8 +32,14 @@ class ApiError(Exception):
     headers: dict[str, str] = field(default_factory=dict)
 
     def body(self) -> dict[str, object]:
-        about = {"message": self.message, "type": self.type, "param": self.param, "code": self.code}
+        message, param = _clipped(self.message, 1000), self.param and _clipped(self.param, 100)
+        about = {"message": message, "type": self.type, "param": param, "code": self.code}
         return {"error": about}
+
+
+def _clipped(text: str, max_chars: int) -> str:
+    """Errors quote the request, which may hold megabytes."""
+    return text if len(text) <= max_chars else text[:max_chars] + "…"
 
 
 def invalid(param: str, message: str, code: str = "invalid_value") -> ApiError:

@@ -15,6 +15,8 @@ from edge_client.daemon.errors import ApiError, invalid
 from edge_client.daemon.parsed import ParsedRequest
 from edge_client.daemon.settings import OF_REQUESTS
 
+MAX_ITEMS = 256
+
 
 def read_extras(parsed: ParsedRequest, given: Mapping[str, object]) -> None:
     """Raises `ApiError` naming the key."""
@@ -26,6 +28,7 @@ def read_extras(parsed: ParsedRequest, given: Mapping[str, object]) -> None:
         elif name in OF_REQUESTS:
             parsed.changes[name] = _setting(name, value)
         else:
+            name = name[: fields.MAX_NAME_CHARS]
             hint = did_you_mean(name, (*OF_REQUESTS, "tokens"))
             param = f"outrider.{name}"
             raise ApiError(400, f"unknown parameter {param}{hint}", param=param, code="unknown_parameter")
@@ -33,6 +36,8 @@ def read_extras(parsed: ParsedRequest, given: Mapping[str, object]) -> None:
 
 def _setting(name: str, value: object) -> Any:
     """The configuration's own checks: type, range and choices are written down once."""
+    if isinstance(value, list) and len(value) > MAX_ITEMS:
+        raise invalid(f"outrider.{name}", f"has {len(value)} items; at most {MAX_ITEMS}")
     try:
         return check_value(_leaves()[name], value, "outrider")
     except ConfigError as error:

@@ -10,6 +10,7 @@ from edge_client.daemon.errors import ApiError, invalid, unsupported
 MAX_STOPS = 16
 MAX_STOP_CHARS = 1000
 MAX_USER_CHARS = 128
+MAX_NAME_CHARS = 64  # of a field that there is none of: to look for the nearest takes time by its length
 _MAX_DIGITS = 10  # of a token id
 _PARTS = ("text", "input_text")
 

@@ -183,6 +183,7 @@ def _check_neutral(name: str, value: object, refusal: _Refusal) -> None:
 
 
 def _unknown(name: str, known: tuple[str, ...]) -> ApiError:
+    name = name[: fields.MAX_NAME_CHARS]
     ours = _ELSEWHERE.get(name, name)
     if ours in OF_REQUESTS:
         hint = f'; give it as "outrider": {{"{ours}": ...}}'

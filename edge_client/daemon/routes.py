@@ -22,16 +22,19 @@ from edge_client.options import Mode
 if TYPE_CHECKING:
     from edge_client.daemon.service import Daemon
 
+_MAIN_ROUTES = ("/v1/completions", "/v1/chat/completions", "/v1/models")
 _METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
 def make_app(daemon: Daemon) -> Starlette:
     handlers = _Handlers(daemon)
-    return Starlette(
+    app = Starlette(
         routes=make_routes(daemon, handlers),
         middleware=[Middleware(AccessMiddleware, daemon=daemon)],
         exception_handlers={HTTPException: _on_http_error, ApiError: _on_api_error},
     )
+    app.router.redirect_slashes = False  # to a client that follows none, a redirected POST is an empty answer
+    return app
 
 
 def make_routes(daemon: Daemon, handlers: _Handlers) -> list[BaseRoute]:
@@ -136,6 +139,8 @@ async def _on_http_error(request: Request, error: Exception) -> Response:
     """404 and 405 of the router, in the shape that clients read."""
     assert isinstance(error, HTTPException)
     message = f"{request.method} {request.url.path}: {error.detail}"
+    if error.status_code == 404:
+        message += f"; there are {', '.join(_MAIN_ROUTES)}"
     code = {404: "unknown_url", 405: "method_not_allowed"}.get(error.status_code)
     body = ApiError(error.status_code, message, code=code).body()
     return JSONResponse(body, error.status_code, error.headers)

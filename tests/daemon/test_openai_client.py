@@ -151,8 +151,10 @@ def test_another_model_and_another_url_are_not_found(client: openai.OpenAI) -> N
     with pytest.raises(openai.NotFoundError) as caught:
         client.completions.create(model="gpt-9", prompt="x")
     assert caught.value.code == "model_not_found"
-    with pytest.raises(openai.NotFoundError):
+    with pytest.raises(openai.NotFoundError, match=r"there are .*/v1/chat/completions"):
         client.embeddings.create(model=MODEL, input="x")
+    with pytest.raises(openai.NotFoundError):
+        client.post("/completions/", body={"prompt": "x"}, cast_to=object)
 
 
 def test_curl_reads_well_formed_events(daemon: DaemonProcess) -> None:

@@ -110,6 +110,7 @@ def test_messages_may_have_parts_and_the_newer_word_for_system() -> None:
         ("completion", {"outrider": {"verifier": "x:1"}}, "outrider.verifier", "unknown"),
         ("completion", {"outrider": {"top_k": "x"}}, "outrider.top_k", "integer"),
         ("completion", {"outrider": {"tokens": True}}, "outrider.tokens", "stream"),
+        ("completion", {"outrider": {"bad_word": ["a"] * 257}}, "outrider.bad_word", "at most 256"),
         ("completion", {"outrider": {"timeout_ms": math.inf}}, "outrider.timeout_ms", "at most"),
         ("completion", {"outrider": {"recover_timeout_s": 1e300}}, "outrider.recover_timeout_s", "at most"),
         ("chat", {"tools": [{}]}, "tools", "no tools"),
@@ -136,6 +137,18 @@ def test_what_cannot_be_done_is_refused_by_name(
         (chat if kind == "chat" else completion)(**fields)
     assert caught.value.status == 400 and caught.value.param == param
     assert word in caught.value.message
+
+
+@pytest.mark.parametrize("where", [{}, {"outrider": {}}, {"stream_options": {}}])
+def test_a_name_of_megabytes_is_neither_looked_up_nor_sent_back(where: dict[str, dict[str, object]]) -> None:
+    name = "x" * 2**22
+    given = {key: {name: 1} for key in where} or {name: 1}
+    with pytest.raises(ApiError) as caught:
+        completion(stream=True, **given)
+    assert len(str(caught.value.body())) < 2000
+    with pytest.raises(ApiError) as caught:
+        chat(messages=[{"role": name, "content": "x"}])
+    assert len(str(caught.value.body())) < 2000
 
 
 @pytest.mark.parametrize("body", [[], "x", None, {}, {"prompt": None}])
