@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -23,25 +24,22 @@ from edge_client.method_options import support_size
 from edge_client.options import Mode, OnTimeout
 from edge_client.session import SessionResult, new_session_id
 
-# Passed by no token: what is asked about then are texts' ends, and what rules find.
-_NOTHING_IS_HARD = GateThresholds(nll=float("inf"), entropy=float("inf"), margin=0.0)
-
-
 
 class Calibration:
-    """`edge`'s configuration is `ungated`; `asked` is what it was made of. Passage i is written after with
-    the i-th seed from its seed, or 1, on. `on_text` is called after each text, with what it was for."""
+    """Texts of `num_new` tokens at most; passage i is written after with the i-th seed from `asked`'s, or 1,
+    on. `on_text` is called after each text, with what it was for."""
 
     def __init__(
         self,
         edge: Edge,
         passages: Sequence[Passage],
         asked: RunConfig,
+        num_new: int,
         on_text: Callable[[str], None] = lambda what: None,
     ) -> None:
         assert edge.draft is not None, "a calibration drafts"
         self._edge, self._draft = edge, edge.draft
-        self._config = replace(edge.config, on_timeout=str(OnTimeout.WAIT))
+        self._config = replace(ungated(asked), on_timeout=str(OnTimeout.WAIT), max_new_tokens=num_new)
         self._asked = asked
         self._passages = passages
         self._first_seed = first_seed(asked)
@@ -79,7 +77,7 @@ class Calibration:
         file's."""
         signals = [sample.signals for sample in samples]
         gates = [(f"{each:g}", thresholds_at(signals, each)) for each in sorted(percentiles)]
-        gates.append((KEEP_ALL, _NOTHING_IS_HARD))
+        gates.append((KEEP_ALL, _nothing_is_hard(gates[0][1])))
         writers = [(NO_GATE, self._writer(NO_GATE, self._config))]
         writers += [(name, self._writer(name, self._gated(each, gate_file))) for name, each in gates]
         return measure_curve(references, writers, self._nats)
@@ -127,6 +125,16 @@ def first_seed(config: RunConfig) -> int:
     return 1 if config.seed is None else config.seed
 
 
+def _nothing_is_hard(like: GateThresholds) -> GateThresholds:
+    """Of the same signals, passed by none: what is asked about are texts' ends, and what rules find."""
+    return GateThresholds(**{name: 0.0 if name == "margin" else math.inf for name in like.names})
+
+
 def ungated(config: RunConfig) -> RunConfig:
-    """What a calibration loads its parts with."""
-    return replace(without_gate(config), mode=str(Mode.SPECULATIVE), pipeline="off")
+    """The same in synchronous rounds, nothing kept, nothing judged later."""
+    return replace(without_gate(config), mode=str(Mode.SPECULATIVE), pipeline="off", reverify=False)
+
+
+def with_variance(config: RunConfig) -> RunConfig:
+    """What a draft is loaded with whose signals tell the variance: a gate that looks at it."""
+    return replace(config, gate=str(GateUse.STOP), gate_variance=0.0)

@@ -11,7 +11,7 @@ from common.version import own_version
 from edge_client.calibration.curve import Curve
 from edge_client.calibration.curve_text import curve_table
 from edge_client.calibration.passages import ValidationText
-from edge_client.calibration.quantiles import Sorting, set_thresholds, sort_samples, thresholds_at
+from edge_client.calibration.quantiles import Sorting, by_name, sort_samples, thresholds_at
 from edge_client.calibration.samples import Sample
 from edge_client.config import RunConfig
 from edge_client.gate.file import GateFile
@@ -88,7 +88,7 @@ def make_outcome(
     if is_target:
         source["target_fingerprint"] = target_fingerprint
     gate_file = GateFile(
-        **{name: _rounded(value) for name, value in set_thresholds(thresholds).items()},
+        **{name: _rounded(value) for name, value in by_name(thresholds).items()},
         max_hard_ratio=asked.gate_max_hard_ratio,
         rules=split_names(asked.gate_rules),
         draft_fingerprint=draft_fingerprint,

@@ -47,17 +47,16 @@ def sort_samples(samples: Sequence[Sample], thresholds: GateThresholds, is_targe
         hard_share=sum(hard) / len(hard),
         hard_share_of={
             name: sum(_are_hard(samples, GateThresholds(**{name: value}))) / len(samples)
-            for name, value in set_thresholds(thresholds).items()
+            for name, value in by_name(thresholds).items()
         },
         right_of_easy=_share([is_right for is_hard, is_right in judged if not is_hard]),
         right_of_hard=_share([is_right for is_hard, is_right in judged if is_hard]),
     )
 
 
-def set_thresholds(thresholds: GateThresholds) -> dict[str, float]:
-    """Those that are looked at, by name."""
-    values = {name: getattr(thresholds, name) for name in GateThresholds.__dataclass_fields__}
-    return {name: value for name, value in values.items() if value is not None}
+def by_name(thresholds: GateThresholds) -> dict[str, float]:
+    """Those that are looked at."""
+    return {name: getattr(thresholds, name) for name in thresholds.names}
 
 
 def _are_hard(samples: Sequence[Sample], thresholds: GateThresholds) -> list[bool]:

@@ -63,6 +63,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="of drafted tokens that pass no threshold, for each signal by itself; default 80",
     )
     parser.add_argument(
+        "--variance",
+        action="store_true",
+        help="set a threshold of the variance under dropout, too, which a run then computes for every token; "
+        "the draft needs its variant for that",
+    )
+    parser.add_argument(
         "--passages", type=int, default=32, metavar="N", help="of the text, to draft after; default 32"
     )
     parser.add_argument(
@@ -89,7 +95,7 @@ def main(namespace: argparse.Namespace) -> int:
     """Returns 0; `OutriderError` says what is wrong."""
     from common.logs import setup_logging
     from edge_client.assemble import create_edge
-    from edge_client.calibration.measuring import ungated
+    from edge_client.calibration.measuring import ungated, with_variance
     from edge_client.calibration.passages import read_texts
     from edge_client.commands.configured import load_run_config
 
@@ -97,11 +103,11 @@ def main(namespace: argparse.Namespace) -> int:
     has_target = loaded.origins["verifier"] != "default"
     percentiles = _check(namespace, has_target)
     _check_rules(loaded.value)
-    config = replace(ungated(loaded.value), max_new_tokens=namespace.new_tokens)
+    config = ungated(loaded.value)
     setup_logging(config.log_level)
     draw = _drawing() if namespace.svg else None
     text = read_texts(namespace.text or [_embedded_text(config)])
-    edge = create_edge(config)
+    edge = create_edge(with_variance(config) if namespace.variance else config)
     try:
         outcome = _calibrate(namespace, loaded.value, edge, text, has_target, percentiles)
     finally:
@@ -145,7 +151,7 @@ def _calibrate(
         needs_following=not has_target,
     )
     num_texts = len(passages) * (2 + (2 + len(percentiles) if percentiles else 0) if has_target else 1)
-    calibration = Calibration(edge, passages, asked, _progress(num_texts))
+    calibration = Calibration(edge, passages, asked, namespace.new_tokens, _progress(num_texts))
     texts = calibration.cloud_only() if has_target else [each.following_ids for each in passages]
     samples = calibration.samples(texts)
     if not samples:
