@@ -65,11 +65,9 @@ def _draw_loss(curve: Curve, axes: Axes) -> None:
     errors = [point.target_nats_error or 0.0 for point in curve.points]
     style = series_style(2).line_arguments()
     axes.errorbar(saved, losses, yerr=errors, capsize=3, elinewidth=1.2, **style)
-    axes.set_ylabel("target's loss, nats a token")
+    axes.set_ylabel("target's loss, nats a token\n(dotted: cloud-only's own text)")
     if curve.cloud_only_nats is not None:
         axes.axhline(curve.cloud_only_nats, color=colour("muted"), linestyle=":", linewidth=1.3)
-        place: dict[str, Any] = {"textcoords": "offset points", "xytext": (-4, 4), "ha": "right"}
-        axes.annotate("cloud-only", (100, curve.cloud_only_nats), color=colour("muted"), **place)
     low, high = axes.get_ylim()
     axes.set_ylim(low - 0.1 * (high - low), high + 0.1 * (high - low))
 
@@ -84,4 +82,5 @@ def _name_points(
         if not is_end and x - last < 4:
             continue
         last = x
-        axes.annotate(point.setting, (x, y), textcoords="offset points", xytext=(4, 6))
+        side: dict[str, Any] = {"xytext": (4, 6)} if x < 85 else {"xytext": (0, 6), "ha": "center"}
+        axes.annotate(point.setting, (x, y), textcoords="offset points", **side)

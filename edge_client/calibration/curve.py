@@ -28,9 +28,10 @@ class Written:
 
 @dataclass(frozen=True, slots=True)
 class CurvePoint:
-    """Over all texts. `calls_saved` is against no gate. `share_equal`: tokens that are cloud-only's at the
-    same place; `share_before`: tokens before the first that is not. Loss in nats a token, None: not
-    measured; its `error` is half the 95 % interval of what it differs from cloud-only's by, text for text."""
+    """Over all texts. `calls_saved`: share of the calls a token without a gate. `share_equal`: tokens that
+    are cloud-only's at the same place; `share_before`: tokens before the first that is not. Loss in nats a
+    token, None: not measured; its `error` is half the 95 % interval of what it differs from cloud-only's by,
+    text for text."""
 
     setting: str  # a percentile ("80"), NO_GATE or KEEP_ALL
     num_tokens: int
@@ -69,39 +70,42 @@ def _points(
     references: Sequence[TokenIds], writers: Sequence[tuple[str, Write]], nats: Nats
 ) -> Iterator[CurvePoint]:
     assert writers and writers[0][0] == NO_GATE, "the curve is against no gate"
-    num_calls_without: int | None = None
+    calls_without: float | None = None
     for setting, write in writers:
         texts = [write(index) for index in range(len(references))]
-        num_calls = sum(text.num_calls for text in texts)
-        if num_calls_without is None:
-            num_calls_without = num_calls
-        yield _make_point(setting, references, texts, num_calls_without, nats)
+        if calls_without is None:
+            calls_without = _calls_per_token(texts)
+        yield _make_point(setting, references, texts, calls_without, nats)
 
 
 def _make_point(
     setting: str,
     references: Sequence[TokenIds],
     texts: Sequence[Written],
-    num_calls_without: int,
+    calls_without: float,
     nats: Nats,
 ) -> CurvePoint:
     num_tokens = sum(len(text.token_ids) for text in texts)
-    num_calls = sum(text.num_calls for text in texts)
+    calls_per_token = _calls_per_token(texts)
     pairs = [(text.token_ids, reference) for text, reference in zip(texts, references, strict=True)]
     num_longest = sum(max(len(ours), len(theirs)) for ours, theirs in pairs)
     num_equal = sum(a == b for ours, theirs in pairs for a, b in zip(ours, theirs, strict=False))
     return CurvePoint(
         setting=setting,
         num_tokens=num_tokens,
-        num_calls=num_calls,
-        calls_per_token=_ratio(num_calls, num_tokens),
-        calls_saved=1 - _ratio(num_calls, num_calls_without) if num_calls_without else 0.0,
+        num_calls=sum(text.num_calls for text in texts),
+        calls_per_token=calls_per_token,
+        calls_saved=1 - calls_per_token / calls_without if calls_without else 0.0,
         kept_share=_ratio(sum(text.num_kept for text in texts), num_tokens),
         share_equal=_ratio(num_equal, num_longest),
         share_before=_ratio(sum(_num_before(ours, theirs) for ours, theirs in pairs), num_longest),
         target_nats=_mean_nats([ours for ours, _ in pairs], nats),
         target_nats_error=_error(pairs, nats),
     )
+
+
+def _calls_per_token(texts: Sequence[Written]) -> float:
+    return _ratio(sum(text.num_calls for text in texts), sum(len(text.token_ids) for text in texts))
 
 
 def _mean_nats(texts: Sequence[TokenIds], nats: Nats) -> float | None:
