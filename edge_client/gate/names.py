@@ -21,9 +21,10 @@ _TITLE = re.compile(r"\b(?:[^\W\d_]|Mr|Mrs|Ms|Dr|Prof|Rev|St|Sen|Gov|Gen|Capt|Sg
 _LOOK_BACK = 48  # characters before a word that say whether it begins a sentence
 
 
-def find_names(text: str) -> Iterator[Span]:
+def find_names(text: str, start: int) -> Iterator[Span]:
     for match in _WORD.finditer(text):
-        if _is_name(match[0], text[max(0, match.start() - _LOOK_BACK) : match.start()]):
+        before = text[max(0, match.start() - _LOOK_BACK) : match.start()]
+        if match.end() > start and _is_name(match[0], before):
             yield match.span()
 
 

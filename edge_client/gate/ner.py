@@ -34,7 +34,7 @@ class NamedEntities:
             has = ", ".join(parts) or "nothing"
             raise UsageError(f"--gate-ner {name} has {has}, and needs ner or entity_ruler to name entities")
 
-    def find(self, text: str) -> Iterator[Span]:
+    def find(self, text: str, start: int) -> Iterator[Span]:
         for entity in self._pipeline(text).ents:
             if entity.label_ not in _NUMERIC:
                 yield entity.start_char, entity.end_char

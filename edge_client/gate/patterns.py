@@ -47,9 +47,9 @@ _AMOUNT = (
 )
 
 
-def _finder(pattern: str) -> Callable[[str], Iterator[Span]]:
+def _finder(pattern: str) -> Callable[[str, int], Iterator[Span]]:
     compiled = re.compile(pattern)
-    return lambda text: (match.span() for match in compiled.finditer(text))
+    return lambda text, start: (match.span() for match in compiled.finditer(text))
 
 
 find_digits = _finder(r"\d+")  # of any script

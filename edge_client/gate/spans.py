@@ -8,7 +8,8 @@ from itertools import accumulate
 from edge_client.gate.rules import BlockText
 from edge_client.gate.words import Span
 
-Find = Callable[[str], Iterable[Span]]
+Find = Callable[[str, int], Iterable[Span]]
+"""(text, start): stretches of it; those that end at or before `start` may be left out."""
 
 
 class SpanRule:
@@ -19,7 +20,8 @@ class SpanRule:
 
     def doubted(self, block: BlockText) -> set[int]:
         start = len(block.context)
-        found = [(a - start, b - start) for a, b in self._find(block.context + block.text) if b > start]
+        spans = self._find(block.context + block.text, start)
+        found = [(a - start, b - start) for a, b in spans if b > start]
         if not found:
             return set()
         ranges = enumerate(token_ranges(block.pieces))

@@ -36,11 +36,11 @@ class CommonWords:
         self._sorted = sorted(words)
         self._words = frozenset(self._sorted)
 
-    def find_others(self, text: str) -> Iterator[Span]:
+    def find_others(self, text: str, start: int) -> Iterator[Span]:
         """Words that are not among these. The last one may go on yet: it is one of the others for certain
         where none of these begins so. Single letters never are."""
         for match in _WORD.finditer(text):
-            if match.end() - match.start() == 1:
+            if match.end() <= start or match.end() - match.start() == 1:
                 continue
             word = match[0].casefold()
             if not (word in self._words if match.end() < len(text) else self._has_beginning(word)):

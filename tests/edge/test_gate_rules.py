@@ -15,17 +15,17 @@ from edge_client.gate.gate import Gate, GateSettings, GateUse
 from edge_client.gate.names import find_names
 from edge_client.gate.patterns import find_amounts, find_dates, find_digits
 from edge_client.gate.rules import RULES, BlockText, RuleNeeds, create_rules
+from edge_client.gate.spans import Find
 from edge_client.gate.thresholds import GateThresholds
-from edge_client.gate.words import Span, WordCounts, count_words, packed
+from edge_client.gate.words import WordCounts, count_words, packed
 from edge_client.tokenizer import EdgeTokenizer
 
 Pieces = Sequence[str]
 WORDS = count_words(["The model reads the whole text and the reader follows it"])
 
 
-def found(find: Callable[[str], object], text: str) -> list[str]:
-    spans: list[Span] = list(find(text))  # type: ignore[call-overload]
-    return [text[start:end] for start, end in spans]
+def found(find: Find, text: str) -> list[str]:
+    return [text[start:end] for start, end in find(text, 0)]
 
 
 class Pieced:
