@@ -32,7 +32,7 @@ def _nobody() -> None:
 
 
 class Prober:
-    """Tries to connect until it has a connection: every 200 ms while `breaker` is open, which paces it.
+    """Tries to connect until it has a connection: while `breaker` is open, as often as that says.
 
     `on_ready` is called, on a thread of its own, once there is a connection to take.
     """

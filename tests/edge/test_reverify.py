@@ -13,6 +13,7 @@ from engine_link import ChanceDraft, Chances, EngineLink
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from support.fakes import FakeBackend
+from telling_draft import HARD_TOKEN, TellingDraft, every, make_gate
 
 from common.errors import LinkError, UsageError
 from common.sampling import choose, process_logits
@@ -30,9 +31,11 @@ from edge_client.config import RunConfig
 from edge_client.deadline import RoundDeadline
 from edge_client.depth.fixed import FixedDepth
 from edge_client.events import EndEvent, MarkClearedEvent, RolledBackEvent, SessionEvent, TokenEvent
+from edge_client.gate.gate import GateUse
 from edge_client.link.base import Connection
 from edge_client.method_options import check_method
-from edge_client.options import OnTimeout, SessionOptions
+from edge_client.mode_choice import ModeChoice, Way
+from edge_client.options import Mode, OnTimeout, SessionOptions
 from edge_client.pipeline import RoundWindow
 from edge_client.remote_verifier import RemoteVerifier
 from edge_client.reverify import hold_back
@@ -345,13 +348,27 @@ def expected(sampling: SamplingParams, stop: StopParams) -> tuple[list[int], str
     return kept, text + stopper.flush(), FinishReason.CONTEXT
 
 
+class Restless(ModeChoice):
+    """Changes its mind by chance, whatever was measured."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__(tuple(Way))
+        self._random = random.Random(seed)
+
+    def choose(self, num_remaining: int) -> Way:
+        if self._random.random() < 0.3:
+            self.current = self._random.choice(self._ways)
+        return self.current
+
+
 def decode(
     link: EngineLink, run: dict[str, Any], on_timeout: OnTimeout
 ) -> tuple[SessionResult, list[SessionEvent]]:
     sampling = SamplingParams(temperature=run["temperature"], seed=run["seed"])
-    draft = ChanceDraft(
-        [*ENGINE_PROMPT, *reference_ids(sampling, 200)], run["accuracy"], run["seed"], run["draft_context"]
-    )
+    target_text = [*ENGINE_PROMPT, *reference_ids(sampling, 200)]
+    draft = ChanceDraft(target_text, run["accuracy"], run["seed"], run["draft_context"])
+    is_gated, is_auto = run.get("is_gated", False), run.get("is_auto", False)
+    window = RoundWindow(run["window"], Restless(run["seed"]) if is_auto else None)
     verifier = RemoteVerifier(
         link,  # type: ignore[arg-type]
         RoundDeadline(0.5),
@@ -365,6 +382,7 @@ def decode(
         link, lambda: chance.choice((0, 0, 1, 3, 12)), lambda: link.clock.sleep(0.02)
     )
     options = SessionOptions(
+        mode=Mode.AUTO if is_auto and not is_gated else Mode.SPECULATIVE,
         sampling=sampling,
         stop=run["stop"],
         on_timeout=on_timeout,
@@ -377,9 +395,10 @@ def decode(
         decode=PairDecoder(),
         renew_decode=PairDecoder,
         verifier=verifier,
-        draft=draft,  # type: ignore[arg-type]
+        draft=TellingDraft(draft, every(11, HARD_TOKEN)),  # type: ignore[arg-type]
         depth=FixedDepth(run["depth"]),
-        window=RoundWindow(run["window"]),
+        window=RoundWindow() if is_gated else window,
+        gate=make_gate(GateUse.COMMIT) if is_gated else None,
     )
     events = []
     for event in session.generate():
@@ -409,6 +428,8 @@ def runs(draw: st.DrawFn) -> dict[str, Any]:
         "seed": draw(st.integers(0, 10_000)),
         "temperature": draw(st.sampled_from([0.0, 0.8])),
         "draft_context": draw(st.sampled_from([20, 1000])),
+        "is_gated": draw(st.booleans()),
+        "is_auto": draw(st.booleans()),
         "stop": StopParams(
             max_new_tokens=draw(st.integers(1, 80)),  # at times more than the context takes
             stop_token_ids=draw(st.sampled_from([(), (9,), (4, 11)])),
@@ -447,6 +468,19 @@ def test_under_any_fault_the_text_is_cloud_onlys_in_the_end(
 @given(run=runs(), on_timeout=st.sampled_from([OnTimeout.FIRST_TOKEN, OnTimeout.EDGE_ONLY]))
 def test_under_many_faults_many_texts_are_cloud_onlys(run: dict[str, Any], on_timeout: OnTimeout) -> None:
     check(run, on_timeout)
+
+
+def test_what_a_commit_gate_keeps_is_judged_in_fewer_and_longer_rounds() -> None:
+    stop = StopParams(max_new_tokens=50, ignore_eos=True)
+    run = {"window": 1, "depth": 3, "accuracy": 1.0, "temperature": 0.8, "draft_context": 1000, "stop": stop}
+    num_rounds = []
+    for is_gated in (False, True):
+        link = EngineLink(FakeBackend(kv_tokens=128))
+        result, _ = decode(link, run | {"seed": 1, "is_gated": is_gated}, OnTimeout.FIRST_TOKEN)
+        assert result.num_unverified_tokens == 0
+        assert list(result.token_ids) == reference_ids(SamplingParams(seed=1), 50)
+        num_rounds.append(len(link.sent))
+    assert num_rounds[1] < 0.5 * num_rounds[0]
 
 
 def test_the_faults_of_these_tests_do_make_texts_that_are_taken_back() -> None:
