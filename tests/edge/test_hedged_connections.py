@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pytest
 from edge_fakes import make_model
@@ -42,8 +42,9 @@ class Attempt:
         self._end.set()
 
     def fail(self) -> None:
-        self._error = LinkError(f"no answer in {self.timeout_s:.1f} s")
-        self._end.set()
+        if not self._end.is_set():
+            self._error = LinkError(f"no answer in {self.timeout_s:.1f} s")
+            self._end.set()
 
     def close(self) -> None:
         self.is_closed.set()
@@ -58,13 +59,22 @@ class SlowLink:
         self.attempts: list[Attempt] = []
         self.traffic = Traffic()
         self._news = threading.Condition()
+        self._is_over = False
 
     def connect(self, timeout_s: float) -> Attempt:
         attempt = Attempt(timeout_s)
+        if self._is_over:
+            attempt.fail()
         with self._news:
             self.attempts.append(attempt)
             self._news.notify_all()
         return attempt.wait()
+
+    def end(self) -> None:
+        """Whoever still waits, or comes, fails."""
+        self._is_over = True
+        for attempt in self.attempts:
+            attempt.fail()
 
     def wait_for(self, num_attempts: int) -> None:
         with self._news:
@@ -72,6 +82,13 @@ class SlowLink:
 
     def describe(self, timeout_s: float) -> ModelInfo:
         return make_model()
+
+
+@pytest.fixture
+def link() -> Iterator[SlowLink]:
+    link = SlowLink()
+    yield link
+    link.end()
 
 
 @pytest.fixture
@@ -87,8 +104,10 @@ def make_breaker(*, is_open: bool) -> CircuitBreaker:
 
 
 @pytest.mark.parametrize("is_open", [False, True])
-def test_a_slow_first_attempt_wins_though_a_later_one_runs(is_open: bool, no_patience: None) -> None:
-    link, ready = SlowLink(), threading.Event()
+def test_a_slow_first_attempt_wins_though_a_later_one_runs(
+    link: SlowLink, is_open: bool, no_patience: None
+) -> None:
+    ready = threading.Event()
     prober = Prober(link, make_breaker(is_open=is_open), ready.set)  # type: ignore[arg-type]
     prober.start()
     link.wait_for(3)
@@ -100,8 +119,7 @@ def test_a_slow_first_attempt_wins_though_a_later_one_runs(is_open: bool, no_pat
     assert not link.attempts[0].is_closed.is_set()
 
 
-def test_a_later_attempt_wins_where_the_first_was_lost(no_patience: None) -> None:
-    link = SlowLink()
+def test_a_later_attempt_wins_where_the_first_was_lost(link: SlowLink, no_patience: None) -> None:
     prober = Prober(link, make_breaker(is_open=False))  # type: ignore[arg-type]
     prober.start()
     link.wait_for(2)
@@ -109,8 +127,9 @@ def test_a_later_attempt_wins_where_the_first_was_lost(no_patience: None) -> Non
     assert prober.take(PATIENCE_S) is link.attempts[1]
 
 
-def test_some_attempts_have_time_for_a_slow_link_and_all_have_what_the_last_connection_took() -> None:
-    link = SlowLink()
+def test_some_attempts_have_time_for_a_slow_link_and_all_have_what_the_last_connection_took(
+    link: SlowLink,
+) -> None:
     prober = Prober(link, make_breaker(is_open=True))  # type: ignore[arg-type]
     prober.start()
     link.wait_for(7)
@@ -139,8 +158,7 @@ def in_background(function: Callable[[], None]) -> tuple[threading.Thread, list[
     return thread, raised
 
 
-def test_a_failed_attempt_is_no_end_while_another_is_under_way(no_patience: None) -> None:
-    link = SlowLink()
+def test_a_failed_attempt_is_no_end_while_another_is_under_way(link: SlowLink, no_patience: None) -> None:
     lifeline = Lifeline(link)  # type: ignore[arg-type]
     thread, raised = in_background(lambda: lifeline.connect(0.0))
     link.wait_for(2)
@@ -151,8 +169,7 @@ def test_a_failed_attempt_is_no_end_while_another_is_under_way(no_patience: None
     assert not raised and lifeline.connection is link.attempts[0]
 
 
-def test_without_patience_the_first_failure_of_all_ends_the_search() -> None:
-    link = SlowLink()
+def test_without_patience_the_first_failure_of_all_ends_the_search(link: SlowLink) -> None:
     thread, raised = in_background(lambda: Lifeline(link).connect(0.0))  # type: ignore[arg-type]
     link.wait_for(1)
     link.attempts[0].fail()
@@ -160,8 +177,7 @@ def test_without_patience_the_first_failure_of_all_ends_the_search() -> None:
     assert [str(error) for error in raised] == ["no answer in 4.0 s"]
 
 
-def test_who_may_go_alone_does_not_wait_for_a_slow_link_and_gets_it_later() -> None:
-    link = SlowLink()
+def test_who_may_go_alone_does_not_wait_for_a_slow_link_and_gets_it_later(link: SlowLink) -> None:
     lifeline = Lifeline(link)  # type: ignore[arg-type]
     with pytest.raises(LinkError, match="no connection to slow:1"):
         lifeline.connect(0.0, at_most_s=0.0)

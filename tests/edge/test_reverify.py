@@ -368,7 +368,8 @@ def decode(
     target_text = [*ENGINE_PROMPT, *reference_ids(sampling, 200)]
     draft = ChanceDraft(target_text, run["accuracy"], run["seed"], run["draft_context"])
     is_gated, is_auto = run.get("is_gated", False), run.get("is_auto", False)
-    window = RoundWindow(run["window"], Restless(run["seed"]) if is_auto else None)
+    choice = Restless(run["seed"]) if is_auto else None
+    window = RoundWindow(run["window"], choice, run.get("may_guess", False))
     verifier = RemoteVerifier(
         link,  # type: ignore[arg-type]
         RoundDeadline(0.5),
@@ -395,7 +396,7 @@ def decode(
         decode=PairDecoder(),
         renew_decode=PairDecoder,
         verifier=verifier,
-        draft=TellingDraft(draft, every(11, HARD_TOKEN)),  # type: ignore[arg-type]
+        draft=TellingDraft(draft, every(11, HARD_TOKEN)) if is_gated else draft,  # type: ignore[arg-type]
         depth=FixedDepth(run["depth"]),
         window=RoundWindow() if is_gated else window,
         gate=make_gate(GateUse.COMMIT) if is_gated else None,
@@ -430,6 +431,7 @@ def runs(draw: st.DrawFn) -> dict[str, Any]:
         "draft_context": draw(st.sampled_from([20, 1000])),
         "is_gated": draw(st.booleans()),
         "is_auto": draw(st.booleans()),
+        "may_guess": draw(st.booleans()),
         "stop": StopParams(
             max_new_tokens=draw(st.integers(1, 80)),  # at times more than the context takes
             stop_token_ids=draw(st.sampled_from([(), (9,), (4, 11)])),
