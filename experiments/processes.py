@@ -1,5 +1,8 @@
 """A verifier as a real process: start, wait until it serves, stop. For the demo, benchmarks and tests.
 
+It is in a session of its own: Ctrl-C at a terminal is for whoever started it, which then stops it after what
+it serves. It ends with that process, killed or not (`experiments.leash`).
+
 With `security=` of `experiments.dev_security` it speaks TLS and wants a token; edges then need its
 `edge_flags`, `edge_settings` or `link`.
 """
@@ -55,8 +58,7 @@ class VerifierProcess:
 
     def _reap(self) -> int:
         status = self.process.wait()
-        if self.process.stdout is not None:
-            self.process.stdout.close()
+        _close_pipes(self.process)
         return status
 
 
@@ -81,9 +83,17 @@ def start_verifier(
 
 
 def start_server(command: Sequence[str], timeout_s: float = 120.0) -> VerifierProcess:
-    """Starts `command` and waits for the line that says where it serves. Raises as `start_verifier`."""
+    """Starts `command`, a `python -m MODULE ...`, and waits for the line that says where it serves. Raises as
+    `start_verifier`."""
+    assert list(command[:2]) == [sys.executable, "-m"], "only modules can be put on the leash"
     begin = time.monotonic()
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        [*command[:2], "experiments.leash", *command[2:]],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
     assert process.stdout is not None
     output: list[str] = []
     for line in _lines_until(process.stdout.fileno(), begin + timeout_s):
@@ -93,8 +103,14 @@ def start_server(command: Sequence[str], timeout_s: float = 120.0) -> VerifierPr
             return VerifierProcess(process, match.group(1), start_s, match.group(2) or "")
     process.kill()
     process.wait()
-    process.stdout.close()
+    _close_pipes(process)
     raise RuntimeError(f"the verifier did not start: {' '.join(command)}\n" + "\n".join(output))
+
+
+def _close_pipes(process: subprocess.Popen[str]) -> None:
+    for pipe in (process.stdin, process.stdout):
+        if pipe is not None:
+            pipe.close()
 
 
 def _lines_until(descriptor: int, deadline: float) -> Iterator[str]:

@@ -1,0 +1,53 @@
+"""Servers that experiments start: Ctrl-C is not for them, and they outlive nobody."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from experiments.processes import start_server
+
+ROOT = Path(__file__).resolve().parents[2]
+SERVER = """
+import signal, sys
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(7))
+print("serving", len(sys.argv) - 1, "on 127.0.0.1:1", flush=True)
+signal.pause()
+"""
+OWNER = """
+import sys, time
+from experiments.processes import start_server
+print(start_server([sys.executable, "-m", "stand_in"]).process.pid, flush=True)
+time.sleep(60)
+"""
+
+
+@pytest.fixture(autouse=True)
+def stand_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "stand_in.py").write_text(SERVER)
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{ROOT}")
+
+
+def test_a_server_is_not_in_its_owners_process_group_and_stops_when_told() -> None:
+    server = start_server([sys.executable, "-m", "stand_in", "one", "two"])
+    assert server.address == "127.0.0.1:1"
+    assert os.getpgid(server.process.pid) != os.getpgid(0)
+    assert server.stop() == 7
+
+
+def test_a_server_ends_with_an_owner_that_was_killed() -> None:
+    owner = subprocess.Popen([sys.executable, "-c", OWNER], stdout=subprocess.PIPE, text=True)
+    assert owner.stdout is not None
+    watched = os.pidfd_open(int(owner.stdout.readline()))
+    owner.send_signal(signal.SIGKILL)
+    owner.wait()
+    owner.stdout.close()
+    # A process's descriptor is readable once it has ended.
+    assert select.select([watched], [], [], 30)[0]
+    os.close(watched)
