@@ -2,7 +2,18 @@
 
 from __future__ import annotations
 
+import importlib.util
 from pathlib import Path
+
+from common.errors import UsageError
+
+_PACKAGES = ("jinja2", "matplotlib", "markupsafe")
+
+
+def check_installed() -> None:
+    """Raises `UsageError` where the packages that draw are not installed."""
+    if missing := [name for name in _PACKAGES if importlib.util.find_spec(name) is None]:
+        raise UsageError(f"a report needs {', '.join(missing)}: pip install 'outrider[report]'")
 
 
 def render(folder: Path) -> Path:
@@ -10,13 +21,7 @@ def render(folder: Path) -> Path:
 
     Raises `UsageError` where the folder holds no results, or the packages that draw are not installed.
     """
-    from common.errors import UsageError
+    check_installed()
+    from experiments.report.page import render as render_page
 
-    try:
-        from experiments.report.page import render as render_page
-
-        return render_page(folder)
-    except ModuleNotFoundError as error:
-        if error.name not in ("jinja2", "matplotlib", "markupsafe"):
-            raise
-        raise UsageError("a report needs matplotlib and jinja2: pip install 'outrider[report]'") from error
+    return render_page(folder)

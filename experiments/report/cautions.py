@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from experiments.report.naming import TPOT
-from experiments.report.numbers import counted, interval, listed, spread, times
+from experiments.report.naming import CLOUD_ONLY, EDGE_ONLY, TPOT
+from experiments.report.numbers import counted, interval, listed, spread, times, with_interval
 from experiments.report.verdicts import aa_factor
 from experiments.report.view import View
 from experiments.sweep.records import CellRow
 
 FEWEST_REPEATS = 3
+LOSS = "target_nats_per_token"
 
 
 def cautions(view: View) -> list[str]:
@@ -74,11 +75,29 @@ def _errors(view: View) -> Iterator[str]:
         yield f"{counted(len(empty), 'cell')} without a figure, refused by the link or failed: {names}."
 
 
-def _unverified(view: View) -> Iterator[str]:
-    cells = [cell for cell in view.cells if any(row.num_fallback_tokens for row in view.requests_of(cell))]
-    if cells:
-        names = _ids(cells)
-        yield f"Tokens that the target has not seen are in the text of {names}: it is not exact."
+def _inexact(view: View) -> Iterator[str]:
+    """What cells lose that are not the target's own: the draft alone writes another text anyway."""
+    for cell in view.cells:
+        if cell.mode != EDGE_ONLY and not view.is_exact(cell):
+            yield f"“{cell.id}” is not exact: {'; '.join(_losses(view, cell))}."
+
+
+def _losses(view: View, cell: CellRow) -> Iterator[str]:
+    for name, what in (
+        ("unverified_share", "of its tokens the target never confirmed"),
+        ("approximate_share", "let in by an approximate method"),
+    ):
+        share = cell.metrics.get(name)
+        if share is not None and share.value:
+            yield f"{100 * share.value:.1f} % {what}"
+    if cell.texts.share_equal is not None:
+        yield f"{100 * cell.texts.share_equal:.1f} % are cloud-only's at the same place"
+    loss = cell.metrics.get(LOSS)
+    if loss is not None:
+        same = [c for c in view.cells if c.mode == CLOUD_ONLY and c.temperature == cell.temperature]
+        theirs = next((c.metrics[LOSS] for c in same if LOSS in c.metrics), None)
+        beside = f", cloud-only's {with_interval(theirs)}" if theirs else ""
+        yield f"the target's loss of the text is {with_interval(loss)} nats a token{beside}"
 
 
 def _spread_of_equals(view: View) -> Iterator[str]:
@@ -123,7 +142,7 @@ _CHECKS: tuple[Callable[[View], Iterator[str]], ...] = (
     _dirty,
     _spread_of_equals,
     _errors,
-    _unverified,
+    _inexact,
     _few_repeats,
     _baselines,
     _labels,

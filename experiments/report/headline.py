@@ -116,5 +116,4 @@ def _tpot(cell: CellRow | None) -> str:
 def _arm(view: View, cell: CellRow | None) -> str:
     if cell is None:
         return ""
-    arm = Arm.of(cell)
-    return view.label(arm) + ("" if arm.is_exact else " (approximate)")
+    return view.label(Arm.of(cell)) + ("" if view.is_exact(cell) else " (approximate)")

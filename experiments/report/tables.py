@@ -24,7 +24,7 @@ def cells_table(view: View) -> Table:
     units = {name: metric.unit for cell in cells for name, metric in cell.metrics.items()}
     names = [name for name in _FIRST if name in units] + [name for name in units if name not in _FIRST]
     set_columns = {name: [_setting(cell, name) for cell in cells] for name in _SETTINGS}
-    told = [name for name, values in set_columns.items() if len(set(values)) > 1]
+    told = [name for name, values in set_columns.items() if len(set(values)) > 1 or name in _ALWAYS]
     measured = (*(_head(name, units[name]) for name in names), "same text", "n", "errors", "A/A")
     heads = ("link", "arm", *measured, *told)
     rows = []
@@ -37,6 +37,7 @@ def cells_table(view: View) -> Table:
     return Table(heads, tuple(rows))
 
 
+_ALWAYS = ("TLS",)  # told even where it is the same for all
 _SETTINGS = (
     "RTT, ms",
     "mode",

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from experiments.report.naming import CLOUD_ONLY, CO_LOCATED, TPOT, Arm, Setting, link_label
+from experiments.report.naming import CLOUD_ONLY, CO_LOCATED, TPOT, Setting, link_label
 from experiments.report.view import View
 from experiments.sweep.records import CellRow, Comparison
 
@@ -95,7 +95,7 @@ def fastest(cells: Sequence[CellRow]) -> CellRow | None:
 
 def _verdict(view: View, cells: list[CellRow], factor: float) -> Verdict:
     speculating = [cell for cell in cells if view.is_speculating(cell)]
-    exact = [cell for cell in speculating if Arm.of(cell).is_exact]
+    exact = [cell for cell in speculating if view.is_exact(cell)]
     best = fastest(exact or speculating)
     rivals, against, outcomes = {}, {}, {}
     for kind in RIVALS:

@@ -116,6 +116,12 @@ class View:
         """Those that ended as they should."""
         return self._requests.get(cell.id, [])
 
+    def is_exact(self, cell: CellRow) -> bool:
+        """Whether its text is the target's own, in distribution at least: judged by an exact method, and no
+        token kept that the target never confirmed."""
+        kept = cell.metrics.get("unverified_share")
+        return Arm.of(cell).is_exact and (kept is None or kept.value == 0)
+
     def is_speculating(self, cell: CellRow) -> bool:
         """Whether it speculates over the link, and did: a mode that chooses may have streamed instead."""
         if not Arm.of(cell).is_speculation:

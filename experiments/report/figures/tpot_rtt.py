@@ -117,12 +117,11 @@ def _predicted_break_even(view: View, cells: Sequence[CellRow], family: str) -> 
     cloud: dict[float, float] = {}
     for cell in cells:
         value = view.predicted(cell)
-        arm = Arm.of(cell)
         if value is None or family_key(cell.link) != family:
             continue
         if cell.mode == CLOUD_ONLY:
             cloud[cell.rtt_ms] = value
-        elif view.is_speculating(cell) and arm.is_exact:
+        elif view.is_speculating(cell) and view.is_exact(cell):
             best[cell.rtt_ms] = min(value, best.get(cell.rtt_ms, value))
     return crossing(best, cloud)
 
