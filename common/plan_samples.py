@@ -10,6 +10,8 @@ from dataclasses import dataclass, replace
 
 MEASURED = "measured"
 JUDGED_APART = 30  # times a position must have been judged to have an acceptance of its own
+LONG_ENOUGH = 4  # drafted tokens of a round
+RARE = 0.05  # a length seen more seldom than this, against the one seen most, draws no line
 
 Standing = tuple[bool, ...]
 """Of a text, position by position: whether the draft's token there, made after the text before it, stands."""
@@ -37,10 +39,13 @@ def known(samples: Sequence[float]) -> Known:
 
 def cost_line(times: Sequence[tuple[int, float]], *, is_flat: bool) -> tuple[Known, Known]:
     """(drafted tokens, seconds) as fixed + per token, neither below 0: least squares through the means of the
-    lengths, so that none counts more. One length alone is all fixed (`is_flat`) or all per token."""
+    lengths, so that none counts more, but for the rare ones, which the ends of texts make: one slow sample
+    there would tilt the line. One length alone is all fixed (`is_flat`) or all per token."""
     by_length: dict[int, list[float]] = defaultdict(list)
     for length, seconds in times:
         by_length[length].append(seconds)
+    most = max(map(len, by_length.values()))
+    by_length = {length: each for length, each in by_length.items() if len(each) >= RARE * most}
     lengths, means = list(by_length), [_trimmed_mean(each) for each in by_length.values()]
     if len(lengths) == 1:
         fixed_s, token_s = (means[0], 0.0) if is_flat or not lengths[0] else (0.0, means[0] / lengths[0])
@@ -90,6 +95,13 @@ def standing_of(rounds: Sequence[tuple[int, int]], alphas: Sequence[float]) -> S
         chance = alphas[min(num_drafted, len(alphas) - 1)]
         found.append(luck.random() < chance if num_accepted == num_drafted else False)
     return tuple(found)
+
+
+def standing_texts(texts: Sequence[Sequence[tuple[int, int]]]) -> tuple[Standing, ...]:
+    """Of those that were drafted far enough to be known but for few tokens; of all, where none was."""
+    long = [text for text in texts if max(drafted for _, drafted in text) >= LONG_ENOUGH] or texts
+    alphas = [each.value for each in acceptance_by_position(each for text in long for each in text)]
+    return tuple(standing_of(text, alphas) for text in long)
 
 
 def replayed(texts: Iterable[Standing], num_draft_tokens: int) -> Iterator[tuple[int, int]]:

@@ -20,7 +20,7 @@ from common.plan_samples import (
     cost_line,
     known,
     replayed,
-    standing_of,
+    standing_texts,
 )
 from common.planning import MAX_DRAFT_TOKENS
 from common.types import ModelInfo
@@ -32,7 +32,6 @@ LENGTHS = (8, 1, 4, 0, 12, 2)  # 0: what a verification takes without any draft
 FIRST_TOKENS, LATER_TOKENS = 24, 64  # of a session: the first turn is quick, later ones open less often
 MIN_PATIENCE_S = 2.0  # with a link that does not answer
 MIN_ROUNDS, MIN_STREAMED, MIN_JUDGED = 6, 8, 8
-LONG_ENOUGH = 4  # drafted tokens of a round
 PROMPTS = (
     "def read_lines(path):\n",
     "import json\n\n\nclass Store:\n    def __init__(self, path):\n",
@@ -144,10 +143,3 @@ def parts_from(samples: Samples, flag: str = "--measure-s") -> MeasuredParts:
         acceptance=acceptance_by_position(replayed(texts, MAX_DRAFT_TOKENS)),
         texts=texts,
     )
-
-
-def standing_texts(texts: Sequence[Sequence[tuple[int, int]]]) -> tuple[Standing, ...]:
-    """Of those that were drafted far enough to be known but for few tokens; of all, where none was."""
-    long = [text for text in texts if max(drafted for _, drafted in text) >= LONG_ENOUGH] or texts
-    alphas = [each.value for each in acceptance_by_position(each for text in long for each in text)]
-    return tuple(standing_of(text, alphas) for text in long)

@@ -35,11 +35,15 @@ DecodeAt = Callable[[str], Decoder]
 class Runs:
     """One case at one RTT."""
 
+    case: Case
     results: list[SessionResult] = field(default_factory=list)
 
     def tpot_s(self, results: Sequence[SessionResult] | None = None) -> float:
-        """The median: one stall of a shared machine decides nothing."""
-        return statistics.median(map(_tpot_s, self.results if results is None else results))
+        """The mean over texts, as a plan is for their mean; of each the median over its repeats."""
+        by_text: dict[tuple[int, ...], list[float]] = {}
+        for result in self.results if results is None else results:
+            by_text.setdefault(tuple(result.token_ids), []).append(_tpot_s(result))
+        return statistics.fmean(map(statistics.median, by_text.values()))
 
     @property
     def aa(self) -> float:
@@ -86,7 +90,7 @@ def decoding(
 def run_all(decoder: Decoder, num_repeats: int, num_new: int) -> dict[str, Runs]:
     """Every case in every repeat, each second time in the opposite order, after one to warm up."""
     prompts = load_prompts(limit=num_repeats)
-    runs = {case.name: Runs() for case in CASES}
+    runs = {case.name: Runs(case) for case in CASES}
     for case in CASES:
         decoder.decode(prompts[0].text, case, min(16, num_new))
     for repeat in range(num_repeats):

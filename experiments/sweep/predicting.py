@@ -1,10 +1,9 @@
 """What the cost model says of each cell, from parts measured in the same sweep: beside the measurement it
 shows where time goes that the model does not know.
 
-Parts come from all links together (drafting and verifying do not depend on the link), the round trip is the
-profile's nominal one and what messages cost without any (the least of what cells saw beyond nominal).
-Texts of a sweep are short, so their ends count: the last round is cut to what is wanted, and asking for a
-stream costs one round trip.
+Parts come from all links together (drafting and verifying do not depend on the link), acceptance is told by
+replaying the texts, the round trip is the profile's nominal one and what messages cost without any (the least
+of what cells saw beyond nominal). The model is of one session alone, and so are these predictions.
 """
 
 from __future__ import annotations
@@ -12,31 +11,26 @@ from __future__ import annotations
 import dataclasses
 import math
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from common.costmodel import (
-    LinkCosts,
-    ModelCosts,
-    cloud_only_s,
-    colocated_models,
-    edge_only_s,
-    rounds_s,
-)
+from common.costmodel import LinkCosts, ModelCosts
+from common.plan_samples import Standing, standing_texts
 from edge_client.options import Mode
+from experiments.short_texts import alphas_of, models_of, text_token_s
 from experiments.sweep.cells import Cell
-from experiments.sweep.metrics import acceptance_by_position
 from experiments.sweep.records import Prediction, RequestRow, RoundRow
 
 _Setting = tuple[object, ...]
+_MODES = (Mode.SPECULATIVE, Mode.CLOUD_ONLY, Mode.CO_LOCATED, Mode.EDGE_ONLY)
 
 
 @dataclass(frozen=True, slots=True)
 class Parts:
     models: ModelCosts
     overhead_s: float  # of a round's messages, on a link of no delay
-    acceptance: dict[int, list[float]]  # by draft length, then by position
+    texts: tuple[Standing, ...]
 
 
 def predict_all(
@@ -46,6 +40,7 @@ def predict_all(
 ) -> list[Prediction]:
     """TPOT of cells that draft a fixed length with `coupled`, and of the baselines; other cells have none."""
     found: dict[str, Prediction] = {}
+    cells = [cell for cell in cells if cell.num_sessions == 1]
     for lead in {_setting(cell): cell for cell in cells if _is_plain_speculation(cell)}.values():
         group = [cell for cell in cells if _is_of_setting(cell, lead)]
         parts = measure_parts(group, requests, rounds)
@@ -69,33 +64,43 @@ def measure_parts(
     seen = [r for cell in drafting for r in rounds.get(cell.id, ()) if r.is_answered and r.num_draft_tokens]
     streamed = [row for cell in cells if cell.mode == Mode.CLOUD_ONLY for row in requests.get(cell.id, ())]
     calls = sum(row.verifier_calls for row in streamed)
-    if not seen or not calls:
+    texts = _texts(drafting, requests, rounds)
+    if not seen or not calls or not texts:
         return None
-    fixed_ms, token_ms = _verify_line(seen)
     overheads = [
         statistics.median(r.net_ms for r in rounds[cell.id] if r.is_answered) - cell.link.rtt_ms
         for cell in drafting
         if any(r.is_answered for r in rounds.get(cell.id, ()))
     ]
-    drafted_there = [r for c in cells if c.mode == Mode.CO_LOCATED for r in rounds.get(c.id, ())]
-    return Parts(
-        ModelCosts(
-            draft_token_s=_draft_token_s(seen) or 0.0,
-            target_token_s=sum(row.forward_s for row in streamed) / calls,
-            verify_fixed_s=fixed_ms / 1e3,
-            verify_token_s=token_ms / 1e3,
-            colocated_draft_token_s=_draft_token_s(drafted_there),
-        ),
-        overhead_s=max(0.0, min(overheads)) / 1e3,
-        acceptance=_acceptance(drafting, rounds),
+    models = models_of(
+        seen,
+        stream_forward_s=sum(row.forward_s for row in streamed) / calls,
+        colocated_rounds=[r for c in cells if c.mode == Mode.CO_LOCATED for r in rounds.get(c.id, ())],
     )
+    return Parts(models, max(0.0, min(overheads)) / 1e3, texts)
+
+
+def _texts(
+    drafting: Sequence[Cell],
+    requests: Mapping[str, Sequence[RequestRow]],
+    rounds: Mapping[str, Sequence[RoundRow]],
+) -> tuple[Standing, ...]:
+    """What stood where, text by text, each once: over another link the same text comes again."""
+    known = {row.request for cell in drafting for row in requests.get(cell.id, ())}
+    by_request: dict[str, list[RoundRow]] = {}
+    for each in (r for cell in drafting for r in rounds.get(cell.id, ()) if r.request in known):
+        by_request.setdefault(each.request, []).append(each)
+    whole = [rows for rows in by_request.values() if all(r.is_answered for r in rows)]
+    texts = {tuple((r.num_accepted_tokens, r.num_draft_tokens) for r in rows): None for rows in whole}
+    return standing_texts([text for text in texts if any(drafted for _, drafted in text)])
 
 
 def _predict(cell: Cell, parts: Parts, num_tokens: int) -> Prediction | None:
-    token_s = _token_s(cell, parts, max(1, num_tokens - 1))
-    if token_s is None:
+    if not _is_plain(cell) or cell.mode not in _MODES:
         return None
-    models, link, alphas = parts.models, _link_costs(cell, parts), _alphas(cell, parts)
+    n, models, link = cell.num_speculative_tokens or 0, parts.models, _link_costs(cell, parts)
+    alphas = alphas_of(parts.texts, n or 1)
+    token_s = text_token_s(Mode(cell.mode), n, alphas, max(1, num_tokens - 1), models, link)
     inputs: dict[str, Any] = {
         **{name: _short(value) for name, value in dataclasses.asdict(models).items() if value is not None},
         "rtt_s": _short(link.rtt_s),
@@ -104,57 +109,25 @@ def _predict(cell: Cell, parts: Parts, num_tokens: int) -> Prediction | None:
     return Prediction(cell.id, "tpot_ms", _short(token_s * 1e3), "ms", "costmodel", inputs)
 
 
-def _token_s(cell: Cell, parts: Parts, num_tokens: int) -> float | None:
-    """Seconds a token of the `num_tokens` after the first, which comes with the opening."""
-    models, link, alphas = parts.models, _link_costs(cell, parts), _alphas(cell, parts)
-    if _is_plain_speculation(cell):
-        return rounds_s(alphas, _length(cell), num_tokens, models, link) / num_tokens
-    match cell.mode:
-        case Mode.CLOUD_ONLY:
-            return cloud_only_s(models, link) + link.rtt_s / num_tokens
-        case Mode.CO_LOCATED:
-            there_s = rounds_s(alphas, _length(cell), num_tokens, colocated_models(models), LinkCosts(0.0))
-            return (there_s + link.rtt_s) / num_tokens
-        case Mode.EDGE_ONLY:
-            return edge_only_s(models)
-        case _:
-            return None
-
-
-def _acceptance(cells: Sequence[Cell], rounds: Mapping[str, Sequence[RoundRow]]) -> dict[int, list[float]]:
-    """A later token of a long draft stands less often than that of a short one: each length has its own."""
-    by_length: dict[int, list[RoundRow]] = {}
-    for cell in cells:
-        by_length.setdefault(_length(cell), []).extend(rounds.get(cell.id, ()))
-    return {n: acceptance_by_position(found)[0] for n, found in by_length.items()}
-
-
-def _alphas(cell: Cell, parts: Parts) -> list[float]:
-    """Of the cell's length, else of the longest there is."""
-    known = {n: alphas for n, alphas in parts.acceptance.items() if alphas}
-    return known.get(_length(cell), known[max(known)])
-
-
 def _setting(cell: Cell) -> _Setting:
     """What parts depend on: not the link, and not how long drafts are."""
-    return cell.temperature, cell.num_sessions, cell.min_forward_ms, cell.min_draft_ms, cell.tls
+    return cell.temperature, cell.min_forward_ms, cell.min_draft_ms, cell.tls
 
 
 def _is_of_setting(cell: Cell, lead: Cell) -> bool:
     """Equal in what concerns the cell's mode."""
     is_same_draft = cell.min_draft_ms == lead.min_draft_ms or cell.mode in (Mode.CLOUD_ONLY, Mode.CO_LOCATED)
     is_same_target = (cell.min_forward_ms, cell.tls) == (lead.min_forward_ms, lead.tls)
-    is_same_work = (cell.temperature, cell.num_sessions) == (lead.temperature, lead.num_sessions)
-    return is_same_work and is_same_draft and (is_same_target or cell.mode == Mode.EDGE_ONLY)
+    is_same_target = is_same_target or cell.mode == Mode.EDGE_ONLY
+    return cell.temperature == lead.temperature and is_same_draft and is_same_target
+
+
+def _is_plain(cell: Cell) -> bool:
+    return cell.depth_policy == "fixed" and cell.method == "coupled" and not cell.variant.name
 
 
 def _is_plain_speculation(cell: Cell) -> bool:
-    is_plain = cell.depth_policy == "fixed" and cell.method == "coupled" and not cell.variant.name
-    return cell.mode == Mode.SPECULATIVE and is_plain
-
-
-def _length(cell: Cell) -> int:
-    return cell.num_speculative_tokens or 0
+    return cell.mode == Mode.SPECULATIVE and _is_plain(cell)
 
 
 def _link_costs(cell: Cell, parts: Parts) -> LinkCosts:
@@ -163,29 +136,6 @@ def _link_costs(cell: Cell, parts: Parts) -> LinkCosts:
 
     rtt_s = cell.link.rtt_ms / 1e3 + parts.overhead_s
     return LinkCosts(rtt_s, rate(cell.link.up_mbit), rate(cell.link.down_mbit))
-
-
-def _draft_token_s(rounds: Sequence[RoundRow]) -> float | None:
-    drafted = sum(r.num_draft_tokens for r in rounds)
-    return sum(r.draft_ms for r in rounds) / drafted / 1e3 if drafted else None
-
-
-def _verify_line(rounds: Sequence[RoundRow]) -> tuple[float, float]:
-    """The verifier's time over drafted tokens, ms: a line through the medians of each length; through one
-    length alone it is flat. A slope below zero is noise."""
-    medians = dict(_medians(rounds))
-    lengths = list(medians)
-    if len(lengths) < 2:
-        return medians[lengths[0]], 0.0
-    slope, start = statistics.linear_regression(lengths, [medians[n] for n in lengths])
-    if slope < 0:
-        return statistics.median(r.verifier_ms for r in rounds), 0.0
-    return max(0.0, start), slope
-
-
-def _medians(rounds: Sequence[RoundRow]) -> Iterator[tuple[int, float]]:
-    for n in sorted({r.num_draft_tokens for r in rounds}):
-        yield n, statistics.median(r.verifier_ms for r in rounds if r.num_draft_tokens == n)
 
 
 def _short(value: float) -> float:

@@ -190,6 +190,12 @@ def test_a_cost_is_a_line_through_the_means_of_its_lengths() -> None:
     assert fixed.value == pytest.approx(0, abs=1e-4) and token.value == pytest.approx(0.003, rel=0.01)
 
 
+def test_a_slow_round_at_the_end_of_a_text_does_not_tilt_the_line() -> None:
+    times = [(n, 0.030 + 0.0005 * n) for n in (1, 4, 8) for _ in range(40)]
+    fixed, token = cost_line([*times, (6, 0.080)], is_flat=True)
+    assert (fixed.value, token.value) == (pytest.approx(0.030, rel=0.01), pytest.approx(0.0005, rel=0.01))
+
+
 def test_one_length_alone_tells_nothing_apart() -> None:
     assert [known.value for known in cost_line([(4, 0.02)] * 3, is_flat=True)] == [0.02, 0.0]
     assert [known.value for known in cost_line([(4, 0.02)] * 3, is_flat=False)] == [0.0, 0.005]

@@ -1,4 +1,4 @@
-"""Texts against cloud-only's, cells against baselines, and what a person reads first."""
+"""Texts against cloud-only's, cells against baselines, predictions, and the files they are written to."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ from experiments.sweep.config import SweepConfig
 from experiments.sweep.predicting import predict_all
 from experiments.sweep.records import SUMMARY, RequestRow, RoundRow, Sweep, TextCheck, read_sweep
 from experiments.sweep.summarising import by_cell, summarise, write_summary
-from experiments.sweep.table import lines_of, losses_of
 from experiments.sweep.texts import check_texts, collect_references, first_difference, num_failures
 
 CLOUD = make_cell("cloud-only", depth_policy="fixed", num_speculative_tokens=None, baseline="cloud-only")
@@ -98,9 +97,9 @@ def test_a_ratio_above_one_says_the_cell_is_faster_and_pairs_are_of_one_prompt_a
     rows = {SPECULATIVE.id: requests_of(SPECULATIVE, 10.0), CLOUD.id: requests_of(CLOUD, 20.0, num=3)}
     found = compare(SPECULATIVE.id, CLOUD.id, "cloud-only", "tpot_ms", rows)
     assert found is not None and (found.ratio, found.n) == (2.0, 3)
-    assert (found.low, found.high) == (2.0, 2.0) and not found.is_worse
+    assert (found.low, found.high) == (2.0, 2.0)
     back = compare(CLOUD.id, SPECULATIVE.id, "", "tpot_ms", rows)
-    assert back is not None and back.ratio == 0.5 and back.is_worse
+    assert back is not None and back.ratio == 0.5
     assert compare(SPECULATIVE.id, "nobody", "fixed", "tpot_ms", rows) is None
 
 
@@ -119,38 +118,6 @@ def summarised(cells: list[Cell], rows: dict[str, list[RequestRow]], **changes: 
     visits = [make_visit(cell.id) for cell in cells]
     grouped = by_cell([row for group in rows.values() for row in group], rounds, visits)
     return dataclasses.replace(summarise(config, cells, grouped, never, {}, True), **changes)
-
-
-def test_what_speaks_against_speculation_comes_first() -> None:
-    cells = [CLOUD, THERE, SPECULATIVE]
-    rows = {c.id: requests_of(c, ms) for c, ms in zip(cells, (20.0, 5.0, 10.0), strict=True)}
-    sweep = summarised(cells, rows)
-    assert [(each.cell, each.kind) for each in losses_of(sweep)] == [(SPECULATIVE.id, "co-located")]
-    lines = list(lines_of(sweep))
-    assert lines[0].startswith("cloud-only or co-located is FASTER in 1 of 1 cells")
-    assert "0.50 times the speed of co-located" in lines[1]
-    table = lines[3:]
-    assert table[1].startswith(CLOUD.id) and table[2].startswith(SPECULATIVE.id)  # 0.25, 0.5, then the winner
-
-
-def test_a_wrong_text_is_said_before_everything_else() -> None:
-    cells = [CLOUD, SPECULATIVE]
-    rows = {
-        CLOUD.id: requests_of(CLOUD, 20.0, token_ids=[1, 2, 3]),
-        SPECULATIVE.id: requests_of(SPECULATIVE, 10.0, token_ids=[1, 2]),
-    }
-    sweep = summarised(cells, rows)
-    assert sweep.num_different_texts == 4
-    assert next(lines_of(sweep)).startswith("TEXTS DIFFER: 4 texts")
-
-
-def test_failed_requests_missing_baselines_and_synthetic_models_are_said() -> None:
-    failed = make_request(SPECULATIVE.id, error="lost the connection")
-    sweep = summarised([SPECULATIVE], {SPECULATIVE.id: [failed]}, missing_baselines=["edge-only"])
-    text = "\n".join(lines_of(sweep))
-    assert "left out by the sweep's own wish: edge-only" in text
-    assert f"{SPECULATIVE.id}: 1 requests failed" in text
-    assert sweep.cells[0].num_errors == 1 and sweep.cells[0].metrics == {}
 
 
 def test_the_summary_is_read_back_as_it_was_written_and_csv_has_a_line_a_cell(tmp_path: Path) -> None:
@@ -178,8 +145,28 @@ def test_the_cost_model_predicts_a_link_from_parts_measured_on_another() -> None
     # are to write: the last round has three of them left and drafts two.
     assert found[near.id].value == pytest.approx((4 + 2 + 2 * (2 + 8)) / 6, rel=1e-3)
     assert found[far.id].value == pytest.approx((4 + 2 + 2 * (102 + 8)) / 6, rel=1e-3)
-    assert found[CLOUD.id].value == pytest.approx(10.0 + 2 / 6, rel=1e-3)  # asking for the stream: a trip
+    assert found[CLOUD.id].value == pytest.approx(10 + 1 + 2 / 6, rel=1e-3)  # asking for the stream: a trip
     assert found[far.id].inputs["rtt_s"] == pytest.approx(0.102)
+
+
+def test_a_length_that_no_cell_drafted_is_predicted_by_replaying_the_texts() -> None:
+    there = make_cell("co-located", num_speculative_tokens=1, baseline="co-located")
+    requests = {
+        cell.id: [make_request(cell.id, num_tokens=7, verifier_calls=10, forward_s=0.1)]
+        for cell in (CLOUD, SPECULATIVE, there)
+    }
+    rounds = {SPECULATIVE.id: _rounds(SPECULATIVE, 2.0)}
+    found = {p.cell: p for p in predict_all([CLOUD, SPECULATIVE, there], requests, rounds)}
+    # Two stand and the third does not, again and again: rounds of one stand where they start there, and the
+    # next starts at the third, which falls. By position of rounds of four the first stands always.
+    assert found[SPECULATIVE.id].inputs["acceptance"][:3] == [1.0, 1.0, 0.0]
+    assert found[there.id].inputs["acceptance"] == [0.5]
+
+
+def test_several_sessions_at_once_are_not_the_cost_models() -> None:
+    cells = [dataclasses.replace(cell, num_sessions=4) for cell in (CLOUD, SPECULATIVE)]
+    requests = {cell.id: [make_request(cell.id)] for cell in cells}
+    assert predict_all(cells, requests, {cells[1].id: _rounds(cells[1], 2.0)}) == []
 
 
 def test_without_cloud_only_or_a_fixed_length_nothing_is_predicted() -> None:
@@ -189,4 +176,4 @@ def test_without_cloud_only_or_a_fixed_length_nothing_is_predicted() -> None:
 
 
 def _rounds(cell: Cell, net_ms: float) -> list[RoundRow]:
-    return [make_round(4, 2, cell=cell.id, draft_ms=4.0, net_ms=net_ms, verifier_ms=8.0) for _ in range(5)]
+    return [make_round(4, 2, cell=cell.id, draft_ms=4.0, net_ms=net_ms, verifier_ms=8.0) for _ in range(40)]
