@@ -51,6 +51,7 @@ class Compared:
     tokens_per_s: list[float] = field(default_factory=list)
     simulated_tpot_ms: float = 0.0
     simulated_tokens_per_s: float = 0.0
+    link_facts: dict[str, Any] = field(default_factory=dict)
 
     @property
     def errors(self) -> tuple[float, float]:
@@ -80,6 +81,7 @@ class Compared:
             "tpot_error": round(tpot_error, 4),
             "tokens_per_s_error": round(rate_error, 4),
             "spreads": [round(spread, 4) for spread in self.spreads],
+            "link": self.link_facts,
         }
 
 
@@ -122,6 +124,7 @@ def _run(
 ) -> None:
     with links.open(LinkProfile(f"rtt-{cell.rtt_ms:g}", rtt_ms=cell.rtt_ms), verifier) as link:
         requests: list[RealRequest] = edges.run(link.address, cell.num_sessions, requests_each)
+        cell.link_facts = link.facts()
     cell.tpot_ms.append(1e3 * statistics.fmean(each.tpot_s for each in requests))
     cell.tokens_per_s.append(tokens_per_s(requests))
 

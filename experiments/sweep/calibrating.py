@@ -7,18 +7,20 @@ from typing import Any
 
 from experiments.links.calibration import RTTS_MS, short_calibration
 from experiments.links.profiles import LinkProfile
-from experiments.sweep.linking import DIRECT
+from experiments.sweep.config import DIRECT
 
 _MOST = 3  # round trips
 _LONGEST_MS = 200.0  # a longer one is made as this one is, and takes long to measure
 
 
 def calibrate_links(realisation: str, profiles: Sequence[LinkProfile]) -> list[dict[str, Any]]:
-    """The points of a short calibration, as `experiments.links.calibration` has them; none without a link."""
+    """The points of a short calibration, as `experiments.links.calibration` has them, with the kernel and the
+    congestion control that they were measured under; none without a link."""
     if realisation == DIRECT:
         return []
     rtts_ms = sorted({p.rtt_ms for p in profiles if 0 < p.rtt_ms <= _LONGEST_MS})
     step = max(1, len(rtts_ms) // _MOST)
     record = short_calibration(realisation, rtts_ms[::step][:_MOST] or RTTS_MS[:1])
-    points: list[dict[str, Any]] = record["points"]
-    return points
+    facts = record["facts"].get(realisation, {})
+    told = {name: facts[name] for name in ("kernel", "congestion_control") if name in facts}
+    return [{**point, **told} for point in record["points"]]

@@ -46,9 +46,10 @@ class Judge:
         """target_nats_per_token of cells whose text is not cloud-only's, and of cloud-only beside them."""
         found: dict[str, Metric] = {}
         known: dict[tuple[str, str], float] = {}  # the same text comes from many cells
-        for cell in self._cells.values() if self.has_inexact else ():
+        inexact = {id for id, cell in self._cells.items() if not _is_exact(cell, rows.get(id, ()))}
+        for cell in self._cells.values() if inexact else ():
             texts = [row for row in rows.get(cell.id, ()) if row.token_ids]
-            if (cell.is_exact_text and cell.mode != "cloud-only") or not texts:
+            if (cell.id not in inexact and cell.mode != "cloud-only") or not texts:
                 continue
             for row in texts:
                 key = row.prompt, row.token_hash
@@ -64,11 +65,6 @@ class Judge:
                 low, high = interval or (None, None)
                 found[cell.id] = Metric(round(value, 5), "nats", low, high, len(texts))
         return found
-
-    @property
-    def has_inexact(self) -> bool:
-        """Whether any cell's text may differ from the target's. Texts of the draft alone always do."""
-        return any(not cell.is_exact_text for cell in self._cells.values())
 
     def _scorer_for(self, row: RequestRow) -> Scorer | None:
         """None for synthetic models, and where the target that wrote is not the one that lies here."""
@@ -86,3 +82,9 @@ class Judge:
             directory = Path(self._config.model_dirs.get("draft") or default_draft_dir())
             self._tokenizer = EdgeTokenizer(directory / "tokenizer.json")
         return tuple(self._tokenizer.encode(text))
+
+
+def _is_exact(cell: Cell, rows: Sequence[RequestRow]) -> bool:
+    """Whether its texts are cloud-only's. Those of the draft alone never are, nor are those in which the edge
+    kept tokens unverified."""
+    return cell.is_exact_text and not any(row.num_unverified_tokens for row in rows)

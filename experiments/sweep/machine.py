@@ -56,11 +56,16 @@ def peak_rss_bytes(pid: int) -> int | None:
 
 
 class EnergyMeter:
-    """Joules of the whole machine's packages between `start` and `stop` (RAPL). Without counters: None."""
+    """Joules of the processor packages between `start` and `stop` (RAPL). Without counters: None."""
 
     def __init__(self, root: Path = _RAPL) -> None:
-        # intel-rapl:0 is a package, intel-rapl:0:0 a part of it; AMD machines use the same names.
-        self._zones = [zone for zone in sorted(root.glob("intel-rapl:*")) if zone.name.count(":") == 1]
+        # intel-rapl:0 is a zone, intel-rapl:0:0 a part of it; AMD machines use the same names. A zone "psys",
+        # where there is one, holds the packages once more.
+        self._zones = [
+            zone
+            for zone in sorted(root.glob("intel-rapl:*"))
+            if zone.name.count(":") == 1 and _text_of(zone / "name").startswith("package")
+        ]
         self._start: Mapping[Path, int] = {}
 
     def start(self) -> None:
@@ -81,6 +86,13 @@ class EnergyMeter:
             return {zone: int((zone / "energy_uj").read_text()) for zone in self._zones}
         except (OSError, ValueError):
             return {}
+
+
+def _text_of(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8").strip()
+    except OSError:
+        return ""
 
 
 def _cpu_model() -> str:

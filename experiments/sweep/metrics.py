@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
+from common.types import Origin
 from experiments.sweep.config import Slo
 from experiments.sweep.intervals import Interval, of_mean, of_quantiles, of_ratio
 from experiments.sweep.metric_names import QUANTILES, unit_of
@@ -38,6 +39,7 @@ def compute_metrics(seen: Observed, slo: Slo, price_per_hour: float | None) -> d
         **_verifier(seen, price_per_hour),
         **_traffic(seen),
         **_marks(seen),
+        **_gate(seen),
         **_round_parts(seen.rounds),
         **_machine(seen.visits),
     }
@@ -159,6 +161,20 @@ def _marks(seen: Observed) -> dict[str, Metric]:
         found[f"{name}_share"] = of_ratio(counts, seen.num_tokens)
     found["timeouts_per_request"] = of_mean([row.num_timeouts for row in seen.requests])
     return _present(found, len(seen.requests))
+
+
+def _gate(seen: Observed) -> dict[str, Metric]:
+    """Of cells in which one judged the draft."""
+    judged = [r for r in seen.rounds if r.hard_ratio is not None]
+    if not judged:
+        return {}
+    kept = [row.token_origins.count(Origin.GATE) for row in seen.requests]
+    means: dict[str, tuple[float, Interval] | None] = {
+        "hard_share": (sum(r.hard_ratio or 0.0 for r in judged) / len(judged), None),
+        "escalated_share": (sum(bool(r.escalated) for r in judged) / len(judged), None),
+    }
+    shares = {"gate_share": of_ratio(kept, seen.num_tokens)}
+    return {**_present(shares, len(seen.requests)), **_present(means, len(judged))}
 
 
 def _round_parts(rounds: Sequence[RoundRow]) -> dict[str, Metric]:

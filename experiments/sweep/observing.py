@@ -7,7 +7,6 @@ import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -156,9 +155,7 @@ def _round_rows(errand: Errand, stats: SessionStats, times: Times) -> list[Round
 
 
 def _round_row(errand: Errand, index: int, record: RoundRecord, at_ms: float) -> RoundRow:
-    later: dict[str, Any] = {  # of parts that not every session has
-        name: getattr(record, name, None) for name in ("hard_ratio", "escalated", "pipelined_hit")
-    }
+    is_stale = record.pipelined_hit is False  # behind a round that fell: nobody waited for its answer
     return RoundRow(
         cell=errand.cell,
         request=errand.request,
@@ -178,8 +175,11 @@ def _round_row(errand: Errand, index: int, record: RoundRecord, at_ms: float) ->
         bytes_up=record.bytes_up,
         bytes_down=record.bytes_down,
         is_answered=record.is_answered,
-        fallback=not record.is_answered and not record.is_kept,
-        **later,
+        fallback=not record.is_answered and not record.is_kept and not is_stale,
+        kept=record.is_kept,
+        hard_ratio=record.hard_ratio,
+        escalated=record.escalated,
+        pipelined_hit=record.pipelined_hit,
     )
 
 

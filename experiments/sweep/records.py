@@ -58,6 +58,7 @@ class RoundRow:
     bytes_down: int
     is_answered: bool = True
     fallback: bool = False  # no answer in time: its tokens, if any, are the draft's own
+    kept: bool = False  # no round: a block that the gate let the edge keep without asking
     hard_ratio: float | None = None  # gate: share of uncertain tokens
     escalated: bool | None = None
     pipelined_hit: bool | None = None
@@ -204,11 +205,6 @@ class Comparison:
     low: float | None = None
     high: float | None = None
     n: int = 0
-
-    @property
-    def is_worse(self) -> bool:
-        """Whether the cell loses, beyond its interval where it has one."""
-        return (self.high if self.high is not None else self.ratio) < 1.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -113,9 +113,16 @@ def test_energy_is_counted_where_counters_are_and_absent_where_not(tmp_path: Pat
     meter = EnergyMeter(tmp_path)
     meter.start()
     assert meter.stop() is None
-    for name, now in (("intel-rapl:0", 900), ("intel-rapl:0:0", 5), ("intel-rapl:1", 50)):
-        zone = tmp_path / name
+    zones = (
+        ("intel-rapl:0", "package-0", 900),
+        ("intel-rapl:0:0", "core", 5),
+        ("intel-rapl:1", "package-1", 50),
+        ("intel-rapl:2", "psys", 7),  # the packages once more
+    )
+    for place, name, now in zones:
+        zone = tmp_path / place
         zone.mkdir()
+        (zone / "name").write_text(f"{name}\n")
         (zone / "energy_uj").write_text(f"{now}000000")
         (zone / "max_energy_range_uj").write_text("1000000000")
     meter = EnergyMeter(tmp_path)
