@@ -135,6 +135,8 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
 def check_value(leaf: Leaf, raw: object, origin: str) -> Any:
     """`raw` as the value of this one field. Raises ConfigError as `load_config`."""
     option, expected, given = leaf.option, describe(leaf.kind), shown_value(leaf, raw)
+    if isinstance(raw, bool) and {"on", "off"} & {*(option.choices or ())}:  # as YAML reads these words
+        raw = "on" if raw else "off"
     if option.choices:
         expected = "one of " + ", ".join(option.choices)
     bounds = [f"at least {option.minimum:g}"] if option.minimum is not None else []

@@ -8,8 +8,6 @@ experiments_full.json.
 from __future__ import annotations
 
 import argparse
-import importlib
-import importlib.util
 import shutil
 import tempfile
 import time
@@ -20,7 +18,6 @@ from typing import Any
 from common.errors import UsageError
 from experiments.bench_matrix import (
     RUNS,
-    SWEEPS,
     best_realisation,
     details,
     matrix_measures,
@@ -30,7 +27,6 @@ from experiments.bench_matrix import (
 )
 from experiments.command import run_command
 from experiments.results import Measure, at_most, judged, write_results
-from experiments.sweep.records import MANIFEST
 
 Found = tuple[list[Measure], dict[str, Any]]
 
@@ -66,28 +62,17 @@ def measure_plan(is_quick: bool, is_resumed: bool) -> Found:
 
 def measure_simulator(is_quick: bool, is_resumed: bool) -> Found:
     """`exp.sim_error` and `exp.sim_10k`, by the simulator's own checks."""
-    name = "experiments.simulator.checks"
-    if importlib.util.find_spec(name) is None:
-        print(f"there is no {name} in this tree: exp.sim_error and exp.sim_10k are not measured")
-        return [], {}
-    found: Found = importlib.import_module(name).measures(is_quick)
-    return found
+    from experiments.simulator.checks import exp_sim_10k, exp_sim_error
+
+    error, error_details = exp_sim_error(is_quick)
+    many, many_details = exp_sim_10k()
+    return [*error, *many], {"sim_error": error_details, "sim_10k": many_details}
 
 
 def measure_repeat(is_quick: bool, is_resumed: bool) -> Found:
-    """A simulated sweep twice: every file but the manifest, which says when, must have the same bytes."""
-    from experiments.simulator.sweeps import play_sweep
+    from experiments.simulator.checks import exp_repeat
 
-    with tempfile.TemporaryDirectory() as directory:
-        folders = [Path(directory) / name for name in ("first", "again")]
-        for folder in folders:
-            play_sweep(SWEEPS / "quick.yaml", folder)
-        names = sorted(path.name for path in folders[0].iterdir() if path.name != MANIFEST)
-        different = [n for n in names if (folders[0] / n).read_bytes() != (folders[1] / n).read_bytes()]
-        size = sum((folders[0] / name).stat().st_size for name in names)
-    text = f"files that differ of {len(names)} ({size:,} bytes), the quick sweep simulated twice"
-    measure = judged("exp.repeat", text, len(different), "files", at_most(0))
-    return [measure], {"files": names, "different": different}
+    return exp_repeat()
 
 
 def measure_ci(is_quick: bool, is_resumed: bool) -> Found:

@@ -12,12 +12,13 @@ from typing import Any
 from common.errors import OutriderError
 from experiments.links.base import LinkRealisation, create_realisation
 from experiments.links.profiles import LinkProfile
+from experiments.report import render
+from experiments.report.naming import Arm
+from experiments.report.terminal import print_results
 from experiments.results import ROOT, Measure
-from experiments.sweep.command import write_report
-from experiments.sweep.config import load_sweep
+from experiments.sweep.loading import load_sweep
 from experiments.sweep.records import BASELINES, CellRow, Comparison, Sweep, read_manifest
 from experiments.sweep.running import make_plan, run_sweep
-from experiments.sweep.table import is_ours, print_sweep
 
 SWEEPS = ROOT / "benchmarks" / "sweeps"
 RUNS = ROOT / "benchmarks" / "runs"  # not part of the repository
@@ -49,8 +50,8 @@ def run_named(name: str, folder: Path | None = None, is_resumed: bool = False) -
     sweep = run_sweep(make_plan(config), folder, has_results, is_silent=False)
     if not sweep.is_complete:
         raise KeyboardInterrupt
-    print_sweep(sweep)
-    report = write_report(folder)
+    print_results(folder)
+    report = render(folder)
     return Ran(name, sweep, folder, report, time.monotonic() - start_s)
 
 
@@ -90,20 +91,24 @@ def noise_measures(ran: Sequence[Ran]) -> list[Measure]:
 
 
 def details(ran: Sequence[Ran]) -> dict[str, Any]:
+    return {each.name: _details(each) for each in ran}
+
+
+def _details(ran: Ran) -> dict[str, Any]:
+    manifest = read_manifest(ran.folder)
     return {
-        each.name: {
-            "wall_s": round(each.wall_s, 1),
-            "realisation": each.sweep.cells[0].realisation,
-            "machine": read_manifest(each.folder).machine,
-            "cells": [_cell_details(cell) for cell in each.sweep.cells],
-            "predicted_tpot_ms": {p.cell: p.value for p in each.sweep.predictions},
-        }
-        for each in ran
+        "wall_s": round(ran.wall_s, 1),
+        "realisation": ran.sweep.cells[0].realisation,
+        "machine": manifest.machine,
+        "links": manifest.realisation,
+        "calibration": manifest.calibration,
+        "cells": [_cell_details(cell) for cell in ran.sweep.cells],
+        "predicted_tpot_ms": {p.cell: p.value for p in ran.sweep.predictions},
     }
 
 
 def _rows(sweep: Sweep) -> Iterator[tuple[CellRow, Comparison]]:
-    cells = {cell.id: cell for cell in sweep.cells if is_ours(cell)}
+    cells = {cell.id: cell for cell in sweep.cells if Arm.of(cell).is_speculation and not cell.twin}
     for comparison in sweep.comparisons:
         if comparison.cell in cells and comparison.metric == "tpot_ms" and comparison.kind in BASELINES:
             yield cells[comparison.cell], comparison

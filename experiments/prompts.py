@@ -17,14 +17,17 @@ class Prompt:
     text: str
 
 
-def load_prompts(path: Path | None = None, limit: int | None = None) -> list[Prompt]:
-    """The prompts of `path`, or the embedded held-out set. Raises `UsageError` naming file and line."""
+def load_prompts(
+    path: Path | None = None, limit: int | None = None, named: str = "--prompts"
+) -> list[Prompt]:
+    """The prompts of `path`, or the embedded held-out set. Raises `UsageError` naming file and line; `named`
+    is the flag or key that gave the file."""
     path = path or EMBEDDED_PROMPTS
     prompts = []
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except OSError as error:
-        raise UsageError(f"--prompts {path}: {error.strerror}") from error
+        raise UsageError(f"{named} {path}: {error.strerror}") from error
     for number, line in enumerate(lines, start=1):
         if not line.strip():
             continue

@@ -31,13 +31,6 @@ REPEATED_SYSTEM = ROOT / "benchmarks" / "systems" / "small.yaml"
 MIN_ROUNDS, MAX_WALL_S = 500_000, 120.0
 
 
-def measures(is_quick: bool) -> Found:
-    """For `make experiments`, which repeats a sweep by itself."""
-    found, details = exp_sim_error(is_quick)
-    more, more_details = exp_sim_10k()
-    return [*found, *more], {"sim_error": details, "sim_10k": more_details}
-
-
 def exp_sim_error(is_quick: bool = False) -> Found:
     """Real edges over a real link beside the simulator; see `experiments.simulator.against_real`."""
     from experiments.simulator.against_real import compare, worst

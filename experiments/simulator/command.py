@@ -93,13 +93,14 @@ def _find_capacity(system: System, goal: str, is_json: bool) -> int:
 
 
 def _sweep(arguments: argparse.Namespace) -> int:
+    from experiments.report.terminal import print_results
     from experiments.simulator.sweeps import play_sweep
-    from experiments.sweep.table import print_sweep
+    from experiments.sweep.loading import load_sweep
 
     if arguments.out is None:
         raise UsageError("--sweep needs --out DIR for its results")
-    sweep = play_sweep(arguments.sweep, arguments.out)
-    print_sweep(sweep)
+    play_sweep(load_sweep(arguments.sweep), arguments.out)
+    print_results(arguments.out)
     print(f"\nresults in {arguments.out}")
     return 0
 

@@ -24,8 +24,10 @@ from experiments.simulator.times import (
     changed,
     load_times,
 )
+from experiments.yaml_files import read_mapping
 
 DEFAULT_ACCEPTANCE = "embedded T=0.8"
+_HINT = "docs/simulator.md has an example"
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +126,7 @@ class System:
 def load_system(source: Path | Mapping[str, Any], **changes: Any) -> System:
     """From a file, or from what would be in it; `changes` of top-level keys. Raises `UsageError`."""
     where = str(source) if isinstance(source, Path) else "system"
-    content = {**(_read(source) if isinstance(source, Path) else source), **changes}
+    content = {**(read_mapping(source, _HINT) if isinstance(source, Path) else source), **changes}
     config = load_config(SystemConfig, content=(content, where), env={}).value
     times = load_times(config.times)
     verifiers = [
@@ -139,20 +141,6 @@ def load_system(source: Path | Mapping[str, Any], **changes: Any) -> System:
         for number, group in enumerate(_groups(config.edges, f"{where}: edges"))
     ]
     return System(config, times, tuple(edges), tuple(verifiers))
-
-
-def _read(path: Path) -> dict[str, Any]:
-    import yaml
-
-    try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from error
-    except yaml.YAMLError as error:
-        raise ConfigError(f"{path} is not YAML: {' '.join(str(error).split())}") from error
-    if not isinstance(content, Mapping):
-        raise ConfigError(f"{path}: expected keys and values; docs/simulator.md has an example")
-    return dict(content)
 
 
 def _groups(groups: object, where: str) -> list[Mapping[str, Any]]:

@@ -19,14 +19,12 @@ from experiments.simulator.edges import PacedSession, RequestLog
 from experiments.simulator.outcome import Outcome, figures_of
 from experiments.simulator.run import Progress, play
 from experiments.sweep.cells import Cell
-from experiments.sweep.config import SweepConfig, Variant, link_record
+from experiments.sweep.config import SIMULATED, SweepConfig, Variant, link_record
 from experiments.sweep.folder import ResultsFolder, create_folder
 from experiments.sweep.machine import machine_facts, package_versions
 from experiments.sweep.observing import Errand, observe
 from experiments.sweep.records import Manifest, Sweep, VisitRow, read_results
 from experiments.sweep.summarising import by_cell, summarise, write_summary
-
-REALISATION = "simulated"
 
 
 class Recorder:
@@ -74,7 +72,7 @@ def visit_of(cell: Cell, repeat: int, logs: Sequence[RequestLog]) -> VisitRow:
         wall_s=round(end_s - start_s, 6),
         num_requests=len(logs),
         num_tokens=sum(log.num_tokens for log in logs),
-        link_facts={"realisation": REALISATION},
+        link_facts={"realisation": SIMULATED},
     )
 
 
@@ -98,7 +96,7 @@ def make_manifest(name: str, config: dict[str, Any], seed: int) -> Manifest:
         models={"target": "simulated"},
         machine=machine_facts(),
         seeds={"sampling": seed, "order": seed},
-        realisation={REALISATION: {"realisation": REALISATION}},
+        realisation={SIMULATED: {"realisation": SIMULATED}},
         calibration=[],
         started=_now(),
         versions=package_versions(),
@@ -128,7 +126,7 @@ def _config_of(system: System) -> SweepConfig:
     return SweepConfig(
         name=system.config.name,
         links=tuple(link_record(plan.link) for plan in system.edges),
-        realisation=REALISATION,
+        realisation=SIMULATED,
         models="synthetic" if is_given else "embedded",
         baselines=(),
         a_a=False,

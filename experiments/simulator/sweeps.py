@@ -5,11 +5,11 @@ The embedded pair's acceptance is the recorded one of the same prompts, a synthe
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from common.config import load_config
-from common.errors import UsageError
 from edge_client.tokenizer import EdgeTokenizer
 from experiments.decoding import EMBEDDED
 from experiments.simulator.config import (
@@ -22,11 +22,13 @@ from experiments.simulator.config import (
 )
 from experiments.simulator.drafts import TracedText, load_acceptance
 from experiments.simulator.edges import Ask, RequestLog
-from experiments.simulator.folder import REALISATION, Recorder, finish, make_manifest, visit_of
+from experiments.simulator.folder import Recorder, finish, make_manifest, visit_of
 from experiments.simulator.run import play
 from experiments.simulator.times import DEFAULT_TIMES, SystemTimes, load_times
+from experiments.sweep.calibrating import calibrate_links
 from experiments.sweep.cells import Cell
-from experiments.sweep.config import SweepConfig, load_sweep, resolved
+from experiments.sweep.config import SIMULATED, SweepConfig, resolved
+from experiments.sweep.config_checks import check_sweep
 from experiments.sweep.folder import create_folder
 from experiments.sweep.records import Sweep
 from experiments.sweep.running import Plan, make_plan
@@ -36,30 +38,40 @@ from experiments.synthetic.pair import pair_from
 LONGEST_S = 3600.0  # of virtual time, for one visit
 
 
-def play_sweep(path: Path, out: Path, times: str = DEFAULT_TIMES) -> Sweep:
-    """Raises `UsageError` for a sweep that cannot be simulated, or a folder that cannot be used."""
-    config = replace(load_sweep(path), realisation=REALISATION, calibrate=False, verifier="")
-    plan = make_plan(config)
-    for cell in plan.cells:
-        if cell.tls:
-            raise UsageError(f"{path}: TLS is not simulated; leave `tls` out")
+def play_sweep(config: SweepConfig, out: Path, only: Sequence[str] = ()) -> Sweep:
+    """Whatever its realisation; `only` as in `make_plan`. Raises `UsageError` for a sweep that cannot be
+    simulated, or a folder that cannot be used."""
+    config = replace(config, realisation=SIMULATED)
+    check_sweep(config)
+    plan = make_plan(config, only)
     content = resolved(config) | {"cells": [cell.id for cell in plan.cells]}
     folder = create_folder(out, make_manifest(config.name, content, config.seed))
+    if config.calibrate:
+        folder.update_manifest(calibration=calibrate_links(SIMULATED, config.profiles))
     prompt_tokens = [_num_tokens(each.text) for each in plan.prompts]
-    stage = _Stage(plan, _adapted(load_times(times), config), prompt_tokens)
+    stage = _Stage(plan, _adapted(load_times(DEFAULT_TIMES), config), prompt_tokens)
     for repeat, cell in plan.visits():
         recorder = Recorder(folder, [cell] * cell.num_sessions, repeat, config.seed + repeat)
-        traces, asks = stage.traces(cell), stage.asks(cell, repeat)
-        logs: list[RequestLog] = []
-        play(
-            stage.system(cell, repeat),
-            follow_session=recorder.follow,
-            on_request=logs.append,
-            asks=asks,
-            traces=traces,
-        )
-        folder.add_visit(visit_of(cell, repeat, logs))
+        for asks in _waves(stage.asks(cell, repeat), has_outages=bool(cell.link.outages)):
+            logs: list[RequestLog] = []
+            play(
+                stage.system(cell, repeat),
+                follow_session=recorder.follow,
+                on_request=logs.append,
+                asks=asks,
+                traces=stage.traces(cell),
+            )
+            folder.add_visit(visit_of(cell, repeat, logs))
     return finish(folder, config, plan.cells)
+
+
+def _waves(asks: list[list[Ask]], has_outages: bool) -> Iterator[list[list[Ask]]]:
+    """All at once; where the link has outages, which begin anew with each request, one of each session."""
+    if not has_outages:
+        yield asks
+        return
+    for wave in zip(*asks, strict=True):
+        yield [[ask] for ask in wave]
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,7 @@ from edge_client.options import Mode
 from experiments.links.profiles import LinkProfile
 from experiments.sweep.config import MIN_REPEATS, SweepConfig, Variant
 from experiments.sweep.records import BASELINES, NO_LINK
+from experiments.sweep.settings import is_way
 
 _PLAIN = Variant()
 _ALONE = LinkProfile(name=NO_LINK)  # what edge-only crosses
@@ -86,6 +87,11 @@ class Cell:
             "min_draft_ms": self.min_draft_ms,
         }
 
+    def run_settings(self, config: SweepConfig) -> dict[str, Any]:
+        """All of `edge-client run` but which verifier it dials, and what that wants to let it in."""
+        settings = self.edge_settings(config.edge_settings) | {"max_new_tokens": config.max_new_tokens}
+        return settings | {key: value for key, value in config.model_dirs.items() if key == "draft"}
+
     def labels(self, config: SweepConfig) -> list[str]:
         """What a reader must know beside the figures."""
         labels = ["synthetic"] if config.is_synthetic else []
@@ -135,7 +141,8 @@ def _asked(config: SweepConfig) -> Iterator[Cell]:
     )
     for setting, mode, policy, length, method in axes:
         for variant in config.variant_list:
-            yield _sensible(setting, mode, policy, length, method, variant)
+            if not variant.modes or mode in variant.modes:
+                yield _sensible(setting, mode, policy, length, method, variant)
 
 
 def _baselines(config: SweepConfig) -> Iterator[Cell]:
@@ -177,6 +184,7 @@ def _sensible(
         policy, method, variant = "fixed", Method.COUPLED, _PLAIN
     if mode == Mode.CO_LOCATED:  # one length for the whole text: no policy hears of its rounds in time
         policy = "fixed"
+        variant = _PLAIN if all(map(is_way, variant.edge)) else variant
     if policy != "fixed":  # it finds the length by itself
         length = None
     elif length is None and mode not in (Mode.CLOUD_ONLY, Mode.EDGE_ONLY):

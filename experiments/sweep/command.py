@@ -13,17 +13,17 @@ from common.errors import UsageError
 
 if TYPE_CHECKING:
     from experiments.sweep.records import Sweep
+    from experiments.sweep.running import Plan
 
 EXIT_DIFFERENT_TEXTS = 1
 EXIT_INTERRUPTED = 130
-SIMULATED = "simulated"
 EXAMPLE = Path(__file__).resolve().parent / "example.yaml"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("sweep", nargs="?", type=Path, metavar="SWEEP.yaml", help="what to run")
     parser.add_argument("--example", action="store_true", help="print a sweep with all its keys explained")
-    parser.add_argument("--list", action="store_true", help="print the cells and how many requests")
+    parser.add_argument("--list", action="store_true", help="check the sweep, print its cells")
     parser.add_argument("--out", type=Path, metavar="DIR", help="results (default: sweeps/NAME-TIME)")
     parser.add_argument("--resume", action="store_true", help="go on with the results in --out")
     parser.add_argument("--repeats", type=int, metavar="N", help="instead of the sweep's own")
@@ -41,51 +41,55 @@ def main(namespace: argparse.Namespace) -> int:
         raise UsageError("no sweep given: bench SWEEP.yaml, or --example for one to start from")
     if namespace.resume and namespace.out is None:
         raise UsageError("--resume needs --out DIR, the results to go on with")
-    from experiments.sweep.config import load_sweep
-    from experiments.sweep.running import make_plan, run_sweep
+    from experiments.report import check_installed, render
+    from experiments.sweep.checking import check_cells
+    from experiments.sweep.config import SIMULATED
+    from experiments.sweep.loading import load_sweep
+    from experiments.sweep.running import make_plan
 
     flags = {} if namespace.repeats is None else {"repeats": namespace.repeats}
     plan = make_plan(load_sweep(namespace.sweep, flags), namespace.only or ())
+    is_simulated = plan.config.realisation == SIMULATED
+    if is_simulated and namespace.resume:
+        raise UsageError(f"--resume is for real links; realisation: {SIMULATED} takes seconds, run it again")
+    check_cells(plan)
+    if not namespace.no_report:
+        check_installed()
     if namespace.list:
         print("\n".join(cell.id + (f"  [{cell.baseline}]" if cell.baseline else "") for cell in plan.cells))
         print(f"{len(plan.cells)} cells, {plan.num_requests} requests", file=sys.stderr)
         return 0
     out = namespace.out or _default_folder(plan.config.name)
-    if plan.config.realisation == SIMULATED:
-        sweep = _simulate(namespace, out)
-    else:
-        sweep = run_sweep(plan, out, namespace.resume, is_silent=namespace.json)
+    sweep = _simulate(namespace, plan, out) if is_simulated else _run(namespace, plan, out)
     if namespace.json:
         from experiments.sweep.records import to_json
 
         print(json.dumps({"folder": str(out), **to_json(sweep)}))
     else:
-        from experiments.sweep.table import print_sweep
+        from experiments.report.terminal import print_results
 
-        print_sweep(sweep)
+        print_results(out)
         print(f"\nresults in {out}")
     if not namespace.no_report:
-        report = write_report(out)
-        print(f"report in {report}", file=sys.stderr)
+        print(f"report in {render(out)}", file=sys.stderr)
     if sweep.num_different_texts:
         return EXIT_DIFFERENT_TEXTS
     return 0 if sweep.is_complete else EXIT_INTERRUPTED
 
 
-def _simulate(namespace: argparse.Namespace, out: Path) -> Sweep:
-    """The whole sweep in virtual time, in seconds: nothing to go on with, nothing to leave out."""
-    for flag in ("resume", "only", "repeats"):
-        if getattr(namespace, flag):
-            raise UsageError(f"--{flag} is for real links; realisation: {SIMULATED} plays a sweep as it is")
+def _run(namespace: argparse.Namespace, plan: Plan, out: Path) -> Sweep:
+    from experiments.sweep.checking import check_verifier
+    from experiments.sweep.running import run_sweep
+
+    check_verifier(plan)
+    return run_sweep(plan, out, namespace.resume, is_silent=namespace.json)
+
+
+def _simulate(namespace: argparse.Namespace, plan: Plan, out: Path) -> Sweep:
+    """The whole sweep in virtual time, in seconds."""
     from experiments.simulator.sweeps import play_sweep
 
-    return play_sweep(namespace.sweep, out)
-
-
-def write_report(folder: Path) -> Path:
-    from experiments.report import render
-
-    return render(folder)
+    return play_sweep(plan.config, out, namespace.only or ())
 
 
 def _default_folder(name: str) -> Path:

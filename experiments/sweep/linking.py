@@ -9,9 +9,9 @@ from typing import Any
 from common.errors import UsageError
 from experiments.links.base import OpenLink, check_realisable, create_realisation, kernel_facts
 from experiments.links.profiles import LinkProfile
+from experiments.links.traces import load_trace
 from experiments.sweep.cells import Cell
-
-DIRECT = "direct"  # no link at all: loopback as it is
+from experiments.sweep.config import DIRECT
 
 
 @contextlib.contextmanager
@@ -27,11 +27,14 @@ def open_link(realisation: str, cell: Cell, upstream: str) -> Iterator[OpenLink 
 
 
 def check_links(realisation: str, profiles: Sequence[LinkProfile]) -> None:
-    """Raises `UsageError` for a profile that this realisation cannot make, here."""
+    """Raises `UsageError` for a profile that this realisation cannot make, here, and for a trace that cannot
+    be read."""
     if realisation != DIRECT:
         made = create_realisation(realisation)
         for profile in profiles:
             check_realisable(made, profile)
+            for trace in filter(None, (profile.up_trace, profile.down_trace)):
+                load_trace(trace)
         return
     for profile in profiles:
         if profile.rtt_ms or not profile.is_plain:

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from common.errors import UsageError
 from experiments.prompts import Prompt, load_prompts
 from experiments.results import git_state
 from experiments.sweep.cells import Cell, make_cells
@@ -27,7 +28,6 @@ from experiments.sweep.linking import check_links
 from experiments.sweep.machine import machine_facts, package_versions
 from experiments.sweep.progress import Progress, create_progress
 from experiments.sweep.records import Manifest, RequestRow, RoundRow, Sweep, VisitRow, read_results
-from experiments.sweep.settings import check_cell
 from experiments.sweep.summarising import ByCell, Losses, by_cell, summarise, write_summary
 from experiments.sweep.texts import JudgeTie
 from experiments.sweep.verifiers import VerifierPool
@@ -71,9 +71,10 @@ def make_plan(config: SweepConfig, only: Sequence[str] = ()) -> Plan:
     if only:
         cells = pick_cells(cells, only)
     check_links(config.realisation, [cell.link for cell in cells if cell.has_link])
-    for cell in cells:
-        check_cell(cell.edge_settings(config.edge_settings), cell.id)
-    prompts = load_prompts(Path(config.prompts) if config.prompts else None, config.num_prompts)
+    path = Path(config.prompts) if config.prompts else None
+    prompts = load_prompts(path, config.num_prompts, named="prompts:")
+    if len(prompts) < config.num_prompts:
+        raise UsageError(f"num_prompts: is {config.num_prompts}, and there are {len(prompts)} prompts")
     return Plan(config, cells, prompts)
 
 
@@ -122,8 +123,6 @@ def _rows_of(folder: ResultsFolder) -> ByCell:
 
 
 def pick_cells(cells: Sequence[Cell], only: Sequence[str]) -> list[Cell]:
-    from common.errors import UsageError
-
     picked = [cell for cell in cells if any(part in cell.id for part in only)]
     if not picked:
         raise UsageError(f"--only {' '.join(only)}: no cell's name has it; --list prints them")

@@ -7,11 +7,8 @@ from typing import Any
 
 from common.config import load_config
 from common.config_fields import leaves, shown
-from common.errors import ConfigError, UsageError
+from common.errors import ConfigError
 from edge_client.config import RunConfig
-from edge_client.depth.registry import create_depth_policy
-from edge_client.gate.settings import gate_settings
-from edge_client.method_options import check_method
 
 # What the sweep itself sets, by its own keys.
 _EDGE_AXES = {
@@ -34,6 +31,9 @@ _SERVE_AXES = {
     "tls_cert": "tls",
     "tls_key": "tls",
 }
+# How an edge speculates, and settings of it: beside the axes, which baselines leave alone, as variants do.
+_WAYS = ("pipeline", "num_rounds_in_flight", "guesses", "gate", "reverify")
+_NOT_OURS = ("serve", "otlp_endpoint")
 # Settings that change what the target itself would write: texts of such cells could not be compared.
 _TEXT_SETTINGS = frozenset(
     (
@@ -43,14 +43,19 @@ _TEXT_SETTINGS = frozenset(
 )
 
 
-def check_edge(settings: object, where: str, may_change_text: bool = True) -> None:
-    """Raises `ConfigError` naming `where` and the key for what `edge-client run` would not take, and for what
-    a key of the sweep sets."""
+def check_edge(settings: object, where: str, is_variant: bool = False) -> None:
+    """Raises `ConfigError` naming `where` and the key for what `edge-client run` would not take, for what a
+    key of the sweep sets, and for what belongs to variants alone, or to all cells."""
     checked = _mapping(settings, where)
     _refuse_axes(checked, where, _EDGE_AXES)
     for key in checked:
-        if key in _TEXT_SETTINGS and not may_change_text:
+        if key in _TEXT_SETTINGS and is_variant:
             raise ConfigError(f"{where}: {key} changes the text itself; set it for all cells, under `edge`")
+        if is_way(key) and not is_variant:
+            example = f"variants: [{{name: ..., edge: {{{key}: {shown(checked[key])}}}}}]"
+            raise ConfigError(f"{where}: {key} would change the baselines; give it as a variant, {example}")
+        if key in _NOT_OURS:
+            raise ConfigError(f"{where}: {key} is of no use in a sweep; leave it out")
     load_config(RunConfig, content=(checked, where), env={})
 
 
@@ -67,15 +72,24 @@ def make_edge_config(settings: Mapping[str, Any]) -> RunConfig:
     return load_config(RunConfig, content=(dict(settings), "sweep"), env={}).value
 
 
-def check_cell(settings: Mapping[str, Any], cell_id: str) -> None:
-    """Raises `UsageError` naming the cell for settings that do not go together."""
-    try:
-        config = make_edge_config(settings)
-        check_method(config)
-        gate_settings(config)
-        create_depth_policy(config.depth_policy, config.num_speculative_tokens)
-    except UsageError as error:
-        raise UsageError(f"cell {cell_id!r}: {error}") from error
+def home_of(key: str) -> str:
+    """Where a sweep has the setting `key` of `edge-client run` or `cloud-verifier serve`, as the end of a
+    message; empty where neither has it."""
+    from cloud_verifier.config import ServeConfig
+
+    axes = {**_SERVE_AXES, **_EDGE_AXES}
+    if key in axes:
+        return f"; a sweep has it as `{axes[key]}`"
+    if key in {leaf.key for leaf in leaves(RunConfig)}:
+        place = "variants: [{name: ..., edge: {...}}]" if is_way(key) else "edge: {...}"
+        return f"; a setting of the edge goes under `{place}`"
+    is_served = key in {leaf.key for leaf in leaves(ServeConfig)}
+    return "; a setting of the verifier goes under `serve: {...}`" if is_served else ""
+
+
+def is_way(key: str) -> bool:
+    """Whether an edge setting is of how it speculates."""
+    return any(key == way or key.startswith(f"{way}_") for way in _WAYS)
 
 
 def serve_flags(settings: Mapping[str, Any]) -> list[str]:

@@ -144,13 +144,8 @@ class Visitor:
 
     def settings(self, cell: Cell, address: str) -> dict[str, Any]:
         """Of `edge-client run`, for an edge that dials `address`."""
-        settings = cell.edge_settings(self.config.edge_settings) | self.verifiers.edge_settings(cell)
-        settings["max_new_tokens"] = self.config.max_new_tokens
-        if address:
-            settings["verifier"] = address
-        if "draft" in self.config.model_dirs:
-            settings["draft"] = self.config.model_dirs["draft"]
-        return settings
+        settings = cell.run_settings(self.config) | self.verifiers.edge_settings(cell)
+        return settings | ({"verifier": address} if address else {})
 
     def _warm_up(self, cell: Cell, edges: Sequence[EdgeProcess], upstream: str) -> None:
         """Weights loaded and a few tokens written, without the link, before the first visit counts."""

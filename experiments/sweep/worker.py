@@ -5,9 +5,11 @@ other's turn, and their peak memory could not be told apart. Jobs:
 
     {"op": "run", "settings": {...}, "errand": {...}, "text": "...", "synthetic": {...} | null}
                                                                       -> {"request": {...}, "rounds": [...]}
+    {"op": "check", "settings": {...}, "text": "...", "synthetic": {...} | null}                      -> {}
     {"op": "reset_peak"}                                              -> {}
     {"op": "peak"}                                                    -> {"peak_rss_bytes": ...}
 
+`check` loads what the settings name and makes a session of them, which asks nobody.
 A mistake of the user's is {"usage_error": "..."}; a bug ends the process, its traceback on stderr.
 """
 
@@ -22,6 +24,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, TextIO
 
 from common.errors import OutriderError
+from common.logs import setup_logging
 from edge_client.assemble import Edge, create_edge
 from edge_client.config import RunConfig
 from edge_client.options import Mode
@@ -39,13 +42,18 @@ class Edges:
 
     def get(self, config: RunConfig, synthetic: Mapping[str, object] | None) -> Edge:
         """`synthetic`: the pair's description instead of weights."""
-        has_draft = Mode(config.mode).has_draft
-        weights = (config.draft_strategy, config.draft_threads, config.lookup_ngram)
-        key = (config.draft, json.dumps(synthetic), *(weights if has_draft else ()))
+        weights = _loaded_by(config) if Mode(config.mode).has_draft else ()
+        key = (config.draft, json.dumps(synthetic), *weights)
         if key not in self._loaded:
             is_real = synthetic is None
             self._loaded[key] = create_edge(config) if is_real else _create_synthetic(config, synthetic or {})
         return dataclasses.replace(self._loaded[key], config=config)
+
+
+def _loaded_by(config: RunConfig) -> tuple[object, ...]:
+    """What a draft is loaded by, beside its directory; one that tells a variance is another."""
+    names = [each.name for each in dataclasses.fields(config) if each.name.startswith(("draft_", "lookup_"))]
+    return (*(getattr(config, name) for name in names), config.gate_variance is not None, config.gate_file)
 
 
 def _create_synthetic(config: RunConfig, description: Mapping[str, object]) -> Edge:
@@ -57,6 +65,7 @@ def _create_synthetic(config: RunConfig, description: Mapping[str, object]) -> E
 
 def run(edges: Edges, job: dict[str, Any]) -> dict[str, Any]:
     config = make_edge_config(job["settings"])
+    setup_logging(config.log_level)
     errand = Errand(**job["errand"])
     edge = edges.get(config, job.get("synthetic"))
     num_prompt_tokens = len(edge.tokenizer.encode(job["text"]))
@@ -66,10 +75,17 @@ def run(edges: Edges, job: dict[str, Any]) -> dict[str, Any]:
     return {"request": to_json(request), "rounds": [to_json(row) for row in rounds]}
 
 
+def check(edges: Edges, job: dict[str, Any]) -> dict[str, Any]:
+    config = make_edge_config(job["settings"])
+    edges.get(config, job.get("synthetic")).session(job["text"], seed=0)
+    return {}
+
+
 def serve(lines: TextIO, answers: TextIO) -> None:
     edges = Edges()
     operations: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
         "run": lambda job: run(edges, job),
+        "check": lambda job: check(edges, job),
         "reset_peak": lambda job: {"is_reset": reset_peak_rss(os.getpid())},
         "peak": lambda job: {"peak_rss_bytes": peak_rss_bytes(os.getpid())},
     }

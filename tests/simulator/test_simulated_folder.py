@@ -15,7 +15,8 @@ from common.errors import UsageError
 from experiments.report import render
 from experiments.simulator.command import main
 from experiments.simulator.sweeps import play_sweep
-from experiments.sweep.records import read_results
+from experiments.sweep.loading import load_sweep
+from experiments.sweep.records import read_manifest, read_results
 
 FILES = ("requests.jsonl", "rounds.jsonl", "visits.jsonl", "sweep.json", "summary.csv")
 SYNTHETIC = {
@@ -49,13 +50,25 @@ def test_a_sweep_repeated_with_the_same_seed_writes_the_same_bytes(tmp_path):
 
 
 def test_a_simulated_sweep_has_every_baseline_and_a_report(tmp_path):
-    sweep = play_sweep(write(tmp_path / "sweep.yaml", SYNTHETIC), tmp_path / "out")
+    sweep = play_sweep(load_sweep(write(tmp_path / "sweep.yaml", SYNTHETIC)), tmp_path / "out")
+    assert {point["what"] for point in read_manifest(tmp_path / "out").calibration} >= {"rtt"}
     assert sweep.is_complete and sweep.num_different_texts == 0
     assert {cell.baseline for cell in sweep.cells} >= {"cloud-only", "co-located", "edge-only", "fixed"}
     assert {cell.realisation for cell in sweep.cells} == {"simulated", "none"}
     twin = next(cell for cell in sweep.cells if cell.twin)
     assert twin.a_a["tpot_ms"]["speedup"] == 1.0
     assert render(tmp_path / "out").stat().st_size > 10_000
+
+
+def test_outages_begin_anew_with_each_simulated_request(tmp_path):
+    gone = {"name": "gone", "rtt_ms": 20, "outages": [{"start_s": 0.5, "duration_s": 2}]}
+    sweep = {**SYNTHETIC, "links": [gone], "baselines": ["cloud-only"], "a_a": False, "repeats": 1}
+    play_sweep(load_sweep(write(tmp_path / "sweep.yaml", sweep)), tmp_path / "out")
+    results = read_results(tmp_path / "out")
+    assert len(results.requests) == 4 and len(results.visits) == 4
+    for row in results.requests:
+        gaps = [b - a for a, b in zip(row.commit_times_ms, row.commit_times_ms[1:], strict=False)]
+        assert row.link_age_ms == 0 and max(gaps) > 1000
 
 
 def test_a_played_system_is_a_folder_with_a_cell_a_group(tmp_path):
@@ -71,5 +84,6 @@ def test_a_played_system_is_a_folder_with_a_cell_a_group(tmp_path):
 
 
 def test_encryption_is_not_simulated(tmp_path):
-    with pytest.raises(UsageError, match="TLS is not simulated"):
-        play_sweep(write(tmp_path / "sweep.yaml", {**SYNTHETIC, "tls": True}), tmp_path / "out")
+    config = load_sweep(write(tmp_path / "sweep.yaml", {**SYNTHETIC, "tls": True}))
+    with pytest.raises(UsageError, match="tls: is not simulated"):
+        play_sweep(config, tmp_path / "out")

@@ -8,8 +8,10 @@ import pytest
 from sweep_rows import make_cell
 
 from common.types import Method
+from edge_client.depth.registry import DEPTH_POLICIES
 from edge_client.options import Mode
 from experiments.sweep.cells import Cell, find_baselines, make_cells
+from experiments.sweep.checking import check_cells
 from experiments.sweep.config import SweepConfig, Variant
 from experiments.sweep.records import BASELINES
 from experiments.sweep.running import Plan, make_plan
@@ -68,10 +70,10 @@ def test_an_asked_cell_that_is_a_baseline_is_run_once_as_the_baseline() -> None:
     assert [cell.baseline for cell in found] == ["cloud-only", "co-located", "edge-only", "fixed"]
 
 
-@pytest.mark.parametrize("mode", list(Mode))
-def test_every_mode_of_the_product_makes_cells_that_the_product_takes(mode: Mode) -> None:
-    plan = make_plan(SweepConfig(modes=(mode,), links=("loopback", "4g"), policies=("fixed", "ratio")))
-    assert any(cell.mode == mode for cell in plan.cells)
+def test_every_mode_and_policy_of_the_product_makes_cells_that_the_product_takes() -> None:
+    plan = make_plan(SweepConfig(modes=tuple(Mode), links=("loopback", "4g"), policies=DEPTH_POLICIES))
+    assert {cell.mode for cell in plan.cells} == {*Mode}
+    check_cells(plan)
 
 
 def test_settings_of_other_methods_do_not_concern_a_cell() -> None:
@@ -134,6 +136,23 @@ def test_every_session_decodes_every_prompt_and_starts_with_another() -> None:
     by_session = [[r.prompt.id for r in requests if r.session == s] for s in range(2)]
     assert set(by_session[0]) == set(by_session[1]) and by_session[0][0] != by_session[1][0]
     assert len({r.id for r in requests}) == 6 and plan.num_requests == 3 * 6 * len(plan.cells)
+
+
+def test_a_variant_of_one_mode_makes_cells_of_that_mode_alone() -> None:
+    variants = ({"name": ""}, {"name": "piped", "edge": {"pipeline": "on"}, "modes": "speculative"})
+    found = ids_of(modes=("speculative", "auto", "co-located"), variants=variants, baselines=("cloud-only",))
+    assert found[1:] == [
+        "loopback speculative fixed-4 T0.8",
+        "loopback speculative fixed-4 T0.8 piped",
+        "loopback auto fixed-4 T0.8",
+        "loopback co-located fixed-4 T0.8",
+    ]
+
+
+def test_a_way_to_speculate_makes_no_further_cell_of_a_mode_that_has_none() -> None:
+    variants = ({"name": ""}, {"name": "piped", "edge": {"pipeline": "on"}})
+    found = ids_of(modes=("cloud-only", "co-located"), variants=variants, baselines=())
+    assert found == ["loopback cloud-only T0.8", "loopback co-located fixed-4 T0.8"]
 
 
 def test_a_variant_is_named_in_its_cells() -> None:

@@ -10,7 +10,8 @@ import pytest
 from common.errors import UsageError
 from edge_client.cli import main
 from experiments.sweep.command import EXAMPLE
-from experiments.sweep.config import SweepConfig, load_sweep, resolved
+from experiments.sweep.config import SweepConfig, resolved
+from experiments.sweep.loading import load_sweep
 
 
 def load(tmp_path: Path, text: str, **flags: object) -> SweepConfig:
@@ -70,7 +71,22 @@ def test_a_resolved_sweep_loads_as_the_same_sweep(tmp_path: Path) -> None:
         ("edge: {temperature: 1}", r"edge: temperature is set by the sweep's own key `temperatures`"),
         ("serve: {kv_memroy: 1GiB}", r"unknown key kv_memroy \(serve\); did you mean kv_memory"),
         ("variants: [{name: a, edge: {top_k: 5}}]", r"top_k changes the text itself; set it for all cells"),
-        ("variants: [{edge: {}}, {edge: {transport: unary}}]", r"variants: two are called ''"),
+        ("variants: [{name: a}, {name: a, edge: {transport: unary}}]", r"variants: two are called 'a'"),
+        ("variants: [{edge: {transport: unary}}]", r"variants\[0\]: has no name"),
+        ("variants: [{name: a, modes: auto}]", r"variants\[0\].modes: there is no 'auto'"),
+        ("num_speculative_tokens: 4", r"num_speculative_tokens .*; a sweep has it as `draft_lengths`"),
+        ("top_p: 0.9", r"unknown key top_p .*; a setting of the edge goes under `edge: {...}`"),
+        ("pipeline: auto", r"unknown key pipeline .* goes under `variants: "),
+        ("kv_memory: 1GiB", r"unknown key kv_memory .*; a setting of the verifier goes under `serve: {...}`"),
+        ("edge: {pipeline: auto}", r"pipeline would change the baselines; .* edge: {pipeline: 'auto'}}"),
+        ("edge: {otlp_endpoint: x}", r"edge: otlp_endpoint is of no use in a sweep"),
+        ("realisation: tunn", r"there is no 'tunn'; did you mean tun.* Known: direct, simulated, proxy"),
+        ("realisation: simulated\ntls: true", r"tls: is not simulated"),
+        ("realisation: simulated\nverifier: a:1", r"verifier: nobody is asked where"),
+        ("verifier: nowhere", r"verifier: nowhere: want HOST:PORT"),
+        ("models: synthetic\nsynthetic: {alpha: 2}", r"alpha 2: not a number between 0 and 1"),
+        ("models: synthetic\nsynthetic: [0.8]", r"synthetic: is \[0.8\]; expected {alpha"),
+        ("models: {target: /no/where}", r"models: target is /no/where; there is no such directory"),
         ("verifier: 127.0.0.1:7077\nmin_forward_ms: 30", r"min_forward_ms: is a setting of verifiers"),
         ("synthetic: {alpha: 0.8}", r"synthetic: goes with `models: synthetic`"),
         ("models: tiny", r"models: is 'tiny'; expected embedded, synthetic"),
@@ -117,12 +133,34 @@ def test_listing_runs_nothing_and_only_picks_cells(
     assert "no cell's name has it" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("prompts: nope", "prompts: nope: No such file"),
+        ("num_prompts: 9999", "num_prompts: is 9999, and there are "),
+        (
+            "variants: [{name: u, edge: {pipeline: on, transport: unary}}]",
+            "cell 'loopback speculative fixed-4 T0.8 u': --pipeline on needs --transport stream",
+        ),
+        (
+            "edge: {draft_strategy: prompt-lookup}",
+            "has none; `baselines` without edge-only leaves it out",
+        ),
+    ],
+)
+def test_listing_refuses_what_a_run_would(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str, message: str
+) -> None:
+    sweep = tmp_path / "sweep.yaml"
+    sweep.write_text(text)
+    assert run(str(sweep), "--list") == 2
+    assert message in capsys.readouterr().err
 
 
-def test_a_simulated_sweep_refuses_the_flags_of_real_runs(
+def test_a_simulated_sweep_refuses_to_go_on(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     sweep = tmp_path / "sweep.yaml"
     sweep.write_text("realisation: simulated")
-    assert run(str(sweep), "--out", str(tmp_path / "out"), "--repeats", "2") == 2
-    assert "--repeats is for real links" in capsys.readouterr().err
+    assert run(str(sweep), "--out", str(tmp_path / "out"), "--resume") == 2
+    assert "--resume is for real links" in capsys.readouterr().err

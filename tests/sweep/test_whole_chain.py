@@ -69,6 +69,7 @@ def _check_measured(results: Results) -> None:
 def bench(*arguments: str, stop_after: int = 0) -> tuple[int, str, str]:
     """Runs the command; with `stop_after` sends Ctrl-C when so many requests are on disk."""
     command = [sys.executable, "-m", "edge_client", "bench", *arguments]
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job has it ignored
     process = subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
     )
@@ -111,6 +112,15 @@ def test_ctrl_c_leaves_valid_results_and_resume_runs_only_what_is_left(tmp_path:
     )
     assert results.sweep is not None and results.sweep.num_different_texts == 0
     assert all(cell.is_synthetic and "synthetic" in cell.labels for cell in results.sweep.cells)
+
+
+def test_a_verifier_that_does_not_answer_is_told_before_anything_runs(tmp_path: Path) -> None:
+    sweep, folder = tmp_path / "sweep.yaml", tmp_path / "out"
+    sweep.write_text("realisation: direct\nverifier: 127.0.0.1:1\nnum_prompts: 1")
+    status, _, err = bench(str(sweep), "--out", str(folder))
+    assert status == 3
+    assert "verifier: cannot connect to a verifier at 127.0.0.1:1" in err
+    assert not folder.exists()
 
 
 def test_a_text_that_is_not_cloud_onlys_is_reported_first_and_fails_the_command(tmp_path: Path) -> None:
