@@ -152,14 +152,6 @@ def break_even_rtt_s(
     return gain_s - (round_s(num_draft_tokens, models, link) - link.rtt_s)
 
 
-def best_num_draft_tokens(
-    acceptance: Acceptance, models: ModelCosts, link: LinkCosts, max_num_draft_tokens: int
-) -> int:
-    """Return the draft length, 1 to the maximum, of most tokens a second; 0 where cloud-only is faster."""
-    best, rate = fastest_round(acceptance, models, link, max_num_draft_tokens)
-    return best if rate * cloud_only_s(models, link) > 1 else 0
-
-
 def fastest_round(
     acceptance: Acceptance, models: ModelCosts, link: LinkCosts, max_num_draft_tokens: int
 ) -> tuple[int, float]:

@@ -29,10 +29,6 @@ class CapacityTrace:
     def mean_mbit(self) -> float:
         return len(self.times_ms) * OPPORTUNITY_BYTES * 8 / self.period_ms / 1000
 
-    def longest_gap_ms(self) -> int:
-        before = (0, *self.times_ms[:-1])
-        return max(time - last for time, last in zip(self.times_ms, before, strict=True))
-
 
 def parse_trace(lines: Sequence[str], where: str) -> CapacityTrace:
     """Empty lines and those that begin with # are passed over. Raises UsageError naming the line."""

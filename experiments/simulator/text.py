@@ -23,11 +23,6 @@ WRONG = [_FIRST_ODD_ID + position % 1000 for position in range(LENGTH)]  # what 
 OTHERS = tuple(range(_FIRST_ODD_ID + 1000, _FIRST_ODD_ID + 1100))  # fill the supports of drafts
 
 
-def token_at(position: int) -> int:
-    """The target's token at this index of any text, whatever came before it."""
-    return TEXT[position & MASK]
-
-
 def prompt_of(num_tokens: int) -> list[int]:
     return [TEXT[position & MASK] for position in range(num_tokens)]
 

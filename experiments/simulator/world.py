@@ -164,8 +164,5 @@ class VirtualQueue:
             raise Empty
         return self._items.popleft()
 
-    def get_nowait(self) -> Any:
-        return self.get(block=False)
-
     def empty(self) -> bool:
         return not self._items

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from common.costmodel import ModelCosts
 from common.errors import UsageError
@@ -59,9 +59,6 @@ class SyntheticPair:
             verify_token_s=self.verify_token_s,
             colocated_draft_token_s=self.colocated_draft_token_s,
         )
-
-    def with_seed(self, seed: int) -> SyntheticPair:
-        return replace(self, seed=seed)
 
     def flags(self) -> list[str]:
         """Of `python -m experiments.synthetic.serve`."""

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from support.server import serving
 from tiny_draft import make_backend, make_tiny_draft
 
-from common.costmodel import LinkCosts, ModelCosts, best_num_draft_tokens, fastest_round, tokens_per_s
+from common.costmodel import LinkCosts, ModelCosts, fastest_round, tokens_per_s
 from common.errors import UsageError
 from common.types import GenerateRequest, SamplingParams, Signals, VerifyRequest
 from edge_client.cli import main
@@ -263,7 +263,6 @@ def test_the_fastest_round_is_that_of_a_full_search(
     best, rate = fastest_round(acceptance, models, link, 64)
     assert 1 <= best <= 64
     assert math.isclose(rate, max(rates), rel_tol=1e-9) and math.isclose(rates[best - 1], rate, rel_tol=1e-9)
-    assert best_num_draft_tokens(acceptance, models, link, 64) in (0, best)
 
 
 # ------------------------------------------------------------------------------------- in a session
