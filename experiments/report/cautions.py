@@ -9,6 +9,7 @@ from experiments.report.naming import CLOUD_ONLY, EDGE_ONLY, TPOT
 from experiments.report.numbers import counted, interval, listed, spread, times, with_interval
 from experiments.report.verdicts import aa_factor
 from experiments.report.view import View
+from experiments.sweep.config import SIMULATED
 from experiments.sweep.records import CellRow
 
 FEWEST_REPEATS = 3
@@ -44,6 +45,11 @@ def _synthetic(view: View) -> Iterator[str]:
     if made:
         share = "Every cell is" if len(made) == len(view.sweep.cells) else f"{len(made)} of the cells are"
         yield f"{share} synthetic: acceptance and model times were given, no weights were run."
+
+
+def _simulated(view: View) -> Iterator[str]:
+    if any(cell.realisation == SIMULATED for cell in view.sweep.cells):
+        yield "Played in virtual time: every figure is the simulator's prediction, nothing was measured here."
 
 
 def _labels(view: View) -> Iterator[str]:
@@ -90,7 +96,7 @@ def _losses(view: View, cell: CellRow) -> Iterator[str]:
         share = cell.metrics.get(name)
         if share is not None and share.value:
             yield f"{100 * share.value:.1f} % {what}"
-    if cell.texts.share_equal is not None:
+    if cell.texts.share_equal is not None and cell.realisation != SIMULATED:  # which knows one text alone
         yield f"{100 * cell.texts.share_equal:.1f} % are cloud-only's at the same place"
     loss = cell.metrics.get(LOSS)
     if loss is not None:
@@ -139,6 +145,7 @@ _CHECKS: tuple[Callable[[View], Iterator[str]], ...] = (
     _different_texts,
     _unfinished,
     _synthetic,
+    _simulated,
     _dirty,
     _spread_of_equals,
     _errors,

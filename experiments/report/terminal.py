@@ -12,6 +12,7 @@ from experiments.report.cautions import cautions
 from experiments.report.headline import LOSS, headlines
 from experiments.report.numbers import counted
 from experiments.report.view import View
+from experiments.sweep.config import SIMULATED
 from experiments.sweep.records import BASELINES, Comparison, Metric, Sweep, read_results
 
 _SAID = {LOSS: "LOSES"}  # of speculation over the link; the other kinds as they are called
@@ -53,6 +54,7 @@ def _wrong_texts(sweep: Sweep) -> Iterator[str]:
 def _title(view: View) -> str:
     words = [counted(len(view.sweep.cells), "cell"), counted(len(view.results.requests), "request")]
     words += ["SYNTHETIC MODELS"] if any(cell.is_synthetic for cell in view.sweep.cells) else []
+    words += ["SIMULATED"] if any(cell.realisation == SIMULATED for cell in view.sweep.cells) else []
     words += [] if view.sweep.is_complete else ["interrupted: --resume goes on"]
     return f"{view.results.manifest.name}: {', '.join(words)}"
 

@@ -27,6 +27,7 @@ DESCRIPTIONS: dict[str, tuple[str, str]] = {
     "unverified_share": ("share", "tokens that the target never confirmed"),
     "fallback_share": ("share", "tokens kept after a timeout"),
     "approximate_share": ("share", "tokens that an approximate method let in"),
+    "rolled_back_share": ("share", "tokens that were kept and taken back again, per token of the text"),
     "gate_share": ("share", "tokens that the gate kept without asking the target"),
     "hard_share": ("share", "drafted tokens that the gate doubted, mean over blocks"),
     "escalated_share": ("share", "blocks that the gate sent to the target"),

@@ -159,6 +159,10 @@ def _marks(seen: Observed) -> dict[str, Metric]:
     for name in ("unverified", "fallback", "approximate"):
         counts = [getattr(row, f"num_{name}_tokens") for row in seen.requests]
         found[f"{name}_share"] = of_ratio(counts, seen.num_tokens)
+    if any(row.num_rolled_back_tokens for row in seen.requests):
+        found["rolled_back_share"] = of_ratio(
+            [row.num_rolled_back_tokens for row in seen.requests], seen.num_tokens
+        )
     found["timeouts_per_request"] = of_mean([row.num_timeouts for row in seen.requests])
     return _present(found, len(seen.requests))
 

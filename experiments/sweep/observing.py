@@ -121,6 +121,7 @@ def _request_row(
         num_unverified_tokens=result.num_unverified_tokens,
         num_fallback_tokens=sum(origin is Origin.FALLBACK for origin in result.origins),
         num_approximate_tokens=sum(result.token_is_approximate),
+        num_rolled_back_tokens=stats.num_rolled_back_tokens,
         num_timeouts=stats.num_timeouts,
         num_reconnects=stats.num_reconnects,
         num_rebuilds=stats.num_rebuilds,

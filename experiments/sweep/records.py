@@ -107,6 +107,7 @@ class RequestRow:
     target: str = ""  # "<model id> (<dtype>, <device>)", as the verifier says
     target_fingerprint: str = ""
     draft_fingerprint: str = ""
+    num_rolled_back_tokens: int = 0  # kept unverified, then taken back: the target disagreed with one of them
     labels: list[str] = field(default_factory=list)  # slow-downs and the like, of edge and verifier
     error: str = ""
 

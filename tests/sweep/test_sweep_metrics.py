@@ -91,6 +91,23 @@ def test_rounds_and_bytes_and_marks_are_ratios_of_sums() -> None:
     assert found["timeouts_per_request"] == 1.0
 
 
+def test_a_gates_blocks_and_tokens_are_counted_where_one_judged() -> None:
+    row = make_request(
+        token_ids=[1, 2, 3, 4],
+        token_times_ms=[1.0, 2.0, 2.0, 4.0],
+        token_origins=["target", "gate", "gate", "correction"],
+        num_unverified_tokens=2,
+        num_rolled_back_tokens=1,
+    )
+    kept = make_round(2, 0, is_answered=False, kept=True, hard_ratio=0.0, escalated=False)
+    sent = make_round(4, 0, hard_ratio=0.5, escalated=True)
+    found = metrics_of(row, rounds=[kept, sent])
+    assert (found["gate_share"], found["unverified_share"], found["rolled_back_share"]) == (0.5, 0.5, 0.25)
+    assert (found["hard_share"], found["escalated_share"]) == (0.25, 0.5)
+    assert found["round_forward_ms"] == 6.0, "a kept block is no round"
+    assert "gate_share" not in metrics_of(make_request(), rounds=[make_round(4, 2)])
+
+
 def test_a_round_is_taken_apart() -> None:
     found = metrics_of(make_request(), rounds=[make_round(4, 2)])
     parts = [found[f"round_{part}_ms"] for part in ("draft", "net", "queue", "forward", "other")]
