@@ -57,7 +57,7 @@ def test_a_simulated_sweep_has_every_baseline_and_a_report(tmp_path):
     assert {cell.realisation for cell in sweep.cells} == {"simulated", "none"}
     twin = next(cell for cell in sweep.cells if cell.twin)
     assert twin.a_a["tpot_ms"]["speedup"] == 1.0
-    assert "the simulator's prediction" in render(tmp_path / "out").read_text(encoding="utf-8")
+    assert "Played in virtual time" in render(tmp_path / "out").read_text(encoding="utf-8")
 
 
 def test_outages_begin_anew_with_each_simulated_request(tmp_path):
