@@ -31,6 +31,7 @@ class Purpose(enum.IntEnum):
     RESIDUAL = 2
     CANDIDATE = 3
     DRAFT = 4
+    DROPOUT = 5  # of the edge alone: nothing on the wire depends on it
 
 
 class _Stream(threading.local):

@@ -116,7 +116,7 @@ class Signals:
     entropy_bits: float
     nll: float  # of the drafted token, nats
     margin: float  # probability of the first minus the second token
-    # Of the first token's probability between passes under keyed dropout, where the draft can do that. No
+    # Of the first token's ln p between passes under keyed dropout, nats², where the draft can do that. No
     # function of the drafted token, nor of the noise it was sampled with.
     variance: float | None = None
 

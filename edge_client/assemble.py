@@ -17,6 +17,7 @@ from edge_client.config import RunConfig, default_draft_dir
 from edge_client.deadline import RoundDeadline
 from edge_client.depth.registry import create_depth_policy
 from edge_client.drafting.base import DraftModel
+from edge_client.drafting.dropout_cost import DropoutCost
 from edge_client.drafting.registry import WITHOUT_MODEL, create_draft_model
 from edge_client.gate.settings import create_gate, gate_settings
 from edge_client.method_options import check_method, make_method_params, support_size
@@ -39,6 +40,7 @@ class Edge:
     draft: DraftModel | None
     draft_load_ms: float
     labels: tuple[str, ...]
+    dropout_cost: DropoutCost | None = None  # where the draft tells variance
 
     def session(
         self,
@@ -71,7 +73,10 @@ class Edge:
             session_id=session_id,
             min_draft_s=config.min_draft_ms / 1e3,
         )
-        session.result.stats.draft_load_ms = self.draft_load_ms
+        stats = session.result.stats
+        stats.draft_load_ms = self.draft_load_ms
+        if (cost := self.dropout_cost) is not None:
+            stats.mc_dropout_ms, stats.mc_dropout_ratio = round(cost.extra_ms, 4), round(cost.ratio, 4)
         return session
 
     def _draft_for(self, mode: Mode, draft: DraftModel | None) -> DraftModel | None:
@@ -131,9 +136,10 @@ def create_edge(config: RunConfig, has_draft: bool | None = None) -> Edge:
     tokenizer = EdgeTokenizer(directory / "tokenizer.json")
     start_s = time.perf_counter()
     draft = _create_draft(config, directory, tokenizer) if has_draft else None
+    load_ms = (time.perf_counter() - start_s) * 1e3
     is_slowed = has_draft and config.min_draft_ms > 0
     labels = (f"min-draft-ms={config.min_draft_ms:g}",) if is_slowed else ()
-    return Edge(config, tokenizer, draft, (time.perf_counter() - start_s) * 1e3, labels)
+    return Edge(config, tokenizer, draft, load_ms, labels, _dropout_cost(draft))
 
 
 def _create_draft(config: RunConfig, directory: Path, tokenizer: EdgeTokenizer) -> DraftModel:
@@ -142,14 +148,27 @@ def _create_draft(config: RunConfig, directory: Path, tokenizer: EdgeTokenizer) 
         raise UsageError(
             f"--mode edge-only needs a model to write with, and --draft-strategy {strategy} has none"
         )
+    gating = gate_settings(config)
     draft = create_draft_model(
-        strategy, directory, threads=config.draft_threads, max_ngram=config.lookup_ngram
+        strategy,
+        directory,
+        threads=config.draft_threads,
+        max_ngram=config.lookup_ngram,
+        has_variance=gating is not None and gating.thresholds.variance is not None,
     )
     if draft.tokenizer_fingerprint != tokenizer.fingerprint:
         theirs, ours = draft.tokenizer_fingerprint, tokenizer.fingerprint
         draft.close()
         raise IncompatibleError(f"the draft was exported with tokenizer {theirs}, but beside it lies {ours}")
     return draft
+
+
+def _dropout_cost(draft: DraftModel | None) -> DropoutCost | None:
+    if draft is None or "variance" not in draft.signal_names:
+        return None
+    from edge_client.drafting.onnx_model import OnnxDraftModel
+
+    return draft.dropout_cost() if isinstance(draft, OnnxDraftModel) else None
 
 
 def _create_verifier(config: RunConfig, options: SessionOptions, session_id: bytes) -> RemoteVerifier | None:

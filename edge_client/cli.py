@@ -47,9 +47,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _dispatch(namespace: argparse.Namespace) -> int:
     if namespace.verb == "draft":
-        from edge_client.commands.export import export
+        from edge_client.commands.export import main as prepare
 
-        return export(namespace.hf_dir, namespace.out_dir, namespace.max_context, namespace.first_layers)
+        return prepare(namespace)
     if namespace.verb in _VERBS_ELSEWHERE:
         status: int = _module_of(namespace.verb).main(namespace)
         return status
@@ -97,6 +97,13 @@ def _make_parser(arguments: Sequence[str] = (), *, is_whole: bool = False) -> ar
         metavar="N",
         help="take only the model's first N layers, its norm and head",
     )
+    export.add_argument(
+        "--mc-dropout", action="store_true", help="write the variant that --gate-variance needs, too"
+    )
+    _add_dropout_numbers(export)
+    add_dropout = draft.add_parser("add-dropout", help="write that variant for a draft exported without")
+    add_dropout.add_argument("draft_dir", type=Path, metavar="DRAFT_DIR", help="an exported draft")
+    _add_dropout_numbers(add_dropout)
     show = verbs.add_parser("config", help="show the configuration: config show [--origin]")
     show.add_argument("action", choices=("show",))
     show.add_argument("--origin", action="store_true", help="say where each value comes from")
@@ -114,6 +121,11 @@ def _make_parser(arguments: Sequence[str] = (), *, is_whole: bool = False) -> ar
 def whole_parser() -> argparse.ArgumentParser:
     """Every verb with its arguments: what a shell completes."""
     return _make_parser(is_whole=True)
+
+
+def _add_dropout_numbers(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--mc-dropout-samples", type=int, metavar="N", help="masks a token (default: 8)")
+    parser.add_argument("--mc-dropout-rate", type=float, metavar="R", help="share dropped (default: 0.1)")
 
 
 def _add_run(run: argparse.ArgumentParser) -> None:

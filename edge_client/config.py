@@ -117,7 +117,8 @@ class RunConfig:
     )
     gate_variance: float | None = option(
         None,
-        "hard: a place where that probability varies by more than this under dropout",
+        "hard: a place where the variance of that token's ln p under dropout is above this; needs the "
+        "draft's variant for it (`edge-client draft add-dropout`)",
         metavar="X",
         minimum=0.0,
     )

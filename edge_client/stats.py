@@ -73,6 +73,8 @@ class SessionStats:
     num_reverified_tokens: int = 0  # kept unverified, and then found to be the target's own
     num_rolled_back_tokens: int = 0  # taken back because one of them was not
     draft_load_ms: float = 0.0
+    mc_dropout_ms: float | None = None  # of each drafted token, where the draft tells variance
+    mc_dropout_ratio: float | None = None  # a drafted token with it : without
 
     def summary(self, origins: Sequence[Origin]) -> dict[str, object]:
         """`origins` are the new tokens'. Times are means in ms over answered rounds; None: not measured."""
@@ -121,6 +123,8 @@ class SessionStats:
             "open_ms": round(self.open_ms, 3),
             "draft_ms": _mean(r.draft_ms for r in self.rounds if r.num_draft_tokens),
             "draft_ms_per_token": _per_token(self.rounds),
+            "mc_dropout_ms": self.mc_dropout_ms,
+            "mc_dropout_ratio": self.mc_dropout_ratio,
             "rtt_ms": _mean(r.rtt_ms for r in answered if r.rtt_ms),
             "net_ms": _mean(r.net_ms for r in answered if r.rtt_ms),
             "queue_ms": _mean(r.queue_ms for r in answered),

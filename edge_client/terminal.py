@@ -155,6 +155,9 @@ def summary(
         parts.append(line)
     if stats["num_rolled_back_tokens"]:
         parts.append(f"{stats['num_rolled_back_tokens']} unverified tokens taken back")
+    if stats["mc_dropout_ms"] is not None:
+        ms, ratio = stats["mc_dropout_ms"], stats["mc_dropout_ratio"]
+        parts.append(f"MC dropout {ms:.2f} ms a drafted token, {ratio:.2f} of plain drafting")
     if stats["bytes_up"]:
         parts.append(f"{stats['bytes_up']} bytes up, {stats['bytes_down']} down")
     if method not in (None, Method.COUPLED):

@@ -34,12 +34,13 @@ from experiments.acceptance_traces import (
 )
 from experiments.bench_gate import gate_measures
 from experiments.bench_outage import outage_measures
+from experiments.bench_signals import signals_measures
 from experiments.bench_ways import auto_ratio, pipelined_measures
 from experiments.command import run_command
 from experiments.results import Measure, at_most, judged, write_results
 from experiments.virtual_rounds import VirtualRound, replay
 
-REAL = {"outage": outage_measures, "gate": gate_measures}
+REAL = {"outage": outage_measures, "gate": gate_measures, "signals": signals_measures}
 RTTS_MS = (1, 5, 20, 60, 200, 600)
 FORWARDS_MS = (5, 30, 70)
 DRAFTS_MS = (0.2, 2, 12)
@@ -298,8 +299,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--only",
         choices=("depth", "ways", *REAL),
-        help="a part: depth policies, or ways to work; an outage over the emulated link, and the commit-gate "
-        "by sessions over loopback, take real time and are measured only when asked for",
+        help="a part: depth policies, or ways to work; an outage over the emulated link, the commit-gate by "
+        "sessions over loopback, and the draft's signals take real time and are measured only when asked for",
     )
     parser.add_argument("--traces", type=Path, default=RECORDED, metavar="FILE", help="recorded acceptance")
     arguments = parser.parse_args(argv)

@@ -63,7 +63,7 @@ def measure_draft(
 def _measure_sampling(
     model: OnnxDraftModel, params: SamplingParams, num_rounds: int, context: int
 ) -> DraftFigures:
-    sequence = _make_sequence(model, params, context)
+    sequence = make_sequence(model, params, context)
     runner, sampler = sequence.parts
     rows = runner.feed([1], context)
     runs, again, tokens, samples = [], [], [], []
@@ -83,7 +83,7 @@ def _measure_sampling(
 
 
 def _measure_feeds(model: OnnxDraftModel, num_rounds: int, context: int) -> dict[int, float]:
-    runner, _ = _make_sequence(model, GREEDY, context).parts
+    runner, _ = make_sequence(model, GREEDY, context).parts
     times: dict[int, list[float]] = {1: [], 2: [], 4: [], 8: [], 64: []}
     for _ in range(max(5, num_rounds // 4)):
         for num_ids, measured in times.items():
@@ -91,7 +91,7 @@ def _measure_feeds(model: OnnxDraftModel, num_rounds: int, context: int) -> dict
     return {num_ids: statistics.median(measured) * 1e3 for num_ids, measured in times.items()}
 
 
-def _make_sequence(model: OnnxDraftModel, params: SamplingParams, context: int) -> OnnxDraftSequence:
+def make_sequence(model: OnnxDraftModel, params: SamplingParams, context: int) -> OnnxDraftSequence:
     sequence = model.sequence(params)
     sequence.commit(np.random.default_rng(0).integers(0, model.num_tokens, context).tolist())
     sequence.propose(TOKENS_A_ROUND)

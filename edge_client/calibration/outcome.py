@@ -18,7 +18,7 @@ from edge_client.gate.file import GateFile
 from edge_client.gate.settings import split_names
 from edge_client.gate.words import count_words, packed
 
-_UNITS = {"nll": "nats", "entropy": "bits", "margin": "", "variance": ""}
+_UNITS = {"nll": "nats", "entropy": "bits", "margin": "", "variance": "nats²"}
 
 
 @dataclass(frozen=True, slots=True)

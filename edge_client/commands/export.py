@@ -1,13 +1,48 @@
-"""`edge-client draft export HF_DIR OUT_DIR`."""
+"""`edge-client draft export HF_DIR OUT_DIR` and `draft add-dropout DRAFT_DIR`."""
 
 from __future__ import annotations
 
+import argparse
 import sys
 import time
 from pathlib import Path
 
+from common.errors import UsageError
 
-def export(hf_dir: Path, out_dir: Path, max_context: int | None, first_layers: int | None) -> int:
+
+def main(namespace: argparse.Namespace) -> int:
+    numbers = _dropout_numbers(namespace)
+    if namespace.draft_verb == "add-dropout":
+        return _add_dropout(namespace.draft_dir, *numbers)
+    _export(namespace.hf_dir, namespace.out_dir, namespace.max_context, namespace.first_layers)
+    return _add_dropout(namespace.out_dir, *numbers) if namespace.mc_dropout else 0
+
+
+def _dropout_numbers(namespace: argparse.Namespace) -> tuple[int, float]:
+    """Samples and rate, checked before an export takes its minutes."""
+    from edge_client.drafting.dropout import DEFAULT_RATE, DEFAULT_SAMPLES
+    from edge_client.drafting.dropout_graph import check_numbers
+
+    given = {"samples": namespace.mc_dropout_samples, "rate": namespace.mc_dropout_rate}
+    if namespace.draft_verb == "export" and not namespace.mc_dropout:
+        for name, value in given.items():
+            if value is not None:
+                raise UsageError(f"--mc-dropout-{name} says nothing without --mc-dropout")
+    samples = DEFAULT_SAMPLES if given["samples"] is None else given["samples"]
+    rate = DEFAULT_RATE if given["rate"] is None else given["rate"]
+    check_numbers(samples, rate)
+    return samples, rate
+
+
+def _add_dropout(draft_dir: Path, num_samples: int, rate: float) -> int:
+    from edge_client.drafting.dropout_graph import add_dropout
+
+    path = add_dropout(draft_dir, num_samples=num_samples, rate=rate)
+    print(f"{path}: {num_samples} masks a token at rate {rate:g}, {path.stat().st_size / 1e6:.1f} MB")
+    return 0
+
+
+def _export(hf_dir: Path, out_dir: Path, max_context: int | None, first_layers: int | None) -> None:
     from edge_client.drafting.export import export_draft
 
     start_s = time.monotonic()
@@ -32,4 +67,3 @@ def export(hf_dir: Path, out_dir: Path, max_context: int | None, first_layers: i
         f"draft fingerprint      {report.fingerprint}\n"
         f"tokenizer fingerprint  {report.tokenizer_fingerprint}"
     )
-    return 0

@@ -27,6 +27,7 @@ _FROM_STATS = (
     "num_kept_blocks",
     "num_escalations",
     "hard_ratio",
+    "mc_dropout_ms",
     "verifier_calls_per_token",
     "num_reverified_tokens",
     "num_rolled_back_tokens",

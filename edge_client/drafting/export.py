@@ -121,6 +121,7 @@ def _save(model: Any, out_dir: Path) -> None:
 
     weights = out_dir / files.WEIGHTS_FILE
     weights.unlink(missing_ok=True)  # onnx would append
+    (out_dir / files.DROPOUT_FILE).unlink(missing_ok=True)  # of the draft that was here
     num_bytes = sum(len(constant.raw_data) for constant in model.graph.initializer)
     if num_bytes > _MAX_INLINE_BYTES:
         onnx.save(model, out_dir / files.GRAPH_FILE, save_as_external_data=True, location=weights.name)

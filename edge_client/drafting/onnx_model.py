@@ -9,30 +9,57 @@ from typing import Any, Self
 from common.errors import ModelError, UsageError
 from common.sampling import check_sampling_params
 from common.types import SamplingParams
+from edge_client.drafting.dropout import DropoutPlan
+from edge_client.drafting.dropout_cost import DropoutCost, measure_cost
 from edge_client.drafting.onnx_sequence import OnnxDraftSequence
-from edge_client.drafting.spec import GRAPH_FILE, ROW_OUTPUTS, TOKENIZER_FILE, DraftSpec, read_spec
+from edge_client.drafting.spec import (
+    CANDIDATE_LOGITS,
+    DROPOUT_FILE,
+    DROPOUT_MASKS,
+    GRAPH_FILE,
+    ROW_OUTPUTS,
+    TOKENIZER_FILE,
+    DraftSpec,
+    read_spec,
+)
 
 
 class OnnxDraftModel:
     """A `DraftModel`. Sequences may run in parallel threads; their runs leave the interpreter lock."""
 
-    def __init__(self, directory: Path, spec: DraftSpec, session: Any) -> None:
+    def __init__(
+        self, directory: Path, spec: DraftSpec, session: Any, dropout: DropoutPlan | None = None
+    ) -> None:
         self.directory = directory
         self.spec = spec
+        self.dropout = dropout  # of the variant that runs; None: the plain graph does
         self._session: Any = session
 
     @classmethod
-    def open(cls, directory: Path | str, *, threads: int = 1) -> Self:
-        """Load an exported draft. Raises `ModelError` naming what is wrong with the directory."""
+    def open(cls, directory: Path | str, *, threads: int = 1, has_variance: bool = False) -> Self:
+        """Load an exported draft; `has_variance` its variant that tells the variance instead: the same draft,
+        slower. Raises `ModelError` naming what is wrong with the directory, `UsageError` where it has no
+        such variant."""
         directory = Path(directory)
         if threads < 1:
             raise UsageError(f"a draft needs at least one thread, not {threads}")
         if not directory.is_dir():
             raise ModelError(f"{directory} is not a directory")
         spec = read_spec(directory)
-        session = _create_session(directory / GRAPH_FILE, threads)
-        _check_interface(session, spec, directory)
-        return cls(directory, spec, session)
+        if has_variance and not (directory / DROPOUT_FILE).is_file():
+            raise UsageError(
+                f"{directory} has no variant for MC dropout ({DROPOUT_FILE}): `edge-client draft add-dropout "
+                f"{directory}` adds one, `edge-client draft export --mc-dropout` writes it with the draft"
+            )
+        path = directory / (DROPOUT_FILE if has_variance else GRAPH_FILE)
+        session = _create_session(path, threads)
+        _check_interface(session, spec, path, has_variance)
+        return cls(directory, spec, session, _read_plan(session, spec, path) if has_variance else None)
+
+    def dropout_cost(self) -> DropoutCost | None:
+        """What the variance takes of each token, by a few steps that are timed now; None without it."""
+        assert self._session is not None, "the draft is closed"
+        return measure_cost(self._session, self.spec, self.dropout) if self.dropout else None
 
     @property
     def num_tokens(self) -> int:
@@ -56,7 +83,7 @@ class OnnxDraftModel:
 
     @property
     def signal_names(self) -> tuple[str, ...]:
-        return ("nll", "entropy", "margin")
+        return ("nll", "entropy", "margin", *(("variance",) if self.dropout else ()))
 
     @property
     def tokenizer_path(self) -> Path:
@@ -68,7 +95,9 @@ class OnnxDraftModel:
         """See `DraftModel.sequence`. Raises `InvalidFieldError` for parameters out of range."""
         assert self._session is not None, "the draft is closed"
         check_sampling_params(sampling, self.num_tokens)
-        return OnnxDraftSequence(self._session, self.spec, sampling, num_prompt_tokens, num_support)
+        return OnnxDraftSequence(
+            self._session, self.spec, sampling, num_prompt_tokens, num_support, self.dropout
+        )
 
     def close(self) -> None:
         """Sequences still open keep the weights alive until they are closed."""
@@ -106,9 +135,10 @@ def _create_session(path: Path, threads: int) -> Any:
         raise ModelError(f"{path} cannot be loaded, it is damaged or not a draft: {reason}") from error
 
 
-def _check_interface(session: Any, spec: DraftSpec, directory: Path) -> None:
+def _check_interface(session: Any, spec: DraftSpec, path: Path, has_variance: bool) -> None:
     expected = {"input_ids", "seqlens_k", "total_sequence_length", "temperature"}
     expected |= {f"past_{kind}_{layer}" for kind in ("key", "value") for layer in range(spec.num_layers)}
+    expected |= {DROPOUT_MASKS} if has_variance else set()
     shapes = {value.name: value.shape for value in session.get_inputs()}
     kv_ok = all(
         shape[1] == spec.num_kv_heads and shape[3] == spec.head_dim
@@ -118,4 +148,16 @@ def _check_interface(session: Any, spec: DraftSpec, directory: Path) -> None:
     rows = {value.name: value.shape for value in session.get_outputs() if value.name in ROW_OUTPUTS}
     rows_ok = rows == {name: [1, spec.num_tokens] for name in ROW_OUTPUTS}
     if set(shapes) != expected or not kv_ok or not rows_ok:
-        raise ModelError(f"{directory}/{GRAPH_FILE} does not match its draft.json")
+        raise ModelError(f"{path} does not match its draft.json")
+
+
+def _read_plan(session: Any, spec: DraftSpec, path: Path) -> DropoutPlan:
+    """Raises `ModelError` where the variant was made for another draft: it would read wrong weights."""
+    facts = session.get_modelmeta().custom_metadata_map
+    if facts.get("draft") != spec.fingerprint:
+        raise ModelError(
+            f"{path} was made for another draft: `edge-client draft add-dropout {path.parent}` makes it anew"
+        )
+    (width,) = (value.shape[2] for value in session.get_inputs() if value.name == DROPOUT_MASKS)
+    (num,) = (value.shape[1] for value in session.get_outputs() if value.name == CANDIDATE_LOGITS)
+    return DropoutPlan(int(facts["samples"]), float(facts["rate"]), width, num)

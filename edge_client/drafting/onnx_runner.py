@@ -10,7 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from common.errors import ModelError
-from edge_client.drafting.spec import ROW_OUTPUTS, DraftSpec
+from edge_client.drafting.dropout import Candidates, DropoutPlan, fill_masks
+from edge_client.drafting.spec import CANDIDATE_IDS, CANDIDATE_LOGITS, DROPOUT_MASKS, ROW_OUTPUTS, DraftSpec
 
 FIRST_CAPACITY = 512  # positions; doubles until the draft's context, by copying
 
@@ -23,6 +24,7 @@ class Rows:
     probs: NDArray[np.float32]  # softmax(logits)
     tempered_logits: NDArray[np.float32]  # logits / temperature
     tempered_probs: NDArray[np.float32]  # softmax(tempered_logits)
+    candidates: Candidates | None = None  # under dropout, where the variant of the graph runs
 
 
 class OnnxRunner:
@@ -31,8 +33,11 @@ class OnnxRunner:
     said anew in each call, so rollback is a smaller number.
     """
 
-    def __init__(self, session: Any, spec: DraftSpec, temperature: float) -> None:
-        """`temperature` is that of the tempered rows; 0, where nothing reads them, counts as 1."""
+    def __init__(
+        self, session: Any, spec: DraftSpec, temperature: float, dropout: DropoutPlan | None = None
+    ) -> None:
+        """`temperature` is that of the tempered rows; 0, where nothing reads them, counts as 1. `dropout` is
+        the plan of a session over the variant for it, and None over the plain graph."""
         self._session = session
         self._spec = spec
         self._binding = session.io_binding()
@@ -42,14 +47,25 @@ class OnnxRunner:
         self._total = self._bind_input("total_sequence_length", np.int32)
         self._temperature = self._bind_input("temperature", np.float32)
         self.set_temperature(temperature)
-        self._rows = [self._bind_row(name) for name in ROW_OUTPUTS]
-        self._output = Rows(*(bound.array for bound in self._rows))
+        row_shape = (1, spec.num_tokens)
+        rows = [self._bind_output(name, row_shape, np.float32) for name in ROW_OUTPUTS]
+        self._outputs = rows
+        self._dropout = dropout
+        self._masks: _Bound | None = None
+        self._seed = 0
+        candidates = None if dropout is None else self._bind_dropout(dropout)
+        logits, probs, tempered_logits, tempered_probs = (bound.array for bound in rows)
+        self._output = Rows(logits, probs, tempered_logits, tempered_probs, candidates)
         self._kv: dict[str, _Bound] = {}
         self._num_bound_ids = 0
         self._capacity = 0
 
     def set_temperature(self, temperature: float) -> None:
         self._temperature.array[0] = temperature or 1.0
+
+    def set_seed(self, seed: int) -> None:
+        """Of the masks, where there are any."""
+        self._seed = seed
 
     @property
     def capacity(self) -> int:
@@ -71,6 +87,8 @@ class OnnxRunner:
         self._bind_ids(token_ids)
         self._seqlens.array[0] = total - 1  # anything else is silently wrong
         self._total.array[0] = total
+        if self._masks is not None and self._dropout is not None:
+            fill_masks(self._masks.array, self._dropout.rate, self._seed, total)
         self._run()
         return self._output
 
@@ -82,7 +100,7 @@ class OnnxRunner:
         for name, bound in self._kv.items():
             assert bound.array.shape[2] == self._capacity, f"{name} has another capacity"
             assert bound.is_shared, f"{name} was copied by onnxruntime"
-        assert all(bound.is_shared for bound in self._rows), "outputs were copied by onnxruntime"
+        assert all(bound.is_shared for bound in self._outputs), "outputs were copied by onnxruntime"
         assert self._total.is_shared and self._seqlens.is_shared, "inputs were copied by onnxruntime"
 
     def _run(self) -> None:
@@ -96,10 +114,19 @@ class OnnxRunner:
         self._binding.bind_ortvalue_input(name, bound.value)
         return bound
 
-    def _bind_row(self, name: str) -> _Bound:
-        bound = _Bound(np.zeros((1, self._spec.num_tokens), np.float32))
+    def _bind_output(self, name: str, shape: tuple[int, ...], dtype: type[np.generic]) -> _Bound:
+        bound = _Bound(np.zeros(shape, dtype))
         self._binding.bind_ortvalue_output(name, bound.value)
         return bound
+
+    def _bind_dropout(self, plan: DropoutPlan) -> Candidates:
+        self._masks = _Bound(np.ones((plan.num_samples, 1, plan.width), np.float32))
+        self._binding.bind_ortvalue_input(DROPOUT_MASKS, self._masks.value)
+        ids = self._bind_output(CANDIDATE_IDS, (plan.num_candidates,), np.int64)
+        shape = (plan.num_samples, plan.num_candidates)
+        logits = self._bind_output(CANDIDATE_LOGITS, shape, np.float32)
+        self._outputs = [*self._outputs, ids, logits]
+        return Candidates(ids.array, logits.array)
 
     def _bind_ids(self, token_ids: Sequence[int]) -> None:
         num_ids = len(token_ids)

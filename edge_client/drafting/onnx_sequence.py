@@ -8,6 +8,7 @@ from typing import Any
 from common.errors import InvalidFieldError
 from common.types import Draft, RunnerUp, SamplingParams, Signals, Support
 from edge_client.drafting.base import ShouldStop, Stop
+from edge_client.drafting.dropout import DropoutPlan
 from edge_client.drafting.onnx_runner import OnnxRunner, Rows
 from edge_client.drafting.sampler import DraftSampler, Sampled
 from edge_client.drafting.spec import DraftSpec
@@ -31,10 +32,13 @@ class OnnxDraftSequence:
         sampling: SamplingParams,
         num_prompt_tokens: int | None,
         num_support: int,
+        dropout: DropoutPlan | None = None,
     ) -> None:
         self._spec = spec
         self._sampler = DraftSampler(sampling, spec.eos_token_ids, num_support)
-        self._runner: OnnxRunner | None = OnnxRunner(session, spec, sampling.temperature)
+        runner = OnnxRunner(session, spec, sampling.temperature, dropout)
+        runner.set_seed(sampling.seed)
+        self._runner: OnnxRunner | None = runner
         self._num_prompt_tokens = num_prompt_tokens
         self._keeps_runner_ups = False
         self._text: list[int] = []
@@ -54,6 +58,7 @@ class OnnxDraftSequence:
         assert self._runner is not None, "the sequence is closed"
         self._sampler = DraftSampler(sampling, self._spec.eos_token_ids, num_support)
         self._runner.set_temperature(sampling.temperature)
+        self._runner.set_seed(sampling.seed)
         self._num_prompt_tokens = num_prompt_tokens
         self._keeps_runner_ups = False
         self._text = []

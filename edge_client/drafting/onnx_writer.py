@@ -77,6 +77,13 @@ class OnnxWriter:
         opsets = [helper.make_opsetid("", OPSET), helper.make_opsetid(MICROSOFT, 1)]
         return helper.make_model(graph, opset_imports=opsets, ir_version=IR_VERSION, producer_name="outrider")
 
+    def extend(self, graph: Any, *, inputs: Sequence[ValueInfo], outputs: Sequence[ValueInfo]) -> None:
+        """Put what was collected into an existing `onnx.GraphProto`, behind its own nodes."""
+        graph.node.extend(self._nodes)
+        graph.initializer.extend(self._constants.values())
+        graph.input.extend(map(_value_info, inputs))
+        graph.output.extend(map(_value_info, outputs))
+
 
 def _value_info(value: ValueInfo) -> Any:
     from onnx import helper

@@ -18,12 +18,13 @@ class DraftSettings:
 
     threads: int  # onnx
     max_ngram: int  # prompt-lookup: the longest run of tokens it looks for
+    has_variance: bool = False  # onnx: its signals tell the variance under MC dropout
 
 
 def _create_onnx(directory: Path, settings: DraftSettings) -> DraftModel:
     from edge_client.drafting.onnx_model import OnnxDraftModel
 
-    return OnnxDraftModel.open(directory, threads=settings.threads)
+    return OnnxDraftModel.open(directory, threads=settings.threads, has_variance=settings.has_variance)
 
 
 def _create_prompt_lookup(directory: Path, settings: DraftSettings) -> DraftModel:
@@ -41,10 +42,17 @@ WITHOUT_MODEL = frozenset({"prompt-lookup"})  # these cannot write a text alone
 
 
 def create_draft_model(
-    name: str, directory: Path, *, threads: int = 1, max_ngram: int = DEFAULT_MAX_NGRAM
+    name: str,
+    directory: Path,
+    *,
+    threads: int = 1,
+    max_ngram: int = DEFAULT_MAX_NGRAM,
+    has_variance: bool = False,
 ) -> DraftModel:
     """Raises `UsageError` for an unknown name, `ModelError` for a directory that cannot be loaded."""
     factory = _FACTORIES.get(name)
     if factory is None:
         raise UsageError(f"unknown draft strategy {name!r}; known: {', '.join(STRATEGIES)}")
-    return factory(Path(directory), DraftSettings(threads, max_ngram))
+    if has_variance and name in WITHOUT_MODEL:
+        raise UsageError(f"--gate-variance needs a model to vary, and --draft-strategy {name} has none")
+    return factory(Path(directory), DraftSettings(threads, max_ngram, has_variance))

@@ -19,6 +19,7 @@ from common.philox import Purpose, first_word
 from common.sampling import choose, is_plain, process_logits
 from common.support import certain, make_support, sample_support, support_prob
 from common.types import RunnerUp, SamplingParams, Signals, Support
+from edge_client.drafting.dropout import top_variance
 from edge_client.drafting.onnx_runner import Rows
 from kernels.signals import draft_signals
 
@@ -63,7 +64,8 @@ class DraftSampler:
         if not math.isfinite(top_prob):
             raise ModelError("the draft's logits are not finite; its weights or its export are damaged")
         token_id, prob, support = self._choose(rows, start, offset, prompt_ids, output_ids)
-        signals = Signals(*draft_signals(rows.logits[0], probs, token_id, top_id))
+        variance = None if rows.candidates is None else top_variance(rows.candidates)
+        signals = Signals(*draft_signals(rows.logits[0], probs, token_id, top_id), variance)
         return token_id, prob, signals, support
 
     def runner_up(

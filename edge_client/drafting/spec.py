@@ -15,8 +15,12 @@ FORMAT_VERSION = 3  # rises when the graph or this file changes
 SPEC_FILE = "draft.json"
 GRAPH_FILE = "draft.onnx"
 WEIGHTS_FILE = "draft.onnx.data"  # only beside graphs too large for one file
+DROPOUT_FILE = "draft.dropout.onnx"  # the graph with a branch for MC dropout; its weights are the others'
 TOKENIZER_FILE = "tokenizer.json"
 ROW_OUTPUTS = ("logits", "probs", "tempered_logits", "tempered_probs")  # of the graph, each [1, num_tokens]
+DROPOUT_MASKS = "dropout_masks"  # input of the variant, [samples, 1, width]; its outputs beside the rows are
+CANDIDATE_IDS = "candidate_ids"  # [candidates]
+CANDIDATE_LOGITS = "candidate_logits"  # [samples, candidates]
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ class GateFile:
     nll: float | None = option(None, "nats", minimum=0.0)
     entropy: float | None = option(None, "bits", minimum=0.0)
     margin: float | None = option(None, "between probabilities", minimum=0.0, maximum=1.0)
-    variance: float | None = option(None, "of a probability", minimum=0.0)
+    variance: float | None = option(None, "nats²", minimum=0.0)
     max_hard_ratio: float | None = option(None, "share of a block", minimum=0.0, maximum=1.0)
     rules: tuple[str, ...] = option((), "names of text rules")
     draft_fingerprint: str = option("", "of the draft whose signals the thresholds are for; empty: any")

@@ -18,7 +18,7 @@ class GateThresholds:
     nll: float | None = None  # nats; hard above
     entropy: float | None = None  # bits; hard above
     margin: float | None = None  # probability of the first minus the second token; hard below
-    variance: float | None = None  # of the first token's probability under dropout; hard above
+    variance: float | None = None  # nats², of the first token's ln p under dropout; hard above
 
     @property
     def names(self) -> tuple[str, ...]:

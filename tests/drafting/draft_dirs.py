@@ -53,15 +53,22 @@ def write_tokenizer(path: Path, num_tokens: int) -> None:
 def reference_probs(
     hf_dir: Path, token_ids: list[int], num_tokens: int, first_layers: int | None = None
 ) -> np.ndarray:
-    """transformers in float32 with dequantised INT4 matrices: `[len(token_ids), num_tokens]`."""
+    """What `reference_model` says: `[len(token_ids), num_tokens]`."""
+    model = reference_model(hf_dir, first_layers)
+    with torch.no_grad():
+        logits = model(torch.tensor([token_ids])).logits[0, :, :num_tokens]
+        return torch.softmax(logits.double(), dim=-1).numpy()
+
+
+def reference_model(hf_dir: Path, first_layers: int | None = None) -> Any:
+    """transformers in float32 with dequantised INT4 matrices."""
     model = AutoModelForCausalLM.from_pretrained(hf_dir, dtype=torch.float32).eval()
     del model.model.layers[first_layers or len(model.model.layers) :]
     with torch.no_grad():
         for weight in model.parameters():
             if weight.ndim == 2:
                 weight.copy_(torch.from_numpy(fake_quantize(weight.numpy())))
-        logits = model(torch.tensor([token_ids])).logits[0, :, :num_tokens]
-        return torch.softmax(logits.double(), dim=-1).numpy()
+    return model
 
 
 def edit_json(path: Path, **changes: Any) -> None:

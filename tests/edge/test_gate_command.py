@@ -159,7 +159,7 @@ def test_thresholds_come_from_a_file_and_stay_with_their_draft(
         (["--gate", "commit", "--gate-nll", "1", "--mode", "auto"], "not --mode auto"),
         (["--gate", "commit", "--gate-nll", "1", "--pipeline", "on"], "not with --pipeline on"),
         (["--gate", "stop", "--gate-nll", "1", "--draft-strategy", "prompt-lookup"], "lookup cannot tell"),
-        (["--gate", "stop", "--gate-variance", "1"], "a threshold of variance needs a draft"),
+        (["--gate", "stop", "--gate-variance", "1"], "no variant for MC dropout"),
         (["--gate", "maybe"], "one of off, stop, commit"),
         (["--gate", "stop", "--gate-margin", "2"], "at most 1"),
         (["--gate", "stop", "--gate-file", "/no/such/file"], "cannot read /no/such/file"),
