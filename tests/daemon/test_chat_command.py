@@ -19,6 +19,13 @@ from cloud_verifier.server import VerifierServer
 from edge_client.cli import main
 from experiments.processes import run_edge
 
+# So that Ctrl-C typed there is a signal. Not in a `preexec_fn`: threads of gRPC run in this process.
+_TAKE_TERMINAL = """
+import fcntl, os, sys, termios
+fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+os.execv(sys.argv[1], sys.argv[1:])
+"""
+
 
 class Terminal:
     def __init__(self, descriptor: int) -> None:
@@ -34,7 +41,10 @@ class Terminal:
         while not (match := re.search(pattern, self.seen)):
             left_s = end_s - time.monotonic()
             assert left_s > 0 and select.select([self._descriptor], [], [], left_s)[0], self.seen
-            self.seen += os.read(self._descriptor, 65536).decode(errors="replace")
+            try:
+                self.seen += os.read(self._descriptor, 65536).decode(errors="replace")
+            except OSError as error:  # the program is gone
+                raise AssertionError(self.seen) from error
         shown, self.seen = self.seen[: match.end()], self.seen[match.end() :]
         return shown
 
@@ -42,13 +52,12 @@ class Terminal:
 @contextmanager
 def chatting(verifier: VerifierServer, *flags: str) -> Iterator[tuple[Terminal, subprocess.Popen[bytes]]]:
     ours, theirs = pty.openpty()
-    command = [sys.executable, "-m", "edge_client", "chat", *flags]
+    command = [sys.executable, "-c", _TAKE_TERMINAL, sys.executable, "-m", "edge_client", "chat", *flags]
     command += ["--verifier", f"127.0.0.1:{verifier.port}"]
     environment = {**os.environ, "TERM": "dumb", "NO_COLOR": "1"}
     process = subprocess.Popen(
-        command, stdin=theirs, stdout=theirs, stderr=theirs, env=environment, start_new_session=True,
-        preexec_fn=_take_terminal,
-    )  # fmt: skip
+        command, stdin=theirs, stdout=theirs, stderr=theirs, env=environment, start_new_session=True
+    )
     os.close(theirs)
     try:
         yield Terminal(ours), process
@@ -56,13 +65,6 @@ def chatting(verifier: VerifierServer, *flags: str) -> Iterator[tuple[Terminal, 
         process.kill()
         process.wait()
         os.close(ours)
-
-
-def _take_terminal() -> None:
-    import fcntl
-    import termios
-
-    fcntl.ioctl(0, termios.TIOCSCTTY, 0)  # so that Ctrl-C typed there is a signal
 
 
 def test_ctrl_c_stops_an_answer_and_not_the_program(verifier: VerifierServer, template_file: Path) -> None:

@@ -3,18 +3,29 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import os
 import shutil
 import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-_FLAGS = ("--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run")
+_FLAGS = (
+    *("--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run"),
+    "--remote-debugging-pipe",
+)
+# The browser looks for its pipe at 3 and 4. Not in a `preexec_fn`: threads of gRPC run in this process.
+_PLACE = """
+import fcntl, os, sys
+ends = [fcntl.fcntl(int(each), fcntl.F_DUPFD, 10) for each in sys.argv[1:3]]
+os.dup2(ends[0], 3)
+os.dup2(ends[1], 4)
+os.execv(sys.argv[3], sys.argv[3:])
+"""
 _TROUBLE = ("Runtime.exceptionThrown", "Log.entryAdded")
 
 
@@ -77,16 +88,11 @@ def running_browser(directory: Path) -> Iterator[Browser]:
     assert CHROMIUM is not None
     from_us, to_browser = os.pipe()
     from_browser, to_us = os.pipe()
-    theirs = [fcntl.fcntl(each, fcntl.F_DUPFD, 10) for each in (from_us, to_us)]
-
-    def place() -> None:  # where the browser looks for them
-        os.dup2(theirs[0], 3)
-        os.dup2(theirs[1], 4)
-
-    command = [CHROMIUM, *_FLAGS, "--remote-debugging-pipe", f"--user-data-dir={directory}"]
-    process = subprocess.Popen(command, pass_fds=(3, 4), stderr=subprocess.DEVNULL, preexec_fn=place)
-    for each in (from_us, to_us, *theirs):
-        os.close(each)
+    ours = (str(from_us), str(to_us))
+    command = [sys.executable, "-c", _PLACE, *ours, CHROMIUM, *_FLAGS, f"--user-data-dir={directory}"]
+    process = subprocess.Popen(command, pass_fds=(from_us, to_us), stderr=subprocess.DEVNULL)
+    os.close(from_us)
+    os.close(to_us)
     with open(to_browser, "wb") as commands, open(from_browser, "rb") as answers:
         browser = Browser(commands, answers)
         try:
