@@ -143,17 +143,20 @@ class Backlog:
     # ----------------------------------------------------------------------------- from any thread
 
     def enter_round(
-        self, tenant: str, num_tokens: int, deadline_ms: int, *, is_taken: bool
+        self, tenant: str, num_tokens: int, deadline_ms: int, *, is_taken: bool, num_own_tokens: int = 0
     ) -> Refusal | None:
         """`is_taken`: asked by the engine for a job it has taken already. A deadline of 0 is none.
 
-        A round that finds nobody before it is always served, so that one slow step cannot shut the door.
+        `num_own_tokens`: of the session's own round before this one, where one is under way: this one comes
+        after it, so it neither waits for it as for others nor delays anybody until then, and is not counted.
+        A round that finds nobody else before it is always served, so that one slow step cannot shut the door.
         """
         with self._lock:
             refusal = self._check_tokens(self._rounds, tenant, num_tokens)
-            if refusal is None and self._rounds.total:
-                refusal = self._check_time(tenant, num_tokens, deadline_ms)
-            if refusal is None:
+            num_others = self._rounds.total - num_own_tokens
+            if refusal is None and num_others > 0:
+                refusal = self._check_time(tenant, num_tokens, deadline_ms, num_own_tokens)
+            if refusal is None and not num_own_tokens:
                 (self._rounds.taken if is_taken else self._rounds.arrived).add(tenant, num_tokens)
             return refusal
 
@@ -193,15 +196,18 @@ class Backlog:
             return self._refuse("tenant_queue_tokens", message, self._drain_ms(lane))
         return None
 
-    def _check_time(self, tenant: str, num_tokens: int, deadline_ms: int) -> Refusal | None:
+    def _check_time(
+        self, tenant: str, num_tokens: int, deadline_ms: int, num_own_tokens: int
+    ) -> Refusal | None:
+        """Of the wait for others; the session's own `num_own_tokens` are among those that are counted."""
         step_ms = (self._times.base_s + self._times.token_s * num_tokens) * 1000.0
         most_ms = max(self._limits.max_queue_ms, 2 * step_ms)  # two must be able to share any target
-        wait_ms = self._wait_s(self._rounds.total) * 1000.0
+        wait_ms = self._wait_s(self._rounds.total - num_own_tokens) * 1000.0
         if wait_ms <= most_ms and (not deadline_ms or wait_ms + step_ms <= deadline_ms):
             return None
         # Tenants take turns: what others have waiting delays this one only as far as its own tokens go.
-        own = self._rounds.of_tenant(tenant) * self._rounds.num_tenants_with(tenant)
-        wait_ms = min(wait_ms, self._wait_s(own) * 1000.0)
+        same = max(0, self._rounds.of_tenant(tenant) - num_own_tokens)
+        wait_ms = min(wait_ms, self._wait_s(same * self._rounds.num_tenants_with(tenant)) * 1000.0)
         if wait_ms > most_ms:
             message = f"the wait is about {wait_ms:.0f} ms; at most {most_ms:.0f}"
             return self._refuse("queue_ms", message, self._retry_ms(wait_ms / 1000.0))

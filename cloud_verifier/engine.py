@@ -82,11 +82,21 @@ class Engine:
             self.on_job()
 
     def enter_round(
-        self, tenant: str, request: VerifyRequest | GenerateRequest, *, is_taken: bool = False
+        self,
+        tenant: str,
+        request: VerifyRequest | GenerateRequest,
+        *,
+        is_taken: bool = False,
+        num_own_tokens: int = 0,
     ) -> Refusal | None:
-        """Counts a round into the backlog, or says why it is refused; costs the engine nothing."""
+        """Counts a round into the backlog, or says why it is refused; costs the engine nothing.
+
+        `num_own_tokens`: of the session's round before it, while that is under way.
+        """
         deadline_ms = request.deadline_ms if isinstance(request, VerifyRequest) else 0
-        return self.backlog.enter_round(tenant, num_tokens_of(request), deadline_ms, is_taken=is_taken)
+        return self.backlog.enter_round(
+            tenant, num_tokens_of(request), deadline_ms, is_taken=is_taken, num_own_tokens=num_own_tokens
+        )
 
     def close(self) -> None:
         if self.drafter is not None:

@@ -129,9 +129,9 @@ class VerifierService(outrider_pb2_grpc.VerifierServicer):  # type: ignore[misc]
             reply = self._tracer.follow(tenant, session_id, request, reply)
         self._engine.submit(Job(session_id, request, reply, time.perf_counter_ns(), tenant, has_entered))
 
-    def refuse(self, tenant: str, request: VerifyRequest) -> RoundError | None:
+    def refuse(self, tenant: str, request: VerifyRequest, num_own_tokens: int) -> RoundError | None:
         """The refusal of a new round that cannot be served in time, without asking the engine."""
-        refusal = self._engine.enter_round(tenant, request)
+        refusal = self._engine.enter_round(tenant, request, num_own_tokens=num_own_tokens)
         if refusal is None:
             return None
         return RoundError(

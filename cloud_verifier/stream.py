@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from cloud_verifier.answers import Answers
 from cloud_verifier.metadata import SESSION_ID_KEY
 from cloud_verifier.outbox import UnreadError
+from cloud_verifier.work import num_tokens_of
 from common import codec
 from common.errors import InvalidFieldError
 from common.pb import outrider_pb2 as pb
@@ -24,6 +25,7 @@ from common.types import (
     RoundErrorCode,
     SessionRequest,
     SessionResponse,
+    Verdict,
     VerifyRequest,
 )
 
@@ -47,6 +49,7 @@ class SessionStream:
         self._last_round_id: int | None = None  # the highest that the engine was given here
         self._generating: int | None = None
         self._num_owed = 0
+        self._owed_tokens: dict[int, int] = {}  # of the rounds among them, oldest first
         self._has_last_request = False  # the edge's half-close, or ours
         self._last_error: Exception | None = None  # how to end once nothing is owed
         if session_id:
@@ -92,10 +95,13 @@ class SessionStream:
         has_entered = False
         kind = type(request)
         if is_new and isinstance(request, VerifyRequest):
-            if (refusal := self._service.refuse(self._tenant, request)) is not None:
+            num_own_tokens = next(iter(self._owed_tokens.values()), 0)
+            if (refusal := self._service.refuse(self._tenant, request, num_own_tokens)) is not None:
                 self.push(refusal, kind)
                 return
             has_entered = True
+        if isinstance(request, VerifyRequest):
+            self._owed_tokens[request.round_id] = num_tokens_of(request)
         if not isinstance(request, CloseRequest):
             self._last_round_id = max(self._last_round_id or 0, request.round_id)
         post = self._service.mailbox.post
@@ -132,6 +138,8 @@ class SessionStream:
             return
         if kind is GenerateRequest:
             self._generating = None
+        if isinstance(response, Verdict | RoundError):
+            self._owed_tokens.pop(response.round_id, None)
         self._num_owed -= 1
         self._end_if_done()
 

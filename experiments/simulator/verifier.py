@@ -12,7 +12,7 @@ from cloud_verifier.driver import IDLE_TURN_S
 from cloud_verifier.engine import Engine
 from cloud_verifier.server import make_model_info
 from cloud_verifier.session import DEFAULT_TENANT
-from cloud_verifier.work import Job
+from cloud_verifier.work import Job, num_tokens_of
 from common.types import (
     CancelRequest,
     CloseRequest,
@@ -22,6 +22,7 @@ from common.types import (
     RoundErrorCode,
     SessionRequest,
     SessionResponse,
+    Verdict,
     VerifyRequest,
 )
 from experiments.simulator.drafts import TracedDraft, TracedText
@@ -125,6 +126,7 @@ class SimulatedStream:
         self._engine, self._session_id, self._deliver = engine, session_id, deliver
         self._last_round_id: int | None = None
         self._generating: int | None = None
+        self._owed_tokens: dict[int, int] = {}
 
     def take(self, request: SessionRequest) -> None:
         kind = type(request)
@@ -136,7 +138,8 @@ class SimulatedStream:
         has_entered = False
         is_new = self._last_round_id is not None and getattr(request, "round_id", 0) > self._last_round_id
         if is_new and isinstance(request, VerifyRequest):
-            refusal = self._engine.enter_round(DEFAULT_TENANT, request)
+            num_own_tokens = next(iter(self._owed_tokens.values()), 0)
+            refusal = self._engine.enter_round(DEFAULT_TENANT, request, num_own_tokens=num_own_tokens)
             if refusal is not None:
                 self._push(
                     RoundError(
@@ -149,6 +152,8 @@ class SimulatedStream:
                 )
                 return
             has_entered = True
+        if isinstance(request, VerifyRequest):
+            self._owed_tokens[request.round_id] = num_tokens_of(request)
         if not isinstance(request, CloseRequest):
             self._last_round_id = max(self._last_round_id or 0, request.round_id)
         self._submit(request, lambda reply: self._push(reply, kind), has_entered)
@@ -166,6 +171,8 @@ class SimulatedStream:
             )
         if isinstance(response, GeneratedTokens) and response.is_last:
             self._generating = None
+        if isinstance(response, Verdict | RoundError):
+            self._owed_tokens.pop(response.round_id, None)
         self._deliver(response, kind)
 
     def detach(self) -> None:

@@ -97,6 +97,28 @@ def test_a_deadline_that_cannot_be_met_is_refused_and_a_later_one_is_not() -> No
     assert backlog.num_refused["deadline"] == 1
 
 
+def test_a_sessions_own_rounds_neither_wait_for_each_other_as_for_others_nor_count_more_than_once() -> None:
+    backlog = make_backlog(QueueLimits(max_queue_ms=100.0))
+    assert enter(backlog, 80) == 0
+    for _ in range(15):  # 80 tokens each would be 240 ms of others
+        assert backlog.enter_round("a", 80, 0, is_taken=False, num_own_tokens=80) is None
+    assert backlog.num_tokens() == (80, 0)
+    assert enter(backlog, 80, tenant="b") == 0, "others do not wait for the rounds behind the first"
+
+
+def test_a_round_behind_its_own_still_waits_for_others_no_longer_than_allowed() -> None:
+    backlog = make_backlog(QueueLimits(max_queue_ms=100.0))
+    while not enter(backlog, 50):  # 550 tokens, 110 ms
+        pass
+
+    def is_refused(num_own_tokens: int, deadline_ms: int = 0) -> bool:
+        refusal = backlog.enter_round("a", 5, deadline_ms, is_taken=False, num_own_tokens=num_own_tokens)
+        return refusal is not None
+
+    assert is_refused(num_own_tokens=5) and not is_refused(num_own_tokens=200)
+    assert is_refused(num_own_tokens=200, deadline_ms=30)
+
+
 def test_a_flood_of_one_tenant_leaves_the_others_their_share() -> None:
     backlog = make_backlog(QueueLimits(max_queue_ms=100.0))
     while not enter(backlog, tenant="loud"):
