@@ -177,7 +177,7 @@ class Exchange:
         `Draining` too: rounds of open sessions are still answered, and the stream's end makes us reconnect.
         """
         if isinstance(reply, Verdict) and (round_ := self._timed_out.pop(reply.round_id, None)):
-            round_.arrived_s = self._clock()
+            round_.arrived_s = self._lifeline.arrival_s
             self._late.append((round_, reply))
 
     # ------------------------------------------------------------------------------------ messages
@@ -205,7 +205,7 @@ class Exchange:
         for each in self._outstanding:
             if each.answers(reply):
                 assert isinstance(reply, FinalReply)
-                each.reply, each.arrived_s = reply, self._clock()
+                each.reply, each.arrived_s = reply, self._lifeline.arrival_s
                 each.bytes_down += self._lifeline.traffic.bytes_down - before
                 return True
             if isinstance(reply, Progress) and reply.round_id == each.job.round_id:

@@ -161,6 +161,12 @@ class Lifeline:
             self._adopt_probe()
         return reply
 
+    @property
+    def arrival_s(self) -> float:
+        """When the message that was last received came, by the clock: at times before anybody looked."""
+        lay_here_s = self._connection.lay_here_s if self._connection is not None else 0.0
+        return self._clock() - lay_here_s
+
     def start_trip(self) -> None:
         """Times a trip beside what is under way, where the connection can."""
         if self._connection is not None:

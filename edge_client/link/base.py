@@ -28,6 +28,11 @@ class Connection(Protocol):
         """The next message, or None after `timeout_s` or a `wake`. Raises `LinkError` when lost."""
         ...
 
+    @property
+    def lay_here_s(self) -> float:
+        """How long the message that `receive` last returned had been here: the edge drafts meanwhile."""
+        ...
+
     def start_trip(self) -> None:
         """Times a round trip beside the messages under way; a connection that cannot does nothing."""
         ...

@@ -35,7 +35,8 @@ class StreamConnection:
         self._address = call.address
         self._traffic = traffic
         self._outbox: SimpleQueue[bytes | None] = SimpleQueue()
-        self._inbox: SimpleQueue[bytes | OutriderError | None] = SimpleQueue()
+        self._inbox: SimpleQueue[tuple[bytes, float] | OutriderError | None] = SimpleQueue()
+        self.lay_here_s = 0.0
         self._lost: OutriderError | None = None
         self._trip_s: float | None = None
         self._call: Any = None
@@ -61,9 +62,11 @@ class StreamConnection:
         if isinstance(item, OutriderError):
             self._lost = item
             raise item
-        self._traffic.bytes_down += len(item) + FRAME_BYTES
+        message, arrived_s = item
+        self.lay_here_s = time.monotonic() - arrived_s
+        self._traffic.bytes_down += len(message) + FRAME_BYTES
         try:
-            return codec.decode_response(pb.SessionResponse.FromString(item))
+            return codec.decode_response(pb.SessionResponse.FromString(message))
         except InvalidFieldError as error:
             raise CallRejectedError(f"{self._address} answers what this edge cannot read: {error}") from error
 
@@ -100,7 +103,7 @@ class StreamConnection:
     def _read(self) -> None:
         try:
             for message in self._call:
-                self._inbox.put(message)
+                self._inbox.put((message, time.monotonic()))
             self._inbox.put(LinkError(f"{self._address} ended the stream"))
         except grpc.RpcError as error:
             self._inbox.put(self._settings.translate(error))

@@ -6,6 +6,7 @@ Calls run in the background and put their answers in one queue, so a late answer
 from __future__ import annotations
 
 import threading
+import time
 from dataclasses import replace
 from queue import Empty, SimpleQueue
 from typing import Any
@@ -42,7 +43,8 @@ class UnaryConnection:
         self._session_id = call.session_id
         self._traffic = traffic
         self._metadata = (*call.metadata, *span.metadata)
-        self._inbox: SimpleQueue[SessionResponse | OutriderError | None] = SimpleQueue()
+        self._inbox: SimpleQueue[tuple[SessionResponse, float] | OutriderError | None] = SimpleQueue()
+        self.lay_here_s = 0.0
         self._calls = {name: channel.unary_unary(_SERVICE + name) for name in ("Open", "Verify", "Close")}
         self._generate = channel.unary_stream(_SERVICE + "Generate")
         self._generating: dict[int, Any] = {}  # round_id → call
@@ -63,16 +65,21 @@ class UnaryConnection:
             case CancelRequest():
                 if (call := self._generating.pop(request.round_id, None)) is not None:
                     call.cancel()  # the verifier ends the round when its call ends
-                    self._inbox.put(GeneratedTokens(request.round_id, (), (), 0, 0, is_last=True))
+                    last = GeneratedTokens(request.round_id, (), (), 0, 0, is_last=True)
+                    self._inbox.put((last, time.monotonic()))
 
     def receive(self, timeout_s: float) -> SessionResponse | None:
         try:
             item = self._inbox.get(timeout=max(0.0, timeout_s))
         except Empty:
             return None
+        if item is None:
+            return None
         if isinstance(item, OutriderError):
             raise item
-        return item
+        response, arrived_s = item
+        self.lay_here_s = time.monotonic() - arrived_s
+        return response
 
     def start_trip(self) -> None:
         """Not built for single calls."""
@@ -129,7 +136,7 @@ class UnaryConnection:
     def _put(self, data: bytes, response_type: Any, decode: Any) -> None:
         self._traffic.bytes_down += len(data) + FRAME_BYTES
         try:
-            self._inbox.put(decode(response_type.FromString(data)))
+            self._inbox.put((decode(response_type.FromString(data)), time.monotonic()))
         except InvalidFieldError as error:
             unreadable = f"{self._address} answers what this edge cannot read: {error}"
             self._inbox.put(CallRejectedError(unreadable))

@@ -112,6 +112,7 @@ class SimulatedConnection:
         self._send_s, self._receive_s = times.send_ms / 1e3, times.receive_ms / 1e3
         self._inbox = VirtualQueue(world)
         self._is_closed = False
+        self.lay_here_s = 0.0
         self._trip_s: float | None = None
         self._stream = verifier.open_stream(session_id, self._deliver)
         self._far_receive_s, self._far_send_s = verifier.receive_s, verifier.send_s
@@ -133,17 +134,20 @@ class SimulatedConnection:
         num_bytes = response_bytes(response, kind) + FRAME_BYTES
         sent_s = self._world.now_s + self._far_send_s
         arrival_s = self._link.down.deliver(sent_s, num_bytes + DATA_FRAME_BYTES)
-        self._world.call_at(arrival_s + self._receive_s, self._inbox.put, (response, num_bytes))
+        here_s = arrival_s + self._receive_s
+        self._world.call_at(here_s, self._inbox.put, (response, num_bytes, here_s))
 
     def receive(self, timeout_s: float) -> SessionResponse | None:
         try:
-            item: tuple[SessionResponse, int] | None = self._inbox.get(timeout=max(0.0, timeout_s))
+            item: tuple[SessionResponse, int, float] | None = self._inbox.get(timeout=max(0.0, timeout_s))
         except Empty:
             return None
         if item is None:
             return None
-        self._traffic.bytes_down += item[1]
-        return item[0]
+        response, num_bytes, here_s = item
+        self._traffic.bytes_down += num_bytes
+        self.lay_here_s = self._world.now_s - here_s
+        return response
 
     def start_trip(self) -> None:
         """A `Describe`: the verifier's event loop answers it, whatever the engine does."""

@@ -256,6 +256,8 @@ def _with_round(action: RoundError, request: SessionRequest) -> RoundError:
 
 
 class FakeConnection:
+    lay_here_s = 0.0
+
     def __init__(self, verifier: FakeVerifier) -> None:
         self.inbox: SimpleQueue[SessionResponse | LinkError | None] = SimpleQueue()
         self.is_closed = False

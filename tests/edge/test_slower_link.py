@@ -33,6 +33,7 @@ class SlowingLink:
 class SlowingConnection:
     def __init__(self, link: SlowingLink) -> None:
         self._link = link
+        self.lay_here_s = 0.0
         self._due: list[tuple[float, int]] = []
 
     def send(self, request: SessionRequest) -> None:
@@ -46,6 +47,7 @@ class SlowingConnection:
             return None
         due_s, round_id = self._due.pop(0)
         self._link.now_s = max(self._link.now_s, due_s)
+        self.lay_here_s = self._link.now_s - due_s
         return Verdict(round_id, 0, 7, CorrectionKind.CORRECTION, 1, 0)
 
     def start_trip(self) -> None: ...
@@ -85,6 +87,20 @@ def test_a_round_trip_that_rises_beyond_the_deadline_is_learnt_in_a_few_rounds(i
     in_time = run_rounds(remote, link, 16)
     assert not in_time[0]
     assert all(in_time[6:]), in_time
+
+
+@pytest.mark.parametrize("is_polled", [True, False])
+def test_a_trip_ends_when_the_answer_comes_however_late_the_edge_looks(is_polled: bool) -> None:
+    link = SlowingLink()
+    remote = RemoteVerifier(link, RoundDeadline(), clock=link.clock)
+    remote.connect()
+    for _ in range(2):
+        remote.submit(VerifyRequest(remote.next_round_id(), 1, 0))
+    link.now_s += 0.3  # the edge drafts on
+    if is_polled:
+        assert None not in remote.poll()
+    for _ in range(2):
+        assert remote.verdict().wait_s == pytest.approx(link.trip_s)
 
 
 def test_one_answer_after_an_outage_hardly_moves_the_deadline() -> None:
