@@ -123,6 +123,7 @@ def create_edge(config: RunConfig, has_draft: bool | None = None) -> Edge:
     `ModelError`, `IncompatibleError`; `UsageError` for flags that do not go together."""
     check_method(config)
     gate_settings(config)
+    make_window(config)  # flags that do not go together are said before anything is loaded
     directory = Path(config.draft) if config.draft else default_draft_dir()
     if has_draft is None:
         has_draft = Mode(config.mode).has_draft
@@ -191,22 +192,33 @@ def create_link(config: RunConfig, session_id: bytes) -> GrpcLink:
 
 
 def make_window(config: RunConfig) -> RoundWindow:
-    """Raises `UsageError` where rounds cannot be pipelined. Single calls keep no order, a stream does."""
+    """Raises `UsageError` for flags that would have no effect. Single calls keep no order, a stream does."""
+    _check_pipelining(config)
     pipelining, is_auto = Pipelining(config.pipeline), config.mode == Mode.AUTO
-    if config.transport == "unary":
-        if pipelining is not Pipelining.OFF:
-            raise UsageError(f"--pipeline {config.pipeline} needs --transport stream")
-        if is_auto:
-            return create_window(Pipelining.OFF, None, config.depth_policy, has_stream_too=True)
-    elif is_auto:
+    if is_auto and config.transport != "unary":
         pipelining = Pipelining.AUTO
+    num_rounds = config.num_rounds_in_flight
+    if num_rounds is not None and pipelining is Pipelining.OFF:
+        raise UsageError(f"--num-rounds-in-flight {num_rounds} goes with --pipeline on or auto")
     return create_window(
         pipelining,
-        config.num_rounds_in_flight,
+        num_rounds,
         config.depth_policy,
         has_stream_too=is_auto,
         may_guess=config.guesses == "auto",
     )
+
+
+def _check_pipelining(config: RunConfig) -> None:
+    mode, flag = Mode(config.mode), f"--pipeline {config.pipeline}"
+    if config.pipeline == Pipelining.OFF:
+        return
+    if mode not in (Mode.SPECULATIVE, Mode.AUTO):
+        raise UsageError(f"{flag} goes with --mode speculative: in mode {mode} the edge sends no rounds")
+    if config.transport == "unary":
+        raise UsageError(f"{flag} needs --transport stream")
+    if mode is Mode.AUTO and config.pipeline == Pipelining.ON:
+        raise UsageError(f"{flag} goes with --mode speculative: mode auto decides it by itself")
 
 
 def draw_seed() -> int:

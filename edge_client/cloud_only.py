@@ -37,7 +37,7 @@ def stream_cloud_only(decoding: Decoding, watch: StreamWatch | None = None) -> I
                 yield from open_session(decoding)
                 continue
             request = _make_request(decoding)
-            for tokens in remote.generate(request, silence_s):
+            for tokens in remote.generate(request, silence_s, give_up_s - time.monotonic()):
                 yield from _take(decoding, tokens)
                 decoding.note_success()
                 give_up_s = time.monotonic() + decoding.options.recover_timeout_s

@@ -189,13 +189,16 @@ class RemoteVerifier:
         """The other rounds under way build on a text that is none: their answers are nobody's."""
         self._exchange.keep(are_kept)
 
-    def generate(self, request: GenerateRequest, silence_s: float) -> Iterator[GeneratedTokens]:
-        """The stream of one `Generate`; ends early after a refusal, once its hint was waited for.
+    def generate(
+        self, request: GenerateRequest, silence_s: float, patience_s: float
+    ) -> Iterator[GeneratedTokens]:
+        """The stream of one `Generate`; ends early after a refusal, once its hint was waited for: within
+        `patience_s`, else the refusal is a `RoundFailedError`.
 
         Raises `RoundTimeoutError` after `silence_s` without a message, `LinkError` when the connection
         breaks, and the errors of `verify`.
         """
-        lifeline = self.lifeline
+        lifeline, give_up_s = self.lifeline, self._clock() + patience_s
         lifeline.wait(self._clock() + self._recover_timeout_s)
         lifeline.send(request)
         silent_at_s = self._clock() + silence_s
@@ -215,7 +218,7 @@ class RemoteVerifier:
                 case Progress():
                     silent_at_s = self._clock() + self._recover_timeout_s
                 case RoundError():
-                    self._handle_error(reply, self._clock() + self._recover_timeout_s)
+                    self._handle_error(reply, give_up_s)
                     return
 
     def cancel(self, request: GenerateRequest) -> None:

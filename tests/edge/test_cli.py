@@ -244,6 +244,7 @@ def test_a_method_that_is_not_offered_is_refused_with_those_that_are(
         (["--method", "block", "--support-size", "8", "--mode", "co-located"], 2, "--support-size"),
         (["--logprobs", "21"], 2, "flag --logprobs): is '21'"),
         (["--logprobs", "2", "--mode", "edge-only"], 2, "--logprobs"),
+        (["--pipeline", "on", "--mode", "edge-only"], 2, "--pipeline on goes with --mode speculative"),
         (["--on-timeout", "panic"], 2, "on_timeout"),
         (["--transport", "pigeon"], 2, "transport"),
         (["--logit-bias", "5"], 2, "--logit-bias 5: want ID:B"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from typing import Any
 
 import pytest
 
@@ -138,6 +139,24 @@ def test_auto_pipelining_is_off_where_there_is_nothing_to_hide_and_comes_back_wi
             window.choose(1000)
         sizes.append(window.size)
     assert sizes[0] == sizes[2] == 1 and sizes[1] > 1
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ({"mode": "edge-only", "pipeline": "on"}, "--pipeline on goes .* speculative: in mode edge-only"),
+        ({"mode": "cloud-only", "pipeline": "auto"}, "--pipeline auto goes with --mode speculative"),
+        ({"mode": "co-located", "pipeline": "on"}, "--pipeline on goes with --mode speculative"),
+        ({"mode": "auto", "pipeline": "on"}, "mode auto decides it by itself"),
+        ({"num_rounds_in_flight": 4}, "--num-rounds-in-flight 4 goes with --pipeline on or auto"),
+    ],
+)
+def test_pipelining_that_would_have_no_effect_is_refused_by_name(
+    flags: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(UsageError, match=message):
+        make_window(RunConfig(**flags))
+    assert make_window(RunConfig(mode="auto", pipeline="auto", num_rounds_in_flight=4)).choice is not None
 
 
 def test_single_calls_are_not_pipelined() -> None:

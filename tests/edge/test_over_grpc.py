@@ -15,7 +15,7 @@ from tcp_proxy import TcpProxy
 
 from cloud_verifier.config import ServeConfig
 from common.errors import IncompatibleError, LinkError, LinkFaultError, UsageError
-from common.types import Draft, FinishReason, Origin, SamplingParams, StopParams
+from common.types import Closed, CloseRequest, Draft, FinishReason, Origin, SamplingParams, StopParams
 from edge_client.deadline import RoundDeadline
 from edge_client.depth.fixed import FixedDepth
 from edge_client.link.base import CallRejectedError
@@ -50,6 +50,10 @@ class BackendDraft:
         self._text += token_ids
         self.position = len(self._text)
 
+    def truncate(self, position: int) -> None:
+        del self._text[position:]
+        self.position = position
+
     def propose(self, num_draft_tokens: int, should_stop: object = None) -> Draft:
         text = list(self._text)
         for _ in range(num_draft_tokens):
@@ -75,6 +79,8 @@ def decode(
     on_token: Callable[[int, EdgeSession], None] = lambda index, session: None,
     tokenizer_fingerprint: str = "",
     choice: ModeChoice | None = None,
+    num_rounds: int | None = None,
+    depth: int = 4,
 ) -> SessionResult:
     session_id = new_session_id()
     options = SessionOptions(
@@ -98,8 +104,8 @@ def decode(
         decode=lambda token_id: f"<{token_id}>",
         verifier=verifier,
         draft=draft,  # type: ignore[arg-type]
-        depth=FixedDepth(4),
-        window=RoundWindow(None, choice),
+        depth=FixedDepth(depth),
+        window=RoundWindow(num_rounds, choice),
         session_id=session_id,
     )
     for event in session.generate():
@@ -157,6 +163,30 @@ def test_a_stream_is_left_for_rounds_at_once(port: int, backend: FakeBackend, tr
     assert result.token_ids == expected_text(backend)
     assert choice.num_changes >= 2 and result.stats.num_generate_tokens > 0
     assert result.stats.num_timeouts == result.stats.num_reconnects == 0
+
+
+def test_a_sessions_own_rounds_before_it_get_none_refused() -> None:
+    backend = FakeBackend(max_context=256)
+    config = ServeConfig(min_forward_ms=20.0, max_queue_ms=50.0)
+    with serving(backend, config) as server:
+        result = decode(server.port, backend, num_rounds=16, depth=1, num_new=40)
+    assert result.token_ids == expected_text(backend, 40)
+    assert sum(each.pipelined_hit is True for each in result.stats.rounds) > 10
+    assert result.stats.num_refusals == 0
+
+
+@pytest.mark.parametrize("transport", ["stream", "unary"])
+def test_an_answer_is_stamped_when_it_comes(port: int, transport: str) -> None:
+    remote = RemoteVerifier(GrpcLink(f"127.0.0.1:{port}", new_session_id(), transport), RoundDeadline())
+    remote.connect()
+    connection = remote.lifeline.connection
+    assert connection is not None
+    connection.send(CloseRequest())
+    assert _eventually(lambda: not connection._inbox.empty())  # type: ignore[attr-defined]
+    time.sleep(0.05)
+    assert isinstance(connection.receive(1.0), Closed)
+    assert connection.lay_here_s >= 0.05
+    remote.close()
 
 
 @pytest.mark.parametrize("transport", ["stream", "unary"])

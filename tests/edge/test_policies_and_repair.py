@@ -10,6 +10,7 @@ from edge_fakes import (
     EOS,
     PROMPT,
     TARGET,
+    Action,
     FakeDraft,
     FakeVerifier,
     Late,
@@ -361,6 +362,16 @@ def test_a_stream_recovers_from_a_failed_request(action: object, mode: Mode) -> 
     session = make_session(FakeVerifier(script={("generate", 1): action}), mode=mode)  # type: ignore[dict-item]
     list(session.generate())
     assert session.result.token_ids == NEW[:12]
+
+
+@STREAMED
+def test_a_stream_that_is_refused_again_and_again_ends_with_the_refusal(mode: Mode) -> None:
+    script: dict[tuple[str, int], Action] = {
+        ("generate", number): error(RoundErrorCode.REFUSED, retry_after_ms=20) for number in range(1, 100)
+    }
+    session = make_session(FakeVerifier(script=script), mode=mode, recover_timeout_s=0.1)
+    with pytest.raises(RoundFailedError):
+        list(session.generate())
 
 
 @STREAMED
