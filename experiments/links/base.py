@@ -25,6 +25,7 @@ _REALISATIONS = {
     "netem": ("experiments.links.netem", "Netem"),
 }
 REALISATIONS = tuple(_REALISATIONS)
+NO_REORDER = "reorder: packets overtake one another on tun alone"
 
 
 class OpenLink(Protocol):

@@ -14,7 +14,7 @@ import sys
 from contextlib import AbstractContextManager
 
 from experiments.links import namespaces
-from experiments.links.base import OpenLink
+from experiments.links.base import NO_REORDER, OpenLink
 from experiments.links.profile import LinkProfile
 from experiments.links.remote import remote_link
 
@@ -36,6 +36,8 @@ class Netem:
             reasons.append("loss_burst: netem's runs of losses do not end with a pause; take tun, or 1")
         if profile.up_trace or profile.down_trace:
             reasons.append("up_trace, down_trace: netem has constant rates only")
+        if profile.reorder:
+            reasons.append(NO_REORDER)
         if profile.outages:
             reasons.append("outages: netem does not keep time")
         return reasons

@@ -21,9 +21,11 @@ class PacketPath:
         self.restart_outages(0.0)
         self.queue_bytes = profile.queue_kb * 1000
         self._backlog = Backlog()
-        source = make_random(profile, is_up, key) if profile.jitter_ms or profile.loss else None
+        is_by_chance = profile.jitter_ms or profile.loss or profile.reorder
+        source = make_random(profile, is_up, key) if is_by_chance else None
         self.draw_jitter = make_jitter(profile, source) if source and profile.jitter_ms else None
         self.draw_loss = make_loss(profile, source) if source and profile.loss else None
+        self._source = source
         self._last_arrival_s = 0.0
 
     def restart_outages(self, now_s: float) -> None:
@@ -61,5 +63,8 @@ class PacketPath:
         departure_s = self.depart(now_s, num_bytes)
         if self.is_lost(departure_s):
             return None
-        self._last_arrival_s = max(self._last_arrival_s, departure_s + self.travel_s())
-        return self._last_arrival_s
+        arrival_s = max(self._last_arrival_s, departure_s + self.travel_s())
+        if self._source is not None and self.profile.reorder and self._source.random() < self.profile.reorder:
+            return arrival_s + self.delay_s / 2
+        self._last_arrival_s = arrival_s
+        return arrival_s

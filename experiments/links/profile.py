@@ -29,7 +29,8 @@ class LinkProfile:
 
     name: str = "loopback"
     rtt_ms: float = 0.0  # propagation, half each way
-    jitter_ms: float = 0.0  # mean extra delay of a packet, each way; packets keep their order
+    jitter_ms: float = 0.0  # mean extra delay of a packet, each way; packets keep their order ...
+    reorder: float = 0.0  # ... but for this share, which others overtake: a quarter of the RTT late
     jitter_distribution: str = "uniform"  # of JITTERS
     loss: float = 0.0  # share of packets lost, each way
     loss_burst: float = 1.0  # mean length of a run of losses, packets; 1: independent
@@ -49,6 +50,7 @@ class LinkProfile:
         self._require("queue_kb", is_room, "0 for no bound, or at least a packet, 1.5")
         is_known = self.jitter_distribution in JITTERS
         self._require("jitter_distribution", is_known, "one of " + ", ".join(JITTERS))
+        self._require("reorder", _is_number(self.reorder) and 0 <= self.reorder < 1, "at least 0 and below 1")
         self._require("loss", _is_number(self.loss) and 0 <= self.loss < 1, "at least 0 and below 1")
         self._require("loss_burst", _is_number(self.loss_burst) and self.loss_burst >= 1, "at least 1")
         # A run starts with chance p after a packet that passed; p <= 1 asks for loss <= burst / (burst + 1).
@@ -78,7 +80,7 @@ class LinkProfile:
     def is_plain(self) -> bool:
         """A constant delay and nothing else."""
         limits = (self.up_mbit, self.down_mbit, self.up_trace, self.down_trace)
-        return not any((self.jitter_ms, self.loss, self.outages, *limits))
+        return not any((self.jitter_ms, self.reorder, self.loss, self.outages, *limits))
 
     def with_changes(self, **changes: object) -> LinkProfile:
         """A copy with other values. Raises UsageError for a field that is not one."""

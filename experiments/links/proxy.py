@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from contextlib import AbstractContextManager
 
-from experiments.links.base import OpenLink
+from experiments.links.base import NO_REORDER, OpenLink
 from experiments.links.profile import LinkProfile
 from experiments.links.remote import remote_link
 
@@ -20,11 +20,12 @@ class Proxy:
     name = "proxy"
 
     def refusals(self, profile: LinkProfile) -> list[str]:
-        return [
+        reasons = [
             f"{field} is {rate:g}, and the proxy keeps up with {MAX_MBIT:g} at most; 0 does not limit"
             for field, rate in (("up_mbit", profile.up_mbit), ("down_mbit", profile.down_mbit))
             if rate > MAX_MBIT
         ]
+        return reasons + ([NO_REORDER] if profile.reorder else [])
 
     def open(self, profile: LinkProfile, upstream: str) -> AbstractContextManager[OpenLink]:
         return remote_link(self.name, profile, upstream)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import AbstractContextManager
 
 from common.errors import UsageError
-from experiments.links.base import OpenLink
+from experiments.links.base import NO_REORDER, OpenLink
 from experiments.links.profile import LinkProfile
 from experiments.links.virtual import VirtualLink
 
@@ -14,7 +14,7 @@ class Simulated:
     name = "simulated"
 
     def refusals(self, profile: LinkProfile) -> list[str]:
-        return []
+        return [NO_REORDER] if profile.reorder else []
 
     def link(self, profile: LinkProfile, key: str = "") -> VirtualLink:
         return VirtualLink(profile, key)

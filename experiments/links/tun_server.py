@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-from collections import deque
 from collections.abc import AsyncIterator
+from heapq import heappop, heappush
 from typing import Any
 
 from common.addresses import split_address
@@ -36,7 +36,7 @@ class PacketPipe:
         self.opened_s = opened_s
         self._source, self._sink = source, sink
         self._loop = asyncio.get_running_loop()
-        self._held: deque[tuple[float, bytes]] = deque()
+        self._held: list[tuple[float, int, bytes]] = []  # a heap: packets may overtake one another
         self._timer: asyncio.TimerHandle | None = None
         self._loop.add_reader(source, self._read)
 
@@ -62,16 +62,18 @@ class PacketPipe:
                 self.num_dropped += 1
                 continue
             self.num_bytes += len(packet)
-            self._held.append((arrival_s + self.opened_s, packet))
-        if self._held and self._timer is None:
+            heappush(self._held, (arrival_s + self.opened_s, self.num_packets, packet))
+        if self._held and (self._timer is None or self._held[0][0] < self._timer.when()):
             self._write()
 
     def _write(self) -> None:
-        self._timer = None
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
         held, now_s = self._held, self._loop.time()
         while held and held[0][0] <= now_s:
             with contextlib.suppress(BlockingIOError):  # a full device drops, as a full device does
-                os.write(self._sink, held.popleft()[1])
+                os.write(self._sink, heappop(held)[2])
         if held:
             self._timer = self._loop.call_at(held[0][0], self._write)
 

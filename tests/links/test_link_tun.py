@@ -63,6 +63,19 @@ def test_every_byte_arrives_though_packets_are_lost() -> None:
         assert up > 600_000 * 1500 / 1448
 
 
+def test_every_byte_arrives_though_packets_overtake_one_another() -> None:
+    profile = LinkProfile(rtt_ms=8, reorder=0.2)
+    sent, got = os.urandom(200_000), []
+    with tcp_server(echo) as upstream, TUN.open(profile, upstream) as link, dialled(link.address) as client:
+        reader = threading.Thread(target=lambda: got.append(read_all(client)))
+        reader.start()
+        client.sendall(sent)
+        client.shutdown(socket.SHUT_WR)
+        reader.join(60)
+        assert got == [sent]
+        assert link.facts()["packets_dropped"] == {"up": 0, "down": 0}
+
+
 def test_an_outage_swallows_packets_and_tcp_sends_them_again() -> None:
     profile = LinkProfile(rtt_ms=10, outages=(Outage(0, 0.3),))
     with tcp_server(echo) as upstream, TUN.open(profile, upstream) as link:

@@ -35,6 +35,7 @@ def test_a_direction_is_one_command(profile: LinkProfile, is_up: bool, arguments
         (LinkProfile(loss=0.1, loss_burst=3), "loss_burst"),
         (LinkProfile(up_trace="lte-walk-up.trace"), "constant rates only"),
         (LinkProfile(outages=(Outage(1, 1),)), "outages"),
+        (LinkProfile(reorder=0.1), "reorder"),
     ],
 )
 def test_what_netem_cannot_do_is_refused_by_its_field(

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from experiments.links.chance import make_loss, make_random
+from experiments.links.packets import PacketPath
 from experiments.links.profile import LinkProfile, Outage
 from experiments.links.profiles import NAMED, named_profile
 from experiments.links.virtual import VirtualLink, wire_bytes
@@ -52,6 +53,14 @@ def test_messages_keep_their_order_and_none_is_faster_than_the_link(
     found = deliveries(profile, messages)
     assert all(first[1] <= second[1] for first, second in pairwise(found))
     assert all(arrived_s >= sent_s + profile.rtt_ms / 2000 - 1e-9 for sent_s, arrived_s in found)
+
+
+def test_the_share_of_packets_that_others_overtake_is_the_profiles() -> None:
+    path = PacketPath(LinkProfile(rtt_ms=40, reorder=0.2), is_up=True)
+    arrivals_s = [path.send(number / 1000, 100) or 0.0 for number in range(5000)]
+    late = [arrival_s > 0.020 + number / 1000 + 1e-9 for number, arrival_s in enumerate(arrivals_s)]
+    assert sum(late) / len(late) == pytest.approx(0.2, abs=0.02)
+    assert arrivals_s != sorted(arrivals_s)
 
 
 @settings(max_examples=150, deadline=None)
