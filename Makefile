@@ -57,7 +57,7 @@ bench-engine: $(STAMP) ## benchmarks/results/engine.json; ARGS="--quick" or "--o
 bench-methods: $(STAMP) ## benchmarks/results/methods.json; PROMPTS=FILE takes other prompts
 	$(PY) -m experiments.bench_methods $(if $(PROMPTS),--prompts $(PROMPTS)) $(ARGS)
 
-bench-controller: $(STAMP) ## benchmarks/results/controller.json: depth policies in virtual time
+bench-controller: $(STAMP) ## benchmarks/results/controller.json; ARGS="--only depth", ways, ways_real, model or same_text; --quick
 	$(PY) -m experiments.bench_controller $(ARGS)
 
 bench-pair: $(STAMP) ## benchmarks/results/pair.json; PROMPTS=FILE measures other prompts beside the embedded ones

@@ -2,7 +2,7 @@
 
 Acceptance is recorded (`benchmarks/traces/`) or, where labelled so, synthetic; times are the cost model's.
 Every text is a session of its own, which a policy starts knowing nothing; the best fixed length, chosen
-afterwards from a full sweep, knows all.
+afterwards from a full sweep, knows all. `--only` asks for what takes real sessions as well.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from common.costmodel import LinkCosts, ModelCosts, expected_tokens, round_s, round_token_s, tokens_per_s
+from common.costmodel import expected_tokens, round_s, round_token_s, tokens_per_s
 from edge_client.depth.base import DepthPolicy
 from edge_client.depth.fixed import DEFAULT_DEPTH, FixedDepth
 from edge_client.depth.optimal import OptimalDepth
@@ -32,19 +32,11 @@ from experiments.acceptance_traces import (
     signals_of,
     synthetic_traces,
 )
-from experiments.bench_gate import gate_measures
-from experiments.bench_outage import outage_measures
-from experiments.bench_signals import signals_measures
-from experiments.bench_ways import auto_ratio, pipelined_measures
 from experiments.command import run_command
+from experiments.controller_grid import DRAFTS_MS, FORWARDS_MS, POINTS, VERIFY_TOKEN_SHARE, Point
 from experiments.results import Measure, at_most, judged, write_results
 from experiments.virtual_rounds import VirtualRound, replay
 
-REAL = {"outage": outage_measures, "gate": gate_measures, "signals": signals_measures}
-RTTS_MS = (1, 5, 20, 60, 200, 600)
-FORWARDS_MS = (5, 30, 70)
-DRAFTS_MS = (0.2, 2, 12)
-VERIFY_TOKEN_SHARE = 0.015  # of a forward, each token more: what large targets on GPUs take or less
 SYNTHETIC = ((0.3, "none"), (0.8, "none"), (0.95, "none"), (0.8, "certain"), (0.8, "knows"))
 
 STEP_MS = (20, 200, 20)
@@ -53,28 +45,7 @@ STEP_ALPHAS = (0.6, 0.8, 0.95)
 SETTLED = 0.95  # of the tokens/s of the length a policy ends with
 
 MakePolicy = Callable[[], DepthPolicy]
-
-
-@dataclass(frozen=True, slots=True)
-class Point:
-    rtt_ms: float
-    forward_ms: float
-    draft_ms: float
-
-    @property
-    def models(self) -> ModelCosts:
-        forward_s = self.forward_ms / 1e3
-        return ModelCosts(self.draft_ms / 1e3, forward_s, forward_s, VERIFY_TOKEN_SHARE * forward_s)
-
-    @property
-    def link(self) -> LinkCosts:
-        return LinkCosts(rtt_s=self.rtt_ms / 1e3)
-
-    def __str__(self) -> str:
-        return f"RTT {self.rtt_ms:g} forward {self.forward_ms:g} draft {self.draft_ms:g} ms"
-
-
-POINTS = [Point(*parts) for parts in itertools.product(RTTS_MS, FORWARDS_MS, DRAFTS_MS)]
+Found = tuple[list[Measure], dict[str, Any]]  # with details
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,38 +200,6 @@ def make_measures(found: dict[str, list[dict[str, Comparison]]], settled: int) -
     return measures
 
 
-def measure_auto(sets: Sequence[TraceSet]) -> tuple[list[Measure], dict[str, Any]]:
-    """`ctl.auto`: over the grid, on each set; against the best fixed way and against not speculating."""
-    measures, details = [], {}
-    for label in dict.fromkeys(traces.label for traces in sets):
-        ratios: dict[str, tuple[float, float]] = {}
-        for traces in sets:
-            if traces.label != label:
-                continue
-            for point in POINTS:
-                ratio, to_cloud, text = auto_ratio(traces, point.models, point.link)
-                ratios[f"{traces.name} {point}"] = ratio, to_cloud
-                details[f"{traces.name} {point}"] = f"{text}, {ratio:.3f} of the best"
-            found = [each for name, each in ratios.items() if name.startswith(traces.name)]
-            print(
-                f"auto, {traces.name}: mean {statistics.fmean(r for r, _ in found):.3f}, "
-                f"worst {max(found)[0]:.3f} of the best, {max(c for _, c in found):.3f} of cloud-only"
-            )
-        worst = max(ratios, key=ratios.__getitem__)
-        mean = statistics.fmean(ratio for ratio, _ in ratios.values())
-        num_above = sum(ratio > 1.05 for ratio, _ in ratios.values())
-        suffix = "" if label == "recorded" else f"_{label}"
-        text = (
-            f"TPOT of auto : best fixed way, {label}, worst, at {worst} (mean {mean:.3f}, "
-            f"{num_above} of {len(ratios)} points above 1.05)"
-        )
-        measures.append(judged(f"ctl.auto{suffix}", text, ratios[worst][0], "ratio", at_most(1.05)))
-        to_cloud = max(to_cloud for _, to_cloud in ratios.values())
-        text = f"the same : cloud-only, {label}, worst"
-        measures.append(judged(f"ctl.auto{suffix}_cloud", text, to_cloud, "ratio", at_most(1.05)))
-    return measures, details
-
-
 def details_of(sweep: FixedSweep, policies: dict[str, Comparison]) -> dict[str, str]:
     """A line a point."""
     optimal = policies["optimal"]
@@ -294,30 +233,94 @@ def measure_depth(sets: Sequence[TraceSet], details: dict[str, Any]) -> list[Mea
     return make_measures(found, max(settled.values()))
 
 
+def depth_part(arguments: argparse.Namespace) -> Found:
+    details: dict[str, Any] = {"verify_token_share": VERIFY_TOKEN_SHARE}
+    return measure_depth(load_sets(arguments.traces), details), details
+
+
+def ways_part(arguments: argparse.Namespace) -> Found:
+    from experiments.bench_ways import measure_auto, pipelined_measures
+
+    ahead, pipelined = pipelined_measures()
+    auto, details = measure_auto(load_sets(arguments.traces), POINTS)
+    return [*ahead, *auto], {"pipelined": pipelined, "auto": details}
+
+
+def outage_part(arguments: argparse.Namespace) -> Found:
+    from experiments.bench_outage import outage_measures
+
+    return outage_measures()
+
+
+def gate_part(arguments: argparse.Namespace) -> Found:
+    from experiments.bench_gate import gate_measures
+
+    return gate_measures()
+
+
+def signals_part(arguments: argparse.Namespace) -> Found:
+    from experiments.bench_signals import signals_measures
+
+    return signals_measures()
+
+
+def ways_real_part(arguments: argparse.Namespace) -> Found:
+    from experiments.bench_ways_real import measure_ways_real
+
+    return measure_ways_real(arguments.realisation, is_quick=arguments.quick)
+
+
+def model_part(arguments: argparse.Namespace) -> Found:
+    from experiments.bench_model import measure_model
+
+    return measure_model(arguments.realisation, is_quick=arguments.quick)
+
+
+def same_text_part(arguments: argparse.Namespace) -> Found:
+    from experiments.bench_same_text import measure_same_text
+
+    return measure_same_text(arguments.realisation, is_quick=arguments.quick)
+
+
+Part = Callable[[argparse.Namespace], Found]
+VIRTUAL: dict[str, Part] = {"depth": depth_part, "ways": ways_part}
+# By sessions that take real time: measured only when asked for.
+REAL: dict[str, Part] = {
+    "outage": outage_part,
+    "gate": gate_part,
+    "signals": signals_part,
+    "model": model_part,
+    "ways_real": ways_real_part,
+    "same_text": same_text_part,
+}
+
+
+def load_sets(path: Path) -> list[TraceSet]:
+    """Recorded texts, and synthetic ones."""
+    synthetic = [synthetic_traces(alpha, confidence, num_texts=8) for alpha, confidence in SYNTHETIC]
+    return [*load_traces(path), *synthetic]
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m experiments.bench_controller", description=__doc__)
     parser.add_argument(
         "--only",
-        choices=("depth", "ways", *REAL),
-        help="a part: depth policies, or ways to work; an outage over the emulated link, the commit-gate by "
-        "sessions over loopback, and the draft's signals take real time and are measured only when asked for",
+        choices=(*VIRTUAL, *REAL),
+        help="a part: depth policies or ways to work in virtual time, or one of those with real sessions",
     )
+    parser.add_argument("--quick", action="store_true", help="fewer real sessions")
+    parser.add_argument("--realisation", metavar="NAME", help="of links: model, ways_real, same_text")
     parser.add_argument("--traces", type=Path, default=RECORDED, metavar="FILE", help="recorded acceptance")
     arguments = parser.parse_args(argv)
+    parts = {arguments.only: (VIRTUAL | REAL)[arguments.only]} if arguments.only else VIRTUAL
+    measures: list[Measure] = []
+    details: dict[str, Any] = {}
     start_s = time.perf_counter()
-    if arguments.only in REAL:
-        write_results(f"controller_{arguments.only}", *REAL[arguments.only]())
-        return 0
-    sets = load_traces(arguments.traces)
-    sets += [synthetic_traces(alpha, confidence, num_texts=8) for alpha, confidence in SYNTHETIC]
-    details: dict[str, Any] = {"verify_token_share": VERIFY_TOKEN_SHARE}
-    measures = [] if arguments.only == "ways" else measure_depth(sets, details)
-    if arguments.only != "depth":
-        ahead, details["pipelined"] = pipelined_measures()
-        auto, details["auto"] = measure_auto(sets)
-        measures += [*ahead, *auto]
-    name = "controller" if arguments.only is None else f"controller_{arguments.only}"
-    write_results(name, measures, details)
+    for part in parts.values():
+        its_measures, found = part(arguments)
+        measures += its_measures
+        details |= found
+    write_results(f"controller_{arguments.only}" if arguments.only else "controller", measures, details)
     print(f"{time.perf_counter() - start_s:.0f} s")
     return 0
 

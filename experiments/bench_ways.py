@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import math
+import statistics
 from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 
 from common.costmodel import LinkCosts, ModelCosts
@@ -11,6 +14,7 @@ from edge_client.depth.optimal import OptimalDepth
 from edge_client.mode_choice import ModeChoice, Way
 from edge_client.pipeline import RoundWindow
 from experiments.acceptance_traces import TraceSet, synthetic_traces
+from experiments.controller_grid import Point
 from experiments.results import Measure, at_most, judged
 from experiments.virtual_pipeline import VirtualText
 
@@ -20,6 +24,7 @@ SLOW_DRAFT_MS = 12.0
 EMBEDDED_DRAFT_MS = 0.25  # a sampled token of the embedded draft, `make bench-main`
 ALPHA = 0.8
 NUM_POSITIONS = 8000  # of the synthetic text: luck is a per cent of it
+AUTO_TARGET = 1.05
 FIXED_WAYS = tuple((way,) for way in Way)
 
 
@@ -79,11 +84,73 @@ def pipelined_measures() -> tuple[list[Measure], dict[str, str]]:
     return measures, details
 
 
-def auto_ratio(traces: TraceSet, models: ModelCosts, link: LinkCosts) -> tuple[float, float, str]:
-    """TPOT of auto : the best of the fixed ways, and : cloud-only; and what that was."""
-    fixed = {ways[0]: run_ways(traces, models, link, ways).tpot_ms for ways in FIXED_WAYS}
-    auto = run_ways(traces, models, link, tuple(Way))
-    best = min(fixed, key=fixed.__getitem__)
-    times = ", ".join(f"{way} {ms:.1f}" for way, ms in fixed.items())
-    text = f"{times}, auto {auto.tpot_ms:.1f} ms a token ({auto.num_changes} changes)"
-    return auto.tpot_ms / fixed[best], auto.tpot_ms / fixed[Way.CLOUD_ONLY], text
+@dataclass(frozen=True, slots=True)
+class AutoRun:
+    """`auto` on one set at one point, beside each way alone: milliseconds a token."""
+
+    traces: str  # their name
+    point: Point
+    auto_ms: float
+    num_changes: int
+    fixed_ms: dict[Way, float]
+
+    @property
+    def ratio(self) -> float:
+        """To the best of the fixed ways."""
+        return self.auto_ms / min(self.fixed_ms.values())
+
+    @property
+    def cloud_ratio(self) -> float:
+        return self.auto_ms / self.fixed_ms[Way.CLOUD_ONLY]
+
+    def __str__(self) -> str:
+        times = ", ".join(f"{way} {ms:.1f}" for way, ms in self.fixed_ms.items())
+        changes = f"{self.num_changes} changes"
+        return f"{times}, auto {self.auto_ms:.1f} ms a token ({changes}), {self.ratio:.3f} of the best"
+
+
+def run_auto(case: tuple[TraceSet, Point]) -> AutoRun:
+    traces, point = case
+    fixed = {ways[0]: run_ways(traces, point.models, point.link, ways).tpot_ms for ways in FIXED_WAYS}
+    auto = run_ways(traces, point.models, point.link, tuple(Way))
+    return AutoRun(traces.name, point, auto.tpot_ms, auto.num_changes, fixed)
+
+
+def measure_auto(
+    sets: Sequence[TraceSet], points: Sequence[Point]
+) -> tuple[list[Measure], dict[str, str]]:
+    """`ctl.auto`: over the points, on each set; against the best fixed way and against not speculating."""
+    labels = {traces.name: traces.label for traces in sets}
+    with ProcessPoolExecutor() as pool:
+        runs = list(pool.map(run_auto, itertools.product(sets, points)))
+    for name in labels:
+        own = [run for run in runs if run.traces == name]
+        mean, worst = statistics.fmean(run.ratio for run in own), max(run.ratio for run in own)
+        to_cloud = max(run.cloud_ratio for run in own)
+        print(f"auto, {name}: mean {mean:.3f}, worst {worst:.3f} of the best, {to_cloud:.3f} of cloud-only")
+    measures = []
+    for label in dict.fromkeys(labels.values()):
+        measures += _auto_measures(label, [run for run in runs if labels[run.traces] == label])
+    return measures, {f"{run.traces} {run.point}": str(run) for run in runs}
+
+
+def _auto_measures(label: str, runs: Sequence[AutoRun]) -> list[Measure]:
+    worst = max(runs, key=lambda run: run.ratio)
+    mean = statistics.fmean(run.ratio for run in runs)
+    num_above = sum(run.ratio > AUTO_TARGET for run in runs)
+    suffix = "" if label == "recorded" else f"_{label}"
+    text = (
+        f"TPOT of auto : best fixed way, {label}, worst, at {worst.traces} {worst.point} "
+        f"(mean {mean:.3f}, {num_above} of {len(runs)} points above {AUTO_TARGET})"
+    )
+    to_cloud = max(run.cloud_ratio for run in runs)
+    return [
+        judged(f"ctl.auto{suffix}", text, worst.ratio, "ratio", at_most(AUTO_TARGET)),
+        judged(
+            f"ctl.auto{suffix}_cloud",
+            f"the same : cloud-only, {label}, worst",
+            to_cloud,
+            "ratio",
+            at_most(AUTO_TARGET),
+        ),
+    ]

@@ -1,24 +1,28 @@
-"""The ways to work over an emulated link, with real processes: cloud-only, synchronous, pipelined, auto.
+"""`make bench-controller ARGS="--only ways_real"`: the ways to work over real links, with real processes.
 
-    python -m experiments.bench_ways_real --rtt-ms 60 200 --min-forward-ms 30 --min-draft-ms 12
-
-All take turns prompt by prompt; synchronous rounds twice, for the A/A ratio. Texts must be equal.
+Three points of the grid that `auto` is judged at in virtual time: one where pipelined rounds are the best,
+one where the target's own stream is, one where both are about as fast. The embedded pair, stretched; every
+case takes its turn prompt by prompt, synchronous rounds twice, for the A/A ratio. Texts must be equal.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
+import statistics
 from collections import defaultdict
 from collections.abc import Sequence
+from typing import Any
 
 from common.errors import OutriderError
-from experiments.command import run_command
+from experiments.bench_matrix import best_realisation
+from experiments.controller_grid import Point
 from experiments.links.base import create_realisation
-from experiments.links.profiles import load_profile
+from experiments.links.profile import LinkProfile
 from experiments.processes import run_edge, running_verifier
 from experiments.prompts import load_prompts
+from experiments.results import Measure, at_most, judged
 
+POINTS = (Point(20, 70, 12), Point(60, 30, 12), Point(200, 30, 12))
 OPTIMAL = ("--depth-policy", "optimal")
 CASES = {
     "cloud-only": ("--mode", "cloud-only"),
@@ -28,14 +32,41 @@ CASES = {
     "auto": (*OPTIMAL, "--mode", "auto"),
     "synchronous again": OPTIMAL,
 }
+FIXED = ("cloud-only", "synchronous", "pipelined")
 
 
-def measure(address: str, prompts: Sequence[str], flags: Sequence[str]) -> dict[str, float]:
-    """Milliseconds a token of each case, the mean over prompts. Raises `OutriderError` where texts differ."""
+def measure_ways_real(
+    realisation_name: str | None = None, *, is_quick: bool = False
+) -> tuple[list[Measure], dict[str, Any]]:
+    """`ctl.auto_real`. Raises `OutriderError` where texts differ."""
+    realisation = create_realisation(realisation_name) if realisation_name else best_realisation()
+    num_prompts, num_new = (1, 64) if is_quick else (4, 256)
+    prompts = [prompt.text for prompt in load_prompts(None, num_prompts)]
+    found: dict[Point, dict[str, float]] = {}
+    for point in POINTS:
+        forward = ("--min-forward-ms", f"{point.forward_ms:g}")
+        flags = ("--max-new-tokens", str(num_new), "--min-draft-ms", f"{point.draft_ms:g}")
+        profile = LinkProfile(f"rtt{point.rtt_ms:g}", rtt_ms=point.rtt_ms)
+        with (
+            running_verifier("--log-level", "warning", *forward) as verifier,
+            realisation.open(profile, verifier.address) as link,
+        ):
+            found[point] = _measure_cases(link.address, prompts, flags)
+        print(f"{point}: " + ", ".join(f"{name} {ms:.1f}" for name, ms in found[point].items()), flush=True)
+    details = {
+        "realisation": realisation.name,
+        "labels": [f"embedded pair, {num_prompts} prompts x {num_new} tokens, temperature 0.8"],
+        "ms_per_token": {str(point): {n: round(ms, 2) for n, ms in t.items()} for point, t in found.items()},
+    }
+    return [_measure(found, realisation.name)], {"ways_real": details}
+
+
+def _measure_cases(address: str, prompts: Sequence[str], flags: Sequence[str]) -> dict[str, float]:
+    """Milliseconds a token of each case, the mean over prompts."""
     times: dict[str, list[float]] = defaultdict(list)
-    for prompt in prompts:
+    for number, prompt in enumerate(prompts):
         texts = set()
-        for name, case in CASES.items():
+        for name, case in list(CASES.items())[:: 1 if number % 2 == 0 else -1]:
             common = ("--json", "--verifier", address, "--seed", "1", "--on-timeout", "wait", "--ignore-eos")
             done = run_edge(["run", "-", *common, *flags, *case], prompt=prompt)
             if done.returncode:
@@ -45,36 +76,12 @@ def measure(address: str, prompts: Sequence[str], flags: Sequence[str]) -> dict[
             times[name].append(report["stats"]["tpot_ms"])
         if len(texts) > 1:
             raise OutriderError("the texts differ")
-    return {name: sum(each) / len(each) for name, each in times.items()}
+    return {name: statistics.fmean(each) for name, each in times.items()}
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m experiments.bench_ways_real", description=__doc__)
-    parser.add_argument("--realisation", default="proxy", help="of the link (default proxy)")
-    parser.add_argument("--rtt-ms", type=float, nargs="+", default=[60.0, 200.0], metavar="MS")
-    parser.add_argument("--min-forward-ms", default="30", metavar="MS")
-    parser.add_argument("--min-draft-ms", default="12", metavar="MS")
-    parser.add_argument("--limit", type=int, default=2, help="prompts (default 2)")
-    parser.add_argument("--max-new-tokens", default="128", metavar="N")
-    arguments = parser.parse_args(argv)
-    prompts = [prompt.text for prompt in load_prompts(None, arguments.limit)]
-    flags = ("--max-new-tokens", arguments.max_new_tokens, "--min-draft-ms", arguments.min_draft_ms)
-    with running_verifier(
-        "--log-level", "warning", "--min-forward-ms", arguments.min_forward_ms
-    ) as verifier:
-        for rtt_ms in arguments.rtt_ms:
-            profile = load_profile({"rtt_ms": rtt_ms})
-            with create_realisation(arguments.realisation).open(profile, verifier.address) as link:
-                found = measure(link.address, prompts, flags)
-            figures = ", ".join(f"{name} {ms:.1f}" for name, ms in found.items())
-            ratio, again = found["pipelined"], found["synchronous again"]
-            print(
-                f"RTT {rtt_ms:g} ms: {figures} ms a token; pipelined : synchronous "
-                f"{ratio / found['synchronous']:.3f} (A/A {again / found['synchronous']:.3f})",
-                flush=True,
-            )
-    return 0
-
-
-if __name__ == "__main__":
-    run_command("bench_ways_real", main)
+def _measure(found: dict[Point, dict[str, float]], realisation: str) -> Measure:
+    ratios = {point: ms["auto"] / min(ms[name] for name in FIXED) for point, ms in found.items()}
+    spread = max(abs(ms["synchronous again"] / ms["synchronous"] - 1) for ms in found.values())
+    each = ", ".join(f"{point} {ratio:.3f}" for point, ratio in ratios.items())
+    text = f"TPOT of auto : best fixed way, real runs, {each} ({realisation}; A/A spread {spread:.3f})"
+    return judged("ctl.auto_real", text, max(ratios.values()), "ratio", at_most(1.05))

@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
+import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from common.methods import DEFAULT_SUPPORT_SIZE
 from common.types import Method, MethodParams, SamplingParams, StopParams
 from edge_client.deadline import RoundDeadline
+from edge_client.depth.base import DepthPolicy
 from edge_client.depth.fixed import FixedDepth
 from edge_client.drafting.base import DraftModel
+from edge_client.events import SessionEvent
 from edge_client.link.grpc_link import GrpcLink
 from edge_client.options import Mode, OnTimeout, SessionOptions
+from edge_client.pipeline import RoundWindow
 from edge_client.remote_verifier import RemoteVerifier
 from edge_client.session import EdgeSession, SessionResult, new_session_id
 from edge_client.tokenizer import EdgeTokenizer
+from experiments.watched import watched
 
 EMBEDDED = Path(__file__).resolve().parent.parent / "models" / "embedded"
 
@@ -51,15 +58,31 @@ class Decoder:
         self._min_draft_s = min_draft_s
 
     def decode(
-        self, prompt: str, case: Case, num_new: int, seed: int = 1, *, ignore_eos: bool = True
+        self,
+        prompt: str,
+        case: Case,
+        num_new: int,
+        seed: int = 1,
+        *,
+        ignore_eos: bool = True,
+        policy: DepthPolicy | None = None,
+        window: RoundWindow | None = None,
+        transport: str = "stream",
+        deadline_s: float | None = 5.0,
+        hangs_s: float = math.inf,
+        on_event: Callable[[SessionEvent], None] = lambda event: None,
     ) -> SessionResult:
-        """At most `num_new` tokens; exactly as many while end-of-text is ignored."""
+        """At most `num_new` tokens; exactly as many while end-of-text is ignored.
+
+        `policy` drafts instead of the case's length. A `deadline_s` of None is the product's own rule. Raises
+        `HungError` for a session still at work after `hangs_s`.
+        """
         session_id = new_session_id()
         prompt_ids = self.tokenizer.encode(prompt)
         verifier = None
         if case.mode is not Mode.EDGE_ONLY:
-            link = GrpcLink(self._address, session_id)
-            verifier = RemoteVerifier(link, RoundDeadline(5.0), is_patient=True)
+            link = GrpcLink(self._address, session_id, transport)
+            verifier = RemoteVerifier(link, RoundDeadline(deadline_s), is_patient=True)
         session = EdgeSession(
             prompt_ids,
             SessionOptions(
@@ -75,10 +98,12 @@ class Decoder:
             decode=self.tokenizer.decoder(prompt_ids),
             verifier=verifier,
             draft=self.draft if case.mode.has_draft else None,
-            depth=FixedDepth(case.num_speculative_tokens),
+            depth=policy or FixedDepth(case.num_speculative_tokens),
+            window=window,
             session_id=session_id,
             min_draft_s=self._min_draft_s,
         )
-        for _ in session.generate():
-            pass
+        with watched(session, hangs_s) if hangs_s < math.inf else contextlib.nullcontext():
+            for event in session.generate():
+                on_event(event)
         return session.result

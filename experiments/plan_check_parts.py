@@ -9,7 +9,7 @@ from common.costmodel import LinkCosts, ModelCosts
 from common.plan_samples import acceptance_by_position, known, standing_texts
 from edge_client.options import Mode
 from edge_client.stats import RoundRecord
-from experiments.plan_check_runs import CASES, Runs
+from experiments.plan_check_runs import CASES, SPECULATIVE, Runs
 from experiments.short_texts import alphas_of, models_of, text_token_s
 
 
@@ -51,13 +51,12 @@ def compare(runs: dict[str, Runs], rtt_ms: float) -> list[Checked]:
 def compare_own(runs: dict[str, Runs], rtt_ms: float) -> list[Checked]:
     """Synchronous rounds against the cost model with nothing but their own parts."""
     found = []
-    for case in CASES:
-        if case.mode is Mode.SPECULATIVE:
-            own = runs[case.name]
-            models = models_of(own.rounds, stream_forward_s=0.0)  # which asks for no stream
-            shares = acceptance_by_position(each for text in own.texts for each in text)
-            alphas = [each.value for each in shares]
-            found.append(_checked(own, rtt_ms, models, _link(own.rounds), alphas))
+    for case in SPECULATIVE:
+        own = runs[case.name]
+        models = models_of(own.rounds, stream_forward_s=0.0)  # which asks for no stream
+        shares = acceptance_by_position(each for text in own.texts for each in text)
+        alphas = [each.value for each in shares]
+        found.append(_checked(own, rtt_ms, models, _link(own.rounds), alphas))
     return found
 
 

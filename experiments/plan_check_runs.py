@@ -20,8 +20,9 @@ from experiments.synthetic.pair import SyntheticPair
 from experiments.synthetic.serve import running_synthetic
 
 TEMPERATURE = 0.8
+SPECULATIVE = tuple(Case(Mode.SPECULATIVE, TEMPERATURE, n) for n in (1, 4, 8))
 CASES = (
-    *(Case(Mode.SPECULATIVE, TEMPERATURE, n) for n in (1, 4, 8)),
+    *SPECULATIVE,
     Case(Mode.CLOUD_ONLY, TEMPERATURE),
     Case(Mode.CO_LOCATED, TEMPERATURE, 4),
     Case(Mode.EDGE_ONLY, TEMPERATURE, 4),
@@ -87,16 +88,18 @@ def decoding(
         yield verifier.address, lambda address: Decoder(address, draft, tokenizer, min_draft_ms / 1e3)
 
 
-def run_all(decoder: Decoder, num_repeats: int, num_new: int) -> dict[str, Runs]:
+def run_all(
+    decoder: Decoder, num_repeats: int, num_new: int, cases: Sequence[Case] = CASES
+) -> dict[str, Runs]:
     """Every case in every repeat, each second time in the opposite order, after one to warm up."""
     prompts = load_prompts(limit=num_repeats)
-    runs = {case.name: Runs(case) for case in CASES}
-    for case in CASES:
+    runs = {case.name: Runs(case) for case in cases}
+    for case in cases:
         decoder.decode(prompts[0].text, case, min(16, num_new))
     for repeat in range(num_repeats):
         # Two repeats share a prompt and a seed, so that A/A compares the same texts.
         prompt, seed = prompts[repeat // 2 % len(prompts)], 1 + repeat // 2
-        for case in CASES if repeat % 2 else reversed(CASES):
+        for case in cases if repeat % 2 else reversed(cases):
             # Edge-only is over soonest, and a stall weighs most in it.
             length = num_new * (4 if case.mode is Mode.EDGE_ONLY else 1)
             runs[case.name].results.append(decoder.decode(prompt.text, case, length, seed))

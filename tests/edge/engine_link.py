@@ -7,7 +7,7 @@ random numbers say, so that any number of rounds gets under way in any order of 
 from __future__ import annotations
 
 import random
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -60,6 +60,9 @@ class Chances:
     refuse: float = 0.0  # by an engine that is busy
     lose_kv: float = 0.0  # somebody else needs the blocks
     lose_session: float = 0.0
+    delay_answer: float = 0.0  # past a wait or two
+    swap_answers: float = 0.0  # one overtakes those that lie there
+    outage: float = 0.0  # nothing passes either way for a few waits; what was sent arrives behind it
 
 
 @dataclass
@@ -72,6 +75,8 @@ class EngineLink:
     address: str = "engine:1"
     sent: list[VerifyRequest] = field(default_factory=list)
     replies: list[SessionResponse] = field(default_factory=list)
+    fired: Counter[str] = field(default_factory=Counter)  # what happened
+    num_dark: int = 0  # sends and waits that the outage still lasts
 
     def __post_init__(self) -> None:
         self.clock = VirtualClock()
@@ -83,6 +88,18 @@ class EngineLink:
 
     def happens(self, chance: float) -> bool:
         return self.random.random() < chance
+
+    def fires(self, name: str) -> bool:
+        has_happened = self.happens(getattr(self.chances, name))
+        self.fired[name] += has_happened
+        return has_happened
+
+    def is_dark(self) -> bool:
+        """Asked once a send or wait."""
+        if not self.num_dark and self.chances.outage and self.fires("outage"):
+            self.num_dark = self.random.randint(1, 8)
+        self.num_dark = max(0, self.num_dark - 1)
+        return self.num_dark > 0
 
     def connect(self, timeout_s: float) -> EngineConnection:
         return EngineConnection(self)
@@ -99,25 +116,32 @@ class EngineLink:
 
     def disturb(self) -> None:
         for session in list(self.engine.sessions):
-            if session.work is None and self.happens(self.chances.lose_kv):
+            if session.work is None and self.fires("lose_kv"):
                 self.engine.free(session)
-            if session.work is None and self.happens(self.chances.lose_session):
+            if session.work is None and self.fires("lose_session"):
                 self.engine.forget(session)
 
 
 class EngineConnection:
+    lay_here_s = 0.0
+
     def __init__(self, link: EngineLink) -> None:
         self._link = link
         self._inbox: deque[SessionResponse] = deque()
+        self._delayed: deque[SessionResponse] = deque()
+        self._held: deque[SessionRequest] = deque()  # sent in an outage
         self._is_lost = False
 
     def send(self, request: SessionRequest) -> None:
-        link, chances = self._link, self._link.chances
+        link = self._link
         if self._is_lost:
             raise LinkError("lost")
         link.clock.now_s += 0.001
+        if link.is_dark() or self._held:
+            self._held.append(request)
+            return
         is_hit = isinstance(request, VerifyRequest | GenerateRequest)
-        if is_hit and link.happens(chances.lose_connection):
+        if is_hit and link.fires("lose_connection"):
             self._is_lost = True
             if link.happens(0.5):
                 self._deliver(request)
@@ -125,14 +149,14 @@ class EngineConnection:
         self._deliver(request)
         if isinstance(request, VerifyRequest):
             link.sent.append(request)
-            if link.happens(chances.duplicate):
+            if link.fires("duplicate"):
                 self._deliver(request)
-            if link.happens(chances.late_older):
+            if link.fires("late_older"):
                 self._deliver(link.random.choice(link.sent))
 
     def _deliver(self, request: SessionRequest) -> None:
         link = self._link
-        if isinstance(request, VerifyRequest) and link.happens(link.chances.refuse):
+        if isinstance(request, VerifyRequest) and link.fires("refuse"):
             code = RoundErrorCode.REFUSED
             self._inbox.append(RoundError(request.round_id, code, "busy", retry_after_ms=20))
             return
@@ -144,7 +168,13 @@ class EngineConnection:
 
         def reply(response: SessionResponse) -> None:
             link.replies.append(response)
-            if not self._is_lost and not (is_lossy and link.happens(link.chances.lose_answer)):
+            if self._is_lost or (is_lossy and link.fires("lose_answer")):
+                return
+            if is_lossy and link.chances.delay_answer and link.fires("delay_answer"):
+                self._delayed.append(response)
+            elif is_lossy and link.chances.swap_answers and self._inbox and link.fires("swap_answers"):
+                self._inbox.appendleft(response)
+            else:
                 self._inbox.append(response)
 
         arrival_ns = int(link.clock.now_s * 1e9)
@@ -154,8 +184,13 @@ class EngineConnection:
         link = self._link
         if self._is_lost:
             raise LinkError("lost")
+        if timeout_s > 0 and link.is_dark():
+            link.clock.now_s += timeout_s
+            return None
+        while self._held and not link.num_dark:
+            self._deliver(self._held.popleft())
         if timeout_s <= 0:
-            if not link.happens(link.chances.ripe):
+            if link.num_dark or not link.happens(link.chances.ripe):
                 return None
             self._step()
             return self._inbox.popleft() if self._inbox else None
@@ -163,6 +198,9 @@ class EngineConnection:
             self._step()
         if self._inbox:
             return self._inbox.popleft()
+        if self._delayed and link.happens(0.5):
+            link.clock.now_s += timeout_s / 2
+            return self._delayed.popleft()
         link.clock.now_s += timeout_s
         return None
 
@@ -180,6 +218,8 @@ class EngineConnection:
     def wake(self) -> None: ...
 
     def close(self) -> None:
+        while self._held and self._link.happens(0.5):  # as far as it had left the edge
+            self._deliver(self._held.popleft())
         self._is_lost = True
         self._link.clock.now_s += 0.3  # the next probe is due
 

@@ -26,6 +26,7 @@ from common.types import (
     Verdict,
 )
 from edge_client.deadline import RoundDeadline
+from edge_client.depth.base import DepthPolicy
 from edge_client.depth.fixed import FixedDepth
 from edge_client.gate.gate import Gate
 from edge_client.mode_choice import ModeChoice, Way
@@ -33,7 +34,9 @@ from edge_client.options import Mode, OnTimeout, SessionOptions
 from edge_client.pipeline import RoundWindow
 from edge_client.remote_verifier import RemoteVerifier
 from edge_client.session import EdgeSession, SessionResult
+from experiments.watched import watched
 
+HANGS_S = 60.0  # a session of some milliseconds
 PROMPT = (5, 6, 7)
 BACKEND = FakeBackend()  # for its numbers alone; each link has its own
 
@@ -77,8 +80,11 @@ def decode(
     gate: Gate | None = None,
     tell: Tell | None = None,
     second: float | None = None,
+    policy: DepthPolicy | None = None,
+    rounds: RoundWindow | None = None,
 ) -> SessionResult:
-    """`second`: guesses are made, and the draft's runner-up for a wrong token is right by that chance."""
+    """`second`: guesses are made, and the draft's runner-up for a wrong token is right by that chance.
+    `policy` instead of a fixed `depth`, `rounds` instead of a `window` with a `choice`."""
     sampling = SamplingParams(temperature=temperature, seed=seed)
     text = reference(sampling, StopParams(200, ignore_eos=True))
     draft = ChanceDraft(text, accuracy, seed, draft_context, second or 0.0)
@@ -105,12 +111,13 @@ def decode(
         decode=lambda token_id: f"<{token_id}>",
         verifier=verifier,
         draft=draft if tell is None else TellingDraft(draft, tell),  # type: ignore[arg-type]
-        depth=FixedDepth(depth),
-        window=RoundWindow(window, choice, may_guess=second is not None),
+        depth=policy or FixedDepth(depth),
+        window=rounds or RoundWindow(window, choice, may_guess=second is not None),
         gate=gate,
     )
-    for _ in session.generate():
-        link.check_integrity()
+    with watched(session, HANGS_S):
+        for _ in session.generate():
+            link.check_integrity()
     return session.result
 
 

@@ -22,7 +22,8 @@ from experiments.acceptance_traces import (
     save_traces,
     synthetic_traces,
 )
-from experiments.bench_controller import FixedSweep, Point, rounds_to_settle, run_set
+from experiments.bench_controller import FixedSweep, rounds_to_settle, run_set
+from experiments.controller_grid import Point
 from experiments.virtual_rounds import VirtualRound, ms_per_token, replay
 
 MODELS = ModelCosts(draft_token_s=0.002, target_token_s=0.030, verify_fixed_s=0.030, verify_token_s=0.001)
