@@ -42,6 +42,10 @@ edge)
     install -D -m 644 "$here/outrider-edge.service" "$units/outrider-edge.service"
     install -D -m 644 "$here/outrider-edge.service.d/sandbox.conf.example" \
         "$units/outrider-edge.service.d/sandbox.conf.example"
+    # A package cannot know the machine it is for; elsewhere the sandbox is on wherever it can be.
+    if [ -z "$root" ] && unshare --user --mount true 2>/dev/null; then
+        keep "$here/outrider-edge.service.d/sandbox.conf.example" "$units/outrider-edge.service.d/sandbox.conf"
+    fi
     keep "$here/edge.yaml" "$root${XDG_CONFIG_HOME:-$HOME/.config}/outrider/edge.yaml"
     [ -n "$root" ] || systemctl --user daemon-reload
     echo "installed; start it: systemctl --user enable --now outrider-edge"
