@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from experiments.report.naming import CLOUD_ONLY, EDGE_ONLY, TPOT
+from experiments.report.naming import CLOUD_ONLY, EDGE_ONLY, TPOT, Arm, link_label
 from experiments.report.numbers import counted, interval, listed, spread, times, with_interval
 from experiments.report.verdicts import aa_factor
 from experiments.report.view import View
@@ -82,28 +82,41 @@ def _errors(view: View) -> Iterator[str]:
 
 
 def _inexact(view: View) -> Iterator[str]:
-    """What cells lose that are not the target's own: the draft alone writes another text anyway."""
+    """What arms lose that are not the target's own, a line each; the draft alone is another text anyway."""
+    by_arm: dict[Arm, list[CellRow]] = {}
     for cell in view.cells:
         if cell.mode != EDGE_ONLY and not view.is_exact(cell):
-            yield f"“{cell.id}” is not exact: {'; '.join(_losses(view, cell))}."
+            by_arm.setdefault(Arm.of(cell), []).append(cell)
+    for arm, cells in by_arm.items():
+        links = listed(list(dict.fromkeys(link_label(cell.link) for cell in cells)))
+        yield f"{view.label(arm)} is not exact on {links}: {'; '.join(_losses(view, cells))}."
 
 
-def _losses(view: View, cell: CellRow) -> Iterator[str]:
+def _losses(view: View, cells: Sequence[CellRow]) -> Iterator[str]:
     for name, what in (
         ("unverified_share", "of its tokens the target never confirmed"),
         ("approximate_share", "let in by an approximate method"),
     ):
-        share = cell.metrics.get(name)
-        if share is not None and share.value:
-            yield f"{100 * share.value:.1f} % {what}"
-    if cell.texts.share_equal is not None and cell.realisation != SIMULATED:  # which knows one text alone
-        yield f"{100 * cell.texts.share_equal:.1f} % are cloud-only's at the same place"
-    loss = cell.metrics.get(LOSS)
-    if loss is not None:
-        same = [c for c in view.cells if c.mode == CLOUD_ONLY and c.temperature == cell.temperature]
-        theirs = next((c.metrics[LOSS] for c in same if LOSS in c.metrics), None)
-        beside = f", cloud-only's {with_interval(theirs)}" if theirs else ""
-        yield f"the target's loss of the text is {with_interval(loss)} nats a token{beside}"
+        shares = [100 * cell.metrics[name].value for cell in cells if name in cell.metrics]
+        if any(shares):
+            yield f"{spread(shares, '%')} {what}"
+    # A simulated target knows one text alone.
+    equal = [cell.texts.share_equal for cell in cells if cell.realisation != SIMULATED]
+    if known := [100 * share for share in equal if share is not None]:
+        yield f"{spread(known, '%')} are cloud-only's at the same place"
+    if told := _nats(cells):
+        temperatures = {cell.temperature for cell in cells}
+        theirs = _nats([c for c in view.cells if c.mode == CLOUD_ONLY and c.temperature in temperatures])
+        beside = f", cloud-only's {theirs}" if theirs else ""
+        yield f"the target's loss of the text is {told} nats a token{beside}"
+
+
+def _nats(cells: Sequence[CellRow]) -> str:
+    """One cell's with its interval, or from which to which."""
+    found = [cell.metrics[LOSS] for cell in cells if LOSS in cell.metrics]
+    if not found:
+        return ""
+    return with_interval(found[0]) if len(found) == 1 else spread([each.value for each in found])
 
 
 def _spread_of_equals(view: View) -> Iterator[str]:

@@ -99,7 +99,7 @@ def _sweep(arguments: argparse.Namespace) -> int:
 
     if arguments.out is None:
         raise UsageError("--sweep needs --out DIR for its results")
-    play_sweep(load_sweep(arguments.sweep), arguments.out)
+    play_sweep(load_sweep(arguments.sweep), arguments.out, program="python -m experiments.simulator")
     print_results(arguments.out)
     print(f"\nresults in {arguments.out}")
     return 0

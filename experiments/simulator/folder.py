@@ -85,13 +85,15 @@ def finish(folder: ResultsFolder, config: SweepConfig, cells: Sequence[Cell]) ->
     return sweep
 
 
-def make_manifest(name: str, config: dict[str, Any], seed: int) -> Manifest:
+def make_manifest(
+    name: str, config: dict[str, Any], seed: int, program: str = "python -m experiments.simulator"
+) -> Manifest:
     commit, is_dirty = git_state()
     return Manifest(
         name=name,
         commit=commit,
         is_dirty=is_dirty,
-        command=shlex.join(["python", "-m", "experiments.simulator", *sys.argv[1:]]),
+        command=f"{program} {shlex.join(sys.argv[1:])}",
         config=config,
         models={"target": "simulated"},
         machine=machine_facts(),

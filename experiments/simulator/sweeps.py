@@ -38,14 +38,16 @@ from experiments.synthetic.pair import pair_from
 LONGEST_S = 3600.0  # of virtual time, for one visit
 
 
-def play_sweep(config: SweepConfig, out: Path, only: Sequence[str] = ()) -> Sweep:
-    """Whatever its realisation; `only` as in `make_plan`. Raises `UsageError` for a sweep that cannot be
-    simulated, or a folder that cannot be used."""
+def play_sweep(
+    config: SweepConfig, out: Path, only: Sequence[str] = (), program: str = "edge-client"
+) -> Sweep:
+    """Whatever its realisation; `only` as in `make_plan`, `program` is whose arguments the manifest tells.
+    Raises `UsageError` for a sweep that cannot be simulated, or a folder that cannot be used."""
     config = replace(config, realisation=SIMULATED)
     check_sweep(config)
     plan = make_plan(config, only)
     content = resolved(config) | {"cells": [cell.id for cell in plan.cells]}
-    folder = create_folder(out, make_manifest(config.name, content, config.seed))
+    folder = create_folder(out, make_manifest(config.name, content, config.seed, program))
     if config.calibrate:
         folder.update_manifest(calibration=calibrate_links(SIMULATED, config.profiles))
     prompt_tokens = [_num_tokens(each.text) for each in plan.prompts]

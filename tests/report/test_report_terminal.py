@@ -88,5 +88,5 @@ def test_a_cell_that_keeps_tokens_unverified_is_no_exact_winner_and_its_losses_a
     (said,) = headlines(view)
     assert all(row.arm.startswith("speculative") and "gate" not in row.arm for row in said.rows)
     (told,) = [line for line in cautions(view) if "is not exact" in line]
-    assert "25.0 % of its tokens the target never confirmed; 40.0 % are cloud-only's" in told
+    assert "on rtt1: 25 % of its tokens the target never confirmed; 40 % are cloud-only's" in told
     assert "loss of the text is 2 nats a token, cloud-only's 1.5" in told
