@@ -130,7 +130,8 @@ class Repl:
         if self._last is None:
             self._say("nothing was answered yet")
             return
-        stats = self._last.stats.summary(self._last.origins)
+        every = self._last.stats.summary(self._last.origins)
+        stats = {name: value for name, value in every.items() if value not in (None, 0, [])}
         width = max(map(len, stats))
         self._say("\n".join(f"{name:<{width}}  {value}" for name, value in stats.items()))
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from common.errors import UsageError
 
@@ -24,7 +26,28 @@ def main(namespace: argparse.Namespace) -> int:
         import shtab
     except ModuleNotFoundError as error:
         raise UsageError("completion needs shtab: pip install 'outrider[edge]'") from error
+    from common.config_fields import leaves
     from edge_client.cli import whole_parser
+    from edge_client.config import RunConfig
 
-    print(shtab.complete(whole_parser(), namespace.shell))
+    parser = whole_parser()
+    choices = {leaf.key: leaf.option.choices for leaf in leaves(RunConfig) if leaf.option.choices}
+    _describe_values(parser, choices, {"FILE": shtab.FILE, "DIR": shtab.DIRECTORY})
+    print(shtab.complete(parser, namespace.shell))
     return 0
+
+
+def _describe_values(
+    parser: argparse.ArgumentParser,
+    choices: Mapping[str, Sequence[str]],
+    files: Mapping[str, Mapping[str, Any]],
+) -> None:
+    """What a flag takes: the choices of the configuration, which argparse is not told; files by metavar."""
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for each in action.choices.values():
+                _describe_values(each, choices, files)
+        elif action.dest in choices:
+            action.choices = choices[action.dest]
+        elif str(action.metavar) in files:
+            action.complete = files[str(action.metavar)]  # type: ignore[attr-defined]

@@ -134,6 +134,7 @@ def test_completion_scripts_know_verbs_and_flags(capsys: pytest.CaptureFixture[s
         assert main(["completion", shell]) == 0
         printed = capsys.readouterr().out
         assert all(word in printed for word in words)
+        assert "first_token" in printed, "choices of a flag"
 
 
 def test_run_needs_nothing_of_the_daemons() -> None:
