@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from common.errors import ConfigError
 from common.types import Method
 from edge_client.depth.fixed import DEFAULT_DEPTH
 from edge_client.method_options import METHODS_OF
@@ -105,14 +106,23 @@ class Cell:
 
 
 def make_cells(config: SweepConfig) -> list[Cell]:
-    """Baselines first, then what is asked for, each piece of work once; the A/A twin last."""
+    """Baselines first, then what is asked for, each piece of work once; the A/A twin last. `ConfigError`
+    where a variant's name makes two cells one."""
     cells: dict[str, Cell] = {}
     for cell in (*_baselines(config), *_asked(config)):
-        cells.setdefault(cell.id, cell)
+        known = cells.setdefault(cell.id, cell)
+        if dataclasses.replace(cell, baseline=known.baseline) != known:
+            raise _same_name(cell)
     found = list(cells.values())
     if config.a_a:
         found.append(_twin(found))
+        if found[-1].id in cells:
+            raise _same_name(found[-1])
     return found
+
+
+def _same_name(cell: Cell) -> ConfigError:
+    return ConfigError(f"variants: two cells would be called {cell.id!r}; give a variant another name")
 
 
 def baseline_of(cell: Cell, kind: str) -> dict[str, object]:

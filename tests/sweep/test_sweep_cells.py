@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from sweep_rows import make_cell
 
+from common.errors import ConfigError
 from common.types import Method
 from edge_client.depth.registry import DEPTH_POLICIES
 from edge_client.options import Mode
@@ -153,6 +154,13 @@ def test_a_way_to_speculate_makes_no_further_cell_of_a_mode_that_has_none() -> N
     variants = ({"name": ""}, {"name": "piped", "edge": {"pipeline": "on"}})
     found = ids_of(modes=("cloud-only", "co-located"), variants=variants, baselines=())
     assert found == ["loopback cloud-only T0.8", "loopback co-located fixed-4 T0.8"]
+
+
+@pytest.mark.parametrize("name", ["again", "tls"])
+def test_a_variants_name_that_makes_two_cells_one_is_refused(name: str) -> None:
+    variants = ({"name": ""}, {"name": name, "edge": {"transport": "unary"}})
+    with pytest.raises(ConfigError, match=f"two cells .* 'loopback speculative optimal T0.8 {name}'"):
+        cells_of(policies=("optimal",), tls=(False, True), variants=variants)
 
 
 def test_a_variant_is_named_in_its_cells() -> None:
