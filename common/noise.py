@@ -83,13 +83,48 @@ def _pick(row: NDArray[np.floating[Any]], lanes: NDArray[np.uint32]) -> int:
         if math.isnan(score):
             raise ModelError("the model's logits are not numbers (NaN)")
         return int((row + gumbel_of_lanes(lanes)).argmax())
-    reached = score - math.log(-math.log1p((int(lanes[likeliest]) + 0.5) * -(2.0**-32)))
+    reached = score + _gumbel(int(lanes[likeliest]))
     slack = _SLACK + _SLACK_OF_SCORE * abs(score)
     (ids,) = (most >= np.float32(max(reached - _MOST_OF_ZERO_BITS - slack, _LOWEST))).nonzero()
     if ids.size == 1:
         return int(ids[0])
     sums = row[ids].astype(np.float64) + gumbel_of_lanes(lanes[ids])
     return int(ids[sums.argmax()])
+
+
+def coupled_two(row: NDArray[np.floating[Any]], seed: int, position: int) -> tuple[int, int, float]:
+    """Return what `coupled_argmax` picks in one row of two scores or more, what it would pick were that not
+    there, and the difference of their sums; infinite where nothing else can be picked. Raises as that does.
+
+    The two likeliest ids by their upper bounds have two sums, and the second of all sums is no less than the
+    lesser of these: what is bounded below that cannot be either.
+    """
+    lanes = lanes_row(seed, position, row.size, Purpose.COUPLED, 0)
+    most = _upper_bounds(row, lanes)
+    first = int(most.argmax())
+    bound, most[first] = most[first], -math.inf
+    second = int(most.argmax())
+    most[first] = bound
+    high, low = float(row[first]), float(row[second])
+    if math.isnan(high) or math.isnan(low):
+        raise ModelError("the model's logits are not numbers (NaN)")
+    if math.isfinite(high) and math.isfinite(low):
+        reached = min(high + _gumbel(int(lanes[first])), low + _gumbel(int(lanes[second])))
+        slack = _SLACK + _SLACK_OF_SCORE * max(abs(high), abs(low))
+        (ids,) = (most >= np.float32(max(reached - _MOST_OF_ZERO_BITS - slack, _LOWEST))).nonzero()
+    else:
+        ids = np.arange(row.size)
+    sums = row[ids].astype(np.float64) + gumbel_of_lanes(lanes[ids])
+    best = int(sums.argmax())
+    highest, sums[best] = float(sums[best]), -math.inf
+    rival = int(sums.argmax())
+    gap = highest - float(sums[rival])
+    return int(ids[best]), int(ids[rival]), gap if math.isfinite(gap) else math.inf
+
+
+def _gumbel(lane: int) -> float:
+    """Near enough for a bound."""
+    return -math.log(-math.log1p((lane + 0.5) * -(2.0**-32)))
 
 
 def _upper_bounds(row: NDArray[np.floating[Any]], lanes: NDArray[np.uint32]) -> NDArray[np.float32]:

@@ -40,7 +40,6 @@ class OnnxDraftSequence:
         runner.set_seed(sampling.seed)
         self._runner: OnnxRunner | None = runner
         self._num_prompt_tokens = num_prompt_tokens
-        self._keeps_runner_ups = False
         self._text: list[int] = []
         self._cached: list[int] = []
 
@@ -60,12 +59,11 @@ class OnnxDraftSequence:
         self._runner.set_temperature(sampling.temperature)
         self._runner.set_seed(sampling.seed)
         self._num_prompt_tokens = num_prompt_tokens
-        self._keeps_runner_ups = False
         self._text = []
 
     def keep_runner_ups(self) -> None:
         """See `KeepsRunnerUps`."""
-        self._keeps_runner_ups = True
+        self._sampler.keeps_runner_ups = True
 
     @property
     def num_kv_bytes(self) -> int:
@@ -121,8 +119,8 @@ class OnnxDraftSequence:
             signals.append(signal)
             if support is not None:
                 supports.append(support)
-            if self._keeps_runner_ups:
-                runner_ups.append(self._runner_up(rows, token_ids))
+            if self._sampler.runner_up is not None:
+                runner_ups.append(self._sampler.runner_up)
             if stop is Stop.AFTER or len(token_ids) == num_draft_tokens:
                 break
             rows = self._feed([token_id])
@@ -157,17 +155,9 @@ class OnnxDraftSequence:
         return rows
 
     def _sample(self, rows: Rows, drafted: list[int]) -> Sampled:
-        return self._sampler.sample(rows, len(self._text), len(drafted), *self._history(drafted))
-
-    def _runner_up(self, rows: Rows, drafted: list[int]) -> RunnerUp:
-        """Of the last of `drafted`, which `rows` were sampled for."""
-        *before, token_id = drafted
-        position = len(self._text) + len(before)
-        return self._sampler.runner_up(rows, token_id, position, *self._history(before))
-
-    def _history(self, drafted: list[int]) -> tuple[Sequence[int], Sequence[int]]:
-        """Of the next token: the prompt and the output before it, where the sampler looks at them."""
+        start, offset = len(self._text), len(drafted)
         if not self._sampler.needs_history:
-            return (), ()
+            return self._sampler.sample(rows, start, offset)
         num_prompt = self._num_prompt_tokens or 0
-        return self._text[:num_prompt], self._text[num_prompt:] + drafted
+        output_ids = self._text[num_prompt:] + drafted
+        return self._sampler.sample(rows, start, offset, self._text[:num_prompt], output_ids)

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from common.errors import ModelError
-from common.noise import gumbel_at
+from common.noise import coupled_two
 from common.philox import Purpose, first_word
 from common.sampling import choose, is_plain, process_logits
 from common.support import certain, make_support, sample_support, support_prob
@@ -34,6 +34,8 @@ class DraftSampler:
         self._params = params
         self._eos_token_ids = eos_token_ids
         self._num_support = num_support
+        self.keeps_runner_ups = False
+        self.runner_up: RunnerUp | None = None  # of the token that was sampled last, where they are kept
         self._is_greedy = params.temperature == 0
         self._needs_history = not is_plain(params)
         is_unbiased = not self._needs_history and not params.logit_bias
@@ -68,37 +70,25 @@ class DraftSampler:
         signals = Signals(*draft_signals(rows.logits[0], probs, token_id, top_id), variance)
         return token_id, prob, signals, support
 
-    def runner_up(
-        self,
-        rows: Rows,
-        token_id: int,
-        position: int,
-        prompt_ids: Sequence[int] = (),
-        output_ids: Sequence[int] = (),
-    ) -> RunnerUp:
-        """What `sample`, without a support, would have given at `position` were `token_id` impossible."""
-        scores = self._scores(rows, prompt_ids, output_ids).copy()
-        score, scores[0, token_id] = float(scores[0, token_id]), -math.inf
-        second = int(choose(scores, self._params, (position,))[0])
-        gap = score - float(scores[0, second])
-        if not self._is_greedy:
-            noise = gumbel_at(self._params.seed, position, (token_id, second))
-            gap += float(noise[0] - noise[1])
-        return RunnerUp(second, gap)
-
     def _choose(
         self, rows: Rows, start: int, offset: int, prompt_ids: Sequence[int], output_ids: Sequence[int]
     ) -> tuple[int, float, Support | None]:
         if self._is_greedy:
             scores = rows.logits if self._is_argmax else self._scores(rows, prompt_ids, output_ids)
             token_id = int(scores.argmax())
+            if self.keeps_runner_ups:
+                self.runner_up = _greedy_runner_up(scores[0], token_id)
             return token_id, 1.0, certain(token_id) if self._num_support else None
         scores = self._scores(rows, prompt_ids, output_ids)
         if self._num_support:
             support = make_support(scores[0], self._num_support)
             token_id = sample_support(support, first_word(self._params.seed, Purpose.DRAFT, start, offset))
             return token_id, support_prob(support, token_id), support
-        token_id = int(choose(scores, self._params, (start + offset,))[0])
+        if self.keeps_runner_ups:
+            token_id, second, gap = coupled_two(scores[0], self._params.seed, start + offset)
+            self.runner_up = RunnerUp(second, gap)
+        else:
+            token_id = int(choose(scores, self._params, (start + offset,))[0])
         if self._is_tempered:
             return token_id, float(rows.tempered_probs[0, token_id]), None
         return token_id, _softmax_at(scores[0], token_id), None
@@ -125,3 +115,11 @@ def _softmax_at(scores: NDArray[np.float32], token_id: int) -> float:
     if highest == -math.inf:  # everything is masked, and the choice is id 0
         return 1.0
     return math.exp(float(scores[token_id] - highest)) / float(np.exp(scores - highest).sum())
+
+
+def _greedy_runner_up(scores: NDArray[np.float32], token_id: int) -> RunnerUp:
+    """`scores` [num_tokens] is written to and restored."""
+    highest, scores[token_id] = scores[token_id], -math.inf
+    second = int(scores.argmax())
+    scores[token_id] = highest
+    return RunnerUp(second, float(highest - scores[second]))
