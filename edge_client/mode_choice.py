@@ -22,6 +22,7 @@ _FIRST_ROUNDS = 2  # before their times are believed
 _EVERY = 4  # rounds, or looks while streaming, between two decisions
 _LENGTH_MEMORY = 0.8  # weight that the mean draft length keeps with every later round
 _SHADOW_RUN = 8
+_GUESSED = 0.3  # of rejections, while no rounds were pipelined: less than with any draft that is fast
 _CAUTION = 0.5  # standard errors of the acceptance
 
 
@@ -35,13 +36,16 @@ class ModeChoice:
     """Among `ways`, the first of which holds until something is known.
 
     `has_best_length`: the depth policy takes the best length of each way; else rounds stay as they are.
+    `may_guess`: rounds behind guesses at a rejection may be sent while it pipelines.
     Shown: an opening, rounds, and while the target streams its tokens' times, what the draft would have said,
     and trips.
     """
 
-    def __init__(self, ways: Sequence[Way], has_best_length: bool = True) -> None:
+    def __init__(
+        self, ways: Sequence[Way], has_best_length: bool = True, may_guess: bool = False
+    ) -> None:
         self.current = ways[0]
-        self.conditions = Conditions()
+        self.conditions = Conditions(_GUESSED if may_guess else 0.0)
         self.num_changes = 0
         self._ways = tuple(ways)
         self._has_best_length = has_best_length
@@ -124,7 +128,8 @@ class ModeChoice:
         if way is Way.PIPELINED:
             if self._has_best_length:
                 return self.conditions.fastest_pipelined(acceptance)[1]
-            return coupled_token_s(acceptance, length, models, link, MAX_IN_FLIGHT)
+            guessed = self.conditions.guessed
+            return coupled_token_s(acceptance, length, models, link, MAX_IN_FLIGHT, guessed)
         if self._has_best_length:
             return 1.0 / fastest_round(acceptance, models, link, MAX_DEPTH)[1]
         return 1.0 / tokens_per_s(acceptance, length, models, link)

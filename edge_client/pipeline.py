@@ -86,5 +86,6 @@ def create_window(
         ways = (*ways, Way.CLOUD_ONLY)
     if ways == (Way.SYNCHRONOUS,):
         return RoundWindow()
-    choice = ModeChoice(ways, has_best_length=policy == "optimal")
-    return RoundWindow(num_rounds, choice, may_guess and Way.PIPELINED in ways)
+    may_guess = may_guess and Way.PIPELINED in ways
+    choice = ModeChoice(ways, has_best_length=policy == "optimal", may_guess=may_guess)
+    return RoundWindow(num_rounds, choice, may_guess)

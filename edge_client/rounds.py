@@ -41,6 +41,7 @@ class Round:
     num_kept: int = 0
     behind: Branch[Round] | None = None  # what it builds on, while that is not judged
     chance: float = 1.0  # to be judged, as far as is known now
+    is_guess_hit: bool = False
 
     @property
     def start(self) -> int:

@@ -170,7 +170,8 @@ class SpeculativeLoop:
             decoding.remote.keep_rounds(are_kept)
             self._count_stale(rounds.keep(are_kept))
         if heir is not None:
-            decoding.stats.num_guess_hits += heir.is_guess
+            heir.is_guess_hit = heir.is_guess
+            decoding.stats.num_guess_hits += heir.is_guess_hit
             heir.behind = None
         if self._branches is not None:
             self._branches.settle(heir, list(rounds))

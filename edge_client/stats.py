@@ -35,6 +35,7 @@ class RoundRecord:
     confidences: tuple[float, ...] = ()  # the draft's own, of each drafted token
     window: int = 1  # rounds that might be under way at once when this one was sent
     pipelined_hit: bool | None = None  # whether what it assumed came true; None: it assumed nothing
+    is_guess_hit: bool = False  # it was sent behind a guess at a correction, which came true
     is_first_wrong: bool = False  # its first token was not the bonus of the round before, all of which stood
     # With a gate. What is kept is no round, but takes its place: nobody was asked, and nobody answered.
     num_dropped_tokens: int = 0  # drafted and doubted, so not among those sent

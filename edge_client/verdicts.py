@@ -78,6 +78,7 @@ def make_record(round_: Round, num_accepted_tokens: int, answer: Answer) -> Roun
         confidences=draft.confidences if is_judged else (),
         window=round_.window,
         pipelined_hit=True if round_.is_ahead else None,
+        is_guess_hit=round_.is_guess_hit,
         num_dropped_tokens=int(draft.doubted is not None),
         hard_ratio=None if judgement is None else judgement.hard_ratio,
         escalated=None if judgement is None else judgement.is_escalated,

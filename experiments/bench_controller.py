@@ -246,6 +246,13 @@ def ways_part(arguments: argparse.Namespace) -> Found:
     return [*ahead, *auto], {"pipelined": pipelined, "auto": details}
 
 
+def guesses_part(arguments: argparse.Namespace) -> Found:
+    from experiments.bench_guesses import guess_measures
+
+    measures, details = guess_measures(load_traces(arguments.traces))
+    return measures, {"guesses": details}
+
+
 def outage_part(arguments: argparse.Namespace) -> Found:
     from experiments.bench_outage import outage_measures
 
@@ -270,6 +277,12 @@ def ways_real_part(arguments: argparse.Namespace) -> Found:
     return measure_ways_real(arguments.realisation, is_quick=arguments.quick)
 
 
+def guesses_real_part(arguments: argparse.Namespace) -> Found:
+    from experiments.bench_guesses_real import measure_guesses_real
+
+    return measure_guesses_real(arguments.realisation, is_quick=arguments.quick)
+
+
 def model_part(arguments: argparse.Namespace) -> Found:
     from experiments.bench_model import measure_model
 
@@ -283,7 +296,7 @@ def same_text_part(arguments: argparse.Namespace) -> Found:
 
 
 Part = Callable[[argparse.Namespace], Found]
-VIRTUAL: dict[str, Part] = {"depth": depth_part, "ways": ways_part}
+VIRTUAL: dict[str, Part] = {"depth": depth_part, "ways": ways_part, "guesses": guesses_part}
 # By sessions that take real time: measured only when asked for.
 REAL: dict[str, Part] = {
     "outage": outage_part,
@@ -291,6 +304,7 @@ REAL: dict[str, Part] = {
     "signals": signals_part,
     "model": model_part,
     "ways_real": ways_real_part,
+    "guesses_real": guesses_real_part,
     "same_text": same_text_part,
 }
 
@@ -309,7 +323,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         help="a part: depth policies or ways to work in virtual time, or one of those with real sessions",
     )
     parser.add_argument("--quick", action="store_true", help="fewer real sessions")
-    parser.add_argument("--realisation", metavar="NAME", help="of links: model, ways_real, same_text")
+    parser.add_argument("--realisation", metavar="NAME", help="of links: model, ..._real, same_text")
     parser.add_argument("--traces", type=Path, default=RECORDED, metavar="FILE", help="recorded acceptance")
     arguments = parser.parse_args(argv)
     parts = {arguments.only: (VIRTUAL | REAL)[arguments.only]} if arguments.only else VIRTUAL

@@ -13,7 +13,7 @@ from common.costmodel import LinkCosts, ModelCosts
 from edge_client.depth.optimal import OptimalDepth
 from edge_client.mode_choice import ModeChoice, Way
 from edge_client.pipeline import RoundWindow
-from experiments.acceptance_traces import TraceSet, synthetic_traces
+from experiments.acceptance_traces import TextTrace, TraceSet, synthetic_traces
 from experiments.controller_grid import Point
 from experiments.results import Measure, at_most, judged
 from experiments.virtual_pipeline import VirtualText
@@ -42,7 +42,7 @@ class Total:
 def run_ways(traces: TraceSet, models: ModelCosts, link: LinkCosts, ways: Sequence[Way]) -> Total:
     """Every text is a session of its own, with the depth policy `optimal`."""
     texts = [
-        VirtualText(each, models, lambda _: link, OptimalDepth(), RoundWindow(None, ModeChoice(ways))).run()
+        VirtualText(each, models, lambda _: link, OptimalDepth(), _make_window(ways, each)).run()
         for each in traces.texts
     ]
     num_tokens = sum(len(text.token_times_s) for text in texts)
@@ -54,6 +54,12 @@ def run_ways(traces: TraceSet, models: ModelCosts, link: LinkCosts, ways: Sequen
         num_tokens=num_tokens,
         num_changes=sum(choice.num_changes for choice in choices if choice is not None),
     )
+
+
+def _make_window(ways: Sequence[Way], text: TextTrace) -> RoundWindow:
+    """Guesses are made, as by default, where the trace says what comes of them."""
+    may_guess = Way.PIPELINED in ways and text.gaps is not None
+    return RoundWindow(None, ModeChoice(ways, may_guess=may_guess), may_guess)
 
 
 def pipelined_measures() -> tuple[list[Measure], dict[str, str]]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import statistics
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from common.errors import OutriderError
@@ -28,7 +28,6 @@ CASES = {
     "cloud-only": ("--mode", "cloud-only"),
     "synchronous": OPTIMAL,
     "pipelined": (*OPTIMAL, "--pipeline", "on"),
-    "without guesses": (*OPTIMAL, "--pipeline", "on", "--guesses", "off"),
     "auto": (*OPTIMAL, "--mode", "auto"),
     "synchronous again": OPTIMAL,
 }
@@ -51,7 +50,7 @@ def measure_ways_real(
             running_verifier("--log-level", "warning", *forward) as verifier,
             realisation.open(profile, verifier.address) as link,
         ):
-            found[point] = _measure_cases(link.address, prompts, flags)
+            found[point] = measure_cases(link.address, prompts, flags, CASES)
         print(f"{point}: " + ", ".join(f"{name} {ms:.1f}" for name, ms in found[point].items()), flush=True)
     details = {
         "realisation": realisation.name,
@@ -61,12 +60,14 @@ def measure_ways_real(
     return [_measure(found, realisation.name)], {"ways_real": details}
 
 
-def _measure_cases(address: str, prompts: Sequence[str], flags: Sequence[str]) -> dict[str, float]:
-    """Milliseconds a token of each case, the mean over prompts."""
+def measure_cases(
+    address: str, prompts: Sequence[str], flags: Sequence[str], cases: Mapping[str, Sequence[str]]
+) -> dict[str, float]:
+    """Milliseconds a token of each case, flags by name, the mean over prompts."""
     times: dict[str, list[float]] = defaultdict(list)
     for number, prompt in enumerate(prompts):
         texts = set()
-        for name, case in list(CASES.items())[:: 1 if number % 2 == 0 else -1]:
+        for name, case in list(cases.items())[:: 1 if number % 2 == 0 else -1]:
             common = ("--json", "--verifier", address, "--seed", "1", "--on-timeout", "wait", "--ignore-eos")
             done = run_edge(["run", "-", *common, *flags, *case], prompt=prompt)
             if done.returncode:

@@ -44,6 +44,7 @@ class Sent:
     sent_s: float
     window: int
     was_ahead: bool  # of verdicts, when it was sent
+    is_guess_hit: bool = False
     start_s: float = 0.0
     verified_s: float = 0.0
     arrives_s: float = 0.0

@@ -243,7 +243,8 @@ class VirtualText:
         chance = 1.0
         if heir is not None:
             chance = heir.chance
-            self.num_guess_hits += heir.is_guess
+            heir.is_guess_hit = heir.is_guess
+            self.num_guess_hits += heir.is_guess_hit
             heir.behind = None
         self._branches.keep(lambda host: id(host) in kept, chance)
         for each in self._flight:
@@ -268,6 +269,7 @@ class VirtualText:
                 confidences=tuple(confidences[: sent.length]),
                 window=sent.window,
                 pipelined_hit=True if sent.was_ahead else None,
+                is_guess_hit=sent.is_guess_hit,
             )
         )
 
