@@ -30,6 +30,7 @@ from edge_client.reverify import hold_against, kept_for_round, num_behind, take_
 from edge_client.round_request import make_request
 from edge_client.rounds import Round, RoundsInFlight, whole_of
 from edge_client.stats import RoundRecord
+from edge_client.text import SessionText
 from edge_client.verdicts import agrees, can_choose, disagreement, make_record, make_stale_record, tokens_of
 
 log = logging.getLogger(__name__)
@@ -180,10 +181,7 @@ class SpeculativeLoop:
         stats, text = self._decoding.stats, self._decoding.text
         stats.num_stale_rounds += sum(not each.is_guess for each in rounds)
         for each in rounds:
-            request = each.request
-            is_first_wrong = text.finish is None and text.chain.agrees(
-                request.base_position, request.base_hash
-            )
+            is_first_wrong = text.finish is None and _is_first_wrong(each, text)
             stats.num_wasted_draft_tokens += len(each.draft.token_ids)
             self._decoding.record(make_stale_record(each, is_first_wrong=is_first_wrong))
             if is_first_wrong and self._branches is not None:
@@ -259,3 +257,9 @@ class SpeculativeLoop:
 def _is_draft_over(decoding: Decoding) -> bool:
     """An empty draft is else a round like any other: a strategy may know nothing now and more later."""
     return decoding.drafter is None or decoding.drafter.is_full
+
+
+def _is_first_wrong(each: Round, text: SessionText) -> bool:
+    """Whether the text has another token where the round's draft begins."""
+    request = each.request
+    return text.position > each.start and text.chain.agrees(request.base_position, request.base_hash)

@@ -236,6 +236,14 @@ def test_no_fault_leaves_a_trace_in_many_pipelined_texts(run: dict[str, Any], fa
     check_exact(run, faults)
 
 
+@pytest.mark.parametrize(("seed", "length", "second"), [(961_834, 36, 1.0), (423_633, 41, 0.0)])
+def test_a_round_lost_behind_a_known_bonus_is_no_wrong_guess(seed: int, length: int, second: float) -> None:
+    # Found by chance: the text ended where the lost round's draft began.
+    stop = StopParams(length, ignore_eos=True)
+    run = {"window": 12, "depth": 1, "accuracy": 0.9, "seed": seed, "temperature": 0.0}
+    check_exact(run | {"second": second, "stop": stop}, FAULTS)
+
+
 def check_exact(run: dict[str, Any], chances: Chances) -> None:
     link = EngineLink(make_backend(), chances, seed=run["seed"])
     result = decode(link, **run)
