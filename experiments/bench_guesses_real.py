@@ -1,7 +1,7 @@
 """`make bench-controller ARGS="--only guesses_real"`: guesses at what follows a rejection, over real links.
 
-The embedded pair with the draft's own speed and the forward stretched to 30 ms: pipelined rounds with guesses,
-without, with again (for the A/A ratio), and synchronous ones, in turns. Texts must be equal.
+The embedded pair with the draft's own speed and the forward stretched to 30 ms: pipelined rounds with
+guesses, without, with again (for the A/A ratio), and synchronous ones, in turns. Texts must be equal.
 """
 
 from __future__ import annotations
