@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +19,7 @@ from support.server import serving
 from cloud_verifier.config import ServeConfig
 from edge_client.calibration.target_loss import target_nats
 from edge_client.cli import main
+from edge_client.drafting.dropout_graph import add_dropout
 from edge_client.gate.file import read_gate_file
 from edge_client.link.grpc_link import GrpcLink
 from edge_client.session import new_session_id
@@ -84,6 +86,20 @@ def test_the_file_serves_the_run_and_another_draft_refuses_it(
     out.write_text(out.read_text().replace("draft_fingerprint: ", "draft_fingerprint: '0'  # "))
     assert main([*run, "--gate", "stop"]) == 2
     assert "calibrate" in capsys.readouterr().err
+
+
+def test_the_variance_is_looked_at_where_it_is_asked_for_and_the_draft_can_tell_it(
+    world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out, draft = tmp_path / "gate.yaml", tmp_path / "draft"
+    shutil.copytree(world.draft, draft)
+    flags = world.flags(out, "--draft", str(draft), "--variance")
+    assert main(flags) != 0 and "edge-client draft add-dropout" in capsys.readouterr().err
+    add_dropout(draft)
+    variance = run_json(capsys, flags)["thresholds"]["variance"]
+    assert variance > 0 and read_gate_file(out).variance == variance
+    curve = ["--verifier", world.address, "--curve", "80", "--passages", "1"]
+    assert run_json(capsys, [*flags, *curve])["curve"]["points"][-1]["calls_saved"] > 0.5
 
 
 def test_a_verifier_adds_the_curve_from_nothing_saved_to_nearly_all(
