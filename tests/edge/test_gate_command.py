@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from cloud_verifier.engine import Engine
 from common.types import Origin, SamplingParams, Signals, VerifyRequest
 from edge_client.cli import main
 from edge_client.drafting.base import Stop
+from edge_client.drafting.dropout_graph import add_dropout
 from edge_client.drafting.onnx_model import OnnxDraftModel
 from edge_client.gate.file import GateFile, write_gate_file
 from edge_client.tokenizer import EdgeTokenizer
@@ -86,6 +88,28 @@ def test_the_text_of_a_stop_gate_is_cloud_onlys(
         assert report["token_ids"] == wanted["token_ids"]
         for more in (["--pipeline", "on"], ["--mode", "auto"], ["--depth-policy", "optimal"]):
             assert run_json(capsys, *flags, *gate, *more)["token_ids"] == wanted["token_ids"]
+
+
+def test_a_gate_by_variance_stays_exact_and_says_what_it_costs(
+    flags: list[str], draft_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    directory = Path(shutil.copytree(draft_dir, tmp_path / "draft"))
+    add_dropout(directory)
+    with OnnxDraftModel.open(directory, has_variance=True) as model:
+        sequence = model.sequence(SamplingParams(seed=5))
+        sequence.commit([5, 6, 7])
+        variances = sorted(each.variance or 0.0 for each in sequence.propose(32).signals)
+        sequence.close()
+    gate = ["--draft", str(directory), "--gate", "stop", "--gate-variance", f"{variances[16]:.9f}"]
+    wanted = run_json(capsys, *flags, "--mode", "cloud-only")
+    report = run_json(capsys, *flags, *gate)
+    stats = report["stats"]
+    assert report["exact"] is True and report["token_ids"] == wanted["token_ids"]
+    assert 0 < stats["hard_ratio"] < 1 and stats["num_draft_tokens"] > 0
+    assert stats["mc_dropout_ms"] is not None and stats["mc_dropout_ratio"] is not None
+    assert wanted["stats"]["mc_dropout_ms"] is None
+    assert main(["run", "def f(", *flags, *gate, "--ignore-eos"]) == 0
+    assert "MC dropout" in capsys.readouterr().err
 
 
 def test_a_commit_gate_says_what_it_did(
