@@ -22,7 +22,6 @@ from edge_client.gate.rules import BlockText
 from edge_client.gate.settings import create_gate, gate_settings, has_place, without_gate
 from edge_client.gate.thresholds import GateThresholds
 from edge_client.stats import RoundRecord
-from experiments.sweep.settings import check_cell
 
 STOP = replace(RunConfig(), gate="stop", gate_nll=1.0)
 
@@ -247,12 +246,6 @@ def test_thresholds_of_another_draft_and_signals_it_does_not_tell_are_refused() 
     settings = GateSettings(GateUse.STOP, GateThresholds(variance=0.1))
     with pytest.raises(UsageError, match=r"a threshold of variance needs a draft .* tells no signals"):
         create_gate(settings, draft, letters)  # type: ignore[arg-type]
-
-
-def test_a_sweep_names_the_cell_whose_gate_cannot_work() -> None:
-    check_cell({"gate": "stop", "gate_entropy": 1.0}, "good")
-    with pytest.raises(UsageError, match=r"cell 'bad': --gate commit .* not with --pipeline on"):
-        check_cell({"gate": "commit", "gate_entropy": 1.0, "pipeline": "on"}, "bad")
 
 
 def test_a_token_that_was_dropped_took_its_time() -> None:
