@@ -121,6 +121,7 @@ def _run_fields(config: PairConfig, minutes: float | None, tokens: int | None) -
 
 def install(config: PairConfig) -> bool:
     """Export the draft to INT4 and put everything into `out`."""
+    from edge_client.drafting.dropout_graph import add_dropout
     from edge_client.drafting.export import export_draft
 
     target = config.out / "target"
@@ -130,6 +131,7 @@ def install(config: PairConfig) -> bool:
     _copy(names, config.run / "target", target)
     shutil.rmtree(config.out / "draft", ignore_errors=True)
     export_draft(config.run / "draft", config.out / "draft")
+    add_dropout(config.out / "draft")
     _copy(("corpus.json", "prompts.jsonl"), config.run, config.out)
     for model in ("target", "draft"):
         shutil.copyfile(config.run / model / "training.json", config.out / f"training-{model}.json")

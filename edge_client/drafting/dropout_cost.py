@@ -28,10 +28,9 @@ class DropoutCost:
 
 
 def measure_cost(session: Any, spec: DraftSpec, plan: DropoutPlan) -> DropoutCost:
-    """`session` is over the variant. Without samples its branch has nothing to do, and the rest is the plain
-    draft."""
+    """`session` is over the variant. Without masks its branch has nothing to do: the rest is the draft."""
     varied = OnnxRunner(session, spec, 1.0, plan)
-    plain = OnnxRunner(session, spec, 1.0, replace(plan, num_samples=0))
+    plain = OnnxRunner(session, spec, 1.0, replace(plan, num_samples=0, num_candidates=0))
     plain_ms, extra_ms = [], []
     for _ in range(_NUM_WARM + _NUM_TIMED):
         start_s = time.perf_counter()

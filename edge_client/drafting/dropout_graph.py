@@ -60,7 +60,12 @@ def add_dropout(
     spec = read_spec(directory)
     model = onnx.load(directory / GRAPH_FILE, load_external_data=False)
     _append_branch(model.graph, spec)
-    facts = {"draft": spec.fingerprint, "samples": str(num_samples), "rate": repr(rate)}
+    facts = {
+        "draft": spec.fingerprint,
+        "samples": str(num_samples),
+        "rate": repr(rate),
+        "candidates": str(min(NUM_CANDIDATES, spec.num_tokens)),
+    }
     onnx.helper.set_model_props(model, facts)
     _share_weights(model.graph, directory / GRAPH_FILE)
     path = directory / DROPOUT_FILE
@@ -81,14 +86,13 @@ def _append_branch(graph: Any, spec: DraftSpec) -> None:
     nodes, head = _behind_attention(graph, spec)
     sizes = [_attributes(node)["K"] for node in nodes if node.op_type == _MATRIX]
     rows = _copy_with_masks(writer, nodes, writer.split(DROPOUT_MASKS, sizes), head.input[0])
-    num_candidates = min(NUM_CANDIDATES, spec.num_tokens)
-    _score_candidates(writer, graph, head, rows, spec, num_candidates)
+    _score_candidates(writer, graph, head, rows, spec)
     writer.extend(
         graph,
         inputs=[ValueInfo(DROPOUT_MASKS, "float32", ("samples", 1, sum(sizes)))],
         outputs=[
-            ValueInfo(CANDIDATE_IDS, "int64", (num_candidates,)),
-            ValueInfo(CANDIDATE_LOGITS, "float32", ("samples", num_candidates)),
+            ValueInfo(CANDIDATE_IDS, "int64", ("candidates",)),
+            ValueInfo(CANDIDATE_LOGITS, "float32", ("samples", "candidates")),
         ],
     )
 
@@ -122,17 +126,21 @@ def _copy_with_masks(writer: OnnxWriter, nodes: Sequence[Any], masks: Iterable[s
     return copies[result]
 
 
-def _score_candidates(
-    writer: OnnxWriter, graph: Any, head: Any, rows: str, spec: DraftSpec, num_candidates: int
-) -> None:
-    """The head for the most probable ids alone: for all of them it is the larger part of a small model."""
+def _score_candidates(writer: OnnxWriter, graph: Any, head: Any, rows: str, spec: DraftSpec) -> None:
+    """The head for the most probable ids alone: for all of them it is the larger part of a small model.
+
+    Without masks there are no candidates either, so that the branch takes no time.
+    """
     packed, scales = head.input[1], "embedding.block_scales"
     if packed != "embedding.packed":
         scales = f"{head.input[2]}.blocks"
         graph.initializer.append(_with_last_axis(graph, head.input[2], scales))
-    writer.constant("num_candidates", np.array([num_candidates], np.int64))
+    writer.constant("most_candidates", np.array([min(NUM_CANDIDATES, spec.num_tokens)], np.int64))
     writer.constant("flat_shape", np.array([-1], np.int64))
     writer.constant("rows_shape", np.array([-1, spec.hidden_size], np.int64))
+    writer.node("Shape", [DROPOUT_MASKS], ["num_masks"], start=0, end=1)
+    writer.node("Mul", ["num_masks", "most_candidates"], ["enough_candidates"])
+    writer.node("Min", ["enough_candidates", "most_candidates"], ["num_candidates"])
     writer.node("TopK", ["probs", "num_candidates"], ["top_probs", "top_ids"], axis=-1)
     writer.node("Reshape", ["top_ids", "flat_shape"], [CANDIDATE_IDS])
     inputs = [packed, CANDIDATE_IDS, scales]

@@ -13,7 +13,6 @@ from edge_client.drafting.dropout import DropoutPlan
 from edge_client.drafting.dropout_cost import DropoutCost, measure_cost
 from edge_client.drafting.onnx_sequence import OnnxDraftSequence
 from edge_client.drafting.spec import (
-    CANDIDATE_LOGITS,
     DROPOUT_FILE,
     DROPOUT_MASKS,
     GRAPH_FILE,
@@ -159,5 +158,4 @@ def _read_plan(session: Any, spec: DraftSpec, path: Path) -> DropoutPlan:
             f"{path} was made for another draft: `edge-client draft add-dropout {path.parent}` makes it anew"
         )
     (width,) = (value.shape[2] for value in session.get_inputs() if value.name == DROPOUT_MASKS)
-    (num,) = (value.shape[1] for value in session.get_outputs() if value.name == CANDIDATE_LOGITS)
-    return DropoutPlan(int(facts["samples"]), float(facts["rate"]), width, num)
+    return DropoutPlan(int(facts["samples"]), float(facts["rate"]), width, int(facts["candidates"]))
