@@ -29,26 +29,26 @@ def check_method(config: RunConfig) -> None:
         raise UsageError("--support-size is of the edge's draft; in mode co-located the verifier drafts")
     if config.logprobs and config.mode == Mode.EDGE_ONLY:
         raise UsageError("--logprobs are the target's, and mode edge-only asks none")
-    if config.reverify:
-        _check_reverify(config)
+    if config.reverify and (why := why_no_reverify(config)):
+        raise UsageError(f"--reverify {why}")
 
 
-def _check_reverify(config: RunConfig) -> None:
+def why_no_reverify(config: RunConfig) -> str:
+    """Why `--reverify` cannot be had, or would have no effect; empty: it can."""
     if config.method != Method.COUPLED:
-        raise UsageError(
-            f"--reverify goes with --method coupled, not with --method {config.method}, which judges a token "
-            "by the distribution it was drafted from: that of a kept token is gone"
+        return (
+            f"goes with --method coupled, not with --method {config.method}, which judges a token by the "
+            "distribution it was drafted from: that of a kept token is gone"
         )
     if config.mode not in (Mode.SPECULATIVE, Mode.AUTO):
-        raise UsageError(
-            f"--reverify goes with --mode speculative or auto: mode {config.mode} keeps no token that a "
-            "verifier could judge later"
+        return (
+            f"goes with --mode speculative or auto: mode {config.mode} keeps no token that a verifier could "
+            "judge later"
         )
     is_kept = config.on_timeout in (OnTimeout.FIRST_TOKEN, OnTimeout.EDGE_ONLY)
     if not is_kept and config.gate != GateUse.COMMIT:
-        raise UsageError(
-            f"--reverify is for tokens kept unverified, and --on-timeout {config.on_timeout} keeps none"
-        )
+        return f"is for tokens kept unverified, and --on-timeout {config.on_timeout} keeps none"
+    return ""
 
 
 def make_method_params(config: RunConfig) -> MethodParams:

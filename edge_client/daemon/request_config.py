@@ -14,7 +14,7 @@ from edge_client.daemon.errors import unsupported
 from edge_client.daemon.parsed import ParsedRequest
 from edge_client.gate.gate import GateUse
 from edge_client.gate.settings import GATE_KEYS, has_place, without_gate
-from edge_client.method_options import METHODS_OF, judging_method
+from edge_client.method_options import METHODS_OF, judging_method, why_no_reverify
 from edge_client.options import Mode
 from edge_client.pipeline import Pipelining
 
@@ -42,6 +42,8 @@ def _without_pointless_defaults(config: RunConfig, parsed: ParsedRequest) -> Run
         for name, methods in METHODS_OF.items()
         if name not in parsed.changes and config.method not in methods
     }
+    if "reverify" not in parsed.changes and why_no_reverify(config):
+        pointless["reverify"] = False
     return replace(config, **pointless)
 
 
@@ -58,6 +60,8 @@ def _why_without_effect(name: str, config: RunConfig) -> str:
             return "goes with pipeline on or auto, or with mode auto"
         case "on_timeout" | "timeout_ms" | "recover_timeout_s" if mode is Mode.EDGE_ONLY:
             return "mode edge-only waits for no verifier"
+        case "reverify" if asked:
+            return why_no_reverify(config).replace("--on-timeout", "on_timeout").replace("--", "")
         case "method" if judging_method(config) is None and asked != "coupled":
             return f"in mode {mode} no draft is judged"
     return ""

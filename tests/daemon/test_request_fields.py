@@ -179,6 +179,8 @@ def test_every_setting_of_the_edge_is_a_requests_or_the_operators() -> None:
         ({"num_rounds_in_flight": 4}, "num_rounds_in_flight", "goes with pipeline"),
         ({"mode": "edge-only", "on_timeout": "wait"}, "on_timeout", "waits for no verifier"),
         ({"mode": "cloud-only", "method": "sparse"}, "method", "no draft is judged"),
+        ({"reverify": True, "on_timeout": "wait"}, "reverify", "on_timeout wait keeps none"),
+        ({"reverify": True, "method": "block"}, "reverify", "goes with method coupled"),
     ],
 )
 def test_what_would_have_no_effect_is_refused_by_name(
@@ -201,6 +203,10 @@ def test_a_default_of_the_operators_that_a_request_makes_pointless_is_dropped() 
     assert asked(sparse).support_size == 8 and asked(sparse).logprobs == 0 and asked(sparse).seed == 3
     assert asked(sparse, method="coupled").support_size is None
     assert asked(sparse, method="block").support_size == 8
+    reverified = RunConfig(reverify=True)
+    assert asked(reverified).reverify and asked(reverified, mode="auto").reverify
+    assert not asked(reverified, mode="cloud-only").reverify
+    assert not asked(reverified, on_timeout="wait").reverify
     gated = RunConfig(gate="stop", gate_entropy=1.0)
     assert asked(gated).gate == "stop" and asked(gated, mode="auto").gate == "stop"
     assert asked(gated, mode="cloud-only").gate == "off"

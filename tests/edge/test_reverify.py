@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -28,6 +29,7 @@ from common.types import (
     VerifyRequest,
 )
 from edge_client.config import RunConfig
+from edge_client.daemon.generation import Generation
 from edge_client.deadline import RoundDeadline
 from edge_client.depth.fixed import FixedDepth
 from edge_client.events import EndEvent, MarkClearedEvent, RolledBackEvent, SessionEvent, TokenEvent
@@ -288,6 +290,21 @@ def test_what_was_held_back_comes_before_the_error_that_ends_the_text() -> None:
         for event in hold_back(events()):
             out.append(event)
     assert [event.index for event in out if isinstance(event, TokenEvent)] == [0]
+
+
+def test_the_daemons_clients_never_get_what_is_taken_back() -> None:
+    session = make(FakeVerifier(script={("verify", 1): Silent()}), FakeDraft(WRONG_FROM_3), depth=3)
+
+    async def run() -> list[SessionEvent]:
+        generation, events = Generation(session, is_reverified=True), []
+        while batch := await generation.next_batch():
+            events += batch
+        return events
+
+    events = asyncio.run(run())
+    assert session.result.stats.num_rolled_back_tokens == 1
+    assert all(isinstance(event, TokenEvent | EndEvent) for event in events)
+    assert shown(events) == session.result.text == "".join(f"<{token}>" for token in NEW[:12])
 
 
 @pytest.mark.parametrize(
