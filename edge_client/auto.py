@@ -19,7 +19,6 @@ from edge_client.options import Decoding, OnTimeout
 from edge_client.speculative import SpeculativeLoop
 
 _EVERY = 4  # tokens to one look
-_EAGER_TOKENS = 32  # of a stream: each is drafted beside it
 _TRIP_EVERY_S = 1.0
 
 
@@ -53,10 +52,9 @@ class StreamWatch:
             return False
         self._compare(tokens.token_ids[0])
         self._num_tokens += len(tokens.token_ids)
-        is_look = self._num_tokens % _EVERY == 0
-        if is_look or self._num_tokens < _EAGER_TOKENS:
+        if self._choice.wants_shadow(self._num_tokens):
             self._draft()
-        if not is_look:
+        if self._num_tokens % _EVERY:
             return False
         now_s = time.monotonic()
         if self._looked_s:

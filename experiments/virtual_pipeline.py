@@ -29,8 +29,7 @@ _NUM_PROMPT_TOKENS = 64  # of a prompt, in the opening's forward
 SEND_S, STALE_S = 0.0002, 0.0001  # of a message at the edge; of a stale round at the verifier
 REFEED_SHARE = 0.12  # of a drafted token's time, each token that is read again
 _ANY_TOKEN = 0  # depth policies ask for confidences alone
-EAGER_TOKENS = 32  # of a stream: each is drafted beside it
-LOOK_EVERY, TRIP_EVERY_S = 4, 1.0  # while streaming: tokens to a drafted one, and between two timed trips
+LOOK_EVERY, TRIP_EVERY_S = 4, 1.0  # while streaming: tokens to a look, and between two timed trips
 
 
 @dataclass(slots=True)
@@ -312,7 +311,7 @@ class VirtualText:
         last_trip_s = self.now_s
         while self.position < self.trace.num_positions and choice.current is Way.CLOUD_ONLY:
             self.now_s += token_s
-            if number < EAGER_TOKENS or number % LOOK_EVERY == 1:
+            if number and choice.wants_shadow(number):
                 choice.observe_shadow(int(self.trace.runs[self.position]) > 0, self.models.draft_token_s)
             self._commit(1)
             number += 1

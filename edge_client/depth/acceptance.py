@@ -5,7 +5,6 @@ Both are rates of one event, "this token stands, given that all before it do", w
 
 from __future__ import annotations
 
-import math
 from bisect import bisect
 from collections.abc import Callable, Sequence
 
@@ -42,11 +41,6 @@ class PositionAcceptance:
         """One acceptance for every position."""
         prior = _PRIOR_WEIGHT * PRIOR_ACCEPTANCE
         return (sum(self._stood) + prior) / (sum(self._tried) + _PRIOR_WEIGHT)
-
-    def error(self) -> float:
-        """Standard error of `overall`, as if tokens stood or fell each by itself."""
-        alpha = self.overall()
-        return math.sqrt(alpha * (1 - alpha) / (sum(self._tried) + _PRIOR_WEIGHT))
 
     def estimate(self) -> list[float]:
         """[MAX_DEPTH] acceptances, each given that all tokens before stand."""
