@@ -92,8 +92,8 @@ def _measures_of(rtt_ms: float, runs: Sequence[OutageRun]) -> list[Measure]:
         f"first kept token after {kept * 1e3:.0f} at most)"
     )
     return [
-        # To the hundredth: a round sent as the outage begins ends at its deadline, and the token comes then.
-        judged(f"ctl.outage_next_{rtt_ms:g}", following, round(slowest.next_share, 2), "ratio", most),
+        # A round sent as the outage begins ends at its deadline, and the token comes just after: it can be above 1.
+        judged(f"ctl.outage_next_{rtt_ms:g}", following, slowest.next_share, "ratio", most),
         judged(f"ctl.outage_exact_{rtt_ms:g}", exact, worst.exact_share, "ratio", most),
     ]
 
