@@ -92,7 +92,7 @@ def _measures_of(rtt_ms: float, runs: Sequence[OutageRun]) -> list[Measure]:
         f"first kept token after {kept * 1e3:.0f} at most)"
     )
     return [
-        # A round sent as the outage begins ends at its deadline, and the token comes just after: it can be above 1.
+        # A round sent as the outage begins ends at its deadline, and the token comes just after it: above 1.
         judged(f"ctl.outage_next_{rtt_ms:g}", following, slowest.next_share, "ratio", most),
         judged(f"ctl.outage_exact_{rtt_ms:g}", exact, worst.exact_share, "ratio", most),
     ]
