@@ -113,7 +113,8 @@ class SpeculativeLoop:
             return
         request = make_request(decoding, draft, branch, len(assumed), judgement, to_judge)
         decoding.remote.submit(request)
-        draft = replace(draft, token_ids=request.draft_tokens)
+        if to_judge:
+            draft = replace(draft, token_ids=request.draft_tokens)
         window, num_kept = decoding.window.size, len(to_judge)
         self._add(Round(request, draft, draft_ms, window, branch is not None, judgement, num_kept), branch)
 

@@ -16,6 +16,7 @@ from edge_client.link.targets import parse_target
 # OpenSSL's numbers (X509_V_ERR_...).
 _NOT_YET_VALID, _EXPIRED, _WRONG_NAME, _WRONG_IP = 9, 10, 62, 64
 _HTTP2_ALPN = ["h2"]
+_MOST_BYTES = 16_384
 _FIRST_FRAME = 9  # bytes: an HTTP/2 server speaks first (SETTINGS)
 
 
@@ -63,7 +64,7 @@ def _ask_plainly(connection: socket.socket, host: str) -> Diagnosis | None:
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE  # asked for its language, sent nothing
     context.set_alpn_protocols(_HTTP2_ALPN)
     try:
-        context.wrap_socket(connection, server_hostname=host).close()
+        _shake_hands(connection, context, host)
     except (ssl.SSLEOFError, ssl.SSLZeroReturnError):
         return None
     except ssl.SSLError as error:
@@ -72,6 +73,21 @@ def _ask_plainly(connection: socket.socket, host: str) -> Diagnosis | None:
     except OSError:
         return None
     return Diagnosis("it speaks TLS and this edge does not", "add --tls-ca FILE with its authority, or --tls")
+
+
+def _shake_hands(connection: socket.socket, context: ssl.SSLContext, host: str) -> None:
+    """By hand: `wrap_socket` forgets to close its socket where the other side resets it at once."""
+    incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+    tls = context.wrap_bio(incoming, outgoing, server_hostname=host)
+    while True:
+        try:
+            return tls.do_handshake()
+        except ssl.SSLWantReadError:
+            connection.sendall(outgoing.read())
+        if data := connection.recv(_MOST_BYTES):
+            incoming.write(data)
+        else:
+            incoming.write_eof()
 
 
 def _ask_with_tls(connection: socket.socket, host: str, security: LinkSecurity) -> Diagnosis | None:

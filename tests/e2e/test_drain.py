@@ -21,7 +21,9 @@ def test_a_text_goes_on_without_a_trace_when_its_verifier_drains_and_another_tak
     prompt, sampling = make_prompt(3), sampling_of(3)
     successors: list[VerifierProcess] = []
     statuses: list[int] = []
-    with running_verifier("--drain-grace-s", "0", target=tiny_pair.target) as verifier:
+    # Slow enough that the text is not over before the signal is.
+    flags = ("--drain-grace-s", "0", "--min-forward-ms", "20")
+    with running_verifier(*flags, target=tiny_pair.target) as verifier:
         expected = decode(verifier.address, prompt, sampling, num_new=NUM_NEW).token_ids
 
         def replace() -> None:
