@@ -33,11 +33,12 @@ FinalReply = Opened | Verdict | RoundError
 @dataclass(slots=True, eq=False)
 class Outstanding:
     """A job under way. Its answer counts as late `deadline_s` after it was given, or after the answer before
-    its own: until then the verifier was busy with us."""
+    its own: until then the verifier was busy with us. `drafted_s` went by before it was given."""
 
     job: Job
     given_s: float
     deadline_s: float
+    drafted_s: float = 0.0
     sent_on: Connection | None = None
     sent_s: float = 0.0  # the last time
     reply: FinalReply | None = None
@@ -50,6 +51,10 @@ class Outstanding:
     @property
     def wait_s(self) -> float:
         return self.arrived_s - self.given_s
+
+    @property
+    def round_s(self) -> float:
+        return self.drafted_s + self.wait_s
 
     @property
     def trip_s(self) -> float:
@@ -83,9 +88,9 @@ class Exchange:
         """Oldest first."""
         return self._outstanding
 
-    def give(self, job: Job, deadline_s: float) -> None:
+    def give(self, job: Job, deadline_s: float, drafted_s: float = 0.0) -> None:
         """Puts `job` behind those under way and sends it if it can be sent now; never waits."""
-        self._outstanding.append(Outstanding(job, self._clock(), deadline_s))
+        self._outstanding.append(Outstanding(job, self._clock(), deadline_s, drafted_s))
         connection = self._lifeline.connection
         if connection is not None:
             try:

@@ -54,9 +54,11 @@ class UnknownPrefixError(OutriderError):
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """A round's verdict, and what its exchange took: `wait_s` from its sending on, whole messages' bytes."""
+    """A round's verdict, and what its exchange took: `wait_s` from its sending on, whole messages' bytes.
+    `came_s` is when it came or, where it lay here, was asked for."""
 
     verdict: Verdict
+    came_s: float
     wait_s: float
     bytes_up: int
     bytes_down: int
@@ -135,24 +137,27 @@ class RemoteVerifier:
             self._handle_error(reply, give_up_s)
             request, meanwhile = replace(request, round_id=self.next_round_id()), None
 
-    def submit(self, request: VerifyRequest) -> None:
+    def submit(self, request: VerifyRequest, begun_s: float | None = None) -> None:
         """A round under way, behind those that are; never waits. `verdict` answers the oldest.
 
-        The verifier is told the deadline, unless patient: then a late answer serves as well. It counts from
-        the arrival, and each of the rounds before this one may take its own.
+        Its deadline counts from `begun_s` (`lifeline.now_s` before its draft) or, where it was drafted behind
+        others, from the answer before. The verifier is told what is left of it, unless patient: then a late
+        answer serves as well. That counts from the arrival, and each of the rounds before may take its own.
         """
-        deadline_s = self.deadline.seconds
+        drafted_s = 0.0 if begun_s is None else self._clock() - begun_s
+        patience_s = self.deadline.patience_s(drafted_s)
         if not self._is_patient:  # a verifier too busy to answer in time says so at once
             num_before = len(self._exchange.outstanding)
-            request = replace(request, deadline_ms=math.ceil((num_before + 1) * deadline_s * 1e3))
-        self._exchange.give(request, deadline_s)
+            request = replace(request, deadline_ms=math.ceil((num_before + 1) * patience_s * 1e3))
+        self._exchange.give(request, patience_s, drafted_s)
 
     def verdict(self) -> Answer:
         """The oldest round's. Raises `RoundTimeoutError` after its deadline; patient: `LinkError` after
         `recover_timeout_s`. Also `SessionLostError`, `UnknownPrefixError`, `RoundFailedError`,
         `CallRejectedError`. After an error no round is under way any more.
         """
-        exchange, give_up_s = self._exchange, self._clock() + self._recover_timeout_s
+        exchange, asked_s = self._exchange, self._clock()
+        give_up_s = asked_s + self._recover_timeout_s
         while True:
             deadline_s = exchange.outstanding[0].deadline_s
             connect_s = self._recover_timeout_s if self._is_patient else deadline_s
@@ -160,10 +165,11 @@ class RemoteVerifier:
             reply = answered.reply
             if isinstance(reply, Verdict):
                 if answered.is_ordinary:
-                    self.deadline.observe(answered.wait_s)
+                    self.deadline.observe(answered.round_s)
                 elif answered.progress_s is None:
                     self.deadline.observe_late(answered.trip_s)
-                return Answer(reply, answered.wait_s, answered.bytes_up, answered.bytes_down)
+                came_s = max(asked_s, answered.arrived_s)
+                return Answer(reply, came_s, answered.wait_s, answered.bytes_up, answered.bytes_down)
             assert isinstance(reply, RoundError), f"a round answered by {reply}"
             try:
                 self._handle_error(reply, give_up_s)

@@ -49,6 +49,10 @@ class Round:
         return self.request.base_position + len(self.request.committed_tokens)
 
     @property
+    def draft_token_s(self) -> float:
+        return self.draft_ms / 1e3 / (len(self.draft.token_ids) or 1)
+
+    @property
     def is_guess(self) -> bool:
         """Whether it builds on a guess at a correction, or on a round that does."""
         return self.behind is not None and (self.behind.guess is not None or self.behind.host.is_guess)

@@ -94,6 +94,7 @@ class SpeculativeLoop:
     def _send_round(self, branch: Branch[Round] | None) -> Iterator[SessionEvent]:
         """On `branch`; None: behind the text, with nothing under way."""
         decoding = self._decoding
+        begun_s = decoding.remote.lifeline.now_s if branch is None else None
         assumed = self._rounds.assumed(decoding.text, branch)
         num_draft_tokens = decoding.num_to_draft(len(assumed)) if decoding.pending is None else 0
         to_judge = kept_for_round(decoding)
@@ -112,7 +113,7 @@ class SpeculativeLoop:
             yield from kept
             return
         request = make_request(decoding, draft, branch, len(assumed), judgement, to_judge)
-        decoding.remote.submit(request)
+        decoding.remote.submit(request, begun_s)
         if to_judge:
             draft = replace(draft, token_ids=request.draft_tokens)
         window, num_kept = decoding.window.size, len(to_judge)
@@ -159,8 +160,11 @@ class SpeculativeLoop:
         else:
             self._has_no_idea = False
             answered = self._rounds.pop()
-            yield from self._take(answered, answer)
+            events = self._take(answered, answer)
             self._settle(answered)
+            out_s = decoding.remote.lifeline.now_s - answer.came_s
+            decoding.remote.deadline.observe_out(out_s + answered.draft_token_s)
+            yield from events
 
     def _settle(self, answered: Round) -> None:
         """Rounds that assumed what did not come true are dropped; the verifier knows them by their hash."""
@@ -190,35 +194,34 @@ class SpeculativeLoop:
 
     # ------------------------------------------------------------------------------------ verdicts
 
-    def _take(self, round_: Round, answer: Answer) -> Iterator[SessionEvent]:
+    def _take(self, round_: Round, answer: Answer) -> list[SessionEvent]:
         decoding, text, verdict = self._decoding, self._decoding.text, answer.verdict
         token_ids, origins = tokens_of(round_.request, verdict)
         is_true = agrees(text.chain, text.settled_position, round_, verdict, token_ids)
         if not is_true or not can_choose(decoding.pending, verdict, round_.draft):
             decoding.note_failure(disagreement(verdict))
             decoding.must_open = True  # whatever it has there, it is not this text
-            return
+            return []
         decoding.note_success()
         if self._branches is not None:
             self._branches.observe(round_, verdict)
         judged = hold_against(decoding, round_.start, token_ids, verdict.logprobs)
         # Kept tokens, or the bonus of the round before, which the draft guessed.
         num_known = text.position - round_.start
-        events = decoding.add(token_ids[num_known:], origins[num_known:], verdict.logprobs[num_known:])
+        added = decoding.add(token_ids[num_known:], origins[num_known:], verdict.logprobs[num_known:])
         text.acknowledge(verdict.position)
         if verdict.accepted_len < round_.num_kept:
             decoding.stats.num_wasted_draft_tokens += len(round_.draft.token_ids) - round_.num_kept
         num_accepted = max(0, min(num_known, verdict.accepted_len) - round_.num_kept)
-        num_accepted += sum(event.origin is Origin.ACCEPTED for event in events)
+        num_accepted += sum(event.origin is Origin.ACCEPTED for event in added)
         decoding.record(make_record(round_, num_accepted, answer))
-        yield from judged
-        yield from events
-        if text.finish is not None:
-            return
-        if verdict.candidates:
-            yield from self._choose(round_.draft, verdict)
-        elif verdict.correction_kind is CorrectionKind.NONE and not round_.request.pipelined:
-            text.finish = FinishReason.STOP
+        events = [*judged, *added]
+        if text.finish is None:
+            if verdict.candidates:
+                events += self._choose(round_.draft, verdict)
+            elif verdict.correction_kind is CorrectionKind.NONE and not round_.request.pipelined:
+                text.finish = FinishReason.STOP
+        return events
 
     def _choose(self, draft: Draft, verdict: Verdict) -> list[TokenEvent]:
         """The correction, if one of the candidates passes. It is ours alone until the next round carries it,

@@ -50,6 +50,16 @@ def test_the_users_own_deadline_replaces_the_rule() -> None:
     assert deadline.seconds == 0.05
 
 
+def test_an_answer_is_waited_for_so_that_a_token_of_ones_own_is_out_by_the_deadline() -> None:
+    deadline = RoundDeadline()
+    deadline.observe_out(0.003)
+    assert deadline.patience_s(0.02) == pytest.approx(0.4 - 0.02 - 0.003)
+    assert deadline.patience_s(5.0) == pytest.approx(0.3)  # a draft that was far longer than any before
+    for _ in range(200):
+        deadline.observe_out(0.001)
+    assert deadline.patience_s(0.0) == pytest.approx(0.4 - 0.001)
+
+
 def test_the_breaker_opens_on_a_failure_half_opens_on_a_probe_and_closes_on_an_answer() -> None:
     breaker = CircuitBreaker(Clock())
     breaker.record_probe_connected()
