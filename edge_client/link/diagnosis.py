@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import socket
 import ssl
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TypeVar
 
 from common.errors import UsageError
 from edge_client.link.security import LinkSecurity
@@ -18,6 +20,8 @@ _NOT_YET_VALID, _EXPIRED, _WRONG_NAME, _WRONG_IP = 9, 10, 62, 64
 _HTTP2_ALPN = ["h2"]
 _MOST_BYTES = 16_384
 _FIRST_FRAME = 9  # bytes: an HTTP/2 server speaks first (SETTINGS)
+
+_Done = TypeVar("_Done")
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +68,7 @@ def _ask_plainly(connection: socket.socket, host: str) -> Diagnosis | None:
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE  # asked for its language, sent nothing
     context.set_alpn_protocols(_HTTP2_ALPN)
     try:
-        _shake_hands(connection, context, host)
+        _Tls(connection, context, host).shake_hands()
     except (ssl.SSLEOFError, ssl.SSLZeroReturnError):
         return None
     except ssl.SSLError as error:
@@ -75,19 +79,34 @@ def _ask_plainly(connection: socket.socket, host: str) -> Diagnosis | None:
     return Diagnosis("it speaks TLS and this edge does not", "add --tls-ca FILE with its authority, or --tls")
 
 
-def _shake_hands(connection: socket.socket, context: ssl.SSLContext, host: str) -> None:
-    """By hand: `wrap_socket` forgets to close its socket where the other side resets it at once."""
-    incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
-    tls = context.wrap_bio(incoming, outgoing, server_hostname=host)
-    while True:
+class _Tls:
+    """Over a socket by hand: `wrap_socket` forgets to close it where the other side resets it at once."""
+
+    def __init__(self, connection: socket.socket, context: ssl.SSLContext, name: str) -> None:
+        self._connection = connection
+        self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+        self._tls = context.wrap_bio(self._incoming, self._outgoing, server_hostname=name)
+
+    def shake_hands(self) -> None:
+        self._until_done(self._tls.do_handshake)
+
+    def first_words(self) -> bytes:
+        """Of the other side; none where it hangs up instead."""
         try:
-            return tls.do_handshake()
-        except ssl.SSLWantReadError:
-            connection.sendall(outgoing.read())
-        if data := connection.recv(_MOST_BYTES):
-            incoming.write(data)
-        else:
-            incoming.write_eof()
+            return self._until_done(lambda: self._tls.read(_FIRST_FRAME))
+        except (ssl.SSLEOFError, ssl.SSLZeroReturnError):
+            return b""
+
+    def _until_done(self, step: Callable[[], _Done]) -> _Done:
+        while True:
+            try:
+                return step()
+            except ssl.SSLWantReadError:
+                self._connection.sendall(self._outgoing.read())
+            if data := self._connection.recv(_MOST_BYTES):
+                self._incoming.write(data)
+            else:
+                self._incoming.write_eof()
 
 
 def _ask_with_tls(connection: socket.socket, host: str, security: LinkSecurity) -> Diagnosis | None:
@@ -99,9 +118,10 @@ def _ask_with_tls(connection: socket.socket, host: str, security: LinkSecurity) 
     except ssl.SSLError:
         return _unusable(security)
     try:
-        with context.wrap_socket(connection, server_hostname=name) as tls:
-            if not tls.recv(_FIRST_FRAME):  # under TLS 1.3 the server looks at our certificate only now
-                return _hang_up(security)
+        tls = _Tls(connection, context, name)
+        tls.shake_hands()
+        if not tls.first_words():  # under TLS 1.3 the server looks at our certificate only now
+            return _hang_up(security)
     except ssl.SSLCertVerificationError as error:
         return _verification_fault(error, name, security)
     except ssl.SSLError as error:

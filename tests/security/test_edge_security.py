@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import socket
 import ssl
+import struct
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
@@ -16,6 +18,7 @@ from edge.tiny_draft import make_backend, make_tiny_draft
 from support.calls import eventually
 from support.fakes import FakeBackend
 from support.server import serving
+from support.tcp_peers import tcp_server
 
 from cloud_verifier.config import ServeConfig
 from cloud_verifier.security.dev_certs import DevCertificates, make_dev_certificates
@@ -28,6 +31,7 @@ from edge_client.config import RunConfig
 from edge_client.lifeline import Lifeline
 from edge_client.link.base import CallRejectedError
 from edge_client.link.channel import open_channel
+from edge_client.link.diagnosis import diagnose
 from edge_client.link.grpc_link import GrpcLink
 from edge_client.link.security import PLAINTEXT, LinkSecurity, link_security
 from experiments.dev_security import DevSecurity, make_dev_security
@@ -182,6 +186,16 @@ def test_nobody_there_is_no_fault_of_tls_and_may_mend_itself(security: DevSecuri
 def test_a_host_that_is_none_is_said_to_be(security: DevSecurity) -> None:
     with pytest.raises(LinkError, match=r"there is no such host|no answer"):
         open_channel("no-such-host.invalid:7077", 5.0, security.link)
+
+
+@pytest.mark.parametrize("edge", [PLAINTEXT, LinkSecurity(is_tls=True)])
+def test_what_resets_every_connection_costs_no_socket(edge: LinkSecurity) -> None:
+    """Resets come at other moments of asking; a socket left open is a warning, which is an error here."""
+    for_good = struct.pack("ii", 1, 0)
+    with tcp_server(lambda peer: peer.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, for_good)) as address:
+        for _ in range(20):
+            diagnose(address, edge, 1.0)
+    gc.collect()
 
 
 def test_a_patient_edge_does_not_wait_for_a_fault_to_mend_itself(server: VerifierServer) -> None:
