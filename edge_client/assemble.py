@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,6 +19,7 @@ from edge_client.depth.registry import create_depth_policy
 from edge_client.drafting.base import DraftModel
 from edge_client.drafting.dropout_cost import DropoutCost
 from edge_client.drafting.registry import WITHOUT_MODEL, create_draft_model
+from edge_client.experience import Experience
 from edge_client.gate.settings import create_gate, gate_settings
 from edge_client.method_options import check_method, make_method_params, support_size
 from edge_client.options import Mode, OnTimeout, SessionOptions
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class Edge:
-    """What outlives one session: the tokenizer and the draft's weights."""
+    """What outlives one session: the tokenizer, the draft's weights, and what its texts taught."""
 
     config: RunConfig
     tokenizer: EdgeTokenizer
@@ -41,6 +42,7 @@ class Edge:
     draft_load_ms: float
     labels: tuple[str, ...]
     dropout_cost: DropoutCost | None = None  # where the draft tells variance
+    experience: Experience = field(default_factory=Experience)
 
     def session(
         self,
@@ -70,6 +72,7 @@ class Edge:
             depth=create_depth_policy(config.depth_policy, config.num_speculative_tokens),
             window=make_window(config),
             gate=create_gate(gating, self.draft, self.tokenizer.decoder),
+            experience=self.experience,
             session_id=session_id,
             min_draft_s=config.min_draft_ms / 1e3,
         )

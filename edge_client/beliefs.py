@@ -1,13 +1,14 @@
 """How likely a drafted token is believed to stand: a distribution over a few acceptances. Pure.
 
-Before any token was judged most of the belief lies near what drafts usually have, the rest is spread evenly:
-so a little luck moves little, and a draft that is much better or worse than usual is soon seen to be.
+Of a draft that nothing is known of most of the belief lies near what drafts usually have, the rest is spread
+evenly: so a little luck moves little, and one that is much better or worse than usual is soon seen to be.
 """
 
 from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Sequence
 from itertools import pairwise
 
 ALPHAS = (
@@ -20,12 +21,14 @@ USUAL_STOOD, USUAL_FELL = 16.0, 4.0  # a Beta distribution: as if so many tokens
 USUAL_SHARE = 0.95  # of the belief; the rest is uniform
 
 
-def beliefs(num_stood: float, num_fell: float) -> list[float]:
-    """The probability of each of ALPHAS, after so many judged tokens."""
-    priors = _log_priors(USUAL_STOOD, USUAL_FELL, USUAL_SHARE)
+def beliefs(
+    num_stood: float, num_fell: float, first: Sequence[float] | None = None
+) -> list[float]:
+    """The probability of each of ALPHAS, after so many judged tokens. `first`: before them, what is usual
+    where it is None; none of it is 0."""
     logs = [
-        prior + num_stood * stands + num_fell * falls
-        for prior, (stands, falls) in zip(priors, _LOGS, strict=True)
+        math.log(before) + num_stood * stands + num_fell * falls
+        for before, (stands, falls) in zip(first or usual_belief(), _LOGS, strict=True)
     ]
     top = max(logs)
     weights = [math.exp(each - top) for each in logs]
@@ -34,10 +37,13 @@ def beliefs(num_stood: float, num_fell: float) -> list[float]:
 
 
 @functools.cache
-def _log_priors(stood: float, fell: float, share: float) -> list[float]:
+def usual_belief() -> tuple[float, ...]:
+    """Of a draft that nothing is known of."""
+    stood, fell = USUAL_STOOD, USUAL_FELL
     scale = math.lgamma(stood + fell) - math.lgamma(stood) - math.lgamma(fell)
-    logs = []
+    weights = []
     for alpha, (low, high) in zip(ALPHAS, pairwise(_BORDERS), strict=True):
         usual = math.exp(scale + (stood - 1) * math.log(alpha) + (fell - 1) * math.log(1 - alpha))
-        logs.append(math.log((share * usual + 1 - share) * (high - low)))
-    return logs
+        weights.append((USUAL_SHARE * usual + 1 - USUAL_SHARE) * (high - low))
+    total = sum(weights)
+    return tuple(each / total for each in weights)

@@ -63,7 +63,21 @@ class ModeChoice:
         self._chance_of_rounds = 1.0
         self._costs: tuple[float, ...] = ()
         self._table: _Times = {}  # of those
+        self._first_belief: Sequence[float] | None = None
         self._num_stood = self._num_fell = 0.0  # of judged tokens, those of long ago forgotten
+
+    @property
+    def belief(self) -> list[float]:
+        """The probability of each of ALPHAS to be the chance of a drafted token to stand."""
+        return beliefs(self._num_stood, self._num_fell, self._first_belief)
+
+    @property
+    def has_judged(self) -> bool:
+        return self._num_stood + self._num_fell > 0
+
+    def expect(self, belief: Sequence[float]) -> None:
+        """What to begin with, before any token of this text was judged (`edge_client.experience`)."""
+        self._first_belief = belief
 
     # ------------------------------------------------------------------------------------ measurements
 
@@ -141,7 +155,7 @@ class ModeChoice:
 
     def _decide(self, num_tokens: int) -> None:
         models, link = self.conditions.estimate()
-        times, weights = self._times(models, link), beliefs(self._num_stood, self._num_fell)
+        times, weights = self._times(models, link), self.belief
         prospects = self._prospects(times, weights, num_tokens, link.rtt_s)
         best = min(prospects, key=prospects.__getitem__)
         if best is not self.current:

@@ -51,6 +51,7 @@ def open_session(decoding: Decoding) -> list[SessionEvent]:
     wait_s = time.perf_counter() - start_s
     decoding.stats.open_ms += wait_s * 1e3
     if warm_up is not None:
+        decoding.recall(opened.model)
         _tell_choice(decoding, opened, wait_s)
     decoding.stats.num_rebuilds += is_rebuild
     return _take(decoding, opened)

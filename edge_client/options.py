@@ -28,6 +28,7 @@ from edge_client.depth.base import DepthPolicy
 from edge_client.drafter import Drafter
 from edge_client.drafting.base import ShouldStop, Stop
 from edge_client.events import TokenEvent
+from edge_client.experience import Circumstances, Experience
 from edge_client.gate.gate import Gate, Judgement
 from edge_client.gate.rules import CONTEXT_TOKENS
 from edge_client.mode_choice import Way
@@ -90,6 +91,7 @@ class Decoding:
     drafter: Drafter | None = None
     window: RoundWindow = field(default_factory=RoundWindow)
     gate: Gate | None = None
+    experience: Experience | None = None  # of texts before, for the choice of the mode
     model: ModelInfo | None = None
     must_open: bool = True  # the verifier has no session, or not this text
     pending: PendingCorrection | None = None
@@ -133,6 +135,22 @@ class Decoding:
         """Whether the mode is chosen on the way, and is the target's own stream now."""
         choice = self.window.choice
         return choice is not None and choice.current is Way.CLOUD_ONLY
+
+    def recall(self, model: ModelInfo) -> None:
+        """At the first opening: what the choice of the mode begins with."""
+        if self.experience is not None and self.window.choice is not None:
+            self.window.choice.expect(self.experience.belief(self._circumstances(model)))
+
+    def remember(self) -> None:
+        """At the end, for the texts behind this one."""
+        choice = self.window.choice
+        if self.experience is None or choice is None or self.model is None or not choice.has_judged:
+            return
+        self.experience.learn(self._circumstances(self.model), choice.belief)
+
+    def _circumstances(self, model: ModelInfo) -> Circumstances:
+        temperature = self.options.sampling.temperature
+        return Circumstances.of(model.target_fingerprint, self.options.method, temperature)
 
     @property
     def context_room(self) -> int:

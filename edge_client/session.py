@@ -22,6 +22,7 @@ from edge_client.depth.fixed import FixedDepth
 from edge_client.drafter import Drafter
 from edge_client.drafting.base import DraftModel
 from edge_client.events import EndEvent, SessionEvent
+from edge_client.experience import Experience
 from edge_client.fallback import go_alone
 from edge_client.gate.gate import Gate
 from edge_client.lifeline import CancelledByUser
@@ -78,8 +79,8 @@ class EdgeSession:
     """Generates once. `verifier` is None in edge-only mode, `draft` in cloud-only and co-located mode.
 
     `decode` turns an id into the text that became final with it; `renew_decode` makes another that has seen
-    the prompt alone, which a text that is taken back needs (None: `decode` has no state). The session closes
-    `verifier`; `draft` stays its owner's.
+    the prompt alone, which a text that is taken back needs (None: `decode` has no state). `experience` is
+    shared with other sessions of the same draft. The session closes `verifier`; `draft` stays its owner's.
     """
 
     def __init__(
@@ -94,6 +95,7 @@ class EdgeSession:
         depth: DepthPolicy | None = None,
         window: RoundWindow | None = None,
         gate: Gate | None = None,
+        experience: Experience | None = None,
         session_id: bytes | None = None,
         min_draft_s: float = 0.0,
     ) -> None:
@@ -114,6 +116,7 @@ class EdgeSession:
             depth=depth or FixedDepth(),
             window=window or RoundWindow(),
             gate=gate,
+            experience=experience,
             stats=SessionStats(),
             verifier=verifier,
             drafter=drafter,
@@ -227,6 +230,7 @@ class EdgeSession:
 
     def _close(self) -> None:
         decoding = self._decoding
+        decoding.remember()
         if decoding.drafter is not None:
             decoding.drafter.close()
         if decoding.verifier is None:

@@ -2,7 +2,7 @@
 
 Acceptance is recorded (`benchmarks/traces/`) or, where labelled so, synthetic; times are the cost model's.
 Every text is a session of its own, which a policy starts knowing nothing; the best fixed length, chosen
-afterwards from a full sweep, knows all. `--only` asks for what takes real sessions as well.
+afterwards from a full sweep, knows all. `--only` asks for a part, and for those that take real sessions.
 """
 
 from __future__ import annotations
@@ -33,11 +33,9 @@ from experiments.acceptance_traces import (
     synthetic_traces,
 )
 from experiments.command import run_command
-from experiments.controller_grid import DRAFTS_MS, FORWARDS_MS, POINTS, VERIFY_TOKEN_SHARE, Point
+from experiments.controller_grid import DRAFTS_MS, FORWARDS_MS, POINTS, SYNTHETIC, VERIFY_TOKEN_SHARE, Point
 from experiments.results import Measure, at_most, judged, write_results
 from experiments.virtual_rounds import VirtualRound, replay
-
-SYNTHETIC = ((0.3, "none"), (0.8, "none"), (0.95, "none"), (0.8, "certain"), (0.8, "knows"))
 
 STEP_MS = (20, 200, 20)
 STEP_ROUNDS = 40  # between two steps
@@ -239,11 +237,18 @@ def depth_part(arguments: argparse.Namespace) -> Found:
 
 
 def ways_part(arguments: argparse.Namespace) -> Found:
-    from experiments.bench_ways import measure_auto, pipelined_measures
+    from experiments.bench_auto import measure_auto
+    from experiments.bench_ways import pipelined_measures
 
     ahead, pipelined = pipelined_measures()
-    auto, details = measure_auto(load_sets(arguments.traces), POINTS)
-    return [*ahead, *auto], {"pipelined": pipelined, "auto": details}
+    auto, details = measure_auto(load_sets(arguments.traces))
+    return [*ahead, *auto], {"pipelined": pipelined, **details}
+
+
+def ways_above_part(arguments: argparse.Namespace) -> Found:
+    from experiments.bench_auto import measure_above
+
+    return measure_above(arguments.traces)
 
 
 def guesses_part(arguments: argparse.Namespace) -> Found:
@@ -297,8 +302,9 @@ def same_text_part(arguments: argparse.Namespace) -> Found:
 
 Part = Callable[[argparse.Namespace], Found]
 VIRTUAL: dict[str, Part] = {"depth": depth_part, "ways": ways_part, "guesses": guesses_part}
-# By sessions that take real time: measured only when asked for.
-REAL: dict[str, Part] = {
+# Measured only when asked for: behind `ways`, or by sessions that take real time.
+ASKED_FOR: dict[str, Part] = {
+    "ways_above": ways_above_part,
     "outage": outage_part,
     "gate": gate_part,
     "signals": signals_part,
@@ -319,14 +325,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m experiments.bench_controller", description=__doc__)
     parser.add_argument(
         "--only",
-        choices=(*VIRTUAL, *REAL),
+        choices=(*VIRTUAL, *ASKED_FOR),
         help="a part: depth policies or ways to work in virtual time, or one of those with real sessions",
     )
     parser.add_argument("--quick", action="store_true", help="fewer real sessions")
     parser.add_argument("--realisation", metavar="NAME", help="of links: model, ..._real, same_text")
     parser.add_argument("--traces", type=Path, default=RECORDED, metavar="FILE", help="recorded acceptance")
     arguments = parser.parse_args(argv)
-    parts = {arguments.only: (VIRTUAL | REAL)[arguments.only]} if arguments.only else VIRTUAL
+    parts = {arguments.only: (VIRTUAL | ASKED_FOR)[arguments.only]} if arguments.only else VIRTUAL
     measures: list[Measure] = []
     details: dict[str, Any] = {}
     start_s = time.perf_counter()

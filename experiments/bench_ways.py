@@ -1,12 +1,9 @@
-"""Pipelined rounds and the choice of the mode, in virtual time: what `bench_controller` says of both."""
+"""The ways to work, in virtual time: each alone, and pipelined rounds against synchronous ones."""
 
 from __future__ import annotations
 
-import itertools
 import math
-import statistics
 from collections.abc import Sequence
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 
 from common.costmodel import LinkCosts, ModelCosts
@@ -14,7 +11,6 @@ from edge_client.depth.optimal import OptimalDepth
 from edge_client.mode_choice import ModeChoice, Way
 from edge_client.pipeline import RoundWindow
 from experiments.acceptance_traces import TextTrace, TraceSet, synthetic_traces
-from experiments.controller_grid import Point
 from experiments.results import Measure, at_most, judged
 from experiments.virtual_pipeline import VirtualText
 
@@ -24,8 +20,6 @@ SLOW_DRAFT_MS = 12.0
 EMBEDDED_DRAFT_MS = 0.25  # a sampled token of the embedded draft, `make bench-main`
 ALPHA = 0.8
 NUM_POSITIONS = 8000  # of the synthetic text: luck is a per cent of it
-AUTO_TARGET = 1.05
-FIXED_WAYS = tuple((way,) for way in Way)
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,11 +34,25 @@ class Total:
 
 
 def run_ways(traces: TraceSet, models: ModelCosts, link: LinkCosts, ways: Sequence[Way]) -> Total:
-    """Every text is a session of its own, with the depth policy `optimal`."""
-    texts = [
-        VirtualText(each, models, lambda _: link, OptimalDepth(), _make_window(ways, each)).run()
-        for each in traces.texts
-    ]
+    """Every text is a session of its own that knows nothing."""
+    return total_of([run_text(each, models, link, ways) for each in traces.texts])
+
+
+def run_text(
+    trace: TextTrace,
+    models: ModelCosts,
+    link: LinkCosts,
+    ways: Sequence[Way],
+    belief: Sequence[float] | None = None,
+) -> VirtualText:
+    """With the depth policy `optimal`; `belief`: what the choice begins with."""
+    window = _make_window(ways, trace)
+    if belief is not None and window.choice is not None:
+        window.choice.expect(belief)
+    return VirtualText(trace, models, lambda _: link, OptimalDepth(), window).run()
+
+
+def total_of(texts: Sequence[VirtualText]) -> Total:
     num_tokens = sum(len(text.token_times_s) for text in texts)
     choices = [text.window.choice for text in texts]
     return Total(
@@ -88,75 +96,3 @@ def pipelined_measures() -> tuple[list[Measure], dict[str, str]]:
         )
         measures.append(judged(f"ctl.pipelined{suffix}", text, ratios[worst], "ratio", at_most(target)))
     return measures, details
-
-
-@dataclass(frozen=True, slots=True)
-class AutoRun:
-    """`auto` on one set at one point, beside each way alone: milliseconds a token."""
-
-    traces: str  # their name
-    point: Point
-    auto_ms: float
-    num_changes: int
-    fixed_ms: dict[Way, float]
-
-    @property
-    def ratio(self) -> float:
-        """To the best of the fixed ways."""
-        return self.auto_ms / min(self.fixed_ms.values())
-
-    @property
-    def cloud_ratio(self) -> float:
-        return self.auto_ms / self.fixed_ms[Way.CLOUD_ONLY]
-
-    def __str__(self) -> str:
-        times = ", ".join(f"{way} {ms:.1f}" for way, ms in self.fixed_ms.items())
-        changes = f"{self.num_changes} changes"
-        return f"{times}, auto {self.auto_ms:.1f} ms a token ({changes}), {self.ratio:.3f} of the best"
-
-
-def run_auto(case: tuple[TraceSet, Point]) -> AutoRun:
-    traces, point = case
-    fixed = {ways[0]: run_ways(traces, point.models, point.link, ways).tpot_ms for ways in FIXED_WAYS}
-    auto = run_ways(traces, point.models, point.link, tuple(Way))
-    return AutoRun(traces.name, point, auto.tpot_ms, auto.num_changes, fixed)
-
-
-def measure_auto(
-    sets: Sequence[TraceSet], points: Sequence[Point]
-) -> tuple[list[Measure], dict[str, str]]:
-    """`ctl.auto`: over the points, on each set; against the best fixed way and against not speculating."""
-    labels = {traces.name: traces.label for traces in sets}
-    with ProcessPoolExecutor() as pool:
-        runs = list(pool.map(run_auto, itertools.product(sets, points)))
-    for name in labels:
-        own = [run for run in runs if run.traces == name]
-        mean, worst = statistics.fmean(run.ratio for run in own), max(run.ratio for run in own)
-        to_cloud = max(run.cloud_ratio for run in own)
-        print(f"auto, {name}: mean {mean:.3f}, worst {worst:.3f} of the best, {to_cloud:.3f} of cloud-only")
-    measures = []
-    for label in dict.fromkeys(labels.values()):
-        measures += _auto_measures(label, [run for run in runs if labels[run.traces] == label])
-    return measures, {f"{run.traces} {run.point}": str(run) for run in runs}
-
-
-def _auto_measures(label: str, runs: Sequence[AutoRun]) -> list[Measure]:
-    worst = max(runs, key=lambda run: run.ratio)
-    mean = statistics.fmean(run.ratio for run in runs)
-    num_above = sum(run.ratio > AUTO_TARGET for run in runs)
-    suffix = "" if label == "recorded" else f"_{label}"
-    text = (
-        f"TPOT of auto : best fixed way, {label}, worst, at {worst.traces} {worst.point} "
-        f"(mean {mean:.3f}, {num_above} of {len(runs)} points above {AUTO_TARGET})"
-    )
-    to_cloud = max(run.cloud_ratio for run in runs)
-    return [
-        judged(f"ctl.auto{suffix}", text, worst.ratio, "ratio", at_most(AUTO_TARGET)),
-        judged(
-            f"ctl.auto{suffix}_cloud",
-            f"the same : cloud-only, {label}, worst",
-            to_cloud,
-            "ratio",
-            at_most(AUTO_TARGET),
-        ),
-    ]

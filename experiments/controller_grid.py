@@ -33,3 +33,6 @@ class Point:
 
 
 POINTS = [Point(*parts) for parts in itertools.product(RTTS_MS, FORWARDS_MS, DRAFTS_MS)]
+
+# Acceptances that real pairs have seldom, and what the draft knows of its tokens.
+SYNTHETIC = ((0.3, "none"), (0.8, "none"), (0.95, "none"), (0.8, "certain"), (0.8, "knows"))

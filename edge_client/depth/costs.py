@@ -87,6 +87,7 @@ class RoundCosts:
         self._num_rounds = 0
         self._draft_s = 0.0
         self._num_drafted = 0.0
+        self._estimate: tuple[ModelCosts, LinkCosts] | None = None  # until something is observed
 
     @property
     def is_known(self) -> bool:
@@ -105,19 +106,23 @@ class RoundCosts:
         self.observe_trip(record.net_ms / 1e3)
 
     def observe_draft(self, seconds: float, num_tokens: int) -> None:
+        self._estimate = None
         self._draft_s = self._draft_s * _DRAFT_MEMORY + seconds
         self._num_drafted = self._num_drafted * _DRAFT_MEMORY + num_tokens
 
     def observe_trip(self, seconds: float) -> None:
+        self._estimate = None
         self._trips_s.append(seconds)
 
     def observe_target(self, token_s: float) -> None:
         """What the target takes for a token of a stream."""
+        self._estimate = None
         self._targets_s.append(token_s)
 
     def observe_opening(self, forward_s: float, step_fixed_s: float = 0.0, step_token_s: float = 0.0) -> None:
         """What it took for a prompt: for one token no more than that. And what the verifier says of its
         steps, if it knows: this much, and this much a token."""
+        self._estimate = None
         self._opening_s = forward_s
         if step_fixed_s or step_token_s:
             self._told = (step_fixed_s, step_token_s)
@@ -125,6 +130,11 @@ class RoundCosts:
     def estimate(self) -> tuple[ModelCosts, LinkCosts]:
         """Something of each was observed (`is_known`). A verification that was never seen takes what the
         target does."""
+        if self._estimate is None:
+            self._estimate = self._make_estimate()
+        return self._estimate
+
+    def _make_estimate(self) -> tuple[ModelCosts, LinkCosts]:
         target_s = self._target_s()
         base_s, token_s = target_s * (1 - _TOKEN_GUESS), target_s * _TOKEN_GUESS
         if self._num_rounds:

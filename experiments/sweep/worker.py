@@ -27,6 +27,7 @@ from common.errors import OutriderError
 from common.logs import setup_logging
 from edge_client.assemble import Edge, create_edge
 from edge_client.config import RunConfig
+from edge_client.experience import Experience
 from edge_client.options import Mode
 from experiments.sweep.machine import peak_rss_bytes, reset_peak_rss
 from experiments.sweep.observing import Errand, observe
@@ -47,7 +48,8 @@ class Edges:
         if key not in self._loaded:
             is_real = synthetic is None
             self._loaded[key] = create_edge(config) if is_real else _create_synthetic(config, synthetic or {})
-        return dataclasses.replace(self._loaded[key], config=config)
+        # What a cell's text teaches is not for the next cell: a figure must not depend on what ran before it.
+        return dataclasses.replace(self._loaded[key], config=config, experience=Experience())
 
 
 def _loaded_by(config: RunConfig) -> tuple[object, ...]:
