@@ -1,11 +1,13 @@
 """How much of a draft stood in the texts before this one, as the next one's first belief. Thread-safe.
 
-A session that knows nothing decides its first tokens by luck. One behind others of the same draft, target,
-method and kind of temperature begins with the mean of what was believed at their ends, each text counting
+A session that knows nothing decides its first tokens by luck. One behind others of the same draft, target and
+kind of temperature begins with the mean of what was believed at their ends, each text counting
 once however long it was: so it is narrow where texts are alike and wide where they are not. What is believed
 of any draft stays in it as one text, and the last ones count most: a text unlike all before is soon seen to
 be. This is predictive recursion (Newton 2002) with a floor under its weights. A link or a busy verifier
-changes nothing in it: what stands does not depend on them.
+changes nothing in it: what stands does not depend on them. It is of `coupled` alone, where a token that the
+draft would have said of a stream is one that would have stood; with other methods it need not be, and a
+session that streamed would teach the next one to stream.
 """
 
 from __future__ import annotations
@@ -14,7 +16,6 @@ import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from common.types import Method
 from edge_client.beliefs import usual_belief
 
 MOST_TEXTS = 9  # that count beside what is usual
@@ -25,12 +26,11 @@ class Circumstances:
     """What the acceptance of one draft depends on, beside the text."""
 
     target_fingerprint: str
-    method: Method
     temperature: int  # to the nearest half, in halves: what is drawn at 0.7 stands about as at 0.8
 
     @classmethod
-    def of(cls, target_fingerprint: str, method: Method, temperature: float) -> Circumstances:
-        return cls(target_fingerprint, method, round(2 * temperature))
+    def of(cls, target_fingerprint: str, temperature: float) -> Circumstances:
+        return cls(target_fingerprint, round(2 * temperature))
 
 
 @dataclass(slots=True)

@@ -31,7 +31,7 @@ from edge_client.events import TokenEvent
 from edge_client.experience import Circumstances, Experience
 from edge_client.gate.gate import Gate, Judgement
 from edge_client.gate.rules import CONTEXT_TOKENS
-from edge_client.mode_choice import Way
+from edge_client.mode_choice import ModeChoice, Way
 from edge_client.pipeline import RoundWindow
 from edge_client.remote_verifier import RemoteVerifier
 from edge_client.stats import RoundRecord, SessionStats
@@ -138,19 +138,22 @@ class Decoding:
 
     def recall(self, model: ModelInfo) -> None:
         """At the first opening: what the choice of the mode begins with."""
-        if self.experience is not None and self.window.choice is not None:
-            self.window.choice.expect(self.experience.belief(self._circumstances(model)))
+        if self.experience is not None and (choice := self._taught_choice) is not None:
+            choice.expect(self.experience.belief(self._circumstances(model)))
 
     def remember(self) -> None:
         """At the end, for the texts behind this one."""
-        choice = self.window.choice
-        if self.experience is None or choice is None or self.model is None or not choice.has_judged:
+        if self.experience is None or self.model is None:
             return
-        self.experience.learn(self._circumstances(self.model), choice.belief)
+        if (choice := self._taught_choice) is not None and choice.has_judged:
+            self.experience.learn(self._circumstances(self.model), choice.belief)
+
+    @property
+    def _taught_choice(self) -> ModeChoice | None:
+        return self.window.choice if self.options.method is Method.COUPLED else None
 
     def _circumstances(self, model: ModelInfo) -> Circumstances:
-        temperature = self.options.sampling.temperature
-        return Circumstances.of(model.target_fingerprint, self.options.method, temperature)
+        return Circumstances.of(model.target_fingerprint, self.options.sampling.temperature)
 
     @property
     def context_room(self) -> int:

@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 from common.errors import UsageError
-from common.types import Method
 from edge_client.experience import Circumstances, Experience
 from edge_client.mode_choice import Way
 from experiments.acceptance_traces import TraceSet, load_traces, synthetic_traces
@@ -31,7 +30,7 @@ NUM_BEFORE = 2  # texts of a process that do not count as later ones
 NUM_COUNTED = 8
 AGAIN_SEED, NUM_AGAIN = 2, 64  # of other texts
 _TEXTS = ("first texts", "later texts")  # by is_later
-_SAME_DRAFT = Circumstances("the target", Method.COUPLED, 0)
+_SAME_DRAFT = Circumstances("the target", 0)
 
 
 @dataclass(frozen=True, slots=True)

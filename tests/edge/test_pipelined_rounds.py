@@ -28,6 +28,7 @@ from common.types import (
 from edge_client.deadline import RoundDeadline
 from edge_client.depth.base import DepthPolicy
 from edge_client.depth.fixed import FixedDepth
+from edge_client.experience import Experience
 from edge_client.gate.gate import Gate
 from edge_client.mode_choice import ModeChoice, Way
 from edge_client.options import Mode, OnTimeout, SessionOptions
@@ -82,6 +83,7 @@ def decode(
     second: float | None = None,
     policy: DepthPolicy | None = None,
     rounds: RoundWindow | None = None,
+    experience: Experience | None = None,
 ) -> SessionResult:
     """`second`: guesses are made, and the draft's runner-up for a wrong token is right by that chance.
     `policy` instead of a fixed `depth`, `rounds` instead of a `window` with a `choice`."""
@@ -114,6 +116,7 @@ def decode(
         depth=policy or FixedDepth(depth),
         window=rounds or RoundWindow(window, choice, may_guess=second is not None),
         gate=gate,
+        experience=experience,
     )
     with watched(session, HANGS_S):
         for _ in session.generate():
