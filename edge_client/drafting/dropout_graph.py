@@ -49,8 +49,8 @@ def add_dropout(
     """Write `draft.dropout.onnx` beside an exported draft, whose files stay as they are.
 
     Thresholds on the variance depend on `num_samples` masks and `rate`, so both belong to the file. Needs
-    the `export` extra. Raises `ModelError` for a directory that is no exported draft, `UsageError` for
-    numbers out of range.
+    the `export` extra. Raises `ModelError` for a directory that is no exported draft or cannot be
+    written to, `UsageError` for numbers out of range.
     """
     check_numbers(num_samples, rate)
     try:
@@ -69,7 +69,10 @@ def add_dropout(
     onnx.helper.set_model_props(model, facts)
     _share_weights(model.graph, directory / GRAPH_FILE)
     path = directory / DROPOUT_FILE
-    path.write_bytes(model.SerializeToString(deterministic=True))
+    try:
+        path.write_bytes(model.SerializeToString(deterministic=True))
+    except OSError as error:
+        raise ModelError(f"cannot write {path}: {error.strerror or error}") from error
     return path
 
 

@@ -56,9 +56,11 @@ def export_draft(
     MatMulNBits': 4 rounds activations to int8, 1 keeps them float32 and is two to four times
     slower. Needs the `export` extra, not torch. Raises `ModelError` for a directory that is not a
     Llama-, Qwen2- or Qwen3-style safetensors model with its tokenizer.json, `UsageError` for more layers
-    than it has.
+    than it has and for a context below two tokens.
     """
     hf_dir, out_dir = Path(hf_dir), Path(out_dir)
+    if max_context is not None and max_context < 2:
+        raise UsageError(f"--max-context {max_context}: want 2 tokens or more")
     _require_onnx()
     if not hf_dir.is_dir():
         raise ModelError(f"{hf_dir} is not a directory")
@@ -70,18 +72,21 @@ def export_draft(
     count = num_tokens(tokenizer)
     if count > config.vocab_size:
         raise ModelError(f"{tokenizer} has {count} tokens, but the embedding only {config.vocab_size} rows")
-    context = min(config.max_context, max_context or MAX_CONTEXT)
+    context = min(config.max_context, MAX_CONTEXT if max_context is None else max_context)
     tensors = TensorDirectory(hf_dir)
     builder = GraphBuilder(config, tensors, num_tokens=count, context=context, accuracy_level=accuracy_level)
     model = builder.build(progress or _silent)
-    _make_directory(out_dir)
-    _save(model, out_dir)
-    if tokenizer.resolve() != (out_dir / files.TOKENIZER_FILE).resolve():
-        shutil.copyfile(tokenizer, out_dir / files.TOKENIZER_FILE)
-        _copy_chat_template(hf_dir, out_dir)
     num_parameters = tensors.num_parameters - _num_dropped(tensors, config, source)
     num_source_layers = source.num_layers if config.num_layers < source.num_layers else None
-    spec = _write_spec(out_dir, config, count, context, num_parameters, num_source_layers)
+    try:
+        out_dir.mkdir(parents=True, exist_ok=True)
+        _save(model, out_dir)
+        if tokenizer.resolve() != (out_dir / files.TOKENIZER_FILE).resolve():
+            shutil.copyfile(tokenizer, out_dir / files.TOKENIZER_FILE)
+            _copy_chat_template(hf_dir, out_dir)
+        spec = _write_spec(out_dir, config, count, context, num_parameters, num_source_layers)
+    except OSError as error:
+        raise ModelError(f"cannot write to {out_dir}: {error.strerror or error}") from error
     return _report(out_dir, spec)
 
 
@@ -107,13 +112,6 @@ def _require_onnx() -> None:
         import onnx  # noqa: F401
     except ImportError as error:
         raise ModelError("export needs the onnx package: pip install 'outrider[export]'") from error
-
-
-def _make_directory(out_dir: Path) -> None:
-    try:
-        out_dir.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ModelError(f"cannot write to {out_dir}: {error.strerror or error}") from error
 
 
 def _save(model: Any, out_dir: Path) -> None:

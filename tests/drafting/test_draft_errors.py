@@ -12,6 +12,7 @@ import pytest
 from draft_dirs import edit_json, make_hf_dir, write_tokenizer
 
 from common.errors import ModelError, OutriderError, UsageError
+from edge_client.drafting.dropout_graph import add_dropout
 from edge_client.drafting.export import export_draft
 from edge_client.drafting.registry import create_draft_model
 
@@ -105,6 +106,28 @@ def test_export_refuses_a_damaged_directory_in_one_line(
 def test_export_refuses_a_directory_that_does_not_exist(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="is not a directory"):
         export_draft(tmp_path / "nothing", tmp_path / "out")
+
+
+@pytest.mark.parametrize("max_context", [-1, 0, 1])
+def test_a_context_of_no_use_is_refused_by_its_flag(
+    max_context: int, good_hf_dir: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(UsageError, match=f"--max-context {max_context}: want 2 tokens or more"):
+        export_draft(good_hf_dir, tmp_path / "out", max_context=max_context)
+
+
+def test_a_full_disk_is_said_in_one_line(good_hf_dir: Path, tmp_path: Path) -> None:
+    export_draft(good_hf_dir, tmp_path / "draft")
+    for name in ("draft.onnx", "draft.dropout.onnx"):
+        full = copy_dir(tmp_path / "draft", tmp_path / f"full-{name}")
+        (full / name).unlink(missing_ok=True)
+        (full / name).symlink_to("/dev/full")
+        with pytest.raises(ModelError, match=r"cannot write .*: No space left on device") as caught:
+            if name == "draft.onnx":
+                export_draft(good_hf_dir, full)
+            else:
+                add_dropout(full)
+        check_one_line(caught.value)
 
 
 def exchange_graph(path: Path) -> None:
