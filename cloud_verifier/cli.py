@@ -12,9 +12,11 @@ from typing import TYPE_CHECKING
 
 import common.grpc_quiet  # noqa: F401  before anything imports grpc
 from cloud_verifier.config import SCOPE, ServeConfig, parse_methods, parse_size
+from cloud_verifier.model_files import check_model_files
 from cloud_verifier.security.arguments import add_cert_arguments, add_token_arguments
+from common.arguments import VerbParser
 from common.config import Loaded, add_flags, given_flags, load_config
-from common.errors import ModelError, OutriderError
+from common.errors import ModelError, OutriderError, UsageError
 from common.version import own_version
 
 if TYPE_CHECKING:
@@ -51,7 +53,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _make_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = VerbParser(
         prog="cloud-verifier",
         description="Verify drafted tokens for many edges in one packed forward.",
         epilog="Every flag is also a key of --config FILE and a variable OUTRIDER_VERIFIER_<KEY>.",
@@ -64,6 +66,7 @@ def _make_parser() -> argparse.ArgumentParser:
     show.add_argument("--origin", action="store_true", help="say where each value comes from")
     add_token_arguments(verbs.add_parser("token", help="bearer tokens: token new|list|revoke"))
     add_cert_arguments(verbs.add_parser("cert", help="certificates to try TLS with: cert dev"))
+    serve.usage = "%(prog)s [OPTION ...]"  # argparse would name every option
     for verb in (serve, show):
         verb.add_argument("--config", type=Path, metavar="FILE", help="YAML file of the keys below")
         add_flags(verb, ServeConfig)
@@ -87,6 +90,7 @@ def _serve(loaded: Loaded[ServeConfig]) -> int:
     parse_methods(config.methods)
     security = ServerSecurity(config)
     check_ports_free(config)
+    check_directories(config)
     log.info("loading %s", config.target)
 
     from cloud_verifier.backends.loading import load_target
@@ -113,6 +117,17 @@ def _serve(loaded: Loaded[ServeConfig]) -> int:
     with exporting_spans(config.otlp_endpoint, "cloud-verifier"):
         run_until_signalled(VerifierServer(backend, config, drafter, security), announce)
     return 0
+
+
+def check_directories(config: ServeConfig) -> None:
+    """Raises `UsageError` for what is seen to be no model, which loading would say many seconds later."""
+    try:
+        check_model_files(config.target)
+    except ModelError as error:
+        raise UsageError(f"--target: {error}: want a Hugging Face directory with safetensors") from error
+    if config.draft_dir is not None and not config.draft_dir.is_dir():
+        hint = "`edge-client draft export` makes one, and --draft none does without"
+        raise UsageError(f"--draft {config.draft_dir}: there is no such directory: {hint}")
 
 
 def create_drafter(config: ServeConfig, backend: TargetBackend) -> CoLocatedDrafter | None:

@@ -26,7 +26,8 @@ def check_open(request: OpenRequest, model: ModelInfo) -> None:
     if len(request.token_ids) >= model.limits.max_context:
         raise InvalidFieldError(
             "token_ids",
-            f"{len(request.token_ids)} tokens leave no room in a context of {model.limits.max_context}",
+            f"{len(request.token_ids)} tokens leave no room in a context of {model.limits.max_context}: "
+            "shorten the prompt",
         )
     if not 1 <= request.num_prompt_tokens <= len(request.token_ids):
         raise InvalidFieldError(

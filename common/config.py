@@ -124,11 +124,12 @@ def _unknown(key: str, origin: str, known: Mapping[str, Any]) -> ConfigError:
     return ConfigError(f"unknown key {key} ({origin}){did_you_mean(key, known)}")
 
 
-def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """A hint to end a message with: the known name that `name` begins, or is nearest to."""
+def did_you_mean(name: str, known: Iterable[str], likeness: float = 0.0) -> str:
+    """A hint to end a message with: the known name that `name` begins, or is nearest to, where they are alike
+    at least so much (`difflib`'s ratio)."""
     names = list(known)
     longer = [each for each in names if each.startswith(name)]
-    nearest = longer or difflib.get_close_matches(name, names, n=1, cutoff=0.0)
+    nearest = longer or difflib.get_close_matches(name, names, n=1, cutoff=likeness)
     return f"; did you mean {nearest[0]}?" if nearest else ""
 
 

@@ -97,7 +97,7 @@ class Edge:
             check_sampling_params(sampling, num_tokens)
             check_stop_params(stop, num_tokens)
         except InvalidFieldError as error:
-            raise UsageError(str(error)) from error
+            raise UsageError(f"{_setting(error.field)}: {error.reason}") from error
         return SessionOptions(
             mode=Mode(config.mode),
             sampling=sampling,
@@ -222,6 +222,13 @@ def _check_pipelining(config: RunConfig) -> None:
         raise UsageError(f"{flag} needs --transport stream")
     if mode is Mode.AUTO and config.pipeline == Pipelining.ON:
         raise UsageError(f"{flag} goes with --mode speculative: mode auto decides it by itself")
+
+
+def _setting(field: str) -> str:
+    """The key and the flag of what a request has in `field`."""
+    name = field.removeprefix("sampling.")
+    key = {"bad_words": "bad_word", "stop_token_ids": "stop_token_id", "stop_strings": "stop"}.get(name, name)
+    return f"{key} (--{key.replace('_', '-')})"
 
 
 def draw_seed() -> int:

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
 
+from common.arguments import VerbParser
 from common.errors import OutriderError, UsageError
 from common.version import own_version
 from edge_client.commands.configured import COLOUR_NOTE, CONFIG_NOTE, add_config, load_run_config
@@ -75,7 +76,7 @@ def _module_of(verb: str) -> ModuleType:
 
 def _make_parser(arguments: Sequence[str] = (), *, is_whole: bool = False) -> argparse.ArgumentParser:
     """`arguments` say which verb's own are needed; the whole has those of every verb that is installed."""
-    parser = argparse.ArgumentParser(
+    parser = VerbParser(
         prog="edge-client",
         description="Draft here, verify in the cloud: the text is the target's.",
         epilog="Exit status: 0 done, 1 failed, 2 used wrongly, 3 no link, 4 refused by the verifier, "

@@ -7,7 +7,7 @@ from functools import cached_property
 from pathlib import Path
 
 from common import fingerprint
-from common.errors import ModelError
+from common.errors import ModelError, UsageError
 
 
 class EdgeTokenizer:
@@ -17,7 +17,10 @@ class EdgeTokenizer:
         from tokenizers import Tokenizer
 
         if not tokenizer_json.is_file():
-            raise ModelError(f"{tokenizer_json} is missing")
+            raise ModelError(
+                f"{tokenizer_json.parent} has no {tokenizer_json.name}: it is no draft's directory "
+                "(`edge-client draft export` makes one)"
+            )
         try:
             self._tokenizer = Tokenizer.from_file(str(tokenizer_json))
         except Exception as error:  # the library raises bare exceptions
@@ -36,8 +39,13 @@ class EdgeTokenizer:
 
     def encode(self, text: str, is_complete: bool = False) -> list[int]:
         """With whatever the tokenizer itself puts around a text (a begin-of-text token, say); without it
-        where the text `is_complete`, as a chat template's is."""
-        return list(self._tokenizer.encode(text, add_special_tokens=not is_complete).ids)
+        where the text `is_complete`, as a chat template's is. Raises `UsageError` for text that is no
+        Unicode: bytes of another encoding reach us as lone surrogates."""
+        try:
+            return list(self._tokenizer.encode(text, add_special_tokens=not is_complete).ids)
+        except TypeError as error:
+            where = next(i for i, letter in enumerate(text) if "\ud800" <= letter <= "\udfff")
+            raise UsageError(f"text is not UTF-8, from its character {where + 1} on") from error
 
     def token_text(self, token_id: int) -> str:
         """A token by itself, special ones by name; part of a character shows as U+FFFD."""

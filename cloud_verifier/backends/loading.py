@@ -25,9 +25,9 @@ from cloud_verifier.backends.transformers_backend import (
     TransformersBackend,
     TransformersDecoder,
 )
+from cloud_verifier.model_files import check_model_files
 from cloud_verifier.row_kernels import has_device_kernels
 from common.errors import ModelError
-from common.shards import read_shard_names
 
 DTYPES = ("float32", "bfloat16")
 MIN_KV_TOKENS = 256
@@ -58,7 +58,7 @@ def load_target(
     import torch
 
     directory = Path(path)
-    config_json = _check_files(directory)
+    config_json = check_model_files(directory)
     _check_device(device)
     if dtype == "auto":
         dtype = "bfloat16" if device.startswith("cuda") else "float32"
@@ -85,33 +85,6 @@ def load_target(
     if device.startswith("cuda"):
         backend.has_device_logits = has_device_kernels(device, facts.vocab_size, facts.num_tokens)
     return backend
-
-
-def _check_files(directory: Path) -> dict[str, Any]:
-    """The parsed config.json of a complete directory."""
-    if not directory.is_dir():
-        raise ModelError(f"no model directory at {directory}")
-    for name in ("config.json", "tokenizer.json"):
-        if not (directory / name).is_file():
-            raise ModelError(f"{directory} has no {name}")
-    if not any(directory.glob("*.safetensors")):
-        pickled = sorted(p.name for pattern in ("*.bin", "*.pt", "*.pth") for p in directory.glob(pattern))
-        if pickled:
-            raise ModelError(
-                f"{directory} has its weights in {pickled[0]}: pickled weights can run code "
-                "and are not loaded; convert them to safetensors"
-            )
-        raise ModelError(f"{directory} has no *.safetensors weights")
-    index = directory / "model.safetensors.index.json"
-    if index.exists():
-        read_shard_names(index)  # transformers would unpickle what it names otherwise
-    try:
-        config = json.loads((directory / "config.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ModelError(f"{directory / 'config.json'} cannot be read: {error}") from error
-    if not isinstance(config, dict) or not config.get("model_type"):
-        raise ModelError(f"{directory / 'config.json'} names no model_type")
-    return config
 
 
 def _check_device(device: str) -> None:

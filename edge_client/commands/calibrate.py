@@ -46,6 +46,7 @@ several percentiles.
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description, parser.formatter_class = _DESCRIPTION, argparse.RawDescriptionHelpFormatter
+    parser.usage = "%(prog)s --out FILE [OPTION ...]"  # argparse would name every option
     parser.add_argument(
         "--text",
         type=Path,
@@ -98,6 +99,8 @@ def main(namespace: argparse.Namespace) -> int:
     from edge_client.calibration.measuring import ungated, with_variance
     from edge_client.calibration.passages import read_texts
     from edge_client.commands.configured import load_run_config
+    from edge_client.link.probe import probe
+    from edge_client.link.security import link_security
 
     loaded = load_run_config(namespace)
     has_target = loaded.origins["verifier"] != "default"
@@ -107,6 +110,8 @@ def main(namespace: argparse.Namespace) -> int:
     setup_logging(config.log_level)
     draw = _drawing() if namespace.svg else None
     text = read_texts(namespace.text or [_embedded_text(config)])
+    if has_target:  # a session would wait for a verifier that is not there, and say nothing
+        probe(config.verifier, link_security(config, config.verifier), count=1)
     edge = create_edge(with_variance(config) if namespace.variance else config)
     try:
         outcome = _calibrate(namespace, loaded.value, edge, text, has_target, percentiles)

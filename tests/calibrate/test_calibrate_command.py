@@ -171,6 +171,14 @@ def test_bad_flags_are_named_before_anything_takes_time(
     assert not (tmp_path / "gate.yaml").exists()
 
 
+def test_a_verifier_that_is_not_there_is_said_at_once(
+    world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(world.flags(tmp_path / "gate.yaml", "--verifier", "127.0.0.1:9")) == 3
+    assert "connection refused" in capsys.readouterr().err
+    assert not (tmp_path / "gate.yaml").exists()
+
+
 def test_another_draft_than_the_embedded_needs_a_text(
     world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

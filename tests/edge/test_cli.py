@@ -210,7 +210,7 @@ def test_a_method_that_is_not_offered_is_refused_with_those_that_are(
 @pytest.mark.parametrize(
     ("arguments", "status", "message"),
     [
-        (["--temperature", "-1"], 2, "temperature"),
+        (["--temperature", "-1"], 2, "temperature (--temperature): is -1.0; it must be 0 (greedy) or from"),
         (["--temperature", "hot"], 2, "temperature"),
         (["--top-p", "0"], 2, "top_p"),
         (["--top-p", "nan"], 2, "top_p"),
@@ -249,8 +249,9 @@ def test_a_method_that_is_not_offered_is_refused_with_those_that_are(
         (["--transport", "pigeon"], 2, "transport"),
         (["--logit-bias", "5"], 2, "--logit-bias 5: want ID:B"),
         (["--logit-bias", "99999:1"], 2, "logit_bias"),
-        (["--stop", ""], 2, "stop"),
-        (["--stop-token-id", "99999"], 2, "stop_token_ids"),
+        (["--stop", ""], 2, "stop (--stop): has an empty string"),
+        (["--stop-token-id", "99999"], 2, "stop_token_id (--stop-token-id): has 99999"),
+        (["--bad-word", "\udcff"], 2, "text is not UTF-8, from its character 1 on"),
         (["--seed", "-1"], 2, "seed"),
         (["--verifier", "nowhere"], 2, "want HOST:PORT"),
         (["--verifier", "127.0.0.1:9"], 3, "cannot connect to a verifier at 127.0.0.1:9: connection refused"),
@@ -273,7 +274,15 @@ def test_a_mistake_is_one_clear_line_and_an_exit_status(
 def test_an_unknown_flag_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as stop:
         main(["run", "abc", "--temprature", "1"])
-    assert stop.value.code == 2 and "--temprature" in capsys.readouterr().err
+    shown = capsys.readouterr().err
+    assert stop.value.code == 2 and "edge-client run: error: unrecognized arguments: --temprature 1" in shown
+    assert "did you mean --temperature?" in shown
+    with pytest.raises(SystemExit):
+        main(["run", "abc", "--bogus"])
+    assert "--bogus; edge-client run --help has those there are" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        main(["run", "abc", "def"])
+    assert "def; text of several words goes in quotes" in capsys.readouterr().err
 
 
 def test_an_empty_or_missing_prompt_is_refused(
@@ -286,6 +295,10 @@ def test_an_empty_or_missing_prompt_is_refused(
     (tmp_path / "binary").write_bytes(b"\xff\xfe\x00")
     assert main(["run", "--prompt-file", str(tmp_path / "binary"), *world.flags()]) == 2
     assert "not UTF-8" in capsys.readouterr().err
+    latin = io.TextIOWrapper(io.BytesIO(b"caf\xe9"), encoding="utf-8", errors="surrogateescape")  # LANG=C
+    monkeypatch.setattr("sys.stdin", latin)
+    assert main(["run", "-", *world.flags()]) == 2
+    assert "not UTF-8, from its character 4 on" in capsys.readouterr().err
     monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
     assert main(["run", *world.flags()]) == 2
     assert "no prompt" in capsys.readouterr().err
@@ -295,7 +308,7 @@ def test_a_prompt_longer_than_the_context_is_refused_and_the_verifier_goes_on(
     world: World, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["run", "(" * 450, *world.flags()]) == 4
-    assert "context" in capsys.readouterr().err
+    assert "shorten the prompt" in capsys.readouterr().err
     run_json(capsys, "abc", *world.flags())
 
 
