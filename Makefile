@@ -14,11 +14,12 @@ help: ## list the targets
 install: $(STAMP) ## set up .venv with everything
 
 $(STAMP): pyproject.toml
+	@echo "setting up $(VENV): packages of 3.5 GB, minutes the first time"
 	test -x $(PY) || $(PYTHON) -m venv $(VENV)
 	$(PY) -m pip install --quiet --disable-pip-version-check -e '.[dev]'
 	touch $@
 
-demo: $(STAMP) ## start a verifier on loopback and decode with the embedded pair, three ways
+demo: $(STAMP) ## start a verifier on loopback and decode with the embedded pair, four ways
 	$(PY) -m experiments.demo $(ARGS)
 
 test: $(STAMP) ## the tests that CI runs
