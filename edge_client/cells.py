@@ -1,4 +1,5 @@
-"""How text breaks into the rows of a terminal, so that the end of it can be written anew. Pure."""
+"""How text looks on a terminal: what of it may be written there, and how it breaks into rows, so that the end
+of it can be written anew. Pure."""
 
 from __future__ import annotations
 
@@ -27,6 +28,11 @@ def row_starts(text: str, num_columns: int) -> list[int]:
             column = 0
         column += width
     return starts
+
+
+def unsteering(text: str) -> str:
+    """What a model writes must not steer the terminal: no control characters but line ends and tabs."""
+    return "".join(c if c in "\n\t" or c.isprintable() or ord(c) > 159 else "\ufffd" for c in text)
 
 
 def _width(char: str) -> int:

@@ -18,7 +18,7 @@ from rich.live import Live
 from rich.text import Text
 
 from common.types import Origin
-from edge_client.cells import row_starts
+from edge_client.cells import row_starts, unsteering
 from edge_client.daemon.live import LiveStats
 from edge_client.events import EndEvent, MarkClearedEvent, RolledBackEvent, SessionEvent, TokenEvent
 from edge_client.session import EdgeSession
@@ -107,9 +107,9 @@ class LiveView:
     def show(self, event: SessionEvent | None) -> None:
         match event:
             case TokenEvent():
-                self._pieces.append((_plain(event.text), name_of(event, self._is_alone)))
+                self._pieces.append((unsteering(event.text), name_of(event, self._is_alone)))
             case EndEvent():
-                self._pieces.append((_plain(event.text), "target"))
+                self._pieces.append((unsteering(event.text), "target"))
             case MarkClearedEvent():
                 self._pieces[event.index] = (self._pieces[event.index][0], "accepted")
             case RolledBackEvent():
@@ -238,8 +238,3 @@ class LiveView:
 
 def _shown(value: float | None, form: str) -> str:
     return "-" if value is None else format(value, form)
-
-
-def _plain(text: str) -> str:
-    """What a model writes must not steer the terminal."""
-    return "".join(c if c in "\n\t" or c.isprintable() or ord(c) > 159 else "\ufffd" for c in text)

@@ -133,7 +133,7 @@ class Repl:
         every = self._last.stats.summary(self._last.origins)
         stats = {name: value for name, value in every.items() if value not in (None, 0, [])}
         width = max(map(len, stats))
-        self._say("\n".join(f"{name:<{width}}  {value}" for name, value in stats.items()))
+        self._say("\n".join(f"{name:<{width}}  {_words(value)}" for name, value in stats.items()))
 
     def _set_mode(self, name: str) -> None:
         if name:
@@ -200,7 +200,10 @@ def _editable_lines(history: Path | None) -> Iterator[None]:
         yield
     finally:
         if history is not None:
-            readline.write_history_file(history)
+            try:
+                readline.write_history_file(history)
+            except OSError as error:
+                raise UsageError(f"--history {history}: not written: {error.strerror or error}") from error
 
 
 @contextmanager
@@ -210,3 +213,10 @@ def _stop_on_interrupt(session: EdgeSession) -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGINT, previous)
+
+
+def _words(value: object) -> str:
+    """A figure of the stats, or several."""
+    if isinstance(value, dict):
+        return ", ".join(f"{name} {each}" for name, each in value.items())
+    return ", ".join(map(str, value)) if isinstance(value, list) else str(value)

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import Any, TextIO
 
 from common.types import FinishReason, Method, Origin
-from edge_client.cells import row_starts
+from edge_client.cells import row_starts, unsteering
 from edge_client.events import EndEvent, MarkClearedEvent, RolledBackEvent, SessionEvent, TokenEvent
 from edge_client.reverify import hold_back
 from edge_client.session import SessionResult
@@ -53,11 +53,9 @@ class TextPrinter:
             self._redraw()
         match event:
             case TokenEvent():
-                self._pieces.append((event.text, self._colour(event)))
-                self._write(*self._pieces[-1])
+                self._add(event.text, self._colour(event))
             case EndEvent():
-                self._pieces.append((event.text, ""))
-                self._write(event.text, "")
+                self._add(event.text, "")
             case MarkClearedEvent():
                 self._pieces[event.index] = (self._pieces[event.index][0], _COLOURS[Origin.ACCEPTED])
                 first = self._redraw_from
@@ -71,6 +69,10 @@ class TextPrinter:
         if self._is_terminal and not self._last.endswith("\n"):
             self._out.write("\n")
         self._out.flush()
+
+    def _add(self, text: str, colour: str) -> None:
+        self._pieces.append((unsteering(text) if self._is_terminal else text, colour))
+        self._write(*self._pieces[-1])
 
     def _redraw(self) -> None:
         """Tokens that have another colour now, and what is behind them."""
@@ -168,7 +170,9 @@ def summary(
     lines = ["[" + " · ".join([*parts, *labels]) + "]"]
     if result.num_unverified_tokens:
         share = f"{result.num_unverified_tokens} of {len(result.token_ids)} tokens"
-        lines.append(f"[{share} are the draft's own, unverified]")
+        is_cut_off = bool(stats["num_timeouts"])
+        why = ": no answer came in time; `edge-client doctor` looks at the link" if is_cut_off else ""
+        lines.append(f"[{share} are the draft's own, unverified{why}]")
     if is_coloured:
         lines[0] = f"\x1b[2m{lines[0]}{_RESET}"
         lines[1:] = [f"\x1b[31m{line}{_RESET}" for line in lines[1:]]

@@ -5,9 +5,11 @@ from __future__ import annotations
 import io
 from dataclasses import replace
 
+import pytest
 from edge_fakes import TARGET, FakeDraft, FakeVerifier, Silent, make_session
 
 from common.types import FinishReason
+from edge_client.events import EndEvent
 from edge_client.terminal import TextPrinter, summary
 
 
@@ -40,6 +42,14 @@ def test_without_a_terminal_the_text_is_bare() -> None:
     assert show(io.StringIO()) == "<10><11><12><13><14><15><16><17>"
 
 
+@pytest.mark.parametrize(
+    ("out", "shown"), [(Terminal(), "a\ufffd[2Jb\tc\n"), (io.StringIO(), "a\x1b[2Jb\tc\n")]
+)
+def test_a_model_cannot_steer_the_terminal(out: io.StringIO, shown: str) -> None:
+    TextPrinter(out).show(EndEvent(FinishReason.STOP, "a\x1b[2Jb\tc\n"))
+    assert out.getvalue() == shown
+
+
 def test_no_color_is_heeded() -> None:
     assert show(Terminal(), has_colour=False) == "<10><11><12><13><14><15><16><17>\n"
 
@@ -48,7 +58,8 @@ def test_the_summary_counts_what_nobody_verified() -> None:
     show(io.StringIO())
     lines = summary(show.result, ("min-draft-ms=5",), 7, is_coloured=False).splitlines()  # type: ignore[attr-defined]
     assert lines[0].startswith("[8 tokens · ") and "seed 7" in lines[0] and "min-draft-ms=5" in lines[0]
-    assert lines[1] == "[1 of 8 tokens are the draft's own, unverified]"
+    says = "[1 of 8 tokens are the draft's own, unverified: no answer came in time; "
+    assert lines[1] == says + "`edge-client doctor` looks at the link]"
 
 
 def test_the_summary_says_in_words_why_the_text_ended() -> None:
