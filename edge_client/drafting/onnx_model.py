@@ -17,7 +17,6 @@ from edge_client.drafting.spec import (
     DROPOUT_MASKS,
     GRAPH_FILE,
     ROW_OUTPUTS,
-    TOKENIZER_FILE,
     DraftSpec,
     read_spec,
 )
@@ -83,10 +82,6 @@ class OnnxDraftModel:
     @property
     def signal_names(self) -> tuple[str, ...]:
         return ("nll", "entropy", "margin", *(("variance",) if self.dropout else ()))
-
-    @property
-    def tokenizer_path(self) -> Path:
-        return self.directory / TOKENIZER_FILE
 
     def sequence(
         self, sampling: SamplingParams, *, num_prompt_tokens: int | None = None, num_support: int = 0
