@@ -22,8 +22,9 @@ $(STAMP): pyproject.toml
 demo: $(STAMP) ## start a verifier on loopback and decode with the embedded pair, four ways
 	$(PY) -m experiments.demo $(ARGS)
 
-test: $(STAMP) ## the tests that CI runs
-	$(PY) -m pytest $(ARGS)
+WORKERS ?= 2
+test: $(STAMP) ## the tests that CI runs, WORKERS=2 files at a time; 0 for one process
+	$(PY) -m pytest -n $(WORKERS) --dist loadfile $(ARGS)
 
 test-slow: $(STAMP) ## the full matrices
 	$(PY) -m pytest -m 'slow or not slow' --timeout 1800 $(ARGS)

@@ -8,12 +8,11 @@ from pathlib import Path
 import openai
 import pytest
 from support.daemons import CHATML, DaemonProcess, running_daemon
+from support.pairs import EMBEDDED
 from support.server import serving
 
 from cloud_verifier.backends.loading import load_target
 from cloud_verifier.server import VerifierServer
-
-EMBEDDED = Path(__file__).resolve().parents[2] / "models" / "embedded"
 
 
 @pytest.fixture(scope="session")

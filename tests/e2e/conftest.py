@@ -3,28 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
-from pathlib import Path
 
 import pytest
 from support.decoding import Oracle
 from support.models import make_tiny_target
+from support.pairs import Pair
 
 from edge_client.drafting.base import DraftModel
 from edge_client.drafting.export import export_draft
 from edge_client.drafting.onnx_model import OnnxDraftModel
 from experiments.processes import VerifierProcess, running_verifier
-
-EMBEDDED = Path(__file__).resolve().parents[2] / "models" / "embedded"
-
-
-@dataclass(frozen=True)
-class Pair:
-    """A target directory and two INT4 drafts for it: of its own weights, and of random ones."""
-
-    target: Path
-    own_draft: Path
-    random_draft: Path
 
 
 @pytest.fixture(scope="session")

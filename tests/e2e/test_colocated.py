@@ -10,8 +10,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from conftest import EMBEDDED, Pair
 from support.decoding import HostileDraft, Oracle, TieLedger, assert_same_text, decode
+from support.pairs import EMBEDDED, Pair
 from support.server import serving
 from test_same_text import VOCAB, make_prompt
 

@@ -15,9 +15,10 @@ from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 
 import pytest
-from conftest import Pair
 from packaging.requirements import Requirement
 from support.models import make_tiny_target
+from support.notes import Note
+from support.pairs import Pair
 from support.server import serving
 
 from cloud_verifier.backends.loading import load_target
@@ -222,14 +223,13 @@ def installed_size(extra: str) -> dict[str, int]:
     return sizes
 
 
-def test_the_edge_extra_installs_in_under_200_mb(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_edge_extra_installs_in_under_200_mb(note: Note) -> None:
     sizes = installed_size("edge")
     assert {"onnxruntime", "numpy", "grpcio", "tokenizers"} <= set(sizes), sizes
     assert not {"torch", "transformers"} & set(sizes)
     total = sum(sizes.values()) / 1e6
-    with capsys.disabled():
-        largest = sorted(sizes.items(), key=lambda item: -item[1])[:6]
-        print(f"\nedge extra: {total:.0f} MB:", ", ".join(f"{k} {v / 1e6:.1f}" for k, v in largest), "...")
+    largest = sorted(sizes.items(), key=lambda item: -item[1])[:6]
+    note(f"edge extra: {total:.0f} MB: {', '.join(f'{k} {v / 1e6:.1f}' for k, v in largest)} ...")
     assert total < 200
 
 

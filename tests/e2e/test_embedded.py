@@ -8,9 +8,10 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from conftest import EMBEDDED
 from support.decoding import HostileDraft, Oracle, TieLedger, assert_same_text, decode
 from support.models import make_tiny_target
+from support.notes import Note
+from support.pairs import EMBEDDED
 
 from common.types import SamplingParams
 from edge_client.drafting.base import DraftModel
@@ -76,25 +77,23 @@ def check(
 
 
 def test_speculative_is_cloud_only_on_the_embedded_pair(
-    verifier: VerifierProcess, drafts: dict[str, DraftModel], capsys: pytest.CaptureFixture[str]
+    verifier: VerifierProcess, drafts: dict[str, DraftModel], note: Note
 ) -> None:
     cases = [(t, d, i) for i, (t, d) in enumerate(itertools.product((0.0, 0.7, 1.0), (1, 4, 8)))] + [
         (t, 4, 20 + i) for i, t in enumerate((0.0, 0.7, 1.0, 0.7, 1.0))
     ]
     num_runs, ledger = check(verifier.address, drafts, cases, num_new=32)
     assert num_runs >= 40
-    with capsys.disabled():
-        print(f"\nembedded pair: {num_runs} runs, {ledger.check()}")
+    note(f"embedded pair: {num_runs} runs, {ledger.check()}")
 
 
 @pytest.mark.slow
 def test_speculative_is_cloud_only_on_the_embedded_pair_at_length(
-    verifier: VerifierProcess, drafts: dict[str, DraftModel], capsys: pytest.CaptureFixture[str]
+    verifier: VerifierProcess, drafts: dict[str, DraftModel], note: Note
 ) -> None:
     cases = [(t, d, s) for t in (0.0, 0.7, 1.0) for d in (1, 4, 8) for s in range(12)]
     num_runs, ledger = check(verifier.address, drafts, cases, num_new=128)
-    with capsys.disabled():
-        print(f"\nembedded pair: {num_runs} runs, {ledger.check()}")
+    note(f"embedded pair: {num_runs} runs, {ledger.check()}")
 
 
 def test_the_embedded_draft_is_worth_having(verifier: VerifierProcess, drafts: dict[str, DraftModel]) -> None:

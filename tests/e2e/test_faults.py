@@ -10,10 +10,10 @@ from collections.abc import Callable, Iterator
 import grpc
 import numpy as np
 import pytest
-from conftest import Pair
 from support.decoding import decode
 from support.faults import Faults, FaultyLink
 from support.models import make_tiny_target
+from support.pairs import Pair
 from test_same_text import make_prompt
 
 from common.errors import IncompatibleError, RoundTimeoutError

@@ -5,8 +5,9 @@ from __future__ import annotations
 import itertools
 
 import pytest
-from conftest import Pair
 from support.decoding import Oracle, decode
+from support.notes import Note
+from support.pairs import Pair
 from test_same_text import check_matrix, make_prompt
 
 from common.types import SamplingParams
@@ -23,15 +24,14 @@ def test_prompt_lookup_is_cloud_only(
     tiny_verifier: VerifierProcess,
     lookup: PromptLookupModel,
     tiny_oracle: Oracle,
-    capsys: pytest.CaptureFixture[str],
+    note: Note,
 ) -> None:
     cases = [
         (t, depth, seed, ("stream", "unary")[i % 2])
         for i, (t, depth, seed) in enumerate(itertools.product((0.0, 0.8), (1, 5), (1, 2)))
     ]
     ledger = check_matrix(tiny_verifier.address, {"lookup": lookup}, tiny_oracle, cases, num_new=32)
-    with capsys.disabled():
-        print(f"\nprompt lookup: {ledger.check()}")
+    note(f"prompt lookup: {ledger.check()}")
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])

@@ -6,9 +6,10 @@ from collections.abc import Callable, Iterator, Sequence
 
 import grpc
 import pytest
-from conftest import EMBEDDED, Pair
 from support.decoding import HostileDraft, Oracle, TieLedger, assert_same_text, decode
 from support.faults import Faults, FaultyConnection, FaultyLink
+from support.notes import Note
+from support.pairs import EMBEDDED, Pair
 from test_faults import NUM_NEW, Restarter, random_rounds
 from test_same_text import VOCAB, make_prompt
 
@@ -392,7 +393,7 @@ def test_the_embedded_pair_writes_whole_texts_within_100_bytes_a_drafted_token(
     embedded: VerifierProcess,
     embedded_draft: DraftModel,
     method: Method,
-    capsys: pytest.CaptureFixture[str],
+    note: Note,
 ) -> None:
     tokenizer = EdgeTokenizer(EMBEDDED / "draft" / "tokenizer.json")
     results = []
@@ -424,9 +425,8 @@ def test_the_embedded_pair_writes_whole_texts_within_100_bytes_a_drafted_token(
     drafted = sum(int(s["num_draft_tokens"]) for s in stats)  # type: ignore[call-overload]
     accepted = sum(int(s["num_accepted_tokens"]) for s in stats)  # type: ignore[call-overload]
     assert accepted / drafted > 0.2
-    with capsys.disabled():
-        up = sum(bytes_up) / len(bytes_up)
-        print(f"\n{method}: {up:.1f} bytes up a drafted token, {accepted}/{drafted} accepted")
+    up = sum(bytes_up) / len(bytes_up)
+    note(f"{method}: {up:.1f} bytes up a drafted token, {accepted}/{drafted} accepted")
 
 
 @METHODS

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from conftest import Pair
 from support.decoding import decode
 from support.faults import Faults, FaultyLink
+from support.pairs import Pair
 from test_faults import (
     DEADLINE_S,
     NUM_NEW,

@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 from support.decoding import HostileDraft, Oracle, TieLedger, assert_same_text, decode
+from support.notes import Note
 
 from common.types import SamplingParams
 from edge_client.drafting.base import DraftModel
@@ -79,7 +80,7 @@ def test_speculative_is_cloud_only_on_a_random_target(
     own_draft: DraftModel,
     random_draft: DraftModel,
     tiny_oracle: Oracle,
-    capsys: pytest.CaptureFixture[str],
+    note: Note,
 ) -> None:
     drafts = {"own": own_draft, "random": random_draft, "hostile": None}
     cases = [
@@ -87,8 +88,7 @@ def test_speculative_is_cloud_only_on_a_random_target(
         for i, (t, d, seed) in enumerate(itertools.product(TEMPERATURES, DEPTHS, (1, 2)))
     ]
     ledger = check_matrix(tiny_verifier.address, drafts, tiny_oracle, cases, num_new=24)
-    with capsys.disabled():
-        print(f"\nrandom target: {ledger.check()}")
+    note(f"random target: {ledger.check()}")
 
 
 @pytest.mark.slow
@@ -97,13 +97,12 @@ def test_speculative_is_cloud_only_over_the_whole_matrix(
     own_draft: DraftModel,
     random_draft: DraftModel,
     tiny_oracle: Oracle,
-    capsys: pytest.CaptureFixture[str],
+    note: Note,
 ) -> None:
     drafts = {"own": own_draft, "random": random_draft, "hostile": None}
     cases = list(itertools.product(TEMPERATURES, DEPTHS, range(10, 18), ("stream", "unary")))
     ledger = check_matrix(tiny_verifier.address, drafts, tiny_oracle, cases, num_new=64)
-    with capsys.disabled():
-        print(f"\nrandom target: {ledger.check()}")
+    note(f"random target: {ledger.check()}")
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import pytest
 from edge_fakes import (
@@ -19,6 +20,7 @@ from edge_fakes import (
 from engine_link import Chances, EngineLink
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from random_runs import ANY_SEED, FAULTS, GREEDY_OR_SAMPLED
 from telling_draft import HARD_PLACE, HARD_TOKEN, SURE, Tell, TellingDraft, every, make_gate
 from test_pipelined_rounds import PROMPT as SHORT_PROMPT
 from test_pipelined_rounds import decode, make_backend, reference
@@ -48,6 +50,7 @@ from edge_client.terminal import summary
 
 NEW = TARGET[2:]
 STOP, COMMIT = GateUse.STOP, GateUse.COMMIT
+MANY_FAULTS = replace(FAULTS, ripe=0.3, lose_kv=0.1, lose_session=0.03)
 NEVER: Tell = lambda position: SURE  # noqa: E731
 
 
@@ -124,22 +127,11 @@ def random_tell(seed: int, num_kinds: int = 3) -> Tell:
 
 
 @settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck))
-@given(
-    st.integers(0, 10**6), st.sampled_from([1, 3]), st.sampled_from([0.0, 0.8]), st.sampled_from([0.0, 0.5])
-)
+@given(ANY_SEED, st.sampled_from([1, 3]), GREEDY_OR_SAMPLED, st.sampled_from([0.0, 0.5]))
 def test_a_stop_gate_changes_no_token_under_any_fault(
     seed: int, window: int, temperature: float, ratio: float
 ) -> None:
-    faults = Chances(
-        lose_connection=0.05,
-        lose_answer=0.05,
-        duplicate=0.1,
-        late_older=0.1,
-        refuse=0.05,
-        lose_kv=0.1,
-        lose_session=0.03,
-    )
-    link = EngineLink(make_backend(), faults, seed)
+    link = EngineLink(make_backend(), MANY_FAULTS, seed)
     result = decode(
         link,
         window=window,
@@ -349,18 +341,9 @@ def test_what_was_kept_arrives_at_the_engine_marked_and_both_sides_have_one_text
 
 
 @settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck))
-@given(st.integers(0, 10**6), st.sampled_from([0.0, 0.8]))
+@given(ANY_SEED, GREEDY_OR_SAMPLED)
 def test_a_commit_gate_keeps_both_sides_together_under_any_fault(seed: int, temperature: float) -> None:
-    faults = Chances(
-        lose_connection=0.05,
-        lose_answer=0.05,
-        duplicate=0.1,
-        late_older=0.1,
-        refuse=0.05,
-        lose_kv=0.1,
-        lose_session=0.03,
-    )
-    link, result = written(seed, temperature, faults)
+    link, result = written(seed, temperature, MANY_FAULTS)
     assert len(result.token_ids) == 50 and result.finish_reason is FinishReason.LENGTH
     kept = [origin is Origin.GATE for origin in result.origins]
     assert [not is_verified for is_verified in result.is_verified] == kept

@@ -10,6 +10,7 @@ import pytest
 from engine_link import ChanceDraft, Chances, EngineLink
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from random_runs import FAULTS, run_fields
 from support.fakes import FakeBackend
 from telling_draft import Tell, TellingDraft
 
@@ -189,34 +190,9 @@ def test_a_draft_at_its_context_limit_hands_over_after_what_is_under_way() -> No
     assert result.origins[-1] is Origin.TARGET
 
 
-FAULTS = Chances(
-    ripe=0.4,
-    lose_connection=0.05,
-    lose_answer=0.05,
-    duplicate=0.1,
-    late_older=0.1,
-    refuse=0.05,
-    lose_kv=0.05,
-    lose_session=0.02,
-)
-
-
-@st.composite
-def runs(draw: st.DrawFn) -> dict[str, Any]:
-    return {
-        "window": draw(st.integers(1, 6)),
-        "depth": draw(st.integers(0, 6)),
-        "accuracy": draw(st.sampled_from([0.0, 0.3, 0.7, 0.9, 1.0])),
-        "seed": draw(st.integers(0, 10_000)),
-        "temperature": draw(st.sampled_from([0.0, 0.8])),
-        "draft_context": draw(st.sampled_from([10, 1000])),
-        "second": draw(st.sampled_from([None, 0.0, 0.6, 1.0])),
-        "stop": StopParams(
-            max_new_tokens=draw(st.integers(1, 80)),  # at times more than the context takes
-            stop_token_ids=draw(st.sampled_from([(), (9,), (4, 11)])),
-            ignore_eos=draw(st.booleans()),
-        ),
-    }
+def runs() -> st.SearchStrategy[dict[str, Any]]:
+    fields = run_fields(max_window=6, accuracies=(0.0, 0.3, 0.7, 0.9, 1.0), short_context=10)
+    return st.fixed_dictionaries(fields | {"second": st.sampled_from([None, 0.0, 0.6, 1.0])})
 
 
 @settings(max_examples=60, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])

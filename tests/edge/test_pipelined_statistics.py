@@ -9,11 +9,13 @@ from __future__ import annotations
 import functools
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from engine_link import Chances, EngineLink
 from numpy.typing import NDArray
+from random_runs import FAULTS
 from scipy import stats
 from support.continuations import EOS, PROMPT, Tables, make_tables, target_probs
 from support.fakes import FakeBackend
@@ -34,9 +36,7 @@ NUM_TEXTS, NUM_SLOW_TEXTS, NUM_NEW = 120, 10_000, 8
 TEMPERATURE = 0.9
 TABLES = make_tables(SIZE, seed=3)
 SAMPLED = [m for m in Method if m.is_exact and m is not Method.COUPLED]
-FAULTS = Chances(
-    ripe=0.4, lose_connection=0.05, lose_answer=0.05, duplicate=0.1, late_older=0.1, refuse=0.05, lose_kv=0.05
-)
+KEPT_SESSIONS = replace(FAULTS, lose_session=0.0)
 
 
 class TableBackend(FakeBackend):
@@ -181,7 +181,7 @@ def test_pipelined_texts_have_the_targets_distribution(method: Method) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
-@pytest.mark.parametrize("faults", [Chances(), FAULTS])
+@pytest.mark.parametrize("faults", [Chances(), KEPT_SESSIONS])
 @pytest.mark.parametrize("method", SAMPLED)
 def test_many_pipelined_texts_have_the_targets_distribution(method: Method, faults: Chances) -> None:
     assert p_value(count_pairs(method, NUM_SLOW_TEXTS, faults)) > ALPHA

@@ -5,14 +5,16 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 from edge_fakes import PROMPT, TARGET, FakeDraft, FakeVerifier, Late, Silent, error, make_session
-from engine_link import ChanceDraft, Chances, EngineLink
+from engine_link import ChanceDraft, EngineLink
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from random_runs import FAULTS, run_fields
 from support.fakes import FakeBackend
 from telling_draft import HARD_TOKEN, TellingDraft, every, make_gate
 
@@ -425,41 +427,16 @@ def decode(
     return session.result, events
 
 
-FAULTS = Chances(
-    ripe=0.4,
-    lose_connection=0.05,
-    lose_answer=0.12,
-    duplicate=0.1,
-    late_older=0.1,
-    refuse=0.05,
-    lose_kv=0.05,
-    lose_session=0.02,
-)
-
-
-@st.composite
-def runs(draw: st.DrawFn) -> dict[str, Any]:
-    return {
-        "window": draw(st.integers(1, 4)),
-        "depth": draw(st.integers(0, 6)),
-        "accuracy": draw(st.sampled_from([0.0, 0.5, 0.9, 1.0])),
-        "seed": draw(st.integers(0, 10_000)),
-        "temperature": draw(st.sampled_from([0.0, 0.8])),
-        "draft_context": draw(st.sampled_from([20, 1000])),
-        "is_gated": draw(st.booleans()),
-        "is_auto": draw(st.booleans()),
-        "may_guess": draw(st.booleans()),
-        "stop": StopParams(
-            max_new_tokens=draw(st.integers(1, 80)),  # at times more than the context takes
-            stop_token_ids=draw(st.sampled_from([(), (9,), (4, 11)])),
-            stop_strings=draw(st.sampled_from([(), (",9>",), ("<3,", "7>")])),
-            ignore_eos=draw(st.booleans()),
-        ),
-    }
+def runs() -> st.SearchStrategy[dict[str, Any]]:
+    endings = st.sampled_from([(), (",9>",), ("<3,", "7>")])
+    fields = run_fields(4, (0.0, 0.5, 0.9, 1.0), short_context=20, stop_strings=endings)
+    return st.fixed_dictionaries(
+        fields | dict.fromkeys(("is_gated", "is_auto", "may_guess"), st.booleans())
+    )
 
 
 def check(run: dict[str, Any], on_timeout: OnTimeout) -> SessionResult:
-    link = EngineLink(FakeBackend(kv_tokens=128), FAULTS, seed=run["seed"])
+    link = EngineLink(FakeBackend(kv_tokens=128), replace(FAULTS, lose_answer=0.12), seed=run["seed"])
     result, events = decode(link, run, on_timeout)
     token_ids, text, finish = expected(
         SamplingParams(temperature=run["temperature"], seed=run["seed"]), run["stop"]

@@ -1,8 +1,9 @@
-"""Every outcome of the first five tokens, summed: an exact method writes what the target alone would.
+"""Every outcome of the first four or five tokens, summed: an exact method writes what the target alone would.
 
 Methods run as they are, over at least two consecutive rounds (a round of three draft tokens commits four at
-most). Sums are exact but for float64: the noise of `coupled` is integrated in closed form. What is measured
-of approximate methods and planted mistakes is printed: `pytest tests/exactness/test_enumeration.py`.
+most, and has texts of five). Sums are exact but for float64: the noise of `coupled` is integrated in closed
+form. What is measured of approximate methods and planted mistakes is printed: `pytest
+tests/exactness/test_enumeration.py`.
 """
 
 import dataclasses
@@ -51,12 +52,11 @@ def bias(method, world, rules=None):
 
 
 @pytest.fixture
-def show(capsys):
-    def print_row(what, world, biases):
-        with capsys.disabled():
-            print(f"\n  {what:52} {world:10} tv {' '.join(f'{b:.5f}' for b in biases)}", end="")
+def show(note):
+    def row(what, world, biases):
+        note(f"{what:52} {world:10} tv {' '.join(f'{b:.5f}' for b in biases)}")
 
-    return print_row
+    return row
 
 
 # ------------------------------------------------------------------------------------- exact methods
@@ -65,8 +65,9 @@ def show(capsys):
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("method", EXACT)
 def test_an_exact_method_writes_the_targets_distribution(method, kind):
-    num_draft_tokens = 2 if kind in LARGE_KINDS else 3  # `slow` has three for all
-    check_exact(method, make_world(kind), rules_of(method, num_draft_tokens=num_draft_tokens))
+    num_draft_tokens, num_tokens = (2, 4) if kind in LARGE_KINDS else (3, 5)  # `slow` has the latter for all
+    rules = rules_of(method, num_draft_tokens=num_draft_tokens, num_tokens=num_tokens)
+    check_exact(method, make_world(kind), rules)
 
 
 @pytest.mark.parametrize("num_draft_tokens", [1, 2])

@@ -132,13 +132,12 @@ def straddling_tests(tally, tables, sampling):
 
 
 @pytest.fixture
-def show(capsys):
-    def print_row(what, count, values):
-        with capsys.disabled():
-            found = " ".join(f"{value:.2g}" for value in values)
-            print(f"\n  {what:44} {count:7} texts  p {found}", end="")
+def show(note):
+    def row(what, count, values):
+        found = " ".join(f"{value:.2g}" for value in values)
+        note(f"{what:44} {count:7} texts  p {found}")
 
-    return print_row
+    return row
 
 
 def check(method, show, **options):

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 
 import pytest
-from support.tcp_peers import dialled, echo, read_all, tcp_server
+from support.tcp_peers import check_echo, dialled, echo, read_all, tcp_server
 
 from common.errors import LinkError, UsageError
 from experiments.links.echo import echo_server, round_trips_ms
@@ -64,14 +64,8 @@ def test_every_byte_arrives_in_order_through_jitter_losses_and_a_short_queue() -
     profile = LinkProfile(
         rtt_ms=4, jitter_ms=2, loss=0.01, loss_burst=2, up_mbit=100, down_mbit=100, queue_kb=30
     )
-    sent, got = os.urandom(1_500_000), []
     with tcp_server(echo) as upstream, PROXY.open(profile, upstream) as link, dialled(link.address) as client:
-        reader = threading.Thread(target=lambda: got.append(read_all(client)))
-        reader.start()
-        client.sendall(sent)
-        client.shutdown(socket.SHUT_WR)
-        reader.join(60)
-        assert got == [sent]
+        check_echo(client, 1_500_000)
         up, down = link.wire_bytes() or (0, 0)
         assert up == pytest.approx(1_500_000 * 1500 / 1448, rel=0.02) == down
 

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
-import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support.tcp_peers import dialled, echo, read_all, tcp_server
+from support.tcp_peers import check_echo, dialled, echo, tcp_server
 
 from experiments.links.echo import echo_server, round_trips_ms
 from experiments.links.priority import real_time
@@ -49,14 +47,8 @@ def test_a_connection_takes_its_own_round_trip() -> None:
 
 def test_every_byte_arrives_though_packets_are_lost() -> None:
     profile = LinkProfile(rtt_ms=2, loss=0.01, loss_burst=2, queue_kb=64, up_mbit=100, down_mbit=100)
-    sent, got = os.urandom(600_000), []
     with tcp_server(echo) as upstream, TUN.open(profile, upstream) as link, dialled(link.address) as client:
-        reader = threading.Thread(target=lambda: got.append(read_all(client)))
-        reader.start()
-        client.sendall(sent)
-        client.shutdown(socket.SHUT_WR)
-        reader.join(60)
-        assert got == [sent]
+        check_echo(client, 600_000)
         facts = link.facts()
         assert facts["packets_dropped"]["up"] > 0
         up, _ = link.wire_bytes() or (0, 0)
@@ -65,14 +57,8 @@ def test_every_byte_arrives_though_packets_are_lost() -> None:
 
 def test_every_byte_arrives_though_packets_overtake_one_another() -> None:
     profile = LinkProfile(rtt_ms=8, reorder=0.2)
-    sent, got = os.urandom(200_000), []
     with tcp_server(echo) as upstream, TUN.open(profile, upstream) as link, dialled(link.address) as client:
-        reader = threading.Thread(target=lambda: got.append(read_all(client)))
-        reader.start()
-        client.sendall(sent)
-        client.shutdown(socket.SHUT_WR)
-        reader.join(60)
-        assert got == [sent]
+        check_echo(client, 200_000)
         assert link.facts()["packets_dropped"] == {"up": 0, "down": 0}
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import socket
 import threading
 from collections.abc import Callable, Iterator
@@ -55,3 +56,14 @@ def read_all(connected: socket.socket) -> bytes:
     while data := connected.recv(65536):
         found += data
     return found
+
+
+def check_echo(client: socket.socket, num_bytes: int) -> None:
+    """That random bytes, sent while the answer is read, come back as they were up to the other side's end."""
+    sent, got = os.urandom(num_bytes), []
+    reader = threading.Thread(target=lambda: got.append(read_all(client)))
+    reader.start()
+    client.sendall(sent)
+    client.shutdown(socket.SHUT_WR)
+    reader.join(60)
+    assert got == [sent]

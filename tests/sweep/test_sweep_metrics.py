@@ -26,6 +26,12 @@ def metrics_of(
     return {name: pytest.approx(metric.value, rel=1e-5) for name, metric in found.items()}
 
 
+def request_of(origins: list[str], **changes: Any) -> RequestRow:
+    """A token each, 1 ms apart."""
+    times = [1.0 + index for index in range(len(origins))]
+    return make_request(token_times_ms=times, token_origins=origins, **changes)
+
+
 def test_times_are_means_over_requests_in_ms() -> None:
     found = metrics_of(
         make_request(token_times_ms=[10.0, 20.0, 40.0]), make_request(token_times_ms=[30.0, 40.0])
@@ -72,10 +78,8 @@ def test_the_verifiers_share_and_its_cost_are_per_token() -> None:
 
 
 def test_rounds_and_bytes_and_marks_are_ratios_of_sums() -> None:
-    row = make_request(
-        token_ids=[1, 2, 3, 4],
-        token_times_ms=[1.0, 2.0, 3.0, 4.0],
-        token_origins=["target", "accepted", "correction", "fallback"],
+    row = request_of(
+        ["target", "accepted", "correction", "fallback"],
         num_rounds=1,
         num_draft_tokens=4,
         num_accepted_tokens=1,
@@ -92,12 +96,8 @@ def test_rounds_and_bytes_and_marks_are_ratios_of_sums() -> None:
 
 
 def test_a_gates_blocks_and_tokens_are_counted_where_one_judged() -> None:
-    row = make_request(
-        token_ids=[1, 2, 3, 4],
-        token_times_ms=[1.0, 2.0, 2.0, 4.0],
-        token_origins=["target", "gate", "gate", "correction"],
-        num_unverified_tokens=2,
-        num_rolled_back_tokens=1,
+    row = request_of(
+        ["target", "gate", "gate", "correction"], num_unverified_tokens=2, num_rolled_back_tokens=1
     )
     kept = make_round(2, 0, is_answered=False, kept=True, hard_ratio=0.0, escalated=False)
     sent = make_round(4, 0, hard_ratio=0.5, escalated=True)
