@@ -155,12 +155,15 @@ def test_edge_only_starts_without_any_contact_and_opens_later() -> None:
 
 def test_fail_ends_at_the_deadline_and_keeps_the_text_so_far() -> None:
     session = make_session(
-        FakeVerifier(script={("verify", 2): Silent()}), FakeDraft(), on_timeout=OnTimeout.FAIL
+        FakeVerifier(script={("verify", 2): Silent()}),
+        FakeDraft(),
+        on_timeout=OnTimeout.FAIL,
+        recover_timeout_s=20.0,
     )
     start_s = time.monotonic()
     with pytest.raises(RoundTimeoutError, match="no answer from fake:1"):
         list(session.generate())
-    assert time.monotonic() - start_s < 0.5
+    assert time.monotonic() - start_s < 10, "it did not wait for a recovery"
     assert session.result.token_ids == NEW[:6] and session.result.finish_reason is FinishReason.ERROR
 
 
@@ -179,7 +182,7 @@ def test_wait_gives_up_after_the_recover_timeout() -> None:
     start_s = time.monotonic()
     with pytest.raises(LinkError, match="cannot connect"):
         list(session.generate())
-    assert 0.3 <= time.monotonic() - start_s < 1.5
+    assert 0.3 <= time.monotonic() - start_s < 10
 
 
 # -------------------------------------------------------------------------------------------- wait
@@ -388,12 +391,12 @@ def test_a_cancel_ends_any_wait_and_closes(mode: Mode, kind: str) -> None:
     kind = "generate" if mode is not Mode.SPECULATIVE and kind == "verify" else kind
     verifier = FakeVerifier(script={(kind, 1): Silent()})
     session = make_session(
-        verifier, FakeDraft(), mode=mode, on_timeout=OnTimeout.WAIT, deadline_s=5.0, recover_timeout_s=30.0
+        verifier, FakeDraft(), mode=mode, on_timeout=OnTimeout.WAIT, deadline_s=20.0, recover_timeout_s=30.0
     )
     threading.Timer(0.1, session.cancel).start()
     start_s = time.monotonic()
     list(session.generate())
-    assert time.monotonic() - start_s < 1.5
+    assert time.monotonic() - start_s < 10
     assert session.result.finish_reason is FinishReason.CANCELLED
     assert session.result.token_ids == (() if kind == "open" else NEW[:1])
     assert len(verifier.of(CloseRequest)) == 1
@@ -409,5 +412,5 @@ def test_a_cancel_ends_the_search_for_a_lost_link() -> None:
     for event in session.generate():
         if getattr(event, "index", None) == 0:
             is_down.begin()
-    assert time.monotonic() - start_s < 1.5
+    assert time.monotonic() - start_s < 10
     assert session.result.finish_reason is FinishReason.CANCELLED

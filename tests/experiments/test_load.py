@@ -123,6 +123,7 @@ def test_think_time_bounds_the_rate_of_a_closed_loop(server: VerifierServer) -> 
     assert 0 < report.rounds_per_s <= 2 / 0.05
 
 
+@pytest.mark.alone
 def test_an_open_loop_sends_at_its_rate_whatever_comes_back(server: VerifierServer) -> None:
     plan = LoadPlan(num_sessions=16, rate=100.0, seconds=1.0, warmup_s=0.2, seed=3)
     report = asyncio.run(run_load(address_of(server), record_on(server), plan))

@@ -209,13 +209,17 @@ def test_help_does_not_import_the_compiler():
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
+@pytest.mark.alone
 def test_the_interpreter_is_free_while_a_row_is_computed():
     import threading
 
     row, key = np.zeros(4_000_000, np.float32), np.array([1, 0, 2, 0], np.uint64)
-    start_s = time.perf_counter()
-    host.scan(row, 1.0, -INF, key)
-    alone_s = time.perf_counter() - start_s
+    took_s = []
+    for _ in range(5):
+        start_s = time.perf_counter()
+        host.scan(row, 1.0, -INF, key)
+        took_s.append(time.perf_counter() - start_s)
+    alone_s = min(took_s)
     thread = threading.Thread(target=host.scan, args=(row, 1.0, -INF, key))
     thread.start()
     start_s = time.perf_counter()

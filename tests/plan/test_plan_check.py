@@ -36,6 +36,7 @@ class StraightLink:
         return {"realisation": "straight"}
 
 
+@pytest.mark.alone
 def test_every_case_is_run_and_held_against_its_prediction() -> None:
     pair = SyntheticPair((0.8,), draft_token_s=0.001, target_s=0.008)
     lines: list[str] = []

@@ -94,6 +94,7 @@ def test_sessions_over_the_wire_write_the_targets_text_at_the_acceptance_asked(m
     assert abs(accepted / judged - 0.8) < 2 * math.sqrt(0.16 / judged)
 
 
+@pytest.mark.alone
 def test_a_server_process_takes_its_times_and_says_that_it_is_synthetic() -> None:
     pair = SyntheticPair((0.9,), draft_token_s=0.002, target_s=0.02, verify_token_s=0.001)
     with running_synthetic(pair) as verifier:
