@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import random
 from typing import Any
 
@@ -40,6 +41,7 @@ from experiments.watched import watched
 
 HANGS_S = 60.0  # a session of some milliseconds
 PROMPT = (5, 6, 7)
+MAX_CONTEXT = 64  # the backend's
 BACKEND = FakeBackend()  # for its numbers alone; each link has its own
 
 
@@ -55,13 +57,21 @@ def next_token(text: list[int], sampling: SamplingParams, num_prompt: int = len(
     return int(choose(scores, sampling, (len(text),))[0])
 
 
-def reference(sampling: SamplingParams, stop: StopParams, max_context: int = 64) -> list[int]:
+@functools.cache
+def whole_text(sampling: SamplingParams) -> tuple[int, ...]:
+    """What the target alone writes until its context is full."""
     text = list(PROMPT)
-    while len(text) - len(PROMPT) < stop.max_new_tokens and len(text) < max_context:
+    while len(text) < MAX_CONTEXT:
         text.append(next_token(text, sampling))
-        if text[-1] in (*stop.stop_token_ids, *(() if stop.ignore_eos else (0,))):
-            break
-    return text
+    return tuple(text)
+
+
+def reference(sampling: SamplingParams, stop: StopParams) -> list[int]:
+    ends = (*stop.stop_token_ids, *(() if stop.ignore_eos else (0,)))
+    for length, token_id in enumerate(whole_text(sampling), start=1):
+        if length - len(PROMPT) == stop.max_new_tokens or (length > len(PROMPT) and token_id in ends):
+            return list(whole_text(sampling)[:length])
+    return list(whole_text(sampling))
 
 
 def decode(
@@ -89,8 +99,7 @@ def decode(
     """`second`: guesses are made, and the draft's runner-up for a wrong token is right by that chance.
     `policy` instead of a fixed `depth`, `rounds` instead of a `window` with a `choice`."""
     sampling = SamplingParams(temperature=temperature, seed=seed)
-    text = reference(sampling, StopParams(200, ignore_eos=True))
-    draft = ChanceDraft(text, accuracy, seed, draft_context, second or 0.0)
+    draft = ChanceDraft(list(whole_text(sampling)), accuracy, seed, draft_context, second or 0.0)
     verifier = RemoteVerifier(
         link,  # type: ignore[arg-type]
         RoundDeadline(0.5),

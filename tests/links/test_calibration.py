@@ -27,6 +27,7 @@ def test_the_worst_deviation_counts_from_nominal_and_between_realisations() -> N
     assert json.dumps(details)
 
 
+@pytest.mark.alone
 def test_proxy_and_simulated_link_are_measured_at_every_point() -> None:
     plan = Plan(rtts_ms=(10.0,), num_trips=10, has_jitter=False, throughput_s=0.4)
     found = calibrate(["simulated", "proxy"], plan)

@@ -7,10 +7,9 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Callable
 
 import pytest
-from support.tcp_peers import check_echo, dialled, echo, read_all, tcp_server
+from support.tcp_peers import check_echo, dialled, echo, fastest_s, read_all, tcp_server
 
 from common.errors import LinkError, UsageError
 from experiments.links.echo import echo_server, round_trips_ms
@@ -20,16 +19,7 @@ from experiments.links.proxy import Proxy
 from experiments.links.remote import RemoteLink, remote_link
 
 PROXY = Proxy()
-
-
-def fastest_s(what: Callable[[], None]) -> float:
-    """Of three: what a busy machine adds is not the proxy's."""
-    times = []
-    for _ in range(3):
-        begin_s = time.perf_counter()
-        what()
-        times.append(time.perf_counter() - begin_s)
-    return min(times)
+pytestmark = pytest.mark.alone
 
 
 @pytest.mark.parametrize("rtt_ms", [10, 40])
@@ -82,7 +72,7 @@ def test_a_side_that_has_closed_still_hears_the_other() -> None:
 
 
 def test_a_server_that_speaks_first_is_heard_after_the_handshake_and_its_way() -> None:
-    with tcp_server(lambda connected: connected.sendall(b"hi")) as upstream:
+    with real_time(), tcp_server(lambda connected: connected.sendall(b"hi")) as upstream:
         with PROXY.open(LinkProfile(rtt_ms=60), upstream) as link:
 
             def listen() -> None:
@@ -104,7 +94,7 @@ def test_nothing_passes_in_an_outage_and_the_retransmission_after_it_does() -> N
             client.sendall(b"b")
             assert client.recv(1) == b"b"
             # Tried again after the RTO of 210 ms, in the outage, and after another.
-            assert 0.42 <= time.perf_counter() - begin_s < 0.8
+            assert 0.42 <= time.perf_counter() - begin_s < 1.4
 
 
 def test_a_reset_breaks_both_sides() -> None:
