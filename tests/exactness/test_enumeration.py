@@ -29,6 +29,7 @@ EXACT = (Method.COUPLED, Method.SPARSE, Method.CANDIDATES, Method.BLOCK)
 APPROXIMATE = (Method.SHORTCUT, Method.SCALAR_RESIDUAL, Method.THRESHOLD, Method.TYPICAL)
 TOLERANCE = 1e-9
 TWO_KINDS = ("truncated", pytest.param("alike", marks=pytest.mark.slow))
+THREE_OR_FIVE = (3, pytest.param(5, marks=pytest.mark.slow))  # tokens, where the first one tells
 LARGE_KINDS = ("random", "alike", "same", "mismatch", "near_zero")  # every id drafted after every text
 LEAST_BIAS = 1e-3  # a mistake that is measured below this is not called detected
 
@@ -74,12 +75,14 @@ def test_an_exact_method_writes_the_targets_distribution(method, kind):
 @pytest.mark.parametrize("method", EXACT)
 def test_shorter_drafts_make_more_rounds_and_the_same_distribution(method, num_draft_tokens):
     for kind in ("mixed", "truncated"):
-        check_exact(method, make_world(kind, 1), rules_of(method, num_draft_tokens=num_draft_tokens))
+        rules = rules_of(method, num_draft_tokens=num_draft_tokens, num_tokens=4)
+        check_exact(method, make_world(kind, 1), rules)
 
 
 @pytest.mark.parametrize("method", EXACT[1:])
 def test_a_pipelined_round_without_a_bonus_changes_nothing(method):
-    check_exact(method, make_world("mixed", 2), rules_of(method, is_pipelined=True, num_draft_tokens=2))
+    rules = rules_of(method, is_pipelined=True, num_draft_tokens=2, num_tokens=4)
+    check_exact(method, make_world("mixed", 2), rules)
 
 
 @pytest.mark.parametrize("method", EXACT)
@@ -150,7 +153,8 @@ def test_a_draft_that_lies_about_q_biases_all_but_coupled(method, kind, show):
         show(f"{method}: drafted at twice the temperature of q", kind, biases)
 
 
-def test_a_draft_that_lies_within_the_rounding_of_its_weights_is_told_apart_too(show):
+@pytest.mark.parametrize("num_tokens", THREE_OR_FIVE)
+def test_a_draft_that_lies_within_the_rounding_of_its_weights_is_told_apart_too(num_tokens, show):
     """Drawn from unrounded probabilities while the weights are sent: why the draft is drawn from integers."""
     exact = make_world("alike")
 
@@ -162,7 +166,8 @@ def test_a_draft_that_lies_within_the_rounding_of_its_weights_is_told_apart_too(
         total = sum(support.weights)
         return Support(support.token_ids, tuple(max(1, round(64 * w / total)) for w in support.weights))
 
-    biases = bias(create_method(Method.SPARSE), World(exact.target, sent, unrounded))
+    world, rules = World(exact.target, sent, unrounded), Rules(num_tokens=num_tokens)
+    biases = bias(create_method(Method.SPARSE), world, rules)
     assert biases[0] > LEAST_BIAS
     show("sparse: weights rounded to 1/64 after the draft was drawn", "alike", biases)
 
@@ -183,22 +188,24 @@ def test_a_planted_mistake_is_detected(mistake, kind, show):
     show(mistake, kind, biases)
 
 
-def test_a_correction_redrawn_with_other_noise_is_detected(show):
-    biases = bias(RedrawnCoupling(), make_world("alike"), rules_of(Method.COUPLED))
+@pytest.mark.parametrize("num_tokens", THREE_OR_FIVE)
+def test_a_correction_redrawn_with_other_noise_is_detected(num_tokens, show):
+    rules = rules_of(Method.COUPLED, num_tokens=num_tokens)
+    biases = bias(RedrawnCoupling(), make_world("alike"), rules)
     assert biases[0] > LEAST_BIAS
     show("coupled: a correction drawn again", "alike", biases)
 
 
-def test_a_gate_that_drops_the_token_it_saw_is_detected(show):
+@pytest.mark.parametrize("kind", TWO_KINDS)
+def test_a_gate_that_drops_the_token_it_saw_is_detected(kind, show):
     """Ending the draft before an unlikely token that was drawn: what stands then was chosen by the draw."""
 
     def is_unlikely(support, token_id):
         return support.weights[support.token_ids.index(token_id)] < 0.2 * sum(support.weights)
 
-    for kind in ("alike", "truncated"):
-        biases = bias(create_method(Method.SPARSE), make_world(kind), Rules(is_cut=is_unlikely))
-        assert biases[-1] > LEAST_BIAS
-        show("sparse: an NLL gate that drops the sampled token", kind, biases)
+    biases = bias(create_method(Method.SPARSE), make_world(kind), Rules(is_cut=is_unlikely))
+    assert biases[-1] > LEAST_BIAS
+    show("sparse: an NLL gate that drops the sampled token", kind, biases)
 
 
 def test_coins_reused_every_round_are_detected(show):
@@ -224,7 +231,7 @@ def test_block_keyed_by_position_alone_is_biased_from_the_second_token_on(show):
 
 def test_rejection_in_order_would_bear_keys_by_position_alone():
     """A coin at a position decides about that position, which then is committed: nobody asks again."""
-    rules = Rules(coin_key=by_position_alone)
+    rules = Rules(num_tokens=4, coin_key=by_position_alone)
     for kind in ("truncated", "mixed"):
         assert bias(create_method(Method.SPARSE), make_world(kind), rules)[-1] < TOLERANCE
 
