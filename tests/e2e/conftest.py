@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 
 import pytest
 from support.decoding import Oracle
 from support.models import make_tiny_target
+from support.mortal import MortalVerifier
 from support.pairs import Pair
 
 from edge_client.drafting.base import DraftModel
@@ -29,6 +31,19 @@ def tiny_pair(tmp_path_factory: pytest.TempPathFactory) -> Pair:
 def tiny_verifier(tiny_pair: Pair) -> Iterator[VerifierProcess]:
     with running_verifier(target=tiny_pair.target) as verifier:
         yield verifier
+
+
+@pytest.fixture(scope="session")
+def _mortal(tiny_pair: Pair) -> Iterator[MortalVerifier]:
+    with contextlib.closing(MortalVerifier(tiny_pair.target)) as verifier:
+        yield verifier
+
+
+@pytest.fixture
+def mortal(_mortal: MortalVerifier) -> MortalVerifier:
+    """A verifier that a test may kill."""
+    _mortal.revive()
+    return _mortal
 
 
 @pytest.fixture(scope="session")

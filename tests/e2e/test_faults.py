@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import itertools
-import threading
 import time
-from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import grpc
 import numpy as np
@@ -13,6 +12,7 @@ import pytest
 from support.decoding import decode
 from support.faults import Faults, FaultyLink
 from support.models import make_tiny_target
+from support.mortal import MortalVerifier
 from support.pairs import Pair
 from test_same_text import make_prompt
 
@@ -23,7 +23,7 @@ from common.types import Origin, SamplingParams
 from edge_client.drafting.base import DraftModel
 from edge_client.options import OnTimeout
 from edge_client.session import SessionResult
-from experiments.processes import VerifierProcess, running_verifier, start_verifier
+from experiments.processes import VerifierProcess, running_verifier
 
 NUM_NEW = 40
 DEADLINE_S = 0.4
@@ -87,112 +87,59 @@ def test_under_wait_all_link_faults_together_leave_no_trace(
 # --------------------------------------------------------------------------- the verifier itself dies
 
 
-class Restarter:
-    """Kills a verifier (SIGKILL) and starts one on the same port, in the background."""
-
-    def __init__(self, verifier: VerifierProcess, start: Callable[[str], VerifierProcess]) -> None:
-        self.verifier, self._start = verifier, start
-        self.num_kills = 0
-        self._thread: threading.Thread | None = None
-
-    def at(self, token: int) -> Callable[[int], None]:
-        def on_token(index: int) -> None:
-            if index == token:
-                self.num_kills += 1
-                self.verifier.kill()
-                self._thread = threading.Thread(target=self._restart)
-                self._thread.start()
-
-        return on_token
-
-    def _restart(self) -> None:
-        self.verifier = self._start(self.verifier.address)
-
-    def stop(self) -> None:
-        if self._thread is not None:
-            self._thread.join()
-        self.verifier.stop()
-
-
-@pytest.fixture
-def own_verifier(tiny_pair: Pair) -> Iterator[VerifierProcess]:
-    """A verifier that a test may kill."""
-    with running_verifier(target=tiny_pair.target) as verifier:
-        yield verifier
-
-
 @pytest.mark.parametrize("mode", ["speculative", "cloud-only"])
 def test_under_wait_a_killed_and_restarted_verifier_leaves_no_trace(
-    tiny_pair: Pair, own_verifier: VerifierProcess, own_draft: DraftModel, mode: str
+    mortal: MortalVerifier, own_draft: DraftModel, mode: str
 ) -> None:
     prompt, sampling = make_prompt(3), sampling_of(3)
-    expected = decode(own_verifier.address, prompt, sampling, num_new=NUM_NEW).token_ids
-    restarter = Restarter(
-        own_verifier, lambda address: start_verifier(target=tiny_pair.target, listen=address)
+    expected = decode(mortal.address, prompt, sampling, num_new=NUM_NEW).token_ids
+    result = decode(
+        mortal.address,
+        prompt,
+        sampling,
+        draft=own_draft if mode == "speculative" else None,
+        num_new=NUM_NEW,
+        depth=2,
+        on_token=mortal.dies_at(15),
     )
-    try:
-        result = decode(
-            own_verifier.address,
-            prompt,
-            sampling,
-            draft=own_draft if mode == "speculative" else None,
-            num_new=NUM_NEW,
-            depth=2,
-            on_token=restarter.at(15),
-        )
-    finally:
-        restarter.stop()
-    assert restarter.num_kills == 1 and result.stats.num_rebuilds == 1
+    assert mortal.num_deaths == 1 and result.stats.num_rebuilds == 1
     assert result.token_ids == expected
     assert result.num_unverified_tokens == 0
 
 
 def test_under_first_token_a_killed_verifier_is_bridged_and_aligned_on_return(
-    tiny_pair: Pair, own_verifier: VerifierProcess, own_draft: DraftModel
+    mortal: MortalVerifier, own_draft: DraftModel
 ) -> None:
     prompt, sampling = make_prompt(3), sampling_of(3)
-    restarter = Restarter(
-        own_verifier, lambda address: start_verifier(target=tiny_pair.target, listen=address)
+    result = decode(
+        mortal.address,
+        prompt,
+        sampling,
+        draft=own_draft,
+        num_new=440,
+        depth=2,
+        on_timeout=OnTimeout.FIRST_TOKEN,
+        deadline_s=0.2,
+        on_token=mortal.dies_at(15),
     )
-    try:
-        result = decode(
-            own_verifier.address,
-            prompt,
-            sampling,
-            draft=own_draft,
-            num_new=440,
-            depth=2,
-            on_timeout=OnTimeout.FIRST_TOKEN,
-            deadline_s=0.2,
-            on_token=restarter.at(15),
-        )
-        assert restarter.num_kills == 1 and result.stats.num_rebuilds >= 1
-        check_bridged(restarter.verifier.address, prompt, sampling, result, deadline_s=0.2)
-    finally:
-        restarter.stop()
+    assert mortal.num_deaths == 1 and result.stats.num_rebuilds >= 1
+    check_bridged(mortal.address, prompt, sampling, result, deadline_s=0.2)
 
 
 def test_a_verifier_that_comes_back_with_another_target_is_refused(
-    tiny_pair: Pair,
-    own_verifier: VerifierProcess,
-    own_draft: DraftModel,
-    tmp_path_factory: pytest.TempPathFactory,
+    mortal: MortalVerifier, own_draft: DraftModel, tmp_path: Path
 ) -> None:
-    other = make_tiny_target(tmp_path_factory.mktemp("other") / "target", max_context=512, seed=99)
-    restarter = Restarter(own_verifier, lambda address: start_verifier(target=other, listen=address))
-    try:
-        with pytest.raises(IncompatibleError, match="target_fingerprint"):
-            decode(
-                own_verifier.address,
-                make_prompt(3),
-                sampling_of(3),
-                draft=own_draft,
-                num_new=NUM_NEW,
-                on_token=restarter.at(10),
-            )
-    finally:
-        restarter.stop()
-    assert restarter.num_kills == 1
+    other = make_tiny_target(tmp_path / "target", max_context=512, seed=99)
+    with pytest.raises(IncompatibleError, match="target_fingerprint"):
+        decode(
+            mortal.address,
+            make_prompt(3),
+            sampling_of(3),
+            draft=own_draft,
+            num_new=NUM_NEW,
+            on_token=mortal.dies_at(10, comes_back_with=other),
+        )
+    assert mortal.num_deaths == 1
 
 
 def test_an_evicted_session_is_rebuilt_and_leaves_no_trace(tiny_pair: Pair, own_draft: DraftModel) -> None:

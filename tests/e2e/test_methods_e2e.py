@@ -8,9 +8,10 @@ import grpc
 import pytest
 from support.decoding import HostileDraft, Oracle, TieLedger, assert_same_text, decode
 from support.faults import Faults, FaultyConnection, FaultyLink
+from support.mortal import MortalVerifier
 from support.notes import Note
 from support.pairs import EMBEDDED, Pair
-from test_faults import NUM_NEW, Restarter, random_rounds
+from test_faults import NUM_NEW, random_rounds
 from test_same_text import VOCAB, make_prompt
 
 from common.pb import outrider_pb2 as pb
@@ -32,7 +33,7 @@ from edge_client.link.base import Connection, VerifierLink
 from edge_client.options import OnTimeout
 from edge_client.session import SessionResult
 from edge_client.tokenizer import EdgeTokenizer
-from experiments.processes import VerifierProcess, running_verifier, start_verifier
+from experiments.processes import VerifierProcess, running_verifier
 from experiments.prompts import load_prompts
 
 METHODS = pytest.mark.parametrize("method", list(Method))
@@ -340,26 +341,19 @@ def test_a_session_lost_while_candidates_are_asked_for_leaves_no_trace(
 
 
 def test_under_wait_a_killed_verifier_is_rebuilt_and_the_text_finished(
-    tiny_pair: Pair, own_draft: DraftModel
+    mortal: MortalVerifier, own_draft: DraftModel
 ) -> None:
-    with running_verifier(target=tiny_pair.target) as verifier:
-        restarter = Restarter(
-            verifier, lambda address: start_verifier(target=tiny_pair.target, listen=address)
-        )
-        try:
-            result = decode(
-                verifier.address,
-                make_prompt(3),
-                SamplingParams(temperature=0.8, seed=3),
-                draft=own_draft,
-                num_new=NUM_NEW,
-                depth=2,
-                method=Method.CANDIDATES,
-                on_token=restarter.at(15),
-            )
-        finally:
-            restarter.stop()
-    assert restarter.num_kills == 1 and result.stats.num_rebuilds == 1
+    result = decode(
+        mortal.address,
+        make_prompt(3),
+        SamplingParams(temperature=0.8, seed=3),
+        draft=own_draft,
+        num_new=NUM_NEW,
+        depth=2,
+        method=Method.CANDIDATES,
+        on_token=mortal.dies_at(15),
+    )
+    assert mortal.num_deaths == 1 and result.stats.num_rebuilds == 1
     assert len(result.token_ids) == NUM_NEW and all(result.is_verified)
 
 

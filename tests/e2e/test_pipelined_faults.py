@@ -5,14 +5,12 @@ from __future__ import annotations
 import pytest
 from support.decoding import decode
 from support.faults import Faults, FaultyLink
-from support.pairs import Pair
+from support.mortal import MortalVerifier
 from test_faults import (
     DEADLINE_S,
     NUM_NEW,
     Outage,
-    Restarter,
     check_bridged,
-    own_verifier,
     random_rounds,
     sampling_of,
 )
@@ -23,9 +21,7 @@ from edge_client.drafting.base import DraftModel
 from edge_client.mode_choice import ModeChoice, Way
 from edge_client.options import Mode, OnTimeout
 from edge_client.pipeline import Pipelining, RoundWindow, create_window
-from experiments.processes import VerifierProcess, start_verifier
-
-__all__ = ["own_verifier"]  # a fixture
+from experiments.processes import VerifierProcess
 
 
 def auto_window() -> RoundWindow:
@@ -64,29 +60,23 @@ def test_under_wait_a_fault_on_the_link_leaves_no_trace_in_a_pipelined_text(
 
 @pytest.mark.parametrize("make_window", [pipelined_window, auto_window])
 def test_under_wait_a_killed_and_restarted_verifier_leaves_no_trace(
-    tiny_pair: Pair, own_verifier: VerifierProcess, own_draft: DraftModel, make_window: object
+    mortal: MortalVerifier, own_draft: DraftModel, make_window: object
 ) -> None:
     prompt, sampling = make_prompt(3), sampling_of(3)
-    expected = decode(own_verifier.address, prompt, sampling, num_new=NUM_NEW).token_ids
-    restarter = Restarter(
-        own_verifier, lambda address: start_verifier(target=tiny_pair.target, listen=address)
-    )
+    expected = decode(mortal.address, prompt, sampling, num_new=NUM_NEW).token_ids
     window = make_window()  # type: ignore[operator]
-    try:
-        result = decode(
-            own_verifier.address,
-            prompt,
-            sampling,
-            draft=own_draft,
-            num_new=NUM_NEW,
-            depth=2,
-            mode=Mode.AUTO if window.choice is not None else None,
-            window=window,
-            on_token=restarter.at(15),
-        )
-    finally:
-        restarter.stop()
-    assert restarter.num_kills == 1
+    result = decode(
+        mortal.address,
+        prompt,
+        sampling,
+        draft=own_draft,
+        num_new=NUM_NEW,
+        depth=2,
+        mode=Mode.AUTO if window.choice is not None else None,
+        window=window,
+        on_token=mortal.dies_at(15),
+    )
+    assert mortal.num_deaths == 1
     assert result.token_ids == expected and result.num_unverified_tokens == 0
 
 
