@@ -76,7 +76,7 @@ def bench(*arguments: str, stop_after: int = 0) -> tuple[int, str, str]:
     if stop_after:
         folder = Path(arguments[arguments.index("--out") + 1])
         threading.Thread(target=_interrupt, args=(process, folder / REQUESTS, stop_after)).start()
-    out, err = process.communicate(timeout=100)
+    out, err = process.communicate(timeout=200)
     return process.returncode, out, err
 
 
