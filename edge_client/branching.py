@@ -1,4 +1,4 @@
-"""The branches of one generation's rounds under way: which may be drafted behind, and which is worth it.
+"""Where one generation drafts on behind its rounds under way: on the main line alone, or behind guesses too.
 
 Guesses are made with `coupled` alone, the one method whose noise the edge knows, and with a draft that tells
 its tokens' runner-ups.
@@ -12,23 +12,46 @@ from common.types import Method, Verdict
 from edge_client.guesses import Branch, Branches, GuessRates
 from edge_client.options import Decoding
 from edge_client.pipeline import RoundWindow
-from edge_client.rounds import Round
+from edge_client.rounds import Round, RoundsInFlight, whole_of
 from edge_client.text import SessionText
 
 LEAST_CHANCE = 0.05  # to be judged: each round costs either side a message's handling
 
 
+class MainLine:
+    """Behind all of the last round, as if every draft stood. Nothing is to be learnt."""
+
+    def __init__(self) -> None:
+        self._end: Round | None = None  # nothing can be drafted behind it
+
+    def best(self, rounds: RoundsInFlight, window: RoundWindow) -> Branch[Round] | None:
+        if len(rounds) >= window.size or not rounds.last.request.pipelined or rounds.last is self._end:
+            return None
+        return whole_of(rounds.last)
+
+    def take(self, branch: Branch[Round]) -> None:
+        self._end = branch.host
+
+    def grow(self, sent: Round) -> None: ...
+
+    def observe(self, judged: Round, verdict: Verdict) -> None: ...
+
+    def observe_first_wrong(self, stale: Round) -> None: ...
+
+    def settle(self, heir: Round | None, rounds: Sequence[Round]) -> None: ...
+
+
 class RoundBranches:
-    """Those that nothing was drafted behind yet."""
+    """The branches that nothing was drafted behind yet."""
 
     def __init__(self, text: SessionText) -> None:
-        self.rates = GuessRates()
+        self._rates = GuessRates()
         self._text = text
-        self._branches: Branches[Round] = Branches(self.rates)
+        self._branches: Branches[Round] = Branches(self._rates)
 
-    def best(self, num_under_way: int, window: RoundWindow) -> Branch[Round] | None:
+    def best(self, rounds: RoundsInFlight, window: RoundWindow) -> Branch[Round] | None:
         """The likeliest one; None where enough is under way and where nothing is likely enough."""
-        if num_under_way >= window.most:
+        if len(rounds) >= window.most:
             return None
         branch = self._branches.best(None if window.has_guesses else _is_sure)
         return branch if branch is not None and branch.chance >= LEAST_CHANCE else None
@@ -53,7 +76,11 @@ class RoundBranches:
     def observe(self, judged: Round, verdict: Verdict) -> None:
         """Learns from a round whose verdict was taken; where kept tokens came before the draft, nothing."""
         if not judged.num_kept:
-            self.rates.observe(judged.draft.runner_ups, verdict.accepted_len, verdict.correction)
+            self._rates.observe(judged.draft.runner_ups, verdict.accepted_len, verdict.correction)
+
+    def observe_first_wrong(self, stale: Round) -> None:
+        """Learns from a round that fell by its first token, in whose place the text has another."""
+        self._rates.observe(stale.draft.runner_ups, 0, self._text.chain.token_ids[stale.start])
 
     def settle(self, heir: Round | None, rounds: Sequence[Round]) -> None:
         """`rounds` are left under way, `heir` being the first of them, which will be judged."""
@@ -68,9 +95,9 @@ def _is_sure(branch: Branch[Round]) -> bool:
     return branch.guess is None and not branch.host.is_guess
 
 
-def create_branches(decoding: Decoding) -> RoundBranches | None:
-    """None where nothing can be guessed, or only one round may be under way."""
+def create_branches(decoding: Decoding) -> MainLine | RoundBranches:
+    """The main line where nothing can be guessed, or only one round may be under way."""
     drafter = decoding.drafter
     if not decoding.window.may_guess or decoding.options.method is not Method.COUPLED or drafter is None:
-        return None
-    return RoundBranches(decoding.text) if drafter.keep_runner_ups() else None
+        return MainLine()
+    return RoundBranches(decoding.text) if drafter.keep_runner_ups() else MainLine()

@@ -28,20 +28,28 @@ from edge_client.text import SessionText
 
 @dataclass(slots=True, eq=False)
 class Round:
-    """A round that was sent. `window`: how many might be under way then; `is_ahead`: some were; `judgement`:
-    the gate's, where there is one. Of its draft the first `num_kept` tokens are text already, kept unverified
-    (`edge_client.reverify`)."""
+    """A round that was sent. `window`: how many might be under way then; `judgement`: the gate's, where there
+    is one; `behind`: what it builds on, while that is not judged."""
 
     request: VerifyRequest
     draft: Draft
     draft_ms: float
     window: int = 1
-    is_ahead: bool = False
     judgement: Judgement | None = None
-    num_kept: int = 0
-    behind: Branch[Round] | None = None  # what it builds on, while that is not judged
-    chance: float = 1.0  # to be judged, as far as is known now
+    behind: Branch[Round] | None = None
+    is_ahead: bool = field(init=False)  # others were under way when it was sent
+    chance: float = field(init=False)  # to be judged, as far as is known now
     is_guess_hit: bool = False
+
+    def __post_init__(self) -> None:
+        self.is_ahead = self.behind is not None
+        self.chance = 1.0 if self.behind is None else self.behind.chance
+
+    @property
+    def num_kept(self) -> int:
+        """How many of the tokens that it has judged are text already, kept unverified and sent before its
+        draft (`edge_client.reverify`)."""
+        return len(self.request.draft_tokens) - len(self.draft.token_ids)
 
     @property
     def start(self) -> int:
@@ -80,7 +88,7 @@ def tokens_of_branch(branch: Branch[Round]) -> TokenIds:
 
 def whole_of(host: Round) -> Branch[Round]:
     """The branch behind all of a round's draft."""
-    return Branch(host, len(host.draft.token_ids), None, host.chance)
+    return Branch(host, len(host.request.draft_tokens), None, host.chance)
 
 
 @dataclass(slots=True)

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
-from dataclasses import replace
 from functools import partial
 
 from common.errors import RoundTimeoutError
@@ -28,7 +27,7 @@ from edge_client.pipeline import MAX_UNANSWERED
 from edge_client.remote_verifier import Answer, SessionLostError, UnknownPrefixError
 from edge_client.reverify import hold_against, kept_for_round, num_behind, take_late_verdict
 from edge_client.round_request import make_request
-from edge_client.rounds import Round, RoundsInFlight, whole_of
+from edge_client.rounds import Round, RoundsInFlight
 from edge_client.stats import RoundRecord
 from edge_client.text import SessionText
 from edge_client.verdicts import agrees, can_choose, disagreement, make_record, make_stale_record, tokens_of
@@ -42,8 +41,7 @@ class SpeculativeLoop:
     def __init__(self, decoding: Decoding) -> None:
         self._decoding = decoding
         self._rounds = RoundsInFlight()
-        self._branches = create_branches(decoding)  # None: what follows a rejection is not guessed at
-        self._has_no_idea = False  # the draft, of what follows the rounds under way
+        self._branches = create_branches(decoding)
 
     def run(self) -> Iterator[SessionEvent]:
         """Until the text ends, or the target's own stream is chosen and nothing is under way any more."""
@@ -81,15 +79,11 @@ class SpeculativeLoop:
 
     def _next_branch(self) -> Branch[Round] | None:
         """Where to draft on behind the rounds under way; None: their verdicts come first."""
-        rounds, decoding = self._rounds, self._decoding
-        branch = None
-        if decoding.remote.num_unanswered >= MAX_UNANSWERED:
-            pass
-        elif self._branches is not None:
-            branch = self._branches.best(len(rounds), decoding.window)
-        elif len(rounds) < decoding.window.size and rounds.last.request.pipelined and not self._has_no_idea:
-            branch = whole_of(rounds.last)
-        return branch if branch is not None and decoding.remote.poll()[0] is None else None
+        remote = self._decoding.remote
+        branch = self._branches.best(self._rounds, self._decoding.window)
+        if branch is None or remote.num_unanswered >= MAX_UNANSWERED or remote.poll()[0] is not None:
+            return None
+        return branch
 
     def _send_round(self, branch: Branch[Round] | None) -> Iterator[SessionEvent]:
         """On `branch`; None: behind the text, with nothing under way."""
@@ -114,29 +108,18 @@ class SpeculativeLoop:
             return
         request = make_request(decoding, draft, branch, len(assumed), judgement, to_judge)
         decoding.remote.submit(request, begun_s)
-        if to_judge:
-            draft = replace(draft, token_ids=request.draft_tokens)
-        window, num_kept = decoding.window.size, len(to_judge)
-        self._add(Round(request, draft, draft_ms, window, branch is not None, judgement, num_kept), branch)
+        sent = Round(request, draft, draft_ms, decoding.window.size, judgement, branch)
+        self._rounds.append(sent)
+        self._branches.grow(sent)
+        decoding.stats.num_guessed_rounds += sent.is_guess
 
     def _is_spoilt(self, branch: Branch[Round], next_token: int | None = None) -> bool:
         return self._rounds.are_spoilt(self._decoding.remote.poll(), branch, next_token)
 
     def _give_up(self, branch: Branch[Round], draft: Draft) -> None:
         self._decoding.stats.num_wasted_draft_tokens += len(draft.token_ids)
-        if draft.token_ids:
-            return
-        self._has_no_idea = True
-        if self._branches is not None:
+        if not draft.token_ids:
             self._branches.take(branch)
-
-    def _add(self, sent: Round, branch: Branch[Round] | None) -> None:
-        if branch is not None:
-            sent.behind, sent.chance = branch, branch.chance
-        self._rounds.append(sent)
-        self._decoding.stats.num_guessed_rounds += sent.is_guess
-        if self._branches is not None:
-            self._branches.grow(sent)
 
     def _take_answer(self) -> Iterator[SessionEvent]:
         """Of the oldest round."""
@@ -145,10 +128,10 @@ class SpeculativeLoop:
             answer = decoding.remote.verdict()
         except RoundTimeoutError as error:
             oldest, *behind = self._rounds.clear()
-            self._count_timeout(len(oldest.draft.token_ids) - oldest.num_kept, oldest.draft_ms)
+            self._count_timeout(len(oldest.draft.token_ids), oldest.draft_ms)
             self._count_stale(behind)
             # What a bonus made text already is not kept again.
-            left = oldest.draft.token_ids[decoding.text.position - oldest.start :]
+            left = oldest.request.draft_tokens[decoding.text.position - oldest.start :]
             yield from fall_back(decoding, Draft(left, ()), error)
         except UnknownPrefixError as error:
             self._count_stale(self._rounds.clear()[1:])
@@ -158,7 +141,6 @@ class SpeculativeLoop:
             decoding.note_failure(error.error)
             decoding.must_open = True
         else:
-            self._has_no_idea = False
             answered = self._rounds.pop()
             events = self._take(answered, answer)
             self._settle(answered)
@@ -169,6 +151,9 @@ class SpeculativeLoop:
     def _settle(self, answered: Round) -> None:
         """Rounds that assumed what did not come true are dropped; the verifier knows them by their hash."""
         decoding, text, rounds = self._decoding, self._decoding.text, self._rounds
+        if not rounds:
+            self._branches.settle(None, ())
+            return
         heir, are_kept = rounds.settle(answered, text)
         if text.finish is not None or decoding.must_open:
             heir, are_kept = None, [False] * len(rounds)
@@ -179,8 +164,7 @@ class SpeculativeLoop:
             heir.is_guess_hit = heir.is_guess
             decoding.stats.num_guess_hits += heir.is_guess_hit
             heir.behind = None
-        if self._branches is not None:
-            self._branches.settle(heir, list(rounds))
+        self._branches.settle(heir, list(rounds))
 
     def _count_stale(self, rounds: list[Round]) -> None:
         stats, text = self._decoding.stats, self._decoding.text
@@ -189,8 +173,8 @@ class SpeculativeLoop:
             is_first_wrong = text.finish is None and _is_first_wrong(each, text)
             stats.num_wasted_draft_tokens += len(each.draft.token_ids)
             self._decoding.record(make_stale_record(each, is_first_wrong=is_first_wrong))
-            if is_first_wrong and self._branches is not None:
-                self._branches.rates.observe(each.draft.runner_ups, 0, text.chain.token_ids[each.start])
+            if is_first_wrong:
+                self._branches.observe_first_wrong(each)
 
     # ------------------------------------------------------------------------------------ verdicts
 
@@ -203,15 +187,15 @@ class SpeculativeLoop:
             decoding.must_open = True  # whatever it has there, it is not this text
             return []
         decoding.note_success()
-        if self._branches is not None:
-            self._branches.observe(round_, verdict)
-        judged = hold_against(decoding, round_.start, token_ids, verdict.logprobs)
-        # Kept tokens, or the bonus of the round before, which the draft guessed.
+        self._branches.observe(round_, verdict)
+        judged: list[SessionEvent] = []
+        if text.position > round_.start:  # kept tokens, or the bonus of the round before, drafted right
+            judged = hold_against(decoding, round_.start, token_ids, verdict.logprobs)
         num_known = text.position - round_.start
         added = decoding.add(token_ids[num_known:], origins[num_known:], verdict.logprobs[num_known:])
         text.acknowledge(verdict.position)
         if verdict.accepted_len < round_.num_kept:
-            decoding.stats.num_wasted_draft_tokens += len(round_.draft.token_ids) - round_.num_kept
+            decoding.stats.num_wasted_draft_tokens += len(round_.draft.token_ids)
         num_accepted = max(0, min(num_known, verdict.accepted_len) - round_.num_kept)
         num_accepted += sum(event.origin is Origin.ACCEPTED for event in added)
         decoding.record(make_record(round_, num_accepted, answer))

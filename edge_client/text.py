@@ -122,29 +122,25 @@ class SessionText:
         """Appends up to the token that ends the text; `finish` then says why. `logprobs` are those of the
         first tokens, as far as they are known."""
         assert self._stopper is not None, "tokens before anybody said what ends the text"
-        events = []
+        events: list[TokenEvent] = []
+        first = len(self.origins)
         known = [*logprobs, *[None] * (len(token_ids) - len(logprobs))]
-        for token_id, origin, its_logprobs in zip(token_ids, origins, known, strict=True):
+        for index, (token_id, origin, its_logprobs) in enumerate(
+            zip(token_ids, origins, known, strict=True), start=first
+        ):
             if self.finish is not None:
                 break
             step = self._stopper.push(token_id)
-            self.chain.extend((token_id,))
+            is_verified = origin.is_verified
             self.origins.append(origin)
-            self.is_verified.append(origin.is_verified)
+            self.is_verified.append(is_verified)
             self.logprobs.append(its_logprobs)
             self.shown += step.text
             self.finish = step.finish
             events.append(
-                TokenEvent(
-                    len(self.origins) - 1,
-                    token_id,
-                    step.text,
-                    origin,
-                    origin.is_verified,
-                    self._clock_ns(),
-                    its_logprobs,
-                )
+                TokenEvent(index, token_id, step.text, origin, is_verified, self._clock_ns(), its_logprobs)
             )
+        self.chain.extend(token_ids[: len(events)])
         return events
 
     def end(self, reason: FinishReason) -> str:

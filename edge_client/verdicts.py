@@ -60,7 +60,7 @@ def make_record(round_: Round, num_accepted_tokens: int, answer: Answer) -> Roun
     them was not judged."""
     draft, metrics, judgement = round_.draft, answer.verdict.metrics, round_.judgement
     is_judged = answer.verdict.accepted_len >= round_.num_kept
-    num_draft_tokens = len(draft.token_ids) - round_.num_kept if is_judged else 0
+    num_draft_tokens = len(draft.token_ids) if is_judged else 0
     return RoundRecord(
         round_id=answer.verdict.round_id,
         num_draft_tokens=num_draft_tokens,
