@@ -26,6 +26,14 @@ def _next_hash(hash: int, token_id: int) -> int:
     return int.from_bytes(blake2b(content, digest_size=8).digest(), "little")
 
 
+def _hashes_behind(hash: int, token_ids: Iterable[int]) -> list[int]:
+    hashes = []
+    for token_id in token_ids:
+        hash = _next_hash(hash, token_id)
+        hashes.append(hash)
+    return hashes
+
+
 class TokenChain:
     """A text as token ids, with the hash of each of its prefixes.
 
@@ -35,6 +43,7 @@ class TokenChain:
     def __init__(self, token_ids: Iterable[int] = ()) -> None:
         self._token_ids: list[int] = []
         self._hashes: list[int] = [GENESIS_HASH]  # _hashes[i] belongs to _token_ids[:i]
+        self._ahead: tuple[int, list[int], list[int]] = (GENESIS_HASH, [], [])  # see `hash_with`
         self.extend(token_ids)
 
     def __len__(self) -> int:
@@ -63,13 +72,19 @@ class TokenChain:
     def extend(self, token_ids: Iterable[int]) -> None:
         """Append tokens. An id outside uint32 raises OverflowError and leaves the chain unchanged."""
         new_ids = [int(token_id) for token_id in token_ids]
-        new_hashes: list[int] = []
-        last = self._hashes[-1]
-        for token_id in new_ids:
-            last = _next_hash(last, token_id)
-            new_hashes.append(last)
+        last, known_ids, known = self._ahead
+        if last != self._hashes[-1] or known_ids[: len(new_ids)] != new_ids:
+            known = _hashes_behind(self._hashes[-1], new_ids)
         self._token_ids += new_ids
-        self._hashes += new_hashes
+        self._hashes += known[: len(new_ids)]
+
+    def hash_with(self, token_ids: Iterable[int]) -> int:
+        """The hash of the text with `token_ids` behind it. Appending the first of them then computes nothing.
+        An id outside uint32 raises OverflowError."""
+        ids, last = list(token_ids), self._hashes[-1]
+        hashes = _hashes_behind(last, ids)
+        self._ahead = (last, ids, hashes)
+        return hashes[-1] if hashes else last
 
     def truncate(self, position: int) -> None:
         """Keep the first `position` tokens; 0 <= position <= self.position."""

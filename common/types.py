@@ -27,12 +27,15 @@ class Origin(enum.StrEnum):
 
     @property
     def is_verified(self) -> bool:
-        return self not in (Origin.GATE, Origin.FALLBACK, Origin.EDGE_ONLY)
+        return self not in _UNVERIFIED
 
     @property
     def is_judged(self) -> bool:
         """Whether the verification method decided about it: an approximate one makes it approximate."""
         return self in (Origin.ACCEPTED, Origin.CORRECTION)
+
+
+_UNVERIFIED = (Origin.GATE, Origin.FALLBACK, Origin.EDGE_ONLY)
 
 
 class FinishReason(enum.StrEnum):

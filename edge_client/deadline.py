@@ -7,7 +7,7 @@ from collections import deque
 
 MIN_DEADLINE_S = 0.4
 WINDOW = 64
-_MOST_OF_OURS = 0.25  # of a deadline: an answer must have had time to come, however long was drafted
+_MOST_OF_OURS = 0.125  # of a deadline: an answer must have had time to come, however long was drafted
 _OUT_MEMORY = 0.99  # of the most that tokens took, for every later round
 
 

@@ -137,19 +137,21 @@ class RemoteVerifier:
             self._handle_error(reply, give_up_s)
             request, meanwhile = replace(request, round_id=self.next_round_id()), None
 
-    def submit(self, request: VerifyRequest, begun_s: float | None = None) -> None:
+    def deadline_ms(self, drafted_s: float = 0.0) -> int:
+        """What the next round tells of its deadline; 0, none, where patient: then a late answer serves as
+        well. It counts from the arrival, and each of the rounds before may take its own."""
+        if self._is_patient:
+            return 0
+        num_before = len(self._exchange.outstanding)
+        return math.ceil((num_before + 1) * self.deadline.patience_s(drafted_s) * 1e3)
+
+    def submit(self, request: VerifyRequest, drafted_s: float = 0.0) -> None:
         """A round under way, behind those that are; never waits. `verdict` answers the oldest.
 
-        Its deadline counts from `begun_s` (`lifeline.now_s` before its draft) or, where it was drafted behind
-        others, from the answer before. The verifier is told what is left of it, unless patient: then a late
-        answer serves as well. That counts from the arrival, and each of the rounds before may take its own.
+        Its deadline counts from the beginning of its draft, `drafted_s` ago; where it was drafted behind
+        others (0), from the answer before.
         """
-        drafted_s = 0.0 if begun_s is None else self._clock() - begun_s
-        patience_s = self.deadline.patience_s(drafted_s)
-        if not self._is_patient:  # a verifier too busy to answer in time says so at once
-            num_before = len(self._exchange.outstanding)
-            request = replace(request, deadline_ms=math.ceil((num_before + 1) * patience_s * 1e3))
-        self._exchange.give(request, patience_s, drafted_s)
+        self._exchange.give(request, self.deadline.patience_s(drafted_s), drafted_s)
 
     def verdict(self) -> Answer:
         """The oldest round's. Raises `RoundTimeoutError` after its deadline; patient: `LinkError` after

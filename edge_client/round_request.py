@@ -13,6 +13,7 @@ from edge_client.rounds import Round, tokens_of_branch
 def make_request(
     decoding: Decoding,
     draft: Draft,
+    drafted_s: float,
     branch: Branch[Round] | None,
     num_assumed: int,
     judgement: Judgement | None,
@@ -39,6 +40,7 @@ def make_request(
         q_support=draft.supports if sends_support(method) else (),
         candidates_from=pending.num_seen if pending is not None else 0,
         pipelined=decoding.window.size > 1 and _has_more_behind(decoding, draft, num_assumed),
+        deadline_ms=decoding.remote.deadline_ms(drafted_s),
     )
 
 

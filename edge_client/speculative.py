@@ -88,7 +88,7 @@ class SpeculativeLoop:
     def _send_round(self, branch: Branch[Round] | None) -> Iterator[SessionEvent]:
         """On `branch`; None: behind the text, with nothing under way."""
         decoding = self._decoding
-        begun_s = decoding.remote.lifeline.now_s if branch is None else None
+        begun_s = decoding.remote.lifeline.now_s
         assumed = self._rounds.assumed(decoding.text, branch)
         num_draft_tokens = decoding.num_to_draft(len(assumed)) if decoding.pending is None else 0
         to_judge = kept_for_round(decoding)
@@ -106,8 +106,9 @@ class SpeculativeLoop:
         if kept := keep_block(decoding, draft, draft_ms, judgement):
             yield from kept
             return
-        request = make_request(decoding, draft, branch, len(assumed), judgement, to_judge)
-        decoding.remote.submit(request, begun_s)
+        drafted_s = decoding.remote.lifeline.now_s - begun_s if branch is None else 0.0
+        request = make_request(decoding, draft, drafted_s, branch, len(assumed), judgement, to_judge)
+        decoding.remote.submit(request, drafted_s)
         sent = Round(request, draft, draft_ms, decoding.window.size, judgement, branch)
         self._rounds.append(sent)
         self._branches.grow(sent)

@@ -11,7 +11,7 @@ from common.types import Origin
 _NS_PER_MS = 1e6
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # frozen would take a round 5 µs more
 class RoundRecord:
     """One round, answered or not. `net_ms` is the wait without the verifier's own time.
 

@@ -39,7 +39,11 @@ def agrees(
     known = tuple(chain.token_ids[start:settled_position])
     is_known_right = token_ids[: len(known)] == known
     is_length_right = verdict.position == start + len(token_ids)
-    hash_ = extend_hash(chain.hash_at(settled_position), token_ids[len(known) :])
+    new_ids = token_ids[len(known) :]
+    if settled_position == chain.position:
+        hash_ = chain.hash_with(new_ids)
+    else:
+        hash_ = extend_hash(chain.hash_at(settled_position), new_ids)
     return is_known_right and is_length_right and verdict.hash == hash_
 
 

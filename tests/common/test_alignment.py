@@ -60,3 +60,14 @@ def test_a_changed_text_fails_the_integrity_check():
     chain.token_ids[1] = 7
     with pytest.raises(AssertionError, match="hash at 2"):
         chain.check_integrity()
+
+
+def test_a_hash_looked_at_ahead_is_that_of_the_text_whatever_follows() -> None:
+    for appended in [(5, 6, 7), (5, 6), (5, 9), (5, 6, 7, 8), ()]:
+        chain = TokenChain((1, 2))
+        assert chain.hash_with((5, 6, 7)) == TokenChain((1, 2, 5, 6, 7)).hash
+        chain.extend(appended)
+        chain.check_integrity()
+        assert chain.hash == TokenChain((1, 2, *appended)).hash
+        chain.extend((5, 6, 7))  # behind another text
+        chain.check_integrity()

@@ -19,7 +19,6 @@ class SlowingLink:
     def __init__(self) -> None:
         self.now_s, self.trip_s = 0.0, 0.02
         self.traffic = Traffic()
-        self.last: VerifyRequest | None = None
 
     def clock(self) -> float:
         return self.now_s
@@ -39,7 +38,6 @@ class SlowingConnection:
 
     def send(self, request: SessionRequest) -> None:
         assert isinstance(request, VerifyRequest)
-        self._link.last = request
         self._due.append((self._link.now_s + self._link.trip_s, request.round_id))
 
     def receive(self, timeout_s: float) -> Verdict | None:
@@ -111,12 +109,12 @@ def test_a_rounds_deadline_counts_from_the_beginning_of_its_draft() -> None:
     remote.connect()
     link.trip_s = 60.0
     begun_s = link.now_s
-    link.now_s += 0.05625  # drafting
-    remote.submit(VerifyRequest(remote.next_round_id(), 1, 0), begun_s)
+    link.now_s += 0.03125  # drafting
+    assert remote.deadline_ms(0.03125) == 369  # the verifier knows how long we wait
+    remote.submit(VerifyRequest(remote.next_round_id(), 1, 0), 0.03125)
     with pytest.raises(RoundTimeoutError):
         remote.verdict()
     assert link.now_s == pytest.approx(begun_s + 0.4)
-    assert link.last is not None and link.last.deadline_ms == 344  # the verifier knows how long we wait
 
 
 def test_one_answer_after_an_outage_hardly_moves_the_deadline() -> None:
