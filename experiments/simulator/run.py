@@ -11,6 +11,8 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
+from common.errors import UsageError
+from edge_client.gate.gate import GateUse
 from experiments.simulator.config import EdgePlan, System, VerifierPlan
 from experiments.simulator.drafts import TracedText, load_acceptance
 from experiments.simulator.edges import Ask, Follow, RequestLog, SimulatedEdge, draw_asks, follow
@@ -166,13 +168,16 @@ class _Stage:
 
 
 def _load_texts(system: System, given: _Given) -> tuple[list[TracedText], list[range]]:
-    """All of them, and the places of each group's own."""
+    """All of them, and the places of each group's own. Raises `UsageError` naming the group."""
     if given.traces is not None:
         return list(given.traces), [range(len(given.traces))] * len(system.edges)
     texts: list[TracedText] = []
     places: list[range] = []
     for place, plan in enumerate(system.edges):
-        found = load_acceptance(plan.group.acceptance, f"edges[{place}]: acceptance", system.config.seed)
+        where = f"edges[{place}]: acceptance"
+        found = load_acceptance(plan.group.acceptance, where, system.config.seed)
+        if plan.config.gate != GateUse.OFF and not all(each.signals(0) for each in found):
+            raise UsageError(f"{where}: a gate asks how sure the draft is: name traces that were recorded")
         places.append(range(len(texts), len(texts) + len(found)))
         texts += found
     return texts, places

@@ -21,6 +21,7 @@ def request_bytes(request: SessionRequest) -> int:
         len(request.draft_tokens),
         len(request.committed_tokens),
         len(request.q_token_probs),
+        len(request.hard_mask),
         _varint(request.round_id),
         _varint(request.base_position),
         _varint(request.deadline_ms),

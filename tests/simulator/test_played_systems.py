@@ -7,6 +7,7 @@ from played_systems import DRAFT, VERIFIER, edges, seen, system
 
 from common import codec
 from common.costmodel import LinkCosts, ModelCosts, cloud_only_s, round_s
+from common.errors import UsageError
 from common.types import Method
 from edge_client.depth.registry import DEPTH_POLICIES
 from edge_client.options import Mode
@@ -226,6 +227,11 @@ def test_two_hundred_edges_of_every_kind_play_together():
     assert found.total.num_failed == 0
 
 
+def test_a_gate_over_traces_without_confidences_is_refused_by_name():
+    with pytest.raises(UsageError, match=r"edges\[0\]: acceptance: a gate asks how sure the draft is"):
+        seen(system(edges(**ONCE, edge={"gate": "stop", "gate_nll": 0.5})))
+
+
 def test_lengths_remembered_by_shape_are_the_codecs_own(monkeypatch):
     seen_types = set()
 
@@ -248,7 +254,10 @@ def test_lengths_remembered_by_shape_are_the_codecs_own(monkeypatch):
         {"pipeline": "on"},
         {"mode": "co-located"},
         {"method": "candidates"},
+        {"reverify": True},
     ]
     groups = [edges(name=str(i), count=2, requests=3, link=OUTAGE, edge=each) for i, each in enumerate(kinds)]
+    gate = {"gate": "stop", "gate_nll": 0.5}
+    groups.append(edges(name="gate", requests=3, edge=gate, acceptance="embedded T=0.8"))
     seen(system(*groups))
     assert {"VerifyRequest", "Verdict", "OpenRequest", "Opened", "GeneratedTokens"} <= seen_types
