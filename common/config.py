@@ -74,15 +74,20 @@ def load_config(
 def _from_yaml(path: Path | None, known: Mapping[str, Leaf]) -> Iterator[tuple[str, object, str]]:
     if path is None:
         return
+    content = read_yaml(path)
+    yield from _flatten({} if content is None else content, "", known, f"file {path}")
+
+
+def read_yaml(path: Path) -> Any:
+    """What is in the file. Raises `ConfigError` naming it, where it cannot be read or is no YAML."""
     import yaml
 
     try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+        return yaml.safe_load(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from error
     except yaml.YAMLError as error:
         raise ConfigError(f"{path} is not YAML: {' '.join(str(error).split())}") from error
-    yield from _flatten({} if content is None else content, "", known, f"file {path}")
 
 
 def _flatten(

@@ -19,8 +19,8 @@ from rich.text import Text
 
 from common.types import Origin
 from edge_client.cells import row_starts, unsteering
-from edge_client.daemon.live import LiveStats
 from edge_client.events import EndEvent, MarkClearedEvent, RolledBackEvent, SessionEvent, TokenEvent
+from edge_client.live_stats import LiveStats
 from edge_client.session import EdgeSession
 
 _TICK_S = 0.08

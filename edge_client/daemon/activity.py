@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass, field
 
-from edge_client.daemon.live import LiveStats
 from edge_client.daemon.parsed import ParsedRequest
+from edge_client.live_stats import LiveStats
 from edge_client.session import EdgeSession
 
 

@@ -18,13 +18,13 @@ from starlette.types import Receive, Scope, Send
 from edge_client.daemon.activity import Entry
 from edge_client.daemon.errors import from_failure, stopping
 from edge_client.daemon.generation import Generation
-from edge_client.daemon.live import LiveStats
 from edge_client.daemon.parsed import Kind
 from edge_client.daemon.requests import parse_request
 from edge_client.daemon.shapes import Shaper
 from edge_client.daemon.usage import make_usage
 from edge_client.daemon.wire import ClientGone, Wire
 from edge_client.events import EndEvent, SessionEvent
+from edge_client.live_stats import LiveStats
 from edge_client.method_options import judging_method
 
 if TYPE_CHECKING:

@@ -1,4 +1,5 @@
-"""How a generation is going, while it goes: read by the stream, the list of sessions and the metrics."""
+"""How a generation is going, while it goes: read by the live view, and by the daemon's stream, list of
+sessions and metrics."""
 
 from __future__ import annotations
 
