@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from typing import Any
 
 from common.config_fields import Leaf, leaves, shown
@@ -16,12 +16,15 @@ def add_flags(
     cls: type[Any],
     without: tuple[str, ...] = (),
     title_of: Callable[[str], str] | None = None,
+    only: Container[str] | None = None,
 ) -> None:
-    """Add a flag for each field of `cls` and its sections but those in `without`. Values stay text;
-    `load_config` converts them. `title_of` a key is the heading that help shows its flag under."""
+    """Add a flag for each field of `cls` and its sections but those in `without`, or for those in `only`.
+    Values stay text; `load_config` converts them. `title_of` a key is the heading that help shows its flag
+    under."""
     groups: dict[str, argparse._ArgumentGroup] = {}
     for leaf in leaves(cls):
-        if not leaf.option.is_flag or leaf.key.partition(".")[0] in without:
+        name = leaf.key.partition(".")[0]
+        if not leaf.option.is_flag or name in without or (only is not None and name not in only):
             continue
         settings: dict[str, Any] = {
             "dest": leaf.key,

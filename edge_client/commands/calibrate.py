@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import importlib
 import json
-import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -13,8 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from common.config import add_flags
-from common.config_fields import leaves
 from common.errors import UsageError
+from edge_client.commands.progress import show_progress
 from edge_client.config import RunConfig
 
 if TYPE_CHECKING:
@@ -88,8 +87,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--svg", type=Path, metavar="FILE", help="draw the curve; needs outrider[report]")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument("--config", type=Path, metavar="FILE", help="YAML file of the settings below")
-    without = tuple(n for leaf in leaves(RunConfig) if (n := leaf.key.partition(".")[0]) not in _SETTINGS)
-    add_flags(parser, RunConfig, without=without)
+    add_flags(parser, RunConfig, only=_SETTINGS)
 
 
 def main(namespace: argparse.Namespace) -> int:
@@ -117,7 +115,7 @@ def main(namespace: argparse.Namespace) -> int:
         outcome = _calibrate(namespace, loaded.value, edge, text, has_target, percentiles)
     finally:
         edge.close()
-        _say("")
+        show_progress("")
     if outcome.curve is not None:
         if namespace.csv:
             from edge_client.calibration.curve_text import curve_csv
@@ -271,12 +269,6 @@ def _progress(num_texts: int) -> Callable[[str], None]:
         left_s = (time.monotonic() - start_s) / num_done * (num_texts - num_done)
         filled = int(_BAR * num_done / num_texts)
         bar = "#" * filled + "." * (_BAR - filled)
-        _say(f"[{bar}] {num_done} of {num_texts} texts, about {left_s:.0f} s left: {what}")
+        show_progress(f"[{bar}] {num_done} of {num_texts} texts, about {left_s:.0f} s left: {what}")
 
     return show
-
-
-def _say(line: str) -> None:
-    if sys.stderr.isatty():
-        sys.stderr.write(f"\r\x1b[K{line}")
-        sys.stderr.flush()

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import sys
 import time
 from pathlib import Path
 
 from common.errors import UsageError
+from edge_client.commands.progress import show_progress
 
 
 def main(namespace: argparse.Namespace) -> int:
@@ -46,15 +46,16 @@ def _export(hf_dir: Path, out_dir: Path, max_context: int | None, first_layers: 
     from edge_client.drafting.export import export_draft
 
     start_s = time.monotonic()
-    is_live = sys.stderr.isatty()
 
     def show(done: int, total: int, what: str) -> None:
-        if is_live:
-            print(f"\r\x1b[K{done}/{total} {what}", end="", file=sys.stderr, flush=True)
+        show_progress(f"{done}/{total} {what}")
 
-    report = export_draft(hf_dir, out_dir, max_context=max_context, first_layers=first_layers, progress=show)
-    if is_live:
-        print("\r\x1b[K", end="", file=sys.stderr)
+    try:
+        report = export_draft(
+            hf_dir, out_dir, max_context=max_context, first_layers=first_layers, progress=show
+        )
+    finally:
+        show_progress("")
     took_s = time.monotonic() - start_s
     part = (
         f" (first {report.num_layers} of {report.num_source_layers} layers)"

@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from common.config import add_flags
-from common.config_fields import leaves
 from common.errors import UsageError
 from common.plan_samples import Standing
 from common.planning import ASSUMED, GIVEN, MAX_DRAFT_TOKENS, Known, PlanParts, make_plan
 from common.units import parse_duration, parse_rate, parse_share
+from edge_client.commands.progress import show_progress
 from edge_client.config import RunConfig
 from edge_client.plan_text import plan_json, plan_text
 
@@ -79,7 +79,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument("--config", type=Path, metavar="FILE", help="YAML file of the settings below")
-    add_flags(parser, RunConfig, without=_not_measuring())
+    add_flags(parser, RunConfig, only=_MEASURING)
 
 
 def main(namespace: argparse.Namespace) -> int:
@@ -189,7 +189,7 @@ def _measure(
         samples = measure(edge, prompts=prompts, seconds=seconds, on_progress=_progress(seconds))
     finally:
         edge.close()
-        _say("")
+        show_progress("")
     parts = parts_from(samples)
     known = {f.name: getattr(given, f.name, ()) or getattr(parts, f.name) for f in fields(parts)}
     if given.acceptance:
@@ -209,20 +209,10 @@ def _progress(seconds: float) -> Callable[[float, int], None]:
         nonlocal last_percent
         if (percent := int(100 * share)) != last_percent:
             last_percent = percent
-            _say(f"measuring for {seconds:g} s: {percent} %, {num_rounds} rounds")
+            show_progress(f"measuring for {seconds:g} s: {percent} %, {num_rounds} rounds")
 
     return show
 
 
-def _say(line: str) -> None:
-    if sys.stderr.isatty():
-        sys.stderr.write(f"\r\x1b[K{line}")
-        sys.stderr.flush()
-
-
 def _dest(flag: str) -> str:
     return flag.removeprefix("--").replace("-", "_")
-
-
-def _not_measuring() -> tuple[str, ...]:
-    return tuple(name for leaf in leaves(RunConfig) if (name := leaf.key.partition(".")[0]) not in _MEASURING)
