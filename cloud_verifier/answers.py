@@ -16,8 +16,8 @@ class Answers:
         self._outbox = Outbox(max_unread_bytes)
         self._writer = asyncio.current_task()
 
-    def put(self, message: Any) -> None:
-        """Raises `UnreadError` where the client has left too much unread."""
+    def put(self, message: bytes) -> None:
+        """A serialised message. Raises `UnreadError` where the client has left too much unread."""
         self._outbox.put(message)
 
     def end(self, error: Exception | None = None) -> None:

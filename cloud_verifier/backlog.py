@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 
 MIN_RETRY_MS = 20
 MAX_RETRY_MS = 10_000
+MAX_KNOWN = 256
 _MEMORY = 0.98  # weight a step's time keeps with every later step
 
 
@@ -110,6 +111,7 @@ class Backlog:
         self._times = StepTimes()
         self._rounds, self._prefills = _Lane(), _Lane()
         self._lock = threading.Lock()
+        self._known: dict[tuple[str, int, int, int], Refusal] = {}  # until anything here changes
         self.num_refused: Counter[str] = Counter()  # by reason
 
     # ----------------------------------------------------------------------------------- from the engine
@@ -125,19 +127,25 @@ class Backlog:
         Told before a forward and after it: an idle engine must not look busy.
         """
         with self._lock:
+            self._known.clear()
             self._rounds.hold(round_tokens)
             self._prefills.hold(prefill_tokens)
 
     def observe(self, num_tokens: int, step_s: float) -> None:
         """A step that fed `num_tokens` took `step_s`."""
         with self._lock:
+            self._known.clear()
             self._times.observe(num_tokens, step_s)
 
     def enter_prefill(self, tenant: str, num_tokens: int) -> Refusal | None:
         """Bounded by tokens alone: nobody expects a prompt to be instant."""
         with self._lock:
-            if (refusal := self._check_tokens(self._prefills, tenant, num_tokens)) is None:
+            refusal = self._check_tokens(self._prefills, tenant, num_tokens)
+            if refusal is None:
+                self._known.clear()
                 self._prefills.taken.add(tenant, num_tokens)
+            else:
+                self.num_refused[refusal.reason] += 1
             return refusal
 
     # ----------------------------------------------------------------------------- from any thread
@@ -152,13 +160,18 @@ class Backlog:
         A round that finds nobody else before it is always served, so that one slow step cannot shut the door.
         """
         with self._lock:
-            refusal = self._check_tokens(self._rounds, tenant, num_tokens)
-            num_others = self._rounds.total - num_own_tokens
-            if refusal is None and num_others > 0:
-                refusal = self._check_time(tenant, num_tokens, deadline_ms, num_own_tokens)
+            refusal = self._refusal_of(tenant, num_tokens, deadline_ms, num_own_tokens)
             if refusal is None and not num_own_tokens:
+                self._known.clear()
                 (self._rounds.taken if is_taken else self._rounds.arrived).add(tenant, num_tokens)
             return refusal
+
+    def would_refuse(
+        self, tenant: str, num_tokens: int, deadline_ms: int, *, num_own_tokens: int = 0
+    ) -> Refusal | None:
+        """`enter_round` without counting the round in."""
+        with self._lock:
+            return self._refusal_of(tenant, num_tokens, deadline_ms, num_own_tokens)
 
     def num_tokens(self) -> tuple[int, int]:
         """Of rounds and of prefills, that are to be fed."""
@@ -185,6 +198,22 @@ class Backlog:
             return self._retry_ms(self._wait_s(self._rounds.total))
 
     # ------------------------------------------------------------------------------------ estimates
+
+    def _refusal_of(
+        self, tenant: str, num_tokens: int, deadline_ms: int, num_own_tokens: int
+    ) -> Refusal | None:
+        key = (tenant, num_tokens, deadline_ms, num_own_tokens)
+        if (refusal := self._known.get(key)) is None:
+            refusal = self._check_tokens(self._rounds, tenant, num_tokens)
+            if refusal is None and self._rounds.total > num_own_tokens:
+                refusal = self._check_time(tenant, num_tokens, deadline_ms, num_own_tokens)
+            if refusal is None:
+                return None
+            if len(self._known) >= MAX_KNOWN:
+                self._known.clear()
+            self._known[key] = refusal
+        self.num_refused[refusal.reason] += 1
+        return refusal
 
     def _check_tokens(self, lane: _Lane, tenant: str, num_tokens: int) -> Refusal | None:
         most, own_most = self._limits.max_queue_tokens, self._limits.tenant_max_queue_tokens
@@ -217,8 +246,8 @@ class Backlog:
             return self._refuse("deadline", message, self._retry_ms(total_ms / 1000.0))
         return None
 
-    def _refuse(self, reason: str, message: str, retry_after_ms: int) -> Refusal:
-        self.num_refused[reason] += 1
+    @staticmethod
+    def _refuse(reason: str, message: str, retry_after_ms: int) -> Refusal:
         return Refusal(reason, message, retry_after_ms)
 
     def _wait_s(self, num_tokens: int) -> float:

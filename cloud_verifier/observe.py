@@ -117,7 +117,7 @@ class EngineObserver:
     def on_error(self, code: RoundErrorCode, session_id: bytes, round_id: int, field: str = "") -> None:
         """A request was answered with an error. Its message may quote the request: it is not logged."""
         self.errors[str(code)] += 1
-        if code is RoundErrorCode.REFUSED:
+        if code is RoundErrorCode.REFUSED and self._limiter.is_due("refused"):
             facts = {"session": session_tag(session_id), "round_id": round_id}
             self._limiter.info("refused", "refused a request: no room", facts)
         if log.isEnabledFor(logging.DEBUG):

@@ -25,11 +25,10 @@ from cloud_verifier.probe_port import ProbePort
 from cloud_verifier.row_kernels import load_row_kernels
 from cloud_verifier.security.authenticator import AccessError
 from cloud_verifier.security.server_security import ServerSecurity
-from cloud_verifier.service import VerifierService
+from cloud_verifier.service import SERVICE_NAME, VerifierService
 from cloud_verifier.supervision import Supervision
 from cloud_verifier.tracing import TraceContextInterceptor, create_round_tracer
 from common.errors import UsageError
-from common.pb import outrider_pb2_grpc
 from common.types import Limits, ModelInfo
 from common.version import own_version
 
@@ -41,7 +40,6 @@ PROTOCOL_VERSION = 1
 SWITCH_INTERVAL_S = 0.0005
 LAST_ANSWERS_S = 2.0  # after a drain's grace: for the rounds that are being computed
 RELOAD_S = 1.0  # between two looks at the files of TLS and tokens
-SERVICE_NAME = "outrider.v1.Verifier"
 
 
 def make_model_info(backend: TargetBackend, config: ServeConfig, draft_fingerprint: str = "") -> ModelInfo:
@@ -132,7 +130,7 @@ class VerifierServer:
                 ("grpc.so_reuseport", 0),
             ),
         )
-        outrider_pb2_grpc.add_VerifierServicer_to_server(self.service, self._server)
+        self.service.add_to(self._server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         try:
             self.port = self.security.add_port(self._server, self._listen)

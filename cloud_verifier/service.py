@@ -11,7 +11,10 @@ import time
 from collections.abc import AsyncIterator, Callable, Collection, Iterator
 from typing import Any
 
+import grpc
+
 from cloud_verifier.answers import Answers
+from cloud_verifier.backlog import Refusal
 from cloud_verifier.engine import Engine
 from cloud_verifier.metadata import Caller, claimed_caller, same_session_id, session_id_of
 from cloud_verifier.outbox import Mailbox, UnreadError
@@ -34,6 +37,7 @@ from common.types import (
     VerifyRequest,
 )
 
+SERVICE_NAME = "outrider.v1.Verifier"
 CutOff = Callable[[Exception], None]  # ends one call with this error
 
 
@@ -59,6 +63,15 @@ class VerifierService(outrider_pb2_grpc.VerifierServicer):  # type: ignore[misc]
         self._mailbox: Mailbox | None = None
         self._num_unary = 0
         self._is_ending = False
+
+    def add_to(self, server: grpc.aio.Server) -> None:
+        """What streams write is serialised already: its size is asked for, and a refusal is made once."""
+        outrider_pb2_grpc.add_VerifierServicer_to_server(self, server)
+        streams = {
+            "Session": grpc.stream_stream_rpc_method_handler(self.Session, pb.SessionRequest.FromString),
+            "Generate": grpc.unary_stream_rpc_method_handler(self.Generate, pb.GenerateRequest.FromString),
+        }
+        server.add_registered_method_handlers(SERVICE_NAME, streams)
 
     @property
     def mailbox(self) -> Mailbox:
@@ -129,17 +142,20 @@ class VerifierService(outrider_pb2_grpc.VerifierServicer):  # type: ignore[misc]
             reply = self._tracer.follow(tenant, session_id, request, reply)
         self._engine.submit(Job(session_id, request, reply, time.perf_counter_ns(), tenant, has_entered))
 
-    def refuse(self, tenant: str, request: VerifyRequest, num_own_tokens: int) -> RoundError | None:
-        """The refusal of a new round that cannot be served in time, without asking the engine."""
-        refusal = self._engine.enter_round(tenant, request, num_own_tokens=num_own_tokens)
-        if refusal is None:
-            return None
-        return RoundError(
-            request.round_id,
-            RoundErrorCode.REFUSED,
-            refusal.message,
-            retry_after_ms=refusal.retry_after_ms,
+    def refuse(self, tenant: str, request: VerifyRequest, num_own_tokens: int) -> Refusal | None:
+        """Why a new round cannot be served in time, without asking the engine; else it is counted in."""
+        return self._engine.enter_round(tenant, request, num_own_tokens=num_own_tokens)
+
+    def would_refuse(
+        self, tenant: str, num_tokens: int, deadline_ms: int, num_own_tokens: int
+    ) -> Refusal | None:
+        """`refuse` for a round that is not decoded yet; nothing is counted in."""
+        return self._engine.backlog.would_refuse(
+            tenant, num_tokens, deadline_ms, num_own_tokens=num_own_tokens
         )
+
+    def count_refusal(self, session_id: bytes, round_id: int) -> None:
+        self._engine.observer.on_error(RoundErrorCode.REFUSED, session_id, round_id)
 
     def count(self, session_id: bytes, response: SessionResponse) -> None:
         """Errors are counted here, where they leave: one thread, whoever made them."""
@@ -176,7 +192,8 @@ class VerifierService(outrider_pb2_grpc.VerifierServicer):  # type: ignore[misc]
         try:
             decoded = codec.decode_generate(request)
         except InvalidFieldError as error:
-            await context.write(codec.encode_generate_response(self._answer_invalid(request, error)))
+            reply = codec.encode_generate_response(self._answer_invalid(request, error))
+            await context.write(reply.SerializeToString())
             return
         caller = self._caller_of(context)
         session_id = same_session_id(decoded.session_id, session_id_of(context))
@@ -190,7 +207,7 @@ class VerifierService(outrider_pb2_grpc.VerifierServicer):  # type: ignore[misc]
             self.count(session_id, reply)
             assert isinstance(reply, codec.GenerateReply)
             try:
-                answers.put(codec.encode_generate_response(reply))
+                answers.put(codec.encode_generate_response(reply).SerializeToString())
             except UnreadError as error:
                 answers.cut_off(error)
                 return

@@ -58,12 +58,18 @@ class LogLimiter:
         self._next_s: dict[str, float] = {}
         self._num_left_out: dict[str, int] = {}
 
-    def info(self, key: str, message: str, facts: Mapping[str, object]) -> None:
+    def is_due(self, key: str) -> bool:
+        """Whether `info` would write; else the line counts as left out, and its facts need not be made."""
         now_s = self._clock()
         if now_s < self._next_s.get(key, now_s):
             self._num_left_out[key] = self._num_left_out.get(key, 0) + 1
+            return False
+        return True
+
+    def info(self, key: str, message: str, facts: Mapping[str, object]) -> None:
+        if not self.is_due(key):
             return
-        self._next_s[key] = now_s + self._interval_s
+        self._next_s[key] = self._clock() + self._interval_s
         if num_left_out := self._num_left_out.pop(key, 0):
             facts = {**facts, "num_left_out": num_left_out}
         self._log.info(message, extra=facts)

@@ -27,6 +27,7 @@ from common.codec.responses_out import (
     encode_generate_response,
     encode_model_info,
     encode_open_response,
+    encode_refusal,
     encode_response,
     encode_verify_response,
 )
@@ -54,6 +55,7 @@ __all__ = [
     "encode_model_info",
     "encode_open",
     "encode_open_response",
+    "encode_refusal",
     "encode_request",
     "encode_response",
     "encode_verify",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 from common.codec.tables import (
     ERROR_NUMBERS,
     KIND_NUMBERS,
@@ -22,6 +24,7 @@ from common.types import (
     OpenRequest,
     Progress,
     RoundError,
+    RoundErrorCode,
     RoundMetrics,
     SessionRequest,
     SessionResponse,
@@ -52,6 +55,19 @@ def encode_response(
             if kind is GenerateRequest:
                 return pb.SessionResponse(generate=encode_generate_response(response))
             return pb.SessionResponse(verify=encode_verify_response(response))
+
+
+def encode_refusal(round_id: int, message: str, retry_after_ms: int) -> bytes:
+    """A round's refusal on the `Session` stream, serialised. Only the first of its words costs much."""
+    refusal = pb.SessionResponse.FromString(_refusal_of_no_round(message, retry_after_ms))
+    refusal.verify.error.round_id = round_id
+    return bytes(refusal.SerializeToString())
+
+
+@lru_cache(maxsize=16)
+def _refusal_of_no_round(message: str, retry_after_ms: int) -> bytes:
+    error = RoundError(0, RoundErrorCode.REFUSED, message, retry_after_ms=retry_after_ms)
+    return bytes(encode_response(error).SerializeToString())
 
 
 def encode_open_response(response: OpenReply) -> pb.OpenResponse:

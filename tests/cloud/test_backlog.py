@@ -57,6 +57,25 @@ def test_rounds_enter_until_the_wait_is_longer_than_allowed_and_again_once_they_
     assert enter(backlog) == 0
 
 
+def test_who_asks_whether_it_would_be_refused_hears_the_same_and_is_not_counted_in() -> None:
+    backlog = make_backlog(QueueLimits(max_queue_ms=100.0))
+    for _ in range(500):
+        assert backlog.would_refuse("a", 5, 0) is None
+    while not enter(backlog):
+        pass
+    waiting = backlog.num_tokens()
+    refusal = backlog.would_refuse("a", 5, 0)
+    assert refusal == backlog.enter_round("a", 5, 0, is_taken=False)
+    assert backlog.num_tokens() == waiting
+    assert backlog.num_refused["queue_ms"] == 3, "every refusal counts, worked out anew or not"
+    backlog.take_arrived()
+    backlog.hold({"a": 400}, {})
+    assert backlog.would_refuse("a", 5, 0) is None
+    backlog.hold({"a": 4000}, {})
+    later = backlog.would_refuse("a", 5, 0)
+    assert later is not None and later.retry_after_ms > refusal.retry_after_ms
+
+
 def test_what_the_engine_took_is_neither_forgotten_nor_counted_twice() -> None:
     backlog = make_backlog(QueueLimits(max_queue_tokens=100))
     assert enter(backlog, 60) == 0

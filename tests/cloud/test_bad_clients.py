@@ -95,6 +95,29 @@ def test_a_refusal_does_not_wait_for_the_forward_that_runs(
     assert second.ask(verify=round_after(opened_too)).verify.verdict.position == 5
 
 
+def test_a_refused_stream_is_answered_by_the_same_rules_once_there_is_room(
+    server: VerifierServer, channel: grpc.Channel, backend: GatedBackend
+) -> None:
+    (first, opened), (second, opened_too) = open_stream(channel, 1), open_stream(channel, 2)
+    backend.gate.clear()
+    num_begun = backend.num_begun
+    first.say(verify=round_after(opened, draft_tokens=[1, 2]))
+    wait_until(lambda: backend.num_begun > num_begun)
+    wrong = {"draft_tokens": [1], "q_token_probs": [2.0]}
+    errors = [
+        second.ask(verify=round_after(opened_too, round_id, **fields)).verify.error
+        for round_id, fields in ((1, {}), (2, {}), (3, wrong))
+    ]
+    assert {error.code for error in errors} == {pb.ROUND_ERROR_CODE_REFUSED}
+    assert len({(error.message, error.retry_after_ms) for error in errors}) == 1
+    assert server.engine.observer.errors["refused"] == sum(server.engine.backlog.num_refused.values()) == 3
+    backend.gate.set()
+    assert first.hear().verify.verdict.position > 4
+    error = second.ask(verify=round_after(opened_too, 3, **wrong)).verify.error
+    assert (error.code, error.field) == (pb.ROUND_ERROR_CODE_INVALID, "q_token_probs")
+    assert second.ask(verify=round_after(opened_too, 3)).verify.verdict.position == 5
+
+
 def test_a_client_that_does_not_read_is_cut_off_and_its_generation_ends(
     server: VerifierServer, channel: grpc.Channel
 ) -> None:
