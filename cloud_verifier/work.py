@@ -23,7 +23,7 @@ Reply = Callable[[SessionResponse], object]
 """Takes one answer; called within a step, on whatever thread that runs; must not block."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class Job:
     session_id: bytes
     request: SessionRequest

@@ -202,7 +202,7 @@ class ModelInfo:
     draft_fingerprint: str = ""  # of the draft for co-located generation; empty: there is none
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, unsafe_hash=True)  # not frozen, which takes seven times as long to make: one a round
 class RoundMetrics:
     alpha_mean: float = float("nan")  # mean min(1, p/q) over the positions judged
     la_over_k: float = 0.0
@@ -246,7 +246,7 @@ class OpenRequest:
     round_id: int = 0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, unsafe_hash=True)  # not frozen: see RoundMetrics
 class VerifyRequest:
     round_id: int
     base_position: int
@@ -305,7 +305,7 @@ class Opened:
     step_token_ns: int = 0  # both 0: not known
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, unsafe_hash=True)  # not frozen: see RoundMetrics
 class Verdict:
     """The answer to a round: `accepted_len` draft tokens stand, then `correction` (unless NONE)."""
 

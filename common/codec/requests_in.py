@@ -80,9 +80,10 @@ def decode_verify(message: pb.VerifyRequest) -> VerifyRequest:
     num_draft_tokens = len(request.draft_tokens)
     check_length("origins", request.origins, len(request.committed_tokens), "committed token")
     check_length("q_token_probs", request.q_token_probs, num_draft_tokens, "draft token")
-    check_length("q_support", request.q_support, num_draft_tokens, "draft token")
-    check_length("parents", request.parents, num_draft_tokens, "draft token")
-    check_length("hard_mask", request.hard_mask, (num_draft_tokens + 7) // 8, "eight draft tokens")
+    if request.q_support or request.parents or request.hard_mask:
+        check_length("q_support", request.q_support, num_draft_tokens, "draft token")
+        check_length("parents", request.parents, num_draft_tokens, "draft token")
+        check_length("hard_mask", request.hard_mask, (num_draft_tokens + 7) // 8, "eight draft tokens")
     for i, prob in enumerate(request.q_token_probs):
         if not 0.0 < prob <= 1.0:  # also false for NaN
             raise InvalidFieldError("q_token_probs", f"[{i}] is {prob}; it must be in (0, 1]")

@@ -23,7 +23,9 @@ def encode_request(request: SessionRequest) -> pb.SessionRequest:
     """One message of the `Session` stream."""
     match request:
         case VerifyRequest():
-            return pb.SessionRequest(verify=encode_verify(request))
+            message = pb.SessionRequest()
+            _fill_verify(message.verify, request)
+            return message
         case OpenRequest():
             return pb.SessionRequest(open=encode_open(request))
         case GenerateRequest():
@@ -53,22 +55,30 @@ def encode_open(request: OpenRequest) -> pb.OpenRequest:
 
 
 def encode_verify(request: VerifyRequest) -> pb.VerifyRequest:
-    return pb.VerifyRequest(
-        round_id=request.round_id,
-        base_position=request.base_position,
-        base_hash=request.base_hash,
-        committed_tokens=request.committed_tokens,
-        origins=[ORIGIN_NUMBERS[o] for o in request.origins],
-        draft_tokens=request.draft_tokens,
-        q_token_probs=request.q_token_probs,
-        hard_mask=request.hard_mask,
-        q_support=[pb.Support(token_ids=s.token_ids, weights=s.weights) for s in request.q_support],
-        parents=request.parents,
-        candidates_from=request.candidates_from,
-        pipelined=request.pipelined,
-        session_id=request.session_id,
-        deadline_ms=request.deadline_ms,
-    )
+    message = pb.VerifyRequest()
+    _fill_verify(message, request)
+    return message
+
+
+def _fill_verify(message: pb.VerifyRequest, request: VerifyRequest) -> None:
+    """In place: a message that is given to another's constructor is copied. The hot path."""
+    message.round_id = request.round_id
+    message.base_position = request.base_position
+    message.base_hash = request.base_hash
+    message.committed_tokens.extend(request.committed_tokens)
+    if request.origins:
+        message.origins.extend([ORIGIN_NUMBERS[o] for o in request.origins])
+    message.draft_tokens.extend(request.draft_tokens)
+    message.q_token_probs.extend(request.q_token_probs)
+    message.hard_mask = request.hard_mask
+    for support in request.q_support:
+        message.q_support.add(token_ids=support.token_ids, weights=support.weights)
+    if request.parents:
+        message.parents.extend(request.parents)
+    message.candidates_from = request.candidates_from
+    message.pipelined = request.pipelined
+    message.session_id = request.session_id
+    message.deadline_ms = request.deadline_ms
 
 
 def encode_generate(request: GenerateRequest) -> pb.GenerateRequest:

@@ -85,9 +85,9 @@ def decode_verify_response(message: pb.VerifyResponse) -> VerifyReply:
                 correction_kind=lookup(KINDS, verdict.correction_kind, "correction_kind"),
                 position=verdict.position,
                 hash=verdict.hash,
-                accepted_nodes=tuple(verdict.accepted_nodes),
-                candidates=tuple(Candidate(c.token_id, c.target_prob) for c in verdict.candidates),
-                logprobs=tuple(_decode_logprobs(entry) for entry in verdict.logprobs),
+                accepted_nodes=tuple(verdict.accepted_nodes[:]),
+                candidates=tuple([Candidate(c.token_id, c.target_prob) for c in verdict.candidates]),
+                logprobs=tuple([_decode_logprobs(entry) for entry in verdict.logprobs]),
                 metrics=_decode_metrics(verdict.metrics),
             )
         case "progress":

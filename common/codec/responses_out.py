@@ -39,7 +39,9 @@ def encode_response(
     """One message of the `Session` stream; a `RoundError` or `Progress` answers a request of `kind`."""
     match response:
         case Verdict():
-            return pb.SessionResponse(verify=encode_verify_response(response))
+            message = pb.SessionResponse()
+            _fill_verdict(message.verify.verdict, response)
+            return message
         case GeneratedTokens():
             return pb.SessionResponse(generate=encode_generate_response(response))
         case Opened():
@@ -92,24 +94,29 @@ def encode_open_response(response: OpenReply) -> pb.OpenResponse:
 
 def encode_verify_response(response: VerifyReply) -> pb.VerifyResponse:
     if isinstance(response, Verdict):
-        verdict = pb.Verdict(
-            round_id=response.round_id,
-            accepted_len=response.accepted_len,
-            accepted_nodes=response.accepted_nodes,
-            correction=response.correction,
-            correction_kind=KIND_NUMBERS[response.correction_kind],
-            position=response.position,
-            hash=response.hash,
-            candidates=[
-                pb.Candidate(token_id=c.token_id, target_prob=c.target_prob) for c in response.candidates
-            ],
-            logprobs=[_encode_logprobs(entry) for entry in response.logprobs],
-            metrics=_encode_metrics(response.metrics),
-        )
-        return pb.VerifyResponse(verdict=verdict)
+        message = pb.VerifyResponse()
+        _fill_verdict(message.verdict, response)
+        return message
     if isinstance(response, Progress):
         return pb.VerifyResponse(progress=_encode_progress(response))
     return pb.VerifyResponse(error=_encode_error(response))
+
+
+def _fill_verdict(message: pb.Verdict, verdict: Verdict) -> None:
+    """In place: a message that is given to another's constructor is copied, twice here. The hot path."""
+    message.round_id = verdict.round_id
+    message.accepted_len = verdict.accepted_len
+    message.correction = verdict.correction
+    message.correction_kind = KIND_NUMBERS[verdict.correction_kind]
+    message.position = verdict.position
+    message.hash = verdict.hash
+    if verdict.accepted_nodes:
+        message.accepted_nodes.extend(verdict.accepted_nodes)
+    for candidate in verdict.candidates:
+        message.candidates.add(token_id=candidate.token_id, target_prob=candidate.target_prob)
+    if verdict.logprobs:
+        message.logprobs.extend([_encode_logprobs(entry) for entry in verdict.logprobs])
+    _fill_metrics(message.metrics, verdict.metrics)
 
 
 def encode_generate_response(response: GenerateReply) -> pb.GenerateResponse:
@@ -162,14 +169,18 @@ def encode_model_info(info: ModelInfo) -> pb.DescribeResponse:
 
 
 def _encode_metrics(metrics: RoundMetrics) -> pb.RoundMetrics:
-    return pb.RoundMetrics(
-        alpha_mean=metrics.alpha_mean,
-        la_over_k=metrics.la_over_k,
-        queue_ns=metrics.queue_ns,
-        forward_ns=metrics.forward_ns,
-        total_ns=metrics.total_ns,
-        batch_size=metrics.batch_size,
-    )
+    message = pb.RoundMetrics()
+    _fill_metrics(message, metrics)
+    return message
+
+
+def _fill_metrics(message: pb.RoundMetrics, metrics: RoundMetrics) -> None:
+    message.alpha_mean = metrics.alpha_mean
+    message.la_over_k = metrics.la_over_k
+    message.queue_ns = metrics.queue_ns
+    message.forward_ns = metrics.forward_ns
+    message.total_ns = metrics.total_ns
+    message.batch_size = metrics.batch_size
 
 
 def _encode_logprobs(entry: TokenLogprobs) -> pb.TokenLogprobs:
