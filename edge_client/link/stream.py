@@ -95,21 +95,15 @@ class StreamConnection:
         self._span.end()
 
     def _begin(self) -> None:
-        # Bytes in, bytes out: the codec runs in the caller.
-        method = self._channel.stream_stream(METHOD, response_deserializer=self._take_in)
+        method = self._channel.stream_stream(METHOD)  # bytes in, bytes out: the codec runs in the caller
         metadata = (*self._settings.metadata, *self._span.metadata)
         self._call = method(iter(self._outbox.get, None), metadata=metadata)
         threading.Thread(target=self._read, name="edge-link-reader", daemon=True).start()
 
-    def _take_in(self, message: bytes) -> bool:
-        """On gRPC's own thread, as the message comes: the reader would be one more to wake on its way."""
-        self._inbox.put((message, time.monotonic()))
-        return True
-
     def _read(self) -> None:
         try:
-            for _ in self._call:  # asks for the next message
-                pass
+            for message in self._call:
+                self._inbox.put((message, time.monotonic()))
             self._inbox.put(LinkError(f"{self._address} ended the stream"))
         except grpc.RpcError as error:
             self._inbox.put(self._settings.translate(error))
