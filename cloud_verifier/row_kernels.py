@@ -22,6 +22,20 @@ class RowKernels(Protocol):
         self, row: NDArray[np.float32], temperature: float, edge: float, key: NDArray[np.uint64], /
     ) -> tuple[int, float, float]: ...
 
+    def scan_draft(
+        self,
+        rows: NDArray[np.float32],
+        num_tokens: int,
+        first: int,
+        temperature: float,
+        top_k: int,
+        top_p: float,
+        min_p: float,
+        key: NDArray[np.uint64],
+        drafted: NDArray[np.int64],
+        /,
+    ) -> NDArray[np.float64]: ...
+
     def sample(
         self,
         row: NDArray[np.float32],
@@ -39,7 +53,9 @@ class RowKernels(Protocol):
         self, row: NDArray[np.float32], temperature: float, edge: float, top: float, log_sum: float, /
     ) -> float: ...
 
-    def nucleus_edge(self, row: NDArray[np.float32], temperature: float, top_p: float, /) -> float: ...
+    def find_edge(
+        self, row: NDArray[np.float32], temperature: float, top_k: int, top_p: float, min_p: float, /
+    ) -> float: ...
 
 
 @functools.cache

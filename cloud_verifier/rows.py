@@ -6,7 +6,7 @@ import abc
 import functools
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,7 +15,7 @@ from cloud_verifier.methods.base import NoiseKey
 from cloud_verifier.row_kernels import load_row_kernels
 from common.errors import ModelError
 from common.noise import Purpose, uniform
-from common.sampling import apply_text, choose, row_edge, wire
+from common.sampling import apply_text, wire
 from common.types import SamplingParams, Support, TokenIds
 
 _NOTHING = np.empty(0, np.int64), np.empty(0, np.float64)
@@ -68,12 +68,15 @@ class ProcessedRows(abc.ABC):
             best = self.own_sample(row)
             return np.array([0.0 if token_id == best else -math.inf for token_id in token_ids])
         top, log_sum = self._total(row)
+        temperature, edge = self._temperature, self._edge(row)
         logits = self._logits_at(row, token_ids)  # few: numpy's calls would cost more than they do
-        logs = np.array([(logit - top) / self._temperature - log_sum for logit in logits])
-        if (edge := self._edge(row)) > -math.inf:
-            scores = np.array(logits, np.float32) / np.float32(self._temperature)
-            logs[scores < np.float32(edge)] = -math.inf
-        return logs
+        logs = [(logit - top) / temperature - log_sum for logit in logits]
+        if edge > -math.inf:
+            least = np.float32(edge)  # a quotient of two float32, rounded to float64 and then to float32,
+            for index, logit in enumerate(logits):  # is the float32 one
+                if np.float32(logit / temperature) < least:
+                    logs[index] = -math.inf
+        return np.array(logs)
 
     def entropy(self, row: int) -> float:
         return 0.0 if self._is_certain(row) else self._entropy(row)
@@ -134,8 +137,10 @@ class HostRows(ProcessedRows):
         """Ids at or above `num_tokens` do not exist."""
         sampling = step_round.sampling
         super().__init__(sampling, step_round.position)
-        self._raw, self._round, self._eos_token_ids = logits[:, :num_tokens], step_round, eos_token_ids
+        self._raw, self._round, self._eos_token_ids = logits, step_round, eos_token_ids
+        self._num_tokens = min(num_tokens, logits.shape[1])
         self._kernels = load_row_kernels()
+        self._cuts = sampling.top_k, wire(sampling.top_p), wire(sampling.min_p)
         self._is_cut = bool(sampling.top_k or sampling.top_p < 1 or sampling.min_p)
         self._edges: dict[int, float] = {}
         self._totals: dict[int, tuple[float, float]] = {}
@@ -155,21 +160,30 @@ class HostRows(ProcessedRows):
         return texted
 
     def raw_logits(self) -> NDArray[np.float32]:
-        return self._raw
+        return self._raw[:, : self._num_tokens]
 
     def own_sample(self, row: int) -> int:
-        if self._is_greedy and not self._own_samples:  # cheap together
-            best = choose(self._texted, self._sampling, range(len(self._texted)))
-            self._own_samples = dict(enumerate(best.tolist()))
-        token_id = self._own_samples.get(row)
-        if token_id is None:
-            key = self._key(NoiseKey(Purpose.COUPLED, self._position + row))
-            token_id, top, log_sum = self._kernels.scan(
-                self._texted[row], self._temperature, self._edge(row), key
-            )
-            self._totals[row] = check_total(top, log_sum)
-            self._own_samples[row] = token_id
-        return token_id
+        if row not in self._own_samples:
+            self._scan_from(row)
+        self._total(row)  # raises where the row has NaN
+        return self._own_samples[row]
+
+    def _scan_from(self, row: int) -> None:
+        """This row, and those after it for as long as their drafts are what the target samples: with
+        `coupled` these are the rows that will be asked for, and one call for all costs as one for each."""
+        found = self._kernels.scan_draft(
+            self._texted,
+            self._num_tokens,
+            row,
+            self._temperature,
+            *self._cuts,
+            self._key(NoiseKey(Purpose.COUPLED, self._position)),
+            np.array(self._round.draft_token_ids, np.int64),
+        )
+        for index, (token_id, top, log_sum, edge) in enumerate(found.tolist(), row):
+            self._own_samples[index] = int(token_id)
+            self._totals[index] = top, log_sum
+            self._edges[index] = edge
 
     def _logits_at(self, row: int, token_ids: Sequence[int]) -> list[float]:
         item = self._texted.item
@@ -180,27 +194,24 @@ class HostRows(ProcessedRows):
             return -math.inf
         edge = self._edges.get(row)
         if edge is None:
-            edge = self._edges[row] = self._find_edge(self._texted[row])
-        return edge
-
-    def _find_edge(self, logits: NDArray[np.float32]) -> float:
-        if self._sampling.top_k or self._sampling.top_p == 1:
-            return row_edge(logits, self._sampling)
-        edge = self._kernels.nucleus_edge(logits, self._temperature, wire(self._sampling.top_p))
-        if self._sampling.min_p:  # the lower bound of the two that it is
-            edge = max(edge, row_edge(logits, replace(self._sampling, top_p=1.0)))
+            edge = self._kernels.find_edge(self._row(row), self._temperature, *self._cuts)
+            self._edges[row] = edge
         return edge
 
     def _total(self, row: int) -> tuple[float, float]:
         total = self._totals.get(row)
         if total is None:
-            total = check_total(*self._kernels.survey(self._texted[row], self._temperature, self._edge(row)))
+            total = self._kernels.survey(self._row(row), self._temperature, self._edge(row))
             self._totals[row] = total
-        return total
+        return check_total(*total)
+
+    def _row(self, row: int) -> NDArray[np.float32]:
+        texted: NDArray[np.float32] = self._texted[row, : self._num_tokens]
+        return texted
 
     def _entropy(self, row: int) -> float:
         total = self._total(row)
-        return self._kernels.entropy(self._texted[row], self._temperature, self._edge(row), *total)
+        return self._kernels.entropy(self._row(row), self._temperature, self._edge(row), *total)
 
     def _sample(self, row: int, key: NoiseKey, changed: Mapping[int, float]) -> int:
         ids, weights = _NOTHING
@@ -208,7 +219,7 @@ class HostRows(ProcessedRows):
             ids = np.fromiter(changed, np.int64, len(changed))
             weights = np.fromiter(changed.values(), np.float64, len(changed))
         total = self._total(row)
-        logits, edge = self._texted[row], self._edge(row)
+        logits, edge = self._row(row), self._edge(row)
         return self._kernels.sample(logits, self._temperature, edge, self._key(key), *total, ids, weights)
 
 

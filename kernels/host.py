@@ -20,7 +20,6 @@ import numpy as np
 from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
-from numpy.typing import NDArray
 
 CHUNK = 2048
 _LANES = 8  # ids a Philox block is for
@@ -46,6 +45,7 @@ _ROW = types.Array(types.float32, 1, "C", readonly=True)  # takes writable rows 
 _KEY = types.uint64[::1]
 _SCORES = types.float32[::1]
 _IDS, _WEIGHTS = types.int64[::1], types.float64[::1]
+_ROWS = types.Array(types.float32, 2, "C", readonly=True)
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -378,18 +378,107 @@ def entropy(row: Any, temperature: Any, edge: Any, top: Any, log_sum: Any) -> An
     return max(0.0, log_sum - weighted / temperature * math.exp(-log_sum))
 
 
-def nucleus_edge(row: NDArray[np.float32], temperature: float, top_p: float) -> float:
-    top, log_sum = survey(row, temperature, -math.inf)
-    if not math.isfinite(top):
-        return -math.inf
-    mass = math.exp(log_sum)  # relative to the top
-    # Ids below (1 - p) / vocab of the mass hold less than 1 - p together, so none of them is needed; nor, as
-    # long as the others reach p, are those below a far larger share.
-    for num_shares in (_NUM_SHARES, row.size * 1.01):
-        least = top / temperature + min(0.0, math.log(mass * (1 - top_p) / num_shares)) - _SLACK
-        descending = np.sort(_scores_above(row, temperature, least))[::-1]
-        reached = np.exp(descending.astype(np.float64) - float(descending[0])).cumsum()
-        if reached[-1] >= top_p * mass:
+@_jit()
+def _kth_largest(row: Any, count: Any) -> Any:
+    """The `count`-th largest logit."""
+    span = min(_SPAN, row.size // (2 * count))
+    if span < 2:
+        return np.partition(row, row.size - count)[row.size - count]
+    maxima = np.empty(row.size // span, np.float32)
+    for i in range(maxima.size):
+        maxima[i] = _largest(row[i * span : (i + 1) * span])
+    # They are logits themselves, so their count-th largest is at most the row's.
+    least = np.partition(maxima, maxima.size - count)[maxima.size - count]
+    kept = _scores_above(row, np.float32(1), least)
+    return np.partition(kept, kept.size - count)[kept.size - count]
+
+
+@_jit()
+def _nucleus_edge(descending: Any, least_mass: Any) -> Any:
+    """(the smallest of the fewest scores that reach the mass, relative to the first's; whether they do)"""
+    reached = 0.0
+    for score in descending:
+        reached += math.exp(np.float64(score) - np.float64(descending[0]))
+        if reached >= least_mass:
+            return score, True
+    return descending[-1], False
+
+
+@_jit()
+def _mass(descending: Any) -> Any:
+    total = 0.0
+    for score in descending:
+        total += math.exp(np.float64(score) - np.float64(descending[0]))
+    return total
+
+
+@_jit(types.float64(_ROW, types.float32, types.int64, types.float64, types.float64))
+def find_edge(row: Any, temperature: Any, top_k: Any, top_p: Any, min_p: Any) -> Any:
+    edge = -np.inf
+    if (top_k < 1 or top_k >= row.size) and top_p >= 1 and min_p <= 0:
+        return edge
+    top, _ = _find_top(row)
+    if not np.isfinite(top):
+        return edge
+    top_score = top / temperature
+    if 0 < top_k < row.size:
+        edge = np.float64(_kth_largest(row, top_k) / temperature)
+        if top_p < 1:
+            kept = np.sort(_scores_above(row, temperature, edge))[::-1]
+            edge = np.float64(_nucleus_edge(kept, top_p * _mass(kept))[0])
+    elif top_p < 1:
+        mass = _total(row, temperature, np.float32(-np.inf), top)
+        # Ids below (1 - p) / vocab of the mass hold less than 1 - p together, so none of them is needed; nor,
+        # as long as the others reach p, are those below a far larger share.
+        for num_shares in (float(_NUM_SHARES), row.size * 1.01):
+            least = top_score + min(0.0, math.log(mass * (1 - top_p) / num_shares)) - _SLACK
+            kept = np.sort(_scores_above(row, temperature, least))[::-1]
+            score, is_reached = _nucleus_edge(kept, top_p * mass)
+            edge = np.float64(score)
+            if is_reached:
+                break
+    if min_p > 0:
+        edge = max(edge, np.float64(top_score) + math.log(min_p))
+    return edge
+
+
+@_jit(
+    types.Array(types.float64, 2, "C")(
+        _ROWS,
+        types.int64,
+        types.int64,
+        types.float32,
+        types.int64,
+        types.float64,
+        types.float64,
+        _KEY,
+        _IDS,
+    )
+)
+def scan_draft(
+    rows: Any,
+    num_tokens: Any,
+    first: Any,
+    temperature: Any,
+    top_k: Any,
+    top_p: Any,
+    min_p: Any,
+    key: Any,
+    drafted: Any,
+) -> Any:
+    found, own_key, num_found = np.empty((rows.shape[0] - first, 4)), key.copy(), 0
+    for index in range(first, rows.shape[0]):
+        row = rows[index][:num_tokens]
+        edge, log_sum = -np.inf, 0.0
+        if temperature == 0:
+            top, token_id = _find_top(row)
+        else:
+            edge = find_edge(row, temperature, top_k, top_p, min_p)
+            own_key[2] = key[2] + np.uint64(index)
+            token_id, top, log_sum = scan(row, temperature, np.float32(edge), own_key)
+        each = found[num_found]
+        each[0], each[1], each[2], each[3] = token_id, top, log_sum, edge
+        num_found += 1
+        if index >= drafted.size or token_id != drafted[index]:
             break
-    num_kept = 1 + int(reached.searchsorted(top_p * mass))
-    return float(descending[min(num_kept, descending.size) - 1])
+    return found[:num_found]

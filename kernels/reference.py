@@ -84,17 +84,57 @@ def entropy(row: Row, temperature: float, edge: float, top: float, log_sum: floa
     return float(-(np.exp(logs) * logs).sum())
 
 
-def nucleus_edge(row: Row, temperature: float, top_p: float) -> float:
-    """Return the edge of top-p: the smallest of the fewest largest scores whose probability reaches it.
+def find_edge(row: Row, temperature: float, top_k: int, top_p: float, min_p: float) -> float:
+    """Return the lower edge that top-k, top-p and min-p set a row's scores (see `common.truncation`).
 
-    -inf where the largest logit is not finite.
+    -inf where nothing is cut, or the largest logit is not finite.
     """
     descending = np.sort(scores_of(row, temperature, -math.inf).astype(np.float64))[::-1]
+    edge = -math.inf
     if not math.isfinite(descending[0]):
-        return -math.inf
-    weights = np.exp(descending - descending[0])
-    is_kept = weights.cumsum() - weights < top_p * weights.sum()
-    return float(descending[np.count_nonzero(is_kept) - 1])
+        return edge
+    if 0 < top_k < row.size:
+        edge = float(descending[top_k - 1])
+        descending = descending[descending >= edge]
+    if top_p < 1:
+        weights = np.exp(descending - descending[0])
+        is_kept = weights.cumsum() - weights < top_p * weights.sum()
+        edge = float(descending[np.count_nonzero(is_kept) - 1])
+    if min_p > 0:
+        edge = max(edge, float(descending[0]) + math.log(min_p))
+    return edge
+
+
+def scan_draft(
+    rows: NDArray[np.float32],
+    num_tokens: int,
+    first: int,
+    temperature: float,
+    top_k: int,
+    top_p: float,
+    min_p: float,
+    key: Key,
+    drafted: NDArray[np.int64],
+) -> NDArray[np.float64]:
+    """Return [(token_id, top, log_sum, edge)] of the rows from `first` on, up to one whose token is not the
+    one drafted after it: what `scan` gives at the edge that `find_edge` gives.
+
+    `rows` is [num_rows, at least num_tokens], ids from `num_tokens` on do not exist; `key` is row 0's. At
+    temperature 0 a token is its row's first argmax, with a log_sum of 0.
+    """
+    found = []
+    for index in range(first, len(rows)):
+        row = rows[index, :num_tokens]
+        if temperature == 0:
+            top = float(row.max())
+            found.append((-1 if math.isnan(top) else int(row.argmax()), top, 0.0, -math.inf))
+        else:
+            edge = find_edge(row, temperature, top_k, top_p, min_p)
+            own_key = key + np.array([0, 0, index, 0], np.uint64)
+            found.append((*scan(row, temperature, float(np.float32(edge)), own_key), edge))
+        if index >= drafted.size or found[-1][0] != drafted[index]:
+            break
+    return np.array(found, np.float64)
 
 
 def draft_signals(logits: Row, token_id: int) -> tuple[float, float, float]:

@@ -19,9 +19,10 @@ class CoupledMethod:
         ratios: list[float] = []  # min(1, p/q) of the positions judged
 
         def accepts(index: int) -> bool:
+            own = rows.own_sample(index)  # before its p: the pass over the row that finds it sums p too
             if draft_probs:
                 ratios.append(min(1.0, target_prob(round_input, index) / draft_probs[index]))
-            return rows.own_sample(index) == draft_tokens[index]
+            return own == draft_tokens[index]
 
         accepted_len = judge_in_order(round_input, accepts)
         # The next round, if on its way, is checked against the bonus: it is always there.

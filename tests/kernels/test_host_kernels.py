@@ -87,14 +87,45 @@ def test_rows_of_real_sizes_give_the_same_tokens(vocab_size):
             assert host.scan(row, 0.8, edge, key)[0] == reference.scan(row, 0.8, edge, key)[0]
 
 
-def test_the_nucleus_ends_where_the_reference_and_the_processors_end_it():
-    rng = np.random.default_rng(5)
+def random_cuts(rng):
+    """(top_k, top_p, min_p), most of them off."""
+    top_k = int(rng.choice([0, 0, 1, 2, 17, 50, 400, 10**6]))
+    top_p = float(np.float32(rng.choice([1, 1, 0.01, 0.5, 0.9, 0.95])))
+    return top_k, top_p, float(np.float32(rng.choice([0, 0, 0.05, 0.9])))
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_rows_are_cut_where_the_reference_and_the_processors_cut_them(seed):
+    rng = np.random.default_rng(5 + seed)
     for _ in range(600):
         row, temperature, _, _ = random_case(rng)
-        temperature, top_p = min(temperature, 3.0), float(np.float32(rng.choice([0.01, 0.5, 0.9, 0.95])))
-        edge = host.nucleus_edge(row, temperature, top_p)
-        assert edge == reference.nucleus_edge(row, temperature, top_p)
-        assert edge == find_edge(row / np.float32(temperature), 0, top_p, 0.0)
+        temperature, cuts = min(temperature, 3.0), random_cuts(rng)
+        edge = host.find_edge(row, temperature, *cuts)
+        assert edge == reference.find_edge(row, temperature, *cuts)
+        top_k = cuts[0] if cuts[0] < row.size else 0
+        assert edge == find_edge(row / np.float32(temperature), top_k, *cuts[1:])
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_a_drafts_rows_are_scanned_up_to_the_first_that_samples_another_token(seed):
+    rng = np.random.default_rng(seed)
+    for _ in range(300):
+        row, temperature, _, key = random_case(rng)
+        temperature, cuts = temperature * (rng.random() < 0.8), random_cuts(rng)
+        rows = np.stack([row, np.roll(row, 1), row[::-1], row])
+        num_tokens, drafted = int(rng.integers(1, row.size + 1)), []
+        for kernels in (reference, host):  # the second drafts what the first one's rows sample, up to a row
+            for first in range(4):
+                ids = np.array([*drafted, 0, 0, 0][:3], np.int64)
+                args = (rows, num_tokens, first, temperature, *cuts, key, ids)
+                found, expected = kernels.scan_draft(*args), reference.scan_draft(*args)
+                assert found[:, [0, 1, 3]].tolist() == expected[:, [0, 1, 3]].tolist(), args
+                np.testing.assert_allclose(found[:, 2], expected[:, 2], rtol=2e-6, atol=2e-6)
+                ends = (int(t) != d for t, d in zip(found[:, 0], [*ids[first:], -2], strict=False))
+                assert next(i for i, is_end in enumerate(ends, 1) if is_end) == len(found)
+            own = [int(reference.scan_draft(rows, num_tokens, i, temperature, *cuts, key, ids)[0, 0])
+                   for i in range(3)]  # fmt: skip
+            drafted = own[: int(rng.integers(4))]
 
 
 def test_rows_without_a_finite_largest_logit():
