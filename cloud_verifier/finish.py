@@ -209,12 +209,10 @@ def _make_logprobs(work: Work, rows: ProcessedRows, outcome: Outcome) -> tuple[T
 def _commit(work: Work, outcome: Outcome, backend: TargetBackend) -> None:
     """Text += accepted + correction; KV keeps what was fed of it: all but the correction."""
     session = work.session
-    session.chain.extend(work.draft_tokens[: outcome.accepted_len])
-    kv_length = session.chain.position
-    if outcome.correction_kind is CorrectionKind.NONE:
-        kv_length -= 1
-    else:
-        session.chain.extend((outcome.correction,))
+    accepted = work.draft_tokens[: outcome.accepted_len]
+    has_correction = outcome.correction_kind is not CorrectionKind.NONE
+    session.chain.extend((*accepted, outcome.correction) if has_correction else accepted)
+    kv_length = session.chain.position - 1
     assert session.kv is not None, "a session that computed has KV"
     if session.kv.length > kv_length:
         backend.truncate(session.kv, kv_length)

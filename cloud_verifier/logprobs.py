@@ -30,7 +30,7 @@ def logprobs_of(
     if outcome.correction_kind is not CorrectionKind.NONE:
         token_ids = (*token_ids, outcome.correction)
     return tuple(
-        _logprobs_at(logits[row], float(rows.log_probs(row, (token_id,))[0]), token_id, num_top)
+        _logprobs_at(logits[row], rows.log_probs(row, (token_id,))[0], token_id, num_top)
         for row, token_id in enumerate(token_ids)
     )
 

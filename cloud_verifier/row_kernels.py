@@ -31,7 +31,8 @@ class RowKernels(Protocol):
         top_k: int,
         top_p: float,
         min_p: float,
-        key: NDArray[np.uint64],
+        seed: int,
+        position: int,
         drafted: NDArray[np.int64],
         /,
     ) -> NDArray[np.float64]: ...

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import abc
-import functools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ from common.noise import Purpose, uniform
 from common.sampling import apply_text, wire
 from common.types import SamplingParams, Support, TokenIds
 
+_UNCUT = 0, 1.0, 0.0  # top-k, top-p and min-p that are off
 _NOTHING = np.empty(0, np.int64), np.empty(0, np.float64)
 
 
@@ -31,7 +31,7 @@ class KeyedCoins:
         return uniform(self._seed, self._start, offset, Purpose.ACCEPT) < probability
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, unsafe_hash=True)  # not frozen: see RoundMetrics
 class StepRound:
     """One session's rows of a step: the text they follow, and the supports whose p will be asked for."""
 
@@ -63,20 +63,20 @@ class ProcessedRows(abc.ABC):
         self._is_greedy = sampling.temperature == 0
         self._temperature = wire(sampling.temperature)
 
-    def log_probs(self, row: int, token_ids: Sequence[int]) -> NDArray[np.float64]:
+    def log_probs(self, row: int, token_ids: Sequence[int]) -> list[float]:
         if self._is_certain(row):
             best = self.own_sample(row)
-            return np.array([0.0 if token_id == best else -math.inf for token_id in token_ids])
+            return [0.0 if token_id == best else -math.inf for token_id in token_ids]
         top, log_sum = self._total(row)
         temperature, edge = self._temperature, self._edge(row)
         logits = self._logits_at(row, token_ids)  # few: numpy's calls would cost more than they do
         logs = [(logit - top) / temperature - log_sum for logit in logits]
         if edge > -math.inf:
-            least = np.float32(edge)  # a quotient of two float32, rounded to float64 and then to float32,
-            for index, logit in enumerate(logits):  # is the float32 one
+            least = np.float32(edge)
+            for index, logit in enumerate(logits):  # rounded twice, the quotient is float32's all the same
                 if np.float32(logit / temperature) < least:
                     logs[index] = -math.inf
-        return np.array(logs)
+        return logs
 
     def entropy(self, row: int) -> float:
         return 0.0 if self._is_certain(row) else self._entropy(row)
@@ -137,53 +137,49 @@ class HostRows(ProcessedRows):
         """Ids at or above `num_tokens` do not exist."""
         sampling = step_round.sampling
         super().__init__(sampling, step_round.position)
-        self._raw, self._round, self._eos_token_ids = logits, step_round, eos_token_ids
+        self._raw, self._draft_token_ids = logits, step_round.draft_token_ids
         self._num_tokens = min(num_tokens, logits.shape[1])
         self._kernels = load_row_kernels()
-        self._cuts = sampling.top_k, wire(sampling.top_p), wire(sampling.min_p)
         self._is_cut = bool(sampling.top_k or sampling.top_p < 1 or sampling.min_p)
-        self._edges: dict[int, float] = {}
+        self._cuts = (sampling.top_k, wire(sampling.top_p), wire(sampling.min_p)) if self._is_cut else _UNCUT
+        # Of rows asked for: [own sample, top, log_sum, edge], or without the first, or the edge alone.
+        self._scanned: dict[int, list[float]] = {}
         self._totals: dict[int, tuple[float, float]] = {}
-        self._own_samples: dict[int, int] = {}
-
-    @functools.cached_property
-    def _texted(self) -> NDArray[np.float32]:
-        texted: NDArray[np.float32] = apply_text(
+        self._edges: dict[int, float] = {}
+        self._texted: NDArray[np.float32] = apply_text(
             np,
-            self._raw,
-            self._sampling,
-            prompt_ids=self._round.prompt_ids,
-            output_ids=self._round.output_ids,
-            draft_token_ids=self._round.draft_token_ids,
-            eos_token_ids=self._eos_token_ids,
+            logits,
+            sampling,
+            prompt_ids=step_round.prompt_ids,
+            output_ids=step_round.output_ids,
+            draft_token_ids=step_round.draft_token_ids,
+            eos_token_ids=eos_token_ids,
         )
-        return texted
 
     def raw_logits(self) -> NDArray[np.float32]:
         return self._raw[:, : self._num_tokens]
 
     def own_sample(self, row: int) -> int:
-        if row not in self._own_samples:
-            self._scan_from(row)
-        self._total(row)  # raises where the row has NaN
-        return self._own_samples[row]
+        token_id, top, log_sum, _ = self._scanned.get(row) or self._scan_from(row)
+        check_total(top, log_sum)
+        return int(token_id)
 
-    def _scan_from(self, row: int) -> None:
+    def _scan_from(self, row: int) -> list[float]:
         """This row, and those after it for as long as their drafts are what the target samples: with
         `coupled` these are the rows that will be asked for, and one call for all costs as one for each."""
+        sampling = self._sampling
         found = self._kernels.scan_draft(
             self._texted,
             self._num_tokens,
             row,
             self._temperature,
             *self._cuts,
-            self._key(NoiseKey(Purpose.COUPLED, self._position)),
-            np.array(self._round.draft_token_ids, np.int64),
+            sampling.seed,
+            self._position,
+            np.array(self._draft_token_ids, np.int64),
         )
-        for index, (token_id, top, log_sum, edge) in enumerate(found.tolist(), row):
-            self._own_samples[index] = int(token_id)
-            self._totals[index] = top, log_sum
-            self._edges[index] = edge
+        self._scanned.update(enumerate(found.tolist(), row))
+        return self._scanned[row]
 
     def _logits_at(self, row: int, token_ids: Sequence[int]) -> list[float]:
         item = self._texted.item
@@ -192,6 +188,8 @@ class HostRows(ProcessedRows):
     def _edge(self, row: int) -> float:
         if not self._is_cut:
             return -math.inf
+        if (scanned := self._scanned.get(row)) is not None:
+            return scanned[3]
         edge = self._edges.get(row)
         if edge is None:
             edge = self._kernels.find_edge(self._row(row), self._temperature, *self._cuts)
@@ -199,6 +197,8 @@ class HostRows(ProcessedRows):
         return edge
 
     def _total(self, row: int) -> tuple[float, float]:
+        if (scanned := self._scanned.get(row)) is not None:
+            return check_total(scanned[1], scanned[2])
         total = self._totals.get(row)
         if total is None:
             total = self._kernels.survey(self._row(row), self._temperature, self._edge(row))

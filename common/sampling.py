@@ -7,6 +7,7 @@ Written once against the array namespace passed in, numpy or torch.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -172,6 +173,7 @@ def _apply_history(
         apply_bad_words(scores, params.bad_words, (*prompt_ids, *output_ids), draft_token_ids)
 
 
+@functools.lru_cache(256)
 def wire(value: float) -> float:
     """The value as the wire carries it: both sides compute with that one."""
     return float(np.float32(value))

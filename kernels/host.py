@@ -26,6 +26,7 @@ _LANES = 8  # ids a Philox block is for
 _WORDS = 4
 _SPAN = 64  # ids that are passed over together where none of them is wanted
 _NUM_SHARES = 64
+_COUPLED = 0  # the purpose of the noise of own samples (`common.philox.Purpose`)
 _DENSE_CHUNKS = 7
 _GROUP = 128  # blocks whose noise is made before any of it is looked at
 _FIRST = np.zeros(1, np.int64)
@@ -451,7 +452,8 @@ def find_edge(row: Any, temperature: Any, top_k: Any, top_p: Any, min_p: Any) ->
         types.int64,
         types.float64,
         types.float64,
-        _KEY,
+        types.uint64,
+        types.int64,
         _IDS,
     )
 )
@@ -463,10 +465,13 @@ def scan_draft(
     top_k: Any,
     top_p: Any,
     min_p: Any,
-    key: Any,
+    seed: Any,
+    position: Any,
     drafted: Any,
 ) -> Any:
-    found, own_key, num_found = np.empty((rows.shape[0] - first, 4)), key.copy(), 0
+    found, num_found = np.empty((rows.shape[0] - first, 4)), 0
+    key = np.zeros(4, np.uint64)
+    key[0], key[1] = seed, np.uint64(_COUPLED)
     for index in range(first, rows.shape[0]):
         row = rows[index][:num_tokens]
         edge, log_sum = -np.inf, 0.0
@@ -474,8 +479,8 @@ def scan_draft(
             top, token_id = _find_top(row)
         else:
             edge = find_edge(row, temperature, top_k, top_p, min_p)
-            own_key[2] = key[2] + np.uint64(index)
-            token_id, top, log_sum = scan(row, temperature, np.float32(edge), own_key)
+            key[2] = np.uint64(position + index)
+            token_id, top, log_sum = scan(row, temperature, np.float32(edge), key)
         each = found[num_found]
         each[0], each[1], each[2], each[3] = token_id, top, log_sum, edge
         num_found += 1

@@ -113,14 +113,15 @@ def scan_draft(
     top_k: int,
     top_p: float,
     min_p: float,
-    key: Key,
+    seed: int,
+    position: int,
     drafted: NDArray[np.int64],
 ) -> NDArray[np.float64]:
     """Return [(token_id, top, log_sum, edge)] of the rows from `first` on, up to one whose token is not the
     one drafted after it: what `scan` gives at the edge that `find_edge` gives.
 
-    `rows` is [num_rows, at least num_tokens], ids from `num_tokens` on do not exist; `key` is row 0's. At
-    temperature 0 a token is its row's first argmax, with a log_sum of 0.
+    `rows` is [num_rows, at least num_tokens], ids from `num_tokens` on do not exist; `position` is row 0's.
+    The noise is that of own samples, purpose 0. At temperature 0 a token is the first argmax, with log_sum 0.
     """
     found = []
     for index in range(first, len(rows)):
@@ -130,8 +131,8 @@ def scan_draft(
             found.append((-1 if math.isnan(top) else int(row.argmax()), top, 0.0, -math.inf))
         else:
             edge = find_edge(row, temperature, top_k, top_p, min_p)
-            own_key = key + np.array([0, 0, index, 0], np.uint64)
-            found.append((*scan(row, temperature, float(np.float32(edge)), own_key), edge))
+            key = np.array([seed, 0, position + index, 0], np.uint64)
+            found.append((*scan(row, temperature, float(np.float32(edge)), key), edge))
         if index >= drafted.size or found[-1][0] != drafted[index]:
             break
     return np.array(found, np.float64)

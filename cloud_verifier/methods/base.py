@@ -10,14 +10,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-import numpy as np
-from numpy.typing import NDArray
-
 from common.noise import Purpose
 from common.types import Candidate, CorrectionKind, MethodParams, Support, TokenIds
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, unsafe_hash=True)  # not frozen: see RoundMetrics
 class NoiseKey:
     """Which row of noise a sample is drawn with (DESIGN §5, "Randomness"); the seed is the session's."""
 
@@ -32,8 +29,8 @@ class TargetRows(Protocol):
     Rows are computed as they are asked for.
     """
 
-    def log_probs(self, row: int, token_ids: Sequence[int]) -> NDArray[np.float64]:
-        """log p of these ids, [n]; −inf where truncation or a bad word removed them."""
+    def log_probs(self, row: int, token_ids: Sequence[int]) -> Sequence[float]:
+        """log p of these ids; −inf where truncation or a bad word removed them."""
 
     def entropy(self, row: int) -> float:
         """H(p) in nats."""
@@ -55,7 +52,7 @@ class Coins(Protocol):
         """Whether uniform(seed, start, offset, ACCEPT) < `probability`; `offset` is a draft position."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, unsafe_hash=True)  # not frozen: see RoundMetrics
 class RoundInput:
     rows: TargetRows  # num_draft_tokens + 1 of them
     coins: Coins
@@ -69,7 +66,7 @@ class RoundInput:
     is_pipelined: bool = False  # the next round is on its way: no bonus, but for `coupled`
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, unsafe_hash=True)  # not frozen: see RoundMetrics
 class Outcome:
     """`correction` stands after the accepted tokens unless its kind is NONE: then the text ended with a stop
     token, or the bonus was not wanted, or (with `candidates`) the edge chooses the correction.

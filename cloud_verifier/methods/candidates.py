@@ -65,5 +65,5 @@ def sample_candidates(round_input: RoundInput, row: int, first_index: int) -> tu
         round_input.rows.sample(row, NoiseKey(Purpose.CANDIDATE, position, index))
         for index in range(first_index, first_index + num)
     ]
-    log_probs = round_input.rows.log_probs(row, token_ids).tolist()
+    log_probs = round_input.rows.log_probs(row, token_ids)
     return tuple(Candidate(t, math.exp(lp)) for t, lp in zip(token_ids, log_probs, strict=True))

@@ -20,7 +20,7 @@ from experiments.simulator.world import World
 
 BLOCK_TOKENS = 16
 UNLIMITED_BLOCKS = 1 << 40
-_CERTAIN, _NEVER = np.zeros(1), np.full(1, -math.inf)
+_CERTAIN, _NEVER = (0.0,), (-math.inf,)
 
 
 class KnownRows:
@@ -34,11 +34,11 @@ class KnownRows:
     def own_sample(self, row: int) -> int:
         return text.TEXT[(self._position + row) & text.MASK]
 
-    def log_probs(self, row: int, token_ids: Sequence[int]) -> NDArray[np.float64]:
+    def log_probs(self, row: int, token_ids: Sequence[int]) -> Sequence[float]:
         own = self.own_sample(row)
         if len(token_ids) == 1:
             return _CERTAIN if token_ids[0] == own else _NEVER
-        return np.array([0.0 if token_id == own else -math.inf for token_id in token_ids])
+        return [0.0 if token_id == own else -math.inf for token_id in token_ids]
 
     def entropy(self, row: int) -> float:
         return 0.0

@@ -111,20 +111,21 @@ def test_a_drafts_rows_are_scanned_up_to_the_first_that_samples_another_token(se
     rng = np.random.default_rng(seed)
     for _ in range(300):
         row, temperature, _, key = random_case(rng)
+        seed_and_position = int(key[0]), int(key[2])
         temperature, cuts = temperature * (rng.random() < 0.8), random_cuts(rng)
         rows = np.stack([row, np.roll(row, 1), row[::-1], row])
         num_tokens, drafted = int(rng.integers(1, row.size + 1)), []
         for kernels in (reference, host):  # the second drafts what the first one's rows sample, up to a row
             for first in range(4):
                 ids = np.array([*drafted, 0, 0, 0][:3], np.int64)
-                args = (rows, num_tokens, first, temperature, *cuts, key, ids)
+                args = (rows, num_tokens, first, temperature, *cuts, *seed_and_position, ids)
                 found, expected = kernels.scan_draft(*args), reference.scan_draft(*args)
                 assert found[:, [0, 1, 3]].tolist() == expected[:, [0, 1, 3]].tolist(), args
                 np.testing.assert_allclose(found[:, 2], expected[:, 2], rtol=2e-6, atol=2e-6)
                 ends = (int(t) != d for t, d in zip(found[:, 0], [*ids[first:], -2], strict=False))
                 assert next(i for i, is_end in enumerate(ends, 1) if is_end) == len(found)
-            own = [int(reference.scan_draft(rows, num_tokens, i, temperature, *cuts, key, ids)[0, 0])
-                   for i in range(3)]  # fmt: skip
+            rest = (temperature, *cuts, *seed_and_position, ids)
+            own = [int(reference.scan_draft(rows, num_tokens, i, *rest)[0, 0]) for i in range(3)]
             drafted = own[: int(rng.integers(4))]
 
 

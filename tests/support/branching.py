@@ -11,8 +11,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
 from support.chance import Chance, Key
 
 from cloud_verifier.methods.base import NoiseKey
@@ -143,9 +141,9 @@ class BranchingRows:
         self._world, self._draft, self._chance = world, draft, chance
         self._position = PROMPT_LENGTH + len(text)
 
-    def log_probs(self, row: int, token_ids: Sequence[int]) -> NDArray[np.float64]:
+    def log_probs(self, row: int, token_ids: Sequence[int]) -> list[float]:
         probs = self._probs(row)
-        return np.array([math.log(probs[i]) if probs[i] > 0 else -math.inf for i in token_ids])
+        return [math.log(probs[i]) if probs[i] > 0 else -math.inf for i in token_ids]
 
     def entropy(self, row: int) -> float:
         return -sum(p * math.log(p) for p in self._probs(row) if p > 0)

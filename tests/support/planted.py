@@ -63,7 +63,7 @@ class PlantedMethod:
             return rows.sample(row, key, {round_input.draft_tokens[row]: -math.inf})
         if self._mistake is Mistake.LOGITS_SUBTRACTED:
             draft_probs = {i: math.log(q) for i, q in draft_probs.items()}
-        log_probs = rows.log_probs(row, tuple(draft_probs)).tolist()
+        log_probs = rows.log_probs(row, tuple(draft_probs))
         left = {i: math.exp(lp) - draft_probs[i] for i, lp in zip(draft_probs, log_probs, strict=True)}
         return rows.sample(row, key, {i: math.log(p) if p > 0 else -math.inf for i, p in left.items()})
 
