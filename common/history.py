@@ -58,12 +58,11 @@ def _drafted_before(
     num_rows: int, draft_token_ids: Sequence[int], but_not: Iterable[int] = ()
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float32]]:
     """Return (row, id, count) of each id drafted before each row."""
-    entries = [
-        (row, token_id, count)
-        for row in range(1, num_rows)
-        for token_id, count in Counter(draft_token_ids[:row]).items()
-        if token_id not in but_not
-    ]
+    entries: list[tuple[int, int, int]] = []
+    counts: dict[int, int] = {}
+    for row, token_id in enumerate(draft_token_ids[: num_rows - 1], start=1):
+        counts[token_id] = counts.get(token_id, 0) + 1
+        entries += [(row, each, count) for each, count in counts.items() if each not in but_not]
     table = np.array(entries, np.int64).reshape(-1, 3)
     return table[:, 0], table[:, 1], table[:, 2].astype(np.float32)
 
