@@ -97,6 +97,8 @@ class _Lane:
         return len(here | {tenant})
 
     def hold(self, by_tenant: dict[str, int]) -> None:
+        if not by_tenant and not self.held.by_tenant and not self.taken.by_tenant:
+            return
         waiting = {tenant: num_tokens for tenant, num_tokens in by_tenant.items() if num_tokens}
         self.held, self.taken = _Tokens(waiting, sum(waiting.values())), _Tokens()
 

@@ -137,6 +137,9 @@ class Engine:
         active = list(self._active)
         if self.drafter is not None:
             self.drafter.draft_for(active)
+        if not active:
+            self.backlog.hold({}, {})
+            return False
         plan = self._scheduler.plan(active, start_s)
         self.backlog.hold(plan.round_tokens, plan.prefill_tokens)
         shares = plan.shares

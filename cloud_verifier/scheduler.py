@@ -65,6 +65,8 @@ class _Lane:
 
     def fill(self, shares: list[Share], items: list[_Item], left: dict[str, int], budget: int) -> None:
         """Adds shares for `items`, which are in order of their turn, and takes them off what is `left`."""
+        if not items:
+            return
         self._let_catch_up(left)
         if sum(item.num_pending for item in items) <= budget:
             for item in items:
