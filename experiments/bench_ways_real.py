@@ -66,6 +66,7 @@ def measure_cases(
     """Milliseconds a token of each case, flags by name, the mean over prompts."""
     times: dict[str, list[float]] = defaultdict(list)
     for number, prompt in enumerate(prompts):
+        print(f"  prompt {number + 1} of {len(prompts)}", flush=True)
         texts = set()
         for name, case in list(cases.items())[:: 1 if number % 2 == 0 else -1]:
             common = ("--json", "--verifier", address, "--seed", "1", "--on-timeout", "wait", "--ignore-eos")
