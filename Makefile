@@ -14,7 +14,7 @@ help: ## list the targets
 install: $(STAMP) ## set up .venv with everything
 
 $(STAMP): pyproject.toml
-	@echo "setting up $(VENV): packages of 3.5 GB, minutes the first time"
+	@echo "setting up $(VENV): packages of 3.4 GB, minutes the first time"
 	test -x $(PY) || $(PYTHON) -m venv $(VENV)
 	$(PY) -m pip install --quiet --disable-pip-version-check --no-compile -e '.[dev]'
 	@# pip would compile on one core, other people's tests too.

@@ -221,10 +221,10 @@ class Backlog:
         most, own_most = self._limits.max_queue_tokens, self._limits.tenant_max_queue_tokens
         if most and (everybody := lane.total) and everybody + num_tokens > most:
             message = f"{everybody} tokens wait here; at most {most}"
-            return self._refuse("queue_tokens", message, self._drain_ms(lane))
+            return Refusal("queue_tokens", message, self._drain_ms(lane))
         if own_most and (own := lane.of_tenant(tenant)) and own + num_tokens > own_most:
             message = f"{own} tokens of this tenant wait here; at most {own_most}"
-            return self._refuse("tenant_queue_tokens", message, self._drain_ms(lane))
+            return Refusal("tenant_queue_tokens", message, self._drain_ms(lane))
         return None
 
     def _check_time(
@@ -241,16 +241,12 @@ class Backlog:
         wait_ms = min(wait_ms, self._wait_s(same * self._rounds.num_tenants_with(tenant)) * 1000.0)
         if wait_ms > most_ms:
             message = f"the wait is about {wait_ms:.0f} ms; at most {most_ms:.0f}"
-            return self._refuse("queue_ms", message, self._retry_ms(wait_ms / 1000.0))
+            return Refusal("queue_ms", message, self._retry_ms(wait_ms / 1000.0))
         total_ms = wait_ms + step_ms
         if deadline_ms and total_ms > deadline_ms:
             message = f"the answer would take about {total_ms:.0f} ms; the deadline is {deadline_ms}"
-            return self._refuse("deadline", message, self._retry_ms(total_ms / 1000.0))
+            return Refusal("deadline", message, self._retry_ms(total_ms / 1000.0))
         return None
-
-    @staticmethod
-    def _refuse(reason: str, message: str, retry_after_ms: int) -> Refusal:
-        return Refusal(reason, message, retry_after_ms)
 
     def _wait_s(self, num_tokens: int) -> float:
         """What `num_tokens` of others cost a round: their time, and the steps before the one it shares."""

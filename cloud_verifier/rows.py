@@ -31,7 +31,7 @@ class KeyedCoins:
         return uniform(self._seed, self._start, offset, Purpose.ACCEPT) < probability
 
 
-@dataclass(slots=True, unsafe_hash=True)  # not frozen: see RoundMetrics
+@dataclass(slots=True)  # not frozen: see RoundMetrics
 class StepRound:
     """One session's rows of a step: the text they follow, and the supports whose p will be asked for."""
 

@@ -27,7 +27,7 @@ class Schedulable(Protocol):
     def num_logit_rows(self) -> int: ...
 
 
-@dataclass(slots=True, unsafe_hash=True)  # not frozen: see RoundMetrics
+@dataclass(slots=True)  # not frozen: see RoundMetrics
 class Share:
     """What one work feeds in a step. `is_final`: its logits are read, the work can be answered."""
 
@@ -36,7 +36,7 @@ class Share:
     is_final: bool
 
 
-@dataclass(slots=True, unsafe_hash=True)  # not frozen: see RoundMetrics
+@dataclass(slots=True)  # not frozen: see RoundMetrics
 class Plan:
     """One step, and all that waits (the step's own tokens included) by tenant."""
 
@@ -47,7 +47,7 @@ class Plan:
     left_prefill_tokens: dict[str, int]
 
 
-@dataclass(slots=True, unsafe_hash=True)  # not frozen: see RoundMetrics
+@dataclass(slots=True)  # not frozen: see RoundMetrics
 class _Item:
     index: int
     tenant: str

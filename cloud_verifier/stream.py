@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from cloud_verifier.answers import Answers
 from cloud_verifier.metadata import SESSION_ID_KEY
 from cloud_verifier.outbox import UnreadError
-from cloud_verifier.work import num_tokens_of
+from cloud_verifier.work import num_tokens_of, num_tokens_of_round
 from common import codec
 from common.errors import InvalidFieldError
 from common.pb import outrider_pb2 as pb
@@ -91,21 +91,18 @@ class SessionStream:
         if isinstance(request, CancelRequest):
             self._service.submit(self._tenant, self._session_id, request, ignore)
             return
-        self._num_owed += 1
-        if isinstance(request, GenerateRequest):
-            self._generating = request.round_id
-        # A round above all that this stream brought cannot be a replay: it may be refused right here.
-        is_new = self._last_round_id is not None and getattr(request, "round_id", 0) > self._last_round_id
         has_entered = False
         kind = type(request)
-        if is_new and isinstance(request, VerifyRequest):
+        if isinstance(request, VerifyRequest) and self._is_new(request.round_id):
             refusal = self._service.refuse(self._tenant, request, self._num_own_tokens)
             self._was_refused = refusal is not None
             if refusal is not None:
-                self._num_owed -= 1
                 self._answer_refused(request.round_id, refusal)
                 return
             has_entered = True
+        self._num_owed += 1
+        if isinstance(request, GenerateRequest):
+            self._generating = request.round_id
         if isinstance(request, VerifyRequest):
             self._owed_tokens[request.round_id] = num_tokens_of(request)
         if not isinstance(request, CloseRequest):
@@ -118,6 +115,10 @@ class SessionStream:
             lambda r: post(self.push, r, kind),
             has_entered=has_entered,
         )
+
+    def _is_new(self, round_id: int) -> bool:
+        """A round above all that this stream brought cannot be a replay: it may be refused right here."""
+        return self._last_round_id is not None and round_id > self._last_round_id
 
     @property
     def _num_own_tokens(self) -> int:
@@ -132,18 +133,15 @@ class SessionStream:
         if message.WhichOneof("body") != "verify":
             return False
         verify = message.verify
-        round_id = verify.round_id
-        if round_id <= (self._last_round_id or 0):
+        if not self._is_new(verify.round_id):
             return False
+        num_tokens = num_tokens_of_round(verify.committed_tokens, verify.draft_tokens)
         refusal = self._service.would_refuse(
-            self._tenant,
-            len(verify.committed_tokens) + len(verify.draft_tokens) + 1,
-            verify.deadline_ms,
-            self._num_own_tokens,
+            self._tenant, num_tokens, verify.deadline_ms, self._num_own_tokens
         )
         if refusal is None:
             return False
-        self._answer_refused(round_id, refusal)
+        self._answer_refused(verify.round_id, refusal)
         return True
 
     def _answer_refused(self, round_id: int, refusal: Refusal) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from cloud_verifier.session import DEFAULT_TENANT, Session
@@ -33,11 +33,16 @@ class Job:
     has_entered: bool = False  # counted into the backlog when it arrived
 
 
+def num_tokens_of_round(committed_tokens: Sequence[int], draft_tokens: Sequence[int]) -> int:
+    """Those of a round's text and draft, and the one before them."""
+    return len(committed_tokens) + len(draft_tokens) + 1
+
+
 def num_tokens_of(request: SessionRequest) -> int:
     """Tokens that a request brings to be fed, as it looks from outside its session."""
     match request:
         case VerifyRequest():
-            return len(request.committed_tokens) + len(request.draft_tokens) + 1
+            return num_tokens_of_round(request.committed_tokens, request.draft_tokens)
         case OpenRequest():
             return len(request.token_ids)
         case GenerateRequest():

@@ -25,7 +25,7 @@ from common.history import (
     mask_end_of_text,
 )
 from common.noise import coupled_argmax
-from common.truncation import find_edge, truncate
+from common.truncation import truncate
 from common.types import SamplingParams
 
 _MIN_TEMPERATURE = 1e-3  # below it float32 scores lose the noise; 0 says greedy
@@ -177,18 +177,6 @@ def _apply_history(
 def wire(value: float) -> float:
     """The value as the wire carries it: both sides compute with that one."""
     return float(np.float32(value))
-
-
-def row_edge(row: NDArray[np.float32], params: SamplingParams) -> float:
-    """The edge of one row's scores (row / temperature) under truncation, as `shape` cuts it; -inf: none.
-
-    `row` is float32 [vocab] from `apply_text`, the temperature not 0.
-    """
-    top_k = params.top_k if params.top_k < row.size else 0
-    if not top_k and params.top_p >= 1 and params.min_p <= 0:
-        return -math.inf
-    scores = row / np.float32(wire(params.temperature)) if params.temperature != 1 else row
-    return find_edge(scores, top_k, wire(params.top_p), wire(params.min_p))
 
 
 def choose(

@@ -12,7 +12,7 @@ MAX_PADDING = 1.5  # padded work : real work
 GATHER_ROWS = 4  # gathering a token's keys and values costs about as much as this many queries over them
 
 
-@dataclass(slots=True, unsafe_hash=True)  # not frozen: see RoundMetrics
+@dataclass(slots=True)  # not frozen: see RoundMetrics
 class PackedSequence:
     """One sequence's share of a packed forward: rows start … start + num_queries − 1."""
 

@@ -14,7 +14,7 @@ from common.noise import Purpose
 from common.types import Candidate, CorrectionKind, MethodParams, Support, TokenIds
 
 
-@dataclass(slots=True, unsafe_hash=True)  # not frozen: see RoundMetrics
+@dataclass(slots=True)  # not frozen: see RoundMetrics
 class NoiseKey:
     """Which row of noise a sample is drawn with (DESIGN §5, "Randomness"); the seed is the session's."""
 
@@ -52,7 +52,7 @@ class Coins(Protocol):
         """Whether uniform(seed, start, offset, ACCEPT) < `probability`; `offset` is a draft position."""
 
 
-@dataclass(slots=True, unsafe_hash=True)  # not frozen: see RoundMetrics
+@dataclass(slots=True)  # not frozen: see RoundMetrics
 class RoundInput:
     rows: TargetRows  # num_draft_tokens + 1 of them
     coins: Coins
@@ -66,7 +66,7 @@ class RoundInput:
     is_pipelined: bool = False  # the next round is on its way: no bonus, but for `coupled`
 
 
-@dataclass(slots=True, unsafe_hash=True)  # not frozen: see RoundMetrics
+@dataclass(slots=True)  # not frozen: see RoundMetrics
 class Outcome:
     """`correction` stands after the accepted tokens unless its kind is NONE: then the text ended with a stop
     token, or the bonus was not wanted, or (with `candidates`) the edge chooses the correction.

@@ -35,10 +35,7 @@ ERRORS = {number: c for c, number in ERROR_NUMBERS.items()}
 
 
 def decode_origins(numbers: Sequence[int]) -> tuple[Origin, ...]:
-    try:
-        return tuple([ORIGINS[number] for number in numbers])
-    except KeyError as unknown:
-        raise InvalidFieldError("origins", f"unknown value {unknown.args[0]}") from None
+    return tuple(lookup(ORIGINS, number, "origins") for number in numbers)
 
 
 def lookup(table: dict[int, _T], number: int, field: str) -> _T:

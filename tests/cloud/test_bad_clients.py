@@ -45,6 +45,14 @@ def open_stream(channel: grpc.Channel, name: int) -> tuple[Stream, pb.Opened]:
     return stream, stream.ask(open=opening(session_id=bytes([name]) * 16)).open.opened
 
 
+def begin_a_forward(backend: GatedBackend, stream: Stream, request: pb.VerifyRequest) -> None:
+    """The forward of `request` waits at the gate."""
+    backend.gate.clear()
+    num_begun = backend.num_begun
+    stream.say(verify=request)
+    wait_until(lambda: backend.num_begun > num_begun)
+
+
 def wait_until(is_so: Callable[[], bool], timeout_s: float = 10.0) -> None:
     end_s = time.monotonic() + timeout_s
     while not is_so():
@@ -82,10 +90,7 @@ def test_a_refusal_does_not_wait_for_the_forward_that_runs(
     channel: grpc.Channel, backend: GatedBackend
 ) -> None:
     (first, opened), (second, opened_too) = open_stream(channel, 1), open_stream(channel, 2)
-    backend.gate.clear()
-    num_begun = backend.num_begun
-    first.say(verify=round_after(opened, draft_tokens=[1, 2]))
-    wait_until(lambda: backend.num_begun > num_begun)
+    begin_a_forward(backend, first, round_after(opened, draft_tokens=[1, 2]))
     for round_id in (1, 1, 2):
         error = second.ask(verify=round_after(opened_too, round_id)).verify.error
         assert error.code == pb.ROUND_ERROR_CODE_REFUSED and error.round_id == round_id
@@ -99,10 +104,7 @@ def test_a_refused_stream_is_answered_by_the_same_rules_once_there_is_room(
     server: VerifierServer, channel: grpc.Channel, backend: GatedBackend
 ) -> None:
     (first, opened), (second, opened_too) = open_stream(channel, 1), open_stream(channel, 2)
-    backend.gate.clear()
-    num_begun = backend.num_begun
-    first.say(verify=round_after(opened, draft_tokens=[1, 2]))
-    wait_until(lambda: backend.num_begun > num_begun)
+    begin_a_forward(backend, first, round_after(opened, draft_tokens=[1, 2]))
     wrong = {"draft_tokens": [1], "q_token_probs": [2.0]}
     errors = [
         second.ask(verify=round_after(opened_too, round_id, **fields)).verify.error
@@ -170,10 +172,7 @@ def test_a_client_that_dies_in_mid_round_holds_nobody_and_its_session_stays(
     server: VerifierServer, channel: grpc.Channel, backend: GatedBackend
 ) -> None:
     (dying, opened), (other, opened_too) = open_stream(channel, 1), open_stream(channel, 2)
-    backend.gate.clear()
-    num_begun = backend.num_begun
-    dying.say(verify=round_after(opened, draft_tokens=[1]))
-    wait_until(lambda: backend.num_begun > num_begun)
+    begin_a_forward(backend, dying, round_after(opened, draft_tokens=[1]))
     dying.call.cancel()
     wait_until(lambda: server.service.num_streams == 1)
     backend.gate.set()
