@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
+from training.functions import documented_functions
 from training.heldout import HELD_OUT_PACKAGES, HELD_OUT_STDLIB
 from training.source_filter import normalise, shingles, why_dropped
 
@@ -106,6 +107,8 @@ class Corpus:
     """Documents (each one string), and a manifest of where they come from."""
 
     train: list[str]
+    functions: list[str]
+    """Those of the training text that have a docstring, once more and each by itself."""
     held_out: dict[str, str]
     manifest: dict[str, object]
 
@@ -141,15 +144,17 @@ def build_corpus(config: CorpusConfig = CorpusConfig()) -> Corpus:
         if num_files:
             sources[package] = {"files": num_files, "bytes": num_bytes, **_licence(package)}
     documents = _documents(texts, config)
+    functions = [function.text for text in texts for function in documented_functions(text)]
     manifest: dict[str, object] = {
         "config": asdict(config),
         "num_documents": len(documents),
+        "num_functions": len(functions),
         "num_bytes": sum(len(text.encode()) for text in documents),
         "sources": sources,
         "dropped": dict(dropped.most_common()),
         "held_out": {name: len(text.encode()) for name, text in held_out.items()},
     }
-    return Corpus(documents, held_out, manifest)
+    return Corpus(documents, functions, held_out, manifest)
 
 
 def read_held_out(stdlib: Path, site: Path) -> dict[str, str]:

@@ -18,13 +18,17 @@ Tokens = npt.NDArray[np.uint16 | np.uint32]
 
 
 def encode_corpus(corpus: Corpus, tokenizer: "Tokenizer", directory: Path) -> None:
-    """Write `train.npz` and `heldout.npz` (one array per held-out file), compressed: they may travel."""
+    """Write `train.npz`, `functions.npz` and `heldout.npz` (one array per held-out file), compressed: they
+    may travel.
+    """
     directory.mkdir(parents=True, exist_ok=True)
-    ids: list[int] = []
-    for encoding in tokenizer.encode_batch(corpus.train):
-        ids.append(0)
-        ids.extend(encoding.ids)
-    np.savez_compressed(directory / "train.npz", train=np.asarray(ids, dtype=np.uint16))
+    for name, documents in (("train", corpus.train), ("functions", corpus.functions)):
+        ids: list[int] = []
+        for encoding in tokenizer.encode_batch(documents):
+            ids.append(0)
+            ids.extend(encoding.ids)
+        stream = {name: np.asarray(ids, dtype=np.uint16)}
+        np.savez_compressed(directory / f"{name}.npz", **stream)  # type: ignore[arg-type]
     held_out = {
         name: np.asarray([0, *tokenizer.encode(text).ids], dtype=np.uint16)
         for name, text in corpus.held_out.items()
@@ -34,15 +38,24 @@ def encode_corpus(corpus: Corpus, tokenizer: "Tokenizer", directory: Path) -> No
 
 def load_train(directory: Path) -> Tokens:
     """The training stream, [num_tokens] uint16. Raises FileNotFoundError naming the file."""
-    with np.load(directory / "train.npz") as archive:
-        stream: Tokens = archive["train"]
-    return stream
+    return _load_stream(directory, "train")
+
+
+def load_functions(directory: Path) -> Tokens:
+    """The training text's functions with docstrings, likewise."""
+    return _load_stream(directory, "functions")
 
 
 def load_held_out(directory: Path) -> dict[str, Tokens]:
     """Held-out files by name, each [num_tokens] uint16 with the separator in front."""
     with np.load(directory / "heldout.npz") as archive:
         return {name: archive[name] for name in archive.files}
+
+
+def _load_stream(directory: Path, name: str) -> Tokens:
+    with np.load(directory / f"{name}.npz") as archive:
+        stream: Tokens = archive[name]
+    return stream
 
 
 @dataclass

@@ -5,7 +5,6 @@ python -m training.prompts --out models/embedded/prompts.jsonl
 """
 
 import argparse
-import ast
 import json
 import sysconfig
 from dataclasses import dataclass
@@ -13,8 +12,7 @@ from itertools import zip_longest
 from pathlib import Path
 
 from training.corpus import read_held_out
-
-FunctionNode = ast.FunctionDef | ast.AsyncFunctionDef
+from training.functions import documented_functions
 
 
 @dataclass(frozen=True)
@@ -51,25 +49,8 @@ def load_prompts(path: Path) -> list[Prompt]:
 
 
 def _module_prompts(name: str, text: str) -> list[Prompt]:
-    lines = text.splitlines(keepends=True)
-    nodes = [node for node in ast.parse(text).body if isinstance(node, FunctionNode)]
     stem = name.removesuffix(".py").replace("/", ".")
-    return [Prompt(f"{stem}.{node.name}", head) for node in nodes if (head := _head(node, lines)) is not None]
-
-
-def _head(node: FunctionNode, lines: list[str]) -> str | None:
-    """From `def` to the docstring's end; None where the docstring is missing or long, or nothing follows
-    it.
-    """
-    first = node.body[0]
-    if ast.get_docstring(node) is None or len(node.body) < 2 or node.decorator_list:
-        return None
-    assert first.end_lineno is not None and node.end_lineno is not None, "parsed from source"
-    num_head, num_body = first.end_lineno - node.lineno + 1, node.end_lineno - first.end_lineno
-    if num_head > 24 or not 2 <= num_body <= 40:
-        return None
-    head = "".join(lines[node.lineno - 1 : first.end_lineno])
-    return head if len(head) <= 1000 else None
+    return [Prompt(f"{stem}.{function.name}", function.head) for function in documented_functions(text)]
 
 
 def main() -> None:

@@ -16,10 +16,11 @@ def continue_rows(
     prompts: Tensor,
     num_tokens: int,
     temperature: float,
-    generator: torch.Generator,
+    generator: torch.Generator | None = None,
     num_ids: int | None = None,
 ) -> Tensor:
-    """Continue a batch of equally long prompts. [rows, prompt] int64 → [rows, prompt + num_tokens].
+    """Continue a batch of equally long prompts, greedily at temperature 0. [rows, prompt] int64 →
+    [rows, prompt + num_tokens].
 
     Only ids below `num_ids` are drawn (default: the whole output embedding, padding included).
     """
@@ -31,7 +32,10 @@ def continue_rows(
     for _ in range(num_tokens):
         out = model.model(input_ids=feed, past_key_values=cache, use_cache=True).last_hidden_state[:, -1]
         logits = (out.to(head.dtype) @ head.T).float()  # [rows, num_ids]
-        feed = torch.multinomial(torch.softmax(logits / temperature, -1), 1, generator=generator)
+        if temperature:
+            feed = torch.multinomial(torch.softmax(logits / temperature, -1), 1, generator=generator)
+        else:
+            feed = logits.argmax(-1, keepdim=True)
         pieces.append(feed)
     return torch.cat(pieces, dim=1)
 

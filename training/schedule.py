@@ -6,13 +6,15 @@ from dataclasses import dataclass
 @dataclass(frozen=True)
 class Phase:
     """From `start` (share of the budget) on: batches of `rows` windows of `length` tokens, `num_layers`
-    deep (0: as deep as the model is).
+    deep (0: as deep as the model is). `functions` is the share of the batches that are whole functions with
+    docstrings in place of the corpus, where a training has such.
     """
 
     start: float
     length: int
     rows: int
     num_layers: int = 0
+    functions: float = 0.0
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ on the way (`training.model.grow`), since early tokens teach a shallow model as 
 """
 
 import argparse
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from training.data import Batches, Tokens, load_train
+from training.data import Batches, Tokens, load_functions, load_train
 from training.loss import linear_cross_entropy
 from training.model import TARGET, TARGET_30M, ModelConfig, create_model, grow, save_model
 from training.optim import Rates, make_optimizers
@@ -26,6 +26,7 @@ from training.options import add_run_options, run_options
 from training.runtime import keep_freed_memory
 from training.schedule import Phase, Schedule, phase_at
 from training.trainer import RunConfig, Trainer
+from training.unlikelihood import GreedyText, UnlikelihoodConfig, repeat_loss
 from training.workers import SOLO, Group, run_workers
 
 
@@ -38,9 +39,10 @@ class TargetConfig(RunConfig):
     phases: tuple[Phase, ...] = (
         Phase(0.0, length=256, rows=16, num_layers=3),
         Phase(0.5, length=512, rows=8, num_layers=3),
-        Phase(0.7, length=512, rows=8, num_layers=6),
-        Phase(0.9, length=2048, rows=2, num_layers=6),
+        Phase(0.7, length=512, rows=8, num_layers=6, functions=0.5),
+        Phase(0.9, length=2048, rows=2, num_layers=6, functions=0.5),
     )
+    unlikelihood: UnlikelihoodConfig = field(default_factory=lambda: UnlikelihoodConfig(start=0.75))
     average: float = 0.98
     """Decay per step of the moving average of the weights that is kept, through the learning rate's decay."""
     validation_tokens: int = 32_768
@@ -50,12 +52,12 @@ PRESETS = {
     "cpu": TargetConfig(),
     "cpu-warm": TargetConfig(
         phases=(
-            Phase(0.0, length=256, rows=32, num_layers=6),
-            Phase(0.5, length=512, rows=16, num_layers=6),
+            Phase(0.0, length=512, rows=16, num_layers=6),
+            Phase(0.55, length=1024, rows=8, num_layers=6, functions=0.5),
         ),
-        schedule=Schedule(warmup=0.05, decay_start=0.3),
-        rates=Rates().times(0.3),
-        average=0.95,
+        schedule=Schedule(decay_start=0.62),
+        rates=Rates().times(0.6),
+        average=0.97,
     ),
     "gpu30m": TargetConfig(
         model=TARGET_30M,
@@ -63,8 +65,9 @@ PRESETS = {
         phases=(
             Phase(0.0, length=512, rows=512, num_layers=8),
             Phase(0.2, length=1024, rows=512, num_layers=8),
-            Phase(0.85, length=2048, rows=256, num_layers=8),
+            Phase(0.85, length=2048, rows=256, num_layers=8, functions=0.1),
         ),
+        unlikelihood=UnlikelihoodConfig(start=0.97, rows=512, step_rows=64),
         schedule=Schedule(warmup=0.01, decay_start=0.4),
         rates=Rates(weight_decay=0.1),
         micro_tokens=65_536,
@@ -80,12 +83,16 @@ class TargetTrainer(Trainer):
     name = "target"
     config: TargetConfig
 
-    def __init__(self, config: TargetConfig, stream: Tokens, out: Path, group: Group = SOLO) -> None:
+    def __init__(
+        self, config: TargetConfig, stream: Tokens, functions: Tokens, out: Path, group: Group = SOLO
+    ) -> None:
         torch.manual_seed(config.seed)
         super().__init__(config, create_model(config.model, config.phases[0].num_layers), out, group)
         split = len(stream) - config.validation_tokens
         self.batches = Batches(stream[:split], seed=config.seed)
         self.validation = stream[split:]
+        self.functions = Batches(functions, seed=config.seed)
+        self.greedy_text = GreedyText(config.unlikelihood, self.functions, group)
         self.average: dict[str, Tensor] = {}
 
     def warm_start(self, directory: Path) -> None:
@@ -95,7 +102,9 @@ class TargetTrainer(Trainer):
         self._take_model(AutoModelForCausalLM.from_pretrained(str(directory), dtype=torch.float32))
 
     def _batch(self, phase: Phase) -> npt.NDArray[np.int64]:
-        return self.batches.next(phase.length, phase.rows)
+        draw = np.random.default_rng([self.config.seed, self.state.step]).random()
+        source = self.functions if draw < phase.functions else self.batches
+        return source.next(phase.length, phase.rows)
 
     def _loss(self, ids: Tensor, done: float) -> tuple[Tensor, Tensor]:
         hidden = self.compute.last_hidden(self.model, ids[:, :-1])
@@ -103,10 +112,18 @@ class TargetTrainer(Trainer):
 
     def _step(self, done: float) -> tuple[int, float]:
         self._deepen(phase_at(self.config.phases, done).num_layers)
+        if done >= self.config.unlikelihood.start:
+            self._add_repeat_gradients()
         figures = super()._step(done)
         if done >= self.config.schedule.decay_start:
             self._update_average()
         return figures
+
+    def _add_repeat_gradients(self) -> None:
+        config = self.config.unlikelihood
+        rows = self.greedy_text.next(self.model, self.compute)
+        loss = repeat_loss(self.model, self.compute, rows, config.prompt)
+        torch.autograd.backward(loss * config.weight)
 
     @torch.no_grad()
     def _update_average(self) -> None:
@@ -146,12 +163,16 @@ class TargetTrainer(Trainer):
             "num_layers": len(self.model.model.layers),
             "epoch": self.batches.epoch,
             "cursor": self.batches.cursor,
+            "functions": (self.functions.epoch, self.functions.cursor),
+            "greedy_text": self.greedy_text.rows,
             "average": self.average,
         }
 
     def _take_extra_state(self, saved: dict[str, Any]) -> None:
         self._deepen(saved["num_layers"])
         self.batches.epoch, self.batches.cursor = saved["epoch"], saved["cursor"]
+        self.functions.epoch, self.functions.cursor = saved["functions"]
+        self.greedy_text.rows = saved["greedy_text"]
         self.average = {name: value.to(self.compute.device) for name, value in saved["average"].items()}
 
     def _finish(self) -> dict[str, Any]:
@@ -175,7 +196,7 @@ def train_target(
     config: TargetConfig, data: Path, out: Path, warm_start: Path | None, is_resumed: bool, group: Group
 ) -> dict[str, Any] | None:
     """One worker's part of a run (a slice of it: None); resumes where there is a checkpoint."""
-    trainer = TargetTrainer(config, load_train(data), out, group)
+    trainer = TargetTrainer(config, load_train(data), load_functions(data), out, group)
     if warm_start is not None:
         trainer.warm_start(warm_start)
     if is_resumed:

@@ -6,10 +6,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from training.corpus import CorpusConfig, _definitions, _repeated
-from training.data import Batches, windows
+from training.corpus import Corpus, CorpusConfig, _definitions, _repeated
+from training.data import Batches, encode_corpus, load_functions, windows
+from training.functions import documented_functions
 from training.prompts import load_prompts, make_prompts, save_prompts
 from training.source_filter import normalise, shingles, why_dropped
+from training.tokenizer import train_tokenizer
 
 GOOD = (
     '"""Module."""\n\nimport os\n\nLIMIT = 3\n\n'
@@ -98,6 +100,19 @@ def test_prompts_end_after_the_docstring_and_survive_the_file(tmp_path: Path) ->
     assert prompts[0].prompt == 'def function_abs(value):\n    """Say abs."""\n'
     save_prompts(prompts, tmp_path / "prompts.jsonl")
     assert load_prompts(tmp_path / "prompts.jsonl") == prompts
+
+
+def test_functions_with_a_docstring_are_whole_and_begin_with_their_heads(tmp_path: Path) -> None:
+    functions = list(documented_functions(GOOD + "\n\ndef bare(value):\n    a = value\n    return a\n"))
+    assert [function.name for function in functions] == ["function_abs", "function_sum", "function_max"]
+    assert all(function.text.startswith(function.head) for function in functions)
+    assert all(function.text.rstrip().endswith("return result") for function in functions)
+    tokenizer = train_tokenizer([GOOD] * 3, vocab_size=300)
+    corpus = Corpus([GOOD], [function.text for function in functions], {}, {})
+    encode_corpus(corpus, tokenizer, tmp_path)
+    stream = load_functions(tmp_path)
+    assert stream[0] == 0 and (stream == 0).sum() == 3
+    assert tokenizer.decode(stream[1:].tolist()).startswith(functions[0].head)
 
 
 def test_a_bad_line_of_prompts_is_named(tmp_path: Path) -> None:

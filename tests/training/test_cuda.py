@@ -21,9 +21,9 @@ needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA d
 def test_a_pair_is_trained_resumed_and_distilled_on_cuda(is_compiled: bool, tmp_path: Path) -> None:
     compute = Compute("cuda", is_compiled)
     config = replace(CONFIG, tokens=64 * 60, compute=compute)
-    first = TargetTrainer(config, toy_stream(), tmp_path)
+    first = TargetTrainer(config, toy_stream(), toy_stream(2000), tmp_path)
     assert first.train() is not None
-    second = TargetTrainer(replace(config, tokens=64 * 90), toy_stream(), tmp_path)
+    second = TargetTrainer(replace(config, tokens=64 * 90), toy_stream(), toy_stream(2000), tmp_path)
     assert second.resume()
     figures = second.train()
     assert figures is not None and figures["validation_loss"]["last"] < 2.5
@@ -43,7 +43,7 @@ class ShortCompute(Compute):
 
 def test_the_bfloat16_path_trains_and_distils_on_a_cpu_too(tmp_path: Path) -> None:
     config = replace(CONFIG, tokens=64 * 60, compute=ShortCompute())
-    figures = TargetTrainer(config, toy_stream(), tmp_path).train()
+    figures = TargetTrainer(config, toy_stream(), toy_stream(2000), tmp_path).train()
     assert figures is not None and figures["validation_loss"]["last"] < 2.5
     draft = replace(DRAFT_CONFIG, tokens=64 * 60, draft_share=0.3, compute=ShortCompute())
     distiller = Distiller(draft, tmp_path, toy_stream(), tmp_path / "draft")

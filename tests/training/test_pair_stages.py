@@ -22,6 +22,7 @@ def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> PairConfig:
     monkeypatch.setitem(distiller.PRESETS, "cpu", DRAFT_CONFIG)
     (tmp_path / "run/data").mkdir(parents=True)
     np.savez(tmp_path / "run/data/train.npz", train=toy_stream())
+    np.savez(tmp_path / "run/data/functions.npz", functions=toy_stream(2000))
     (tmp_path / "run/.done-corpus").touch()
     return PairConfig(
         run=tmp_path / "run",

@@ -10,6 +10,7 @@ import torch
 from training.model import ModelConfig, create_model, grow, num_params, save_model
 from training.schedule import Phase, Schedule, phase_at
 from training.target import TargetConfig, TargetTrainer
+from training.unlikelihood import UnlikelihoodConfig
 
 TOY = ModelConfig(
     32, num_layers=2, num_heads=2, num_kv_heads=1, head_dim=16, ffn_size=64, tied=False, vocab_size=64
@@ -17,7 +18,8 @@ TOY = ModelConfig(
 CONFIG = TargetConfig(
     model=TOY,
     minutes=0.05,
-    phases=(Phase(0.0, 16, 4, num_layers=1), Phase(0.5, 32, 2, num_layers=2)),
+    phases=(Phase(0.0, 16, 4, num_layers=1), Phase(0.5, 32, 2, num_layers=2, functions=0.5)),
+    unlikelihood=UnlikelihoodConfig(start=0.75, prompt=4, tokens=20, rows=8, step_rows=4, weight=0.01),
     schedule=Schedule(decay_start=0.5),
     validation_tokens=1100,
     num_threads=1,
@@ -49,7 +51,7 @@ def test_growing_changes_no_output_and_every_new_layer_gets_a_gradient() -> None
 def test_training_learns_deepens_and_saves_a_directory_that_transformers_loads(tmp_path: Path) -> None:
     from transformers import AutoModelForCausalLM
 
-    trainer = TargetTrainer(CONFIG, toy_stream(), tmp_path)
+    trainer = TargetTrainer(CONFIG, toy_stream(), toy_stream(2000), tmp_path)
     figures = trainer.train()
     assert figures is not None
     assert figures["validation_loss"]["last"] < 2.5 < trainer.history[0]["loss"]
@@ -60,18 +62,18 @@ def test_training_learns_deepens_and_saves_a_directory_that_transformers_loads(t
 
 
 def test_a_resumed_run_takes_the_next_step_exactly_as_the_unbroken_one(tmp_path: Path) -> None:
-    unbroken = TargetTrainer(CONFIG, toy_stream(), tmp_path)
+    unbroken = TargetTrainer(CONFIG, toy_stream(), toy_stream(2000), tmp_path)
     for done in (0.1, 0.2, 0.6, 0.7):
         unbroken._step(done)
     unbroken._save()
     expected = unbroken._step(0.8)[1], unbroken._step(0.9)[1]
-    resumed = TargetTrainer(replace(CONFIG, seed=CONFIG.seed), toy_stream(), tmp_path)
+    resumed = TargetTrainer(replace(CONFIG, seed=CONFIG.seed), toy_stream(), toy_stream(2000), tmp_path)
     assert resumed.resume()
     assert (resumed._step(0.8)[1], resumed._step(0.9)[1]) == pytest.approx(expected, abs=1e-6)
 
 
 def test_without_a_checkpoint_there_is_nothing_to_resume(tmp_path: Path) -> None:
-    assert not TargetTrainer(CONFIG, toy_stream(), tmp_path).resume()
+    assert not TargetTrainer(CONFIG, toy_stream(), toy_stream(2000), tmp_path).resume()
 
 
 def test_saved_shards_stay_under_fifteen_megabytes(tmp_path: Path) -> None:

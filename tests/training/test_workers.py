@@ -17,6 +17,7 @@ from training.workers import SOLO, Group, run_workers
 
 def test_two_workers_train_as_one_does(tmp_path: Path) -> None:
     np.savez(tmp_path / "train.npz", train=toy_stream())
+    np.savez(tmp_path / "functions.npz", functions=toy_stream(2000))
     config = replace(CONFIG, tokens=64 * 12, num_threads=1)
     figures = {
         size: run_workers(size, partial(train_target, config, tmp_path, tmp_path / str(size), None, False))
@@ -36,7 +37,7 @@ def test_a_slice_saves_stops_and_the_next_one_ends_the_run(tmp_path: Path) -> No
     figures = None
     for step in range(1, 7):
         assert figures is None
-        trainer = TargetTrainer(config, toy_stream(), tmp_path)
+        trainer = TargetTrainer(config, toy_stream(), toy_stream(2000), tmp_path)
         assert trainer.resume() == (step > 1)
         figures = trainer.train()
         assert trainer.state.step == step
@@ -45,7 +46,8 @@ def test_a_slice_saves_stops_and_the_next_one_ends_the_run(tmp_path: Path) -> No
 
 
 def test_a_budget_in_tokens_ends_with_them_whatever_the_minutes(tmp_path: Path) -> None:
-    figures = TargetTrainer(replace(CONFIG, tokens=64 * 5, minutes=1e-9), toy_stream(), tmp_path).train()
+    config = replace(CONFIG, tokens=64 * 5, minutes=1e-9)
+    figures = TargetTrainer(config, toy_stream(), toy_stream(2000), tmp_path).train()
     assert figures is not None and figures["tokens"] == 64 * 5
 
 
