@@ -53,7 +53,7 @@ def write_card(pair: Path) -> None:
         _recipe(target, draft),
         _figures(read["evaluation"]),
         _LIMITS.format(
-            seen=target["tokens"] / 1e6,
+            seen=(target["tokens"] + sum(run["tokens"] for run in _before(target))) / 1e6,
             longest=_longest(target),
             context=target["config"]["model"]["context"],
         ),
@@ -113,9 +113,18 @@ def _recipe(target: dict[str, Any], draft: dict[str, Any]) -> str:
     config = draft["config"]
     phases = "; ".join(
         f"from {phase['start']:.0%} windows of {phase['length']}, {phase['num_layers']} layers"
+        + (f", {phase['functions']:.0%} of the batches whole functions" if phase.get("functions") else "")
         for phase in target["config"]["phases"]
     )
     validation = target["validation_loss"]
+    start = target["config"].get("unlikelihood", {}).get("start", 1.0)
+    repeats = f"Unlikelihood of repeats in its own greedy text from {start:.0%} on.\n  " if start < 1 else ""
+    before = "".join(
+        f"Began with weights of {run['tokens'] / 1e6:.2f} M tokens ({run['steps']} steps, {run['minutes']} minutes).\n  "
+        if index == 0
+        else f"Then {run['tokens'] / 1e6:.2f} M tokens more ({run['steps']} steps, {run['minutes']} minutes).\n  "
+        for index, run in enumerate(_before(target))
+    )
     # The record of the first pair was written before there was a choice, and names one share differently.
     divergence = _DIVERGENCES[config.get("divergence", "fkl")]
     target_share = config.get("target_share", config.get("sampled_share", 0.0))
@@ -125,10 +134,10 @@ def _recipe(target: dict[str, Any], draft: dict[str, Any]) -> str:
 shared out, and a schedule that follows the clock, change the last bits. The loss curves are in `training-target.json` and
 `training-draft.json`.
 
-- **Target**: {target["tokens"] / 1e6:.2f} M tokens in {target["steps"]} steps and {target["minutes"]} minutes.
+- **Target**: {before}{target["tokens"] / 1e6:.2f} M tokens in {target["steps"]} steps and {target["minutes"]} minutes.
   Muon and AdamW in float32; warm-up, plateau, linear decay. Shares of the budget:
   {phases}.
-  Validation loss {validation["last"]:.3f} nats a token, {validation["average"]:.3f} with averaged weights; the
+  {repeats}Validation loss {validation["last"]:.3f} nats a token, {validation["average"]:.3f} with averaged weights; the
   {target["kept"]} weights were kept.
 - **Draft**: {divergence} from the target, {draft["tokens"] / 1e6:.2f} M tokens in {draft["steps"]} steps
   and {draft["minutes"]} minutes. {target_share:.0%} of the batches are drawn from {draft["sampled_tokens"] / 1e3:.0f} k
@@ -179,6 +188,12 @@ def _acceptance_rows(part: dict[str, Any]) -> list[str]:
         length, repeated = item["num_speculative_tokens"], part["repeated_12grams"]
         rows.append(f"| {part['temperature']} | {length} | {rates} | {positions} | {repeated:.2f} |")
     return rows
+
+
+def _before(target: dict[str, Any]) -> list[dict[str, Any]]:
+    """The trainings whose weights this one began with."""
+    runs: list[dict[str, Any]] = target.get("before", [])
+    return runs
 
 
 def _longest(target: dict[str, Any]) -> int:

@@ -68,11 +68,12 @@ class DistillConfig(RunConfig):
 
 
 PRESETS = {
-    "cpu": DistillConfig(),
+    "cpu": DistillConfig(target_share=0.7, target_text_tokens=393_216),
     "gpu": DistillConfig(
         tokens=300_000_000,
         phases=(Phase(0.0, length=512, rows=128), Phase(0.9, length=1024, rows=64)),
         micro_tokens=65_536,
+        target_share=0.7,
         target_text_tokens=20_000_000,
         sample_rows=2048,
     ),

@@ -90,7 +90,9 @@ def make_target(config: PairConfig) -> bool:
 
 def make_draft(config: PairConfig) -> bool:
     """The quantised draft in Hugging Face form in `draft/` of the run; False where the slice ended first."""
-    from training.data import load_train
+    import numpy as np
+
+    from training.data import load_functions, load_train
     from training.distill import distil
     from training.distiller import PRESETS
     from training.drafts import draft_shape, read_config
@@ -100,7 +102,10 @@ def make_draft(config: PairConfig) -> bool:
     shape = draft_shape(config.draft_size, target["vocab_size"], target["max_position_embeddings"])
     preset = PRESETS["gpu" if config.preset.startswith("gpu") else "cpu"]
     draft = replace(preset, model=shape, seed=config.seed + 1, **fields)
-    stream, out = load_train(config.run / "data"), config.run / "draft"
+    functions = load_functions(config.run / "data")
+    # What it will be asked for, and as much of any other code: the target writes on from either.
+    stream = np.concatenate([functions, load_train(config.run / "data")[: len(functions)]])
+    out = config.run / "draft"
     task = partial(distil, draft, config.run / "target", stream, out, None, None, True)
     return run_workers(config.num_workers, task) is not None
 

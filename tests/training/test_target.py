@@ -72,6 +72,22 @@ def test_a_resumed_run_takes_the_next_step_exactly_as_the_unbroken_one(tmp_path:
     assert (resumed._step(0.8)[1], resumed._step(0.9)[1]) == pytest.approx(expected, abs=1e-6)
 
 
+def test_a_warm_start_keeps_the_record_of_what_went_before(tmp_path: Path) -> None:
+    first = TargetTrainer(
+        replace(CONFIG, tokens=64 * 3), toy_stream(), toy_stream(2000), tmp_path / "1/target"
+    )
+    assert first.train() is not None
+    (tmp_path / "1/target/training.json").rename(tmp_path / "1/training-target.json")
+    second = TargetTrainer(
+        replace(CONFIG, tokens=64 * 2), toy_stream(), toy_stream(2000), tmp_path / "2/target"
+    )
+    second.warm_start(tmp_path / "1/target")
+    assert len(second.model.model.layers) == 2
+    figures = second.train()
+    assert figures is not None
+    assert [(run["tokens"], run["steps"]) for run in figures["before"]] == [(64 * 3, 3)]
+
+
 def test_without_a_checkpoint_there_is_nothing_to_resume(tmp_path: Path) -> None:
     assert not TargetTrainer(CONFIG, toy_stream(), toy_stream(2000), tmp_path).resume()
 
