@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import time
 from collections.abc import Callable
@@ -12,8 +13,10 @@ from edge_client.breaker import CircuitBreaker
 from edge_client.link.base import Connection, Traffic, VerifierLink
 from edge_client.prober import Prober
 
+log = logging.getLogger(__name__)
+
 _SLICE_S = 0.05  # of waits that a cancel or a probe must be able to end
-_CONNECT_S = 5.0  # a first connection that nobody is patient with has so long
+_CONNECT_S = 5.0  # a first connection that nobody is patient with has so long, and who is patient is told
 
 
 class CancelledByUser(Exception):
@@ -66,13 +69,22 @@ class Lifeline:
         """The first connection. Raises `LinkError` when every attempt under way has failed, or some have for
         5 s, after `patience_s` or later; at once for a fault that no patience mends. After `at_most_s` it
         raises too, and goes on trying."""
-        start_s = self._clock()
+        start_s, told_after_s = self._clock(), _CONNECT_S
         self._prober.start()
         while self._connection is None:
             self.check_cancelled()
             self._connection = self._prober.take(_SLICE_S)
             if self._connection is None:
-                self._check_hope(self._clock() - start_s, patience_s, at_most_s)
+                waited_s = self._clock() - start_s
+                self._check_hope(waited_s, patience_s, at_most_s)
+                if waited_s >= told_after_s:
+                    told_after_s = math.inf
+                    log.warning(
+                        "no connection to %s yet%s; trying for %.0f s more",
+                        self.address,
+                        self.trouble,
+                        max(0.0, patience_s - waited_s),
+                    )
 
     def _check_hope(self, waited_s: float, patience_s: float, at_most_s: float) -> None:
         error = self._prober.last_error

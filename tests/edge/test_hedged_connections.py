@@ -177,6 +177,15 @@ def test_without_patience_the_first_failure_of_all_ends_the_search(link: SlowLin
     assert [str(error) for error in raised] == ["no answer in 4.0 s"]
 
 
+def test_who_waits_for_a_connection_is_told_so_once(link: SlowLink, caplog: pytest.LogCaptureFixture) -> None:
+    link.end()
+    lifeline = Lifeline(link, clock=iter(range(1000)).__next__)  # type: ignore[arg-type]
+    with pytest.raises(LinkError, match="no answer in"):
+        lifeline.connect(60.0)
+    (line,) = [record.getMessage() for record in caplog.records]
+    assert line.startswith("no connection to slow:1 yet (no answer in") and "trying for" in line
+
+
 def test_who_may_go_alone_does_not_wait_for_a_slow_link_and_gets_it_later(link: SlowLink) -> None:
     lifeline = Lifeline(link)  # type: ignore[arg-type]
     with pytest.raises(LinkError, match="no connection to slow:1"):
