@@ -29,8 +29,8 @@ _DIVERGENCES = {
 _LIMITS = """
 ## Limits
 
-- The target saw {seen:.1f} M tokens. Its text has the look of Python and little sense; greedy text repeats itself
-  (read every greedy figure with its share of repeated 12-grams: a loop makes any draft look good).
+- The target saw {seen:.1f} M tokens. Its text has the look of Python and little sense. Of its greedy text's runs of
+  12 tokens {repeated:.0%} are repeats (read greedy figures with that: a loop makes any draft look good).
 - Agreement and acceptance are those of a weak target: an undertrained model has a smooth distribution that a
   draft imitates easily. They say nothing about pairs of strong models.
 - Positions beyond the longest training window ({longest} tokens) were never trained, though the configuration
@@ -54,6 +54,7 @@ def write_card(pair: Path) -> None:
         _figures(read["evaluation"]),
         _LIMITS.format(
             seen=(target["tokens"] + sum(run["tokens"] for run in _before(target))) / 1e6,
+            repeated=read["evaluation"]["greedy"]["repeated_12grams"],
             longest=_longest(target),
             context=target["config"]["model"]["context"],
         ),
