@@ -256,7 +256,11 @@ def test_a_method_that_is_not_offered_is_refused_with_those_that_are(
         (["--bad-word", "\udcff"], 2, "text is not UTF-8, from its character 1 on"),
         (["--seed", "-1"], 2, "seed"),
         (["--verifier", "nowhere"], 2, "want HOST:PORT"),
-        (["--verifier", "127.0.0.1:9"], 3, "cannot connect to a verifier at 127.0.0.1:9: connection refused"),
+        (
+            ["--verifier", "127.0.0.1:9", "--on-timeout", "fail"],
+            3,
+            "cannot connect to a verifier at 127.0.0.1:9: connection refused",
+        ),
         (["--draft", "/no/such/dir"], 2, "no draft at /no/such/dir"),
         (["--draft", "/no/such/dir", "--mode", "cloud-only"], 2, "no tokenizer at /no/such/dir"),
         (["--mode", "co-located"], 4, "serve with --draft DIR"),
