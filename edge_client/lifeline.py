@@ -77,14 +77,10 @@ class Lifeline:
             if self._connection is None:
                 waited_s = self._clock() - start_s
                 self._check_hope(waited_s, patience_s, at_most_s)
-                if waited_s >= told_after_s:
+                if told_after_s <= waited_s < patience_s:
                     told_after_s = math.inf
-                    log.warning(
-                        "no connection to %s yet%s; trying for %.0f s more",
-                        self.address,
-                        self.trouble,
-                        max(0.0, patience_s - waited_s),
-                    )
+                    where, left_s = f"{self.address} yet{self.trouble}", patience_s - waited_s
+                    log.warning("no connection to %s; trying for %.0f s more", where, left_s)
 
     def _check_hope(self, waited_s: float, patience_s: float, at_most_s: float) -> None:
         error = self._prober.last_error

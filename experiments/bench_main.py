@@ -27,6 +27,7 @@ from experiments.decoding import EMBEDDED, Case, Decoder
 from experiments.processes import run_edge, running_verifier
 from experiments.prompts import Prompt, load_prompts
 from experiments.results import Measure, at_least, at_most, judged, write_results
+from training.metrics import repeated_share
 
 DEPTHS = (1, 2, 3, 4, 5, 6, 8)
 TEMPERATURES = (0.0, 0.8)
@@ -177,16 +178,6 @@ def conditional_acceptance(rounds: Sequence[Any], num_draft_tokens: int) -> list
     return [after / before if before else 0.0 for before, after in itertools.pairwise(reached)]
 
 
-def repeated_share(results: Sequence[SessionResult], n: int = 12) -> float:
-    """Share of 12-grams of the new tokens that occurred before in the same text."""
-    repeated = total = 0
-    for result in results:
-        grams = [result.token_ids[i : i + n] for i in range(len(result.token_ids) - n + 1)]
-        total += len(grams)
-        repeated += len(grams) - len(set(grams))
-    return repeated / total if total else 0.0
-
-
 def measure_start(address: str, prompt: Prompt) -> tuple[float, float]:
     """Median seconds of a whole `edge-client run` of one token, and ms from request to first token."""
     import json
@@ -277,7 +268,7 @@ def report(
     rounds = [r for r in speculative.rounds if r.num_draft_tokens == PARTS_DEPTH]
     bytes_up = statistics.fmean(r.bytes_up / r.num_draft_tokens for r in rounds)
     aa = samples[again].tokens_per_s / cloud[0.0].tokens_per_s
-    loops = repeated_share(cloud[0.0].results)
+    loops = repeated_share([result.token_ids for result in cloud[0.0].results])
     measures = [
         judged("main.vs_hf", "cloud-only : transformers generate, tokens/s", vs_hf, "ratio", at_least(1.0)),
         judged(

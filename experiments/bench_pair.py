@@ -22,7 +22,7 @@ from typing import Any
 from edge_client.drafting.base import DraftModel
 from edge_client.options import Mode
 from edge_client.tokenizer import EdgeTokenizer
-from experiments.bench_main import DEPTHS, check_same, repeated_share, run_cases
+from experiments.bench_main import DEPTHS, check_same, run_cases
 from experiments.command import run_command
 from experiments.decoding import EMBEDDED, Case, Decoder
 from experiments.pair_drafts import (
@@ -40,6 +40,7 @@ from experiments.processes import running_verifier
 from experiments.prompts import Prompt, load_prompts
 from experiments.results import Measure, at_least, at_most, judged, print_table, write_results
 from training.evaluate import EvaluationConfig, Evaluator
+from training.metrics import repeated_share
 
 TEMPERATURE = 0.8
 EXCERPT = 400  # characters of a greedy text that are printed, for a person to judge
@@ -158,7 +159,7 @@ class Bench:
             judged(
                 "pair.loops",
                 f"share of repeated 12-grams, greedy, up to {num_new} new tokens",
-                repeated_share(texts),
+                repeated_share([text.token_ids for text in texts]),
                 "share",
                 at_most(0.3),
             ),

@@ -120,12 +120,7 @@ def _recipe(target: dict[str, Any], draft: dict[str, Any]) -> str:
     validation = target["validation_loss"]
     start = target["config"].get("unlikelihood", {}).get("start", 1.0)
     repeats = f"Unlikelihood of repeats in its own greedy text from {start:.0%} on.\n  " if start < 1 else ""
-    before = "".join(
-        f"Began with weights of {run['tokens'] / 1e6:.2f} M tokens ({run['steps']} steps, {run['minutes']} minutes).\n  "
-        if index == 0
-        else f"Then {run['tokens'] / 1e6:.2f} M tokens more ({run['steps']} steps, {run['minutes']} minutes).\n  "
-        for index, run in enumerate(_before(target))
-    )
+    before = " Before it: " + ", then ".join(map(_spent, _before(target))) + "." if _before(target) else ""
     # The record of the first pair was written before there was a choice, and names one share differently.
     divergence = _DIVERGENCES[config.get("divergence", "fkl")]
     target_share = config.get("target_share", config.get("sampled_share", 0.0))
@@ -135,13 +130,13 @@ def _recipe(target: dict[str, Any], draft: dict[str, Any]) -> str:
 shared out, and a schedule that follows the clock, change the last bits. The loss curves are in `training-target.json` and
 `training-draft.json`.
 
-- **Target**: {before}{target["tokens"] / 1e6:.2f} M tokens in {target["steps"]} steps and {target["minutes"]} minutes.
+- **Target**: {_spent(target)}.{before}
   Muon and AdamW in float32; warm-up, plateau, linear decay. Shares of the budget:
   {phases}.
   {repeats}Validation loss {validation["last"]:.3f} nats a token, {validation["average"]:.3f} with averaged weights; the
   {target["kept"]} weights were kept.
-- **Draft**: {divergence} from the target, {draft["tokens"] / 1e6:.2f} M tokens in {draft["steps"]} steps
-  and {draft["minutes"]} minutes. {target_share:.0%} of the batches are drawn from {draft["sampled_tokens"] / 1e3:.0f} k
+- **Draft**: {divergence} from the target, {_spent(draft)}.
+  {target_share:.0%} of the batches are drawn from {draft["sampled_tokens"] / 1e3:.0f} k
   tokens that the target wrote at temperature {config["sample_temperature"]}, {config.get("draft_share", 0.0):.0%} from text of the draft
   itself. INT4-aware from {config["quantize_start"]:.0%} of the budget on. Last loss {draft["loss"]:.3f}.
 """
@@ -189,6 +184,10 @@ def _acceptance_rows(part: dict[str, Any]) -> list[str]:
         length, repeated = item["num_speculative_tokens"], part["repeated_12grams"]
         rows.append(f"| {part['temperature']} | {length} | {rates} | {positions} | {repeated:.2f} |")
     return rows
+
+
+def _spent(run: dict[str, Any]) -> str:
+    return f"{run['tokens'] / 1e6:.2f} M tokens in {run['steps']} steps and {run['minutes']} minutes"
 
 
 def _before(target: dict[str, Any]) -> list[dict[str, Any]]:

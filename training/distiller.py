@@ -23,7 +23,7 @@ from training.loss import DIVERGENCES, linear_divergence, row_divergence
 from training.model import DRAFT, ModelConfig, save_model
 from training.optim import Rates
 from training.quant import head_weight, quantize_in_place, quantized, quantized_weights
-from training.sampling import continue_rows
+from training.sampling import continue_together
 from training.schedule import Phase, Schedule
 from training.trainer import RunConfig, Trainer
 from training.workers import SOLO, Group
@@ -160,20 +160,19 @@ class Distiller(Trainer):
         seed = np.random.SeedSequence([config.seed, self.state.step, len(self.target_rows), group.rank])
         generator = torch.Generator(self.compute.device)
         generator.manual_seed(int(seed.generate_state(1)[0]))
-        with self.compute.autocast(), torch.compiler.set_stance("force_eager"):  # every step has a new shape
-            rows = continue_rows(
-                model,
-                self.compute.ids(prompts[group.own(len(prompts))]),
-                config.sample_tokens,
-                config.sample_temperature,
-                generator,
-                self.num_ids,
-            )
-        return group.gather(rows.to("cpu", torch.int32))
+        return continue_together(
+            model,
+            prompts,
+            config.sample_tokens,
+            config.sample_temperature,
+            self.compute,
+            group,
+            generator,
+            self.num_ids,
+        )
 
     def _batch(self, phase: Phase) -> npt.NDArray[np.int64]:
-        draw = np.random.default_rng([self.config.seed, self.state.step]).random()
-        return self._source(draw).next(phase.length, phase.rows)
+        return self._source(self._draw()).next(phase.length, phase.rows)
 
     def _source(self, draw: float) -> Batches:
         """Whose text the next batch is, by a number drawn from 0 to 1."""

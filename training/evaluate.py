@@ -100,7 +100,7 @@ class Evaluator:
             shape = (num_new, self.target.config.vocab_size)
             noise = rng.gumbel(size=shape).astype(np.float32) if temperature else np.zeros(shape, np.float32)
             new = continue_one(self.target, ids, num_new, temperature, noise if temperature else None)
-            repeats.append(repeated_share(new))
+            repeats.append(repeated_share([new]))
             new = new[: self.config.new_tokens]
             lengths.append(len(new))
             text = np.asarray([*ids, *new[:-1]], dtype=np.int64)

@@ -52,12 +52,21 @@ def acceptance(matches: Sequence[npt.NDArray[np.bool_]], num_speculative_tokens:
     )
 
 
-def repeated_share(token_ids: Sequence[int], size: int = 12) -> float:
-    """Share of the runs of `size` tokens that already occurred earlier in the same text; 0 for shorter
-    texts.
-    """
-    runs = [tuple(token_ids[i : i + size]) for i in range(len(token_ids) - size + 1)]
-    return 1 - len(set(runs)) / len(runs) if runs else 0.0
+def repeated_runs(token_ids: Sequence[int], size: int = 12) -> list[bool]:
+    """For each run of `size` tokens, in order: whether it already occurred earlier in the same text."""
+    seen: set[tuple[int, ...]] = set()
+    marks = []
+    for start in range(len(token_ids) - size + 1):
+        run = tuple(token_ids[start : start + size])
+        marks.append(run in seen)
+        seen.add(run)
+    return marks
+
+
+def repeated_share(texts: Sequence[Sequence[int]]) -> float:
+    """Share of the runs of 12 tokens of all texts that are repeats; 0 where all are shorter."""
+    marks = [mark for token_ids in texts for mark in repeated_runs(token_ids)]
+    return sum(marks) / len(marks) if marks else 0.0
 
 
 def overlap(

@@ -9,6 +9,9 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from training.compute import Compute
+from training.workers import Group
+
 
 @torch.no_grad()
 def continue_rows(
@@ -38,6 +41,25 @@ def continue_rows(
             feed = logits.argmax(-1, keepdim=True)
         pieces.append(feed)
     return torch.cat(pieces, dim=1)
+
+
+def continue_together(
+    model: Any,
+    prompts: npt.NDArray[np.int64],
+    num_tokens: int,
+    temperature: float,
+    compute: Compute,
+    group: Group,
+    generator: torch.Generator | None = None,
+    num_ids: int | None = None,
+) -> Tensor:
+    """`continue_rows` by all workers, each its share of the prompts: all rows on every worker, int32 on the
+    CPU.
+    """
+    own = compute.ids(prompts[group.own(len(prompts))])
+    with compute.autocast(), torch.compiler.set_stance("force_eager"):  # every step has a new shape
+        rows = continue_rows(model, own, num_tokens, temperature, generator, num_ids)
+    return group.gather(rows.to("cpu", torch.int32))
 
 
 @torch.no_grad()

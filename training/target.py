@@ -57,6 +57,7 @@ PRESETS = {
             Phase(0.55, length=1024, rows=8, num_layers=6, functions=0.5),
             Phase(0.9, length=2048, rows=4, num_layers=6, functions=0.5),
         ),
+        unlikelihood=UnlikelihoodConfig(start=0.75, weight=0.3),
         schedule=Schedule(decay_start=0.62),
         rates=Rates().times(0.6),
         average=0.97,
@@ -113,8 +114,7 @@ class TargetTrainer(Trainer):
         self._take_model(AutoModelForCausalLM.from_pretrained(str(directory), dtype=torch.float32))
 
     def _batch(self, phase: Phase) -> npt.NDArray[np.int64]:
-        draw = np.random.default_rng([self.config.seed, self.state.step]).random()
-        source = self.functions if draw < phase.functions else self.batches
+        source = self.functions if self._draw() < phase.functions else self.batches
         return source.next(phase.length, phase.rows)
 
     def _loss(self, ids: Tensor, done: float) -> tuple[Tensor, Tensor]:

@@ -104,6 +104,10 @@ class Trainer(ABC):
     def _batch(self, phase: Phase) -> npt.NDArray[np.int64]:
         """The next batch of all workers: [rows, length + 1] ids."""
 
+    def _draw(self) -> float:
+        """A number from 0 to 1 for the step: the same on every worker, and in a run that was resumed."""
+        return float(np.random.default_rng([self.config.seed, self.state.step]).random())
+
     @abstractmethod
     def _loss(self, ids: Tensor, done: float) -> tuple[Tensor, Tensor]:
         """Of [rows, length + 1] ids: the mean loss to differentiate, and the figure to print."""

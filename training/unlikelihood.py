@@ -15,7 +15,8 @@ from torch import Tensor
 
 from training.compute import Compute
 from training.data import Batches
-from training.sampling import continue_rows
+from training.metrics import repeated_runs
+from training.sampling import continue_together
 from training.workers import Group
 
 RUN = 8
@@ -50,32 +51,20 @@ class GreedyText:
 
     def next(self, model: Any, compute: Compute) -> Tensor:
         """This worker's texts of the step: [its share of step_rows, prompt + tokens] int64 on the device."""
+        config = self._config
         if not self.rows:
-            self.rows = self._write(model, compute).tolist()
-        size = self._config.step_rows
-        rows, self.rows = self.rows[:size], self.rows[size:]
+            prompts = self._places.next(config.prompt, config.rows)[:, :-1]
+            self.rows = continue_together(model, prompts, config.tokens, 0.0, compute, self._group).tolist()
+        rows, self.rows = self.rows[: config.step_rows], self.rows[config.step_rows :]
         return compute.ids(np.asarray(rows[self._group.own(len(rows))]))
-
-    def _write(self, model: Any, compute: Compute) -> Tensor:
-        config, group = self._config, self._group
-        prompts = self._places.next(config.prompt, config.rows)[:, :-1]
-        own = compute.ids(prompts[group.own(len(prompts))])
-        with compute.autocast(), torch.compiler.set_stance("force_eager"):  # every step has a new shape
-            return group.gather(continue_rows(model, own, config.tokens, temperature=0.0).cpu())
 
 
 def repeats(rows: Tensor, first: int) -> Tensor:
     """[rows, length] ids → [rows, length - first] bool: whether the run of `RUN` tokens that ends at each
     position from `first` on occurred earlier in the same row.
     """
-    marks = torch.zeros(rows.size(0), rows.size(1), dtype=torch.bool)
-    for index, row in enumerate(rows.tolist()):
-        seen: set[tuple[int, ...]] = set()
-        for end in range(RUN, len(row) + 1):
-            run = tuple(row[end - RUN : end])
-            marks[index, end - 1] = run in seen
-            seen.add(run)
-    return marks[:, first:].to(rows.device)
+    marks = [[False] * (RUN - 1) + repeated_runs(row, RUN) for row in rows.tolist()]
+    return torch.tensor(marks, device=rows.device)[:, first:]
 
 
 def repeat_loss(model: Any, compute: Compute, rows: Tensor, first: int) -> Tensor:

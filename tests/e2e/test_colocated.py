@@ -122,8 +122,10 @@ def test_on_the_embedded_pair_too(embedded: VerifierProcess) -> None:
             result = compare(
                 embedded.address, prompts[seed], sampling, depth, oracle, ledger, draft, num_new=48
             )
-            stats = result.stats.summary(result.origins)
-            assert stats["acceptance_rate"] > 0.1, "the verifier drafts otherwise than the edge"  # type: ignore[operator]
+            here = decode(embedded.address, prompts[seed], sampling, draft=draft, num_new=48, depth=depth)
+            rates = [run.stats.summary(run.origins)["acceptance_rate"] for run in (result, here)]
+            assert rates[0] == rates[1], "the verifier drafts otherwise than the edge"
+            assert rates[0] > 0.1, "next to nothing was accepted: the comparison proves little"  # type: ignore[operator]
     ledger.check()
 
 

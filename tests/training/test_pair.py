@@ -91,8 +91,8 @@ def test_a_draft_that_never_matches_still_commits_one_token_a_round() -> None:
 
 
 def test_repeated_runs_and_overlap() -> None:
-    assert repeated_share(list(range(40))) == 0.0
-    assert repeated_share([1, 2, 3] * 20) == pytest.approx(1 - 3 / 49)
+    assert repeated_share([list(range(40))]) == 0.0
+    assert repeated_share([[1, 2, 3] * 20]) == pytest.approx(1 - 3 / 49)
     logits = np.array([[0.0, 1.0, 2.0]], dtype=np.float32)
     assert overlap(logits, logits, 0.8) == pytest.approx(1.0)
     far = np.array([[100.0, 0.0, 0.0]], dtype=np.float32)
