@@ -120,7 +120,6 @@ def _recipe(target: dict[str, Any], draft: dict[str, Any]) -> str:
     validation = target["validation_loss"]
     start = target["config"].get("unlikelihood", {}).get("start", 1.0)
     repeats = f"Unlikelihood of repeats in its own greedy text from {start:.0%} on.\n  " if start < 1 else ""
-    before = " Before it: " + ", then ".join(map(_spent, _before(target))) + "." if _before(target) else ""
     # The record of the first pair was written before there was a choice, and names one share differently.
     divergence = _DIVERGENCES[config.get("divergence", "fkl")]
     target_share = config.get("target_share", config.get("sampled_share", 0.0))
@@ -130,12 +129,12 @@ def _recipe(target: dict[str, Any], draft: dict[str, Any]) -> str:
 shared out, and a schedule that follows the clock, change the last bits. The loss curves are in `training-target.json` and
 `training-draft.json`.
 
-- **Target**: {_spent(target)}.{before}
+- **Target**: {_spent(target)}.{_before_it(target)}
   Muon and AdamW in float32; warm-up, plateau, linear decay. Shares of the budget:
   {phases}.
   {repeats}Validation loss {validation["last"]:.3f} nats a token, {validation["average"]:.3f} with averaged weights; the
   {target["kept"]} weights were kept.
-- **Draft**: {divergence} from the target, {_spent(draft)}.
+- **Draft**: {divergence} from the target, {_spent(draft)}.{_before_it(draft)}
   {target_share:.0%} of the batches are drawn from {draft["sampled_tokens"] / 1e3:.0f} k
   tokens that the target wrote at temperature {config["sample_temperature"]}, {config.get("draft_share", 0.0):.0%} from text of the draft
   itself. INT4-aware from {config["quantize_start"]:.0%} of the budget on. Last loss {draft["loss"]:.3f}.
@@ -190,9 +189,13 @@ def _spent(run: dict[str, Any]) -> str:
     return f"{run['tokens'] / 1e6:.2f} M tokens in {run['steps']} steps and {run['minutes']} minutes"
 
 
-def _before(target: dict[str, Any]) -> list[dict[str, Any]]:
+def _before_it(run: dict[str, Any]) -> str:
+    return " Before it: " + ", then ".join(map(_spent, _before(run))) + "." if _before(run) else ""
+
+
+def _before(run: dict[str, Any]) -> list[dict[str, Any]]:
     """The trainings whose weights this one began with."""
-    runs: list[dict[str, Any]] = target.get("before", [])
+    runs: list[dict[str, Any]] = run.get("before", [])
     return runs
 
 

@@ -16,7 +16,7 @@ from typing import Any
 
 from training.data import Tokens, load_train
 from training.distiller import DistillConfig, Distiller
-from training.drafts import draft_shape, read_config, require_same_tokenizer
+from training.drafts import draft_shape, read_config, require_same_tokenizer, saved_shape
 from training.loss import DIVERGENCES
 from training.options import add_run_options, run_options
 from training.runtime import keep_freed_memory
@@ -96,6 +96,7 @@ def make_config(args: argparse.Namespace) -> DistillConfig:
         config = replace(config, model=draft_shape(args.draft_size, target["vocab_size"], context))
     else:
         require_same_tokenizer(args.target, args.draft)
+        config = replace(config, model=saved_shape(args.draft))
     scale = args.rates_scale or (1.0 if args.draft is None else 0.1)
     return replace(config, rates=config.rates.times(scale), **run_options(args))
 

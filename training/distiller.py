@@ -114,6 +114,8 @@ class Distiller(Trainer):
             else load_draft(draft_dir, target_dir)
         )
         super().__init__(config, draft, out, group)
+        if draft_dir is not None:
+            self._begin_after(draft_dir / "training.json")
         self.num_ids = num_common_ids(target_dir, self.target, self.model)
         self.reference = None
         if reference_dir is not None:

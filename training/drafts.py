@@ -48,6 +48,23 @@ def draft_shape(size: str, vocab_size: int, context: int) -> ModelConfig:
     )
 
 
+def saved_shape(directory: Path) -> ModelConfig:
+    """The shape of a saved draft. Raises ValueError naming the directory without a configuration."""
+    fields = read_config(directory)
+    hidden_size, num_heads = fields["hidden_size"], fields["num_attention_heads"]
+    return ModelConfig(
+        hidden_size,
+        num_layers=fields["num_hidden_layers"],
+        num_heads=num_heads,
+        num_kv_heads=fields.get("num_key_value_heads") or num_heads,
+        head_dim=fields.get("head_dim") or hidden_size // num_heads,
+        ffn_size=fields["intermediate_size"],
+        tied=bool(fields.get("tie_word_embeddings")),
+        vocab_size=fields["vocab_size"],
+        context=fields["max_position_embeddings"],
+    )
+
+
 def read_config(directory: Path) -> dict[str, Any]:
     """The fields of a model directory's config.json. Raises ValueError naming the directory without one."""
     path = directory / "config.json"

@@ -44,6 +44,8 @@ class PairConfig:
     slice_minutes: float | None = None
     """The command saves and stops after this long in one training; the same command goes on."""
     warm_start: bool = False
+    draft: Path | None = None
+    """A saved draft to distil on from, at half the learning rates; None for a new one."""
     keep_tokenizer: bool = False
     until: str = "judge"
     """The last stage to run."""
@@ -95,18 +97,22 @@ def make_draft(config: PairConfig) -> bool:
     from training.data import load_functions, load_train
     from training.distill import distil
     from training.distiller import PRESETS
-    from training.drafts import draft_shape, read_config
+    from training.drafts import draft_shape, read_config, saved_shape
 
     fields = _run_fields(config, config.minutes_draft, config.tokens_draft)
-    target = read_config(config.run / "target")
-    shape = draft_shape(config.draft_size, target["vocab_size"], target["max_position_embeddings"])
     preset = PRESETS["gpu" if config.preset.startswith("gpu") else "cpu"]
-    draft = replace(preset, model=shape, seed=config.seed + 1, **fields)
+    if config.draft is None:
+        target = read_config(config.run / "target")
+        shape = draft_shape(config.draft_size, target["vocab_size"], target["max_position_embeddings"])
+        rates = preset.rates
+    else:
+        shape, rates = saved_shape(config.draft), preset.rates.times(0.5)
+    draft = replace(preset, model=shape, rates=rates, seed=config.seed + 1, **fields)
     functions = load_functions(config.run / "data")
     # What it will be asked for, and as much of any other code: the target writes on from either.
     stream = np.concatenate([functions, load_train(config.run / "data")[: len(functions)]])
     out = config.run / "draft"
-    task = partial(distil, draft, config.run / "target", stream, out, None, None, True)
+    task = partial(distil, draft, config.run / "target", stream, out, config.draft, None, True)
     return run_workers(config.num_workers, task) is not None
 
 
@@ -202,7 +208,9 @@ def parse_args(arguments: list[str]) -> tuple[PairConfig, bool]:
     parser.add_argument("--out", type=Path, default=default.out, help="where the finished pair goes")
     parser.add_argument("--preset", choices=PRESET_NAMES, default=default.preset, help="of the target")
     parser.add_argument("--corpus", choices=CORPUS_NAMES, default=default.corpus)
-    parser.add_argument("--draft-size", default=default.draft_size, help="hidden size x layers")
+    draft = parser.add_mutually_exclusive_group()
+    draft.add_argument("--draft-size", default=default.draft_size, help="hidden size x layers of a new draft")
+    draft.add_argument("--draft", type=Path, help="a saved draft (draft/ of an earlier --run) to distil on")
     parser.add_argument("--minutes-target", type=float, help="budget; 66 where the preset has no other")
     parser.add_argument("--tokens-target", type=_tokens, help="budget in tokens (1e9), in place of minutes")
     parser.add_argument("--minutes-draft", type=float, help="budget; 20 where nothing is given")

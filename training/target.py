@@ -8,7 +8,6 @@ on the way (`training.model.grow`), since early tokens teach a shallow model as 
 """
 
 import argparse
-import json
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -97,8 +96,6 @@ class TargetTrainer(Trainer):
         self.functions = Batches(functions, seed=config.seed)
         self.greedy_text = GreedyText(config.unlikelihood, self.functions, group)
         self.average: dict[str, Tensor] = {}
-        self.before: list[dict[str, Any]] = []
-        """What the weights it began with had been trained for."""
 
     def warm_start(self, directory: Path) -> None:
         """Take the weights of a saved target and train on at its full depth. Where the record of a pair lies
@@ -106,11 +103,7 @@ class TargetTrainer(Trainer):
         """
         from transformers import AutoModelForCausalLM
 
-        record = directory.parent / "training-target.json"
-        if record.is_file():
-            figures = json.loads(record.read_text())
-            spent = {name: figures[name] for name in ("tokens", "steps", "minutes")}
-            self.before = [*figures.get("before", []), spent]
+        self._begin_after(directory.parent / "training-target.json")
         self._take_model(AutoModelForCausalLM.from_pretrained(str(directory), dtype=torch.float32))
 
     def _batch(self, phase: Phase) -> npt.NDArray[np.int64]:
@@ -200,7 +193,6 @@ class TargetTrainer(Trainer):
         return {
             "validation_loss": {"last": loss_last, "average": loss_average},
             "kept": "last" if loss_last < loss_average or not self.average else "average",
-            "before": self.before,
         }
 
 

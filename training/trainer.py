@@ -5,6 +5,7 @@ a slice of it and another go on. With several workers (`training.workers`) each 
 batches; the first keeps the clock and the files.
 """
 
+import json
 import math
 import statistics
 import time
@@ -98,6 +99,8 @@ class Trainer(ABC):
         if group.size == 1:
             torch.set_num_threads(config.num_threads)
         self.history: list[dict[str, float]] = []
+        self.before: list[dict[str, Any]] = []
+        """What the weights it begins with were trained for."""
         self._take_model(model)
 
     @abstractmethod
@@ -179,6 +182,13 @@ class Trainer(ABC):
         self.history = saved["history"]
         return True
 
+    def _begin_after(self, record: Path) -> None:
+        """Keep what the record of the training that made the weights, if there is one, says of it."""
+        if record.is_file():
+            figures = json.loads(record.read_text())
+            spent = {name: figures[name] for name in ("tokens", "steps", "minutes")}
+            self.before = [*figures.get("before", []), spent]
+
     def _take_model(self, model: Any) -> None:
         self.model = self.compute.place(model)
         self.optimizers = make_optimizers(self.model, self.config.rates, self.group)
@@ -232,6 +242,7 @@ class Trainer(ABC):
             "tokens": self.state.tokens,
             "steps": self.state.step,
             "minutes": round(self.state.elapsed_s / 60, 1),
+            "before": self.before,
             "config": asdict(self.config),
             "history": self.history[:: max(1, len(self.history) // 100)],
         }

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
 
 from tests.training.test_pair import CONFIG as DRAFT_CONFIG
 from tests.training.test_target import CONFIG, toy_stream
@@ -53,6 +55,20 @@ def test_stages_follow_one_another_and_what_is_done_is_kept(
         "draft: done before, kept",
         "draft: the same command without --until goes on",
     ]
+
+
+def test_a_saved_draft_is_distilled_on(config: PairConfig, tmp_path: Path) -> None:
+    words = Tokenizer(WordLevel({f"w{index}": index for index in range(CONFIG.model.vocab_size)}, "w0"))
+    (config.run / "tokenizer").mkdir()
+    words.save(str(config.run / "tokenizer/tokenizer.json"))
+    make_pair(config)
+    (config.run / "draft").rename(tmp_path / "earlier")
+    (config.run / ".done-draft").unlink()
+    make_pair(replace(config, draft=tmp_path / "earlier", draft_size="64x2"))
+    figures = json.loads((config.run / "draft/training.json").read_text())
+    assert [run["tokens"] for run in figures["before"]] == [64 * 3]
+    assert figures["config"]["model"]["hidden_size"] == 32
+    assert figures["config"]["rates"]["muon"] == DRAFT_CONFIG.rates.muon / 2
 
 
 def test_slices_of_one_command_make_the_same_target(config: PairConfig) -> None:
