@@ -7,12 +7,15 @@ two-thread process waits at every operation for the slower thread.
 """
 
 import multiprocessing
+import multiprocessing.connection
 import os
 import signal
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import TypeVar
 
@@ -88,20 +91,22 @@ def run_workers(num_workers: int, task: Callable[[Group], T]) -> T:
     """Run `task` in this process and in `num_workers - 1` others, and return what it returned here.
 
     `task` must pickle (a `functools.partial` of a module's function). With several workers each has one
-    thread. The others end with this process.
+    thread. The others end with this process. Raises RuntimeError for one that ends before it has begun.
     """
     if num_workers == 1:
         return task(SOLO)
     context = multiprocessing.get_context("spawn")
     with tempfile.TemporaryDirectory() as directory:
         store = Path(directory) / "store"
-        others = [
-            context.Process(target=_run_other, args=(Group(rank, num_workers), store, task), daemon=True)
-            for rank in range(1, num_workers)
-        ]
-        for process in others:
-            process.start()
+        others: list[BaseProcess] = []
         try:
+            for rank in range(1, num_workers):
+                ready, is_ready = context.Pipe(duplex=False)
+                group = Group(rank, num_workers)
+                other = context.Process(target=_run_other, args=(group, store, task, is_ready), daemon=True)
+                other.start()
+                others.append(other)
+                _wait_for(other, ready)
             with _Joined(Group(0, num_workers), store) as group:
                 result = task(group)
         finally:
@@ -111,11 +116,22 @@ def run_workers(num_workers: int, task: Callable[[Group], T]) -> T:
     return result
 
 
-def _run_other(group: Group, store: Path, task: Callable[[Group], object]) -> None:
+def _wait_for(process: BaseProcess, ready: Connection) -> None:
+    """Until the worker runs: one that cannot would be waited for at the first meeting, patiently."""
+    if process.sentinel in multiprocessing.connection.wait([process.sentinel, ready]):
+        process.join()
+        raise RuntimeError(
+            f"{process.name} of the training ended with {process.exitcode} before it had begun"
+        )
+    ready.recv()
+
+
+def _run_other(group: Group, store: Path, task: Callable[[Group], object], is_ready: Connection) -> None:
     from training.runtime import keep_freed_memory
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the first worker decides
     keep_freed_memory()
+    is_ready.send(True)
     with _Joined(group, store):
         try:
             task(group)

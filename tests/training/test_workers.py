@@ -1,5 +1,6 @@
 """Two processes train as one does, a run stops after its slice, and the clock leaves out suspensions."""
 
+import os
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -30,6 +31,21 @@ def test_two_workers_train_as_one_does(tmp_path: Path) -> None:
     losses = [[entry["loss"] for entry in run["history"]] for run in (alone, shared)]
     np.testing.assert_allclose(losses[1], losses[0], rtol=1e-3)
     assert shared["validation_loss"]["last"] == pytest.approx(alone["validation_loss"]["last"], rel=1e-3)
+
+
+class _CannotBeLoaded:
+    """Ends the process that unpickles it."""
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return os._exit, (3,)
+
+    def __call__(self, group: Group) -> None:
+        raise AssertionError("no worker got as far as this")
+
+
+def test_a_worker_that_cannot_begin_is_not_waited_for() -> None:
+    with pytest.raises(RuntimeError, match="ended with 3 before it had begun"):
+        run_workers(2, _CannotBeLoaded())
 
 
 def test_a_slice_saves_stops_and_the_next_one_ends_the_run(tmp_path: Path) -> None:
