@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import ast
 import sysconfig
-import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +15,7 @@ from edge_client.session import SessionResult
 from training.corpus import read_held_out
 from training.data import Tokens
 from training.evaluate import Evaluator
+from training.functions import first_function, is_python
 from training.metrics import overlap
 
 
@@ -65,23 +64,3 @@ def parse_figures(prompts: Sequence[str], texts: Sequence[SessionResult]) -> Par
     )
     parsed = map(is_python, prompts, functions)
     return ParseFigures(sum(parsed), sum(are_cut_off), len(prompts))
-
-
-def first_function(completion: str) -> str:
-    """The rest of the function whose head the prompt was: up to the first line of code at column 0."""
-    lines = completion.split("\n")
-    ends = (index for index, line in enumerate(lines) if line.strip() and line[0] not in " \t#")
-    return "\n".join(lines[: next(ends, len(lines))])
-
-
-def is_python(prompt: str, function: str) -> bool:
-    """Whether prompt and function parse together. A function without a line of code behind the prompt does
-    not count, though the prompt's docstring alone would parse."""
-    if all(not line.strip() or line.lstrip().startswith("#") for line in function.split("\n")):
-        return False
-    try:
-        with warnings.catch_warnings(action="ignore"):
-            ast.parse(prompt + function)
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return False
-    return True

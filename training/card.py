@@ -46,14 +46,14 @@ def write_card(pair: Path) -> None:
     missing = {"corpus", "training-target", "training-draft", "evaluation"} - read.keys()
     if missing:
         raise FileNotFoundError(f"{pair} lacks {', '.join(sorted(name + '.json' for name in missing))}")
-    target, draft = read["training-target"], read["training-draft"]
+    target, polish, draft = read["training-target"], read.get("training-polish"), read["training-draft"]
     parts = [
         _INTRODUCTION + _models(pair, target, draft),
         _data(read["corpus"]),
-        _recipe(target, draft),
+        _recipe(target, polish, draft),
         _figures(read["evaluation"]),
         _LIMITS.format(
-            seen=(target["tokens"] + sum(run["tokens"] for run in _before(target))) / 1e6,
+            seen=_tokens_seen(polish or target) / 1e6,
             repeated=read["evaluation"]["greedy"]["repeated_12grams"],
             longest=_longest(target),
             context=target["config"]["model"]["context"],
@@ -110,14 +110,13 @@ def _data(corpus: dict[str, Any]) -> str:
     )
 
 
-def _recipe(target: dict[str, Any], draft: dict[str, Any]) -> str:
+def _recipe(target: dict[str, Any], polish: dict[str, Any] | None, draft: dict[str, Any]) -> str:
     config = draft["config"]
     phases = "; ".join(
         f"from {phase['start']:.0%} windows of {phase['length']}, {phase['num_layers']} layers"
         + (f", {phase['functions']:.0%} of the batches whole functions" if phase.get("functions") else "")
         for phase in target["config"]["phases"]
     )
-    validation = target["validation_loss"]
     start = target["config"].get("unlikelihood", {}).get("start", 1.0)
     repeats = f"Unlikelihood of repeats in its own greedy text from {start:.0%} on.\n  " if start < 1 else ""
     # The record of the first pair was written before there was a choice, and names one share differently.
@@ -126,15 +125,13 @@ def _recipe(target: dict[str, Any], draft: dict[str, Any]) -> str:
     return f"""## Recipe
 
 `make pair` on {target["machine"]}. Seeded, but not bit-reproducible: how work is
-shared out, and a schedule that follows the clock, change the last bits. The loss curves are in `training-target.json` and
-`training-draft.json`.
+shared out, and a schedule that follows the clock, change the last bits. The loss curves are in `training-*.json`.
 
 - **Target**: {_spent(target)}.{_before_it(target)}
   Muon and AdamW in float32; warm-up, plateau, linear decay. Shares of the budget:
   {phases}.
-  {repeats}Validation loss {validation["last"]:.3f} nats a token, {validation["average"]:.3f} with averaged weights; the
-  {target["kept"]} weights were kept.
-- **Draft**: {divergence} from the target, {_spent(draft)}.{_before_it(draft)}
+  {repeats}{_kept(target)}
+{_polish(polish) if polish else ""}- **Draft**: {divergence} from the target, {_spent(draft)}.{_before_it(draft)}
   {target_share:.0%} of the batches are drawn from {draft["sampled_tokens"] / 1e3:.0f} k
   tokens that the target wrote at temperature {config["sample_temperature"]}, {config.get("draft_share", 0.0):.0%} from text of the draft
   itself. INT4-aware from {config["quantize_start"]:.0%} of the budget on. Last loss {draft["loss"]:.3f}.
@@ -183,6 +180,25 @@ def _acceptance_rows(part: dict[str, Any]) -> list[str]:
         length, repeated = item["num_speculative_tokens"], part["repeated_12grams"]
         rows.append(f"| {part['temperature']} | {length} | {rates} | {positions} | {repeated:.2f} |")
     return rows
+
+
+def _polish(run: dict[str, Any]) -> str:
+    own = run["own_functions"]
+    return f"""- **Polish** of the target (`training/polish.py`): {_spent(run)},
+  {run["config"]["phases"][0]["functions"]:.0%} of the batches from functions that it wrote itself: the {own["kept"]:,} of {own["written"]:,} that parse and
+  repeat nothing. {_kept(run)}
+"""
+
+
+def _kept(run: dict[str, Any]) -> str:
+    validation = run["validation_loss"]
+    return f"""Validation loss {validation["last"]:.3f} nats a token, {validation["average"]:.3f} with averaged weights; the
+  {run["kept"]} weights were kept."""
+
+
+def _tokens_seen(target: dict[str, Any]) -> int:
+    tokens: int = target["tokens"] + sum(run["tokens"] for run in _before(target))
+    return tokens
 
 
 def _spent(run: dict[str, Any]) -> str:

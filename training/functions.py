@@ -1,6 +1,7 @@
 """Functions with a docstring: what a benchmark prompt is a head of, and what the target learns to finish."""
 
 import ast
+import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -39,3 +40,23 @@ def _end_of_head(node: _FunctionNode) -> int | None:
     assert docstring.end_lineno is not None and node.end_lineno is not None, "parsed from source"
     num_head, num_body = docstring.end_lineno - node.lineno + 1, node.end_lineno - docstring.end_lineno
     return docstring.end_lineno if num_head <= 24 and 2 <= num_body <= 40 else None
+
+
+def first_function(completion: str) -> str:
+    """The rest of the function whose head the prompt was: up to the first line of code at column 0."""
+    lines = completion.split("\n")
+    ends = (index for index, line in enumerate(lines) if line.strip() and line[0] not in " \t#")
+    return "\n".join(lines[: next(ends, len(lines))])
+
+
+def is_python(prompt: str, function: str) -> bool:
+    """Whether prompt and function parse together. A function without a line of code behind the prompt does
+    not count, though the prompt's docstring alone would parse."""
+    if all(not line.strip() or line.lstrip().startswith("#") for line in function.split("\n")):
+        return False
+    try:
+        with warnings.catch_warnings(action="ignore"):
+            ast.parse(prompt + function)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return False
+    return True

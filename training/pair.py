@@ -1,5 +1,4 @@
-"""Make the embedded pair: corpus, tokenizer, target, draft, export, evaluation, card. `make pair` runs
-this.
+"""Make the embedded pair: corpus, tokenizer, target, draft, export, evaluation, card. `make pair` runs this.
 
     python -m training.pair [--minutes-target 66] [--minutes-draft 20] [--workers 2] [--warm-start] [--fresh]
     python -m training.pair --preset gpu30m --corpus large --keep-tokenizer --device cuda --slice-minutes 9
@@ -90,6 +89,24 @@ def make_target(config: PairConfig) -> bool:
     return True
 
 
+def make_polished(config: PairConfig) -> bool:
+    """The target trained on with functions of its own, in `polished/` of the run; False where the slice ended
+    first.
+    """
+    from training.polish import PRESETS, polish
+    from training.target import PRESETS as TARGETS
+
+    preset = PRESETS["gpu" if config.preset.startswith("gpu") else "cpu"]
+    fields = _run_fields(config, None, None)
+    run = replace(preset.training, model=TARGETS[config.preset].model, seed=config.seed, **fields)
+    out = config.run / "polished"
+    task = partial(polish, replace(preset, training=run), config.run / "data", config.run / "target", out)
+    if run_workers(config.num_workers, task) is None:
+        return False
+    _copy(TOKENIZER_FILES, config.run / "tokenizer", out)
+    return True
+
+
 def make_draft(config: PairConfig) -> bool:
     """The quantised draft in Hugging Face form in `draft/` of the run; False where the slice ended first."""
     import numpy as np
@@ -102,7 +119,7 @@ def make_draft(config: PairConfig) -> bool:
     fields = _run_fields(config, config.minutes_draft, config.tokens_draft)
     preset = PRESETS["gpu" if config.preset.startswith("gpu") else "cpu"]
     if config.draft is None:
-        target = read_config(config.run / "target")
+        target = read_config(config.run / "polished")
         shape = draft_shape(config.draft_size, target["vocab_size"], target["max_position_embeddings"])
         rates = preset.rates
     else:
@@ -112,7 +129,7 @@ def make_draft(config: PairConfig) -> bool:
     # What it will be asked for, and as much of any other code: the target writes on from either.
     stream = np.concatenate([functions, load_train(config.run / "data")[: len(functions)]])
     out = config.run / "draft"
-    task = partial(distil, draft, config.run / "target", stream, out, config.draft, None, True)
+    task = partial(distil, draft, config.run / "polished", stream, out, config.draft, None, True)
     return run_workers(config.num_workers, task) is not None
 
 
@@ -137,15 +154,15 @@ def install(config: PairConfig) -> bool:
 
     target = config.out / "target"
     shutil.rmtree(target, ignore_errors=True)
-    weights = [path.name for path in (config.run / "target").glob("model*.safetensors*")]
+    weights = [path.name for path in (config.run / "polished").glob("model*.safetensors*")]
     names = ("config.json", "generation_config.json", *TOKENIZER_FILES, *weights)
-    _copy(names, config.run / "target", target)
+    _copy(names, config.run / "polished", target)
     shutil.rmtree(config.out / "draft", ignore_errors=True)
     export_draft(config.run / "draft", config.out / "draft")
     add_dropout(config.out / "draft")
     _copy(("corpus.json", "prompts.jsonl"), config.run, config.out)
-    for model in ("target", "draft"):
-        shutil.copyfile(config.run / model / "training.json", config.out / f"training-{model}.json")
+    for directory, name in (("target", "target"), ("polished", "polish"), ("draft", "draft")):
+        shutil.copyfile(config.run / directory / "training.json", config.out / f"training-{name}.json")
     return True
 
 
@@ -162,6 +179,7 @@ def judge(config: PairConfig) -> bool:
 STAGES: dict[str, Callable[[PairConfig], bool]] = {
     "corpus": make_corpus,
     "target": make_target,
+    "polish": make_polished,
     "draft": make_draft,
     "install": install,
     "judge": judge,

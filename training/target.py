@@ -98,12 +98,14 @@ class TargetTrainer(Trainer):
         self.average: dict[str, Tensor] = {}
 
     def warm_start(self, directory: Path) -> None:
-        """Take the weights of a saved target and train on at its full depth. Where the record of a pair lies
-        beside the directory, what it says of them is kept.
+        """Take the weights of a saved target and train on at its full depth. Where the record of its training
+        lies in the directory, or that of a pair beside it, what it says of them is kept.
         """
         from transformers import AutoModelForCausalLM
 
-        self._begin_after(directory.parent / "training-target.json")
+        pair = directory.parent
+        places = directory / "training.json", pair / "training-polish.json", pair / "training-target.json"
+        self._begin_after(*places)
         self._take_model(AutoModelForCausalLM.from_pretrained(str(directory), dtype=torch.float32))
 
     def _batch(self, phase: Phase) -> npt.NDArray[np.int64]:

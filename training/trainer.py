@@ -182,9 +182,10 @@ class Trainer(ABC):
         self.history = saved["history"]
         return True
 
-    def _begin_after(self, record: Path) -> None:
-        """Keep what the record of the training that made the weights, if there is one, says of it."""
-        if record.is_file():
+    def _begin_after(self, *records: Path) -> None:
+        """Keep what the first of the records that exists says of the training that made the weights."""
+        record = next(filter(Path.is_file, records), None)
+        if record is not None:
             figures = json.loads(record.read_text())
             spent = {name: figures[name] for name in ("tokens", "steps", "minutes")}
             self.before = [*figures.get("before", []), spent]

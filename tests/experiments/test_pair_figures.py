@@ -8,7 +8,8 @@ from common.types import FinishReason, Origin
 from edge_client.session import SessionResult
 from edge_client.stats import RoundRecord, SessionStats
 from experiments.pair_drafts import LONG, Rounds, SharedCosts, predict
-from experiments.pair_quality import first_function, is_python, parse_figures
+from experiments.pair_quality import parse_figures
+from training.functions import first_function, is_python
 
 PROMPT = 'def add(a, b):\n    """Add."""\n'
 

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tokenizers import Tokenizer
-from tokenizers.models import WordLevel
 
 from tests.training.test_pair import CONFIG as DRAFT_CONFIG
+from tests.training.test_polish import POLISH
 from tests.training.test_target import CONFIG, toy_stream
-from training import distiller, target
+from tests.training.toy_code import toy_functions, toy_tokenizer
+from training import distiller, polish, target
 from training.card import write_card
 from training.pair import PairConfig, make_pair, parse_args
 
@@ -21,10 +21,13 @@ from training.pair import PairConfig, make_pair, parse_args
 def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> PairConfig:
     """A run whose corpus is there, with toy presets."""
     monkeypatch.setitem(target.PRESETS, "cpu", CONFIG)
+    monkeypatch.setitem(polish.PRESETS, "cpu", POLISH)
     monkeypatch.setitem(distiller.PRESETS, "cpu", DRAFT_CONFIG)
-    (tmp_path / "run/data").mkdir(parents=True)
+    (tmp_path / "run/tokenizer").mkdir(parents=True)
+    toy_tokenizer().save(str(tmp_path / "run/tokenizer/tokenizer.json"))
+    (tmp_path / "run/data").mkdir()
     np.savez(tmp_path / "run/data/train.npz", train=toy_stream())
-    np.savez(tmp_path / "run/data/functions.npz", functions=toy_stream(2000))
+    np.savez(tmp_path / "run/data/functions.npz", functions=toy_functions(300))
     (tmp_path / "run/.done-corpus").touch()
     return PairConfig(
         run=tmp_path / "run",
@@ -44,23 +47,22 @@ def test_stages_follow_one_another_and_what_is_done_is_kept(
     assert {path.name for path in config.run.glob(".done-*")} == {
         ".done-corpus",
         ".done-target",
+        ".done-polish",
         ".done-draft",
     }
     assert (config.run / "draft/model.safetensors").is_file()
     assert not config.out.exists()
     make_pair(config)
-    assert capsys.readouterr().out.splitlines()[-4:] == [
+    assert capsys.readouterr().out.splitlines()[-5:] == [
         "corpus: done before, kept",
         "target: done before, kept",
+        "polish: done before, kept",
         "draft: done before, kept",
         "draft: the same command without --until goes on",
     ]
 
 
 def test_a_saved_draft_is_distilled_on(config: PairConfig, tmp_path: Path) -> None:
-    words = Tokenizer(WordLevel({f"w{index}": index for index in range(CONFIG.model.vocab_size)}, "w0"))
-    (config.run / "tokenizer").mkdir()
-    words.save(str(config.run / "tokenizer/tokenizer.json"))
     make_pair(config)
     (config.run / "draft").rename(tmp_path / "earlier")
     (config.run / ".done-draft").unlink()
