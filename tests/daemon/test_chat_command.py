@@ -19,9 +19,11 @@ from cloud_verifier.server import VerifierServer
 from edge_client.cli import main
 from experiments.processes import run_edge
 
-# So that Ctrl-C typed there is a signal. Not in a `preexec_fn`: threads of gRPC run in this process.
+# So that Ctrl-C typed there is a signal, which is ignored in what a shell started in the background. Not in a
+# `preexec_fn`: threads of gRPC run in this process.
 _TAKE_TERMINAL = """
-import fcntl, os, sys, termios
+import fcntl, os, signal, sys, termios
+signal.signal(signal.SIGINT, signal.SIG_DFL)
 fcntl.ioctl(0, termios.TIOCSCTTY, 0)
 os.execv(sys.argv[1], sys.argv[1:])
 """
