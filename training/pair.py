@@ -4,7 +4,7 @@
     python -m training.pair --preset gpu30m --corpus large --keep-tokenizer --device cuda --slice-minutes 9
 
 An interrupted run is continued by the same command: finished stages are kept in the run directory, and the
-two trainings go on from their last checkpoint. The pair is installed into `--out` only when all of it is
+trainings go on from their last checkpoint. The pair is installed into `--out` only when all of it is
 done.
 """
 
