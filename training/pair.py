@@ -37,6 +37,7 @@ class PairConfig:
     corpus: str = "small"
     draft_size: str = "192x2"
     minutes_target: float | None = None
+    """0 with `warm_start`: the target in `out` as it is."""
     tokens_target: int | None = None
     minutes_draft: float | None = None
     tokens_draft: int | None = None
@@ -44,7 +45,7 @@ class PairConfig:
     """The command saves and stops after this long in one training; the same command goes on."""
     warm_start: bool = False
     draft: Path | None = None
-    """A saved draft to distil on from, at half the learning rates; None for a new one."""
+    """A draft to distil on from at half the learning rates, INT4 or not; None for a new one."""
     keep_tokenizer: bool = False
     until: str = "judge"
     """The last stage to run."""
@@ -75,9 +76,15 @@ def make_corpus(config: PairConfig) -> bool:
 
 
 def make_target(config: PairConfig) -> bool:
-    """The target's weights in `target/` of the run; False where the slice ended first."""
+    """The target's weights in `target/` of the run, those of `out` where no minutes are given for more; False
+    where the slice ended first.
+    """
     from training.target import PRESETS, train_target
 
+    if config.minutes_target == 0:
+        shutil.copytree(config.out / "target", config.run / "target", dirs_exist_ok=True)
+        _copy(("training-target.json", "training-polish.json"), config.out, config.run)
+        return True
     fields = _run_fields(config, config.minutes_target, config.tokens_target)
     run = replace(PRESETS[config.preset], seed=config.seed, **fields)
     warm_start = config.out / "target" if config.warm_start else None
@@ -115,21 +122,27 @@ def make_draft(config: PairConfig) -> bool:
     from training.distill import distil
     from training.distiller import PRESETS
     from training.drafts import draft_shape, read_config, saved_shape
+    from training.restore import is_graph, restore_draft
 
     fields = _run_fields(config, config.minutes_draft, config.tokens_draft)
     preset = PRESETS["gpu" if config.preset.startswith("gpu") else "cpu"]
-    if config.draft is None:
+    draft_dir = config.draft
+    if draft_dir is None:
         target = read_config(config.run / "polished")
         shape = draft_shape(config.draft_size, target["vocab_size"], target["max_position_embeddings"])
         rates = preset.rates
     else:
-        shape, rates = saved_shape(config.draft), preset.rates.times(0.5)
+        if is_graph(draft_dir):
+            restored = config.run / "draft-before"
+            restore_draft(draft_dir, restored)
+            draft_dir = restored
+        shape, rates = saved_shape(draft_dir), preset.rates.times(0.5)
     draft = replace(preset, model=shape, rates=rates, seed=config.seed + 1, **fields)
     functions = load_functions(config.run / "data")
     # What it will be asked for, and as much of any other code: the target writes on from either.
     stream = np.concatenate([functions, load_train(config.run / "data")[: len(functions)]])
     out = config.run / "draft"
-    task = partial(distil, draft, config.run / "polished", stream, out, config.draft, None, True)
+    task = partial(distil, draft, config.run / "polished", stream, out, draft_dir, None, True)
     return run_workers(config.num_workers, task) is not None
 
 
@@ -162,7 +175,9 @@ def install(config: PairConfig) -> bool:
     add_dropout(config.out / "draft")
     _copy(("corpus.json", "prompts.jsonl"), config.run, config.out)
     for directory, name in (("target", "target"), ("polished", "polish"), ("draft", "draft")):
-        shutil.copyfile(config.run / directory / "training.json", config.out / f"training-{name}.json")
+        record = config.run / directory / "training.json"
+        if record.is_file():  # not of a target that was taken as it is
+            shutil.copyfile(record, config.out / f"training-{name}.json")
     return True
 
 
@@ -228,8 +243,12 @@ def parse_args(arguments: list[str]) -> tuple[PairConfig, bool]:
     parser.add_argument("--corpus", choices=CORPUS_NAMES, default=default.corpus)
     draft = parser.add_mutually_exclusive_group()
     draft.add_argument("--draft-size", default=default.draft_size, help="hidden size x layers of a new draft")
-    draft.add_argument("--draft", type=Path, help="a saved draft (draft/ of an earlier --run) to distil on")
-    parser.add_argument("--minutes-target", type=float, help="budget; 66 where the preset has no other")
+    draft.add_argument("--draft", type=Path, help="a draft to distil on: draft/ of a --run or of --out")
+    parser.add_argument(
+        "--minutes-target",
+        type=float,
+        help="budget; 66 where the preset has no other; 0 with --warm-start: the target in --out as it is",
+    )
     parser.add_argument("--tokens-target", type=_tokens, help="budget in tokens (1e9), in place of minutes")
     parser.add_argument("--minutes-draft", type=float, help="budget; 20 where nothing is given")
     parser.add_argument("--tokens-draft", type=_tokens)
@@ -249,7 +268,10 @@ def parse_args(arguments: list[str]) -> tuple[PairConfig, bool]:
     parser.add_argument("--compile", dest="is_compiled", action="store_true", help="compile decoder layers")
     options = vars(parser.parse_args(arguments))
     is_fresh = options.pop("fresh")
-    for name in ("minutes_target", "minutes_draft", "tokens_target", "tokens_draft", "slice_minutes"):
+    budgets = ["minutes_target", "minutes_draft", "tokens_target", "tokens_draft", "slice_minutes"]
+    if options["warm_start"] and options["minutes_target"] == 0:
+        budgets.remove("minutes_target")
+    for name in budgets:
         if options[name] is not None and options[name] <= 0:
             parser.error(f"--{name.replace('_', '-')} must be above 0")
     if options["num_workers"] is None:

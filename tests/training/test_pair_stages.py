@@ -15,6 +15,7 @@ from tests.training.toy_code import toy_functions, toy_tokenizer
 from training import distiller, polish, target
 from training.card import write_card
 from training.pair import PairConfig, make_pair, parse_args
+from training.restore import restore_draft
 
 
 @pytest.fixture
@@ -71,6 +72,38 @@ def test_a_saved_draft_is_distilled_on(config: PairConfig, tmp_path: Path) -> No
     assert [run["tokens"] for run in figures["before"]] == [64 * 3]
     assert figures["config"]["model"]["hidden_size"] == 32
     assert figures["config"]["rates"]["muon"] == DRAFT_CONFIG.rates.muon / 2
+
+
+def test_a_pair_is_polished_and_distilled_on_from_what_was_installed(
+    config: PairConfig, tmp_path: Path
+) -> None:
+    make_pair(replace(config, until="install"))
+    first = json.loads((config.out / "training-polish.json").read_text())
+    for path in config.run.iterdir():
+        if path.name not in (".done-corpus", "data", "tokenizer"):
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+    again = ["--warm-start", "--minutes-target", "0", "--draft", str(config.out / "draft")]
+    options = {
+        name: getattr(parse_args(again)[0], name) for name in ("warm_start", "minutes_target", "draft")
+    }
+    make_pair(replace(config, **options, tokens_target=None))
+    restored, draft = config.run / "draft-before", config.run / "draft"
+    assert (restored / "model.safetensors").is_file()
+    assert json.loads((draft / "training.json").read_text())["before"][0]["tokens"] == 64 * 3
+    polished = json.loads((config.run / "polished/training.json").read_text())
+    assert polished["before"] == [
+        *first["before"],
+        {name: first[name] for name in ("tokens", "steps", "minutes")},
+    ]
+
+
+def test_a_restored_draft_exports_to_the_same_graph(tmp_path: Path) -> None:
+    from edge_client.drafting.export import export_draft
+
+    embedded = Path(__file__).parents[2] / "models/embedded/draft"
+    restore_draft(embedded, tmp_path / "hf")
+    export_draft(tmp_path / "hf", tmp_path / "int4")
+    assert (tmp_path / "int4/draft.onnx").read_bytes() == (embedded / "draft.onnx").read_bytes()
 
 
 def test_slices_of_one_command_make_the_same_target(config: PairConfig) -> None:
