@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from edge_client.drafting.quantize import BLOCK_SIZE, QuantizedMatrix
+from edge_client.drafting.quantize import BLOCK_SIZE, Float32, QuantizedMatrix
 from edge_client.drafting.spec import GRAPH_FILE, DraftSpec, read_spec
 from training.drafts import copy_tokenizer
 from training.model import ModelConfig, create_model, save_model
@@ -68,26 +68,25 @@ def _weights(constants: dict[str, Any], spec: DraftSpec) -> dict[str, torch.Tens
         found["lm_head.weight"] = _matrix(constants, "lm_head.packed", "lm_head.scales")
     for name, constant in constants.items():
         if name.endswith("norm.weight"):
-            found[name] = torch.from_numpy(constant.copy())
+            found[name] = constant.copy()
         elif name.startswith("model.") and name.endswith(".packed"):
             stem = name.removesuffix(".packed")
             prefix, _, joined = stem.rpartition(".")
             parts = [f"{part}_proj" for part in joined.removesuffix("_proj").split("_proj_")]
             matrix = _matrix(constants, name, f"{stem}.scales")
-            for part, weight in zip(parts, matrix.split(_sizes(parts, len(matrix), spec)), strict=True):
-                found[f"{prefix}.{part}.weight"] = weight.clone()
-    return found
+            for part, rows in zip(parts, _split(matrix, parts, spec), strict=True):
+                found[f"{prefix}.{part}.weight"] = rows
+    return {name: torch.from_numpy(weight) for name, weight in found.items()}
 
 
-def _sizes(parts: list[str], num_rows: int, spec: DraftSpec) -> list[int]:
-    """Rows of each of the projections in a matrix of `num_rows`."""
-    if parts == ["q_proj", "k_proj", "v_proj"]:
-        kv_size = spec.num_kv_heads * spec.head_dim
-        return [num_rows - 2 * kv_size, kv_size, kv_size]
-    return [num_rows // len(parts)] * len(parts)
+def _split(matrix: Float32, parts: list[str], spec: DraftSpec) -> list[Float32]:
+    """The rows of each projection."""
+    if parts != ["q_proj", "k_proj", "v_proj"]:
+        return np.split(matrix, len(parts))
+    kv_size = spec.num_kv_heads * spec.head_dim
+    return np.split(matrix, [len(matrix) - 2 * kv_size, len(matrix) - kv_size])
 
 
-def _matrix(constants: dict[str, Any], packed: str, scales: str) -> torch.Tensor:
+def _matrix(constants: dict[str, Any], packed: str, scales: str) -> Float32:
     codes = constants[packed].reshape(len(constants[packed]), -1, BLOCK_SIZE // 2)
-    matrix = QuantizedMatrix(codes, np.asarray(constants[scales]).reshape(codes.shape[:2]))
-    return torch.from_numpy(matrix.dequantize())
+    return QuantizedMatrix(codes, constants[scales].reshape(codes.shape[:2])).dequantize()
