@@ -68,7 +68,7 @@ class DistillConfig(RunConfig):
 
 
 PRESETS = {
-    "cpu": DistillConfig(target_share=0.7, target_text_tokens=393_216),
+    "cpu": DistillConfig(target_share=0.7, target_text_tokens=393_216, sample_rows=128),
     "gpu": DistillConfig(
         tokens=300_000_000,
         phases=(Phase(0.0, length=512, rows=128), Phase(0.9, length=1024, rows=64)),

@@ -41,6 +41,8 @@ class PairConfig:
     tokens_target: int | None = None
     minutes_draft: float | None = None
     tokens_draft: int | None = None
+    target_text_tokens: int | None = None
+    """What the target writes for the draft to learn from; None: as much as the preset says."""
     slice_minutes: float | None = None
     """The command saves and stops after this long in one training; the same command goes on."""
     warm_start: bool = False
@@ -125,6 +127,8 @@ def make_draft(config: PairConfig) -> bool:
     from training.restore import is_graph, restore_draft
 
     fields = _run_fields(config, config.minutes_draft, config.tokens_draft)
+    if config.target_text_tokens is not None:
+        fields["target_text_tokens"] = config.target_text_tokens
     preset = PRESETS["gpu" if config.preset.startswith("gpu") else "cpu"]
     draft_dir = config.draft
     if draft_dir is None:
@@ -252,6 +256,7 @@ def parse_args(arguments: list[str]) -> tuple[PairConfig, bool]:
     parser.add_argument("--tokens-target", type=_tokens, help="budget in tokens (1e9), in place of minutes")
     parser.add_argument("--minutes-draft", type=float, help="budget; 20 where nothing is given")
     parser.add_argument("--tokens-draft", type=_tokens)
+    parser.add_argument("--target-text-tokens", type=_tokens, help="the target writes for the draft")
     parser.add_argument("--slice-minutes", type=float, help="save and stop after this long; run again")
     parser.add_argument(
         "--warm-start", action="store_true", help="train on from the weights and tokenizer in --out"
@@ -268,7 +273,8 @@ def parse_args(arguments: list[str]) -> tuple[PairConfig, bool]:
     parser.add_argument("--compile", dest="is_compiled", action="store_true", help="compile decoder layers")
     options = vars(parser.parse_args(arguments))
     is_fresh = options.pop("fresh")
-    budgets = ["minutes_target", "minutes_draft", "tokens_target", "tokens_draft", "slice_minutes"]
+    budgets = ["minutes_target", "minutes_draft", "tokens_target", "tokens_draft"]
+    budgets += ["target_text_tokens", "slice_minutes"]
     if options["warm_start"] and options["minutes_target"] == 0:
         budgets.remove("minutes_target")
     for name in budgets:
