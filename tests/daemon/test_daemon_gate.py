@@ -12,7 +12,7 @@ from support.daemons import DaemonProcess, running_daemon
 
 from cloud_verifier.server import VerifierServer
 
-GATE = ("--gate", "commit", "--gate-entropy", "1.5", "--gate-max-hard-ratio", "0.25")
+GATE = ("--gate", "commit", "--gate-entropy", "2.5", "--gate-max-hard-ratio", "0.5")
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +34,7 @@ def complete(client: openai.OpenAI, **outrider: object) -> tuple[str, dict[str, 
         max_tokens=48,
         seed=7,
         temperature=0,
-        extra_body={"outrider": outrider},
+        extra_body={"outrider": {"ignore_eos": True, **outrider}},
     )
     assert answer.usage is not None and answer.usage.model_extra is not None
     return answer.choices[0].text, answer.usage.model_extra["outrider"]
@@ -55,7 +55,7 @@ def test_a_stream_marks_the_tokens_that_were_kept(asked: openai.OpenAI, gated: D
         seed=7,
         temperature=0,
         stream=True,
-        extra_body={"outrider": {"tokens": True}},
+        extra_body={"outrider": {"tokens": True, "ignore_eos": True}},
     )
     told = [each.model_extra["outrider"]["tokens"] for each in chunks if each.model_extra.get("outrider")]  # type: ignore[union-attr]
     tokens = [token for each in told for token in each]

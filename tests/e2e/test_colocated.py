@@ -193,7 +193,7 @@ def test_the_command_runs_co_located_without_a_draft_of_its_own(
 ) -> None:
     shutil.copy(EMBEDDED / "draft" / "tokenizer.json", tmp_path)
     flags = ["run", "def read_lines(path):", "--verifier", embedded.address, "--draft", str(tmp_path)]
-    flags += ["--seed", "3", "--max-new-tokens", "40"]
+    flags += ["--seed", "3", "--max-new-tokens", "40", "--ignore-eos"]
     reports = {}
     for mode in ("cloud-only", "co-located"):
         done = run_edge([*flags, "--mode", mode, "--json"])

@@ -143,8 +143,6 @@ def test_copies_are_certain_drafts_for_every_method(tiny_verifier: VerifierProce
     [
         (Method.SPARSE, {"support_size": 1}),
         (Method.BLOCK, {"support_size": 64}),
-        (Method.CANDIDATES, {"method_params": MethodParams(num_candidates=1)}),
-        (Method.CANDIDATES, {"method_params": MethodParams(num_candidates=64)}),
         (Method.THRESHOLD, {"method_params": MethodParams(threshold_pass=0.9, threshold_ratio=0.9)}),
         (Method.TYPICAL, {"method_params": MethodParams(typical_epsilon=0.01, typical_delta=0.01)}),
     ],
@@ -152,26 +150,45 @@ def test_copies_are_certain_drafts_for_every_method(tiny_verifier: VerifierProce
 def test_parameters_of_methods_reach_them(
     tiny_verifier: VerifierProcess, own_draft: DraftModel, method: Method, options: dict[str, object]
 ) -> None:
-    sampling = SamplingParams(temperature=1.0, seed=3)
-    texts = [
-        decode(
-            tiny_verifier.address,
-            make_prompt(3),
-            sampling,
-            draft=own_draft,
-            num_new=NUM_NEW,
-            method=method,
-            **more,  # type: ignore[arg-type]
+    usual, other = (_decode_with(tiny_verifier, own_draft, method, more) for more in ({}, options))
+    assert usual.token_ids != other.token_ids
+
+
+def test_candidates_come_in_lots_of_the_size_asked_for(
+    tiny_verifier: VerifierProcess, own_draft: DraftModel
+) -> None:
+    """The same candidates, so the same text; in small lots more rounds, in large ones more bytes."""
+    one, usual, many = (
+        _decode_with(
+            tiny_verifier, own_draft, Method.CANDIDATES, {"method_params": MethodParams(num_candidates=num)}
         )
-        for more in ({}, options)
-    ]
-    for result in texts:
-        check_whole(result, NUM_NEW)
-    if method is Method.CANDIDATES:  # the same candidates in lots of another size: the same text
-        assert texts[0].token_ids == texts[1].token_ids
-        assert len(texts[0].stats.rounds) != len(texts[1].stats.rounds)
-    else:
-        assert texts[0].token_ids != texts[1].token_ids
+        for num in (1, None, 64)
+    )
+    assert one.token_ids == usual.token_ids == many.token_ids
+    assert len(one.stats.rounds) > len(usual.stats.rounds) >= len(many.stats.rounds)
+    assert _bytes_down(many) > 1.5 * _bytes_down(usual)
+
+
+def _decode_with(
+    tiny_verifier: VerifierProcess, own_draft: DraftModel, method: Method, options: dict[str, object]
+) -> SessionResult:
+    sampling = SamplingParams(temperature=1.0, seed=3)
+    prompt = make_prompt(3)
+    result = decode(
+        tiny_verifier.address,
+        prompt,
+        sampling,
+        draft=own_draft,
+        num_new=NUM_NEW,
+        method=method,
+        **options,  # type: ignore[arg-type]
+    )
+    check_whole(result, NUM_NEW)
+    return result
+
+
+def _bytes_down(result: SessionResult) -> int:
+    return sum(record.bytes_down for record in result.stats.rounds)
 
 
 @METHODS
