@@ -46,6 +46,7 @@ VARIANTS = {
     "js": Variant({"divergence": "js"}),
     "tvd": Variant({"divergence": "tvd"}),
     "corpus only": Variant({"target_share": 0.0}),
+    "70 % target text": Variant({"target_share": 0.7}),
     "target text only": Variant({"target_share": 1.0}),
     "on-policy 30 %": Variant({"target_share": 0.25, "draft_share": 0.3}),
     "easiest 40 %": Variant({"easy_share": 0.4}, reference=_BASE),
