@@ -13,9 +13,10 @@ from collections.abc import Iterator
 
 from common.types import GeneratedTokens
 from edge_client.cloud_only import stream_cloud_only
+from edge_client.decoding import Decoding
 from edge_client.events import SessionEvent
 from edge_client.mode_choice import ModeChoice
-from edge_client.options import Decoding, OnTimeout
+from edge_client.options import OnTimeout
 from edge_client.speculative import SpeculativeLoop
 
 _EVERY = 4  # tokens to one look
@@ -79,7 +80,7 @@ class StreamWatch:
             self._shadow = None
 
     def _draft(self) -> None:
-        draft, draft_ms = self._decoding.propose(1)
+        draft, draft_ms = self._decoding.proposer.propose(1)
         if draft.token_ids:
             self._shadow, self._draft_s = draft.token_ids[0], draft_ms / 1e3
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from common.types import Method, Verdict
+from edge_client.decoding import Decoding
 from edge_client.guesses import Branch, Branches, GuessRates
-from edge_client.options import Decoding
 from edge_client.pipeline import RoundWindow
 from edge_client.rounds import Round, RoundsInFlight, whole_of
 from edge_client.text import SessionText
@@ -97,7 +97,7 @@ def _is_sure(branch: Branch[Round]) -> bool:
 
 def create_branches(decoding: Decoding) -> MainLine | RoundBranches:
     """The main line where nothing can be guessed, or only one round may be under way."""
-    drafter = decoding.drafter
+    drafter = decoding.proposer.drafter
     if not decoding.window.may_guess or decoding.options.method is not Method.COUPLED or drafter is None:
         return MainLine()
     return RoundBranches(decoding.text) if drafter.keep_runner_ups() else MainLine()

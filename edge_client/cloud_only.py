@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING
 
 from common.errors import LinkError, RoundTimeoutError
 from common.types import FinishReason, GeneratedTokens, GenerateRequest, Origin
+from edge_client.decoding import Decoding
 from edge_client.events import SessionEvent
 from edge_client.opening import open_session
-from edge_client.options import Decoding, Mode, OnTimeout
+from edge_client.options import Mode, OnTimeout
 from edge_client.remote_verifier import SessionLostError, UnknownPrefixError
 from edge_client.stats import RoundRecord
 

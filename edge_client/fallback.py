@@ -12,8 +12,9 @@ from collections.abc import Iterator
 
 from common.errors import LinkError, RoundTimeoutError
 from common.types import Draft, Origin, TokenIds
+from edge_client.decoding import Decoding
 from edge_client.events import SessionEvent, TokenEvent
-from edge_client.options import Decoding, OnTimeout
+from edge_client.options import OnTimeout
 
 log = logging.getLogger(__name__)
 
@@ -29,7 +30,7 @@ def fall_back(decoding: Decoding, draft: Draft, error: RoundTimeoutError) -> Ite
     if policy in (OnTimeout.WAIT, OnTimeout.FAIL):
         raise error
     if not draft.token_ids:  # a round may draft nothing: the last token wanted, say
-        draft, _ = decoding.propose(1)
+        draft, _ = decoding.proposer.propose(1)
     if policy is OnTimeout.FIRST_TOKEN:
         kept = keep(decoding, draft.token_ids[:1], Origin.FALLBACK)
     else:
@@ -71,7 +72,7 @@ def go_alone(decoding: Decoding) -> Iterator[SessionEvent]:
     """Drafts at the edge's own speed until the link shows a sign of life."""
     while decoding.text.finish is None and decoding.context_room and not decoding.remote.is_back():
         num_draft_tokens = decoding.num_to_draft() or 1
-        draft, _ = decoding.propose(num_draft_tokens)
+        draft, _ = decoding.proposer.propose(num_draft_tokens)
         kept = keep(decoding, draft.token_ids, Origin.EDGE_ONLY)
         if not kept:
             check_stall(decoding)

@@ -8,8 +8,9 @@ from dataclasses import replace
 from common.alignment import extend_hash
 from common.errors import IncompatibleError, RoundFailedError
 from common.types import Opened, OpenRequest, Origin, RoundError, RoundErrorCode
+from edge_client.decoding import Decoding
 from edge_client.events import SessionEvent
-from edge_client.options import Decoding, Mode, OnTimeout
+from edge_client.options import Mode, OnTimeout
 from edge_client.remote_verifier import SessionLostError
 from edge_client.reverify import hold_against
 
@@ -36,7 +37,7 @@ def open_session(decoding: Decoding) -> list[SessionEvent]:
     is_rebuild = text.position > text.num_prompt_tokens or decoding.model is not None
     request = _make_request(decoding, is_rebuild)
     start_s = time.perf_counter()
-    drafter = decoding.drafter
+    drafter = decoding.proposer.drafter
     warm_up = (lambda: drafter.warm_up(request.token_ids)) if drafter and not is_rebuild else None
     timeout_s = None
     if is_rebuild and decoding.options.on_timeout is not OnTimeout.WAIT:
@@ -60,7 +61,7 @@ def open_session(decoding: Decoding) -> list[SessionEvent]:
 def _tell_choice(decoding: Decoding, opened: Opened, wait_s: float) -> None:
     """What an opening says of the link, the target and the draft, to whoever chooses the mode. Where the
     draft read its prompt for longer than the verifier did, the wait says nothing."""
-    choice, drafter = decoding.window.choice, decoding.drafter
+    choice, drafter = decoding.window.choice, decoding.proposer.drafter
     if choice is None or drafter is None or time.monotonic() - drafter.warm_s < _CLEARLY_S:
         return
     metrics = opened.metrics

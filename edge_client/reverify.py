@@ -21,7 +21,7 @@ from edge_client.gate.gate import GateUse
 from edge_client.verdicts import tokens_of
 
 if TYPE_CHECKING:
-    from edge_client.options import Decoding
+    from edge_client.decoding import Decoding
 
 
 def kept_for_round(decoding: Decoding) -> TokenIds:
@@ -42,7 +42,8 @@ def num_behind(decoding: Decoding, num_kept: int, num_draft_tokens: int) -> int:
     drafted ones, and take their places; those of the commit-gate only await the next block it escalates."""
     if not num_kept:
         return num_draft_tokens
-    if decoding.gate is None or decoding.gate.use is not GateUse.COMMIT or decoding.model is None:
+    gate = decoding.proposer.gate
+    if gate is None or gate.use is not GateUse.COMMIT or decoding.model is None:
         return max(0, num_draft_tokens - num_kept)
     return max(0, min(num_draft_tokens, decoding.model.limits.max_draft_tokens - num_kept))
 
@@ -62,8 +63,8 @@ def hold_against(
         stats.num_rolled_back_tokens += text.position - position
         events.append(text.roll_back(position))
         del stats.token_times_ns[position - text.num_prompt_tokens :]
-        if decoding.drafter is not None:
-            decoding.drafter.roll_back(position)
+        if decoding.proposer.drafter is not None:
+            decoding.proposer.drafter.roll_back(position)
     return events
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from common.methods import sends_probs, sends_support
 from common.types import Draft, TokenIds, VerifyRequest
+from edge_client.decoding import Decoding
 from edge_client.gate.gate import Judgement
 from edge_client.guesses import Branch
-from edge_client.options import Decoding
 from edge_client.rounds import Round, tokens_of_branch
 
 

@@ -17,6 +17,7 @@ from common.methods import num_support
 from common.types import FinishReason, Method, ModelInfo, Origin, TokenIds, TokenLogprobs
 from edge_client.auto import run_auto
 from edge_client.cloud_only import stream_cloud_only
+from edge_client.decoding import Decoding
 from edge_client.depth.base import DepthPolicy
 from edge_client.depth.fixed import FixedDepth
 from edge_client.drafter import Drafter
@@ -27,8 +28,9 @@ from edge_client.fallback import go_alone
 from edge_client.gate.gate import Gate
 from edge_client.lifeline import CancelledByUser
 from edge_client.opening import open_session
-from edge_client.options import Decoding, Mode, OnTimeout, SessionOptions
+from edge_client.options import Mode, OnTimeout, SessionOptions
 from edge_client.pipeline import RoundWindow
+from edge_client.proposer import Proposer
 from edge_client.remote_verifier import RemoteVerifier
 from edge_client.speculative import SpeculativeLoop
 from edge_client.stats import SessionStats
@@ -103,23 +105,18 @@ class EdgeSession:
         self._draft = draft
         self._is_cancelled = False
         drafter = _create_drafter(draft, options, len(prompt_ids), min_draft_s) if draft else None
+        text = SessionText(
+            prompt_ids, options.stop, decode, is_reverified=options.is_reverified, renew_decode=renew_decode
+        )
         self._decoding = Decoding(
             session_id=session_id or new_session_id(),
             options=options,
-            text=SessionText(
-                prompt_ids,
-                options.stop,
-                decode,
-                is_reverified=options.is_reverified,
-                renew_decode=renew_decode,
-            ),
-            depth=depth or FixedDepth(),
+            text=text,
+            proposer=Proposer(text, depth or FixedDepth(), drafter, gate),
             window=window or RoundWindow(),
-            gate=gate,
             experience=experience,
             stats=SessionStats(),
             verifier=verifier,
-            drafter=drafter,
         )
 
     def generate(self) -> Iterator[SessionEvent]:
@@ -223,7 +220,7 @@ class EdgeSession:
         while decoding.text.finish is None:
             if self._is_cancelled:
                 raise CancelledByUser
-            draft, _ = decoding.propose(max(1, decoding.num_to_draft()))
+            draft, _ = decoding.proposer.propose(max(1, decoding.num_to_draft()))
             if not draft.token_ids:
                 decoding.text.finish = FinishReason.CONTEXT
             yield from decoding.add(draft.token_ids, (Origin.EDGE_ONLY,) * len(draft.token_ids))
@@ -231,8 +228,8 @@ class EdgeSession:
     def _close(self) -> None:
         decoding = self._decoding
         decoding.remember()
-        if decoding.drafter is not None:
-            decoding.drafter.close()
+        if decoding.proposer.drafter is not None:
+            decoding.proposer.drafter.close()
         if decoding.verifier is None:
             return
         decoding.verifier.close(is_cancelled=decoding.text.finish is FinishReason.CANCELLED)

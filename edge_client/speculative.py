@@ -17,12 +17,12 @@ from common.types import CorrectionKind, Draft, FinishReason, Origin, RoundError
 from edge_client.branching import create_branches
 from edge_client.cloud_only import stream_cloud_only
 from edge_client.correction import PendingCorrection
+from edge_client.decoding import Decoding
 from edge_client.events import SessionEvent, TokenEvent
 from edge_client.fallback import fall_back
 from edge_client.gate.commit import keep_block
 from edge_client.guesses import Branch
 from edge_client.opening import open_session
-from edge_client.options import Decoding
 from edge_client.pipeline import MAX_UNANSWERED
 from edge_client.remote_verifier import Answer, SessionLostError, UnknownPrefixError
 from edge_client.reverify import hold_against, kept_for_round, num_behind, take_late_verdict
@@ -72,7 +72,7 @@ class SpeculativeLoop:
         try:
             yield from open_session(self._decoding)
         except RoundTimeoutError as error:
-            draft, draft_ms = self._decoding.propose(self._decoding.num_to_draft())
+            draft, draft_ms = self._decoding.proposer.propose(self._decoding.num_to_draft())
             self._count_timeout(len(draft.token_ids), draft_ms)
             yield from fall_back(self._decoding, draft, error)
             yield from self._take_late_verdicts()
@@ -94,7 +94,7 @@ class SpeculativeLoop:
         to_judge = kept_for_round(decoding)
         num_draft_tokens = num_behind(decoding, len(to_judge), num_draft_tokens)
         is_spoilt = None if branch is None else partial(self._is_spoilt, branch)
-        draft, draft_ms = decoding.propose(num_draft_tokens, assumed, is_spoilt, is_gated=True)
+        draft, draft_ms = decoding.proposer.propose(num_draft_tokens, assumed, is_spoilt, is_gated=True)
         if branch is not None and (not draft.token_ids or self._is_spoilt(branch, draft.token_ids[0])):
             self._give_up(branch, draft)
             return  # to the verdict that is there
@@ -102,7 +102,7 @@ class SpeculativeLoop:
             log.info("the draft's context is full: cloud-only from here")
             yield from stream_cloud_only(decoding)
             return
-        judgement = decoding.judge(draft, assumed)
+        judgement = decoding.proposer.judge(draft, assumed)
         if kept := keep_block(decoding, draft, draft_ms, judgement):
             yield from kept
             return
@@ -245,7 +245,7 @@ class SpeculativeLoop:
 
 def _is_draft_over(decoding: Decoding) -> bool:
     """An empty draft is else a round like any other: a strategy may know nothing now and more later."""
-    return decoding.drafter is None or decoding.drafter.is_full
+    return decoding.proposer.drafter is None or decoding.proposer.drafter.is_full
 
 
 def _is_first_wrong(each: Round, text: SessionText) -> bool:

@@ -7,10 +7,10 @@ would end the text by a token, and the text's last token, are always the target'
 from __future__ import annotations
 
 from common.types import Draft, Origin
+from edge_client.decoding import Decoding
 from edge_client.events import TokenEvent
 from edge_client.fallback import keep
 from edge_client.gate.gate import GateUse, Judgement
-from edge_client.options import Decoding
 from edge_client.stats import RoundRecord
 
 # An id and its origin take six bytes of a message at most; half of it is for them.
@@ -21,7 +21,7 @@ def keep_block(
     decoding: Decoding, draft: Draft, draft_ms: float, judgement: Judgement | None
 ) -> list[TokenEvent]:
     """Its tokens, where the gate keeps them; none where the verifier is to be asked."""
-    gate = decoding.gate
+    gate = decoding.proposer.gate
     if gate is None or gate.use is not GateUse.COMMIT or not draft.token_ids:
         return []
     assert judgement is not None
