@@ -39,8 +39,11 @@ def _phases(length: int | None = None, tokens: int = 4096, **changes: Any) -> di
 VARIANTS: dict[str, dict[str, Any]] = {
     "base": {},
     "another seed": {"seed": 1},
+    "AdamW, 0.00025": {"rates": Rates(adamw=0.00025)},
+    "AdamW, 0.0005": {"rates": Rates(adamw=0.0005)},
     "AdamW, 0.001": {"rates": Rates(adamw=0.001)},
     "AdamW, 0.003": {"rates": Rates(adamw=0.003)},
+    "Muon, 0.0075": {"rates": Rates(muon=0.0075)},
     "Muon, 0.015": {"rates": Rates(muon=0.015)},
     "Muon, 0.06": {"rates": Rates(muon=0.06)},
     "6 layers throughout": _phases(num_layers=6),
