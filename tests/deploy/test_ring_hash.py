@@ -94,9 +94,9 @@ def test_a_text_is_written_by_the_verifier_of_its_session_alone(fleet: Fleet, tr
 
 
 def test_a_dead_verifiers_sessions_go_to_the_next_and_the_others_stay(fleet: Fleet) -> None:
-    sessions = [new_session_id() for _ in range(30)]
+    sessions = [new_session_id() for _ in range(60)]
     before = fleet.holders(sessions)
-    address, victim = fleet.address, before[0]
+    address, (victim, _) = fleet.address, Counter(before).most_common(1)[0]  # 20 or more, for two to share
     fleet.end(victim)
     after = fleet.holders(sessions, address)
     assert victim not in after
