@@ -29,8 +29,9 @@ _DIVERGENCES = {
 _LIMITS = """
 ## Limits
 
-- The target saw {seen:.1f} M tokens. Its text has the look of Python and little sense. Of its greedy text's runs of
-  12 tokens {repeated:.0%} are repeats (read greedy figures with that: a loop makes any draft look good).
+- The target saw {seen:.1f} M tokens. Its text has the look of Python and little sense. Of a greedy text's runs of
+  12 tokens {repeated:.0%} are repeats, as a mean over texts; taken together, as `pair.loops` does, long loops
+  count for more (read greedy figures with that: a loop makes any draft look good).
 - Agreement and acceptance are those of a weak target: an undertrained model has a smooth distribution that a
   draft imitates easily. They say nothing about pairs of strong models.
 - Positions beyond the longest training window ({longest} tokens) were never trained, though the configuration

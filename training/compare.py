@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from training.checkpoint import write_json
+from training.checkpoint import variant_directory, write_json
 from training.data import Batches, Tokens, load_train
 from training.distiller import DistillConfig, Distiller
 from training.drafts import draft_shape, read_config
@@ -81,7 +81,7 @@ class Comparison:
 
     def run(self, name: str) -> Path:
         """Train a variant, unless it is there, and return its directory."""
-        variant, out = VARIANTS[name], self._out / name.replace(" ", "-").replace("%", "percent")
+        variant, out = VARIANTS[name], variant_directory(self._out, name)
         if (out / "training.json").is_file():
             return out
         reference = self.run(variant.reference) if variant.reference else None
@@ -174,6 +174,8 @@ def main() -> None:
             )
     except (ValueError, OSError) as error:
         sys.exit(f"error: {error}")
+    except KeyboardInterrupt:
+        sys.exit("interrupted: the same command goes on")
     print(table(results))
 
 

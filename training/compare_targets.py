@@ -14,6 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from training.checkpoint import variant_directory
 from training.model import TARGET
 from training.optim import Rates
 from training.options import add_run_options, run_options
@@ -26,12 +27,12 @@ from training.workers import SOLO
 _BASE = PRESETS["cpu"]
 
 
-def _phases(length: int | None = None, tokens: int = 4096, **changes: Any) -> dict[str, Any]:
+def _phases(length: int | None = None, tokens: int | None = None, **changes: Any) -> dict[str, Any]:
     """The base's phases with windows of another length, batches of as many tokens, and `changes`."""
 
     def changed(phase: Phase) -> Phase:
         window = length or phase.length
-        return replace(phase, length=window, rows=tokens // window, **changes)
+        return replace(phase, length=window, rows=(tokens or phase.length * phase.rows) // window, **changes)
 
     return {"phases": tuple(map(changed, _BASE.phases))}
 
@@ -63,7 +64,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
 
 def run_variant(name: str, base: TargetConfig, data: Path, out: Path) -> dict[str, Any]:
     """Train a variant, unless it is there, and return its figures; of its files only they are kept."""
-    directory = out / name.replace(" ", "-").replace("%", "percent")
+    directory = variant_directory(out, name)
     figures = directory / "training.json"
     if not figures.is_file():
         train_target(replace(base, **VARIANTS[name]), data, directory, None, True, SOLO)
@@ -91,6 +92,7 @@ def parse_args(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--out", type=Path, default=Path("training/runs/compare-targets"))
     parser.add_argument("--only", nargs="+", choices=list(VARIANTS), default=list(VARIANTS))
     add_run_options(parser)
+    parser.set_defaults(minutes=5.0)
     return parser.parse_args(arguments)
 
 
@@ -100,12 +102,13 @@ def main() -> None:
     if args.workers > 1 or args.slice_minutes:
         sys.exit("error: --workers, --slice-minutes: a variant is one short run of one process")
     keep_freed_memory()
-    base = replace(_BASE, minutes=5.0)
-    base = replace(base, **run_options(args))
+    base = replace(_BASE, **run_options(args))
     try:
         rows = {name: run_variant(name, base, args.data, args.out) for name in args.only}
     except (ValueError, OSError) as error:
         sys.exit(f"error: {error}")
+    except KeyboardInterrupt:
+        sys.exit("interrupted: the same command goes on")
     print(table(rows))
 
 

@@ -232,22 +232,33 @@ def _definitions(text: str) -> list[str]:
 
 
 def _licence(package: str) -> dict[str, object]:
-    """Distribution, version and licence of an import name, as its metadata states them."""
+    """Distribution, version and licence of an import name, as the metadata states them; of all distributions,
+    where several share the name.
+    """
     import platform
     from importlib import metadata
 
     if package == STDLIB:
         return {"distribution": "CPython", "version": platform.python_version(), "licence": "PSF-2.0"}
-    names = metadata.packages_distributions().get(package)
+    names = sorted(set(metadata.packages_distributions().get(package, ())))
     if not names:
         return {"distribution": package, "version": "?", "licence": "unknown"}
-    meta = metadata.metadata(names[0])
+    return {
+        "distribution": ", ".join(names),
+        "version": ", ".join(map(metadata.version, names)),
+        "licence": ", ".join(map(_stated_licence, names)),
+    }
+
+
+def _stated_licence(distribution: str) -> str:
+    from importlib import metadata
+
+    meta = metadata.metadata(distribution)
     classifiers = [
         line.rsplit("::", 1)[-1].strip() for line in meta.get_all("Classifier") or [] if "License" in line
     ]
     stated = [(meta.get_all(key) or [""])[0] for key in ("License-Expression", "License")]
-    licence = stated[0] or "; ".join(classifiers) or stated[1][:60] or "unknown"
-    return {"distribution": names[0], "version": metadata.version(names[0]), "licence": licence}
+    return stated[0] or "; ".join(classifiers) or stated[1][:60] or "unknown"
 
 
 def save_manifest(corpus: Corpus, path: Path) -> None:

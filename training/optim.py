@@ -41,13 +41,12 @@ def make_optimizers(model: Any, rates: Rates, group: Group = SOLO) -> list[torch
     ]
     if not model.config.tie_word_embeddings:
         groups.append({"params": [model.lm_head.weight], "lr": rates.head})
-    if rates.adamw is not None:
-        groups.append({"params": matrices, "lr": rates.adamw, "weight_decay": rates.weight_decay})
-    optimizers: list[torch.optim.Optimizer] = [
-        torch.optim.AdamW(groups, betas=(0.9, 0.95), eps=1e-10, weight_decay=0.0, fused=True)
-    ]
+    optimizers: list[torch.optim.Optimizer] = []
     if rates.adamw is None:
-        optimizers.insert(0, Muon(matrices, lr=rates.muon, weight_decay=rates.weight_decay, group=group))
+        optimizers.append(Muon(matrices, lr=rates.muon, weight_decay=rates.weight_decay, group=group))
+    else:
+        groups.append({"params": matrices, "lr": rates.adamw, "weight_decay": rates.weight_decay})
+    optimizers.append(torch.optim.AdamW(groups, betas=(0.9, 0.95), eps=1e-10, weight_decay=0.0, fused=True))
     for optimizer in optimizers:
         for options in optimizer.param_groups:
             options["base_lr"] = options["lr"]

@@ -8,6 +8,7 @@ on the way (`training.model.grow`), since early tokens teach a shallow model as 
 """
 
 import argparse
+import sys
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -224,7 +225,12 @@ def main() -> None:
     config = replace(PRESETS[args.preset], **run_options(args))
     config = replace(config, rates=config.rates.times(args.rates_scale))
     task = partial(train_target, config, args.data, args.out, args.warm_start, args.resume)
-    figures = run_workers(args.workers, task)
+    try:
+        figures = run_workers(args.workers, task)
+    except (ValueError, OSError) as error:
+        sys.exit(f"error: {error}")
+    except KeyboardInterrupt:
+        sys.exit("interrupted: the same command with --resume goes on from the last checkpoint")
     if figures is None:
         print("target: slice over; the same command with --resume goes on")
     else:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import grpc
 import pytest
@@ -166,29 +167,17 @@ def test_candidates_come_in_lots_of_the_size_asked_for(
     )
     assert one.token_ids == usual.token_ids == many.token_ids
     assert len(one.stats.rounds) > len(usual.stats.rounds) >= len(many.stats.rounds)
-    assert _bytes_down(many) > 1.5 * _bytes_down(usual)
+    assert many.stats.bytes_down > 1.5 * usual.stats.bytes_down
 
 
 def _decode_with(
     tiny_verifier: VerifierProcess, own_draft: DraftModel, method: Method, options: dict[str, object]
 ) -> SessionResult:
     sampling = SamplingParams(temperature=1.0, seed=3)
-    prompt = make_prompt(3)
-    result = decode(
-        tiny_verifier.address,
-        prompt,
-        sampling,
-        draft=own_draft,
-        num_new=NUM_NEW,
-        method=method,
-        **options,  # type: ignore[arg-type]
-    )
+    told: dict[str, Any] = {"method": method, "num_new": NUM_NEW, **options}
+    result = decode(tiny_verifier.address, make_prompt(3), sampling, draft=own_draft, **told)
     check_whole(result, NUM_NEW)
     return result
-
-
-def _bytes_down(result: SessionResult) -> int:
-    return sum(record.bytes_down for record in result.stats.rounds)
 
 
 @METHODS
