@@ -192,6 +192,4 @@ def _colocated(lengths: tuple[LengthPlan, ...], models: ModelCosts, link: LinkCo
 
     best = min(lengths, key=token_s)
     round_there_s = round_s(best.num_draft_tokens, colocated_models(models), LinkCosts(rtt_s=0.0))
-    return ModePlan(
-        CO_LOCATED, best.num_draft_tokens, token_s(best), round_there_s / best.tokens_per_round
-    )
+    return ModePlan(CO_LOCATED, best.num_draft_tokens, token_s(best), round_there_s / best.tokens_per_round)

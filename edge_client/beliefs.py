@@ -21,9 +21,7 @@ USUAL_STOOD, USUAL_FELL = 16.0, 4.0  # a Beta distribution: as if so many tokens
 USUAL_SHARE = 0.95  # of the belief; the rest is uniform
 
 
-def beliefs(
-    num_stood: float, num_fell: float, first: Sequence[float] | None = None
-) -> list[float]:
+def beliefs(num_stood: float, num_fell: float, first: Sequence[float] | None = None) -> list[float]:
     """The probability of each of ALPHAS, after so many judged tokens. `first`: before them, what is usual
     where it is None; none of it is 0."""
     logs = [

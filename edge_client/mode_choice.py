@@ -49,9 +49,7 @@ class ModeChoice:
     and trips.
     """
 
-    def __init__(
-        self, ways: Sequence[Way], has_best_length: bool = True, may_guess: bool = False
-    ) -> None:
+    def __init__(self, ways: Sequence[Way], has_best_length: bool = True, may_guess: bool = False) -> None:
         self.current = ways[0]
         self.conditions = Conditions(_GUESSED if may_guess else 0.0)
         self.num_changes = 0
@@ -104,9 +102,7 @@ class ModeChoice:
             self._judge(0, 1)
         if record.is_answered:
             self._num_seen += 1
-            self._judge(
-                record.num_accepted_tokens, int(record.num_accepted_tokens < record.num_draft_tokens)
-            )
+            self._judge(record.num_accepted_tokens, int(record.num_accepted_tokens < record.num_draft_tokens))
 
     def observe_stream(self, token_s: float) -> None:
         """Between two tokens of a stream."""

@@ -280,4 +280,3 @@ class RemoteVerifier:
                 raise IncompatibleError(f"{error.field}: {error.message}")
             case _:
                 raise RoundFailedError(error)
-

@@ -155,8 +155,12 @@ async def measure_cost(
     """Every stream has one message under way."""
     connections = [await connect(address) for _ in range(num_connections)]
     request = pb.VerifyRequest(
-        round_id=7, base_position=100, base_hash=1 << 60, draft_tokens=[1000, 2000, 3000, 4000],
-        q_token_probs=[0.5, 0.25, 0.75, 1.0], deadline_ms=400,
+        round_id=7,
+        base_position=100,
+        base_hash=1 << 60,
+        draft_tokens=[1000, 2000, 3000, 4000],
+        q_token_probs=[0.5, 0.25, 0.75, 1.0],
+        deadline_ms=400,
     )
     message = pb.SessionRequest(verify=request).SerializeToString()
     count, is_over = 0, False

@@ -69,7 +69,6 @@ class Runs:
         ]
 
 
-
 @contextlib.contextmanager
 def decoding(
     pair: SyntheticPair | None, min_forward_ms: float, min_draft_ms: float

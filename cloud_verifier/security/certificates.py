@@ -33,9 +33,7 @@ class TlsPaths:
 class ServerCertificates:
     """Raises `ConfigError` where the files cannot be used; later, `reload` raises it and keeps what was."""
 
-    def __init__(
-        self, paths: TlsPaths, clock: Callable[[], datetime] = lambda: datetime.now(UTC)
-    ) -> None:
+    def __init__(self, paths: TlsPaths, clock: Callable[[], datetime] = lambda: datetime.now(UTC)) -> None:
         self._paths = paths
         self._clock = clock
         files = [paths.certificate, paths.key, *([paths.client_ca] if paths.client_ca else [])]

@@ -50,8 +50,7 @@ def table(sessions: list[dict[str, Any]]) -> list[str]:
     rows = [_COLUMNS, *(_row(session) for session in sessions)]
     widths = [max(len(row[column]) for row in rows) for column in range(len(_COLUMNS))]
     return [
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-        for row in rows
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
     ]
 
 

@@ -55,7 +55,9 @@ class ServeConfig:
         30.0, "how long running requests may go on after SIGTERM", flag="--stop-grace", metavar="S", minimum=0
     )
     draft_cache_mb: float = option(
-        256.0, "memory for the draft's KV of texts that ended, for the next turn of a conversation",
-        metavar="MB", minimum=0,
+        256.0,
+        "memory for the draft's KV of texts that ended, for the next turn of a conversation",
+        metavar="MB",
+        minimum=0,
     )
     log_json: bool = option(False, "log JSON objects instead of lines")

@@ -108,9 +108,7 @@ class Exchange:
 
     async def _write(self, entry: Entry, prepared: Prepared, generation: Generation, wire: Wire) -> None:
         parsed = entry.parsed
-        shaper = Shaper(
-            parsed, self._daemon.edge.tokenizer, entry.request_id, self._daemon.serve.model_name
-        )
+        shaper = Shaper(parsed, self._daemon.edge.tokenizer, entry.request_id, self._daemon.serve.model_name)
         batch = await generation.next_batch()  # what fails before it has a status of its own
         model = prepared.session.result.model
         shaper.fingerprint = f"fp_{model.target_fingerprint[:12]}" if model else None

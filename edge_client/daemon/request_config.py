@@ -65,4 +65,3 @@ def _why_without_effect(name: str, config: RunConfig) -> str:
         case "method" if judging_method(config) is None and asked != "coupled":
             return f"in mode {mode} no draft is judged"
     return ""
-

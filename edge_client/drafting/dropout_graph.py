@@ -43,9 +43,7 @@ _MATRIX = "MatMulNBits"
 _LEAST_SHARED_BYTES = 1024
 
 
-def add_dropout(
-    directory: Path, *, num_samples: int = DEFAULT_SAMPLES, rate: float = DEFAULT_RATE
-) -> Path:
+def add_dropout(directory: Path, *, num_samples: int = DEFAULT_SAMPLES, rate: float = DEFAULT_RATE) -> Path:
     """Write `draft.dropout.onnx` beside an exported draft, whose files stay as they are.
 
     Thresholds on the variance depend on `num_samples` masks and `rate`, so both belong to the file. Needs

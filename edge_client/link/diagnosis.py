@@ -151,9 +151,7 @@ def _unusable(security: LinkSecurity) -> Diagnosis:
     )
 
 
-def _verification_fault(
-    error: ssl.SSLCertVerificationError, name: str, security: LinkSecurity
-) -> Diagnosis:
+def _verification_fault(error: ssl.SSLCertVerificationError, name: str, security: LinkSecurity) -> Diagnosis:
     match error.verify_code:
         case code if code in (_WRONG_NAME, _WRONG_IP):
             fix = "dial a name it has, or say one with --tls-server-name"

@@ -1,8 +1,8 @@
 """What `--verifier` names: one verifier, or several that share the sessions.
 
-    HOST:PORT              one
-    HOST:PORT,HOST:PORT    these
-    dns:///HOST:PORT       all addresses that the name has now, as a headless service's has
+HOST:PORT              one
+HOST:PORT,HOST:PORT    these
+dns:///HOST:PORT       all addresses that the name has now, as a headless service's has
 """
 
 from __future__ import annotations

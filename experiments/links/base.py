@@ -1,9 +1,9 @@
 """One interface for every way to make a link real, and the ways there are.
 
-    realisation = create_realisation("proxy")
-    check_realisable(realisation, profile)             # raises UsageError with its reasons
-    with realisation.open(profile, "127.0.0.1:7077") as link:
-        ... dial link.address ...
+realisation = create_realisation("proxy")
+check_realisable(realisation, profile)             # raises UsageError with its reasons
+with realisation.open(profile, "127.0.0.1:7077") as link:
+    ... dial link.address ...
 """
 
 from __future__ import annotations

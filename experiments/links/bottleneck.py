@@ -89,9 +89,7 @@ class Backlog:
 
 def bottleneck_of(profile: LinkProfile, is_up: bool) -> Bottleneck:
     """Raises UsageError when the profile's trace cannot be read."""
-    mbit, trace = (
-        (profile.up_mbit, profile.up_trace) if is_up else (profile.down_mbit, profile.down_trace)
-    )
+    mbit, trace = (profile.up_mbit, profile.up_trace) if is_up else (profile.down_mbit, profile.down_trace)
     if trace:
         return TraceRate(load_trace(trace))
     return FixedRate(mbit) if mbit else Unlimited()

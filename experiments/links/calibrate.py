@@ -1,6 +1,6 @@
 """Measures every realisation that works here against its profile and against the others.
 
-    python -m experiments.links.calibrate [--json] [--short] [--realisation proxy tun]
+python -m experiments.links.calibrate [--json] [--short] [--realisation proxy tun]
 """
 
 from __future__ import annotations

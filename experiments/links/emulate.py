@@ -1,7 +1,7 @@
 """A link to use by hand: prints the address to dial instead of the verifier's, until Ctrl-C.
 
-    python -m experiments.links.emulate --profile 4g --upstream 127.0.0.1:7077
-    edge-client run --verifier ADDRESS "..."
+python -m experiments.links.emulate --profile 4g --upstream 127.0.0.1:7077
+edge-client run --verifier ADDRESS "..."
 """
 
 from __future__ import annotations

@@ -83,9 +83,7 @@ def main() -> int:
     request = json.loads(sys.argv[1])
     try:
         with asyncio.Runner(loop_factory=make_loop) as runner:
-            runner.run(
-                serve(request["realisation"], load_profile(request["profile"]), request["upstream"])
-            )
+            runner.run(serve(request["realisation"], load_profile(request["profile"]), request["upstream"]))
     except (OutriderError, OSError) as error:
         _say({"error": str(error)})
         return 1

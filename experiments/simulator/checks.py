@@ -1,6 +1,6 @@
 """The simulator against what it promises, as measures: `exp.sim_error`, `exp.sim_10k`, `exp.repeat`.
 
-    python -m experiments.simulator.checks [--only sim_error,sim_10k,repeat] [--quick]
+python -m experiments.simulator.checks [--only sim_error,sim_10k,repeat] [--quick]
 """
 
 from __future__ import annotations

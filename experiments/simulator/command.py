@@ -1,10 +1,10 @@
 """`python -m experiments.simulator SYSTEM.yaml`: plays a system of edges and verifiers in virtual time.
 
-    python -m experiments.simulator benchmarks/systems/small.yaml
-    python -m experiments.simulator SYSTEM.yaml --json --seed 7
-    python -m experiments.simulator SYSTEM.yaml --find-capacity p95_commit_gap=250ms
-    python -m experiments.simulator SYSTEM.yaml --out DIR         a results folder as `edge-client bench` has
-    python -m experiments.simulator --sweep SWEEP.yaml --out DIR  a sweep of `edge-client bench`, simulated
+python -m experiments.simulator benchmarks/systems/small.yaml
+python -m experiments.simulator SYSTEM.yaml --json --seed 7
+python -m experiments.simulator SYSTEM.yaml --find-capacity p95_commit_gap=250ms
+python -m experiments.simulator SYSTEM.yaml --out DIR         a results folder as `edge-client bench` has
+python -m experiments.simulator --sweep SWEEP.yaml --out DIR  a sweep of `edge-client bench`, simulated
 """
 
 from __future__ import annotations
@@ -28,9 +28,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _sweep(arguments)
     if arguments.system is None:
         raise UsageError("no system given; docs/simulator.md has an example")
-    changes = {
-        name: value for name in ("seconds", "seed") if (value := getattr(arguments, name)) is not None
-    }
+    changes = {name: value for name in ("seconds", "seed") if (value := getattr(arguments, name)) is not None}
     system = load_system(arguments.system, **changes)
     if arguments.edges is not None:
         system = system.with_edges(arguments.edges)

@@ -58,6 +58,7 @@ class RequestLog:
             return None
         return (self.commits[-1][0] - self.commits[0][0]) / (self.num_tokens - 1)
 
+
 class PacedSession:
     """An `EdgeSession` whose tokens somebody shows as they come, which takes time; notes when that was."""
 

@@ -89,9 +89,7 @@ def _product_modules() -> list[types.ModuleType]:
     return [module for name, module in sorted(sys.modules.items()) if name.startswith(PACKAGES)]
 
 
-def _replace_in(
-    module: types.ModuleType, replacements: Replacements, undo: list[Callable[[], None]]
-) -> None:
+def _replace_in(module: types.ModuleType, replacements: Replacements, undo: list[Callable[[], None]]) -> None:
     for name, value in list(vars(module).items()):
         if id(value) in replacements:
             undo.append(functools.partial(setattr, module, name, value))

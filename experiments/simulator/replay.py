@@ -148,4 +148,3 @@ def tokens_per_s(requests: Sequence[RealRequest]) -> float:
     """From the first request's begin to the last token."""
     start_s, end_s = min(each.start_s for each in requests), max(each.token_times_s[-1] for each in requests)
     return sum(len(each.token_times_s) for each in requests) / (end_s - start_s)
-

@@ -50,4 +50,3 @@ def _merged(system: System, played: Sequence[Played], wall_s: float) -> Played:
     verifiers = sorted((v for part in played for v in part.verifiers), key=lambda v: order.index(v.name))
     num_events = sum(part.num_events for part in played)
     return Played(system, whole.tallies, verifiers, whole.seconds, wall_s, num_events)
-

@@ -147,4 +147,3 @@ def _adapted(times: SystemTimes, config: SweepConfig) -> SystemTimes:
 
 def _num_tokens(text: str) -> int:
     return len(EdgeTokenizer(EMBEDDED / "draft" / "tokenizer.json").encode(text))
-

@@ -166,9 +166,7 @@ class SimulatedStream:
 
     def _push(self, response: SessionResponse, kind: type[SessionRequest]) -> None:
         if isinstance(response, RoundError):
-            self._engine.observer.on_error(
-                response.code, self._session_id, response.round_id, response.field
-            )
+            self._engine.observer.on_error(response.code, self._session_id, response.round_id, response.field)
         if isinstance(response, GeneratedTokens) and response.is_last:
             self._generating = None
         if isinstance(response, Verdict | RoundError):

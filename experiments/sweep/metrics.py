@@ -14,6 +14,7 @@ from experiments.sweep.records import Metric, RequestRow, RoundRow, VisitRow
 
 _MB = 1e6
 
+
 @dataclass(frozen=True, slots=True)
 class Observed:
     """Everything a cell left behind. `requests` are those that ended without an error."""

@@ -102,9 +102,7 @@ def run_sweep(plan: Plan, out: Path, is_resumed: bool, is_silent: bool) -> Sweep
     return sweep
 
 
-def _finish(
-    plan: Plan, folder: ResultsFolder, is_tie: JudgeTie, losses: Losses, is_complete: bool
-) -> Sweep:
+def _finish(plan: Plan, folder: ResultsFolder, is_tie: JudgeTie, losses: Losses, is_complete: bool) -> Sweep:
     """Writes sweep.json, summary.csv and the last of the manifest."""
     results = read_results(folder.path)
     sweep = summarise(plan.config, plan.cells, _rows_of(folder), is_tie, losses, is_complete)
@@ -243,5 +241,3 @@ def _no_interrupts() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGINT, previous)
-
-

@@ -42,9 +42,7 @@ class ByCell:
     visits: dict[str, list[VisitRow]]
 
 
-def by_cell(
-    requests: Sequence[RequestRow], rounds: Sequence[RoundRow], visits: Sequence[VisitRow]
-) -> ByCell:
+def by_cell(requests: Sequence[RequestRow], rounds: Sequence[RoundRow], visits: Sequence[VisitRow]) -> ByCell:
     found = ByCell(defaultdict(list), defaultdict(list), defaultdict(list), defaultdict(list))
     for request in requests:
         (found.failed if request.error else found.requests)[request.cell].append(request)
@@ -115,9 +113,7 @@ def _triple(metric: Metric | None) -> tuple[object, object, object]:
     return ("", "", "") if metric is None else (metric.value, metric.low, metric.high)
 
 
-def _cell_row(
-    config: SweepConfig, cell: Cell, rows: ByCell, texts: TextCheck, losses: Losses
-) -> CellRow:
+def _cell_row(config: SweepConfig, cell: Cell, rows: ByCell, texts: TextCheck, losses: Losses) -> CellRow:
     requests, rounds = rows.requests.get(cell.id, []), rows.rounds.get(cell.id, [])
     seen = Observed(requests, rounds, rows.visits.get(cell.id, []))
     metrics = compute_metrics(seen, config.slo, config.price_per_hour)

@@ -210,5 +210,3 @@ def test_a_curve_is_told_in_lines_and_as_csv() -> None:
     header, row = curve_csv(curve.points).splitlines()
     assert header.startswith("setting,num_tokens,num_calls,calls_per_token,calls_saved")
     assert row == "no gate,8,8,1.0,0.0,0.0,1.0,1.0,,"
-
-

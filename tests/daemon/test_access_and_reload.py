@@ -29,7 +29,9 @@ def guarded(verifier: VerifierServer, tmp_path_factory: pytest.TempPathFactory) 
     directory = tmp_path_factory.mktemp("guarded")
     (directory / "keys").write_text(f"# two of them\n{KEY}\n\n{OTHER}\n")
     config = directory / "edge.yaml"
-    config.write_text(f"serve:\n  api_key_file: {directory / 'keys'}\n  cors_origin: [https://notes.example]\n")
+    config.write_text(
+        f"serve:\n  api_key_file: {directory / 'keys'}\n  cors_origin: [https://notes.example]\n"
+    )
     with running_daemon(f"127.0.0.1:{verifier.port}", config=config) as process:
         yield process
 

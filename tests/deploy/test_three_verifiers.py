@@ -33,6 +33,7 @@ NUM_TEXTS, NUM_NEW, NUM_CLIENTS = 6, 32, 4
 GRACE_S = 30.0  # less than PATIENCE_S; texts under way end long before
 _FLAGS = ("--drain-grace-s", str(GRACE_S), "--admin-listen", "127.0.0.1:0", "--log-level", "warning")
 
+
 @dataclass
 class Fleet:
     """Verifiers of one target, each keeps its address over restarts; and the draft of their edges."""

@@ -83,9 +83,7 @@ def sample_openings_and_generates(target: Path) -> tuple[np.ndarray, np.ndarray]
     backend = load_target(target)
     model = make_model_info(backend, ServeConfig(max_sessions=NUM_SAMPLES))
     patient = QueueLimits(max_queue_ms=600_000.0)  # whoever steps by hand has no deadline
-    engine = Engine(
-        backend, model, max_step_tokens=2048, prefill_chunk_tokens=1024, queue_limits=patient
-    )
+    engine = Engine(backend, model, max_step_tokens=2048, prefill_chunk_tokens=1024, queue_limits=patient)
     first, generated = np.zeros(backend.num_tokens), np.zeros(backend.num_tokens)
 
     def count(reply: object) -> None:

@@ -91,7 +91,7 @@ def test_names_are_capitalised_words_inside_sentences_acronyms_and_words_like_ip
 
 
 def test_the_first_word_of_a_sentence_or_a_line_and_the_english_i_are_no_names() -> None:
-    text = "One. Two! Three? (Four.) \"Five\"\n# Six\n    Seven\n- Eight: Nine; I think I'm here"
+    text = 'One. Two! Three? (Four.) "Five"\n# Six\n    Seven\n- Eight: Nine; I think I\'m here'
     assert found(find_names, text) == []
 
 
@@ -225,9 +225,7 @@ def test_a_recogniser_names_entities_in_place_of_the_looks_of_words(tmp_path: Pa
     spacy = pytest.importorskip("spacy")
     pipeline = spacy.blank("en")
     ruler = pipeline.add_pipe("entity_ruler")
-    ruler.add_patterns(
-        [{"label": "GPE", "pattern": "new york"}, {"label": "CARDINAL", "pattern": "seven"}]
-    )
+    ruler.add_patterns([{"label": "GPE", "pattern": "new york"}, {"label": "CARDINAL", "pattern": "seven"}])
     pipeline.to_disk(tmp_path / "ner")
     needs = RuleNeeds(ner=str(tmp_path / "ner"))
     block = [" new", " yo", "rk", ",", " Bob", " and", " seven"]

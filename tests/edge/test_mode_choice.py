@@ -151,9 +151,7 @@ def test_auto_pipelining_is_off_where_there_is_nothing_to_hide_and_comes_back_wi
         ({"num_rounds_in_flight": 4}, "--num-rounds-in-flight 4 goes with --pipeline on or auto"),
     ],
 )
-def test_pipelining_that_would_have_no_effect_is_refused_by_name(
-    flags: dict[str, Any], message: str
-) -> None:
+def test_pipelining_that_would_have_no_effect_is_refused_by_name(flags: dict[str, Any], message: str) -> None:
     with pytest.raises(UsageError, match=message):
         make_window(RunConfig(**flags))
     assert make_window(RunConfig(mode="auto", pipeline="auto", num_rounds_in_flight=4)).choice is not None

@@ -430,9 +430,7 @@ def decode(
 def runs() -> st.SearchStrategy[dict[str, Any]]:
     endings = st.sampled_from([(), (",9>",), ("<3,", "7>")])
     fields = run_fields(4, (0.0, 0.5, 0.9, 1.0), short_context=20, stop_strings=endings)
-    return st.fixed_dictionaries(
-        fields | dict.fromkeys(("is_gated", "is_auto", "may_guess"), st.booleans())
-    )
+    return st.fixed_dictionaries(fields | dict.fromkeys(("is_gated", "is_auto", "may_guess"), st.booleans()))
 
 
 def check(run: dict[str, Any], on_timeout: OnTimeout) -> SessionResult:

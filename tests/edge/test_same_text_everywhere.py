@@ -192,9 +192,7 @@ def test_texts_like_these_meet_every_fault_with_rounds_under_way_and_take_every_
 
 @pytest.mark.parametrize("handling", HANDLINGS)
 @pytest.mark.parametrize("method", [m for m in Method if m is not Method.COUPLED])
-def test_the_other_methods_end_verified_under_all_faults(
-    method: Method, handling: str
-) -> None:
+def test_the_other_methods_end_verified_under_all_faults(method: Method, handling: str) -> None:
     tally = Tally()
     for seed, policy in enumerate(("fixed", "optimal")):
         result, _ = write(policy, handling, FAULTS["all"], seed, tally, method=method, accuracy=0.7)

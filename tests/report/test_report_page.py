@@ -132,9 +132,7 @@ def test_drawings_take_their_colours_from_the_page(full: Path) -> None:
 def test_hostile_names_are_text(full: Path) -> None:
     html = (full / "report.html").read_text(encoding="utf-8")
     assert (
-        "<script" not in html
-        and "<img" not in html
-        and "{{ 7*7 }}" in re.findall(r"<h1>(.*?)</h1>", html)[0]
+        "<script" not in html and "<img" not in html and "{{ 7*7 }}" in re.findall(r"<h1>(.*?)</h1>", html)[0]
     )
     assert "&lt;script&gt;" in html
     labels = "".join(text for svg in svgs_of(html) for text in svg.itertext())
@@ -187,7 +185,5 @@ def test_what_is_no_finished_folder_is_refused_by_name(
 
 
 def test_asking_for_help_draws_nothing() -> None:
-    code = (
-        "import experiments.report.__main__, sys; sys.exit(len({'matplotlib', 'jinja2'} & {*sys.modules}))"
-    )
+    code = "import experiments.report.__main__, sys; sys.exit(len({'matplotlib', 'jinja2'} & {*sys.modules}))"
     subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parents[2])

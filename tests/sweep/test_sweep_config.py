@@ -157,9 +157,7 @@ def test_listing_refuses_what_a_run_would(
     assert message in capsys.readouterr().err
 
 
-def test_a_simulated_sweep_refuses_to_go_on(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_simulated_sweep_refuses_to_go_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     sweep = tmp_path / "sweep.yaml"
     sweep.write_text("realisation: simulated")
     assert run(str(sweep), "--out", str(tmp_path / "out"), "--resume") == 2

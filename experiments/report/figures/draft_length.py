@@ -70,9 +70,7 @@ def shapes(view: View, setting: Setting) -> list[Shape]:
             groups.setdefault(key, {}).setdefault(link_label(cell.link), []).append(cell)
     found = []
     for key, by_link in groups.items():
-        several = [
-            cells for cells in by_link.values() if len({c.num_speculative_tokens for c in cells}) > 1
-        ]
+        several = [cells for cells in by_link.values() if len({c.num_speculative_tokens for c in cells}) > 1]
         lines = sorted((_line(view, setting, cells) for cells in several), key=lambda line: line.rtt_ms)
         if lines:
             kept = evenly(lines, MAX_SERIES)

@@ -82,9 +82,7 @@ def shape(view: View, settings: Sequence[Setting]) -> Shape | None:
             tile = _tile(view, cell, factor)
             if tile:
                 rows.setdefault((setting, Arm.of(cell)), []).append((cell, tile))
-    made = [
-        _row([tile for _, tile in pairs], [cell.rtt_ms for cell, _ in pairs]) for pairs in rows.values()
-    ]
+    made = [_row([tile for _, tile in pairs], [cell.rtt_ms for cell, _ in pairs]) for pairs in rows.values()]
     merged = _merge(made)
     rtts = sorted({rtt for row in merged for rtt in row.tiles})
     return Shape(rtts, merged) if len(rtts) > 1 or len(merged) > 1 else None
@@ -145,9 +143,7 @@ def finding(shaped: Shape) -> str:
     lost = [tile for tile in tiles if tile.outcome is Outcome.WORSE]
     won = [tile for tile in tiles if tile.outcome is Outcome.BETTER]
     if not won and not lost:
-        return (
-            f"Speculation over the link and co-located cannot be told apart in any of {len(tiles)} places"
-        )
+        return f"Speculation over the link and co-located cannot be told apart in any of {len(tiles)} places"
     parts = []
     if lost:
         ratios = ratio_spread([1 / tile.comparison.ratio for tile in lost])
