@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from cloud_verifier.config import ServeConfig
-from common.addresses import check_unused, is_loopback, split_address
-from common.errors import UsageError
+from outrider.cloud_verifier.config import ServeConfig
+from outrider.common.addresses import check_unused, is_loopback, split_address
+from outrider.common.errors import UsageError
 
 ADMIN_OFF = ("", "none")
 

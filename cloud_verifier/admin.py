@@ -22,14 +22,14 @@ from typing import TYPE_CHECKING, Any
 
 from prometheus_client.exposition import choose_encoder
 
-from cloud_verifier.metrics import make_registry
-from cloud_verifier.security.authenticator import AccessError
-from common.addresses import is_loopback, split_address
-from common.errors import UsageError
+from outrider.cloud_verifier.metrics import make_registry
+from outrider.cloud_verifier.security.authenticator import AccessError
+from outrider.common.addresses import is_loopback, split_address
+from outrider.common.errors import UsageError
 
 if TYPE_CHECKING:
-    from cloud_verifier.engine import Engine
-    from cloud_verifier.security.server_security import ServerSecurity
+    from outrider.cloud_verifier.engine import Engine
+    from outrider.cloud_verifier.security.server_security import ServerSecurity
 
 log = logging.getLogger(__name__)
 

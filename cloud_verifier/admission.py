@@ -8,12 +8,12 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from cloud_verifier import validation
-from cloud_verifier.backlog import Refusal
-from cloud_verifier.session import Session, num_common_tokens
-from cloud_verifier.work import Job, Work
-from common.errors import InvalidFieldError, UnimplementedFieldError
-from common.types import (
+from outrider.cloud_verifier import validation
+from outrider.cloud_verifier.backlog import Refusal
+from outrider.cloud_verifier.session import Session, num_common_tokens
+from outrider.cloud_verifier.work import Job, Work
+from outrider.common.errors import InvalidFieldError, UnimplementedFieldError
+from outrider.common.types import (
     CancelRequest,
     Closed,
     CloseRequest,
@@ -29,7 +29,7 @@ from common.types import (
 )
 
 if TYPE_CHECKING:
-    from cloud_verifier.engine import Engine
+    from outrider.cloud_verifier.engine import Engine
 
 FULL_RETRY_MS = 1000
 MAX_WAITING = 32  # of one session, behind its running work: as many as replies are stored

@@ -10,19 +10,19 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import common.grpc_quiet  # noqa: F401  before anything imports grpc
-from cloud_verifier.config import SCOPE, ServeConfig, parse_methods, parse_size
-from cloud_verifier.model_files import check_model_files
-from cloud_verifier.security.arguments import add_cert_arguments, add_token_arguments
-from common.arguments import VerbParser
-from common.config import Loaded, add_flags, given_flags, load_config
-from common.errors import ModelError, OutriderError, UsageError
-from common.version import own_version
+import outrider.common.grpc_quiet  # noqa: F401  before anything imports grpc
+from outrider.cloud_verifier.config import SCOPE, ServeConfig, parse_methods, parse_size
+from outrider.cloud_verifier.model_files import check_model_files
+from outrider.cloud_verifier.security.arguments import add_cert_arguments, add_token_arguments
+from outrider.common.arguments import VerbParser
+from outrider.common.config import Loaded, add_flags, given_flags, load_config
+from outrider.common.errors import ModelError, OutriderError, UsageError
+from outrider.common.version import own_version
 
 if TYPE_CHECKING:
-    from cloud_verifier.backends.base import TargetBackend
-    from cloud_verifier.colocated import CoLocatedDrafter
-    from cloud_verifier.server import VerifierServer
+    from outrider.cloud_verifier.backends.base import TargetBackend
+    from outrider.cloud_verifier.colocated import CoLocatedDrafter
+    from outrider.cloud_verifier.server import VerifierServer
 
 log = logging.getLogger(__name__)
 
@@ -32,7 +32,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     namespace = _make_parser().parse_args(arguments)
     try:
         if namespace.verb in ("token", "cert"):
-            from cloud_verifier.security import commands
+            from outrider.cloud_verifier.security import commands
 
             return commands.token(namespace) if namespace.verb == "token" else commands.cert(namespace)
         loaded = load_config(
@@ -74,16 +74,16 @@ def _make_parser() -> argparse.ArgumentParser:
 
 
 def _serve(loaded: Loaded[ServeConfig]) -> int:
-    from common.logs import setup_logging
-    from common.tracing import exporting_spans
+    from outrider.common.logs import setup_logging
+    from outrider.common.tracing import exporting_spans
 
     config = loaded.value
     setup_logging(config.log_level, config.log_json)
     begin = time.monotonic()
 
-    from cloud_verifier.addresses import check_addresses, check_ports_free
-    from cloud_verifier.security.server_security import ServerSecurity
-    from cloud_verifier.server import VerifierServer, run_until_signalled
+    from outrider.cloud_verifier.addresses import check_addresses, check_ports_free
+    from outrider.cloud_verifier.security.server_security import ServerSecurity
+    from outrider.cloud_verifier.server import VerifierServer, run_until_signalled
 
     kv_bytes = parse_size(config.kv_memory, "--kv-memory")
     check_addresses(config)  # all of these before the weights are loaded
@@ -93,7 +93,7 @@ def _serve(loaded: Loaded[ServeConfig]) -> int:
     check_directories(config)
     log.info("loading %s", config.target)
 
-    from cloud_verifier.backends.loading import load_target
+    from outrider.cloud_verifier.backends.loading import load_target
 
     backend = load_target(
         config.target,
@@ -137,7 +137,7 @@ def create_drafter(config: ServeConfig, backend: TargetBackend) -> CoLocatedDraf
     """
     if config.draft_dir is None:
         return None
-    from cloud_verifier.colocated import CoLocatedDrafter, load_draft
+    from outrider.cloud_verifier.colocated import CoLocatedDrafter, load_draft
 
     try:
         draft = load_draft(

@@ -2,7 +2,7 @@
 
 The baseline that edge–cloud speculation is measured against, so it drafts, samples and verifies with the
 same code: the draft's text is the edge's draft, the verification the session's method. This is the one module
-here that imports `edge_client.drafting` (docs/decisions.md).
+here that imports `outrider.edge_client.drafting` (docs/decisions.md).
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
-from cloud_verifier.work import Work
-from common.errors import IncompatibleError
-from common.methods import num_support
-from common.types import Draft, GenerateRequest
-from edge_client.drafting.base import DraftModel, DraftSequence
+from outrider.cloud_verifier.work import Work
+from outrider.common.errors import IncompatibleError
+from outrider.common.methods import num_support
+from outrider.common.types import Draft, GenerateRequest
+from outrider.edge_client.drafting.base import DraftModel, DraftSequence
 
 log = logging.getLogger(__name__)
 
@@ -32,7 +32,7 @@ def load_draft(strategy: str, directory: Path, tokenizer_fingerprint: str, *, nu
 
     Raises `IncompatibleError` for another tokenizer, `ModelError` for a directory that cannot be loaded.
     """
-    from edge_client.drafting.registry import create_draft_model
+    from outrider.edge_client.drafting.registry import create_draft_model
 
     draft = create_draft_model(strategy, directory, threads=num_threads)
     if draft.tokenizer_fingerprint != tokenizer_fingerprint:

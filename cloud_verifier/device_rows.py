@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from cloud_verifier.methods.base import NoiseKey
-from cloud_verifier.rows import ProcessedRows, StepRound, check_total
-from common.noise import Purpose
-from common.sampling import apply_text, is_plain, wire
-from common.truncation import row_edges
-from common.types import SamplingParams, TokenIds
+from outrider.cloud_verifier.methods.base import NoiseKey
+from outrider.cloud_verifier.rows import ProcessedRows, StepRound, check_total
+from outrider.common.noise import Purpose
+from outrider.common.sampling import apply_text, is_plain, wire
+from outrider.common.truncation import row_edges
+from outrider.common.types import SamplingParams, TokenIds
 
 if TYPE_CHECKING:
     import torch
@@ -87,7 +87,7 @@ def _scan(
     """[rows, _FOUND + most ids foreseen]: one launch, one copy to the host."""
     import torch
 
-    from kernels import device
+    from outrider.kernels import device
 
     keys = [
         (each.sampling.seed, Purpose.COUPLED, each.position + row, 0)
@@ -149,7 +149,7 @@ class DeviceRows(ProcessedRows):
         return float(self._table[row, 3])
 
     def _sample(self, row: int, key: NoiseKey, changed: Mapping[int, float]) -> int:
-        from kernels import device
+        from outrider.kernels import device
 
         assert len(changed) <= device.MAX_CHANGED, f"{len(changed)} changed weights"
         ids = np.full((1, device.MAX_CHANGED), device.NO_CHANGE, np.int32)

@@ -8,19 +8,19 @@ from itertools import accumulate
 
 import numpy as np
 
-from cloud_verifier.backends.base import Logits, TargetBackend
-from cloud_verifier.backlog import Backlog
-from cloud_verifier.device_rows import scan_step
-from cloud_verifier.logprobs import logprobs_of
-from cloud_verifier.methods.base import Outcome, RoundInput
-from cloud_verifier.methods.candidates import choose_here
-from cloud_verifier.methods.registry import create_method
-from cloud_verifier.observe import EngineObserver
-from cloud_verifier.rows import HostRows, KeyedCoins, ProcessedRows, StepRound
-from cloud_verifier.session import Bonus
-from cloud_verifier.work import Work
-from common.sampling import is_plain
-from common.types import (
+from outrider.cloud_verifier.backends.base import Logits, TargetBackend
+from outrider.cloud_verifier.backlog import Backlog
+from outrider.cloud_verifier.device_rows import scan_step
+from outrider.cloud_verifier.logprobs import logprobs_of
+from outrider.cloud_verifier.methods.base import Outcome, RoundInput
+from outrider.cloud_verifier.methods.candidates import choose_here
+from outrider.cloud_verifier.methods.registry import create_method
+from outrider.cloud_verifier.observe import EngineObserver
+from outrider.cloud_verifier.rows import HostRows, KeyedCoins, ProcessedRows, StepRound
+from outrider.cloud_verifier.session import Bonus
+from outrider.cloud_verifier.work import Work
+from outrider.common.sampling import is_plain
+from outrider.common.types import (
     CorrectionKind,
     GeneratedTokens,
     GenerateRequest,

@@ -9,11 +9,11 @@ from typing import Any
 
 import grpc
 
-from cloud_verifier.outbox import UnreadError
-from cloud_verifier.security.authenticator import AccessError
-from cloud_verifier.service import ShuttingDownError
-from cloud_verifier.stream import SupersededError
-from common.errors import InvalidFieldError
+from outrider.cloud_verifier.outbox import UnreadError
+from outrider.cloud_verifier.security.authenticator import AccessError
+from outrider.cloud_verifier.service import ShuttingDownError
+from outrider.cloud_verifier.stream import SupersededError
+from outrider.common.errors import InvalidFieldError
 
 log = logging.getLogger(__name__)
 

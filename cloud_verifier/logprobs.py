@@ -11,10 +11,10 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from cloud_verifier.methods.base import Outcome, TargetRows
-from cloud_verifier.row_kernels import load_row_kernels
-from common.support import most_probable
-from common.types import CorrectionKind, TokenIds, TokenLogprobs
+from outrider.cloud_verifier.methods.base import Outcome, TargetRows
+from outrider.cloud_verifier.row_kernels import load_row_kernels
+from outrider.common.support import most_probable
+from outrider.common.types import CorrectionKind, TokenIds, TokenLogprobs
 
 MAX_LOGPROBS = 20
 

@@ -6,8 +6,8 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-from cloud_verifier.session import DEFAULT_TENANT
-from common.errors import InvalidFieldError
+from outrider.cloud_verifier.session import DEFAULT_TENANT
+from outrider.common.errors import InvalidFieldError
 
 SESSION_ID_KEY = "x-session-id"
 TENANT_KEY = "x-outrider-tenant"

@@ -11,9 +11,9 @@ from collections.abc import Callable
 from dataclasses import fields
 from typing import NamedTuple
 
-from common.errors import InvalidFieldError
-from common.methods import sends_probs, sends_support
-from common.types import Method, MethodParams, OpenRequest, VerifyRequest
+from outrider.common.errors import InvalidFieldError
+from outrider.common.methods import sends_probs, sends_support
+from outrider.common.types import Method, MethodParams, OpenRequest, VerifyRequest
 
 MAX_CANDIDATES = 64
 

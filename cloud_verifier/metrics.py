@@ -15,11 +15,11 @@ from prometheus_client.core import (
 )
 from prometheus_client.registry import Collector
 
-from cloud_verifier.observe import Histogram
+from outrider.cloud_verifier.observe import Histogram
 
 if TYPE_CHECKING:
-    from cloud_verifier.engine import Engine
-    from cloud_verifier.security.server_security import ServerSecurity
+    from outrider.cloud_verifier.engine import Engine
+    from outrider.cloud_verifier.security.server_security import ServerSecurity
 
 PREFIX = "outrider_verifier_"
 BACKLOG_REASONS = ("queue_tokens", "tenant_queue_tokens", "queue_ms", "deadline")

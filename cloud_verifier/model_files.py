@@ -6,8 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from common.errors import ModelError
-from common.shards import read_shard_names
+from outrider.common.errors import ModelError
+from outrider.common.shards import read_shard_names
 
 
 def check_model_files(directory: Path) -> dict[str, Any]:

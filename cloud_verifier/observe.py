@@ -11,8 +11,15 @@ import logging
 from bisect import bisect_left
 from collections.abc import Sequence
 
-from common.logs import LogLimiter, session_tag
-from common.types import GenerateRequest, Method, OpenRequest, RoundErrorCode, RoundMetrics, VerifyRequest
+from outrider.common.logs import LogLimiter, session_tag
+from outrider.common.types import (
+    GenerateRequest,
+    Method,
+    OpenRequest,
+    RoundErrorCode,
+    RoundMetrics,
+    VerifyRequest,
+)
 
 log = logging.getLogger(__name__)
 

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from common.errors import UsageError
+from outrider.common.errors import UsageError
 
 if TYPE_CHECKING:
-    from cloud_verifier.engine import Engine
+    from outrider.cloud_verifier.engine import Engine
 
 READY, LIVE = "", "live"
 

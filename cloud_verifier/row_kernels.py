@@ -14,7 +14,7 @@ log = logging.getLogger(__name__)
 
 
 class RowKernels(Protocol):
-    """The functions of `kernels.reference`, which says what each gives."""
+    """The functions of `outrider.kernels.reference`, which says what each gives."""
 
     def survey(self, row: NDArray[np.float32], temperature: float, edge: float, /) -> tuple[float, float]: ...
 
@@ -62,10 +62,10 @@ class RowKernels(Protocol):
 @functools.cache
 def load_row_kernels() -> RowKernels:
     """The kernels of this process. The first call compiles or loads them: seconds, so make it at start."""
-    from kernels import reference
+    from outrider.kernels import reference
 
     try:
-        from kernels import host
+        from outrider.kernels import host
 
         _check(host, reference)
     except Exception as error:  # no numba, one that does not fit numpy, a machine it cannot compile for
@@ -84,7 +84,7 @@ def _check(kernels: RowKernels, reference: RowKernels) -> None:
 
 
 def has_device_kernels(device: str, vocab_size: int, num_tokens: int) -> bool:
-    """Whether `kernels.device` gives there what the reference gives. Compiles it, for rows of this shape."""
+    """Whether `outrider.kernels.device` gives there what the reference gives. Compiles it, for rows of this shape."""
     try:
         _check_device(device, vocab_size, num_tokens)
     except Exception as error:  # no Triton, no compiler behind it, a GPU it does not know
@@ -97,8 +97,8 @@ def _check_device(device: str, vocab_size: int, num_tokens: int) -> None:
     """Raises RuntimeError where a sample or a sum differs from the reference's."""
     import torch
 
-    from kernels import device as kernels
-    from kernels import reference
+    from outrider.kernels import device as kernels
+    from outrider.kernels import reference
 
     rows = np.sin(np.arange(2 * vocab_size, dtype=np.float32) * 12.9898).reshape(2, vocab_size) * 6
     logits = torch.from_numpy(rows).to(device)[:, :num_tokens]

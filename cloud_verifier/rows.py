@@ -10,12 +10,12 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from cloud_verifier.methods.base import NoiseKey
-from cloud_verifier.row_kernels import load_row_kernels
-from common.errors import ModelError
-from common.noise import Purpose, uniform
-from common.sampling import apply_text, wire
-from common.types import SamplingParams, Support, TokenIds
+from outrider.cloud_verifier.methods.base import NoiseKey
+from outrider.cloud_verifier.row_kernels import load_row_kernels
+from outrider.common.errors import ModelError
+from outrider.common.noise import Purpose, uniform
+from outrider.common.sampling import apply_text, wire
+from outrider.common.types import SamplingParams, Support, TokenIds
 
 _UNCUT = 0, 1.0, 0.0  # top-k, top-p and min-p that are off
 _NOTHING = np.empty(0, np.int64), np.empty(0, np.float64)

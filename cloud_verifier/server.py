@@ -13,24 +13,24 @@ from typing import Any
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
-from cloud_verifier.addresses import ADMIN_OFF, check_addresses
-from cloud_verifier.admin import AdminServer
-from cloud_verifier.backends.base import TargetBackend
-from cloud_verifier.colocated import CoLocatedDrafter
-from cloud_verifier.config import ServeConfig, parse_methods
-from cloud_verifier.driver import EngineDriver
-from cloud_verifier.engine import Engine
-from cloud_verifier.interceptor import ErrorInterceptor
-from cloud_verifier.probe_port import ProbePort
-from cloud_verifier.row_kernels import load_row_kernels
-from cloud_verifier.security.authenticator import AccessError
-from cloud_verifier.security.server_security import ServerSecurity
-from cloud_verifier.service import SERVICE_NAME, VerifierService
-from cloud_verifier.supervision import Supervision
-from cloud_verifier.tracing import TraceContextInterceptor, create_round_tracer
-from common.errors import UsageError
-from common.types import Limits, ModelInfo
-from common.version import own_version
+from outrider.cloud_verifier.addresses import ADMIN_OFF, check_addresses
+from outrider.cloud_verifier.admin import AdminServer
+from outrider.cloud_verifier.backends.base import TargetBackend
+from outrider.cloud_verifier.colocated import CoLocatedDrafter
+from outrider.cloud_verifier.config import ServeConfig, parse_methods
+from outrider.cloud_verifier.driver import EngineDriver
+from outrider.cloud_verifier.engine import Engine
+from outrider.cloud_verifier.interceptor import ErrorInterceptor
+from outrider.cloud_verifier.probe_port import ProbePort
+from outrider.cloud_verifier.row_kernels import load_row_kernels
+from outrider.cloud_verifier.security.authenticator import AccessError
+from outrider.cloud_verifier.security.server_security import ServerSecurity
+from outrider.cloud_verifier.service import SERVICE_NAME, VerifierService
+from outrider.cloud_verifier.supervision import Supervision
+from outrider.cloud_verifier.tracing import TraceContextInterceptor, create_round_tracer
+from outrider.common.errors import UsageError
+from outrider.common.types import Limits, ModelInfo
+from outrider.common.version import own_version
 
 log = logging.getLogger(__name__)
 

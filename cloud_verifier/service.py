@@ -13,19 +13,19 @@ from typing import Any
 
 import grpc
 
-from cloud_verifier.answers import Answers
-from cloud_verifier.backlog import Refusal
-from cloud_verifier.engine import Engine
-from cloud_verifier.metadata import Caller, claimed_caller, same_session_id, session_id_of
-from cloud_verifier.outbox import Mailbox, UnreadError
-from cloud_verifier.stream import SessionStream, SupersededError, ignore, invalid
-from cloud_verifier.tracing import RoundTracer
-from cloud_verifier.work import Job, Reply
-from common import codec
-from common.errors import InvalidFieldError
-from common.pb import outrider_pb2 as pb
-from common.pb import outrider_pb2_grpc
-from common.types import (
+from outrider.cloud_verifier.answers import Answers
+from outrider.cloud_verifier.backlog import Refusal
+from outrider.cloud_verifier.engine import Engine
+from outrider.cloud_verifier.metadata import Caller, claimed_caller, same_session_id, session_id_of
+from outrider.cloud_verifier.outbox import Mailbox, UnreadError
+from outrider.cloud_verifier.stream import SessionStream, SupersededError, ignore, invalid
+from outrider.cloud_verifier.tracing import RoundTracer
+from outrider.cloud_verifier.work import Job, Reply
+from outrider.common import codec
+from outrider.common.errors import InvalidFieldError
+from outrider.common.pb import outrider_pb2 as pb
+from outrider.common.pb import outrider_pb2_grpc
+from outrider.common.types import (
     CancelRequest,
     Draining,
     GeneratedTokens,

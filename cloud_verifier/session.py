@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from cloud_verifier.backends.base import KVSequence
-from common.alignment import TokenChain
-from common.types import (
+from outrider.cloud_verifier.backends.base import KVSequence
+from outrider.common.alignment import TokenChain
+from outrider.common.types import (
     OpenRequest,
     RoundError,
     RoundErrorCode,
@@ -23,7 +23,7 @@ from common.types import (
 )
 
 if TYPE_CHECKING:
-    from cloud_verifier.work import Job, Work
+    from outrider.cloud_verifier.work import Job, Work
 
 MAX_STORED_REPLIES = 32
 DEFAULT_TENANT = "default"

@@ -6,14 +6,14 @@ import asyncio
 from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING
 
-from cloud_verifier.answers import Answers
-from cloud_verifier.metadata import SESSION_ID_KEY
-from cloud_verifier.outbox import UnreadError
-from cloud_verifier.work import num_tokens_of, num_tokens_of_round
-from common import codec
-from common.errors import InvalidFieldError
-from common.pb import outrider_pb2 as pb
-from common.types import (
+from outrider.cloud_verifier.answers import Answers
+from outrider.cloud_verifier.metadata import SESSION_ID_KEY
+from outrider.cloud_verifier.outbox import UnreadError
+from outrider.cloud_verifier.work import num_tokens_of, num_tokens_of_round
+from outrider.common import codec
+from outrider.common.errors import InvalidFieldError
+from outrider.common.pb import outrider_pb2 as pb
+from outrider.common.types import (
     CancelRequest,
     CloseRequest,
     Draining,
@@ -30,8 +30,8 @@ from common.types import (
 )
 
 if TYPE_CHECKING:
-    from cloud_verifier.backlog import Refusal
-    from cloud_verifier.service import VerifierService
+    from outrider.cloud_verifier.backlog import Refusal
+    from outrider.cloud_verifier.service import VerifierService
 
 
 class SupersededError(Exception):

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 import grpc
 
-from cloud_verifier.work import Reply
-from common.logs import session_tag
-from common.tracing import find_tracer
-from common.types import (
+from outrider.cloud_verifier.work import Reply
+from outrider.common.logs import session_tag
+from outrider.common.tracing import find_tracer
+from outrider.common.types import (
     GeneratedTokens,
     GenerateRequest,
     Opened,

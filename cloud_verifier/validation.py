@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from cloud_verifier.logprobs import MAX_LOGPROBS
-from cloud_verifier.method_fields import check_draft_fields, check_method_params
-from cloud_verifier.session import Session
-from common.errors import InvalidFieldError, UnimplementedFieldError
-from common.sampling import check_sampling_params
-from common.types import GenerateRequest, Method, ModelInfo, OpenRequest, VerifyRequest
+from outrider.cloud_verifier.logprobs import MAX_LOGPROBS
+from outrider.cloud_verifier.method_fields import check_draft_fields, check_method_params
+from outrider.cloud_verifier.session import Session
+from outrider.common.errors import InvalidFieldError, UnimplementedFieldError
+from outrider.common.sampling import check_sampling_params
+from outrider.common.types import GenerateRequest, Method, ModelInfo, OpenRequest, VerifyRequest
 
 
 def check_open(request: OpenRequest, model: ModelInfo) -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from cloud_verifier.session import DEFAULT_TENANT, Session
-from common.types import (
+from outrider.cloud_verifier.session import DEFAULT_TENANT, Session
+from outrider.common.types import (
     GenerateRequest,
     OpenRequest,
     SessionRequest,

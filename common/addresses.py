@@ -6,7 +6,7 @@ import errno
 import ipaddress
 import socket
 
-from common.errors import UsageError
+from outrider.common.errors import UsageError
 
 
 def split_address(address: str, flag: str, example: str = "127.0.0.1:7077") -> tuple[str, int]:

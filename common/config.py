@@ -17,10 +17,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-from common.config_fields import Leaf, Option, env_prefix, leaves, option, shown, shown_value
-from common.config_flags import add_flags, given_flags
-from common.config_values import convert, describe
-from common.errors import ConfigError
+from outrider.common.config_fields import Leaf, Option, env_prefix, leaves, option, shown, shown_value
+from outrider.common.config_flags import add_flags, given_flags
+from outrider.common.config_values import convert, describe
+from outrider.common.errors import ConfigError
 
 __all__ = ["Loaded", "Option", "add_flags", "check_value", "given_flags", "load_config", "option"]
 

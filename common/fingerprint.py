@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from common.errors import ModelError
+from outrider.common.errors import ModelError
 
 _CHUNK_BYTES = 1 << 20
 

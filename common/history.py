@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from common.arrays import native
-from common.types import TokenIds
+from outrider.common.arrays import native
+from outrider.common.types import TokenIds
 
 
 def apply_repetition_penalty(

@@ -20,11 +20,11 @@ _NEVER_LOGGED = frozenset(
 )
 _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 _LEVELS = ("debug", "info", "warning", "error")
-_PACKAGES = ("common", "edge_client", "cloud_verifier", "kernels", "training", "experiments")
+_PACKAGE = "outrider"
 
 
 def setup_logging(level: str = "info", json: bool = False, stream: TextIO | None = None) -> None:
-    """Send our packages' logs at `level` (debug, info, warning, error) to `stream` (stderr).
+    """Send our package's logs at `level` (debug, info, warning, error) to `stream` (stderr).
 
     Other libraries stay at warning. May be called again; the last call holds. Raises ValueError for a level
     that is none of these.
@@ -36,8 +36,7 @@ def setup_logging(level: str = "info", json: bool = False, stream: TextIO | None
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(logging.WARNING)
-    for package in _PACKAGES:
-        logging.getLogger(package).setLevel(level.upper())
+    logging.getLogger(_PACKAGE).setLevel(level.upper())
 
 
 def session_tag(session_id: bytes) -> str:

@@ -15,18 +15,18 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from common.arrays import copy
-from common.errors import InvalidFieldError, ModelError
-from common.history import (
+from outrider.common.arrays import copy
+from outrider.common.errors import InvalidFieldError, ModelError
+from outrider.common.history import (
     apply_bad_words,
     apply_bias,
     apply_count_penalties,
     apply_repetition_penalty,
     mask_end_of_text,
 )
-from common.noise import coupled_argmax
-from common.truncation import truncate
-from common.types import SamplingParams
+from outrider.common.noise import coupled_argmax
+from outrider.common.truncation import truncate
+from outrider.common.types import SamplingParams
 
 _MIN_TEMPERATURE = 1e-3  # below it float32 scores lose the noise; 0 says greedy
 _MAX_BIAS = 1e4

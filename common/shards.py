@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from common.errors import ModelError
+from outrider.common.errors import ModelError
 
 
 def read_shard_names(index: Path) -> list[str]:

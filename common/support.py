@@ -14,11 +14,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from common.errors import ModelError
-from common.methods import MAX_SUPPORT_SIZE
-from common.noise import uniform
-from common.philox import Purpose
-from common.types import Candidate, Support
+from outrider.common.errors import ModelError
+from outrider.common.methods import MAX_SUPPORT_SIZE
+from outrider.common.noise import uniform
+from outrider.common.philox import Purpose
+from outrider.common.types import Candidate, Support
 
 TOTAL_WEIGHT = 2**14  # about what the weights sum to: two bytes each on the wire, q off by 3e-5 at most
 

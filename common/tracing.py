@@ -12,8 +12,8 @@ import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from common.errors import UsageError
-from common.version import own_version
+from outrider.common.errors import UsageError
+from outrider.common.version import own_version
 
 if TYPE_CHECKING:
     from opentelemetry.trace import Tracer

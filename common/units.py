@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 
-from common.errors import UsageError
+from outrider.common.errors import UsageError
 
 _NUMBER = re.compile(r"(\d+(?:\.\d+)?|\.\d+)\s*([a-zµ/]*)", re.ASCII | re.IGNORECASE)
 _SECONDS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "min": 60.0}

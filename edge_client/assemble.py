@@ -9,27 +9,27 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from common.errors import IncompatibleError, InvalidFieldError, UsageError
-from common.sampling import check_sampling_params
-from common.stopping import check_stop_params
-from common.types import Method, SamplingParams, StopParams, TokenIds
-from edge_client.config import RunConfig, default_draft_dir
-from edge_client.deadline import RoundDeadline
-from edge_client.depth.registry import create_depth_policy
-from edge_client.drafting.base import DraftModel
-from edge_client.drafting.dropout_cost import DropoutCost
-from edge_client.drafting.registry import WITHOUT_MODEL, create_draft_model
-from edge_client.experience import Experience
-from edge_client.gate.settings import create_gate, gate_settings
-from edge_client.method_options import check_method, make_method_params, support_size
-from edge_client.options import Mode, OnTimeout, SessionOptions
-from edge_client.pipeline import Pipelining, RoundWindow, create_window
-from edge_client.remote_verifier import RemoteVerifier
-from edge_client.session import EdgeSession, new_session_id
-from edge_client.tokenizer import EdgeTokenizer
+from outrider.common.errors import IncompatibleError, InvalidFieldError, UsageError
+from outrider.common.sampling import check_sampling_params
+from outrider.common.stopping import check_stop_params
+from outrider.common.types import Method, SamplingParams, StopParams, TokenIds
+from outrider.edge_client.config import RunConfig, default_draft_dir
+from outrider.edge_client.deadline import RoundDeadline
+from outrider.edge_client.depth.registry import create_depth_policy
+from outrider.edge_client.drafting.base import DraftModel
+from outrider.edge_client.drafting.dropout_cost import DropoutCost
+from outrider.edge_client.drafting.registry import WITHOUT_MODEL, create_draft_model
+from outrider.edge_client.experience import Experience
+from outrider.edge_client.gate.settings import create_gate, gate_settings
+from outrider.edge_client.method_options import check_method, make_method_params, support_size
+from outrider.edge_client.options import Mode, OnTimeout, SessionOptions
+from outrider.edge_client.pipeline import Pipelining, RoundWindow, create_window
+from outrider.edge_client.remote_verifier import RemoteVerifier
+from outrider.edge_client.session import EdgeSession, new_session_id
+from outrider.edge_client.tokenizer import EdgeTokenizer
 
 if TYPE_CHECKING:
-    from edge_client.link.grpc_link import GrpcLink
+    from outrider.edge_client.link.grpc_link import GrpcLink
 
 
 @dataclass(slots=True)
@@ -170,7 +170,7 @@ def _create_draft(config: RunConfig, directory: Path, tokenizer: EdgeTokenizer) 
 def _dropout_cost(draft: DraftModel | None) -> DropoutCost | None:
     if draft is None or "variance" not in draft.signal_names:
         return None
-    from edge_client.drafting.onnx_model import OnnxDraftModel
+    from outrider.edge_client.drafting.onnx_model import OnnxDraftModel
 
     return draft.dropout_cost() if isinstance(draft, OnnxDraftModel) else None
 
@@ -188,8 +188,8 @@ def _create_verifier(config: RunConfig, options: SessionOptions, session_id: byt
 
 def create_link(config: RunConfig, session_id: bytes) -> GrpcLink:
     """Raises `UsageError` for a malformed address, and for flags of TLS and tokens that cannot be used."""
-    from edge_client.link.grpc_link import GrpcLink
-    from edge_client.link.security import link_security
+    from outrider.edge_client.link.grpc_link import GrpcLink
+    from outrider.edge_client.link.security import link_security
 
     return GrpcLink(config.verifier, session_id, config.transport, link_security(config, config.verifier))
 

@@ -11,13 +11,13 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 
-from common.types import GeneratedTokens
-from edge_client.cloud_only import stream_cloud_only
-from edge_client.decoding import Decoding
-from edge_client.events import SessionEvent
-from edge_client.mode_choice import ModeChoice
-from edge_client.options import OnTimeout
-from edge_client.speculative import SpeculativeLoop
+from outrider.common.types import GeneratedTokens
+from outrider.edge_client.cloud_only import stream_cloud_only
+from outrider.edge_client.decoding import Decoding
+from outrider.edge_client.events import SessionEvent
+from outrider.edge_client.mode_choice import ModeChoice
+from outrider.edge_client.options import OnTimeout
+from outrider.edge_client.speculative import SpeculativeLoop
 
 _EVERY = 4  # tokens to one look
 _TRIP_EVERY_S = 1.0

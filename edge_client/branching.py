@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from common.types import Method, Verdict
-from edge_client.decoding import Decoding
-from edge_client.guesses import Branch, Branches, GuessRates
-from edge_client.pipeline import RoundWindow
-from edge_client.rounds import Round, RoundsInFlight, whole_of
-from edge_client.text import SessionText
+from outrider.common.types import Method, Verdict
+from outrider.edge_client.decoding import Decoding
+from outrider.edge_client.guesses import Branch, Branches, GuessRates
+from outrider.edge_client.pipeline import RoundWindow
+from outrider.edge_client.rounds import Round, RoundsInFlight, whole_of
+from outrider.edge_client.text import SessionText
 
 LEAST_CHANCE = 0.05  # to be judged: each round costs either side a message's handling
 

@@ -14,7 +14,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, NoReturn
 
-from common.errors import ModelError, UsageError
+from outrider.common.errors import ModelError, UsageError
 
 TEMPLATE_FILE, CONFIG_FILE = "chat_template.jinja", "tokenizer_config.json"
 Message = Mapping[str, object]

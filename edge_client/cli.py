@@ -10,29 +10,35 @@ from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
 
-from common.arguments import VerbParser
-from common.errors import OutriderError, UsageError
-from common.version import own_version
-from edge_client.commands.configured import COLOUR_NOTE, CONFIG_NOTE, add_config, load_run_config
+from outrider.common.arguments import VerbParser
+from outrider.common.errors import OutriderError, UsageError
+from outrider.common.version import own_version
+from outrider.edge_client.commands.configured import COLOUR_NOTE, CONFIG_NOTE, add_config, load_run_config
 
 # Verbs with a module of their own, imported for that verb alone: `add_arguments(parser)`, `main(namespace)`.
 _VERBS_ELSEWHERE = {
-    "chat": ("edge_client.commands.chat", "talk with the model in the terminal"),
-    "serve": ("edge_client.daemon.command", "answer OpenAI's HTTP interface on this machine"),
-    "ps": ("edge_client.commands.ps", "list what a daemon is generating"),
-    "doctor": ("edge_client.commands.doctor", "check draft, link and verifier, and say what to do"),
-    "completion": ("edge_client.commands.completion", "print a shell's completion script"),
-    "bench": ("experiments.sweep.command", "compare modes over links: a YAML in, a folder of results out"),
+    "chat": ("outrider.edge_client.commands.chat", "talk with the model in the terminal"),
+    "serve": ("outrider.edge_client.daemon.command", "answer OpenAI's HTTP interface on this machine"),
+    "ps": ("outrider.edge_client.commands.ps", "list what a daemon is generating"),
+    "doctor": ("outrider.edge_client.commands.doctor", "check draft, link and verifier, and say what to do"),
+    "completion": ("outrider.edge_client.commands.completion", "print a shell's completion script"),
+    "bench": (
+        "outrider.experiments.sweep.command",
+        "compare modes over links: a YAML in, a folder of results out",
+    ),
     "calibrate": (
-        "edge_client.commands.calibrate",
+        "outrider.edge_client.commands.calibrate",
         "set a gate's thresholds from text, and say what the gate saves and costs",
     ),
-    "plan": ("edge_client.commands.plan", "say what a link and two models will give, and the draft length"),
+    "plan": (
+        "outrider.edge_client.commands.plan",
+        "say what a link and two models will give, and the draft length",
+    ),
 }
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Returns the exit status: 0, one of `common.errors`, or 130 after Ctrl-C."""
+    """Returns the exit status: 0, one of `outrider.common.errors`, or 130 after Ctrl-C."""
     arguments = sys.argv[1:] if arguments is None else arguments
     try:
         return _dispatch(_make_parser(arguments).parse_args(arguments))
@@ -48,7 +54,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _dispatch(namespace: argparse.Namespace) -> int:
     if namespace.verb == "draft":
-        from edge_client.commands.export import main as prepare
+        from outrider.edge_client.commands.export import main as prepare
 
         return prepare(namespace)
     if namespace.verb in _VERBS_ELSEWHERE:
@@ -58,8 +64,8 @@ def _dispatch(namespace: argparse.Namespace) -> int:
     if namespace.verb == "config":
         print("\n".join(loaded.lines(with_origins=namespace.origin)))
         return 0
-    from common.tracing import exporting_spans
-    from edge_client.commands.run import run
+    from outrider.common.tracing import exporting_spans
+    from outrider.edge_client.commands.run import run
 
     with exporting_spans(loaded.value.otlp_endpoint, "edge-client"):
         return run(loaded.value, namespace.prompt, namespace.prompt_file, namespace.json, namespace.live)

@@ -8,17 +8,17 @@ import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from common.errors import LinkError, RoundTimeoutError
-from common.types import FinishReason, GeneratedTokens, GenerateRequest, Origin
-from edge_client.decoding import Decoding
-from edge_client.events import SessionEvent
-from edge_client.opening import open_session
-from edge_client.options import Mode, OnTimeout
-from edge_client.remote_verifier import SessionLostError, UnknownPrefixError
-from edge_client.stats import RoundRecord
+from outrider.common.errors import LinkError, RoundTimeoutError
+from outrider.common.types import FinishReason, GeneratedTokens, GenerateRequest, Origin
+from outrider.edge_client.decoding import Decoding
+from outrider.edge_client.events import SessionEvent
+from outrider.edge_client.opening import open_session
+from outrider.edge_client.options import Mode, OnTimeout
+from outrider.edge_client.remote_verifier import SessionLostError, UnknownPrefixError
+from outrider.edge_client.stats import RoundRecord
 
 if TYPE_CHECKING:
-    from edge_client.auto import StreamWatch
+    from outrider.edge_client.auto import StreamWatch
 
 _MAX_SILENCE_S = 10.0
 

@@ -5,15 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from common.config import option
-from common.methods import DEFAULT_SUPPORT_SIZE, MAX_SUPPORT_SIZE
-from common.types import Method
-from edge_client.daemon.config import ServeConfig
-from edge_client.depth.registry import DEPTH_POLICIES
-from edge_client.drafting.registry import DEFAULT_MAX_NGRAM, STRATEGIES
-from edge_client.gate.gate import GateUse
-from edge_client.gate.rules import RULES
-from edge_client.gate.words import DEFAULT_RARE_PER_MILLION
+from outrider.common.config import option
+from outrider.common.methods import DEFAULT_SUPPORT_SIZE, MAX_SUPPORT_SIZE
+from outrider.common.types import Method
+from outrider.edge_client.daemon.config import ServeConfig
+from outrider.edge_client.depth.registry import DEPTH_POLICIES
+from outrider.edge_client.drafting.registry import DEFAULT_MAX_NGRAM, STRATEGIES
+from outrider.edge_client.gate.gate import GateUse
+from outrider.edge_client.gate.rules import RULES
+from outrider.edge_client.gate.words import DEFAULT_RARE_PER_MILLION
+from outrider.models import EMBEDDED
 
 SCOPE = "edge"
 _ON_TIMEOUT = ("first_token", "edge_only", "wait", "fail")
@@ -289,5 +290,5 @@ class RunConfig:
 
 def default_draft_dir() -> Path:
     """The embedded draft: beside the source tree, else under the working directory."""
-    in_tree = Path(__file__).resolve().parents[1] / "models" / "embedded" / "draft"
+    in_tree = EMBEDDED / "draft"
     return in_tree if in_tree.is_dir() else Path("models/embedded/draft")

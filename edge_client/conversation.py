@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from common.errors import UsageError
-from common.types import Method
-from edge_client.assemble import Edge, draw_seed
-from edge_client.chat_template import ChatTemplate, Message
-from edge_client.config import RunConfig
-from edge_client.drafting.pool import SequencePool
-from edge_client.options import Mode
-from edge_client.session import EdgeSession
+from outrider.common.errors import UsageError
+from outrider.common.types import Method
+from outrider.edge_client.assemble import Edge, draw_seed
+from outrider.edge_client.chat_template import ChatTemplate, Message
+from outrider.edge_client.config import RunConfig
+from outrider.edge_client.drafting.pool import SequencePool
+from outrider.edge_client.options import Mode
+from outrider.edge_client.session import EdgeSession
 
 _POOL_BYTES = 256 << 20
 
@@ -84,5 +84,5 @@ class Conversation:
 
     @property
     def _may_reuse(self) -> bool:
-        """See `edge_client.drafting.pool`."""
+        """See `outrider.edge_client.drafting.pool`."""
         return self.config.method == Method.COUPLED and self.config.mode != Mode.EDGE_ONLY

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from common.support import choose_candidate
-from common.types import Candidate, Support
+from outrider.common.support import choose_candidate
+from outrider.common.types import Candidate, Support
 
 
 @dataclass(slots=True)

@@ -7,7 +7,7 @@ import urllib.error
 import urllib.request
 from typing import Any
 
-from common.errors import LinkError, UsageError
+from outrider.common.errors import LinkError, UsageError
 
 TIMEOUT_S = 5.0
 

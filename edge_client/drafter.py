@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
-from common.types import Draft, SamplingParams, Signals, TokenIds
-from edge_client.drafting.base import DraftModel, KeepsRunnerUps, ShouldStop, Stop
+from outrider.common.types import Draft, SamplingParams, Signals, TokenIds
+from outrider.edge_client.drafting.base import DraftModel, KeepsRunnerUps, ShouldStop, Stop
 
 
 class Drafter:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from common.types import FinishReason, Method, Origin, TokenLogprobs
+from outrider.common.types import FinishReason, Method, Origin, TokenLogprobs
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,8 +10,8 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from common.errors import LinkError, RoundTimeoutError
-from common.types import (
+from outrider.common.errors import LinkError, RoundTimeoutError
+from outrider.common.types import (
     Opened,
     OpenRequest,
     Progress,
@@ -20,8 +20,8 @@ from common.types import (
     Verdict,
     VerifyRequest,
 )
-from edge_client.lifeline import Lifeline
-from edge_client.link.base import Connection
+from outrider.edge_client.lifeline import Lifeline
+from outrider.edge_client.link.base import Connection
 
 _MAX_ATTEMPT_S = 10.0
 _MAX_TIMED_OUT = 32  # as many as the verifier keeps replies of

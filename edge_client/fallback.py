@@ -10,11 +10,11 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 
-from common.errors import LinkError, RoundTimeoutError
-from common.types import Draft, Origin, TokenIds
-from edge_client.decoding import Decoding
-from edge_client.events import SessionEvent, TokenEvent
-from edge_client.options import OnTimeout
+from outrider.common.errors import LinkError, RoundTimeoutError
+from outrider.common.types import Draft, Origin, TokenIds
+from outrider.edge_client.decoding import Decoding
+from outrider.edge_client.events import SessionEvent, TokenEvent
+from outrider.edge_client.options import OnTimeout
 
 log = logging.getLogger(__name__)
 

@@ -19,7 +19,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from common.types import RunnerUp
+from outrider.common.types import RunnerUp
 
 _EDGES = (0.1, 0.25, 0.5, 1.0, 2.0, 4.0)  # of gaps, nats
 _PRIOR_FALLS = (0.63, 0.48, 0.37, 0.26, 0.06, 0.01, 0.002)  # by gap; the embedded pair's

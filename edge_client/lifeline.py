@@ -7,11 +7,11 @@ import math
 import time
 from collections.abc import Callable
 
-from common.errors import LinkError, LinkFaultError, RoundTimeoutError
-from common.types import SessionRequest, SessionResponse
-from edge_client.breaker import CircuitBreaker
-from edge_client.link.base import Connection, Traffic, VerifierLink
-from edge_client.prober import Prober
+from outrider.common.errors import LinkError, LinkFaultError, RoundTimeoutError
+from outrider.common.types import SessionRequest, SessionResponse
+from outrider.edge_client.breaker import CircuitBreaker
+from outrider.edge_client.link.base import Connection, Traffic, VerifierLink
+from outrider.edge_client.prober import Prober
 
 log = logging.getLogger(__name__)
 

@@ -17,11 +17,11 @@ from rich.console import Console, ConsoleOptions, RenderResult
 from rich.live import Live
 from rich.text import Text
 
-from common.types import Origin
-from edge_client.cells import row_starts, unsteering
-from edge_client.events import EndEvent, MarkClearedEvent, RolledBackEvent, SessionEvent, TokenEvent
-from edge_client.live_stats import LiveStats
-from edge_client.session import EdgeSession
+from outrider.common.types import Origin
+from outrider.edge_client.cells import row_starts, unsteering
+from outrider.edge_client.events import EndEvent, MarkClearedEvent, RolledBackEvent, SessionEvent, TokenEvent
+from outrider.edge_client.live_stats import LiveStats
+from outrider.edge_client.session import EdgeSession
 
 _TICK_S = 0.08
 _STRUCK_S = 1.2  # how long what was taken back stays

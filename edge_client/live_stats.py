@@ -7,7 +7,7 @@ import time
 from bisect import bisect_right
 from collections.abc import Callable
 
-from edge_client.stats import SessionStats
+from outrider.edge_client.stats import SessionStats
 
 
 class LiveStats:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from common.errors import UsageError
-from common.methods import DEFAULT_SUPPORT_SIZE
-from common.types import Method, MethodParams
-from edge_client.config import RunConfig
-from edge_client.gate.gate import GateUse
-from edge_client.options import Mode, OnTimeout
+from outrider.common.errors import UsageError
+from outrider.common.methods import DEFAULT_SUPPORT_SIZE
+from outrider.common.types import Method, MethodParams
+from outrider.edge_client.config import RunConfig
+from outrider.edge_client.gate.gate import GateUse
+from outrider.edge_client.options import Mode, OnTimeout
 
 METHODS_OF = {  # settings that only some methods have
     "support_size": (Method.SPARSE, Method.BLOCK),

@@ -5,14 +5,14 @@ from __future__ import annotations
 import time
 from dataclasses import replace
 
-from common.alignment import extend_hash
-from common.errors import IncompatibleError, RoundFailedError
-from common.types import Opened, OpenRequest, Origin, RoundError, RoundErrorCode
-from edge_client.decoding import Decoding
-from edge_client.events import SessionEvent
-from edge_client.options import Mode, OnTimeout
-from edge_client.remote_verifier import SessionLostError
-from edge_client.reverify import hold_against
+from outrider.common.alignment import extend_hash
+from outrider.common.errors import IncompatibleError, RoundFailedError
+from outrider.common.types import Opened, OpenRequest, Origin, RoundError, RoundErrorCode
+from outrider.edge_client.decoding import Decoding
+from outrider.edge_client.events import SessionEvent
+from outrider.edge_client.options import Mode, OnTimeout
+from outrider.edge_client.remote_verifier import SessionLostError
+from outrider.edge_client.reverify import hold_against
 
 PROTOCOL_VERSION = 1
 _NO_DRAFT_THERE = RoundError(

@@ -5,8 +5,8 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass, field
 
-from common.methods import DEFAULT_SUPPORT_SIZE
-from common.types import Method, MethodParams, SamplingParams, StopParams
+from outrider.common.methods import DEFAULT_SUPPORT_SIZE
+from outrider.common.types import Method, MethodParams, SamplingParams, StopParams
 
 
 class Mode(enum.StrEnum):

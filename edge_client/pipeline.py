@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import enum
 
-from edge_client.mode_choice import ModeChoice, Way
-from edge_client.stats import RoundRecord
+from outrider.edge_client.mode_choice import ModeChoice, Way
+from outrider.edge_client.stats import RoundRecord
 
 MAX_UNDER_WAY = 16  # guesses included
 MAX_UNANSWERED = 30  # rounds, dropped ones included: a verifier lets 32 of a session's requests wait
@@ -31,7 +31,7 @@ class RoundWindow:
     """`size` rounds; 1 is a synchronous edge, which waits for each verdict before it drafts on.
 
     Without a `choice` always `num_rounds`; with one as many as it says, or `num_rounds` while it pipelines.
-    `may_guess`: rounds behind guesses at a rejection (`edge_client.guesses`) may be under way besides.
+    `may_guess`: rounds behind guesses at a rejection (`outrider.edge_client.guesses`) may be under way besides.
     """
 
     def __init__(

@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import count, cycle, pairwise
 
-from common.errors import UsageError
-from common.plan_samples import (
+from outrider.common.errors import UsageError
+from outrider.common.plan_samples import (
     Known,
     Standing,
     acceptance_by_position,
@@ -22,11 +22,11 @@ from common.plan_samples import (
     replayed,
     standing_texts,
 )
-from common.planning import MAX_DRAFT_TOKENS
-from common.types import ModelInfo
-from edge_client.assemble import Edge
-from edge_client.config import RunConfig
-from edge_client.stats import RoundRecord
+from outrider.common.planning import MAX_DRAFT_TOKENS
+from outrider.common.types import ModelInfo
+from outrider.edge_client.assemble import Edge
+from outrider.edge_client.config import RunConfig
+from outrider.edge_client.stats import RoundRecord
 
 LENGTHS = (8, 1, 4, 0, 12, 2)  # 0: what a verification takes without any draft
 FIRST_TOKENS, LATER_TOKENS = 24, 64  # of a session: the first turn is quick, later ones open less often
@@ -53,7 +53,7 @@ class Samples:
 
 @dataclass(frozen=True, slots=True)
 class MeasuredParts:
-    """As in `common.planning.PlanParts`."""
+    """As in `outrider.common.planning.PlanParts`."""
 
     draft_token: Known
     draft_fixed: Known

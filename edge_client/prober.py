@@ -14,9 +14,9 @@ import time
 from collections.abc import Callable
 from queue import Empty, SimpleQueue
 
-from common.errors import LinkError, LinkFaultError, OutriderError
-from edge_client.breaker import CircuitBreaker
-from edge_client.link.base import Connection, VerifierLink
+from outrider.common.errors import LinkError, LinkFaultError, OutriderError
+from outrider.edge_client.breaker import CircuitBreaker
+from outrider.edge_client.link.base import Connection, VerifierLink
 
 log = logging.getLogger(__name__)
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from common.types import Draft, Signals, TokenIds
-from edge_client.depth.base import DepthPolicy
-from edge_client.drafter import Drafter
-from edge_client.drafting.base import ShouldStop, Stop
-from edge_client.gate.gate import Gate, Judgement
-from edge_client.gate.rules import CONTEXT_TOKENS
-from edge_client.text import SessionText
+from outrider.common.types import Draft, Signals, TokenIds
+from outrider.edge_client.depth.base import DepthPolicy
+from outrider.edge_client.drafter import Drafter
+from outrider.edge_client.drafting.base import ShouldStop, Stop
+from outrider.edge_client.gate.gate import Gate, Judgement
+from outrider.edge_client.gate.rules import CONTEXT_TOKENS
+from outrider.edge_client.text import SessionText
 
 
 @dataclass(slots=True)

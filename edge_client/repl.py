@@ -10,12 +10,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TextIO
 
-from common.errors import OutriderError, UsageError
-from edge_client.conversation import Conversation
-from edge_client.method_options import judging_method
-from edge_client.options import Mode
-from edge_client.session import EdgeSession, SessionResult
-from edge_client.terminal import TextPrinter, readable, summary
+from outrider.common.errors import OutriderError, UsageError
+from outrider.edge_client.conversation import Conversation
+from outrider.edge_client.method_options import judging_method
+from outrider.edge_client.options import Mode
+from outrider.edge_client.session import EdgeSession, SessionResult
+from outrider.edge_client.terminal import TextPrinter, readable, summary
 
 _MAX_HISTORY = 1000  # lines
 _BLOCK = '"""'

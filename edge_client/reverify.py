@@ -13,15 +13,15 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from common.alignment import extend_hash
-from common.errors import OutriderError
-from common.types import TokenIds, TokenLogprobs, Verdict, VerifyRequest
-from edge_client.events import EndEvent, MarkClearedEvent, RolledBackEvent, SessionEvent, TokenEvent
-from edge_client.gate.gate import GateUse
-from edge_client.verdicts import tokens_of
+from outrider.common.alignment import extend_hash
+from outrider.common.errors import OutriderError
+from outrider.common.types import TokenIds, TokenLogprobs, Verdict, VerifyRequest
+from outrider.edge_client.events import EndEvent, MarkClearedEvent, RolledBackEvent, SessionEvent, TokenEvent
+from outrider.edge_client.gate.gate import GateUse
+from outrider.edge_client.verdicts import tokens_of
 
 if TYPE_CHECKING:
-    from edge_client.decoding import Decoding
+    from outrider.edge_client.decoding import Decoding
 
 
 def kept_for_round(decoding: Decoding) -> TokenIds:

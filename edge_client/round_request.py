@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from common.methods import sends_probs, sends_support
-from common.types import Draft, TokenIds, VerifyRequest
-from edge_client.decoding import Decoding
-from edge_client.gate.gate import Judgement
-from edge_client.guesses import Branch
-from edge_client.rounds import Round, tokens_of_branch
+from outrider.common.methods import sends_probs, sends_support
+from outrider.common.types import Draft, TokenIds, VerifyRequest
+from outrider.edge_client.decoding import Decoding
+from outrider.edge_client.gate.gate import Judgement
+from outrider.edge_client.guesses import Branch
+from outrider.edge_client.rounds import Round, tokens_of_branch
 
 
 def make_request(

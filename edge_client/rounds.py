@@ -18,12 +18,12 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from common.alignment import extend_hash
-from common.types import CorrectionKind, Draft, TokenIds, Verdict, VerifyRequest
-from edge_client.exchange import FinalReply
-from edge_client.gate.gate import Judgement
-from edge_client.guesses import Branch
-from edge_client.text import SessionText
+from outrider.common.alignment import extend_hash
+from outrider.common.types import CorrectionKind, Draft, TokenIds, Verdict, VerifyRequest
+from outrider.edge_client.exchange import FinalReply
+from outrider.edge_client.gate.gate import Judgement
+from outrider.edge_client.guesses import Branch
+from outrider.edge_client.text import SessionText
 
 
 @dataclass(slots=True, eq=False)
@@ -48,7 +48,7 @@ class Round:
     @property
     def num_kept(self) -> int:
         """How many of the tokens that it has judged are text already, kept unverified and sent before its
-        draft (`edge_client.reverify`)."""
+        draft (`outrider.edge_client.reverify`)."""
         return len(self.request.draft_tokens) - len(self.draft.token_ids)
 
     @property

@@ -12,29 +12,29 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from common.errors import LinkError
-from common.methods import num_support
-from common.types import FinishReason, Method, ModelInfo, Origin, TokenIds, TokenLogprobs
-from edge_client.auto import run_auto
-from edge_client.cloud_only import stream_cloud_only
-from edge_client.decoding import Decoding
-from edge_client.depth.base import DepthPolicy
-from edge_client.depth.fixed import FixedDepth
-from edge_client.drafter import Drafter
-from edge_client.drafting.base import DraftModel
-from edge_client.events import EndEvent, SessionEvent
-from edge_client.experience import Experience
-from edge_client.fallback import go_alone
-from edge_client.gate.gate import Gate
-from edge_client.lifeline import CancelledByUser
-from edge_client.opening import open_session
-from edge_client.options import Mode, OnTimeout, SessionOptions
-from edge_client.pipeline import RoundWindow
-from edge_client.proposer import Proposer
-from edge_client.remote_verifier import RemoteVerifier
-from edge_client.speculative import SpeculativeLoop
-from edge_client.stats import SessionStats
-from edge_client.text import Decode, SessionText
+from outrider.common.errors import LinkError
+from outrider.common.methods import num_support
+from outrider.common.types import FinishReason, Method, ModelInfo, Origin, TokenIds, TokenLogprobs
+from outrider.edge_client.auto import run_auto
+from outrider.edge_client.cloud_only import stream_cloud_only
+from outrider.edge_client.decoding import Decoding
+from outrider.edge_client.depth.base import DepthPolicy
+from outrider.edge_client.depth.fixed import FixedDepth
+from outrider.edge_client.drafter import Drafter
+from outrider.edge_client.drafting.base import DraftModel
+from outrider.edge_client.events import EndEvent, SessionEvent
+from outrider.edge_client.experience import Experience
+from outrider.edge_client.fallback import go_alone
+from outrider.edge_client.gate.gate import Gate
+from outrider.edge_client.lifeline import CancelledByUser
+from outrider.edge_client.opening import open_session
+from outrider.edge_client.options import Mode, OnTimeout, SessionOptions
+from outrider.edge_client.pipeline import RoundWindow
+from outrider.edge_client.proposer import Proposer
+from outrider.edge_client.remote_verifier import RemoteVerifier
+from outrider.edge_client.speculative import SpeculativeLoop
+from outrider.edge_client.stats import SessionStats
+from outrider.edge_client.text import Decode, SessionText
 
 _ALONE_AFTER_S = 1.0  # without a first connection, where the edge may begin by itself
 

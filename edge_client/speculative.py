@@ -1,8 +1,8 @@
 """The main loop: propose, send, take the verdict; repair or fall back when that fails.
 
-One loop, synchronous or pipelined: with a window of one round (`edge_client.pipeline` sizes it) each verdict
+One loop, synchronous or pipelined: with a window of one round (`outrider.edge_client.pipeline` sizes it) each verdict
 is waited for before the next draft. With more, the edge drafts on behind what it sent as if all of it stood,
-or, where that is likelier, as if the verifier corrected it to what the edge guesses (`edge_client.guesses`);
+or, where that is likelier, as if the verifier corrected it to what the edge guesses (`outrider.edge_client.guesses`);
 what turns out otherwise is dropped at once, and the verifier answers it without computing.
 """
 
@@ -12,25 +12,32 @@ import logging
 from collections.abc import Iterator
 from functools import partial
 
-from common.errors import RoundTimeoutError
-from common.types import CorrectionKind, Draft, FinishReason, Origin, RoundError, Verdict
-from edge_client.branching import create_branches
-from edge_client.cloud_only import stream_cloud_only
-from edge_client.correction import PendingCorrection
-from edge_client.decoding import Decoding
-from edge_client.events import SessionEvent, TokenEvent
-from edge_client.fallback import fall_back
-from edge_client.gate.commit import keep_block
-from edge_client.guesses import Branch
-from edge_client.opening import open_session
-from edge_client.pipeline import MAX_UNANSWERED
-from edge_client.remote_verifier import Answer, SessionLostError, UnknownPrefixError
-from edge_client.reverify import hold_against, kept_for_round, num_behind, take_late_verdict
-from edge_client.round_request import make_request
-from edge_client.rounds import Round, RoundsInFlight
-from edge_client.stats import RoundRecord
-from edge_client.text import SessionText
-from edge_client.verdicts import agrees, can_choose, disagreement, make_record, make_stale_record, tokens_of
+from outrider.common.errors import RoundTimeoutError
+from outrider.common.types import CorrectionKind, Draft, FinishReason, Origin, RoundError, Verdict
+from outrider.edge_client.branching import create_branches
+from outrider.edge_client.cloud_only import stream_cloud_only
+from outrider.edge_client.correction import PendingCorrection
+from outrider.edge_client.decoding import Decoding
+from outrider.edge_client.events import SessionEvent, TokenEvent
+from outrider.edge_client.fallback import fall_back
+from outrider.edge_client.gate.commit import keep_block
+from outrider.edge_client.guesses import Branch
+from outrider.edge_client.opening import open_session
+from outrider.edge_client.pipeline import MAX_UNANSWERED
+from outrider.edge_client.remote_verifier import Answer, SessionLostError, UnknownPrefixError
+from outrider.edge_client.reverify import hold_against, kept_for_round, num_behind, take_late_verdict
+from outrider.edge_client.round_request import make_request
+from outrider.edge_client.rounds import Round, RoundsInFlight
+from outrider.edge_client.stats import RoundRecord
+from outrider.edge_client.text import SessionText
+from outrider.edge_client.verdicts import (
+    agrees,
+    can_choose,
+    disagreement,
+    make_record,
+    make_stale_record,
+    tokens_of,
+)
 
 log = logging.getLogger(__name__)
 

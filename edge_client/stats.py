@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from common.types import Origin
+from outrider.common.types import Origin
 
 _NS_PER_MS = 1e6
 

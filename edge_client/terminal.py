@@ -7,11 +7,11 @@ import shutil
 from collections.abc import Iterator
 from typing import Any, TextIO
 
-from common.types import FinishReason, Method, Origin
-from edge_client.cells import row_starts, unsteering
-from edge_client.events import EndEvent, MarkClearedEvent, RolledBackEvent, SessionEvent, TokenEvent
-from edge_client.reverify import hold_back
-from edge_client.session import SessionResult
+from outrider.common.types import FinishReason, Method, Origin
+from outrider.edge_client.cells import row_starts, unsteering
+from outrider.edge_client.events import EndEvent, MarkClearedEvent, RolledBackEvent, SessionEvent, TokenEvent
+from outrider.edge_client.reverify import hold_back
+from outrider.edge_client.session import SessionResult
 
 _RESET = "\x1b[0m"
 _COLOURS = {

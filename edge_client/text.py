@@ -5,10 +5,10 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 
-from common.alignment import TokenChain
-from common.stopping import TextStopper, stop_ids
-from common.types import FinishReason, Origin, StopParams, TokenIds, TokenLogprobs
-from edge_client.events import MarkClearedEvent, RolledBackEvent, TokenEvent
+from outrider.common.alignment import TokenChain
+from outrider.common.stopping import TextStopper, stop_ids
+from outrider.common.types import FinishReason, Origin, StopParams, TokenIds, TokenLogprobs
+from outrider.edge_client.events import MarkClearedEvent, RolledBackEvent, TokenEvent
 
 Decode = Callable[[int], str]
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from common.alignment import TokenChain, extend_hash
-from common.types import (
+from outrider.common.alignment import TokenChain, extend_hash
+from outrider.common.types import (
     CorrectionKind,
     Draft,
     Origin,
@@ -13,10 +13,10 @@ from common.types import (
     Verdict,
     VerifyRequest,
 )
-from edge_client.correction import PendingCorrection
-from edge_client.remote_verifier import Answer
-from edge_client.rounds import Round
-from edge_client.stats import RoundRecord
+from outrider.edge_client.correction import PendingCorrection
+from outrider.edge_client.remote_verifier import Answer
+from outrider.edge_client.rounds import Round
+from outrider.edge_client.stats import RoundRecord
 
 _ORIGIN_OF = {CorrectionKind.CORRECTION: Origin.CORRECTION, CorrectionKind.BONUS: Origin.BONUS}
 

@@ -2,7 +2,7 @@
 
 Under `coupled` a text does not depend on how it was drafted, so one trace replays every depth policy: a round
 at position t that drafts n tokens commits min(n, run of t) of them and one more. Recorded traces are a real
-pair's (`experiments.record_acceptance`); synthetic ones are drawn from stated probabilities and labelled so.
+pair's (`outrider.experiments.record_acceptance`); synthetic ones are drawn from stated probabilities and labelled so.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from common.errors import UsageError
-from common.types import Signals
+from outrider.common.errors import UsageError
+from outrider.common.types import Signals
 
 MAX_DEPTH = 64  # tokens of the draft known at every position
 RECORDED = Path(__file__).resolve().parent.parent / "benchmarks" / "traces" / "embedded.npz"

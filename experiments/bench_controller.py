@@ -17,14 +17,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from common.costmodel import expected_tokens, round_s, round_token_s, tokens_per_s
-from edge_client.depth.base import DepthPolicy
-from edge_client.depth.fixed import DEFAULT_DEPTH, FixedDepth
-from edge_client.depth.optimal import OptimalDepth
-from edge_client.depth.ratio import RatioDepth
-from edge_client.depth.window import WindowDepth
-from edge_client.stats import RoundRecord
-from experiments.acceptance_traces import (
+from outrider.common.costmodel import expected_tokens, round_s, round_token_s, tokens_per_s
+from outrider.edge_client.depth.base import DepthPolicy
+from outrider.edge_client.depth.fixed import DEFAULT_DEPTH, FixedDepth
+from outrider.edge_client.depth.optimal import OptimalDepth
+from outrider.edge_client.depth.ratio import RatioDepth
+from outrider.edge_client.depth.window import WindowDepth
+from outrider.edge_client.stats import RoundRecord
+from outrider.experiments.acceptance_traces import (
     MAX_DEPTH,
     RECORDED,
     TraceSet,
@@ -32,10 +32,17 @@ from experiments.acceptance_traces import (
     signals_of,
     synthetic_traces,
 )
-from experiments.command import run_command
-from experiments.controller_grid import DRAFTS_MS, FORWARDS_MS, POINTS, SYNTHETIC, VERIFY_TOKEN_SHARE, Point
-from experiments.results import Measure, at_most, judged, write_results
-from experiments.virtual_rounds import VirtualRound, replay
+from outrider.experiments.command import run_command
+from outrider.experiments.controller_grid import (
+    DRAFTS_MS,
+    FORWARDS_MS,
+    POINTS,
+    SYNTHETIC,
+    VERIFY_TOKEN_SHARE,
+    Point,
+)
+from outrider.experiments.results import Measure, at_most, judged, write_results
+from outrider.experiments.virtual_rounds import VirtualRound, replay
 
 STEP_MS = (20, 200, 20)
 STEP_ROUNDS = 40  # between two steps
@@ -237,8 +244,8 @@ def depth_part(arguments: argparse.Namespace) -> Found:
 
 
 def ways_part(arguments: argparse.Namespace) -> Found:
-    from experiments.bench_auto import measure_auto
-    from experiments.bench_ways import pipelined_measures
+    from outrider.experiments.bench_auto import measure_auto
+    from outrider.experiments.bench_ways import pipelined_measures
 
     ahead, pipelined = pipelined_measures()
     auto, details = measure_auto(load_sets(arguments.traces))
@@ -246,56 +253,56 @@ def ways_part(arguments: argparse.Namespace) -> Found:
 
 
 def ways_above_part(arguments: argparse.Namespace) -> Found:
-    from experiments.bench_auto import measure_above
+    from outrider.experiments.bench_auto import measure_above
 
     return measure_above(arguments.traces)
 
 
 def guesses_part(arguments: argparse.Namespace) -> Found:
-    from experiments.bench_guesses import guess_measures
+    from outrider.experiments.bench_guesses import guess_measures
 
     measures, details = guess_measures(load_traces(arguments.traces))
     return measures, {"guesses": details}
 
 
 def outage_part(arguments: argparse.Namespace) -> Found:
-    from experiments.bench_outage import outage_measures
+    from outrider.experiments.bench_outage import outage_measures
 
     return outage_measures()
 
 
 def gate_part(arguments: argparse.Namespace) -> Found:
-    from experiments.bench_gate import gate_measures
+    from outrider.experiments.bench_gate import gate_measures
 
     return gate_measures()
 
 
 def signals_part(arguments: argparse.Namespace) -> Found:
-    from experiments.bench_signals import signals_measures
+    from outrider.experiments.bench_signals import signals_measures
 
     return signals_measures()
 
 
 def ways_real_part(arguments: argparse.Namespace) -> Found:
-    from experiments.bench_ways_real import measure_ways_real
+    from outrider.experiments.bench_ways_real import measure_ways_real
 
     return measure_ways_real(arguments.realisation, is_quick=arguments.quick)
 
 
 def guesses_real_part(arguments: argparse.Namespace) -> Found:
-    from experiments.bench_guesses_real import measure_guesses_real
+    from outrider.experiments.bench_guesses_real import measure_guesses_real
 
     return measure_guesses_real(arguments.realisation, is_quick=arguments.quick)
 
 
 def model_part(arguments: argparse.Namespace) -> Found:
-    from experiments.bench_model import measure_model
+    from outrider.experiments.bench_model import measure_model
 
     return measure_model(arguments.realisation, is_quick=arguments.quick)
 
 
 def same_text_part(arguments: argparse.Namespace) -> Found:
-    from experiments.bench_same_text import measure_same_text
+    from outrider.experiments.bench_same_text import measure_same_text
 
     return measure_same_text(arguments.realisation, is_quick=arguments.quick)
 
@@ -322,7 +329,9 @@ def load_sets(path: Path) -> list[TraceSet]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m experiments.bench_controller", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m outrider.experiments.bench_controller", description=__doc__
+    )
     parser.add_argument(
         "--only",
         choices=(*VIRTUAL, *ASKED_FOR),

@@ -20,11 +20,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from experiments.links.base import create_realisation
-from experiments.links.profiles import named_profile
-from experiments.processes import VerifierProcess, run_edge, running_verifier, start_server
-from experiments.prompts import load_prompts
-from experiments.results import Measure, at_least, at_most, judged, write_results
+from outrider.experiments.links.base import create_realisation
+from outrider.experiments.links.profiles import named_profile
+from outrider.experiments.processes import VerifierProcess, run_edge, running_verifier, start_server
+from outrider.experiments.prompts import load_prompts
+from outrider.experiments.results import Measure, at_least, at_most, judged, write_results
 
 LINKS = ("loopback", "metro")
 NUM_TOKENS = 96
@@ -40,7 +40,7 @@ class Seen:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m experiments.bench_daemon", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m outrider.experiments.bench_daemon", description=__doc__)
     parser.add_argument("--pairs", type=int, default=20, metavar="N", help="pairs a link (default 20)")
     parser.add_argument("--quick", action="store_true", help="4 pairs: does it run?")
     options = parser.parse_args(arguments)
@@ -126,7 +126,7 @@ def _judge(name: str, found: dict[str, Any]) -> list[Measure]:
 
 @contextmanager
 def _daemon(verifier: str) -> Iterator[VerifierProcess]:
-    command = [sys.executable, "-m", "edge_client", "serve", "--listen", "127.0.0.1:0"]
+    command = [sys.executable, "-m", "outrider.edge_client", "serve", "--listen", "127.0.0.1:0"]
     flags = ("--verifier", verifier, "--on-timeout", "wait", "--log-level", "error")
     daemon = start_server([*command, *flags])
     try:

@@ -1,4 +1,4 @@
-"""What a drafted token costs beside the bare onnxruntime run: `python -m experiments.bench_draft`."""
+"""What a drafted token costs beside the bare onnxruntime run: `python -m outrider.experiments.bench_draft`."""
 
 from __future__ import annotations
 
@@ -14,11 +14,12 @@ from pathlib import Path
 
 import numpy as np
 
-from common.types import SamplingParams
-from edge_client.drafting.onnx_model import OnnxDraftModel
-from edge_client.drafting.onnx_sequence import OnnxDraftSequence
+from outrider.common.types import SamplingParams
+from outrider.edge_client.drafting.onnx_model import OnnxDraftModel
+from outrider.edge_client.drafting.onnx_sequence import OnnxDraftSequence
+from outrider.models import EMBEDDED
 
-EMBEDDED_DRAFT = Path(__file__).resolve().parent.parent / "models" / "embedded" / "draft"
+EMBEDDED_DRAFT = EMBEDDED / "draft"
 TOKENS_A_ROUND = 8
 GREEDY = SamplingParams(temperature=0.0, seed=1)
 SAMPLED = SamplingParams(temperature=0.8, seed=1)
@@ -131,7 +132,7 @@ def main(argv: list[str] | None = None) -> DraftReport:
     with tempfile.TemporaryDirectory() as scratch:
         directory = args.draft
         if args.shape:
-            from experiments.random_draft import export_random_draft
+            from outrider.experiments.random_draft import export_random_draft
 
             directory = export_random_draft(Path(scratch), args.shape)
         report = measure_draft(directory, threads=args.threads, num_rounds=args.rounds)
@@ -140,7 +141,7 @@ def main(argv: list[str] | None = None) -> DraftReport:
 
 
 if __name__ == "__main__":
-    from common.errors import OutriderError
+    from outrider.common.errors import OutriderError
 
     try:
         print(asdict(main()))

@@ -1,6 +1,6 @@
 """`make bench-engine`: the verifier under load, measured without draft models on its cores.
 
-Clients are processes of their own that replay recorded drafts (`experiments.load`); every verdict is checked.
+Clients are processes of their own that replay recorded drafts (`outrider.experiments.load`); every verdict is checked.
 What a ratio compares takes turns in one run. `--quick` is a smoke test and `--only id,id` picks cases; both
 print their table and write no file.
 """
@@ -16,33 +16,33 @@ import time
 from pathlib import Path
 from typing import Any
 
-from common.errors import UsageError
-from experiments.bench_engine_setup import Bench
-from experiments.command import run_command
-from experiments.results import Measure, print_table, write_results
+from outrider.common.errors import UsageError
+from outrider.experiments.bench_engine_setup import Bench
+from outrider.experiments.command import run_command
+from outrider.experiments.results import Measure, print_table, write_results
 
 # Case → the ids it measures; in order, the shortest first.
 CASES = {
-    "experiments.bench_engine_rounds:measure_stub_rounds": ("stub_rounds",),
-    "experiments.bench_engine_rounds:measure_overhead": ("overhead_ms",),
-    "experiments.bench_engine_inside:measure_batch8": ("batch8",),
-    "experiments.bench_engine_inside:measure_outside": ("outside",),
-    "experiments.bench_engine_inside:measure_evict": ("evict",),
-    "experiments.bench_engine_text:measure_same_text": ("same_text",),
-    "experiments.bench_engine_text:measure_prefix_ttft": ("prefix_ttft",),
-    "experiments.bench_engine_text:measure_prefill_stall": ("prefill_stall",),
-    "experiments.bench_engine_load:measure_overload": ("overload_goodput", "overload_p99"),
-    "experiments.bench_engine_clients:measure_dead_clients": ("dead_clients",),
-    "experiments.bench_engine_load:measure_leak": ("leak",),
-    "experiments.bench_engine_decode:measure_vs_hf": ("vs_hf",),
-    "experiments.bench_engine_decode:measure_vs_hf_batch": ("vs_hf_batch",),
-    "experiments.bench_engine_decode:measure_colocated": ("colocated",),
+    "outrider.experiments.bench_engine_rounds:measure_stub_rounds": ("stub_rounds",),
+    "outrider.experiments.bench_engine_rounds:measure_overhead": ("overhead_ms",),
+    "outrider.experiments.bench_engine_inside:measure_batch8": ("batch8",),
+    "outrider.experiments.bench_engine_inside:measure_outside": ("outside",),
+    "outrider.experiments.bench_engine_inside:measure_evict": ("evict",),
+    "outrider.experiments.bench_engine_text:measure_same_text": ("same_text",),
+    "outrider.experiments.bench_engine_text:measure_prefix_ttft": ("prefix_ttft",),
+    "outrider.experiments.bench_engine_text:measure_prefill_stall": ("prefill_stall",),
+    "outrider.experiments.bench_engine_load:measure_overload": ("overload_goodput", "overload_p99"),
+    "outrider.experiments.bench_engine_clients:measure_dead_clients": ("dead_clients",),
+    "outrider.experiments.bench_engine_load:measure_leak": ("leak",),
+    "outrider.experiments.bench_engine_decode:measure_vs_hf": ("vs_hf",),
+    "outrider.experiments.bench_engine_decode:measure_vs_hf_batch": ("vs_hf_batch",),
+    "outrider.experiments.bench_engine_decode:measure_colocated": ("colocated",),
 }
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(
-        prog="python -m experiments.bench_engine",
+        prog="python -m outrider.experiments.bench_engine",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

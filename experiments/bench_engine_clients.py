@@ -11,13 +11,13 @@ import urllib.request
 from collections.abc import AsyncIterator, Awaitable, Iterator
 from dataclasses import dataclass, field
 
-from experiments.bench_engine_setup import QUIET, Bench, Found
-from experiments.load import LoadPlan, open_streams, run_closed
-from experiments.load_cloud import CloudStream
-from experiments.load_report import Tally, percentile_ms
-from experiments.load_wire import connect
-from experiments.processes import VerifierProcess, running_verifier
-from experiments.results import judged
+from outrider.experiments.bench_engine_setup import QUIET, Bench, Found
+from outrider.experiments.load import LoadPlan, open_streams, run_closed
+from outrider.experiments.load_cloud import CloudStream
+from outrider.experiments.load_report import Tally, percentile_ms
+from outrider.experiments.load_wire import connect
+from outrider.experiments.processes import VerifierProcess, running_verifier
+from outrider.experiments.results import judged
 
 NUM_HEALTHY, THINK_S = 8, 0.005
 NUM_DYING, NUM_IDLE = 8, 1000
@@ -148,7 +148,16 @@ async def _stop_reading(address: str, bench: Bench, gauges: Gauges) -> AsyncIter
 @contextlib.asynccontextmanager
 async def _die(address: str, bench: Bench, gauges: Gauges) -> AsyncIterator[tuple[str, int]]:
     """Another generator, killed with its rounds under way."""
-    command = [sys.executable, "-m", "experiments.load", "--address", address, "--closed", "--warmup-s", "0"]
+    command = [
+        sys.executable,
+        "-m",
+        "outrider.experiments.load",
+        "--address",
+        address,
+        "--closed",
+        "--warmup-s",
+        "0",
+    ]
     flags = ["--recording", str(bench.recording_file), "--sessions", str(NUM_DYING), "--seconds", "60"]
     process = subprocess.Popen([*command, *flags], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:

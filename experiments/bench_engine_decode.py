@@ -9,16 +9,17 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from edge_client.drafting.onnx_model import OnnxDraftModel
-from edge_client.options import Mode
-from edge_client.session import SessionResult
-from edge_client.tokenizer import EdgeTokenizer
-from experiments.bench_engine_setup import NUM_THREADS, Bench, Found, alternate, median_ratio
-from experiments.decoding import EMBEDDED, Case, Decoder
-from experiments.load_cloud import CloudStream, decode_all
-from experiments.load_wire import connect
-from experiments.prompts import Prompt, load_prompts
-from experiments.results import at_least, judged
+from outrider.edge_client.drafting.onnx_model import OnnxDraftModel
+from outrider.edge_client.options import Mode
+from outrider.edge_client.session import SessionResult
+from outrider.edge_client.tokenizer import EdgeTokenizer
+from outrider.experiments.bench_engine_setup import NUM_THREADS, Bench, Found, alternate, median_ratio
+from outrider.experiments.decoding import Case, Decoder
+from outrider.experiments.load_cloud import CloudStream, decode_all
+from outrider.experiments.load_wire import connect
+from outrider.experiments.prompts import Prompt, load_prompts
+from outrider.experiments.results import at_least, judged
+from outrider.models import EMBEDDED
 
 NUM_TOGETHER = 8
 DRAFT_LENGTH = 4
@@ -33,7 +34,7 @@ class HfTarget:
         import torch
         from transformers import AutoModelForCausalLM
 
-        from cloud_verifier.backends.loading import quiet_transformers
+        from outrider.cloud_verifier.backends.loading import quiet_transformers
 
         torch.set_num_threads(NUM_THREADS)
         with quiet_transformers():

@@ -9,12 +9,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from cloud_verifier.backends.base import ForwardItem, Logits, TargetBackend
-from cloud_verifier.backends.loading import load_target
-from cloud_verifier.config import EMBEDDED_TARGET, ServeConfig
-from cloud_verifier.server import VerifierServer
-from cloud_verifier.work import Job
-from common.types import (
+from outrider.cloud_verifier.backends.base import ForwardItem, Logits, TargetBackend
+from outrider.cloud_verifier.backends.loading import load_target
+from outrider.cloud_verifier.config import EMBEDDED_TARGET, ServeConfig
+from outrider.cloud_verifier.server import VerifierServer
+from outrider.cloud_verifier.work import Job
+from outrider.common.types import (
     CloseRequest,
     Opened,
     Progress,
@@ -25,10 +25,10 @@ from common.types import (
     Verdict,
     VerifyRequest,
 )
-from edge_client.session import new_session_id
-from experiments.bench_engine_setup import Bench, Found, alternate, median_ratio, time_s
-from experiments.load_recording import RecordedSession
-from experiments.results import at_most, judged
+from outrider.edge_client.session import new_session_id
+from outrider.experiments.bench_engine_setup import Bench, Found, alternate, median_ratio, time_s
+from outrider.experiments.load_recording import RecordedSession
+from outrider.experiments.results import at_most, judged
 
 NUM_READY, TOKENS_EACH = 8, 7
 NUM_BUSY = 16

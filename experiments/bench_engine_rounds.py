@@ -7,14 +7,14 @@ import time
 from dataclasses import asdict, replace
 from typing import Any, NamedTuple
 
-from common.types import CloseRequest, Verdict
-from edge_client.link.grpc_link import GrpcLink
-from edge_client.session import new_session_id
-from experiments.bench_engine_setup import Bench, Found, generate_load, running_stub
-from experiments.load_recording import RecordedSession
-from experiments.load_report import LoadReport
-from experiments.recorded_drafts import ask
-from experiments.results import at_least, at_most, judged
+from outrider.common.types import CloseRequest, Verdict
+from outrider.edge_client.link.grpc_link import GrpcLink
+from outrider.edge_client.session import new_session_id
+from outrider.experiments.bench_engine_setup import Bench, Found, generate_load, running_stub
+from outrider.experiments.load_recording import RecordedSession
+from outrider.experiments.load_report import LoadReport
+from outrider.experiments.recorded_drafts import ask
+from outrider.experiments.results import at_least, at_most, judged
 
 NUM_STREAMS = 32
 DRAFT_S = 0.001  # four tokens of the embedded draft

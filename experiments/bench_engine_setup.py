@@ -15,14 +15,14 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from experiments.load_recording import Recording
-from experiments.load_report import LoadReport
-from experiments.processes import VerifierProcess, running_verifier
-from experiments.recorded_drafts import record_embedded
-from experiments.results import Measure
-from experiments.synthetic.pair import SyntheticPair
-from experiments.synthetic.recording import synthetic_recording
-from experiments.synthetic.serve import running_synthetic
+from outrider.experiments.load_recording import Recording
+from outrider.experiments.load_report import LoadReport
+from outrider.experiments.processes import VerifierProcess, running_verifier
+from outrider.experiments.recorded_drafts import record_embedded
+from outrider.experiments.results import Measure
+from outrider.experiments.synthetic.pair import SyntheticPair
+from outrider.experiments.synthetic.recording import synthetic_recording
+from outrider.experiments.synthetic.serve import running_synthetic
 
 QUIET = ("--log-level", "error")
 NUM_THREADS = os.cpu_count() or 1
@@ -90,8 +90,16 @@ def running_stub() -> contextlib.AbstractContextManager[VerifierProcess]:
 
 
 def generate_load(address: str, recording: Path, *flags: str, core: int | None = None) -> LoadReport:
-    """`python -m experiments.load` in a process of its own. Raises RuntimeError with its words."""
-    command = [sys.executable, "-m", "experiments.load", "--address", address, "--recording", str(recording)]
+    """`python -m outrider.experiments.load` in a process of its own. Raises RuntimeError with its words."""
+    command = [
+        sys.executable,
+        "-m",
+        "outrider.experiments.load",
+        "--address",
+        address,
+        "--recording",
+        str(recording),
+    ]
     with pinned(*([] if core is None else [core])):
         done = subprocess.run(
             [*command, *flags, "--json"], stdout=subprocess.PIPE, text=True, timeout=300, check=False

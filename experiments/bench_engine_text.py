@@ -10,15 +10,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from common.types import TokenIds
-from experiments.bench_engine_setup import Bench, Found, median_ratio
-from experiments.load import LoadPlan, open_streams, run_closed
-from experiments.load_cloud import CloudStream, Opening, open_and_close
-from experiments.load_recording import RecordedSession
-from experiments.load_report import Tally, percentile_ms
-from experiments.load_stream import ReplayStream
-from experiments.load_wire import connect
-from experiments.results import at_most, judged
+from outrider.common.types import TokenIds
+from outrider.experiments.bench_engine_setup import Bench, Found, median_ratio
+from outrider.experiments.load import LoadPlan, open_streams, run_closed
+from outrider.experiments.load_cloud import CloudStream, Opening, open_and_close
+from outrider.experiments.load_recording import RecordedSession
+from outrider.experiments.load_report import Tally, percentile_ms
+from outrider.experiments.load_stream import ReplayStream
+from outrider.experiments.load_wire import connect
+from outrider.experiments.results import at_most, judged
 
 NUM_AT_ONCE = 16
 REOPENED_TOKENS, STALLING_TOKENS = 1000, 2000

@@ -15,8 +15,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from common.errors import UsageError
-from experiments.bench_matrix import (
+from outrider.common.errors import UsageError
+from outrider.experiments.bench_matrix import (
     RUNS,
     best_realisation,
     details,
@@ -25,8 +25,8 @@ from experiments.bench_matrix import (
     run_named,
     text_measure,
 )
-from experiments.command import run_command
-from experiments.results import Measure, at_most, judged, write_results
+from outrider.experiments.command import run_command
+from outrider.experiments.results import Measure, at_most, judged, write_results
 
 Found = tuple[list[Measure], dict[str, Any]]
 
@@ -36,9 +36,9 @@ CI_SECONDS = 180.0
 
 
 def measure_links(is_quick: bool, is_resumed: bool) -> Found:
-    from experiments.links.base import REALISATIONS
-    from experiments.links.calibrate import exp_links, run
-    from experiments.links.calibration import Plan
+    from outrider.experiments.links.base import REALISATIONS
+    from outrider.experiments.links.calibrate import exp_links, run
+    from outrider.experiments.links.calibration import Plan
 
     plan = Plan(num_trips=20, throughput_s=2.0) if is_quick else Plan()
     measure, found = exp_links(run(REALISATIONS, plan))
@@ -47,7 +47,7 @@ def measure_links(is_quick: bool, is_resumed: bool) -> Found:
 
 def measure_plan(is_quick: bool, is_resumed: bool) -> Found:
     """`exp.plan_error`, and ctl.model beside it."""
-    from experiments.plan_check import plan_check
+    from outrider.experiments.plan_check import plan_check
 
     check = plan_check(
         best_realisation(),
@@ -62,7 +62,7 @@ def measure_plan(is_quick: bool, is_resumed: bool) -> Found:
 
 def measure_simulator(is_quick: bool, is_resumed: bool) -> Found:
     """`exp.sim_error` and `exp.sim_10k`, by the simulator's own checks."""
-    from experiments.simulator.checks import exp_sim_10k, exp_sim_error
+    from outrider.experiments.simulator.checks import exp_sim_10k, exp_sim_error
 
     error, error_details = exp_sim_error(is_quick)
     many, many_details = exp_sim_10k()
@@ -70,7 +70,7 @@ def measure_simulator(is_quick: bool, is_resumed: bool) -> Found:
 
 
 def measure_repeat(is_quick: bool, is_resumed: bool) -> Found:
-    from experiments.simulator.checks import exp_repeat
+    from outrider.experiments.simulator.checks import exp_repeat
 
     return exp_repeat()
 
@@ -104,7 +104,7 @@ CASES: dict[str, Callable[[bool, bool], Found]] = {
 
 def main() -> int:
     parser = argparse.ArgumentParser(
-        prog="python -m experiments.bench_experiments",
+        prog="python -m outrider.experiments.bench_experiments",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

@@ -11,10 +11,10 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from common.errors import OutriderError
-from edge_client.calibration.curve import KEEP_ALL, NO_GATE
-from experiments.processes import run_edge, running_verifier
-from experiments.results import RESULTS, Measure
+from outrider.common.errors import OutriderError
+from outrider.edge_client.calibration.curve import KEEP_ALL, NO_GATE
+from outrider.experiments.processes import run_edge, running_verifier
+from outrider.experiments.results import RESULTS, Measure
 
 TEMPERATURES = (0.8, 0.0)
 PASSAGES = "24"

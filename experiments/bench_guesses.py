@@ -1,8 +1,8 @@
 """Pipelined rounds with guesses at what follows a rejection against those without, in virtual time.
 
-    python -m experiments.bench_guesses
+    python -m outrider.experiments.bench_guesses
 
-Acceptance, gaps and runner-ups are recorded (`experiments.record_acceptance`). Both sides take the depth
+Acceptance, gaps and runner-ups are recorded (`outrider.experiments.record_acceptance`). Both sides take the depth
 policy `optimal`; with guesses a message's handling is charged to both ends, without them it is not.
 """
 
@@ -15,14 +15,14 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from common.costmodel import LinkCosts, ModelCosts
-from edge_client.depth.optimal import OptimalDepth
-from edge_client.mode_choice import ModeChoice, Way
-from edge_client.pipeline import RoundWindow
-from experiments.acceptance_traces import TraceSet, load_traces
-from experiments.command import run_command
-from experiments.results import Measure, at_most, judged
-from experiments.virtual_pipeline import VirtualText
+from outrider.common.costmodel import LinkCosts, ModelCosts
+from outrider.edge_client.depth.optimal import OptimalDepth
+from outrider.edge_client.mode_choice import ModeChoice, Way
+from outrider.edge_client.pipeline import RoundWindow
+from outrider.experiments.acceptance_traces import TraceSet, load_traces
+from outrider.experiments.command import run_command
+from outrider.experiments.results import Measure, at_most, judged
+from outrider.experiments.virtual_pipeline import VirtualText
 
 RTTS_MS = (20, 60, 200)
 FORWARDS_MS = (5, 30)
@@ -96,7 +96,7 @@ def guess_measures(sets: Sequence[TraceSet]) -> tuple[list[Measure], dict[str, s
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m experiments.bench_guesses", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m outrider.experiments.bench_guesses", description=__doc__)
     parser.parse_args(argv)
     measures, details = guess_measures(load_traces())
     for name, text in details.items():

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from experiments.bench_matrix import best_realisation
-from experiments.bench_ways_real import OPTIMAL, measure_cases
-from experiments.links.base import create_realisation
-from experiments.links.profile import LinkProfile
-from experiments.processes import running_verifier
-from experiments.prompts import load_prompts
-from experiments.results import Measure, at_most, judged
+from outrider.experiments.bench_matrix import best_realisation
+from outrider.experiments.bench_ways_real import OPTIMAL, measure_cases
+from outrider.experiments.links.base import create_realisation
+from outrider.experiments.links.profile import LinkProfile
+from outrider.experiments.processes import running_verifier
+from outrider.experiments.prompts import load_prompts
+from outrider.experiments.results import Measure, at_most, judged
 
 RTTS_MS = (60, 200)
 FORWARD_MS = 30

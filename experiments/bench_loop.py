@@ -1,4 +1,4 @@
-"""`python -m experiments.bench_loop`: processor time of a synchronous round in the edge's loop, nothing else.
+"""`python -m outrider.experiments.bench_loop`: processor time of a synchronous round in the edge's loop, nothing else.
 
 The verifier and the draft are stand-ins that know the text: no model, no wire, no other thread. Other work on
 the machine errs in one direction only, so the tenth percentile of many stretches of rounds is to be compared.
@@ -12,8 +12,8 @@ import time
 from collections import deque
 from collections.abc import Sequence
 
-from common.alignment import TokenChain
-from common.types import (
+from outrider.common.alignment import TokenChain
+from outrider.common.types import (
     Closed,
     CorrectionKind,
     Draft,
@@ -31,13 +31,13 @@ from common.types import (
     Verdict,
     VerifyRequest,
 )
-from edge_client.deadline import RoundDeadline
-from edge_client.depth.fixed import FixedDepth
-from edge_client.drafting.base import ShouldStop
-from edge_client.link.base import Traffic
-from edge_client.options import SessionOptions
-from edge_client.remote_verifier import RemoteVerifier
-from edge_client.session import EdgeSession
+from outrider.edge_client.deadline import RoundDeadline
+from outrider.edge_client.depth.fixed import FixedDepth
+from outrider.edge_client.drafting.base import ShouldStop
+from outrider.edge_client.link.base import Traffic
+from outrider.edge_client.options import SessionOptions
+from outrider.edge_client.remote_verifier import RemoteVerifier
+from outrider.edge_client.session import EdgeSession
 
 NUM_TOKENS, NUM_TEXTS, STRETCH = 2000, 12, 50
 _PROMPT = (90, 91)

@@ -17,17 +17,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from common.costmodel import LinkCosts, ModelCosts, tokens_per_s
-from edge_client.drafting.onnx_model import OnnxDraftModel
-from edge_client.options import Mode
-from edge_client.session import SessionResult
-from edge_client.tokenizer import EdgeTokenizer
-from experiments.bench_draft import measure_draft
-from experiments.decoding import EMBEDDED, Case, Decoder
-from experiments.processes import run_edge, running_verifier
-from experiments.prompts import Prompt, load_prompts
-from experiments.results import Measure, at_least, at_most, judged, write_results
-from training.metrics import repeated_share
+from outrider.common.costmodel import LinkCosts, ModelCosts, tokens_per_s
+from outrider.edge_client.drafting.onnx_model import OnnxDraftModel
+from outrider.edge_client.options import Mode
+from outrider.edge_client.session import SessionResult
+from outrider.edge_client.tokenizer import EdgeTokenizer
+from outrider.experiments.bench_draft import measure_draft
+from outrider.experiments.decoding import Case, Decoder
+from outrider.experiments.processes import run_edge, running_verifier
+from outrider.experiments.prompts import Prompt, load_prompts
+from outrider.experiments.results import Measure, at_least, at_most, judged, write_results
+from outrider.models import EMBEDDED
+from outrider.training.metrics import repeated_share
 
 DEPTHS = (1, 2, 3, 4, 5, 6, 8)
 TEMPERATURES = (0.0, 0.8)
@@ -226,7 +227,7 @@ def main() -> None:
         vs_hf, cloud_tps, hf_tps = measure_vs_hf(decoder, prompts[:6], num_new, arguments.num_threads)
         process_s, ttft_ms = measure_start(verifier.address, prompts[0])
 
-    from experiments.bench_target import measure_target
+    from outrider.experiments.bench_target import measure_target
 
     forwards = measure_target(EMBEDDED / "target", num_threads=arguments.num_threads)
     check_same(samples)

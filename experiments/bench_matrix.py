@@ -9,16 +9,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from common.errors import OutriderError
-from experiments.links.base import LinkRealisation, create_realisation
-from experiments.links.profiles import LinkProfile
-from experiments.report import render
-from experiments.report.naming import Arm
-from experiments.report.terminal import print_results
-from experiments.results import ROOT, Measure
-from experiments.sweep.loading import load_sweep
-from experiments.sweep.records import BASELINES, CellRow, Comparison, Sweep, read_manifest
-from experiments.sweep.running import make_plan, run_sweep
+from outrider.common.errors import OutriderError
+from outrider.experiments.links.base import LinkRealisation, create_realisation
+from outrider.experiments.links.profiles import LinkProfile
+from outrider.experiments.report import render
+from outrider.experiments.report.naming import Arm
+from outrider.experiments.report.terminal import print_results
+from outrider.experiments.results import ROOT, Measure
+from outrider.experiments.sweep.loading import load_sweep
+from outrider.experiments.sweep.records import BASELINES, CellRow, Comparison, Sweep, read_manifest
+from outrider.experiments.sweep.running import make_plan, run_sweep
 
 SWEEPS = ROOT / "benchmarks" / "sweeps"
 RUNS = ROOT / "benchmarks" / "runs"  # not part of the repository

@@ -17,19 +17,20 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from common.methods import MAX_SUPPORT_SIZE
-from common.types import Method
-from edge_client.drafting.registry import create_draft_model
-from edge_client.options import Mode
-from edge_client.session import SessionResult
-from edge_client.tokenizer import EdgeTokenizer
-from experiments.bench_methods_exact import ask_tests
-from experiments.bench_methods_kernels import measure_cpu_verify, time_methods
-from experiments.command import run_command
-from experiments.decoding import EMBEDDED, Case, Decoder
-from experiments.processes import running_verifier
-from experiments.prompts import Prompt, load_prompts
-from experiments.results import Measure, at_least, at_most, judged, print_table, write_results
+from outrider.common.methods import MAX_SUPPORT_SIZE
+from outrider.common.types import Method
+from outrider.edge_client.drafting.registry import create_draft_model
+from outrider.edge_client.options import Mode
+from outrider.edge_client.session import SessionResult
+from outrider.edge_client.tokenizer import EdgeTokenizer
+from outrider.experiments.bench_methods_exact import ask_tests
+from outrider.experiments.bench_methods_kernels import measure_cpu_verify, time_methods
+from outrider.experiments.command import run_command
+from outrider.experiments.decoding import Case, Decoder
+from outrider.experiments.processes import running_verifier
+from outrider.experiments.prompts import Prompt, load_prompts
+from outrider.experiments.results import Measure, at_least, at_most, judged, print_table, write_results
+from outrider.models import EMBEDDED
 
 DRAFT_LENGTH = 4
 RTT_S = 0.05
@@ -253,7 +254,7 @@ def _judge_cpu_verify(figures: dict[str, float]) -> Measure:
 
 def main() -> int:
     parser = argparse.ArgumentParser(
-        prog="python -m experiments.bench_methods",
+        prog="python -m outrider.experiments.bench_methods",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

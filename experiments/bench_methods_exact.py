@@ -10,8 +10,8 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
-from common.types import Method
-from experiments.results import ROOT, Measure, at_least, judged
+from outrider.common.types import Method
+from outrider.experiments.results import ROOT, Measure, at_least, judged
 
 
 def ask_tests(*, is_quick: bool) -> tuple[Measure, dict[str, Any]]:

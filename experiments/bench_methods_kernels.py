@@ -11,16 +11,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from cloud_verifier.methods.base import Outcome, RoundInput
-from cloud_verifier.methods.registry import create_method
-from cloud_verifier.rows import HostRows, KeyedCoins, StepRound
-from common.methods import num_support, sends_probs, sends_support
-from common.noise import Purpose, coupled_argmax
-from common.philox import first_word
-from common.sampling import shape
-from common.support import make_support, sample_support, support_prob
-from common.types import Draft, Method, MethodParams, SamplingParams
-from experiments.bench_engine_setup import alternate, median_ratio, time_s
+from outrider.cloud_verifier.methods.base import Outcome, RoundInput
+from outrider.cloud_verifier.methods.registry import create_method
+from outrider.cloud_verifier.rows import HostRows, KeyedCoins, StepRound
+from outrider.common.methods import num_support, sends_probs, sends_support
+from outrider.common.noise import Purpose, coupled_argmax
+from outrider.common.philox import first_word
+from outrider.common.sampling import shape
+from outrider.common.support import make_support, sample_support, support_prob
+from outrider.common.types import Draft, Method, MethodParams, SamplingParams
+from outrider.experiments.bench_engine_setup import alternate, median_ratio, time_s
 
 NUM_SESSIONS, NUM_DRAFTED, VOCAB_SIZE = 16, 4, 152_064
 TEMPERATURE = 0.8

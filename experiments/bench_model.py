@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from experiments.bench_matrix import best_realisation
-from experiments.links.base import check_realisable, create_realisation
-from experiments.links.profile import LinkProfile
-from experiments.plan_check import RTTS_MS, as_json, model_measure
-from experiments.plan_check_parts import Checked, compare_own
-from experiments.plan_check_runs import SPECULATIVE, decoding, run_all
-from experiments.results import Measure
+from outrider.experiments.bench_matrix import best_realisation
+from outrider.experiments.links.base import check_realisable, create_realisation
+from outrider.experiments.links.profile import LinkProfile
+from outrider.experiments.plan_check import RTTS_MS, as_json, model_measure
+from outrider.experiments.plan_check_parts import Checked, compare_own
+from outrider.experiments.plan_check_runs import SPECULATIVE, decoding, run_all
+from outrider.experiments.results import Measure
 
 MIN_FORWARD_MS, MIN_DRAFT_MS = 30.0, 3.0  # a pair that one would speculate with
 

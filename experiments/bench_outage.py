@@ -15,17 +15,17 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from common.errors import OutriderError
-from edge_client.assemble import Edge, create_edge
-from edge_client.breaker import PROBE_INTERVAL_S
-from edge_client.config import RunConfig
-from edge_client.events import MarkClearedEvent, RolledBackEvent, SessionEvent, TokenEvent
-from edge_client.session import EdgeSession
-from experiments.links.base import OpenLink, create_realisation
-from experiments.links.profile import LinkProfile, Outage
-from experiments.processes import running_verifier
-from experiments.prompts import load_prompts
-from experiments.results import Measure, at_most, judged
+from outrider.common.errors import OutriderError
+from outrider.edge_client.assemble import Edge, create_edge
+from outrider.edge_client.breaker import PROBE_INTERVAL_S
+from outrider.edge_client.config import RunConfig
+from outrider.edge_client.events import MarkClearedEvent, RolledBackEvent, SessionEvent, TokenEvent
+from outrider.edge_client.session import EdgeSession
+from outrider.experiments.links.base import OpenLink, create_realisation
+from outrider.experiments.links.profile import LinkProfile, Outage
+from outrider.experiments.processes import running_verifier
+from outrider.experiments.prompts import load_prompts
+from outrider.experiments.results import Measure, at_most, judged
 
 RTTS_MS = (20.0, 60.0, 200.0, 600.0)
 OUTAGE_S = 5.0

@@ -19,13 +19,13 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from edge_client.drafting.base import DraftModel
-from edge_client.options import Mode
-from edge_client.tokenizer import EdgeTokenizer
-from experiments.bench_main import DEPTHS, check_same, run_cases
-from experiments.command import run_command
-from experiments.decoding import EMBEDDED, Case, Decoder
-from experiments.pair_drafts import (
+from outrider.edge_client.drafting.base import DraftModel
+from outrider.edge_client.options import Mode
+from outrider.edge_client.tokenizer import EdgeTokenizer
+from outrider.experiments.bench_main import DEPTHS, check_same, run_cases
+from outrider.experiments.command import run_command
+from outrider.experiments.decoding import Case, Decoder
+from outrider.experiments.pair_drafts import (
     DRAFT_LENGTH,
     LOOKUP,
     TRAINED,
@@ -35,12 +35,13 @@ from experiments.pair_drafts import (
     shared_costs,
     strategy_figures,
 )
-from experiments.pair_quality import held_out_figures, parse_figures, sampled_overlap
-from experiments.processes import running_verifier
-from experiments.prompts import Prompt, load_prompts
-from experiments.results import Measure, at_least, at_most, judged, print_table, write_results
-from training.evaluate import EvaluationConfig, Evaluator
-from training.metrics import repeated_share
+from outrider.experiments.pair_quality import held_out_figures, parse_figures, sampled_overlap
+from outrider.experiments.processes import running_verifier
+from outrider.experiments.prompts import Prompt, load_prompts
+from outrider.experiments.results import Measure, at_least, at_most, judged, print_table, write_results
+from outrider.models import EMBEDDED
+from outrider.training.evaluate import EvaluationConfig, Evaluator
+from outrider.training.metrics import repeated_share
 
 TEMPERATURE = 0.8
 EXCERPT = 400  # characters of a greedy text that are printed, for a person to judge

@@ -16,22 +16,23 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
-from common.errors import OutriderError
-from common.types import SamplingParams, TokenIds
-from edge_client.depth.registry import DEPTH_POLICIES, create_depth_policy
-from edge_client.events import SessionEvent, TokenEvent
-from edge_client.options import Mode
-from edge_client.pipeline import Pipelining, create_window
-from edge_client.session import SessionResult
-from experiments.bench_matrix import best_realisation
-from experiments.decoding import EMBEDDED, Case, Decoder
-from experiments.links.base import LinkRealisation, OpenLink, create_realisation
-from experiments.links.profile import LinkProfile, Outage
-from experiments.plan_check_runs import decoding
-from experiments.prompts import load_prompts
-from experiments.results import Measure, at_most, judged
-from experiments.sweep.texts import first_difference
-from experiments.watched import HungError
+from outrider.common.errors import OutriderError
+from outrider.common.types import SamplingParams, TokenIds
+from outrider.edge_client.depth.registry import DEPTH_POLICIES, create_depth_policy
+from outrider.edge_client.events import SessionEvent, TokenEvent
+from outrider.edge_client.options import Mode
+from outrider.edge_client.pipeline import Pipelining, create_window
+from outrider.edge_client.session import SessionResult
+from outrider.experiments.bench_matrix import best_realisation
+from outrider.experiments.decoding import Case, Decoder
+from outrider.experiments.links.base import LinkRealisation, OpenLink, create_realisation
+from outrider.experiments.links.profile import LinkProfile, Outage
+from outrider.experiments.plan_check_runs import decoding
+from outrider.experiments.prompts import load_prompts
+from outrider.experiments.results import Measure, at_most, judged
+from outrider.experiments.sweep.texts import first_difference
+from outrider.experiments.watched import HungError
+from outrider.models import EMBEDDED
 
 HANGS_S = 90.0
 MIN_FORWARD_MS = 10.0  # so that rounds, pipelined or not, and the stream each win somewhere
@@ -206,7 +207,7 @@ def _decode(
 
 def _is_tie(decoder: Decoder, text: Text, written: Sequence[int], at: int) -> bool:
     """Asks the target in this process, loaded for that."""
-    from experiments.sweep.scoring import Scorer
+    from outrider.experiments.sweep.scoring import Scorer
 
     if at >= min(len(written), len(text.token_ids)):
         return False

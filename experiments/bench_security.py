@@ -1,4 +1,4 @@
-"""What TLS and a token cost: `python -m experiments.bench_security [--quick]`.
+"""What TLS and a token cost: `python -m outrider.experiments.bench_security [--quick]`.
 
 Two verifiers of a synthetic target whose forward costs nothing, one in plaintext, one with TLS and a token,
 take turns with the same rounds over the edge's own link. A/A is plaintext against the turn before it.
@@ -16,20 +16,20 @@ from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
 
-from common.types import CloseRequest, Verdict
-from edge_client.link.base import Connection
-from edge_client.link.grpc_link import GrpcLink
-from edge_client.link.security import PLAINTEXT, LinkSecurity
-from edge_client.session import new_session_id
-from experiments.command import run_command
-from experiments.dev_security import dev_security
-from experiments.load_recording import RecordedSession
-from experiments.processes import VerifierProcess
-from experiments.recorded_drafts import ask
-from experiments.results import at_most, judged, write_results
-from experiments.synthetic.pair import SyntheticPair
-from experiments.synthetic.recording import synthetic_recording
-from experiments.synthetic.serve import running_synthetic
+from outrider.common.types import CloseRequest, Verdict
+from outrider.edge_client.link.base import Connection
+from outrider.edge_client.link.grpc_link import GrpcLink
+from outrider.edge_client.link.security import PLAINTEXT, LinkSecurity
+from outrider.edge_client.session import new_session_id
+from outrider.experiments.command import run_command
+from outrider.experiments.dev_security import dev_security
+from outrider.experiments.load_recording import RecordedSession
+from outrider.experiments.processes import VerifierProcess
+from outrider.experiments.recorded_drafts import ask
+from outrider.experiments.results import at_most, judged, write_results
+from outrider.experiments.synthetic.pair import SyntheticPair
+from outrider.experiments.synthetic.recording import synthetic_recording
+from outrider.experiments.synthetic.serve import running_synthetic
 
 NUM_STREAMS = 8
 ROUNDS_A_PASS = 24
@@ -154,7 +154,9 @@ def report(plain: Side, secured: Side) -> None:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m experiments.bench_security", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m outrider.experiments.bench_security", description=__doc__
+    )
     parser.add_argument("--quick", action="store_true", help="a smoke test: its figures say little")
     is_quick = parser.parse_args().quick
     pair = SyntheticPair()

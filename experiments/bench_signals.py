@@ -17,14 +17,14 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from common.types import SamplingParams
-from edge_client.drafting import sampler
-from edge_client.drafting.dropout_graph import add_dropout
-from edge_client.drafting.onnx_model import OnnxDraftModel
-from edge_client.drafting.onnx_sequence import OnnxDraftSequence
-from experiments.bench_draft import EMBEDDED_DRAFT, GREEDY, SAMPLED, TOKENS_A_ROUND, make_sequence
-from experiments.random_draft import export_random_draft
-from experiments.results import Measure, at_most, judged
+from outrider.common.types import SamplingParams
+from outrider.edge_client.drafting import sampler
+from outrider.edge_client.drafting.dropout_graph import add_dropout
+from outrider.edge_client.drafting.onnx_model import OnnxDraftModel
+from outrider.edge_client.drafting.onnx_sequence import OnnxDraftSequence
+from outrider.experiments.bench_draft import EMBEDDED_DRAFT, GREEDY, SAMPLED, TOKENS_A_ROUND, make_sequence
+from outrider.experiments.random_draft import export_random_draft
+from outrider.experiments.results import Measure, at_most, judged
 
 CONTEXT = 256
 PARAMS = {"greedy": GREEDY, "sampled": SAMPLED}

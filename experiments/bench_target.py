@@ -1,6 +1,6 @@
 """What the target's forwards cost, and how they compare with transformers' own: one process, no network.
 
-`python -m experiments.bench_target [--target DIR] [--threads 1,2]` prints JSON. What is compared is timed
+`python -m outrider.experiments.bench_target [--target DIR] [--threads 1,2]` prints JSON. What is compared is timed
 alternately in one loop; a ratio is the median of the rounds' own ratios, and comes with the A/A ratio of our
 loop against itself.
 """
@@ -17,9 +17,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from cloud_verifier.backends.base import ForwardItem, TargetBackend
+from outrider.cloud_verifier.backends.base import ForwardItem, TargetBackend
+from outrider.models import EMBEDDED
 
-EMBEDDED_TARGET = Path(__file__).resolve().parent.parent / "models" / "embedded" / "target"
+EMBEDDED_TARGET = EMBEDDED / "target"
 DTYPES = ("float32", "bfloat16")
 ROW_COUNTS = (1, 5, 9)
 PROMPT_TOKENS = 128
@@ -55,7 +56,7 @@ def measure_target(
 
 
 def _measure_dtype(target: Path, dtype: str, num_rounds: int) -> dict[str, Any]:
-    from cloud_verifier.backends.loading import load_target
+    from outrider.cloud_verifier.backends.loading import load_target
 
     backend = load_target(target, dtype=dtype)
     model = _load_transformers(target, dtype)
@@ -95,7 +96,7 @@ def _load_transformers(target: Path, dtype: str) -> Any:
     import torch
     from transformers import AutoModelForCausalLM
 
-    from cloud_verifier.backends.loading import quiet_transformers
+    from outrider.cloud_verifier.backends.loading import quiet_transformers
 
     with quiet_transformers():
         model = AutoModelForCausalLM.from_pretrained(
@@ -177,7 +178,7 @@ def _ratio(numerators: list[float], denominators: list[float]) -> float:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m experiments.bench_target", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m outrider.experiments.bench_target", description=__doc__)
     parser.add_argument("--target", type=Path, default=EMBEDDED_TARGET, metavar="DIR")
     parser.add_argument("--threads", default=f"1,{os.cpu_count()}", help="thread counts, comma-separated")
     parser.add_argument("--dtypes", default=",".join(DTYPES))

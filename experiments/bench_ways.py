@@ -6,13 +6,13 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from common.costmodel import LinkCosts, ModelCosts
-from edge_client.depth.optimal import OptimalDepth
-from edge_client.mode_choice import ModeChoice, Way
-from edge_client.pipeline import RoundWindow
-from experiments.acceptance_traces import TextTrace, TraceSet, synthetic_traces
-from experiments.results import Measure, at_most, judged
-from experiments.virtual_pipeline import VirtualText
+from outrider.common.costmodel import LinkCosts, ModelCosts
+from outrider.edge_client.depth.optimal import OptimalDepth
+from outrider.edge_client.mode_choice import ModeChoice, Way
+from outrider.edge_client.pipeline import RoundWindow
+from outrider.experiments.acceptance_traces import TextTrace, TraceSet, synthetic_traces
+from outrider.experiments.results import Measure, at_most, judged
+from outrider.experiments.virtual_pipeline import VirtualText
 
 PIPELINED_RTTS_MS = (60, 200)
 FORWARD_MS = 30.0

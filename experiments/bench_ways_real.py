@@ -13,14 +13,14 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from common.errors import OutriderError
-from experiments.bench_matrix import best_realisation
-from experiments.controller_grid import Point
-from experiments.links.base import create_realisation
-from experiments.links.profile import LinkProfile
-from experiments.processes import run_edge, running_verifier
-from experiments.prompts import load_prompts
-from experiments.results import Measure, at_most, judged
+from outrider.common.errors import OutriderError
+from outrider.experiments.bench_matrix import best_realisation
+from outrider.experiments.controller_grid import Point
+from outrider.experiments.links.base import create_realisation
+from outrider.experiments.links.profile import LinkProfile
+from outrider.experiments.processes import run_edge, running_verifier
+from outrider.experiments.prompts import load_prompts
+from outrider.experiments.results import Measure, at_most, judged
 
 POINTS = (Point(20, 70, 12), Point(60, 30, 12), Point(200, 30, 12))
 OPTIMAL = ("--depth-policy", "optimal")

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable
 from typing import NoReturn
 
-from common.errors import OutriderError
+from outrider.common.errors import OutriderError
 
 
 def run_command(name: str, main: Callable[[], int]) -> NoReturn:

@@ -6,24 +6,21 @@ import contextlib
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
 
-from common.methods import DEFAULT_SUPPORT_SIZE
-from common.types import Method, MethodParams, SamplingParams, StopParams
-from edge_client.deadline import RoundDeadline
-from edge_client.depth.base import DepthPolicy
-from edge_client.depth.fixed import FixedDepth
-from edge_client.drafting.base import DraftModel
-from edge_client.events import SessionEvent
-from edge_client.link.grpc_link import GrpcLink
-from edge_client.options import Mode, OnTimeout, SessionOptions
-from edge_client.pipeline import RoundWindow
-from edge_client.remote_verifier import RemoteVerifier
-from edge_client.session import EdgeSession, SessionResult, new_session_id
-from edge_client.tokenizer import EdgeTokenizer
-from experiments.watched import watched
-
-EMBEDDED = Path(__file__).resolve().parent.parent / "models" / "embedded"
+from outrider.common.methods import DEFAULT_SUPPORT_SIZE
+from outrider.common.types import Method, MethodParams, SamplingParams, StopParams
+from outrider.edge_client.deadline import RoundDeadline
+from outrider.edge_client.depth.base import DepthPolicy
+from outrider.edge_client.depth.fixed import FixedDepth
+from outrider.edge_client.drafting.base import DraftModel
+from outrider.edge_client.events import SessionEvent
+from outrider.edge_client.link.grpc_link import GrpcLink
+from outrider.edge_client.options import Mode, OnTimeout, SessionOptions
+from outrider.edge_client.pipeline import RoundWindow
+from outrider.edge_client.remote_verifier import RemoteVerifier
+from outrider.edge_client.session import EdgeSession, SessionResult, new_session_id
+from outrider.edge_client.tokenizer import EdgeTokenizer
+from outrider.experiments.watched import watched
 
 
 @dataclass(frozen=True)

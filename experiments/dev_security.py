@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-from cloud_verifier.security.dev_certs import DevCertificates, make_dev_certificates
-from cloud_verifier.security.token_file import change_tokens
-from cloud_verifier.security.tokens import new_token
-from edge_client.link.security import LinkSecurity
+from outrider.cloud_verifier.security.dev_certs import DevCertificates, make_dev_certificates
+from outrider.cloud_verifier.security.token_file import change_tokens
+from outrider.cloud_verifier.security.tokens import new_token
+from outrider.edge_client.link.security import LinkSecurity
 
 SERVER_NAME = "localhost"
 LIFETIME = timedelta(days=1)

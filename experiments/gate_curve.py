@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from edge_client.calibration.curve import KEEP_ALL, NO_GATE, Curve, CurvePoint
-from experiments.report.drawing import legend_below
-from experiments.report.style import Size, colour, css_variables, series_style
-from experiments.report.svg import draw_svg
+from outrider.edge_client.calibration.curve import KEEP_ALL, NO_GATE, Curve, CurvePoint
+from outrider.experiments.report.drawing import legend_below
+from outrider.experiments.report.style import Size, colour, css_variables, series_style
+from outrider.experiments.report.svg import draw_svg
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -2,8 +2,8 @@
 
 So the verifier is measured without draft models competing for its cores, and every verdict is checked.
 
-    python -m experiments.load --address HOST:PORT --recording FILE --sessions 16 --closed --think-ms 5
-    python -m experiments.load --address HOST:PORT --recording FILE --sessions 256 --rate 500 --seconds 30
+    python -m outrider.experiments.load --address HOST:PORT --recording FILE --sessions 16 --closed --think-ms 5
+    python -m outrider.experiments.load --address HOST:PORT --recording FILE --sessions 256 --rate 500 --seconds 30
 
 Closed loop: a session sends its next round `--think-ms` (draft time plus round trip) after the last verdict.
 Open loop: rounds arrive at `--rate`, whatever became of those before, and take the next session that is free;
@@ -24,14 +24,14 @@ from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from common.errors import LinkError, UsageError
-from edge_client.link.grpc_link import GrpcLink
-from edge_client.session import new_session_id
-from experiments.command import run_command
-from experiments.load_recording import Recording
-from experiments.load_report import LoadReport, Tally
-from experiments.load_stream import ReplayStream
-from experiments.load_wire import StreamLost, connect
+from outrider.common.errors import LinkError, UsageError
+from outrider.edge_client.link.grpc_link import GrpcLink
+from outrider.edge_client.session import new_session_id
+from outrider.experiments.command import run_command
+from outrider.experiments.load_recording import Recording
+from outrider.experiments.load_report import LoadReport, Tally
+from outrider.experiments.load_stream import ReplayStream
+from outrider.experiments.load_wire import StreamLost, connect
 
 DESCRIBE_TIMEOUT_S = 10.0
 GRACE_S = 5.0  # how long rounds under way at the end may take before they count as hung
@@ -183,7 +183,7 @@ async def _settle(tasks: set[asyncio.Task[None]]) -> int:
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
-        prog="python -m experiments.load",
+        prog="python -m outrider.experiments.load",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from common import codec
-from common.pb import outrider_pb2 as pb
-from common.types import (
+from outrider.common import codec
+from outrider.common.pb import outrider_pb2 as pb
+from outrider.common.types import (
     CloseRequest,
     GeneratedTokens,
     GenerateRequest,
@@ -22,9 +22,9 @@ from common.types import (
     SamplingParams,
     SessionRequest,
 )
-from edge_client.session import new_session_id
-from experiments.load_stream import METHOD, MIN_RETRY_S, TENANT_KEY
-from experiments.load_wire import StreamLost, WireConnection
+from outrider.edge_client.session import new_session_id
+from outrider.experiments.load_stream import METHOD, MIN_RETRY_S, TENANT_KEY
+from outrider.experiments.load_wire import StreamLost, WireConnection
 
 GREEDY = SamplingParams(temperature=0.0)
 

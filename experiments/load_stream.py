@@ -10,13 +10,13 @@ import asyncio
 import time
 from dataclasses import replace
 
-from common import codec
-from common.pb import outrider_pb2 as pb
-from common.types import CloseRequest
-from edge_client.session import new_session_id
-from experiments.load_recording import RecordedSession
-from experiments.load_report import Refusal, RoundSample, Tally
-from experiments.load_wire import StreamLost, WireConnection
+from outrider.common import codec
+from outrider.common.pb import outrider_pb2 as pb
+from outrider.common.types import CloseRequest
+from outrider.edge_client.session import new_session_id
+from outrider.experiments.load_recording import RecordedSession
+from outrider.experiments.load_report import Refusal, RoundSample, Tally
+from outrider.experiments.load_wire import StreamLost, WireConnection
 
 METHOD = "/outrider.v1.Verifier/Session"
 TENANT_KEY = "x-outrider-tenant"

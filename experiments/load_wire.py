@@ -14,7 +14,7 @@ import struct
 from collections import deque
 from collections.abc import Sequence
 
-from common.errors import LinkError
+from outrider.common.errors import LinkError
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 DATA, HEADERS, RST_STREAM, SETTINGS, PING, GOAWAY, WINDOW_UPDATE = 0, 1, 3, 4, 6, 7, 8

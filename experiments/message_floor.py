@@ -1,6 +1,6 @@
 """What a message costs in gRPC Python before any code of ours: a server that echoes, in many ways.
 
-    python -m experiments.message_floor [--only raw,protobuf] [--seconds 3] [--turns 3]
+    python -m outrider.experiments.message_floor [--only raw,protobuf] [--seconds 3] [--turns 3]
 
 A server on one core answers each message with itself; a client on another (`load_wire`, a fifth of a server's
 cost) keeps one message of every stream under way. Printed is the server's processor time for one
@@ -24,11 +24,11 @@ from typing import Any
 
 import grpc
 
-from common.errors import UsageError
-from common.pb import outrider_pb2 as pb
-from experiments.bench_engine_setup import pinned
-from experiments.command import run_command
-from experiments.load_wire import WireConnection, connect
+from outrider.common.errors import UsageError
+from outrider.common.pb import outrider_pb2 as pb
+from outrider.experiments.bench_engine_setup import pinned
+from outrider.experiments.command import run_command
+from outrider.experiments.load_wire import WireConnection, connect
 
 PATH = "/floor.Floor/Echo"
 SERVER_CORE, CLIENT_CORE = 0, 1
@@ -188,7 +188,7 @@ async def measure_cost(
 
 
 def measure(name: str, num_streams: int, num_connections: int, seconds: float) -> Cost:
-    command = [sys.executable, "-m", "experiments.message_floor", "--serve", name]
+    command = [sys.executable, "-m", "outrider.experiments.message_floor", "--serve", name]
     environment = {**os.environ, **dict(VARIANTS[name].environment)}
     with pinned(SERVER_CORE):
         server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
@@ -204,7 +204,7 @@ def measure(name: str, num_streams: int, num_connections: int, seconds: float) -
 
 def main() -> int:
     parser = argparse.ArgumentParser(
-        prog="python -m experiments.message_floor",
+        prog="python -m outrider.experiments.message_floor",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

@@ -12,18 +12,18 @@ from typing import Any
 
 import numpy as np
 
-from common.costmodel import LinkCosts, ModelCosts, tokens_per_s
-from common.types import Origin
-from edge_client.drafting.base import DraftModel
-from edge_client.drafting.export import export_draft
-from edge_client.drafting.registry import create_draft_model
-from edge_client.options import Mode
-from edge_client.session import SessionResult
-from edge_client.stats import RoundRecord
-from edge_client.tokenizer import EdgeTokenizer
-from experiments.bench_main import conditional_acceptance
-from experiments.decoding import Case, Decoder
-from experiments.prompts import Prompt
+from outrider.common.costmodel import LinkCosts, ModelCosts, tokens_per_s
+from outrider.common.types import Origin
+from outrider.edge_client.drafting.base import DraftModel
+from outrider.edge_client.drafting.export import export_draft
+from outrider.edge_client.drafting.registry import create_draft_model
+from outrider.edge_client.options import Mode
+from outrider.edge_client.session import SessionResult
+from outrider.edge_client.stats import RoundRecord
+from outrider.edge_client.tokenizer import EdgeTokenizer
+from outrider.experiments.bench_main import conditional_acceptance
+from outrider.experiments.decoding import Case, Decoder
+from outrider.experiments.prompts import Prompt
 
 TRAINED, LOOKUP = "trained", "prompt lookup"
 DRAFT_LENGTH = 4  # of the figures that are compared

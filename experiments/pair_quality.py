@@ -10,13 +10,13 @@ from typing import Any
 
 import numpy as np
 
-from common.types import FinishReason
-from edge_client.session import SessionResult
-from training.corpus import read_held_out
-from training.data import Tokens
-from training.evaluate import Evaluator
-from training.functions import first_function, is_python
-from training.metrics import overlap
+from outrider.common.types import FinishReason
+from outrider.edge_client.session import SessionResult
+from outrider.training.corpus import read_held_out
+from outrider.training.data import Tokens
+from outrider.training.evaluate import Evaluator
+from outrider.training.functions import first_function, is_python
+from outrider.training.metrics import overlap
 
 
 def held_out_figures(evaluator: Evaluator, max_files: int | None = None) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """What `edge-client plan` predicts against real runs over real links: `exp.plan_error` and `ctl.model`.
 
-    python -m experiments.plan_check --realisation tun
-    python -m experiments.plan_check --realisation proxy --synthetic --quick
+    python -m outrider.experiments.plan_check --realisation tun
+    python -m outrider.experiments.plan_check --realisation proxy --synthetic --quick
 
 At each RTT every case decodes the same prompts in turn, several times. The plan gets the parts of those runs
 (draft, verifier, trip, acceptance; the target's step from the cloud-only stream's forwards) and predicts
@@ -18,13 +18,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from experiments.command import run_command
-from experiments.links.base import LinkRealisation, check_realisable, create_realisation
-from experiments.links.profile import LinkProfile
-from experiments.plan_check_parts import Checked, compare, compare_own
-from experiments.plan_check_runs import CASES, decoding, run_all
-from experiments.results import Measure, at_most, judged, print_table
-from experiments.synthetic.pair import SyntheticPair
+from outrider.experiments.command import run_command
+from outrider.experiments.links.base import LinkRealisation, check_realisable, create_realisation
+from outrider.experiments.links.profile import LinkProfile
+from outrider.experiments.plan_check_parts import Checked, compare, compare_own
+from outrider.experiments.plan_check_runs import CASES, decoding, run_all
+from outrider.experiments.results import Measure, at_most, judged, print_table
+from outrider.experiments.synthetic.pair import SyntheticPair
 
 RTTS_MS = (10.0, 50.0, 150.0)
 # A draft of 3 ms and a target of 30: a plan is for a pair that one would plan for.
@@ -130,7 +130,7 @@ def as_json(each: Checked) -> dict[str, Any]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(
-        prog="python -m experiments.plan_check",
+        prog="python -m outrider.experiments.plan_check",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

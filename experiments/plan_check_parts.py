@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from common.costmodel import LinkCosts, ModelCosts
-from common.plan_samples import acceptance_by_position, known, standing_texts
-from edge_client.options import Mode
-from edge_client.stats import RoundRecord
-from experiments.plan_check_runs import CASES, SPECULATIVE, Runs
-from experiments.short_texts import alphas_of, models_of, text_token_s
+from outrider.common.costmodel import LinkCosts, ModelCosts
+from outrider.common.plan_samples import acceptance_by_position, known, standing_texts
+from outrider.edge_client.options import Mode
+from outrider.edge_client.stats import RoundRecord
+from outrider.experiments.plan_check_runs import CASES, SPECULATIVE, Runs
+from outrider.experiments.short_texts import alphas_of, models_of, text_token_s
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,16 +8,17 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import cast
 
-from edge_client.options import Mode
-from edge_client.session import SessionResult
-from edge_client.stats import RoundRecord
-from edge_client.tokenizer import EdgeTokenizer
-from experiments.decoding import EMBEDDED, Case, Decoder
-from experiments.processes import running_verifier
-from experiments.prompts import load_prompts
-from experiments.synthetic.draft import SyntheticDraft, SyntheticTokenizer
-from experiments.synthetic.pair import SyntheticPair
-from experiments.synthetic.serve import running_synthetic
+from outrider.edge_client.options import Mode
+from outrider.edge_client.session import SessionResult
+from outrider.edge_client.stats import RoundRecord
+from outrider.edge_client.tokenizer import EdgeTokenizer
+from outrider.experiments.decoding import Case, Decoder
+from outrider.experiments.processes import running_verifier
+from outrider.experiments.prompts import load_prompts
+from outrider.experiments.synthetic.draft import SyntheticDraft, SyntheticTokenizer
+from outrider.experiments.synthetic.pair import SyntheticPair
+from outrider.experiments.synthetic.serve import running_synthetic
+from outrider.models import EMBEDDED
 
 TEMPERATURE = 0.8
 SPECULATIVE = tuple(Case(Mode.SPECULATIVE, TEMPERATURE, n) for n in (1, 4, 8))
@@ -79,7 +80,7 @@ def decoding(
         with running_synthetic(pair) as verifier:
             yield verifier.address, lambda address: Decoder(address, SyntheticDraft(pair), tokenizer)
         return
-    from edge_client.drafting.onnx_model import OnnxDraftModel
+    from outrider.edge_client.drafting.onnx_model import OnnxDraftModel
 
     tokenizer = EdgeTokenizer(EMBEDDED / "draft" / "tokenizer.json")
     flags = ("--min-forward-ms", str(min_forward_ms), "--log-level", "warning")

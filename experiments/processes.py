@@ -1,9 +1,9 @@
 """A verifier as a real process: start, wait until it serves, stop. For the demo, benchmarks and tests.
 
 It is in a session of its own: Ctrl-C at a terminal is for whoever started it, which then stops it after what
-it serves. It ends with that process, killed or not (`experiments.leash`).
+it serves. It ends with that process, killed or not (`outrider.experiments.leash`).
 
-With `security=` of `experiments.dev_security` it speaks TLS and wants a token; edges then need its
+With `security=` of `outrider.experiments.dev_security` it speaks TLS and wants a token; edges then need its
 `edge_flags`, `edge_settings` or `link`.
 """
 
@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from experiments.dev_security import DevSecurity
+    from outrider.experiments.dev_security import DevSecurity
 
 READY = re.compile(r"serving .* on (\S+:\d+)(?:, admin port at (\S+))?")
 
@@ -73,7 +73,7 @@ def start_verifier(
 
     Raises RuntimeError with its last output when it ends or stays silent for `timeout_s`.
     """
-    command = [sys.executable, "-m", "cloud_verifier", "serve", "--listen", listen]
+    command = [sys.executable, "-m", "outrider.cloud_verifier", "serve", "--listen", listen]
     command += ["--admin-listen", "none", *arguments]  # several may run at once
     if target is not None:
         command += ["--target", str(target)]
@@ -88,7 +88,7 @@ def start_server(command: Sequence[str], timeout_s: float = 120.0) -> VerifierPr
     assert list(command[:2]) == [sys.executable, "-m"], "only modules can be put on the leash"
     begin = time.monotonic()
     process = subprocess.Popen(
-        [*command[:2], "experiments.leash", *command[2:]],
+        [*command[:2], "outrider.experiments.leash", *command[2:]],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
@@ -144,7 +144,7 @@ def run_edge(
     arguments: Sequence[str], timeout_s: float = 300.0, prompt: str | None = None
 ) -> subprocess.CompletedProcess[str]:
     """`edge-client ARGUMENTS` in this interpreter's environment, output captured."""
-    command = [sys.executable, "-m", "edge_client", *arguments]
+    command = [sys.executable, "-m", "outrider.edge_client", *arguments]
     return subprocess.run(
         command, input=prompt, capture_output=True, text=True, timeout=timeout_s, check=False
     )

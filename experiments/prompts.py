@@ -6,9 +6,10 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
-from common.errors import UsageError
+from outrider.common.errors import UsageError
+from outrider.models import EMBEDDED
 
-EMBEDDED_PROMPTS = Path(__file__).resolve().parent.parent / "models" / "embedded" / "prompts.jsonl"
+EMBEDDED_PROMPTS = EMBEDDED / "prompts.jsonl"
 
 
 @dataclass(frozen=True, slots=True)

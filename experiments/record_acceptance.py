@@ -1,6 +1,6 @@
 """Records what of a real draft would stand, at every position of the texts of the embedded prompts.
 
-python -m experiments.record_acceptance [--texts 16 --positions 128]
+python -m outrider.experiments.record_acceptance [--texts 16 --positions 128]
 
 The target writes each text alone; then the draft proposes 64 tokens at every position of it, and as many
 count as standing as agree with the text. That is what `coupled` accepts, whose text is the target's own
@@ -16,16 +16,17 @@ from pathlib import Path
 
 import numpy as np
 
-from common.types import SamplingParams, TokenIds
-from edge_client.drafting.base import DraftModel, KeepsRunnerUps
-from edge_client.drafting.onnx_model import OnnxDraftModel
-from edge_client.options import Mode
-from edge_client.tokenizer import EdgeTokenizer
-from experiments.acceptance_traces import MAX_DEPTH, RECORDED, TextTrace, TraceSet, save_traces
-from experiments.command import run_command
-from experiments.decoding import EMBEDDED, Case, Decoder
-from experiments.processes import running_verifier
-from experiments.prompts import load_prompts
+from outrider.common.types import SamplingParams, TokenIds
+from outrider.edge_client.drafting.base import DraftModel, KeepsRunnerUps
+from outrider.edge_client.drafting.onnx_model import OnnxDraftModel
+from outrider.edge_client.options import Mode
+from outrider.edge_client.tokenizer import EdgeTokenizer
+from outrider.experiments.acceptance_traces import MAX_DEPTH, RECORDED, TextTrace, TraceSet, save_traces
+from outrider.experiments.command import run_command
+from outrider.experiments.decoding import Case, Decoder
+from outrider.experiments.processes import running_verifier
+from outrider.experiments.prompts import load_prompts
+from outrider.models import EMBEDDED
 
 TEMPERATURES = (0.8, 0.0)
 SEED = 1
@@ -77,7 +78,9 @@ def record(address: str, num_texts: int, num_positions: int) -> list[TraceSet]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m experiments.record_acceptance", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m outrider.experiments.record_acceptance", description=__doc__
+    )
     parser.add_argument("--out", type=Path, default=RECORDED, metavar="FILE")
     parser.add_argument("--texts", type=int, default=16, metavar="N", help="prompts to write a text after")
     parser.add_argument("--positions", type=int, default=128, metavar="N", help="positions of each text")

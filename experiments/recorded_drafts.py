@@ -1,7 +1,9 @@
-"""Records rounds of a real pair once, to be replayed without a draft model (`experiments.load`).
+"""Records rounds of a real pair once, to be replayed without a draft model (`outrider.experiments.load`).
 
-python -m experiments.recorded_drafts --out FILE [--sessions 32 --rounds 24]
-python -m experiments.recorded_drafts --stub --out FILE        for `python -m experiments.synthetic.serve`
+python -m outrider.experiments.recorded_drafts --out FILE [--sessions 32 --rounds 24]
+python -m outrider.experiments.recorded_drafts --stub --out FILE
+
+The second form is for the stub of `python -m outrider.experiments.synthetic.serve`.
 """
 
 from __future__ import annotations
@@ -13,8 +15,8 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from common.errors import LinkError
-from common.types import (
+from outrider.common.errors import LinkError
+from outrider.common.types import (
     CloseRequest,
     Opened,
     Progress,
@@ -25,12 +27,12 @@ from common.types import (
     Verdict,
     VerifyRequest,
 )
-from edge_client.drafting.base import DraftModel
-from edge_client.link.base import Connection
-from edge_client.session import new_session_id
-from experiments.command import run_command
-from experiments.load_recording import RecordedRound, RecordedSession, Recording
-from experiments.prompts import load_prompts
+from outrider.edge_client.drafting.base import DraftModel
+from outrider.edge_client.link.base import Connection
+from outrider.edge_client.session import new_session_id
+from outrider.experiments.command import run_command
+from outrider.experiments.load_recording import RecordedRound, RecordedSession, Recording
+from outrider.experiments.prompts import load_prompts
 
 ANSWER_S = 60.0
 # Greedy, plain sampling, every truncation, penalties: one after the other over the sessions.
@@ -110,7 +112,7 @@ def record(
     on_session: Callable[[int], None] = lambda number: None,
 ) -> Recording:
     """One session after the other, each alone in the verifier: prompts and `samplings` in turn, own seeds."""
-    from edge_client.link.grpc_link import GrpcLink
+    from outrider.edge_client.link.grpc_link import GrpcLink
 
     sessions = []
     model = GrpcLink(address, new_session_id()).describe(10.0)
@@ -139,9 +141,9 @@ def record(
 
 def record_embedded(address: str, *, num_sessions: int = 32, num_rounds: int = 24) -> Recording:
     """The embedded draft and prompts against the verifier at `address`; shows progress."""
-    from edge_client.drafting.onnx_model import OnnxDraftModel
-    from edge_client.tokenizer import EdgeTokenizer
-    from experiments.decoding import EMBEDDED
+    from outrider.edge_client.drafting.onnx_model import OnnxDraftModel
+    from outrider.edge_client.tokenizer import EdgeTokenizer
+    from outrider.models import EMBEDDED
 
     tokenizer = EdgeTokenizer(EMBEDDED / "draft" / "tokenizer.json")
     prompts = [tuple(tokenizer.encode(prompt.text)) for prompt in load_prompts()]
@@ -159,7 +161,7 @@ def record_embedded(address: str, *, num_sessions: int = 32, num_rounds: int = 2
 
 def main() -> int:
     parser = argparse.ArgumentParser(
-        prog="python -m experiments.recorded_drafts",
+        prog="python -m outrider.experiments.recorded_drafts",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -170,7 +172,7 @@ def main() -> int:
     parser.add_argument("--stub", action="store_true", help="what a synthetic target answers; needs no model")
     arguments = parser.parse_args()
     if arguments.stub:
-        from experiments.synthetic.recording import synthetic_recording
+        from outrider.experiments.synthetic.recording import synthetic_recording
 
         recording = synthetic_recording(arguments.sessions, arguments.rounds)
     elif arguments.verifier:
@@ -178,7 +180,7 @@ def main() -> int:
             arguments.verifier, num_sessions=arguments.sessions, num_rounds=arguments.rounds
         )
     else:
-        from experiments.processes import running_verifier
+        from outrider.experiments.processes import running_verifier
 
         with running_verifier("--log-level", "warning") as verifier:
             recording = record_embedded(

@@ -10,9 +10,9 @@ import math
 from collections.abc import Sequence
 from typing import Protocol
 
-from common.costmodel import LinkCosts, ModelCosts, cloud_only_s, colocated_models, rounds_s
-from common.plan_samples import Standing, acceptance_by_position, cost_line, replayed
-from edge_client.options import Mode
+from outrider.common.costmodel import LinkCosts, ModelCosts, cloud_only_s, colocated_models, rounds_s
+from outrider.common.plan_samples import Standing, acceptance_by_position, cost_line, replayed
+from outrider.edge_client.options import Mode
 
 
 class MeasuredRound(Protocol):

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from common.types import RunnerUp
-from edge_client.guesses import Branch
-from experiments.acceptance_traces import MAX_DEPTH, TextTrace
+from outrider.common.types import RunnerUp
+from outrider.edge_client.guesses import Branch
+from outrider.experiments.acceptance_traces import MAX_DEPTH, TextTrace
 
 WRONG, RIGHT = 1, 2  # token ids: of a runner-up that is not the target's token, and of one that is
 _STRIDE = 7919  # to that other place

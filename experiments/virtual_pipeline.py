@@ -13,16 +13,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from common.costmodel import LinkCosts, ModelCosts
-from edge_client.branching import LEAST_CHANCE
-from edge_client.depth.base import DepthPolicy
-from edge_client.drafting.base import Stop
-from edge_client.guesses import Branch, Branches, GuessRates
-from edge_client.mode_choice import ModeChoice, Way
-from edge_client.pipeline import RoundWindow
-from edge_client.stats import RoundRecord
-from experiments.acceptance_traces import MAX_DEPTH, TextTrace, signals_of
-from experiments.virtual_flight import RIGHT, Sent, Truth, is_right, path_of, start_of
+from outrider.common.costmodel import LinkCosts, ModelCosts
+from outrider.edge_client.branching import LEAST_CHANCE
+from outrider.edge_client.depth.base import DepthPolicy
+from outrider.edge_client.drafting.base import Stop
+from outrider.edge_client.guesses import Branch, Branches, GuessRates
+from outrider.edge_client.mode_choice import ModeChoice, Way
+from outrider.edge_client.pipeline import RoundWindow
+from outrider.edge_client.stats import RoundRecord
+from outrider.experiments.acceptance_traces import MAX_DEPTH, TextTrace, signals_of
+from outrider.experiments.virtual_flight import RIGHT, Sent, Truth, is_right, path_of, start_of
 
 LinkNow = Callable[[float], LinkCosts]  # by the time since the text began
 _NUM_PROMPT_TOKENS = 64  # of a prompt, in the opening's forward

@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from common.costmodel import LinkCosts, ModelCosts, round_s
-from edge_client.depth.base import DepthPolicy
-from edge_client.drafting.base import Stop
-from edge_client.stats import RoundRecord
-from experiments.acceptance_traces import MAX_DEPTH, TextTrace, signals_of
+from outrider.common.costmodel import LinkCosts, ModelCosts, round_s
+from outrider.edge_client.depth.base import DepthPolicy
+from outrider.edge_client.drafting.base import Stop
+from outrider.edge_client.stats import RoundRecord
+from outrider.experiments.acceptance_traces import MAX_DEPTH, TextTrace, signals_of
 
 _ANY_TOKEN = 0  # depth policies ask for confidences alone
 LinkAt = Callable[[int], LinkCosts]  # by the round's number

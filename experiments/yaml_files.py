@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from common.config import read_yaml
-from common.errors import ConfigError
+from outrider.common.config import read_yaml
+from outrider.common.errors import ConfigError
 
 
 def read_mapping(path: Path, example: str) -> dict[str, Any]:

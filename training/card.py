@@ -1,6 +1,6 @@
 """The model card of a pair, written from the figures beside it: nothing in it is typed by hand.
 
-python -m training.card --pair models/embedded
+python -m outrider.training.card --pair models/embedded
 """
 
 import argparse
@@ -105,7 +105,7 @@ def _data(corpus: dict[str, Any]) -> str:
             "",
             f"Held out, never trained on, near-duplicates removed (`training/heldout.py`): {names}.",
             "",
-            "`prompts.jsonl`: heads of held-out functions with their docstrings (`python -m training.prompts`).",
+            "`prompts.jsonl`: heads of held-out functions with their docstrings (`python -m outrider.training.prompts`).",
             "",
         ]
     )
@@ -152,7 +152,7 @@ def _figures(evaluation: dict[str, Any]) -> str:
     lines = [
         "## Figures",
         "",
-        "Measured by `python -m training.evaluate`: the INT4 draft in onnxruntime, the target in float32.",
+        "Measured by `python -m outrider.training.evaluate`: the INT4 draft in onnxruntime, the target in float32.",
         "",
         f"| on held-out files, teacher-forced, {held_out['num_tokens']:,} tokens | |",
         "|---|---|",
@@ -223,7 +223,7 @@ def _longest(target: dict[str, Any]) -> int:
 def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser(
-        prog="python -m training.card", description="Write the model card of a pair."
+        prog="python -m outrider.training.card", description="Write the model card of a pair."
     )
     parser.add_argument("--pair", type=Path, default=Path("models/embedded"))
     write_card(parser.parse_args().pair)

@@ -8,10 +8,10 @@ from typing import Any
 
 import torch
 
-from common.errors import ModelError
-from common.fingerprint import num_tokens, tokenizer_fingerprint
-from training.model import ModelConfig, create_model
-from training.quant import BLOCK_SIZE, require_blocks
+from outrider.common.errors import ModelError
+from outrider.common.fingerprint import num_tokens, tokenizer_fingerprint
+from outrider.training.model import ModelConfig, create_model
+from outrider.training.quant import BLOCK_SIZE, require_blocks
 
 _TOKENIZER = "tokenizer.json"
 

@@ -5,9 +5,9 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from edge_client.drafting.onnx_model import import_onnxruntime
-from edge_client.drafting.onnx_runner import OnnxRunner
-from edge_client.drafting.spec import GRAPH_FILE, read_spec
+from outrider.edge_client.drafting.onnx_model import import_onnxruntime
+from outrider.edge_client.drafting.onnx_runner import OnnxRunner
+from outrider.edge_client.drafting.spec import GRAPH_FILE, read_spec
 
 
 class OnnxDraft:

@@ -6,8 +6,8 @@ from typing import Any
 
 import torch
 
-from training.muon import Muon
-from training.workers import SOLO, Group
+from outrider.training.muon import Muon
+from outrider.training.workers import SOLO, Group
 
 
 @dataclass(frozen=True)

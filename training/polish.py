@@ -15,17 +15,17 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from training.checkpoint import write_json
-from training.data import Tokens, load_functions, load_train
-from training.functions import documented_functions, first_function, is_python
-from training.metrics import repeated_runs
-from training.optim import Rates
-from training.progress import Progress
-from training.sampling import continue_together
-from training.schedule import Phase, Schedule
-from training.target import TargetConfig, TargetTrainer
-from training.unlikelihood import RUN, UnlikelihoodConfig
-from training.workers import Group
+from outrider.training.checkpoint import write_json
+from outrider.training.data import Tokens, load_functions, load_train
+from outrider.training.functions import documented_functions, first_function, is_python
+from outrider.training.metrics import repeated_runs
+from outrider.training.optim import Rates
+from outrider.training.progress import Progress
+from outrider.training.sampling import continue_together
+from outrider.training.schedule import Phase, Schedule
+from outrider.training.target import TargetConfig, TargetTrainer
+from outrider.training.unlikelihood import RUN, UnlikelihoodConfig
+from outrider.training.workers import Group
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -163,7 +163,7 @@ def _own_functions(
     """The stream of kept functions, and how many were written and kept; from `out` where they lie there."""
     from transformers import AutoModelForCausalLM
 
-    from training.tokenizer import load_tokenizer
+    from outrider.training.tokenizer import load_tokenizer
 
     path = out / "own.npz"
     if not path.is_file():

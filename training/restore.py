@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from edge_client.drafting.quantize import BLOCK_SIZE, Float32, QuantizedMatrix
-from edge_client.drafting.spec import GRAPH_FILE, DraftSpec, read_spec
-from training.drafts import copy_tokenizer
-from training.model import ModelConfig, create_model, save_model
+from outrider.edge_client.drafting.quantize import BLOCK_SIZE, Float32, QuantizedMatrix
+from outrider.edge_client.drafting.spec import GRAPH_FILE, DraftSpec, read_spec
+from outrider.training.drafts import copy_tokenizer
+from outrider.training.model import ModelConfig, create_model, save_model
 
 RECORD = "training.json"
 

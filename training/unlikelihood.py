@@ -13,11 +13,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from training.compute import Compute
-from training.data import Batches
-from training.metrics import repeated_runs
-from training.sampling import continue_together
-from training.workers import Group
+from outrider.training.compute import Compute
+from outrider.training.data import Batches
+from outrider.training.metrics import repeated_runs
+from outrider.training.sampling import continue_together
+from outrider.training.workers import Group
 
 RUN = 8
 

@@ -14,13 +14,13 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from common.costmodel import LinkCosts, ModelCosts, tokens_per_s
-from training.drafts import load_target
-from training.metrics import acceptance, overlap
-from training.onnx_draft import OnnxDraft
-from training.prompts import load_prompts
-from training.sampling import continue_one
-from training.tokenizer import load_tokenizer
+from outrider.common.costmodel import LinkCosts, ModelCosts, tokens_per_s
+from outrider.training.drafts import load_target
+from outrider.training.metrics import acceptance, overlap
+from outrider.training.onnx_draft import OnnxDraft
+from outrider.training.prompts import load_prompts
+from outrider.training.sampling import continue_one
+from outrider.training.tokenizer import load_tokenizer
 
 _MAX_DRAFT_TOKENS = 8
 _REMOTE_RTT_S = 0.05
@@ -84,7 +84,7 @@ class Yardstick:
 
     def measure(self, draft_hf: Path) -> dict[str, Any]:
         """Export a draft to INT4 and judge the graph."""
-        from edge_client.drafting.export import export_draft
+        from outrider.edge_client.drafting.export import export_draft
 
         with tempfile.TemporaryDirectory() as directory:
             report = export_draft(draft_hf, Path(directory))

@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from common.noise import Purpose
-from common.types import Candidate, CorrectionKind, MethodParams, Support, TokenIds
+from outrider.common.noise import Purpose
+from outrider.common.types import Candidate, CorrectionKind, MethodParams, Support, TokenIds
 
 
 @dataclass(slots=True)  # not frozen: see RoundMetrics

@@ -17,10 +17,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from cloud_verifier.methods.base import Outcome, RoundInput
-from cloud_verifier.methods.chain import conclude
-from cloud_verifier.methods.supports import sample_residual, support_probs, target_probs
-from common.stopping import first_stop
+from outrider.cloud_verifier.methods.base import Outcome, RoundInput
+from outrider.cloud_verifier.methods.chain import conclude
+from outrider.cloud_verifier.methods.supports import sample_residual, support_probs, target_probs
+from outrider.common.stopping import first_stop
 
 
 class _Prefix(NamedTuple):

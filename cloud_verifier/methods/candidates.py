@@ -13,12 +13,12 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from cloud_verifier.methods.base import NoiseKey, Outcome, RoundInput
-from cloud_verifier.methods.chain import conclude, ending, mean_ratio, reject_in_order
-from cloud_verifier.methods.supports import sample_residual
-from common.noise import Purpose
-from common.support import choose_candidate
-from common.types import Candidate, CorrectionKind
+from outrider.cloud_verifier.methods.base import NoiseKey, Outcome, RoundInput
+from outrider.cloud_verifier.methods.chain import conclude, ending, mean_ratio, reject_in_order
+from outrider.cloud_verifier.methods.supports import sample_residual
+from outrider.common.noise import Purpose
+from outrider.common.support import choose_candidate
+from outrider.common.types import Candidate, CorrectionKind
 
 NUM_CANDIDATES = 4
 MAX_HERE = 64

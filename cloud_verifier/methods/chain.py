@@ -9,8 +9,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 
-from cloud_verifier.methods.base import Outcome, RoundInput
-from common.types import CorrectionKind
+from outrider.cloud_verifier.methods.base import Outcome, RoundInput
+from outrider.common.types import CorrectionKind
 
 
 def target_prob(round_input: RoundInput, index: int) -> float:

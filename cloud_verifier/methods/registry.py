@@ -5,18 +5,18 @@ from __future__ import annotations
 import importlib
 from functools import cache
 
-from cloud_verifier.methods.base import VerificationMethod
-from common.types import Method
+from outrider.cloud_verifier.methods.base import VerificationMethod
+from outrider.common.types import Method
 
 _IMPLEMENTATIONS = {
-    Method.COUPLED: "cloud_verifier.methods.coupled:CoupledMethod",
-    Method.SPARSE: "cloud_verifier.methods.sparse:SparseMethod",
-    Method.CANDIDATES: "cloud_verifier.methods.candidates:CandidatesMethod",
-    Method.BLOCK: "cloud_verifier.methods.block:BlockMethod",
-    Method.SHORTCUT: "cloud_verifier.methods.shortcut:ShortcutMethod",
-    Method.SCALAR_RESIDUAL: "cloud_verifier.methods.scalar_residual:ScalarResidualMethod",
-    Method.THRESHOLD: "cloud_verifier.methods.threshold:ThresholdMethod",
-    Method.TYPICAL: "cloud_verifier.methods.typical:TypicalMethod",
+    Method.COUPLED: "outrider.cloud_verifier.methods.coupled:CoupledMethod",
+    Method.SPARSE: "outrider.cloud_verifier.methods.sparse:SparseMethod",
+    Method.CANDIDATES: "outrider.cloud_verifier.methods.candidates:CandidatesMethod",
+    Method.BLOCK: "outrider.cloud_verifier.methods.block:BlockMethod",
+    Method.SHORTCUT: "outrider.cloud_verifier.methods.shortcut:ShortcutMethod",
+    Method.SCALAR_RESIDUAL: "outrider.cloud_verifier.methods.scalar_residual:ScalarResidualMethod",
+    Method.THRESHOLD: "outrider.cloud_verifier.methods.threshold:ThresholdMethod",
+    Method.TYPICAL: "outrider.cloud_verifier.methods.typical:TypicalMethod",
 }
 
 

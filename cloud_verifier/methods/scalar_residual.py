@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import math
 
-from cloud_verifier.methods.base import NoiseKey, Outcome, RoundInput
-from cloud_verifier.methods.chain import conclude, reject_in_order
-from common.noise import Purpose
+from outrider.cloud_verifier.methods.base import NoiseKey, Outcome, RoundInput
+from outrider.cloud_verifier.methods.chain import conclude, reject_in_order
+from outrider.common.noise import Purpose
 
 
 class ScalarResidualMethod:

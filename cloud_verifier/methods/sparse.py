@@ -10,10 +10,10 @@ from __future__ import annotations
 
 from functools import partial
 
-from cloud_verifier.methods.base import Outcome, RoundInput
-from cloud_verifier.methods.chain import conclude, reject_in_order
-from cloud_verifier.methods.supports import sample_residual
-from common.support import support_prob
+from outrider.cloud_verifier.methods.base import Outcome, RoundInput
+from outrider.cloud_verifier.methods.chain import conclude, reject_in_order
+from outrider.cloud_verifier.methods.supports import sample_residual
+from outrider.common.support import support_prob
 
 
 class SparseMethod:

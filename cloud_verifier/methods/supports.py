@@ -7,9 +7,9 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from cloud_verifier.methods.base import NoiseKey, RoundInput
-from common.noise import Purpose
-from common.types import Support
+from outrider.cloud_verifier.methods.base import NoiseKey, RoundInput
+from outrider.common.noise import Purpose
+from outrider.common.types import Support
 
 
 def support_probs(support: Support) -> NDArray[np.float64]:

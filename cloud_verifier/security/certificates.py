@@ -19,8 +19,8 @@ from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
-from cloud_verifier.security.files import FileWatch, read_file, read_key
-from common.errors import ConfigError
+from outrider.cloud_verifier.security.files import FileWatch, read_file, read_key
+from outrider.common.errors import ConfigError
 
 
 @dataclass(frozen=True, slots=True)

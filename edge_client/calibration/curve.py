@@ -10,7 +10,7 @@ import statistics
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from common.types import TokenIds
+from outrider.common.types import TokenIds
 
 NO_GATE = "no gate"
 KEEP_ALL = "keep all"

@@ -5,9 +5,9 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from common.config import Loaded, add_flags, given_flags, load_config
-from edge_client.config import SCOPE, RunConfig
-from edge_client.daemon.config import SECTION
+from outrider.common.config import Loaded, add_flags, given_flags, load_config
+from outrider.edge_client.config import SCOPE, RunConfig
+from outrider.edge_client.daemon.config import SECTION
 
 _TITLES = {
     "verifier and draft": "verifier draft draft_strategy lookup_ngram draft_threads min_draft_ms",

@@ -7,10 +7,10 @@ import json
 from pathlib import Path
 from typing import Any
 
-from edge_client.commands.configured import load_run_config
-from edge_client.config import RunConfig
-from edge_client.daemon.keys import read_keys
-from edge_client.daemon_client import ask_daemon
+from outrider.edge_client.commands.configured import load_run_config
+from outrider.edge_client.config import RunConfig
+from outrider.edge_client.daemon.keys import read_keys
+from outrider.edge_client.daemon_client import ask_daemon
 
 _COLUMNS = ("ID", "STATE", "MODE", "TOKENS", "TOKENS/S", "ACCEPTED", "RTT", "AGE", "USER")
 _EPILOG = """\

@@ -15,12 +15,12 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from common.addresses import is_loopback, split_address
-from edge_client.daemon.config import ServeConfig
-from edge_client.daemon.errors import ApiError
+from outrider.common.addresses import is_loopback, split_address
+from outrider.edge_client.daemon.config import ServeConfig
+from outrider.edge_client.daemon.errors import ApiError
 
 if TYPE_CHECKING:
-    from edge_client.daemon.service import Daemon
+    from outrider.edge_client.daemon.service import Daemon
 
 PUBLIC = frozenset({"/health", "/ready"})  # health answers without credentials, and says little
 

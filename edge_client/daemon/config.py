@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from common.config import option
+from outrider.common.config import option
 
 SECTION = "serve"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 
-from common.errors import (
+from outrider.common.errors import (
     IncompatibleError,
     InvalidFieldError,
     LinkError,
@@ -15,9 +15,9 @@ from common.errors import (
     RoundTimeoutError,
     UsageError,
 )
-from common.types import RoundErrorCode
-from edge_client.chat_template import TemplateRefusedError
-from edge_client.daemon.settings import OF_OPENAI, OF_OPERATOR, OF_REQUESTS
+from outrider.common.types import RoundErrorCode
+from outrider.edge_client.chat_template import TemplateRefusedError
+from outrider.edge_client.daemon.settings import OF_OPENAI, OF_OPERATOR, OF_REQUESTS
 
 
 @dataclass

@@ -15,20 +15,20 @@ from typing import TYPE_CHECKING, Any
 
 from starlette.types import Receive, Scope, Send
 
-from edge_client.daemon.activity import Entry
-from edge_client.daemon.errors import from_failure, stopping
-from edge_client.daemon.generation import Generation
-from edge_client.daemon.parsed import Kind
-from edge_client.daemon.requests import parse_request
-from edge_client.daemon.shapes import Shaper
-from edge_client.daemon.usage import make_usage
-from edge_client.daemon.wire import ClientGone, Wire
-from edge_client.events import EndEvent, SessionEvent
-from edge_client.live_stats import LiveStats
-from edge_client.method_options import judging_method
+from outrider.edge_client.daemon.activity import Entry
+from outrider.edge_client.daemon.errors import from_failure, stopping
+from outrider.edge_client.daemon.generation import Generation
+from outrider.edge_client.daemon.parsed import Kind
+from outrider.edge_client.daemon.requests import parse_request
+from outrider.edge_client.daemon.shapes import Shaper
+from outrider.edge_client.daemon.usage import make_usage
+from outrider.edge_client.daemon.wire import ClientGone, Wire
+from outrider.edge_client.events import EndEvent, SessionEvent
+from outrider.edge_client.live_stats import LiveStats
+from outrider.edge_client.method_options import judging_method
 
 if TYPE_CHECKING:
-    from edge_client.daemon.service import Daemon, Prepared
+    from outrider.edge_client.daemon.service import Daemon, Prepared
 
 log = logging.getLogger(__name__)
 

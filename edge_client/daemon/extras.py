@@ -6,14 +6,14 @@ from collections.abc import Mapping
 from functools import cache
 from typing import Any
 
-from common.config import check_value, did_you_mean
-from common.config_fields import Leaf, leaves
-from common.errors import ConfigError
-from edge_client.config import RunConfig
-from edge_client.daemon import fields
-from edge_client.daemon.errors import ApiError, invalid
-from edge_client.daemon.parsed import ParsedRequest
-from edge_client.daemon.settings import OF_REQUESTS
+from outrider.common.config import check_value, did_you_mean
+from outrider.common.config_fields import Leaf, leaves
+from outrider.common.errors import ConfigError
+from outrider.edge_client.config import RunConfig
+from outrider.edge_client.daemon import fields
+from outrider.edge_client.daemon.errors import ApiError, invalid
+from outrider.edge_client.daemon.parsed import ParsedRequest
+from outrider.edge_client.daemon.settings import OF_REQUESTS
 
 MAX_ITEMS = 256
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from common.types import TokenIds
-from edge_client.daemon.errors import ApiError, invalid, unsupported
+from outrider.common.types import TokenIds
+from outrider.edge_client.daemon.errors import ApiError, invalid, unsupported
 
 MAX_STOPS = 16
 MAX_STOP_CHARS = 1000

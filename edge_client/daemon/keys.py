@@ -7,8 +7,8 @@ import hmac
 from dataclasses import dataclass
 from pathlib import Path
 
-from common.errors import UsageError
-from edge_client.daemon.config import ServeConfig
+from outrider.common.errors import UsageError
+from outrider.edge_client.daemon.config import ServeConfig
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from common.types import TokenLogprobs
-from edge_client.events import TokenEvent
-from edge_client.tokenizer import EdgeTokenizer
+from outrider.common.types import TokenLogprobs
+from outrider.edge_client.events import TokenEvent
+from outrider.edge_client.tokenizer import EdgeTokenizer
 
 _REPLACEMENT = "�"
 

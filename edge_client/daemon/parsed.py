@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from common.types import TokenIds
+from outrider.common.types import TokenIds
 
 
 class Kind(enum.StrEnum):

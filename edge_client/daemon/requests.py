@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from common.config import did_you_mean
-from edge_client.daemon import fields
-from edge_client.daemon.errors import ApiError, invalid, unsupported
-from edge_client.daemon.extras import read_extras
-from edge_client.daemon.parsed import Kind, ParsedRequest
-from edge_client.daemon.settings import OF_REQUESTS
+from outrider.common.config import did_you_mean
+from outrider.edge_client.daemon import fields
+from outrider.edge_client.daemon.errors import ApiError, invalid, unsupported
+from outrider.edge_client.daemon.extras import read_extras
+from outrider.edge_client.daemon.parsed import Kind, ParsedRequest
+from outrider.edge_client.daemon.settings import OF_REQUESTS
 
 MAX_TOKENS = 2**31 - 1
 MAX_TOP_LOGPROBS = 20

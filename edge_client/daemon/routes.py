@@ -12,15 +12,15 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Route
 
-from edge_client.daemon.access import AccessMiddleware
-from edge_client.daemon.errors import ApiError
-from edge_client.daemon.exchange import Exchange
-from edge_client.daemon.page import PAGE_HEADERS, page_html
-from edge_client.daemon.parsed import Kind
-from edge_client.options import Mode
+from outrider.edge_client.daemon.access import AccessMiddleware
+from outrider.edge_client.daemon.errors import ApiError
+from outrider.edge_client.daemon.exchange import Exchange
+from outrider.edge_client.daemon.page import PAGE_HEADERS, page_html
+from outrider.edge_client.daemon.parsed import Kind
+from outrider.edge_client.options import Mode
 
 if TYPE_CHECKING:
-    from edge_client.daemon.service import Daemon
+    from outrider.edge_client.daemon.service import Daemon
 
 _MAIN_ROUTES = ("/v1/completions", "/v1/chat/completions", "/v1/models")
 _METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"

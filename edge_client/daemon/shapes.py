@@ -5,11 +5,11 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
-from common.types import FinishReason
-from edge_client.daemon.logprobs import chat_logprobs, completion_logprobs
-from edge_client.daemon.parsed import Kind, ParsedRequest
-from edge_client.events import EndEvent, MarkClearedEvent, SessionEvent, TokenEvent
-from edge_client.tokenizer import EdgeTokenizer
+from outrider.common.types import FinishReason
+from outrider.edge_client.daemon.logprobs import chat_logprobs, completion_logprobs
+from outrider.edge_client.daemon.parsed import Kind, ParsedRequest
+from outrider.edge_client.events import EndEvent, MarkClearedEvent, SessionEvent, TokenEvent
+from outrider.edge_client.tokenizer import EdgeTokenizer
 
 _FINISH = {
     FinishReason.STOP: "stop",

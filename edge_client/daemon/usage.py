@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from edge_client.config import RunConfig
-from edge_client.method_options import judging_method
-from edge_client.session import SessionResult
+from outrider.edge_client.config import RunConfig
+from outrider.edge_client.method_options import judging_method
+from outrider.edge_client.session import SessionResult
 
 # Of the summary that `run --json` prints too.
 _FROM_STATS = (

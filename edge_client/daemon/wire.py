@@ -14,8 +14,8 @@ from starlette.datastructures import Headers
 from starlette.responses import JSONResponse
 from starlette.types import Message, Receive, Scope, Send
 
-from edge_client.daemon.config import ServeConfig
-from edge_client.daemon.errors import ApiError
+from outrider.edge_client.daemon.config import ServeConfig
+from outrider.edge_client.daemon.errors import ApiError
 
 log = logging.getLogger(__name__)
 

@@ -10,8 +10,8 @@ import statistics
 from collections import deque
 from itertools import combinations
 
-from common.costmodel import LinkCosts, ModelCosts
-from edge_client.stats import RoundRecord
+from outrider.common.costmodel import LinkCosts, ModelCosts
+from outrider.edge_client.stats import RoundRecord
 
 _NUM_TRIPS = 7  # a step of the link is believed once it is most of the last trips
 _NUM_VERIFICATIONS = 15

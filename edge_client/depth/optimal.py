@@ -15,12 +15,12 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from common.costmodel import fastest_round, round_token_s
-from common.types import Signals
-from edge_client.depth.acceptance import MAX_DEPTH, ConfidenceCalibration
-from edge_client.depth.conditions import Conditions
-from edge_client.drafting.base import ShouldStop, Stop
-from edge_client.stats import RoundRecord
+from outrider.common.costmodel import fastest_round, round_token_s
+from outrider.common.types import Signals
+from outrider.edge_client.depth.acceptance import MAX_DEPTH, ConfidenceCalibration
+from outrider.edge_client.depth.conditions import Conditions
+from outrider.edge_client.drafting.base import ShouldStop, Stop
+from outrider.edge_client.stats import RoundRecord
 
 DEFAULT_START = 6
 

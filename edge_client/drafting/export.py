@@ -8,15 +8,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from common.errors import ModelError, UsageError
-from common.fingerprint import directory_fingerprint, num_tokens, tokenizer_fingerprint
-from edge_client.chat_template import CONFIG_FILE, TEMPLATE_FILE
-from edge_client.drafting import spec as files
-from edge_client.drafting.graph import GraphBuilder
-from edge_client.drafting.hf_config import DecoderConfig, read_config
-from edge_client.drafting.onnx_writer import INT8_ACTIVATIONS
-from edge_client.drafting.safetensors_dir import TensorDirectory
-from edge_client.drafting.spec import DraftSpec
+from outrider.common.errors import ModelError, UsageError
+from outrider.common.fingerprint import directory_fingerprint, num_tokens, tokenizer_fingerprint
+from outrider.edge_client.chat_template import CONFIG_FILE, TEMPLATE_FILE
+from outrider.edge_client.drafting import spec as files
+from outrider.edge_client.drafting.graph import GraphBuilder
+from outrider.edge_client.drafting.hf_config import DecoderConfig, read_config
+from outrider.edge_client.drafting.onnx_writer import INT8_ACTIVATIONS
+from outrider.edge_client.drafting.safetensors_dir import TensorDirectory
+from outrider.edge_client.drafting.spec import DraftSpec
 
 Progress = Callable[[int, int, str], None]  # steps done, steps in all, what is being done
 

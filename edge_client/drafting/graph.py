@@ -19,11 +19,11 @@ from typing import Any
 
 import numpy as np
 
-from edge_client.drafting.hf_config import DecoderConfig
-from edge_client.drafting.onnx_writer import MICROSOFT, OnnxWriter, ValueInfo
-from edge_client.drafting.quantize import BLOCK_SIZE, QuantizedMatrix, quantize
-from edge_client.drafting.safetensors_dir import TensorDirectory
-from edge_client.drafting.spec import ROW_OUTPUTS
+from outrider.edge_client.drafting.hf_config import DecoderConfig
+from outrider.edge_client.drafting.onnx_writer import MICROSOFT, OnnxWriter, ValueInfo
+from outrider.edge_client.drafting.quantize import BLOCK_SIZE, QuantizedMatrix, quantize
+from outrider.edge_client.drafting.safetensors_dir import TensorDirectory
+from outrider.edge_client.drafting.spec import ROW_OUTPUTS
 
 OPSET = 21
 IR_VERSION = 10

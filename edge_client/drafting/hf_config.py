@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from common.errors import ModelError
-from edge_client.drafting.quantize import BLOCK_SIZE
+from outrider.common.errors import ModelError
+from outrider.edge_client.drafting.quantize import BLOCK_SIZE
 
 SUPPORTED = {
     "LlamaForCausalLM": "llama",

@@ -6,13 +6,13 @@ import os
 from pathlib import Path
 from typing import Any, Self
 
-from common.errors import ModelError, UsageError
-from common.sampling import check_sampling_params
-from common.types import SamplingParams
-from edge_client.drafting.dropout import DropoutPlan
-from edge_client.drafting.dropout_cost import DropoutCost, measure_cost
-from edge_client.drafting.onnx_sequence import OnnxDraftSequence
-from edge_client.drafting.spec import (
+from outrider.common.errors import ModelError, UsageError
+from outrider.common.sampling import check_sampling_params
+from outrider.common.types import SamplingParams
+from outrider.edge_client.drafting.dropout import DropoutPlan
+from outrider.edge_client.drafting.dropout_cost import DropoutCost, measure_cost
+from outrider.edge_client.drafting.onnx_sequence import OnnxDraftSequence
+from outrider.edge_client.drafting.spec import (
     DROPOUT_FILE,
     DROPOUT_MASKS,
     GRAPH_FILE,

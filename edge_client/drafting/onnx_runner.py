@@ -9,9 +9,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from common.errors import ModelError
-from edge_client.drafting.dropout import Candidates, DropoutPlan, fill_masks
-from edge_client.drafting.spec import CANDIDATE_IDS, CANDIDATE_LOGITS, DROPOUT_MASKS, ROW_OUTPUTS, DraftSpec
+from outrider.common.errors import ModelError
+from outrider.edge_client.drafting.dropout import Candidates, DropoutPlan, fill_masks
+from outrider.edge_client.drafting.spec import (
+    CANDIDATE_IDS,
+    CANDIDATE_LOGITS,
+    DROPOUT_MASKS,
+    ROW_OUTPUTS,
+    DraftSpec,
+)
 
 FIRST_CAPACITY = 512  # positions; doubles until the draft's context, by copying
 

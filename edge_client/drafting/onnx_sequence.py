@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from common.errors import InvalidFieldError
-from common.types import Draft, RunnerUp, SamplingParams, Signals, Support
-from edge_client.drafting.base import ShouldStop, Stop
-from edge_client.drafting.dropout import DropoutPlan
-from edge_client.drafting.onnx_runner import OnnxRunner, Rows
-from edge_client.drafting.sampler import DraftSampler, Sampled
-from edge_client.drafting.spec import DraftSpec
+from outrider.common.errors import InvalidFieldError
+from outrider.common.types import Draft, RunnerUp, SamplingParams, Signals, Support
+from outrider.edge_client.drafting.base import ShouldStop, Stop
+from outrider.edge_client.drafting.dropout import DropoutPlan
+from outrider.edge_client.drafting.onnx_runner import OnnxRunner, Rows
+from outrider.edge_client.drafting.sampler import DraftSampler, Sampled
+from outrider.edge_client.drafting.spec import DraftSpec
 
 CHUNK_SIZE = 64  # tokens fed at once when catching up
 

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from common.errors import ModelError
+from outrider.common.errors import ModelError
 
 BLOCK_SIZE = 32
 ZERO_POINT = 8  # the operators' default for unsigned 4-bit codes

@@ -6,12 +6,12 @@ would end the text by a token, and the text's last token, are always the target'
 
 from __future__ import annotations
 
-from common.types import Draft, Origin
-from edge_client.decoding import Decoding
-from edge_client.events import TokenEvent
-from edge_client.fallback import keep
-from edge_client.gate.gate import GateUse, Judgement
-from edge_client.stats import RoundRecord
+from outrider.common.types import Draft, Origin
+from outrider.edge_client.decoding import Decoding
+from outrider.edge_client.events import TokenEvent
+from outrider.edge_client.fallback import keep
+from outrider.edge_client.gate.gate import GateUse, Judgement
+from outrider.edge_client.stats import RoundRecord
 
 # An id and its origin take six bytes of a message at most; half of it is for them.
 _BYTES_PER_TOKEN = 12

@@ -12,10 +12,10 @@ import enum
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from common.types import Draft, Signals
-from edge_client.drafting.base import ShouldStop, Stop
-from edge_client.gate.rules import BlockText, NewDecoder, TextRule
-from edge_client.gate.thresholds import GateThresholds
+from outrider.common.types import Draft, Signals
+from outrider.edge_client.drafting.base import ShouldStop, Stop
+from outrider.edge_client.gate.rules import BlockText, NewDecoder, TextRule
+from outrider.edge_client.gate.thresholds import GateThresholds
 
 
 class GateUse(enum.StrEnum):

@@ -8,16 +8,16 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from common.errors import UsageError
-from edge_client.config import RunConfig
-from edge_client.drafting.base import DraftModel
-from edge_client.drafting.registry import WITHOUT_MODEL
-from edge_client.gate.file import GateFile, read_gate_file
-from edge_client.gate.gate import Gate, GateSettings, GateUse
-from edge_client.gate.rules import NewDecoder, RuleNeeds, create_rules
-from edge_client.gate.thresholds import GateThresholds
-from edge_client.gate.words import DEFAULT_RARE_PER_MILLION
-from edge_client.options import Mode
+from outrider.common.errors import UsageError
+from outrider.edge_client.config import RunConfig
+from outrider.edge_client.drafting.base import DraftModel
+from outrider.edge_client.drafting.registry import WITHOUT_MODEL
+from outrider.edge_client.gate.file import GateFile, read_gate_file
+from outrider.edge_client.gate.gate import Gate, GateSettings, GateUse
+from outrider.edge_client.gate.rules import NewDecoder, RuleNeeds, create_rules
+from outrider.edge_client.gate.thresholds import GateThresholds
+from outrider.edge_client.gate.words import DEFAULT_RARE_PER_MILLION
+from outrider.edge_client.options import Mode
 
 _MODES = {
     GateUse.OFF: tuple(Mode),

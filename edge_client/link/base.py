@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
-from common.errors import OutriderError
-from common.types import ModelInfo, SessionRequest, SessionResponse
+from outrider.common.errors import OutriderError
+from outrider.common.types import ModelInfo, SessionRequest, SessionResponse
 
 
 @dataclass(slots=True)

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 import grpc
 
-from common.errors import LinkError, OutriderError, UsageError
-from edge_client.link.balancing import SESSION_HEADER
-from edge_client.link.channel import translate
-from edge_client.link.security import LinkSecurity, Metadata
+from outrider.common.errors import LinkError, OutriderError, UsageError
+from outrider.edge_client.link.balancing import SESSION_HEADER
+from outrider.edge_client.link.channel import translate
+from outrider.edge_client.link.security import LinkSecurity, Metadata
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,12 +7,12 @@ from typing import Any
 
 import grpc
 
-from common.errors import LinkError, LinkFaultError, OutriderError
-from edge_client.link.balancing import knock, ring_options
-from edge_client.link.base import CallRejectedError
-from edge_client.link.diagnosis import diagnose
-from edge_client.link.security import PLAINTEXT, LinkSecurity
-from edge_client.link.targets import VerifierTarget, parse_target
+from outrider.common.errors import LinkError, LinkFaultError, OutriderError
+from outrider.edge_client.link.balancing import knock, ring_options
+from outrider.edge_client.link.base import CallRejectedError
+from outrider.edge_client.link.diagnosis import diagnose
+from outrider.edge_client.link.security import PLAINTEXT, LinkSecurity
+from outrider.edge_client.link.targets import VerifierTarget, parse_target
 
 MAX_MESSAGE_BYTES = 64 << 20
 _DIAGNOSIS_S = 1.0

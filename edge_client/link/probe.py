@@ -8,12 +8,12 @@ from dataclasses import dataclass
 
 import grpc
 
-from common import codec
-from common.pb import outrider_pb2 as pb
-from common.types import ModelInfo
-from edge_client.link.balancing import SESSION_HEADER
-from edge_client.link.channel import open_channel, translate
-from edge_client.link.security import PLAINTEXT, LinkSecurity
+from outrider.common import codec
+from outrider.common.pb import outrider_pb2 as pb
+from outrider.common.types import ModelInfo
+from outrider.edge_client.link.balancing import SESSION_HEADER
+from outrider.edge_client.link.channel import open_channel, translate
+from outrider.edge_client.link.security import PLAINTEXT, LinkSecurity
 
 _TIME_KEY = "x-outrider-time-ms"
 

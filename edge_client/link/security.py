@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
-from common.errors import UsageError
-from edge_client.link.targets import check_names, parse_target
+from outrider.common.errors import UsageError
+from outrider.edge_client.link.targets import check_names, parse_target
 
 _TOKEN_BEGINS = "outrider_"
 Metadata = tuple[tuple[str, str], ...]

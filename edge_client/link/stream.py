@@ -14,13 +14,13 @@ from typing import Any
 
 import grpc
 
-from common import codec
-from common.errors import InvalidFieldError, LinkError, OutriderError
-from common.pb import outrider_pb2 as pb
-from common.types import SessionRequest, SessionResponse
-from edge_client.link.base import CallRejectedError, Traffic
-from edge_client.link.calls import CallSettings
-from edge_client.link.trace import ConnectionSpan
+from outrider.common import codec
+from outrider.common.errors import InvalidFieldError, LinkError, OutriderError
+from outrider.common.pb import outrider_pb2 as pb
+from outrider.common.types import SessionRequest, SessionResponse
+from outrider.edge_client.link.base import CallRejectedError, Traffic
+from outrider.edge_client.link.calls import CallSettings
+from outrider.edge_client.link.trace import ConnectionSpan
 
 METHOD = "/outrider.v1.Verifier/Session"
 DESCRIBE = "/outrider.v1.Verifier/Describe"

@@ -10,8 +10,8 @@ from __future__ import annotations
 import socket
 from dataclasses import dataclass
 
-from common.addresses import is_loopback, split_address
-from common.errors import LinkError, UsageError
+from outrider.common.addresses import is_loopback, split_address
+from outrider.common.errors import LinkError, UsageError
 
 DNS = "dns:///"
 _TRIES_OF_A_NAME = 3  # verifiers behind a name, as far as one connection's patience goes

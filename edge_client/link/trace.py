@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from common.logs import session_tag
-from common.tracing import find_tracer
+from outrider.common.logs import session_tag
+from outrider.common.tracing import find_tracer
 
 if TYPE_CHECKING:
     from opentelemetry.context import Context

@@ -13,10 +13,10 @@ from typing import Any
 
 import grpc
 
-from common import codec
-from common.errors import InvalidFieldError, LinkError, OutriderError
-from common.pb import outrider_pb2 as pb
-from common.types import (
+from outrider.common import codec
+from outrider.common.errors import InvalidFieldError, LinkError, OutriderError
+from outrider.common.pb import outrider_pb2 as pb
+from outrider.common.types import (
     CancelRequest,
     CloseRequest,
     GeneratedTokens,
@@ -26,10 +26,10 @@ from common.types import (
     SessionResponse,
     VerifyRequest,
 )
-from edge_client.link.base import CallRejectedError, Traffic
-from edge_client.link.calls import CallSettings
-from edge_client.link.stream import FRAME_BYTES
-from edge_client.link.trace import ConnectionSpan
+from outrider.edge_client.link.base import CallRejectedError, Traffic
+from outrider.edge_client.link.calls import CallSettings
+from outrider.edge_client.link.stream import FRAME_BYTES
+from outrider.edge_client.link.trace import ConnectionSpan
 
 _SERVICE = "/outrider.v1.Verifier/"
 

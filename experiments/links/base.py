@@ -14,15 +14,15 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, Protocol
 
-from common.config import did_you_mean
-from common.errors import UsageError
-from experiments.links.profile import LinkProfile
+from outrider.common.config import did_you_mean
+from outrider.common.errors import UsageError
+from outrider.experiments.links.profile import LinkProfile
 
 _REALISATIONS = {
-    "simulated": ("experiments.links.simulated", "Simulated"),
-    "proxy": ("experiments.links.proxy", "Proxy"),
-    "tun": ("experiments.links.tun", "Tun"),
-    "netem": ("experiments.links.netem", "Netem"),
+    "simulated": ("outrider.experiments.links.simulated", "Simulated"),
+    "proxy": ("outrider.experiments.links.proxy", "Proxy"),
+    "tun": ("outrider.experiments.links.tun", "Tun"),
+    "netem": ("outrider.experiments.links.netem", "Netem"),
 }
 REALISATIONS = tuple(_REALISATIONS)
 NO_REORDER = "reorder: packets overtake one another on tun alone"

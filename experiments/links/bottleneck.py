@@ -10,8 +10,8 @@ from bisect import bisect_left
 from collections import deque
 from typing import Protocol
 
-from experiments.links.profile import LinkProfile
-from experiments.links.traces import OPPORTUNITY_BYTES, CapacityTrace, load_trace
+from outrider.experiments.links.profile import LinkProfile
+from outrider.experiments.links.traces import OPPORTUNITY_BYTES, CapacityTrace, load_trace
 
 
 class Bottleneck(Protocol):

@@ -13,11 +13,11 @@ from dataclasses import asdict, dataclass
 from itertools import combinations
 from typing import Any
 
-from experiments.links.base import create_realisation, kernel_facts
-from experiments.links.echo import echo_server, round_trips_ms, throughput_mbit
-from experiments.links.priority import real_time
-from experiments.links.profile import LinkProfile
-from experiments.links.virtual import HEADER_BYTES, SEGMENT_BYTES, VirtualLink, wire_bytes
+from outrider.experiments.links.base import create_realisation, kernel_facts
+from outrider.experiments.links.echo import echo_server, round_trips_ms, throughput_mbit
+from outrider.experiments.links.priority import real_time
+from outrider.experiments.links.profile import LinkProfile
+from outrider.experiments.links.virtual import HEADER_BYTES, SEGMENT_BYTES, VirtualLink, wire_bytes
 
 RTTS_MS = (10.0, 40.0, 100.0)
 FRAMES = (200, 8000)  # bytes

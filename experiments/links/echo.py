@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Iterator
 
-from common.errors import LinkError
+from outrider.common.errors import LinkError
 
 _COUNT = 0  # a connection begins with four bytes: the size of the frames to echo, or this: count what comes
 _WARM_UP = 3  # round trips before the first that counts: routes, windows, delayed acknowledgements

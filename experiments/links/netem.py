@@ -13,10 +13,10 @@ import subprocess
 import sys
 from contextlib import AbstractContextManager
 
-from experiments.links import namespaces
-from experiments.links.base import NO_REORDER, OpenLink
-from experiments.links.profile import LinkProfile
-from experiments.links.remote import remote_link
+from outrider.experiments.links import namespaces
+from outrider.experiments.links.base import NO_REORDER, OpenLink
+from outrider.experiments.links.profile import LinkProfile
+from outrider.experiments.links.remote import remote_link
 
 _UNBOUNDED = 100_000  # packets
 _PACKET_BYTES = 1500
@@ -85,7 +85,10 @@ def kernel_refusals() -> tuple[str, ...]:
     if namespaces.refusals():
         return ()  # said there
     done = subprocess.run(
-        [sys.executable, "-m", "experiments.links.netem"], capture_output=True, text=True, check=False
+        [sys.executable, "-m", "outrider.experiments.links.netem"],
+        capture_output=True,
+        text=True,
+        check=False,
     )
     if done.returncode != 0:
         return (f"this kernel has no netem: {' '.join(done.stderr.split())[-200:]}",)

@@ -8,10 +8,10 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
-from common.addresses import split_address
-from common.errors import UsageError
-from experiments.links.base import kernel_facts
-from experiments.links.namespaces import (
+from outrider.common.addresses import split_address
+from outrider.common.errors import UsageError
+from outrider.experiments.links.base import kernel_facts
+from outrider.experiments.links.namespaces import (
     Namespace,
     free_addresses,
     ip,
@@ -20,9 +20,9 @@ from experiments.links.namespaces import (
     run_tool,
     set_up_device,
 )
-from experiments.links.netem import netem_command
-from experiments.links.profile import LinkProfile
-from experiments.links.proxy_server import ProxyServer
+from outrider.experiments.links.netem import netem_command
+from outrider.experiments.links.profile import LinkProfile
+from outrider.experiments.links.proxy_server import ProxyServer
 
 FAR_DEVICE = "orn"
 

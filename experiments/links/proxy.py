@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from contextlib import AbstractContextManager
 
-from experiments.links.base import NO_REORDER, OpenLink
-from experiments.links.profile import LinkProfile
-from experiments.links.remote import remote_link
+from outrider.experiments.links.base import NO_REORDER, OpenLink
+from outrider.experiments.links.profile import LinkProfile
+from outrider.experiments.links.remote import remote_link
 
 # At 1,000 it carried all of it, on 2 shared cores; at 2,000 half: its own work was the link.
 MAX_MBIT = 1000.0

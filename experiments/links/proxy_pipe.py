@@ -10,8 +10,8 @@ from collections import deque
 from collections.abc import Callable
 from typing import Protocol
 
-from experiments.links.packets import PacketPath
-from experiments.links.virtual import SEGMENT_BYTES, Flow, wire_bytes
+from outrider.experiments.links.packets import PacketPath
+from outrider.experiments.links.virtual import SEGMENT_BYTES, Flow, wire_bytes
 
 MAX_HELD_BYTES = 4 << 20  # on their way at once, as with a receive window of 4 MB
 _RETRY_S = 0.0002

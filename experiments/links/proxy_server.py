@@ -8,11 +8,11 @@ import socket
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
-from common.addresses import split_address
-from experiments.links.base import kernel_facts
-from experiments.links.profile import LinkProfile
-from experiments.links.proxy_pipe import Pipe, reset
-from experiments.links.virtual import VirtualLink
+from outrider.common.addresses import split_address
+from outrider.experiments.links.base import kernel_facts
+from outrider.experiments.links.profile import LinkProfile
+from outrider.experiments.links.proxy_pipe import Pipe, reset
+from outrider.experiments.links.virtual import VirtualLink
 
 
 class Side(asyncio.Protocol):

@@ -11,11 +11,11 @@ from __future__ import annotations
 
 from contextlib import AbstractContextManager
 
-from experiments.links import namespaces
-from experiments.links.base import OpenLink
-from experiments.links.profile import LinkProfile
-from experiments.links.remote import remote_link
-from experiments.links.tun_device import TUN
+from outrider.experiments.links import namespaces
+from outrider.experiments.links.base import OpenLink
+from outrider.experiments.links.profile import LinkProfile
+from outrider.experiments.links.remote import remote_link
+from outrider.experiments.links.tun_device import TUN
 
 # One connection filled 96 % of 200 and 95 % of 300, on 2 shared cores; above, the relay's work shows.
 MAX_MBIT = 200.0

@@ -7,7 +7,7 @@ import os
 import struct
 from pathlib import Path
 
-from common.errors import UsageError
+from outrider.common.errors import UsageError
 
 TUN = Path("/dev/net/tun")
 _TUNSETIFF, _IFF_TUN, _IFF_NO_PI = 0x400454CA, 0x0001, 0x1000

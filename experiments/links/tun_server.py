@@ -9,9 +9,9 @@ from collections.abc import AsyncIterator
 from heapq import heappop, heappush
 from typing import Any
 
-from common.addresses import split_address
-from experiments.links.base import kernel_facts
-from experiments.links.namespaces import (
+from outrider.common.addresses import split_address
+from outrider.experiments.links.base import kernel_facts
+from outrider.experiments.links.namespaces import (
     MTU,
     Namespace,
     free_addresses,
@@ -19,10 +19,10 @@ from experiments.links.namespaces import (
     pick_congestion_control,
     set_up_device,
 )
-from experiments.links.packets import PacketPath
-from experiments.links.profile import LinkProfile
-from experiments.links.proxy_server import ProxyServer
-from experiments.links.tun_device import open_tun
+from outrider.experiments.links.packets import PacketPath
+from outrider.experiments.links.profile import LinkProfile
+from outrider.experiments.links.proxy_server import ProxyServer
+from outrider.experiments.links.tun_device import open_tun
 
 _AT_ONCE = 64  # packets of one direction, before the other has its turn
 

@@ -7,9 +7,9 @@ import textwrap
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from experiments.report.numbers import plain
-from experiments.report.style import SeriesStyle, Size, colour
-from experiments.sweep.records import Metric
+from outrider.experiments.report.numbers import plain
+from outrider.experiments.report.style import SeriesStyle, Size, colour
+from outrider.experiments.sweep.records import Metric
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

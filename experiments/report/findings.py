@@ -5,8 +5,8 @@ from __future__ import annotations
 import itertools
 from collections.abc import Mapping, Sequence
 
-from experiments.report.numbers import listed, plain, spread
-from experiments.report.verdicts import Outcome
+from outrider.experiments.report.numbers import listed, plain, spread
+from outrider.experiments.report.verdicts import Outcome
 
 Curve = Mapping[float, float]
 

@@ -1,6 +1,6 @@
 """The simulator's prediction beside real runs: real edges and a real verifier over a link of TUN devices.
 
-The simulator's times come from loopback (`experiments.simulator.measure`), in turns with the runs, so that
+The simulator's times come from loopback (`outrider.experiments.simulator.measure`), in turns with the runs, so that
 what drifts hits both; nothing else is taken from a link. On both sides the drafts only take their time, as
 four draft models on the verifier's two cores would be measured instead; what they say, and how much of it
 stands, is the embedded pair's, text for text: the two differ in times alone.
@@ -14,13 +14,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from edge_client.config import RunConfig
-from experiments.links.base import LinkRealisation, create_realisation
-from experiments.links.profile import LinkProfile
-from experiments.processes import running_verifier
-from experiments.simulator.config import load_system
-from experiments.simulator.edges import Ask, RequestLog
-from experiments.simulator.measure import (
+from outrider.edge_client.config import RunConfig
+from outrider.experiments.links.base import LinkRealisation, create_realisation
+from outrider.experiments.links.profile import LinkProfile
+from outrider.experiments.processes import running_verifier
+from outrider.experiments.simulator.config import load_system
+from outrider.experiments.simulator.edges import Ask, RequestLog
+from outrider.experiments.simulator.measure import (
     NUM_POSITIONS,
     NUM_TEXTS,
     THINK,
@@ -32,9 +32,15 @@ from experiments.simulator.measure import (
     think_times,
     verifier_times,
 )
-from experiments.simulator.replay import KnownText, RealRequest, ReplayEdges, learn_texts, tokens_per_s
-from experiments.simulator.run import play
-from experiments.simulator.times import SystemTimes
+from outrider.experiments.simulator.replay import (
+    KnownText,
+    RealRequest,
+    ReplayEdges,
+    learn_texts,
+    tokens_per_s,
+)
+from outrider.experiments.simulator.run import play
+from outrider.experiments.simulator.times import SystemTimes
 
 RTTS_MS = (10, 50, 150)
 SESSIONS = (1, 4)

@@ -1,6 +1,6 @@
 """The simulator against what it promises, as measures: `exp.sim_error`, `exp.sim_10k`, `exp.repeat`.
 
-python -m experiments.simulator.checks [--only sim_error,sim_10k,repeat] [--quick]
+python -m outrider.experiments.simulator.checks [--only sim_error,sim_10k,repeat] [--quick]
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from common.errors import UsageError
-from experiments.results import ROOT, Measure, at_most, judged, print_table
-from experiments.simulator.config import load_system
-from experiments.simulator.outcome import figures_of
-from experiments.simulator.run import Played
-from experiments.simulator.shards import num_parts, play_parts
+from outrider.common.errors import UsageError
+from outrider.experiments.results import ROOT, Measure, at_most, judged, print_table
+from outrider.experiments.simulator.config import load_system
+from outrider.experiments.simulator.outcome import figures_of
+from outrider.experiments.simulator.run import Played
+from outrider.experiments.simulator.shards import num_parts, play_parts
 
 Found = tuple[list[Measure], dict[str, Any]]
 
@@ -32,8 +32,8 @@ MIN_ROUNDS, MAX_WALL_S = 500_000, 120.0
 
 
 def exp_sim_error(is_quick: bool = False) -> Found:
-    """Real edges over a real link beside the simulator; see `experiments.simulator.against_real`."""
-    from experiments.simulator.against_real import compare, worst
+    """Real edges over a real link beside the simulator; see `outrider.experiments.simulator.against_real`."""
+    from outrider.experiments.simulator.against_real import compare, worst
 
     cells = compare(is_quick)
     error, noise = worst(cells)
@@ -91,7 +91,7 @@ def exp_repeat(is_quick: bool = False) -> Found:
 
 
 def _files(out: Path, source: list[str], hash_seed: str) -> dict[str, bytes]:
-    command = [sys.executable, "-m", "experiments.simulator", *source, "--out", str(out)]
+    command = [sys.executable, "-m", "outrider.experiments.simulator", *source, "--out", str(out)]
     done = subprocess.run(
         command,
         cwd=ROOT,
@@ -119,7 +119,7 @@ CHECKS: dict[str, Callable[[bool], Found]] = {
 
 def main() -> int:
     parser = argparse.ArgumentParser(
-        prog="python -m experiments.simulator.checks",
+        prog="python -m outrider.experiments.simulator.checks",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -138,6 +138,6 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    from experiments.command import run_command
+    from outrider.experiments.command import run_command
 
     run_command("checks", main)

@@ -9,12 +9,12 @@ from typing import Any, Self
 
 import numpy as np
 
-from common.errors import UsageError
-from common.types import Draft, SamplingParams, Signals, Support, TokenIds
-from edge_client.drafting.base import ShouldStop, Stop, ended
-from experiments.acceptance_traces import MAX_DEPTH, TextTrace, TraceSet, load_traces, signals_of
-from experiments.simulator import text
-from experiments.simulator.times import DraftTimes
+from outrider.common.errors import UsageError
+from outrider.common.types import Draft, SamplingParams, Signals, Support, TokenIds
+from outrider.edge_client.drafting.base import ShouldStop, Stop, ended
+from outrider.experiments.acceptance_traces import MAX_DEPTH, TextTrace, TraceSet, load_traces, signals_of
+from outrider.experiments.simulator import text
+from outrider.experiments.simulator.times import DraftTimes
 
 NUM_GIVEN_TEXTS, NUM_GIVEN_POSITIONS = 64, 256  # of traces drawn from given acceptance
 
@@ -172,7 +172,7 @@ class TracedDraft:
 
 
 class SimulatedTokenizer:
-    """What `edge_client.tokenizer.EdgeTokenizer` offers, as far as sessions ask for it."""
+    """What `outrider.edge_client.tokenizer.EdgeTokenizer` offers, as far as sessions ask for it."""
 
     fingerprint = text.FINGERPRINT
     num_tokens = text.NUM_TOKENS

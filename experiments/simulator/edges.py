@@ -8,14 +8,14 @@ import random
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, field, replace
 
-from common.errors import OutriderError
-from edge_client.assemble import Edge
-from edge_client.events import SessionEvent, TokenEvent
-from edge_client.session import EdgeSession, SessionResult
-from experiments.simulator import text
-from experiments.simulator.config import EdgePlan
-from experiments.simulator.drafts import SimulatedTokenizer, TracedDraft, TracedText
-from experiments.simulator.world import World
+from outrider.common.errors import OutriderError
+from outrider.edge_client.assemble import Edge
+from outrider.edge_client.events import SessionEvent, TokenEvent
+from outrider.edge_client.session import EdgeSession, SessionResult
+from outrider.experiments.simulator import text
+from outrider.experiments.simulator.config import EdgePlan
+from outrider.experiments.simulator.drafts import SimulatedTokenizer, TracedDraft, TracedText
+from outrider.experiments.simulator.world import World
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,18 +13,18 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from experiments.results import git_state
-from experiments.simulator.config import EdgePlan, System
-from experiments.simulator.edges import PacedSession, RequestLog
-from experiments.simulator.outcome import Outcome, figures_of
-from experiments.simulator.run import Progress, play
-from experiments.sweep.cells import Cell
-from experiments.sweep.config import SIMULATED, SweepConfig, Variant, link_record
-from experiments.sweep.folder import ResultsFolder, create_folder
-from experiments.sweep.machine import machine_facts, package_versions
-from experiments.sweep.observing import Errand, observe
-from experiments.sweep.records import Manifest, Sweep, VisitRow, read_results
-from experiments.sweep.summarising import by_cell, summarise, write_summary
+from outrider.experiments.results import git_state
+from outrider.experiments.simulator.config import EdgePlan, System
+from outrider.experiments.simulator.edges import PacedSession, RequestLog
+from outrider.experiments.simulator.outcome import Outcome, figures_of
+from outrider.experiments.simulator.run import Progress, play
+from outrider.experiments.sweep.cells import Cell
+from outrider.experiments.sweep.config import SIMULATED, SweepConfig, Variant, link_record
+from outrider.experiments.sweep.folder import ResultsFolder, create_folder
+from outrider.experiments.sweep.machine import machine_facts, package_versions
+from outrider.experiments.sweep.observing import Errand, observe
+from outrider.experiments.sweep.records import Manifest, Sweep, VisitRow, read_results
+from outrider.experiments.sweep.summarising import by_cell, summarise, write_summary
 
 
 class Recorder:
@@ -86,7 +86,7 @@ def finish(folder: ResultsFolder, config: SweepConfig, cells: Sequence[Cell]) ->
 
 
 def make_manifest(
-    name: str, config: dict[str, Any], seed: int, program: str = "python -m experiments.simulator"
+    name: str, config: dict[str, Any], seed: int, program: str = "python -m outrider.experiments.simulator"
 ) -> Manifest:
     commit, is_dirty = git_state()
     return Manifest(

@@ -8,18 +8,18 @@ from hashlib import blake2b
 from queue import Empty
 from typing import TYPE_CHECKING
 
-from common.errors import LinkError
-from common.types import ModelInfo, SessionRequest, SessionResponse
-from edge_client.link.base import Traffic
-from edge_client.link.stream import FRAME_BYTES
-from experiments.links.profile import LinkProfile
-from experiments.links.virtual import VirtualLink
-from experiments.simulator.sizes import request_bytes, response_bytes
-from experiments.simulator.times import EdgeTimes
-from experiments.simulator.world import VirtualQueue, World
+from outrider.common.errors import LinkError
+from outrider.common.types import ModelInfo, SessionRequest, SessionResponse
+from outrider.edge_client.link.base import Traffic
+from outrider.edge_client.link.stream import FRAME_BYTES
+from outrider.experiments.links.profile import LinkProfile
+from outrider.experiments.links.virtual import VirtualLink
+from outrider.experiments.simulator.sizes import request_bytes, response_bytes
+from outrider.experiments.simulator.times import EdgeTimes
+from outrider.experiments.simulator.world import VirtualQueue, World
 
 if TYPE_CHECKING:
-    from experiments.simulator.verifier import SimulatedVerifier
+    from outrider.experiments.simulator.verifier import SimulatedVerifier
 
 DATA_FRAME_BYTES = 9  # HTTP/2's header of each message
 SETTINGS_BYTES = 64  # what both ends say before gRPC calls a connection ready, about

@@ -7,9 +7,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from experiments.simulator.run import Played
-from experiments.simulator.tally import Tally, total
-from experiments.simulator.verifier import VerifierTally
+from outrider.experiments.simulator.run import Played
+from outrider.experiments.simulator.tally import Tally, total
+from outrider.experiments.simulator.verifier import VerifierTally
 
 SCHEMA = 1
 QUANTILES = (0.5, 0.95, 0.99)

@@ -20,20 +20,25 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-import common.alignment
-from cloud_verifier.device_rows import scan_step
-from edge_client.link.grpc_link import GrpcLink
-from experiments.simulator.standins import SeededSecrets, VirtualPool, VirtualThreading, VirtualTime
-from experiments.simulator.world import VirtualQueue, World
+import outrider.common.alignment
+from outrider.cloud_verifier.device_rows import scan_step
+from outrider.edge_client.link.grpc_link import GrpcLink
+from outrider.experiments.simulator.standins import SeededSecrets, VirtualPool, VirtualThreading, VirtualTime
+from outrider.experiments.simulator.world import VirtualQueue, World
 
-PACKAGES = ("common.", "edge_client.", "cloud_verifier.", "experiments.sweep.observing")
+PACKAGES = (
+    "outrider.common.",
+    "outrider.edge_client.",
+    "outrider.cloud_verifier.",
+    "outrider.experiments.sweep.observing",
+)
 # Imported by the product when first used: they must be there before they are replaced in.
 _LATE_MODULES = (
-    "edge_client.assemble",
-    "edge_client.depth.optimal",
-    "cloud_verifier.colocated",
-    "cloud_verifier.engine",
-    "cloud_verifier.server",
+    "outrider.edge_client.assemble",
+    "outrider.edge_client.depth.optimal",
+    "outrider.cloud_verifier.colocated",
+    "outrider.cloud_verifier.engine",
+    "outrider.cloud_verifier.server",
 )
 _CLOCKS = ("time", "monotonic", "perf_counter", "monotonic_ns", "perf_counter_ns", "sleep")
 _MAX_HASHES = 1 << 20
@@ -80,7 +85,10 @@ def _replacements(
         (GrpcLink, make_link),
         (scan_step, read_rows),
         # Both sides hash every text: the second time it is looked up. Remembering changes no value.
-        (common.alignment._next_hash, functools.lru_cache(_MAX_HASHES)(common.alignment._next_hash)),
+        (
+            outrider.common.alignment._next_hash,
+            functools.lru_cache(_MAX_HASHES)(outrider.common.alignment._next_hash),
+        ),
     ]
     return {id(real): standin for real, standin in pairs}
 

@@ -1,7 +1,7 @@
 """Real edges that replay known texts: the product over the real wire, with a draft that only takes its time.
 
 So four edges and a verifier can be timed on two cores: no draft model competes for them, as in
-`experiments.load`. What the drafts say, and how much of it stands, is the real pair's.
+`outrider.experiments.load`. What the drafts say, and how much of it stands, is the real pair's.
 """
 
 from __future__ import annotations
@@ -11,19 +11,20 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from common.types import SamplingParams, TokenIds
-from edge_client.assemble import Edge, create_edge
-from edge_client.config import RunConfig
-from edge_client.drafting.onnx_model import OnnxDraftModel
-from edge_client.options import Mode
-from edge_client.session import SessionResult
-from edge_client.tokenizer import EdgeTokenizer
-from experiments.acceptance_traces import MAX_DEPTH
-from experiments.decoding import EMBEDDED, Case, Decoder
-from experiments.prompts import load_prompts
-from experiments.record_acceptance import trace_text
-from experiments.simulator.drafts import TracedDraft, TracedSequence, TracedText
-from experiments.simulator.times import DraftTimes
+from outrider.common.types import SamplingParams, TokenIds
+from outrider.edge_client.assemble import Edge, create_edge
+from outrider.edge_client.config import RunConfig
+from outrider.edge_client.drafting.onnx_model import OnnxDraftModel
+from outrider.edge_client.options import Mode
+from outrider.edge_client.session import SessionResult
+from outrider.edge_client.tokenizer import EdgeTokenizer
+from outrider.experiments.acceptance_traces import MAX_DEPTH
+from outrider.experiments.decoding import Case, Decoder
+from outrider.experiments.prompts import load_prompts
+from outrider.experiments.record_acceptance import trace_text
+from outrider.experiments.simulator.drafts import TracedDraft, TracedSequence, TracedText
+from outrider.experiments.simulator.times import DraftTimes
+from outrider.models import EMBEDDED
 
 GREEDY = SamplingParams(temperature=0.0, seed=1)
 
@@ -37,7 +38,7 @@ class KnownText:
     trace: TracedText
 
     def drafted(self, position: int, num_drafted: int, num_right: int) -> TokenIds:
-        """See `experiments.simulator.text.drafted`."""
+        """See `outrider.experiments.simulator.text.drafted`."""
         start = position - len(self.prompt_ids)
         token_ids = list(self.new_ids[start : start + num_drafted])
         token_ids += [0] * (num_drafted - len(token_ids))  # past its end nobody reads

@@ -9,8 +9,8 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 
-from experiments.simulator.config import System
-from experiments.simulator.run import Part, Played, Progress, play
+from outrider.experiments.simulator.config import System
+from outrider.experiments.simulator.run import Part, Played, Progress, play
 
 MIN_EDGES = 500  # a process takes a second to start
 

@@ -6,8 +6,8 @@ Ids of the simulated text take three bytes each.
 
 from __future__ import annotations
 
-from common import codec
-from common.types import SessionRequest, SessionResponse, Verdict, VerifyRequest
+from outrider.common import codec
+from outrider.common.types import SessionRequest, SessionResponse, Verdict, VerifyRequest
 
 _requests: dict[tuple[int, ...], int] = {}
 _verdicts: dict[tuple[object, ...], int] = {}

@@ -8,8 +8,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-from common.types import Origin
-from experiments.simulator.edges import RequestLog
+from outrider.common.types import Origin
+from outrider.experiments.simulator.edges import RequestLog
 
 PATIENCE_S = 5.0  # a first token later than this is no service
 _UNVERIFIED = (Origin.FALLBACK, Origin.EDGE_ONLY)

@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from cloud_verifier.backends.base import ForwardItem, KVExhausted, KVSequence
-from cloud_verifier.kv.blocks import BlockUsage
-from cloud_verifier.methods.base import NoiseKey
-from cloud_verifier.rows import StepRound
-from experiments.simulator import text
-from experiments.simulator.times import VerifierTimes
-from experiments.simulator.world import World
+from outrider.cloud_verifier.backends.base import ForwardItem, KVExhausted, KVSequence
+from outrider.cloud_verifier.kv.blocks import BlockUsage
+from outrider.cloud_verifier.methods.base import NoiseKey
+from outrider.cloud_verifier.rows import StepRound
+from outrider.experiments.simulator import text
+from outrider.experiments.simulator.times import VerifierTimes
+from outrider.experiments.simulator.world import World
 
 BLOCK_TOKENS = 16
 UNLIMITED_BLOCKS = 1 << 40

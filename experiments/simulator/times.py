@@ -1,4 +1,4 @@
-"""What everything takes: what `python -m experiments.simulator.measure` finds out on a real system."""
+"""What everything takes: what `python -m outrider.experiments.simulator.measure` finds out on a real system."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from common.config import load_config, option
-from common.errors import UsageError
+from outrider.common.config import load_config, option
+from outrider.common.errors import UsageError
 
 TIMES = Path(__file__).resolve().parents[2] / "benchmarks" / "times"
 DEFAULT_TIMES = "embedded-2-cores"  # of the machine that the benchmarks of this repository run on

@@ -6,14 +6,14 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from cloud_verifier.colocated import CoLocatedDrafter
-from cloud_verifier.config import ServeConfig
-from cloud_verifier.driver import IDLE_TURN_S
-from cloud_verifier.engine import Engine
-from cloud_verifier.server import make_model_info
-from cloud_verifier.session import DEFAULT_TENANT
-from cloud_verifier.work import Job, num_tokens_of
-from common.types import (
+from outrider.cloud_verifier.colocated import CoLocatedDrafter
+from outrider.cloud_verifier.config import ServeConfig
+from outrider.cloud_verifier.driver import IDLE_TURN_S
+from outrider.cloud_verifier.engine import Engine
+from outrider.cloud_verifier.server import make_model_info
+from outrider.cloud_verifier.session import DEFAULT_TENANT
+from outrider.cloud_verifier.work import Job, num_tokens_of
+from outrider.common.types import (
     CancelRequest,
     CloseRequest,
     GeneratedTokens,
@@ -25,10 +25,10 @@ from common.types import (
     Verdict,
     VerifyRequest,
 )
-from experiments.simulator.drafts import TracedDraft, TracedText
-from experiments.simulator.target import SimulatedTarget
-from experiments.simulator.times import DraftTimes, VerifierTimes
-from experiments.simulator.world import Waiting, World
+from outrider.experiments.simulator.drafts import TracedDraft, TracedText
+from outrider.experiments.simulator.target import SimulatedTarget
+from outrider.experiments.simulator.times import DraftTimes, VerifierTimes
+from outrider.experiments.simulator.world import Waiting, World
 
 Deliver = Callable[[SessionResponse, type[SessionRequest] | None], None]
 
@@ -118,7 +118,7 @@ class SimulatedVerifier:
 
 
 class SimulatedStream:
-    """`cloud_verifier.stream.SessionStream` without messages: what is refused at the door, what a lost call
+    """`outrider.cloud_verifier.stream.SessionStream` without messages: what is refused at the door, what a lost call
     ends."""
 
     def __init__(self, world: World, engine: Engine, session_id: bytes, deliver: Deliver) -> None:

@@ -8,15 +8,15 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from common.errors import ConfigError
-from common.types import Method
-from edge_client.depth.fixed import DEFAULT_DEPTH
-from edge_client.method_options import METHODS_OF
-from edge_client.options import Mode
-from experiments.links.profiles import LinkProfile
-from experiments.sweep.config import MIN_REPEATS, SweepConfig, Variant
-from experiments.sweep.records import BASELINES, NO_LINK
-from experiments.sweep.settings import is_way
+from outrider.common.errors import ConfigError
+from outrider.common.types import Method
+from outrider.edge_client.depth.fixed import DEFAULT_DEPTH
+from outrider.edge_client.method_options import METHODS_OF
+from outrider.edge_client.options import Mode
+from outrider.experiments.links.profiles import LinkProfile
+from outrider.experiments.sweep.config import MIN_REPEATS, SweepConfig, Variant
+from outrider.experiments.sweep.records import BASELINES, NO_LINK
+from outrider.experiments.sweep.settings import is_way
 
 _PLAIN = Variant()
 _ALONE = LinkProfile(name=NO_LINK)  # what edge-only crosses

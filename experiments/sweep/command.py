@@ -9,11 +9,11 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from common.errors import UsageError
+from outrider.common.errors import UsageError
 
 if TYPE_CHECKING:
-    from experiments.sweep.records import Sweep
-    from experiments.sweep.running import Plan
+    from outrider.experiments.sweep.records import Sweep
+    from outrider.experiments.sweep.running import Plan
 
 EXIT_DIFFERENT_TEXTS = 1
 EXIT_INTERRUPTED = 130
@@ -41,11 +41,11 @@ def main(namespace: argparse.Namespace) -> int:
         raise UsageError("no sweep given: bench SWEEP.yaml, or --example for one to start from")
     if namespace.resume and namespace.out is None:
         raise UsageError("--resume needs --out DIR, the results to go on with")
-    from experiments.report import check_installed, render
-    from experiments.sweep.checking import check_cells
-    from experiments.sweep.config import SIMULATED
-    from experiments.sweep.loading import load_sweep
-    from experiments.sweep.running import make_plan
+    from outrider.experiments.report import check_installed, render
+    from outrider.experiments.sweep.checking import check_cells
+    from outrider.experiments.sweep.config import SIMULATED
+    from outrider.experiments.sweep.loading import load_sweep
+    from outrider.experiments.sweep.running import make_plan
 
     flags = {} if namespace.repeats is None else {"repeats": namespace.repeats}
     plan = make_plan(load_sweep(namespace.sweep, flags), namespace.only or ())
@@ -62,11 +62,11 @@ def main(namespace: argparse.Namespace) -> int:
     out = namespace.out or _default_folder(plan.config.name)
     sweep = _simulate(namespace, plan, out) if is_simulated else _run(namespace, plan, out)
     if namespace.json:
-        from experiments.sweep.records import to_json
+        from outrider.experiments.sweep.records import to_json
 
         print(json.dumps({"folder": str(out), **to_json(sweep)}))
     else:
-        from experiments.report.terminal import print_results
+        from outrider.experiments.report.terminal import print_results
 
         print_results(out)
         print(f"\nresults in {out}")
@@ -78,8 +78,8 @@ def main(namespace: argparse.Namespace) -> int:
 
 
 def _run(namespace: argparse.Namespace, plan: Plan, out: Path) -> Sweep:
-    from experiments.sweep.checking import check_verifier
-    from experiments.sweep.running import run_sweep
+    from outrider.experiments.sweep.checking import check_verifier
+    from outrider.experiments.sweep.running import run_sweep
 
     check_verifier(plan)
     return run_sweep(plan, out, namespace.resume, is_silent=namespace.json)
@@ -87,7 +87,7 @@ def _run(namespace: argparse.Namespace, plan: Plan, out: Path) -> Sweep:
 
 def _simulate(namespace: argparse.Namespace, plan: Plan, out: Path) -> Sweep:
     """The whole sweep in virtual time, in seconds."""
-    from experiments.simulator.sweeps import play_sweep
+    from outrider.experiments.simulator.sweeps import play_sweep
 
     return play_sweep(plan.config, out, namespace.only or ())
 

@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from common.config import option
-from experiments.links.profiles import LinkProfile, load_profile
-from experiments.sweep.records import BASELINES
+from outrider.common.config import option
+from outrider.experiments.links.profiles import LinkProfile, load_profile
+from outrider.experiments.sweep.records import BASELINES
 
 # An approximation is asked for, not met by accident; texts of one length compare best.
 _EDGE_DEFAULTS = {"on_timeout": "wait", "ignore_eos": True}

@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from common.addresses import split_address
-from common.config import did_you_mean
-from common.errors import ConfigError, UsageError
-from common.types import Method
-from edge_client.depth.registry import DEPTH_POLICIES
-from edge_client.options import Mode
-from experiments.links.base import REALISATIONS
-from experiments.sweep.config import DIRECT, SIMULATED, SweepConfig
-from experiments.sweep.records import BASELINES
-from experiments.sweep.settings import check_edge, check_serve
-from experiments.synthetic.pair import pair_from
+from outrider.common.addresses import split_address
+from outrider.common.config import did_you_mean
+from outrider.common.errors import ConfigError, UsageError
+from outrider.common.types import Method
+from outrider.edge_client.depth.registry import DEPTH_POLICIES
+from outrider.edge_client.options import Mode
+from outrider.experiments.links.base import REALISATIONS
+from outrider.experiments.sweep.config import DIRECT, SIMULATED, SweepConfig
+from outrider.experiments.sweep.records import BASELINES
+from outrider.experiments.sweep.settings import check_edge, check_serve
+from outrider.experiments.synthetic.pair import pair_from
 
 _MODELS = ("embedded", "synthetic")
 

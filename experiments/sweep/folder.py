@@ -10,8 +10,8 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from common.errors import UsageError
-from experiments.sweep.records import (
+from outrider.common.errors import UsageError
+from outrider.experiments.sweep.records import (
     MANIFEST,
     REQUESTS,
     ROUNDS,

@@ -5,18 +5,18 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from cloud_verifier.config import EMBEDDED_TARGET
-from common.types import TokenIds
-from edge_client.assemble import make_sampling
-from edge_client.config import default_draft_dir
-from edge_client.tokenizer import EdgeTokenizer
-from experiments.prompts import Prompt
-from experiments.sweep.cells import Cell
-from experiments.sweep.config import SweepConfig
-from experiments.sweep.intervals import of_ratio
-from experiments.sweep.records import Metric, RequestRow
-from experiments.sweep.scoring import Scorer
-from experiments.sweep.settings import make_edge_config
+from outrider.cloud_verifier.config import EMBEDDED_TARGET
+from outrider.common.types import TokenIds
+from outrider.edge_client.assemble import make_sampling
+from outrider.edge_client.config import default_draft_dir
+from outrider.edge_client.tokenizer import EdgeTokenizer
+from outrider.experiments.prompts import Prompt
+from outrider.experiments.sweep.cells import Cell
+from outrider.experiments.sweep.config import SweepConfig
+from outrider.experiments.sweep.intervals import of_ratio
+from outrider.experiments.sweep.records import Metric, RequestRow
+from outrider.experiments.sweep.scoring import Scorer
+from outrider.experiments.sweep.settings import make_edge_config
 
 
 class Judge:

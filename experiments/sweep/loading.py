@@ -6,12 +6,12 @@ import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
 
-from common.config import load_config
-from common.errors import ConfigError
-from experiments.sweep.config import SweepConfig
-from experiments.sweep.config_checks import check_sweep
-from experiments.sweep.settings import home_of
-from experiments.yaml_files import read_mapping
+from outrider.common.config import load_config
+from outrider.common.errors import ConfigError
+from outrider.experiments.sweep.config import SweepConfig
+from outrider.experiments.sweep.config_checks import check_sweep
+from outrider.experiments.sweep.settings import home_of
+from outrider.experiments.yaml_files import read_mapping
 
 _SCOPE = "bench"
 _HINT = "`edge-client bench --example` prints a file"

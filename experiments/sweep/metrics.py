@@ -6,11 +6,11 @@ import itertools
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from common.types import Origin
-from experiments.sweep.config import Slo
-from experiments.sweep.intervals import Interval, of_mean, of_quantiles, of_ratio
-from experiments.sweep.metric_names import QUANTILES, unit_of
-from experiments.sweep.records import Metric, RequestRow, RoundRow, VisitRow
+from outrider.common.types import Origin
+from outrider.experiments.sweep.config import Slo
+from outrider.experiments.sweep.intervals import Interval, of_mean, of_quantiles, of_ratio
+from outrider.experiments.sweep.metric_names import QUANTILES, unit_of
+from outrider.experiments.sweep.records import Metric, RequestRow, RoundRow, VisitRow
 
 _MB = 1e6
 

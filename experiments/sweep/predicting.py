@@ -15,12 +15,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from common.costmodel import LinkCosts, ModelCosts
-from common.plan_samples import Standing, standing_texts
-from edge_client.options import Mode
-from experiments.short_texts import alphas_of, models_of, text_token_s
-from experiments.sweep.cells import Cell
-from experiments.sweep.records import Prediction, RequestRow, RoundRow
+from outrider.common.costmodel import LinkCosts, ModelCosts
+from outrider.common.plan_samples import Standing, standing_texts
+from outrider.edge_client.options import Mode
+from outrider.experiments.short_texts import alphas_of, models_of, text_token_s
+from outrider.experiments.sweep.cells import Cell
+from outrider.experiments.sweep.records import Prediction, RequestRow, RoundRow
 
 _Setting = tuple[object, ...]
 _MODES = (Mode.SPECULATIVE, Mode.CLOUD_ONLY, Mode.CO_LOCATED, Mode.EDGE_ONLY)

@@ -7,7 +7,7 @@ rounds.jsonl    a RoundRow a line, appended before its request's line
 visits.jsonl    a VisitRow a line: one cell in one repeat, and what only the machine as a whole can tell
 sweep.json      one Sweep, written at the end and on Ctrl-C: cells with metrics and intervals, comparisons
 summary.csv     one line a cell, out of sweep.json
-report.html     by experiments.report
+report.html     by outrider.experiments.report
 ```
 
 Times are ms, sizes bytes, `*_s` seconds. None is "not measured here", never a zero. A reader ignores keys it
@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
-from common.errors import UsageError
+from outrider.common.errors import UsageError
 
 SCHEMA = 1
 MANIFEST, REQUESTS, ROUNDS, VISITS = "manifest.json", "requests.jsonl", "rounds.jsonl", "visits.jsonl"
@@ -249,7 +249,7 @@ class Manifest:
     machine: dict[str, Any]  # cpu, cores, memory, kernel, python, congestion control
     seeds: dict[str, int]
     realisation: dict[str, Any]  # by name: facts of the links that were opened, the first of each profile
-    calibration: list[dict[str, Any]]  # points of experiments.links.calibration; empty: not measured
+    calibration: list[dict[str, Any]]  # points of outrider.experiments.links.calibration; empty: not measured
     started: str  # ISO 8601, UTC
     finished: str = ""
     versions: dict[str, str] = field(default_factory=dict)  # of the packages that decode

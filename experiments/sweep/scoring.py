@@ -7,9 +7,9 @@ from pathlib import Path
 
 import numpy as np
 
-from common.noise import gumbel_row
-from common.sampling import process_logits
-from common.types import SamplingParams
+from outrider.common.noise import gumbel_row
+from outrider.common.sampling import process_logits
+from outrider.common.types import SamplingParams
 
 TIE_SCORE = 1e-4  # DESIGN §7, numerics: what two float32 forwards of different shape may differ by
 
@@ -18,7 +18,7 @@ class Scorer:
     """Loads the target's weights. `fingerprint` says whether it is the one that wrote."""
 
     def __init__(self, target: Path) -> None:
-        from cloud_verifier.backends.loading import load_target
+        from outrider.cloud_verifier.backends.loading import load_target
 
         self._backend = load_target(target)
         self.fingerprint = self._backend.fingerprint
@@ -51,7 +51,7 @@ class Scorer:
         return float((np.log(np.exp(rows).sum(axis=1)) - chosen).sum())
 
     def _logits(self, token_ids: list[int], num_rows: int) -> np.ndarray:
-        from cloud_verifier.backends.base import ForwardItem
+        from outrider.cloud_verifier.backends.base import ForwardItem
 
         sequence = self._backend.new_sequence()
         try:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from common.config import load_config
-from common.config_fields import leaves, shown
-from common.errors import ConfigError
-from edge_client.config import RunConfig
+from outrider.common.config import load_config
+from outrider.common.config_fields import leaves, shown
+from outrider.common.errors import ConfigError
+from outrider.edge_client.config import RunConfig
 
 # What the sweep itself sets, by its own keys.
 _EDGE_AXES = {
@@ -60,7 +60,7 @@ def check_edge(settings: object, where: str, is_variant: bool = False) -> None:
 
 
 def check_serve(settings: object, where: str) -> None:
-    from cloud_verifier.config import ServeConfig
+    from outrider.cloud_verifier.config import ServeConfig
 
     checked = _mapping(settings, where)
     _refuse_axes(checked, where, _SERVE_AXES)
@@ -75,7 +75,7 @@ def make_edge_config(settings: Mapping[str, Any]) -> RunConfig:
 def home_of(key: str) -> str:
     """Where a sweep has the setting `key` of `edge-client run` or `cloud-verifier serve`, as the end of a
     message; empty where neither has it."""
-    from cloud_verifier.config import ServeConfig
+    from outrider.cloud_verifier.config import ServeConfig
 
     axes = {**_SERVE_AXES, **_EDGE_AXES}
     if key in axes:
@@ -94,7 +94,7 @@ def is_way(key: str) -> bool:
 
 def serve_flags(settings: Mapping[str, Any]) -> list[str]:
     """`cloud-verifier serve` flags of `settings`."""
-    from cloud_verifier.config import ServeConfig
+    from outrider.cloud_verifier.config import ServeConfig
 
     flags = {leaf.key: (leaf.flag, leaf.kind) for leaf in leaves(ServeConfig)}
     arguments: list[str] = []

@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from common.errors import UsageError
-from common.types import Draft, SamplingParams, Signals, TokenIds
-from edge_client.calibration.curve import KEEP_ALL, NO_GATE, Write, Written, measure_curve
-from edge_client.calibration.curve_text import curve_csv, curve_table
-from edge_client.calibration.passages import cut_passages, read_texts
-from edge_client.calibration.quantiles import sort_samples, thresholds_at
-from edge_client.calibration.samples import Sample, draft_along
-from edge_client.gate.thresholds import GateThresholds
+from outrider.common.errors import UsageError
+from outrider.common.types import Draft, SamplingParams, Signals, TokenIds
+from outrider.edge_client.calibration.curve import KEEP_ALL, NO_GATE, Write, Written, measure_curve
+from outrider.edge_client.calibration.curve_text import curve_csv, curve_table
+from outrider.edge_client.calibration.passages import cut_passages, read_texts
+from outrider.edge_client.calibration.quantiles import sort_samples, thresholds_at
+from outrider.edge_client.calibration.samples import Sample, draft_along
+from outrider.edge_client.gate.thresholds import GateThresholds
 
 # ------------------------------------------------------------------------------------------------- text
 

@@ -14,10 +14,10 @@ import openai
 import pytest
 from support.daemons import DaemonProcess, running_daemon, wait_until
 
-from cloud_verifier.server import VerifierServer
-from edge_client.daemon.config import ServeConfig
-from edge_client.daemon.routes import make_routes
-from experiments.processes import run_edge
+from outrider.cloud_verifier.server import VerifierServer
+from outrider.edge_client.daemon.config import ServeConfig
+from outrider.edge_client.daemon.routes import make_routes
+from outrider.experiments.processes import run_edge
 
 KEY, OTHER = "sk-first", "sk-second"
 PUBLIC = {"/health", "/ready"}

@@ -7,15 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from common.config_fields import leaves
-from common.errors import UsageError
-from edge_client.config import RunConfig
-from edge_client.daemon.config import SECTION
-from edge_client.daemon.errors import ApiError, from_failure
-from edge_client.daemon.parsed import Kind, ParsedRequest
-from edge_client.daemon.request_config import config_of
-from edge_client.daemon.requests import parse_request
-from edge_client.daemon.settings import OF_OPENAI, OF_OPERATOR, OF_REQUESTS
+from outrider.common.config_fields import leaves
+from outrider.common.errors import UsageError
+from outrider.edge_client.config import RunConfig
+from outrider.edge_client.daemon.config import SECTION
+from outrider.edge_client.daemon.errors import ApiError, from_failure
+from outrider.edge_client.daemon.parsed import Kind, ParsedRequest
+from outrider.edge_client.daemon.request_config import config_of
+from outrider.edge_client.daemon.requests import parse_request
+from outrider.edge_client.daemon.settings import OF_OPENAI, OF_OPERATOR, OF_REQUESTS
 
 NUM_TOKENS = 1000
 USER = {"role": "user", "content": "hi"}

@@ -13,15 +13,15 @@ from support.pairs import EMBEDDED, Pair
 from test_same_text import make_prompt
 from transformers import AutoModelForCausalLM
 
-from cloud_verifier.backends.loading import load_target
-from cloud_verifier.backlog import QueueLimits
-from cloud_verifier.config import ServeConfig
-from cloud_verifier.engine import Engine
-from cloud_verifier.server import make_model_info
-from cloud_verifier.work import Job
-from common.alignment import TokenChain
-from common.types import GeneratedTokens, GenerateRequest, Opened, OpenRequest, SamplingParams
-from experiments.processes import VerifierProcess, running_verifier
+from outrider.cloud_verifier.backends.loading import load_target
+from outrider.cloud_verifier.backlog import QueueLimits
+from outrider.cloud_verifier.config import ServeConfig
+from outrider.cloud_verifier.engine import Engine
+from outrider.cloud_verifier.server import make_model_info
+from outrider.cloud_verifier.work import Job
+from outrider.common.alignment import TokenChain
+from outrider.common.types import GeneratedTokens, GenerateRequest, Opened, OpenRequest, SamplingParams
+from outrider.experiments.processes import VerifierProcess, running_verifier
 
 NUM_SAMPLES = 4000
 PROMPT = (17, 200, 33, 90, 41)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from common.types import Origin
-from edge_client.breaker import BreakerState, CircuitBreaker
-from edge_client.deadline import RoundDeadline
-from edge_client.stats import RoundRecord, SessionStats, acceptance_per_position
+from outrider.common.types import Origin
+from outrider.edge_client.breaker import BreakerState, CircuitBreaker
+from outrider.edge_client.deadline import RoundDeadline
+from outrider.edge_client.stats import RoundRecord, SessionStats, acceptance_per_position
 
 
 class Clock:

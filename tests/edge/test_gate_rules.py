@@ -8,17 +8,17 @@ from pathlib import Path
 import pytest
 from support.models import EOS, make_tokenizer
 
-from common.errors import ConfigError, UsageError
-from common.types import Draft, Signals
-from edge_client.gate.file import GateFile, read_gate_file, write_gate_file
-from edge_client.gate.gate import Gate, GateSettings, GateUse
-from edge_client.gate.names import find_names
-from edge_client.gate.patterns import find_amounts, find_dates, find_digits
-from edge_client.gate.rules import RULES, BlockText, RuleNeeds, create_rules
-from edge_client.gate.spans import Find
-from edge_client.gate.thresholds import GateThresholds
-from edge_client.gate.words import WordCounts, count_words, packed
-from edge_client.tokenizer import EdgeTokenizer
+from outrider.common.errors import ConfigError, UsageError
+from outrider.common.types import Draft, Signals
+from outrider.edge_client.gate.file import GateFile, read_gate_file, write_gate_file
+from outrider.edge_client.gate.gate import Gate, GateSettings, GateUse
+from outrider.edge_client.gate.names import find_names
+from outrider.edge_client.gate.patterns import find_amounts, find_dates, find_digits
+from outrider.edge_client.gate.rules import RULES, BlockText, RuleNeeds, create_rules
+from outrider.edge_client.gate.spans import Find
+from outrider.edge_client.gate.thresholds import GateThresholds
+from outrider.edge_client.gate.words import WordCounts, count_words, packed
+from outrider.edge_client.tokenizer import EdgeTokenizer
 
 Pieces = Sequence[str]
 WORDS = count_words(["The model reads the whole text and the reader follows it"])

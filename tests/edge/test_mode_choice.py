@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from common.errors import UsageError
-from edge_client.assemble import make_window
-from edge_client.config import RunConfig
-from edge_client.mode_choice import MAX_IN_FLIGHT, ModeChoice, Way
-from edge_client.pipeline import Pipelining, create_window
-from edge_client.stats import RoundRecord
+from outrider.common.errors import UsageError
+from outrider.edge_client.assemble import make_window
+from outrider.edge_client.config import RunConfig
+from outrider.edge_client.mode_choice import MAX_IN_FLIGHT, ModeChoice, Way
+from outrider.edge_client.pipeline import Pipelining, create_window
+from outrider.edge_client.stats import RoundRecord
 
 ALL = tuple(Way)
 

@@ -19,14 +19,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from test_pipelined_rounds import PROMPT, decode, make_backend, reference, runs
 
-from common.types import FinishReason, Method, SamplingParams, StopParams
-from edge_client.depth.registry import DEPTH_POLICIES, create_depth_policy
-from edge_client.mode_choice import Way
-from edge_client.options import Mode
-from edge_client.pipeline import Pipelining, RoundWindow, create_window
-from edge_client.session import SessionResult
-from edge_client.stats import RoundRecord
-from experiments.watched import HungError, watched
+from outrider.common.types import FinishReason, Method, SamplingParams, StopParams
+from outrider.edge_client.depth.registry import DEPTH_POLICIES, create_depth_policy
+from outrider.edge_client.mode_choice import Way
+from outrider.edge_client.options import Mode
+from outrider.edge_client.pipeline import Pipelining, RoundWindow, create_window
+from outrider.edge_client.session import SessionResult
+from outrider.edge_client.stats import RoundRecord
+from outrider.experiments.watched import HungError, watched
 
 FAULTS = {
     "none": Chances(),

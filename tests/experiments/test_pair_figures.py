@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from common.types import FinishReason, Origin
-from edge_client.session import SessionResult
-from edge_client.stats import RoundRecord, SessionStats
-from experiments.pair_drafts import LONG, Rounds, SharedCosts, predict
-from experiments.pair_quality import parse_figures
-from training.functions import first_function, is_python
+from outrider.common.types import FinishReason, Origin
+from outrider.edge_client.session import SessionResult
+from outrider.edge_client.stats import RoundRecord, SessionStats
+from outrider.experiments.pair_drafts import LONG, Rounds, SharedCosts, predict
+from outrider.experiments.pair_quality import parse_figures
+from outrider.training.functions import first_function, is_python
 
 PROMPT = 'def add(a, b):\n    """Add."""\n'
 

@@ -7,13 +7,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from common.costmodel import LinkCosts, ModelCosts, expected_tokens, tokens_per_s
-from common.errors import UsageError
-from edge_client.depth.fixed import FixedDepth
-from edge_client.depth.optimal import OptimalDepth
-from edge_client.drafting.base import ShouldStop, Stop
-from edge_client.stats import RoundRecord
-from experiments.acceptance_traces import (
+from outrider.common.costmodel import LinkCosts, ModelCosts, expected_tokens, tokens_per_s
+from outrider.common.errors import UsageError
+from outrider.edge_client.depth.fixed import FixedDepth
+from outrider.edge_client.depth.optimal import OptimalDepth
+from outrider.edge_client.drafting.base import ShouldStop, Stop
+from outrider.edge_client.stats import RoundRecord
+from outrider.experiments.acceptance_traces import (
     MAX_DEPTH,
     RECORDED,
     TextTrace,
@@ -22,9 +22,9 @@ from experiments.acceptance_traces import (
     save_traces,
     synthetic_traces,
 )
-from experiments.bench_controller import FixedSweep, rounds_to_settle, run_set
-from experiments.controller_grid import Point
-from experiments.virtual_rounds import VirtualRound, ms_per_token, replay
+from outrider.experiments.bench_controller import FixedSweep, rounds_to_settle, run_set
+from outrider.experiments.controller_grid import Point
+from outrider.experiments.virtual_rounds import VirtualRound, ms_per_token, replay
 
 MODELS = ModelCosts(draft_token_s=0.002, target_token_s=0.030, verify_fixed_s=0.030, verify_token_s=0.001)
 LINK = LinkCosts(rtt_s=0.060)

@@ -9,11 +9,11 @@ from dataclasses import replace
 import pytest
 from support.server import serving
 
-from cloud_verifier.colocated import CoLocatedDrafter
-from common.costmodel import LinkCosts, ModelCosts, fastest_round, tokens_per_s
-from common.errors import UsageError
-from common.plan_samples import acceptance_by_position, cost_line, replayed, standing_of
-from common.planning import (
+from outrider.cloud_verifier.colocated import CoLocatedDrafter
+from outrider.common.costmodel import LinkCosts, ModelCosts, fastest_round, tokens_per_s
+from outrider.common.errors import UsageError
+from outrider.common.plan_samples import acceptance_by_position, cost_line, replayed, standing_of
+from outrider.common.planning import (
     CLOUD_ONLY,
     CO_LOCATED,
     EDGE_ONLY,
@@ -25,15 +25,15 @@ from common.planning import (
     PlanParts,
     make_plan,
 )
-from common.units import parse_duration, parse_rate, show_duration
-from edge_client.assemble import Edge
-from edge_client.cli import main
-from edge_client.config import RunConfig
-from edge_client.plan_measure import Samples, measure, parts_from
-from edge_client.plan_text import headline
-from experiments.synthetic.draft import SyntheticDraft, SyntheticTokenizer
-from experiments.synthetic.pair import SyntheticPair
-from experiments.synthetic.target import SyntheticBackend
+from outrider.common.units import parse_duration, parse_rate, show_duration
+from outrider.edge_client.assemble import Edge
+from outrider.edge_client.cli import main
+from outrider.edge_client.config import RunConfig
+from outrider.edge_client.plan_measure import Samples, measure, parts_from
+from outrider.edge_client.plan_text import headline
+from outrider.experiments.synthetic.draft import SyntheticDraft, SyntheticTokenizer
+from outrider.experiments.synthetic.pair import SyntheticPair
+from outrider.experiments.synthetic.target import SyntheticBackend
 
 FLAGS = ["plan", "--t-draft", "10ms", "--t-target", "70ms", "--rtt", "50ms", "--alpha", "0.8"]
 

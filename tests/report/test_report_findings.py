@@ -17,9 +17,9 @@ from support.results_folders import (
     matrix,
 )
 
-from experiments.links.profile import LinkProfile, Outage
-from experiments.report.cautions import cautions
-from experiments.report.figures import (
+from outrider.experiments.links.profile import LinkProfile, Outage
+from outrider.experiments.report.cautions import cautions
+from outrider.experiments.report.figures import (
     bandwidth,
     commit_gap,
     draft_length,
@@ -28,14 +28,14 @@ from experiments.report.figures import (
     speedup_map,
     tpot_rtt,
 )
-from experiments.report.findings import crossing, standings
-from experiments.report.headline import headlines
-from experiments.report.naming import EDGE_ONLY, Arm
-from experiments.report.numbers import plain, times
-from experiments.report.tables import cells_table
-from experiments.report.verdicts import Outcome, verdicts
-from experiments.report.view import View
-from experiments.sweep.records import Comparison, Metric, Results
+from outrider.experiments.report.findings import crossing, standings
+from outrider.experiments.report.headline import headlines
+from outrider.experiments.report.naming import EDGE_ONLY, Arm
+from outrider.experiments.report.numbers import plain, times
+from outrider.experiments.report.tables import cells_table
+from outrider.experiments.report.verdicts import Outcome, verdicts
+from outrider.experiments.report.view import View
+from outrider.experiments.sweep.records import Comparison, Metric, Results
 
 RTTS = (1, 30, 60, 200)
 

@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from experiments.links.profile import LinkProfile
-from experiments.sweep.records import (
+from outrider.experiments.links.profile import LinkProfile
+from outrider.experiments.sweep.records import (
     BASELINES,
     MANIFEST,
     NO_LINK,

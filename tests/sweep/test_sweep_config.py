@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from common.errors import UsageError
-from edge_client.cli import main
-from experiments.sweep.command import EXAMPLE
-from experiments.sweep.config import SweepConfig, resolved
-from experiments.sweep.loading import load_sweep
+from outrider.common.errors import UsageError
+from outrider.edge_client.cli import main
+from outrider.experiments.sweep.command import EXAMPLE
+from outrider.experiments.sweep.config import SweepConfig, resolved
+from outrider.experiments.sweep.loading import load_sweep
 
 
 def load(tmp_path: Path, text: str, **flags: object) -> SweepConfig:

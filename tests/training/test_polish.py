@@ -8,15 +8,15 @@ import numpy as np
 import pytest
 import torch
 
+from outrider.training.judge_target import judge_target
+from outrider.training.model import create_model, save_model
+from outrider.training.polish import PolishConfig, Writer, heads_by_length, keep, polish
+from outrider.training.prompts import Prompt, save_prompts
+from outrider.training.schedule import Phase
+from outrider.training.unlikelihood import UnlikelihoodConfig
+from outrider.training.workers import SOLO
 from tests.training.test_target import CONFIG, TOY, toy_stream
 from tests.training.toy_code import LINES, toy_functions, toy_tokenizer
-from training.judge_target import judge_target
-from training.model import create_model, save_model
-from training.polish import PolishConfig, Writer, heads_by_length, keep, polish
-from training.prompts import Prompt, save_prompts
-from training.schedule import Phase
-from training.unlikelihood import UnlikelihoodConfig
-from training.workers import SOLO
 
 POLISH = PolishConfig(
     samples=4,

@@ -8,15 +8,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from experiments.report.figures.base import MAX_CHARTS, Chart, ReportFigure, Table
-from experiments.report.figures.tpot_rtt import family_key, largest_family
-from experiments.report.findings import sentence
-from experiments.report.naming import CO_LOCATED, Arm, Setting, link_label, setting_label
-from experiments.report.numbers import interval, plain, ratio_spread, spread, times
-from experiments.report.style import Size
-from experiments.report.verdicts import Outcome, aa_factor, outcome
-from experiments.report.view import View
-from experiments.sweep.records import CellRow, Comparison
+from outrider.experiments.report.figures.base import MAX_CHARTS, Chart, ReportFigure, Table
+from outrider.experiments.report.figures.tpot_rtt import family_key, largest_family
+from outrider.experiments.report.findings import sentence
+from outrider.experiments.report.naming import CO_LOCATED, Arm, Setting, link_label, setting_label
+from outrider.experiments.report.numbers import interval, plain, ratio_spread, spread, times
+from outrider.experiments.report.style import Size
+from outrider.experiments.report.verdicts import Outcome, aa_factor, outcome
+from outrider.experiments.report.view import View
+from outrider.experiments.sweep.records import CellRow, Comparison
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
