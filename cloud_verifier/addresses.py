@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from outrider.cloud_verifier.config import ServeConfig
-from outrider.common.addresses import check_unused, is_loopback, split_address
+from outrider.common.config.addresses import check_unused, is_loopback, split_address
 from outrider.common.errors import UsageError
 
 ADMIN_OFF = ("", "none")

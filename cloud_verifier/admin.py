@@ -24,7 +24,7 @@ from prometheus_client.exposition import choose_encoder
 
 from outrider.cloud_verifier.metrics import make_registry
 from outrider.cloud_verifier.security.authenticator import AccessError
-from outrider.common.addresses import is_loopback, split_address
+from outrider.common.config.addresses import is_loopback, split_address
 from outrider.common.errors import UsageError
 
 if TYPE_CHECKING:

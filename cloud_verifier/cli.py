@@ -10,14 +10,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import outrider.common.grpc_quiet  # noqa: F401  before anything imports grpc
+import outrider.common.process.grpc_quiet  # noqa: F401  before anything imports grpc
 from outrider.cloud_verifier.config import SCOPE, ServeConfig, parse_methods, parse_size
 from outrider.cloud_verifier.model_files import check_model_files
 from outrider.cloud_verifier.security.arguments import add_cert_arguments, add_token_arguments
-from outrider.common.arguments import VerbParser
-from outrider.common.config import Loaded, add_flags, given_flags, load_config
+from outrider.common.config.arguments import VerbParser
+from outrider.common.config.loader import Loaded, add_flags, given_flags, load_config
 from outrider.common.errors import ModelError, OutriderError, UsageError
-from outrider.common.version import own_version
+from outrider.common.process.version import own_version
 
 if TYPE_CHECKING:
     from outrider.cloud_verifier.backends.base import TargetBackend
@@ -74,8 +74,8 @@ def _make_parser() -> argparse.ArgumentParser:
 
 
 def _serve(loaded: Loaded[ServeConfig]) -> int:
-    from outrider.common.logs import setup_logging
-    from outrider.common.tracing import exporting_spans
+    from outrider.common.process.logs import setup_logging
+    from outrider.common.process.tracing import exporting_spans
 
     config = loaded.value
     setup_logging(config.log_level, config.log_json)

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from outrider.cloud_verifier.backlog import QueueLimits
-from outrider.common.config import did_you_mean
-from outrider.common.config_fields import option
+from outrider.common.config.fields import option
+from outrider.common.config.loader import did_you_mean
 from outrider.common.errors import ConfigError
 from outrider.common.types import Method
 from outrider.models import EMBEDDED

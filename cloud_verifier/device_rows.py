@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 
 from outrider.cloud_verifier.methods.base import NoiseKey
 from outrider.cloud_verifier.rows import ProcessedRows, StepRound, check_total
-from outrider.common.noise import Purpose
-from outrider.common.sampling import apply_text, is_plain, wire
-from outrider.common.truncation import row_edges
+from outrider.common.noise.draws import Purpose
+from outrider.common.sampling.processors import apply_text, is_plain, wire
+from outrider.common.sampling.truncation import row_edges
 from outrider.common.types import SamplingParams, TokenIds
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ from outrider.cloud_verifier.observe import EngineObserver
 from outrider.cloud_verifier.rows import HostRows, KeyedCoins, ProcessedRows, StepRound
 from outrider.cloud_verifier.session import Bonus
 from outrider.cloud_verifier.work import Work
-from outrider.common.sampling import is_plain
+from outrider.common.sampling.processors import is_plain
 from outrider.common.types import (
     CorrectionKind,
     GeneratedTokens,

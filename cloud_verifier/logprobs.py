@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from outrider.cloud_verifier.methods.base import Outcome, TargetRows
 from outrider.cloud_verifier.row_kernels import load_row_kernels
-from outrider.common.support import most_probable
+from outrider.common.sampling.support import most_probable
 from outrider.common.types import CorrectionKind, TokenIds, TokenLogprobs
 
 MAX_LOGPROBS = 20

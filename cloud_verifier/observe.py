@@ -11,7 +11,7 @@ import logging
 from bisect import bisect_left
 from collections.abc import Sequence
 
-from outrider.common.logs import LogLimiter, session_tag
+from outrider.common.process.logs import LogLimiter, session_tag
 from outrider.common.types import (
     GenerateRequest,
     Method,

@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from outrider.cloud_verifier.methods.base import NoiseKey
 from outrider.cloud_verifier.row_kernels import load_row_kernels
 from outrider.common.errors import ModelError
-from outrider.common.noise import Purpose, uniform
-from outrider.common.sampling import apply_text, wire
+from outrider.common.noise.draws import Purpose, uniform
+from outrider.common.sampling.processors import apply_text, wire
 from outrider.common.types import SamplingParams, Support, TokenIds
 
 _UNCUT = 0, 1.0, 0.0  # top-k, top-p and min-p that are off

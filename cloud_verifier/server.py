@@ -29,8 +29,8 @@ from outrider.cloud_verifier.service import SERVICE_NAME, VerifierService
 from outrider.cloud_verifier.supervision import Supervision
 from outrider.cloud_verifier.tracing import TraceContextInterceptor, create_round_tracer
 from outrider.common.errors import UsageError
+from outrider.common.process.version import own_version
 from outrider.common.types import Limits, ModelInfo
-from outrider.common.version import own_version
 
 log = logging.getLogger(__name__)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from typing import Protocol
 
-from outrider.common.sd_notify import Notifier
+from outrider.common.process.sd_notify import Notifier
 
 BEATS_AN_INTERVAL = 2
 

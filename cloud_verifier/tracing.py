@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 import grpc
 
 from outrider.cloud_verifier.work import Reply
-from outrider.common.logs import session_tag
-from outrider.common.tracing import find_tracer
+from outrider.common.process.logs import session_tag
+from outrider.common.process.tracing import find_tracer
 from outrider.common.types import (
     GeneratedTokens,
     GenerateRequest,

@@ -11,7 +11,7 @@ from outrider.cloud_verifier.logprobs import MAX_LOGPROBS
 from outrider.cloud_verifier.method_fields import check_draft_fields, check_method_params
 from outrider.cloud_verifier.session import Session
 from outrider.common.errors import InvalidFieldError, UnimplementedFieldError
-from outrider.common.sampling import check_sampling_params
+from outrider.common.sampling.processors import check_sampling_params
 from outrider.common.types import GenerateRequest, Method, ModelInfo, OpenRequest, VerifyRequest
 
 

@@ -86,7 +86,7 @@ class RoundErrorCode(enum.StrEnum):
 class SamplingParams:
     """How logits become a distribution, in the order of DESIGN §5; `seed` fixes the noise.
 
-    `outrider.common.sampling.check_sampling_params` raises `InvalidFieldError` for values out of range.
+    `outrider.common.sampling.processors.check_sampling_params` raises `InvalidFieldError` for values out of range.
     """
 
     temperature: float = 0.8  # 0 is greedy

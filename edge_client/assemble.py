@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from outrider.common.errors import IncompatibleError, InvalidFieldError, UsageError
-from outrider.common.sampling import check_sampling_params
+from outrider.common.sampling.processors import check_sampling_params
 from outrider.common.stopping import check_stop_params
 from outrider.common.types import Method, SamplingParams, StopParams, TokenIds
 from outrider.edge_client.config import RunConfig, default_draft_dir

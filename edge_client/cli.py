@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
 
-from outrider.common.arguments import VerbParser
+from outrider.common.config.arguments import VerbParser
 from outrider.common.errors import OutriderError, UsageError
-from outrider.common.version import own_version
+from outrider.common.process.version import own_version
 from outrider.edge_client.commands.configured import COLOUR_NOTE, CONFIG_NOTE, add_config, load_run_config
 
 # Verbs with a module of their own, imported for that verb alone: `add_arguments(parser)`, `main(namespace)`.
@@ -64,7 +64,7 @@ def _dispatch(namespace: argparse.Namespace) -> int:
     if namespace.verb == "config":
         print("\n".join(loaded.lines(with_origins=namespace.origin)))
         return 0
-    from outrider.common.tracing import exporting_spans
+    from outrider.common.process.tracing import exporting_spans
     from outrider.edge_client.commands.run import run
 
     with exporting_spans(loaded.value.otlp_endpoint, "edge-client"):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from outrider.common.config import option
+from outrider.common.config.loader import option
 from outrider.common.methods import DEFAULT_SUPPORT_SIZE, MAX_SUPPORT_SIZE
 from outrider.common.types import Method
 from outrider.edge_client.daemon.config import ServeConfig

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from outrider.common.support import choose_candidate
+from outrider.common.sampling.support import choose_candidate
 from outrider.common.types import Candidate, Support
 
 

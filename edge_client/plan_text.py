@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+from outrider.common.config.units import show_duration, show_rate
 from outrider.common.planning import (
     ASSUMED,
     CLOUD_ONLY,
@@ -18,7 +19,6 @@ from outrider.common.planning import (
     ModePlan,
     Plan,
 )
-from outrider.common.units import show_duration, show_rate
 
 _GREEN, _YELLOW, _DIM, _RESET = "\x1b[32m", "\x1b[33m", "\x1b[2m", "\x1b[0m"
 _FIRST_LENGTHS, _LATER_LENGTHS = 8, (12, 16, 24, 32, 48, 64, 96, 128)

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from functools import cached_property
 from pathlib import Path
 
-from outrider.common import fingerprint
 from outrider.common.errors import ModelError, UsageError
+from outrider.common.models import fingerprint
 
 
 class EdgeTokenizer:

@@ -15,10 +15,10 @@ from outrider.cloud_verifier.methods.base import Outcome, RoundInput
 from outrider.cloud_verifier.methods.registry import create_method
 from outrider.cloud_verifier.rows import HostRows, KeyedCoins, StepRound
 from outrider.common.methods import num_support, sends_probs, sends_support
-from outrider.common.noise import Purpose, coupled_argmax
-from outrider.common.philox import first_word
-from outrider.common.sampling import shape
-from outrider.common.support import make_support, sample_support, support_prob
+from outrider.common.noise.draws import Purpose, coupled_argmax
+from outrider.common.noise.philox import first_word
+from outrider.common.sampling.processors import shape
+from outrider.common.sampling.support import make_support, sample_support, support_prob
 from outrider.common.types import Draft, Method, MethodParams, SamplingParams
 from outrider.experiments.bench_engine_setup import alternate, median_ratio, time_s
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from outrider.common.config import read_yaml
+from outrider.common.config.loader import read_yaml
 from outrider.common.errors import ConfigError
 
 

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from outrider.common.version import own_version
+from outrider.common.process.version import own_version
 
 __version__ = own_version()

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from outrider.common.errors import ModelError
-from outrider.common.fingerprint import num_tokens, tokenizer_fingerprint
+from outrider.common.models.fingerprint import num_tokens, tokenizer_fingerprint
 from outrider.training.model import ModelConfig, create_model
 from outrider.training.quant import BLOCK_SIZE, require_blocks
 

@@ -170,7 +170,7 @@ def _load_model(directory: Path, config: Any, device: str, dtype: str) -> Any:
 
 
 def _facts(directory: Path, model: Any, max_context: int, device: str, dtype: str) -> TargetFacts:
-    from outrider.common import fingerprint
+    from outrider.common.models import fingerprint
 
     config = model.config
     tokenizer_json = directory / "tokenizer.json"

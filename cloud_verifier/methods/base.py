@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from outrider.common.noise import Purpose
+from outrider.common.noise.draws import Purpose
 from outrider.common.types import Candidate, CorrectionKind, MethodParams, Support, TokenIds
 
 

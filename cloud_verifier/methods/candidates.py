@@ -16,8 +16,8 @@ from dataclasses import replace
 from outrider.cloud_verifier.methods.base import NoiseKey, Outcome, RoundInput
 from outrider.cloud_verifier.methods.chain import conclude, ending, mean_ratio, reject_in_order
 from outrider.cloud_verifier.methods.supports import sample_residual
-from outrider.common.noise import Purpose
-from outrider.common.support import choose_candidate
+from outrider.common.noise.draws import Purpose
+from outrider.common.sampling.support import choose_candidate
 from outrider.common.types import Candidate, CorrectionKind
 
 NUM_CANDIDATES = 4

@@ -11,7 +11,7 @@ import math
 
 from outrider.cloud_verifier.methods.base import NoiseKey, Outcome, RoundInput
 from outrider.cloud_verifier.methods.chain import conclude, reject_in_order
-from outrider.common.noise import Purpose
+from outrider.common.noise.draws import Purpose
 
 
 class ScalarResidualMethod:

@@ -13,7 +13,7 @@ from functools import partial
 from outrider.cloud_verifier.methods.base import Outcome, RoundInput
 from outrider.cloud_verifier.methods.chain import conclude, reject_in_order
 from outrider.cloud_verifier.methods.supports import sample_residual
-from outrider.common.support import support_prob
+from outrider.common.sampling.support import support_prob
 
 
 class SparseMethod:

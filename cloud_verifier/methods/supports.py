@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from outrider.cloud_verifier.methods.base import NoiseKey, RoundInput
-from outrider.common.noise import Purpose
+from outrider.common.noise.draws import Purpose
 from outrider.common.types import Support
 
 

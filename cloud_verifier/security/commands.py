@@ -13,7 +13,7 @@ from pathlib import Path
 from outrider.cloud_verifier.config import SCOPE, ServeConfig
 from outrider.cloud_verifier.security.token_file import Records, change_tokens, read_tokens
 from outrider.cloud_verifier.security.tokens import TokenRecord, check_tenant, new_token, parse_lifetime
-from outrider.common.config import load_config
+from outrider.common.config.loader import load_config
 from outrider.common.errors import UsageError
 
 

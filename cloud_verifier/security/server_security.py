@@ -17,7 +17,7 @@ from outrider.cloud_verifier.security.interceptors import (
 )
 from outrider.cloud_verifier.security.token_file import read_tokens
 from outrider.common.errors import ConfigError
-from outrider.common.logs import LogLimiter
+from outrider.common.process.logs import LogLimiter
 
 log = logging.getLogger(__name__)
 

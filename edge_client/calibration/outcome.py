@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from outrider.common.version import own_version
+from outrider.common.process.version import own_version
 from outrider.edge_client.calibration.curve import Curve
 from outrider.edge_client.calibration.curve_text import curve_table
 from outrider.edge_client.calibration.passages import ValidationText

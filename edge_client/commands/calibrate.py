@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from outrider.common.config import add_flags
+from outrider.common.config.loader import add_flags
 from outrider.common.errors import UsageError
 from outrider.edge_client.commands.progress import show_progress
 from outrider.edge_client.config import RunConfig
@@ -92,7 +92,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(namespace: argparse.Namespace) -> int:
     """Returns 0; `OutriderError` says what is wrong."""
-    from outrider.common.logs import setup_logging
+    from outrider.common.process.logs import setup_logging
     from outrider.edge_client.assemble import create_edge
     from outrider.edge_client.calibration.measuring import ungated, with_variance
     from outrider.edge_client.calibration.passages import read_texts

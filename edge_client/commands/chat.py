@@ -7,7 +7,7 @@ import os
 import sys
 from pathlib import Path
 
-from outrider.common.logs import setup_logging
+from outrider.common.process.logs import setup_logging
 from outrider.edge_client.assemble import create_edge
 from outrider.edge_client.chat_template import ChatTemplate, load_chat_template
 from outrider.edge_client.commands.configured import add_config, load_run_config

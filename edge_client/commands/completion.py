@@ -26,7 +26,7 @@ def main(namespace: argparse.Namespace) -> int:
         import shtab
     except ModuleNotFoundError as error:
         raise UsageError("completion needs shtab: pip install 'outrider[edge]'") from error
-    from outrider.common.config_fields import leaves
+    from outrider.common.config.fields import leaves
     from outrider.edge_client.cli import whole_parser
     from outrider.edge_client.config import RunConfig
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from outrider.common.config import Loaded, add_flags, given_flags, load_config
+from outrider.common.config.loader import Loaded, add_flags, given_flags, load_config
 from outrider.edge_client.config import SCOPE, RunConfig
 from outrider.edge_client.daemon.config import SECTION
 

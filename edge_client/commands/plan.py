@@ -12,11 +12,11 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
-from outrider.common.config import add_flags
+from outrider.common.config.loader import add_flags
+from outrider.common.config.units import parse_duration, parse_rate, parse_share
 from outrider.common.errors import UsageError
 from outrider.common.plan_samples import Standing
 from outrider.common.planning import ASSUMED, GIVEN, MAX_DRAFT_TOKENS, Known, PlanParts, make_plan
-from outrider.common.units import parse_duration, parse_rate, parse_share
 from outrider.edge_client.commands.progress import show_progress
 from outrider.edge_client.config import RunConfig
 from outrider.edge_client.plan_text import plan_json, plan_text
@@ -173,7 +173,7 @@ def _measure(
     namespace: argparse.Namespace, given: _Given
 ) -> tuple[PlanParts, tuple[str, ...], dict[str, Any]]:
     """What flags leave open, measured; labels of both ends; and what JSON says of the measurement."""
-    from outrider.common.logs import setup_logging
+    from outrider.common.process.logs import setup_logging
     from outrider.edge_client.assemble import create_edge
     from outrider.edge_client.commands.configured import load_run_config
     from outrider.edge_client.plan_measure import PROMPTS, measure, parts_from

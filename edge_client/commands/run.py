@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from outrider.common.errors import OutriderError, UsageError
-from outrider.common.logs import setup_logging
+from outrider.common.process.logs import setup_logging
 from outrider.common.types import FinishReason, ModelInfo, TokenLogprobs
 from outrider.edge_client.assemble import Edge, create_edge, draw_seed
 from outrider.edge_client.config import RunConfig

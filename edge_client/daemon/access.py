@@ -15,7 +15,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from outrider.common.addresses import is_loopback, split_address
+from outrider.common.config.addresses import is_loopback, split_address
 from outrider.edge_client.daemon.config import ServeConfig
 from outrider.edge_client.daemon.errors import ApiError
 

@@ -7,9 +7,9 @@ import socket
 import sys
 from typing import TYPE_CHECKING
 
-from outrider.common.config import Loaded
+from outrider.common.config.loader import Loaded
 from outrider.common.errors import UsageError
-from outrider.common.logs import setup_logging
+from outrider.common.process.logs import setup_logging
 from outrider.edge_client.commands.configured import add_config, load_run_config
 from outrider.edge_client.config import RunConfig
 
@@ -55,7 +55,7 @@ def main(namespace: argparse.Namespace) -> int:
     _require_packages()
     from prometheus_client import disable_created_metrics
 
-    from outrider.common.tracing import exporting_spans
+    from outrider.common.process.tracing import exporting_spans
     from outrider.edge_client.daemon.server import open_socket, run_until_signalled
     from outrider.edge_client.daemon.service import Daemon
 

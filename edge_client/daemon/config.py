@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from outrider.common.config import option
+from outrider.common.config.loader import option
 
 SECTION = "serve"
 

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from functools import cache
 from typing import Any
 
-from outrider.common.config import check_value, did_you_mean
-from outrider.common.config_fields import Leaf, leaves
+from outrider.common.config.fields import Leaf, leaves
+from outrider.common.config.loader import check_value, did_you_mean
 from outrider.common.errors import ConfigError
 from outrider.edge_client.config import RunConfig
 from outrider.edge_client.daemon import fields

@@ -9,7 +9,7 @@ from prometheus_client import CollectorRegistry, Counter, Histogram, ProcessColl
 from prometheus_client.core import GaugeMetricFamily, InfoMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from outrider.common.version import own_version
+from outrider.common.process.version import own_version
 from outrider.edge_client.session import SessionResult
 
 if TYPE_CHECKING:

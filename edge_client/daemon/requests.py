@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from outrider.common.config import did_you_mean
+from outrider.common.config.loader import did_you_mean
 from outrider.edge_client.daemon import fields
 from outrider.edge_client.daemon.errors import ApiError, invalid, unsupported
 from outrider.edge_client.daemon.extras import read_extras

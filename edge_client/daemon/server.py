@@ -16,9 +16,9 @@ from typing import Any
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from outrider.common.addresses import split_address, why_unbound
+from outrider.common.config.addresses import split_address, why_unbound
 from outrider.common.errors import OutriderError, UsageError
-from outrider.common.sd_notify import Notifier
+from outrider.common.process.sd_notify import Notifier
 from outrider.edge_client.daemon.routes import make_app
 from outrider.edge_client.daemon.service import Daemon
 from outrider.edge_client.daemon.wire import cut_off

@@ -8,8 +8,8 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
-from outrider.common.addresses import is_loopback, split_address
-from outrider.common.config import Loaded
+from outrider.common.config.addresses import is_loopback, split_address
+from outrider.common.config.loader import Loaded
 from outrider.common.errors import UsageError
 from outrider.common.types import Method, SamplingParams
 from outrider.edge_client.assemble import Edge, create_edge, create_link, draw_seed

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from outrider.common.errors import ModelError, UsageError
-from outrider.common.fingerprint import directory_fingerprint, num_tokens, tokenizer_fingerprint
+from outrider.common.models.fingerprint import directory_fingerprint, num_tokens, tokenizer_fingerprint
 from outrider.edge_client.chat_template import CONFIG_FILE, TEMPLATE_FILE
 from outrider.edge_client.drafting import spec as files
 from outrider.edge_client.drafting.graph import GraphBuilder

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from outrider.common.errors import ModelError, UsageError
-from outrider.common.sampling import check_sampling_params
+from outrider.common.sampling.processors import check_sampling_params
 from outrider.common.types import SamplingParams
 from outrider.edge_client.drafting.dropout import DropoutPlan
 from outrider.edge_client.drafting.dropout_cost import DropoutCost, measure_cost

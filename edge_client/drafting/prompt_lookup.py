@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Self
 
 from outrider.common.errors import InvalidFieldError, ModelError, UsageError
-from outrider.common.fingerprint import num_tokens, tokenizer_fingerprint
-from outrider.common.support import certain
+from outrider.common.models.fingerprint import num_tokens, tokenizer_fingerprint
+from outrider.common.sampling.support import certain
 from outrider.common.types import Draft, SamplingParams
 from outrider.edge_client.drafting.base import ShouldStop, ended
 from outrider.edge_client.drafting.hf_config import read_eos_token_ids

@@ -1,6 +1,6 @@
 """Turn what the graph says about the next token into a drafted token, its probability and the signals.
 
-Without a support, scores and noise come from `outrider.common.sampling`, over the whole vocabulary, so the sample is
+Without a support, scores and noise come from `outrider.common.sampling.processors`, over the whole vocabulary, so the sample is
 the verifier's wherever the distributions agree. With one it is an inverse CDF over integer weights.
 The graph brings its softmax along, which saves most passes over the vocabulary here.
 """
@@ -14,10 +14,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from outrider.common.errors import ModelError
-from outrider.common.noise import coupled_two
-from outrider.common.philox import Purpose, first_word
-from outrider.common.sampling import choose, is_plain, process_logits
-from outrider.common.support import certain, make_support, sample_support, support_prob
+from outrider.common.noise.draws import coupled_two
+from outrider.common.noise.philox import Purpose, first_word
+from outrider.common.sampling.processors import choose, is_plain, process_logits
+from outrider.common.sampling.support import certain, make_support, sample_support, support_prob
 from outrider.common.types import RunnerUp, SamplingParams, Signals, Support
 from outrider.edge_client.drafting.dropout import top_variance
 from outrider.edge_client.drafting.onnx_runner import Rows

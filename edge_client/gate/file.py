@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from outrider.common.config import load_config, option
+from outrider.common.config.loader import load_config, option
 from outrider.common.errors import ConfigError
 from outrider.edge_client.gate.words import WordCounts
 

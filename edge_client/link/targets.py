@@ -10,7 +10,7 @@ from __future__ import annotations
 import socket
 from dataclasses import dataclass
 
-from outrider.common.addresses import is_loopback, split_address
+from outrider.common.config.addresses import is_loopback, split_address
 from outrider.common.errors import LinkError, UsageError
 
 DNS = "dns:///"

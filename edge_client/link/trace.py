@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from outrider.common.logs import session_tag
-from outrider.common.tracing import find_tracer
+from outrider.common.process.logs import session_tag
+from outrider.common.process.tracing import find_tracer
 
 if TYPE_CHECKING:
     from opentelemetry.context import Context

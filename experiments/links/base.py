@@ -14,7 +14,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, Protocol
 
-from outrider.common.config import did_you_mean
+from outrider.common.config.loader import did_you_mean
 from outrider.common.errors import UsageError
 from outrider.experiments.links.profile import LinkProfile
 

@@ -11,7 +11,7 @@ import dataclasses
 import signal
 import threading
 
-from outrider.common.addresses import split_address
+from outrider.common.config.addresses import split_address
 from outrider.experiments.command import run_command
 from outrider.experiments.links.base import REALISATIONS, check_realisable, create_realisation
 from outrider.experiments.links.profile import LinkProfile

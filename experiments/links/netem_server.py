@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
-from outrider.common.addresses import split_address
+from outrider.common.config.addresses import split_address
 from outrider.common.errors import UsageError
 from outrider.experiments.links.base import kernel_facts
 from outrider.experiments.links.namespaces import (

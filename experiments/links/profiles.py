@@ -10,7 +10,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from outrider.common.config import did_you_mean
+from outrider.common.config.loader import did_you_mean
 from outrider.common.errors import UsageError
 from outrider.experiments.links.profile import LinkProfile, Outage
 

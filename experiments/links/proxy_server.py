@@ -8,7 +8,7 @@ import socket
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
-from outrider.common.addresses import split_address
+from outrider.common.config.addresses import split_address
 from outrider.experiments.links.base import kernel_facts
 from outrider.experiments.links.profile import LinkProfile
 from outrider.experiments.links.proxy_pipe import Pipe, reset

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator
 from heapq import heappop, heappush
 from typing import Any
 
-from outrider.common.addresses import split_address
+from outrider.common.config.addresses import split_address
 from outrider.experiments.links.base import kernel_facts
 from outrider.experiments.links.namespaces import (
     MTU,

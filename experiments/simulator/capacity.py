@@ -7,8 +7,8 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from outrider.common.config.units import parse_duration
 from outrider.common.errors import UsageError
-from outrider.common.units import parse_duration
 from outrider.experiments.simulator.config import System
 from outrider.experiments.simulator.outcome import Outcome, Quantiles, figures_of
 from outrider.experiments.simulator.shards import play_parts

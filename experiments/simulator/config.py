@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from outrider.cloud_verifier.config import ServeConfig
-from outrider.common.config import load_config, option
-from outrider.common.config_fields import shown
+from outrider.common.config.fields import shown
+from outrider.common.config.loader import load_config, option
 from outrider.common.errors import ConfigError, UsageError
 from outrider.edge_client.config import RunConfig
 from outrider.experiments.links.profiles import LinkProfile, load_profile

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from outrider.common.config import load_config
+from outrider.common.config.loader import load_config
 from outrider.edge_client.tokenizer import EdgeTokenizer
 from outrider.experiments.simulator.config import (
     EdgeGroup,

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from outrider.common.config import load_config, option
+from outrider.common.config.loader import load_config, option
 from outrider.common.errors import UsageError
 
 TIMES = Path(__file__).resolve().parents[2] / "benchmarks" / "times"

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from outrider.common.config import option
+from outrider.common.config.loader import option
 from outrider.experiments.links.profiles import LinkProfile, load_profile
 from outrider.experiments.sweep.records import BASELINES
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from outrider.common.addresses import split_address
-from outrider.common.config import did_you_mean
+from outrider.common.config.addresses import split_address
+from outrider.common.config.loader import did_you_mean
 from outrider.common.errors import ConfigError, UsageError
 from outrider.common.types import Method
 from outrider.edge_client.depth.registry import DEPTH_POLICIES

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
 
-from outrider.common.config import load_config
+from outrider.common.config.loader import load_config
 from outrider.common.errors import ConfigError
 from outrider.experiments.sweep.config import SweepConfig
 from outrider.experiments.sweep.config_checks import check_sweep

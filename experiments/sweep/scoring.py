@@ -7,8 +7,8 @@ from pathlib import Path
 
 import numpy as np
 
-from outrider.common.noise import gumbel_row
-from outrider.common.sampling import process_logits
+from outrider.common.noise.draws import gumbel_row
+from outrider.common.sampling.processors import process_logits
 from outrider.common.types import SamplingParams
 
 TIE_SCORE = 1e-4  # DESIGN §7, numerics: what two float32 forwards of different shape may differ by

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from outrider.common.config import load_config
-from outrider.common.config_fields import leaves, shown
+from outrider.common.config.fields import leaves, shown
+from outrider.common.config.loader import load_config
 from outrider.common.errors import ConfigError
 from outrider.edge_client.config import RunConfig
 

@@ -24,7 +24,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, TextIO
 
 from outrider.common.errors import OutriderError
-from outrider.common.logs import setup_logging
+from outrider.common.process.logs import setup_logging
 from outrider.edge_client.assemble import Edge, create_edge
 from outrider.edge_client.config import RunConfig
 from outrider.edge_client.experience import Experience

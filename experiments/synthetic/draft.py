@@ -10,7 +10,7 @@ from typing import Self
 import numpy as np
 
 from outrider.common.errors import InvalidFieldError
-from outrider.common.support import certain
+from outrider.common.sampling.support import certain
 from outrider.common.types import Draft, SamplingParams, Signals
 from outrider.edge_client.drafting.base import ShouldStop, Stop, ended
 from outrider.experiments.synthetic.keyed import (

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from outrider.common.config.units import parse_duration, parse_share, show_duration
 from outrider.common.costmodel import ModelCosts
 from outrider.common.errors import UsageError
-from outrider.common.units import parse_duration, parse_share, show_duration
 
 DEFAULT_ALPHA = 0.8
 

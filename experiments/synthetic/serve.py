@@ -16,9 +16,9 @@ from dataclasses import replace
 from outrider.cloud_verifier.colocated import CoLocatedDrafter
 from outrider.cloud_verifier.config import SCOPE, ServeConfig
 from outrider.cloud_verifier.server import VerifierServer, run_until_signalled
-from outrider.common.config import add_flags, given_flags, load_config
-from outrider.common.logs import setup_logging
-from outrider.common.units import parse_duration
+from outrider.common.config.loader import add_flags, given_flags, load_config
+from outrider.common.config.units import parse_duration
+from outrider.common.process.logs import setup_logging
 from outrider.experiments.command import run_command
 from outrider.experiments.processes import VerifierProcess, start_server
 from outrider.experiments.synthetic.draft import SyntheticDraft

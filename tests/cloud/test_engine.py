@@ -18,7 +18,7 @@ from outrider.cloud_verifier.work import Job
 from outrider.common.alignment import TokenChain
 from outrider.common.codec.responses_in import decode_open_response
 from outrider.common.codec.responses_out import encode_open_response
-from outrider.common.sampling import choose, process_logits
+from outrider.common.sampling.processors import choose, process_logits
 from outrider.common.types import (
     CancelRequest,
     CloseRequest,

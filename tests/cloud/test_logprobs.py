@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from support.fakes import FakeBackend
 from test_engine import GREEDY, Harness
 
-from outrider.common.sampling import process_logits
+from outrider.common.sampling.processors import process_logits
 from outrider.common.types import (
     CorrectionKind,
     GeneratedTokens,

@@ -17,7 +17,7 @@ from outrider.cloud_verifier.config import SCOPE, ServeConfig, parse_methods
 from outrider.cloud_verifier.server import make_model_info
 from outrider.common import codec
 from outrider.common.alignment import TokenChain
-from outrider.common.config import load_config
+from outrider.common.config.loader import load_config
 from outrider.common.errors import InvalidFieldError, UsageError
 from outrider.common.pb import outrider_pb2 as pb
 from outrider.common.types import (

@@ -13,9 +13,9 @@ from test_engine import GREEDY, SAMPLED, Harness
 
 from outrider.common.alignment import TokenChain
 from outrider.common.methods import num_support, sends_probs, sends_support
-from outrider.common.noise import uniform
-from outrider.common.philox import Purpose, first_word
-from outrider.common.support import choose_candidate, make_support, sample_support, support_prob
+from outrider.common.noise.draws import uniform
+from outrider.common.noise.philox import Purpose, first_word
+from outrider.common.sampling.support import choose_candidate, make_support, sample_support, support_prob
 from outrider.common.types import (
     CorrectionKind,
     Draft,

@@ -19,9 +19,9 @@ from outrider.cloud_verifier.methods.candidates import MAX_HERE, NUM_CANDIDATES,
 from outrider.cloud_verifier.methods.registry import create_method
 from outrider.cloud_verifier.rows import HostRows, KeyedCoins, StepRound
 from outrider.common.methods import sends_probs, sends_support
-from outrider.common.noise import Purpose
-from outrider.common.philox import first_word
-from outrider.common.support import choose_candidate, sample_support
+from outrider.common.noise.draws import Purpose
+from outrider.common.noise.philox import first_word
+from outrider.common.sampling.support import choose_candidate, sample_support
 from outrider.common.types import Candidate, CorrectionKind, Method, MethodParams, SamplingParams, Support
 
 EXACT = [method for method in Method if method.is_exact]

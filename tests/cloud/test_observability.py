@@ -32,9 +32,9 @@ from outrider.cloud_verifier.config import ServeConfig
 from outrider.cloud_verifier.observe import EngineObserver, Histogram
 from outrider.cloud_verifier.server import VerifierServer, check_addresses
 from outrider.common.errors import UsageError
-from outrider.common.logs import LogLimiter
 from outrider.common.pb import outrider_pb2 as pb
 from outrider.common.pb import outrider_pb2_grpc
+from outrider.common.process.logs import LogLimiter
 from outrider.common.types import Method, RoundMetrics, VerifyRequest
 from outrider.edge_client.cli import main as edge_main
 from outrider.edge_client.drafting.export import export_draft
@@ -497,7 +497,7 @@ def test_debug_logs_for_a_person_hold_no_text_even_when_the_engine_fails(
 
 def test_without_a_provider_nothing_is_imported_or_sent() -> None:
     code = (
-        "import sys; from outrider.common.tracing import find_tracer; "
+        "import sys; from outrider.common.process.tracing import find_tracer; "
         "from outrider.edge_client.link.trace import SessionTrace; "
         "assert find_tracer() is None and SessionTrace('a:1', bytes(16)).begin().metadata == (); "
         "assert not [name for name in sys.modules if name.startswith('opentelemetry')]"

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outrider.common.config import add_flags, given_flags, load_config, option
+from outrider.common.config.loader import add_flags, given_flags, load_config, option
 from outrider.common.errors import ConfigError
 
 

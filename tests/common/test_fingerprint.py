@@ -6,7 +6,7 @@ import json
 import pytest
 
 from outrider.common.errors import ModelError
-from outrider.common.fingerprint import directory_fingerprint, num_tokens, tokenizer_fingerprint
+from outrider.common.models.fingerprint import directory_fingerprint, num_tokens, tokenizer_fingerprint
 
 TOKENIZER = {
     "version": "1.0",

@@ -6,7 +6,7 @@ import logging
 
 import pytest
 
-from outrider.common.logs import setup_logging
+from outrider.common.process.logs import setup_logging
 
 
 @pytest.fixture

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from outrider.common.errors import InvalidFieldError, ModelError
-from outrider.common.sampling import check_sampling_params, choose, is_plain, process_logits
-from outrider.common.truncation import row_edges, truncate
+from outrider.common.sampling.processors import check_sampling_params, choose, is_plain, process_logits
+from outrider.common.sampling.truncation import row_edges, truncate
 from outrider.common.types import SamplingParams
 
 VOCAB = 500

@@ -8,8 +8,8 @@ import pytest
 
 from outrider.common.errors import ModelError
 from outrider.common.methods import num_support, sends_probs, sends_support
-from outrider.common.noise import Purpose, uniform
-from outrider.common.support import (
+from outrider.common.noise.draws import Purpose, uniform
+from outrider.common.sampling.support import (
     TOTAL_WEIGHT,
     choose_candidate,
     make_support,

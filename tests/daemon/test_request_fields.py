@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from outrider.common.config_fields import leaves
+from outrider.common.config.fields import leaves
 from outrider.common.errors import UsageError
 from outrider.edge_client.config import RunConfig
 from outrider.edge_client.daemon.config import SECTION

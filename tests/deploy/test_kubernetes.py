@@ -25,7 +25,7 @@ from outrider.cloud_verifier.engine import Engine
 from outrider.cloud_verifier.metrics import make_registry
 from outrider.cloud_verifier.probe_port import LIVE, READY
 from outrider.cloud_verifier.server import LAST_ANSWERS_S, make_model_info
-from outrider.common.config import load_config
+from outrider.common.config.loader import load_config
 from outrider.common.pb import outrider_pb2
 from outrider.edge_client.link.balancing import SESSION_HEADER
 

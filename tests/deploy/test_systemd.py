@@ -17,7 +17,7 @@ import pytest
 from support.calls import eventually
 
 from outrider.cloud_verifier.supervision import Supervision
-from outrider.common.sd_notify import Notifier
+from outrider.common.process.sd_notify import Notifier
 from outrider.experiments.synthetic.pair import SyntheticPair
 from outrider.experiments.synthetic.serve import running_synthetic
 

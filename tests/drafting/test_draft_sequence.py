@@ -13,8 +13,8 @@ import pytest
 from draft_dirs import make_hf_dir
 
 from outrider.common.errors import InvalidFieldError
-from outrider.common.noise import gumbel_row
-from outrider.common.sampling import process_logits
+from outrider.common.noise.draws import gumbel_row
+from outrider.common.sampling.processors import process_logits
 from outrider.common.types import Draft, SamplingParams
 from outrider.edge_client.drafting.export import export_draft
 from outrider.edge_client.drafting.onnx_model import OnnxDraftModel

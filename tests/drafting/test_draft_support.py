@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from draft_dirs import make_hf_dir
 
-from outrider.common.philox import Purpose, first_word
-from outrider.common.sampling import process_logits
-from outrider.common.support import make_support, sample_support, support_prob
+from outrider.common.noise.philox import Purpose, first_word
+from outrider.common.sampling.processors import process_logits
+from outrider.common.sampling.support import make_support, sample_support, support_prob
 from outrider.common.types import Draft, SamplingParams, Support
 from outrider.edge_client.drafting.export import export_draft
 from outrider.edge_client.drafting.onnx_model import OnnxDraftModel

@@ -15,7 +15,7 @@ import torch
 from draft_dirs import make_hf_dir, reference_model
 
 from outrider.common.errors import ModelError, UsageError
-from outrider.common.philox import Purpose
+from outrider.common.noise.philox import Purpose
 from outrider.common.types import Draft, SamplingParams
 from outrider.edge_client.cli import main
 from outrider.edge_client.config import default_draft_dir

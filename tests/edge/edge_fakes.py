@@ -10,7 +10,7 @@ from typing import Any
 
 from outrider.common.alignment import TokenChain
 from outrider.common.errors import LinkError
-from outrider.common.support import certain
+from outrider.common.sampling.support import certain
 from outrider.common.types import (
     CancelRequest,
     Closed,

@@ -19,7 +19,7 @@ from outrider.cloud_verifier.server import make_model_info
 from outrider.cloud_verifier.work import Job
 from outrider.common.codec import decode_request, encode_request
 from outrider.common.errors import LinkError
-from outrider.common.support import certain
+from outrider.common.sampling.support import certain
 from outrider.common.types import (
     Draft,
     GenerateRequest,

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from telling_draft import HARD_PLACE, HARD_TOKEN, SURE, make_gate
 
-from outrider.common.config import load_config
+from outrider.common.config.loader import load_config
 from outrider.common.errors import ConfigError, UsageError
 from outrider.common.types import Draft, Signals
 from outrider.edge_client.config import RunConfig

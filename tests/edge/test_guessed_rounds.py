@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from test_pipelined_rounds import PROMPT, decode, make_backend, reference
 
-from outrider.common.noise import gumbel_row
+from outrider.common.noise.draws import gumbel_row
 from outrider.common.types import (
     Method,
     Origin,

@@ -20,7 +20,7 @@ from edge_fakes import (
 
 from outrider.common.errors import LinkError, RoundFailedError
 from outrider.common.methods import num_support, sends_probs, sends_support
-from outrider.common.support import certain
+from outrider.common.sampling.support import certain
 from outrider.common.types import (
     Candidate,
     CorrectionKind,

@@ -15,7 +15,7 @@ from random_runs import FAULTS, run_fields
 from support.fakes import FakeBackend
 from telling_draft import Tell, TellingDraft
 
-from outrider.common.sampling import choose, process_logits
+from outrider.common.sampling.processors import choose, process_logits
 from outrider.common.types import (
     CorrectionKind,
     FinishReason,

@@ -19,7 +19,7 @@ from support.fakes import FakeBackend
 from telling_draft import HARD_TOKEN, TellingDraft, every, make_gate
 
 from outrider.common.errors import LinkError, UsageError
-from outrider.common.sampling import choose, process_logits
+from outrider.common.sampling.processors import choose, process_logits
 from outrider.common.stopping import TextStopper
 from outrider.common.types import (
     FinishReason,

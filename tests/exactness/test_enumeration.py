@@ -21,8 +21,8 @@ from support.worlds import KINDS, TOTAL_WEIGHT, VOCAB, make_world
 
 from outrider.cloud_verifier.methods.registry import create_method
 from outrider.cloud_verifier.rows import KeyedCoins
-from outrider.common.noise import Purpose, uniform
-from outrider.common.support import sample_support
+from outrider.common.noise.draws import Purpose, uniform
+from outrider.common.sampling.support import sample_support
 from outrider.common.types import Candidate, Method, MethodParams, Support
 
 EXACT = (Method.COUPLED, Method.SPARSE, Method.CANDIDATES, Method.BLOCK)

@@ -18,7 +18,7 @@ import pytest
 from support.in_process import InProcessEdge
 from support.models import make_tiny_target
 
-from outrider.common.sampling import process_logits
+from outrider.common.sampling.processors import process_logits
 from outrider.common.types import Method, SamplingParams
 
 torch = pytest.importorskip("torch")

@@ -14,7 +14,7 @@ import pytest
 from scipy import stats
 from support.continuations import Writer, make_tables, target_probs
 
-from outrider.common.noise import Purpose, uniform
+from outrider.common.noise.draws import Purpose, uniform
 from outrider.common.types import Method, SamplingParams
 
 EXACT = tuple(method for method in Method if method.is_exact)

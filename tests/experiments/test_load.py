@@ -15,7 +15,7 @@ from support.server import serving
 
 from outrider.cloud_verifier.server import VerifierServer
 from outrider.common.errors import LinkError, UsageError
-from outrider.common.sampling import choose, process_logits
+from outrider.common.sampling.processors import choose, process_logits
 from outrider.common.types import Draft, SamplingParams
 from outrider.experiments import load
 from outrider.experiments.load import LoadPlan, run_load

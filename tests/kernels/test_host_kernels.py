@@ -15,9 +15,9 @@ from support.golden import assert_golden
 from outrider.cloud_verifier.methods.base import NoiseKey
 from outrider.cloud_verifier.rows import HostRows, StepRound
 from outrider.common.errors import ModelError
-from outrider.common.noise import Purpose, gumbel_row
-from outrider.common.sampling import choose, process_logits
-from outrider.common.truncation import find_edge
+from outrider.common.noise.draws import Purpose, gumbel_row
+from outrider.common.sampling.processors import choose, process_logits
+from outrider.common.sampling.truncation import find_edge
 from outrider.common.types import SamplingParams
 from outrider.kernels import host, reference
 

@@ -18,7 +18,7 @@ from outrider.cloud_verifier.methods.base import NoiseKey
 from outrider.cloud_verifier.rows import HostRows, StepRound
 from outrider.cloud_verifier.work import Job
 from outrider.common.errors import ModelError
-from outrider.common.noise import Purpose
+from outrider.common.noise.draws import Purpose
 from outrider.common.types import (
     GeneratedTokens,
     GenerateRequest,

@@ -10,6 +10,7 @@ import pytest
 from support.server import serving
 
 from outrider.cloud_verifier.colocated import CoLocatedDrafter
+from outrider.common.config.units import parse_duration, parse_rate, show_duration
 from outrider.common.costmodel import LinkCosts, ModelCosts, fastest_round, tokens_per_s
 from outrider.common.errors import UsageError
 from outrider.common.plan_samples import acceptance_by_position, cost_line, replayed, standing_of
@@ -25,7 +26,6 @@ from outrider.common.planning import (
     PlanParts,
     make_plan,
 )
-from outrider.common.units import parse_duration, parse_rate, show_duration
 from outrider.edge_client.assemble import Edge
 from outrider.edge_client.cli import main
 from outrider.edge_client.config import RunConfig

@@ -20,8 +20,8 @@ from outrider.cloud_verifier.methods.registry import create_method
 from outrider.cloud_verifier.rows import HostRows, KeyedCoins, StepRound
 from outrider.common.codec import decode_request, decode_response, encode_request, encode_response
 from outrider.common.methods import num_support, sends_probs, sends_support
-from outrider.common.sampling import process_logits
-from outrider.common.support import choose_candidate
+from outrider.common.sampling.processors import process_logits
+from outrider.common.sampling.support import choose_candidate
 from outrider.common.types import (
     CorrectionKind,
     Method,

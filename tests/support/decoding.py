@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 
 from outrider.common.methods import DEFAULT_SUPPORT_SIZE
-from outrider.common.noise import gumbel_row
-from outrider.common.sampling import process_logits
-from outrider.common.support import certain
+from outrider.common.noise.draws import gumbel_row
+from outrider.common.sampling.processors import process_logits
+from outrider.common.sampling.support import certain
 from outrider.common.types import Draft, Method, MethodParams, SamplingParams, StopParams
 from outrider.edge_client.deadline import RoundDeadline
 from outrider.edge_client.depth.base import DepthPolicy

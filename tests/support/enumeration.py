@@ -29,8 +29,8 @@ from support.branching import (
 from support.chance import Chance, Key, Known, all_outcomes
 
 from outrider.cloud_verifier.methods.base import Outcome, RoundInput, VerificationMethod
-from outrider.common import support as edge_support
-from outrider.common.noise import Purpose
+from outrider.common.noise.draws import Purpose
+from outrider.common.sampling.processors import support as edge_support
 from outrider.common.types import CorrectionKind
 
 Law = dict[Text, float]

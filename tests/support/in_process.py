@@ -15,8 +15,8 @@ from outrider.cloud_verifier.server import make_model_info
 from outrider.cloud_verifier.work import Job
 from outrider.common.codec import decode_request, encode_request
 from outrider.common.methods import num_support, sends_probs, sends_support
+from outrider.common.sampling.support import choose_candidate
 from outrider.common.stopping import first_stop
-from outrider.common.support import choose_candidate
 from outrider.common.types import (
     CorrectionKind,
     GeneratedTokens,

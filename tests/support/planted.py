@@ -10,7 +10,7 @@ import enum
 import math
 
 from outrider.cloud_verifier.methods.base import NoiseKey, Outcome, RoundInput
-from outrider.common.noise import Purpose
+from outrider.common.noise.draws import Purpose
 from outrider.common.types import CorrectionKind, Support
 
 

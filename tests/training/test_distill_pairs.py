@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from outrider.common.fingerprint import tokenizer_fingerprint
+from outrider.common.models.fingerprint import tokenizer_fingerprint
 from outrider.training.distill import load_stream, main, make_config, parse_args
 from outrider.training.distiller import DistillConfig, Distiller
 from outrider.training.drafts import draft_shape, parse_size
@@ -82,7 +82,7 @@ def test_a_distilled_draft_is_exported_and_speculates(
 
 
 def report_tokens(directory: Path) -> int:
-    from outrider.common.fingerprint import num_tokens
+    from outrider.common.models.fingerprint import num_tokens
 
     return num_tokens(directory / "tokenizer.json")
 

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from outrider.common.arrays import as_float64, is_numpy, sorted_descending
+from outrider.common.sampling.arrays import as_float64, is_numpy, sorted_descending
 
 _NUM_GROUPS = 16
 _NUM_SHARES = 64

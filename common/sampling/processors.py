@@ -15,17 +15,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from outrider.common.arrays import copy
 from outrider.common.errors import InvalidFieldError, ModelError
-from outrider.common.history import (
+from outrider.common.noise.draws import coupled_argmax
+from outrider.common.sampling.arrays import copy
+from outrider.common.sampling.penalties import (
     apply_bad_words,
     apply_bias,
     apply_count_penalties,
     apply_repetition_penalty,
     mask_end_of_text,
 )
-from outrider.common.noise import coupled_argmax
-from outrider.common.truncation import truncate
+from outrider.common.sampling.truncation import truncate
 from outrider.common.types import SamplingParams
 
 _MIN_TEMPERATURE = 1e-3  # below it float32 scores lose the noise; 0 says greedy

@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 
 from outrider.common.errors import ModelError
 from outrider.common.methods import MAX_SUPPORT_SIZE
-from outrider.common.noise import uniform
-from outrider.common.philox import Purpose
+from outrider.common.noise.draws import uniform
+from outrider.common.noise.philox import Purpose
 from outrider.common.types import Candidate, Support
 
 TOTAL_WEIGHT = 2**14  # about what the weights sum to: two bytes each on the wire, q off by 3e-5 at most

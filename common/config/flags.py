@@ -7,8 +7,8 @@ import typing
 from collections.abc import Callable, Container
 from typing import Any
 
-from outrider.common.config_fields import Leaf, leaves, shown
-from outrider.common.config_values import describe
+from outrider.common.config.fields import Leaf, leaves, shown
+from outrider.common.config.values import describe
 
 
 def add_flags(

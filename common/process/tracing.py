@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from outrider.common.errors import UsageError
-from outrider.common.version import own_version
+from outrider.common.process.version import own_version
 
 if TYPE_CHECKING:
     from opentelemetry.trace import Tracer

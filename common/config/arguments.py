@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Sequence
 from typing import Any
 
-from outrider.common.config import did_you_mean
+from outrider.common.config.loader import did_you_mean
 
 
 class VerbParser(argparse.ArgumentParser):

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from outrider.common.arrays import native
+from outrider.common.sampling.arrays import native
 from outrider.common.types import TokenIds
 
 

@@ -17,9 +17,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-from outrider.common.config_fields import Leaf, Option, env_prefix, leaves, option, shown, shown_value
-from outrider.common.config_flags import add_flags, given_flags
-from outrider.common.config_values import convert, describe
+from outrider.common.config.fields import Leaf, Option, env_prefix, leaves, option, shown, shown_value
+from outrider.common.config.flags import add_flags, given_flags
+from outrider.common.config.values import convert, describe
 from outrider.common.errors import ConfigError
 
 __all__ = ["Loaded", "Option", "add_flags", "check_value", "given_flags", "load_config", "option"]
