@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING
 
 from outrider.common.errors import LinkError, RoundTimeoutError
 from outrider.common.types import FinishReason, GeneratedTokens, GenerateRequest, Origin
+from outrider.edge_client.core.events import SessionEvent
+from outrider.edge_client.core.options import Mode, OnTimeout
+from outrider.edge_client.core.stats import RoundRecord
 from outrider.edge_client.decoding import Decoding
-from outrider.edge_client.events import SessionEvent
 from outrider.edge_client.opening import open_session
-from outrider.edge_client.options import Mode, OnTimeout
 from outrider.edge_client.remote_verifier import SessionLostError, UnknownPrefixError
-from outrider.edge_client.stats import RoundRecord
 
 if TYPE_CHECKING:
     from outrider.edge_client.auto import StreamWatch

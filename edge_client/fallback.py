@@ -12,9 +12,9 @@ from collections.abc import Iterator
 
 from outrider.common.errors import LinkError, RoundTimeoutError
 from outrider.common.types import Draft, Origin, TokenIds
+from outrider.edge_client.core.events import SessionEvent, TokenEvent
+from outrider.edge_client.core.options import OnTimeout
 from outrider.edge_client.decoding import Decoding
-from outrider.edge_client.events import SessionEvent, TokenEvent
-from outrider.edge_client.options import OnTimeout
 
 log = logging.getLogger(__name__)
 

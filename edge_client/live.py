@@ -19,8 +19,14 @@ from rich.text import Text
 
 from outrider.common.types import Origin
 from outrider.edge_client.cells import row_starts, unsteering
-from outrider.edge_client.events import EndEvent, MarkClearedEvent, RolledBackEvent, SessionEvent, TokenEvent
-from outrider.edge_client.live_stats import LiveStats
+from outrider.edge_client.core.events import (
+    EndEvent,
+    MarkClearedEvent,
+    RolledBackEvent,
+    SessionEvent,
+    TokenEvent,
+)
+from outrider.edge_client.core.live_stats import LiveStats
 from outrider.edge_client.session import EdgeSession
 
 _TICK_S = 0.08

@@ -6,8 +6,8 @@ from outrider.common.errors import UsageError
 from outrider.common.methods import DEFAULT_SUPPORT_SIZE
 from outrider.common.types import Method, MethodParams
 from outrider.edge_client.config import RunConfig
+from outrider.edge_client.core.options import Mode, OnTimeout
 from outrider.edge_client.gate.gate import GateUse
-from outrider.edge_client.options import Mode, OnTimeout
 
 METHODS_OF = {  # settings that only some methods have
     "support_size": (Method.SPARSE, Method.BLOCK),

@@ -15,8 +15,8 @@ from collections.abc import Mapping, Sequence
 from outrider.common.costmodel import LinkCosts, ModelCosts, cloud_only_s, tokens_per_s
 from outrider.common.costmodel_pipelined import num_in_flight
 from outrider.edge_client.beliefs import ALPHAS, beliefs
+from outrider.edge_client.core.stats import RoundRecord
 from outrider.edge_client.depth.conditions import Conditions, coupled_token_s
-from outrider.edge_client.stats import RoundRecord
 
 MAX_IN_FLIGHT = 16
 _HORIZON = 256  # tokens: a text may end long before its limit

@@ -8,9 +8,9 @@ from dataclasses import replace
 from outrider.common.alignment import extend_hash
 from outrider.common.errors import IncompatibleError, RoundFailedError
 from outrider.common.types import Opened, OpenRequest, Origin, RoundError, RoundErrorCode
+from outrider.edge_client.core.events import SessionEvent
+from outrider.edge_client.core.options import Mode, OnTimeout
 from outrider.edge_client.decoding import Decoding
-from outrider.edge_client.events import SessionEvent
-from outrider.edge_client.options import Mode, OnTimeout
 from outrider.edge_client.remote_verifier import SessionLostError
 from outrider.edge_client.reverify import hold_against
 

@@ -12,8 +12,8 @@ from typing import TextIO
 
 from outrider.common.errors import OutriderError, UsageError
 from outrider.edge_client.conversation import Conversation
+from outrider.edge_client.core.options import Mode
 from outrider.edge_client.method_options import judging_method
-from outrider.edge_client.options import Mode
 from outrider.edge_client.session import EdgeSession, SessionResult
 from outrider.edge_client.terminal import TextPrinter, readable, summary
 

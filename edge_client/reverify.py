@@ -16,7 +16,13 @@ from typing import TYPE_CHECKING
 from outrider.common.alignment import extend_hash
 from outrider.common.errors import OutriderError
 from outrider.common.types import TokenIds, TokenLogprobs, Verdict, VerifyRequest
-from outrider.edge_client.events import EndEvent, MarkClearedEvent, RolledBackEvent, SessionEvent, TokenEvent
+from outrider.edge_client.core.events import (
+    EndEvent,
+    MarkClearedEvent,
+    RolledBackEvent,
+    SessionEvent,
+    TokenEvent,
+)
 from outrider.edge_client.gate.gate import GateUse
 from outrider.edge_client.verdicts import tokens_of
 

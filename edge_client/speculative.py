@@ -16,9 +16,10 @@ from outrider.common.errors import RoundTimeoutError
 from outrider.common.types import CorrectionKind, Draft, FinishReason, Origin, RoundError, Verdict
 from outrider.edge_client.branching import create_branches
 from outrider.edge_client.cloud_only import stream_cloud_only
+from outrider.edge_client.core.events import SessionEvent, TokenEvent
+from outrider.edge_client.core.stats import RoundRecord
 from outrider.edge_client.correction import PendingCorrection
 from outrider.edge_client.decoding import Decoding
-from outrider.edge_client.events import SessionEvent, TokenEvent
 from outrider.edge_client.fallback import fall_back
 from outrider.edge_client.gate.commit import keep_block
 from outrider.edge_client.guesses import Branch
@@ -28,7 +29,6 @@ from outrider.edge_client.remote_verifier import Answer, SessionLostError, Unkno
 from outrider.edge_client.reverify import hold_against, kept_for_round, num_behind, take_late_verdict
 from outrider.edge_client.round_request import make_request
 from outrider.edge_client.rounds import Round, RoundsInFlight
-from outrider.edge_client.stats import RoundRecord
 from outrider.edge_client.text import SessionText
 from outrider.edge_client.verdicts import (
     agrees,

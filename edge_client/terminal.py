@@ -9,7 +9,13 @@ from typing import Any, TextIO
 
 from outrider.common.types import FinishReason, Method, Origin
 from outrider.edge_client.cells import row_starts, unsteering
-from outrider.edge_client.events import EndEvent, MarkClearedEvent, RolledBackEvent, SessionEvent, TokenEvent
+from outrider.edge_client.core.events import (
+    EndEvent,
+    MarkClearedEvent,
+    RolledBackEvent,
+    SessionEvent,
+    TokenEvent,
+)
 from outrider.edge_client.reverify import hold_back
 from outrider.edge_client.session import SessionResult
 

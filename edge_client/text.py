@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from outrider.common.alignment import TokenChain
 from outrider.common.stopping import TextStopper, stop_ids
 from outrider.common.types import FinishReason, Origin, StopParams, TokenIds, TokenLogprobs
-from outrider.edge_client.events import MarkClearedEvent, RolledBackEvent, TokenEvent
+from outrider.edge_client.core.events import MarkClearedEvent, RolledBackEvent, TokenEvent
 
 Decode = Callable[[int], str]
 

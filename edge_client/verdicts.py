@@ -13,10 +13,10 @@ from outrider.common.types import (
     Verdict,
     VerifyRequest,
 )
+from outrider.edge_client.core.stats import RoundRecord
 from outrider.edge_client.correction import PendingCorrection
 from outrider.edge_client.remote_verifier import Answer
 from outrider.edge_client.rounds import Round
-from outrider.edge_client.stats import RoundRecord
 
 _ORIGIN_OF = {CorrectionKind.CORRECTION: Origin.CORRECTION, CorrectionKind.BONUS: Origin.BONUS}
 

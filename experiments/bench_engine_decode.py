@@ -9,8 +9,8 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+from outrider.edge_client.core.options import Mode
 from outrider.edge_client.drafting.onnx_model import OnnxDraftModel
-from outrider.edge_client.options import Mode
 from outrider.edge_client.session import SessionResult
 from outrider.edge_client.tokenizer import EdgeTokenizer
 from outrider.experiments.bench_engine_setup import NUM_THREADS, Bench, Found, alternate, median_ratio

@@ -31,11 +31,11 @@ from outrider.common.types import (
     Verdict,
     VerifyRequest,
 )
+from outrider.edge_client.core.options import SessionOptions
 from outrider.edge_client.deadline import RoundDeadline
 from outrider.edge_client.depth.fixed import FixedDepth
 from outrider.edge_client.drafting.base import ShouldStop
 from outrider.edge_client.link.base import Traffic
-from outrider.edge_client.options import SessionOptions
 from outrider.edge_client.remote_verifier import RemoteVerifier
 from outrider.edge_client.session import EdgeSession
 

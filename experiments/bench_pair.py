@@ -19,8 +19,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from outrider.edge_client.core.options import Mode
 from outrider.edge_client.drafting.base import DraftModel
-from outrider.edge_client.options import Mode
 from outrider.edge_client.tokenizer import EdgeTokenizer
 from outrider.experiments.bench_main import DEPTHS, check_same, run_cases
 from outrider.experiments.command import run_command

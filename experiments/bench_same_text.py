@@ -18,9 +18,9 @@ from typing import Any
 
 from outrider.common.errors import OutriderError
 from outrider.common.types import SamplingParams, TokenIds
+from outrider.edge_client.core.events import SessionEvent, TokenEvent
+from outrider.edge_client.core.options import Mode
 from outrider.edge_client.depth.registry import DEPTH_POLICIES, create_depth_policy
-from outrider.edge_client.events import SessionEvent, TokenEvent
-from outrider.edge_client.options import Mode
 from outrider.edge_client.pipeline import Pipelining, create_window
 from outrider.edge_client.session import SessionResult
 from outrider.experiments.bench_matrix import best_realisation

@@ -9,13 +9,13 @@ from dataclasses import dataclass, field
 
 from outrider.common.methods import DEFAULT_SUPPORT_SIZE
 from outrider.common.types import Method, MethodParams, SamplingParams, StopParams
+from outrider.edge_client.core.events import SessionEvent
+from outrider.edge_client.core.options import Mode, OnTimeout, SessionOptions
 from outrider.edge_client.deadline import RoundDeadline
 from outrider.edge_client.depth.base import DepthPolicy
 from outrider.edge_client.depth.fixed import FixedDepth
 from outrider.edge_client.drafting.base import DraftModel
-from outrider.edge_client.events import SessionEvent
 from outrider.edge_client.link.grpc_link import GrpcLink
-from outrider.edge_client.options import Mode, OnTimeout, SessionOptions
 from outrider.edge_client.pipeline import RoundWindow
 from outrider.edge_client.remote_verifier import RemoteVerifier
 from outrider.edge_client.session import EdgeSession, SessionResult, new_session_id

@@ -14,12 +14,12 @@ import numpy as np
 
 from outrider.common.costmodel import LinkCosts, ModelCosts, tokens_per_s
 from outrider.common.types import Origin
+from outrider.edge_client.core.options import Mode
+from outrider.edge_client.core.stats import RoundRecord
 from outrider.edge_client.drafting.base import DraftModel
 from outrider.edge_client.drafting.export import export_draft
 from outrider.edge_client.drafting.registry import create_draft_model
-from outrider.edge_client.options import Mode
 from outrider.edge_client.session import SessionResult
-from outrider.edge_client.stats import RoundRecord
 from outrider.edge_client.tokenizer import EdgeTokenizer
 from outrider.experiments.bench_main import conditional_acceptance
 from outrider.experiments.decoding import Case, Decoder

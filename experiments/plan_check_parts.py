@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from outrider.common.costmodel import LinkCosts, ModelCosts
 from outrider.common.plan_samples import acceptance_by_position, known, standing_texts
-from outrider.edge_client.options import Mode
-from outrider.edge_client.stats import RoundRecord
+from outrider.edge_client.core.options import Mode
+from outrider.edge_client.core.stats import RoundRecord
 from outrider.experiments.plan_check_runs import CASES, SPECULATIVE, Runs
 from outrider.experiments.short_texts import alphas_of, models_of, text_token_s
 

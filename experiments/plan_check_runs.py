@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import cast
 
-from outrider.edge_client.options import Mode
+from outrider.edge_client.core.options import Mode
+from outrider.edge_client.core.stats import RoundRecord
 from outrider.edge_client.session import SessionResult
-from outrider.edge_client.stats import RoundRecord
 from outrider.edge_client.tokenizer import EdgeTokenizer
 from outrider.experiments.decoding import Case, Decoder
 from outrider.experiments.processes import running_verifier

@@ -17,9 +17,9 @@ from pathlib import Path
 import numpy as np
 
 from outrider.common.types import SamplingParams, TokenIds
+from outrider.edge_client.core.options import Mode
 from outrider.edge_client.drafting.base import DraftModel, KeepsRunnerUps
 from outrider.edge_client.drafting.onnx_model import OnnxDraftModel
-from outrider.edge_client.options import Mode
 from outrider.edge_client.tokenizer import EdgeTokenizer
 from outrider.experiments.acceptance_traces import MAX_DEPTH, RECORDED, TextTrace, TraceSet, save_traces
 from outrider.experiments.command import run_command

@@ -12,7 +12,7 @@ from typing import Protocol
 
 from outrider.common.costmodel import LinkCosts, ModelCosts, cloud_only_s, colocated_models, rounds_s
 from outrider.common.plan_samples import Standing, acceptance_by_position, cost_line, replayed
-from outrider.edge_client.options import Mode
+from outrider.edge_client.core.options import Mode
 
 
 class MeasuredRound(Protocol):

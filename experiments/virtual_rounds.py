@@ -9,9 +9,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from outrider.common.costmodel import LinkCosts, ModelCosts, round_s
+from outrider.edge_client.core.stats import RoundRecord
 from outrider.edge_client.depth.base import DepthPolicy
 from outrider.edge_client.drafting.base import Stop
-from outrider.edge_client.stats import RoundRecord
 from outrider.experiments.acceptance_traces import MAX_DEPTH, TextTrace, signals_of
 
 _ANY_TOKEN = 0  # depth policies ask for confidences alone

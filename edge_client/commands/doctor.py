@@ -47,10 +47,10 @@ def main(namespace: argparse.Namespace) -> int:
 
 def examine(config: RunConfig, has_trial: bool = True) -> list[Finding]:
     """Every check that the ones before leave possible."""
+    from outrider.edge_client.core.options import Mode
     from outrider.edge_client.doctor.far import check_far
     from outrider.edge_client.doctor.fit import check_fit, check_trial
     from outrider.edge_client.doctor.local import check_local
-    from outrider.edge_client.options import Mode
 
     local = check_local(config)
     findings, edge = list(local.findings), local.edge

@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass, field
 
+from outrider.edge_client.core.live_stats import LiveStats
 from outrider.edge_client.daemon.parsed import ParsedRequest
-from outrider.edge_client.live_stats import LiveStats
 from outrider.edge_client.session import EdgeSession
 
 

@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 from starlette.types import Receive, Scope, Send
 
+from outrider.edge_client.core.events import EndEvent, SessionEvent
+from outrider.edge_client.core.live_stats import LiveStats
 from outrider.edge_client.daemon.activity import Entry
 from outrider.edge_client.daemon.errors import from_failure, stopping
 from outrider.edge_client.daemon.generation import Generation
@@ -23,8 +25,6 @@ from outrider.edge_client.daemon.requests import parse_request
 from outrider.edge_client.daemon.shapes import Shaper
 from outrider.edge_client.daemon.usage import make_usage
 from outrider.edge_client.daemon.wire import ClientGone, Wire
-from outrider.edge_client.events import EndEvent, SessionEvent
-from outrider.edge_client.live_stats import LiveStats
 from outrider.edge_client.method_options import judging_method
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ import logging
 import threading
 
 from outrider.common.errors import OutriderError
-from outrider.edge_client.events import SessionEvent
+from outrider.edge_client.core.events import SessionEvent
 from outrider.edge_client.reverify import hold_back
 from outrider.edge_client.session import EdgeSession
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from outrider.common.types import TokenLogprobs
-from outrider.edge_client.events import TokenEvent
+from outrider.edge_client.core.events import TokenEvent
 from outrider.edge_client.tokenizer import EdgeTokenizer
 
 _REPLACEMENT = "�"

@@ -12,12 +12,12 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Route
 
+from outrider.edge_client.core.options import Mode
 from outrider.edge_client.daemon.access import AccessMiddleware
 from outrider.edge_client.daemon.errors import ApiError
 from outrider.edge_client.daemon.exchange import Exchange
 from outrider.edge_client.daemon.page import PAGE_HEADERS, page_html
 from outrider.edge_client.daemon.parsed import Kind
-from outrider.edge_client.options import Mode
 
 if TYPE_CHECKING:
     from outrider.edge_client.daemon.service import Daemon

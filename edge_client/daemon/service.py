@@ -15,6 +15,7 @@ from outrider.common.types import Method, SamplingParams
 from outrider.edge_client.assemble import Edge, create_edge, create_link, draw_seed
 from outrider.edge_client.chat_template import ChatTemplate, load_chat_template
 from outrider.edge_client.config import RunConfig, default_draft_dir
+from outrider.edge_client.core.options import Mode
 from outrider.edge_client.daemon.activity import Activity
 from outrider.edge_client.daemon.admission import Admission
 from outrider.edge_client.daemon.config import SECTION, ServeConfig
@@ -27,7 +28,6 @@ from outrider.edge_client.daemon.verifier_watch import VerifierWatch
 from outrider.edge_client.drafting.pool import DraftLease, SequencePool
 from outrider.edge_client.drafting.registry import WITHOUT_MODEL
 from outrider.edge_client.drafting.spec import SPEC_FILE
-from outrider.edge_client.options import Mode
 from outrider.edge_client.session import EdgeSession, new_session_id
 
 log = logging.getLogger(__name__)

@@ -6,9 +6,9 @@ import time
 from collections.abc import Sequence
 
 from outrider.common.types import FinishReason
+from outrider.edge_client.core.events import EndEvent, MarkClearedEvent, SessionEvent, TokenEvent
 from outrider.edge_client.daemon.logprobs import chat_logprobs, completion_logprobs
 from outrider.edge_client.daemon.parsed import Kind, ParsedRequest
-from outrider.edge_client.events import EndEvent, MarkClearedEvent, SessionEvent, TokenEvent
 from outrider.edge_client.tokenizer import EdgeTokenizer
 
 _FINISH = {

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Protocol
 
+from outrider.edge_client.core.stats import RoundRecord
 from outrider.edge_client.drafting.base import ShouldStop
-from outrider.edge_client.stats import RoundRecord
 
 
 class DepthPolicy(Protocol):

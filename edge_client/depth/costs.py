@@ -11,7 +11,7 @@ from collections import deque
 from itertools import combinations
 
 from outrider.common.costmodel import LinkCosts, ModelCosts
-from outrider.edge_client.stats import RoundRecord
+from outrider.edge_client.core.stats import RoundRecord
 
 _NUM_TRIPS = 7  # a step of the link is believed once it is most of the last trips
 _NUM_VERIFICATIONS = 15

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from outrider.edge_client.core.stats import RoundRecord
 from outrider.edge_client.drafting.base import ShouldStop
-from outrider.edge_client.stats import RoundRecord
 
 DEFAULT_DEPTH = 4
 

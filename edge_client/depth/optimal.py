@@ -17,10 +17,10 @@ from dataclasses import dataclass
 
 from outrider.common.costmodel import fastest_round, round_token_s
 from outrider.common.types import Signals
+from outrider.edge_client.core.stats import RoundRecord
 from outrider.edge_client.depth.acceptance import MAX_DEPTH, ConfidenceCalibration
 from outrider.edge_client.depth.conditions import Conditions
 from outrider.edge_client.drafting.base import ShouldStop, Stop
-from outrider.edge_client.stats import RoundRecord
 
 DEFAULT_START = 6
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections import deque
 
+from outrider.edge_client.core.stats import RoundRecord
 from outrider.edge_client.drafting.base import ShouldStop
-from outrider.edge_client.stats import RoundRecord
 
 MIN_DEPTH, MAX_DEPTH = 2, 8
 DEFAULT_START = 4

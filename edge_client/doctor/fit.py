@@ -8,8 +8,8 @@ from outrider.common.errors import IncompatibleError, OutriderError
 from outrider.common.types import Method, ModelInfo
 from outrider.edge_client.assemble import Edge
 from outrider.edge_client.config import RunConfig
+from outrider.edge_client.core.options import Mode
 from outrider.edge_client.doctor.finding import Finding, fault, ok, warning
-from outrider.edge_client.options import Mode
 
 _BUSY_MS = 50.0
 _TRIAL_TOKENS = 12

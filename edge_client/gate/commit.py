@@ -7,11 +7,11 @@ would end the text by a token, and the text's last token, are always the target'
 from __future__ import annotations
 
 from outrider.common.types import Draft, Origin
+from outrider.edge_client.core.events import TokenEvent
+from outrider.edge_client.core.stats import RoundRecord
 from outrider.edge_client.decoding import Decoding
-from outrider.edge_client.events import TokenEvent
 from outrider.edge_client.fallback import keep
 from outrider.edge_client.gate.gate import GateUse, Judgement
-from outrider.edge_client.stats import RoundRecord
 
 # An id and its origin take six bytes of a message at most; half of it is for them.
 _BYTES_PER_TOKEN = 12

@@ -10,6 +10,7 @@ from typing import Any
 
 from outrider.common.errors import UsageError
 from outrider.edge_client.config import RunConfig
+from outrider.edge_client.core.options import Mode
 from outrider.edge_client.drafting.base import DraftModel
 from outrider.edge_client.drafting.registry import WITHOUT_MODEL
 from outrider.edge_client.gate.file import GateFile, read_gate_file
@@ -17,7 +18,6 @@ from outrider.edge_client.gate.gate import Gate, GateSettings, GateUse
 from outrider.edge_client.gate.rules import NewDecoder, RuleNeeds, create_rules
 from outrider.edge_client.gate.thresholds import GateThresholds
 from outrider.edge_client.gate.words import DEFAULT_RARE_PER_MILLION
-from outrider.edge_client.options import Mode
 
 _MODES = {
     GateUse.OFF: tuple(Mode),

@@ -11,7 +11,7 @@ from functools import cached_property
 from typing import TypeVar
 
 from outrider.common.types import Origin
-from outrider.edge_client.options import Mode
+from outrider.edge_client.core.options import Mode
 from outrider.experiments.report.naming import EDGE_ONLY, TPOT, Arm, Setting, arm_label, setting_label
 from outrider.experiments.report.style import NUM_SERIES
 from outrider.experiments.sweep.records import (

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 
 from outrider.common.errors import OutriderError
 from outrider.edge_client.assemble import Edge
-from outrider.edge_client.events import SessionEvent, TokenEvent
+from outrider.edge_client.core.events import SessionEvent, TokenEvent
 from outrider.edge_client.session import EdgeSession, SessionResult
 from outrider.experiments.simulator import text
 from outrider.experiments.simulator.config import EdgePlan

@@ -24,11 +24,11 @@ from pathlib import Path
 import numpy as np
 
 from outrider.edge_client.config import RunConfig
+from outrider.edge_client.core.options import Mode
+from outrider.edge_client.core.stats import RoundRecord
 from outrider.edge_client.drafting.onnx_model import OnnxDraftModel
 from outrider.edge_client.link.grpc_link import GrpcLink
-from outrider.edge_client.options import Mode
 from outrider.edge_client.session import new_session_id
-from outrider.edge_client.stats import RoundRecord
 from outrider.experiments.processes import running_verifier
 from outrider.experiments.simulator.replay import GREEDY, KnownText, RealRequest, ReplayEdges, learn_texts
 from outrider.experiments.simulator.times import (

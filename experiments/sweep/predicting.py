@@ -17,7 +17,7 @@ from typing import Any
 
 from outrider.common.costmodel import LinkCosts, ModelCosts
 from outrider.common.plan_samples import Standing, standing_texts
-from outrider.edge_client.options import Mode
+from outrider.edge_client.core.options import Mode
 from outrider.experiments.short_texts import alphas_of, models_of, text_token_s
 from outrider.experiments.sweep.cells import Cell
 from outrider.experiments.sweep.records import Prediction, RequestRow, RoundRow

@@ -19,10 +19,10 @@ from outrider.cloud_verifier.cli import main
 from outrider.cloud_verifier.colocated import CoLocatedDrafter
 from outrider.common.errors import LinkError, RoundFailedError
 from outrider.common.types import GeneratedTokens, Origin, SamplingParams, SessionResponse, StopParams
+from outrider.edge_client.core.options import Mode
 from outrider.edge_client.drafting.base import DraftModel
 from outrider.edge_client.drafting.onnx_model import OnnxDraftModel
 from outrider.edge_client.link.base import Connection, VerifierLink
-from outrider.edge_client.options import Mode
 from outrider.edge_client.session import SessionResult
 from outrider.edge_client.tokenizer import EdgeTokenizer
 from outrider.experiments.processes import VerifierProcess, run_edge, running_verifier

@@ -20,8 +20,8 @@ from outrider.common.errors import IncompatibleError, RoundTimeoutError
 from outrider.common.pb import outrider_pb2 as pb
 from outrider.common.pb import outrider_pb2_grpc
 from outrider.common.types import Origin, SamplingParams
+from outrider.edge_client.core.options import OnTimeout
 from outrider.edge_client.drafting.base import DraftModel
-from outrider.edge_client.options import OnTimeout
 from outrider.edge_client.session import SessionResult
 from outrider.experiments.processes import VerifierProcess, running_verifier
 

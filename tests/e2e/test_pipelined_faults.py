@@ -16,10 +16,10 @@ from test_faults import (
 )
 from test_same_text import make_prompt
 
+from outrider.edge_client.core.options import Mode, OnTimeout
 from outrider.edge_client.depth.registry import DEPTH_POLICIES
 from outrider.edge_client.drafting.base import DraftModel
 from outrider.edge_client.mode_choice import ModeChoice, Way
-from outrider.edge_client.options import Mode, OnTimeout
 from outrider.edge_client.pipeline import Pipelining, RoundWindow, create_window
 from outrider.experiments.processes import VerifierProcess
 

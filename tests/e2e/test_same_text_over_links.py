@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from outrider.common.errors import LinkError
-from outrider.edge_client.stats import SessionStats
+from outrider.edge_client.core.stats import SessionStats
 from outrider.experiments import bench_same_text
 from outrider.experiments.bench_same_text import (
     HANDLINGS,

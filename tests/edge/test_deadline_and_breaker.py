@@ -6,8 +6,8 @@ import pytest
 
 from outrider.common.types import Origin
 from outrider.edge_client.breaker import BreakerState, CircuitBreaker
+from outrider.edge_client.core.stats import RoundRecord, SessionStats, acceptance_per_position
 from outrider.edge_client.deadline import RoundDeadline
-from outrider.edge_client.stats import RoundRecord, SessionStats, acceptance_per_position
 
 
 class Clock:

@@ -19,6 +19,8 @@ from outrider.common.costmodel import LinkCosts, ModelCosts, fastest_round, toke
 from outrider.common.errors import UsageError
 from outrider.common.types import GenerateRequest, SamplingParams, Signals, VerifyRequest
 from outrider.edge_client.cli import main
+from outrider.edge_client.core.options import Mode
+from outrider.edge_client.core.stats import RoundRecord, draft_length
 from outrider.edge_client.depth.acceptance import MAX_DEPTH, ConfidenceCalibration, PositionAcceptance
 from outrider.edge_client.depth.base import DepthPolicy
 from outrider.edge_client.depth.costs import RoundCosts
@@ -30,8 +32,6 @@ from outrider.edge_client.depth.window import WindowDepth
 from outrider.edge_client.drafting.base import ShouldStop, Stop
 from outrider.edge_client.drafting.onnx_model import OnnxDraftModel
 from outrider.edge_client.drafting.prompt_lookup import PromptLookupModel
-from outrider.edge_client.options import Mode
-from outrider.edge_client.stats import RoundRecord, draft_length
 from outrider.experiments.acceptance_traces import signals_of
 
 NEW = TARGET[2:]

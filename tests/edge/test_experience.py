@@ -15,9 +15,9 @@ from outrider.common.types import Method, SamplingParams, StopParams
 from outrider.edge_client.assemble import Edge
 from outrider.edge_client.beliefs import ALPHAS, beliefs, usual_belief
 from outrider.edge_client.config import RunConfig
+from outrider.edge_client.core.options import Mode
 from outrider.edge_client.experience import MOST_TEXTS, Circumstances, Experience
 from outrider.edge_client.mode_choice import ModeChoice, Way
-from outrider.edge_client.options import Mode
 
 HERE = Circumstances("target-1", 2)
 

@@ -13,6 +13,7 @@ from outrider.common.config.loader import load_config
 from outrider.common.errors import ConfigError, UsageError
 from outrider.common.types import Draft, Signals
 from outrider.edge_client.config import RunConfig
+from outrider.edge_client.core.stats import RoundRecord
 from outrider.edge_client.depth.costs import RoundCosts
 from outrider.edge_client.drafting.base import Stop, ended
 from outrider.edge_client.drafting.prompt_lookup import PromptLookupModel
@@ -21,7 +22,6 @@ from outrider.edge_client.gate.gate import Gate, GateSettings, GateUse
 from outrider.edge_client.gate.rules import BlockText
 from outrider.edge_client.gate.settings import create_gate, gate_settings, has_place, without_gate
 from outrider.edge_client.gate.thresholds import GateThresholds
-from outrider.edge_client.stats import RoundRecord
 
 STOP = replace(RunConfig(), gate="stop", gate_nll=1.0)
 

@@ -15,7 +15,13 @@ from outrider.common.types import FinishReason, Origin
 from outrider.edge_client.cells import row_starts
 from outrider.edge_client.commands.run import run
 from outrider.edge_client.config import RunConfig
-from outrider.edge_client.events import EndEvent, MarkClearedEvent, RolledBackEvent, SessionEvent, TokenEvent
+from outrider.edge_client.core.events import (
+    EndEvent,
+    MarkClearedEvent,
+    RolledBackEvent,
+    SessionEvent,
+    TokenEvent,
+)
 from outrider.edge_client.live import LiveView, name_of, ticking
 from outrider.edge_client.session import EdgeSession
 from outrider.edge_client.terminal import TextPrinter

@@ -36,8 +36,8 @@ from outrider.common.types import (
     Verdict,
     VerifyRequest,
 )
-from outrider.edge_client.events import TokenEvent
-from outrider.edge_client.options import OnTimeout
+from outrider.edge_client.core.events import TokenEvent
+from outrider.edge_client.core.options import OnTimeout
 
 NEW = TARGET[2:]
 WRONG = 99  # what the draft says at position 6

@@ -24,12 +24,12 @@ from outrider.common.types import (
     SamplingParams,
     StopParams,
 )
+from outrider.edge_client.core.options import Mode, OnTimeout, SessionOptions
 from outrider.edge_client.deadline import RoundDeadline
 from outrider.edge_client.depth.fixed import FixedDepth
 from outrider.edge_client.link.base import CallRejectedError
 from outrider.edge_client.link.grpc_link import GrpcLink
 from outrider.edge_client.mode_choice import ModeChoice, Way
-from outrider.edge_client.options import Mode, OnTimeout, SessionOptions
 from outrider.edge_client.pipeline import RoundWindow
 from outrider.edge_client.remote_verifier import RemoteVerifier
 from outrider.edge_client.session import EdgeSession, SessionResult, new_session_id

@@ -34,8 +34,8 @@ from outrider.common.types import (
     SessionResponse,
     VerifyRequest,
 )
-from outrider.edge_client.events import MarkClearedEvent
-from outrider.edge_client.options import Mode, OnTimeout
+from outrider.edge_client.core.events import MarkClearedEvent
+from outrider.edge_client.core.options import Mode, OnTimeout
 
 NEW = TARGET[2:]
 WRONG_AT_6 = [*TARGET[:6], 99, *TARGET[7:]]

@@ -31,15 +31,21 @@ from outrider.common.types import (
     VerifyRequest,
 )
 from outrider.edge_client.config import RunConfig
+from outrider.edge_client.core.events import (
+    EndEvent,
+    MarkClearedEvent,
+    RolledBackEvent,
+    SessionEvent,
+    TokenEvent,
+)
+from outrider.edge_client.core.options import Mode, OnTimeout, SessionOptions
 from outrider.edge_client.daemon.generation import Generation
 from outrider.edge_client.deadline import RoundDeadline
 from outrider.edge_client.depth.fixed import FixedDepth
-from outrider.edge_client.events import EndEvent, MarkClearedEvent, RolledBackEvent, SessionEvent, TokenEvent
 from outrider.edge_client.gate.gate import GateUse
 from outrider.edge_client.link.base import Connection
 from outrider.edge_client.method_options import check_method
 from outrider.edge_client.mode_choice import ModeChoice, Way
-from outrider.edge_client.options import Mode, OnTimeout, SessionOptions
 from outrider.edge_client.pipeline import RoundWindow
 from outrider.edge_client.remote_verifier import RemoteVerifier
 from outrider.edge_client.reverify import hold_back

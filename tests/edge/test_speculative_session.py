@@ -17,8 +17,8 @@ from outrider.common.types import (
     Origin,
     VerifyRequest,
 )
-from outrider.edge_client.events import EndEvent, TokenEvent
-from outrider.edge_client.options import Mode
+from outrider.edge_client.core.events import EndEvent, TokenEvent
+from outrider.edge_client.core.options import Mode
 
 NEW = TARGET[2:]
 

@@ -9,7 +9,7 @@ import pytest
 from edge_fakes import TARGET, FakeDraft, FakeVerifier, Silent, make_session
 
 from outrider.common.types import FinishReason
-from outrider.edge_client.events import EndEvent
+from outrider.edge_client.core.events import EndEvent
 from outrider.edge_client.terminal import TextPrinter, summary
 
 

@@ -12,7 +12,7 @@ from support.server import serving
 from outrider.cloud_verifier.colocated import CoLocatedDrafter
 from outrider.common.errors import UsageError
 from outrider.common.types import Method, SamplingParams
-from outrider.edge_client.options import Mode
+from outrider.edge_client.core.options import Mode
 from outrider.experiments.synthetic.draft import SyntheticDraft, SyntheticTokenizer
 from outrider.experiments.synthetic.keyed import KeyedTokens
 from outrider.experiments.synthetic.pair import SyntheticPair, pair_from

@@ -7,7 +7,7 @@ import time
 from bisect import bisect_right
 from collections.abc import Callable
 
-from outrider.edge_client.stats import SessionStats
+from outrider.edge_client.core.stats import SessionStats
 
 
 class LiveStats:
