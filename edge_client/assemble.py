@@ -26,7 +26,7 @@ from outrider.edge_client.method_options import check_method, make_method_params
 from outrider.edge_client.pipeline import Pipelining, RoundWindow, create_window
 from outrider.edge_client.remote_verifier import RemoteVerifier
 from outrider.edge_client.session import EdgeSession, new_session_id
-from outrider.edge_client.tokenizer import EdgeTokenizer
+from outrider.edge_client.tokenization.tokenizer import EdgeTokenizer
 
 if TYPE_CHECKING:
     from outrider.edge_client.link.grpc_link import GrpcLink

@@ -21,7 +21,7 @@ from typing import Any
 
 from outrider.edge_client.core.options import Mode
 from outrider.edge_client.drafting.base import DraftModel
-from outrider.edge_client.tokenizer import EdgeTokenizer
+from outrider.edge_client.tokenization.tokenizer import EdgeTokenizer
 from outrider.experiments.bench_main import DEPTHS, check_same, run_cases
 from outrider.experiments.command import run_command
 from outrider.experiments.decoding import Case, Decoder

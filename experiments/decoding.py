@@ -19,7 +19,7 @@ from outrider.edge_client.link.grpc_link import GrpcLink
 from outrider.edge_client.pipeline import RoundWindow
 from outrider.edge_client.remote_verifier import RemoteVerifier
 from outrider.edge_client.session import EdgeSession, SessionResult, new_session_id
-from outrider.edge_client.tokenizer import EdgeTokenizer
+from outrider.edge_client.tokenization.tokenizer import EdgeTokenizer
 from outrider.experiments.watched import watched
 
 

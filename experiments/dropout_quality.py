@@ -24,7 +24,7 @@ from outrider.edge_client.core.options import Mode
 from outrider.edge_client.drafting.dropout import DEFAULT_RATE, Candidates
 from outrider.edge_client.drafting.dropout_graph import add_dropout
 from outrider.edge_client.drafting.onnx_model import OnnxDraftModel
-from outrider.edge_client.tokenizer import EdgeTokenizer
+from outrider.edge_client.tokenization.tokenizer import EdgeTokenizer
 from outrider.experiments.command import run_command
 from outrider.experiments.decoding import Case, Decoder
 from outrider.experiments.processes import running_verifier

@@ -20,7 +20,7 @@ from outrider.common.types import SamplingParams, TokenIds
 from outrider.edge_client.core.options import Mode
 from outrider.edge_client.drafting.base import DraftModel, KeepsRunnerUps
 from outrider.edge_client.drafting.onnx_model import OnnxDraftModel
-from outrider.edge_client.tokenizer import EdgeTokenizer
+from outrider.edge_client.tokenization.tokenizer import EdgeTokenizer
 from outrider.experiments.acceptance_traces import MAX_DEPTH, RECORDED, TextTrace, TraceSet, save_traces
 from outrider.experiments.command import run_command
 from outrider.experiments.decoding import Case, Decoder

@@ -9,13 +9,13 @@ from pathlib import Path
 
 from outrider.common.process.logs import setup_logging
 from outrider.edge_client.assemble import create_edge
-from outrider.edge_client.chat_template import ChatTemplate, load_chat_template
 from outrider.edge_client.commands.configured import add_config, load_run_config
 from outrider.edge_client.config import RunConfig, default_draft_dir
 from outrider.edge_client.conversation import Conversation
 from outrider.edge_client.gate.settings import gate_warning
 from outrider.edge_client.method_options import warning
 from outrider.edge_client.repl import Repl
+from outrider.edge_client.tokenization.chat_template import ChatTemplate, load_chat_template
 
 _DESCRIPTION = """\
 Talk with the model. What you type becomes the user's message, by the model's own chat template

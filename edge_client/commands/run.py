@@ -24,7 +24,7 @@ from outrider.edge_client.gate.settings import gate_warning
 from outrider.edge_client.method_options import judging_method, warning
 from outrider.edge_client.session import EdgeSession, SessionResult
 from outrider.edge_client.terminal import TextPrinter, can_redraw, readable, summary
-from outrider.edge_client.tokenizer import EdgeTokenizer
+from outrider.edge_client.tokenization.tokenizer import EdgeTokenizer
 
 if TYPE_CHECKING:
     from outrider.edge_client.live import LiveView

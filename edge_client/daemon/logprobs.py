@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from outrider.common.types import TokenLogprobs
 from outrider.edge_client.core.events import TokenEvent
-from outrider.edge_client.tokenizer import EdgeTokenizer
+from outrider.edge_client.tokenization.tokenizer import EdgeTokenizer
 
 _REPLACEMENT = "�"
 

@@ -13,7 +13,6 @@ from outrider.common.config.loader import Loaded
 from outrider.common.errors import UsageError
 from outrider.common.types import Method, SamplingParams
 from outrider.edge_client.assemble import Edge, create_edge, create_link, draw_seed
-from outrider.edge_client.chat_template import ChatTemplate, load_chat_template
 from outrider.edge_client.config import RunConfig, default_draft_dir
 from outrider.edge_client.core.options import Mode
 from outrider.edge_client.daemon.activity import Activity
@@ -29,6 +28,7 @@ from outrider.edge_client.drafting.pool import DraftLease, SequencePool
 from outrider.edge_client.drafting.registry import WITHOUT_MODEL
 from outrider.edge_client.drafting.spec import SPEC_FILE
 from outrider.edge_client.session import EdgeSession, new_session_id
+from outrider.edge_client.tokenization.chat_template import ChatTemplate, load_chat_template
 
 log = logging.getLogger(__name__)
 

@@ -9,7 +9,7 @@ from outrider.common.types import FinishReason
 from outrider.edge_client.core.events import EndEvent, MarkClearedEvent, SessionEvent, TokenEvent
 from outrider.edge_client.daemon.logprobs import chat_logprobs, completion_logprobs
 from outrider.edge_client.daemon.parsed import Kind, ParsedRequest
-from outrider.edge_client.tokenizer import EdgeTokenizer
+from outrider.edge_client.tokenization.tokenizer import EdgeTokenizer
 
 _FINISH = {
     FinishReason.STOP: "stop",

@@ -10,9 +10,9 @@ from pathlib import Path
 from outrider.common.errors import OutriderError
 from outrider.common.types import SamplingParams
 from outrider.edge_client.assemble import Edge, create_edge
-from outrider.edge_client.chat_template import load_chat_template
 from outrider.edge_client.config import RunConfig, default_draft_dir
 from outrider.edge_client.doctor.finding import Finding, fault, ok, skipped, warning
+from outrider.edge_client.tokenization.chat_template import load_chat_template
 
 _NUM_TRIAL_TOKENS = 16
 _SLOW_MS = 100.0

@@ -172,7 +172,7 @@ class TracedDraft:
 
 
 class SimulatedTokenizer:
-    """What `outrider.edge_client.tokenizer.EdgeTokenizer` offers, as far as sessions ask for it."""
+    """What `outrider.edge_client.tokenization.tokenizer.EdgeTokenizer` offers, as far as sessions ask for it."""
 
     fingerprint = text.FINGERPRINT
     num_tokens = text.NUM_TOKENS

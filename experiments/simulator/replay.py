@@ -17,7 +17,7 @@ from outrider.edge_client.config import RunConfig
 from outrider.edge_client.core.options import Mode
 from outrider.edge_client.drafting.onnx_model import OnnxDraftModel
 from outrider.edge_client.session import SessionResult
-from outrider.edge_client.tokenizer import EdgeTokenizer
+from outrider.edge_client.tokenization.tokenizer import EdgeTokenizer
 from outrider.experiments.acceptance_traces import MAX_DEPTH
 from outrider.experiments.decoding import Case, Decoder
 from outrider.experiments.prompts import load_prompts

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from outrider.common.config.loader import load_config
-from outrider.edge_client.tokenizer import EdgeTokenizer
+from outrider.edge_client.tokenization.tokenizer import EdgeTokenizer
 from outrider.experiments.simulator.config import (
     EdgeGroup,
     EdgePlan,

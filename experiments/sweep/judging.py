@@ -9,7 +9,7 @@ from outrider.cloud_verifier.config import EMBEDDED_TARGET
 from outrider.common.types import TokenIds
 from outrider.edge_client.assemble import make_sampling
 from outrider.edge_client.config import default_draft_dir
-from outrider.edge_client.tokenizer import EdgeTokenizer
+from outrider.edge_client.tokenization.tokenizer import EdgeTokenizer
 from outrider.experiments.prompts import Prompt
 from outrider.experiments.sweep.cells import Cell
 from outrider.experiments.sweep.config import SweepConfig

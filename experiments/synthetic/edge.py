@@ -7,7 +7,7 @@ from typing import cast
 from outrider.edge_client.assemble import Edge
 from outrider.edge_client.config import RunConfig
 from outrider.edge_client.core.options import Mode
-from outrider.edge_client.tokenizer import EdgeTokenizer
+from outrider.edge_client.tokenization.tokenizer import EdgeTokenizer
 from outrider.experiments.synthetic.draft import SyntheticDraft, SyntheticTokenizer
 from outrider.experiments.synthetic.pair import SyntheticPair
 

@@ -24,7 +24,7 @@ from outrider.edge_client.drafting.base import DraftModel
 from outrider.edge_client.drafting.onnx_model import OnnxDraftModel
 from outrider.edge_client.link.base import Connection, VerifierLink
 from outrider.edge_client.session import SessionResult
-from outrider.edge_client.tokenizer import EdgeTokenizer
+from outrider.edge_client.tokenization.tokenizer import EdgeTokenizer
 from outrider.experiments.processes import VerifierProcess, run_edge, running_verifier
 from outrider.experiments.prompts import load_prompts
 

@@ -22,7 +22,7 @@ from tiny_draft import make_backend, make_tiny_draft
 from outrider.cloud_verifier.config import ServeConfig
 from outrider.common.types import Method
 from outrider.edge_client.cli import main
-from outrider.edge_client.tokenizer import EdgeTokenizer
+from outrider.edge_client.tokenization.tokenizer import EdgeTokenizer
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -21,7 +21,7 @@ from outrider.edge_client.drafting.base import Stop
 from outrider.edge_client.drafting.dropout_graph import add_dropout
 from outrider.edge_client.drafting.onnx_model import OnnxDraftModel
 from outrider.edge_client.gate.file import GateFile, write_gate_file
-from outrider.edge_client.tokenizer import EdgeTokenizer
+from outrider.edge_client.tokenization.tokenizer import EdgeTokenizer
 
 Seen = list[VerifyRequest]
 

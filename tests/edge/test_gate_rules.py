@@ -18,7 +18,7 @@ from outrider.edge_client.gate.rules import RULES, BlockText, RuleNeeds, create_
 from outrider.edge_client.gate.spans import Find
 from outrider.edge_client.gate.thresholds import GateThresholds
 from outrider.edge_client.gate.words import WordCounts, count_words, packed
-from outrider.edge_client.tokenizer import EdgeTokenizer
+from outrider.edge_client.tokenization.tokenizer import EdgeTokenizer
 
 Pieces = Sequence[str]
 WORDS = count_words(["The model reads the whole text and the reader follows it"])
