@@ -15,7 +15,6 @@ from outrider.common.stopping import check_stop_params
 from outrider.common.types import Method, SamplingParams, StopParams, TokenIds
 from outrider.edge_client.config import RunConfig, default_draft_dir
 from outrider.edge_client.core.options import Mode, OnTimeout, SessionOptions
-from outrider.edge_client.deadline import RoundDeadline
 from outrider.edge_client.depth.registry import create_depth_policy
 from outrider.edge_client.drafting.base import DraftModel
 from outrider.edge_client.drafting.dropout_cost import DropoutCost
@@ -24,12 +23,13 @@ from outrider.edge_client.experience import Experience
 from outrider.edge_client.gate.settings import create_gate, gate_settings
 from outrider.edge_client.method_options import check_method, make_method_params, support_size
 from outrider.edge_client.pipeline import Pipelining, RoundWindow, create_window
-from outrider.edge_client.remote_verifier import RemoteVerifier
 from outrider.edge_client.session import EdgeSession, new_session_id
 from outrider.edge_client.tokenization.tokenizer import EdgeTokenizer
+from outrider.edge_client.transport.deadline import RoundDeadline
+from outrider.edge_client.transport.remote_verifier import RemoteVerifier
 
 if TYPE_CHECKING:
-    from outrider.edge_client.link.grpc_link import GrpcLink
+    from outrider.edge_client.transport.link.grpc_link import GrpcLink
 
 
 @dataclass(slots=True)
@@ -188,8 +188,8 @@ def _create_verifier(config: RunConfig, options: SessionOptions, session_id: byt
 
 def create_link(config: RunConfig, session_id: bytes) -> GrpcLink:
     """Raises `UsageError` for a malformed address, and for flags of TLS and tokens that cannot be used."""
-    from outrider.edge_client.link.grpc_link import GrpcLink
-    from outrider.edge_client.link.security import link_security
+    from outrider.edge_client.transport.link.grpc_link import GrpcLink
+    from outrider.edge_client.transport.link.security import link_security
 
     return GrpcLink(config.verifier, session_id, config.transport, link_security(config, config.verifier))
 

@@ -15,7 +15,7 @@ from outrider.edge_client.core.options import Mode, OnTimeout
 from outrider.edge_client.core.stats import RoundRecord
 from outrider.edge_client.decoding import Decoding
 from outrider.edge_client.opening import open_session
-from outrider.edge_client.remote_verifier import SessionLostError, UnknownPrefixError
+from outrider.edge_client.transport.remote_verifier import SessionLostError, UnknownPrefixError
 
 if TYPE_CHECKING:
     from outrider.edge_client.auto import StreamWatch

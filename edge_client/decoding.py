@@ -16,8 +16,8 @@ from outrider.edge_client.experience import Circumstances, Experience
 from outrider.edge_client.mode_choice import ModeChoice, Way
 from outrider.edge_client.pipeline import RoundWindow
 from outrider.edge_client.proposer import Proposer
-from outrider.edge_client.remote_verifier import RemoteVerifier
 from outrider.edge_client.text import SessionText
+from outrider.edge_client.transport.remote_verifier import RemoteVerifier
 
 log = logging.getLogger(__name__)
 

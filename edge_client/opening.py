@@ -11,8 +11,8 @@ from outrider.common.types import Opened, OpenRequest, Origin, RoundError, Round
 from outrider.edge_client.core.events import SessionEvent
 from outrider.edge_client.core.options import Mode, OnTimeout
 from outrider.edge_client.decoding import Decoding
-from outrider.edge_client.remote_verifier import SessionLostError
 from outrider.edge_client.reverify import hold_against
+from outrider.edge_client.transport.remote_verifier import SessionLostError
 
 PROTOCOL_VERSION = 1
 _NO_DRAFT_THERE = RoundError(

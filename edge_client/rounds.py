@@ -20,10 +20,10 @@ from dataclasses import dataclass, field
 
 from outrider.common.alignment import extend_hash
 from outrider.common.types import CorrectionKind, Draft, TokenIds, Verdict, VerifyRequest
-from outrider.edge_client.exchange import FinalReply
 from outrider.edge_client.gate.gate import Judgement
 from outrider.edge_client.guesses import Branch
 from outrider.edge_client.text import SessionText
+from outrider.edge_client.transport.in_flight import FinalReply
 
 
 @dataclass(slots=True, eq=False)

@@ -28,13 +28,13 @@ from outrider.edge_client.drafting.base import DraftModel
 from outrider.edge_client.experience import Experience
 from outrider.edge_client.fallback import go_alone
 from outrider.edge_client.gate.gate import Gate
-from outrider.edge_client.lifeline import CancelledByUser
 from outrider.edge_client.opening import open_session
 from outrider.edge_client.pipeline import RoundWindow
 from outrider.edge_client.proposer import Proposer
-from outrider.edge_client.remote_verifier import RemoteVerifier
 from outrider.edge_client.speculative import SpeculativeLoop
 from outrider.edge_client.text import Decode, SessionText
+from outrider.edge_client.transport.connection import CancelledByUser
+from outrider.edge_client.transport.remote_verifier import RemoteVerifier
 
 _ALONE_AFTER_S = 1.0  # without a first connection, where the edge may begin by itself
 

@@ -25,11 +25,11 @@ from outrider.edge_client.gate.commit import keep_block
 from outrider.edge_client.guesses import Branch
 from outrider.edge_client.opening import open_session
 from outrider.edge_client.pipeline import MAX_UNANSWERED
-from outrider.edge_client.remote_verifier import Answer, SessionLostError, UnknownPrefixError
 from outrider.edge_client.reverify import hold_against, kept_for_round, num_behind, take_late_verdict
 from outrider.edge_client.round_request import make_request
 from outrider.edge_client.rounds import Round, RoundsInFlight
 from outrider.edge_client.text import SessionText
+from outrider.edge_client.transport.remote_verifier import Answer, SessionLostError, UnknownPrefixError
 from outrider.edge_client.verdicts import (
     agrees,
     can_choose,

@@ -32,12 +32,12 @@ from outrider.common.types import (
     VerifyRequest,
 )
 from outrider.edge_client.core.options import SessionOptions
-from outrider.edge_client.deadline import RoundDeadline
 from outrider.edge_client.depth.fixed import FixedDepth
 from outrider.edge_client.drafting.base import ShouldStop
-from outrider.edge_client.link.base import Traffic
-from outrider.edge_client.remote_verifier import RemoteVerifier
 from outrider.edge_client.session import EdgeSession
+from outrider.edge_client.transport.deadline import RoundDeadline
+from outrider.edge_client.transport.link.base import Traffic
+from outrider.edge_client.transport.remote_verifier import RemoteVerifier
 
 NUM_TOKENS, NUM_TEXTS, STRETCH = 2000, 12, 50
 _PROMPT = (90, 91)

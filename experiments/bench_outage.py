@@ -17,10 +17,10 @@ from typing import Any
 
 from outrider.common.errors import OutriderError
 from outrider.edge_client.assemble import Edge, create_edge
-from outrider.edge_client.breaker import PROBE_INTERVAL_S
 from outrider.edge_client.config import RunConfig
 from outrider.edge_client.core.events import MarkClearedEvent, RolledBackEvent, SessionEvent, TokenEvent
 from outrider.edge_client.session import EdgeSession
+from outrider.edge_client.transport.breaker import PROBE_INTERVAL_S
 from outrider.experiments.links.base import OpenLink, create_realisation
 from outrider.experiments.links.profile import LinkProfile, Outage
 from outrider.experiments.processes import running_verifier

@@ -17,10 +17,10 @@ from itertools import pairwise
 from pathlib import Path
 
 from outrider.common.types import CloseRequest, Verdict
-from outrider.edge_client.link.base import Connection
-from outrider.edge_client.link.grpc_link import GrpcLink
-from outrider.edge_client.link.security import PLAINTEXT, LinkSecurity
 from outrider.edge_client.session import new_session_id
+from outrider.edge_client.transport.link.base import Connection
+from outrider.edge_client.transport.link.grpc_link import GrpcLink
+from outrider.edge_client.transport.link.security import PLAINTEXT, LinkSecurity
 from outrider.experiments.command import run_command
 from outrider.experiments.dev_security import dev_security
 from outrider.experiments.load_recording import RecordedSession

@@ -16,7 +16,7 @@ from pathlib import Path
 from outrider.cloud_verifier.security.dev_certs import DevCertificates, make_dev_certificates
 from outrider.cloud_verifier.security.token_file import change_tokens
 from outrider.cloud_verifier.security.tokens import new_token
-from outrider.edge_client.link.security import LinkSecurity
+from outrider.edge_client.transport.link.security import LinkSecurity
 
 SERVER_NAME = "localhost"
 LIFETIME = timedelta(days=1)

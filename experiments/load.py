@@ -25,8 +25,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from outrider.common.errors import LinkError, UsageError
-from outrider.edge_client.link.grpc_link import GrpcLink
 from outrider.edge_client.session import new_session_id
+from outrider.edge_client.transport.link.grpc_link import GrpcLink
 from outrider.experiments.command import run_command
 from outrider.experiments.load_recording import Recording
 from outrider.experiments.load_report import LoadReport, Tally

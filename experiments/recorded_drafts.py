@@ -28,8 +28,8 @@ from outrider.common.types import (
     VerifyRequest,
 )
 from outrider.edge_client.drafting.base import DraftModel
-from outrider.edge_client.link.base import Connection
 from outrider.edge_client.session import new_session_id
+from outrider.edge_client.transport.link.base import Connection
 from outrider.experiments.command import run_command
 from outrider.experiments.load_recording import RecordedRound, RecordedSession, Recording
 from outrider.experiments.prompts import load_prompts
@@ -112,7 +112,7 @@ def record(
     on_session: Callable[[int], None] = lambda number: None,
 ) -> Recording:
     """One session after the other, each alone in the verifier: prompts and `samplings` in turn, own seeds."""
-    from outrider.edge_client.link.grpc_link import GrpcLink
+    from outrider.edge_client.transport.link.grpc_link import GrpcLink
 
     sessions = []
     model = GrpcLink(address, new_session_id()).describe(10.0)

@@ -97,8 +97,8 @@ def main(namespace: argparse.Namespace) -> int:
     from outrider.edge_client.calibration.measuring import ungated, with_variance
     from outrider.edge_client.calibration.passages import read_texts
     from outrider.edge_client.commands.configured import load_run_config
-    from outrider.edge_client.link.probe import probe
-    from outrider.edge_client.link.security import link_security
+    from outrider.edge_client.transport.link.probe import probe
+    from outrider.edge_client.transport.link.security import link_security
 
     loaded = load_run_config(namespace)
     has_target = loaded.origins["verifier"] != "default"

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 from outrider.common.errors import LinkError
 from outrider.common.types import ModelInfo, SessionRequest, SessionResponse
-from outrider.edge_client.link.base import Traffic
-from outrider.edge_client.link.stream import FRAME_BYTES
+from outrider.edge_client.transport.link.base import Traffic
+from outrider.edge_client.transport.link.stream import FRAME_BYTES
 from outrider.experiments.links.profile import LinkProfile
 from outrider.experiments.links.virtual import VirtualLink
 from outrider.experiments.simulator.sizes import request_bytes, response_bytes

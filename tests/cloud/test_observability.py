@@ -498,7 +498,7 @@ def test_debug_logs_for_a_person_hold_no_text_even_when_the_engine_fails(
 def test_without_a_provider_nothing_is_imported_or_sent() -> None:
     code = (
         "import sys; from outrider.common.process.tracing import find_tracer; "
-        "from outrider.edge_client.link.trace import SessionTrace; "
+        "from outrider.edge_client.transport.link.trace import SessionTrace; "
         "assert find_tracer() is None and SessionTrace('a:1', bytes(16)).begin().metadata == (); "
         "assert not [name for name in sys.modules if name.startswith('opentelemetry')]"
     )

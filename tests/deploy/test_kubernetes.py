@@ -27,7 +27,7 @@ from outrider.cloud_verifier.probe_port import LIVE, READY
 from outrider.cloud_verifier.server import LAST_ANSWERS_S, make_model_info
 from outrider.common.config.loader import load_config
 from outrider.common.pb import outrider_pb2
-from outrider.edge_client.link.balancing import SESSION_HEADER
+from outrider.edge_client.transport.link.balancing import SESSION_HEADER
 
 ROOT = Path(__file__).resolve().parents[2] / "deploy" / "kubernetes"
 SCHEMAS = Path(__file__).parent / "schemas"

@@ -20,11 +20,11 @@ from outrider.cloud_verifier.server import VerifierServer
 from outrider.common.errors import LinkError, LinkFaultError, UsageError
 from outrider.common.types import SamplingParams
 from outrider.edge_client.config import RunConfig
-from outrider.edge_client.link.grpc_link import GrpcLink
-from outrider.edge_client.link.probe import probe
-from outrider.edge_client.link.security import link_security
-from outrider.edge_client.link.targets import parse_target
 from outrider.edge_client.session import new_session_id
+from outrider.edge_client.transport.link.grpc_link import GrpcLink
+from outrider.edge_client.transport.link.probe import probe
+from outrider.edge_client.transport.link.security import link_security
+from outrider.edge_client.transport.link.targets import parse_target
 from outrider.experiments.dev_security import make_dev_security
 
 TIMEOUT_S = 5.0

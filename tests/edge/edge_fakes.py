@@ -37,14 +37,14 @@ from outrider.common.types import (
     VerifyRequest,
 )
 from outrider.edge_client.core.options import Mode, OnTimeout, SessionOptions
-from outrider.edge_client.deadline import RoundDeadline
 from outrider.edge_client.depth.base import DepthPolicy
 from outrider.edge_client.depth.fixed import FixedDepth
 from outrider.edge_client.drafting.base import ShouldStop, ended
 from outrider.edge_client.gate.gate import Gate
-from outrider.edge_client.link.base import Traffic
-from outrider.edge_client.remote_verifier import RemoteVerifier
 from outrider.edge_client.session import EdgeSession
+from outrider.edge_client.transport.deadline import RoundDeadline
+from outrider.edge_client.transport.link.base import Traffic
+from outrider.edge_client.transport.remote_verifier import RemoteVerifier
 
 EOS = 0
 PROMPT = (90, 91)

@@ -34,7 +34,7 @@ from outrider.common.types import (
     VerifyRequest,
 )
 from outrider.edge_client.drafting.base import ShouldStop, ended
-from outrider.edge_client.link.base import Traffic
+from outrider.edge_client.transport.link.base import Traffic
 
 
 class VirtualClock:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from outrider.common.types import Origin
-from outrider.edge_client.breaker import BreakerState, CircuitBreaker
 from outrider.edge_client.core.stats import RoundRecord, SessionStats, acceptance_per_position
-from outrider.edge_client.deadline import RoundDeadline
+from outrider.edge_client.transport.breaker import BreakerState, CircuitBreaker
+from outrider.edge_client.transport.deadline import RoundDeadline
 
 
 class Clock:

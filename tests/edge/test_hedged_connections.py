@@ -14,12 +14,12 @@ from support.server import serving
 
 from outrider.common.errors import LinkError
 from outrider.common.types import ModelInfo, Opened, OpenRequest, SamplingParams, Verdict, VerifyRequest
-from outrider.edge_client import prober as prober_module
-from outrider.edge_client.breaker import CircuitBreaker
-from outrider.edge_client.lifeline import Lifeline
-from outrider.edge_client.link.base import Traffic
-from outrider.edge_client.link.grpc_link import GrpcLink
-from outrider.edge_client.prober import Prober
+from outrider.edge_client.transport import reconnect as prober_module
+from outrider.edge_client.transport.breaker import CircuitBreaker
+from outrider.edge_client.transport.connection import Lifeline
+from outrider.edge_client.transport.link.base import Traffic
+from outrider.edge_client.transport.link.grpc_link import GrpcLink
+from outrider.edge_client.transport.reconnect import Prober
 
 PATIENCE_S = 10.0  # of these tests with a thread; nothing is waited for so long unless something is broken
 

@@ -25,14 +25,14 @@ from outrider.common.types import (
     StopParams,
 )
 from outrider.edge_client.core.options import Mode, OnTimeout, SessionOptions
-from outrider.edge_client.deadline import RoundDeadline
 from outrider.edge_client.depth.fixed import FixedDepth
-from outrider.edge_client.link.base import CallRejectedError
-from outrider.edge_client.link.grpc_link import GrpcLink
 from outrider.edge_client.mode_choice import ModeChoice, Way
 from outrider.edge_client.pipeline import RoundWindow
-from outrider.edge_client.remote_verifier import RemoteVerifier
 from outrider.edge_client.session import EdgeSession, SessionResult, new_session_id
+from outrider.edge_client.transport.deadline import RoundDeadline
+from outrider.edge_client.transport.link.base import CallRejectedError
+from outrider.edge_client.transport.link.grpc_link import GrpcLink
+from outrider.edge_client.transport.remote_verifier import RemoteVerifier
 
 PROMPT = (5, 6, 7)
 

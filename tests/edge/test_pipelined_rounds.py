@@ -28,15 +28,15 @@ from outrider.common.types import (
     Verdict,
 )
 from outrider.edge_client.core.options import Mode, OnTimeout, SessionOptions
-from outrider.edge_client.deadline import RoundDeadline
 from outrider.edge_client.depth.base import DepthPolicy
 from outrider.edge_client.depth.fixed import FixedDepth
 from outrider.edge_client.experience import Experience
 from outrider.edge_client.gate.gate import Gate
 from outrider.edge_client.mode_choice import ModeChoice, Way
 from outrider.edge_client.pipeline import RoundWindow
-from outrider.edge_client.remote_verifier import RemoteVerifier
 from outrider.edge_client.session import EdgeSession, SessionResult
+from outrider.edge_client.transport.deadline import RoundDeadline
+from outrider.edge_client.transport.remote_verifier import RemoteVerifier
 from outrider.experiments.watched import watched
 
 HANGS_S = 60.0  # a session of some milliseconds

@@ -22,14 +22,14 @@ from support.fakes import FakeBackend
 
 from outrider.common.types import Draft, Method, SamplingParams, StopParams, Support
 from outrider.edge_client.core.options import OnTimeout, SessionOptions
-from outrider.edge_client.deadline import RoundDeadline
 from outrider.edge_client.depth.fixed import FixedDepth
 from outrider.edge_client.drafting.base import ShouldStop
 from outrider.edge_client.drafting.onnx_runner import Rows
 from outrider.edge_client.drafting.sampler import DraftSampler
 from outrider.edge_client.pipeline import RoundWindow
-from outrider.edge_client.remote_verifier import RemoteVerifier
 from outrider.edge_client.session import EdgeSession
+from outrider.edge_client.transport.deadline import RoundDeadline
+from outrider.edge_client.transport.remote_verifier import RemoteVerifier
 
 SIZE, ALPHA, LEAST_EXPECTED = 6, 0.001, 5
 NUM_TEXTS, NUM_SLOW_TEXTS, NUM_NEW = 120, 10_000, 8

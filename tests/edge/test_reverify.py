@@ -40,16 +40,16 @@ from outrider.edge_client.core.events import (
 )
 from outrider.edge_client.core.options import Mode, OnTimeout, SessionOptions
 from outrider.edge_client.daemon.generation import Generation
-from outrider.edge_client.deadline import RoundDeadline
 from outrider.edge_client.depth.fixed import FixedDepth
 from outrider.edge_client.gate.gate import GateUse
-from outrider.edge_client.link.base import Connection
 from outrider.edge_client.method_options import check_method
 from outrider.edge_client.mode_choice import ModeChoice, Way
 from outrider.edge_client.pipeline import RoundWindow
-from outrider.edge_client.remote_verifier import RemoteVerifier
 from outrider.edge_client.reverify import hold_back
 from outrider.edge_client.session import EdgeSession, SessionResult
+from outrider.edge_client.transport.deadline import RoundDeadline
+from outrider.edge_client.transport.link.base import Connection
+from outrider.edge_client.transport.remote_verifier import RemoteVerifier
 
 NEW = TARGET[2:]
 WRONG_FROM_3 = [*TARGET[:3], 77, 78, *TARGET[5:]]

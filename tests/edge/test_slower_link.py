@@ -6,9 +6,9 @@ import pytest
 
 from outrider.common.errors import RoundTimeoutError
 from outrider.common.types import CorrectionKind, ModelInfo, SessionRequest, Verdict, VerifyRequest
-from outrider.edge_client.deadline import RoundDeadline
-from outrider.edge_client.link.base import Traffic
-from outrider.edge_client.remote_verifier import RemoteVerifier
+from outrider.edge_client.transport.deadline import RoundDeadline
+from outrider.edge_client.transport.link.base import Traffic
+from outrider.edge_client.transport.remote_verifier import RemoteVerifier
 
 
 class SlowingLink:

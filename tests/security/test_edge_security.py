@@ -28,12 +28,12 @@ from outrider.common.errors import LinkError, LinkFaultError, UsageError
 from outrider.common.types import OpenRequest, SamplingParams
 from outrider.edge_client.cli import main
 from outrider.edge_client.config import RunConfig
-from outrider.edge_client.lifeline import Lifeline
-from outrider.edge_client.link.base import CallRejectedError
-from outrider.edge_client.link.channel import open_channel
-from outrider.edge_client.link.diagnosis import diagnose
-from outrider.edge_client.link.grpc_link import GrpcLink
-from outrider.edge_client.link.security import PLAINTEXT, LinkSecurity, link_security
+from outrider.edge_client.transport.connection import Lifeline
+from outrider.edge_client.transport.link.base import CallRejectedError
+from outrider.edge_client.transport.link.channel import open_channel
+from outrider.edge_client.transport.link.diagnosis import diagnose
+from outrider.edge_client.transport.link.grpc_link import GrpcLink
+from outrider.edge_client.transport.link.security import PLAINTEXT, LinkSecurity, link_security
 from outrider.experiments.dev_security import DevSecurity, make_dev_security
 
 SESSION_ID = bytes(range(16))

@@ -7,9 +7,9 @@ from queue import Empty
 
 import pytest
 
-import outrider.edge_client.lifeline
-import outrider.edge_client.prober
-from outrider.edge_client.remote_verifier import RemoteVerifier
+import outrider.edge_client.transport.connection
+import outrider.edge_client.transport.reconnect
+from outrider.edge_client.transport.remote_verifier import RemoteVerifier
 from outrider.experiments.simulator.product import product_in
 from outrider.experiments.simulator.standins import SeededSecrets, VirtualEvent, VirtualPool, VirtualThreading
 from outrider.experiments.simulator.world import VirtualQueue, Waiting, World
@@ -137,10 +137,13 @@ def test_secrets_are_the_same_for_the_same_seed():
 
 
 def test_the_product_lives_in_virtual_time_inside_and_in_real_time_after(world):
-    real = outrider.edge_client.lifeline.time, RemoteVerifier.__init__.__kwdefaults__["clock"]
+    real = outrider.edge_client.transport.connection.time, RemoteVerifier.__init__.__kwdefaults__["clock"]
     with product_in(world, 1, lambda *_: None, lambda *_: None):
-        assert outrider.edge_client.lifeline.time.monotonic() == world.now_s == 0.0
+        assert outrider.edge_client.transport.connection.time.monotonic() == world.now_s == 0.0
         assert RemoteVerifier.__init__.__kwdefaults__["clock"]() == 0.0
-        assert outrider.edge_client.prober.SimpleQueue is not real
-    assert (outrider.edge_client.lifeline.time, RemoteVerifier.__init__.__kwdefaults__["clock"]) == real
-    assert outrider.edge_client.lifeline.time is time
+        assert outrider.edge_client.transport.reconnect.SimpleQueue is not real
+    assert (
+        outrider.edge_client.transport.connection.time,
+        RemoteVerifier.__init__.__kwdefaults__["clock"],
+    ) == real
+    assert outrider.edge_client.transport.connection.time is time

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from outrider.common.errors import LinkError
 from outrider.common.types import SessionRequest, SessionResponse, Verdict, VerifyRequest
-from outrider.edge_client.link.base import Connection, VerifierLink
+from outrider.edge_client.transport.link.base import Connection, VerifierLink
 
 
 @dataclass

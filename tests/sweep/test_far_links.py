@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from outrider.edge_client.link.channel import open_channel
+from outrider.edge_client.transport.link.channel import open_channel
 from outrider.experiments.links.base import create_realisation
 from outrider.experiments.links.profiles import LinkProfile
 from outrider.experiments.processes import start_server

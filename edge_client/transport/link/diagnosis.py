@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from outrider.common.errors import UsageError
-from outrider.edge_client.link.security import LinkSecurity
-from outrider.edge_client.link.targets import parse_target
+from outrider.edge_client.transport.link.security import LinkSecurity
+from outrider.edge_client.transport.link.targets import parse_target
 
 # OpenSSL's numbers (X509_V_ERR_...).
 _NOT_YET_VALID, _EXPIRED, _WRONG_NAME, _WRONG_IP = 9, 10, 62, 64

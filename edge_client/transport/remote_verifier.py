@@ -1,7 +1,7 @@
 """Openings, rounds and generations, each into its final answer: deadlines, refusals, errors by their meaning.
 
 What must change the text (a rebuild, a fallback token) is the session's business, told by exception. How jobs
-travel, and travel again after a lost connection, is `outrider.edge_client.exchange`.
+travel, and travel again after a lost connection, is `outrider.edge_client.transport.in_flight`.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from outrider.common.types import (
     Verdict,
     VerifyRequest,
 )
-from outrider.edge_client.deadline import RoundDeadline
-from outrider.edge_client.exchange import Exchange, FinalReply
-from outrider.edge_client.lifeline import Lifeline
-from outrider.edge_client.link.base import Connection, VerifierLink
+from outrider.edge_client.transport.connection import Lifeline
+from outrider.edge_client.transport.deadline import RoundDeadline
+from outrider.edge_client.transport.in_flight import Exchange, FinalReply
+from outrider.edge_client.transport.link.base import Connection, VerifierLink
 
 CLOSE_TIMEOUT_S = 0.3
 OPEN_ATTEMPT_S = 5.0  # an opening that computes says so earlier, by `Progress`

@@ -26,10 +26,10 @@ from outrider.common.types import (
     SessionResponse,
     VerifyRequest,
 )
-from outrider.edge_client.link.base import CallRejectedError, Traffic
-from outrider.edge_client.link.calls import CallSettings
-from outrider.edge_client.link.stream import FRAME_BYTES
-from outrider.edge_client.link.trace import ConnectionSpan
+from outrider.edge_client.transport.link.base import CallRejectedError, Traffic
+from outrider.edge_client.transport.link.calls import CallSettings
+from outrider.edge_client.transport.link.stream import FRAME_BYTES
+from outrider.edge_client.transport.link.trace import ConnectionSpan
 
 _SERVICE = "/outrider.v1.Verifier/"
 

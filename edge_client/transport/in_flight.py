@@ -20,8 +20,8 @@ from outrider.common.types import (
     Verdict,
     VerifyRequest,
 )
-from outrider.edge_client.lifeline import Lifeline
-from outrider.edge_client.link.base import Connection
+from outrider.edge_client.transport.connection import Lifeline
+from outrider.edge_client.transport.link.base import Connection
 
 _MAX_ATTEMPT_S = 10.0
 _MAX_TIMED_OUT = 32  # as many as the verifier keeps replies of

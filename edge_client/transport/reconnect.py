@@ -15,8 +15,8 @@ from collections.abc import Callable
 from queue import Empty, SimpleQueue
 
 from outrider.common.errors import LinkError, LinkFaultError, OutriderError
-from outrider.edge_client.breaker import CircuitBreaker
-from outrider.edge_client.link.base import Connection, VerifierLink
+from outrider.edge_client.transport.breaker import CircuitBreaker
+from outrider.edge_client.transport.link.base import Connection, VerifierLink
 
 log = logging.getLogger(__name__)
 

@@ -9,9 +9,9 @@ from collections.abc import Callable
 
 from outrider.common.errors import LinkError, LinkFaultError, RoundTimeoutError
 from outrider.common.types import SessionRequest, SessionResponse
-from outrider.edge_client.breaker import CircuitBreaker
-from outrider.edge_client.link.base import Connection, Traffic, VerifierLink
-from outrider.edge_client.prober import Prober
+from outrider.edge_client.transport.breaker import CircuitBreaker
+from outrider.edge_client.transport.link.base import Connection, Traffic, VerifierLink
+from outrider.edge_client.transport.reconnect import Prober
 
 log = logging.getLogger(__name__)
 

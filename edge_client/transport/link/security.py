@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Protocol
 
 from outrider.common.errors import UsageError
-from outrider.edge_client.link.targets import check_names, parse_target
+from outrider.edge_client.transport.link.targets import check_names, parse_target
 
 _TOKEN_BEGINS = "outrider_"
 Metadata = tuple[tuple[str, str], ...]

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 import grpc
 
 from outrider.common.errors import LinkError, OutriderError, UsageError
-from outrider.edge_client.link.balancing import SESSION_HEADER
-from outrider.edge_client.link.channel import translate
-from outrider.edge_client.link.security import LinkSecurity, Metadata
+from outrider.edge_client.transport.link.balancing import SESSION_HEADER
+from outrider.edge_client.transport.link.channel import translate
+from outrider.edge_client.transport.link.security import LinkSecurity, Metadata
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,9 +18,9 @@ from outrider.common import codec
 from outrider.common.errors import InvalidFieldError, LinkError, OutriderError
 from outrider.common.pb import outrider_pb2 as pb
 from outrider.common.types import SessionRequest, SessionResponse
-from outrider.edge_client.link.base import CallRejectedError, Traffic
-from outrider.edge_client.link.calls import CallSettings
-from outrider.edge_client.link.trace import ConnectionSpan
+from outrider.edge_client.transport.link.base import CallRejectedError, Traffic
+from outrider.edge_client.transport.link.calls import CallSettings
+from outrider.edge_client.transport.link.trace import ConnectionSpan
 
 METHOD = "/outrider.v1.Verifier/Session"
 DESCRIBE = "/outrider.v1.Verifier/Describe"

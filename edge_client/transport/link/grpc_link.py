@@ -8,14 +8,14 @@ from outrider.common import codec
 from outrider.common.errors import LinkFaultError, UsageError
 from outrider.common.pb import outrider_pb2 as pb
 from outrider.common.types import ModelInfo
-from outrider.edge_client.link.base import Connection, Traffic
-from outrider.edge_client.link.calls import CallSettings
-from outrider.edge_client.link.channel import open_channel, translate
-from outrider.edge_client.link.security import PLAINTEXT, LinkSecurity
-from outrider.edge_client.link.stream import StreamConnection
-from outrider.edge_client.link.targets import parse_target
-from outrider.edge_client.link.trace import SessionTrace
-from outrider.edge_client.link.unary import UnaryConnection
+from outrider.edge_client.transport.link.base import Connection, Traffic
+from outrider.edge_client.transport.link.calls import CallSettings
+from outrider.edge_client.transport.link.channel import open_channel, translate
+from outrider.edge_client.transport.link.security import PLAINTEXT, LinkSecurity
+from outrider.edge_client.transport.link.stream import StreamConnection
+from outrider.edge_client.transport.link.targets import parse_target
+from outrider.edge_client.transport.link.trace import SessionTrace
+from outrider.edge_client.transport.link.unary import UnaryConnection
 
 TRANSPORTS: dict[str, type[StreamConnection] | type[UnaryConnection]] = {
     "stream": StreamConnection,
@@ -24,7 +24,7 @@ TRANSPORTS: dict[str, type[StreamConnection] | type[UnaryConnection]] = {
 
 
 class GrpcLink:
-    """`address` as `outrider.edge_client.link.targets` has it, `transport` is "stream" or "unary".
+    """`address` as `outrider.edge_client.transport.link.targets` has it, `transport` is "stream" or "unary".
 
     Raises `UsageError` for another, and for a malformed address.
     """

@@ -1,4 +1,4 @@
-"""The circuit breaker of the link. Pure: it only decides; `outrider.edge_client.prober` connects."""
+"""The circuit breaker of the link. Pure: it only decides; `outrider.edge_client.transport.reconnect` connects."""
 
 from __future__ import annotations
 

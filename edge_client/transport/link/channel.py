@@ -8,11 +8,11 @@ from typing import Any
 import grpc
 
 from outrider.common.errors import LinkError, LinkFaultError, OutriderError
-from outrider.edge_client.link.balancing import knock, ring_options
-from outrider.edge_client.link.base import CallRejectedError
-from outrider.edge_client.link.diagnosis import diagnose
-from outrider.edge_client.link.security import PLAINTEXT, LinkSecurity
-from outrider.edge_client.link.targets import VerifierTarget, parse_target
+from outrider.edge_client.transport.link.balancing import knock, ring_options
+from outrider.edge_client.transport.link.base import CallRejectedError
+from outrider.edge_client.transport.link.diagnosis import diagnose
+from outrider.edge_client.transport.link.security import PLAINTEXT, LinkSecurity
+from outrider.edge_client.transport.link.targets import VerifierTarget, parse_target
 
 MAX_MESSAGE_BYTES = 64 << 20
 _DIAGNOSIS_S = 1.0

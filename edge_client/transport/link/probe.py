@@ -11,9 +11,9 @@ import grpc
 from outrider.common import codec
 from outrider.common.pb import outrider_pb2 as pb
 from outrider.common.types import ModelInfo
-from outrider.edge_client.link.balancing import SESSION_HEADER
-from outrider.edge_client.link.channel import open_channel, translate
-from outrider.edge_client.link.security import PLAINTEXT, LinkSecurity
+from outrider.edge_client.transport.link.balancing import SESSION_HEADER
+from outrider.edge_client.transport.link.channel import open_channel, translate
+from outrider.edge_client.transport.link.security import PLAINTEXT, LinkSecurity
 
 _TIME_KEY = "x-outrider-time-ms"
 
