@@ -17,7 +17,7 @@ from outrider.edge_client.config import RunConfig, default_draft_dir
 from outrider.edge_client.core.options import Mode, OnTimeout, SessionOptions
 from outrider.edge_client.depth.registry import create_depth_policy
 from outrider.edge_client.drafting.base import DraftModel
-from outrider.edge_client.drafting.dropout_cost import DropoutCost
+from outrider.edge_client.drafting.onnx.dropout_cost import DropoutCost
 from outrider.edge_client.drafting.registry import WITHOUT_MODEL, create_draft_model
 from outrider.edge_client.experience import Experience
 from outrider.edge_client.gate.settings import create_gate, gate_settings
@@ -170,7 +170,7 @@ def _create_draft(config: RunConfig, directory: Path, tokenizer: EdgeTokenizer) 
 def _dropout_cost(draft: DraftModel | None) -> DropoutCost | None:
     if draft is None or "variance" not in draft.signal_names:
         return None
-    from outrider.edge_client.drafting.onnx_model import OnnxDraftModel
+    from outrider.edge_client.drafting.onnx.model import OnnxDraftModel
 
     return draft.dropout_cost() if isinstance(draft, OnnxDraftModel) else None
 

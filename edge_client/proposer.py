@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from outrider.common.types import Draft, Signals, TokenIds
 from outrider.edge_client.depth.base import DepthPolicy
-from outrider.edge_client.drafter import Drafter
 from outrider.edge_client.drafting.base import ShouldStop, Stop
+from outrider.edge_client.drafting.drafter import Drafter
 from outrider.edge_client.gate.gate import Gate, Judgement
 from outrider.edge_client.gate.rules import CONTEXT_TOKENS
 from outrider.edge_client.text import SessionText

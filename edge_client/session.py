@@ -23,8 +23,8 @@ from outrider.edge_client.core.stats import SessionStats
 from outrider.edge_client.decoding import Decoding
 from outrider.edge_client.depth.base import DepthPolicy
 from outrider.edge_client.depth.fixed import FixedDepth
-from outrider.edge_client.drafter import Drafter
 from outrider.edge_client.drafting.base import DraftModel
+from outrider.edge_client.drafting.drafter import Drafter
 from outrider.edge_client.experience import Experience
 from outrider.edge_client.fallback import go_alone
 from outrider.edge_client.gate.gate import Gate

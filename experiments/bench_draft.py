@@ -15,8 +15,8 @@ from pathlib import Path
 import numpy as np
 
 from outrider.common.types import SamplingParams
-from outrider.edge_client.drafting.onnx_model import OnnxDraftModel
-from outrider.edge_client.drafting.onnx_sequence import OnnxDraftSequence
+from outrider.edge_client.drafting.onnx.model import OnnxDraftModel
+from outrider.edge_client.drafting.onnx.sequence import OnnxDraftSequence
 from outrider.models import EMBEDDED
 
 EMBEDDED_DRAFT = EMBEDDED / "draft"

@@ -19,7 +19,7 @@ from typing import Any
 
 from outrider.common.costmodel import LinkCosts, ModelCosts, tokens_per_s
 from outrider.edge_client.core.options import Mode
-from outrider.edge_client.drafting.onnx_model import OnnxDraftModel
+from outrider.edge_client.drafting.onnx.model import OnnxDraftModel
 from outrider.edge_client.session import SessionResult
 from outrider.edge_client.tokenization.tokenizer import EdgeTokenizer
 from outrider.experiments.bench_draft import measure_draft

@@ -18,10 +18,10 @@ from typing import Any
 from unittest import mock
 
 from outrider.common.types import SamplingParams
-from outrider.edge_client.drafting import sampler
-from outrider.edge_client.drafting.dropout_graph import add_dropout
-from outrider.edge_client.drafting.onnx_model import OnnxDraftModel
-from outrider.edge_client.drafting.onnx_sequence import OnnxDraftSequence
+from outrider.edge_client.drafting.export.dropout_graph import add_dropout
+from outrider.edge_client.drafting.onnx import sampler
+from outrider.edge_client.drafting.onnx.model import OnnxDraftModel
+from outrider.edge_client.drafting.onnx.sequence import OnnxDraftSequence
 from outrider.experiments.bench_draft import EMBEDDED_DRAFT, GREEDY, SAMPLED, TOKENS_A_ROUND, make_sequence
 from outrider.experiments.random_draft import export_random_draft
 from outrider.experiments.results import Measure, at_most, judged

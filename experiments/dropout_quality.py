@@ -21,9 +21,9 @@ from numpy.typing import NDArray
 
 from outrider.common.types import SamplingParams, TokenIds
 from outrider.edge_client.core.options import Mode
-from outrider.edge_client.drafting.dropout import DEFAULT_RATE, Candidates
-from outrider.edge_client.drafting.dropout_graph import add_dropout
-from outrider.edge_client.drafting.onnx_model import OnnxDraftModel
+from outrider.edge_client.drafting.export.dropout_graph import add_dropout
+from outrider.edge_client.drafting.onnx.dropout import DEFAULT_RATE, Candidates
+from outrider.edge_client.drafting.onnx.model import OnnxDraftModel
 from outrider.edge_client.tokenization.tokenizer import EdgeTokenizer
 from outrider.experiments.command import run_command
 from outrider.experiments.decoding import Case, Decoder

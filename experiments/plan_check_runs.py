@@ -80,7 +80,7 @@ def decoding(
         with running_synthetic(pair) as verifier:
             yield verifier.address, lambda address: Decoder(address, SyntheticDraft(pair), tokenizer)
         return
-    from outrider.edge_client.drafting.onnx_model import OnnxDraftModel
+    from outrider.edge_client.drafting.onnx.model import OnnxDraftModel
 
     tokenizer = EdgeTokenizer(EMBEDDED / "draft" / "tokenizer.json")
     flags = ("--min-forward-ms", str(min_forward_ms), "--log-level", "warning")

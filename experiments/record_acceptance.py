@@ -19,7 +19,7 @@ import numpy as np
 from outrider.common.types import SamplingParams, TokenIds
 from outrider.edge_client.core.options import Mode
 from outrider.edge_client.drafting.base import DraftModel, KeepsRunnerUps
-from outrider.edge_client.drafting.onnx_model import OnnxDraftModel
+from outrider.edge_client.drafting.onnx.model import OnnxDraftModel
 from outrider.edge_client.tokenization.tokenizer import EdgeTokenizer
 from outrider.experiments.acceptance_traces import MAX_DEPTH, RECORDED, TextTrace, TraceSet, save_traces
 from outrider.experiments.command import run_command

@@ -141,7 +141,7 @@ def record(
 
 def record_embedded(address: str, *, num_sessions: int = 32, num_rounds: int = 24) -> Recording:
     """The embedded draft and prompts against the verifier at `address`; shows progress."""
-    from outrider.edge_client.drafting.onnx_model import OnnxDraftModel
+    from outrider.edge_client.drafting.onnx.model import OnnxDraftModel
     from outrider.edge_client.tokenization.tokenizer import EdgeTokenizer
     from outrider.models import EMBEDDED
 

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from outrider.common.types import SamplingParams, TokenIds
 from outrider.edge_client.drafting.base import DraftModel
-from outrider.edge_client.drafting.onnx_model import OnnxDraftModel
+from outrider.edge_client.drafting.onnx.model import OnnxDraftModel
 from outrider.edge_client.tokenization.tokenizer import EdgeTokenizer
 from outrider.experiments.acceptance_traces import TextTrace, load_traces
 from outrider.experiments.command import run_command

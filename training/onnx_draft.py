@@ -5,8 +5,8 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from outrider.edge_client.drafting.onnx_model import import_onnxruntime
-from outrider.edge_client.drafting.onnx_runner import OnnxRunner
+from outrider.edge_client.drafting.onnx.model import import_onnxruntime
+from outrider.edge_client.drafting.onnx.runner import OnnxRunner
 from outrider.edge_client.drafting.spec import GRAPH_FILE, read_spec
 
 

@@ -166,8 +166,8 @@ def _run_fields(config: PairConfig, minutes: float | None, tokens: int | None) -
 
 def install(config: PairConfig) -> bool:
     """Export the draft to INT4 and put everything into `out`."""
-    from outrider.edge_client.drafting.dropout_graph import add_dropout
-    from outrider.edge_client.drafting.export import export_draft
+    from outrider.edge_client.drafting.export.command import export_draft
+    from outrider.edge_client.drafting.export.dropout_graph import add_dropout
 
     target = config.out / "target"
     shutil.rmtree(target, ignore_errors=True)

@@ -1,4 +1,4 @@
-"""INT4 in the training loop: the rounding of `outrider.edge_client.drafting.quantize`, in torch, with a
+"""INT4 in the training loop: the rounding of `outrider.edge_client.drafting.export.quantize`, in torch, with a
 straight-through gradient.
 """
 

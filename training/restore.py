@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from outrider.edge_client.drafting.quantize import BLOCK_SIZE, Float32, QuantizedMatrix
+from outrider.edge_client.drafting.export.quantize import BLOCK_SIZE, Float32, QuantizedMatrix
 from outrider.edge_client.drafting.spec import GRAPH_FILE, DraftSpec, read_spec
 from outrider.training.drafts import copy_tokenizer
 from outrider.training.model import ModelConfig, create_model, save_model

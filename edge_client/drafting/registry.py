@@ -22,7 +22,7 @@ class DraftSettings:
 
 
 def _create_onnx(directory: Path, settings: DraftSettings) -> DraftModel:
-    from outrider.edge_client.drafting.onnx_model import OnnxDraftModel
+    from outrider.edge_client.drafting.onnx.model import OnnxDraftModel
 
     return OnnxDraftModel.open(directory, threads=settings.threads, has_variance=settings.has_variance)
 

@@ -26,7 +26,7 @@ import numpy as np
 from outrider.edge_client.config import RunConfig
 from outrider.edge_client.core.options import Mode
 from outrider.edge_client.core.stats import RoundRecord
-from outrider.edge_client.drafting.onnx_model import OnnxDraftModel
+from outrider.edge_client.drafting.onnx.model import OnnxDraftModel
 from outrider.edge_client.session import new_session_id
 from outrider.edge_client.transport.link.grpc_link import GrpcLink
 from outrider.experiments.processes import running_verifier

@@ -20,8 +20,8 @@ from support.decoding import decode
 from support.models import make_tiny_target
 
 from outrider.common.types import CancelRequest, Draining, SamplingParams
-from outrider.edge_client.drafting.export import export_draft
-from outrider.edge_client.drafting.onnx_model import OnnxDraftModel
+from outrider.edge_client.drafting.export.command import export_draft
+from outrider.edge_client.drafting.onnx.model import OnnxDraftModel
 from outrider.edge_client.session import SessionResult, new_session_id
 from outrider.edge_client.transport.link.grpc_link import GrpcLink
 from outrider.experiments.processes import VerifierProcess, start_server, start_verifier

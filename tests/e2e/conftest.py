@@ -12,8 +12,8 @@ from support.mortal import MortalVerifier
 from support.pairs import Pair
 
 from outrider.edge_client.drafting.base import DraftModel
-from outrider.edge_client.drafting.export import export_draft
-from outrider.edge_client.drafting.onnx_model import OnnxDraftModel
+from outrider.edge_client.drafting.export.command import export_draft
+from outrider.edge_client.drafting.onnx.model import OnnxDraftModel
 from outrider.experiments.processes import VerifierProcess, running_verifier
 
 

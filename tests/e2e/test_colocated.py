@@ -21,7 +21,7 @@ from outrider.common.errors import LinkError, RoundFailedError
 from outrider.common.types import GeneratedTokens, Origin, SamplingParams, SessionResponse, StopParams
 from outrider.edge_client.core.options import Mode
 from outrider.edge_client.drafting.base import DraftModel
-from outrider.edge_client.drafting.onnx_model import OnnxDraftModel
+from outrider.edge_client.drafting.onnx.model import OnnxDraftModel
 from outrider.edge_client.session import SessionResult
 from outrider.edge_client.tokenization.tokenizer import EdgeTokenizer
 from outrider.edge_client.transport.link.base import Connection, VerifierLink

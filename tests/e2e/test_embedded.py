@@ -15,8 +15,8 @@ from support.pairs import EMBEDDED
 
 from outrider.common.types import SamplingParams
 from outrider.edge_client.drafting.base import DraftModel
-from outrider.edge_client.drafting.export import export_draft
-from outrider.edge_client.drafting.onnx_model import OnnxDraftModel
+from outrider.edge_client.drafting.export.command import export_draft
+from outrider.edge_client.drafting.onnx.model import OnnxDraftModel
 from outrider.edge_client.tokenization.tokenizer import EdgeTokenizer
 from outrider.experiments.processes import VerifierProcess, running_verifier
 from outrider.experiments.prompts import load_prompts

@@ -29,7 +29,7 @@ from outrider.common.types import (
 )
 from outrider.edge_client.core.options import OnTimeout
 from outrider.edge_client.drafting.base import DraftModel
-from outrider.edge_client.drafting.onnx_model import OnnxDraftModel
+from outrider.edge_client.drafting.onnx.model import OnnxDraftModel
 from outrider.edge_client.drafting.prompt_lookup import PromptLookupModel
 from outrider.edge_client.session import SessionResult
 from outrider.edge_client.tokenization.tokenizer import EdgeTokenizer

@@ -30,7 +30,7 @@ from outrider.edge_client.depth.ratio import RatioDepth
 from outrider.edge_client.depth.registry import DEPTH_POLICIES, create_depth_policy
 from outrider.edge_client.depth.window import WindowDepth
 from outrider.edge_client.drafting.base import ShouldStop, Stop
-from outrider.edge_client.drafting.onnx_model import OnnxDraftModel
+from outrider.edge_client.drafting.onnx.model import OnnxDraftModel
 from outrider.edge_client.drafting.prompt_lookup import PromptLookupModel
 from outrider.experiments.acceptance_traces import signals_of
 

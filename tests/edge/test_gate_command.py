@@ -18,8 +18,8 @@ from outrider.cloud_verifier.engine import Engine
 from outrider.common.types import Origin, SamplingParams, Signals, VerifyRequest
 from outrider.edge_client.cli import main
 from outrider.edge_client.drafting.base import Stop
-from outrider.edge_client.drafting.dropout_graph import add_dropout
-from outrider.edge_client.drafting.onnx_model import OnnxDraftModel
+from outrider.edge_client.drafting.export.dropout_graph import add_dropout
+from outrider.edge_client.drafting.onnx.model import OnnxDraftModel
 from outrider.edge_client.gate.file import GateFile, write_gate_file
 from outrider.edge_client.tokenization.tokenizer import EdgeTokenizer
 

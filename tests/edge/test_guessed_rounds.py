@@ -26,8 +26,8 @@ from outrider.common.types import (
     StopParams,
     Verdict,
 )
-from outrider.edge_client.drafting.onnx_runner import Rows
-from outrider.edge_client.drafting.sampler import DraftSampler
+from outrider.edge_client.drafting.onnx.runner import Rows
+from outrider.edge_client.drafting.onnx.sampler import DraftSampler
 from outrider.edge_client.guesses import Branches, GuessRates
 
 STOP = StopParams(max_new_tokens=50, ignore_eos=True)

@@ -24,8 +24,8 @@ from outrider.common.types import Draft, Method, SamplingParams, StopParams, Sup
 from outrider.edge_client.core.options import OnTimeout, SessionOptions
 from outrider.edge_client.depth.fixed import FixedDepth
 from outrider.edge_client.drafting.base import ShouldStop
-from outrider.edge_client.drafting.onnx_runner import Rows
-from outrider.edge_client.drafting.sampler import DraftSampler
+from outrider.edge_client.drafting.onnx.runner import Rows
+from outrider.edge_client.drafting.onnx.sampler import DraftSampler
 from outrider.edge_client.pipeline import RoundWindow
 from outrider.edge_client.session import EdgeSession
 from outrider.edge_client.transport.deadline import RoundDeadline

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from outrider.common.types import SamplingParams
-from outrider.edge_client.drafting.onnx_model import OnnxDraftModel
+from outrider.edge_client.drafting.onnx.model import OnnxDraftModel
 from outrider.experiments.bench_draft import EMBEDDED_DRAFT
 from outrider.experiments.bench_signals import Cost, make_measures, measure_draft
 from outrider.experiments.dropout_quality import NAMES, auc, judge_texts

@@ -32,8 +32,8 @@ from outrider.common.types import (
     Verdict,
     VerifyRequest,
 )
-from outrider.edge_client.drafting.onnx_runner import Rows
-from outrider.edge_client.drafting.sampler import DraftSampler
+from outrider.edge_client.drafting.onnx.runner import Rows
+from outrider.edge_client.drafting.onnx.sampler import DraftSampler
 
 PROMPT: TokenIds = (0,)
 EOS: TokenIds = (2,)  # ends no text here, but a minimum length masks it

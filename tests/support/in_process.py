@@ -31,8 +31,8 @@ from outrider.common.types import (
     Verdict,
     VerifyRequest,
 )
-from outrider.edge_client.drafting.onnx_runner import Rows
-from outrider.edge_client.drafting.sampler import DraftSampler
+from outrider.edge_client.drafting.onnx.runner import Rows
+from outrider.edge_client.drafting.onnx.sampler import DraftSampler
 
 DraftLogits = Callable[[Sequence[int]], NDArray[np.float32]]  # text → [num_tokens]
 

@@ -55,7 +55,7 @@ def test_a_draft_comes_nearer_its_target_resumes_and_is_saved_quantised(
 
 
 def test_the_exported_graph_gives_the_fake_quantised_models_logits(target_dir: Path, tmp_path: Path) -> None:
-    from outrider.edge_client.drafting.export import export_draft
+    from outrider.edge_client.drafting.export.command import export_draft
     from outrider.training.quant import quantize_in_place
     from outrider.training.tokenizer import save_tokenizer, train_tokenizer
 

@@ -98,7 +98,7 @@ def test_a_pair_is_polished_and_distilled_on_from_what_was_installed(
 
 
 def test_a_restored_draft_exports_to_the_same_graph(tmp_path: Path) -> None:
-    from outrider.edge_client.drafting.export import export_draft
+    from outrider.edge_client.drafting.export.command import export_draft
 
     embedded = Path(__file__).parents[2] / "models/embedded/draft"
     restore_draft(embedded, tmp_path / "hf")

@@ -19,8 +19,8 @@ from outrider.common.noise.philox import Purpose, first_word
 from outrider.common.sampling.processors import choose, is_plain, process_logits
 from outrider.common.sampling.support import certain, make_support, sample_support, support_prob
 from outrider.common.types import RunnerUp, SamplingParams, Signals, Support
-from outrider.edge_client.drafting.dropout import top_variance
-from outrider.edge_client.drafting.onnx_runner import Rows
+from outrider.edge_client.drafting.onnx.dropout import top_variance
+from outrider.edge_client.drafting.onnx.runner import Rows
 from outrider.kernels.signals import draft_signals
 
 # Token id, the probability it was sampled with, signals, and the support it was sampled from, if any.

@@ -7,8 +7,8 @@ import time
 from dataclasses import dataclass, replace
 from typing import Any
 
-from outrider.edge_client.drafting.dropout import DropoutPlan, top_variance
-from outrider.edge_client.drafting.onnx_runner import OnnxRunner
+from outrider.edge_client.drafting.onnx.dropout import DropoutPlan, top_variance
+from outrider.edge_client.drafting.onnx.runner import OnnxRunner
 from outrider.edge_client.drafting.spec import DraftSpec
 
 _NUM_WARM, _NUM_TIMED = 2, 7

@@ -24,9 +24,9 @@ from typing import Any
 import numpy as np
 
 from outrider.common.errors import ModelError, UsageError
-from outrider.edge_client.drafting.dropout import DEFAULT_RATE, DEFAULT_SAMPLES, MAX_SAMPLES
-from outrider.edge_client.drafting.onnx_writer import MICROSOFT, OnnxWriter, ValueInfo
-from outrider.edge_client.drafting.quantize import BLOCK_SIZE
+from outrider.edge_client.drafting.export.quantize import BLOCK_SIZE
+from outrider.edge_client.drafting.export.writer import MICROSOFT, OnnxWriter, ValueInfo
+from outrider.edge_client.drafting.onnx.dropout import DEFAULT_RATE, DEFAULT_SAMPLES, MAX_SAMPLES
 from outrider.edge_client.drafting.spec import (
     CANDIDATE_IDS,
     CANDIDATE_LOGITS,

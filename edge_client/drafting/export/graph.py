@@ -19,10 +19,10 @@ from typing import Any
 
 import numpy as np
 
-from outrider.edge_client.drafting.hf_config import DecoderConfig
-from outrider.edge_client.drafting.onnx_writer import MICROSOFT, OnnxWriter, ValueInfo
-from outrider.edge_client.drafting.quantize import BLOCK_SIZE, QuantizedMatrix, quantize
-from outrider.edge_client.drafting.safetensors_dir import TensorDirectory
+from outrider.edge_client.drafting.export.hf_config import DecoderConfig
+from outrider.edge_client.drafting.export.quantize import BLOCK_SIZE, QuantizedMatrix, quantize
+from outrider.edge_client.drafting.export.safetensors_dir import TensorDirectory
+from outrider.edge_client.drafting.export.writer import MICROSOFT, OnnxWriter, ValueInfo
 from outrider.edge_client.drafting.spec import ROW_OUTPUTS
 
 OPSET = 21

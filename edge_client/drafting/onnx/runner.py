@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from outrider.common.errors import ModelError
-from outrider.edge_client.drafting.dropout import Candidates, DropoutPlan, fill_masks
+from outrider.edge_client.drafting.onnx.dropout import Candidates, DropoutPlan, fill_masks
 from outrider.edge_client.drafting.spec import (
     CANDIDATE_IDS,
     CANDIDATE_LOGITS,

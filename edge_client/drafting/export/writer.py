@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from outrider.edge_client.drafting.quantize import BLOCK_SIZE
+from outrider.edge_client.drafting.export.quantize import BLOCK_SIZE
 
 MICROSOFT = "com.microsoft"  # onnxruntime's own operators
 OPSET = 21

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from outrider.common.errors import ModelError
-from outrider.edge_client.drafting.quantize import BLOCK_SIZE
+from outrider.edge_client.drafting.export.quantize import BLOCK_SIZE
 
 SUPPORTED = {
     "LlamaForCausalLM": "llama",

@@ -8,9 +8,9 @@ from typing import Any
 from outrider.common.errors import InvalidFieldError
 from outrider.common.types import Draft, RunnerUp, SamplingParams, Signals, Support
 from outrider.edge_client.drafting.base import ShouldStop, Stop
-from outrider.edge_client.drafting.dropout import DropoutPlan
-from outrider.edge_client.drafting.onnx_runner import OnnxRunner, Rows
-from outrider.edge_client.drafting.sampler import DraftSampler, Sampled
+from outrider.edge_client.drafting.onnx.dropout import DropoutPlan
+from outrider.edge_client.drafting.onnx.runner import OnnxRunner, Rows
+from outrider.edge_client.drafting.onnx.sampler import DraftSampler, Sampled
 from outrider.edge_client.drafting.spec import DraftSpec
 
 CHUNK_SIZE = 64  # tokens fed at once when catching up

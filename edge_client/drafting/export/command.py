@@ -11,10 +11,10 @@ from typing import Any
 from outrider.common.errors import ModelError, UsageError
 from outrider.common.models.fingerprint import directory_fingerprint, num_tokens, tokenizer_fingerprint
 from outrider.edge_client.drafting import spec as files
-from outrider.edge_client.drafting.graph import GraphBuilder
-from outrider.edge_client.drafting.hf_config import DecoderConfig, read_config
-from outrider.edge_client.drafting.onnx_writer import INT8_ACTIVATIONS
-from outrider.edge_client.drafting.safetensors_dir import TensorDirectory
+from outrider.edge_client.drafting.export.graph import GraphBuilder
+from outrider.edge_client.drafting.export.hf_config import DecoderConfig, read_config
+from outrider.edge_client.drafting.export.safetensors_dir import TensorDirectory
+from outrider.edge_client.drafting.export.writer import INT8_ACTIVATIONS
 from outrider.edge_client.drafting.spec import DraftSpec
 from outrider.edge_client.tokenization.chat_template import CONFIG_FILE, TEMPLATE_FILE
 

@@ -9,9 +9,9 @@ from typing import Any, Self
 from outrider.common.errors import ModelError, UsageError
 from outrider.common.sampling.processors import check_sampling_params
 from outrider.common.types import SamplingParams
-from outrider.edge_client.drafting.dropout import DropoutPlan
-from outrider.edge_client.drafting.dropout_cost import DropoutCost, measure_cost
-from outrider.edge_client.drafting.onnx_sequence import OnnxDraftSequence
+from outrider.edge_client.drafting.onnx.dropout import DropoutPlan
+from outrider.edge_client.drafting.onnx.dropout_cost import DropoutCost, measure_cost
+from outrider.edge_client.drafting.onnx.sequence import OnnxDraftSequence
 from outrider.edge_client.drafting.spec import (
     DROPOUT_FILE,
     DROPOUT_MASKS,
