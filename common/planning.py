@@ -8,7 +8,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from outrider.common.costmodel import (
+from outrider.common.plan_samples import MEASURED, Known, Standing, acceptance_by_position, replayed
+from outrider.edge_client.controller.cost_model import (
     LinkCosts,
     ModelCosts,
     break_even_rtt_s,
@@ -19,13 +20,12 @@ from outrider.common.costmodel import (
     expected_tokens,
     round_s,
 )
-from outrider.common.costmodel_pipelined import (
+from outrider.edge_client.controller.cost_model_pipelined import (
     fastest_pipelined,
     num_in_flight,
     pipelined_break_even_rtt_s,
     pipelined_rounds_per_token,
 )
-from outrider.common.plan_samples import MEASURED, Known, Standing, acceptance_by_position, replayed
 
 __all__ = ["MEASURED", "Known"]
 

@@ -13,10 +13,10 @@ from collections.abc import Iterator
 
 from outrider.common.types import GeneratedTokens
 from outrider.edge_client.cloud_only import stream_cloud_only
+from outrider.edge_client.controller.mode_policy import ModeChoice
 from outrider.edge_client.core.events import SessionEvent
 from outrider.edge_client.core.options import OnTimeout
 from outrider.edge_client.decoding import Decoding
-from outrider.edge_client.mode_choice import ModeChoice
 from outrider.edge_client.speculative import SpeculativeLoop
 
 _EVERY = 4  # tokens to one look

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from outrider.common.types import Method, Verdict
+from outrider.edge_client.controller.window import RoundWindow
 from outrider.edge_client.decoding import Decoding
 from outrider.edge_client.guesses import Branch, Branches, GuessRates
-from outrider.edge_client.pipeline import RoundWindow
 from outrider.edge_client.rounds import Round, RoundsInFlight, whole_of
 from outrider.edge_client.text import SessionText
 

@@ -8,13 +8,13 @@ from dataclasses import dataclass, field, replace
 
 from outrider.common.errors import RoundFailedError
 from outrider.common.types import Method, ModelInfo, Origin, RoundError, RoundErrorCode, TokenLogprobs
+from outrider.edge_client.controller.acceptance_prior import Circumstances, Experience
+from outrider.edge_client.controller.mode_policy import ModeChoice, Way
+from outrider.edge_client.controller.window import RoundWindow
 from outrider.edge_client.core.events import TokenEvent
 from outrider.edge_client.core.options import SessionOptions
 from outrider.edge_client.core.stats import RoundRecord, SessionStats
 from outrider.edge_client.correction import PendingCorrection
-from outrider.edge_client.experience import Circumstances, Experience
-from outrider.edge_client.mode_choice import ModeChoice, Way
-from outrider.edge_client.pipeline import RoundWindow
 from outrider.edge_client.proposer import Proposer
 from outrider.edge_client.text import SessionText
 from outrider.edge_client.transport.remote_verifier import RemoteVerifier

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from outrider.common.types import Draft, Signals, TokenIds
-from outrider.edge_client.depth.base import DepthPolicy
+from outrider.edge_client.controller.depth.base import DepthPolicy
 from outrider.edge_client.drafting.base import ShouldStop, Stop
 from outrider.edge_client.drafting.drafter import Drafter
 from outrider.edge_client.gate.gate import Gate, Judgement

@@ -1,6 +1,6 @@
 """The main loop: propose, send, take the verdict; repair or fall back when that fails.
 
-One loop, synchronous or pipelined: with a window of one round (`outrider.edge_client.pipeline` sizes it) each verdict
+One loop, synchronous or pipelined: with a window of one round (`outrider.edge_client.controller.window` sizes it) each verdict
 is waited for before the next draft. With more, the edge drafts on behind what it sent as if all of it stood,
 or, where that is likelier, as if the verifier corrected it to what the edge guesses (`outrider.edge_client.guesses`);
 what turns out otherwise is dropped at once, and the verifier answers it without computing.
@@ -16,6 +16,7 @@ from outrider.common.errors import RoundTimeoutError
 from outrider.common.types import CorrectionKind, Draft, FinishReason, Origin, RoundError, Verdict
 from outrider.edge_client.branching import create_branches
 from outrider.edge_client.cloud_only import stream_cloud_only
+from outrider.edge_client.controller.window import MAX_UNANSWERED
 from outrider.edge_client.core.events import SessionEvent, TokenEvent
 from outrider.edge_client.core.stats import RoundRecord
 from outrider.edge_client.correction import PendingCorrection
@@ -24,7 +25,6 @@ from outrider.edge_client.fallback import fall_back
 from outrider.edge_client.gate.commit import keep_block
 from outrider.edge_client.guesses import Branch
 from outrider.edge_client.opening import open_session
-from outrider.edge_client.pipeline import MAX_UNANSWERED
 from outrider.edge_client.reverify import hold_against, kept_for_round, num_behind, take_late_verdict
 from outrider.edge_client.round_request import make_request
 from outrider.edge_client.rounds import Round, RoundsInFlight

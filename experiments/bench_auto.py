@@ -2,7 +2,7 @@
 
 Measured twice over the same texts: each as the first of a process, which knows nothing of the draft, and
 behind others, in processes that serve eight texts and the first two of them again, of which the last eight
-count. What a session teaches the next one is the product's own (`outrider.edge_client.experience`).
+count. What a session teaches the next one is the product's own (`outrider.edge_client.controller.acceptance_prior`).
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from outrider.common.errors import UsageError
-from outrider.edge_client.experience import Circumstances, Experience
-from outrider.edge_client.mode_choice import Way
+from outrider.edge_client.controller.acceptance_prior import Circumstances, Experience
+from outrider.edge_client.controller.mode_policy import Way
 from outrider.experiments.acceptance_traces import TraceSet, load_traces, synthetic_traces
 from outrider.experiments.bench_ways import Total, run_text, run_ways, total_of
 from outrider.experiments.controller_grid import POINTS, SYNTHETIC, Point

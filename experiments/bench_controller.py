@@ -17,13 +17,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from outrider.common.costmodel import expected_tokens, round_s, round_token_s, tokens_per_s
+from outrider.edge_client.controller.cost_model import expected_tokens, round_s, round_token_s, tokens_per_s
+from outrider.edge_client.controller.depth.base import DepthPolicy
+from outrider.edge_client.controller.depth.fixed import DEFAULT_DEPTH, FixedDepth
+from outrider.edge_client.controller.depth.optimal import OptimalDepth
+from outrider.edge_client.controller.depth.ratio import RatioDepth
+from outrider.edge_client.controller.depth.window import WindowDepth
 from outrider.edge_client.core.stats import RoundRecord
-from outrider.edge_client.depth.base import DepthPolicy
-from outrider.edge_client.depth.fixed import DEFAULT_DEPTH, FixedDepth
-from outrider.edge_client.depth.optimal import OptimalDepth
-from outrider.edge_client.depth.ratio import RatioDepth
-from outrider.edge_client.depth.window import WindowDepth
 from outrider.experiments.acceptance_traces import (
     MAX_DEPTH,
     RECORDED,

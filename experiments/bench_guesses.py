@@ -15,10 +15,10 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from outrider.common.costmodel import LinkCosts, ModelCosts
-from outrider.edge_client.depth.optimal import OptimalDepth
-from outrider.edge_client.mode_choice import ModeChoice, Way
-from outrider.edge_client.pipeline import RoundWindow
+from outrider.edge_client.controller.cost_model import LinkCosts, ModelCosts
+from outrider.edge_client.controller.depth.optimal import OptimalDepth
+from outrider.edge_client.controller.mode_policy import ModeChoice, Way
+from outrider.edge_client.controller.window import RoundWindow
 from outrider.experiments.acceptance_traces import TraceSet, load_traces
 from outrider.experiments.command import run_command
 from outrider.experiments.results import Measure, at_most, judged

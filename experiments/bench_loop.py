@@ -31,8 +31,8 @@ from outrider.common.types import (
     Verdict,
     VerifyRequest,
 )
+from outrider.edge_client.controller.depth.fixed import FixedDepth
 from outrider.edge_client.core.options import SessionOptions
-from outrider.edge_client.depth.fixed import FixedDepth
 from outrider.edge_client.drafting.base import ShouldStop
 from outrider.edge_client.session import EdgeSession
 from outrider.edge_client.transport.deadline import RoundDeadline

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from outrider.common.costmodel import LinkCosts, ModelCosts, tokens_per_s
+from outrider.edge_client.controller.cost_model import LinkCosts, ModelCosts, tokens_per_s
 from outrider.edge_client.core.options import Mode
 from outrider.edge_client.drafting.onnx.model import OnnxDraftModel
 from outrider.edge_client.session import SessionResult

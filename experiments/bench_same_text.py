@@ -18,10 +18,10 @@ from typing import Any
 
 from outrider.common.errors import OutriderError
 from outrider.common.types import SamplingParams, TokenIds
+from outrider.edge_client.controller.depth.registry import DEPTH_POLICIES, create_depth_policy
+from outrider.edge_client.controller.window import Pipelining, create_window
 from outrider.edge_client.core.events import SessionEvent, TokenEvent
 from outrider.edge_client.core.options import Mode
-from outrider.edge_client.depth.registry import DEPTH_POLICIES, create_depth_policy
-from outrider.edge_client.pipeline import Pipelining, create_window
 from outrider.edge_client.session import SessionResult
 from outrider.experiments.bench_matrix import best_realisation
 from outrider.experiments.decoding import Case, Decoder

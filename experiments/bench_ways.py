@@ -6,10 +6,10 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from outrider.common.costmodel import LinkCosts, ModelCosts
-from outrider.edge_client.depth.optimal import OptimalDepth
-from outrider.edge_client.mode_choice import ModeChoice, Way
-from outrider.edge_client.pipeline import RoundWindow
+from outrider.edge_client.controller.cost_model import LinkCosts, ModelCosts
+from outrider.edge_client.controller.depth.optimal import OptimalDepth
+from outrider.edge_client.controller.mode_policy import ModeChoice, Way
+from outrider.edge_client.controller.window import RoundWindow
 from outrider.experiments.acceptance_traces import TextTrace, TraceSet, synthetic_traces
 from outrider.experiments.results import Measure, at_most, judged
 from outrider.experiments.virtual_pipeline import VirtualText

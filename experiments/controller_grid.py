@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from dataclasses import dataclass
 
-from outrider.common.costmodel import LinkCosts, ModelCosts
+from outrider.edge_client.controller.cost_model import LinkCosts, ModelCosts
 
 RTTS_MS = (1, 5, 20, 60, 200, 600)
 FORWARDS_MS = (5, 30, 70)

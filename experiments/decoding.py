@@ -9,12 +9,12 @@ from dataclasses import dataclass, field
 
 from outrider.common.methods import DEFAULT_SUPPORT_SIZE
 from outrider.common.types import Method, MethodParams, SamplingParams, StopParams
+from outrider.edge_client.controller.depth.base import DepthPolicy
+from outrider.edge_client.controller.depth.fixed import FixedDepth
+from outrider.edge_client.controller.window import RoundWindow
 from outrider.edge_client.core.events import SessionEvent
 from outrider.edge_client.core.options import Mode, OnTimeout, SessionOptions
-from outrider.edge_client.depth.base import DepthPolicy
-from outrider.edge_client.depth.fixed import FixedDepth
 from outrider.edge_client.drafting.base import DraftModel
-from outrider.edge_client.pipeline import RoundWindow
 from outrider.edge_client.session import EdgeSession, SessionResult, new_session_id
 from outrider.edge_client.tokenization.tokenizer import EdgeTokenizer
 from outrider.edge_client.transport.deadline import RoundDeadline

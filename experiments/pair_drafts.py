@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from outrider.common.costmodel import LinkCosts, ModelCosts, tokens_per_s
 from outrider.common.types import Origin
+from outrider.edge_client.controller.cost_model import LinkCosts, ModelCosts, tokens_per_s
 from outrider.edge_client.core.options import Mode
 from outrider.edge_client.core.stats import RoundRecord
 from outrider.edge_client.drafting.base import DraftModel

@@ -10,8 +10,14 @@ import math
 from collections.abc import Sequence
 from typing import Protocol
 
-from outrider.common.costmodel import LinkCosts, ModelCosts, cloud_only_s, colocated_models, rounds_s
 from outrider.common.plan_samples import Standing, acceptance_by_position, cost_line, replayed
+from outrider.edge_client.controller.cost_model import (
+    LinkCosts,
+    ModelCosts,
+    cloud_only_s,
+    colocated_models,
+    rounds_s,
+)
 from outrider.edge_client.core.options import Mode
 
 

@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from outrider.common.costmodel import LinkCosts, ModelCosts, round_s
+from outrider.edge_client.controller.cost_model import LinkCosts, ModelCosts, round_s
+from outrider.edge_client.controller.depth.base import DepthPolicy
 from outrider.edge_client.core.stats import RoundRecord
-from outrider.edge_client.depth.base import DepthPolicy
 from outrider.edge_client.drafting.base import Stop
 from outrider.experiments.acceptance_traces import MAX_DEPTH, TextTrace, signals_of
 

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from outrider.common.costmodel import LinkCosts, ModelCosts, tokens_per_s
+from outrider.edge_client.controller.cost_model import LinkCosts, ModelCosts, tokens_per_s
 from outrider.training.drafts import load_target
 from outrider.training.metrics import acceptance, overlap
 from outrider.training.onnx_draft import OnnxDraft

@@ -9,8 +9,8 @@ from outrider.common.config.addresses import split_address
 from outrider.common.config.loader import did_you_mean
 from outrider.common.errors import ConfigError, UsageError
 from outrider.common.types import Method
+from outrider.edge_client.controller.depth.registry import DEPTH_POLICIES
 from outrider.edge_client.core.options import Mode
-from outrider.edge_client.depth.registry import DEPTH_POLICIES
 from outrider.experiments.links.base import REALISATIONS
 from outrider.experiments.sweep.config import DIRECT, SIMULATED, SweepConfig
 from outrider.experiments.sweep.records import BASELINES

@@ -27,8 +27,8 @@ from outrider.common.errors import OutriderError
 from outrider.common.process.logs import setup_logging
 from outrider.edge_client.assemble import Edge, create_edge
 from outrider.edge_client.config import RunConfig
+from outrider.edge_client.controller.acceptance_prior import Experience
 from outrider.edge_client.core.options import Mode
-from outrider.edge_client.experience import Experience
 from outrider.experiments.sweep.machine import peak_rss_bytes, reset_peak_rss
 from outrider.experiments.sweep.observing import Errand, observe
 from outrider.experiments.sweep.records import to_json

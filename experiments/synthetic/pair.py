@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from outrider.common.config.units import parse_duration, parse_share, show_duration
-from outrider.common.costmodel import ModelCosts
 from outrider.common.errors import UsageError
+from outrider.edge_client.controller.cost_model import ModelCosts
 
 DEFAULT_ALPHA = 0.8
 

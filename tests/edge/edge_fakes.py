@@ -36,9 +36,9 @@ from outrider.common.types import (
     Verdict,
     VerifyRequest,
 )
+from outrider.edge_client.controller.depth.base import DepthPolicy
+from outrider.edge_client.controller.depth.fixed import FixedDepth
 from outrider.edge_client.core.options import Mode, OnTimeout, SessionOptions
-from outrider.edge_client.depth.base import DepthPolicy
-from outrider.edge_client.depth.fixed import FixedDepth
 from outrider.edge_client.drafting.base import ShouldStop, ended
 from outrider.edge_client.gate.gate import Gate
 from outrider.edge_client.session import EdgeSession

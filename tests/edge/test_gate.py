@@ -13,8 +13,8 @@ from outrider.common.config.loader import load_config
 from outrider.common.errors import ConfigError, UsageError
 from outrider.common.types import Draft, Signals
 from outrider.edge_client.config import RunConfig
+from outrider.edge_client.controller.depth.costs import RoundCosts
 from outrider.edge_client.core.stats import RoundRecord
-from outrider.edge_client.depth.costs import RoundCosts
 from outrider.edge_client.drafting.base import Stop, ended
 from outrider.edge_client.drafting.prompt_lookup import PromptLookupModel
 from outrider.edge_client.gate.file import GateFile, read_gate_file, write_gate_file

@@ -10,9 +10,9 @@ import pytest
 from outrider.common.errors import UsageError
 from outrider.edge_client.assemble import make_window
 from outrider.edge_client.config import RunConfig
+from outrider.edge_client.controller.mode_policy import MAX_IN_FLIGHT, ModeChoice, Way
+from outrider.edge_client.controller.window import Pipelining, create_window
 from outrider.edge_client.core.stats import RoundRecord
-from outrider.edge_client.mode_choice import MAX_IN_FLIGHT, ModeChoice, Way
-from outrider.edge_client.pipeline import Pipelining, create_window
 
 ALL = tuple(Way)
 

@@ -24,10 +24,10 @@ from outrider.common.types import (
     SamplingParams,
     StopParams,
 )
+from outrider.edge_client.controller.depth.fixed import FixedDepth
+from outrider.edge_client.controller.mode_policy import ModeChoice, Way
+from outrider.edge_client.controller.window import RoundWindow
 from outrider.edge_client.core.options import Mode, OnTimeout, SessionOptions
-from outrider.edge_client.depth.fixed import FixedDepth
-from outrider.edge_client.mode_choice import ModeChoice, Way
-from outrider.edge_client.pipeline import RoundWindow
 from outrider.edge_client.session import EdgeSession, SessionResult, new_session_id
 from outrider.edge_client.transport.deadline import RoundDeadline
 from outrider.edge_client.transport.link.base import CallRejectedError

@@ -27,13 +27,13 @@ from outrider.common.types import (
     StopParams,
     Verdict,
 )
+from outrider.edge_client.controller.acceptance_prior import Experience
+from outrider.edge_client.controller.depth.base import DepthPolicy
+from outrider.edge_client.controller.depth.fixed import FixedDepth
+from outrider.edge_client.controller.mode_policy import ModeChoice, Way
+from outrider.edge_client.controller.window import RoundWindow
 from outrider.edge_client.core.options import Mode, OnTimeout, SessionOptions
-from outrider.edge_client.depth.base import DepthPolicy
-from outrider.edge_client.depth.fixed import FixedDepth
-from outrider.edge_client.experience import Experience
 from outrider.edge_client.gate.gate import Gate
-from outrider.edge_client.mode_choice import ModeChoice, Way
-from outrider.edge_client.pipeline import RoundWindow
 from outrider.edge_client.session import EdgeSession, SessionResult
 from outrider.edge_client.transport.deadline import RoundDeadline
 from outrider.edge_client.transport.remote_verifier import RemoteVerifier

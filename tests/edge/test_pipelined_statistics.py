@@ -21,12 +21,12 @@ from support.continuations import EOS, PROMPT, Tables, make_tables, target_probs
 from support.fakes import FakeBackend
 
 from outrider.common.types import Draft, Method, SamplingParams, StopParams, Support
+from outrider.edge_client.controller.depth.fixed import FixedDepth
+from outrider.edge_client.controller.window import RoundWindow
 from outrider.edge_client.core.options import OnTimeout, SessionOptions
-from outrider.edge_client.depth.fixed import FixedDepth
 from outrider.edge_client.drafting.base import ShouldStop
 from outrider.edge_client.drafting.onnx.runner import Rows
 from outrider.edge_client.drafting.onnx.sampler import DraftSampler
-from outrider.edge_client.pipeline import RoundWindow
 from outrider.edge_client.session import EdgeSession
 from outrider.edge_client.transport.deadline import RoundDeadline
 from outrider.edge_client.transport.remote_verifier import RemoteVerifier

@@ -31,6 +31,9 @@ from outrider.common.types import (
     VerifyRequest,
 )
 from outrider.edge_client.config import RunConfig
+from outrider.edge_client.controller.depth.fixed import FixedDepth
+from outrider.edge_client.controller.mode_policy import ModeChoice, Way
+from outrider.edge_client.controller.window import RoundWindow
 from outrider.edge_client.core.events import (
     EndEvent,
     MarkClearedEvent,
@@ -40,11 +43,8 @@ from outrider.edge_client.core.events import (
 )
 from outrider.edge_client.core.options import Mode, OnTimeout, SessionOptions
 from outrider.edge_client.daemon.generation import Generation
-from outrider.edge_client.depth.fixed import FixedDepth
 from outrider.edge_client.gate.gate import GateUse
 from outrider.edge_client.method_options import check_method
-from outrider.edge_client.mode_choice import ModeChoice, Way
-from outrider.edge_client.pipeline import RoundWindow
 from outrider.edge_client.reverify import hold_back
 from outrider.edge_client.session import EdgeSession, SessionResult
 from outrider.edge_client.transport.deadline import RoundDeadline

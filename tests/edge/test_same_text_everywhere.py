@@ -20,11 +20,11 @@ from hypothesis import strategies as st
 from test_pipelined_rounds import PROMPT, decode, make_backend, reference, runs
 
 from outrider.common.types import FinishReason, Method, SamplingParams, StopParams
+from outrider.edge_client.controller.depth.registry import DEPTH_POLICIES, create_depth_policy
+from outrider.edge_client.controller.mode_policy import Way
+from outrider.edge_client.controller.window import Pipelining, RoundWindow, create_window
 from outrider.edge_client.core.options import Mode
 from outrider.edge_client.core.stats import RoundRecord
-from outrider.edge_client.depth.registry import DEPTH_POLICIES, create_depth_policy
-from outrider.edge_client.mode_choice import Way
-from outrider.edge_client.pipeline import Pipelining, RoundWindow, create_window
 from outrider.edge_client.session import SessionResult
 from outrider.experiments.watched import HungError, watched
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from outrider.common.errors import UsageError
-from outrider.edge_client.mode_choice import Way
+from outrider.edge_client.controller.mode_policy import Way
 from outrider.experiments import bench_auto
 from outrider.experiments.acceptance_traces import RECORDED, synthetic_traces
 from outrider.experiments.bench_auto import AutoRun, measure_above, run_auto, run_later

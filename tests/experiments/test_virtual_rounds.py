@@ -7,11 +7,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from outrider.common.costmodel import LinkCosts, ModelCosts, expected_tokens, tokens_per_s
 from outrider.common.errors import UsageError
+from outrider.edge_client.controller.cost_model import LinkCosts, ModelCosts, expected_tokens, tokens_per_s
+from outrider.edge_client.controller.depth.fixed import FixedDepth
+from outrider.edge_client.controller.depth.optimal import OptimalDepth
 from outrider.edge_client.core.stats import RoundRecord
-from outrider.edge_client.depth.fixed import FixedDepth
-from outrider.edge_client.depth.optimal import OptimalDepth
 from outrider.edge_client.drafting.base import ShouldStop, Stop
 from outrider.experiments.acceptance_traces import (
     MAX_DEPTH,

@@ -11,7 +11,6 @@ from support.server import serving
 
 from outrider.cloud_verifier.colocated import CoLocatedDrafter
 from outrider.common.config.units import parse_duration, parse_rate, show_duration
-from outrider.common.costmodel import LinkCosts, ModelCosts, fastest_round, tokens_per_s
 from outrider.common.errors import UsageError
 from outrider.common.plan_samples import acceptance_by_position, cost_line, replayed, standing_of
 from outrider.common.planning import (
@@ -29,6 +28,7 @@ from outrider.common.planning import (
 from outrider.edge_client.assemble import Edge
 from outrider.edge_client.cli import main
 from outrider.edge_client.config import RunConfig
+from outrider.edge_client.controller.cost_model import LinkCosts, ModelCosts, fastest_round, tokens_per_s
 from outrider.edge_client.plan_measure import Samples, measure, parts_from
 from outrider.edge_client.plan_text import headline
 from outrider.experiments.synthetic.draft import SyntheticDraft, SyntheticTokenizer

@@ -6,11 +6,11 @@ import pytest
 from played_systems import DRAFT, VERIFIER, edges, seen, system
 
 from outrider.common import codec
-from outrider.common.costmodel import LinkCosts, ModelCosts, cloud_only_s, round_s
 from outrider.common.errors import UsageError
 from outrider.common.types import Method
+from outrider.edge_client.controller.cost_model import LinkCosts, ModelCosts, cloud_only_s, round_s
+from outrider.edge_client.controller.depth.registry import DEPTH_POLICIES
 from outrider.edge_client.core.options import Mode
-from outrider.edge_client.depth.registry import DEPTH_POLICIES
 from outrider.experiments.simulator import network, sizes
 
 MODELS = ModelCosts(

@@ -14,10 +14,10 @@ from outrider.common.noise.draws import gumbel_row
 from outrider.common.sampling.processors import process_logits
 from outrider.common.sampling.support import certain
 from outrider.common.types import Draft, Method, MethodParams, SamplingParams, StopParams
+from outrider.edge_client.controller.depth.base import DepthPolicy
+from outrider.edge_client.controller.depth.fixed import FixedDepth
+from outrider.edge_client.controller.window import RoundWindow
 from outrider.edge_client.core.options import Mode, OnTimeout, SessionOptions
-from outrider.edge_client.depth.base import DepthPolicy
-from outrider.edge_client.depth.fixed import FixedDepth
-from outrider.edge_client.pipeline import RoundWindow
 from outrider.edge_client.session import EdgeSession, SessionResult, new_session_id
 from outrider.edge_client.transport.deadline import RoundDeadline
 from outrider.edge_client.transport.link.base import VerifierLink

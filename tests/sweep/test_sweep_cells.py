@@ -9,8 +9,8 @@ from sweep_rows import make_cell
 
 from outrider.common.errors import ConfigError
 from outrider.common.types import Method
+from outrider.edge_client.controller.depth.registry import DEPTH_POLICIES
 from outrider.edge_client.core.options import Mode
-from outrider.edge_client.depth.registry import DEPTH_POLICIES
 from outrider.experiments.sweep.cells import Cell, find_baselines, make_cells
 from outrider.experiments.sweep.checking import check_cells
 from outrider.experiments.sweep.config import SweepConfig, Variant

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from outrider.common.costmodel import LinkCosts, ModelCosts, round_s
-from outrider.common.costmodel_pipelined import pipelined_token_s
+from outrider.edge_client.controller.cost_model import LinkCosts, ModelCosts, round_s
+from outrider.edge_client.controller.cost_model_pipelined import pipelined_token_s
+from outrider.edge_client.controller.depth.acceptance import MAX_DEPTH, PositionAcceptance
+from outrider.edge_client.controller.depth.costs import RoundCosts
 from outrider.edge_client.core.stats import RoundRecord
-from outrider.edge_client.depth.acceptance import MAX_DEPTH, PositionAcceptance
-from outrider.edge_client.depth.costs import RoundCosts
 
 _GUESS_MEMORY = 0.98  # weight a rejection keeps with every later one
 _SPARED = 0.6  # of a trip, by a guess that came true: others were drafted and sent before it

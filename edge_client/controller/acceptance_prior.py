@@ -16,7 +16,7 @@ import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from outrider.edge_client.beliefs import usual_belief
+from outrider.edge_client.controller.acceptance_posterior import usual_belief
 
 MOST_TEXTS = 9  # that count beside what is usual
 

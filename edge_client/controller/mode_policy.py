@@ -12,11 +12,11 @@ import enum
 import math
 from collections.abc import Mapping, Sequence
 
-from outrider.common.costmodel import LinkCosts, ModelCosts, cloud_only_s, tokens_per_s
-from outrider.common.costmodel_pipelined import num_in_flight
-from outrider.edge_client.beliefs import ALPHAS, beliefs
+from outrider.edge_client.controller.acceptance_posterior import ALPHAS, beliefs
+from outrider.edge_client.controller.cost_model import LinkCosts, ModelCosts, cloud_only_s, tokens_per_s
+from outrider.edge_client.controller.cost_model_pipelined import num_in_flight
+from outrider.edge_client.controller.depth.conditions import Conditions, coupled_token_s
 from outrider.edge_client.core.stats import RoundRecord
-from outrider.edge_client.depth.conditions import Conditions, coupled_token_s
 
 MAX_IN_FLIGHT = 16
 _HORIZON = 256  # tokens: a text may end long before its limit
@@ -74,7 +74,7 @@ class ModeChoice:
         return self._num_stood + self._num_fell > 0
 
     def expect(self, belief: Sequence[float]) -> None:
-        """What to begin with, before any token of this text was judged (`outrider.edge_client.experience`)."""
+        """What to begin with, before any token of this text was judged (`outrider.edge_client.controller.acceptance_prior`)."""
         self._first_belief = belief
 
     # ------------------------------------------------------------------------------------ measurements

@@ -10,7 +10,7 @@ import statistics
 from collections import deque
 from itertools import combinations
 
-from outrider.common.costmodel import LinkCosts, ModelCosts
+from outrider.edge_client.controller.cost_model import LinkCosts, ModelCosts
 from outrider.edge_client.core.stats import RoundRecord
 
 _NUM_TRIPS = 7  # a step of the link is believed once it is most of the last trips

@@ -15,11 +15,11 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from outrider.common.costmodel import fastest_round, round_token_s
 from outrider.common.types import Signals
+from outrider.edge_client.controller.cost_model import fastest_round, round_token_s
+from outrider.edge_client.controller.depth.acceptance import MAX_DEPTH, ConfidenceCalibration
+from outrider.edge_client.controller.depth.conditions import Conditions
 from outrider.edge_client.core.stats import RoundRecord
-from outrider.edge_client.depth.acceptance import MAX_DEPTH, ConfidenceCalibration
-from outrider.edge_client.depth.conditions import Conditions
 from outrider.edge_client.drafting.base import ShouldStop, Stop
 
 DEFAULT_START = 6

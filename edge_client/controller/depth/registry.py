@@ -5,32 +5,32 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from outrider.common.errors import UsageError
-from outrider.edge_client.depth.base import DepthPolicy
+from outrider.edge_client.controller.depth.base import DepthPolicy
 
 
 def _create_fixed(start: int | None) -> DepthPolicy:
-    from outrider.edge_client.depth.fixed import DEFAULT_DEPTH, FixedDepth
+    from outrider.edge_client.controller.depth.fixed import DEFAULT_DEPTH, FixedDepth
 
     return FixedDepth(DEFAULT_DEPTH if start is None else start)
 
 
 def _create_ratio(start: int | None) -> DepthPolicy:
-    from outrider.edge_client.depth import ratio
+    from outrider.edge_client.controller.depth import ratio
 
     start = ratio.DEFAULT_START if start is None else start
     return ratio.RatioDepth(_checked("ratio", start, ratio.MIN_DEPTH, ratio.MAX_DEPTH))
 
 
 def _create_window(start: int | None) -> DepthPolicy:
-    from outrider.edge_client.depth import window
+    from outrider.edge_client.controller.depth import window
 
     start = window.DEFAULT_START if start is None else start
     return window.WindowDepth(_checked("window", start, window.MIN_DEPTH, window.MAX_DEPTH))
 
 
 def _create_optimal(start: int | None) -> DepthPolicy:
-    from outrider.edge_client.depth import optimal
-    from outrider.edge_client.depth.acceptance import MAX_DEPTH
+    from outrider.edge_client.controller.depth import optimal
+    from outrider.edge_client.controller.depth.acceptance import MAX_DEPTH
 
     start = optimal.DEFAULT_START if start is None else start
     return optimal.OptimalDepth(_checked("optimal", start, 1, MAX_DEPTH))

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import enum
 
+from outrider.edge_client.controller.mode_policy import ModeChoice, Way
 from outrider.edge_client.core.stats import RoundRecord
-from outrider.edge_client.mode_choice import ModeChoice, Way
 
 MAX_UNDER_WAY = 16  # guesses included
 MAX_UNANSWERED = 30  # rounds, dropped ones included: a verifier lets 32 of a session's requests wait

@@ -29,7 +29,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from outrider.common.costmodel import Acceptance, LinkCosts, ModelCosts, round_s
+from outrider.edge_client.controller.cost_model import Acceptance, LinkCosts, ModelCosts, round_s
 
 
 def pipelined_token_s(
