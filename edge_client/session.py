@@ -15,8 +15,6 @@ from dataclasses import dataclass
 from outrider.common.errors import LinkError
 from outrider.common.methods import num_support
 from outrider.common.types import FinishReason, Method, ModelInfo, Origin, TokenIds, TokenLogprobs
-from outrider.edge_client.auto import run_auto
-from outrider.edge_client.cloud_only import stream_cloud_only
 from outrider.edge_client.controller.acceptance_prior import Experience
 from outrider.edge_client.controller.depth.base import DepthPolicy
 from outrider.edge_client.controller.depth.fixed import FixedDepth
@@ -24,15 +22,17 @@ from outrider.edge_client.controller.window import RoundWindow
 from outrider.edge_client.core.events import EndEvent, SessionEvent
 from outrider.edge_client.core.options import Mode, OnTimeout, SessionOptions
 from outrider.edge_client.core.stats import SessionStats
-from outrider.edge_client.decoding import Decoding
+from outrider.edge_client.decode.auto import run_auto
+from outrider.edge_client.decode.cloud_only import stream_cloud_only
+from outrider.edge_client.decode.fallback import go_alone
+from outrider.edge_client.decode.generation_state import Decoding
+from outrider.edge_client.decode.opening import open_session
+from outrider.edge_client.decode.proposer import Proposer
+from outrider.edge_client.decode.speculative import SpeculativeLoop
+from outrider.edge_client.decode.token_buffer import Decode, SessionText
 from outrider.edge_client.drafting.base import DraftModel
 from outrider.edge_client.drafting.drafter import Drafter
-from outrider.edge_client.fallback import go_alone
 from outrider.edge_client.gate.gate import Gate
-from outrider.edge_client.opening import open_session
-from outrider.edge_client.proposer import Proposer
-from outrider.edge_client.speculative import SpeculativeLoop
-from outrider.edge_client.text import Decode, SessionText
 from outrider.edge_client.transport.connection import CancelledByUser
 from outrider.edge_client.transport.remote_verifier import RemoteVerifier
 

@@ -16,7 +16,7 @@ from outrider.edge_client.core.events import (
     SessionEvent,
     TokenEvent,
 )
-from outrider.edge_client.reverify import hold_back
+from outrider.edge_client.decode.reverify import hold_back
 from outrider.edge_client.session import SessionResult
 
 _RESET = "\x1b[0m"

@@ -13,14 +13,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from outrider.edge_client.branching import LEAST_CHANCE
 from outrider.edge_client.controller.cost_model import LinkCosts, ModelCosts
 from outrider.edge_client.controller.depth.base import DepthPolicy
 from outrider.edge_client.controller.mode_policy import ModeChoice, Way
 from outrider.edge_client.controller.window import RoundWindow
 from outrider.edge_client.core.stats import RoundRecord
+from outrider.edge_client.decode.branch_tree import Branch, Branches, GuessRates
+from outrider.edge_client.decode.branching import LEAST_CHANCE
 from outrider.edge_client.drafting.base import Stop
-from outrider.edge_client.guesses import Branch, Branches, GuessRates
 from outrider.experiments.acceptance_traces import MAX_DEPTH, TextTrace, signals_of
 from outrider.experiments.virtual_flight import RIGHT, Sent, Truth, is_right, path_of, start_of
 

@@ -26,9 +26,9 @@ from outrider.common.types import (
     StopParams,
     Verdict,
 )
+from outrider.edge_client.decode.branch_tree import Branches, GuessRates
 from outrider.edge_client.drafting.onnx.runner import Rows
 from outrider.edge_client.drafting.onnx.sampler import DraftSampler
-from outrider.edge_client.guesses import Branches, GuessRates
 
 STOP = StopParams(max_new_tokens=50, ignore_eos=True)
 CLOSE, FAR = RunnerUp(1, 0.05), RunnerUp(2, 6.0)

@@ -10,10 +10,10 @@ from collections.abc import Sequence
 
 from outrider.common.types import Method, Verdict
 from outrider.edge_client.controller.window import RoundWindow
-from outrider.edge_client.decoding import Decoding
-from outrider.edge_client.guesses import Branch, Branches, GuessRates
-from outrider.edge_client.rounds import Round, RoundsInFlight, whole_of
-from outrider.edge_client.text import SessionText
+from outrider.edge_client.decode.branch_tree import Branch, Branches, GuessRates
+from outrider.edge_client.decode.generation_state import Decoding
+from outrider.edge_client.decode.rounds import Round, RoundsInFlight, whole_of
+from outrider.edge_client.decode.token_buffer import SessionText
 
 LEAST_CHANCE = 0.05  # to be judged: each round costs either side a message's handling
 

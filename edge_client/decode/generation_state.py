@@ -14,9 +14,9 @@ from outrider.edge_client.controller.window import RoundWindow
 from outrider.edge_client.core.events import TokenEvent
 from outrider.edge_client.core.options import SessionOptions
 from outrider.edge_client.core.stats import RoundRecord, SessionStats
-from outrider.edge_client.correction import PendingCorrection
-from outrider.edge_client.proposer import Proposer
-from outrider.edge_client.text import SessionText
+from outrider.edge_client.decode.correction import PendingCorrection
+from outrider.edge_client.decode.proposer import Proposer
+from outrider.edge_client.decode.token_buffer import SessionText
 from outrider.edge_client.transport.remote_verifier import RemoteVerifier
 
 log = logging.getLogger(__name__)

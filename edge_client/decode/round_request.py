@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from outrider.common.methods import sends_probs, sends_support
 from outrider.common.types import Draft, TokenIds, VerifyRequest
-from outrider.edge_client.decoding import Decoding
+from outrider.edge_client.decode.branch_tree import Branch
+from outrider.edge_client.decode.generation_state import Decoding
+from outrider.edge_client.decode.rounds import Round, tokens_of_branch
 from outrider.edge_client.gate.gate import Judgement
-from outrider.edge_client.guesses import Branch
-from outrider.edge_client.rounds import Round, tokens_of_branch
 
 
 def make_request(

@@ -2,7 +2,7 @@
 
 One loop, synchronous or pipelined: with a window of one round (`outrider.edge_client.controller.window` sizes it) each verdict
 is waited for before the next draft. With more, the edge drafts on behind what it sent as if all of it stood,
-or, where that is likelier, as if the verifier corrected it to what the edge guesses (`outrider.edge_client.guesses`);
+or, where that is likelier, as if the verifier corrected it to what the edge guesses (`outrider.edge_client.decode.branch_tree`);
 what turns out otherwise is dropped at once, and the verifier answers it without computing.
 """
 
@@ -14,23 +14,22 @@ from functools import partial
 
 from outrider.common.errors import RoundTimeoutError
 from outrider.common.types import CorrectionKind, Draft, FinishReason, Origin, RoundError, Verdict
-from outrider.edge_client.branching import create_branches
-from outrider.edge_client.cloud_only import stream_cloud_only
 from outrider.edge_client.controller.window import MAX_UNANSWERED
 from outrider.edge_client.core.events import SessionEvent, TokenEvent
 from outrider.edge_client.core.stats import RoundRecord
-from outrider.edge_client.correction import PendingCorrection
-from outrider.edge_client.decoding import Decoding
-from outrider.edge_client.fallback import fall_back
-from outrider.edge_client.gate.commit import keep_block
-from outrider.edge_client.guesses import Branch
-from outrider.edge_client.opening import open_session
-from outrider.edge_client.reverify import hold_against, kept_for_round, num_behind, take_late_verdict
-from outrider.edge_client.round_request import make_request
-from outrider.edge_client.rounds import Round, RoundsInFlight
-from outrider.edge_client.text import SessionText
-from outrider.edge_client.transport.remote_verifier import Answer, SessionLostError, UnknownPrefixError
-from outrider.edge_client.verdicts import (
+from outrider.edge_client.decode.branch_tree import Branch
+from outrider.edge_client.decode.branching import create_branches
+from outrider.edge_client.decode.cloud_only import stream_cloud_only
+from outrider.edge_client.decode.commit_gate import keep_block
+from outrider.edge_client.decode.correction import PendingCorrection
+from outrider.edge_client.decode.fallback import fall_back
+from outrider.edge_client.decode.generation_state import Decoding
+from outrider.edge_client.decode.opening import open_session
+from outrider.edge_client.decode.reverify import hold_against, kept_for_round, num_behind, take_late_verdict
+from outrider.edge_client.decode.round_request import make_request
+from outrider.edge_client.decode.rounds import Round, RoundsInFlight
+from outrider.edge_client.decode.token_buffer import SessionText
+from outrider.edge_client.decode.verdicts import (
     agrees,
     can_choose,
     disagreement,
@@ -38,6 +37,7 @@ from outrider.edge_client.verdicts import (
     make_stale_record,
     tokens_of,
 )
+from outrider.edge_client.transport.remote_verifier import Answer, SessionLostError, UnknownPrefixError
 
 log = logging.getLogger(__name__)
 

@@ -20,9 +20,9 @@ from dataclasses import dataclass, field
 
 from outrider.common.alignment import extend_hash
 from outrider.common.types import CorrectionKind, Draft, TokenIds, Verdict, VerifyRequest
+from outrider.edge_client.decode.branch_tree import Branch
+from outrider.edge_client.decode.token_buffer import SessionText
 from outrider.edge_client.gate.gate import Judgement
-from outrider.edge_client.guesses import Branch
-from outrider.edge_client.text import SessionText
 from outrider.edge_client.transport.in_flight import FinalReply
 
 
@@ -48,7 +48,7 @@ class Round:
     @property
     def num_kept(self) -> int:
         """How many of the tokens that it has judged are text already, kept unverified and sent before its
-        draft (`outrider.edge_client.reverify`)."""
+        draft (`outrider.edge_client.decode.reverify`)."""
         return len(self.request.draft_tokens) - len(self.draft.token_ids)
 
     @property

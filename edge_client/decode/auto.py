@@ -12,12 +12,12 @@ import time
 from collections.abc import Iterator
 
 from outrider.common.types import GeneratedTokens
-from outrider.edge_client.cloud_only import stream_cloud_only
 from outrider.edge_client.controller.mode_policy import ModeChoice
 from outrider.edge_client.core.events import SessionEvent
 from outrider.edge_client.core.options import OnTimeout
-from outrider.edge_client.decoding import Decoding
-from outrider.edge_client.speculative import SpeculativeLoop
+from outrider.edge_client.decode.cloud_only import stream_cloud_only
+from outrider.edge_client.decode.generation_state import Decoding
+from outrider.edge_client.decode.speculative import SpeculativeLoop
 
 _EVERY = 4  # tokens to one look
 _TRIP_EVERY_S = 1.0

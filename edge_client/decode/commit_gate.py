@@ -9,8 +9,8 @@ from __future__ import annotations
 from outrider.common.types import Draft, Origin
 from outrider.edge_client.core.events import TokenEvent
 from outrider.edge_client.core.stats import RoundRecord
-from outrider.edge_client.decoding import Decoding
-from outrider.edge_client.fallback import keep
+from outrider.edge_client.decode.fallback import keep
+from outrider.edge_client.decode.generation_state import Decoding
 from outrider.edge_client.gate.gate import GateUse, Judgement
 
 # An id and its origin take six bytes of a message at most; half of it is for them.

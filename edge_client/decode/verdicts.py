@@ -14,8 +14,8 @@ from outrider.common.types import (
     VerifyRequest,
 )
 from outrider.edge_client.core.stats import RoundRecord
-from outrider.edge_client.correction import PendingCorrection
-from outrider.edge_client.rounds import Round
+from outrider.edge_client.decode.correction import PendingCorrection
+from outrider.edge_client.decode.rounds import Round
 from outrider.edge_client.transport.remote_verifier import Answer
 
 _ORIGIN_OF = {CorrectionKind.CORRECTION: Origin.CORRECTION, CorrectionKind.BONUS: Origin.BONUS}

@@ -10,8 +10,8 @@ from outrider.common.errors import IncompatibleError, RoundFailedError
 from outrider.common.types import Opened, OpenRequest, Origin, RoundError, RoundErrorCode
 from outrider.edge_client.core.events import SessionEvent
 from outrider.edge_client.core.options import Mode, OnTimeout
-from outrider.edge_client.decoding import Decoding
-from outrider.edge_client.reverify import hold_against
+from outrider.edge_client.decode.generation_state import Decoding
+from outrider.edge_client.decode.reverify import hold_against
 from outrider.edge_client.transport.remote_verifier import SessionLostError
 
 PROTOCOL_VERSION = 1

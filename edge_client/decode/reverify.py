@@ -23,11 +23,11 @@ from outrider.edge_client.core.events import (
     SessionEvent,
     TokenEvent,
 )
+from outrider.edge_client.decode.verdicts import tokens_of
 from outrider.edge_client.gate.gate import GateUse
-from outrider.edge_client.verdicts import tokens_of
 
 if TYPE_CHECKING:
-    from outrider.edge_client.decoding import Decoding
+    from outrider.edge_client.decode.generation_state import Decoding
 
 
 def kept_for_round(decoding: Decoding) -> TokenIds:

@@ -13,12 +13,12 @@ from outrider.common.types import FinishReason, GeneratedTokens, GenerateRequest
 from outrider.edge_client.core.events import SessionEvent
 from outrider.edge_client.core.options import Mode, OnTimeout
 from outrider.edge_client.core.stats import RoundRecord
-from outrider.edge_client.decoding import Decoding
-from outrider.edge_client.opening import open_session
+from outrider.edge_client.decode.generation_state import Decoding
+from outrider.edge_client.decode.opening import open_session
 from outrider.edge_client.transport.remote_verifier import SessionLostError, UnknownPrefixError
 
 if TYPE_CHECKING:
-    from outrider.edge_client.auto import StreamWatch
+    from outrider.edge_client.decode.auto import StreamWatch
 
 _MAX_SILENCE_S = 10.0
 

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 from outrider.common.types import Draft, Signals, TokenIds
 from outrider.edge_client.controller.depth.base import DepthPolicy
+from outrider.edge_client.decode.token_buffer import SessionText
 from outrider.edge_client.drafting.base import ShouldStop, Stop
 from outrider.edge_client.drafting.drafter import Drafter
 from outrider.edge_client.gate.gate import Gate, Judgement
 from outrider.edge_client.gate.rules import CONTEXT_TOKENS
-from outrider.edge_client.text import SessionText
 
 
 @dataclass(slots=True)

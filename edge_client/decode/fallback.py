@@ -14,7 +14,7 @@ from outrider.common.errors import LinkError, RoundTimeoutError
 from outrider.common.types import Draft, Origin, TokenIds
 from outrider.edge_client.core.events import SessionEvent, TokenEvent
 from outrider.edge_client.core.options import OnTimeout
-from outrider.edge_client.decoding import Decoding
+from outrider.edge_client.decode.generation_state import Decoding
 
 log = logging.getLogger(__name__)
 
