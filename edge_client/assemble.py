@@ -13,7 +13,9 @@ from outrider.common.errors import IncompatibleError, InvalidFieldError, UsageEr
 from outrider.common.sampling.processors import check_sampling_params
 from outrider.common.stopping import check_stop_params
 from outrider.common.types import Method, SamplingParams, StopParams, TokenIds
-from outrider.edge_client.config import RunConfig, default_draft_dir
+from outrider.edge_client.config.gate import create_gate, gate_settings
+from outrider.edge_client.config.methods import check_method, make_method_params, support_size
+from outrider.edge_client.config.run_config import RunConfig, default_draft_dir
 from outrider.edge_client.controller.acceptance_prior import Experience
 from outrider.edge_client.controller.depth.registry import create_depth_policy
 from outrider.edge_client.controller.window import Pipelining, RoundWindow, create_window
@@ -21,8 +23,6 @@ from outrider.edge_client.core.options import Mode, OnTimeout, SessionOptions
 from outrider.edge_client.drafting.base import DraftModel
 from outrider.edge_client.drafting.onnx.dropout_cost import DropoutCost
 from outrider.edge_client.drafting.registry import WITHOUT_MODEL, create_draft_model
-from outrider.edge_client.gate.settings import create_gate, gate_settings
-from outrider.edge_client.method_options import check_method, make_method_params, support_size
 from outrider.edge_client.session import EdgeSession, new_session_id
 from outrider.edge_client.tokenization.tokenizer import EdgeTokenizer
 from outrider.edge_client.transport.deadline import RoundDeadline

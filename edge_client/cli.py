@@ -13,7 +13,7 @@ from types import ModuleType
 from outrider.common.config.arguments import VerbParser
 from outrider.common.errors import OutriderError, UsageError
 from outrider.common.process.version import own_version
-from outrider.edge_client.commands.configured import COLOUR_NOTE, CONFIG_NOTE, add_config, load_run_config
+from outrider.edge_client.config.flags import COLOUR_NOTE, CONFIG_NOTE, add_config, load_run_config
 
 # Verbs with a module of their own, imported for that verb alone: `add_arguments(parser)`, `main(namespace)`.
 _VERBS_ELSEWHERE = {

@@ -25,7 +25,7 @@ from outrider.common.plan_samples import (
 from outrider.common.planning import MAX_DRAFT_TOKENS
 from outrider.common.types import ModelInfo
 from outrider.edge_client.assemble import Edge
-from outrider.edge_client.config import RunConfig
+from outrider.edge_client.config.run_config import RunConfig
 from outrider.edge_client.core.stats import RoundRecord
 
 LENGTHS = (8, 1, 4, 0, 12, 2)  # 0: what a verification takes without any draft

@@ -15,13 +15,13 @@ from outrider.edge_client.calibration.passages import Passage
 from outrider.edge_client.calibration.quantiles import thresholds_at
 from outrider.edge_client.calibration.samples import Sample, draft_along
 from outrider.edge_client.calibration.target_loss import target_nats
-from outrider.edge_client.config import RunConfig
+from outrider.edge_client.config.gate import without_gate
+from outrider.edge_client.config.methods import support_size
+from outrider.edge_client.config.run_config import RunConfig
 from outrider.edge_client.controller.depth.registry import create_depth_policy
 from outrider.edge_client.core.options import Mode, OnTimeout
 from outrider.edge_client.gate.gate import GateUse
-from outrider.edge_client.gate.settings import without_gate
 from outrider.edge_client.gate.thresholds import GateThresholds
-from outrider.edge_client.method_options import support_size
 from outrider.edge_client.session import SessionResult, new_session_id
 
 

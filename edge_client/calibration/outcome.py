@@ -13,9 +13,9 @@ from outrider.edge_client.calibration.curve_text import curve_table
 from outrider.edge_client.calibration.passages import ValidationText
 from outrider.edge_client.calibration.quantiles import Sorting, by_name, sort_samples, thresholds_at
 from outrider.edge_client.calibration.samples import Sample
-from outrider.edge_client.config import RunConfig
+from outrider.edge_client.config.gate import split_names
+from outrider.edge_client.config.run_config import RunConfig
 from outrider.edge_client.gate.file import GateFile
-from outrider.edge_client.gate.settings import split_names
 from outrider.edge_client.gate.words import count_words, packed
 
 _UNITS = {"nll": "nats", "entropy": "bits", "margin": "", "variance": "nats²"}

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from outrider.common.config.loader import add_flags
 from outrider.common.errors import UsageError
 from outrider.edge_client.commands.progress import show_progress
-from outrider.edge_client.config import RunConfig
+from outrider.edge_client.config.run_config import RunConfig
 
 if TYPE_CHECKING:
     from outrider.edge_client.assemble import Edge
@@ -96,7 +96,7 @@ def main(namespace: argparse.Namespace) -> int:
     from outrider.edge_client.assemble import create_edge
     from outrider.edge_client.calibration.measuring import ungated, with_variance
     from outrider.edge_client.calibration.passages import read_texts
-    from outrider.edge_client.commands.configured import load_run_config
+    from outrider.edge_client.config.flags import load_run_config
     from outrider.edge_client.transport.link.probe import probe
     from outrider.edge_client.transport.link.security import link_security
 
@@ -209,8 +209,8 @@ def _check_percentile(value: float, flag: str) -> None:
 
 def _check_rules(config: RunConfig) -> None:
     """Raises `UsageError` for rules that are none, or lack something. Words will be counted."""
+    from outrider.edge_client.config.gate import split_names
     from outrider.edge_client.gate.rules import RuleNeeds, create_rules
-    from outrider.edge_client.gate.settings import split_names
     from outrider.edge_client.gate.words import WordCounts
 
     names = split_names(config.gate_rules)
@@ -221,7 +221,7 @@ def _check_rules(config: RunConfig) -> None:
 
 def _embedded_text(config: RunConfig) -> Path:
     """Raises `UsageError` where there is none, or where it is not of the kind that the draft writes."""
-    from outrider.edge_client.config import default_draft_dir
+    from outrider.edge_client.config.run_config import default_draft_dir
 
     path = default_draft_dir().parent / "prompts.jsonl"
     if config.draft or not path.is_file():

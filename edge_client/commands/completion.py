@@ -28,7 +28,7 @@ def main(namespace: argparse.Namespace) -> int:
         raise UsageError("completion needs shtab: pip install 'outrider[edge]'") from error
     from outrider.common.config.fields import leaves
     from outrider.edge_client.cli import whole_parser
-    from outrider.edge_client.config import RunConfig
+    from outrider.edge_client.config.run_config import RunConfig
 
     parser = whole_parser()
     choices = {leaf.key: leaf.option.choices for leaf in leaves(RunConfig) if leaf.option.choices}

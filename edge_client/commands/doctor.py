@@ -8,8 +8,8 @@ import sys
 
 from outrider.common.errors import OutriderError
 from outrider.common.process.logs import setup_logging
-from outrider.edge_client.commands.configured import CONFIG_NOTE, add_config, load_run_config
-from outrider.edge_client.config import RunConfig
+from outrider.edge_client.config.flags import CONFIG_NOTE, add_config, load_run_config
+from outrider.edge_client.config.run_config import RunConfig
 from outrider.edge_client.doctor.finding import Finding, Status, fault, skipped
 
 _DESCRIPTION = """\

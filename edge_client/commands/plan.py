@@ -18,7 +18,7 @@ from outrider.common.errors import UsageError
 from outrider.common.plan_samples import Standing
 from outrider.common.planning import ASSUMED, GIVEN, MAX_DRAFT_TOKENS, Known, PlanParts, make_plan
 from outrider.edge_client.commands.progress import show_progress
-from outrider.edge_client.config import RunConfig
+from outrider.edge_client.config.run_config import RunConfig
 from outrider.edge_client.plan_text import plan_json, plan_text
 
 _DURATIONS = {  # by part: flag, and what it is
@@ -175,7 +175,7 @@ def _measure(
     """What flags leave open, measured; labels of both ends; and what JSON says of the measurement."""
     from outrider.common.process.logs import setup_logging
     from outrider.edge_client.assemble import create_edge
-    from outrider.edge_client.commands.configured import load_run_config
+    from outrider.edge_client.config.flags import load_run_config
     from outrider.edge_client.plan_measure import PROMPTS, measure, parts_from
 
     seconds = namespace.measure_s

@@ -7,8 +7,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from outrider.edge_client.commands.configured import load_run_config
-from outrider.edge_client.config import RunConfig
+from outrider.edge_client.config.flags import load_run_config
+from outrider.edge_client.config.run_config import RunConfig
 from outrider.edge_client.daemon.keys import read_keys
 from outrider.edge_client.daemon_client import ask_daemon
 

@@ -16,7 +16,7 @@ from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from outrider.common.config.addresses import is_loopback, split_address
-from outrider.edge_client.daemon.config import ServeConfig
+from outrider.edge_client.config.serve import ServeConfig
 from outrider.edge_client.daemon.errors import ApiError
 
 if TYPE_CHECKING:

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 from outrider.common.config.loader import Loaded
 from outrider.common.errors import UsageError
 from outrider.common.process.logs import setup_logging
-from outrider.edge_client.commands.configured import add_config, load_run_config
-from outrider.edge_client.config import RunConfig
+from outrider.edge_client.config.flags import add_config, load_run_config
+from outrider.edge_client.config.run_config import RunConfig
 
 if TYPE_CHECKING:
     from outrider.edge_client.daemon.service import Daemon

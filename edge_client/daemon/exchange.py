@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from starlette.types import Receive, Scope, Send
 
+from outrider.edge_client.config.methods import judging_method
 from outrider.edge_client.core.events import EndEvent, SessionEvent
 from outrider.edge_client.core.live_stats import LiveStats
 from outrider.edge_client.daemon.activity import Entry
@@ -25,7 +26,6 @@ from outrider.edge_client.daemon.requests import parse_request
 from outrider.edge_client.daemon.shapes import Shaper
 from outrider.edge_client.daemon.usage import make_usage
 from outrider.edge_client.daemon.wire import ClientGone, Wire
-from outrider.edge_client.method_options import judging_method
 
 if TYPE_CHECKING:
     from outrider.edge_client.daemon.service import Daemon, Prepared

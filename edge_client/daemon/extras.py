@@ -9,7 +9,7 @@ from typing import Any
 from outrider.common.config.fields import Leaf, leaves
 from outrider.common.config.loader import check_value, did_you_mean
 from outrider.common.errors import ConfigError
-from outrider.edge_client.config import RunConfig
+from outrider.edge_client.config.run_config import RunConfig
 from outrider.edge_client.daemon import fields
 from outrider.edge_client.daemon.errors import ApiError, invalid
 from outrider.edge_client.daemon.parsed import ParsedRequest

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from outrider.common.errors import UsageError
-from outrider.edge_client.daemon.config import ServeConfig
+from outrider.edge_client.config.serve import ServeConfig
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,14 +9,14 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from outrider.edge_client.config import RunConfig
+from outrider.edge_client.config.gate import GATE_KEYS, has_place, without_gate
+from outrider.edge_client.config.methods import METHODS_OF, judging_method, why_no_reverify
+from outrider.edge_client.config.run_config import RunConfig
 from outrider.edge_client.controller.window import Pipelining
 from outrider.edge_client.core.options import Mode
 from outrider.edge_client.daemon.errors import unsupported
 from outrider.edge_client.daemon.parsed import ParsedRequest
 from outrider.edge_client.gate.gate import GateUse
-from outrider.edge_client.gate.settings import GATE_KEYS, has_place, without_gate
-from outrider.edge_client.method_options import METHODS_OF, judging_method, why_no_reverify
 
 _IN_ROUNDS = (Mode.SPECULATIVE, Mode.AUTO)
 

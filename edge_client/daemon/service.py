@@ -13,11 +13,11 @@ from outrider.common.config.loader import Loaded
 from outrider.common.errors import UsageError
 from outrider.common.types import Method, SamplingParams
 from outrider.edge_client.assemble import Edge, create_edge, create_link, draw_seed
-from outrider.edge_client.config import RunConfig, default_draft_dir
+from outrider.edge_client.config.run_config import RunConfig, default_draft_dir
+from outrider.edge_client.config.serve import SECTION, ServeConfig
 from outrider.edge_client.core.options import Mode
 from outrider.edge_client.daemon.activity import Activity
 from outrider.edge_client.daemon.admission import Admission
-from outrider.edge_client.daemon.config import SECTION, ServeConfig
 from outrider.edge_client.daemon.errors import ApiError
 from outrider.edge_client.daemon.keys import Keys
 from outrider.edge_client.daemon.metrics import DaemonMetrics

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from outrider.edge_client.config import RunConfig
-from outrider.edge_client.method_options import judging_method
+from outrider.edge_client.config.methods import judging_method
+from outrider.edge_client.config.run_config import RunConfig
 from outrider.edge_client.session import SessionResult
 
 # Of the summary that `run --json` prints too.

@@ -14,7 +14,7 @@ from starlette.datastructures import Headers
 from starlette.responses import JSONResponse
 from starlette.types import Message, Receive, Scope, Send
 
-from outrider.edge_client.daemon.config import ServeConfig
+from outrider.edge_client.config.serve import ServeConfig
 from outrider.edge_client.daemon.errors import ApiError
 
 log = logging.getLogger(__name__)

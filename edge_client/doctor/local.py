@@ -10,7 +10,7 @@ from pathlib import Path
 from outrider.common.errors import OutriderError
 from outrider.common.types import SamplingParams
 from outrider.edge_client.assemble import Edge, create_edge
-from outrider.edge_client.config import RunConfig, default_draft_dir
+from outrider.edge_client.config.run_config import RunConfig, default_draft_dir
 from outrider.edge_client.doctor.finding import Finding, fault, ok, skipped, warning
 from outrider.edge_client.tokenization.chat_template import load_chat_template
 

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from outrider.edge_client.config import RunConfig
+from outrider.edge_client.config.run_config import RunConfig
 from outrider.experiments.links.base import LinkRealisation, create_realisation
 from outrider.experiments.links.profile import LinkProfile
 from outrider.experiments.processes import running_verifier

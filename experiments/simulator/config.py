@@ -12,7 +12,7 @@ from outrider.cloud_verifier.config import ServeConfig
 from outrider.common.config.fields import shown
 from outrider.common.config.loader import load_config, option
 from outrider.common.errors import ConfigError, UsageError
-from outrider.edge_client.config import RunConfig
+from outrider.edge_client.config.run_config import RunConfig
 from outrider.experiments.links.profiles import LinkProfile, load_profile
 from outrider.experiments.simulator.network import BALANCES
 from outrider.experiments.simulator.times import (

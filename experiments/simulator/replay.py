@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 from outrider.common.types import SamplingParams, TokenIds
 from outrider.edge_client.assemble import Edge, create_edge
-from outrider.edge_client.config import RunConfig
+from outrider.edge_client.config.run_config import RunConfig
 from outrider.edge_client.core.options import Mode
 from outrider.edge_client.drafting.onnx.model import OnnxDraftModel
 from outrider.edge_client.session import SessionResult

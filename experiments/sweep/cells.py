@@ -10,9 +10,9 @@ from typing import Any
 
 from outrider.common.errors import ConfigError
 from outrider.common.types import Method
+from outrider.edge_client.config.methods import METHODS_OF
 from outrider.edge_client.controller.depth.fixed import DEFAULT_DEPTH
 from outrider.edge_client.core.options import Mode
-from outrider.edge_client.method_options import METHODS_OF
 from outrider.experiments.links.profiles import LinkProfile
 from outrider.experiments.sweep.config import MIN_REPEATS, SweepConfig, Variant
 from outrider.experiments.sweep.records import BASELINES, NO_LINK

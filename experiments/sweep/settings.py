@@ -8,7 +8,7 @@ from typing import Any
 from outrider.common.config.fields import leaves, shown
 from outrider.common.config.loader import load_config
 from outrider.common.errors import ConfigError
-from outrider.edge_client.config import RunConfig
+from outrider.edge_client.config.run_config import RunConfig
 
 # What the sweep itself sets, by its own keys.
 _EDGE_AXES = {

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import cast
 
 from outrider.edge_client.assemble import Edge
-from outrider.edge_client.config import RunConfig
+from outrider.edge_client.config.run_config import RunConfig
 from outrider.edge_client.core.options import Mode
 from outrider.edge_client.tokenization.tokenizer import EdgeTokenizer
 from outrider.experiments.synthetic.draft import SyntheticDraft, SyntheticTokenizer

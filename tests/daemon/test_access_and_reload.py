@@ -15,7 +15,7 @@ import pytest
 from support.daemons import DaemonProcess, running_daemon, wait_until
 
 from outrider.cloud_verifier.server import VerifierServer
-from outrider.edge_client.daemon.config import ServeConfig
+from outrider.edge_client.config.serve import ServeConfig
 from outrider.edge_client.daemon.routes import make_routes
 from outrider.experiments.processes import run_edge
 

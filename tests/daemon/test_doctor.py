@@ -15,7 +15,7 @@ from support.server import serving
 from outrider.cloud_verifier.config import ServeConfig
 from outrider.cloud_verifier.server import VerifierServer
 from outrider.edge_client.commands.doctor import examine
-from outrider.edge_client.config import RunConfig
+from outrider.edge_client.config.run_config import RunConfig
 from outrider.edge_client.doctor.finding import Finding, Status
 from outrider.experiments.dev_security import DevSecurity, make_dev_security
 from outrider.experiments.processes import run_edge

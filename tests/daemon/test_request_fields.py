@@ -9,8 +9,8 @@ import pytest
 
 from outrider.common.config.fields import leaves
 from outrider.common.errors import UsageError
-from outrider.edge_client.config import RunConfig
-from outrider.edge_client.daemon.config import SECTION
+from outrider.edge_client.config.run_config import RunConfig
+from outrider.edge_client.config.serve import SECTION
 from outrider.edge_client.daemon.errors import ApiError, from_failure
 from outrider.edge_client.daemon.parsed import Kind, ParsedRequest
 from outrider.edge_client.daemon.request_config import config_of

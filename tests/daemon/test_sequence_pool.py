@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from outrider.common.types import Draft, SamplingParams
-from outrider.edge_client.config import default_draft_dir
+from outrider.edge_client.config.run_config import default_draft_dir
 from outrider.edge_client.drafting.onnx.model import OnnxDraftModel
 from outrider.edge_client.drafting.pool import DraftLease, SequencePool, common_prefix
 from outrider.edge_client.drafting.prompt_lookup import PromptLookupModel

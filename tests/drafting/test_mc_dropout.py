@@ -18,7 +18,7 @@ from outrider.common.errors import ModelError, UsageError
 from outrider.common.noise.philox import Purpose
 from outrider.common.types import Draft, SamplingParams
 from outrider.edge_client.cli import main
-from outrider.edge_client.config import default_draft_dir
+from outrider.edge_client.config.run_config import default_draft_dir
 from outrider.edge_client.drafting.export.command import dropout_graph, export_draft
 from outrider.edge_client.drafting.export.dropout_graph import add_dropout
 from outrider.edge_client.drafting.onnx.dropout import Candidates, fill_masks, top_variance

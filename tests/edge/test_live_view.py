@@ -14,7 +14,7 @@ from outrider.common.errors import LinkError, UsageError
 from outrider.common.types import FinishReason, Origin
 from outrider.edge_client.cells import row_starts
 from outrider.edge_client.commands.run import run
-from outrider.edge_client.config import RunConfig
+from outrider.edge_client.config.run_config import RunConfig
 from outrider.edge_client.core.events import (
     EndEvent,
     MarkClearedEvent,

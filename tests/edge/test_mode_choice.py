@@ -9,7 +9,7 @@ import pytest
 
 from outrider.common.errors import UsageError
 from outrider.edge_client.assemble import make_window
-from outrider.edge_client.config import RunConfig
+from outrider.edge_client.config.run_config import RunConfig
 from outrider.edge_client.controller.mode_policy import MAX_IN_FLIGHT, ModeChoice, Way
 from outrider.edge_client.controller.window import Pipelining, create_window
 from outrider.edge_client.core.stats import RoundRecord

@@ -30,7 +30,8 @@ from outrider.common.types import (
     StopParams,
     VerifyRequest,
 )
-from outrider.edge_client.config import RunConfig
+from outrider.edge_client.config.methods import check_method
+from outrider.edge_client.config.run_config import RunConfig
 from outrider.edge_client.controller.depth.fixed import FixedDepth
 from outrider.edge_client.controller.mode_policy import ModeChoice, Way
 from outrider.edge_client.controller.window import RoundWindow
@@ -45,7 +46,6 @@ from outrider.edge_client.core.options import Mode, OnTimeout, SessionOptions
 from outrider.edge_client.daemon.generation import Generation
 from outrider.edge_client.decode.reverify import hold_back
 from outrider.edge_client.gate.gate import GateUse
-from outrider.edge_client.method_options import check_method
 from outrider.edge_client.session import EdgeSession, SessionResult
 from outrider.edge_client.transport.deadline import RoundDeadline
 from outrider.edge_client.transport.link.base import Connection

@@ -27,7 +27,7 @@ from outrider.common.planning import (
 )
 from outrider.edge_client.assemble import Edge
 from outrider.edge_client.cli import main
-from outrider.edge_client.config import RunConfig
+from outrider.edge_client.config.run_config import RunConfig
 from outrider.edge_client.controller.cost_model import LinkCosts, ModelCosts, fastest_round, tokens_per_s
 from outrider.edge_client.plan_measure import Samples, measure, parts_from
 from outrider.edge_client.plan_text import headline

@@ -27,7 +27,7 @@ from outrider.cloud_verifier.server import VerifierServer
 from outrider.common.errors import LinkError, LinkFaultError, UsageError
 from outrider.common.types import OpenRequest, SamplingParams
 from outrider.edge_client.cli import main
-from outrider.edge_client.config import RunConfig
+from outrider.edge_client.config.run_config import RunConfig
 from outrider.edge_client.transport.connection import Lifeline
 from outrider.edge_client.transport.link.base import CallRejectedError
 from outrider.edge_client.transport.link.channel import open_channel

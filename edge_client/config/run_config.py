@@ -8,8 +8,8 @@ from pathlib import Path
 from outrider.common.config.loader import option
 from outrider.common.methods import DEFAULT_SUPPORT_SIZE, MAX_SUPPORT_SIZE
 from outrider.common.types import Method
+from outrider.edge_client.config.serve import ServeConfig
 from outrider.edge_client.controller.depth.registry import DEPTH_POLICIES
-from outrider.edge_client.daemon.config import ServeConfig
 from outrider.edge_client.drafting.registry import DEFAULT_MAX_NGRAM, STRATEGIES
 from outrider.edge_client.gate.gate import GateUse
 from outrider.edge_client.gate.rules import RULES

@@ -5,7 +5,7 @@ from __future__ import annotations
 from outrider.common.errors import UsageError
 from outrider.common.methods import DEFAULT_SUPPORT_SIZE
 from outrider.common.types import Method, MethodParams
-from outrider.edge_client.config import RunConfig
+from outrider.edge_client.config.run_config import RunConfig
 from outrider.edge_client.core.options import Mode, OnTimeout
 from outrider.edge_client.gate.gate import GateUse
 

@@ -6,8 +6,8 @@ import argparse
 from pathlib import Path
 
 from outrider.common.config.loader import Loaded, add_flags, given_flags, load_config
-from outrider.edge_client.config import SCOPE, RunConfig
-from outrider.edge_client.daemon.config import SECTION
+from outrider.edge_client.config.run_config import SCOPE, RunConfig
+from outrider.edge_client.config.serve import SECTION
 
 _TITLES = {
     "verifier and draft": "verifier draft draft_strategy lookup_ngram draft_threads min_draft_ms",

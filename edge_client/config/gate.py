@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from outrider.common.errors import UsageError
-from outrider.edge_client.config import RunConfig
+from outrider.edge_client.config.run_config import RunConfig
 from outrider.edge_client.core.options import Mode
 from outrider.edge_client.drafting.base import DraftModel
 from outrider.edge_client.drafting.registry import WITHOUT_MODEL
