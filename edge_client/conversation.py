@@ -6,11 +6,11 @@ from dataclasses import replace
 
 from outrider.common.errors import UsageError
 from outrider.common.types import Method
-from outrider.edge_client.assemble import Edge, draw_seed
 from outrider.edge_client.config.run_config import RunConfig
 from outrider.edge_client.core.options import Mode
 from outrider.edge_client.drafting.pool import SequencePool
-from outrider.edge_client.session import EdgeSession
+from outrider.edge_client.session.factory import Edge, draw_seed
+from outrider.edge_client.session.session import EdgeSession
 from outrider.edge_client.tokenization.chat_template import ChatTemplate, Message
 
 _POOL_BYTES = 256 << 20

@@ -27,7 +27,7 @@ from outrider.edge_client.core.events import (
     TokenEvent,
 )
 from outrider.edge_client.core.live_stats import LiveStats
-from outrider.edge_client.session import EdgeSession
+from outrider.edge_client.session.session import EdgeSession
 
 _TICK_S = 0.08
 _STRUCK_S = 1.2  # how long what was taken back stays

@@ -24,9 +24,9 @@ from outrider.common.plan_samples import (
 )
 from outrider.common.planning import MAX_DRAFT_TOKENS
 from outrider.common.types import ModelInfo
-from outrider.edge_client.assemble import Edge
 from outrider.edge_client.config.run_config import RunConfig
 from outrider.edge_client.core.stats import RoundRecord
+from outrider.edge_client.session.factory import Edge
 
 LENGTHS = (8, 1, 4, 0, 12, 2)  # 0: what a verification takes without any draft
 FIRST_TOKENS, LATER_TOKENS = 24, 64  # of a session: the first turn is quick, later ones open less often

@@ -14,7 +14,7 @@ from outrider.common.errors import OutriderError, UsageError
 from outrider.edge_client.config.methods import judging_method
 from outrider.edge_client.conversation import Conversation
 from outrider.edge_client.core.options import Mode
-from outrider.edge_client.session import EdgeSession, SessionResult
+from outrider.edge_client.session.session import EdgeSession, SessionResult
 from outrider.edge_client.terminal import TextPrinter, readable, summary
 
 _MAX_HISTORY = 1000  # lines

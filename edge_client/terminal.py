@@ -17,7 +17,7 @@ from outrider.edge_client.core.events import (
     TokenEvent,
 )
 from outrider.edge_client.decode.reverify import hold_back
-from outrider.edge_client.session import SessionResult
+from outrider.edge_client.session.session import SessionResult
 
 _RESET = "\x1b[0m"
 _COLOURS = {

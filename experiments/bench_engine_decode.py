@@ -11,7 +11,7 @@ from typing import Any
 
 from outrider.edge_client.core.options import Mode
 from outrider.edge_client.drafting.onnx.model import OnnxDraftModel
-from outrider.edge_client.session import SessionResult
+from outrider.edge_client.session.session import SessionResult
 from outrider.edge_client.tokenization.tokenizer import EdgeTokenizer
 from outrider.experiments.bench_engine_setup import NUM_THREADS, Bench, Found, alternate, median_ratio
 from outrider.experiments.decoding import Case, Decoder

@@ -25,7 +25,7 @@ from outrider.common.types import (
     Verdict,
     VerifyRequest,
 )
-from outrider.edge_client.session import new_session_id
+from outrider.edge_client.session.session import new_session_id
 from outrider.experiments.bench_engine_setup import Bench, Found, alternate, median_ratio, time_s
 from outrider.experiments.load_recording import RecordedSession
 from outrider.experiments.results import at_most, judged

@@ -8,7 +8,7 @@ from dataclasses import asdict, replace
 from typing import Any, NamedTuple
 
 from outrider.common.types import CloseRequest, Verdict
-from outrider.edge_client.session import new_session_id
+from outrider.edge_client.session.session import new_session_id
 from outrider.edge_client.transport.link.grpc_link import GrpcLink
 from outrider.experiments.bench_engine_setup import Bench, Found, generate_load, running_stub
 from outrider.experiments.load_recording import RecordedSession

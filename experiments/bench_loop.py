@@ -34,7 +34,7 @@ from outrider.common.types import (
 from outrider.edge_client.controller.depth.fixed import FixedDepth
 from outrider.edge_client.core.options import SessionOptions
 from outrider.edge_client.drafting.base import ShouldStop
-from outrider.edge_client.session import EdgeSession
+from outrider.edge_client.session.session import EdgeSession
 from outrider.edge_client.transport.deadline import RoundDeadline
 from outrider.edge_client.transport.link.base import Traffic
 from outrider.edge_client.transport.remote_verifier import RemoteVerifier

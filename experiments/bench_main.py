@@ -20,7 +20,7 @@ from typing import Any
 from outrider.edge_client.controller.cost_model import LinkCosts, ModelCosts, tokens_per_s
 from outrider.edge_client.core.options import Mode
 from outrider.edge_client.drafting.onnx.model import OnnxDraftModel
-from outrider.edge_client.session import SessionResult
+from outrider.edge_client.session.session import SessionResult
 from outrider.edge_client.tokenization.tokenizer import EdgeTokenizer
 from outrider.experiments.bench_draft import measure_draft
 from outrider.experiments.decoding import Case, Decoder

@@ -21,7 +21,7 @@ from outrider.common.methods import MAX_SUPPORT_SIZE
 from outrider.common.types import Method
 from outrider.edge_client.core.options import Mode
 from outrider.edge_client.drafting.registry import create_draft_model
-from outrider.edge_client.session import SessionResult
+from outrider.edge_client.session.session import SessionResult
 from outrider.edge_client.tokenization.tokenizer import EdgeTokenizer
 from outrider.experiments.bench_methods_exact import ask_tests
 from outrider.experiments.bench_methods_kernels import measure_cpu_verify, time_methods

@@ -16,10 +16,10 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from outrider.common.errors import OutriderError
-from outrider.edge_client.assemble import Edge, create_edge
 from outrider.edge_client.config.run_config import RunConfig
 from outrider.edge_client.core.events import MarkClearedEvent, RolledBackEvent, SessionEvent, TokenEvent
-from outrider.edge_client.session import EdgeSession
+from outrider.edge_client.session.factory import Edge, create_edge
+from outrider.edge_client.session.session import EdgeSession
 from outrider.edge_client.transport.breaker import PROBE_INTERVAL_S
 from outrider.experiments.links.base import OpenLink, create_realisation
 from outrider.experiments.links.profile import LinkProfile, Outage

@@ -22,7 +22,7 @@ from outrider.edge_client.controller.depth.registry import DEPTH_POLICIES, creat
 from outrider.edge_client.controller.window import Pipelining, create_window
 from outrider.edge_client.core.events import SessionEvent, TokenEvent
 from outrider.edge_client.core.options import Mode
-from outrider.edge_client.session import SessionResult
+from outrider.edge_client.session.session import SessionResult
 from outrider.experiments.bench_matrix import best_realisation
 from outrider.experiments.decoding import Case, Decoder
 from outrider.experiments.links.base import LinkRealisation, OpenLink, create_realisation

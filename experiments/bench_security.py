@@ -17,7 +17,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from outrider.common.types import CloseRequest, Verdict
-from outrider.edge_client.session import new_session_id
+from outrider.edge_client.session.session import new_session_id
 from outrider.edge_client.transport.link.base import Connection
 from outrider.edge_client.transport.link.grpc_link import GrpcLink
 from outrider.edge_client.transport.link.security import PLAINTEXT, LinkSecurity

@@ -15,7 +15,7 @@ from outrider.edge_client.controller.window import RoundWindow
 from outrider.edge_client.core.events import SessionEvent
 from outrider.edge_client.core.options import Mode, OnTimeout, SessionOptions
 from outrider.edge_client.drafting.base import DraftModel
-from outrider.edge_client.session import EdgeSession, SessionResult, new_session_id
+from outrider.edge_client.session.session import EdgeSession, SessionResult, new_session_id
 from outrider.edge_client.tokenization.tokenizer import EdgeTokenizer
 from outrider.edge_client.transport.deadline import RoundDeadline
 from outrider.edge_client.transport.link.grpc_link import GrpcLink

@@ -25,7 +25,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from outrider.common.errors import LinkError, UsageError
-from outrider.edge_client.session import new_session_id
+from outrider.edge_client.session.session import new_session_id
 from outrider.edge_client.transport.link.grpc_link import GrpcLink
 from outrider.experiments.command import run_command
 from outrider.experiments.load_recording import Recording

@@ -22,7 +22,7 @@ from outrider.common.types import (
     SamplingParams,
     SessionRequest,
 )
-from outrider.edge_client.session import new_session_id
+from outrider.edge_client.session.session import new_session_id
 from outrider.experiments.load_stream import METHOD, MIN_RETRY_S, TENANT_KEY
 from outrider.experiments.load_wire import StreamLost, WireConnection
 

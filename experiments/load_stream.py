@@ -13,7 +13,7 @@ from dataclasses import replace
 from outrider.common import codec
 from outrider.common.pb import outrider_pb2 as pb
 from outrider.common.types import CloseRequest
-from outrider.edge_client.session import new_session_id
+from outrider.edge_client.session.session import new_session_id
 from outrider.experiments.load_recording import RecordedSession
 from outrider.experiments.load_report import Refusal, RoundSample, Tally
 from outrider.experiments.load_wire import StreamLost, WireConnection

@@ -19,7 +19,7 @@ from outrider.edge_client.core.stats import RoundRecord
 from outrider.edge_client.drafting.base import DraftModel
 from outrider.edge_client.drafting.export.command import export_draft
 from outrider.edge_client.drafting.registry import create_draft_model
-from outrider.edge_client.session import SessionResult
+from outrider.edge_client.session.session import SessionResult
 from outrider.edge_client.tokenization.tokenizer import EdgeTokenizer
 from outrider.experiments.bench_main import conditional_acceptance
 from outrider.experiments.decoding import Case, Decoder

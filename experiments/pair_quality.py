@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from outrider.common.types import FinishReason
-from outrider.edge_client.session import SessionResult
+from outrider.edge_client.session.session import SessionResult
 from outrider.training.corpus import read_held_out
 from outrider.training.data import Tokens
 from outrider.training.evaluate import Evaluator

@@ -10,7 +10,7 @@ from typing import cast
 
 from outrider.edge_client.core.options import Mode
 from outrider.edge_client.core.stats import RoundRecord
-from outrider.edge_client.session import SessionResult
+from outrider.edge_client.session.session import SessionResult
 from outrider.edge_client.tokenization.tokenizer import EdgeTokenizer
 from outrider.experiments.decoding import Case, Decoder
 from outrider.experiments.processes import running_verifier

@@ -28,7 +28,7 @@ from outrider.common.types import (
     VerifyRequest,
 )
 from outrider.edge_client.drafting.base import DraftModel
-from outrider.edge_client.session import new_session_id
+from outrider.edge_client.session.session import new_session_id
 from outrider.edge_client.transport.link.base import Connection
 from outrider.experiments.command import run_command
 from outrider.experiments.load_recording import RecordedRound, RecordedSession, Recording

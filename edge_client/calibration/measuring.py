@@ -9,7 +9,6 @@ from pathlib import Path
 
 from outrider.common.methods import num_support
 from outrider.common.types import Method, Origin, TokenIds
-from outrider.edge_client.assemble import Edge, create_link, make_sampling
 from outrider.edge_client.calibration.curve import KEEP_ALL, NO_GATE, Curve, Write, Written, measure_curve
 from outrider.edge_client.calibration.passages import Passage
 from outrider.edge_client.calibration.quantiles import thresholds_at
@@ -22,7 +21,8 @@ from outrider.edge_client.controller.depth.registry import create_depth_policy
 from outrider.edge_client.core.options import Mode, OnTimeout
 from outrider.edge_client.gate.gate import GateUse
 from outrider.edge_client.gate.thresholds import GateThresholds
-from outrider.edge_client.session import SessionResult, new_session_id
+from outrider.edge_client.session.factory import Edge, create_link, make_sampling
+from outrider.edge_client.session.session import SessionResult, new_session_id
 
 
 class Calibration:

@@ -17,11 +17,11 @@ from outrider.edge_client.commands.progress import show_progress
 from outrider.edge_client.config.run_config import RunConfig
 
 if TYPE_CHECKING:
-    from outrider.edge_client.assemble import Edge
     from outrider.edge_client.calibration.curve import Curve
     from outrider.edge_client.calibration.outcome import Outcome
     from outrider.edge_client.calibration.passages import ValidationText
     from outrider.edge_client.gate.file import GateFile
+    from outrider.edge_client.session.factory import Edge
 
 PERCENTILES = (50.0, 60.0, 70.0, 80.0, 90.0, 95.0, 99.0)
 _BAR = 24  # characters of the progress bar
@@ -93,10 +93,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def main(namespace: argparse.Namespace) -> int:
     """Returns 0; `OutriderError` says what is wrong."""
     from outrider.common.process.logs import setup_logging
-    from outrider.edge_client.assemble import create_edge
     from outrider.edge_client.calibration.measuring import ungated, with_variance
     from outrider.edge_client.calibration.passages import read_texts
     from outrider.edge_client.config.flags import load_run_config
+    from outrider.edge_client.session.factory import create_edge
     from outrider.edge_client.transport.link.probe import probe
     from outrider.edge_client.transport.link.security import link_security
 

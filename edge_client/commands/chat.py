@@ -8,13 +8,13 @@ import sys
 from pathlib import Path
 
 from outrider.common.process.logs import setup_logging
-from outrider.edge_client.assemble import create_edge
 from outrider.edge_client.config.flags import add_config, load_run_config
 from outrider.edge_client.config.gate import gate_warning
 from outrider.edge_client.config.methods import warning
 from outrider.edge_client.config.run_config import RunConfig, default_draft_dir
 from outrider.edge_client.conversation import Conversation
 from outrider.edge_client.repl import Repl
+from outrider.edge_client.session.factory import create_edge
 from outrider.edge_client.tokenization.chat_template import ChatTemplate, load_chat_template
 
 _DESCRIPTION = """\

@@ -174,9 +174,9 @@ def _measure(
 ) -> tuple[PlanParts, tuple[str, ...], dict[str, Any]]:
     """What flags leave open, measured; labels of both ends; and what JSON says of the measurement."""
     from outrider.common.process.logs import setup_logging
-    from outrider.edge_client.assemble import create_edge
     from outrider.edge_client.config.flags import load_run_config
     from outrider.edge_client.plan_measure import PROMPTS, measure, parts_from
+    from outrider.edge_client.session.factory import create_edge
 
     seconds = namespace.measure_s
     if not 0 < seconds < math.inf:

@@ -16,13 +16,13 @@ from typing import TYPE_CHECKING
 from outrider.common.errors import OutriderError, UsageError
 from outrider.common.process.logs import setup_logging
 from outrider.common.types import FinishReason, ModelInfo, TokenLogprobs
-from outrider.edge_client.assemble import Edge, create_edge, draw_seed
 from outrider.edge_client.config.gate import gate_warning
 from outrider.edge_client.config.methods import judging_method, warning
 from outrider.edge_client.config.run_config import RunConfig
 from outrider.edge_client.core.events import SessionEvent
 from outrider.edge_client.core.options import Mode
-from outrider.edge_client.session import EdgeSession, SessionResult
+from outrider.edge_client.session.factory import Edge, create_edge, draw_seed
+from outrider.edge_client.session.session import EdgeSession, SessionResult
 from outrider.edge_client.terminal import TextPrinter, can_redraw, readable, summary
 from outrider.edge_client.tokenization.tokenizer import EdgeTokenizer
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from outrider.edge_client.core.live_stats import LiveStats
 from outrider.edge_client.daemon.parsed import ParsedRequest
-from outrider.edge_client.session import EdgeSession
+from outrider.edge_client.session.session import EdgeSession
 
 
 @dataclass(slots=True)

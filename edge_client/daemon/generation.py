@@ -9,7 +9,7 @@ import threading
 from outrider.common.errors import OutriderError
 from outrider.edge_client.core.events import SessionEvent
 from outrider.edge_client.decode.reverify import hold_back
-from outrider.edge_client.session import EdgeSession
+from outrider.edge_client.session.session import EdgeSession
 
 log = logging.getLogger(__name__)
 

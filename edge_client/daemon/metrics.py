@@ -10,7 +10,7 @@ from prometheus_client.core import GaugeMetricFamily, InfoMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from outrider.common.process.version import own_version
-from outrider.edge_client.session import SessionResult
+from outrider.edge_client.session.session import SessionResult
 
 if TYPE_CHECKING:
     from outrider.edge_client.daemon.service import Daemon

@@ -12,7 +12,6 @@ from outrider.common.config.addresses import is_loopback, split_address
 from outrider.common.config.loader import Loaded
 from outrider.common.errors import UsageError
 from outrider.common.types import Method, SamplingParams
-from outrider.edge_client.assemble import Edge, create_edge, create_link, draw_seed
 from outrider.edge_client.config.run_config import RunConfig, default_draft_dir
 from outrider.edge_client.config.serve import SECTION, ServeConfig
 from outrider.edge_client.core.options import Mode
@@ -27,7 +26,8 @@ from outrider.edge_client.daemon.verifier_watch import VerifierWatch
 from outrider.edge_client.drafting.pool import DraftLease, SequencePool
 from outrider.edge_client.drafting.registry import WITHOUT_MODEL
 from outrider.edge_client.drafting.spec import SPEC_FILE
-from outrider.edge_client.session import EdgeSession, new_session_id
+from outrider.edge_client.session.factory import Edge, create_edge, create_link, draw_seed
+from outrider.edge_client.session.session import EdgeSession, new_session_id
 from outrider.edge_client.tokenization.chat_template import ChatTemplate, load_chat_template
 
 log = logging.getLogger(__name__)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from outrider.edge_client.config.methods import judging_method
 from outrider.edge_client.config.run_config import RunConfig
-from outrider.edge_client.session import SessionResult
+from outrider.edge_client.session.session import SessionResult
 
 # Of the summary that `run --json` prints too.
 _FROM_STATS = (

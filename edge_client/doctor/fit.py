@@ -6,10 +6,10 @@ from dataclasses import replace
 
 from outrider.common.errors import IncompatibleError, OutriderError
 from outrider.common.types import Method, ModelInfo
-from outrider.edge_client.assemble import Edge
 from outrider.edge_client.config.run_config import RunConfig
 from outrider.edge_client.core.options import Mode
 from outrider.edge_client.doctor.finding import Finding, fault, ok, warning
+from outrider.edge_client.session.factory import Edge
 
 _BUSY_MS = 50.0
 _TRIAL_TOKENS = 12

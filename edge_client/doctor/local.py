@@ -9,9 +9,9 @@ from pathlib import Path
 
 from outrider.common.errors import OutriderError
 from outrider.common.types import SamplingParams
-from outrider.edge_client.assemble import Edge, create_edge
 from outrider.edge_client.config.run_config import RunConfig, default_draft_dir
 from outrider.edge_client.doctor.finding import Finding, fault, ok, skipped, warning
+from outrider.edge_client.session.factory import Edge, create_edge
 from outrider.edge_client.tokenization.chat_template import load_chat_template
 
 _NUM_TRIAL_TOKENS = 16

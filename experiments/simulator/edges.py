@@ -9,9 +9,9 @@ from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, field, replace
 
 from outrider.common.errors import OutriderError
-from outrider.edge_client.assemble import Edge
 from outrider.edge_client.core.events import SessionEvent, TokenEvent
-from outrider.edge_client.session import EdgeSession, SessionResult
+from outrider.edge_client.session.factory import Edge
+from outrider.edge_client.session.session import EdgeSession, SessionResult
 from outrider.experiments.simulator import text
 from outrider.experiments.simulator.config import EdgePlan
 from outrider.experiments.simulator.drafts import SimulatedTokenizer, TracedDraft, TracedText

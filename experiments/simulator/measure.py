@@ -27,7 +27,7 @@ from outrider.edge_client.config.run_config import RunConfig
 from outrider.edge_client.core.options import Mode
 from outrider.edge_client.core.stats import RoundRecord
 from outrider.edge_client.drafting.onnx.model import OnnxDraftModel
-from outrider.edge_client.session import new_session_id
+from outrider.edge_client.session.session import new_session_id
 from outrider.edge_client.transport.link.grpc_link import GrpcLink
 from outrider.experiments.processes import running_verifier
 from outrider.experiments.simulator.replay import GREEDY, KnownText, RealRequest, ReplayEdges, learn_texts

@@ -34,7 +34,7 @@ PACKAGES = (
 )
 # Imported by the product when first used: they must be there before they are replaced in.
 _LATE_MODULES = (
-    "outrider.edge_client.assemble",
+    "outrider.edge_client.session.factory",
     "outrider.edge_client.controller.depth.optimal",
     "outrider.cloud_verifier.colocated",
     "outrider.cloud_verifier.engine",

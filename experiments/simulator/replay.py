@@ -12,11 +12,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from outrider.common.types import SamplingParams, TokenIds
-from outrider.edge_client.assemble import Edge, create_edge
 from outrider.edge_client.config.run_config import RunConfig
 from outrider.edge_client.core.options import Mode
 from outrider.edge_client.drafting.onnx.model import OnnxDraftModel
-from outrider.edge_client.session import SessionResult
+from outrider.edge_client.session.factory import Edge, create_edge
+from outrider.edge_client.session.session import SessionResult
 from outrider.edge_client.tokenization.tokenizer import EdgeTokenizer
 from outrider.experiments.acceptance_traces import MAX_DEPTH
 from outrider.experiments.decoding import Case, Decoder

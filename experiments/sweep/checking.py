@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from outrider.common.errors import LinkError, UsageError
-from outrider.edge_client.assemble import create_link
-from outrider.edge_client.session import new_session_id
+from outrider.edge_client.session.factory import create_link
+from outrider.edge_client.session.session import new_session_id
 from outrider.experiments.sweep.cells import Cell
 from outrider.experiments.sweep.config import SweepConfig
 from outrider.experiments.sweep.edges import EdgePool

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from outrider.cloud_verifier.config import EMBEDDED_TARGET
 from outrider.common.types import TokenIds
-from outrider.edge_client.assemble import make_sampling
 from outrider.edge_client.config.run_config import default_draft_dir
+from outrider.edge_client.session.factory import make_sampling
 from outrider.edge_client.tokenization.tokenizer import EdgeTokenizer
 from outrider.experiments.prompts import Prompt
 from outrider.experiments.sweep.cells import Cell

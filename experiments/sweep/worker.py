@@ -25,10 +25,10 @@ from typing import Any, TextIO
 
 from outrider.common.errors import OutriderError
 from outrider.common.process.logs import setup_logging
-from outrider.edge_client.assemble import Edge, create_edge
 from outrider.edge_client.config.run_config import RunConfig
 from outrider.edge_client.controller.acceptance_prior import Experience
 from outrider.edge_client.core.options import Mode
+from outrider.edge_client.session.factory import Edge, create_edge
 from outrider.experiments.sweep.machine import peak_rss_bytes, reset_peak_rss
 from outrider.experiments.sweep.observing import Errand, observe
 from outrider.experiments.sweep.records import to_json

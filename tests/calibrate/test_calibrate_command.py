@@ -21,7 +21,7 @@ from outrider.edge_client.calibration.target_loss import target_nats
 from outrider.edge_client.cli import main
 from outrider.edge_client.drafting.export.dropout_graph import add_dropout
 from outrider.edge_client.gate.file import read_gate_file
-from outrider.edge_client.session import new_session_id
+from outrider.edge_client.session.session import new_session_id
 from outrider.edge_client.transport.link.grpc_link import GrpcLink
 
 TEXT = "def function_7(self, value_21): return value_9 + 49\n" * 40

@@ -20,7 +20,7 @@ from outrider.cloud_verifier.server import VerifierServer
 from outrider.common.errors import LinkError, LinkFaultError, UsageError
 from outrider.common.types import SamplingParams
 from outrider.edge_client.config.run_config import RunConfig
-from outrider.edge_client.session import new_session_id
+from outrider.edge_client.session.session import new_session_id
 from outrider.edge_client.transport.link.grpc_link import GrpcLink
 from outrider.edge_client.transport.link.probe import probe
 from outrider.edge_client.transport.link.security import link_security

@@ -22,7 +22,7 @@ from support.models import make_tiny_target
 from outrider.common.types import CancelRequest, Draining, SamplingParams
 from outrider.edge_client.drafting.export.command import export_draft
 from outrider.edge_client.drafting.onnx.model import OnnxDraftModel
-from outrider.edge_client.session import SessionResult, new_session_id
+from outrider.edge_client.session.session import SessionResult, new_session_id
 from outrider.edge_client.transport.link.grpc_link import GrpcLink
 from outrider.experiments.processes import VerifierProcess, start_server, start_verifier
 from outrider.experiments.synthetic.draft import SyntheticDraft

@@ -22,7 +22,7 @@ from outrider.common.types import GeneratedTokens, Origin, SamplingParams, Sessi
 from outrider.edge_client.core.options import Mode
 from outrider.edge_client.drafting.base import DraftModel
 from outrider.edge_client.drafting.onnx.model import OnnxDraftModel
-from outrider.edge_client.session import SessionResult
+from outrider.edge_client.session.session import SessionResult
 from outrider.edge_client.tokenization.tokenizer import EdgeTokenizer
 from outrider.edge_client.transport.link.base import Connection, VerifierLink
 from outrider.experiments.processes import VerifierProcess, run_edge, running_verifier

@@ -22,7 +22,7 @@ from outrider.common.pb import outrider_pb2_grpc
 from outrider.common.types import Origin, SamplingParams
 from outrider.edge_client.core.options import OnTimeout
 from outrider.edge_client.drafting.base import DraftModel
-from outrider.edge_client.session import SessionResult
+from outrider.edge_client.session.session import SessionResult
 from outrider.experiments.processes import VerifierProcess, running_verifier
 
 NUM_NEW = 40

@@ -41,7 +41,7 @@ from outrider.edge_client.controller.depth.fixed import FixedDepth
 from outrider.edge_client.core.options import Mode, OnTimeout, SessionOptions
 from outrider.edge_client.drafting.base import ShouldStop, ended
 from outrider.edge_client.gate.gate import Gate
-from outrider.edge_client.session import EdgeSession
+from outrider.edge_client.session.session import EdgeSession
 from outrider.edge_client.transport.deadline import RoundDeadline
 from outrider.edge_client.transport.link.base import Traffic
 from outrider.edge_client.transport.remote_verifier import RemoteVerifier

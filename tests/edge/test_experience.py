@@ -12,12 +12,12 @@ from engine_link import EngineLink
 from test_pipelined_rounds import PROMPT, decode, make_backend, reference
 
 from outrider.common.types import Method, SamplingParams, StopParams
-from outrider.edge_client.assemble import Edge
 from outrider.edge_client.config.run_config import RunConfig
 from outrider.edge_client.controller.acceptance_posterior import ALPHAS, beliefs, usual_belief
 from outrider.edge_client.controller.acceptance_prior import MOST_TEXTS, Circumstances, Experience
 from outrider.edge_client.controller.mode_policy import ModeChoice, Way
 from outrider.edge_client.core.options import Mode
+from outrider.edge_client.session.factory import Edge
 
 HERE = Circumstances("target-1", 2)
 

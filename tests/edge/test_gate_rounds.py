@@ -45,7 +45,7 @@ from outrider.common.types import (
 from outrider.edge_client.controller.depth.ratio import RatioDepth
 from outrider.edge_client.core.options import OnTimeout
 from outrider.edge_client.gate.gate import GateUse
-from outrider.edge_client.session import EdgeSession, SessionResult
+from outrider.edge_client.session.session import EdgeSession, SessionResult
 from outrider.edge_client.terminal import summary
 
 NEW = TARGET[2:]

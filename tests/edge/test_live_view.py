@@ -23,7 +23,7 @@ from outrider.edge_client.core.events import (
     TokenEvent,
 )
 from outrider.edge_client.live import LiveView, name_of, ticking
-from outrider.edge_client.session import EdgeSession
+from outrider.edge_client.session.session import EdgeSession
 from outrider.edge_client.terminal import TextPrinter
 
 COLUMNS, ROWS = 40, 10

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from outrider.common.errors import UsageError
-from outrider.edge_client.assemble import make_window
 from outrider.edge_client.config.run_config import RunConfig
 from outrider.edge_client.controller.mode_policy import MAX_IN_FLIGHT, ModeChoice, Way
 from outrider.edge_client.controller.window import Pipelining, create_window
 from outrider.edge_client.core.stats import RoundRecord
+from outrider.edge_client.session.factory import make_window
 
 ALL = tuple(Way)
 

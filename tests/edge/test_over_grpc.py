@@ -28,7 +28,7 @@ from outrider.edge_client.controller.depth.fixed import FixedDepth
 from outrider.edge_client.controller.mode_policy import ModeChoice, Way
 from outrider.edge_client.controller.window import RoundWindow
 from outrider.edge_client.core.options import Mode, OnTimeout, SessionOptions
-from outrider.edge_client.session import EdgeSession, SessionResult, new_session_id
+from outrider.edge_client.session.session import EdgeSession, SessionResult, new_session_id
 from outrider.edge_client.transport.deadline import RoundDeadline
 from outrider.edge_client.transport.link.base import CallRejectedError
 from outrider.edge_client.transport.link.grpc_link import GrpcLink

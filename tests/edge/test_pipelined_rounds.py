@@ -34,7 +34,7 @@ from outrider.edge_client.controller.mode_policy import ModeChoice, Way
 from outrider.edge_client.controller.window import RoundWindow
 from outrider.edge_client.core.options import Mode, OnTimeout, SessionOptions
 from outrider.edge_client.gate.gate import Gate
-from outrider.edge_client.session import EdgeSession, SessionResult
+from outrider.edge_client.session.session import EdgeSession, SessionResult
 from outrider.edge_client.transport.deadline import RoundDeadline
 from outrider.edge_client.transport.remote_verifier import RemoteVerifier
 from outrider.experiments.watched import watched

@@ -46,7 +46,7 @@ from outrider.edge_client.core.options import Mode, OnTimeout, SessionOptions
 from outrider.edge_client.daemon.generation import Generation
 from outrider.edge_client.decode.reverify import hold_back
 from outrider.edge_client.gate.gate import GateUse
-from outrider.edge_client.session import EdgeSession, SessionResult
+from outrider.edge_client.session.session import EdgeSession, SessionResult
 from outrider.edge_client.transport.deadline import RoundDeadline
 from outrider.edge_client.transport.link.base import Connection
 from outrider.edge_client.transport.remote_verifier import RemoteVerifier

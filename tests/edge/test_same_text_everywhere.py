@@ -25,7 +25,7 @@ from outrider.edge_client.controller.mode_policy import Way
 from outrider.edge_client.controller.window import Pipelining, RoundWindow, create_window
 from outrider.edge_client.core.options import Mode
 from outrider.edge_client.core.stats import RoundRecord
-from outrider.edge_client.session import SessionResult
+from outrider.edge_client.session.session import SessionResult
 from outrider.experiments.watched import HungError, watched
 
 FAULTS = {

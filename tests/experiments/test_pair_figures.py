@@ -6,7 +6,7 @@ import pytest
 
 from outrider.common.types import FinishReason, Origin
 from outrider.edge_client.core.stats import RoundRecord, SessionStats
-from outrider.edge_client.session import SessionResult
+from outrider.edge_client.session.session import SessionResult
 from outrider.experiments.pair_drafts import LONG, Rounds, SharedCosts, predict
 from outrider.experiments.pair_quality import parse_figures
 from outrider.training.functions import first_function, is_python

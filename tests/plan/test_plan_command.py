@@ -25,12 +25,12 @@ from outrider.common.planning import (
     PlanParts,
     make_plan,
 )
-from outrider.edge_client.assemble import Edge
 from outrider.edge_client.cli import main
 from outrider.edge_client.config.run_config import RunConfig
 from outrider.edge_client.controller.cost_model import LinkCosts, ModelCosts, fastest_round, tokens_per_s
 from outrider.edge_client.plan_measure import Samples, measure, parts_from
 from outrider.edge_client.plan_text import headline
+from outrider.edge_client.session.factory import Edge
 from outrider.experiments.synthetic.draft import SyntheticDraft, SyntheticTokenizer
 from outrider.experiments.synthetic.pair import SyntheticPair
 from outrider.experiments.synthetic.target import SyntheticBackend

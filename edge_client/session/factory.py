@@ -23,7 +23,7 @@ from outrider.edge_client.core.options import Mode, OnTimeout, SessionOptions
 from outrider.edge_client.drafting.base import DraftModel
 from outrider.edge_client.drafting.onnx.dropout_cost import DropoutCost
 from outrider.edge_client.drafting.registry import WITHOUT_MODEL, create_draft_model
-from outrider.edge_client.session import EdgeSession, new_session_id
+from outrider.edge_client.session.session import EdgeSession, new_session_id
 from outrider.edge_client.tokenization.tokenizer import EdgeTokenizer
 from outrider.edge_client.transport.deadline import RoundDeadline
 from outrider.edge_client.transport.remote_verifier import RemoteVerifier
