@@ -12,10 +12,10 @@ from outrider.edge_client.config.flags import add_config, load_run_config
 from outrider.edge_client.config.gate import gate_warning
 from outrider.edge_client.config.methods import warning
 from outrider.edge_client.config.run_config import RunConfig, default_draft_dir
-from outrider.edge_client.conversation import Conversation
-from outrider.edge_client.repl import Repl
 from outrider.edge_client.session.factory import create_edge
 from outrider.edge_client.tokenization.chat_template import ChatTemplate, load_chat_template
+from outrider.edge_client.ui.conversation import Conversation
+from outrider.edge_client.ui.repl import Repl
 
 _DESCRIPTION = """\
 Talk with the model. What you type becomes the user's message, by the model's own chat template

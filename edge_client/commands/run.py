@@ -23,11 +23,11 @@ from outrider.edge_client.core.events import SessionEvent
 from outrider.edge_client.core.options import Mode
 from outrider.edge_client.session.factory import Edge, create_edge, draw_seed
 from outrider.edge_client.session.session import EdgeSession, SessionResult
-from outrider.edge_client.terminal import TextPrinter, can_redraw, readable, summary
 from outrider.edge_client.tokenization.tokenizer import EdgeTokenizer
+from outrider.edge_client.ui.terminal import TextPrinter, can_redraw, readable, summary
 
 if TYPE_CHECKING:
-    from outrider.edge_client.live import LiveView
+    from outrider.edge_client.ui.live import LiveView
 
 EXIT_INTERRUPTED = 130
 
@@ -85,7 +85,7 @@ def _show(session: EdgeSession, config: RunConfig, has_colour: bool, is_live: bo
     view: TextPrinter | LiveView
     events: Iterator[SessionEvent | None]
     if is_live:
-        from outrider.edge_client.live import LiveView, ticking
+        from outrider.edge_client.ui.live import LiveView, ticking
 
         events, is_alone = ticking(session.generate()), config.mode == Mode.EDGE_ONLY
         view = LiveView(session, sys.stdout, has_colour, is_alone=is_alone, is_reverified=config.reverify)

@@ -46,7 +46,7 @@ from outrider.edge_client.controller.depth.ratio import RatioDepth
 from outrider.edge_client.core.options import OnTimeout
 from outrider.edge_client.gate.gate import GateUse
 from outrider.edge_client.session.session import EdgeSession, SessionResult
-from outrider.edge_client.terminal import summary
+from outrider.edge_client.ui.terminal import summary
 
 NEW = TARGET[2:]
 STOP, COMMIT = GateUse.STOP, GateUse.COMMIT

@@ -12,7 +12,6 @@ from support.screen import Screen
 
 from outrider.common.errors import LinkError, UsageError
 from outrider.common.types import FinishReason, Origin
-from outrider.edge_client.cells import row_starts
 from outrider.edge_client.commands.run import run
 from outrider.edge_client.config.run_config import RunConfig
 from outrider.edge_client.core.events import (
@@ -22,9 +21,10 @@ from outrider.edge_client.core.events import (
     SessionEvent,
     TokenEvent,
 )
-from outrider.edge_client.live import LiveView, name_of, ticking
 from outrider.edge_client.session.session import EdgeSession
-from outrider.edge_client.terminal import TextPrinter
+from outrider.edge_client.ui.cells import row_starts
+from outrider.edge_client.ui.live import LiveView, name_of, ticking
+from outrider.edge_client.ui.terminal import TextPrinter
 
 COLUMNS, ROWS = 40, 10
 

@@ -10,7 +10,7 @@ from edge_fakes import TARGET, FakeDraft, FakeVerifier, Silent, make_session
 
 from outrider.common.types import FinishReason
 from outrider.edge_client.core.events import EndEvent
-from outrider.edge_client.terminal import TextPrinter, summary
+from outrider.edge_client.ui.terminal import TextPrinter, summary
 
 
 class Terminal(io.StringIO):

@@ -12,10 +12,10 @@ from typing import TextIO
 
 from outrider.common.errors import OutriderError, UsageError
 from outrider.edge_client.config.methods import judging_method
-from outrider.edge_client.conversation import Conversation
 from outrider.edge_client.core.options import Mode
 from outrider.edge_client.session.session import EdgeSession, SessionResult
-from outrider.edge_client.terminal import TextPrinter, readable, summary
+from outrider.edge_client.ui.conversation import Conversation
+from outrider.edge_client.ui.terminal import TextPrinter, readable, summary
 
 _MAX_HISTORY = 1000  # lines
 _BLOCK = '"""'

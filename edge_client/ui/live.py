@@ -18,7 +18,6 @@ from rich.live import Live
 from rich.text import Text
 
 from outrider.common.types import Origin
-from outrider.edge_client.cells import row_starts, unsteering
 from outrider.edge_client.core.events import (
     EndEvent,
     MarkClearedEvent,
@@ -28,6 +27,7 @@ from outrider.edge_client.core.events import (
 )
 from outrider.edge_client.core.live_stats import LiveStats
 from outrider.edge_client.session.session import EdgeSession
+from outrider.edge_client.ui.cells import row_starts, unsteering
 
 _TICK_S = 0.08
 _STRUCK_S = 1.2  # how long what was taken back stays

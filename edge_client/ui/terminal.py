@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from typing import Any, TextIO
 
 from outrider.common.types import FinishReason, Method, Origin
-from outrider.edge_client.cells import row_starts, unsteering
 from outrider.edge_client.core.events import (
     EndEvent,
     MarkClearedEvent,
@@ -18,6 +17,7 @@ from outrider.edge_client.core.events import (
 )
 from outrider.edge_client.decode.reverify import hold_back
 from outrider.edge_client.session.session import SessionResult
+from outrider.edge_client.ui.cells import row_starts, unsteering
 
 _RESET = "\x1b[0m"
 _COLOURS = {
