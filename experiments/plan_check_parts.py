@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from outrider.common.plan_samples import acceptance_by_position, known, standing_texts
 from outrider.edge_client.controller.cost_model import LinkCosts, ModelCosts
 from outrider.edge_client.core.options import Mode
 from outrider.edge_client.core.stats import RoundRecord
+from outrider.edge_client.planning.samples import acceptance_by_position, known, standing_texts
 from outrider.experiments.plan_check_runs import CASES, SPECULATIVE, Runs
 from outrider.experiments.short_texts import alphas_of, models_of, text_token_s
 

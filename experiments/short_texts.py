@@ -10,7 +10,6 @@ import math
 from collections.abc import Sequence
 from typing import Protocol
 
-from outrider.common.plan_samples import Standing, acceptance_by_position, cost_line, replayed
 from outrider.edge_client.controller.cost_model import (
     LinkCosts,
     ModelCosts,
@@ -19,6 +18,7 @@ from outrider.edge_client.controller.cost_model import (
     rounds_s,
 )
 from outrider.edge_client.core.options import Mode
+from outrider.edge_client.planning.samples import Standing, acceptance_by_position, cost_line, replayed
 
 
 class MeasuredRound(Protocol):

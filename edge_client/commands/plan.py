@@ -15,11 +15,11 @@ from typing import Any
 from outrider.common.config.loader import add_flags
 from outrider.common.config.units import parse_duration, parse_rate, parse_share
 from outrider.common.errors import UsageError
-from outrider.common.plan_samples import Standing
-from outrider.common.planning import ASSUMED, GIVEN, MAX_DRAFT_TOKENS, Known, PlanParts, make_plan
 from outrider.edge_client.commands.progress import show_progress
 from outrider.edge_client.config.run_config import RunConfig
-from outrider.edge_client.plan_text import plan_json, plan_text
+from outrider.edge_client.planning.plan import ASSUMED, GIVEN, MAX_DRAFT_TOKENS, Known, PlanParts, make_plan
+from outrider.edge_client.planning.report import plan_json, plan_text
+from outrider.edge_client.planning.samples import Standing
 
 _DURATIONS = {  # by part: flag, and what it is
     "draft_token": ("--t-draft", "a token of the draft, at the edge"),
@@ -175,7 +175,7 @@ def _measure(
     """What flags leave open, measured; labels of both ends; and what JSON says of the measurement."""
     from outrider.common.process.logs import setup_logging
     from outrider.edge_client.config.flags import load_run_config
-    from outrider.edge_client.plan_measure import PROMPTS, measure, parts_from
+    from outrider.edge_client.planning.measure import PROMPTS, measure, parts_from
     from outrider.edge_client.session.factory import create_edge
 
     seconds = namespace.measure_s

@@ -12,8 +12,11 @@ from support.server import serving
 from outrider.cloud_verifier.colocated import CoLocatedDrafter
 from outrider.common.config.units import parse_duration, parse_rate, show_duration
 from outrider.common.errors import UsageError
-from outrider.common.plan_samples import acceptance_by_position, cost_line, replayed, standing_of
-from outrider.common.planning import (
+from outrider.edge_client.cli import main
+from outrider.edge_client.config.run_config import RunConfig
+from outrider.edge_client.controller.cost_model import LinkCosts, ModelCosts, fastest_round, tokens_per_s
+from outrider.edge_client.planning.measure import Samples, measure, parts_from
+from outrider.edge_client.planning.plan import (
     CLOUD_ONLY,
     CO_LOCATED,
     EDGE_ONLY,
@@ -25,11 +28,8 @@ from outrider.common.planning import (
     PlanParts,
     make_plan,
 )
-from outrider.edge_client.cli import main
-from outrider.edge_client.config.run_config import RunConfig
-from outrider.edge_client.controller.cost_model import LinkCosts, ModelCosts, fastest_round, tokens_per_s
-from outrider.edge_client.plan_measure import Samples, measure, parts_from
-from outrider.edge_client.plan_text import headline
+from outrider.edge_client.planning.report import headline
+from outrider.edge_client.planning.samples import acceptance_by_position, cost_line, replayed, standing_of
 from outrider.edge_client.session.factory import Edge
 from outrider.experiments.synthetic.draft import SyntheticDraft, SyntheticTokenizer
 from outrider.experiments.synthetic.pair import SyntheticPair

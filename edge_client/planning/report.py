@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from outrider.common.config.units import show_duration, show_rate
-from outrider.common.planning import (
+from outrider.edge_client.planning.plan import (
     ASSUMED,
     CLOUD_ONLY,
     CO_LOCATED,

@@ -13,7 +13,11 @@ from dataclasses import dataclass, field, replace
 from itertools import count, cycle, pairwise
 
 from outrider.common.errors import UsageError
-from outrider.common.plan_samples import (
+from outrider.common.types import ModelInfo
+from outrider.edge_client.config.run_config import RunConfig
+from outrider.edge_client.core.stats import RoundRecord
+from outrider.edge_client.planning.plan import MAX_DRAFT_TOKENS
+from outrider.edge_client.planning.samples import (
     Known,
     Standing,
     acceptance_by_position,
@@ -22,10 +26,6 @@ from outrider.common.plan_samples import (
     replayed,
     standing_texts,
 )
-from outrider.common.planning import MAX_DRAFT_TOKENS
-from outrider.common.types import ModelInfo
-from outrider.edge_client.config.run_config import RunConfig
-from outrider.edge_client.core.stats import RoundRecord
 from outrider.edge_client.session.factory import Edge
 
 LENGTHS = (8, 1, 4, 0, 12, 2)  # 0: what a verification takes without any draft
@@ -53,7 +53,7 @@ class Samples:
 
 @dataclass(frozen=True, slots=True)
 class MeasuredParts:
-    """As in `outrider.common.planning.PlanParts`."""
+    """As in `outrider.edge_client.planning.plan.PlanParts`."""
 
     draft_token: Known
     draft_fixed: Known

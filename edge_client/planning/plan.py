@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from outrider.common.plan_samples import MEASURED, Known, Standing, acceptance_by_position, replayed
 from outrider.edge_client.controller.cost_model import (
     LinkCosts,
     ModelCosts,
@@ -26,6 +25,7 @@ from outrider.edge_client.controller.cost_model_pipelined import (
     pipelined_break_even_rtt_s,
     pipelined_rounds_per_token,
 )
+from outrider.edge_client.planning.samples import MEASURED, Known, Standing, acceptance_by_position, replayed
 
 __all__ = ["MEASURED", "Known"]
 
