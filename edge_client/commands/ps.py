@@ -9,8 +9,8 @@ from typing import Any
 
 from outrider.edge_client.config.flags import load_run_config
 from outrider.edge_client.config.run_config import RunConfig
-from outrider.edge_client.daemon.keys import read_keys
-from outrider.edge_client.daemon_client import ask_daemon
+from outrider.edge_client.daemon.client import ask_daemon
+from outrider.edge_client.daemon.http.keys import read_keys
 
 _COLUMNS = ("ID", "STATE", "MODE", "TOKENS", "TOKENS/S", "ACCEPTED", "RTT", "AGE", "USER")
 _EPILOG = """\

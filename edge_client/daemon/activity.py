@@ -6,7 +6,7 @@ import time
 from dataclasses import dataclass, field
 
 from outrider.edge_client.core.live_stats import LiveStats
-from outrider.edge_client.daemon.parsed import ParsedRequest
+from outrider.edge_client.daemon.openai.parsed import ParsedRequest
 from outrider.edge_client.session.session import EdgeSession
 
 

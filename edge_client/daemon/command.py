@@ -56,7 +56,7 @@ def main(namespace: argparse.Namespace) -> int:
     from prometheus_client import disable_created_metrics
 
     from outrider.common.process.tracing import exporting_spans
-    from outrider.edge_client.daemon.server import open_socket, run_until_signalled
+    from outrider.edge_client.daemon.http.server import open_socket, run_until_signalled
     from outrider.edge_client.daemon.service import Daemon
 
     # A second series for each counter, which nobody here reads.

@@ -17,11 +17,11 @@ from outrider.edge_client.config.serve import SECTION, ServeConfig
 from outrider.edge_client.core.options import Mode
 from outrider.edge_client.daemon.activity import Activity
 from outrider.edge_client.daemon.admission import Admission
-from outrider.edge_client.daemon.errors import ApiError
-from outrider.edge_client.daemon.keys import Keys
+from outrider.edge_client.daemon.http.keys import Keys
 from outrider.edge_client.daemon.metrics import DaemonMetrics
-from outrider.edge_client.daemon.parsed import Kind, ParsedRequest
-from outrider.edge_client.daemon.request_config import config_of
+from outrider.edge_client.daemon.openai.errors import ApiError
+from outrider.edge_client.daemon.openai.parsed import Kind, ParsedRequest
+from outrider.edge_client.daemon.openai.request_config import config_of
 from outrider.edge_client.daemon.verifier_watch import VerifierWatch
 from outrider.edge_client.drafting.pool import DraftLease, SequencePool
 from outrider.edge_client.drafting.registry import WITHOUT_MODEL

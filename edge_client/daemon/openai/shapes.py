@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 from outrider.common.types import FinishReason
 from outrider.edge_client.core.events import EndEvent, MarkClearedEvent, SessionEvent, TokenEvent
-from outrider.edge_client.daemon.logprobs import chat_logprobs, completion_logprobs
-from outrider.edge_client.daemon.parsed import Kind, ParsedRequest
+from outrider.edge_client.daemon.openai.logprobs import chat_logprobs, completion_logprobs
+from outrider.edge_client.daemon.openai.parsed import Kind, ParsedRequest
 from outrider.edge_client.tokenization.tokenizer import EdgeTokenizer
 
 _FINISH = {

@@ -13,11 +13,11 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Route
 
 from outrider.edge_client.core.options import Mode
-from outrider.edge_client.daemon.access import AccessMiddleware
-from outrider.edge_client.daemon.errors import ApiError
-from outrider.edge_client.daemon.exchange import Exchange
-from outrider.edge_client.daemon.page import PAGE_HEADERS, page_html
-from outrider.edge_client.daemon.parsed import Kind
+from outrider.edge_client.daemon.http.access import AccessMiddleware
+from outrider.edge_client.daemon.http.exchange import Exchange
+from outrider.edge_client.daemon.http.page import PAGE_HEADERS, page_html
+from outrider.edge_client.daemon.openai.errors import ApiError
+from outrider.edge_client.daemon.openai.parsed import Kind
 
 if TYPE_CHECKING:
     from outrider.edge_client.daemon.service import Daemon

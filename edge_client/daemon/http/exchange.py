@@ -19,13 +19,13 @@ from outrider.edge_client.config.methods import judging_method
 from outrider.edge_client.core.events import EndEvent, SessionEvent
 from outrider.edge_client.core.live_stats import LiveStats
 from outrider.edge_client.daemon.activity import Entry
-from outrider.edge_client.daemon.errors import from_failure, stopping
 from outrider.edge_client.daemon.generation import Generation
-from outrider.edge_client.daemon.parsed import Kind
-from outrider.edge_client.daemon.requests import parse_request
-from outrider.edge_client.daemon.shapes import Shaper
-from outrider.edge_client.daemon.usage import make_usage
-from outrider.edge_client.daemon.wire import ClientGone, Wire
+from outrider.edge_client.daemon.http.wire import ClientGone, Wire
+from outrider.edge_client.daemon.openai.errors import from_failure, stopping
+from outrider.edge_client.daemon.openai.parsed import Kind
+from outrider.edge_client.daemon.openai.requests import parse_request
+from outrider.edge_client.daemon.openai.shapes import Shaper
+from outrider.edge_client.daemon.openai.usage import make_usage
 
 if TYPE_CHECKING:
     from outrider.edge_client.daemon.service import Daemon, Prepared

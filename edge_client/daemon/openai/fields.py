@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from outrider.common.types import TokenIds
-from outrider.edge_client.daemon.errors import ApiError, invalid, unsupported
+from outrider.edge_client.daemon.openai.errors import ApiError, invalid, unsupported
 
 MAX_STOPS = 16
 MAX_STOP_CHARS = 1000

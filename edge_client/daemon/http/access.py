@@ -17,7 +17,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from outrider.common.config.addresses import is_loopback, split_address
 from outrider.edge_client.config.serve import ServeConfig
-from outrider.edge_client.daemon.errors import ApiError
+from outrider.edge_client.daemon.openai.errors import ApiError
 
 if TYPE_CHECKING:
     from outrider.edge_client.daemon.service import Daemon

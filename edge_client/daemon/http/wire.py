@@ -15,7 +15,7 @@ from starlette.responses import JSONResponse
 from starlette.types import Message, Receive, Scope, Send
 
 from outrider.edge_client.config.serve import ServeConfig
-from outrider.edge_client.daemon.errors import ApiError
+from outrider.edge_client.daemon.openai.errors import ApiError
 
 log = logging.getLogger(__name__)
 

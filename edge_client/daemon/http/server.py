@@ -19,9 +19,9 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from outrider.common.config.addresses import split_address, why_unbound
 from outrider.common.errors import OutriderError, UsageError
 from outrider.common.process.sd_notify import Notifier
-from outrider.edge_client.daemon.routes import make_app
+from outrider.edge_client.daemon.http.routes import make_app
+from outrider.edge_client.daemon.http.wire import cut_off
 from outrider.edge_client.daemon.service import Daemon
-from outrider.edge_client.daemon.wire import cut_off
 
 log = logging.getLogger(__name__)
 

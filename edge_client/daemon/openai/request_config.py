@@ -14,8 +14,8 @@ from outrider.edge_client.config.methods import METHODS_OF, judging_method, why_
 from outrider.edge_client.config.run_config import RunConfig
 from outrider.edge_client.controller.window import Pipelining
 from outrider.edge_client.core.options import Mode
-from outrider.edge_client.daemon.errors import unsupported
-from outrider.edge_client.daemon.parsed import ParsedRequest
+from outrider.edge_client.daemon.openai.errors import unsupported
+from outrider.edge_client.daemon.openai.parsed import ParsedRequest
 from outrider.edge_client.gate.gate import GateUse
 
 _IN_ROUNDS = (Mode.SPECULATIVE, Mode.AUTO)

@@ -16,7 +16,7 @@ from outrider.common.errors import (
     UsageError,
 )
 from outrider.common.types import RoundErrorCode
-from outrider.edge_client.daemon.settings import OF_OPENAI, OF_OPERATOR, OF_REQUESTS
+from outrider.edge_client.daemon.openai.settings import OF_OPENAI, OF_OPERATOR, OF_REQUESTS
 from outrider.edge_client.tokenization.chat_template import TemplateRefusedError
 
 
