@@ -2,6 +2,6 @@
 
 import sys
 
-from outrider.edge_client.cli import main
+from outrider.edge_client.commands.cli import main
 
 sys.exit(main())

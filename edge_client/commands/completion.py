@@ -27,7 +27,7 @@ def main(namespace: argparse.Namespace) -> int:
     except ModuleNotFoundError as error:
         raise UsageError("completion needs shtab: pip install 'outrider[edge]'") from error
     from outrider.common.config.fields import leaves
-    from outrider.edge_client.cli import whole_parser
+    from outrider.edge_client.commands.cli import whole_parser
     from outrider.edge_client.config.run_config import RunConfig
 
     parser = whole_parser()

@@ -36,7 +36,7 @@ from outrider.common.pb import outrider_pb2 as pb
 from outrider.common.pb import outrider_pb2_grpc
 from outrider.common.process.logs import LogLimiter
 from outrider.common.types import Method, RoundMetrics, VerifyRequest
-from outrider.edge_client.cli import main as edge_main
+from outrider.edge_client.commands.cli import main as edge_main
 from outrider.edge_client.drafting.export.command import export_draft
 from outrider.experiments.dev_security import make_dev_security
 from outrider.experiments.processes import run_edge, start_verifier

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from outrider.cloud_verifier.server import VerifierServer
-from outrider.edge_client.cli import main
+from outrider.edge_client.commands.cli import main
 from outrider.experiments.processes import run_edge
 
 # So that Ctrl-C typed there is a signal, which is ignored in what a shell started in the background. Not in a
@@ -159,6 +159,6 @@ def test_completion_scripts_know_verbs_and_flags(capsys: pytest.CaptureFixture[s
 
 def test_run_needs_nothing_of_the_daemons() -> None:
     heavy = "{'starlette', 'uvicorn', 'jinja2', 'prometheus_client', 'shtab'}"
-    modules = "outrider.edge_client.cli, outrider.edge_client.commands.run"
+    modules = "outrider.edge_client.commands.cli, outrider.edge_client.commands.run"
     code = f"import sys, {modules}; assert not {heavy} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -17,7 +17,7 @@ from draft_dirs import make_hf_dir, reference_model
 from outrider.common.errors import ModelError, UsageError
 from outrider.common.noise.philox import Purpose
 from outrider.common.types import Draft, SamplingParams
-from outrider.edge_client.cli import main
+from outrider.edge_client.commands.cli import main
 from outrider.edge_client.config.run_config import default_draft_dir
 from outrider.edge_client.drafting.export.command import dropout_graph, export_draft
 from outrider.edge_client.drafting.export.dropout_graph import add_dropout

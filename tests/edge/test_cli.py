@@ -21,7 +21,7 @@ from tiny_draft import make_backend, make_tiny_draft
 
 from outrider.cloud_verifier.config import ServeConfig
 from outrider.common.types import Method
-from outrider.edge_client.cli import main
+from outrider.edge_client.commands.cli import main
 from outrider.edge_client.tokenization.tokenizer import EdgeTokenizer
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -432,7 +432,7 @@ connect = socket.socket.connect
 def refuse(*args):
     raise AssertionError(f"a connection from Python: {args}")
 socket.socket.connect = refuse
-from outrider.edge_client.cli import main
+from outrider.edge_client.commands.cli import main
 sys.exit(main(sys.argv[1:]))
 """
 
@@ -452,7 +452,7 @@ def test_an_edge_runs_without_torch_and_transformers(world: World) -> None:
 def test_help_imports_nothing_heavy() -> None:
     program = (
         "import sys\n"
-        "from outrider.edge_client.cli import main\n"
+        "from outrider.edge_client.commands.cli import main\n"
         "try: main(['run', '--help'])\n"
         "except SystemExit: pass\n"
         "heavy = {'numpy', 'grpc', 'onnxruntime', 'tokenizers', 'torch', 'yaml', 'google'}\n"

@@ -17,7 +17,7 @@ from tiny_draft import make_backend, make_tiny_draft
 
 from outrider.common.errors import UsageError
 from outrider.common.types import GenerateRequest, SamplingParams, Signals, VerifyRequest
-from outrider.edge_client.cli import main
+from outrider.edge_client.commands.cli import main
 from outrider.edge_client.controller.cost_model import LinkCosts, ModelCosts, fastest_round, tokens_per_s
 from outrider.edge_client.controller.depth.acceptance import (
     MAX_DEPTH,

@@ -16,7 +16,7 @@ from tiny_draft import make_backend, make_tiny_draft
 
 from outrider.cloud_verifier.engine import Engine
 from outrider.common.types import Origin, SamplingParams, Signals, VerifyRequest
-from outrider.edge_client.cli import main
+from outrider.edge_client.commands.cli import main
 from outrider.edge_client.drafting.base import Stop
 from outrider.edge_client.drafting.export.dropout_graph import add_dropout
 from outrider.edge_client.drafting.onnx.model import OnnxDraftModel

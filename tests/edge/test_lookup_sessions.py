@@ -11,7 +11,7 @@ from support.server import serving
 from tiny_draft import make_backend, make_tiny_draft
 
 from outrider.common.types import FinishReason, GenerateRequest, Origin, VerifyRequest
-from outrider.edge_client.cli import main
+from outrider.edge_client.commands.cli import main
 from outrider.edge_client.core.options import OnTimeout
 from outrider.edge_client.drafting.prompt_lookup import PromptLookupModel
 

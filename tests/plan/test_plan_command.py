@@ -12,7 +12,7 @@ from support.server import serving
 from outrider.cloud_verifier.colocated import CoLocatedDrafter
 from outrider.common.config.units import parse_duration, parse_rate, show_duration
 from outrider.common.errors import UsageError
-from outrider.edge_client.cli import main
+from outrider.edge_client.commands.cli import main
 from outrider.edge_client.config.run_config import RunConfig
 from outrider.edge_client.controller.cost_model import LinkCosts, ModelCosts, fastest_round, tokens_per_s
 from outrider.edge_client.planning.measure import Samples, measure, parts_from

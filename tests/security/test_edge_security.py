@@ -26,7 +26,7 @@ from outrider.cloud_verifier.security.token_file import change_tokens, read_toke
 from outrider.cloud_verifier.server import VerifierServer
 from outrider.common.errors import LinkError, LinkFaultError, UsageError
 from outrider.common.types import OpenRequest, SamplingParams
-from outrider.edge_client.cli import main
+from outrider.edge_client.commands.cli import main
 from outrider.edge_client.config.run_config import RunConfig
 from outrider.edge_client.transport.connection import Lifeline
 from outrider.edge_client.transport.link.base import CallRejectedError

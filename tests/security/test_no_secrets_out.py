@@ -21,7 +21,7 @@ from support.server import serving
 from outrider.cloud_verifier.cli import main as cloud_main
 from outrider.cloud_verifier.config import ServeConfig
 from outrider.cloud_verifier.security.token_file import change_tokens
-from outrider.edge_client.cli import main as edge_main
+from outrider.edge_client.commands.cli import main as edge_main
 from outrider.experiments.dev_security import make_dev_security
 
 PROMPT = "def marker_quagga(value_77): return 4761"

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from outrider.common.errors import UsageError
-from outrider.edge_client.cli import main
+from outrider.edge_client.commands.cli import main
 from outrider.experiments.sweep.command import EXAMPLE
 from outrider.experiments.sweep.config import SweepConfig, resolved
 from outrider.experiments.sweep.loading import load_sweep
