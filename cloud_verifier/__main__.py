@@ -2,6 +2,6 @@
 
 import sys
 
-from outrider.cloud_verifier.cli import main
+from outrider.cloud_verifier.server.cli import main
 
 sys.exit(main())

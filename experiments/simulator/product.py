@@ -38,7 +38,7 @@ _LATE_MODULES = (
     "outrider.edge_client.controller.depth.optimal",
     "outrider.cloud_verifier.colocated",
     "outrider.cloud_verifier.engine",
-    "outrider.cloud_verifier.server",
+    "outrider.cloud_verifier.server.server",
 )
 _CLOCKS = ("time", "monotonic", "perf_counter", "monotonic_ns", "perf_counter_ns", "sleep")
 _MAX_HASHES = 1 << 20

@@ -10,7 +10,7 @@ from outrider.cloud_verifier.colocated import CoLocatedDrafter
 from outrider.cloud_verifier.config import ServeConfig
 from outrider.cloud_verifier.driver import IDLE_TURN_S
 from outrider.cloud_verifier.engine import Engine
-from outrider.cloud_verifier.server import make_model_info
+from outrider.cloud_verifier.server.server import make_model_info
 from outrider.cloud_verifier.session import DEFAULT_TENANT
 from outrider.cloud_verifier.work import Job, num_tokens_of
 from outrider.common.types import (

@@ -12,9 +12,9 @@ import pytest
 from support.fakes import FakeBackend
 from test_engine import GREEDY, SAMPLED, Harness
 
-from outrider.cloud_verifier.cli import create_drafter
 from outrider.cloud_verifier.colocated import POOL_FROM_NS, READ_CHUNK, CoLocatedDrafter
 from outrider.cloud_verifier.config import EMBEDDED_DRAFT, ServeConfig
+from outrider.cloud_verifier.server.cli import create_drafter
 from outrider.common.alignment import TokenChain
 from outrider.common.errors import IncompatibleError, ModelError
 from outrider.common.types import (

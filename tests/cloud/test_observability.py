@@ -30,7 +30,7 @@ from tokenizers import Tokenizer
 
 from outrider.cloud_verifier.config import ServeConfig
 from outrider.cloud_verifier.observe import EngineObserver, Histogram
-from outrider.cloud_verifier.server import VerifierServer, check_addresses
+from outrider.cloud_verifier.server.server import VerifierServer, check_addresses
 from outrider.common.errors import UsageError
 from outrider.common.pb import outrider_pb2 as pb
 from outrider.common.pb import outrider_pb2_grpc

@@ -14,7 +14,7 @@ from support.fakes import FakeBackend
 from support.server import serving
 
 from outrider.cloud_verifier.config import ServeConfig
-from outrider.cloud_verifier.server import VerifierServer
+from outrider.cloud_verifier.server.server import VerifierServer
 from outrider.common.pb import outrider_pb2 as pb
 from outrider.common.pb import outrider_pb2_grpc
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from outrider.cloud_verifier.cli import main
+from outrider.cloud_verifier.server.cli import main
 from outrider.common.config.addresses import check_unused
 from outrider.common.errors import UsageError
 

@@ -12,7 +12,7 @@ from support.pairs import EMBEDDED
 from support.server import serving
 
 from outrider.cloud_verifier.backends.loading import load_target
-from outrider.cloud_verifier.server import VerifierServer
+from outrider.cloud_verifier.server.server import VerifierServer
 
 
 @pytest.fixture(scope="session")

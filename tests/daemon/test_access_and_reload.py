@@ -14,7 +14,7 @@ import openai
 import pytest
 from support.daemons import DaemonProcess, running_daemon, wait_until
 
-from outrider.cloud_verifier.server import VerifierServer
+from outrider.cloud_verifier.server.server import VerifierServer
 from outrider.edge_client.config.serve import ServeConfig
 from outrider.edge_client.daemon.http.routes import make_routes
 from outrider.experiments.processes import run_edge

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from outrider.cloud_verifier.server import VerifierServer
+from outrider.cloud_verifier.server.server import VerifierServer
 from outrider.edge_client.commands.cli import main
 from outrider.experiments.processes import run_edge
 

@@ -13,7 +13,7 @@ from support.fakes import FakeBackend
 from support.server import serving
 
 from outrider.cloud_verifier.config import ServeConfig
-from outrider.cloud_verifier.server import VerifierServer
+from outrider.cloud_verifier.server.server import VerifierServer
 from outrider.edge_client.commands.doctor import examine
 from outrider.edge_client.config.run_config import RunConfig
 from outrider.edge_client.doctor.finding import Finding, Status

@@ -12,7 +12,7 @@ import openai
 import pytest
 from support.daemons import DaemonProcess
 
-from outrider.cloud_verifier.server import VerifierServer
+from outrider.cloud_verifier.server.server import VerifierServer
 from outrider.experiments.processes import run_edge
 
 PROMPT = "def read_lines(path):\n"

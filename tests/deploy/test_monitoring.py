@@ -17,9 +17,9 @@ from support.fakes import FakeBackend
 
 from outrider.cloud_verifier.config import ServeConfig
 from outrider.cloud_verifier.engine import Engine
-from outrider.cloud_verifier.metrics import make_registry
 from outrider.cloud_verifier.security.server_security import ServerSecurity
-from outrider.cloud_verifier.server import make_model_info
+from outrider.cloud_verifier.server.metrics import make_registry
+from outrider.cloud_verifier.server.server import make_model_info
 from outrider.experiments.dev_security import make_dev_security
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -11,8 +11,8 @@ from support.calls import plain_channel
 from support.fakes import FakeBackend
 from support.server import serving
 
-from outrider.cloud_verifier.addresses import check_addresses
 from outrider.cloud_verifier.config import ServeConfig
+from outrider.cloud_verifier.server.addresses import check_addresses
 from outrider.common.errors import UsageError
 from outrider.common.pb import outrider_pb2 as pb
 from outrider.common.pb import outrider_pb2_grpc

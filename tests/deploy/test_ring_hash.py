@@ -16,7 +16,7 @@ from support.fakes import FakeBackend
 from support.server import serving
 
 from outrider.cloud_verifier.config import ServeConfig
-from outrider.cloud_verifier.server import VerifierServer
+from outrider.cloud_verifier.server.server import VerifierServer
 from outrider.common.errors import LinkError, LinkFaultError, UsageError
 from outrider.common.types import SamplingParams
 from outrider.edge_client.config.run_config import RunConfig

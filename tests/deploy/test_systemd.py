@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 from support.calls import eventually
 
-from outrider.cloud_verifier.supervision import Supervision
+from outrider.cloud_verifier.server.supervision import Supervision
 from outrider.common.process.sd_notify import Notifier
 from outrider.experiments.synthetic.pair import SyntheticPair
 from outrider.experiments.synthetic.serve import running_synthetic

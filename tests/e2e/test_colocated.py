@@ -15,8 +15,8 @@ from support.pairs import EMBEDDED, Pair
 from support.server import serving
 from test_same_text import VOCAB, make_prompt
 
-from outrider.cloud_verifier.cli import main
 from outrider.cloud_verifier.colocated import CoLocatedDrafter
+from outrider.cloud_verifier.server.cli import main
 from outrider.common.errors import LinkError, RoundFailedError
 from outrider.common.types import GeneratedTokens, Origin, SamplingParams, SessionResponse, StopParams
 from outrider.edge_client.core.options import Mode

@@ -23,7 +23,7 @@ from support.pairs import Pair
 from support.server import serving
 
 from outrider.cloud_verifier.backends.loading import load_target
-from outrider.cloud_verifier.server import VerifierServer
+from outrider.cloud_verifier.server.server import VerifierServer
 from outrider.edge_client.drafting.export.command import export_draft
 
 STATS = (

@@ -17,7 +17,7 @@ from outrider.cloud_verifier.backends.loading import load_target
 from outrider.cloud_verifier.backlog import QueueLimits
 from outrider.cloud_verifier.config import ServeConfig
 from outrider.cloud_verifier.engine import Engine
-from outrider.cloud_verifier.server import make_model_info
+from outrider.cloud_verifier.server.server import make_model_info
 from outrider.cloud_verifier.work import Job
 from outrider.common.alignment import TokenChain
 from outrider.common.types import GeneratedTokens, GenerateRequest, Opened, OpenRequest, SamplingParams

@@ -15,7 +15,7 @@ from support.fakes import FakeBackend
 
 from outrider.cloud_verifier.config import ServeConfig
 from outrider.cloud_verifier.engine import Engine
-from outrider.cloud_verifier.server import make_model_info
+from outrider.cloud_verifier.server.server import make_model_info
 from outrider.cloud_verifier.work import Job
 from outrider.common.codec import decode_request, encode_request
 from outrider.common.errors import LinkError

@@ -13,7 +13,7 @@ import pytest
 from support.fakes import FakeBackend
 from support.server import serving
 
-from outrider.cloud_verifier.server import VerifierServer
+from outrider.cloud_verifier.server.server import VerifierServer
 from outrider.common.errors import LinkError, UsageError
 from outrider.common.sampling.processors import choose, process_logits
 from outrider.common.types import Draft, SamplingParams

@@ -238,7 +238,7 @@ def test_without_numba_the_reference_serves_and_says_so_once():
 
 
 def test_help_does_not_import_the_compiler():
-    code = "import sys, outrider.cloud_verifier.cli\nassert 'numba' not in sys.modules"
+    code = "import sys, outrider.cloud_verifier.server.cli\nassert 'numba' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)
 
 

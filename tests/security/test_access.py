@@ -30,7 +30,7 @@ from outrider.cloud_verifier.config import ServeConfig
 from outrider.cloud_verifier.security.authenticator import Authenticator
 from outrider.cloud_verifier.security.token_file import change_tokens
 from outrider.cloud_verifier.security.tokens import TokenRecord, new_token
-from outrider.cloud_verifier.server import VerifierServer
+from outrider.cloud_verifier.server.server import VerifierServer
 from outrider.common.pb import outrider_pb2 as pb
 
 DENIED, UNAUTHENTICATED = grpc.StatusCode.PERMISSION_DENIED, grpc.StatusCode.UNAUTHENTICATED
@@ -72,7 +72,7 @@ def path(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def secured(path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Secured]:
-    monkeypatch.setattr("outrider.cloud_verifier.server.RELOAD_S", 0.02)
+    monkeypatch.setattr("outrider.cloud_verifier.server.server.RELOAD_S", 0.02)
     tokens = make_tokens(path, "acme", "other", "admin")
     config = ServeConfig(tokens=path, reflection=True)
     with serving(FakeBackend(), config) as server, plain_channel(server.port) as channel:
@@ -242,7 +242,7 @@ def test_a_new_token_is_taken_and_a_revoked_one_refused_while_others_go_on(secur
 def test_a_generation_without_a_session_stream_ends_with_its_token_too(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("outrider.cloud_verifier.server.RELOAD_S", 0.02)
+    monkeypatch.setattr("outrider.cloud_verifier.server.server.RELOAD_S", 0.02)
     tokens = make_tokens(path, "acme")
     backend, config = FakeBackend(max_context=8000), ServeConfig(tokens=path, min_forward_ms=5.0)
     with serving(backend, config) as server, plain_channel(server.port) as channel:

@@ -23,7 +23,7 @@ from support.tcp_peers import tcp_server
 from outrider.cloud_verifier.config import ServeConfig
 from outrider.cloud_verifier.security.dev_certs import DevCertificates, make_dev_certificates
 from outrider.cloud_verifier.security.token_file import change_tokens, read_tokens
-from outrider.cloud_verifier.server import VerifierServer
+from outrider.cloud_verifier.server.server import VerifierServer
 from outrider.common.errors import LinkError, LinkFaultError, UsageError
 from outrider.common.types import OpenRequest, SamplingParams
 from outrider.edge_client.commands.cli import main
@@ -226,7 +226,7 @@ def test_without_the_right_token_the_call_is_rejected_with_the_reason(
 def test_a_token_replaced_in_mid_text_is_taken_up_without_an_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("outrider.cloud_verifier.server.RELOAD_S", 0.02)
+    monkeypatch.setattr("outrider.cloud_verifier.server.server.RELOAD_S", 0.02)
     security = make_dev_security(tmp_path / "s", "acme")
     newer = make_dev_security(tmp_path / "s", "acme")
     draft = make_tiny_draft(tmp_path)

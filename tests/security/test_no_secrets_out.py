@@ -18,9 +18,9 @@ from support.calls import eventually
 from support.secrets import secrets_of
 from support.server import serving
 
-from outrider.cloud_verifier.cli import main as cloud_main
 from outrider.cloud_verifier.config import ServeConfig
 from outrider.cloud_verifier.security.token_file import change_tokens
+from outrider.cloud_verifier.server.cli import main as cloud_main
 from outrider.edge_client.commands.cli import main as edge_main
 from outrider.experiments.dev_security import make_dev_security
 
@@ -43,7 +43,7 @@ def test_neither_side_says_a_token_a_key_or_a_prompt(
     quiet_logging: None,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("outrider.cloud_verifier.server.RELOAD_S", 0.02)
+    monkeypatch.setattr("outrider.cloud_verifier.server.server.RELOAD_S", 0.02)
     security = make_dev_security(tmp_path / "security", "acme")
     secrets = secrets_of(security)
     draft = make_tiny_draft(tmp_path)

@@ -24,7 +24,7 @@ from outrider.cloud_verifier.security.certificates import ServerCertificates, Tl
 from outrider.cloud_verifier.security.dev_certs import DevCertificates, make_dev_certificates
 from outrider.cloud_verifier.security.token_file import change_tokens
 from outrider.cloud_verifier.security.tokens import new_token
-from outrider.cloud_verifier.server import VerifierServer
+from outrider.cloud_verifier.server.server import VerifierServer
 from outrider.common.errors import ConfigError
 from outrider.edge_client.transport.link.grpc_link import GrpcLink
 from outrider.experiments.dev_security import make_dev_security
@@ -190,7 +190,7 @@ def serial_in(path: Path) -> int:
 def test_a_renewed_certificate_is_shown_to_new_connections_and_open_sessions_go_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("outrider.cloud_verifier.server.RELOAD_S", 0.02)
+    monkeypatch.setattr("outrider.cloud_verifier.server.server.RELOAD_S", 0.02)
     made = make_dev_certificates(tmp_path)
     with serving(FakeBackend(), tls_config(made)) as server, tls_channel(server.port, made.ca) as channel:
         stream = Stream(Caller(channel, SESSION_ID))
@@ -210,7 +210,7 @@ def test_a_renewed_certificate_is_shown_to_new_connections_and_open_sessions_go_
 def test_a_pair_that_is_half_written_changes_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("outrider.cloud_verifier.server.RELOAD_S", 0.02)
+    monkeypatch.setattr("outrider.cloud_verifier.server.server.RELOAD_S", 0.02)
     made, newer = make_dev_certificates(tmp_path / "a"), make_dev_certificates(tmp_path / "b")
     with serving(FakeBackend(), tls_config(made)) as server:
         before = serial_of(server.port, made.ca)
@@ -232,7 +232,7 @@ def _shows(port: int, ca: Path, serial: int) -> bool:
 def test_another_authority_of_clients_is_taken_up_too(
     foreign: DevCertificates, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("outrider.cloud_verifier.server.RELOAD_S", 0.02)
+    monkeypatch.setattr("outrider.cloud_verifier.server.server.RELOAD_S", 0.02)
     made = make_dev_certificates(tmp_path)
     client_ca = tmp_path / "clients.crt"
     client_ca.write_bytes(made.ca.read_bytes())

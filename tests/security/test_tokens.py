@@ -14,10 +14,10 @@ from pathlib import Path
 import pytest
 from security.bad_tokens import malformed
 
-from outrider.cloud_verifier.cli import main
 from outrider.cloud_verifier.security.authenticator import AccessError, Authenticator
 from outrider.cloud_verifier.security.token_file import change_tokens, read_tokens
 from outrider.cloud_verifier.security.tokens import TOKEN_PATTERN, TokenRecord, new_token, parse_lifetime
+from outrider.cloud_verifier.server.cli import main
 from outrider.common.errors import ConfigError, UsageError
 
 NOW = datetime(2026, 11, 21, 12, tzinfo=UTC)

@@ -11,7 +11,7 @@ from dataclasses import replace
 from outrider.cloud_verifier.backends.base import TargetBackend
 from outrider.cloud_verifier.colocated import CoLocatedDrafter
 from outrider.cloud_verifier.config import ServeConfig
-from outrider.cloud_verifier.server import VerifierServer
+from outrider.cloud_verifier.server.server import VerifierServer
 
 
 @contextlib.contextmanager

@@ -13,8 +13,6 @@ from typing import Any
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
-from outrider.cloud_verifier.addresses import ADMIN_OFF, check_addresses
-from outrider.cloud_verifier.admin import AdminServer
 from outrider.cloud_verifier.backends.base import TargetBackend
 from outrider.cloud_verifier.colocated import CoLocatedDrafter
 from outrider.cloud_verifier.config import ServeConfig, parse_methods
@@ -25,8 +23,10 @@ from outrider.cloud_verifier.probe_port import ProbePort
 from outrider.cloud_verifier.row_kernels import load_row_kernels
 from outrider.cloud_verifier.security.authenticator import AccessError
 from outrider.cloud_verifier.security.server_security import ServerSecurity
+from outrider.cloud_verifier.server.addresses import ADMIN_OFF, check_addresses
+from outrider.cloud_verifier.server.admin import AdminServer
+from outrider.cloud_verifier.server.supervision import Supervision
 from outrider.cloud_verifier.service import SERVICE_NAME, VerifierService
-from outrider.cloud_verifier.supervision import Supervision
 from outrider.cloud_verifier.tracing import TraceContextInterceptor, create_round_tracer
 from outrider.common.errors import UsageError
 from outrider.common.process.version import own_version

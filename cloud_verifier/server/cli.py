@@ -22,7 +22,7 @@ from outrider.common.process.version import own_version
 if TYPE_CHECKING:
     from outrider.cloud_verifier.backends.base import TargetBackend
     from outrider.cloud_verifier.colocated import CoLocatedDrafter
-    from outrider.cloud_verifier.server import VerifierServer
+    from outrider.cloud_verifier.server.server import VerifierServer
 
 log = logging.getLogger(__name__)
 
@@ -81,9 +81,9 @@ def _serve(loaded: Loaded[ServeConfig]) -> int:
     setup_logging(config.log_level, config.log_json)
     begin = time.monotonic()
 
-    from outrider.cloud_verifier.addresses import check_addresses, check_ports_free
     from outrider.cloud_verifier.security.server_security import ServerSecurity
-    from outrider.cloud_verifier.server import VerifierServer, run_until_signalled
+    from outrider.cloud_verifier.server.addresses import check_addresses, check_ports_free
+    from outrider.cloud_verifier.server.server import VerifierServer, run_until_signalled
 
     kv_bytes = parse_size(config.kv_memory, "--kv-memory")
     check_addresses(config)  # all of these before the weights are loaded

@@ -22,8 +22,8 @@ from typing import TYPE_CHECKING, Any
 
 from prometheus_client.exposition import choose_encoder
 
-from outrider.cloud_verifier.metrics import make_registry
 from outrider.cloud_verifier.security.authenticator import AccessError
+from outrider.cloud_verifier.server.metrics import make_registry
 from outrider.common.config.addresses import is_loopback, split_address
 from outrider.common.errors import UsageError
 
