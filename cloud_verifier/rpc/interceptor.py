@@ -9,10 +9,10 @@ from typing import Any
 
 import grpc
 
-from outrider.cloud_verifier.outbox import UnreadError
+from outrider.cloud_verifier.rpc.outbox import UnreadError
+from outrider.cloud_verifier.rpc.service import ShuttingDownError
+from outrider.cloud_verifier.rpc.stream import SupersededError
 from outrider.cloud_verifier.security.authenticator import AccessError
-from outrider.cloud_verifier.service import ShuttingDownError
-from outrider.cloud_verifier.stream import SupersededError
 from outrider.common.errors import InvalidFieldError
 
 log = logging.getLogger(__name__)

@@ -13,13 +13,13 @@ from typing import Any
 
 import grpc
 
-from outrider.cloud_verifier.answers import Answers
 from outrider.cloud_verifier.backlog import Refusal
 from outrider.cloud_verifier.engine import Engine
 from outrider.cloud_verifier.metadata import Caller, claimed_caller, same_session_id, session_id_of
-from outrider.cloud_verifier.outbox import Mailbox, UnreadError
-from outrider.cloud_verifier.stream import SessionStream, SupersededError, ignore, invalid
-from outrider.cloud_verifier.tracing import RoundTracer
+from outrider.cloud_verifier.rpc.answers import Answers
+from outrider.cloud_verifier.rpc.outbox import Mailbox, UnreadError
+from outrider.cloud_verifier.rpc.stream import SessionStream, SupersededError, ignore, invalid
+from outrider.cloud_verifier.rpc.tracing import RoundTracer
 from outrider.cloud_verifier.work import Job, Reply
 from outrider.common import codec
 from outrider.common.errors import InvalidFieldError

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from outrider.cloud_verifier.outbox import Outbox
+from outrider.cloud_verifier.rpc.outbox import Outbox
 
 
 class Answers:

@@ -6,9 +6,9 @@ import asyncio
 from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING
 
-from outrider.cloud_verifier.answers import Answers
 from outrider.cloud_verifier.metadata import SESSION_ID_KEY
-from outrider.cloud_verifier.outbox import UnreadError
+from outrider.cloud_verifier.rpc.answers import Answers
+from outrider.cloud_verifier.rpc.outbox import UnreadError
 from outrider.cloud_verifier.work import num_tokens_of, num_tokens_of_round
 from outrider.common import codec
 from outrider.common.errors import InvalidFieldError
@@ -31,7 +31,7 @@ from outrider.common.types import (
 
 if TYPE_CHECKING:
     from outrider.cloud_verifier.backlog import Refusal
-    from outrider.cloud_verifier.service import VerifierService
+    from outrider.cloud_verifier.rpc.service import VerifierService
 
 
 class SupersededError(Exception):
