@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from outrider.cloud_verifier.backlog import QueueLimits
+from outrider.cloud_verifier.engine.backlog import QueueLimits
 from outrider.common.config.fields import option
 from outrider.common.config.loader import did_you_mean
 from outrider.common.errors import ConfigError

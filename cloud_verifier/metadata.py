@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-from outrider.cloud_verifier.session import DEFAULT_TENANT
+from outrider.cloud_verifier.engine.session import DEFAULT_TENANT
 from outrider.common.errors import InvalidFieldError
 
 SESSION_ID_KEY = "x-session-id"

@@ -12,8 +12,8 @@ from typing import Any
 from outrider.cloud_verifier.backends.base import ForwardItem, Logits, TargetBackend
 from outrider.cloud_verifier.backends.loading import load_target
 from outrider.cloud_verifier.config import EMBEDDED_TARGET, ServeConfig
+from outrider.cloud_verifier.engine.work import Job
 from outrider.cloud_verifier.server.server import VerifierServer
-from outrider.cloud_verifier.work import Job
 from outrider.common.types import (
     CloseRequest,
     Opened,

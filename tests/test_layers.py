@@ -26,7 +26,7 @@ ALLOWED = {
     "cloud_verifier": {"cloud_verifier", "common", "kernels", "models"},
 }
 # Co-located speculation drafts with the edge's own code, and nothing else there does (docs/decisions.md).
-EXCEPTIONS = {"cloud_verifier/colocated.py": {"edge_client"}}
+EXCEPTIONS = {"cloud_verifier/engine/colocated.py": {"edge_client"}}
 HEAVY = {"torch", "transformers"}
 
 

@@ -14,7 +14,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from outrider.common.errors import UsageError
 
 if TYPE_CHECKING:
-    from outrider.cloud_verifier.engine import Engine
+    from outrider.cloud_verifier.engine.engine import Engine
 
 READY, LIVE = "", "live"
 

@@ -6,10 +6,10 @@ import asyncio
 from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING
 
+from outrider.cloud_verifier.engine.work import num_tokens_of, num_tokens_of_round
 from outrider.cloud_verifier.metadata import SESSION_ID_KEY
 from outrider.cloud_verifier.rpc.answers import Answers
 from outrider.cloud_verifier.rpc.outbox import UnreadError
-from outrider.cloud_verifier.work import num_tokens_of, num_tokens_of_round
 from outrider.common import codec
 from outrider.common.errors import InvalidFieldError
 from outrider.common.pb import outrider_pb2 as pb
@@ -30,7 +30,7 @@ from outrider.common.types import (
 )
 
 if TYPE_CHECKING:
-    from outrider.cloud_verifier.backlog import Refusal
+    from outrider.cloud_verifier.engine.backlog import Refusal
     from outrider.cloud_verifier.rpc.service import VerifierService
 
 

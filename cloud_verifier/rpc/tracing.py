@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import grpc
 
-from outrider.cloud_verifier.work import Reply
+from outrider.cloud_verifier.engine.work import Reply
 from outrider.common.process.logs import session_tag
 from outrider.common.process.tracing import find_tracer
 from outrider.common.types import (

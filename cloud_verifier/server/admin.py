@@ -28,7 +28,7 @@ from outrider.common.config.addresses import is_loopback, split_address
 from outrider.common.errors import UsageError
 
 if TYPE_CHECKING:
-    from outrider.cloud_verifier.engine import Engine
+    from outrider.cloud_verifier.engine.engine import Engine
     from outrider.cloud_verifier.security.server_security import ServerSecurity
 
 log = logging.getLogger(__name__)

@@ -21,7 +21,7 @@ from outrider.common.process.version import own_version
 
 if TYPE_CHECKING:
     from outrider.cloud_verifier.backends.base import TargetBackend
-    from outrider.cloud_verifier.colocated import CoLocatedDrafter
+    from outrider.cloud_verifier.engine.colocated import CoLocatedDrafter
     from outrider.cloud_verifier.server.server import VerifierServer
 
 log = logging.getLogger(__name__)
@@ -137,7 +137,7 @@ def create_drafter(config: ServeConfig, backend: TargetBackend) -> CoLocatedDraf
     """
     if config.draft_dir is None:
         return None
-    from outrider.cloud_verifier.colocated import CoLocatedDrafter, load_draft
+    from outrider.cloud_verifier.engine.colocated import CoLocatedDrafter, load_draft
 
     try:
         draft = load_draft(

@@ -15,10 +15,10 @@ from prometheus_client.core import (
 )
 from prometheus_client.registry import Collector
 
-from outrider.cloud_verifier.observe import Histogram
+from outrider.cloud_verifier.engine.observe import Histogram
 
 if TYPE_CHECKING:
-    from outrider.cloud_verifier.engine import Engine
+    from outrider.cloud_verifier.engine.engine import Engine
     from outrider.cloud_verifier.security.server_security import ServerSecurity
 
 PREFIX = "outrider_verifier_"

@@ -14,10 +14,10 @@ import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from outrider.cloud_verifier.backends.base import TargetBackend
-from outrider.cloud_verifier.colocated import CoLocatedDrafter
 from outrider.cloud_verifier.config import ServeConfig, parse_methods
-from outrider.cloud_verifier.driver import EngineDriver
-from outrider.cloud_verifier.engine import Engine
+from outrider.cloud_verifier.engine.colocated import CoLocatedDrafter
+from outrider.cloud_verifier.engine.driver import EngineDriver
+from outrider.cloud_verifier.engine.engine import Engine
 from outrider.cloud_verifier.row_kernels import load_row_kernels
 from outrider.cloud_verifier.rpc.interceptor import ErrorInterceptor
 from outrider.cloud_verifier.rpc.probe_port import ProbePort

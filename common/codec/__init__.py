@@ -3,7 +3,7 @@
 Encoding trusts our own dataclasses. Decoding trusts nobody: what a single message can show to be wrong
 (lengths that disagree, probabilities out of range, unknown enum values) raises `InvalidFieldError` naming
 the field as it stands in docs/protocol.md. What needs the model or the session is checked by the verifier
-(`outrider.cloud_verifier.validation`).
+(`outrider.cloud_verifier.engine.validation`).
 """
 
 from outrider.common.codec.requests_in import (

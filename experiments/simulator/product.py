@@ -36,8 +36,8 @@ PACKAGES = (
 _LATE_MODULES = (
     "outrider.edge_client.session.factory",
     "outrider.edge_client.controller.depth.optimal",
-    "outrider.cloud_verifier.colocated",
-    "outrider.cloud_verifier.engine",
+    "outrider.cloud_verifier.engine.colocated",
+    "outrider.cloud_verifier.engine.engine",
     "outrider.cloud_verifier.server.server",
 )
 _CLOCKS = ("time", "monotonic", "perf_counter", "monotonic_ns", "perf_counter_ns", "sleep")

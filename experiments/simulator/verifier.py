@@ -6,13 +6,13 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from outrider.cloud_verifier.colocated import CoLocatedDrafter
 from outrider.cloud_verifier.config import ServeConfig
-from outrider.cloud_verifier.driver import IDLE_TURN_S
-from outrider.cloud_verifier.engine import Engine
+from outrider.cloud_verifier.engine.colocated import CoLocatedDrafter
+from outrider.cloud_verifier.engine.driver import IDLE_TURN_S
+from outrider.cloud_verifier.engine.engine import Engine
+from outrider.cloud_verifier.engine.session import DEFAULT_TENANT
+from outrider.cloud_verifier.engine.work import Job, num_tokens_of
 from outrider.cloud_verifier.server.server import make_model_info
-from outrider.cloud_verifier.session import DEFAULT_TENANT
-from outrider.cloud_verifier.work import Job, num_tokens_of
 from outrider.common.types import (
     CancelRequest,
     CloseRequest,

@@ -13,8 +13,8 @@ import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from outrider.cloud_verifier.colocated import CoLocatedDrafter
 from outrider.cloud_verifier.config import SCOPE, ServeConfig
+from outrider.cloud_verifier.engine.colocated import CoLocatedDrafter
 from outrider.cloud_verifier.server.server import VerifierServer, run_until_signalled
 from outrider.common.config.loader import add_flags, given_flags, load_config
 from outrider.common.config.units import parse_duration

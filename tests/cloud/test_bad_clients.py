@@ -63,7 +63,7 @@ def wait_until(is_so: Callable[[], bool], timeout_s: float = 10.0) -> None:
 @pytest.fixture(autouse=True)
 def long_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     """Steps wait at a gate here, whatever those before them took."""
-    monkeypatch.setattr("outrider.cloud_verifier.driver.INLINE_S", -1.0)
+    monkeypatch.setattr("outrider.cloud_verifier.engine.driver.INLINE_S", -1.0)
 
 
 @pytest.fixture

@@ -12,8 +12,8 @@ import pytest
 from support.fakes import FakeBackend
 from test_engine import GREEDY, SAMPLED, Harness
 
-from outrider.cloud_verifier.colocated import POOL_FROM_NS, READ_CHUNK, CoLocatedDrafter
 from outrider.cloud_verifier.config import EMBEDDED_DRAFT, ServeConfig
+from outrider.cloud_verifier.engine.colocated import POOL_FROM_NS, READ_CHUNK, CoLocatedDrafter
 from outrider.cloud_verifier.server.cli import create_drafter
 from outrider.common.alignment import TokenChain
 from outrider.common.errors import IncompatibleError, ModelError

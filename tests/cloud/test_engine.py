@@ -12,9 +12,9 @@ import pytest
 from support.fakes import FakeBackend
 
 from outrider.cloud_verifier.backends.base import ForwardItem, Logits
-from outrider.cloud_verifier.backlog import QueueLimits
-from outrider.cloud_verifier.engine import Engine
-from outrider.cloud_verifier.work import Job
+from outrider.cloud_verifier.engine.backlog import QueueLimits
+from outrider.cloud_verifier.engine.engine import Engine
+from outrider.cloud_verifier.engine.work import Job
 from outrider.common.alignment import TokenChain
 from outrider.common.codec.responses_in import decode_open_response
 from outrider.common.codec.responses_out import encode_open_response

@@ -29,7 +29,7 @@ from support.server import serving
 from tokenizers import Tokenizer
 
 from outrider.cloud_verifier.config import ServeConfig
-from outrider.cloud_verifier.observe import EngineObserver, Histogram
+from outrider.cloud_verifier.engine.observe import EngineObserver, Histogram
 from outrider.cloud_verifier.server.server import VerifierServer, check_addresses
 from outrider.common.errors import UsageError
 from outrider.common.pb import outrider_pb2 as pb
@@ -491,7 +491,7 @@ def test_debug_logs_for_a_person_hold_no_text_even_when_the_engine_fails(
         assert edge_main(["run", MARKER, *flags, "--max-new-tokens", "12", "--json"]) == 0
         assert edge_main(["run", MARKER * 60, *flags]) != 0
     shown = capfd.readouterr()
-    assert "a broken target" in shown.err and "outrider.cloud_verifier.observe: answered" in shown.err
+    assert "a broken target" in shown.err and "outrider.cloud_verifier.engine.observe: answered" in shown.err
     check_no_leak(shown.err, prompt_ids)
 
 

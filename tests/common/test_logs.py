@@ -24,10 +24,10 @@ def stream():
 def test_json_lines_carry_the_facts_and_drop_the_users_text(stream):
     setup_logging("info", json=True, stream=stream)
     facts = {"session": "ab", "num_tokens": 3, "token_ids": [1, 2], "prompt": "secret"}
-    logging.getLogger("outrider.cloud_verifier.engine").info("opened", extra=facts)
+    logging.getLogger("outrider.cloud_verifier.engine.engine").info("opened", extra=facts)
     entry = json.loads(stream.getvalue())
     assert (entry["message"], entry["session"], entry["num_tokens"]) == ("opened", "ab", 3)
-    assert (entry["level"], entry["logger"]) == ("info", "outrider.cloud_verifier.engine")
+    assert (entry["level"], entry["logger"]) == ("info", "outrider.cloud_verifier.engine.engine")
     assert "secret" not in stream.getvalue() and "token_ids" not in entry
 
 

@@ -20,7 +20,7 @@ from support.kustomize import Resource, render
 
 from outrider.cloud_verifier.backends.base import TargetBackend
 from outrider.cloud_verifier.config import SCOPE, ServeConfig, parse_size
-from outrider.cloud_verifier.engine import Engine
+from outrider.cloud_verifier.engine.engine import Engine
 from outrider.cloud_verifier.rpc.probe_port import LIVE, READY
 from outrider.cloud_verifier.server.addresses import check_addresses
 from outrider.cloud_verifier.server.metrics import make_registry

@@ -16,7 +16,7 @@ from prometheus_client import generate_latest
 from support.fakes import FakeBackend
 
 from outrider.cloud_verifier.config import ServeConfig
-from outrider.cloud_verifier.engine import Engine
+from outrider.cloud_verifier.engine.engine import Engine
 from outrider.cloud_verifier.security.server_security import ServerSecurity
 from outrider.cloud_verifier.server.metrics import make_registry
 from outrider.cloud_verifier.server.server import make_model_info

@@ -15,7 +15,7 @@ from support.pairs import EMBEDDED, Pair
 from support.server import serving
 from test_same_text import VOCAB, make_prompt
 
-from outrider.cloud_verifier.colocated import CoLocatedDrafter
+from outrider.cloud_verifier.engine.colocated import CoLocatedDrafter
 from outrider.cloud_verifier.server.cli import main
 from outrider.common.errors import LinkError, RoundFailedError
 from outrider.common.types import GeneratedTokens, Origin, SamplingParams, SessionResponse, StopParams

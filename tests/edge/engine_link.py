@@ -14,9 +14,9 @@ from dataclasses import dataclass, field
 from support.fakes import FakeBackend
 
 from outrider.cloud_verifier.config import ServeConfig
-from outrider.cloud_verifier.engine import Engine
+from outrider.cloud_verifier.engine.engine import Engine
+from outrider.cloud_verifier.engine.work import Job
 from outrider.cloud_verifier.server.server import make_model_info
-from outrider.cloud_verifier.work import Job
 from outrider.common.codec import decode_request, encode_request
 from outrider.common.errors import LinkError
 from outrider.common.sampling.support import certain

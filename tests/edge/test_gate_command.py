@@ -14,7 +14,7 @@ from support.fakes import FakeBackend
 from support.server import serving
 from tiny_draft import make_backend, make_tiny_draft
 
-from outrider.cloud_verifier.engine import Engine
+from outrider.cloud_verifier.engine.engine import Engine
 from outrider.common.types import Origin, SamplingParams, Signals, VerifyRequest
 from outrider.edge_client.commands.cli import main
 from outrider.edge_client.drafting.base import Stop

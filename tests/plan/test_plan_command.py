@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 from support.server import serving
 
-from outrider.cloud_verifier.colocated import CoLocatedDrafter
+from outrider.cloud_verifier.engine.colocated import CoLocatedDrafter
 from outrider.common.config.units import parse_duration, parse_rate, show_duration
 from outrider.common.errors import UsageError
 from outrider.edge_client.commands.cli import main

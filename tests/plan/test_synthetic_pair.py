@@ -9,7 +9,7 @@ import pytest
 from support.decoding import decode
 from support.server import serving
 
-from outrider.cloud_verifier.colocated import CoLocatedDrafter
+from outrider.cloud_verifier.engine.colocated import CoLocatedDrafter
 from outrider.common.errors import UsageError
 from outrider.common.types import Method, SamplingParams
 from outrider.edge_client.core.options import Mode

@@ -70,7 +70,7 @@ def test_neither_side_says_a_token_a_key_or_a_prompt(
     answer = json.loads(next(line for line in shown.out.splitlines() if line.startswith("{")))
     said = shown.err + shown.out.replace(answer["text"], "").replace(PROMPT, "")
     assert (
-        "outrider.cloud_verifier.observe: answered" in said
+        "outrider.cloud_verifier.engine.observe: answered" in said
         and "refused a call: nobody knows its token" in said
     )
     assert "is revoked" in said and "<secret>" in said

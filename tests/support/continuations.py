@@ -142,7 +142,7 @@ class Writer:
             verdict = self._verify(request, sampling, text)
 
     def _verify(self, request: VerifyRequest, sampling: SamplingParams, text: list[int]) -> Verdict:
-        """What `outrider.cloud_verifier.finish` does, between two trips over the wire."""
+        """What `outrider.cloud_verifier.engine.finish` does, between two trips over the wire."""
         message = encode_request(request)
         arrived = decode_request(type(message).FromString(message.SerializeToString()))
         assert isinstance(arrived, VerifyRequest)

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from outrider.cloud_verifier.backends.base import TargetBackend
-from outrider.cloud_verifier.colocated import CoLocatedDrafter
 from outrider.cloud_verifier.config import ServeConfig
+from outrider.cloud_verifier.engine.colocated import CoLocatedDrafter
 from outrider.cloud_verifier.server.server import VerifierServer
 
 

@@ -8,10 +8,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from outrider.cloud_verifier import validation
-from outrider.cloud_verifier.backlog import Refusal
-from outrider.cloud_verifier.session import Session, num_common_tokens
-from outrider.cloud_verifier.work import Job, Work
+from outrider.cloud_verifier.engine.backlog import Refusal
+from outrider.cloud_verifier.engine.engine import validation
+from outrider.cloud_verifier.engine.session import Session, num_common_tokens
+from outrider.cloud_verifier.engine.work import Job, Work
 from outrider.common.errors import InvalidFieldError, UnimplementedFieldError
 from outrider.common.types import (
     CancelRequest,
@@ -29,7 +29,7 @@ from outrider.common.types import (
 )
 
 if TYPE_CHECKING:
-    from outrider.cloud_verifier.engine import Engine
+    from outrider.cloud_verifier.engine.engine import Engine
 
 FULL_RETRY_MS = 1000
 MAX_WAITING = 32  # of one session, behind its running work: as many as replies are stored

@@ -11,16 +11,16 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 
-from outrider.cloud_verifier.admission import admit, truncate_kv
 from outrider.cloud_verifier.backends.base import ForwardItem, KVExhausted, Logits, TargetBackend
-from outrider.cloud_verifier.backlog import Backlog, QueueLimits, Refusal
-from outrider.cloud_verifier.colocated import CoLocatedDrafter
-from outrider.cloud_verifier.finish import finish, split_rows
-from outrider.cloud_verifier.observe import EngineObserver
+from outrider.cloud_verifier.engine.admission import admit, truncate_kv
+from outrider.cloud_verifier.engine.backlog import Backlog, QueueLimits, Refusal
+from outrider.cloud_verifier.engine.colocated import CoLocatedDrafter
+from outrider.cloud_verifier.engine.finish import finish, split_rows
+from outrider.cloud_verifier.engine.observe import EngineObserver
+from outrider.cloud_verifier.engine.scheduler import Scheduler, Share
+from outrider.cloud_verifier.engine.session import Session, SessionStore
+from outrider.cloud_verifier.engine.work import Job, Work, num_tokens_of
 from outrider.cloud_verifier.rows import ProcessedRows
-from outrider.cloud_verifier.scheduler import Scheduler, Share
-from outrider.cloud_verifier.session import Session, SessionStore
-from outrider.cloud_verifier.work import Job, Work, num_tokens_of
 from outrider.common.types import (
     GenerateRequest,
     ModelInfo,

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
-from outrider.cloud_verifier.work import Work
+from outrider.cloud_verifier.engine.work import Work
 from outrider.common.errors import IncompatibleError
 from outrider.common.methods import num_support
 from outrider.common.types import Draft, GenerateRequest

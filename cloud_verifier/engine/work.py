@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from outrider.cloud_verifier.session import DEFAULT_TENANT, Session
+from outrider.cloud_verifier.engine.session import DEFAULT_TENANT, Session
 from outrider.common.types import (
     GenerateRequest,
     OpenRequest,

@@ -23,7 +23,7 @@ from outrider.common.types import (
 )
 
 if TYPE_CHECKING:
-    from outrider.cloud_verifier.work import Job, Work
+    from outrider.cloud_verifier.engine.work import Job, Work
 
 MAX_STORED_REPLIES = 32
 DEFAULT_TENANT = "default"

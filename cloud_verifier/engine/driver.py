@@ -11,7 +11,7 @@ import asyncio
 import logging
 from concurrent.futures import Future, ThreadPoolExecutor
 
-from outrider.cloud_verifier.engine import Engine
+from outrider.cloud_verifier.engine.engine import Engine
 
 log = logging.getLogger(__name__)
 
