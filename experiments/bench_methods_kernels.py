@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from outrider.cloud_verifier.methods.base import Outcome, RoundInput
-from outrider.cloud_verifier.methods.registry import create_method
-from outrider.cloud_verifier.rows import HostRows, KeyedCoins, StepRound
+from outrider.cloud_verifier.verification.methods.base import Outcome, RoundInput
+from outrider.cloud_verifier.verification.methods.registry import create_method
+from outrider.cloud_verifier.verification.rows import HostRows, KeyedCoins, StepRound
 from outrider.common.methods import num_support, sends_probs, sends_support
 from outrider.common.noise.draws import Purpose, coupled_argmax
 from outrider.common.noise.philox import first_word

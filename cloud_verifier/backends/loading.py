@@ -26,7 +26,7 @@ from outrider.cloud_verifier.backends.transformers_backend import (
     TransformersDecoder,
 )
 from outrider.cloud_verifier.model_files import check_model_files
-from outrider.cloud_verifier.row_kernels import has_device_kernels
+from outrider.cloud_verifier.verification.row_kernels import has_device_kernels
 from outrider.common.errors import ModelError
 
 DTYPES = ("float32", "bfloat16")

@@ -20,7 +20,7 @@ from outrider.cloud_verifier.engine.observe import EngineObserver
 from outrider.cloud_verifier.engine.scheduler import Scheduler, Share
 from outrider.cloud_verifier.engine.session import Session, SessionStore
 from outrider.cloud_verifier.engine.work import Job, Work, num_tokens_of
-from outrider.cloud_verifier.rows import ProcessedRows
+from outrider.cloud_verifier.verification.rows import ProcessedRows
 from outrider.common.types import (
     GenerateRequest,
     ModelInfo,

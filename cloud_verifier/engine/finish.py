@@ -9,16 +9,16 @@ from itertools import accumulate
 import numpy as np
 
 from outrider.cloud_verifier.backends.base import Logits, TargetBackend
-from outrider.cloud_verifier.device_rows import scan_step
 from outrider.cloud_verifier.engine.backlog import Backlog
 from outrider.cloud_verifier.engine.observe import EngineObserver
 from outrider.cloud_verifier.engine.session import Bonus
 from outrider.cloud_verifier.engine.work import Work
-from outrider.cloud_verifier.logprobs import logprobs_of
-from outrider.cloud_verifier.methods.base import Outcome, RoundInput
-from outrider.cloud_verifier.methods.candidates import choose_here
-from outrider.cloud_verifier.methods.registry import create_method
-from outrider.cloud_verifier.rows import HostRows, KeyedCoins, ProcessedRows, StepRound
+from outrider.cloud_verifier.verification.device_rows import scan_step
+from outrider.cloud_verifier.verification.logprobs import logprobs_of
+from outrider.cloud_verifier.verification.methods.base import Outcome, RoundInput
+from outrider.cloud_verifier.verification.methods.candidates import choose_here
+from outrider.cloud_verifier.verification.methods.registry import create_method
+from outrider.cloud_verifier.verification.rows import HostRows, KeyedCoins, ProcessedRows, StepRound
 from outrider.common.sampling.processors import is_plain
 from outrider.common.types import (
     CorrectionKind,

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from outrider.cloud_verifier.engine.method_fields import check_draft_fields, check_method_params
 from outrider.cloud_verifier.engine.session import Session
-from outrider.cloud_verifier.logprobs import MAX_LOGPROBS
+from outrider.cloud_verifier.verification.logprobs import MAX_LOGPROBS
 from outrider.common.errors import InvalidFieldError, UnimplementedFieldError
 from outrider.common.sampling.processors import check_sampling_params
 from outrider.common.types import GenerateRequest, Method, ModelInfo, OpenRequest, VerifyRequest

@@ -18,7 +18,6 @@ from outrider.cloud_verifier.config import ServeConfig, parse_methods
 from outrider.cloud_verifier.engine.colocated import CoLocatedDrafter
 from outrider.cloud_verifier.engine.driver import EngineDriver
 from outrider.cloud_verifier.engine.engine import Engine
-from outrider.cloud_verifier.row_kernels import load_row_kernels
 from outrider.cloud_verifier.rpc.interceptor import ErrorInterceptor
 from outrider.cloud_verifier.rpc.probe_port import ProbePort
 from outrider.cloud_verifier.rpc.service import SERVICE_NAME, VerifierService
@@ -28,6 +27,7 @@ from outrider.cloud_verifier.security.server_security import ServerSecurity
 from outrider.cloud_verifier.server.addresses import ADMIN_OFF, check_addresses
 from outrider.cloud_verifier.server.admin import AdminServer
 from outrider.cloud_verifier.server.supervision import Supervision
+from outrider.cloud_verifier.verification.row_kernels import load_row_kernels
 from outrider.common.errors import UsageError
 from outrider.common.process.version import own_version
 from outrider.common.types import Limits, ModelInfo

@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 
 from outrider.cloud_verifier.backends.base import ForwardItem, KVExhausted, KVSequence
 from outrider.cloud_verifier.kv.blocks import BlockUsage
-from outrider.cloud_verifier.methods.base import NoiseKey
-from outrider.cloud_verifier.rows import StepRound
+from outrider.cloud_verifier.verification.methods.base import NoiseKey
+from outrider.cloud_verifier.verification.rows import StepRound
 from outrider.experiments.simulator import text
 from outrider.experiments.simulator.times import VerifierTimes
 from outrider.experiments.simulator.world import World

@@ -14,10 +14,10 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from outrider.cloud_verifier.methods.base import NoiseKey, Outcome, RoundInput
-from outrider.cloud_verifier.methods.candidates import MAX_HERE, NUM_CANDIDATES, choose_here
-from outrider.cloud_verifier.methods.registry import create_method
-from outrider.cloud_verifier.rows import HostRows, KeyedCoins, StepRound
+from outrider.cloud_verifier.verification.methods.base import NoiseKey, Outcome, RoundInput
+from outrider.cloud_verifier.verification.methods.candidates import MAX_HERE, NUM_CANDIDATES, choose_here
+from outrider.cloud_verifier.verification.methods.registry import create_method
+from outrider.cloud_verifier.verification.rows import HostRows, KeyedCoins, StepRound
 from outrider.common.methods import sends_probs, sends_support
 from outrider.common.noise.draws import Purpose
 from outrider.common.noise.philox import first_word

@@ -19,8 +19,8 @@ from support.enumeration import max_error, target_law, total_variation, written_
 from support.planted import Mistake, PlantedMethod, RedrawnCoupling
 from support.worlds import KINDS, TOTAL_WEIGHT, VOCAB, make_world
 
-from outrider.cloud_verifier.methods.registry import create_method
-from outrider.cloud_verifier.rows import KeyedCoins
+from outrider.cloud_verifier.verification.methods.registry import create_method
+from outrider.cloud_verifier.verification.rows import KeyedCoins
 from outrider.common.noise.draws import Purpose, uniform
 from outrider.common.sampling.support import sample_support
 from outrider.common.types import Candidate, Method, MethodParams, Support

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 from support.golden import assert_golden
 
-from outrider.cloud_verifier.methods.base import NoiseKey
-from outrider.cloud_verifier.rows import HostRows, StepRound
+from outrider.cloud_verifier.verification.methods.base import NoiseKey
+from outrider.cloud_verifier.verification.rows import HostRows, StepRound
 from outrider.common.errors import ModelError
 from outrider.common.noise.draws import Purpose, gumbel_row
 from outrider.common.sampling.processors import choose, process_logits
@@ -225,7 +225,7 @@ RUN_WITHOUT = """
 import sys, logging
 logging.basicConfig(format="%(message)s")
 {before}
-from outrider.cloud_verifier.row_kernels import load_row_kernels
+from outrider.cloud_verifier.verification.row_kernels import load_row_kernels
 print(load_row_kernels().__name__, load_row_kernels() is load_row_kernels())
 """
 

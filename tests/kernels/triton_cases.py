@@ -11,12 +11,12 @@ import pytest
 import torch
 from support.fakes import FakeBackend
 
-from outrider.cloud_verifier import row_kernels
-from outrider.cloud_verifier.device_rows import scan_step
 from outrider.cloud_verifier.engine.engine import Engine
 from outrider.cloud_verifier.engine.work import Job
-from outrider.cloud_verifier.methods.base import NoiseKey
-from outrider.cloud_verifier.rows import HostRows, StepRound
+from outrider.cloud_verifier.verification import row_kernels
+from outrider.cloud_verifier.verification.device_rows import scan_step
+from outrider.cloud_verifier.verification.methods.base import NoiseKey
+from outrider.cloud_verifier.verification.rows import HostRows, StepRound
 from outrider.common.errors import ModelError
 from outrider.common.noise.draws import Purpose
 from outrider.common.types import (

@@ -13,7 +13,7 @@ from typing import Any
 
 from support.chance import Chance, Key
 
-from outrider.cloud_verifier.methods.base import NoiseKey
+from outrider.cloud_verifier.verification.methods.base import NoiseKey
 from outrider.common.noise.draws import Purpose
 from outrider.common.types import MethodParams, Support
 

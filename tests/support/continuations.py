@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from outrider.cloud_verifier.methods.base import Coins, Outcome, RoundInput
-from outrider.cloud_verifier.methods.registry import create_method
-from outrider.cloud_verifier.rows import HostRows, KeyedCoins, StepRound
+from outrider.cloud_verifier.verification.methods.base import Coins, Outcome, RoundInput
+from outrider.cloud_verifier.verification.methods.registry import create_method
+from outrider.cloud_verifier.verification.rows import HostRows, KeyedCoins, StepRound
 from outrider.common.codec import decode_request, decode_response, encode_request, encode_response
 from outrider.common.methods import num_support, sends_probs, sends_support
 from outrider.common.sampling.processors import process_logits

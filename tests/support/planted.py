@@ -9,7 +9,7 @@ from __future__ import annotations
 import enum
 import math
 
-from outrider.cloud_verifier.methods.base import NoiseKey, Outcome, RoundInput
+from outrider.cloud_verifier.verification.methods.base import NoiseKey, Outcome, RoundInput
 from outrider.common.noise.draws import Purpose
 from outrider.common.types import CorrectionKind, Support
 

@@ -17,9 +17,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from outrider.cloud_verifier.methods.base import Outcome, RoundInput
-from outrider.cloud_verifier.methods.chain import conclude
-from outrider.cloud_verifier.methods.supports import sample_residual, support_probs, target_probs
+from outrider.cloud_verifier.verification.methods.base import Outcome, RoundInput
+from outrider.cloud_verifier.verification.methods.chain import conclude
+from outrider.cloud_verifier.verification.methods.supports import sample_residual, support_probs, target_probs
 from outrider.common.stopping import first_stop
 
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import math
 
-from outrider.cloud_verifier.methods.base import NoiseKey, Outcome, RoundInput
-from outrider.cloud_verifier.methods.chain import conclude, reject_in_order
+from outrider.cloud_verifier.verification.methods.base import NoiseKey, Outcome, RoundInput
+from outrider.cloud_verifier.verification.methods.chain import conclude, reject_in_order
 from outrider.common.noise.draws import Purpose
 
 

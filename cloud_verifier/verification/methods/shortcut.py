@@ -7,8 +7,8 @@ min(p, q) + (1 − Σ min(p, q)) p, too close to q by as much as was rejected.
 
 from __future__ import annotations
 
-from outrider.cloud_verifier.methods.base import Outcome, RoundInput
-from outrider.cloud_verifier.methods.chain import conclude, reject_in_order
+from outrider.cloud_verifier.verification.methods.base import Outcome, RoundInput
+from outrider.cloud_verifier.verification.methods.chain import conclude, reject_in_order
 
 
 class ShortcutMethod:

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from functools import partial
 
-from outrider.cloud_verifier.methods.base import Outcome, RoundInput
-from outrider.cloud_verifier.methods.chain import conclude, reject_in_order
-from outrider.cloud_verifier.methods.supports import sample_residual
+from outrider.cloud_verifier.verification.methods.base import Outcome, RoundInput
+from outrider.cloud_verifier.verification.methods.chain import conclude, reject_in_order
+from outrider.cloud_verifier.verification.methods.supports import sample_residual
 from outrider.common.sampling.support import support_prob
 
 

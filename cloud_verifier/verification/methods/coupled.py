@@ -9,8 +9,8 @@ Communication and Drafter-Invariant Speculative Decoding".
 
 from __future__ import annotations
 
-from outrider.cloud_verifier.methods.base import Outcome, RoundInput
-from outrider.cloud_verifier.methods.chain import conclude, judge_in_order, target_prob
+from outrider.cloud_verifier.verification.methods.base import Outcome, RoundInput
+from outrider.cloud_verifier.verification.methods.chain import conclude, judge_in_order, target_prob
 
 
 class CoupledMethod:

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from outrider.cloud_verifier.methods.base import NoiseKey
-from outrider.cloud_verifier.rows import ProcessedRows, StepRound, check_total
+from outrider.cloud_verifier.verification.methods.base import NoiseKey
+from outrider.cloud_verifier.verification.rows import ProcessedRows, StepRound, check_total
 from outrider.common.noise.draws import Purpose
 from outrider.common.sampling.processors import apply_text, is_plain, wire
 from outrider.common.sampling.truncation import row_edges

@@ -11,8 +11,8 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from outrider.cloud_verifier.methods.base import Outcome, TargetRows
-from outrider.cloud_verifier.row_kernels import load_row_kernels
+from outrider.cloud_verifier.verification.methods.base import Outcome, TargetRows
+from outrider.cloud_verifier.verification.row_kernels import load_row_kernels
 from outrider.common.sampling.support import most_probable
 from outrider.common.types import CorrectionKind, TokenIds, TokenLogprobs
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 
-from outrider.cloud_verifier.methods.base import Outcome, RoundInput
+from outrider.cloud_verifier.verification.methods.base import Outcome, RoundInput
 from outrider.common.types import CorrectionKind
 
 

@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import math
 
-from outrider.cloud_verifier.methods.base import Outcome, RoundInput
-from outrider.cloud_verifier.methods.chain import conclude, judge_in_order, target_prob
+from outrider.cloud_verifier.verification.methods.base import Outcome, RoundInput
+from outrider.cloud_verifier.verification.methods.chain import conclude, judge_in_order, target_prob
 
 TYPICAL_EPSILON = 0.09
 TYPICAL_DELTA = 0.3

@@ -8,8 +8,8 @@ draft's; they are a choice of ours.
 
 from __future__ import annotations
 
-from outrider.cloud_verifier.methods.base import Outcome, RoundInput
-from outrider.cloud_verifier.methods.chain import conclude, judge_in_order, target_prob
+from outrider.cloud_verifier.verification.methods.base import Outcome, RoundInput
+from outrider.cloud_verifier.verification.methods.chain import conclude, judge_in_order, target_prob
 
 THRESHOLD_PASS = 0.3
 THRESHOLD_RATIO = 0.5

@@ -13,9 +13,9 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from outrider.cloud_verifier.methods.base import NoiseKey, Outcome, RoundInput
-from outrider.cloud_verifier.methods.chain import conclude, ending, mean_ratio, reject_in_order
-from outrider.cloud_verifier.methods.supports import sample_residual
+from outrider.cloud_verifier.verification.methods.base import NoiseKey, Outcome, RoundInput
+from outrider.cloud_verifier.verification.methods.chain import conclude, ending, mean_ratio, reject_in_order
+from outrider.cloud_verifier.verification.methods.supports import sample_residual
 from outrider.common.noise.draws import Purpose
 from outrider.common.sampling.support import choose_candidate
 from outrider.common.types import Candidate, CorrectionKind

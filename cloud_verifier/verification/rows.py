@@ -10,8 +10,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from outrider.cloud_verifier.methods.base import NoiseKey
-from outrider.cloud_verifier.row_kernels import load_row_kernels
+from outrider.cloud_verifier.verification.methods.base import NoiseKey
+from outrider.cloud_verifier.verification.row_kernels import load_row_kernels
 from outrider.common.errors import ModelError
 from outrider.common.noise.draws import Purpose, uniform
 from outrider.common.sampling.processors import apply_text, wire

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from outrider.cloud_verifier.methods.base import NoiseKey, RoundInput
+from outrider.cloud_verifier.verification.methods.base import NoiseKey, RoundInput
 from outrider.common.noise.draws import Purpose
 from outrider.common.types import Support
 
