@@ -13,6 +13,7 @@ from typing import Any
 
 from outrider.cloud_verifier.backends.architectures import check_supported
 from outrider.cloud_verifier.backends.lean import can_be_lean
+from outrider.cloud_verifier.backends.model_files import check_model_files
 from outrider.cloud_verifier.backends.probes import (
     find_varlen_page_size,
     probe,
@@ -25,7 +26,6 @@ from outrider.cloud_verifier.backends.transformers_backend import (
     TransformersBackend,
     TransformersDecoder,
 )
-from outrider.cloud_verifier.model_files import check_model_files
 from outrider.cloud_verifier.verification.row_kernels import has_device_kernels
 from outrider.common.errors import ModelError
 

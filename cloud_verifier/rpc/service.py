@@ -16,11 +16,11 @@ import grpc
 from outrider.cloud_verifier.engine.backlog import Refusal
 from outrider.cloud_verifier.engine.engine import Engine
 from outrider.cloud_verifier.engine.work import Job, Reply
-from outrider.cloud_verifier.metadata import Caller, claimed_caller, same_session_id, session_id_of
 from outrider.cloud_verifier.rpc.answers import Answers
 from outrider.cloud_verifier.rpc.outbox import Mailbox, UnreadError
 from outrider.cloud_verifier.rpc.stream import SessionStream, SupersededError, ignore, invalid
 from outrider.cloud_verifier.rpc.tracing import RoundTracer
+from outrider.cloud_verifier.security.metadata import Caller, claimed_caller, same_session_id, session_id_of
 from outrider.common import codec
 from outrider.common.errors import InvalidFieldError
 from outrider.common.pb import outrider_pb2 as pb

@@ -7,9 +7,9 @@ from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING
 
 from outrider.cloud_verifier.engine.work import num_tokens_of, num_tokens_of_round
-from outrider.cloud_verifier.metadata import SESSION_ID_KEY
 from outrider.cloud_verifier.rpc.answers import Answers
 from outrider.cloud_verifier.rpc.outbox import UnreadError
+from outrider.cloud_verifier.security.metadata import SESSION_ID_KEY
 from outrider.common import codec
 from outrider.common.errors import InvalidFieldError
 from outrider.common.pb import outrider_pb2 as pb

@@ -6,7 +6,7 @@ import hmac
 from collections.abc import Callable, Iterable, Sequence
 from datetime import UTC, datetime
 
-from outrider.cloud_verifier.metadata import Caller
+from outrider.cloud_verifier.security.metadata import Caller
 from outrider.cloud_verifier.security.tokens import TOKEN_PATTERN, TokenRecord, digest_of
 from outrider.common.errors import OutriderError
 

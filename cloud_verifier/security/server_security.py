@@ -7,7 +7,6 @@ from collections.abc import Callable
 from typing import Any
 
 from outrider.cloud_verifier.config import ServeConfig
-from outrider.cloud_verifier.metadata import Caller, claimed_caller
 from outrider.cloud_verifier.security.authenticator import REASONS, AccessError, Authenticator
 from outrider.cloud_verifier.security.files import FileWatch
 from outrider.cloud_verifier.security.interceptors import (
@@ -15,6 +14,7 @@ from outrider.cloud_verifier.security.interceptors import (
     TokenInterceptor,
     admitted_caller,
 )
+from outrider.cloud_verifier.security.metadata import Caller, claimed_caller
 from outrider.cloud_verifier.security.token_file import read_tokens
 from outrider.common.errors import ConfigError
 from outrider.common.process.logs import LogLimiter

@@ -17,7 +17,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from outrider.cloud_verifier.metadata import TENANT_PATTERN
+from outrider.cloud_verifier.security.metadata import TENANT_PATTERN
 from outrider.cloud_verifier.security.tokens import TokenRecord
 from outrider.common.errors import ConfigError
 

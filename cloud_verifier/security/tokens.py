@@ -14,7 +14,7 @@ import secrets
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
-from outrider.cloud_verifier.metadata import TENANT_PATTERN
+from outrider.cloud_verifier.security.metadata import TENANT_PATTERN
 from outrider.common.errors import UsageError
 
 TOKEN_PATTERN = re.compile(r"outrider_([0-9a-f]{12})_[A-Za-z0-9_-]{43}", re.ASCII)

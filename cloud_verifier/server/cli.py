@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import outrider.common.process.grpc_quiet  # noqa: F401  before anything imports grpc
+from outrider.cloud_verifier.backends.model_files import check_model_files
 from outrider.cloud_verifier.config import SCOPE, ServeConfig, parse_methods, parse_size
-from outrider.cloud_verifier.model_files import check_model_files
 from outrider.cloud_verifier.security.arguments import add_cert_arguments, add_token_arguments
 from outrider.common.config.arguments import VerbParser
 from outrider.common.config.loader import Loaded, add_flags, given_flags, load_config
