@@ -24,15 +24,6 @@ from outrider.edge_client.controller.depth.optimal import OptimalDepth
 from outrider.edge_client.controller.depth.ratio import RatioDepth
 from outrider.edge_client.controller.depth.window import WindowDepth
 from outrider.edge_client.core.stats import RoundRecord
-from outrider.experiments.acceptance_traces import (
-    MAX_DEPTH,
-    RECORDED,
-    TraceSet,
-    load_traces,
-    signals_of,
-    synthetic_traces,
-)
-from outrider.experiments.command import run_command
 from outrider.experiments.controller_grid import (
     DRAFTS_MS,
     FORWARDS_MS,
@@ -41,7 +32,16 @@ from outrider.experiments.controller_grid import (
     VERIFY_TOKEN_SHARE,
     Point,
 )
-from outrider.experiments.results import Measure, at_most, judged, write_results
+from outrider.experiments.shared.acceptance_traces import (
+    MAX_DEPTH,
+    RECORDED,
+    TraceSet,
+    load_traces,
+    signals_of,
+    synthetic_traces,
+)
+from outrider.experiments.shared.command import run_command
+from outrider.experiments.shared.results import Measure, at_most, judged, write_results
 from outrider.experiments.virtual_rounds import VirtualRound, replay
 
 STEP_MS = (20, 200, 20)

@@ -22,9 +22,9 @@ from typing import Any
 
 from outrider.experiments.links.base import create_realisation
 from outrider.experiments.links.profiles import named_profile
-from outrider.experiments.processes import VerifierProcess, run_edge, running_verifier, start_server
-from outrider.experiments.prompts import load_prompts
-from outrider.experiments.results import Measure, at_least, at_most, judged, write_results
+from outrider.experiments.shared.processes import VerifierProcess, run_edge, running_verifier, start_server
+from outrider.experiments.shared.prompts import load_prompts
+from outrider.experiments.shared.results import Measure, at_least, at_most, judged, write_results
 
 LINKS = ("loopback", "metro")
 NUM_TOKENS = 96

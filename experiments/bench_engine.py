@@ -1,6 +1,6 @@
 """`make bench-engine`: the verifier under load, measured without draft models on its cores.
 
-Clients are processes of their own that replay recorded drafts (`outrider.experiments.load`); every verdict is checked.
+Clients are processes of their own that replay recorded drafts (`outrider.experiments.load.__main__`); every verdict is checked.
 What a ratio compares takes turns in one run. `--quick` is a smoke test and `--only id,id` picks cases; both
 print their table and write no file.
 """
@@ -18,8 +18,8 @@ from typing import Any
 
 from outrider.common.errors import UsageError
 from outrider.experiments.bench_engine_setup import Bench
-from outrider.experiments.command import run_command
-from outrider.experiments.results import Measure, print_table, write_results
+from outrider.experiments.shared.command import run_command
+from outrider.experiments.shared.results import Measure, print_table, write_results
 
 # Case → the ids it measures; in order, the shortest first.
 CASES = {

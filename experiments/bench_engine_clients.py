@@ -12,12 +12,12 @@ from collections.abc import AsyncIterator, Awaitable, Iterator
 from dataclasses import dataclass, field
 
 from outrider.experiments.bench_engine_setup import QUIET, Bench, Found
-from outrider.experiments.load import LoadPlan, open_streams, run_closed
-from outrider.experiments.load_cloud import CloudStream
-from outrider.experiments.load_report import Tally, percentile_ms
-from outrider.experiments.load_wire import connect
-from outrider.experiments.processes import VerifierProcess, running_verifier
-from outrider.experiments.results import judged
+from outrider.experiments.load.__main__ import LoadPlan, open_streams, run_closed
+from outrider.experiments.load.cloud import CloudStream
+from outrider.experiments.load.report import Tally, percentile_ms
+from outrider.experiments.load.wire import connect
+from outrider.experiments.shared.processes import VerifierProcess, running_verifier
+from outrider.experiments.shared.results import judged
 
 NUM_HEALTHY, THINK_S = 8, 0.005
 NUM_DYING, NUM_IDLE = 8, 1000
@@ -151,7 +151,7 @@ async def _die(address: str, bench: Bench, gauges: Gauges) -> AsyncIterator[tupl
     command = [
         sys.executable,
         "-m",
-        "outrider.experiments.load",
+        "outrider.experiments.load.__main__",
         "--address",
         address,
         "--closed",

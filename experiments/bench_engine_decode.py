@@ -14,11 +14,11 @@ from outrider.edge_client.drafting.onnx.model import OnnxDraftModel
 from outrider.edge_client.session.session import SessionResult
 from outrider.edge_client.tokenization.tokenizer import EdgeTokenizer
 from outrider.experiments.bench_engine_setup import NUM_THREADS, Bench, Found, alternate, median_ratio
-from outrider.experiments.decoding import Case, Decoder
-from outrider.experiments.load_cloud import CloudStream, decode_all
-from outrider.experiments.load_wire import connect
-from outrider.experiments.prompts import Prompt, load_prompts
-from outrider.experiments.results import at_least, judged
+from outrider.experiments.load.cloud import CloudStream, decode_all
+from outrider.experiments.load.wire import connect
+from outrider.experiments.shared.decoding import Case, Decoder
+from outrider.experiments.shared.prompts import Prompt, load_prompts
+from outrider.experiments.shared.results import at_least, judged
 from outrider.models import EMBEDDED
 
 NUM_TOGETHER = 8

@@ -27,8 +27,8 @@ from outrider.common.types import (
 )
 from outrider.edge_client.session.session import new_session_id
 from outrider.experiments.bench_engine_setup import Bench, Found, alternate, median_ratio, time_s
-from outrider.experiments.load_recording import RecordedSession
-from outrider.experiments.results import at_most, judged
+from outrider.experiments.load.recording import RecordedSession
+from outrider.experiments.shared.results import at_most, judged
 
 NUM_READY, TOKENS_EACH = 8, 7
 NUM_BUSY = 16

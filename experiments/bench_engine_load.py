@@ -10,11 +10,11 @@ from dataclasses import asdict
 from pathlib import Path
 
 from outrider.experiments.bench_engine_setup import QUIET, Bench, Found, generate_load, pinned
-from outrider.experiments.load_report import LoadReport, Tally
-from outrider.experiments.load_stream import ReplayStream
-from outrider.experiments.load_wire import connect
-from outrider.experiments.processes import running_verifier
-from outrider.experiments.results import Measure, at_least, judged
+from outrider.experiments.load.report import LoadReport, Tally
+from outrider.experiments.load.stream import ReplayStream
+from outrider.experiments.load.wire import connect
+from outrider.experiments.shared.processes import running_verifier
+from outrider.experiments.shared.results import Measure, at_least, judged
 
 VERIFIER_CORE, GENERATOR_CORE = 0, 1
 POOL = 256  # sessions the open loop draws from: more than can be under way at once

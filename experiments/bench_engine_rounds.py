@@ -11,10 +11,10 @@ from outrider.common.types import CloseRequest, Verdict
 from outrider.edge_client.session.session import new_session_id
 from outrider.edge_client.transport.link.grpc_link import GrpcLink
 from outrider.experiments.bench_engine_setup import Bench, Found, generate_load, running_stub
-from outrider.experiments.load_recording import RecordedSession
-from outrider.experiments.load_report import LoadReport
+from outrider.experiments.load.recording import RecordedSession
+from outrider.experiments.load.report import LoadReport
 from outrider.experiments.recorded_drafts import ask
-from outrider.experiments.results import at_least, at_most, judged
+from outrider.experiments.shared.results import at_least, at_most, judged
 
 NUM_STREAMS = 32
 DRAFT_S = 0.001  # four tokens of the embedded draft

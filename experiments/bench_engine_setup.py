@@ -15,11 +15,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from outrider.experiments.load_recording import Recording
-from outrider.experiments.load_report import LoadReport
-from outrider.experiments.processes import VerifierProcess, running_verifier
+from outrider.experiments.load.recording import Recording
+from outrider.experiments.load.report import LoadReport
 from outrider.experiments.recorded_drafts import record_embedded
-from outrider.experiments.results import Measure
+from outrider.experiments.shared.processes import VerifierProcess, running_verifier
+from outrider.experiments.shared.results import Measure
 from outrider.experiments.synthetic.pair import SyntheticPair
 from outrider.experiments.synthetic.recording import synthetic_recording
 from outrider.experiments.synthetic.serve import running_synthetic
@@ -90,11 +90,11 @@ def running_stub() -> contextlib.AbstractContextManager[VerifierProcess]:
 
 
 def generate_load(address: str, recording: Path, *flags: str, core: int | None = None) -> LoadReport:
-    """`python -m outrider.experiments.load` in a process of its own. Raises RuntimeError with its words."""
+    """`python -m outrider.experiments.load.__main__` in a process of its own. Raises RuntimeError with its words."""
     command = [
         sys.executable,
         "-m",
-        "outrider.experiments.load",
+        "outrider.experiments.load.__main__",
         "--address",
         address,
         "--recording",

@@ -12,13 +12,13 @@ from typing import Any
 
 from outrider.common.types import TokenIds
 from outrider.experiments.bench_engine_setup import Bench, Found, median_ratio
-from outrider.experiments.load import LoadPlan, open_streams, run_closed
-from outrider.experiments.load_cloud import CloudStream, Opening, open_and_close
-from outrider.experiments.load_recording import RecordedSession
-from outrider.experiments.load_report import Tally, percentile_ms
-from outrider.experiments.load_stream import ReplayStream
-from outrider.experiments.load_wire import connect
-from outrider.experiments.results import at_most, judged
+from outrider.experiments.load.__main__ import LoadPlan, open_streams, run_closed
+from outrider.experiments.load.cloud import CloudStream, Opening, open_and_close
+from outrider.experiments.load.recording import RecordedSession
+from outrider.experiments.load.report import Tally, percentile_ms
+from outrider.experiments.load.stream import ReplayStream
+from outrider.experiments.load.wire import connect
+from outrider.experiments.shared.results import at_most, judged
 
 NUM_AT_ONCE = 16
 REOPENED_TOKENS, STALLING_TOKENS = 1000, 2000

@@ -25,8 +25,8 @@ from outrider.experiments.bench_matrix import (
     run_named,
     text_measure,
 )
-from outrider.experiments.command import run_command
-from outrider.experiments.results import Measure, at_most, judged, write_results
+from outrider.experiments.shared.command import run_command
+from outrider.experiments.shared.results import Measure, at_most, judged, write_results
 
 Found = tuple[list[Measure], dict[str, Any]]
 

@@ -13,8 +13,8 @@ from typing import Any
 
 from outrider.common.errors import OutriderError
 from outrider.edge_client.calibration.curve import KEEP_ALL, NO_GATE
-from outrider.experiments.processes import run_edge, running_verifier
-from outrider.experiments.results import RESULTS, Measure
+from outrider.experiments.shared.processes import run_edge, running_verifier
+from outrider.experiments.shared.results import RESULTS, Measure
 
 TEMPERATURES = (0.8, 0.0)
 PASSAGES = "24"

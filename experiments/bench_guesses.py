@@ -19,9 +19,9 @@ from outrider.edge_client.controller.cost_model import LinkCosts, ModelCosts
 from outrider.edge_client.controller.depth.optimal import OptimalDepth
 from outrider.edge_client.controller.mode_policy import ModeChoice, Way
 from outrider.edge_client.controller.window import RoundWindow
-from outrider.experiments.acceptance_traces import TraceSet, load_traces
-from outrider.experiments.command import run_command
-from outrider.experiments.results import Measure, at_most, judged
+from outrider.experiments.shared.acceptance_traces import TraceSet, load_traces
+from outrider.experiments.shared.command import run_command
+from outrider.experiments.shared.results import Measure, at_most, judged
 from outrider.experiments.virtual_pipeline import VirtualText
 
 RTTS_MS = (20, 60, 200)

@@ -12,9 +12,9 @@ from outrider.experiments.bench_matrix import best_realisation
 from outrider.experiments.bench_ways_real import OPTIMAL, measure_cases
 from outrider.experiments.links.base import create_realisation
 from outrider.experiments.links.profile import LinkProfile
-from outrider.experiments.processes import running_verifier
-from outrider.experiments.prompts import load_prompts
-from outrider.experiments.results import Measure, at_most, judged
+from outrider.experiments.shared.processes import running_verifier
+from outrider.experiments.shared.prompts import load_prompts
+from outrider.experiments.shared.results import Measure, at_most, judged
 
 RTTS_MS = (60, 200)
 FORWARD_MS = 30

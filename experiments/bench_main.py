@@ -23,10 +23,10 @@ from outrider.edge_client.drafting.onnx.model import OnnxDraftModel
 from outrider.edge_client.session.session import SessionResult
 from outrider.edge_client.tokenization.tokenizer import EdgeTokenizer
 from outrider.experiments.bench_draft import measure_draft
-from outrider.experiments.decoding import Case, Decoder
-from outrider.experiments.processes import run_edge, running_verifier
-from outrider.experiments.prompts import Prompt, load_prompts
-from outrider.experiments.results import Measure, at_least, at_most, judged, write_results
+from outrider.experiments.shared.decoding import Case, Decoder
+from outrider.experiments.shared.processes import run_edge, running_verifier
+from outrider.experiments.shared.prompts import Prompt, load_prompts
+from outrider.experiments.shared.results import Measure, at_least, at_most, judged, write_results
 from outrider.models import EMBEDDED
 from outrider.training.metrics import repeated_share
 

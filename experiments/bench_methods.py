@@ -25,11 +25,11 @@ from outrider.edge_client.session.session import SessionResult
 from outrider.edge_client.tokenization.tokenizer import EdgeTokenizer
 from outrider.experiments.bench_methods_exact import ask_tests
 from outrider.experiments.bench_methods_kernels import measure_cpu_verify, time_methods
-from outrider.experiments.command import run_command
-from outrider.experiments.decoding import Case, Decoder
-from outrider.experiments.processes import running_verifier
-from outrider.experiments.prompts import Prompt, load_prompts
-from outrider.experiments.results import Measure, at_least, at_most, judged, print_table, write_results
+from outrider.experiments.shared.command import run_command
+from outrider.experiments.shared.decoding import Case, Decoder
+from outrider.experiments.shared.processes import running_verifier
+from outrider.experiments.shared.prompts import Prompt, load_prompts
+from outrider.experiments.shared.results import Measure, at_least, at_most, judged, print_table, write_results
 from outrider.models import EMBEDDED
 
 DRAFT_LENGTH = 4

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from outrider.common.types import Method
-from outrider.experiments.results import ROOT, Measure, at_least, judged
+from outrider.experiments.shared.results import ROOT, Measure, at_least, judged
 
 
 def ask_tests(*, is_quick: bool) -> tuple[Measure, dict[str, Any]]:

@@ -15,7 +15,7 @@ from outrider.experiments.links.profile import LinkProfile
 from outrider.experiments.plan_check import RTTS_MS, as_json, model_measure
 from outrider.experiments.plan_check_parts import Checked, compare_own
 from outrider.experiments.plan_check_runs import SPECULATIVE, decoding, run_all
-from outrider.experiments.results import Measure
+from outrider.experiments.shared.results import Measure
 
 MIN_FORWARD_MS, MIN_DRAFT_MS = 30.0, 3.0  # a pair that one would speculate with
 

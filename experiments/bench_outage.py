@@ -23,9 +23,9 @@ from outrider.edge_client.session.session import EdgeSession
 from outrider.edge_client.transport.breaker import PROBE_INTERVAL_S
 from outrider.experiments.links.base import OpenLink, create_realisation
 from outrider.experiments.links.profile import LinkProfile, Outage
-from outrider.experiments.processes import running_verifier
-from outrider.experiments.prompts import load_prompts
-from outrider.experiments.results import Measure, at_most, judged
+from outrider.experiments.shared.processes import running_verifier
+from outrider.experiments.shared.prompts import load_prompts
+from outrider.experiments.shared.results import Measure, at_most, judged
 
 RTTS_MS = (20.0, 60.0, 200.0, 600.0)
 OUTAGE_S = 5.0

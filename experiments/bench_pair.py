@@ -23,8 +23,6 @@ from outrider.edge_client.core.options import Mode
 from outrider.edge_client.drafting.base import DraftModel
 from outrider.edge_client.tokenization.tokenizer import EdgeTokenizer
 from outrider.experiments.bench_main import DEPTHS, check_same, run_cases
-from outrider.experiments.command import run_command
-from outrider.experiments.decoding import Case, Decoder
 from outrider.experiments.pair_drafts import (
     DRAFT_LENGTH,
     LOOKUP,
@@ -36,9 +34,11 @@ from outrider.experiments.pair_drafts import (
     strategy_figures,
 )
 from outrider.experiments.pair_quality import held_out_figures, parse_figures, sampled_overlap
-from outrider.experiments.processes import running_verifier
-from outrider.experiments.prompts import Prompt, load_prompts
-from outrider.experiments.results import Measure, at_least, at_most, judged, print_table, write_results
+from outrider.experiments.shared.command import run_command
+from outrider.experiments.shared.decoding import Case, Decoder
+from outrider.experiments.shared.processes import running_verifier
+from outrider.experiments.shared.prompts import Prompt, load_prompts
+from outrider.experiments.shared.results import Measure, at_least, at_most, judged, print_table, write_results
 from outrider.models import EMBEDDED
 from outrider.training.evaluate import EvaluationConfig, Evaluator
 from outrider.training.metrics import repeated_share

@@ -24,14 +24,14 @@ from outrider.edge_client.core.events import SessionEvent, TokenEvent
 from outrider.edge_client.core.options import Mode
 from outrider.edge_client.session.session import SessionResult
 from outrider.experiments.bench_matrix import best_realisation
-from outrider.experiments.decoding import Case, Decoder
 from outrider.experiments.links.base import LinkRealisation, OpenLink, create_realisation
 from outrider.experiments.links.profile import LinkProfile, Outage
 from outrider.experiments.plan_check_runs import decoding
-from outrider.experiments.prompts import load_prompts
-from outrider.experiments.results import Measure, at_most, judged
+from outrider.experiments.shared.decoding import Case, Decoder
+from outrider.experiments.shared.prompts import load_prompts
+from outrider.experiments.shared.results import Measure, at_most, judged
+from outrider.experiments.shared.watched import HungError
 from outrider.experiments.sweep.texts import first_difference
-from outrider.experiments.watched import HungError
 from outrider.models import EMBEDDED
 
 HANGS_S = 90.0

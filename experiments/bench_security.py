@@ -21,12 +21,12 @@ from outrider.edge_client.session.session import new_session_id
 from outrider.edge_client.transport.link.base import Connection
 from outrider.edge_client.transport.link.grpc_link import GrpcLink
 from outrider.edge_client.transport.link.security import PLAINTEXT, LinkSecurity
-from outrider.experiments.command import run_command
-from outrider.experiments.dev_security import dev_security
-from outrider.experiments.load_recording import RecordedSession
-from outrider.experiments.processes import VerifierProcess
+from outrider.experiments.load.recording import RecordedSession
 from outrider.experiments.recorded_drafts import ask
-from outrider.experiments.results import at_most, judged, write_results
+from outrider.experiments.shared.command import run_command
+from outrider.experiments.shared.dev_security import dev_security
+from outrider.experiments.shared.processes import VerifierProcess
+from outrider.experiments.shared.results import at_most, judged, write_results
 from outrider.experiments.synthetic.pair import SyntheticPair
 from outrider.experiments.synthetic.recording import synthetic_recording
 from outrider.experiments.synthetic.serve import running_synthetic

@@ -24,7 +24,7 @@ from outrider.edge_client.drafting.onnx.model import OnnxDraftModel
 from outrider.edge_client.drafting.onnx.sequence import OnnxDraftSequence
 from outrider.experiments.bench_draft import EMBEDDED_DRAFT, GREEDY, SAMPLED, TOKENS_A_ROUND, make_sequence
 from outrider.experiments.random_draft import export_random_draft
-from outrider.experiments.results import Measure, at_most, judged
+from outrider.experiments.shared.results import Measure, at_most, judged
 
 CONTEXT = 256
 PARAMS = {"greedy": GREEDY, "sampled": SAMPLED}

@@ -18,9 +18,9 @@ from outrider.experiments.bench_matrix import best_realisation
 from outrider.experiments.controller_grid import Point
 from outrider.experiments.links.base import create_realisation
 from outrider.experiments.links.profile import LinkProfile
-from outrider.experiments.processes import run_edge, running_verifier
-from outrider.experiments.prompts import load_prompts
-from outrider.experiments.results import Measure, at_most, judged
+from outrider.experiments.shared.processes import run_edge, running_verifier
+from outrider.experiments.shared.prompts import load_prompts
+from outrider.experiments.shared.results import Measure, at_most, judged
 
 POINTS = (Point(20, 70, 12), Point(60, 30, 12), Point(200, 30, 12))
 OPTIMAL = ("--depth-policy", "optimal")

@@ -25,11 +25,11 @@ from outrider.edge_client.drafting.export.dropout_graph import add_dropout
 from outrider.edge_client.drafting.onnx.dropout import DEFAULT_RATE, Candidates
 from outrider.edge_client.drafting.onnx.model import OnnxDraftModel
 from outrider.edge_client.tokenization.tokenizer import EdgeTokenizer
-from outrider.experiments.command import run_command
-from outrider.experiments.decoding import Case, Decoder
-from outrider.experiments.processes import running_verifier
-from outrider.experiments.prompts import load_prompts
 from outrider.experiments.record_acceptance import SEED, TEMPERATURES
+from outrider.experiments.shared.command import run_command
+from outrider.experiments.shared.decoding import Case, Decoder
+from outrider.experiments.shared.processes import running_verifier
+from outrider.experiments.shared.prompts import load_prompts
 from outrider.models import EMBEDDED
 
 Text = tuple[TokenIds, TokenIds]  # prompt, what the target wrote after it

@@ -27,8 +27,8 @@ import grpc
 from outrider.common.errors import UsageError
 from outrider.common.pb import outrider_pb2 as pb
 from outrider.experiments.bench_engine_setup import pinned
-from outrider.experiments.command import run_command
-from outrider.experiments.load_wire import WireConnection, connect
+from outrider.experiments.load.wire import WireConnection, connect
+from outrider.experiments.shared.command import run_command
 
 PATH = "/floor.Floor/Echo"
 SERVER_CORE, CLIENT_CORE = 0, 1

@@ -22,8 +22,8 @@ from outrider.edge_client.drafting.registry import create_draft_model
 from outrider.edge_client.session.session import SessionResult
 from outrider.edge_client.tokenization.tokenizer import EdgeTokenizer
 from outrider.experiments.bench_main import conditional_acceptance
-from outrider.experiments.decoding import Case, Decoder
-from outrider.experiments.prompts import Prompt
+from outrider.experiments.shared.decoding import Case, Decoder
+from outrider.experiments.shared.prompts import Prompt
 
 TRAINED, LOOKUP = "trained", "prompt lookup"
 DRAFT_LENGTH = 4  # of the figures that are compared

@@ -18,12 +18,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from outrider.experiments.command import run_command
 from outrider.experiments.links.base import LinkRealisation, check_realisable, create_realisation
 from outrider.experiments.links.profile import LinkProfile
 from outrider.experiments.plan_check_parts import Checked, compare, compare_own
 from outrider.experiments.plan_check_runs import CASES, decoding, run_all
-from outrider.experiments.results import Measure, at_most, judged, print_table
+from outrider.experiments.shared.command import run_command
+from outrider.experiments.shared.results import Measure, at_most, judged, print_table
 from outrider.experiments.synthetic.pair import SyntheticPair
 
 RTTS_MS = (10.0, 50.0, 150.0)

@@ -10,7 +10,7 @@ from outrider.edge_client.core.options import Mode
 from outrider.edge_client.core.stats import RoundRecord
 from outrider.edge_client.planning.samples import acceptance_by_position, known, standing_texts
 from outrider.experiments.plan_check_runs import CASES, SPECULATIVE, Runs
-from outrider.experiments.short_texts import alphas_of, models_of, text_token_s
+from outrider.experiments.shared.short_texts import alphas_of, models_of, text_token_s
 
 
 @dataclass(frozen=True, slots=True)

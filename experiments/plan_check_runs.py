@@ -12,9 +12,9 @@ from outrider.edge_client.core.options import Mode
 from outrider.edge_client.core.stats import RoundRecord
 from outrider.edge_client.session.session import SessionResult
 from outrider.edge_client.tokenization.tokenizer import EdgeTokenizer
-from outrider.experiments.decoding import Case, Decoder
-from outrider.experiments.processes import running_verifier
-from outrider.experiments.prompts import load_prompts
+from outrider.experiments.shared.decoding import Case, Decoder
+from outrider.experiments.shared.processes import running_verifier
+from outrider.experiments.shared.prompts import load_prompts
 from outrider.experiments.synthetic.draft import SyntheticDraft, SyntheticTokenizer
 from outrider.experiments.synthetic.pair import SyntheticPair
 from outrider.experiments.synthetic.serve import running_synthetic

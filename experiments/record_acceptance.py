@@ -21,11 +21,17 @@ from outrider.edge_client.core.options import Mode
 from outrider.edge_client.drafting.base import DraftModel, KeepsRunnerUps
 from outrider.edge_client.drafting.onnx.model import OnnxDraftModel
 from outrider.edge_client.tokenization.tokenizer import EdgeTokenizer
-from outrider.experiments.acceptance_traces import MAX_DEPTH, RECORDED, TextTrace, TraceSet, save_traces
-from outrider.experiments.command import run_command
-from outrider.experiments.decoding import Case, Decoder
-from outrider.experiments.processes import running_verifier
-from outrider.experiments.prompts import load_prompts
+from outrider.experiments.shared.acceptance_traces import (
+    MAX_DEPTH,
+    RECORDED,
+    TextTrace,
+    TraceSet,
+    save_traces,
+)
+from outrider.experiments.shared.command import run_command
+from outrider.experiments.shared.decoding import Case, Decoder
+from outrider.experiments.shared.processes import running_verifier
+from outrider.experiments.shared.prompts import load_prompts
 from outrider.models import EMBEDDED
 
 TEMPERATURES = (0.8, 0.0)

@@ -1,4 +1,4 @@
-"""Records rounds of a real pair once, to be replayed without a draft model (`outrider.experiments.load`).
+"""Records rounds of a real pair once, to be replayed without a draft model (`outrider.experiments.load.__main__`).
 
 python -m outrider.experiments.recorded_drafts --out FILE [--sessions 32 --rounds 24]
 python -m outrider.experiments.recorded_drafts --stub --out FILE
@@ -30,9 +30,9 @@ from outrider.common.types import (
 from outrider.edge_client.drafting.base import DraftModel
 from outrider.edge_client.session.session import new_session_id
 from outrider.edge_client.transport.link.base import Connection
-from outrider.experiments.command import run_command
-from outrider.experiments.load_recording import RecordedRound, RecordedSession, Recording
-from outrider.experiments.prompts import load_prompts
+from outrider.experiments.load.recording import RecordedRound, RecordedSession, Recording
+from outrider.experiments.shared.command import run_command
+from outrider.experiments.shared.prompts import load_prompts
 
 ANSWER_S = 60.0
 # Greedy, plain sampling, every truncation, penalties: one after the other over the sessions.
@@ -180,7 +180,7 @@ def main() -> int:
             arguments.verifier, num_sessions=arguments.sessions, num_rounds=arguments.rounds
         )
     else:
-        from outrider.experiments.processes import running_verifier
+        from outrider.experiments.shared.processes import running_verifier
 
         with running_verifier("--log-level", "warning") as verifier:
             recording = record_embedded(

@@ -16,10 +16,10 @@ from outrider.common.types import SamplingParams, TokenIds
 from outrider.edge_client.drafting.base import DraftModel
 from outrider.edge_client.drafting.onnx.model import OnnxDraftModel
 from outrider.edge_client.tokenization.tokenizer import EdgeTokenizer
-from outrider.experiments.acceptance_traces import TextTrace, load_traces
-from outrider.experiments.command import run_command
-from outrider.experiments.prompts import load_prompts
 from outrider.experiments.record_acceptance import SEED, TEMPERATURES
+from outrider.experiments.shared.acceptance_traces import TextTrace, load_traces
+from outrider.experiments.shared.command import run_command
+from outrider.experiments.shared.prompts import load_prompts
 from outrider.models import EMBEDDED
 
 NUM_PROMPT = 32  # last tokens of a prompt

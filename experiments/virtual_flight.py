@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from outrider.common.types import RunnerUp
 from outrider.edge_client.decode.branch_tree import Branch
-from outrider.experiments.acceptance_traces import MAX_DEPTH, TextTrace
+from outrider.experiments.shared.acceptance_traces import MAX_DEPTH, TextTrace
 
 WRONG, RIGHT = 1, 2  # token ids: of a runner-up that is not the target's token, and of one that is
 _STRIDE = 7919  # to that other place

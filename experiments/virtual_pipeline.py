@@ -21,7 +21,7 @@ from outrider.edge_client.core.stats import RoundRecord
 from outrider.edge_client.decode.branch_tree import Branch, Branches, GuessRates
 from outrider.edge_client.decode.branching import LEAST_CHANCE
 from outrider.edge_client.drafting.base import Stop
-from outrider.experiments.acceptance_traces import MAX_DEPTH, TextTrace, signals_of
+from outrider.experiments.shared.acceptance_traces import MAX_DEPTH, TextTrace, signals_of
 from outrider.experiments.virtual_flight import RIGHT, Sent, Truth, is_right, path_of, start_of
 
 LinkNow = Callable[[float], LinkCosts]  # by the time since the text began

@@ -12,7 +12,7 @@ from outrider.edge_client.controller.cost_model import LinkCosts, ModelCosts, ro
 from outrider.edge_client.controller.depth.base import DepthPolicy
 from outrider.edge_client.core.stats import RoundRecord
 from outrider.edge_client.drafting.base import Stop
-from outrider.experiments.acceptance_traces import MAX_DEPTH, TextTrace, signals_of
+from outrider.experiments.shared.acceptance_traces import MAX_DEPTH, TextTrace, signals_of
 
 _ANY_TOKEN = 0  # depth policies ask for confidences alone
 LinkAt = Callable[[int], LinkCosts]  # by the round's number

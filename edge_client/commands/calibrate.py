@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 PERCENTILES = (50.0, 60.0, 70.0, 80.0, 90.0, 95.0, 99.0)
 _BAR = 24  # characters of the progress bar
-_DRAWING = "outrider.experiments.gate_curve"  # by name, as `cli` has verbs: nothing here imports it
+_DRAWING = "outrider.experiments.report.gate_curve"  # by name, as `cli` has verbs: nothing here imports it
 _SETTINGS = frozenset(  # of a run that a calibration uses
     ("verifier", "draft", "draft_threads", "temperature", "top_k", "top_p", "min_p", "method", "support_size")
     + ("depth_policy", "num_speculative_tokens", "seed", "transport", "timeout_ms", "recover_timeout_s")

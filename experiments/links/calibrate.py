@@ -12,11 +12,11 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from outrider.experiments.command import run_command
 from outrider.experiments.links.base import REALISATIONS, create_realisation
 from outrider.experiments.links.calibration import SHORT, Calibration, Plan, Point, calibrate, num_points
 from outrider.experiments.links.profile import LinkProfile
-from outrider.experiments.results import Measure, at_most, judged, print_table
+from outrider.experiments.shared.command import run_command
+from outrider.experiments.shared.results import Measure, at_most, judged, print_table
 
 
 def exp_links(found: Calibration) -> tuple[Measure, dict[str, Any]]:

@@ -12,10 +12,10 @@ import signal
 import threading
 
 from outrider.common.config.addresses import split_address
-from outrider.experiments.command import run_command
 from outrider.experiments.links.base import REALISATIONS, check_realisable, create_realisation
 from outrider.experiments.links.profile import LinkProfile
 from outrider.experiments.links.profiles import NAMED, load_profile
+from outrider.experiments.shared.command import run_command
 
 
 def parse_arguments() -> argparse.Namespace:

@@ -14,8 +14,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from outrider.common.errors import UsageError
-from outrider.experiments.command import run_command
 from outrider.experiments.links.traces import OPPORTUNITY_BYTES, OWN_TRACES
+from outrider.experiments.shared.command import run_command
 
 _STEP_MS = 10
 

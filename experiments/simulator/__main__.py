@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from outrider.experiments.command import run_command
+from outrider.experiments.shared.command import run_command
 from outrider.experiments.simulator.command import main
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ from typing import Any
 from outrider.edge_client.config.run_config import RunConfig
 from outrider.experiments.links.base import LinkRealisation, create_realisation
 from outrider.experiments.links.profile import LinkProfile
-from outrider.experiments.processes import running_verifier
+from outrider.experiments.shared.processes import running_verifier
 from outrider.experiments.simulator.config import load_system
 from outrider.experiments.simulator.edges import Ask, RequestLog
 from outrider.experiments.simulator.measure import (

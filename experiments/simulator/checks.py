@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from outrider.common.errors import UsageError
-from outrider.experiments.results import ROOT, Measure, at_most, judged, print_table
+from outrider.experiments.shared.results import ROOT, Measure, at_most, judged, print_table
 from outrider.experiments.simulator.config import load_system
 from outrider.experiments.simulator.outcome import figures_of
 from outrider.experiments.simulator.run import Played
@@ -138,6 +138,6 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    from outrider.experiments.command import run_command
+    from outrider.experiments.shared.command import run_command
 
     run_command("checks", main)

@@ -14,6 +14,7 @@ from outrider.common.config.loader import load_config, option
 from outrider.common.errors import ConfigError, UsageError
 from outrider.edge_client.config.run_config import RunConfig
 from outrider.experiments.links.profiles import LinkProfile, load_profile
+from outrider.experiments.shared.yaml_files import read_mapping
 from outrider.experiments.simulator.network import BALANCES
 from outrider.experiments.simulator.times import (
     DEFAULT_TIMES,
@@ -24,7 +25,6 @@ from outrider.experiments.simulator.times import (
     changed,
     load_times,
 )
-from outrider.experiments.yaml_files import read_mapping
 
 DEFAULT_ACCEPTANCE = "embedded T=0.8"
 _HINT = "docs/simulator.md has an example"

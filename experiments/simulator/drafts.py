@@ -12,7 +12,13 @@ import numpy as np
 from outrider.common.errors import UsageError
 from outrider.common.types import Draft, SamplingParams, Signals, Support, TokenIds
 from outrider.edge_client.drafting.base import ShouldStop, Stop, ended
-from outrider.experiments.acceptance_traces import MAX_DEPTH, TextTrace, TraceSet, load_traces, signals_of
+from outrider.experiments.shared.acceptance_traces import (
+    MAX_DEPTH,
+    TextTrace,
+    TraceSet,
+    load_traces,
+    signals_of,
+)
 from outrider.experiments.simulator import text
 from outrider.experiments.simulator.times import DraftTimes
 

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from outrider.experiments.results import git_state
+from outrider.experiments.shared.results import git_state
 from outrider.experiments.simulator.config import EdgePlan, System
 from outrider.experiments.simulator.edges import PacedSession, RequestLog
 from outrider.experiments.simulator.outcome import Outcome, figures_of

@@ -29,7 +29,7 @@ from outrider.edge_client.core.stats import RoundRecord
 from outrider.edge_client.drafting.onnx.model import OnnxDraftModel
 from outrider.edge_client.session.session import new_session_id
 from outrider.edge_client.transport.link.grpc_link import GrpcLink
-from outrider.experiments.processes import running_verifier
+from outrider.experiments.shared.processes import running_verifier
 from outrider.experiments.simulator.replay import GREEDY, KnownText, RealRequest, ReplayEdges, learn_texts
 from outrider.experiments.simulator.times import (
     DEFAULT_TIMES,
@@ -229,6 +229,6 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    from outrider.experiments.command import run_command
+    from outrider.experiments.shared.command import run_command
 
     run_command("measure", main)

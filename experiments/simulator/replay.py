@@ -1,7 +1,7 @@
 """Real edges that replay known texts: the product over the real wire, with a draft that only takes its time.
 
 So four edges and a verifier can be timed on two cores: no draft model competes for them, as in
-`outrider.experiments.load`. What the drafts say, and how much of it stands, is the real pair's.
+`outrider.experiments.load.__main__`. What the drafts say, and how much of it stands, is the real pair's.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from outrider.edge_client.drafting.onnx.model import OnnxDraftModel
 from outrider.edge_client.session.factory import Edge, create_edge
 from outrider.edge_client.session.session import SessionResult
 from outrider.edge_client.tokenization.tokenizer import EdgeTokenizer
-from outrider.experiments.acceptance_traces import MAX_DEPTH
-from outrider.experiments.decoding import Case, Decoder
-from outrider.experiments.prompts import load_prompts
 from outrider.experiments.record_acceptance import trace_text
+from outrider.experiments.shared.acceptance_traces import MAX_DEPTH
+from outrider.experiments.shared.decoding import Case, Decoder
+from outrider.experiments.shared.prompts import load_prompts
 from outrider.experiments.simulator.drafts import TracedDraft, TracedSequence, TracedText
 from outrider.experiments.simulator.times import DraftTimes
 from outrider.models import EMBEDDED

@@ -10,7 +10,7 @@ from outrider.common.types import TokenIds
 from outrider.edge_client.config.run_config import default_draft_dir
 from outrider.edge_client.session.factory import make_sampling
 from outrider.edge_client.tokenization.tokenizer import EdgeTokenizer
-from outrider.experiments.prompts import Prompt
+from outrider.experiments.shared.prompts import Prompt
 from outrider.experiments.sweep.cells import Cell
 from outrider.experiments.sweep.config import SweepConfig
 from outrider.experiments.sweep.intervals import of_ratio

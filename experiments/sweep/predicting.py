@@ -18,7 +18,7 @@ from typing import Any
 from outrider.edge_client.controller.cost_model import LinkCosts, ModelCosts
 from outrider.edge_client.core.options import Mode
 from outrider.edge_client.planning.samples import Standing, standing_texts
-from outrider.experiments.short_texts import alphas_of, models_of, text_token_s
+from outrider.experiments.shared.short_texts import alphas_of, models_of, text_token_s
 from outrider.experiments.sweep.cells import Cell
 from outrider.experiments.sweep.records import Prediction, RequestRow, RoundRow
 

@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from outrider.common.errors import UsageError
-from outrider.experiments.prompts import Prompt, load_prompts
-from outrider.experiments.results import git_state
+from outrider.experiments.shared.prompts import Prompt, load_prompts
+from outrider.experiments.shared.results import git_state
 from outrider.experiments.sweep.cells import Cell, make_cells
 from outrider.experiments.sweep.config import SweepConfig, resolved
 from outrider.experiments.sweep.edges import EdgePool

@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from outrider.common.errors import OutriderError
-from outrider.experiments.processes import VerifierProcess, start_server, start_verifier
+from outrider.experiments.shared.processes import VerifierProcess, start_server, start_verifier
 from outrider.experiments.sweep.cells import Cell
 from outrider.experiments.sweep.config import SweepConfig
 from outrider.experiments.sweep.settings import serve_flags

@@ -12,7 +12,7 @@ from typing import Any
 
 from outrider.common.errors import LinkError, UsageError
 from outrider.experiments.links.base import OpenLink
-from outrider.experiments.prompts import Prompt
+from outrider.experiments.shared.prompts import Prompt
 from outrider.experiments.sweep.cells import Cell
 from outrider.experiments.sweep.config import SweepConfig
 from outrider.experiments.sweep.edges import EdgePool, EdgeProcess

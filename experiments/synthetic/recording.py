@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from outrider.common.types import SamplingParams
-from outrider.experiments.load_recording import RecordedRound, RecordedSession, Recording
+from outrider.experiments.load.recording import RecordedRound, RecordedSession, Recording
 from outrider.experiments.synthetic.keyed import FIRST_TOKEN, NUM_TOKENS, KeyedTokens
 from outrider.experiments.synthetic.target import SyntheticBackend
 

@@ -19,8 +19,8 @@ from outrider.cloud_verifier.server.server import VerifierServer, run_until_sign
 from outrider.common.config.loader import add_flags, given_flags, load_config
 from outrider.common.config.units import parse_duration
 from outrider.common.process.logs import setup_logging
-from outrider.experiments.command import run_command
-from outrider.experiments.processes import VerifierProcess, start_server
+from outrider.experiments.shared.command import run_command
+from outrider.experiments.shared.processes import VerifierProcess, start_server
 from outrider.experiments.synthetic.draft import SyntheticDraft
 from outrider.experiments.synthetic.pair import DEFAULT_ALPHA, SyntheticPair, parse_alphas
 from outrider.experiments.synthetic.target import SyntheticBackend

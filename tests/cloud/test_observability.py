@@ -38,8 +38,8 @@ from outrider.common.process.logs import LogLimiter
 from outrider.common.types import Method, RoundMetrics, VerifyRequest
 from outrider.edge_client.commands.cli import main as edge_main
 from outrider.edge_client.drafting.export.command import export_draft
-from outrider.experiments.dev_security import make_dev_security
-from outrider.experiments.processes import run_edge, start_verifier
+from outrider.experiments.shared.dev_security import make_dev_security
+from outrider.experiments.shared.processes import run_edge, start_verifier
 
 PREFIX = "outrider_verifier_"
 MARKER = "value_77 return marker_quagga(self, function_131) + 4761"

@@ -17,7 +17,7 @@ from support.daemons import DaemonProcess, running_daemon, wait_until
 from outrider.cloud_verifier.server.server import VerifierServer
 from outrider.edge_client.config.serve import ServeConfig
 from outrider.edge_client.daemon.http.routes import make_routes
-from outrider.experiments.processes import run_edge
+from outrider.experiments.shared.processes import run_edge
 
 KEY, OTHER = "sk-first", "sk-second"
 PUBLIC = {"/health", "/ready"}

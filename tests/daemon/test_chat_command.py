@@ -17,7 +17,7 @@ import pytest
 
 from outrider.cloud_verifier.server.server import VerifierServer
 from outrider.edge_client.commands.cli import main
-from outrider.experiments.processes import run_edge
+from outrider.experiments.shared.processes import run_edge
 
 # So that Ctrl-C typed there is a signal, which is ignored in what a shell started in the background. Not in a
 # `preexec_fn`: threads of gRPC run in this process.

@@ -13,7 +13,7 @@ import pytest
 from support.daemons import DaemonProcess
 
 from outrider.cloud_verifier.server.server import VerifierServer
-from outrider.experiments.processes import run_edge
+from outrider.experiments.shared.processes import run_edge
 
 PROMPT = "def read_lines(path):\n"
 MODEL = "outrider"

@@ -24,7 +24,7 @@ from outrider.edge_client.drafting.export.command import export_draft
 from outrider.edge_client.drafting.onnx.model import OnnxDraftModel
 from outrider.edge_client.session.session import SessionResult, new_session_id
 from outrider.edge_client.transport.link.grpc_link import GrpcLink
-from outrider.experiments.processes import VerifierProcess, start_server, start_verifier
+from outrider.experiments.shared.processes import VerifierProcess, start_server, start_verifier
 from outrider.experiments.synthetic.draft import SyntheticDraft
 from outrider.experiments.synthetic.pair import SyntheticPair
 from outrider.experiments.synthetic.serve import serve_command

@@ -14,7 +14,7 @@ from support.pairs import Pair
 from outrider.edge_client.drafting.base import DraftModel
 from outrider.edge_client.drafting.export.command import export_draft
 from outrider.edge_client.drafting.onnx.model import OnnxDraftModel
-from outrider.experiments.processes import VerifierProcess, running_verifier
+from outrider.experiments.shared.processes import VerifierProcess, running_verifier
 
 
 @pytest.fixture(scope="session")

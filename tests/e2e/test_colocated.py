@@ -25,8 +25,8 @@ from outrider.edge_client.drafting.onnx.model import OnnxDraftModel
 from outrider.edge_client.session.session import SessionResult
 from outrider.edge_client.tokenization.tokenizer import EdgeTokenizer
 from outrider.edge_client.transport.link.base import Connection, VerifierLink
-from outrider.experiments.processes import VerifierProcess, run_edge, running_verifier
-from outrider.experiments.prompts import load_prompts
+from outrider.experiments.shared.processes import VerifierProcess, run_edge, running_verifier
+from outrider.experiments.shared.prompts import load_prompts
 
 CO_LOCATED = Mode.CO_LOCATED
 SETTINGS = tuple(itertools.product((0.0, 0.8), (1, 4, 8)))

@@ -325,7 +325,7 @@ def test_a_verifier_with_a_wrong_target_says_so_in_one_line(tmp_path: Path) -> N
 
 
 def test_the_verifier_drains_and_stops_on_sigterm(tiny_pair: Pair) -> None:
-    from outrider.experiments.processes import start_verifier
+    from outrider.experiments.shared.processes import start_verifier
 
     verifier = start_verifier("--drain-grace-s", "0.5", target=tiny_pair.target)
     assert verifier.stop() == 0

@@ -11,7 +11,7 @@ from test_faults import NUM_NEW, sampling_of
 from test_same_text import make_prompt
 
 from outrider.edge_client.drafting.base import DraftModel
-from outrider.experiments.processes import VerifierProcess, running_verifier, start_verifier
+from outrider.experiments.shared.processes import VerifierProcess, running_verifier, start_verifier
 
 
 @pytest.mark.parametrize("mode", ["speculative", "cloud-only"])

@@ -18,8 +18,8 @@ from outrider.edge_client.drafting.base import DraftModel
 from outrider.edge_client.drafting.export.command import export_draft
 from outrider.edge_client.drafting.onnx.model import OnnxDraftModel
 from outrider.edge_client.tokenization.tokenizer import EdgeTokenizer
-from outrider.experiments.processes import VerifierProcess, running_verifier
-from outrider.experiments.prompts import load_prompts
+from outrider.experiments.shared.processes import VerifierProcess, running_verifier
+from outrider.experiments.shared.prompts import load_prompts
 
 
 @pytest.fixture(scope="module")

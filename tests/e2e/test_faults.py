@@ -23,7 +23,7 @@ from outrider.common.types import Origin, SamplingParams
 from outrider.edge_client.core.options import OnTimeout
 from outrider.edge_client.drafting.base import DraftModel
 from outrider.edge_client.session.session import SessionResult
-from outrider.experiments.processes import VerifierProcess, running_verifier
+from outrider.experiments.shared.processes import VerifierProcess, running_verifier
 
 NUM_NEW = 40
 DEADLINE_S = 0.4

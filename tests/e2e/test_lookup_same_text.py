@@ -12,7 +12,7 @@ from test_same_text import check_matrix, make_prompt
 
 from outrider.common.types import SamplingParams
 from outrider.edge_client.drafting.prompt_lookup import PromptLookupModel
-from outrider.experiments.processes import VerifierProcess
+from outrider.experiments.shared.processes import VerifierProcess
 
 
 @pytest.fixture(scope="module")

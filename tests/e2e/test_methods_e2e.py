@@ -34,8 +34,8 @@ from outrider.edge_client.drafting.prompt_lookup import PromptLookupModel
 from outrider.edge_client.session.session import SessionResult
 from outrider.edge_client.tokenization.tokenizer import EdgeTokenizer
 from outrider.edge_client.transport.link.base import Connection, VerifierLink
-from outrider.experiments.processes import VerifierProcess, running_verifier
-from outrider.experiments.prompts import load_prompts
+from outrider.experiments.shared.processes import VerifierProcess, running_verifier
+from outrider.experiments.shared.prompts import load_prompts
 
 METHODS = pytest.mark.parametrize("method", list(Method))
 

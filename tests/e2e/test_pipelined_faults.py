@@ -21,7 +21,7 @@ from outrider.edge_client.controller.mode_policy import ModeChoice, Way
 from outrider.edge_client.controller.window import Pipelining, RoundWindow, create_window
 from outrider.edge_client.core.options import Mode, OnTimeout
 from outrider.edge_client.drafting.base import DraftModel
-from outrider.experiments.processes import VerifierProcess
+from outrider.experiments.shared.processes import VerifierProcess
 
 
 def auto_window() -> RoundWindow:

@@ -13,7 +13,7 @@ from support.notes import Note
 
 from outrider.common.types import SamplingParams
 from outrider.edge_client.drafting.base import DraftModel
-from outrider.experiments.processes import VerifierProcess
+from outrider.experiments.shared.processes import VerifierProcess
 
 TEMPERATURES = (0.0, 0.7, 1.0)
 DEPTHS = (1, 4, 8)

@@ -20,7 +20,7 @@ from outrider.experiments.bench_same_text import (
 )
 from outrider.experiments.links.base import create_realisation
 from outrider.experiments.links.profile import LinkProfile, Outage
-from outrider.experiments.watched import HungError
+from outrider.experiments.shared.watched import HungError
 
 BROKEN = (
     BadLink(LinkProfile("resets", rtt_ms=4), resets=(7, 23)),

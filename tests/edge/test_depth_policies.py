@@ -36,7 +36,7 @@ from outrider.edge_client.core.stats import RoundRecord, draft_length
 from outrider.edge_client.drafting.base import ShouldStop, Stop
 from outrider.edge_client.drafting.onnx.model import OnnxDraftModel
 from outrider.edge_client.drafting.prompt_lookup import PromptLookupModel
-from outrider.experiments.acceptance_traces import signals_of
+from outrider.experiments.shared.acceptance_traces import signals_of
 
 NEW = TARGET[2:]
 BOUNDS = {"ratio": (3, 12), "window": (2, 8), "optimal": (1, 64)}

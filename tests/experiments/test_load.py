@@ -17,12 +17,12 @@ from outrider.cloud_verifier.server.server import VerifierServer
 from outrider.common.errors import LinkError, UsageError
 from outrider.common.sampling.processors import choose, process_logits
 from outrider.common.types import Draft, SamplingParams
-from outrider.experiments import load
-from outrider.experiments.load import LoadPlan, run_load
-from outrider.experiments.load_cloud import CloudStream
-from outrider.experiments.load_recording import Recording
-from outrider.experiments.load_report import Refusal, RoundSample, Tally
-from outrider.experiments.load_wire import connect
+from outrider.experiments.load.__main__ import LoadPlan, run_load
+from outrider.experiments.load.__main__ import __main__ as load
+from outrider.experiments.load.cloud import CloudStream
+from outrider.experiments.load.recording import Recording
+from outrider.experiments.load.report import Refusal, RoundSample, Tally
+from outrider.experiments.load.wire import connect
 from outrider.experiments.recorded_drafts import record
 
 PROMPTS = [tuple(range(3, 15)), tuple(range(20, 29))]

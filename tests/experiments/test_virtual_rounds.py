@@ -13,7 +13,9 @@ from outrider.edge_client.controller.depth.fixed import FixedDepth
 from outrider.edge_client.controller.depth.optimal import OptimalDepth
 from outrider.edge_client.core.stats import RoundRecord
 from outrider.edge_client.drafting.base import ShouldStop, Stop
-from outrider.experiments.acceptance_traces import (
+from outrider.experiments.bench_controller import FixedSweep, rounds_to_settle, run_set
+from outrider.experiments.controller_grid import Point
+from outrider.experiments.shared.acceptance_traces import (
     MAX_DEPTH,
     RECORDED,
     TextTrace,
@@ -22,8 +24,6 @@ from outrider.experiments.acceptance_traces import (
     save_traces,
     synthetic_traces,
 )
-from outrider.experiments.bench_controller import FixedSweep, rounds_to_settle, run_set
-from outrider.experiments.controller_grid import Point
 from outrider.experiments.virtual_rounds import VirtualRound, ms_per_token, replay
 
 MODELS = ModelCosts(draft_token_s=0.002, target_token_s=0.030, verify_fixed_s=0.030, verify_token_s=0.001)

@@ -14,7 +14,7 @@ from support.fakes import FakeBackend
 from support.server import serving
 
 from outrider.cloud_verifier.config import ServeConfig
-from outrider.experiments.dev_security import make_dev_security
+from outrider.experiments.shared.dev_security import make_dev_security
 
 HERE = Path(__file__).parent / "node"
 PROTO = Path(__file__).resolve().parents[2] / "proto"

@@ -27,7 +27,7 @@ from outrider.cloud_verifier.security.tokens import new_token
 from outrider.cloud_verifier.server.server import VerifierServer
 from outrider.common.errors import ConfigError
 from outrider.edge_client.transport.link.grpc_link import GrpcLink
-from outrider.experiments.dev_security import make_dev_security
+from outrider.experiments.shared.dev_security import make_dev_security
 from outrider.experiments.synthetic.pair import SyntheticPair
 from outrider.experiments.synthetic.serve import running_synthetic
 

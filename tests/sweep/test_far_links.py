@@ -7,7 +7,7 @@ import pytest
 from outrider.edge_client.transport.link.channel import open_channel
 from outrider.experiments.links.base import create_realisation
 from outrider.experiments.links.profiles import LinkProfile
-from outrider.experiments.processes import start_server
+from outrider.experiments.shared.processes import start_server
 from outrider.experiments.synthetic.pair import SyntheticPair
 from outrider.experiments.synthetic.serve import serve_command
 

@@ -1,9 +1,9 @@
 """A verifier as a real process: start, wait until it serves, stop. For the demo, benchmarks and tests.
 
 It is in a session of its own: Ctrl-C at a terminal is for whoever started it, which then stops it after what
-it serves. It ends with that process, killed or not (`outrider.experiments.leash`).
+it serves. It ends with that process, killed or not (`outrider.experiments.shared.leash`).
 
-With `security=` of `outrider.experiments.dev_security` it speaks TLS and wants a token; edges then need its
+With `security=` of `outrider.experiments.shared.dev_security` it speaks TLS and wants a token; edges then need its
 `edge_flags`, `edge_settings` or `link`.
 """
 
@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from outrider.experiments.dev_security import DevSecurity
+    from outrider.experiments.shared.dev_security import DevSecurity
 
 READY = re.compile(r"serving .* on (\S+:\d+)(?:, admin port at (\S+))?")
 
@@ -88,7 +88,7 @@ def start_server(command: Sequence[str], timeout_s: float = 120.0) -> VerifierPr
     assert list(command[:2]) == [sys.executable, "-m"], "only modules can be put on the leash"
     begin = time.monotonic()
     process = subprocess.Popen(
-        [*command[:2], "outrider.experiments.leash", *command[2:]],
+        [*command[:2], "outrider.experiments.shared.leash", *command[2:]],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,

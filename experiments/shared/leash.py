@@ -1,8 +1,8 @@
 """Runs a module as `python -m` does, and ends it with its owner: when standard input does.
 
-    python -m outrider.experiments.leash outrider.cloud_verifier serve --listen 127.0.0.1:0
+    python -m outrider.experiments.shared.leash outrider.cloud_verifier serve --listen 127.0.0.1:0
 
-`outrider.experiments.processes` holds the other end of that input and never writes. So a server may be in a session of
+`outrider.experiments.shared.processes` holds the other end of that input and never writes. So a server may be in a session of
 its own, where a terminal's Ctrl-C does not reach it before its owner, and still outlives nobody.
 """
 

@@ -14,9 +14,9 @@ from outrider.common import codec
 from outrider.common.pb import outrider_pb2 as pb
 from outrider.common.types import CloseRequest
 from outrider.edge_client.session.session import new_session_id
-from outrider.experiments.load_recording import RecordedSession
-from outrider.experiments.load_report import Refusal, RoundSample, Tally
-from outrider.experiments.load_wire import StreamLost, WireConnection
+from outrider.experiments.load.recording import RecordedSession
+from outrider.experiments.load.report import Refusal, RoundSample, Tally
+from outrider.experiments.load.wire import StreamLost, WireConnection
 
 METHOD = "/outrider.v1.Verifier/Session"
 TENANT_KEY = "x-outrider-tenant"

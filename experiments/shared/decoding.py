@@ -20,7 +20,7 @@ from outrider.edge_client.tokenization.tokenizer import EdgeTokenizer
 from outrider.edge_client.transport.deadline import RoundDeadline
 from outrider.edge_client.transport.link.grpc_link import GrpcLink
 from outrider.edge_client.transport.remote_verifier import RemoteVerifier
-from outrider.experiments.watched import watched
+from outrider.experiments.shared.watched import watched
 
 
 @dataclass(frozen=True)

@@ -2,8 +2,8 @@
 
 So the verifier is measured without draft models competing for its cores, and every verdict is checked.
 
-    python -m outrider.experiments.load --address HOST:PORT --recording FILE --sessions 16 --closed --think-ms 5
-    python -m outrider.experiments.load --address HOST:PORT --recording FILE --sessions 256 --rate 500 --seconds 30
+    python -m outrider.experiments.load.__main__ --address HOST:PORT --recording FILE --sessions 16 --closed --think-ms 5
+    python -m outrider.experiments.load.__main__ --address HOST:PORT --recording FILE --sessions 256 --rate 500 --seconds 30
 
 Closed loop: a session sends its next round `--think-ms` (draft time plus round trip) after the last verdict.
 Open loop: rounds arrive at `--rate`, whatever became of those before, and take the next session that is free;
@@ -27,11 +27,11 @@ from pathlib import Path
 from outrider.common.errors import LinkError, UsageError
 from outrider.edge_client.session.session import new_session_id
 from outrider.edge_client.transport.link.grpc_link import GrpcLink
-from outrider.experiments.command import run_command
-from outrider.experiments.load_recording import Recording
-from outrider.experiments.load_report import LoadReport, Tally
-from outrider.experiments.load_stream import ReplayStream
-from outrider.experiments.load_wire import StreamLost, connect
+from outrider.experiments.load.recording import Recording
+from outrider.experiments.load.report import LoadReport, Tally
+from outrider.experiments.load.stream import ReplayStream
+from outrider.experiments.load.wire import StreamLost, connect
+from outrider.experiments.shared.command import run_command
 
 DESCRIBE_TIMEOUT_S = 10.0
 GRACE_S = 5.0  # how long rounds under way at the end may take before they count as hung
@@ -183,7 +183,7 @@ async def _settle(tasks: set[asyncio.Task[None]]) -> int:
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
-        prog="python -m outrider.experiments.load",
+        prog="python -m outrider.experiments.load.__main__",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

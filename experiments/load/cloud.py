@@ -23,8 +23,8 @@ from outrider.common.types import (
     SessionRequest,
 )
 from outrider.edge_client.session.session import new_session_id
-from outrider.experiments.load_stream import METHOD, MIN_RETRY_S, TENANT_KEY
-from outrider.experiments.load_wire import StreamLost, WireConnection
+from outrider.experiments.load.stream import METHOD, MIN_RETRY_S, TENANT_KEY
+from outrider.experiments.load.wire import StreamLost, WireConnection
 
 GREEDY = SamplingParams(temperature=0.0)
 
