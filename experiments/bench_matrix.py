@@ -16,8 +16,8 @@ from outrider.experiments.report import render
 from outrider.experiments.report.naming import Arm
 from outrider.experiments.report.terminal import print_results
 from outrider.experiments.shared.results import ROOT, Measure
-from outrider.experiments.sweep.loading import load_sweep
-from outrider.experiments.sweep.records import BASELINES, CellRow, Comparison, Sweep, read_manifest
+from outrider.experiments.sweep.config.loading import load_sweep
+from outrider.experiments.sweep.results.records import BASELINES, CellRow, Comparison, Sweep, read_manifest
 from outrider.experiments.sweep.running import make_plan, run_sweep
 
 SWEEPS = ROOT / "benchmarks" / "sweeps"

@@ -31,7 +31,7 @@ from outrider.experiments.shared.decoding import Case, Decoder
 from outrider.experiments.shared.prompts import load_prompts
 from outrider.experiments.shared.results import Measure, at_most, judged
 from outrider.experiments.shared.watched import HungError
-from outrider.experiments.sweep.texts import first_difference
+from outrider.experiments.sweep.results.texts import first_difference
 from outrider.models import EMBEDDED
 
 HANGS_S = 90.0
@@ -207,7 +207,7 @@ def _decode(
 
 def _is_tie(decoder: Decoder, text: Text, written: Sequence[int], at: int) -> bool:
     """Asks the target in this process, loaded for that."""
-    from outrider.experiments.sweep.scoring import Scorer
+    from outrider.experiments.sweep.results.scoring import Scorer
 
     if at >= min(len(written), len(text.token_ids)):
         return False

@@ -23,7 +23,7 @@ _VERBS_ELSEWHERE = {
     "doctor": ("outrider.edge_client.commands.doctor", "check draft, link and verifier, and say what to do"),
     "completion": ("outrider.edge_client.commands.completion", "print a shell's completion script"),
     "bench": (
-        "outrider.experiments.sweep.command",
+        "outrider.experiments.bench",
         "compare modes over links: a YAML in, a folder of results out",
     ),
     "calibrate": (

@@ -9,8 +9,8 @@ from outrider.experiments.report.naming import CLOUD_ONLY, EDGE_ONLY, TPOT, Arm,
 from outrider.experiments.report.numbers import counted, interval, listed, spread, times, with_interval
 from outrider.experiments.report.verdicts import aa_factor
 from outrider.experiments.report.view import View
-from outrider.experiments.sweep.config import SIMULATED
-from outrider.experiments.sweep.records import CellRow
+from outrider.experiments.sweep.config.schema import SIMULATED
+from outrider.experiments.sweep.results.records import CellRow
 
 FEWEST_REPEATS = 3
 LOSS = "target_nats_per_token"

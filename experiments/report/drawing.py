@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from outrider.experiments.report.numbers import plain
 from outrider.experiments.report.style import SeriesStyle, Size, colour
-from outrider.experiments.sweep.records import Metric
+from outrider.experiments.sweep.results.records import Metric
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

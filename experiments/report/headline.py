@@ -9,7 +9,7 @@ from outrider.experiments.report.naming import TPOT, Arm, Setting
 from outrider.experiments.report.numbers import listed, ratio_spread, spread, with_interval
 from outrider.experiments.report.verdicts import RIVALS, Outcome, Verdict, verdicts
 from outrider.experiments.report.view import View
-from outrider.experiments.sweep.records import CellRow
+from outrider.experiments.sweep.results.records import CellRow
 
 LOSS, EVEN, WIN, NOTE = "loss", "even", "win", "note"
 

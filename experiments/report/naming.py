@@ -12,7 +12,7 @@ from typing import Any
 
 from outrider.common.types import Method
 from outrider.experiments.report.numbers import plain
-from outrider.experiments.sweep.records import BASELINES, NO_LINK, CellRow
+from outrider.experiments.sweep.results.records import BASELINES, NO_LINK, CellRow
 
 CLOUD_ONLY, CO_LOCATED, EDGE_ONLY, FIXED = BASELINES
 TPOT, TTFT, OTPS = "tpot_ms", "ttft_ms", "otps"

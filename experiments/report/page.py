@@ -25,7 +25,7 @@ from outrider.experiments.report.tables import (
 )
 from outrider.experiments.report.verdicts import RIVALS
 from outrider.experiments.report.view import View
-from outrider.experiments.sweep.records import REPORT, SWEEP, read_results
+from outrider.experiments.sweep.results.records import REPORT, SWEEP, read_results
 
 
 @dataclass(frozen=True, slots=True)

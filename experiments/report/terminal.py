@@ -12,8 +12,8 @@ from outrider.experiments.report.cautions import cautions
 from outrider.experiments.report.headline import LOSS, headlines
 from outrider.experiments.report.numbers import counted
 from outrider.experiments.report.view import View
-from outrider.experiments.sweep.config import SIMULATED
-from outrider.experiments.sweep.records import BASELINES, Comparison, Metric, Sweep, read_results
+from outrider.experiments.sweep.config.schema import SIMULATED
+from outrider.experiments.sweep.results.records import BASELINES, Comparison, Metric, Sweep, read_results
 
 _SAID = {LOSS: "LOSES"}  # of speculation over the link; the other kinds as they are called
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from outrider.experiments.report.naming import CLOUD_ONLY, CO_LOCATED, TPOT, Setting, link_label
 from outrider.experiments.report.view import View
-from outrider.experiments.sweep.records import CellRow, Comparison
+from outrider.experiments.sweep.results.records import CellRow, Comparison
 
 RIVALS = (CO_LOCATED, CLOUD_ONLY)
 

@@ -14,7 +14,7 @@ from outrider.common.types import Origin
 from outrider.edge_client.core.options import Mode
 from outrider.experiments.report.naming import EDGE_ONLY, TPOT, Arm, Setting, arm_label, setting_label
 from outrider.experiments.report.style import NUM_SERIES
-from outrider.experiments.sweep.records import (
+from outrider.experiments.sweep.results.records import (
     NO_LINK,
     CellRow,
     Comparison,

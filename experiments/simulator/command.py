@@ -93,7 +93,7 @@ def _find_capacity(system: System, goal: str, is_json: bool) -> int:
 def _sweep(arguments: argparse.Namespace) -> int:
     from outrider.experiments.report.terminal import print_results
     from outrider.experiments.simulator.sweeps import play_sweep
-    from outrider.experiments.sweep.loading import load_sweep
+    from outrider.experiments.sweep.config.loading import load_sweep
 
     if arguments.out is None:
         raise UsageError("--sweep needs --out DIR for its results")

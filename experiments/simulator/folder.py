@@ -18,13 +18,13 @@ from outrider.experiments.simulator.config import EdgePlan, System
 from outrider.experiments.simulator.edges import PacedSession, RequestLog
 from outrider.experiments.simulator.outcome import Outcome, figures_of
 from outrider.experiments.simulator.run import Progress, play
-from outrider.experiments.sweep.cells import Cell
-from outrider.experiments.sweep.config import SIMULATED, SweepConfig, Variant, link_record
-from outrider.experiments.sweep.folder import ResultsFolder, create_folder
+from outrider.experiments.sweep.config.cells import Cell
+from outrider.experiments.sweep.config.schema import SIMULATED, SweepConfig, Variant, link_record
 from outrider.experiments.sweep.machine import machine_facts, package_versions
 from outrider.experiments.sweep.observing import Errand, observe
-from outrider.experiments.sweep.records import Manifest, Sweep, VisitRow, read_results
-from outrider.experiments.sweep.summarising import by_cell, summarise, write_summary
+from outrider.experiments.sweep.results.folder import ResultsFolder, create_folder
+from outrider.experiments.sweep.results.records import Manifest, Sweep, VisitRow, read_results
+from outrider.experiments.sweep.results.summarising import by_cell, summarise, write_summary
 
 
 class Recorder:

@@ -25,13 +25,13 @@ from outrider.experiments.simulator.folder import Recorder, finish, make_manifes
 from outrider.experiments.simulator.run import play
 from outrider.experiments.simulator.times import DEFAULT_TIMES, SystemTimes, load_times
 from outrider.experiments.sweep.calibrating import calibrate_links
-from outrider.experiments.sweep.cells import Cell
-from outrider.experiments.sweep.config import SIMULATED, SweepConfig, resolved
-from outrider.experiments.sweep.config_checks import check_sweep
-from outrider.experiments.sweep.folder import create_folder
-from outrider.experiments.sweep.records import Sweep
+from outrider.experiments.sweep.config.cells import Cell
+from outrider.experiments.sweep.config.checks import check_sweep
+from outrider.experiments.sweep.config.schema import SIMULATED, SweepConfig, resolved
+from outrider.experiments.sweep.config.settings import make_edge_config
+from outrider.experiments.sweep.results.folder import create_folder
+from outrider.experiments.sweep.results.records import Sweep
 from outrider.experiments.sweep.running import Plan, make_plan
-from outrider.experiments.sweep.settings import make_edge_config
 from outrider.experiments.synthetic.pair import pair_from
 from outrider.models import EMBEDDED
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from outrider.experiments.links.calibration import RTTS_MS, short_calibration
 from outrider.experiments.links.profiles import LinkProfile
-from outrider.experiments.sweep.config import DIRECT
+from outrider.experiments.sweep.config.schema import DIRECT
 
 _MOST = 3  # round trips
 _LONGEST_MS = 200.0  # a longer one is made as this one is, and takes long to measure

@@ -10,11 +10,11 @@ from typing import Any
 from outrider.common.errors import LinkError, UsageError
 from outrider.edge_client.session.factory import create_link
 from outrider.edge_client.session.session import new_session_id
-from outrider.experiments.sweep.cells import Cell
-from outrider.experiments.sweep.config import SweepConfig
+from outrider.experiments.sweep.config.cells import Cell
+from outrider.experiments.sweep.config.schema import SweepConfig
+from outrider.experiments.sweep.config.settings import make_edge_config
 from outrider.experiments.sweep.edges import EdgePool
 from outrider.experiments.sweep.running import Plan
-from outrider.experiments.sweep.settings import make_edge_config
 
 _ANSWER_S = 5.0
 

@@ -10,8 +10,8 @@ from outrider.common.errors import UsageError
 from outrider.experiments.links.base import OpenLink, check_realisable, create_realisation, kernel_facts
 from outrider.experiments.links.profiles import LinkProfile
 from outrider.experiments.links.traces import load_trace
-from outrider.experiments.sweep.cells import Cell
-from outrider.experiments.sweep.config import DIRECT
+from outrider.experiments.sweep.config.cells import Cell
+from outrider.experiments.sweep.config.schema import DIRECT
 
 
 @contextlib.contextmanager

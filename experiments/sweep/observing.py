@@ -15,7 +15,7 @@ from outrider.common.types import FinishReason, Origin
 from outrider.edge_client.core.events import RolledBackEvent, TokenEvent
 from outrider.edge_client.core.stats import RoundRecord, SessionStats
 from outrider.edge_client.session.session import EdgeSession, SessionResult
-from outrider.experiments.sweep.records import RequestRow, RoundRow
+from outrider.experiments.sweep.results.records import RequestRow, RoundRow
 
 
 @dataclass(frozen=True, slots=True)

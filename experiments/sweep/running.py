@@ -19,17 +19,24 @@ from typing import Any
 from outrider.common.errors import UsageError
 from outrider.experiments.shared.prompts import Prompt, load_prompts
 from outrider.experiments.shared.results import git_state
-from outrider.experiments.sweep.cells import Cell, make_cells
-from outrider.experiments.sweep.config import SweepConfig, resolved
+from outrider.experiments.sweep.config.cells import Cell, make_cells
+from outrider.experiments.sweep.config.schema import SweepConfig, resolved
 from outrider.experiments.sweep.edges import EdgePool
-from outrider.experiments.sweep.folder import ResultsFolder, create_folder, resume_folder
-from outrider.experiments.sweep.judging import Judge
 from outrider.experiments.sweep.linking import check_links
 from outrider.experiments.sweep.machine import machine_facts, package_versions
 from outrider.experiments.sweep.progress import Progress, create_progress
-from outrider.experiments.sweep.records import Manifest, RequestRow, RoundRow, Sweep, VisitRow, read_results
-from outrider.experiments.sweep.summarising import ByCell, Losses, by_cell, summarise, write_summary
-from outrider.experiments.sweep.texts import JudgeTie
+from outrider.experiments.sweep.results.folder import ResultsFolder, create_folder, resume_folder
+from outrider.experiments.sweep.results.judging import Judge
+from outrider.experiments.sweep.results.records import (
+    Manifest,
+    RequestRow,
+    RoundRow,
+    Sweep,
+    VisitRow,
+    read_results,
+)
+from outrider.experiments.sweep.results.summarising import ByCell, Losses, by_cell, summarise, write_summary
+from outrider.experiments.sweep.results.texts import JudgeTie
 from outrider.experiments.sweep.verifiers import VerifierPool
 from outrider.experiments.sweep.visiting import Request, Visitor
 

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any, Self
 
 from outrider.common.errors import OutriderError
 from outrider.experiments.shared.processes import VerifierProcess, start_server, start_verifier
-from outrider.experiments.sweep.cells import Cell
-from outrider.experiments.sweep.config import SweepConfig
-from outrider.experiments.sweep.settings import serve_flags
+from outrider.experiments.sweep.config.cells import Cell
+from outrider.experiments.sweep.config.schema import SweepConfig
+from outrider.experiments.sweep.config.settings import serve_flags
 
 if TYPE_CHECKING:
     from outrider.cloud_verifier.security.dev_certs import DevCertificates

@@ -29,10 +29,10 @@ from outrider.edge_client.config.run_config import RunConfig
 from outrider.edge_client.controller.acceptance_prior import Experience
 from outrider.edge_client.core.options import Mode
 from outrider.edge_client.session.factory import Edge, create_edge
+from outrider.experiments.sweep.config.settings import make_edge_config
 from outrider.experiments.sweep.machine import peak_rss_bytes, reset_peak_rss
 from outrider.experiments.sweep.observing import Errand, observe
-from outrider.experiments.sweep.records import to_json
-from outrider.experiments.sweep.settings import make_edge_config
+from outrider.experiments.sweep.results.records import to_json
 
 
 class Edges:

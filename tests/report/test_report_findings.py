@@ -35,7 +35,7 @@ from outrider.experiments.report.numbers import plain, times
 from outrider.experiments.report.tables import cells_table
 from outrider.experiments.report.verdicts import Outcome, verdicts
 from outrider.experiments.report.view import View
-from outrider.experiments.sweep.records import Comparison, Metric, Results
+from outrider.experiments.sweep.results.records import Comparison, Metric, Results
 
 RTTS = (1, 30, 60, 200)
 

@@ -22,7 +22,7 @@ from outrider.experiments.report.figures.tpot_rtt import charts
 from outrider.experiments.report.style import COLOURS, WIDE
 from outrider.experiments.report.svg import draw_svg
 from outrider.experiments.report.view import View
-from outrider.experiments.sweep.records import Results
+from outrider.experiments.sweep.results.records import Results
 
 HOSTILE = '<script>alert("1")</script>&\'$x_1$ {{ 7*7 }} ]]> --><img src=x onerror=y>'
 VOID = {"meta", "br", "img", "link", "hr", "input"}

@@ -12,7 +12,7 @@ from outrider.experiments.report.cautions import cautions
 from outrider.experiments.report.headline import headlines
 from outrider.experiments.report.terminal import lines_of
 from outrider.experiments.report.view import View
-from outrider.experiments.sweep.records import Metric, Results
+from outrider.experiments.sweep.results.records import Metric, Results
 
 
 def view_of(folder: Folder) -> View:

@@ -15,8 +15,8 @@ from outrider.common.errors import UsageError
 from outrider.experiments.report import render
 from outrider.experiments.simulator.command import main
 from outrider.experiments.simulator.sweeps import play_sweep
-from outrider.experiments.sweep.loading import load_sweep
-from outrider.experiments.sweep.records import read_manifest, read_results
+from outrider.experiments.sweep.config.loading import load_sweep
+from outrider.experiments.sweep.results.records import read_manifest, read_results
 
 FILES = ("requests.jsonl", "rounds.jsonl", "visits.jsonl", "sweep.json", "summary.csv")
 SYNTHETIC = {

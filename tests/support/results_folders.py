@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from outrider.experiments.links.profile import LinkProfile
-from outrider.experiments.sweep.records import (
+from outrider.experiments.sweep.results.records import (
     BASELINES,
     MANIFEST,
     NO_LINK,

@@ -7,8 +7,8 @@ import pytest
 from outrider.common.errors import UsageError
 from outrider.experiments.bench_experiments import CASES, FULL_SWEEPS, QUICK_SWEEPS, pick_cases
 from outrider.experiments.bench_matrix import SWEEPS
-from outrider.experiments.sweep.loading import load_sweep
-from outrider.experiments.sweep.records import BASELINES
+from outrider.experiments.sweep.config.loading import load_sweep
+from outrider.experiments.sweep.results.records import BASELINES
 
 RTTS_MS = [1, 15, 30, 60, 100, 200, 600]
 

@@ -9,9 +9,9 @@ import pytest
 
 from outrider.common.errors import UsageError
 from outrider.edge_client.commands.cli import main
-from outrider.experiments.sweep.command import EXAMPLE
-from outrider.experiments.sweep.config import SweepConfig, resolved
-from outrider.experiments.sweep.loading import load_sweep
+from outrider.experiments.bench import EXAMPLE
+from outrider.experiments.sweep.config.loading import load_sweep
+from outrider.experiments.sweep.config.schema import SweepConfig, resolved
 
 
 def load(tmp_path: Path, text: str, **flags: object) -> SweepConfig:

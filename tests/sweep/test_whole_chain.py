@@ -16,7 +16,14 @@ from typing import Any
 import pytest
 
 from outrider.experiments.bench_matrix import run_named
-from outrider.experiments.sweep.records import BASELINES, REQUESTS, SUMMARY, SWEEP, Results, read_results
+from outrider.experiments.sweep.results.records import (
+    BASELINES,
+    REQUESTS,
+    SUMMARY,
+    SWEEP,
+    Results,
+    read_results,
+)
 
 SYNTHETIC = """
 name: small

@@ -14,7 +14,7 @@ from outrider.experiments.report.naming import TPOT, Arm, Setting, link_label
 from outrider.experiments.report.numbers import plain, spread, times, with_interval
 from outrider.experiments.report.style import Size, series_style
 from outrider.experiments.report.view import View
-from outrider.experiments.sweep.records import CellRow, Metric
+from outrider.experiments.sweep.results.records import CellRow, Metric
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -18,7 +18,7 @@ from outrider.experiments.report.naming import EDGE_ONLY, Arm, Setting, link_lab
 from outrider.experiments.report.numbers import interval, plain, spread
 from outrider.experiments.report.style import Size, series_style
 from outrider.experiments.report.view import View
-from outrider.experiments.sweep.records import CellRow, RequestRow
+from outrider.experiments.sweep.results.records import CellRow, RequestRow
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -27,7 +27,7 @@ from outrider.experiments.report.naming import CLOUD_ONLY, CO_LOCATED, TPOT, Set
 from outrider.experiments.report.numbers import ABSENT, counted, listed, plain, spread, with_interval
 from outrider.experiments.report.style import Size, colour, series_style
 from outrider.experiments.report.view import View
-from outrider.experiments.sweep.records import CellRow, Metric
+from outrider.experiments.sweep.results.records import CellRow, Metric
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -17,7 +17,7 @@ from outrider.experiments.report.naming import Arm, link_label, outages_of
 from outrider.experiments.report.numbers import counted, plain
 from outrider.experiments.report.style import Size, colour, series_style
 from outrider.experiments.report.view import View
-from outrider.experiments.sweep.records import CellRow, RequestRow
+from outrider.experiments.sweep.results.records import CellRow, RequestRow
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

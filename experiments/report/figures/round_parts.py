@@ -18,7 +18,7 @@ from outrider.experiments.report.numbers import counted, interval, plain, spread
 from outrider.experiments.report.style import Size, colour, series_style
 from outrider.experiments.report.verdicts import fastest
 from outrider.experiments.report.view import View
-from outrider.experiments.sweep.records import CellRow, RoundRow
+from outrider.experiments.sweep.results.records import CellRow, RoundRow
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

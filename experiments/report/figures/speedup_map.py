@@ -16,7 +16,7 @@ from outrider.experiments.report.numbers import interval, plain, ratio_spread, s
 from outrider.experiments.report.style import Size
 from outrider.experiments.report.verdicts import Outcome, aa_factor, outcome
 from outrider.experiments.report.view import View
-from outrider.experiments.sweep.records import CellRow, Comparison
+from outrider.experiments.sweep.results.records import CellRow, Comparison
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -22,7 +22,7 @@ from outrider.experiments.report.numbers import ABSENT, counted, plain, spread, 
 from outrider.experiments.report.style import Size, colour, series_style
 from outrider.experiments.report.verdicts import RIVALS, Verdict, fastest, verdicts
 from outrider.experiments.report.view import View
-from outrider.experiments.sweep.records import CellRow, Metric
+from outrider.experiments.sweep.results.records import CellRow, Metric
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

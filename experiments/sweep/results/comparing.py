@@ -6,9 +6,9 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from outrider.experiments.sweep.cells import Cell, find_baselines
-from outrider.experiments.sweep.intervals import of_ratio
-from outrider.experiments.sweep.records import BASELINES, Comparison, RequestRow
+from outrider.experiments.sweep.config.cells import Cell, find_baselines
+from outrider.experiments.sweep.results.intervals import of_ratio
+from outrider.experiments.sweep.results.records import BASELINES, Comparison, RequestRow
 
 TIMES = ("tpot_ms", "ttft_ms", "total_ms")  # smaller is better: baseline / cell
 

@@ -9,9 +9,9 @@ from pathlib import Path
 from outrider.common.config.loader import load_config
 from outrider.common.errors import ConfigError
 from outrider.experiments.shared.yaml_files import read_mapping
-from outrider.experiments.sweep.config import SweepConfig
-from outrider.experiments.sweep.config_checks import check_sweep
-from outrider.experiments.sweep.settings import home_of
+from outrider.experiments.sweep.config.checks import check_sweep
+from outrider.experiments.sweep.config.schema import SweepConfig
+from outrider.experiments.sweep.config.settings import home_of
 
 _SCOPE = "bench"
 _HINT = "`edge-client bench --example` prints a file"

@@ -9,7 +9,7 @@ from typing import Any
 
 from outrider.common.config.loader import option
 from outrider.experiments.links.profiles import LinkProfile, load_profile
-from outrider.experiments.sweep.records import BASELINES
+from outrider.experiments.sweep.results.records import BASELINES
 
 # An approximation is asked for, not met by accident; texts of one length compare best.
 _EDGE_DEFAULTS = {"on_timeout": "wait", "ignore_eos": True}

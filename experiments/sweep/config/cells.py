@@ -14,9 +14,9 @@ from outrider.edge_client.config.methods import METHODS_OF
 from outrider.edge_client.controller.depth.fixed import DEFAULT_DEPTH
 from outrider.edge_client.core.options import Mode
 from outrider.experiments.links.profiles import LinkProfile
-from outrider.experiments.sweep.config import MIN_REPEATS, SweepConfig, Variant
-from outrider.experiments.sweep.records import BASELINES, NO_LINK
-from outrider.experiments.sweep.settings import is_way
+from outrider.experiments.sweep.config.schema import MIN_REPEATS, SweepConfig, Variant
+from outrider.experiments.sweep.config.settings import is_way
+from outrider.experiments.sweep.results.records import BASELINES, NO_LINK
 
 _PLAIN = Variant()
 _ALONE = LinkProfile(name=NO_LINK)  # what edge-only crosses

@@ -19,8 +19,8 @@ from outrider.edge_client.controller.cost_model import LinkCosts, ModelCosts
 from outrider.edge_client.core.options import Mode
 from outrider.edge_client.planning.samples import Standing, standing_texts
 from outrider.experiments.shared.short_texts import alphas_of, models_of, text_token_s
-from outrider.experiments.sweep.cells import Cell
-from outrider.experiments.sweep.records import Prediction, RequestRow, RoundRow
+from outrider.experiments.sweep.config.cells import Cell
+from outrider.experiments.sweep.results.records import Prediction, RequestRow, RoundRow
 
 _Setting = tuple[object, ...]
 _MODES = (Mode.SPECULATIVE, Mode.CLOUD_ONLY, Mode.CO_LOCATED, Mode.EDGE_ONLY)

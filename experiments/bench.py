@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from outrider.common.errors import UsageError
 
 if TYPE_CHECKING:
-    from outrider.experiments.sweep.records import Sweep
+    from outrider.experiments.sweep.results.records import Sweep
     from outrider.experiments.sweep.running import Plan
 
 EXIT_DIFFERENT_TEXTS = 1
@@ -43,8 +43,8 @@ def main(namespace: argparse.Namespace) -> int:
         raise UsageError("--resume needs --out DIR, the results to go on with")
     from outrider.experiments.report import check_installed, render
     from outrider.experiments.sweep.checking import check_cells
-    from outrider.experiments.sweep.config import SIMULATED
-    from outrider.experiments.sweep.loading import load_sweep
+    from outrider.experiments.sweep.config.loading import load_sweep
+    from outrider.experiments.sweep.config.schema import SIMULATED
     from outrider.experiments.sweep.running import make_plan
 
     flags = {} if namespace.repeats is None else {"repeats": namespace.repeats}
@@ -62,7 +62,7 @@ def main(namespace: argparse.Namespace) -> int:
     out = namespace.out or _default_folder(plan.config.name)
     sweep = _simulate(namespace, plan, out) if is_simulated else _run(namespace, plan, out)
     if namespace.json:
-        from outrider.experiments.sweep.records import to_json
+        from outrider.experiments.sweep.results.records import to_json
 
         print(json.dumps({"folder": str(out), **to_json(sweep)}))
     else:

@@ -11,12 +11,12 @@ from outrider.edge_client.config.run_config import default_draft_dir
 from outrider.edge_client.session.factory import make_sampling
 from outrider.edge_client.tokenization.tokenizer import EdgeTokenizer
 from outrider.experiments.shared.prompts import Prompt
-from outrider.experiments.sweep.cells import Cell
-from outrider.experiments.sweep.config import SweepConfig
-from outrider.experiments.sweep.intervals import of_ratio
-from outrider.experiments.sweep.records import Metric, RequestRow
-from outrider.experiments.sweep.scoring import Scorer
-from outrider.experiments.sweep.settings import make_edge_config
+from outrider.experiments.sweep.config.cells import Cell
+from outrider.experiments.sweep.config.schema import SweepConfig
+from outrider.experiments.sweep.config.settings import make_edge_config
+from outrider.experiments.sweep.results.intervals import of_ratio
+from outrider.experiments.sweep.results.records import Metric, RequestRow
+from outrider.experiments.sweep.results.scoring import Scorer
 
 
 class Judge:

@@ -12,9 +12,9 @@ from outrider.common.types import Method
 from outrider.edge_client.controller.depth.registry import DEPTH_POLICIES
 from outrider.edge_client.core.options import Mode
 from outrider.experiments.links.base import REALISATIONS
-from outrider.experiments.sweep.config import DIRECT, SIMULATED, SweepConfig
-from outrider.experiments.sweep.records import BASELINES
-from outrider.experiments.sweep.settings import check_edge, check_serve
+from outrider.experiments.sweep.config.schema import DIRECT, SIMULATED, SweepConfig
+from outrider.experiments.sweep.config.settings import check_edge, check_serve
+from outrider.experiments.sweep.results.records import BASELINES
 from outrider.experiments.synthetic.pair import pair_from
 
 _MODELS = ("embedded", "synthetic")

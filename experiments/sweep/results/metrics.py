@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from outrider.common.types import Origin
-from outrider.experiments.sweep.config import Slo
-from outrider.experiments.sweep.intervals import Interval, of_mean, of_quantiles, of_ratio
-from outrider.experiments.sweep.metric_names import QUANTILES, unit_of
-from outrider.experiments.sweep.records import Metric, RequestRow, RoundRow, VisitRow
+from outrider.experiments.sweep.config.schema import Slo
+from outrider.experiments.sweep.results.intervals import Interval, of_mean, of_quantiles, of_ratio
+from outrider.experiments.sweep.results.metric_names import QUANTILES, unit_of
+from outrider.experiments.sweep.results.records import Metric, RequestRow, RoundRow, VisitRow
 
 _MB = 1e6
 

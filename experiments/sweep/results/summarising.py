@@ -8,12 +8,12 @@ from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 
-from outrider.experiments.sweep.cells import Cell
-from outrider.experiments.sweep.comparing import a_a_of, compare_all
-from outrider.experiments.sweep.config import SweepConfig, link_record
-from outrider.experiments.sweep.metrics import Observed, acceptance_by_position, compute_metrics
-from outrider.experiments.sweep.predicting import predict_all
-from outrider.experiments.sweep.records import (
+from outrider.experiments.sweep.config.cells import Cell
+from outrider.experiments.sweep.config.schema import SweepConfig, link_record
+from outrider.experiments.sweep.results.comparing import a_a_of, compare_all
+from outrider.experiments.sweep.results.metrics import Observed, acceptance_by_position, compute_metrics
+from outrider.experiments.sweep.results.predicting import predict_all
+from outrider.experiments.sweep.results.records import (
     BASELINES,
     NO_LINK,
     SUMMARY,
@@ -27,7 +27,7 @@ from outrider.experiments.sweep.records import (
     VisitRow,
     write_json,
 )
-from outrider.experiments.sweep.texts import JudgeTie, check_texts, collect_references, num_failures
+from outrider.experiments.sweep.results.texts import JudgeTie, check_texts, collect_references, num_failures
 
 Losses = dict[str, Metric]  # target_nats_per_token by cell, where texts were scored
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from outrider.experiments.sweep.cells import Cell
-from outrider.experiments.sweep.records import RequestRow, TextCheck
+from outrider.experiments.sweep.config.cells import Cell
+from outrider.experiments.sweep.results.records import RequestRow, TextCheck
 
 MAX_TIE_SHARE = 1e-4  # DESIGN §7: more than 1 token in 10,000 is no float error any more
 _MAX_EXAMPLES = 5

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from outrider.common.errors import UsageError
-from outrider.experiments.sweep.records import (
+from outrider.experiments.sweep.results.records import (
     MANIFEST,
     REQUESTS,
     ROUNDS,
