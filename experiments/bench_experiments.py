@@ -38,7 +38,7 @@ CI_SECONDS = 180.0
 def measure_links(is_quick: bool, is_resumed: bool) -> Found:
     from outrider.experiments.links.base import REALISATIONS
     from outrider.experiments.links.calibrate import exp_links, run
-    from outrider.experiments.links.calibration import Plan
+    from outrider.experiments.links.calibration.measure import Plan
 
     plan = Plan(num_trips=20, throughput_s=2.0) if is_quick else Plan()
     measure, found = exp_links(run(REALISATIONS, plan))

@@ -20,9 +20,9 @@ from outrider.experiments.links.profile import LinkProfile
 
 _REALISATIONS = {
     "simulated": ("outrider.experiments.links.simulated", "Simulated"),
-    "proxy": ("outrider.experiments.links.proxy", "Proxy"),
-    "tun": ("outrider.experiments.links.tun", "Tun"),
-    "netem": ("outrider.experiments.links.netem", "Netem"),
+    "proxy": ("outrider.experiments.links.proxy.realisation", "Proxy"),
+    "tun": ("outrider.experiments.links.tun.realisation", "Tun"),
+    "netem": ("outrider.experiments.links.netem.realisation", "Netem"),
 }
 REALISATIONS = tuple(_REALISATIONS)
 NO_REORDER = "reorder: packets overtake one another on tun alone"

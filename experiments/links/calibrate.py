@@ -13,7 +13,14 @@ from collections.abc import Sequence
 from typing import Any
 
 from outrider.experiments.links.base import REALISATIONS, create_realisation
-from outrider.experiments.links.calibration import SHORT, Calibration, Plan, Point, calibrate, num_points
+from outrider.experiments.links.calibration.measure import (
+    SHORT,
+    Calibration,
+    Plan,
+    Point,
+    calibrate,
+    num_points,
+)
 from outrider.experiments.links.profile import LinkProfile
 from outrider.experiments.shared.command import run_command
 from outrider.experiments.shared.results import Measure, at_most, judged, print_table

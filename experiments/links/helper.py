@@ -21,9 +21,9 @@ from outrider.experiments.links.profile import LinkProfile
 from outrider.experiments.links.profiles import load_profile
 
 _SERVERS = {
-    "proxy": "outrider.experiments.links.proxy_server",
-    "tun": "outrider.experiments.links.tun_server",
-    "netem": "outrider.experiments.links.netem_server",
+    "proxy": "outrider.experiments.links.proxy.server",
+    "tun": "outrider.experiments.links.tun.server",
+    "netem": "outrider.experiments.links.netem.server",
 }
 
 

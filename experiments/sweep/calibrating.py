@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from outrider.experiments.links.calibration import RTTS_MS, short_calibration
+from outrider.experiments.links.calibration.measure import RTTS_MS, short_calibration
 from outrider.experiments.links.profiles import LinkProfile
 from outrider.experiments.sweep.config.schema import DIRECT
 
@@ -14,7 +14,7 @@ _LONGEST_MS = 200.0  # a longer one is made as this one is, and takes long to me
 
 
 def calibrate_links(realisation: str, profiles: Sequence[LinkProfile]) -> list[dict[str, Any]]:
-    """The points of a short calibration, as `outrider.experiments.links.calibration` has them, with the kernel and the
+    """The points of a short calibration, as `outrider.experiments.links.calibration.measure` has them, with the kernel and the
     congestion control that they were measured under; none without a link."""
     if realisation == DIRECT:
         return []

@@ -10,7 +10,7 @@ import pytest
 
 from outrider.common.errors import UsageError
 from outrider.experiments.links.calibrate import exp_links
-from outrider.experiments.links.calibration import (
+from outrider.experiments.links.calibration.measure import (
     Calibration,
     Plan,
     Point,
@@ -47,7 +47,9 @@ def test_proxy_and_simulated_link_are_measured_at_every_point() -> None:
 
 
 def test_what_cannot_be_measured_here_is_named_with_its_reason(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("outrider.experiments.links.tun.Tun.refusals", lambda self, profile: ["no root"])
+    monkeypatch.setattr(
+        "outrider.experiments.links.tun.realisation.Tun.refusals", lambda self, profile: ["no root"]
+    )
     assert calibrate(["tun"], Plan()).refused == {"tun": ["no root"]}
     with pytest.raises(UsageError, match="did you mean"):
         calibrate(["prox"], Plan())

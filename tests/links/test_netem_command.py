@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from outrider.experiments.links import netem
-from outrider.experiments.links.netem import Netem, netem_command
+from outrider.experiments.links.netem.realisation import Netem, netem_command
+from outrider.experiments.links.netem.realisation import realisation as netem
 from outrider.experiments.links.profile import LinkProfile, Outage
 
 

@@ -249,7 +249,9 @@ class Manifest:
     machine: dict[str, Any]  # cpu, cores, memory, kernel, python, congestion control
     seeds: dict[str, int]
     realisation: dict[str, Any]  # by name: facts of the links that were opened, the first of each profile
-    calibration: list[dict[str, Any]]  # points of outrider.experiments.links.calibration; empty: not measured
+    calibration: list[
+        dict[str, Any]
+    ]  # points of outrider.experiments.links.calibration.measure; empty: not measured
     started: str  # ISO 8601, UTC
     finished: str = ""
     versions: dict[str, str] = field(default_factory=dict)  # of the packages that decode

@@ -15,7 +15,7 @@ from outrider.experiments.links import namespaces
 from outrider.experiments.links.base import OpenLink
 from outrider.experiments.links.profile import LinkProfile
 from outrider.experiments.links.remote import remote_link
-from outrider.experiments.links.tun_device import TUN
+from outrider.experiments.links.tun.device import TUN
 
 # One connection filled 96 % of 200 and 95 % of 300, on 2 shared cores; above, the relay's work shows.
 MAX_MBIT = 200.0

@@ -14,7 +14,7 @@ from itertools import combinations
 from typing import Any
 
 from outrider.experiments.links.base import create_realisation, kernel_facts
-from outrider.experiments.links.echo import echo_server, round_trips_ms, throughput_mbit
+from outrider.experiments.links.calibration.echo import echo_server, round_trips_ms, throughput_mbit
 from outrider.experiments.links.priority import real_time
 from outrider.experiments.links.profile import LinkProfile
 from outrider.experiments.links.virtual import HEADER_BYTES, SEGMENT_BYTES, VirtualLink, wire_bytes

@@ -20,9 +20,9 @@ from outrider.experiments.links.namespaces import (
     run_tool,
     set_up_device,
 )
-from outrider.experiments.links.netem import netem_command
+from outrider.experiments.links.netem.realisation import netem_command
 from outrider.experiments.links.profile import LinkProfile
-from outrider.experiments.links.proxy_server import ProxyServer
+from outrider.experiments.links.proxy.server import ProxyServer
 
 FAR_DEVICE = "orn"
 

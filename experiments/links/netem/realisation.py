@@ -85,7 +85,7 @@ def kernel_refusals() -> tuple[str, ...]:
     if namespaces.refusals():
         return ()  # said there
     done = subprocess.run(
-        [sys.executable, "-m", "outrider.experiments.links.netem"],
+        [sys.executable, "-m", "outrider.experiments.links.netem.realisation"],
         capture_output=True,
         text=True,
         check=False,

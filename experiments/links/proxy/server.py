@@ -11,7 +11,7 @@ from typing import Any
 from outrider.common.config.addresses import split_address
 from outrider.experiments.links.base import kernel_facts
 from outrider.experiments.links.profile import LinkProfile
-from outrider.experiments.links.proxy_pipe import Pipe, reset
+from outrider.experiments.links.proxy.pipe import Pipe, reset
 from outrider.experiments.links.virtual import VirtualLink
 
 

@@ -21,8 +21,8 @@ from outrider.experiments.links.namespaces import (
 )
 from outrider.experiments.links.packets import PacketPath
 from outrider.experiments.links.profile import LinkProfile
-from outrider.experiments.links.proxy_server import ProxyServer
-from outrider.experiments.links.tun_device import open_tun
+from outrider.experiments.links.proxy.server import ProxyServer
+from outrider.experiments.links.tun.device import open_tun
 
 _AT_ONCE = 64  # packets of one direction, before the other has its turn
 
