@@ -19,7 +19,6 @@ from outrider.experiments.links.base import LinkRealisation, create_realisation
 from outrider.experiments.links.profile import LinkProfile
 from outrider.experiments.shared.processes import running_verifier
 from outrider.experiments.simulator.config import load_system
-from outrider.experiments.simulator.edges import Ask, RequestLog
 from outrider.experiments.simulator.measure import (
     NUM_POSITIONS,
     NUM_TEXTS,
@@ -32,6 +31,8 @@ from outrider.experiments.simulator.measure import (
     think_times,
     verifier_times,
 )
+from outrider.experiments.simulator.parts.edges import Ask, RequestLog
+from outrider.experiments.simulator.parts.times import SystemTimes
 from outrider.experiments.simulator.replay import (
     KnownText,
     RealRequest,
@@ -40,7 +41,6 @@ from outrider.experiments.simulator.replay import (
     tokens_per_s,
 )
 from outrider.experiments.simulator.run import play
-from outrider.experiments.simulator.times import SystemTimes
 
 RTTS_MS = (10, 50, 150)
 SESSIONS = (1, 4)

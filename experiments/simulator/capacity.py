@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from outrider.common.config.units import parse_duration
 from outrider.common.errors import UsageError
 from outrider.experiments.simulator.config import System
-from outrider.experiments.simulator.outcome import Outcome, Quantiles, figures_of
+from outrider.experiments.simulator.figures.outcome import Outcome, Quantiles, figures_of
 from outrider.experiments.simulator.shards import play_parts
 
 MAX_EDGES = 100_000

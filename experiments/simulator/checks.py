@@ -19,7 +19,7 @@ from typing import Any
 from outrider.common.errors import UsageError
 from outrider.experiments.shared.results import ROOT, Measure, at_most, judged, print_table
 from outrider.experiments.simulator.config import load_system
-from outrider.experiments.simulator.outcome import figures_of
+from outrider.experiments.simulator.figures.outcome import figures_of
 from outrider.experiments.simulator.run import Played
 from outrider.experiments.simulator.shards import num_parts, play_parts
 

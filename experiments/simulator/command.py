@@ -18,7 +18,7 @@ from pathlib import Path
 
 from outrider.common.errors import UsageError
 from outrider.experiments.simulator.config import System, load_system
-from outrider.experiments.simulator.outcome import Outcome, figures_of, table
+from outrider.experiments.simulator.figures.outcome import Outcome, figures_of, table
 from outrider.experiments.simulator.shards import play_parts
 
 
@@ -36,7 +36,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _find_capacity(system, arguments.find_capacity, arguments.json)
     progress = _Progress(system.config.seconds, is_silent=arguments.json)
     if arguments.out is not None:
-        from outrider.experiments.simulator.folder import play_into
+        from outrider.experiments.simulator.figures.folder import play_into
 
         outcome, wall_s = play_into(system, arguments.out, progress)
     else:

@@ -22,8 +22,8 @@ from outrider.experiments.record_acceptance import trace_text
 from outrider.experiments.shared.acceptance_traces import MAX_DEPTH
 from outrider.experiments.shared.decoding import Case, Decoder
 from outrider.experiments.shared.prompts import load_prompts
-from outrider.experiments.simulator.drafts import TracedDraft, TracedSequence, TracedText
-from outrider.experiments.simulator.times import DraftTimes
+from outrider.experiments.simulator.parts.drafts import TracedDraft, TracedSequence, TracedText
+from outrider.experiments.simulator.parts.times import DraftTimes
 from outrider.models import EMBEDDED
 
 GREEDY = SamplingParams(temperature=0.0, seed=1)
@@ -38,7 +38,7 @@ class KnownText:
     trace: TracedText
 
     def drafted(self, position: int, num_drafted: int, num_right: int) -> TokenIds:
-        """See `outrider.experiments.simulator.text.drafted`."""
+        """See `outrider.experiments.simulator.parts.text.drafted`."""
         start = position - len(self.prompt_ids)
         token_ids = list(self.new_ids[start : start + num_drafted])
         token_ids += [0] * (num_drafted - len(token_ids))  # past its end nobody reads

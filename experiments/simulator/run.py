@@ -14,14 +14,21 @@ from dataclasses import dataclass, field
 from outrider.common.errors import UsageError
 from outrider.edge_client.gate.gate import GateUse
 from outrider.experiments.simulator.config import EdgePlan, System, VerifierPlan
-from outrider.experiments.simulator.drafts import TracedText, load_acceptance
-from outrider.experiments.simulator.edges import Ask, Follow, RequestLog, SimulatedEdge, draw_asks, follow
-from outrider.experiments.simulator.network import Network, Site
-from outrider.experiments.simulator.product import product_in
-from outrider.experiments.simulator.tally import Tally
-from outrider.experiments.simulator.target import known_rows
-from outrider.experiments.simulator.verifier import SimulatedVerifier, VerifierTally
-from outrider.experiments.simulator.world import World
+from outrider.experiments.simulator.figures.tally import Tally
+from outrider.experiments.simulator.parts.drafts import TracedText, load_acceptance
+from outrider.experiments.simulator.parts.edges import (
+    Ask,
+    Follow,
+    RequestLog,
+    SimulatedEdge,
+    draw_asks,
+    follow,
+)
+from outrider.experiments.simulator.parts.network import Network, Site
+from outrider.experiments.simulator.parts.target import known_rows
+from outrider.experiments.simulator.parts.verifier import SimulatedVerifier, VerifierTally
+from outrider.experiments.simulator.world.product import product_in
+from outrider.experiments.simulator.world.world import World
 
 NUM_SLICES = 200  # of virtual time, between which progress is told
 GC_THRESHOLDS = (100_000, 50, 1000)  # objects here live long; Python's own would look at all of them often

@@ -19,11 +19,11 @@ from outrider.experiments.simulator.config import (
     VerifierGroup,
     VerifierPlan,
 )
-from outrider.experiments.simulator.drafts import TracedText, load_acceptance
-from outrider.experiments.simulator.edges import Ask, RequestLog
-from outrider.experiments.simulator.folder import Recorder, finish, make_manifest, visit_of
+from outrider.experiments.simulator.figures.folder import Recorder, finish, make_manifest, visit_of
+from outrider.experiments.simulator.parts.drafts import TracedText, load_acceptance
+from outrider.experiments.simulator.parts.edges import Ask, RequestLog
+from outrider.experiments.simulator.parts.times import DEFAULT_TIMES, SystemTimes, load_times
 from outrider.experiments.simulator.run import play
-from outrider.experiments.simulator.times import DEFAULT_TIMES, SystemTimes, load_times
 from outrider.experiments.sweep.calibrating import calibrate_links
 from outrider.experiments.sweep.config.cells import Cell
 from outrider.experiments.sweep.config.checks import check_sweep

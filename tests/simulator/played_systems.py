@@ -7,8 +7,8 @@ from itertools import pairwise
 from typing import Any
 
 from outrider.experiments.simulator.config import load_system
-from outrider.experiments.simulator.edges import RequestLog
-from outrider.experiments.simulator.outcome import Outcome, figures_of
+from outrider.experiments.simulator.figures.outcome import Outcome, figures_of
+from outrider.experiments.simulator.parts.edges import RequestLog
 from outrider.experiments.simulator.run import play
 
 VERIFIER = {"step_ms": 20.0, "token_ms": 0.5}

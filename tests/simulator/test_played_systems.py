@@ -11,7 +11,7 @@ from outrider.common.types import Method
 from outrider.edge_client.controller.cost_model import LinkCosts, ModelCosts, cloud_only_s, round_s
 from outrider.edge_client.controller.depth.registry import DEPTH_POLICIES
 from outrider.edge_client.core.options import Mode
-from outrider.experiments.simulator import network, sizes
+from outrider.experiments.simulator.parts import network, sizes
 
 MODELS = ModelCosts(
     draft_token_s=DRAFT["token_ms"] / 1e3,

@@ -12,10 +12,10 @@ from outrider.common.errors import UsageError
 from outrider.experiments.simulator.capacity import find_capacity, parse_objective
 from outrider.experiments.simulator.command import main
 from outrider.experiments.simulator.config import load_system
-from outrider.experiments.simulator.outcome import figures_of
+from outrider.experiments.simulator.figures.outcome import figures_of
+from outrider.experiments.simulator.parts.times import DEFAULT_TIMES, load_times
 from outrider.experiments.simulator.run import play
 from outrider.experiments.simulator.shards import num_parts, play_parts
-from outrider.experiments.simulator.times import DEFAULT_TIMES, load_times
 
 SYSTEMS = Path(__file__).resolve().parents[2] / "benchmarks" / "systems"
 

@@ -10,9 +10,14 @@ import pytest
 import outrider.edge_client.transport.connection
 import outrider.edge_client.transport.reconnect
 from outrider.edge_client.transport.remote_verifier import RemoteVerifier
-from outrider.experiments.simulator.product import product_in
-from outrider.experiments.simulator.standins import SeededSecrets, VirtualEvent, VirtualPool, VirtualThreading
-from outrider.experiments.simulator.world import VirtualQueue, Waiting, World
+from outrider.experiments.simulator.world.product import product_in
+from outrider.experiments.simulator.world.standins import (
+    SeededSecrets,
+    VirtualEvent,
+    VirtualPool,
+    VirtualThreading,
+)
+from outrider.experiments.simulator.world.world import VirtualQueue, Waiting, World
 
 
 @pytest.fixture

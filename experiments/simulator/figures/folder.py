@@ -15,8 +15,8 @@ from typing import Any
 
 from outrider.experiments.shared.results import git_state
 from outrider.experiments.simulator.config import EdgePlan, System
-from outrider.experiments.simulator.edges import PacedSession, RequestLog
-from outrider.experiments.simulator.outcome import Outcome, figures_of
+from outrider.experiments.simulator.figures.outcome import Outcome, figures_of
+from outrider.experiments.simulator.parts.edges import PacedSession, RequestLog
 from outrider.experiments.simulator.run import Progress, play
 from outrider.experiments.sweep.config.cells import Cell
 from outrider.experiments.sweep.config.schema import SIMULATED, SweepConfig, Variant, link_record

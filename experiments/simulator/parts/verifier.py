@@ -25,10 +25,10 @@ from outrider.common.types import (
     Verdict,
     VerifyRequest,
 )
-from outrider.experiments.simulator.drafts import TracedDraft, TracedText
-from outrider.experiments.simulator.target import SimulatedTarget
-from outrider.experiments.simulator.times import DraftTimes, VerifierTimes
-from outrider.experiments.simulator.world import Waiting, World
+from outrider.experiments.simulator.parts.drafts import TracedDraft, TracedText
+from outrider.experiments.simulator.parts.target import SimulatedTarget
+from outrider.experiments.simulator.parts.times import DraftTimes, VerifierTimes
+from outrider.experiments.simulator.world.world import Waiting, World
 
 Deliver = Callable[[SessionResponse, type[SessionRequest] | None], None]
 

@@ -14,12 +14,12 @@ from outrider.edge_client.transport.link.base import Traffic
 from outrider.edge_client.transport.link.stream import FRAME_BYTES
 from outrider.experiments.links.profile import LinkProfile
 from outrider.experiments.links.virtual import VirtualLink
-from outrider.experiments.simulator.sizes import request_bytes, response_bytes
-from outrider.experiments.simulator.times import EdgeTimes
-from outrider.experiments.simulator.world import VirtualQueue, World
+from outrider.experiments.simulator.parts.sizes import request_bytes, response_bytes
+from outrider.experiments.simulator.parts.times import EdgeTimes
+from outrider.experiments.simulator.world.world import VirtualQueue, World
 
 if TYPE_CHECKING:
-    from outrider.experiments.simulator.verifier import SimulatedVerifier
+    from outrider.experiments.simulator.parts.verifier import SimulatedVerifier
 
 DATA_FRAME_BYTES = 9  # HTTP/2's header of each message
 SETTINGS_BYTES = 64  # what both ends say before gRPC calls a connection ready, about

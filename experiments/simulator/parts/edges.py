@@ -12,10 +12,10 @@ from outrider.common.errors import OutriderError
 from outrider.edge_client.core.events import SessionEvent, TokenEvent
 from outrider.edge_client.session.factory import Edge
 from outrider.edge_client.session.session import EdgeSession, SessionResult
-from outrider.experiments.simulator import text
 from outrider.experiments.simulator.config import EdgePlan
-from outrider.experiments.simulator.drafts import SimulatedTokenizer, TracedDraft, TracedText
-from outrider.experiments.simulator.world import World
+from outrider.experiments.simulator.parts import text
+from outrider.experiments.simulator.parts.drafts import SimulatedTokenizer, TracedDraft, TracedText
+from outrider.experiments.simulator.world.world import World
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 
 from outrider.common.types import Origin
-from outrider.experiments.simulator.edges import RequestLog
+from outrider.experiments.simulator.parts.edges import RequestLog
 
 PATIENCE_S = 5.0  # a first token later than this is no service
 _UNVERIFIED = (Origin.FALLBACK, Origin.EDGE_ONLY)

@@ -14,9 +14,9 @@ from outrider.cloud_verifier.backends.base import ForwardItem, KVExhausted, KVSe
 from outrider.cloud_verifier.kv.blocks import BlockUsage
 from outrider.cloud_verifier.verification.methods.base import NoiseKey
 from outrider.cloud_verifier.verification.rows import StepRound
-from outrider.experiments.simulator import text
-from outrider.experiments.simulator.times import VerifierTimes
-from outrider.experiments.simulator.world import World
+from outrider.experiments.simulator.parts import text
+from outrider.experiments.simulator.parts.times import VerifierTimes
+from outrider.experiments.simulator.world.world import World
 
 BLOCK_TOKENS = 16
 UNLIMITED_BLOCKS = 1 << 40

@@ -7,9 +7,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from outrider.experiments.simulator.figures.tally import Tally, total
+from outrider.experiments.simulator.parts.verifier import VerifierTally
 from outrider.experiments.simulator.run import Played
-from outrider.experiments.simulator.tally import Tally, total
-from outrider.experiments.simulator.verifier import VerifierTally
 
 SCHEMA = 1
 QUANTILES = (0.5, 0.95, 0.99)

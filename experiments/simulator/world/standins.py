@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
 from typing import Any
 
-from outrider.experiments.simulator.world import Waiting, World
+from outrider.experiments.simulator.world.world import Waiting, World
 
 
 class VirtualTime(types.ModuleType):

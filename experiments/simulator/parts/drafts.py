@@ -19,8 +19,8 @@ from outrider.experiments.shared.acceptance_traces import (
     load_traces,
     signals_of,
 )
-from outrider.experiments.simulator import text
-from outrider.experiments.simulator.times import DraftTimes
+from outrider.experiments.simulator.parts import text
+from outrider.experiments.simulator.parts.times import DraftTimes
 
 NUM_GIVEN_TEXTS, NUM_GIVEN_POSITIONS = 64, 256  # of traces drawn from given acceptance
 

@@ -23,8 +23,13 @@ from typing import Any
 import outrider.common.alignment
 from outrider.cloud_verifier.verification.device_rows import scan_step
 from outrider.edge_client.transport.link.grpc_link import GrpcLink
-from outrider.experiments.simulator.standins import SeededSecrets, VirtualPool, VirtualThreading, VirtualTime
-from outrider.experiments.simulator.world import VirtualQueue, World
+from outrider.experiments.simulator.world.standins import (
+    SeededSecrets,
+    VirtualPool,
+    VirtualThreading,
+    VirtualTime,
+)
+from outrider.experiments.simulator.world.world import VirtualQueue, World
 
 PACKAGES = (
     "outrider.common.",
