@@ -53,31 +53,31 @@ pair: $(STAMP) ## train the embedded pair (ARGS="--help" lists the options)
 bench: bench-main bench-engine bench-methods bench-controller bench-pair bench-daemon bench-security ## every benchmark
 
 bench-main: $(STAMP) ## benchmarks/results/main.json; PROMPTS=FILE takes other prompts
-	$(PY) -m outrider.experiments.bench_main $(if $(PROMPTS),--prompts $(PROMPTS)) $(ARGS)
+	$(PY) -m benchmarks.main $(if $(PROMPTS),--prompts $(PROMPTS)) $(ARGS)
 
 bench-engine: $(STAMP) ## benchmarks/results/engine.json; ARGS="--quick" or "--only stub_rounds,batch8"
-	$(PY) -m outrider.experiments.bench_engine $(ARGS)
+	$(PY) -m benchmarks.engine.run $(ARGS)
 
 bench-methods: $(STAMP) ## benchmarks/results/methods.json; PROMPTS=FILE takes other prompts
-	$(PY) -m outrider.experiments.bench_methods $(if $(PROMPTS),--prompts $(PROMPTS)) $(ARGS)
+	$(PY) -m benchmarks.methods.run $(if $(PROMPTS),--prompts $(PROMPTS)) $(ARGS)
 
 bench-controller: $(STAMP) ## benchmarks/results/controller.json; ARGS="--only depth", ways, ways_real, model or same_text; --quick
-	$(PY) -m outrider.experiments.bench_controller $(ARGS)
+	$(PY) -m benchmarks.controller.run $(ARGS)
 
 bench-pair: $(STAMP) ## benchmarks/results/pair.json; PROMPTS=FILE measures other prompts beside the embedded ones
-	$(PY) -m outrider.experiments.bench_pair $(if $(PROMPTS),--prompts $(PROMPTS)) $(ARGS)
+	$(PY) -m benchmarks.pair.run $(if $(PROMPTS),--prompts $(PROMPTS)) $(ARGS)
 
 bench-security: $(STAMP) ## benchmarks/results/security.json: what TLS and a token cost a round; ARGS=--quick
-	$(PY) -m outrider.experiments.bench_security $(ARGS)
+	$(PY) -m benchmarks.security $(ARGS)
 
 bench-daemon: $(STAMP) ## benchmarks/results/daemon.json: the daemon against edge-client run; ARGS=--quick
-	$(PY) -m outrider.experiments.bench_daemon $(ARGS)
+	$(PY) -m benchmarks.daemon $(ARGS)
 
 experiments-quick: $(STAMP) ## benchmarks/results/experiments.json: links, simulator, plan and a small matrix, in minutes
-	$(PY) -m outrider.experiments.bench_experiments --quick $(ARGS)
+	$(PY) -m benchmarks.experiments --quick $(ARGS)
 
 experiments: $(STAMP) ## the full matrix over seven round trips, for hours; ARGS=--resume goes on with it
-	$(PY) -m outrider.experiments.bench_experiments $(ARGS)
+	$(PY) -m benchmarks.experiments $(ARGS)
 
 SERVICE ?= verifier
 install-service: ## SERVICE=verifier (as root) or edge, under systemd; deploy/systemd/README.md

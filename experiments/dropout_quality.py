@@ -19,13 +19,13 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from benchmarks.controller.record_acceptance import SEED, TEMPERATURES
 from outrider.common.types import SamplingParams, TokenIds
 from outrider.edge_client.core.options import Mode
 from outrider.edge_client.drafting.export.dropout_graph import add_dropout
 from outrider.edge_client.drafting.onnx.dropout import DEFAULT_RATE, Candidates
 from outrider.edge_client.drafting.onnx.model import OnnxDraftModel
 from outrider.edge_client.tokenization.tokenizer import EdgeTokenizer
-from outrider.experiments.record_acceptance import SEED, TEMPERATURES
 from outrider.experiments.shared.command import run_command
 from outrider.experiments.shared.decoding import Case, Decoder
 from outrider.experiments.shared.processes import running_verifier

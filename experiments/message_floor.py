@@ -24,9 +24,9 @@ from typing import Any
 
 import grpc
 
+from benchmarks.engine.setup import pinned
 from outrider.common.errors import UsageError
 from outrider.common.pb import outrider_pb2 as pb
-from outrider.experiments.bench_engine_setup import pinned
 from outrider.experiments.load.wire import WireConnection, connect
 from outrider.experiments.shared.command import run_command
 

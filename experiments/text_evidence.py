@@ -12,11 +12,11 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from benchmarks.controller.record_acceptance import SEED, TEMPERATURES
 from outrider.common.types import SamplingParams, TokenIds
 from outrider.edge_client.drafting.base import DraftModel
 from outrider.edge_client.drafting.onnx.model import OnnxDraftModel
 from outrider.edge_client.tokenization.tokenizer import EdgeTokenizer
-from outrider.experiments.record_acceptance import SEED, TEMPERATURES
 from outrider.experiments.shared.acceptance_traces import TextTrace, load_traces
 from outrider.experiments.shared.command import run_command
 from outrider.experiments.shared.prompts import load_prompts

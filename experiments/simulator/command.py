@@ -1,6 +1,6 @@
 """`python -m outrider.experiments.simulator SYSTEM.yaml`: plays a system of edges and verifiers in virtual time.
 
-python -m outrider.experiments.simulator benchmarks/systems/small.yaml
+python -m outrider.experiments.simulator experiments/simulator/systems/small.yaml
 python -m outrider.experiments.simulator SYSTEM.yaml --json --seed 7
 python -m outrider.experiments.simulator SYSTEM.yaml --find-capacity p95_commit_gap=250ms
 python -m outrider.experiments.simulator SYSTEM.yaml --out DIR         a results folder as `edge-client bench` has

@@ -7,10 +7,8 @@ from typing import Any
 
 import pytest
 
-from outrider.common.errors import LinkError
-from outrider.edge_client.core.stats import SessionStats
-from outrider.experiments import bench_same_text
-from outrider.experiments.bench_same_text import (
+from benchmarks.controller import same_text as bench_same_text
+from benchmarks.controller.same_text import (
     HANDLINGS,
     LINKS,
     BadLink,
@@ -18,6 +16,8 @@ from outrider.experiments.bench_same_text import (
     compare_texts,
     measure_same_text,
 )
+from outrider.common.errors import LinkError
+from outrider.edge_client.core.stats import SessionStats
 from outrider.experiments.links.base import create_realisation
 from outrider.experiments.links.profile import LinkProfile, Outage
 from outrider.experiments.shared.watched import HungError

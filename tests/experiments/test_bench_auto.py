@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.controller import auto as bench_auto
+from benchmarks.controller.auto import AutoRun, measure_above, run_auto, run_later
+from benchmarks.controller.grid import Point
 from outrider.common.errors import UsageError
 from outrider.edge_client.controller.mode_policy import Way
-from outrider.experiments import bench_auto
-from outrider.experiments.bench_auto import AutoRun, measure_above, run_auto, run_later
-from outrider.experiments.controller_grid import Point
 from outrider.experiments.shared.acceptance_traces import RECORDED, synthetic_traces
 
 # Where a draft that is better than usual makes rounds the best way, and what is usual says the stream.

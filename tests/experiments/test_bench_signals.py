@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from benchmarks.controller.signals import Cost, make_measures, measure_draft
+from benchmarks.pair.draft import EMBEDDED_DRAFT
 from outrider.common.types import SamplingParams
 from outrider.edge_client.drafting.onnx.model import OnnxDraftModel
-from outrider.experiments.bench_draft import EMBEDDED_DRAFT
-from outrider.experiments.bench_signals import Cost, make_measures, measure_draft
 from outrider.experiments.dropout_quality import NAMES, auc, judge_texts
 
 

@@ -13,6 +13,7 @@ import pytest
 from support.fakes import FakeBackend
 from support.server import serving
 
+from benchmarks.engine.recorded_drafts import record
 from outrider.cloud_verifier.server.server import VerifierServer
 from outrider.common.errors import LinkError, UsageError
 from outrider.common.sampling.processors import choose, process_logits
@@ -23,7 +24,6 @@ from outrider.experiments.load.cloud import CloudStream
 from outrider.experiments.load.recording import Recording
 from outrider.experiments.load.report import Refusal, RoundSample, Tally
 from outrider.experiments.load.wire import connect
-from outrider.experiments.recorded_drafts import record
 
 PROMPTS = [tuple(range(3, 15)), tuple(range(20, 29))]
 SAMPLINGS = (SamplingParams(temperature=0.0), SamplingParams(temperature=0.9, top_k=20))

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from benchmarks.pair.drafts import LONG, Rounds, SharedCosts, predict
+from benchmarks.pair.quality import parse_figures
 from outrider.common.types import FinishReason, Origin
 from outrider.edge_client.core.stats import RoundRecord, SessionStats
 from outrider.edge_client.session.session import SessionResult
-from outrider.experiments.pair_drafts import LONG, Rounds, SharedCosts, predict
-from outrider.experiments.pair_quality import parse_figures
 from outrider.training.functions import first_function, is_python
 
 PROMPT = 'def add(a, b):\n    """Add."""\n'

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
+from benchmarks.controller.plan_check import plan_check
+from benchmarks.controller.plan_check_parts import Checked
 from outrider.common.errors import UsageError
 from outrider.experiments.links.profile import LinkProfile
-from outrider.experiments.plan_check import plan_check
-from outrider.experiments.plan_check_parts import Checked
 from outrider.experiments.synthetic.pair import SyntheticPair
 
 

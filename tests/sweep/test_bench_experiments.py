@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from benchmarks.experiments import CASES, FULL_SWEEPS, QUICK_SWEEPS, pick_cases
+from benchmarks.matrix import SWEEPS
 from outrider.common.errors import UsageError
-from outrider.experiments.bench_experiments import CASES, FULL_SWEEPS, QUICK_SWEEPS, pick_cases
-from outrider.experiments.bench_matrix import SWEEPS
 from outrider.experiments.sweep.config.loading import load_sweep
 from outrider.experiments.sweep.results.records import BASELINES
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from outrider.experiments.bench_matrix import run_named
+from benchmarks.matrix import run_named
 from outrider.experiments.sweep.results.records import (
     BASELINES,
     REQUESTS,

@@ -64,7 +64,7 @@ class SystemTimes:
 
 
 def load_times(source: object) -> SystemTimes:
-    """Of a mapping, of a file, or of `benchmarks/times/NAME.json`; "none" takes no time at all. Raises
+    """Of a mapping, of a file, or of `experiments/simulator/times/NAME.json`; "none" takes no time at all. Raises
     `UsageError`."""
     if source == "none":
         return SystemTimes(source="none")
