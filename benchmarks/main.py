@@ -28,7 +28,7 @@ from outrider.experiments.shared.processes import run_edge, running_verifier
 from outrider.experiments.shared.prompts import Prompt, load_prompts
 from outrider.experiments.shared.results import Measure, at_least, at_most, judged, write_results
 from outrider.models import EMBEDDED
-from outrider.training.metrics import repeated_share
+from outrider.training.common.metrics import repeated_share
 
 DEPTHS = (1, 2, 3, 4, 5, 6, 8)
 TEMPERATURES = (0.0, 0.8)

@@ -14,15 +14,15 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from outrider.training.data import Tokens, load_train
-from outrider.training.distiller import DistillConfig, Distiller
-from outrider.training.drafts import draft_shape, read_config, require_same_tokenizer, saved_shape
-from outrider.training.loss import DIVERGENCES
-from outrider.training.options import add_run_options, run_options
-from outrider.training.runtime import keep_freed_memory
-from outrider.training.schedule import Phase
-from outrider.training.texts import encode_texts, read_texts
-from outrider.training.workers import Group, run_workers
+from outrider.training.common.loss import DIVERGENCES
+from outrider.training.common.options import add_run_options, run_options
+from outrider.training.common.runtime import keep_freed_memory
+from outrider.training.common.schedule import Phase
+from outrider.training.common.workers import Group, run_workers
+from outrider.training.data.streams import Tokens, load_train
+from outrider.training.data.texts import encode_texts, read_texts
+from outrider.training.draft.distiller import DistillConfig, Distiller
+from outrider.training.draft.drafts import draft_shape, read_config, require_same_tokenizer, saved_shape
 
 
 def distil(

@@ -12,11 +12,11 @@ import numpy as np
 
 from outrider.common.types import FinishReason
 from outrider.edge_client.session.session import SessionResult
-from outrider.training.corpus import read_held_out
-from outrider.training.data import Tokens
-from outrider.training.evaluate import Evaluator
-from outrider.training.functions import first_function, is_python
-from outrider.training.metrics import overlap
+from outrider.training.common.metrics import overlap
+from outrider.training.data.corpus import read_held_out
+from outrider.training.data.functions import first_function, is_python
+from outrider.training.data.streams import Tokens
+from outrider.training.judge.evaluate import Evaluator
 
 
 def held_out_figures(evaluator: Evaluator, max_files: int | None = None) -> dict[str, Any]:

@@ -40,8 +40,8 @@ from outrider.experiments.shared.processes import running_verifier
 from outrider.experiments.shared.prompts import Prompt, load_prompts
 from outrider.experiments.shared.results import Measure, at_least, at_most, judged, print_table, write_results
 from outrider.models import EMBEDDED
-from outrider.training.evaluate import EvaluationConfig, Evaluator
-from outrider.training.metrics import repeated_share
+from outrider.training.common.metrics import repeated_share
+from outrider.training.judge.evaluate import EvaluationConfig, Evaluator
 
 TEMPERATURE = 0.8
 EXCERPT = 400  # characters of a greedy text that are printed, for a person to judge

@@ -9,7 +9,7 @@ from benchmarks.pair.quality import parse_figures
 from outrider.common.types import FinishReason, Origin
 from outrider.edge_client.core.stats import RoundRecord, SessionStats
 from outrider.edge_client.session.session import SessionResult
-from outrider.training.functions import first_function, is_python
+from outrider.training.data.functions import first_function, is_python
 
 PROMPT = 'def add(a, b):\n    """Add."""\n'
 

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from outrider.training.compute import Compute
-from outrider.training.distiller import Distiller
-from outrider.training.target import TargetTrainer
+from outrider.training.common.compute import Compute
+from outrider.training.draft.distiller import Distiller
+from outrider.training.target.train import TargetTrainer
 from tests.training.test_pair import CONFIG as DRAFT_CONFIG
 from tests.training.test_target import CONFIG, toy_stream
 

@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 import torch
 
-from outrider.training.judge_target import judge_target
-from outrider.training.model import create_model, save_model
-from outrider.training.polish import PolishConfig, Writer, heads_by_length, keep, polish
-from outrider.training.prompts import Prompt, save_prompts
-from outrider.training.schedule import Phase
-from outrider.training.unlikelihood import UnlikelihoodConfig
-from outrider.training.workers import SOLO
+from outrider.training.common.model import create_model, save_model
+from outrider.training.common.schedule import Phase
+from outrider.training.common.workers import SOLO
+from outrider.training.data.prompts import Prompt, save_prompts
+from outrider.training.judge.judge_target import judge_target
+from outrider.training.target.polish import PolishConfig, Writer, heads_by_length, keep, polish
+from outrider.training.target.unlikelihood import UnlikelihoodConfig
 from tests.training.test_target import CONFIG, TOY, toy_stream
 from tests.training.toy_code import LINES, toy_functions, toy_tokenizer
 

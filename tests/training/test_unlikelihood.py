@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 import torch
 
-from outrider.training.compute import Compute
-from outrider.training.model import create_model
-from outrider.training.sampling import continue_rows
-from outrider.training.target import TargetTrainer
-from outrider.training.unlikelihood import RUN, UnlikelihoodConfig, repeat_loss, repeats
+from outrider.training.common.compute import Compute
+from outrider.training.common.model import create_model
+from outrider.training.draft.sampling import continue_rows
+from outrider.training.target.train import TargetTrainer
+from outrider.training.target.unlikelihood import RUN, UnlikelihoodConfig, repeat_loss, repeats
 from tests.training.test_target import CONFIG, toy_stream
 
 

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 import torch
 
-from outrider.training.muon import Muon
-from outrider.training.target import TargetTrainer, train_target
-from outrider.training.trainer import StepClock
-from outrider.training.workers import SOLO, Group, run_workers
+from outrider.training.common.muon import Muon
+from outrider.training.common.trainer import StepClock
+from outrider.training.common.workers import SOLO, Group, run_workers
+from outrider.training.target.train import TargetTrainer, train_target
 from tests.training.test_target import CONFIG, toy_stream
 
 

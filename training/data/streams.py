@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from outrider.training.corpus import Corpus
+from outrider.training.data.corpus import Corpus
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer

@@ -13,11 +13,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from outrider.training.compute import Compute
-from outrider.training.data import Batches
-from outrider.training.metrics import repeated_runs
-from outrider.training.sampling import continue_together
-from outrider.training.workers import Group
+from outrider.training.common.compute import Compute
+from outrider.training.common.metrics import repeated_runs
+from outrider.training.common.workers import Group
+from outrider.training.data.streams import Batches
+from outrider.training.draft.sampling import continue_together
 
 RUN = 8
 

@@ -1,10 +1,10 @@
 """Train the target: next-token cross-entropy over the corpus, within a budget of minutes or tokens.
 
-    python -m outrider.training.target --data DIR --out DIR --minutes 66 [--workers 2] [--resume]
-    python -m outrider.training.target --data DIR --out DIR --preset gpu30m --device cuda --slice-minutes 9
+    python -m outrider.training.target.train --data DIR --out DIR --minutes 66 [--workers 2] [--resume]
+    python -m outrider.training.target.train --data DIR --out DIR --preset gpu30m --device cuda --slice-minutes 9
 
 Matrices are updated by Muon, embeddings and norms by AdamW. On a CPU the model starts shallow and is deepened
-on the way (`outrider.training.model.grow`), since early tokens teach a shallow model as much for half the arithmetic.
+on the way (`outrider.training.common.model.grow`), since early tokens teach a shallow model as much for half the arithmetic.
 """
 
 import argparse
@@ -19,16 +19,16 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from outrider.training.data import Batches, Tokens, load_functions, load_train
-from outrider.training.loss import linear_cross_entropy
-from outrider.training.model import TARGET, TARGET_30M, ModelConfig, create_model, grow, save_model
-from outrider.training.optim import Rates, make_optimizers
-from outrider.training.options import add_run_options, run_options
-from outrider.training.runtime import keep_freed_memory
-from outrider.training.schedule import Phase, Schedule, phase_at
-from outrider.training.trainer import RunConfig, Trainer
-from outrider.training.unlikelihood import GreedyText, UnlikelihoodConfig, repeat_loss
-from outrider.training.workers import SOLO, Group, run_workers
+from outrider.training.common.loss import linear_cross_entropy
+from outrider.training.common.model import TARGET, TARGET_30M, ModelConfig, create_model, grow, save_model
+from outrider.training.common.optim import Rates, make_optimizers
+from outrider.training.common.options import add_run_options, run_options
+from outrider.training.common.runtime import keep_freed_memory
+from outrider.training.common.schedule import Phase, Schedule, phase_at
+from outrider.training.common.trainer import RunConfig, Trainer
+from outrider.training.common.workers import SOLO, Group, run_workers
+from outrider.training.data.streams import Batches, Tokens, load_functions, load_train
+from outrider.training.target.unlikelihood import GreedyText, UnlikelihoodConfig, repeat_loss
 
 
 @dataclass(frozen=True)
@@ -214,7 +214,7 @@ def train_target(
 def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser(
-        prog="python -m outrider.training.target", description="Train the target."
+        prog="python -m outrider.training.target.train", description="Train the target."
     )
     parser.add_argument("--data", type=Path, default=Path("training/runs/pair/data"))
     parser.add_argument("--out", type=Path, default=Path("training/runs/pair/target"))

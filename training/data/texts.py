@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from outrider.training.data import Tokens
+from outrider.training.data.streams import Tokens
 
 _SUFFIXES = (".txt", ".md", ".py", ".jsonl")
 

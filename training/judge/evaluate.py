@@ -1,7 +1,7 @@
 """Measure a pair: held-out loss of both, agreement, overlap, acceptance per position, and loops in the
 target's text.
 
-    python -m outrider.training.evaluate --pair models/embedded --data DIR --out models/embedded/evaluation.json
+    python -m outrider.training.judge.evaluate --pair models/embedded --data DIR --out models/embedded/evaluation.json
 
 The draft is the exported INT4 graph in onnxruntime; the target runs in float32 from its saved weights.
 """
@@ -16,13 +16,13 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from outrider.training.checkpoint import write_json
-from outrider.training.data import Tokens, load_held_out, windows
-from outrider.training.metrics import acceptance, overlap, repeated_share, softmax
-from outrider.training.onnx_draft import OnnxDraft
-from outrider.training.prompts import load_prompts
-from outrider.training.sampling import continue_one
-from outrider.training.tokenizer import load_tokenizer
+from outrider.training.common.checkpoint import write_json
+from outrider.training.common.metrics import acceptance, overlap, repeated_share, softmax
+from outrider.training.data.prompts import load_prompts
+from outrider.training.data.streams import Tokens, load_held_out, windows
+from outrider.training.data.tokenizer import load_tokenizer
+from outrider.training.draft.onnx_draft import OnnxDraft
+from outrider.training.draft.sampling import continue_one
 
 
 @dataclass(frozen=True)
@@ -143,7 +143,7 @@ def evaluate(pair: Path, data: Path, config: EvaluationConfig = EvaluationConfig
 def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser(
-        prog="python -m outrider.training.evaluate", description="Measure a pair."
+        prog="python -m outrider.training.judge.evaluate", description="Measure a pair."
     )
     parser.add_argument("--pair", type=Path, default=Path("models/embedded"))
     parser.add_argument("--data", type=Path, default=Path("training/runs/pair/data"))

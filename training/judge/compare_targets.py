@@ -1,6 +1,6 @@
 """Compare choices of the target's recipe on short runs from scratch: optimiser, curricula, schedule.
 
-    python -m outrider.training.compare_targets --minutes 5 --threads 1 [--only base "AdamW, 0.003" ...]
+    python -m outrider.training.judge.compare_targets --minutes 5 --threads 1 [--only base "AdamW, 0.003" ...]
 
 Every variant has the same time, not the same tokens: on two cores a choice is worth what it brings by the
 hour. Interrupted, the same command goes on; variants that are done are kept in `--out`.
@@ -14,15 +14,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from outrider.training.checkpoint import variant_directory
-from outrider.training.model import TARGET
-from outrider.training.optim import Rates
-from outrider.training.options import add_run_options, run_options
-from outrider.training.runtime import keep_freed_memory
-from outrider.training.schedule import Phase, Schedule
-from outrider.training.target import PRESETS, TargetConfig, train_target
-from outrider.training.unlikelihood import UnlikelihoodConfig
-from outrider.training.workers import SOLO
+from outrider.training.common.checkpoint import variant_directory
+from outrider.training.common.model import TARGET
+from outrider.training.common.optim import Rates
+from outrider.training.common.options import add_run_options, run_options
+from outrider.training.common.runtime import keep_freed_memory
+from outrider.training.common.schedule import Phase, Schedule
+from outrider.training.common.workers import SOLO
+from outrider.training.target.train import PRESETS, TargetConfig, train_target
+from outrider.training.target.unlikelihood import UnlikelihoodConfig
 
 _BASE = PRESETS["cpu"]
 
@@ -86,7 +86,7 @@ def table(rows: dict[str, dict[str, Any]]) -> str:
 def parse_args(arguments: Sequence[str]) -> argparse.Namespace:
     """The options."""
     parser = argparse.ArgumentParser(
-        prog="python -m outrider.training.compare_targets", description="Compare recipes."
+        prog="python -m outrider.training.judge.compare_targets", description="Compare recipes."
     )
     parser.add_argument("--data", type=Path, default=Path("training/runs/pair/data"))
     parser.add_argument("--out", type=Path, default=Path("training/runs/compare-targets"))

@@ -15,17 +15,17 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from outrider.training.checkpoint import write_json
-from outrider.training.data import Tokens, load_functions, load_train
-from outrider.training.functions import documented_functions, first_function, is_python
-from outrider.training.metrics import repeated_runs
-from outrider.training.optim import Rates
-from outrider.training.progress import Progress
-from outrider.training.sampling import continue_together
-from outrider.training.schedule import Phase, Schedule
-from outrider.training.target import TargetConfig, TargetTrainer
-from outrider.training.unlikelihood import RUN, UnlikelihoodConfig
-from outrider.training.workers import Group
+from outrider.training.common.checkpoint import write_json
+from outrider.training.common.metrics import repeated_runs
+from outrider.training.common.optim import Rates
+from outrider.training.common.progress import Progress
+from outrider.training.common.schedule import Phase, Schedule
+from outrider.training.common.workers import Group
+from outrider.training.data.functions import documented_functions, first_function, is_python
+from outrider.training.data.streams import Tokens, load_functions, load_train
+from outrider.training.draft.sampling import continue_together
+from outrider.training.target.train import TargetConfig, TargetTrainer
+from outrider.training.target.unlikelihood import RUN, UnlikelihoodConfig
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -163,7 +163,7 @@ def _own_functions(
     """The stream of kept functions, and how many were written and kept; from `out` where they lie there."""
     from transformers import AutoModelForCausalLM
 
-    from outrider.training.tokenizer import load_tokenizer
+    from outrider.training.data.tokenizer import load_tokenizer
 
     path = out / "own.npz"
     if not path.is_file():

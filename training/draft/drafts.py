@@ -10,8 +10,8 @@ import torch
 
 from outrider.common.errors import ModelError
 from outrider.common.models.fingerprint import num_tokens, tokenizer_fingerprint
-from outrider.training.model import ModelConfig, create_model
-from outrider.training.quant import BLOCK_SIZE, require_blocks
+from outrider.training.common.model import ModelConfig, create_model
+from outrider.training.draft.quant import BLOCK_SIZE, require_blocks
 
 _TOKENIZER = "tokenizer.json"
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import torch
 
-from outrider.training.muon import Muon
-from outrider.training.workers import SOLO, Group
+from outrider.training.common.muon import Muon
+from outrider.training.common.workers import SOLO, Group
 
 
 @dataclass(frozen=True)

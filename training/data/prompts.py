@@ -1,7 +1,7 @@
 """The benchmark prompts: heads of held-out functions with their docstrings, one JSON object `{"id",
 "prompt"}` a line.
 
-python -m outrider.training.prompts --out models/embedded/prompts.jsonl
+python -m outrider.training.data.prompts --out models/embedded/prompts.jsonl
 """
 
 import argparse
@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
 
-from outrider.training.corpus import read_held_out
-from outrider.training.functions import documented_functions
+from outrider.training.data.corpus import read_held_out
+from outrider.training.data.functions import documented_functions
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ def _module_prompts(name: str, text: str) -> list[Prompt]:
 def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser(
-        prog="python -m outrider.training.prompts", description="Make the benchmark prompts."
+        prog="python -m outrider.training.data.prompts", description="Make the benchmark prompts."
     )
     parser.add_argument("--out", type=Path, default=Path("models/embedded/prompts.jsonl"))
     parser.add_argument("--count", type=int, default=40)

@@ -1,7 +1,7 @@
 """The corpus: Python source that every installation of Python and of our dependencies already has.
 
 `build_corpus` finds the files, drops what is generated, tabular, foreign in style or repeated, keeps the
-held-out modules (`outrider.training.heldout`) and their near-duplicates out of the training text, and cuts half of
+held-out modules (`outrider.training.data.heldout`) and their near-duplicates out of the training text, and cuts half of
 the files into their top-level definitions, so that a document may begin at a function's head as the
 benchmark prompts do.
 """
@@ -16,9 +16,9 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from outrider.training.functions import documented_functions
-from outrider.training.heldout import HELD_OUT_PACKAGES, HELD_OUT_STDLIB
-from outrider.training.source_filter import normalise, shingles, why_dropped
+from outrider.training.data.functions import documented_functions
+from outrider.training.data.heldout import HELD_OUT_PACKAGES, HELD_OUT_STDLIB
+from outrider.training.data.source_filter import normalise, shingles, why_dropped
 
 STDLIB = "cpython"
 _STDLIB_SKIP = frozenset(

@@ -1,7 +1,7 @@
 """Make the embedded pair: corpus, tokenizer, target, draft, export, evaluation, card. `make pair` runs this.
 
-    python -m outrider.training.pair [--minutes-target 66] [--minutes-draft 20] [--workers 2] [--warm-start] [--fresh]
-    python -m outrider.training.pair --preset gpu30m --corpus large --keep-tokenizer --device cuda --slice-minutes 9
+    python -m outrider.training.pair.__main__ [--minutes-target 66] [--minutes-draft 20] [--workers 2] [--warm-start] [--fresh]
+    python -m outrider.training.pair.__main__ --preset gpu30m --corpus large --keep-tokenizer --device cuda --slice-minutes 9
 
 An interrupted run is continued by the same command: finished stages are kept in the run directory, and the
 trainings go on from their last checkpoint. The pair is installed into `--out` only when all of it is
@@ -18,13 +18,17 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from outrider.training.checkpoint import write_json
-from outrider.training.compute import Compute
-from outrider.training.workers import run_workers
+from outrider.training.common.checkpoint import write_json
+from outrider.training.common.compute import Compute
+from outrider.training.common.workers import run_workers
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json")
-PRESET_NAMES = ("cpu", "cpu-warm", "gpu30m")  # of outrider.training.target, which takes a second to import
-CORPUS_NAMES = ("small", "large")  # of outrider.training.corpus
+PRESET_NAMES = (
+    "cpu",
+    "cpu-warm",
+    "gpu30m",
+)  # of outrider.training.target.train, which takes a second to import
+CORPUS_NAMES = ("small", "large")  # of outrider.training.data.corpus
 
 
 @dataclass(frozen=True)
@@ -60,10 +64,10 @@ class PairConfig:
 
 def make_corpus(config: PairConfig) -> bool:
     """Corpus, manifest, tokenizer and encoded data in the run directory."""
-    from outrider.training.corpus import CORPORA, build_corpus, save_manifest
-    from outrider.training.data import encode_corpus
-    from outrider.training.prompts import make_prompts, save_prompts
-    from outrider.training.tokenizer import load_tokenizer, save_tokenizer, train_tokenizer
+    from outrider.training.data.corpus import CORPORA, build_corpus, save_manifest
+    from outrider.training.data.prompts import make_prompts, save_prompts
+    from outrider.training.data.streams import encode_corpus
+    from outrider.training.data.tokenizer import load_tokenizer, save_tokenizer, train_tokenizer
 
     corpus = build_corpus(replace(CORPORA[config.corpus], seed=config.seed))
     save_manifest(corpus, config.run / "corpus.json")
@@ -81,7 +85,7 @@ def make_target(config: PairConfig) -> bool:
     """The target's weights in `target/` of the run, those of `out` where no minutes are given for more; False
     where the slice ended first.
     """
-    from outrider.training.target import PRESETS, train_target
+    from outrider.training.target.train import PRESETS, train_target
 
     if config.minutes_target == 0:
         shutil.copytree(config.out / "target", config.run / "target", dirs_exist_ok=True)
@@ -102,8 +106,8 @@ def make_polished(config: PairConfig) -> bool:
     """The target trained on with functions of its own, in `polished/` of the run; False where the slice ended
     first.
     """
-    from outrider.training.polish import PRESETS, polish
-    from outrider.training.target import PRESETS as TARGETS
+    from outrider.training.target.polish import PRESETS, polish
+    from outrider.training.target.train import PRESETS as TARGETS
 
     preset = PRESETS["gpu" if config.preset.startswith("gpu") else "cpu"]
     fields = _run_fields(config, None, None)
@@ -120,11 +124,11 @@ def make_draft(config: PairConfig) -> bool:
     """The quantised draft in Hugging Face form in `draft/` of the run; False where the slice ended first."""
     import numpy as np
 
-    from outrider.training.data import load_functions, load_train
+    from outrider.training.data.streams import load_functions, load_train
     from outrider.training.distill import distil
-    from outrider.training.distiller import PRESETS
-    from outrider.training.drafts import draft_shape, read_config, saved_shape
-    from outrider.training.restore import is_graph, restore_draft
+    from outrider.training.draft.distiller import PRESETS
+    from outrider.training.draft.drafts import draft_shape, read_config, saved_shape
+    from outrider.training.draft.restore import is_graph, restore_draft
 
     fields = _run_fields(config, config.minutes_draft, config.tokens_draft)
     if config.target_text_tokens is not None:
@@ -187,8 +191,8 @@ def install(config: PairConfig) -> bool:
 
 def judge(config: PairConfig) -> bool:
     """Evaluate what was installed, and write its model card."""
-    from outrider.training.card import write_card
-    from outrider.training.evaluate import evaluate
+    from outrider.training.judge.evaluate import evaluate
+    from outrider.training.pair.card import write_card
 
     write_json(config.out / "evaluation.json", evaluate(config.out, config.run / "data"))
     write_card(config.out)
@@ -241,7 +245,7 @@ def parse_args(arguments: list[str]) -> tuple[PairConfig, bool]:
     """The configuration, and whether the run directory is to be emptied first."""
     default = PairConfig()
     parser = argparse.ArgumentParser(
-        prog="python -m outrider.training.pair", description="Make the embedded pair."
+        prog="python -m outrider.training.pair.__main__", description="Make the embedded pair."
     )
     parser.add_argument("--run", type=Path, default=default.run, help="working directory, kept for resuming")
     parser.add_argument("--out", type=Path, default=default.out, help="where the finished pair goes")
@@ -297,7 +301,7 @@ def _tokens(text: str) -> int:
 
 def main() -> None:
     """Command line."""
-    from outrider.training.runtime import keep_freed_memory
+    from outrider.training.common.runtime import keep_freed_memory
 
     config, is_fresh = parse_args(sys.argv[1:])
     keep_freed_memory()

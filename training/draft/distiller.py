@@ -4,7 +4,7 @@ wrote; INT4-aware at the end.
 DistillSpec (Zhou et al. 2024, https://arxiv.org/abs/2310.08461) compares the divergences and shows why a
 draft should learn on its own text; `easy_share` is the selection of AdaSPEC (Hu et al. 2025,
 https://arxiv.org/abs/2510.19779). From `quantize_start` on, the forward pass uses the weights as the edge
-will have them (`outrider.training.quant`), and the saved weights are the quantised ones.
+will have them (`outrider.training.draft.quant`), and the saved weights are the quantised ones.
 """
 
 from contextlib import nullcontext
@@ -17,16 +17,22 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from outrider.training.data import Batches, Tokens
-from outrider.training.drafts import copy_tokenizer, create_draft, load_draft, load_target, num_common_ids
-from outrider.training.loss import DIVERGENCES, linear_divergence, row_divergence
-from outrider.training.model import DRAFT, ModelConfig, save_model
-from outrider.training.optim import Rates
-from outrider.training.quant import head_weight, quantize_in_place, quantized, quantized_weights
-from outrider.training.sampling import continue_together
-from outrider.training.schedule import Phase, Schedule
-from outrider.training.trainer import RunConfig, Trainer
-from outrider.training.workers import SOLO, Group
+from outrider.training.common.loss import DIVERGENCES, linear_divergence, row_divergence
+from outrider.training.common.model import DRAFT, ModelConfig, save_model
+from outrider.training.common.optim import Rates
+from outrider.training.common.schedule import Phase, Schedule
+from outrider.training.common.trainer import RunConfig, Trainer
+from outrider.training.common.workers import SOLO, Group
+from outrider.training.data.streams import Batches, Tokens
+from outrider.training.draft.drafts import (
+    copy_tokenizer,
+    create_draft,
+    load_draft,
+    load_target,
+    num_common_ids,
+)
+from outrider.training.draft.quant import head_weight, quantize_in_place, quantized, quantized_weights
+from outrider.training.draft.sampling import continue_together
 
 
 @dataclass(frozen=True)
@@ -39,7 +45,7 @@ class DistillConfig(RunConfig):
     schedule: Schedule = field(default_factory=lambda: Schedule(decay_start=0.5))
     rates: Rates = field(default_factory=lambda: Rates(muon=0.02, embed=0.004))
     divergence: str = "fkl"
-    """A key of `outrider.training.loss.DIVERGENCES`."""
+    """A key of `outrider.training.common.loss.DIVERGENCES`."""
     target_share: float = 0.35
     """Share of the batches that are text the target wrote, all of it before the first step."""
     draft_share: float = 0.0

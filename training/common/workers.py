@@ -127,7 +127,7 @@ def _wait_for(process: BaseProcess, ready: Connection) -> None:
 
 
 def _run_other(group: Group, store: Path, task: Callable[[Group], object], is_ready: Connection) -> None:
-    from outrider.training.runtime import keep_freed_memory
+    from outrider.training.common.runtime import keep_freed_memory
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the first worker decides
     keep_freed_memory()

@@ -3,7 +3,7 @@
 import argparse
 from typing import Any
 
-from outrider.training.compute import Compute
+from outrider.training.common.compute import Compute
 
 
 def add_run_options(parser: argparse.ArgumentParser) -> None:

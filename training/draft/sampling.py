@@ -9,8 +9,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from outrider.training.compute import Compute
-from outrider.training.workers import Group
+from outrider.training.common.compute import Compute
+from outrider.training.common.workers import Group
 
 
 @torch.no_grad()

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from outrider.training.workers import SOLO, Group
+from outrider.training.common.workers import SOLO, Group
 
 POLAR_EXPRESS = (
     (8.156554524902461, -22.48329292557795, 15.878769915207462),

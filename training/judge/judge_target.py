@@ -1,7 +1,7 @@
 """Measure a target alone, between its trainings: held-out loss, and what it writes greedily behind the heads
 of held-out functions.
 
-    python -m outrider.training.judge_target training/runs/pair/target training/runs/pair/polished
+    python -m outrider.training.judge.judge_target training/runs/pair/target training/runs/pair/polished
 """
 
 import argparse
@@ -15,12 +15,12 @@ import numpy as np
 import torch
 from tqdm import tqdm
 
-from outrider.training.data import load_held_out, windows
-from outrider.training.functions import first_function, is_python
-from outrider.training.metrics import repeated_share
-from outrider.training.prompts import load_prompts
-from outrider.training.sampling import continue_one
-from outrider.training.tokenizer import load_tokenizer
+from outrider.training.common.metrics import repeated_share
+from outrider.training.data.functions import first_function, is_python
+from outrider.training.data.prompts import load_prompts
+from outrider.training.data.streams import load_held_out, windows
+from outrider.training.data.tokenizer import load_tokenizer
+from outrider.training.draft.sampling import continue_one
 
 WINDOW, TOKENS_PER_FILE, NEW_TOKENS = 1024, 4096, 256
 
@@ -82,7 +82,7 @@ def _bits_per_byte(model: Any, tokenizer: Any, data: Path) -> float:
 def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser(
-        prog="python -m outrider.training.judge_target", description="Measure a target."
+        prog="python -m outrider.training.judge.judge_target", description="Measure a target."
     )
     parser.add_argument("targets", type=Path, nargs="+", help="Hugging Face directories with their tokenizer")
     parser.add_argument("--data", type=Path, default=Path("training/runs/pair/data"))

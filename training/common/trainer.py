@@ -1,7 +1,7 @@
 """What every training here does: a budget, the step, progress, checkpoints, resumption, and a history.
 
 A budget is of minutes or of tokens; schedules follow the share of it that is spent. A process may stop after
-a slice of it and another go on. With several workers (`outrider.training.workers`) each computes its rows of the same
+a slice of it and another go on. With several workers (`outrider.training.common.workers`) each computes its rows of the same
 batches; the first keeps the clock and the files.
 """
 
@@ -21,14 +21,14 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from outrider.training.checkpoint import load_checkpoint, save_checkpoint, write_json
-from outrider.training.compute import Compute
-from outrider.training.model import num_params
-from outrider.training.optim import Rates, make_optimizers, scale_rates, take_step
-from outrider.training.progress import Progress
-from outrider.training.runtime import describe_machine
-from outrider.training.schedule import Phase, Schedule, phase_at
-from outrider.training.workers import SOLO, Group
+from outrider.training.common.checkpoint import load_checkpoint, save_checkpoint, write_json
+from outrider.training.common.compute import Compute
+from outrider.training.common.model import num_params
+from outrider.training.common.optim import Rates, make_optimizers, scale_rates, take_step
+from outrider.training.common.progress import Progress
+from outrider.training.common.runtime import describe_machine
+from outrider.training.common.schedule import Phase, Schedule, phase_at
+from outrider.training.common.workers import SOLO, Group
 
 
 @dataclass(frozen=True)

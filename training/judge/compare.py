@@ -1,9 +1,9 @@
 """Compare ways to distil a draft on short runs from one target: divergences, whose text, selection, sizes.
 
-    python -m outrider.training.compare --tokens 100000 [--only fkl rkl ...]
+    python -m outrider.training.judge.compare --tokens 100000 [--only fkl rkl ...]
 
 Every variant starts anew, with the same seed, batches and number of tokens, and is judged by its INT4 graph
-on texts the target wrote (`outrider.training.yardstick`). Variants that are done are kept in `--out`; the same command
+on texts the target wrote (`outrider.training.judge.yardstick`). Variants that are done are kept in `--out`; the same command
 goes on with the others. A short run says which choice learns faster, not which is best in the end.
 """
 
@@ -19,14 +19,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from outrider.training.checkpoint import variant_directory, write_json
-from outrider.training.data import Batches, Tokens, load_train
-from outrider.training.distiller import DistillConfig, Distiller
-from outrider.training.drafts import draft_shape, read_config
-from outrider.training.options import add_run_options, run_options
-from outrider.training.runtime import describe_machine, keep_freed_memory
-from outrider.training.schedule import Phase
-from outrider.training.yardstick import Costs, Yardstick
+from outrider.training.common.checkpoint import variant_directory, write_json
+from outrider.training.common.options import add_run_options, run_options
+from outrider.training.common.runtime import describe_machine, keep_freed_memory
+from outrider.training.common.schedule import Phase
+from outrider.training.data.streams import Batches, Tokens, load_train
+from outrider.training.draft.distiller import DistillConfig, Distiller
+from outrider.training.draft.drafts import draft_shape, read_config
+from outrider.training.judge.yardstick import Costs, Yardstick
 
 _BASE = "fkl"
 
@@ -130,7 +130,7 @@ def table(rows: dict[str, dict[str, Any]]) -> str:
 def parse_args(arguments: Sequence[str]) -> argparse.Namespace:
     """The options."""
     parser = argparse.ArgumentParser(
-        prog="python -m outrider.training.compare", description="Compare drafts."
+        prog="python -m outrider.training.judge.compare", description="Compare drafts."
     )
     parser.add_argument("--target", type=Path, default=Path("models/embedded/target"))
     parser.add_argument("--prompts", type=Path, default=Path("models/embedded/prompts.jsonl"))
@@ -168,7 +168,7 @@ def main() -> None:
             write_json(
                 args.out / "compare.json",
                 {
-                    "command": " ".join(["python -m outrider.training.compare", *sys.argv[1:]]),
+                    "command": " ".join(["python -m outrider.training.judge.compare", *sys.argv[1:]]),
                     "machine": describe_machine(args.device),
                     "tokens": json.loads((directory / "training.json").read_text())["tokens"],
                     "variants": results,

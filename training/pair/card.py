@@ -1,6 +1,6 @@
 """The model card of a pair, written from the figures beside it: nothing in it is typed by hand.
 
-python -m outrider.training.card --pair models/embedded
+python -m outrider.training.pair.card --pair models/embedded
 """
 
 import argparse
@@ -87,7 +87,7 @@ def _data(corpus: dict[str, Any]) -> str:
         "## Data",
         "",
         f"Python source of the standard library and of installed packages: {corpus['num_bytes'] / 1e6:.1f} MB in",
-        f"{corpus['num_documents']:,} documents after filtering and removal of duplicates (`training/corpus.py`;",
+        f"{corpus['num_documents']:,} documents after filtering and removal of duplicates (`training/data/corpus.py`;",
         "what was dropped and why is counted in `corpus.json`). The text itself is not part of this repository.",
         "",
         "| source | version | files | MB | licence |",
@@ -103,9 +103,9 @@ def _data(corpus: dict[str, Any]) -> str:
         [
             *lines,
             "",
-            f"Held out, never trained on, near-duplicates removed (`training/heldout.py`): {names}.",
+            f"Held out, never trained on, near-duplicates removed (`training/data/heldout.py`): {names}.",
             "",
-            "`prompts.jsonl`: heads of held-out functions with their docstrings (`python -m outrider.training.prompts`).",
+            "`prompts.jsonl`: heads of held-out functions with their docstrings (`python -m outrider.training.data.prompts`).",
             "",
         ]
     )
@@ -152,7 +152,7 @@ def _figures(evaluation: dict[str, Any]) -> str:
     lines = [
         "## Figures",
         "",
-        "Measured by `python -m outrider.training.evaluate`: the INT4 draft in onnxruntime, the target in float32.",
+        "Measured by `python -m outrider.training.judge.evaluate`: the INT4 draft in onnxruntime, the target in float32.",
         "",
         f"| on held-out files, teacher-forced, {held_out['num_tokens']:,} tokens | |",
         "|---|---|",
@@ -185,7 +185,7 @@ def _acceptance_rows(part: dict[str, Any]) -> list[str]:
 
 def _polish(run: dict[str, Any]) -> str:
     own = run["own_functions"]
-    return f"""- **Polish** of the target (`training/polish.py`): {_spent(run)},
+    return f"""- **Polish** of the target (`training/target/polish.py`): {_spent(run)},
   {run["config"]["phases"][0]["functions"]:.0%} of the batches from functions that it wrote itself: the {own["kept"]:,} of {own["written"]:,} that parse and
   repeat nothing. {_kept(run)}
 """
@@ -223,7 +223,7 @@ def _longest(target: dict[str, Any]) -> int:
 def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser(
-        prog="python -m outrider.training.card", description="Write the model card of a pair."
+        prog="python -m outrider.training.pair.card", description="Write the model card of a pair."
     )
     parser.add_argument("--pair", type=Path, default=Path("models/embedded"))
     write_card(parser.parse_args().pair)

@@ -15,12 +15,12 @@ import numpy.typing as npt
 import torch
 
 from outrider.edge_client.controller.cost_model import LinkCosts, ModelCosts, tokens_per_s
-from outrider.training.drafts import load_target
-from outrider.training.metrics import acceptance, overlap
-from outrider.training.onnx_draft import OnnxDraft
-from outrider.training.prompts import load_prompts
-from outrider.training.sampling import continue_one
-from outrider.training.tokenizer import load_tokenizer
+from outrider.training.common.metrics import acceptance, overlap
+from outrider.training.data.prompts import load_prompts
+from outrider.training.data.tokenizer import load_tokenizer
+from outrider.training.draft.drafts import load_target
+from outrider.training.draft.onnx_draft import OnnxDraft
+from outrider.training.draft.sampling import continue_one
 
 _MAX_DRAFT_TOKENS = 8
 _REMOTE_RTT_S = 0.05

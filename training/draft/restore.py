@@ -12,8 +12,8 @@ import torch
 
 from outrider.edge_client.drafting.export.quantize import BLOCK_SIZE, Float32, QuantizedMatrix
 from outrider.edge_client.drafting.spec import GRAPH_FILE, DraftSpec, read_spec
-from outrider.training.drafts import copy_tokenizer
-from outrider.training.model import ModelConfig, create_model, save_model
+from outrider.training.common.model import ModelConfig, create_model, save_model
+from outrider.training.draft.drafts import copy_tokenizer
 
 RECORD = "training.json"
 
