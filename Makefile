@@ -48,7 +48,7 @@ proto-check: $(STAMP) ## fail when common/pb is out of date
 	done && echo "common/pb is up to date"
 
 pair: $(STAMP) ## train the embedded pair (ARGS="--help" lists the options)
-	OMP_WAIT_POLICY=passive GLIBC_TUNABLES=glibc.malloc.hugetlb=1 $(PY) -m outrider.training.pair.__main__ $(ARGS)
+	OMP_WAIT_POLICY=passive GLIBC_TUNABLES=glibc.malloc.hugetlb=1 $(PY) -m outrider.training.pair $(ARGS)
 
 bench: bench-main bench-engine bench-methods bench-controller bench-pair bench-daemon bench-security ## every benchmark
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 EXIT_DIFFERENT_TEXTS = 1
 EXIT_INTERRUPTED = 130
-EXAMPLE = Path(__file__).resolve().parent / "example.yaml"
+EXAMPLE = Path(__file__).resolve().parent / "sweep" / "example.yaml"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -1,7 +1,7 @@
 """What the kernels compute, in plain numpy and float64: their specification, and the way without a compiler.
 
 A row is float32 logits [vocab]; its scores are logits / temperature in float32; an `edge` on the scores'
-scale (-inf: none) keeps scores >= edge (`outrider.common.sampling.truncation`). `key` is uint64 [seed, purpose, position,
+scale (-inf: none) keeps scores >= edge (`sampling.truncation`). `key` is uint64 [seed, purpose, position,
 index] of the noise (`outrider.common.noise.draws`).
 """
 

@@ -12,8 +12,8 @@ from collections.abc import AsyncIterator, Awaitable, Iterator
 from dataclasses import dataclass, field
 
 from benchmarks.engine.setup import QUIET, Bench, Found
-from outrider.experiments.load.__main__ import LoadPlan, open_streams, run_closed
 from outrider.experiments.load.cloud import CloudStream
+from outrider.experiments.load.command import LoadPlan, open_streams, run_closed
 from outrider.experiments.load.report import Tally, percentile_ms
 from outrider.experiments.load.wire import connect
 from outrider.experiments.shared.processes import VerifierProcess, running_verifier
@@ -151,7 +151,7 @@ async def _die(address: str, bench: Bench, gauges: Gauges) -> AsyncIterator[tupl
     command = [
         sys.executable,
         "-m",
-        "outrider.experiments.load.__main__",
+        "outrider.experiments.load.command",
         "--address",
         address,
         "--closed",

@@ -1,4 +1,4 @@
-"""Records rounds of a real pair once, to be replayed without a draft model (`outrider.experiments.load.__main__`).
+"""Records rounds of a real pair once, to be replayed without a draft model (`outrider.experiments.load`).
 
 python -m benchmarks.engine.recorded_drafts --out FILE [--sessions 32 --rounds 24]
 python -m benchmarks.engine.recorded_drafts --stub --out FILE

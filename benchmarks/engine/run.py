@@ -1,6 +1,6 @@
 """`make bench-engine`: the verifier under load, measured without draft models on its cores.
 
-Clients are processes of their own that replay recorded drafts (`outrider.experiments.load.__main__`); every verdict is checked.
+Clients are processes of their own that replay recorded drafts (`outrider.experiments.load`); every verdict is checked.
 What a ratio compares takes turns in one run. `--quick` is a smoke test and `--only id,id` picks cases; both
 print their table and write no file.
 """

@@ -90,11 +90,11 @@ def running_stub() -> contextlib.AbstractContextManager[VerifierProcess]:
 
 
 def generate_load(address: str, recording: Path, *flags: str, core: int | None = None) -> LoadReport:
-    """`python -m outrider.experiments.load.__main__` in a process of its own. Raises RuntimeError with its words."""
+    """`python -m outrider.experiments.load` in a process of its own. Raises RuntimeError with its words."""
     command = [
         sys.executable,
         "-m",
-        "outrider.experiments.load.__main__",
+        "outrider.experiments.load.command",
         "--address",
         address,
         "--recording",

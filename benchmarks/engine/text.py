@@ -12,8 +12,8 @@ from typing import Any
 
 from benchmarks.engine.setup import Bench, Found, median_ratio
 from outrider.common.types import TokenIds
-from outrider.experiments.load.__main__ import LoadPlan, open_streams, run_closed
 from outrider.experiments.load.cloud import CloudStream, Opening, open_and_close
+from outrider.experiments.load.command import LoadPlan, open_streams, run_closed
 from outrider.experiments.load.recording import RecordedSession
 from outrider.experiments.load.report import Tally, percentile_ms
 from outrider.experiments.load.stream import ReplayStream

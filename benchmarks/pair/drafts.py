@@ -18,7 +18,7 @@ from outrider.edge_client.controller.cost_model import LinkCosts, ModelCosts, to
 from outrider.edge_client.core.options import Mode
 from outrider.edge_client.core.stats import RoundRecord
 from outrider.edge_client.drafting.base import DraftModel
-from outrider.edge_client.drafting.export.command import export_draft
+from outrider.edge_client.drafting.export.exporter import export_draft
 from outrider.edge_client.drafting.registry import create_draft_model
 from outrider.edge_client.session.session import SessionResult
 from outrider.edge_client.tokenization.tokenizer import EdgeTokenizer

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from outrider.edge_client.drafting.export.command import export_draft
+from outrider.edge_client.drafting.export.exporter import export_draft
 
 SHAPES: dict[str, dict[str, Any]] = {
     "qwen2-0.5b": {  # Qwen2.5-0.5B

@@ -8,8 +8,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from outrider.cloud_verifier.engine import validation
 from outrider.cloud_verifier.engine.backlog import Refusal
-from outrider.cloud_verifier.engine.engine import validation
 from outrider.cloud_verifier.engine.session import Session, num_common_tokens
 from outrider.cloud_verifier.engine.work import Job, Work
 from outrider.common.errors import InvalidFieldError, UnimplementedFieldError

@@ -1,7 +1,7 @@
 """Counter-based randomness: the same number for the same key, on both sides, in any order (DESIGN §5).
 
 Gumbel noise for a token id at a position is -log(E), E = -log1p(-v), v = (x + 1/2) 2^-32 in float64, with x
-the id's 32-bit lane (`outrider.common.noise.philox`) under the key (seed, purpose) and the counter (position, index). It
+the id's 32-bit lane (`noise.philox`) under the key (seed, purpose) and the counter (position, index). It
 does not depend on the vocabulary's size, and any subset can be computed alone. Golden values:
 docs/protocol.md.
 """

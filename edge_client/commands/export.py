@@ -43,7 +43,7 @@ def _add_dropout(draft_dir: Path, num_samples: int, rate: float) -> int:
 
 
 def _export(hf_dir: Path, out_dir: Path, max_context: int | None, first_layers: int | None) -> None:
-    from outrider.edge_client.drafting.export.command import export_draft
+    from outrider.edge_client.drafting.export.exporter import export_draft
 
     start_s = time.monotonic()
 

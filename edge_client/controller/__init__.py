@@ -1,1 +1,1 @@
-"""Policies: draft length, window and execution mode, from measured costs and acceptance. Imports `core`, `drafting` and `transport`."""
+"""Draft length, window and execution mode, chosen from measured costs and acceptance. Imports `core`, `drafting`."""

@@ -74,7 +74,7 @@ class ModeChoice:
         return self._num_stood + self._num_fell > 0
 
     def expect(self, belief: Sequence[float]) -> None:
-        """What to begin with, before any token of this text was judged (`outrider.edge_client.controller.acceptance_prior`)."""
+        """What to begin with, before any token of this text was judged (`controller.acceptance_prior`)."""
         self._first_belief = belief
 
     # ------------------------------------------------------------------------------------ measurements

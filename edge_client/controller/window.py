@@ -31,7 +31,7 @@ class RoundWindow:
     """`size` rounds; 1 is a synchronous edge, which waits for each verdict before it drafts on.
 
     Without a `choice` always `num_rounds`; with one as many as it says, or `num_rounds` while it pipelines.
-    `may_guess`: rounds behind guesses at a rejection (`outrider.edge_client.decode.branch_tree`) may be under way besides.
+    `may_guess`: rounds behind guesses at a rejection (`decode.branch_tree`) may be under way besides.
     """
 
     def __init__(

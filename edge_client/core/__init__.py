@@ -1,1 +1,1 @@
-"""Data types of one generation that every room of the edge uses: options, events, statistics. Imports `common` alone."""
+"""Data types of one generation for every room of the edge: options, events, statistics. Imports `common` alone."""

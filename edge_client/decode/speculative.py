@@ -1,8 +1,8 @@
 """The main loop: propose, send, take the verdict; repair or fall back when that fails.
 
-One loop, synchronous or pipelined: with a window of one round (`outrider.edge_client.controller.window` sizes it) each verdict
+One loop, synchronous or pipelined: with a window of one round (`controller.window` sizes it) each verdict
 is waited for before the next draft. With more, the edge drafts on behind what it sent as if all of it stood,
-or, where that is likelier, as if the verifier corrected it to what the edge guesses (`outrider.edge_client.decode.branch_tree`);
+or, where that is likelier, as if the verifier corrected it to what the edge guesses (`decode.branch_tree`);
 what turns out otherwise is dropped at once, and the verifier answers it without computing.
 """
 

@@ -1,1 +1,1 @@
-"""`python -m outrider.experiments.load.__main__`: a load generator that replays recorded drafts."""
+"""`python -m outrider.experiments.load`: a load generator that replays recorded drafts."""

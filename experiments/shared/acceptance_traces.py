@@ -21,7 +21,7 @@ from outrider.common.errors import UsageError
 from outrider.common.types import Signals
 
 MAX_DEPTH = 64  # tokens of the draft known at every position
-RECORDED = Path(__file__).resolve().parent.parent / "benchmarks" / "traces" / "embedded.npz"
+RECORDED = Path(__file__).resolve().parent / "traces" / "embedded.npz"
 _LEVELS = 63  # confidences are stored in steps of 1/63
 _GAP_LEVELS = 25.5  # steps of a nat, up to ten nats
 _MIN_CONFIDENCE = 1e-3

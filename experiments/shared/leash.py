@@ -2,7 +2,7 @@
 
     python -m outrider.experiments.shared.leash outrider.cloud_verifier serve --listen 127.0.0.1:0
 
-`outrider.experiments.shared.processes` holds the other end of that input and never writes. So a server may be in a session of
+`shared.processes` holds the other end of that input and never writes. So a server may be in a session of
 its own, where a terminal's Ctrl-C does not reach it before its owner, and still outlives nobody.
 """
 

@@ -14,7 +14,7 @@ _LONGEST_MS = 200.0  # a longer one is made as this one is, and takes long to me
 
 
 def calibrate_links(realisation: str, profiles: Sequence[LinkProfile]) -> list[dict[str, Any]]:
-    """The points of a short calibration, as `outrider.experiments.links.calibration.measure` has them, with the kernel and the
+    """The points of a short calibration, as `calibration.measure` has them, with the kernel and the
     congestion control that they were measured under; none without a link."""
     if realisation == DIRECT:
         return []

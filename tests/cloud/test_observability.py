@@ -37,7 +37,7 @@ from outrider.common.pb import outrider_pb2_grpc
 from outrider.common.process.logs import LogLimiter
 from outrider.common.types import Method, RoundMetrics, VerifyRequest
 from outrider.edge_client.commands.cli import main as edge_main
-from outrider.edge_client.drafting.export.command import export_draft
+from outrider.edge_client.drafting.export.exporter import export_draft
 from outrider.experiments.shared.dev_security import make_dev_security
 from outrider.experiments.shared.processes import run_edge, start_verifier
 

@@ -20,7 +20,7 @@ from support.decoding import decode
 from support.models import make_tiny_target
 
 from outrider.common.types import CancelRequest, Draining, SamplingParams
-from outrider.edge_client.drafting.export.command import export_draft
+from outrider.edge_client.drafting.export.exporter import export_draft
 from outrider.edge_client.drafting.onnx.model import OnnxDraftModel
 from outrider.edge_client.session.session import SessionResult, new_session_id
 from outrider.edge_client.transport.link.grpc_link import GrpcLink

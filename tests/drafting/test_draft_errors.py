@@ -12,8 +12,8 @@ import pytest
 from draft_dirs import edit_json, make_hf_dir, write_tokenizer
 
 from outrider.common.errors import ModelError, OutriderError, UsageError
-from outrider.edge_client.drafting.export.command import export_draft
 from outrider.edge_client.drafting.export.dropout_graph import add_dropout
+from outrider.edge_client.drafting.export.exporter import export_draft
 from outrider.edge_client.drafting.registry import create_draft_model
 
 Damage = Callable[[Path], Any]

@@ -16,7 +16,7 @@ from outrider.common.errors import InvalidFieldError
 from outrider.common.noise.draws import gumbel_row
 from outrider.common.sampling.processors import process_logits
 from outrider.common.types import Draft, SamplingParams
-from outrider.edge_client.drafting.export.command import export_draft
+from outrider.edge_client.drafting.export.exporter import export_draft
 from outrider.edge_client.drafting.onnx.model import OnnxDraftModel
 
 SAMPLED = SamplingParams(temperature=0.8, seed=11)

@@ -14,7 +14,7 @@ from outrider.common.noise.philox import Purpose, first_word
 from outrider.common.sampling.processors import process_logits
 from outrider.common.sampling.support import make_support, sample_support, support_prob
 from outrider.common.types import Draft, SamplingParams, Support
-from outrider.edge_client.drafting.export.command import export_draft
+from outrider.edge_client.drafting.export.exporter import export_draft
 from outrider.edge_client.drafting.onnx.model import OnnxDraftModel
 from outrider.edge_client.drafting.prompt_lookup import PromptLookupModel
 

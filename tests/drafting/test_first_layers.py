@@ -11,7 +11,7 @@ from draft_dirs import make_hf_dir
 from test_export_accuracy import total_variation
 
 from outrider.common.errors import UsageError
-from outrider.edge_client.drafting.export.command import export_draft
+from outrider.edge_client.drafting.export.exporter import export_draft
 
 NUM_LAYERS = 4
 KINDS: dict[str, dict[str, Any]] = {

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from outrider.common.errors import InvalidFieldError, ModelError, UsageError
 from outrider.common.types import Draft, SamplingParams
-from outrider.edge_client.drafting.export.command import export_draft
+from outrider.edge_client.drafting.export.exporter import export_draft
 from outrider.edge_client.drafting.onnx.model import OnnxDraftModel
 from outrider.edge_client.drafting.prompt_lookup import PromptLookupModel, PromptLookupSequence
 from outrider.edge_client.drafting.registry import create_draft_model

@@ -12,7 +12,7 @@ from support.mortal import MortalVerifier
 from support.pairs import Pair
 
 from outrider.edge_client.drafting.base import DraftModel
-from outrider.edge_client.drafting.export.command import export_draft
+from outrider.edge_client.drafting.export.exporter import export_draft
 from outrider.edge_client.drafting.onnx.model import OnnxDraftModel
 from outrider.experiments.shared.processes import VerifierProcess, running_verifier
 

@@ -24,7 +24,7 @@ from support.server import serving
 
 from outrider.cloud_verifier.backends.loading import load_target
 from outrider.cloud_verifier.server.server import VerifierServer
-from outrider.edge_client.drafting.export.command import export_draft
+from outrider.edge_client.drafting.export.exporter import export_draft
 
 STATS = (
     "num_rounds num_draft_tokens num_accepted_tokens acceptance_rate tokens_per_round ttft_ms tpot_ms "

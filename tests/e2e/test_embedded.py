@@ -15,7 +15,7 @@ from support.pairs import EMBEDDED
 
 from outrider.common.types import SamplingParams
 from outrider.edge_client.drafting.base import DraftModel
-from outrider.edge_client.drafting.export.command import export_draft
+from outrider.edge_client.drafting.export.exporter import export_draft
 from outrider.edge_client.drafting.onnx.model import OnnxDraftModel
 from outrider.edge_client.tokenization.tokenizer import EdgeTokenizer
 from outrider.experiments.shared.processes import VerifierProcess, running_verifier

@@ -11,7 +11,7 @@ from support.fakes import FakeBackend
 from support.models import make_tokenizer
 
 from outrider.common.models.fingerprint import num_tokens, tokenizer_fingerprint
-from outrider.edge_client.drafting.export.command import export_draft
+from outrider.edge_client.drafting.export.exporter import export_draft
 
 _HIDDEN, _HEADS, _KV_HEADS, _INTERMEDIATE, _LAYERS = 64, 4, 2, 96, 1
 

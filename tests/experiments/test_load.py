@@ -18,9 +18,9 @@ from outrider.cloud_verifier.server.server import VerifierServer
 from outrider.common.errors import LinkError, UsageError
 from outrider.common.sampling.processors import choose, process_logits
 from outrider.common.types import Draft, SamplingParams
-from outrider.experiments.load.__main__ import LoadPlan, run_load
-from outrider.experiments.load.__main__ import __main__ as load
+from outrider.experiments.load import command as load
 from outrider.experiments.load.cloud import CloudStream
+from outrider.experiments.load.command import LoadPlan, run_load
 from outrider.experiments.load.recording import Recording
 from outrider.experiments.load.report import Refusal, RoundSample, Tally
 from outrider.experiments.load.wire import connect

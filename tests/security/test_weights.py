@@ -14,7 +14,7 @@ from support.models import edit_config, make_tiny_target
 
 from outrider.cloud_verifier.backends.loading import load_target
 from outrider.common.errors import ModelError
-from outrider.edge_client.drafting.export.command import export_draft
+from outrider.edge_client.drafting.export.exporter import export_draft
 
 RUNS_CODE = ("import pickle", "torch.load(", "allow_pickle=True", "trust_remote_code=True", "eval(", "exec(")
 

@@ -63,7 +63,7 @@ def run_command(monkeypatch: pytest.MonkeyPatch, arguments: str) -> None:
 def test_a_distilled_draft_is_exported_and_speculates(
     places: dict[str, Path], target: str, options: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from outrider.edge_client.drafting.export.command import export_draft
+    from outrider.edge_client.drafting.export.exporter import export_draft
     from outrider.training.common.metrics import acceptance
     from outrider.training.draft.onnx_draft import OnnxDraft
 

@@ -12,7 +12,7 @@ from outrider.training.common.model import create_model, save_model
 from outrider.training.common.schedule import Phase
 from outrider.training.draft.distiller import DistillConfig, Distiller
 from outrider.training.draft.onnx_draft import OnnxDraft
-from outrider.training.pair.__main__ import parse_args
+from outrider.training.pair.command import parse_args
 from tests.training.test_target import TOY, toy_stream
 
 DRAFT = replace(TOY, hidden_size=32, num_layers=1, tied=True, context=128)
@@ -55,7 +55,7 @@ def test_a_draft_comes_nearer_its_target_resumes_and_is_saved_quantised(
 
 
 def test_the_exported_graph_gives_the_fake_quantised_models_logits(target_dir: Path, tmp_path: Path) -> None:
-    from outrider.edge_client.drafting.export.command import export_draft
+    from outrider.edge_client.drafting.export.exporter import export_draft
     from outrider.training.data.tokenizer import save_tokenizer, train_tokenizer
     from outrider.training.draft.quant import quantize_in_place
 

@@ -1,7 +1,7 @@
 """What every training here does: a budget, the step, progress, checkpoints, resumption, and a history.
 
 A budget is of minutes or of tokens; schedules follow the share of it that is spent. A process may stop after
-a slice of it and another go on. With several workers (`outrider.training.common.workers`) each computes its rows of the same
+a slice of it and another go on. With several workers (`common.workers`) each computes its rows of the same
 batches; the first keeps the clock and the files.
 """
 

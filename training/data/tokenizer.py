@@ -71,6 +71,6 @@ def load_tokenizer(directory: Path) -> "Tokenizer":
     path = directory / "tokenizer.json"
     if not path.is_file():
         raise FileNotFoundError(
-            f"no tokenizer at {path}: run `python -m outrider.training.pair.__main__` first, or name another directory"
+            f"no tokenizer at {path}: run `python -m outrider.training.pair` first, or name another directory"
         )
     return Tokenizer.from_file(str(path))

@@ -3,7 +3,7 @@
     python -m outrider.training.judge.compare --tokens 100000 [--only fkl rkl ...]
 
 Every variant starts anew, with the same seed, batches and number of tokens, and is judged by its INT4 graph
-on texts the target wrote (`outrider.training.judge.yardstick`). Variants that are done are kept in `--out`; the same command
+on texts the target wrote (`judge.yardstick`). Variants that are done are kept in `--out`; the same command
 goes on with the others. A short run says which choice learns faster, not which is best in the end.
 """
 

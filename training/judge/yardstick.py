@@ -84,7 +84,7 @@ class Yardstick:
 
     def measure(self, draft_hf: Path) -> dict[str, Any]:
         """Export a draft to INT4 and judge the graph."""
-        from outrider.edge_client.drafting.export.command import export_draft
+        from outrider.edge_client.drafting.export.exporter import export_draft
 
         with tempfile.TemporaryDirectory() as directory:
             report = export_draft(draft_hf, Path(directory))

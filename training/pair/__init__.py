@@ -1,1 +1,1 @@
-"""`python -m outrider.training.pair.__main__`: the embedded pair from corpus to card. Not installed."""
+"""`python -m outrider.training.pair`: the embedded pair from corpus to card. Not installed."""

@@ -4,7 +4,7 @@
     python -m outrider.training.target.train --data DIR --out DIR --preset gpu30m --device cuda --slice-minutes 9
 
 Matrices are updated by Muon, embeddings and norms by AdamW. On a CPU the model starts shallow and is deepened
-on the way (`outrider.training.common.model.grow`), since early tokens teach a shallow model as much for half the arithmetic.
+on the way (`model.grow`), since early tokens teach a shallow model as much for half the arithmetic.
 """
 
 import argparse

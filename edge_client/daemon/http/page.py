@@ -13,7 +13,7 @@ _INLINE = re.compile(r"<(script|style)>(.*?)</\1>", re.DOTALL)
 
 @cache
 def page_html() -> str:
-    return (files("outrider.edge_client.daemon") / "page.html").read_text(encoding="utf-8")
+    return (files("outrider.edge_client.daemon.http") / "page.html").read_text(encoding="utf-8")
 
 
 def _policy() -> str:

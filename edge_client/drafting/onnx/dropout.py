@@ -41,7 +41,7 @@ class Candidates:
 def fill_masks(masks: NDArray[np.float32], rate: float, seed: int, position: int) -> None:
     """Write the masks of the token at index `position` into `masks` [num_samples, 1, width].
 
-    An entry is 0 where its 32-bit lane of `outrider.common.noise.philox` is below rate · 2^32, else 1 / (1 − rate); lanes
+    An entry is 0 where its 32-bit lane of `noise.philox` is below rate · 2^32, else 1 / (1 − rate); lanes
     are counted through the samples in order, so fewer samples are the first of more.
     """
     lanes = lanes_row(seed, position, masks.size, Purpose.DROPOUT, 0).reshape(masks.shape)

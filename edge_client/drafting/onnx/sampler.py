@@ -1,6 +1,6 @@
 """Turn what the graph says about the next token into a drafted token, its probability and the signals.
 
-Without a support, scores and noise come from `outrider.common.sampling.processors`, over the whole vocabulary, so the sample is
+Without a support, scores and noise come from `sampling.processors`, over the whole vocabulary, so the sample is
 the verifier's wherever the distributions agree. With one it is an inverse CDF over integer weights.
 The graph brings its softmax along, which saves most passes over the vocabulary here.
 """

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from outrider.common.config.loader import load_config, option
 from outrider.common.errors import UsageError
 
-TIMES = Path(__file__).resolve().parents[2] / "benchmarks" / "times"
+TIMES = Path(__file__).resolve().parents[1] / "times"
 DEFAULT_TIMES = "embedded-2-cores"  # of the machine that the benchmarks of this repository run on
 
 PartT = TypeVar("PartT")

@@ -118,7 +118,7 @@ class SimulatedVerifier:
 
 
 class SimulatedStream:
-    """`outrider.cloud_verifier.rpc.stream.SessionStream` without messages: what is refused at the door, what a lost call
+    """`stream.SessionStream` without messages: what is refused at the door, what a lost call
     ends."""
 
     def __init__(self, world: World, engine: Engine, session_id: bytes, deliver: Deliver) -> None:
