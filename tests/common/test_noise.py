@@ -12,6 +12,7 @@ from scipy import stats
 from support.golden import assert_golden
 
 from outrider.common.errors import ModelError
+from outrider.common.noise import draws as noise
 from outrider.common.noise.draws import (
     Purpose,
     coupled_argmax,
@@ -21,7 +22,6 @@ from outrider.common.noise.draws import (
     philox,
     uniform,
 )
-from outrider.common.noise.draws import draws as noise
 
 GOLDEN = json.loads((Path(__file__).parent / "golden" / "noise.json").read_text())
 
