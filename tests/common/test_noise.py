@@ -13,13 +13,13 @@ from support.golden import assert_golden
 
 from outrider.common.errors import ModelError
 from outrider.common.noise import draws as noise
+from outrider.common.noise import philox
 from outrider.common.noise.draws import (
     Purpose,
     coupled_argmax,
     gumbel_at,
     gumbel_of_lanes,
     gumbel_row,
-    philox,
     uniform,
 )
 

@@ -19,8 +19,9 @@ from outrider.common.noise.philox import Purpose
 from outrider.common.types import Draft, SamplingParams
 from outrider.edge_client.commands.cli import main
 from outrider.edge_client.config.run_config import default_draft_dir
-from outrider.edge_client.drafting.export import dropout_graph, export_draft
+from outrider.edge_client.drafting.export import dropout_graph
 from outrider.edge_client.drafting.export.dropout_graph import add_dropout
+from outrider.edge_client.drafting.export.exporter import export_draft
 from outrider.edge_client.drafting.onnx.dropout import Candidates, fill_masks, top_variance
 from outrider.edge_client.drafting.onnx.model import OnnxDraftModel
 from outrider.edge_client.drafting.registry import create_draft_model
