@@ -1,0 +1,5 @@
+"""Speed."""
+
+
+def measure_same(commit):
+    return []
