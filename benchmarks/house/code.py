@@ -14,13 +14,15 @@ _FRAGMENTS = frozenset(
     "of what whether how who whose where which when why behind as with without for from to in".split()
 )
 _VERBS = frozenset(
-    "is are was were has have had can may must does do will be accepts adds allows answers asks arrives begins belongs "
-    "bounds bring brings calls carries changes checks chooses closes comes compares computes contains costs counts covers "
-    "decides decodes depends describes drafts drops ends expects expires fails fills finds follows gets gives goes "
-    "happens holds imports includes keeps knows leads leaves lets lies limits lists loads looks makes maps marks matches "
-    "means measures names needs opens owns passes picks prints produces proposes raises ranks reaches reads receives "
-    "refuses rejects removes replaces reports requires resends runs samples says sends serves sets shares shows sizes "
-    "starts stays stops stores takes tells tries turns uses verifies wants warns waits works writes yields".split()
+    "is are was were has have had can may must does do will be accepts adds allows answers asks arrives "
+    "begins belongs bounds bring brings calls carries changes checks chooses closes comes compares "
+    "computes contains costs counts covers decides decodes depends describes drafts drops ends expects "
+    "expires fails fills finds follows gets gives goes happens holds imports includes keeps knows leads "
+    "leaves lets lies limits lists loads looks makes maps marks matches means measures names needs "
+    "opens owns passes picks prints produces proposes raises ranks reaches reads receives refuses "
+    "rejects removes replaces reports requires resends runs samples says sends serves sets shares shows "
+    "sizes starts stays stops stores takes tells tries turns uses verifies wants warns waits works "
+    "writes yields".split()
 )
 
 

@@ -80,7 +80,9 @@ async def _serve_one_text(tracer: _Tracer) -> None:
 
 
 def _decode(pair: SyntheticPair, address: str, tracer: _Tracer) -> None:
-    config = RunConfig(verifier=address, max_new_tokens=40, temperature=0.0, on_timeout="wait", pipeline="off")
+    config = RunConfig(
+        verifier=address, max_new_tokens=40, temperature=0.0, on_timeout="wait", pipeline="off"
+    )
     edge = create_synthetic_edge(config, pair)
     edge.draft = _TracedDraft(pair, tracer)
     with contextlib.closing(edge):
