@@ -82,7 +82,7 @@ class _Checkout:
         """Returns tokens a second of one speculative text of the embedded pair."""
         flags = ("--verifier", address, "--seed", "7", "--max-new-tokens", "200", "--ignore-eos", "--json")
         report = json.loads(self.output("outrider.edge_client", "run", _PROMPT, *flags))
-        return float(report["tokens_per_s"])
+        return float(report["stats"]["tokens_per_s"])
 
 
 @contextlib.contextmanager
