@@ -79,7 +79,7 @@ experiments-quick: $(STAMP) ## benchmarks/results/experiments.json: links, simul
 experiments: $(STAMP) ## the full matrix over seven round trips, for hours; ARGS=--resume goes on with it
 	$(PY) -m experiments.bench_experiments $(ARGS)
 
-pages: $(STAMP) ## write docs/figures.md from benchmarks/results/*.json; ARGS=--check compares
+pages: $(STAMP) ## write docs/figures.md from benchmarks/results; ARGS=--check compares
 	$(PY) -m benchmarks.pages $(ARGS)
 
 SERVICE ?= verifier
