@@ -60,7 +60,7 @@ def _row(measure: dict[str, Any]) -> str:
 
 
 def render_sweep(name: str, text: str) -> str:
-    """Returns the section of a sweep's summary.csv: time per token with its 95 % interval, and what made it."""
+    """Returns the section of a sweep's summary.csv: time per token with its 95 % interval, and its parts."""
     lines = [
         f"## {name}",
         "",
@@ -75,7 +75,7 @@ def render_sweep(name: str, text: str) -> str:
 
 
 def _short(number: str) -> str:
-    return f"{float(number):.3g}" if number else ""
+    return f"{float(number):.4g}" if number else ""
 
 
 def _line(cells: Iterable[str]) -> str:

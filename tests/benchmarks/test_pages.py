@@ -29,7 +29,7 @@ def test_a_missed_target_is_shown_and_a_bar_in_a_measure_is_escaped(tmp_path: Pa
 def test_a_sweep_is_a_line_a_cell_and_what_was_not_measured_is_empty(tmp_path: Path) -> None:
     names = "id,tpot_ms,tpot_ms_low,tpot_ms_high,ttft_ms,tokens_per_round,acceptance_rate"
     (tmp_path / "s.csv").write_text(f"{names}\n1 ms cloud-only,8.6298,7.1,10.17,26.45,,\n")
-    assert "| 1 ms cloud-only | 8.63 (7.1–10.2) | 26.4 |  |  |" in pages.render_page(tmp_path)
+    assert "| 1 ms cloud-only | 8.63 (7.1–10.17) | 26.45 |  |  |" in pages.render_page(tmp_path)
 
 
 def test_check_fails_where_a_result_changed_after_the_page_was_written(
