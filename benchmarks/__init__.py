@@ -1,1 +1,1 @@
-"""Holds the project's measuring scripts and their results. It is never installed."""
+"""Our measuring scripts, beside their results. Never installed."""

@@ -6,15 +6,15 @@ import contextlib
 from collections.abc import Iterator
 
 import pytest
-from support.decoding import Oracle
 from support.models import make_tiny_target
-from support.mortal import MortalVerifier
-from support.pairs import Pair
+from support.processes.decoding import Oracle
+from support.processes.mortal import MortalVerifier
+from support.processes.pairs import Pair
 
-from edge_client.drafting.base import DraftModel
-from edge_client.drafting.export import export_draft
-from edge_client.drafting.onnx_model import OnnxDraftModel
-from experiments.processes import VerifierProcess, running_verifier
+from outrider.edge_client.drafting.base import DraftModel
+from outrider.edge_client.drafting.export.exporter import export_draft
+from outrider.edge_client.drafting.onnx.model import OnnxDraftModel
+from outrider.experiments.shared.processes import VerifierProcess, running_verifier
 
 
 @pytest.fixture(scope="session")

@@ -8,10 +8,10 @@ import itertools
 
 import numpy as np
 import pytest
+from support.exact.in_process import InProcessEdge
 from support.fakes import FakeBackend
-from support.in_process import InProcessEdge
 
-from common.types import Method, SamplingParams
+from outrider.common.types import Method, SamplingParams
 
 PROMPT = (5, 9, 9, 14)
 NUM_NEW = 40

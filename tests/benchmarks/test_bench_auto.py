@@ -1,0 +1,58 @@
+"""The choice of the mode against each way alone: first texts of a process, and later ones."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from benchmarks.controller import auto as bench_auto
+from benchmarks.controller.auto import AutoRun, measure_above, run_auto, run_later
+from benchmarks.controller.grid import Point
+from outrider.common.errors import UsageError
+from outrider.edge_client.controller.mode_policy import Way
+from outrider.experiments.shared.acceptance_traces import RECORDED, synthetic_traces
+
+# Where a draft that is better than usual makes rounds the best way, and what is usual says the stream.
+POINT = Point(600, 70, 2)
+
+
+@pytest.fixture(scope="module")
+def run() -> AutoRun:
+    return run_auto((synthetic_traces(0.95, "none", num_texts=8, num_positions=128, seed=3), POINT))
+
+
+def test_later_texts_of_a_process_need_not_learn_the_draft_anew(run: AutoRun) -> None:
+    assert run.fixed_ms[Way.PIPELINED] < 0.8 * run.fixed_ms[Way.CLOUD_ONLY]
+    assert run.ratio(is_later=False) > 1.15 and run.ratio(is_later=True) < 1.05
+
+
+def test_every_text_counts_once_among_the_later_ones() -> None:
+    traces = synthetic_traces(0.3, "none", num_texts=10, num_positions=32)
+    assert run_later(traces, POINT).num_tokens == 10 * 32
+
+
+def test_a_run_says_what_both_are(run: AutoRun) -> None:
+    assert run.place == "alpha 0.95, confidence none RTT 600 forward 70 draft 2 ms"
+    assert f"{run.ratio(False):.3f} of the best; later texts" in str(run)
+
+
+def test_points_that_were_above_the_target_are_measured_on_other_texts(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(bench_auto, "RESULTS", tmp_path)
+    monkeypatch.setattr(bench_auto, "NUM_AGAIN", 2)
+    with pytest.raises(UsageError, match="nothing found by --only ways"):
+        measure_above(RECORDED)
+    above = ["alpha 0.3, confidence none RTT 600 forward 5 draft 0.2 ms"]
+    (tmp_path / "controller_ways.json").write_text(json.dumps({"details": {"auto_above": above}}))
+    measures, details = measure_above(RECORDED)
+    assert list(details["auto_above"]) == above
+    assert [each.id for each in measures] == [
+        "ctl.auto_above_synthetic",
+        "ctl.auto_above_synthetic_cloud",
+        "ctl.auto_later_above_synthetic",
+        "ctl.auto_later_above_synthetic_cloud",
+    ]
+    assert all(each.value == pytest.approx(1.0, abs=0.01) for each in measures), "the stream, at once"

@@ -1,0 +1,200 @@
+"""Which directories load, which are refused, and with what words."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import socket
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.models import edit_config, make_tiny_target
+
+from outrider.cloud_verifier.backends.architectures import check_supported
+from outrider.cloud_verifier.backends.base import ForwardItem
+from outrider.cloud_verifier.backends.loading import load_target
+from outrider.cloud_verifier.config import parse_size
+from outrider.common.errors import ConfigError, ModelError
+
+
+@pytest.fixture
+def llama(target_of: Callable[[str], Path], tmp_path: Path) -> Path:
+    """A copy that a test may damage."""
+    return Path(shutil.copytree(target_of("llama"), tmp_path / "model"))
+
+
+def test_a_loaded_target_describes_itself(llama: Path) -> None:
+    backend = load_target(llama)
+    assert (backend.vocab_size, backend.max_context, backend.dtype, backend.device) == (
+        512,
+        512,
+        "float32",
+        "cpu",
+    )
+    assert 256 < backend.num_tokens <= 512
+    assert backend.eos_token_ids == (0,)
+    assert len(backend.fingerprint) == len(backend.tokenizer_fingerprint) == 64
+    assert (backend.num_forwards, backend.num_query_rows) == (0, 0), "the load's own check is not counted"
+
+
+def test_the_pool_is_sized_in_bytes_and_too_few_are_refused_with_how_many_it_takes(llama: Path) -> None:
+    per_token = 3 * 2 * 2 * 32 * 4  # layers, keys and values, heads, their size, bytes
+    assert load_target(llama, kv_bytes=1000 * per_token).num_kv_tokens == 992, "whole blocks of 16"
+    assert load_target(llama, kv_bytes=256 * per_token).num_free_tokens == 256
+    with pytest.raises(ModelError, match=rf"--kv-memory.* holds 240 tokens.*{per_token} bytes each.*384KiB"):
+        load_target(llama, kv_bytes=256 * per_token - 1)
+
+
+@pytest.mark.parametrize(
+    ("text", "num_bytes"),
+    [("512MiB", 512 << 20), ("1.5GiB", 3 << 29), ("64 kib", 1 << 16), ("65536", 1 << 16), ("100B", 100)],
+)
+def test_a_size_is_a_number_with_or_without_a_unit(text: str, num_bytes: int) -> None:
+    assert parse_size(text, "--kv-memory") == num_bytes
+
+
+@pytest.mark.parametrize("text", ["", "0", "-5", "12MB", "many", "1e9", "0.1B", "1.5.2GiB"])
+def test_any_other_size_is_refused_by_the_flags_name(text: str) -> None:
+    with pytest.raises(ConfigError, match=r"--kv-memory .*not a size.*512MiB"):
+        parse_size(text, "--kv-memory")
+
+
+def test_end_of_text_ids_come_from_the_generation_config_first(llama: Path) -> None:
+    (llama / "generation_config.json").write_text(json.dumps({"eos_token_id": [7, 3]}))
+    assert load_target(llama).eos_token_ids == (3, 7)
+    (llama / "generation_config.json").unlink()
+    edit_config(llama, eos_token_id=5)
+    assert load_target(llama).eos_token_ids == (5,)
+
+
+def test_another_weight_gives_another_fingerprint(llama: Path, tmp_path: Path) -> None:
+    other = make_tiny_target(tmp_path / "other", "llama", seed=1)
+    assert load_target(llama).fingerprint != load_target(other).fingerprint
+    assert load_target(llama).tokenizer_fingerprint == load_target(other).tokenizer_fingerprint
+
+
+def test_loading_is_silent_and_opens_no_connection(
+    llama: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*args: Any, **kwargs: Any) -> None:
+        raise AssertionError("loading tried to connect")
+
+    monkeypatch.setattr(socket.socket, "connect", refuse)
+    monkeypatch.setattr(socket, "getaddrinfo", refuse)
+    load_target(llama)
+    assert capfd.readouterr() == ("", "")
+
+
+def test_bfloat16_runs_on_a_cpu(llama: Path) -> None:
+    backend, exact = load_target(llama, dtype="bfloat16"), load_target(llama)
+    rows, reference = (b.forward([ForwardItem(b.new_sequence(), [4, 5, 6, 7], 4)]) for b in (backend, exact))
+    assert backend.dtype == "bfloat16" and rows.dtype == reference.dtype
+    assert abs(rows - reference).max() < 0.05 * abs(reference).max()
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("config.json", "has no config.json"),
+        ("tokenizer.json", "has no tokenizer.json"),
+        ("model.safetensors", r"has no \*.safetensors weights"),
+    ],
+)
+def test_a_missing_file_is_named(llama: Path, name: str, message: str) -> None:
+    (llama / name).unlink()
+    with pytest.raises(ModelError, match=message):
+        load_target(llama)
+
+
+def test_a_missing_directory_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match=r"no model directory at .*nowhere"):
+        load_target(tmp_path / "nowhere")
+
+
+def test_pickled_weights_are_refused(llama: Path) -> None:
+    (llama / "model.safetensors").rename(llama / "pytorch_model.bin")
+    with pytest.raises(ModelError, match=r"pytorch_model.bin: pickled weights can run code"):
+        load_target(llama)
+
+
+def test_truncated_weights_are_a_model_error(llama: Path) -> None:
+    weights = llama / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:1000])
+    with pytest.raises(ModelError, match="cannot be loaded"):
+        load_target(llama)
+
+
+def test_remote_code_is_refused(llama: Path) -> None:
+    edit_config(llama, model_type="my_model", auto_map={"AutoModelForCausalLM": "modeling.Mine"})
+    with pytest.raises(ModelError, match=r"'my_model' is unknown.*brings its own code, which is never run"):
+        load_target(llama)
+
+
+def test_a_broken_config_is_a_model_error(llama: Path) -> None:
+    (llama / "config.json").write_text("{")
+    with pytest.raises(ModelError, match=r"config.json cannot be read"):
+        load_target(llama)
+
+
+def test_wrong_device_and_dtype_are_named(llama: Path) -> None:
+    with pytest.raises(ModelError, match="device 'tpu' is not cpu, cuda or cuda:N"):
+        load_target(llama, device="tpu")
+    with pytest.raises(ModelError, match="dtype 'float64' is not one of auto, float32, bfloat16"):
+        load_target(llama, dtype="float64")
+
+
+def test_sliding_windows_are_refused_unless_they_never_bite(tmp_path: Path) -> None:
+    windowed = make_tiny_target(tmp_path / "windowed", "mistral", sliding_window=64)
+    with pytest.raises(ModelError, match=r"'mistral' is not supported.*sliding window of 64 tokens"):
+        load_target(windowed)
+    load_target(make_tiny_target(tmp_path / "wide", "mistral", sliding_window=512))
+    load_target(make_tiny_target(tmp_path / "off", "qwen2", sliding_window=64, use_sliding_window=False))
+
+
+@pytest.mark.parametrize(
+    ("model_type", "fields", "reason"),
+    [
+        ("mamba", {}, "recurrent"),
+        ("mamba2", {}, "recurrent"),
+        ("rwkv", {}, "recurrent"),
+        ("recurrent_gemma", {}, "recurrent"),
+        ("jamba", {}, "recurrent"),
+        ("qwen3_next", {}, "recurrent"),
+        ("t5", {}, "encoder-decoder"),
+        ("bart", {}, "encoder-decoder"),
+        ("deepseek_v3", {}, "multi-head latent attention"),
+        ("gemma2", {}, "sliding window"),
+        ("gemma3_text", {}, "sliding window"),
+        ("gpt_oss", {}, "sliding window"),
+        ("gemma2", {"sliding_window": None, "layer_types": ["full_attention"] * 26}, "soft-capped"),
+        ("llama4_text", {}, "chunked"),
+        (
+            "qwen2",
+            {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 1},
+            "sliding window of 8",
+        ),
+        (
+            "llama",
+            {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}},
+            "longest sequence",
+        ),
+        ("gpt2", {"add_cross_attention": True}, "cross-attention"),
+    ],
+)
+def test_other_attention_is_refused_by_name(model_type: str, fields: dict[str, Any], reason: str) -> None:
+    from transformers import AutoConfig
+
+    config = AutoConfig.for_model(model_type, **fields)
+    with pytest.raises(ModelError, match=f"model type '{model_type}' is not supported as a target.*{reason}"):
+        check_supported(config, getattr(config, "max_position_embeddings", None) or 4096)
+
+
+@pytest.mark.parametrize(
+    "model_type", ["llama", "qwen2", "qwen3", "gpt_neox", "gpt2", "granite", "olmo2", "phi"]
+)
+def test_full_attention_decoders_pass(model_type: str) -> None:
+    from transformers import AutoConfig
+
+    check_supported(AutoConfig.for_model(model_type), 4096)

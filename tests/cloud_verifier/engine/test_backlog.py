@@ -1,0 +1,164 @@
+"""How much waits and how long it will take: what is refused, with which hint, and what never is."""
+
+from __future__ import annotations
+
+import pytest
+
+from outrider.cloud_verifier.engine.backlog import MIN_RETRY_MS, Backlog, QueueLimits, StepTimes
+
+BASE_S, TOKEN_S = 0.006, 0.0002
+
+
+def make_backlog(limits: QueueLimits | None = None, max_step_tokens: int = 512) -> Backlog:
+    """One that has seen steps of 5 to 100 tokens."""
+    backlog = Backlog(limits or QueueLimits(), max_step_tokens, prefill_chunk_tokens=32)
+    for num_tokens in (5, 100, 20, 64):
+        backlog.observe(num_tokens, BASE_S + TOKEN_S * num_tokens)
+    return backlog
+
+
+def enter(backlog: Backlog, num_tokens: int = 5, tenant: str = "a", deadline_ms: int = 0) -> int:
+    """The retry hint, or 0 when it was let in."""
+    refusal = backlog.enter_round(tenant, num_tokens, deadline_ms, is_taken=False)
+    return refusal.retry_after_ms if refusal else 0
+
+
+def test_step_times_tell_the_base_from_the_tokens_once_they_saw_two_sizes() -> None:
+    times = StepTimes()
+    for _ in range(5):
+        times.observe(5, 0.007)
+    assert times.base_s == pytest.approx(0.0) and times.token_s == pytest.approx(0.0014)
+    assert not times.is_sloped
+    times.observe(64, 0.020)
+    assert times.is_sloped
+    assert times.token_s == pytest.approx(0.013 / 59, rel=0.01)
+    assert times.base_s == pytest.approx(0.0059, rel=0.01)
+
+
+def test_step_times_follow_a_machine_that_became_slower() -> None:
+    times = StepTimes()
+    for factor in (1.0, 3.0):
+        for i in range(300):
+            num_tokens = (5, 64, 20)[i % 3]
+            times.observe(num_tokens, factor * (BASE_S + TOKEN_S * num_tokens))
+    assert times.token_s == pytest.approx(3 * TOKEN_S, rel=0.05)
+
+
+def test_rounds_enter_until_the_wait_is_longer_than_allowed_and_again_once_they_are_answered() -> None:
+    backlog = make_backlog(QueueLimits(max_queue_ms=100.0))
+    num_entered = 0
+    while not (retry_ms := enter(backlog)):
+        num_entered += 1
+    assert num_entered == pytest.approx(100.0 / (5 * TOKEN_S * 1000), abs=2)
+    assert retry_ms >= 100
+    assert backlog.num_refused["queue_ms"] == 1
+    backlog.take_arrived()
+    backlog.hold({"a": 400}, {})
+    assert enter(backlog) == 0
+
+
+def test_who_asks_whether_it_would_be_refused_hears_the_same_and_is_not_counted_in() -> None:
+    backlog = make_backlog(QueueLimits(max_queue_ms=100.0))
+    for _ in range(500):
+        assert backlog.would_refuse("a", 5, 0) is None
+    while not enter(backlog):
+        pass
+    waiting = backlog.num_tokens()
+    refusal = backlog.would_refuse("a", 5, 0)
+    assert refusal == backlog.enter_round("a", 5, 0, is_taken=False)
+    assert backlog.num_tokens() == waiting
+    assert backlog.num_refused["queue_ms"] == 3, "every refusal counts, worked out anew or not"
+    backlog.take_arrived()
+    backlog.hold({"a": 400}, {})
+    assert backlog.would_refuse("a", 5, 0) is None
+    backlog.hold({"a": 4000}, {})
+    later = backlog.would_refuse("a", 5, 0)
+    assert later is not None and later.retry_after_ms > refusal.retry_after_ms
+
+
+def test_what_the_engine_took_is_neither_forgotten_nor_counted_twice() -> None:
+    backlog = make_backlog(QueueLimits(max_queue_tokens=100))
+    assert enter(backlog, 60) == 0
+    backlog.take_arrived()
+    assert enter(backlog, 30) == 0
+    assert enter(backlog, 30) > 0, "60 taken and 30 arrived"
+    backlog.hold({"a": 60}, {})
+    assert enter(backlog, 11) > 0 and enter(backlog, 10) == 0
+
+
+def test_the_first_in_an_empty_queue_enters_whatever_the_estimates_say() -> None:
+    backlog = Backlog(QueueLimits(max_queue_ms=0.0), 512, 32)
+    backlog.observe(1, 60.0)
+    assert enter(backlog, 5, deadline_ms=1) == 0
+    assert enter(backlog, 5, deadline_ms=1) > 0
+
+
+def test_a_slow_target_does_not_refuse_what_its_next_step_will_carry() -> None:
+    backlog = Backlog(QueueLimits(max_queue_ms=100.0), 512, 32)
+    for num_tokens in (5, 50):
+        backlog.observe(num_tokens, 0.5)  # 500 ms, whatever the step
+    for _ in range(60):
+        assert enter(backlog) == 0
+
+
+def test_a_target_slower_than_the_limit_still_serves_a_few_at_once() -> None:
+    backlog = Backlog(QueueLimits(max_queue_ms=100.0), 512, 32)
+    for num_tokens in (5, 10):
+        backlog.observe(num_tokens, 0.1 + 0.03 * num_tokens)  # 250 ms for a round alone
+    assert [enter(backlog) > 0 for _ in range(5)] == [False, False, False, False, True]
+
+
+def test_a_deadline_that_cannot_be_met_is_refused_and_a_later_one_is_not() -> None:
+    backlog = make_backlog()
+    enter(backlog, 200)  # 40 ms, and 6 for the step
+    assert enter(backlog, 5, deadline_ms=30) >= 40
+    assert enter(backlog, 5, deadline_ms=60) == 0
+    assert backlog.num_refused["deadline"] == 1
+
+
+def test_a_sessions_own_rounds_neither_wait_for_each_other_as_for_others_nor_count_more_than_once() -> None:
+    backlog = make_backlog(QueueLimits(max_queue_ms=100.0))
+    assert enter(backlog, 80) == 0
+    for _ in range(15):  # 80 tokens each would be 240 ms of others
+        assert backlog.enter_round("a", 80, 0, is_taken=False, num_own_tokens=80) is None
+    assert backlog.num_tokens() == (80, 0)
+    assert enter(backlog, 80, tenant="b") == 0, "others do not wait for the rounds behind the first"
+
+
+def test_a_round_behind_its_own_still_waits_for_others_no_longer_than_allowed() -> None:
+    backlog = make_backlog(QueueLimits(max_queue_ms=100.0))
+    while not enter(backlog, 50):  # 550 tokens, 110 ms
+        pass
+
+    def is_refused(num_own_tokens: int, deadline_ms: int = 0) -> bool:
+        refusal = backlog.enter_round("a", 5, deadline_ms, is_taken=False, num_own_tokens=num_own_tokens)
+        return refusal is not None
+
+    assert is_refused(num_own_tokens=5) and not is_refused(num_own_tokens=200)
+    assert is_refused(num_own_tokens=200, deadline_ms=30)
+
+
+def test_a_flood_of_one_tenant_leaves_the_others_their_share() -> None:
+    backlog = make_backlog(QueueLimits(max_queue_ms=100.0))
+    while not enter(backlog, tenant="loud"):
+        pass
+    entered = 0
+    while not enter(backlog, tenant="quiet"):
+        entered += 1
+    assert entered == pytest.approx(50, abs=2), "half of what one alone may have waiting"
+    assert enter(backlog, tenant="loud") > 0
+
+
+def test_a_tenants_own_limit_refuses_it_alone() -> None:
+    backlog = make_backlog(QueueLimits(tenant_max_queue_tokens=20))
+    assert enter(backlog, 20) == 0 and enter(backlog, 1) >= MIN_RETRY_MS
+    assert enter(backlog, 20, tenant="b") == 0
+    assert backlog.num_refused["tenant_queue_tokens"] == 1
+
+
+def test_prompts_are_bounded_by_tokens_and_never_in_the_way_of_rounds() -> None:
+    backlog = make_backlog(QueueLimits(max_queue_ms=10.0, max_queue_tokens=3000))
+    assert backlog.enter_prefill("a", 5000) is None, "an empty queue takes any prompt"
+    refusal = backlog.enter_prefill("a", 10)
+    assert refusal is not None and refusal.retry_after_ms > MIN_RETRY_MS
+    assert enter(backlog) == 0

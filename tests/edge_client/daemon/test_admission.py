@@ -1,0 +1,80 @@
+"""Turns: first come, first served, bounded, and given back in every way a request can end."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from outrider.edge_client.daemon.admission import Admission
+from outrider.edge_client.daemon.openai.errors import ApiError
+
+
+async def hold(admission: Admission, name: str, order: list[str], until: asyncio.Event) -> None:
+    async with admission.turn():
+        order.append(name)
+        await until.wait()
+
+
+async def settle() -> None:
+    for _ in range(5):
+        await asyncio.sleep(0)
+
+
+def test_turns_come_in_order_and_what_exceeds_the_queue_is_refused() -> None:
+    async def run() -> None:
+        admission, order, done = Admission(1, 2), [], asyncio.Event()
+        tasks = [asyncio.create_task(hold(admission, name, order, done)) for name in "abc"]
+        await settle()
+        assert (admission.num_running, admission.num_waiting, order) == (1, 2, ["a"])
+        with pytest.raises(ApiError) as caught:
+            await hold(admission, "d", order, done)
+        assert caught.value.status == 429 and int(caught.value.headers["Retry-After"]) >= 1
+        done.set()
+        await asyncio.gather(*tasks)
+        assert order == ["a", "b", "c"] and admission.num_running == 0
+        admission.check_integrity()
+
+    asyncio.run(run())
+
+
+def test_who_leaves_the_queue_or_in_the_moment_of_its_turn_passes_it_on() -> None:
+    async def run() -> None:
+        admission, order, done = Admission(1, 9), [], asyncio.Event()
+        first, second, third, fourth = (
+            asyncio.create_task(hold(admission, name, order, done)) for name in "abcd"
+        )
+        await settle()
+        second.cancel()
+        await settle()
+        assert admission.num_waiting == 2
+        first.cancel()  # its turn goes to the third, which leaves before it can take it
+        await asyncio.sleep(0)
+        third.cancel()
+        await settle()
+        assert order == ["a", "d"] and admission.num_running == 1
+        done.set()
+        await asyncio.gather(first, second, third, fourth, return_exceptions=True)
+        await admission.idle()
+        admission.check_integrity()
+
+    asyncio.run(run())
+
+
+def test_more_room_lets_those_who_wait_in_and_a_stop_sends_them_away() -> None:
+    async def run() -> None:
+        admission, order, done = Admission(1, 9), [], asyncio.Event()
+        tasks = [asyncio.create_task(hold(admission, name, order, done)) for name in "abcd"]
+        await settle()
+        admission.set_bounds(2, 9)
+        await settle()
+        assert order == ["a", "b"]
+        admission.stop()
+        done.set()
+        ended = await asyncio.gather(*tasks, return_exceptions=True)
+        assert [getattr(each, "status", None) for each in ended] == [None, None, 503, 503]
+        with pytest.raises(ApiError):
+            await hold(admission, "e", order, done)
+        admission.check_integrity()
+
+    asyncio.run(run())

@@ -1,0 +1,224 @@
+"""Requests field by field, without HTTP: read, or refused by name."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+
+from outrider.common.config.fields import leaves
+from outrider.common.errors import UsageError
+from outrider.edge_client.config.run_config import RunConfig
+from outrider.edge_client.config.serve import SECTION
+from outrider.edge_client.daemon.openai.errors import ApiError, from_failure
+from outrider.edge_client.daemon.openai.parsed import Kind, ParsedRequest
+from outrider.edge_client.daemon.openai.request_config import config_of
+from outrider.edge_client.daemon.openai.requests import parse_request
+from outrider.edge_client.daemon.openai.settings import OF_OPENAI, OF_OPERATOR, OF_REQUESTS
+
+NUM_TOKENS = 1000
+USER = {"role": "user", "content": "hi"}
+
+
+def completion(**fields: object) -> ParsedRequest:
+    return parse_request(Kind.COMPLETION, {"prompt": "x", **fields}, NUM_TOKENS)
+
+
+def chat(**fields: object) -> ParsedRequest:
+    return parse_request(Kind.CHAT, {"messages": [USER], **fields}, NUM_TOKENS)
+
+
+def test_fields_become_settings_of_the_edge() -> None:
+    parsed = completion(
+        max_tokens=5,
+        temperature=1,
+        top_p=0.5,
+        presence_penalty=1.5,
+        frequency_penalty=-1,
+        logit_bias={"3": -2, "12": 0.5},
+        stop="END",
+        seed=2**64 - 1,
+        stream=True,
+        stream_options={"include_usage": True},
+        logprobs=0,
+        user="ann",
+        outrider={"mode": "cloud-only", "top_k": 3, "min_p": 0.1, "tokens": True, "method": None},
+    )
+    assert parsed.changes == {
+        "max_new_tokens": 5,
+        "temperature": 1.0,
+        "top_p": 0.5,
+        "presence_penalty": 1.5,
+        "frequency_penalty": -1.0,
+        "logit_bias": ("3:-2.0", "12:0.5"),
+        "stop": ("END",),
+        "mode": "cloud-only",
+        "top_k": 3,
+        "min_p": 0.1,
+    }
+    assert parsed.seed == 2**64 - 1
+    assert parsed.is_stream and parsed.has_usage and parsed.has_tokens
+    assert parsed.num_top_logprobs == 0 and parsed.user == "ann"
+
+
+def test_null_counts_as_not_given_and_neutral_values_are_taken() -> None:
+    assert completion(n=1, best_of=1, echo=False, suffix="", stop=None, seed=None, metadata={}).changes == {}
+    asked = chat(tools=[], tool_choice="none", response_format={"type": "text"}, store=False, n=1)
+    assert asked.changes == {} and asked.messages == (USER,)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "expected"),
+    [("a", "a"), (["a"], "a"), ([1, 2], (1, 2)), ([[1, 2]], (1, 2))],
+)
+def test_a_prompt_is_text_or_ids_or_a_list_of_one(prompt: object, expected: object) -> None:
+    assert completion(prompt=prompt).prompt == expected
+
+
+def test_messages_may_have_parts_and_the_newer_word_for_system() -> None:
+    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+    asked = chat(messages=[{"role": "developer", "content": "c"}, {"role": "user", "content": parts}])
+    assert asked.messages == ({"role": "system", "content": "c"}, {"role": "user", "content": "ab"})
+
+
+@pytest.mark.parametrize(
+    ("kind", "fields", "param", "word"),
+    [
+        ("completion", {"n": True}, "n", "one choice"),
+        ("completion", {"best_of": 3}, "best_of", "one choice"),
+        ("completion", {"suffix": "x"}, "suffix", "filled in"),
+        ("completion", {"prompt": ["a", "b"]}, "prompt", "2 prompts"),
+        ("completion", {"prompt": [1, NUM_TOKENS]}, "prompt", "from 0 to 999"),
+        ("completion", {"prompt": [1, "a"]}, "prompt", "integer"),
+        ("completion", {"messages": [USER]}, "messages", "/v1/chat/completions"),
+        ("completion", {"max_completion_tokens": 4}, "max_completion_tokens", "unknown"),
+        ("completion", {"stop": ["a", ""]}, "stop", "empty"),
+        ("completion", {"stop": ["x"] * 17}, "stop", "at most 16"),
+        ("completion", {"seed": -1}, "seed", "from 0"),
+        ("completion", {"seed": 1.5}, "seed", "integer"),
+        ("completion", {"temperature": "hot"}, "temperature", "number"),
+        ("completion", {"top_p": 0}, "top_p", "from 1e-06"),
+        ("completion", {"presence_penalty": 3}, "presence_penalty", "from -2 to 2"),
+        ("completion", {"logit_bias": {"a": 1}}, "logit_bias", "token id"),
+        ("completion", {"logprobs": 21}, "logprobs", "20"),
+        ("completion", {"stream_options": {"include_usage": True}}, "stream_options", "stream"),
+        ("completion", {"top_k": 4}, "top_k", '"outrider": {"top_k"'),
+        ("completion", {"repeat_penalty": 1.1}, "repeat_penalty", "repetition_penalty"),
+        ("completion", {"n_predict": 4}, "n_predict", "max_tokens"),
+        ("completion", {"temprature": 1}, "temprature", "did you mean temperature"),
+        ("completion", {"outrider": {"verifier": "x:1"}}, "outrider.verifier", "unknown"),
+        ("completion", {"outrider": {"top_k": "x"}}, "outrider.top_k", "integer"),
+        ("completion", {"outrider": {"tokens": True}}, "outrider.tokens", "stream"),
+        ("completion", {"outrider": {"bad_word": ["a"] * 257}}, "outrider.bad_word", "at most 256"),
+        ("completion", {"outrider": {"timeout_ms": math.inf}}, "outrider.timeout_ms", "at most"),
+        ("completion", {"outrider": {"recover_timeout_s": 1e300}}, "outrider.recover_timeout_s", "at most"),
+        ("chat", {"tools": [{}]}, "tools", "no tools"),
+        ("chat", {"response_format": {"type": "json_object"}}, "response_format", "grammar"),
+        ("chat", {"top_logprobs": 2}, "top_logprobs", "logprobs: true"),
+        ("chat", {"logprobs": 2}, "logprobs", "true or false"),
+        ("chat", {"max_tokens": 2, "max_completion_tokens": 3}, "max_completion_tokens", "differs"),
+        ("chat", {"messages": []}, "messages", "empty"),
+        ("chat", {"messages": [{"role": "tool", "content": "x"}]}, "messages[0].role", "tool"),
+        ("chat", {"messages": [{"role": "user"}]}, "messages[0].content", "text"),
+        ("chat", {"messages": [{**USER, "tool_calls": []}]}, "messages[0].tool_calls", "role, content"),
+        (
+            "chat",
+            {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
+            "messages[0].content[0].type",
+            "image_url",
+        ),
+    ],
+)
+def test_what_cannot_be_done_is_refused_by_name(
+    kind: str, fields: dict[str, object], param: str, word: str
+) -> None:
+    with pytest.raises(ApiError) as caught:
+        (chat if kind == "chat" else completion)(**fields)
+    assert caught.value.status == 400 and caught.value.param == param
+    assert word in caught.value.message
+
+
+@pytest.mark.parametrize("where", [{}, {"outrider": {}}, {"stream_options": {}}])
+def test_a_name_of_megabytes_is_neither_looked_up_nor_sent_back(where: dict[str, dict[str, object]]) -> None:
+    name = "x" * 2**22
+    given = {key: {name: 1} for key in where} or {name: 1}
+    with pytest.raises(ApiError) as caught:
+        completion(stream=True, **given)
+    assert len(str(caught.value.body())) < 2000
+    with pytest.raises(ApiError) as caught:
+        chat(messages=[{"role": name, "content": "x"}])
+    assert len(str(caught.value.body())) < 2000
+
+
+@pytest.mark.parametrize("body", [[], "x", None, {}, {"prompt": None}])
+def test_a_body_without_a_prompt_is_refused(body: object) -> None:
+    with pytest.raises(ApiError):
+        parse_request(Kind.COMPLETION, body, NUM_TOKENS)
+
+
+# --------------------------------------------------------------------- settings of the edge by request
+
+
+def asked(base: RunConfig | None = None, **extras: object) -> RunConfig:
+    return config_of(base or RunConfig(), completion(outrider=extras))
+
+
+def test_every_setting_of_the_edge_is_a_requests_or_the_operators() -> None:
+    known = [leaf.key for leaf in leaves(RunConfig) if not leaf.key.startswith(f"{SECTION}.")]
+    assert sorted(known) == sorted((*OF_REQUESTS, *OF_OPENAI, *OF_OPERATOR)), (
+        "edge_client/daemon/openai/settings.py"
+    )
+
+
+@pytest.mark.parametrize(
+    ("extras", "param", "word"),
+    [
+        ({"mode": "cloud-only", "num_speculative_tokens": 3}, "num_speculative_tokens", "no rounds"),
+        ({"mode": "edge-only", "depth_policy": "ratio"}, "depth_policy", "no rounds"),
+        ({"mode": "co-located", "pipeline": "on"}, "pipeline", "no rounds"),
+        ({"mode": "auto", "pipeline": "on"}, "pipeline", "auto decides it itself"),
+        ({"num_rounds_in_flight": 4}, "num_rounds_in_flight", "goes with pipeline"),
+        ({"mode": "edge-only", "on_timeout": "wait"}, "on_timeout", "waits for no verifier"),
+        ({"mode": "cloud-only", "method": "sparse"}, "method", "no draft is judged"),
+        ({"reverify": True, "on_timeout": "wait"}, "reverify", "on_timeout wait keeps none"),
+        ({"reverify": True, "method": "block"}, "reverify", "goes with method coupled"),
+    ],
+)
+def test_what_would_have_no_effect_is_refused_by_name(
+    extras: dict[str, object], param: str, word: str
+) -> None:
+    with pytest.raises(ApiError) as caught:
+        asked(**extras)
+    assert caught.value.param == f"outrider.{param}" and caught.value.code == "unsupported_parameter"
+    assert word in caught.value.message
+
+
+def test_rounds_ahead_may_be_asked_for() -> None:
+    assert asked(pipeline="on", num_rounds_in_flight=4).num_rounds_in_flight == 4
+    assert asked(mode="auto", num_rounds_in_flight=4).mode == "auto"
+    assert asked(mode="cloud-only", pipeline="off", method="coupled").pipeline == "off"
+
+
+def test_a_default_of_the_operators_that_a_request_makes_pointless_is_dropped() -> None:
+    sparse = RunConfig(method="sparse", support_size=8, logprobs=5, seed=3)
+    assert asked(sparse).support_size == 8 and asked(sparse).logprobs == 0 and asked(sparse).seed == 3
+    assert asked(sparse, method="coupled").support_size is None
+    assert asked(sparse, method="block").support_size == 8
+    reverified = RunConfig(reverify=True)
+    assert asked(reverified).reverify and asked(reverified, mode="auto").reverify
+    assert not asked(reverified, mode="cloud-only").reverify
+    assert not asked(reverified, on_timeout="wait").reverify
+    gated = RunConfig(gate="stop", gate_entropy=1.0)
+    assert asked(gated).gate == "stop" and asked(gated, mode="auto").gate == "stop"
+    assert asked(gated, mode="cloud-only").gate == "off"
+    assert asked(gated, gate="off").gate_entropy is None
+
+
+def test_errors_that_speak_of_flags_reach_a_client_as_its_own_fields() -> None:
+    said = from_failure(UsageError("--threshold-pass goes with --method threshold, not with --method sparse"))
+    assert said.param == "outrider.threshold_pass" and said.status == 400
+    assert said.message == "threshold_pass goes with method threshold, not with method sparse"
+    assert from_failure(UsageError("--max-new-tokens is 0")).param == "max_tokens"
+    of_operator = from_failure(UsageError(f"--token-file {Path('x')}: cannot read it"))
+    assert (of_operator.status, of_operator.code) == (500, "daemon_misconfigured")

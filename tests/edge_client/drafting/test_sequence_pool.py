@@ -1,0 +1,96 @@
+"""The draft's memory of texts that ended: found again by prefix, bounded, and harmless."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from outrider.common.types import Draft, SamplingParams
+from outrider.edge_client.config.run_config import default_draft_dir
+from outrider.edge_client.drafting.onnx.model import OnnxDraftModel
+from outrider.edge_client.drafting.pool import DraftLease, SequencePool, common_prefix
+from outrider.edge_client.drafting.prompt_lookup import PromptLookupModel
+
+TEXT = list(range(40, 100))
+GREEDY = SamplingParams(temperature=0.0)
+
+
+@pytest.fixture(scope="module")
+def model() -> Iterator[OnnxDraftModel]:
+    with OnnxDraftModel.open(default_draft_dir()) as opened:
+        yield opened
+
+
+def use(
+    pool: SequencePool, token_ids: list[int], sampling: SamplingParams = GREEDY
+) -> tuple[DraftLease, Draft]:
+    """A session: a lease, a text, a draft, and back."""
+    lease = pool.lease()
+    sequence = lease.sequence(sampling, num_prompt_tokens=len(token_ids))
+    sequence.commit(token_ids)
+    draft = sequence.propose(4)
+    sequence.check_integrity()
+    sequence.close()
+    pool.check_integrity()
+    return lease, draft
+
+
+def test_a_text_that_goes_on_finds_what_was_read(model: OnnxDraftModel) -> None:
+    pool = SequencePool(model, 64 << 20)
+    assert use(pool, TEXT[:50])[0].num_reused_tokens == 0
+    lease, draft = use(pool, TEXT, SamplingParams(temperature=0.7, seed=9))
+    assert lease.num_reused_tokens == 50 and pool.num_idle == 1
+    fresh = SequencePool(model, 0)
+    assert use(fresh, TEXT, SamplingParams(temperature=0.7, seed=9))[1] == draft, "its parameters are its own"
+    pool.close()
+
+
+def test_a_conversation_keeps_its_memory_when_another_begins(model: OnnxDraftModel) -> None:
+    pool = SequencePool(model, 64 << 20)
+    use(pool, TEXT)
+    other = TEXT[:10] + list(range(200, 260))
+    assert use(pool, other)[0].num_reused_tokens == 0, "taking it would forget five times what it saves"
+    assert pool.num_idle == 2
+    assert use(pool, [*TEXT, 7])[0].num_reused_tokens == len(TEXT)
+    assert use(pool, [*other, 7])[0].num_reused_tokens == len(other)
+    pool.close()
+
+
+def test_two_at_once_never_share_a_sequence(model: OnnxDraftModel) -> None:
+    pool = SequencePool(model, 64 << 20)
+    use(pool, TEXT)
+    sequences = [pool.lease().sequence(GREEDY) for _ in range(2)]
+    for sequence in sequences:
+        sequence.commit(TEXT)
+    assert pool.num_idle == 0
+    assert sequences[0].propose(4).token_ids == sequences[1].propose(4).token_ids
+    for sequence in sequences:
+        sequence.close()
+    assert pool.num_idle == 2
+    pool.close()
+
+
+def test_memory_is_bounded_and_the_oldest_goes_first(model: OnnxDraftModel) -> None:
+    pool = SequencePool(model, 64 << 20)
+    use(pool, TEXT)
+    one = pool.num_idle_bytes
+    small = SequencePool(model, 2 * one)
+    for start in (100, 300, 500):
+        use(small, list(range(start, start + 20)))
+    assert small.num_idle == 2 and small.num_idle_bytes == 2 * one
+    assert use(small, list(range(100, 121)))[0].num_reused_tokens == 0
+    assert use(small, list(range(500, 521)))[0].num_reused_tokens == 20
+    pool.close()
+    small.close()
+
+
+def test_a_strategy_without_memory_keeps_none() -> None:
+    with PromptLookupModel.open(default_draft_dir()) as lookup:
+        pool = SequencePool(lookup, 64 << 20)
+        use(pool, TEXT)
+        assert pool.num_idle == 0
+
+
+def test_common_prefixes_end_at_the_first_difference_or_the_shorter_end() -> None:
+    assert [common_prefix([1, 2, 3], other) for other in ([], [1], [1, 2, 4], [1, 2, 3, 4])] == [0, 1, 2, 3]

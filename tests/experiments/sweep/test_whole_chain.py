@@ -1,0 +1,146 @@
+"""A sweep as a researcher runs it: processes, links, texts, report; interrupted and gone on with."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import xml.etree.ElementTree as ET
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks.matrix import run_named
+from outrider.experiments.sweep.results.records import (
+    BASELINES,
+    REQUESTS,
+    SUMMARY,
+    SWEEP,
+    Results,
+    read_results,
+)
+
+SYNTHETIC = """
+name: small
+links: {rtt_ms: 10}
+policies: optimal
+sessions: 2
+num_prompts: 1
+max_new_tokens: 10
+models: synthetic
+synthetic: {alpha: 0.8, t_draft: 1ms, t_target: 4ms}
+baselines: [cloud-only, fixed]
+repeats: 2
+calibrate: false
+"""
+
+
+def test_the_whole_chain_with_the_embedded_pair(tmp_path: Path) -> None:
+    ran = run_named("ci", tmp_path / "ci")
+    results = read_results(ran.folder)
+    assert results.sweep is not None and results.sweep.is_complete
+    assert {cell.baseline for cell in results.sweep.cells} == {"", *BASELINES}
+    assert len(results.requests) == 30 and not any(row.error for row in results.requests)
+    exact = [cell.texts for cell in results.sweep.cells if cell.texts.is_exact_text]
+    assert results.sweep.num_different_texts == 0
+    assert sum(check.num_equal + check.num_ties for check in exact) == 27  # all but edge-only's
+    _check_measured(results)
+    page = ran.report.read_text(encoding="utf-8")
+    drawings = re.findall(r"<svg.*?</svg>", page, re.DOTALL)
+    assert len(drawings) >= 3
+    for drawing in drawings:
+        ET.fromstring(drawing)
+    assert not re.search(r'(src|href)="https?://', page)  # self-contained
+
+
+def _check_measured(results: Results) -> None:
+    assert results.sweep is not None
+    metrics = {cell.id: cell.metrics for cell in results.sweep.cells}
+    near, far = metrics["loopback speculative optimal T0.8"], metrics["rtt_ms=20 speculative optimal T0.8"]
+    assert far["round_net_ms"].value - near["round_net_ms"].value == pytest.approx(20, abs=8)
+    cloud = metrics["rtt_ms=20 cloud-only T0.8"]
+    assert cloud["verifier_calls_per_token"].value == pytest.approx(11 / 12, abs=1e-3)  # but the opening's
+    assert metrics["none edge-only T0.8"]["target_nats_per_token"].unit == "nats"
+    assert cloud["verifier_peak_rss_mb"].value > cloud["edge_peak_rss_mb"].value > 20
+    manifest = results.manifest
+    assert manifest.models["target_fingerprint"] and manifest.models["draft_fingerprint"]
+    assert manifest.realisation["rtt_ms=20"]["congestion_control"]
+    assert manifest.commit and manifest.finished >= manifest.started
+
+
+def bench(*arguments: str, stop_after: int = 0) -> tuple[int, str, str]:
+    """Runs the command; with `stop_after` sends Ctrl-C when so many requests are on disk."""
+    command = [sys.executable, "-m", "outrider.edge_client", "bench", *arguments]
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job has it ignored
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
+    if stop_after:
+        folder = Path(arguments[arguments.index("--out") + 1])
+        threading.Thread(target=_interrupt, args=(process, folder / REQUESTS, stop_after)).start()
+    out, err = process.communicate(timeout=200)
+    return process.returncode, out, err
+
+
+def _interrupt(process: subprocess.Popen[str], rows: Path, count: int) -> None:
+    """As a terminal does: to every process of the command."""
+    while process.poll() is None:
+        if rows.exists() and rows.read_text().count("\n") >= count:
+            os.killpg(process.pid, signal.SIGINT)
+            return
+
+
+def test_ctrl_c_leaves_valid_results_and_resume_runs_only_what_is_left(tmp_path: Path) -> None:
+    sweep, folder = tmp_path / "sweep.yaml", tmp_path / "out"
+    sweep.write_text(SYNTHETIC)
+    status, out, err = bench(str(sweep), "--out", str(folder), "--no-report", stop_after=3)
+    assert status == 130, err
+    assert "interrupted" in out
+    first = read_results(folder)
+    assert first.sweep is not None and not first.sweep.is_complete
+    assert 3 <= len(first.requests) < 16
+    assert not any(row.error for row in first.requests)
+    assert (folder / SUMMARY).exists()
+
+    status, out, err = bench(str(sweep), "--out", str(folder), "--no-report", "--resume", "--json")
+    assert status == 0, err
+    report: dict[str, Any] = json.loads(out)
+    assert report["is_complete"] and report["missing_baselines"] == ["co-located", "edge-only"]
+    assert err == ""  # --json: no progress
+    results = read_results(folder)
+    assert len(results.requests) == 16  # 3 cells and the twin, 2 sessions, 2 repeats
+    assert [row for row in results.requests if row.request in {r.request for r in first.requests}] == (
+        first.requests
+    )
+    assert results.sweep is not None and results.sweep.num_different_texts == 0
+    assert all(cell.is_synthetic and "synthetic" in cell.labels for cell in results.sweep.cells)
+
+
+def test_a_verifier_that_does_not_answer_is_told_before_anything_runs(tmp_path: Path) -> None:
+    sweep, folder = tmp_path / "sweep.yaml", tmp_path / "out"
+    sweep.write_text("realisation: direct\nverifier: 127.0.0.1:1\nnum_prompts: 1")
+    status, _, err = bench(str(sweep), "--out", str(folder))
+    assert status == 3
+    assert "verifier: cannot connect to a verifier at 127.0.0.1:1" in err
+    assert not folder.exists()
+
+
+def test_a_text_that_is_not_cloud_onlys_is_reported_first_and_fails_the_command(tmp_path: Path) -> None:
+    sweep, folder = tmp_path / "sweep.yaml", tmp_path / "out"
+    sweep.write_text(SYNTHETIC.replace("sessions: 2", "sessions: 1").replace("repeats: 2", "repeats: 1"))
+    assert bench(str(sweep), "--out", str(folder), "--no-report")[0] == 0
+    rows = (folder / REQUESTS).read_text().splitlines()
+    index = next(i for i, line in enumerate(rows) if json.loads(line)["cell"].endswith("fixed-4 T0.8"))
+    forged = json.loads(rows[index])
+    forged["token_ids"][3] += 1
+    rows[index] = json.dumps(forged)
+    (folder / REQUESTS).write_text("\n".join(rows) + "\n")
+    status, out, _ = bench(str(sweep), "--out", str(folder), "--no-report", "--resume")
+    assert status == 1
+    assert out.startswith("TEXTS DIFFER: 1 texts")
+    assert json.loads((folder / SWEEP).read_text())["num_different_texts"] == 1

@@ -1,0 +1,51 @@
+"""A verifier process that tests kill, and that comes back each time."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+from outrider.experiments.shared.processes import start_verifier
+
+
+class MortalVerifier:
+    """One process after the other on one address; the last one serves the next test too."""
+
+    def __init__(self, target: Path) -> None:
+        self._target = self._serves = target
+        self._process = start_verifier(target=target)
+        self.address = self._process.address
+        self.num_deaths = 0
+        self._thread: threading.Thread | None = None
+
+    def revive(self) -> None:
+        """As a test expects to find it."""
+        self._wait()
+        self.num_deaths = 0
+        if self._serves != self._target:
+            self._process.stop()
+            self._start(self._target)
+
+    def dies_at(self, token: int, comes_back_with: Path | None = None) -> Callable[[int], None]:
+        """To be told each token: kills it (SIGKILL) at this one and starts another in the background."""
+
+        def on_token(index: int) -> None:
+            if index == token:
+                self.num_deaths += 1
+                self._process.kill()
+                self._thread = threading.Thread(target=self._start, args=(comes_back_with or self._target,))
+                self._thread.start()
+
+        return on_token
+
+    def _start(self, target: Path) -> None:
+        self._process, self._serves = start_verifier(target=target, listen=self.address), target
+
+    def _wait(self) -> None:
+        if self._thread is not None:
+            self._thread.join()
+
+    def close(self) -> None:
+        self._wait()
+        self._process.stop()
