@@ -1,4 +1,4 @@
-"""The one clock of both sides: what measures time or waits takes a `Clock`, so that tests and the simulator give theirs."""
+"""The clock of both sides: code that measures time or waits takes a `Clock`; tests and the simulator pass theirs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Clock(Protocol):
         ...
 
 
-class SystemClock:
+class SystemClock(Clock):
     """The machine's monotonic clock, which `time.perf_counter_ns` counts in nanoseconds."""
 
     def now(self) -> float:

@@ -105,7 +105,7 @@ def process_logits(
     and are masked. At temperature 0 the scores are for an argmax: neither scaled nor truncated. The result
     may be `logits` itself where there is nothing to do.
     """
-    scores = apply_text(
+    scores = apply_penalties(
         xp,
         logits,
         params,
@@ -118,7 +118,7 @@ def process_logits(
     return shape(xp, scores, params)
 
 
-def apply_text(
+def apply_penalties(
     xp: Any,
     logits: Any,
     params: SamplingParams,
