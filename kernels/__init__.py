@@ -1,1 +1,1 @@
-"""Kernels over rows of logits: a plain reference, numba for CPUs, Triton for CUDA. Imports none of our packages."""
+"""Kernels over rows of logits: a reference, numba for CPUs, Triton for CUDA. Imports none of our packages."""

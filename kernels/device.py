@@ -1,12 +1,12 @@
 """The row kernels for CUDA, in Triton: `outrider.kernels.reference` for all rows of a step in one launch.
 
-No probabilities and no noise are written to memory: each program reads a span of a row, in tiles, and writes its
-largest logit, its sum of exponentials and its best sum of weight and noise; spans are combined in order. A tile whose
-float32 upper bound (-log v, as in `outrider.kernels.host`) cannot reach the best so far needs no float64; in the others
-every sum is float64. So the token is the reference's, except where two sums differ in the last bits of float64 (a
-GPU's logarithm may round otherwise); equal sums go to the lowest id. A sum of exponentials is float32 within a span:
-log_sum and entropy are 1e-5 off at most. Tested under Triton's interpreter and compiled for three generations of GPUs;
-not run on a GPU yet.
+No probabilities and no noise are written to memory: each program reads a span of a row, in tiles, and writes
+its largest logit, its sum of exponentials and its best sum of weight and noise; spans are combined in order.
+A tile whose float32 upper bound (-log v, as in `outrider.kernels.host`) cannot reach the best so far needs no
+float64; in the others every sum is float64. So the token is the reference's, except where two sums differ in
+the last bits of float64 (a GPU's logarithm may round otherwise); equal sums go to the lowest id. A sum of
+exponentials is float32 within a span: log_sum and entropy are 1e-5 off at most. Tested under Triton's
+interpreter and compiled for three generations of GPUs; not run on a GPU yet.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def _words(seed, purpose, position, index, blocks):  # type: ignore[no-untyped-d
 
 @triton.jit
 def _lanes(key, blocks, lane):  # type: ignore[no-untyped-def]
-    """Returns 32-bit lanes 0 ... 7 of each block as int64, low half of a word first; `key` points to four int64."""
+    """Returns 32-bit lanes 0 ... 7 of each block as int64, low half of a word first; `key` is four int64."""
     seed = tl.load(key).to(tl.uint64, bitcast=True)
     purpose = tl.load(key + 1).to(tl.uint64, bitcast=True)
     position = tl.load(key + 2).to(tl.uint64, bitcast=True)
@@ -140,7 +140,7 @@ def _search(  # type: ignore[no-untyped-def]
 
 @dataclass(frozen=True)
 class SampledRows:
-    """Holds what `gumbel_argmax` found in every row, [rows] on the device (see `outrider.kernels.reference`)."""
+    """Holds what `gumbel_argmax` found in every row: [rows] on the device (`outrider.kernels.reference`)."""
 
     token_ids: torch.Tensor  # int64, -1 where the row has NaN
     tops: torch.Tensor  # float32
@@ -158,9 +158,10 @@ def gumbel_argmax(
 ) -> SampledRows:
     """Samples every row and sums it up.
 
-    `logits` is float32 [rows, vocab], last dimension contiguous; `temperatures` and `thresholds` float32 [rows];
-    `keys` int64 [rows, 4], the bits of uint64 [seed, purpose, position, index]. All are on one device. At
-    temperature 0 the token is the argmax and the rest is as at 1; without noise the tokens have no meaning.
+    `logits` is float32 [rows, vocab], last dimension contiguous; `temperatures` and `thresholds` float32
+    [rows]; `keys` int64 [rows, 4], the bits of uint64 [seed, purpose, position, index]. All are on one
+    device. At temperature 0 the token is the argmax and the rest is as at 1; without noise the tokens have no
+    meaning.
     """
     known = torch.zeros(logits.shape[0], dtype=torch.float64, device=logits.device)
     tops, totals, weighted, bests, best_ids = _launch(
@@ -180,7 +181,8 @@ def gumbel_argmax(
 def draft_signals(
     logits: torch.Tensor, token_ids: torch.Tensor, num_top: int
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Returns entropy in bits, nll of the token in nats and margin (float64 [rows]), and top ids [rows, num_top].
+    """Returns entropy in bits, nll of the token in nats and margin (float64 [rows]), and top ids [rows,
+    num_top].
 
     `num_top` is 2 or more. See `outrider.kernels.reference.draft_signals`.
     """
@@ -206,8 +208,8 @@ def sample(
 ) -> torch.Tensor:
     """Returns samples int64 [rows], -1 where every weight is -inf (`outrider.kernels.reference.sample`).
 
-    The first arguments are those of `gumbel_argmax`; `tops` and `log_sums` are float64 [rows]; `changed_ids` int32
-    and `changed_weights` float64 [rows, MAX_CHANGED], filled up with NO_CHANGE and -inf.
+    The first arguments are those of `gumbel_argmax`; `tops` and `log_sums` are float64 [rows]; `changed_ids`
+    int32 and `changed_weights` float64 [rows, MAX_CHANGED], filled up with NO_CHANGE and -inf.
     """
     changed = changed_ids, changed_weights
     _, _, _, bests, best_ids = _launch(logits, temperatures, thresholds, keys, tops, log_sums, changed)

@@ -1,8 +1,8 @@
 """The kernels in plain numpy and float64: their specification, and what runs where nothing is compiled.
 
-A row is float32 logits [vocab]; its scores are logits / temperature in float32. A `threshold` on the scores' scale
-(-inf: none) keeps scores >= threshold (`outrider.common.sampling.truncation`). `key` is the uint64 [seed, purpose,
-position, index] of the noise (`outrider.common.noise.draws`).
+A row is float32 logits [vocab]; its scores are logits / temperature in float32. A `threshold` on the scores'
+scale (-inf: none) keeps scores >= threshold (`outrider.common.sampling.truncation`). `key` is the uint64
+[seed, purpose, position, index] of the noise (`outrider.common.noise.draws`).
 """
 
 from __future__ import annotations
@@ -118,11 +118,13 @@ def gumbel_argmax_draft(
     position: int,
     drafted: NDArray[np.int64],
 ) -> NDArray[np.float64]:
-    """Returns float64 [n, 4], (token_id, top, log_sum, threshold) of the rows from `first` on, up to the first whose
-    token differs from the one drafted there: `gumbel_argmax` at each row's `truncation_threshold`.
+    """Returns float64 [n, 4], (token_id, top, log_sum, threshold) of the rows from `first` on, up to the
+    first whose token differs from the one drafted there: `gumbel_argmax` at each row's
+    `truncation_threshold`.
 
     `rows` is [num_rows, at least num_tokens], ids from `num_tokens` on do not exist; `position` is row 0's.
-    The noise is that of target samples, purpose 0. At temperature 0 a token is the first argmax, with log_sum 0.
+    The noise is that of target samples, purpose 0. At temperature 0 a token is the first argmax, with log_sum
+    0.
     """
     found = []
     for index in range(first, len(rows)):
@@ -140,7 +142,7 @@ def gumbel_argmax_draft(
 
 
 def draft_signals(logits: Row, token_id: int) -> tuple[float, float, float]:
-    """Returns (entropy in bits, nll of `token_id` in nats, margin: the largest less the second probability)."""
+    """Returns (entropy in bits, nll of `token_id` in nats, margin: the largest minus the second probability)."""
     wide = logits.astype(np.float64)
     logs = wide - wide.max() - math.log(np.exp(wide - wide.max()).sum())
     second, first = np.sort(np.exp(logs))[-2:]

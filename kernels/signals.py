@@ -13,7 +13,8 @@ _BITS_A_NAT = 1 / math.log(2)
 def draft_signals(
     logits: NDArray[np.float32], probs: NDArray[np.float32], token_id: int, top_id: int
 ) -> tuple[float, float, float]:
-    """Returns (entropy in bits, nll of `token_id` in nats, margin) as `outrider.kernels.reference.draft_signals` does.
+    """Returns (entropy in bits, nll of `token_id` in nats, margin) as
+    `outrider.kernels.reference.draft_signals` does.
 
     `probs` [vocab] is softmax(logits) and `top_id` its argmax; the caller has both already. Entropy is
     log Σ exp(logits) − Σ probs · logits, one dot product. `probs` is written to and restored.

@@ -124,7 +124,7 @@ class DeviceRows(ProcessedRows):
         table: NDArray[np.float64],
         needed_ids: Sequence[TokenIds],
     ) -> None:
-        """Takes this round's rows: `raw` and `penalized` [rows, num_tokens], `table` [rows, _FOUND + needed ids]."""
+        """Takes one round's `raw` and `penalized` [rows, num_tokens] and `table` [rows, _FOUND + needed ids]."""
         super().__init__(step_round.sampling, step_round.position)
         self._raw, self._penalized_logits, self._table = raw, penalized, table
         self._known = [

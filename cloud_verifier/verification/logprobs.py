@@ -1,7 +1,7 @@
 """Log-probabilities of emitted tokens, computed for sessions opened with `num_logprobs`.
 
-Raw is the log-softmax of the target's logits before processing, over the ids that exist; processed is log p of the
-distribution that was sampled from, so 0 at temperature 0.
+Raw is the log-softmax of the target's logits before processing, over the ids that exist; processed is log p
+of the distribution that was sampled from, so 0 at temperature 0.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ MAX_LOGPROBS = 20
 def logprobs_of(
     logits: NDArray[np.float32], rows: TargetRows, draft_tokens: TokenIds, outcome: Outcome, num_top: int
 ) -> tuple[TokenLogprobs, ...]:
-    """Returns one entry for each token that the round committed: the accepted ones, then the correction or bonus.
+    """Returns one entry for each token that the round committed: the accepted ones, then the correction or
+    bonus.
 
     `logits` [num_draft_tokens + 1, num_tokens] are `rows` before processing, without ids that do not exist.
     """

@@ -1,4 +1,4 @@
-"""The choice of kernels for a verifier's rows: compiled ones, or the plain reference where those fail a check."""
+"""The choice of kernels for a verifier's rows: compiled ones, or the reference where those fail a check."""
 
 from __future__ import annotations
 
@@ -69,7 +69,10 @@ class RowKernels(Protocol):
 
 @functools.cache
 def load_row_kernels() -> RowKernels:
-    """Returns the kernels of this process. The first call compiles or loads them for seconds: make it at start."""
+    """Returns the kernels of this process.
+
+    The first call compiles or loads them for seconds: make it at start.
+    """
     from outrider.kernels import reference
 
     try:
@@ -92,10 +95,7 @@ def _check(kernels: RowKernels, reference: RowKernels) -> None:
 
 
 def has_device_kernels(device: str, vocab_size: int, num_tokens: int) -> bool:
-    """Returns whether `outrider.kernels.device` works on a device, and agrees with the reference on rows of this shape.
-
-    Compiles it.
-    """
+    """Compiles `outrider.kernels.device` and returns whether it agrees with the reference on such rows."""
     try:
         _check_device(device, vocab_size, num_tokens)
     except Exception as error:  # no Triton, no compiler for it, a GPU that it does not support

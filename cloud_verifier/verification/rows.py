@@ -33,7 +33,7 @@ class KeyedDraws(UniformDraws):
 
 @dataclass(slots=True)  # not frozen: see RoundMetrics
 class StepRound:
-    """Holds one session's part of a step: the sequence before its rows, and the supports that will be judged."""
+    """Holds one session's part of a step: the sequence before its rows, and its draft's supports."""
 
     sampling: SamplingParams
     position: int
@@ -54,7 +54,8 @@ class StepRound:
 
 
 class ProcessedRows(TargetRows, abc.ABC):
-    """Implements `TargetRows` over raw logits held by its subclasses; methods raise ModelError where a row has NaN.
+    """Implements `TargetRows` over raw logits held by its subclasses; methods raise ModelError where a row
+    has NaN.
 
     p of a kept id is exp((logit - top) / temperature - log_sum), `top` the row's largest logit.
     """
@@ -97,7 +98,7 @@ class ProcessedRows(TargetRows, abc.ABC):
         return self._sample(row, key, {}) if token_id < 0 else token_id
 
     def _is_certain(self, row: int) -> bool:
-        """Returns whether p is 1 at the target's sample: at temperature 0, or where bad words removed all but id 0."""
+        """Returns whether p is 1 at the target's sample: greedy, or bad words removed all but id 0."""
         return self._is_greedy or self._total(row)[0] == -math.inf
 
     def _certain_sample(self, row: int, changed: Mapping[int, float]) -> int:
@@ -144,7 +145,7 @@ class HostRows(ProcessedRows):
         self._kernels = load_row_kernels()
         self._is_cut = bool(sampling.top_k or sampling.top_p < 1 or sampling.min_p)
         self._cuts = (sampling.top_k, wire(sampling.top_p), wire(sampling.min_p)) if self._is_cut else _UNCUT
-        # Computed when read: [target sample, top, log_sum, threshold] of a row, (top, log_sum), or the threshold alone.
+        # Computed when a row is read: [target sample, top, log_sum, threshold], or the middle two, or the last.
         self._sampled: dict[int, list[float]] = {}
         self._totals: dict[int, tuple[float, float]] = {}
         self._thresholds: dict[int, float] = {}

@@ -1,8 +1,8 @@
-"""top-k, top-p and min-p as one lower threshold a row: scores below it become -inf.
+"""Truncation by top-k, top-p and min-p as one threshold a row: scores below it become -inf.
 
-Each keeps every score equal to its threshold, so the order among equal scores never matters: top-k keeps scores
->= the k-th largest; top-p keeps the fewest largest scores whose probability (after top-k) reaches p; min-p
-keeps probabilities >= min_p times the largest. Masses are summed in float64.
+Each keeps every score equal to its threshold, so the order among equal scores never matters: top-k keeps
+scores >= the k-th largest; top-p keeps the fewest largest scores whose probability (after top-k) reaches p;
+min-p keeps probabilities >= min_p times the largest. Masses are summed in float64.
 """
 
 from __future__ import annotations
@@ -20,9 +20,10 @@ _NUM_SHARES = 64
 
 
 def truncate(xp: Any, scores: Any, top_k: int, top_p: float, min_p: float) -> Any:
-    """Return scores [rows, vocab] with everything below the threshold at -inf; the largest of a row stays.
+    """Returns scores [rows, vocab] with everything below the threshold at -inf; the largest of a row stays.
 
-    `scores` itself when nothing is to be cut: top_k 0 or at least the vocabulary, top_p 1, min_p 0.
+    It returns `scores` itself when nothing is to be cut: top_k 0 or at least the vocabulary, top_p 1, min_p
+    0.
     """
     top_k = top_k if top_k < scores.shape[1] else 0
     if not top_k and top_p >= 1 and min_p <= 0:
@@ -36,7 +37,7 @@ def truncate(xp: Any, scores: Any, top_k: int, top_p: float, min_p: float) -> An
 
 
 def row_thresholds(xp: Any, scores: Any, top_k: int, top_p: float, min_p: float) -> Any:
-    """Return the threshold of each row, [rows, 1]: the specification, by sorting everything."""
+    """Returns the threshold of each row, [rows, 1], by sorting everything: the specification."""
     largest = sorted_descending(xp, scores)  # [rows, vocab]
     top, threshold = largest[:, :1], largest[:, -1:]
     probs = xp.exp(as_float64(xp, largest) - as_float64(xp, top))
@@ -54,7 +55,10 @@ def row_thresholds(xp: Any, scores: Any, top_k: int, top_p: float, min_p: float)
 
 
 def truncation_threshold(row: NDArray[np.floating[Any]], top_k: int, top_p: float, min_p: float) -> float:
-    """The threshold of one numpy row, sorting only what can be kept; -inf where the largest is not finite."""
+    """Returns the threshold of one numpy row, sorting only what can be kept.
+
+    It is -inf where the largest score is not finite.
+    """
     top = row.max()
     if not math.isfinite(top):
         return -math.inf
@@ -93,14 +97,14 @@ def _nucleus_threshold(
     top_p: float,
     mass: float | None = None,
 ) -> float:
-    """Return the smallest kept of some descending scores with their weights, out of a total mass."""
+    """Returns the smallest kept of some descending scores with their weights, out of a total mass."""
     reached = np.cumsum(weights, dtype=np.float64)
     num_kept = 1 + int(np.searchsorted(reached, top_p * (reached[-1] if mass is None else mass)))
     return float(largest[min(num_kept, largest.size) - 1])
 
 
 def _largest(row: NDArray[np.floating[Any]], count: int) -> NDArray[np.floating[Any]]:
-    """Return all values >= the `count`-th largest, descending."""
+    """Returns all values >= the `count`-th largest, descending."""
     num_columns = row.size // _NUM_GROUPS
     if num_columns > count:
         # Maxima of disjoint groups are values of the row, so their count-th largest is at most the row's.

@@ -1,4 +1,4 @@
-"""Passes over a row that the compiler vectorises: its top, exp((logit - top) / temperature), and their sums."""
+"""Passes over a row that the compiler vectorises: its top, exp((logit - top) / temperature), their sums."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ ROW = types.Array(types.float32, 1, "C", readonly=True)  # takes writable rows t
 
 @jit()
 def max_or_nan(values: Any) -> Any:
-    """Returns the largest value, NaN where there is any; compared as integers of the same order, which vectorises."""
+    """Returns the largest value, NaN where there is any. Integers of the same order compare faster."""
     bits = values.view(np.int32)
     largest, most_bits = np.int32(-(2**31)), np.int32(0)
     for i in range(bits.size):
@@ -40,7 +40,7 @@ def max_or_nan(values: Any) -> Any:
 
 @jit(fastmath={"contract"})
 def fill_exps(values: Any, top: Any, temperature: Any, threshold: Any, out: Any) -> None:
-    """Fills out[i] with exp((values[i] - top) / temperature), exp(-87) where it is less, 0 below the threshold."""
+    """Fills out[i] with exp((values[i] - top) / temperature), at least exp(-87); 0 below the threshold."""
     scale = np.float32(1.0) / temperature
     for i in range(values.size):
         power = (values[i] - top) * scale

@@ -24,7 +24,7 @@ _ROWS = types.Array(types.float32, 2, "C", readonly=True)
 
 @jit()
 def _list_blocks(exps: Any, least: Any, blocks: Any) -> Any:
-    """Fills `blocks` with those that hold an exponential >= least and moves theirs together; returns how many."""
+    """Fills `blocks` with those that have an exponential >= least, moves theirs together, returns how many."""
     num_listed = 0
     for block in range(exps.size // LANES):
         num_enough = np.int32(0)

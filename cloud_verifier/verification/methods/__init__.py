@@ -1,1 +1,1 @@
-"""Verification methods, one file each, named in `registry`. Imports `common`, and of `verification` nothing."""
+"""Verification methods, one file each, listed in `registry`. They import `common` alone."""

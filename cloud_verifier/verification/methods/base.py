@@ -1,7 +1,7 @@
 """The input and the answer of a verification method.
 
-A method only decides: all numbers come from `TargetRows`, all chance from `TargetRows.sample` and `UniformDraws`. So
-its code is the same over numpy, a GPU or an exact enumeration of every random outcome.
+A method only decides: all numbers come from `TargetRows`, all chance from `TargetRows.sample` and
+`UniformDraws`. So its code is the same over numpy, a GPU or an exact enumeration of every random outcome.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ class NoiseKey:
 class TargetRows(Protocol):
     """Computes one session's processed rows of a step when they are read.
 
-    Row i is the target's distribution p of the token at index `position + i`, after the sequence and the first i
-    draft tokens. At temperature 0 p is 1 at the argmax.
+    Row i is the target's distribution p of the token at index `position + i`, after the sequence and the
+    first i draft tokens. At temperature 0 p is 1 at the argmax.
     """
 
     def log_probs(self, row: int, token_ids: Sequence[int]) -> Sequence[float]:
@@ -37,7 +37,7 @@ class TargetRows(Protocol):
         """Returns H(p) in nats."""
 
     def target_sample(self, row: int) -> int:
-        """Returns the target's token: a sample of p keyed (COUPLED, position + row), as cloud-only decodes it."""
+        """Returns the target's token as cloud-only decodes it: a sample of p keyed (COUPLED, position + row)."""
 
     def sample(self, row: int, key: NoiseKey, changed: Mapping[int, float] | None = None) -> int:
         """Returns a sample ∝ exp(w), w = `changed`[id] where given and log p elsewhere: argmax of w + noise.
@@ -50,7 +50,7 @@ class UniformDraws(Protocol):
     """Draws a round's uniform numbers, keyed by the session's seed and the round's start."""
 
     def accepts(self, probability: float, offset: int) -> bool:
-        """Returns whether uniform(seed, start, offset, ACCEPT) < `probability`; `offset` is a draft position."""
+        """Returns whether uniform(seed, start, offset, ACCEPT) < `probability`; `offset` is a draft index."""
 
 
 @dataclass(slots=True)  # not frozen: see RoundMetrics

@@ -1,11 +1,11 @@
 """Block verification (Sun et al. 2024, "Block Verification Accelerates Speculative Decoding", algorithm 2).
 
-Exact, given an honest q, as `sparse` is, and accepts at least as many tokens on average. A prefix of i drafted tokens
-has c₀ = 1, cᵢ = min(1, cᵢ₋₁ p(xᵢ)/q(xᵢ)): the probability that it is accepted, given its tokens. Each length i is taken
-with probability hᵢ = R/(R + 1 − cᵢ), R = Σₓ max(cᵢ p(x) − q(x), 0), the last with its c alone; the longest taken is
-accepted, and a sample ∝ max(c p − q, 0) follows it. Each length has a draw of its own, keyed (seed, start, i). It
-decides together with later positions' tokens: used again for the same position in the next round, it would bias the
-sequence (docs/design.md §5).
+Exact, given an honest q, as `sparse` is, and accepts at least as many tokens on average. A prefix of i
+drafted tokens has c₀ = 1, cᵢ = min(1, cᵢ₋₁ p(xᵢ)/q(xᵢ)): the probability that it is accepted, given its
+tokens. Each length i is taken with probability hᵢ = R/(R + 1 − cᵢ), R = Σₓ max(cᵢ p(x) − q(x), 0), the last
+with its c alone; the longest taken is accepted, and a sample ∝ max(c p − q, 0) follows it. Each length has a
+draw of its own, keyed (seed, start, i). It decides together with later positions' tokens: used again for the
+same position in the next round, it would bias the sequence (docs/design.md §5).
 
 The support is all of q, so R = c − Σₓ∈S min(c p(x), q(x)): no sum over the vocabulary is needed.
 """

@@ -1,11 +1,11 @@
 """Speculative sampling where only the edge has all of q (docs/design.md §5). Exact, given an honest q.
 
 The verifier judges with the scalar q of each drafted token, as `sparse` does. At the first rejection it sends
-`num_candidates` samples of p with their p. The edge, which kept its support, takes the first y with
-u < max(0, 1 − q(y)/p(y)), which is a sample ∝ max(p − q, 0) by rejection (von Neumann 1951), and commits it with its
-next round. Where none passes it requests the next ones (`candidates_from`); taking the last instead would be a sample
-of p, and biased. Candidate j for the token at index t is keyed (seed, t, CANDIDATE, j), so that no two are the same
-draw, whichever round contains them.
+`num_candidates` samples of p with their p. The edge, which kept its support, takes the first y with u <
+max(0, 1 − q(y)/p(y)), which is a sample ∝ max(p − q, 0) by rejection (von Neumann 1951), and commits it with
+its next round. Where none passes it requests the next ones (`candidates_from`); taking the last instead would
+be a sample of p, and biased. Candidate j for the token at index t is keyed (seed, t, CANDIDATE, j), so that
+no two are the same draw, whichever round contains them.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ class CandidatesMethod(VerificationMethod):
 def choose_here(round_input: RoundInput, outcome: Outcome, seed: int) -> Outcome:
     """Returns `outcome` with the correction that the edge would choose, for a co-located draft with supports.
 
-    Where none of the first `MAX_HERE` passes (draft and target nearly equal), the residual is sampled directly:
-    choosing among samples of p does the same without q, and here q is known.
+    Where none of the first `MAX_HERE` passes (draft and target nearly equal), the residual is sampled
+    directly: choosing among samples of p does the same without q, and here q is known.
     """
     row = outcome.accepted_len
     support, position = round_input.supports[row], round_input.position + row

@@ -1,7 +1,7 @@
 """Shared by the methods for chains: rejection in order, and the end of a round.
 
-A ratio is p/q of a drafted token, target over draft. A token that is accepted with probability min(1, p/q) is judged
-by a uniform draw keyed (seed, start, offset): docs/design.md §5, "Randomness".
+A ratio is p/q of a drafted token, target over draft. A token that is accepted with probability min(1, p/q) is
+judged by a uniform draw keyed (seed, start, offset): docs/design.md §5, "Randomness".
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ def target_prob(round_input: RoundInput, index: int) -> float:
 
 
 def judge_in_order(round_input: RoundInput, accepts: Callable[[int], bool]) -> int:
-    """Returns the number of accepted tokens: those before the first that `accepts` rejects, or up to a stop id."""
+    """Returns the number of accepted tokens: up to the first that `accepts` rejects, or to a stop id."""
     for index, token_id in enumerate(round_input.draft_tokens):
         if not accepts(index):
             return index

@@ -1,9 +1,10 @@
 """Coupled sampling: every committed token is the target's sample (docs/design.md §5). Exact.
 
-The sample at index t is argmax over ids of (score + Gumbel noise keyed by (seed, t, id)); a draft token is accepted
-where it equals that sample. The sequence is a function of target, parameters and seed alone, so any draft, a hostile
-one too, changes only the speed. Gumbel-max: Maddison et al. 2014, "A* Sampling", §2; coupling two models through
-common noise: Daliri et al. 2025, "Coupling without Communication and Drafter-Invariant Speculative Decoding".
+The sample at index t is argmax over ids of (score + Gumbel noise keyed by (seed, t, id)); a draft token is
+accepted where it equals that sample. The sequence is a function of target, parameters and seed alone, so any
+draft, a hostile one too, changes only the speed. Gumbel-max: Maddison et al. 2014, "A* Sampling", §2;
+coupling two models through common noise: Daliri et al. 2025, "Coupling without Communication and
+Drafter-Invariant Speculative Decoding".
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
-"""Accept with min(1, p/q), correct from p without the rejected token. Approximate: not the target's distribution.
+"""Accept with min(1, p/q), correct from p without the rejected token. Approximate: not the target's
+distribution.
 
-A rejected token has q ≥ p, so the residual max(p − q, 0) is 0 there; but the residual is also lower at the other
-tokens that the draft likes, which a scalar q does not name. Where q is 1 at one id (a deterministic draft) the residual
-is exactly this.
+A rejected token has q ≥ p, so the residual max(p − q, 0) is 0 there; but the residual is also lower at the
+other tokens that the draft likes, which a scalar q does not name. Where q is 1 at one id (a deterministic
+draft) the residual is exactly this.
 """
 
 from __future__ import annotations

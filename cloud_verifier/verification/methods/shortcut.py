@@ -1,8 +1,8 @@
 """Accept with min(1, p/q), correct from p. Approximate: not the target's distribution.
 
-An exact correction is sampled from max(p − q, 0), for which the scalar q on the wire does not suffice. Sampled from
-p, tokens that the draft likes have two chances: one token's distribution becomes min(p, q) + (1 − Σ min(p, q)) p, too
-close to q by as much as was rejected.
+An exact correction is sampled from max(p − q, 0), for which the scalar q on the wire does not suffice.
+Sampled from p, tokens that the draft likes have two chances: one token's distribution becomes min(p, q) + (1
+− Σ min(p, q)) p, too close to q by as much as was rejected.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Speculative sampling with the draft's truncated distribution (docs/design.md §5). Exact, given an honest q.
 
-Leviathan et al. 2023 (algorithm 1) and Chen et al. 2023 (algorithm 2) with q = w/Σw over at most 64 ids a position:
-the draft is *sampled from* what it sends, so q is all of its distribution, 0 elsewhere. Token i is accepted with
-probability min(1, p/q); the first rejected one is replaced by a sample ∝ max(p − q, 0) of that same q. A
-deterministic draft has a support of one id with q = 1.
+Leviathan et al. 2023 (algorithm 1) and Chen et al. 2023 (algorithm 2) with q = w/Σw over at most 64 ids a
+position: the draft is *sampled from* what it sends, so q is all of its distribution, 0 elsewhere. Token i is
+accepted with probability min(1, p/q); the first rejected one is replaced by a sample ∝ max(p − q, 0) of that
+same q. A deterministic draft has a support of one id with q = 1.
 """
 
 from __future__ import annotations

@@ -28,7 +28,8 @@ def sample_residual(
 ) -> int:
     """Returns a sample ∝ max(kept · p − q, 0), for 0 < kept ≤ 1, keyed (RESIDUAL, start, row) by default.
 
-    Outside the support q is 0 and the residual proportional to p: only the weights of the support's ids change.
+    Outside the support q is 0 and the residual proportional to p: only the weights of the support's ids
+    change.
     """
     support = round_input.supports[row]
     residual = target_probs(round_input, row) - support_probs(support) / kept

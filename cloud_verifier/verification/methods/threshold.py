@@ -1,8 +1,8 @@
 """Accept where p ≥ T_pass or p/q ≥ T_ratio, correct from p. Approximate: not the target's distribution.
 
-Acceptance is deterministic: a draft token likely enough for the target is accepted however much likelier it is for
-the draft. T_pass = 1 with T_ratio above 1 accepts less than `shortcut` does; lower ones accept more and are further
-from the target. The defaults (p ≥ 0.3, or half of q) are our own choice.
+Acceptance is deterministic: a draft token likely enough for the target is accepted however much likelier it
+is for the draft. T_pass = 1 with T_ratio above 1 accepts less than `shortcut` does; lower ones accept more
+and are further from the target. The defaults (p ≥ 0.3, or half of q) are our own choice.
 """
 
 from __future__ import annotations

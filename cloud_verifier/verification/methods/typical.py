@@ -1,10 +1,10 @@
 """Medusa's typical acceptance. Approximate: not the target's distribution.
 
-Cai et al. 2024, "Medusa: Simple LLM Inference Acceleration Framework with Multiple Decoding Heads", §2.3.1: a draft
-token is accepted where p > min(ε, δ·exp(−H(p))), whatever q was. The defaults are those of Medusa's code
-(`posterior_threshold` ε = 0.09, `posterior_alpha` δ = √ε = 0.3). Medusa accepts the first token of a round unchecked,
-because its own model made it; a draft's first token is another model's and is judged like the rest. The target's
-sample follows the accepted tokens.
+Cai et al. 2024, "Medusa: Simple LLM Inference Acceleration Framework with Multiple Decoding Heads", §2.3.1: a
+draft token is accepted where p > min(ε, δ·exp(−H(p))), whatever q was. The defaults are those of Medusa's
+code (`posterior_threshold` ε = 0.09, `posterior_alpha` δ = √ε = 0.3). Medusa accepts the first token of a
+round unchecked, because its own model made it; a draft's first token is another model's and is judged like
+the rest. The target's sample follows the accepted tokens.
 """
 
 from __future__ import annotations
