@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from benchmarks.engine.setup import alternate, median_ratio, time_s
 from outrider.cloud_verifier.verification.methods.base import Outcome, RoundInput
 from outrider.cloud_verifier.verification.methods.registry import create_method
-from outrider.cloud_verifier.verification.rows import HostRows, KeyedCoins, StepRound
+from outrider.cloud_verifier.verification.rows import HostRows, KeyedDraws, StepRound
 from outrider.common.methods import num_support, sends_probs, sends_support
 from outrider.common.noise.draws import Purpose, coupled_argmax
 from outrider.common.noise.philox import first_word
@@ -46,7 +46,7 @@ class Drafted:
         rows = HostRows(self.logits, step_round, (0,), self.logits.shape[1])
         round_input = RoundInput(
             rows=rows,
-            coins=KeyedCoins(self.sampling.seed, POSITION),
+            draws=KeyedDraws(self.sampling.seed, POSITION),
             position=POSITION,
             draft_tokens=draft.token_ids,
             draft_probs=draft.draft_probs if sends_probs(method) else (),

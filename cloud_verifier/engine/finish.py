@@ -13,12 +13,12 @@ from outrider.cloud_verifier.engine.backlog import Backlog
 from outrider.cloud_verifier.engine.observe import EngineObserver
 from outrider.cloud_verifier.engine.session import Bonus
 from outrider.cloud_verifier.engine.work import Work
-from outrider.cloud_verifier.verification.device_rows import scan_step
+from outrider.cloud_verifier.verification.device_rows import make_device_rows
 from outrider.cloud_verifier.verification.logprobs import logprobs_of
 from outrider.cloud_verifier.verification.methods.base import Outcome, RoundInput
 from outrider.cloud_verifier.verification.methods.candidates import choose_here
 from outrider.cloud_verifier.verification.methods.registry import create_method
-from outrider.cloud_verifier.verification.rows import HostRows, KeyedCoins, ProcessedRows, StepRound
+from outrider.cloud_verifier.verification.rows import HostRows, KeyedDraws, ProcessedRows, StepRound
 from outrider.common.sampling.processors import is_plain
 from outrider.common.types import (
     CorrectionKind,
@@ -41,7 +41,7 @@ def split_rows(works: Sequence[Work], logits: Logits, model: ModelInfo) -> Seque
     """The rows of each of `works`, which are those that end with this step, in the order of their logits."""
     rounds = [_make_step_round(work) for work in works]
     if not isinstance(logits, np.ndarray):
-        return scan_step(logits, rounds, model.eos_token_ids, model.num_tokens)
+        return make_device_rows(logits, rounds, model.eos_token_ids, model.num_tokens)
     ends = accumulate(each.num_rows for each in rounds)
     return [
         HostRows(logits[end - each.num_rows : end], each, model.eos_token_ids, model.num_tokens)
@@ -187,7 +187,7 @@ def _make_round_input(work: Work, rows: ProcessedRows) -> RoundInput:
     request = work.request if isinstance(work.request, VerifyRequest) else None
     return RoundInput(
         rows=rows,
-        coins=KeyedCoins(opening.sampling.seed, position),
+        draws=KeyedDraws(opening.sampling.seed, position),
         position=position,
         draft_tokens=work.draft_tokens,
         draft_probs=work.draft_probs,

@@ -31,11 +31,11 @@ class KnownRows:
     def __init__(self, position: int) -> None:
         self._position = position
 
-    def own_sample(self, row: int) -> int:
+    def target_sample(self, row: int) -> int:
         return text.TEXT[(self._position + row) & text.MASK]
 
     def log_probs(self, row: int, token_ids: Sequence[int]) -> Sequence[float]:
-        own = self.own_sample(row)
+        own = self.target_sample(row)
         if len(token_ids) == 1:
             return _CERTAIN if token_ids[0] == own else _NEVER
         return [0.0 if token_id == own else -math.inf for token_id in token_ids]
@@ -44,7 +44,7 @@ class KnownRows:
         return 0.0
 
     def sample(self, row: int, key: NoiseKey, changed: Mapping[int, float] | None = None) -> int:
-        return self.own_sample(row)
+        return self.target_sample(row)
 
     def raw_logits(self) -> NDArray[np.float32]:
         raise NotImplementedError("a simulated target has no logits: ask for no log-probabilities")
@@ -60,7 +60,7 @@ class KnownLogits:
 def known_rows(
     world: World, logits: KnownLogits, rounds: Sequence[StepRound], eos_token_ids: Any, num_tokens: int
 ) -> list[KnownRows]:
-    """What `device_rows.scan_step` is to logits on a GPU. Takes the time of the answers."""
+    """What `device_rows.make_device_rows` is to logits on a GPU. Takes the time of the answers."""
     if logits.answers_s:
         world.sleep(logits.answers_s)
     return [KnownRows(each.position) for each in rounds]
