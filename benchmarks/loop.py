@@ -54,7 +54,7 @@ class _Verifier:
     """A link and its connection at once; answers lie ready as soon as a request is sent."""
 
     address = "stand-in:1"
-    lay_here_s = 0.0
+    queued_s = 0.0
 
     def __init__(self) -> None:
         self.traffic = Traffic()
@@ -78,9 +78,9 @@ class _Verifier:
     def receive(self, timeout_s: float) -> SessionResponse | None:
         return self._replies.popleft() if self._replies else None
 
-    def start_trip(self) -> None: ...
+    def start_rtt_probe(self) -> None: ...
 
-    def take_trip(self) -> float | None:
+    def take_rtt(self) -> float | None:
         return None
 
     def wake(self) -> None: ...

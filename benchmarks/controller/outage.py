@@ -20,7 +20,7 @@ from outrider.edge_client.config.run_config import RunConfig
 from outrider.edge_client.core.events import MarkClearedEvent, RolledBackEvent, SessionEvent, TokenEvent
 from outrider.edge_client.session.factory import Edge, create_edge
 from outrider.edge_client.session.session import EdgeSession
-from outrider.edge_client.transport.breaker import PROBE_INTERVAL_S
+from outrider.edge_client.transport.breaker import ATTEMPT_INTERVAL_S
 from outrider.experiments.links.base import OpenLink, create_realisation
 from outrider.experiments.links.profile import LinkProfile, Outage
 from outrider.experiments.shared.processes import running_verifier
@@ -53,7 +53,7 @@ class OutageRun:
 
     @property
     def bound_s(self) -> float:
-        return PROBE_INTERVAL_S + 3 * self.rtt_ms / 1e3 + self.verifier_s
+        return ATTEMPT_INTERVAL_S + 3 * self.rtt_ms / 1e3 + self.verifier_s
 
     @property
     def exact_share(self) -> float:

@@ -51,12 +51,12 @@ class Sent:
 
     @property
     def is_guess(self) -> bool:
-        return self.behind is not None and (self.behind.guess is not None or self.behind.host.is_guess)
+        return self.behind is not None and (self.behind.correction is not None or self.behind.host.is_guess)
 
     @property
     def is_ahead(self) -> bool:
         """Behind all of another one, whose bonus its first token is checked against."""
-        return self.behind is not None and self.behind.guess is None
+        return self.behind is not None and self.behind.correction is None
 
     @property
     def is_whole(self) -> bool:
@@ -64,15 +64,15 @@ class Sent:
 
 
 def start_of(branch: Branch[Sent]) -> int:
-    return branch.host.first + branch.place + (branch.guess is not None)
+    return branch.host.first + branch.offset + (branch.correction is not None)
 
 
 def is_right(branch: Branch[Sent]) -> bool:
     """Whether what it assumes comes true."""
     host = branch.host
-    if branch.guess is None:
+    if branch.correction is None:
         return host.is_whole
-    return host.is_judged and host.num_right == branch.place and branch.guess == RIGHT
+    return host.is_judged and host.num_right == branch.offset and branch.correction == RIGHT
 
 
 def path_of(branch: Branch[Sent]) -> list[Branch[Sent]]:

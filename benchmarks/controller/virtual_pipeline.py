@@ -19,8 +19,8 @@ from outrider.edge_client.controller.depth.base import DepthPolicy
 from outrider.edge_client.controller.mode_policy import ModeChoice, Way
 from outrider.edge_client.controller.window import RoundWindow
 from outrider.edge_client.core.stats import RoundRecord
-from outrider.edge_client.decode.branch_tree import Branch, Branches, GuessRates
-from outrider.edge_client.decode.branching import LEAST_CHANCE
+from outrider.edge_client.decode.branch_tree import Branch, BranchTree, RejectionRates
+from outrider.edge_client.decode.speculation import MIN_CHANCE
 from outrider.edge_client.drafting.base import Stop
 from outrider.experiments.shared.acceptance_traces import MAX_DEPTH, TextTrace, signals_of
 
@@ -51,15 +51,15 @@ class VirtualText:
     num_guess_hits: int = 0
     num_wasted_tokens: int = 0
     seconds_by_way: dict[Way, float] = field(default_factory=dict)
-    rates: GuessRates = field(default_factory=GuessRates)
+    rates: RejectionRates = field(default_factory=RejectionRates)
     _truth: Truth = field(init=False)
-    _branches: Branches[Sent] = field(init=False)
+    _branches: BranchTree[Sent] = field(init=False)
     _flight: list[Sent] = field(default_factory=list)
     _fed: list[object] = field(default_factory=list)  # what the draft's KV holds
 
     def __post_init__(self) -> None:
         self._truth = Truth(self.trace)
-        self._branches = Branches(self.rates)
+        self._branches = BranchTree(self.rates)
 
     def run(self) -> VirtualText:
         choice = self.window.choice
@@ -109,10 +109,10 @@ class VirtualText:
             branch = Branch(flight[-1], flight[-1].length, None, 1.0)
             return branch if self._room(branch) > 0 else None
         allowed = None if self.window.has_guesses else _is_sure
-        while (best := self._branches.best(allowed)) is not None and best.chance >= LEAST_CHANCE:
+        while (best := self._branches.best(allowed)) is not None and best.chance >= MIN_CHANCE:
             if self._room(best) > 0:
                 return best
-            self._branches.take(best)
+            self._branches.close(best)
         return None
 
     def _room(self, branch: Branch[Sent]) -> int:
@@ -121,7 +121,7 @@ class VirtualText:
     def _draft_round(self, branch: Branch[Sent] | None) -> None:
         """On `branch`; None: behind the text."""
         first = self.position if branch is None else start_of(branch)
-        goes_on = branch is not None and branch.guess is None
+        goes_on = branch is not None and branch.correction is None
         run = branch.host.run if branch is not None and goes_on else self._truth.run_from(first)
         is_true = branch is None or is_right(branch)
         most = min(self.depth.next_depth(), self.trace.num_positions - first - 1, MAX_DEPTH)
@@ -177,8 +177,8 @@ class VirtualText:
         """Names of the tokens before the draft."""
         if branch is None:
             return list(range(self.position + 1))
-        ids = [*branch.host.history, *branch.host.ids[: branch.place]]
-        if branch.guess is not None:
+        ids = [*branch.host.history, *branch.host.ids[: branch.offset]]
+        if branch.correction is not None:
             ids.append(len(ids) if is_true else object())
         return ids
 
@@ -211,10 +211,10 @@ class VirtualText:
     def _grow(self, sent: Sent) -> None:
         before = None
         if sent.behind is not None:
-            self._branches.take(sent.behind)
+            self._branches.close(sent.behind)
             if sent.is_ahead:
-                before = (sent.behind.host, sent.behind.place)
-        self._branches.grow(sent, sent.length, sent.chance, sent.runner_ups, before)
+                before = (sent.behind.host, sent.behind.offset)
+        self._branches.add(sent, sent.length, sent.chance, sent.runner_ups, before)
 
     def _has_bad_news(self, branch: Branch[Sent], is_true: bool) -> bool:
         """Whether what has arrived says that the draft on `branch`, which is or is not for nothing, is."""
@@ -245,7 +245,7 @@ class VirtualText:
             heir.is_guess_hit = heir.is_guess
             self.num_guess_hits += heir.is_guess_hit
             heir.behind = None
-        self._branches.keep(lambda host: id(host) in kept, chance)
+        self._branches.retain(lambda host: id(host) in kept, chance)
         for each in self._flight:
             each.chance = min(1.0, each.chance / chance)
 
@@ -331,4 +331,4 @@ class VirtualText:
 
 
 def _is_sure(branch: Branch[Sent]) -> bool:
-    return branch.guess is None and not branch.host.is_guess
+    return branch.correction is None and not branch.host.is_guess

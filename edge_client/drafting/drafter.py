@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 
+from outrider.common.clock import SYSTEM_CLOCK, Clock
 from outrider.common.types import Draft, SamplingParams, Signals, TokenIds
 from outrider.edge_client.drafting.base import DraftModel, KeepsRunnerUps, ShouldStop, Stop
 
@@ -19,13 +19,15 @@ class Drafter:
         num_prompt_tokens: int,
         num_support: int = 0,
         min_draft_s: float = 0.0,
+        clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         self.model = model
+        self._clock = clock
         self._sequence = model.sequence(
             sampling, num_prompt_tokens=num_prompt_tokens, num_support=num_support
         )
         self._min_draft_s = min_draft_s
-        self.warm_s = 0.0  # `time.monotonic` at the end of `warm_up`
+        self.warm_s = 0.0  # the clock at the end of `warm_up`
         self._assumed: TokenIds = ()  # what the sequence was told that may yet turn out wrong: its end
 
     def propose(
@@ -41,13 +43,13 @@ class Drafter:
         Shorter than asked where `should_stop` ends it and near the draft's own context limit, empty at it and
         where the strategy has no idea.
         """
-        start_s = time.perf_counter()
+        start_s = self._clock.now()
         self._commit(token_ids, assumed)
         draft = self._sequence.propose(num_draft_tokens, self._stretched(should_stop, start_s))
-        left_s = self._min_draft_s * len(draft.token_ids) - (time.perf_counter() - start_s)
+        left_s = self._min_draft_s * len(draft.token_ids) - (self._clock.now() - start_s)
         if left_s > 0:
-            time.sleep(left_s)
-        return draft, (time.perf_counter() - start_s) * 1e3
+            self._clock.sleep(left_s)
+        return draft, (self._clock.now() - start_s) * 1e3
 
     def keep_runner_ups(self) -> bool:
         """Whether drafts tell them from now on."""
@@ -75,9 +77,9 @@ class Drafter:
             return should_stop
 
         def stretched(token_id: int, signals: Signals | None, num_drafted: int) -> Stop:
-            left_s = self._min_draft_s * num_drafted - (time.perf_counter() - start_s)
+            left_s = self._min_draft_s * num_drafted - (self._clock.now() - start_s)
             if left_s > 0:
-                time.sleep(left_s)
+                self._clock.sleep(left_s)
             return should_stop(token_id, signals, num_drafted)
 
         return stretched
@@ -99,13 +101,13 @@ class Drafter:
         """Feeds the prompt while the verifier does the same; the proposal is thrown away."""
         self._sequence.commit(prompt_ids[self._sequence.position :])
         self._sequence.propose(1)
-        self.warm_s = time.monotonic()
+        self.warm_s = self._clock.now()
 
     def time_token(self) -> float:
         """Seconds a drafted token takes, by one that is thrown away, after `warm_up`."""
-        start_s = time.perf_counter()
+        start_s = self._clock.now()
         self._sequence.propose(1)
-        return max(self._min_draft_s, time.perf_counter() - start_s)
+        return max(self._min_draft_s, self._clock.now() - start_s)
 
     def close(self) -> None:
         self._sequence.close()

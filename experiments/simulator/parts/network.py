@@ -112,7 +112,7 @@ class SimulatedConnection:
         self._send_s, self._receive_s = times.send_ms / 1e3, times.receive_ms / 1e3
         self._inbox = VirtualQueue(world)
         self._is_closed = False
-        self.lay_here_s = 0.0
+        self.queued_s = 0.0
         self._trip_s: float | None = None
         self._stream = verifier.open_stream(session_id, self._deliver)
         self._far_receive_s, self._far_send_s = verifier.receive_s, verifier.send_s
@@ -146,10 +146,10 @@ class SimulatedConnection:
             return None
         response, num_bytes, here_s = item
         self._traffic.bytes_down += num_bytes
-        self.lay_here_s = self._world.now_s - here_s
+        self.queued_s = self._world.now_s - here_s
         return response
 
-    def start_trip(self) -> None:
+    def start_rtt_probe(self) -> None:
         """A `Describe`: the verifier's event loop answers it, whatever the engine does."""
         start_s = self._world.now_s
 
@@ -163,7 +163,7 @@ class SimulatedConnection:
     def _end_trip(self, trip_s: float) -> None:
         self._trip_s = trip_s
 
-    def take_trip(self) -> float | None:
+    def take_rtt(self) -> float | None:
         trip_s, self._trip_s = self._trip_s, None
         return trip_s
 

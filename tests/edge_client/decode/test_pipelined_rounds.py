@@ -107,7 +107,6 @@ def decode(
         is_patient=on_timeout is OnTimeout.WAIT,
         clock=link.clock,
     )
-    verifier.lifeline.sleep = link.clock.sleep  # type: ignore[method-assign]
     options = SessionOptions(
         sampling=sampling,
         stop=stop,

@@ -187,13 +187,13 @@ def test_a_sessions_own_rounds_before_it_get_none_refused() -> None:
 def test_an_answer_is_stamped_when_it_comes(port: int, transport: str) -> None:
     remote = RemoteVerifier(GrpcLink(f"127.0.0.1:{port}", new_session_id(), transport), RoundDeadline())
     remote.connect()
-    connection = remote.lifeline.connection
+    connection = remote._connections.connection
     assert connection is not None
     connection.send(CloseRequest())
-    assert _eventually(lambda: not connection._inbox.empty())  # type: ignore[attr-defined]
+    assert _eventually(lambda: not connection._inbox._items.empty())  # type: ignore[attr-defined]
     time.sleep(0.05)
     assert isinstance(connection.receive(1.0), Closed)
-    assert connection.lay_here_s >= 0.05
+    assert connection.queued_s >= 0.05
     remote.close()
 
 

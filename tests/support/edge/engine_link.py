@@ -7,6 +7,8 @@ random numbers say, so that any number of rounds gets under way in any order of 
 from __future__ import annotations
 
 import random
+import threading
+import time
 from collections import Counter, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -40,12 +42,18 @@ from outrider.edge_client.transport.link.base import Traffic
 class VirtualClock:
     def __init__(self) -> None:
         self.now_s = 100.0
+        self._owner = threading.current_thread()
 
-    def __call__(self) -> float:
+    def now(self) -> float:
         return self.now_s
 
+    __call__ = now  # as the engine wants it
+
     def sleep(self, seconds: float) -> None:
-        self.now_s += seconds
+        if threading.current_thread() is self._owner:
+            self.now_s += seconds
+        else:  # the thread that reconnects must not move the test's time
+            time.sleep(seconds)
 
 
 @dataclass(frozen=True)
@@ -123,7 +131,7 @@ class EngineLink:
 
 
 class EngineConnection:
-    lay_here_s = 0.0
+    queued_s = 0.0
 
     def __init__(self, link: EngineLink) -> None:
         self._link = link
@@ -210,9 +218,9 @@ class EngineConnection:
         self._link.check_integrity()
         self._link.disturb()
 
-    def start_trip(self) -> None: ...
+    def start_rtt_probe(self) -> None: ...
 
-    def take_trip(self) -> float | None:
+    def take_rtt(self) -> float | None:
         return 0.01 if self._link.happens(0.3) else None
 
     def wake(self) -> None: ...
