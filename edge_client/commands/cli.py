@@ -67,7 +67,7 @@ def _dispatch(namespace: argparse.Namespace) -> int:
     from outrider.common.process.tracing import exporting_spans
     from outrider.edge_client.commands.run import run
 
-    with exporting_spans(loaded.value.otlp_endpoint, "edge-client"):
+    with exporting_spans(loaded.value.logs.otlp_endpoint, "edge-client"):
         return run(loaded.value, namespace.prompt, namespace.prompt_file, namespace.json, namespace.live)
 
 

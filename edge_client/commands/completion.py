@@ -31,7 +31,7 @@ def main(namespace: argparse.Namespace) -> int:
     from outrider.edge_client.config.run_config import RunConfig
 
     parser = whole_parser()
-    choices = {leaf.key: leaf.option.choices for leaf in leaves(RunConfig) if leaf.option.choices}
+    choices = {leaf.key: leaf.choices for leaf in leaves(RunConfig) if leaf.choices}
     _describe_values(parser, choices, {"FILE": shtab.FILE, "DIR": shtab.DIRECTORY})
     print(shtab.complete(parser, namespace.shell))
     return 0

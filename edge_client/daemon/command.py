@@ -61,7 +61,7 @@ def main(namespace: argparse.Namespace) -> int:
 
     # A second series for each counter, which nobody here reads.
     disable_created_metrics()  # type: ignore[no-untyped-call]
-    with exporting_spans(loaded.value.otlp_endpoint, "edge-client"):
+    with exporting_spans(loaded.value.logs.otlp_endpoint, "edge-client"):
         daemon = Daemon(lambda: load_run_config(namespace))
         listener = open_socket(daemon.serve.listen)
         try:
@@ -85,7 +85,7 @@ def _set_up_logs(loaded: Loaded[RunConfig]) -> None:
     """A daemon says more than a command, unless somebody chose."""
     config = loaded.value
     is_default = loaded.origins["log_level"] == "default"
-    setup_logging("info" if is_default else config.log_level, json=config.serve.log_json, stream=sys.stderr)
+    setup_logging("info" if is_default else config.logs.level, json=config.serve.log_json, stream=sys.stderr)
 
 
 def _require_packages() -> None:
