@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from outrider.common.config.loader import add_flags
 from outrider.common.errors import UsageError
+from outrider.common.process.extras import needs_extra
 from outrider.edge_client.commands.progress import show_progress
 from outrider.edge_client.config.run_config import RunConfig
 
@@ -231,13 +232,10 @@ def _embedded_text(config: RunConfig) -> Path:
 
 def _drawing() -> Callable[[Curve], str]:
     """Raises `UsageError` where there is nothing to draw with; it draws at the end of a long measurement."""
-    try:
+    with needs_extra("report", "--svg"):
         importlib.import_module("matplotlib")
         draw: Callable[[Curve], str] = importlib.import_module(_DRAWING).draw_curve
         return draw
-    except ModuleNotFoundError as error:
-        hint = "pip install 'outrider[report]' has what it needs, and --csv needs nothing"
-        raise UsageError(f"--svg: there is no module {error.name} here; {hint}") from error
 
 
 # ------------------------------------------------------------------------------------------------ output

@@ -9,11 +9,11 @@ import sys
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from outrider.common.errors import OutriderError, UsageError
+from outrider.common.process.extras import needs_extra
 from outrider.common.process.logs import setup_logging
 from outrider.common.types import FinishReason, ModelInfo, TokenLogprobs
 from outrider.edge_client.config.gate import gate_warning
@@ -72,8 +72,8 @@ def _can_live(is_json: bool) -> bool:
     """Raises `UsageError` where it is asked for and cannot be had anywhere here."""
     if is_json:
         raise UsageError("--live is for a person, --json for a program: give one of them")
-    if find_spec("rich") is None:
-        raise UsageError("--live needs rich: pip install 'outrider[live]'")
+    with needs_extra("live", "--live"):
+        import rich  # noqa: F401
     if not can_redraw(sys.stdout):
         print("edge-client: --live needs a terminal on standard output; plain text instead", file=sys.stderr)
         return False

@@ -8,7 +8,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from outrider.common.config.loader import Loaded
-from outrider.common.errors import UsageError
+from outrider.common.process.extras import needs_extra
 from outrider.common.process.logs import setup_logging
 from outrider.edge_client.config.flags import add_config, load_run_config
 from outrider.edge_client.config.run_config import RunConfig
@@ -89,10 +89,9 @@ def _set_up_logs(loaded: Loaded[RunConfig]) -> None:
 
 
 def _require_packages() -> None:
-    try:
+    """Raises `UsageError` before anything is loaded; the modules that need these are imported later."""
+    with needs_extra("daemon", "serve"):
         import jinja2  # noqa: F401
         import prometheus_client  # noqa: F401
         import starlette  # noqa: F401
         import uvicorn  # noqa: F401
-    except ModuleNotFoundError as error:
-        raise UsageError(f"serve needs {error.name}: pip install 'outrider[daemon]'") from error
