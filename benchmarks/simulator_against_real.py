@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from outrider.edge_client.config.run_config import RunConfig
+from outrider.edge_client.config.run_config import RunConfig, run_config
 from outrider.experiments.links.base import LinkRealisation, create_realisation
 from outrider.experiments.links.profile import LinkProfile
 from outrider.experiments.shared.processes import running_verifier
@@ -122,7 +122,7 @@ def worst(cells: Sequence[Compared]) -> tuple[float, float]:
 
 
 def _settings() -> RunConfig:
-    return RunConfig(max_new_tokens=NUM_TOKENS, on_timeout="wait", num_speculative_tokens=DRAFT_LENGTH)
+    return run_config(max_new_tokens=NUM_TOKENS, on_timeout="wait", num_speculative_tokens=DRAFT_LENGTH)
 
 
 def _run(

@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from outrider.common.errors import OutriderError
-from outrider.edge_client.config.run_config import RunConfig
+from outrider.edge_client.config.run_config import run_config
 from outrider.edge_client.core.events import MarkClearedEvent, RolledBackEvent, SessionEvent, TokenEvent
 from outrider.edge_client.session.factory import Edge, create_edge
 from outrider.edge_client.session.session import EdgeSession
@@ -65,7 +65,7 @@ def outage_measures(num_runs: int = NUM_RUNS) -> tuple[list[Measure], dict[str, 
     measures, details = [], {}
     prompts = [prompt.text for prompt in load_prompts(None, num_runs)]
     with running_verifier("--log-level", "warning", "--min-forward-ms", f"{FORWARD_MS:g}") as verifier:
-        edge = create_edge(RunConfig(verifier=verifier.address, max_new_tokens=2000, ignore_eos=True))
+        edge = create_edge(run_config(verifier=verifier.address, max_new_tokens=2000, ignore_eos=True))
         for rtt_ms in RTTS_MS:
             runs = [
                 _run(edge, verifier.address, rtt_ms, prompts[number % len(prompts)], number)

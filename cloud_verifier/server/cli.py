@@ -17,6 +17,7 @@ from outrider.cloud_verifier.security.arguments import add_cert_arguments, add_t
 from outrider.common.config.arguments import VerbParser
 from outrider.common.config.loader import Loaded, add_flags, given_flags, load_config
 from outrider.common.errors import ModelError, OutriderError, UsageError
+from outrider.common.process.extras import MissingExtraError, needs_extra
 from outrider.common.process.version import own_version
 
 if TYPE_CHECKING:
@@ -31,25 +32,27 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Returns the exit status: 0, 1 (failed), 2 (used wrongly), 130 (interrupted while starting)."""
     namespace = _make_parser().parse_args(arguments)
     try:
-        if namespace.verb in ("token", "cert"):
-            from outrider.cloud_verifier.security import commands
-
-            return commands.token(namespace) if namespace.verb == "token" else commands.cert(namespace)
-        loaded = load_config(
-            ServeConfig,
-            scope=SCOPE,
-            yaml_path=namespace.config,
-            flags=given_flags(namespace, ServeConfig),
-        )
-        if namespace.verb == "config":
-            print("\n".join(loaded.lines(with_origins=namespace.origin)))
-            return 0
-        return _serve(loaded)
+        with needs_extra("cloud", namespace.verb):
+            return _dispatch(namespace)
     except OutriderError as error:
         print(f"cloud-verifier: {error}", file=sys.stderr)
         return error.exit_code
     except KeyboardInterrupt:
         return 130
+
+
+def _dispatch(namespace: argparse.Namespace) -> int:
+    if namespace.verb in ("token", "cert"):
+        from outrider.cloud_verifier.security import commands
+
+        return commands.token(namespace) if namespace.verb == "token" else commands.cert(namespace)
+    loaded = load_config(
+        ServeConfig, scope=SCOPE, yaml_path=namespace.config, flags=given_flags(namespace, ServeConfig)
+    )
+    if namespace.verb == "config":
+        print("\n".join(loaded.lines(with_origins=namespace.origin)))
+        return 0
+    return _serve(loaded)
 
 
 def _make_parser() -> argparse.ArgumentParser:
@@ -146,7 +149,7 @@ def create_drafter(config: ServeConfig, backend: TargetBackend) -> CoLocatedDraf
             backend.tokenizer_fingerprint,
             num_threads=config.draft_threads,
         )
-    except ModelError as error:
+    except (ModelError, MissingExtraError) as error:
         if config.draft:
             raise
         log.warning("no co-located speculation: %s", error)

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from outrider.common.errors import UsageError
+from outrider.common.process.extras import needs_extra
 from outrider.common.process.version import own_version
 
 if TYPE_CHECKING:
@@ -33,14 +34,12 @@ def exporting_spans(endpoint: str, service_name: str) -> Iterator[None]:
         return
     if not endpoint.startswith(("http://", "https://")):
         raise UsageError(f"--otlp-endpoint {endpoint}: want a URL, for example http://127.0.0.1:4317")
-    try:
+    with needs_extra("otel", "--otlp-endpoint"):
         from opentelemetry import trace
         from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
         from opentelemetry.sdk.resources import Resource
         from opentelemetry.sdk.trace import TracerProvider
         from opentelemetry.sdk.trace.export import BatchSpanProcessor
-    except ImportError as error:
-        raise UsageError("--otlp-endpoint needs OpenTelemetry: pip install 'outrider[otel]'") from error
     resource = Resource.create({"service.name": service_name, "service.version": own_version()})
     provider = TracerProvider(resource=resource, shutdown_on_exit=False)
     exporter = OTLPSpanExporter(endpoint=endpoint, timeout=EXPORT_TIMEOUT_S)

@@ -81,7 +81,7 @@ def make_outcome(
         "percentile": percentile,
         "signals": f"of tokens drafted along {'the text of the target' if is_target else 'the text itself'}",
         "num_draft_tokens": len(samples),
-        "temperature": asked.temperature,
+        "temperature": asked.sampling.temperature,
         "text": list(text.names),
         "text_sha256": text.sha256,
     }
@@ -89,8 +89,8 @@ def make_outcome(
         source["target_fingerprint"] = target_fingerprint
     gate_file = GateFile(
         **{name: _rounded(value) for name, value in by_name(thresholds).items()},
-        max_hard_ratio=asked.gate_max_hard_ratio,
-        rules=split_names(asked.gate_rules),
+        max_hard_ratio=asked.gate.max_hard_ratio,
+        rules=split_names(asked.gate.rules),
         draft_fingerprint=draft_fingerprint,
         source=source,
         words=packed(words),

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from outrider.common.config.loader import add_flags
 from outrider.common.errors import UsageError
+from outrider.common.process.extras import needs_extra
 from outrider.edge_client.commands.progress import show_progress
 from outrider.edge_client.config.run_config import RunConfig
 
@@ -105,11 +106,11 @@ def main(namespace: argparse.Namespace) -> int:
     percentiles = _check(namespace, has_target)
     _check_rules(loaded.value)
     config = ungated(loaded.value)
-    setup_logging(config.log_level)
+    setup_logging(config.logs.level)
     draw = _drawing() if namespace.svg else None
     text = read_texts(namespace.text or [_embedded_text(config)])
     if has_target:  # a session would wait for a verifier that is not there, and say nothing
-        probe(config.verifier, link_security(config, config.verifier), count=1)
+        probe(config.verifier, link_security(config.connection, config.verifier), count=1)
     edge = create_edge(with_variance(config) if namespace.variance else config)
     try:
         outcome = _calibrate(namespace, loaded.value, edge, text, has_target, percentiles)
@@ -143,7 +144,7 @@ def _calibrate(
     draft = edge.draft
     assert draft is not None, "a calibration drafts"
     if not draft.signal_names:
-        strategy = asked.draft_strategy
+        strategy = asked.draft.strategy
         raise UsageError(f"calibrate asks how sure the draft is, and draft_strategy {strategy} cannot tell")
     passages = cut_passages(
         text.documents,
@@ -213,9 +214,9 @@ def _check_rules(config: RunConfig) -> None:
     from outrider.edge_client.gate.rules import RuleNeeds, create_rules
     from outrider.edge_client.gate.words import WordCounts
 
-    names = split_names(config.gate_rules)
-    create_rules(names, RuleNeeds(config.gate_ner, WordCounts()))
-    if config.gate_rare_per_million is not None and "rare" not in names:
+    names = split_names(config.gate.rules)
+    create_rules(names, RuleNeeds(config.gate.ner, WordCounts()))
+    if config.gate.rare_per_million is not None and "rare" not in names:
         raise UsageError("--gate-rare-per-million goes with the rule rare: add it to --gate-rules")
 
 
@@ -224,20 +225,17 @@ def _embedded_text(config: RunConfig) -> Path:
     from outrider.edge_client.config.run_config import default_draft_dir
 
     path = default_draft_dir().parent / "prompts.jsonl"
-    if config.draft or not path.is_file():
+    if config.draft.directory or not path.is_file():
         raise UsageError("--text FILE ...: name some text of the kind that will be written")
     return path
 
 
 def _drawing() -> Callable[[Curve], str]:
     """Raises `UsageError` where there is nothing to draw with; it draws at the end of a long measurement."""
-    try:
+    with needs_extra("report", "--svg"):
         importlib.import_module("matplotlib")
         draw: Callable[[Curve], str] = importlib.import_module(_DRAWING).draw_curve
         return draw
-    except ModuleNotFoundError as error:
-        hint = "pip install 'outrider[report]' has what it needs, and --csv needs nothing"
-        raise UsageError(f"--svg: there is no module {error.name} here; {hint}") from error
 
 
 # ------------------------------------------------------------------------------------------------ output

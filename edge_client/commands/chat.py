@@ -11,7 +11,7 @@ from outrider.common.process.logs import setup_logging
 from outrider.edge_client.config.flags import add_config, load_run_config
 from outrider.edge_client.config.gate import gate_warning
 from outrider.edge_client.config.methods import warning
-from outrider.edge_client.config.run_config import RunConfig, default_draft_dir
+from outrider.edge_client.config.run_config import RunConfig, draft_dir
 from outrider.edge_client.session.factory import create_edge
 from outrider.edge_client.tokenization.chat_template import ChatTemplate, load_chat_template
 from outrider.edge_client.ui.conversation import Conversation
@@ -54,7 +54,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(namespace: argparse.Namespace) -> int:
     config = load_run_config(namespace).value
-    setup_logging(config.log_level)
+    setup_logging(config.logs.level)
     template = _load_template(config)
     edge = create_edge(config, has_draft=None)
     for line in filter(None, (warning(config), gate_warning(config))):
@@ -70,9 +70,8 @@ def main(namespace: argparse.Namespace) -> int:
 
 
 def _load_template(config: RunConfig) -> ChatTemplate | None:
-    directory = Path(config.draft) if config.draft else default_draft_dir()
     try:
-        return load_chat_template(directory, config.serve.chat_template)
+        return load_chat_template(draft_dir(config), config.serve.chat_template)
     except ModuleNotFoundError:
         print("edge-client: chat templates need jinja2: pip install 'outrider[daemon]'", file=sys.stderr)
         return None

@@ -6,8 +6,6 @@ import argparse
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from outrider.common.errors import UsageError
-
 SHELLS = ("bash", "zsh", "tcsh")
 _EPILOG = """\
 examples:
@@ -22,16 +20,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(namespace: argparse.Namespace) -> int:
-    try:
-        import shtab
-    except ModuleNotFoundError as error:
-        raise UsageError("completion needs shtab: pip install 'outrider[edge]'") from error
+    import shtab
+
     from outrider.common.config.fields import leaves
-    from outrider.edge_client.commands.cli import whole_parser
+    from outrider.edge_client.commands.parser import make_parser
     from outrider.edge_client.config.run_config import RunConfig
 
-    parser = whole_parser()
-    choices = {leaf.key: leaf.option.choices for leaf in leaves(RunConfig) if leaf.option.choices}
+    parser = make_parser(is_whole=True)
+    choices = {leaf.key: leaf.choices for leaf in leaves(RunConfig) if leaf.choices}
     _describe_values(parser, choices, {"FILE": shtab.FILE, "DIR": shtab.DIRECTORY})
     print(shtab.complete(parser, namespace.shell))
     return 0

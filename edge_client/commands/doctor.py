@@ -55,7 +55,7 @@ def examine(config: RunConfig, has_trial: bool = True) -> list[Finding]:
     local = check_local(config)
     findings, edge = list(local.findings), local.edge
     try:
-        if config.mode == Mode.EDGE_ONLY:
+        if config.mode is Mode.EDGE_ONLY:
             return [*findings, skipped("verifier", "mode edge-only asks none")]
         far = check_far(config)
         findings += far.findings

@@ -17,6 +17,7 @@ from outrider.common.config.units import parse_duration, parse_rate, parse_share
 from outrider.common.errors import UsageError
 from outrider.edge_client.commands.progress import show_progress
 from outrider.edge_client.config.run_config import RunConfig
+from outrider.edge_client.core.options import Mode
 from outrider.edge_client.planning.plan import ASSUMED, GIVEN, MAX_DRAFT_TOKENS, Known, PlanParts, make_plan
 from outrider.edge_client.planning.report import plan_json, plan_text
 from outrider.edge_client.planning.samples import Standing
@@ -181,8 +182,8 @@ def _measure(
     seconds = namespace.measure_s
     if not 0 < seconds < math.inf:
         raise UsageError(f"--measure-s {seconds}: want seconds above 0")
-    config = replace(load_run_config(namespace).value, verifier=namespace.measure, mode="speculative")
-    setup_logging(config.log_level)
+    config = replace(load_run_config(namespace).value, verifier=namespace.measure, mode=Mode.SPECULATIVE)
+    setup_logging(config.logs.level)
     edge = create_edge(config)
     try:
         prompts = namespace.prompt or PROMPTS

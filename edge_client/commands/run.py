@@ -9,11 +9,11 @@ import sys
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from outrider.common.errors import OutriderError, UsageError
+from outrider.common.process.extras import needs_extra
 from outrider.common.process.logs import setup_logging
 from outrider.common.types import FinishReason, ModelInfo, TokenLogprobs
 from outrider.edge_client.config.gate import gate_warning
@@ -36,7 +36,7 @@ def run(
     config: RunConfig, prompt: str | None, prompt_file: Path | None, is_json: bool, is_live: bool = False
 ) -> int:
     """Returns the exit status. Errors keep the partial text: it is printed before they are reported."""
-    setup_logging(config.log_level)
+    setup_logging(config.logs.level)
     is_live = is_live and _can_live(is_json)
     text = read_prompt(prompt, prompt_file)
     seed = config.seed if config.seed is not None else draw_seed()
@@ -72,8 +72,8 @@ def _can_live(is_json: bool) -> bool:
     """Raises `UsageError` where it is asked for and cannot be had anywhere here."""
     if is_json:
         raise UsageError("--live is for a person, --json for a program: give one of them")
-    if find_spec("rich") is None:
-        raise UsageError("--live needs rich: pip install 'outrider[live]'")
+    with needs_extra("live", "--live"):
+        import rich  # noqa: F401
     if not can_redraw(sys.stdout):
         print("edge-client: --live needs a terminal on standard output; plain text instead", file=sys.stderr)
         return False
@@ -87,10 +87,12 @@ def _show(session: EdgeSession, config: RunConfig, has_colour: bool, is_live: bo
     if is_live:
         from outrider.edge_client.ui.live import LiveView, ticking
 
-        events, is_alone = ticking(session.generate()), config.mode == Mode.EDGE_ONLY
-        view = LiveView(session, sys.stdout, has_colour, is_alone=is_alone, is_reverified=config.reverify)
+        events, is_alone = ticking(session.generate()), config.mode is Mode.EDGE_ONLY
+        view = LiveView(
+            session, sys.stdout, has_colour, is_alone=is_alone, is_reverified=config.outage.reverify
+        )
     else:
-        events = readable(session.generate(), sys.stdout, config.reverify)
+        events = readable(session.generate(), sys.stdout, config.outage.reverify)
         view = TextPrinter(sys.stdout, has_colour)
     try:
         for event in events:
@@ -140,7 +142,7 @@ def make_report(
         "num_approximate_tokens": sum(result.token_is_approximate),
         "mode": edge.config.mode,
         "method": method,
-        "gate": edge.config.gate,
+        "gate": edge.config.gate.use,
         "exact": (method is None or method.is_exact) and result.num_unverified_tokens == 0,
         "target_fingerprint": model.target_fingerprint if model else None,
         "draft_fingerprint": _draft_fingerprint(edge, model),
@@ -170,7 +172,7 @@ def _draft_fingerprint(edge: Edge, model: ModelInfo | None) -> str | None:
     """Of the draft that drafted: ours, or the verifier's when co-located."""
     if edge.draft is not None:
         return edge.draft.fingerprint
-    return model.draft_fingerprint if model and edge.config.mode == Mode.CO_LOCATED else None
+    return model.draft_fingerprint if model and edge.config.mode is Mode.CO_LOCATED else None
 
 
 @contextmanager

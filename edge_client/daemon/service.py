@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from outrider.common.config.addresses import is_loopback, split_address
-from outrider.common.config.loader import Loaded
+from outrider.common.config.loader import Loaded, value_of, with_values
 from outrider.common.errors import UsageError
 from outrider.common.types import Method, SamplingParams
-from outrider.edge_client.config.run_config import RunConfig, default_draft_dir
-from outrider.edge_client.config.serve import SECTION, ServeConfig
+from outrider.edge_client.config.run_config import RunConfig, draft_dir
+from outrider.edge_client.config.serve import ServeConfig
 from outrider.edge_client.core.options import Mode
 from outrider.edge_client.daemon.activity import Activity
 from outrider.edge_client.daemon.admission import Admission
@@ -72,7 +71,7 @@ class Daemon:
     def __init__(self, load: Callable[[], Loaded[RunConfig]]) -> None:
         self._load = load
         self.config = load().value
-        self.directory = Path(self.config.draft) if self.config.draft else default_draft_dir()
+        self.directory = draft_dir(self.config)
         self.keys = Keys.read(self.config.serve)
         _check(self.config, self.keys)
         self.template: ChatTemplate | None = self._load_template(self.config)
@@ -126,8 +125,8 @@ class Daemon:
 
     def _lease(self, config: RunConfig) -> DraftLease | None:
         """Only where the target decides alone may the draft's memory come from another text (pool.py)."""
-        is_drafted = Mode(config.mode).has_draft and config.mode != Mode.EDGE_ONLY
-        if self._pool is None or not is_drafted or config.method != Method.COUPLED:
+        is_drafted = config.mode.has_draft and config.mode is not Mode.EDGE_ONLY
+        if self._pool is None or not is_drafted or config.verification.method is not Method.COUPLED:
             return None
         return self._pool.lease()
 
@@ -182,20 +181,11 @@ def _check(config: RunConfig, keys: Keys) -> None:
 
 def _has_draft(config: RunConfig, directory: Path) -> bool:
     """A request may choose a mode that drafts, so the draft is loaded where there is one."""
-    is_there = config.draft_strategy in WITHOUT_MODEL or (directory / SPEC_FILE).is_file()
-    return Mode(config.mode).has_draft or is_there
+    is_there = config.draft.strategy in WITHOUT_MODEL or (directory / SPEC_FILE).is_file()
+    return config.mode.has_draft or is_there
 
 
 def _keep(old: RunConfig, new: RunConfig, keys: tuple[str, ...]) -> tuple[RunConfig, list[str]]:
-    """`new` with what `old` has under `keys`; and which of those differed."""
-    differing = []
-    serve_changes: dict[str, Any] = {}
-    changes: dict[str, Any] = {}
-    for key in keys:
-        section, _, name = key.rpartition(".")
-        mine, theirs = (old.serve, new.serve) if section == SECTION else (old, new)
-        assert name in {field.name for field in fields(mine)}, f"no field {key}"
-        if getattr(mine, name) != getattr(theirs, name):
-            differing.append(key)
-            (serve_changes if section else changes)[name] = getattr(mine, name)
-    return replace(new, serve=replace(new.serve, **serve_changes), **changes), differing
+    """Returns `new` with the values that `old` has under `keys`, and which of those differed."""
+    differing = [key for key in keys if value_of(old, key) != value_of(new, key)]
+    return with_values(new, **{key: value_of(old, key) for key in differing}), differing

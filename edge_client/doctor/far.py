@@ -27,7 +27,7 @@ class FarResult:
 
 def check_far(config: RunConfig) -> FarResult:
     try:
-        security = link_security(config, config.verifier)
+        security = link_security(config.connection, config.verifier)
     except OutriderError as error:
         return FarResult([fault("credentials", str(error), "correct these flags or files")], None)
     try:

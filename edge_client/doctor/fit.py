@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
+from outrider.common.config.loader import with_values
 from outrider.common.errors import IncompatibleError, OutriderError
 from outrider.common.types import Method, ModelInfo
 from outrider.edge_client.config.run_config import RunConfig
-from outrider.edge_client.core.options import Mode
+from outrider.edge_client.core.options import Mode, OnTimeout
 from outrider.edge_client.doctor.finding import Finding, fault, ok, warning
 from outrider.edge_client.session.factory import Edge
 
@@ -28,21 +27,23 @@ def check_fit(config: RunConfig, edge: Edge, model: ModelInfo) -> list[Finding]:
 
 
 def _check_settings(config: RunConfig, model: ModelInfo) -> Finding:
-    names = [str(method) for method in model.methods]
-    if config.method not in names:
-        usable = names[0] if names else Method.COUPLED
-        todo = f"use --method {usable}, or ask its operator for --methods {config.method}"
-        return fault("settings", f"method {config.method} is not among {', '.join(names)}", todo)
-    if config.mode == Mode.CO_LOCATED and not model.draft_fingerprint:
+    method = config.verification.method
+    if method not in model.methods:
+        usable = model.methods[0] if model.methods else Method.COUPLED
+        todo = f"use --method {usable}, or ask its operator for --methods {method}"
+        return fault("settings", f"method {method} is not among {', '.join(model.methods)}", todo)
+    if config.mode is Mode.CO_LOCATED and not model.draft_fingerprint:
         todo = "serve it with --draft DIR, or choose another --mode"
         return fault("settings", "mode co-located needs a draft in the verifier, and it has none", todo)
-    return ok("settings", f"mode {config.mode}, method {config.method}")
+    return ok("settings", f"mode {config.mode}, method {method}")
 
 
 def check_trial(config: RunConfig, edge: Edge) -> Finding:
     """A dozen tokens, decoded: what a round really takes, and how long it waits for others over there."""
-    changes = {"max_new_tokens": _TRIAL_TOKENS, "ignore_eos": True, "on_timeout": "fail", "logprobs": 0}
-    session = edge.session(_TRIAL_PROMPT, 0, replace(config, **changes))  # type: ignore[arg-type]
+    trial = with_values(
+        config, max_new_tokens=_TRIAL_TOKENS, ignore_eos=True, on_timeout=OnTimeout.FAIL, logprobs=0
+    )
+    session = edge.session(_TRIAL_PROMPT, 0, trial)
     try:
         for _ in session.generate():
             pass

@@ -5,11 +5,10 @@ from __future__ import annotations
 import ctypes
 import time
 from dataclasses import dataclass
-from pathlib import Path
 
 from outrider.common.errors import OutriderError
 from outrider.common.types import SamplingParams
-from outrider.edge_client.config.run_config import RunConfig, default_draft_dir
+from outrider.edge_client.config.run_config import RunConfig, draft_dir
 from outrider.edge_client.doctor.finding import Finding, fault, ok, skipped, warning
 from outrider.edge_client.session.factory import Edge, create_edge
 from outrider.edge_client.tokenization.chat_template import load_chat_template
@@ -70,7 +69,7 @@ def _check_draft(config: RunConfig, edge: Edge) -> Finding:
 
 
 def _check_template(config: RunConfig) -> Finding:
-    directory = Path(config.draft) if config.draft else default_draft_dir()
+    directory = draft_dir(config)
     try:
         template = load_chat_template(directory, config.serve.chat_template)
     except ModuleNotFoundError:

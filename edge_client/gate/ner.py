@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from outrider.common.errors import UsageError
+from outrider.common.process.extras import needs_extra
 from outrider.edge_client.gate.words import Span
 
 _NAMERS = frozenset({"ner", "beam_ner", "entity_ruler", "span_ruler"})
@@ -20,10 +21,8 @@ class NamedEntities:
     """Raises `UsageError` where spaCy or the pipeline is missing, or the pipeline names no entities."""
 
     def __init__(self, name: str) -> None:
-        try:
+        with needs_extra("ner", f"--gate-ner {name}"):
             import spacy
-        except ImportError as error:
-            raise UsageError(f"--gate-ner {name} needs spaCy: pip install 'outrider[ner]'") from error
         try:
             self._pipeline: Any = spacy.load(name)
         except (OSError, ValueError) as error:

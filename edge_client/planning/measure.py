@@ -12,9 +12,11 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import count, cycle, pairwise
 
+from outrider.common.config.loader import with_values
 from outrider.common.errors import UsageError
 from outrider.common.types import ModelInfo
 from outrider.edge_client.config.run_config import RunConfig
+from outrider.edge_client.core.options import Mode
 from outrider.edge_client.core.stats import RoundRecord
 from outrider.edge_client.planning.plan import MAX_DRAFT_TOKENS
 from outrider.edge_client.planning.samples import (
@@ -87,7 +89,7 @@ def measure(
         samples.rounds += [each for each in stats.rounds[1:] if each.is_answered]
         if stats.rounds and all(each.is_answered for each in stats.rounds):
             samples.texts.append([(each.num_accepted_tokens, each.num_draft_tokens) for each in stats.rounds])
-        if config.mode == "cloud-only":
+        if config.mode is Mode.CLOUD_ONLY:
             times_ns = stats.token_times_ns[1:]
             samples.token_gaps_s += [(after - before) / 1e9 for before, after in pairwise(times_ns)]
         if clock() >= end_s:
@@ -102,20 +104,20 @@ def _errands(
     texts, seeds = cycle(prompts), count(1 if config.seed is None else config.seed)
     for turn in count():
         num_tokens = FIRST_TOKENS if turn == 0 else LATER_TOKENS
-        common = replace(
+        common = with_values(
             config,
             on_timeout="wait",
-            recover_timeout_s=min(config.recover_timeout_s, max(seconds, MIN_PATIENCE_S)),
+            recover_timeout_s=min(config.outage.recover_timeout_s, max(seconds, MIN_PATIENCE_S)),
             ignore_eos=True,
             max_new_tokens=num_tokens,
             depth_policy="fixed",
         )
-        speculative = replace(common, mode="speculative")
+        speculative = replace(common, mode=Mode.SPECULATIVE)
         prompt = next(texts)
         for number, length in enumerate(LENGTHS):
-            yield replace(speculative, num_speculative_tokens=length), prompt, next(seeds)
+            yield with_values(speculative, num_speculative_tokens=length), prompt, next(seeds)
             if number % 3 == 0:
-                yield replace(common, mode="cloud-only"), prompt, next(seeds)
+                yield replace(common, mode=Mode.CLOUD_ONLY), prompt, next(seeds)
 
 
 def parts_from(samples: Samples, flag: str = "--measure-s") -> MeasuredParts:

@@ -57,9 +57,10 @@ class Conversation:
         """Raises `UsageError` for a mode that is none, or that needs a draft where none is loaded."""
         if name not in tuple(Mode):
             raise UsageError(f"there is no mode {name}; there are {', '.join(Mode)}")
-        if Mode(name).has_draft and self._edge.draft is None:
+        mode = Mode(name)
+        if mode.has_draft and self._edge.draft is None:
             raise UsageError(f"mode {name} drafts here, and no draft was loaded: start with --mode {name}")
-        self.config = replace(self.config, mode=name)
+        self.config = replace(self.config, mode=mode)
 
     def begin(self, words: str) -> EdgeSession:
         """A session that answers `words`. Raises `OutriderError`; the conversation is as before then."""
@@ -85,4 +86,4 @@ class Conversation:
     @property
     def _may_reuse(self) -> bool:
         """See `outrider.edge_client.drafting.pool`."""
-        return self.config.method == Method.COUPLED and self.config.mode != Mode.EDGE_ONLY
+        return self.config.verification.method is Method.COUPLED and self.config.mode is not Mode.EDGE_ONLY

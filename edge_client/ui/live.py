@@ -27,7 +27,7 @@ from outrider.edge_client.core.events import (
 )
 from outrider.edge_client.core.live_stats import LiveStats
 from outrider.edge_client.session.session import EdgeSession
-from outrider.edge_client.ui.cells import row_starts, unsteering
+from outrider.edge_client.ui.cells import row_starts, without_control_characters
 
 _TICK_S = 0.08
 _STRUCK_S = 1.2  # how long what was taken back stays
@@ -113,9 +113,9 @@ class LiveView:
     def show(self, event: SessionEvent | None) -> None:
         match event:
             case TokenEvent():
-                self._pieces.append((unsteering(event.text), name_of(event, self._is_alone)))
+                self._pieces.append((without_control_characters(event.text), name_of(event, self._is_alone)))
             case EndEvent():
-                self._pieces.append((unsteering(event.text), "target"))
+                self._pieces.append((without_control_characters(event.text), "target"))
             case MarkClearedEvent():
                 self._pieces[event.index] = (self._pieces[event.index][0], "accepted")
             case RolledBackEvent():

@@ -155,7 +155,7 @@ class Repl:
         printer = TextPrinter(self._out, self._has_colour)
         try:
             with _stop_on_interrupt(session):
-                is_reverified = self._conversation.config.reverify
+                is_reverified = self._conversation.config.outage.reverify
                 for event in readable(session.generate(), self._out, is_reverified):
                     printer.show(event)
         finally:

@@ -17,7 +17,7 @@ from outrider.edge_client.core.events import (
 )
 from outrider.edge_client.core.unverified import buffer_unverified
 from outrider.edge_client.session.session import SessionResult
-from outrider.edge_client.ui.cells import row_starts, unsteering
+from outrider.edge_client.ui.cells import row_starts, without_control_characters
 
 _RESET = "\x1b[0m"
 _COLOURS = {
@@ -77,7 +77,7 @@ class TextPrinter:
         self._out.flush()
 
     def _add(self, text: str, colour: str) -> None:
-        self._pieces.append((unsteering(text) if self._is_terminal else text, colour))
+        self._pieces.append((without_control_characters(text) if self._is_terminal else text, colour))
         self._write(*self._pieces[-1])
 
     def _redraw(self) -> None:

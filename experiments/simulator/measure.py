@@ -23,7 +23,7 @@ from pathlib import Path
 
 import numpy as np
 
-from outrider.edge_client.config.run_config import RunConfig
+from outrider.edge_client.config.run_config import run_config
 from outrider.edge_client.core.options import Mode
 from outrider.edge_client.core.stats import RoundRecord
 from outrider.edge_client.drafting.onnx.model import OnnxDraftModel
@@ -80,7 +80,7 @@ def collect(edges: ReplayEdges, address: str) -> list[Rounds]:
 
 
 def measure(address: str, texts: Sequence[KnownText], num_turns: int = 3) -> SystemTimes:
-    edges = ReplayEdges(texts, THINK, RunConfig(max_new_tokens=NUM_TOKENS, on_timeout="wait"))
+    edges = ReplayEdges(texts, THINK, run_config(max_new_tokens=NUM_TOKENS, on_timeout="wait"))
     edges.run(address, 1, len(texts))  # warms up
     turns = [collect(edges, address) for _ in range(num_turns)]
     colocated = edges.run(address, 1, len(texts), mode=str(Mode.CO_LOCATED), num_speculative_tokens=4)

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from benchmarks.controller.record_acceptance import trace_text
+from outrider.common.config.loader import with_values
 from outrider.common.types import SamplingParams, TokenIds
 from outrider.edge_client.config.run_config import RunConfig
 from outrider.edge_client.core.options import Mode
@@ -103,8 +104,8 @@ class ReplayEdges:
     def __init__(self, texts: Sequence[KnownText], times: DraftTimes, settings: RunConfig) -> None:
         """`settings` are of greedy texts without an end; their address is given to `run`."""
         self._texts, self._times = texts, times
-        self._config = replace(settings, temperature=0.0, ignore_eos=True)
-        self._edge: Edge = create_edge(replace(self._config, mode=str(Mode.CLOUD_ONLY)))
+        self._config = with_values(settings, temperature=0.0, ignore_eos=True)
+        self._edge: Edge = create_edge(replace(self._config, mode=Mode.CLOUD_ONLY))
 
     def run(
         self, address: str, num_sessions: int, requests_each: int, **settings: object
@@ -113,7 +114,7 @@ class ReplayEdges:
 
         Raises the first error that a session met.
         """
-        config = replace(self._config, verifier=address, **settings)  # type: ignore[arg-type]
+        config = with_values(self._config, verifier=address, **settings)
         found: list[RealRequest] = []
         errors: list[BaseException] = []
 

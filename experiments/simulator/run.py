@@ -183,7 +183,7 @@ def _load_texts(system: System, given: _Given) -> tuple[list[TracedText], list[r
     for place, plan in enumerate(system.edges):
         where = f"edges[{place}]: acceptance"
         found = load_acceptance(plan.group.acceptance, where, system.config.seed)
-        if plan.config.gate != GateUse.OFF and not all(each.signals(0) for each in found):
+        if plan.config.gate.use is not GateUse.OFF and not all(each.signals(0) for each in found):
             raise UsageError(f"{where}: a gate asks how sure the draft is: name traces that were recorded")
         places.append(range(len(texts), len(texts) + len(found)))
         texts += found

@@ -27,7 +27,6 @@ from outrider.common.errors import OutriderError
 from outrider.common.process.logs import setup_logging
 from outrider.edge_client.config.run_config import RunConfig
 from outrider.edge_client.controller.acceptance_prior import Experience
-from outrider.edge_client.core.options import Mode
 from outrider.edge_client.session.factory import Edge, create_edge
 from outrider.experiments.sweep.config.settings import make_edge_config
 from outrider.experiments.sweep.machine import peak_rss_bytes, reset_peak_rss
@@ -43,8 +42,8 @@ class Edges:
 
     def get(self, config: RunConfig, synthetic: Mapping[str, object] | None) -> Edge:
         """`synthetic`: the pair's description instead of weights."""
-        weights = _loaded_by(config) if Mode(config.mode).has_draft else ()
-        key = (config.draft, json.dumps(synthetic), *weights)
+        weights = _loaded_by(config) if config.mode.has_draft else ()
+        key = (config.draft.directory, json.dumps(synthetic), *weights)
         if key not in self._loaded:
             is_real = synthetic is None
             self._loaded[key] = create_edge(config) if is_real else _create_synthetic(config, synthetic or {})
@@ -54,8 +53,8 @@ class Edges:
 
 def _loaded_by(config: RunConfig) -> tuple[object, ...]:
     """What a draft is loaded by, beside its directory; one that tells a variance is another."""
-    names = [each.name for each in dataclasses.fields(config) if each.name.startswith(("draft_", "lookup_"))]
-    return (*(getattr(config, name) for name in names), config.gate_variance is not None, config.gate_file)
+    draft = dataclasses.replace(config.draft, directory="")
+    return (draft, config.gate.variance is not None, config.gate.file)
 
 
 def _create_synthetic(config: RunConfig, description: Mapping[str, object]) -> Edge:
@@ -67,7 +66,7 @@ def _create_synthetic(config: RunConfig, description: Mapping[str, object]) -> E
 
 def run(edges: Edges, job: dict[str, Any]) -> dict[str, Any]:
     config = make_edge_config(job["settings"])
-    setup_logging(config.log_level)
+    setup_logging(config.logs.level)
     errand = Errand(**job["errand"])
     edge = edges.get(config, job.get("synthetic"))
     num_prompt_tokens = len(edge.tokenizer.encode(job["text"]))

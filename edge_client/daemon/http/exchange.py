@@ -85,7 +85,7 @@ class Exchange:
                 entry.begin(
                     prepared.session, prepared.config.mode, method and str(method), prepared.num_prompt_tokens
                 )
-                generation = Generation(prepared.session, prepared.config.reverify)
+                generation = Generation(prepared.session, prepared.config.outage.reverify)
                 try:
                     await self._write(entry, prepared, generation, wire)
                 finally:

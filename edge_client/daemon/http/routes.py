@@ -66,7 +66,7 @@ class _Handlers:
     async def ready(self, request: Request) -> Response:
         """Whether a request would be served now: the draft is loaded, the verifier answers."""
         daemon = self._daemon
-        needs_verifier = daemon.config.mode != Mode.EDGE_ONLY
+        needs_verifier = daemon.config.mode is not Mode.EDGE_ONLY
         trouble = "stopping" if daemon.admission.is_stopping else ""
         if needs_verifier and not trouble:
             state = await daemon.watch.check(daemon.config)
@@ -104,7 +104,7 @@ class _Handlers:
         about: dict[str, object] = {
             "mode": daemon.config.mode,
             "modes": [str(mode) for mode in Mode if draft is not None or not mode.has_draft],
-            "method": daemon.config.method,
+            "method": daemon.config.verification.method,
             "draft_fingerprint": draft.fingerprint if draft else None,
             "draft_context": draft.max_context if draft else None,
             "has_chat_template": daemon.template is not None,

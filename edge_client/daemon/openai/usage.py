@@ -60,7 +60,7 @@ def make_extras(
         "seed": seed,
         "mode": config.mode,
         "method": method,
-        "gate": config.gate,
+        "gate": config.gate.use,
         "exact": (method is None or method.is_exact) and num_unverified == 0,
         "finish_reason": str(result.finish_reason),
         "num_unverified_tokens": num_unverified,

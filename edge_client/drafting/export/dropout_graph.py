@@ -24,6 +24,7 @@ from typing import Any
 import numpy as np
 
 from outrider.common.errors import ModelError, UsageError
+from outrider.common.process.extras import needs_extra
 from outrider.edge_client.drafting.export.quantize import BLOCK_SIZE
 from outrider.edge_client.drafting.export.writer import MICROSOFT, OnnxWriter, ValueInfo
 from outrider.edge_client.drafting.onnx.dropout import DEFAULT_RATE, DEFAULT_SAMPLES, MAX_SAMPLES
@@ -51,10 +52,8 @@ def add_dropout(directory: Path, *, num_samples: int = DEFAULT_SAMPLES, rate: fl
     written to, `UsageError` for numbers out of range.
     """
     check_numbers(num_samples, rate)
-    try:
+    with needs_extra("export", "draft add-dropout"):
         import onnx
-    except ImportError as error:
-        raise ModelError("the variant needs the onnx package: pip install 'outrider[export]'") from error
     spec = read_spec(directory)
     model = onnx.load(directory / GRAPH_FILE, load_external_data=False)
     _append_branch(model.graph, spec)

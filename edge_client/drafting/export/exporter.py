@@ -10,6 +10,7 @@ from typing import Any
 
 from outrider.common.errors import ModelError, UsageError
 from outrider.common.models.fingerprint import directory_fingerprint, num_tokens, tokenizer_fingerprint
+from outrider.common.process.extras import needs_extra
 from outrider.edge_client.drafting import spec as files
 from outrider.edge_client.drafting.export.graph import GraphBuilder
 from outrider.edge_client.drafting.export.hf_config import DecoderConfig, read_config
@@ -108,10 +109,8 @@ def _silent(_done: int, _total: int, _what: str) -> None:
 
 
 def _require_onnx() -> None:
-    try:
+    with needs_extra("export", "draft export"):
         import onnx  # noqa: F401
-    except ImportError as error:
-        raise ModelError("export needs the onnx package: pip install 'outrider[export]'") from error
 
 
 def _save(model: Any, out_dir: Path) -> None:

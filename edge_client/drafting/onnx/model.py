@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from outrider.common.errors import ModelError, UsageError
+from outrider.common.process.extras import needs_extra
 from outrider.common.sampling.processors import check_sampling_params
 from outrider.common.types import SamplingParams
 from outrider.edge_client.drafting.onnx.dropout import DropoutPlan
@@ -107,10 +108,8 @@ class OnnxDraftModel:
 def import_onnxruntime() -> Any:
     """onnxruntime with its telemetry off: the Linux wheels read this variable when they are imported."""
     os.environ["ORT_DISABLE_TELEMETRY"] = "1"
-    try:
+    with needs_extra("edge", "drafting"):
         import onnxruntime
-    except ImportError as error:
-        raise ModelError("drafting needs onnxruntime: pip install 'outrider[edge]'") from error
     return onnxruntime
 
 

@@ -37,7 +37,7 @@ class Judge:
             return None
         settings = self._cells[row.cell].edge_settings(self._config.edge_settings)
         config = make_edge_config(settings)
-        words = tuple(tuple(self._encode(word)) for word in config.bad_word)
+        words = tuple(tuple(self._encode(word)) for word in config.sampling.bad_word)
         sampling = make_sampling(config, row.seed, words)
         ids, written = self._encode(self._prompts[row.prompt]), row.token_ids
         return scorer.is_tie(ids, written[:index], written[index], token_id, sampling)

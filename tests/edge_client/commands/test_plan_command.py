@@ -13,7 +13,7 @@ from outrider.cloud_verifier.engine.colocated import CoLocatedDrafter
 from outrider.common.config.units import parse_duration, parse_rate, show_duration
 from outrider.common.errors import UsageError
 from outrider.edge_client.commands.cli import main
-from outrider.edge_client.config.run_config import RunConfig
+from outrider.edge_client.config.run_config import run_config
 from outrider.edge_client.controller.cost_model import LinkCosts, ModelCosts, fastest_round, tokens_per_s
 from outrider.edge_client.planning.measure import Samples, measure, parts_from
 from outrider.edge_client.planning.plan import (
@@ -162,7 +162,7 @@ def test_measured_parts_are_the_true_ones_of_a_synthetic_pair() -> None:
     pair = SyntheticPair((0.8,), draft_token_s=0.001, target_s=0.008, verify_token_s=0.0005)
     drafter = CoLocatedDrafter(SyntheticDraft(pair), 1 << 20)
     with serving(SyntheticBackend(pair), drafter=drafter) as server:
-        config = RunConfig(verifier=f"127.0.0.1:{server.port}", seed=1)
+        config = run_config(verifier=f"127.0.0.1:{server.port}", seed=1)
         edge = Edge(config, SyntheticTokenizer(), SyntheticDraft(pair), 0.0, ())  # type: ignore[arg-type]
         shares: list[float] = []
         samples = measure(edge, seconds=3.0, on_progress=lambda share, num: shares.append(share))

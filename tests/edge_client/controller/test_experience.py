@@ -11,7 +11,7 @@ import pytest
 from support.edge.engine_link import EngineLink
 
 from outrider.common.types import Method, SamplingParams, StopParams
-from outrider.edge_client.config.run_config import RunConfig
+from outrider.edge_client.config.run_config import run_config
 from outrider.edge_client.controller.acceptance_posterior import ALPHAS, beliefs, usual_belief
 from outrider.edge_client.controller.acceptance_prior import MOST_TEXTS, Circumstances, Experience
 from outrider.edge_client.controller.mode_policy import ModeChoice, Way
@@ -152,7 +152,7 @@ def test_sessions_of_one_edge_share_their_experience() -> None:
         def decoder(self, prompt_ids: Sequence[int]) -> object:
             return lambda token_id: ""
 
-    edge = Edge(RunConfig(mode="cloud-only"), Tokenizer(), None, 0.0, ())  # type: ignore[arg-type]
+    edge = Edge(run_config(mode="cloud-only"), Tokenizer(), None, 0.0, ())  # type: ignore[arg-type]
     sessions = [edge.session("prompt", seed) for seed in (1, 2)]
     experiences = {id(session._state._experience) for session in sessions}
     assert experiences == {id(edge.experience)}

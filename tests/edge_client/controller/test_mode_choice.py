@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from outrider.common.errors import UsageError
-from outrider.edge_client.config.run_config import RunConfig
+from outrider.edge_client.config.run_config import run_config
 from outrider.edge_client.controller.mode_policy import MAX_IN_FLIGHT, ModeChoice, Way
 from outrider.edge_client.controller.window import Pipelining, create_window
 from outrider.edge_client.core.stats import RoundRecord
@@ -153,14 +153,14 @@ def test_auto_pipelining_is_off_where_there_is_nothing_to_hide_and_comes_back_wi
 )
 def test_pipelining_that_would_have_no_effect_is_refused_by_name(flags: dict[str, Any], message: str) -> None:
     with pytest.raises(UsageError, match=message):
-        make_window(RunConfig(**flags))
-    assert make_window(RunConfig(mode="auto", pipeline="auto", num_rounds_in_flight=4)).choice is not None
+        make_window(run_config(**flags))
+    assert make_window(run_config(mode="auto", pipeline="auto", num_rounds_in_flight=4)).choice is not None
 
 
 def test_single_calls_are_not_pipelined() -> None:
     with pytest.raises(UsageError, match="--pipeline on needs --transport stream"):
-        make_window(RunConfig(pipeline="on", transport="unary"))
-    choice = make_window(RunConfig(mode="auto", transport="unary")).choice
+        make_window(run_config(pipeline="on", transport="unary"))
+    choice = make_window(run_config(mode="auto", transport="unary")).choice
     assert choice is not None
     choice.observe_opening(0.06, 0.07, 0.012)
     assert choice.choose(1000) is not Way.PIPELINED

@@ -32,7 +32,7 @@ from outrider.common.types import (
     VerifyRequest,
 )
 from outrider.edge_client.config.methods import check_method
-from outrider.edge_client.config.run_config import RunConfig
+from outrider.edge_client.config.run_config import run_config
 from outrider.edge_client.controller.depth.fixed import FixedDepth
 from outrider.edge_client.controller.mode_policy import ModeChoice, Way
 from outrider.edge_client.controller.window import RoundWindow
@@ -329,8 +329,8 @@ def test_the_daemons_clients_never_get_what_is_taken_back() -> None:
 )
 def test_what_it_cannot_go_with_is_refused_by_name(flags: dict[str, Any], words: str) -> None:
     with pytest.raises(UsageError, match=words):
-        check_method(RunConfig(reverify=True, **flags))
-    check_method(RunConfig(reverify=True, mode="auto", on_timeout="edge_only"))
+        check_method(run_config(reverify=True, **flags))
+    check_method(run_config(reverify=True, mode="auto", on_timeout="edge_only"))
 
 
 # --------------------------------------------------------------------- any text, any fault: cloud-only's text

@@ -239,5 +239,5 @@ def test_a_recogniser_names_entities_in_place_of_the_looks_of_words(tmp_path: Pa
 
 def test_a_missing_spacy_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "spacy", None)
-    with pytest.raises(UsageError, match=r"--gate-ner en needs spaCy: pip install 'outrider\[ner\]'"):
+    with pytest.raises(UsageError, match=r"--gate-ner en needs spacy: pip install 'outrider\[ner\]'"):
         create_rules(["entities"], RuleNeeds(ner="en"))

@@ -1,0 +1,83 @@
+"""Sections of the configuration about the link: the connection, outages, and logs and traces."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from outrider.common.config.loader import option
+from outrider.edge_client.core.options import OnTimeout
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectionConfig:
+    """Says how the verifier is connected to: transport, TLS and credentials."""
+
+    transport: Literal["stream", "unary"] = option(
+        "stream", "one stream for a session, or single calls where streams break", title="when the link fails"
+    )
+    tls: bool = option(False, "speak TLS, with the authorities this machine trusts")
+    tls_ca: Path | None = option(
+        None, "speak TLS, with this authority of the verifier's certificate; PEM", metavar="FILE"
+    )
+    tls_cert: Path | None = option(
+        None, "certificate of this edge, where the verifier wants one; PEM", metavar="FILE"
+    )
+    tls_key: Path | None = option(None, "its private key; PEM, without a password", metavar="FILE")
+    tls_server_name: str = option(
+        "", "name that the verifier's certificate must have; empty is the host of --verifier", metavar="NAME"
+    )
+    token_file: Path | None = option(
+        None, "file with the token of `cloud-verifier token new`; read at each connection", metavar="FILE"
+    )
+    token: str = option("", "the token itself", is_flag=False, is_secret=True)
+    insecure_token: bool = option(
+        False, "send the token unencrypted beyond this machine; for networks you trust"
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class OutageConfig:
+    """Says what is done when the verifier does not answer in time."""
+
+    on_timeout: OnTimeout = option(
+        OnTimeout.FIRST_TOKEN,
+        "when a round gets no answer in time: keep the draft's first token, marked; go on alone, marked; "
+        "wait, and stay exact; or end with an error",
+    )
+    timeout_ms: float | None = option(
+        None,
+        "deadline of a round; default: 400 ms or twice what rounds took lately",
+        metavar="MS",
+        minimum=1,
+        maximum=86_400_000,  # a day: what waits and what goes over the wire can be counted
+    )
+    recover_timeout_s: float = option(
+        60.0,
+        "patience with a lost link or session",
+        flag="--recover-timeout",
+        metavar="S",
+        minimum=0.1,
+        maximum=604_800.0,
+    )
+    reverify: bool = option(
+        False,
+        "have tokens that were kept unverified judged once the link is back, and where the target disagrees "
+        "take the text back to there; a pipe, and the daemon's clients, get text only once it is verified. "
+        "Needs --method coupled",
+    )
+    allow_target_change: bool = option(False, "go on when the verifier comes back with another target")
+
+
+@dataclass(frozen=True, slots=True)
+class LogConfig:
+    """Says what is logged and where spans are sent."""
+
+    level: Literal["debug", "info", "warning", "error"] = option("warning", "how much to log, on stderr")
+    otlp_endpoint: str = option(
+        "",
+        "collector to send OpenTelemetry spans to; needs the otel extra",
+        metavar="URL",
+        key="otlp_endpoint",
+    )
