@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterator
 
 from outrider.common.types import GeneratedTokens
-from outrider.edge_client.controller.mode_policy import ModeChoice
+from outrider.edge_client.controller.mode_policy import ModePolicy
 from outrider.edge_client.core.events import SessionEvent
 from outrider.edge_client.core.options import OnTimeout
 from outrider.edge_client.decode.cloud_only import stream_cloud_only
@@ -25,7 +25,7 @@ _TRIP_EVERY_S = 1.0
 
 def run_auto(decoding: Decoding) -> Iterator[SessionEvent]:
     """Until the text ends."""
-    choice = decoding.window.choice
+    choice = decoding.window.policy
     assert choice is not None, "auto chooses"
     decoding.window.choose(decoding.text.num_remaining)
     while not decoding.is_over:
@@ -38,7 +38,7 @@ def run_auto(decoding: Decoding) -> Iterator[SessionEvent]:
 class StreamWatch:
     """Sees a stream pass and says when to leave it."""
 
-    def __init__(self, decoding: Decoding, choice: ModeChoice) -> None:
+    def __init__(self, decoding: Decoding, choice: ModePolicy) -> None:
         self.is_left = False
         self._decoding = decoding
         self._choice = choice
@@ -53,7 +53,7 @@ class StreamWatch:
             return False
         self._compare(tokens.token_ids[0])
         self._num_tokens += len(tokens.token_ids)
-        if self._choice.wants_shadow(self._num_tokens):
+        if self._choice.should_probe_draft(self._num_tokens):
             self._draft()
         if self._num_tokens % _EVERY:
             return False
@@ -76,7 +76,7 @@ class StreamWatch:
 
     def _compare(self, token_id: int) -> None:
         if self._shadow is not None:
-            self._choice.observe_shadow(token_id == self._shadow, self._draft_s)
+            self._choice.observe_probe(token_id == self._shadow, self._draft_s)
             self._shadow = None
 
     def _draft(self) -> None:
@@ -87,7 +87,7 @@ class StreamWatch:
     def _take_trip(self, now_s: float) -> None:
         lifeline = self._decoding.remote.lifeline
         if (trip_s := lifeline.take_trip()) is not None:
-            self._choice.observe_trip(trip_s)
+            self._choice.observe_rtt(trip_s)
         if now_s - self._trip_s > _TRIP_EVERY_S:
             self._trip_s = now_s
             lifeline.start_trip()

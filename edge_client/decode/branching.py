@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from outrider.common.types import Method, Verdict
+from outrider.edge_client.controller.acceptance import BranchAcceptance
 from outrider.edge_client.controller.window import RoundWindow
-from outrider.edge_client.decode.branch_tree import Branch, Branches, GuessRates
+from outrider.edge_client.decode.branch_tree import Branch, Branches
 from outrider.edge_client.decode.generation_state import Decoding
 from outrider.edge_client.decode.rounds import Round, RoundsInFlight, whole_of
 from outrider.edge_client.decode.token_buffer import SessionText
@@ -45,15 +46,15 @@ class RoundBranches:
     """The branches that nothing was drafted behind yet."""
 
     def __init__(self, text: SessionText) -> None:
-        self._rates = GuessRates()
+        self._rates = BranchAcceptance()
         self._text = text
         self._branches: Branches[Round] = Branches(self._rates)
 
     def best(self, rounds: RoundsInFlight, window: RoundWindow) -> Branch[Round] | None:
         """The likeliest one; None where enough is under way and where nothing is likely enough."""
-        if len(rounds) >= window.most:
+        if len(rounds) >= window.max_rounds:
             return None
-        branch = self._branches.best(None if window.has_guesses else _is_sure)
+        branch = self._branches.best(None if window.is_branching else _is_sure)
         return branch if branch is not None and branch.chance >= LEAST_CHANCE else None
 
     def take(self, branch: Branch[Round]) -> None:
@@ -98,6 +99,6 @@ def _is_sure(branch: Branch[Round]) -> bool:
 def create_branches(decoding: Decoding) -> MainLine | RoundBranches:
     """The main line where nothing can be guessed, or only one round may be under way."""
     drafter = decoding.proposer.drafter
-    if not decoding.window.may_guess or decoding.options.method is not Method.COUPLED or drafter is None:
+    if not decoding.window.may_branch or decoding.options.method is not Method.COUPLED or drafter is None:
         return MainLine()
     return RoundBranches(decoding.text) if drafter.keep_runner_ups() else MainLine()

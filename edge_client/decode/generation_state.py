@@ -8,11 +8,11 @@ from dataclasses import dataclass, field, replace
 
 from outrider.common.errors import RoundFailedError
 from outrider.common.types import Method, ModelInfo, Origin, RoundError, RoundErrorCode, TokenLogprobs
-from outrider.edge_client.controller.acceptance_prior import Circumstances, Experience
-from outrider.edge_client.controller.mode_policy import ModeChoice, Way
+from outrider.edge_client.controller.acceptance_prior import AcceptancePrior, PriorKey
+from outrider.edge_client.controller.mode_policy import ModePolicy
 from outrider.edge_client.controller.window import RoundWindow
 from outrider.edge_client.core.events import TokenEvent
-from outrider.edge_client.core.options import SessionOptions
+from outrider.edge_client.core.options import ExecutionMode, SessionOptions
 from outrider.edge_client.core.stats import RoundRecord, SessionStats
 from outrider.edge_client.decode.correction import PendingCorrection
 from outrider.edge_client.decode.proposer import Proposer
@@ -35,7 +35,7 @@ class Decoding:
     stats: SessionStats
     verifier: RemoteVerifier | None = None
     window: RoundWindow = field(default_factory=RoundWindow)
-    experience: Experience | None = None  # of texts before, for the choice of the mode
+    acceptance_prior: AcceptancePrior | None = None  # from earlier sequences, for the choice of the mode
     model: ModelInfo | None = None
     must_open: bool = True  # the verifier has no session, or not this text
     pending: PendingCorrection | None = None
@@ -77,27 +77,27 @@ class Decoding:
     @property
     def is_to_stream(self) -> bool:
         """Whether the mode is chosen on the way, and is the target's own stream now."""
-        choice = self.window.choice
-        return choice is not None and choice.current is Way.CLOUD_ONLY
+        choice = self.window.policy
+        return choice is not None and choice.current is ExecutionMode.CLOUD_ONLY
 
     def recall(self, model: ModelInfo) -> None:
-        """At the first opening: what the choice of the mode begins with."""
-        if self.experience is not None and (choice := self._taught_choice) is not None:
-            choice.expect(self.experience.belief(self._circumstances(model)))
+        """Gives the choice of the mode its acceptance prior, at the first opening."""
+        if self.acceptance_prior is not None and (policy := self._taught_policy) is not None:
+            policy.posterior.start_from(self.acceptance_prior.probabilities(self._prior_key(model)))
 
     def remember(self) -> None:
-        """At the end, for the texts behind this one."""
-        if self.experience is None or self.model is None:
+        """Adds this sequence to the acceptance prior of later ones, at its end."""
+        if self.acceptance_prior is None or self.model is None:
             return
-        if (choice := self._taught_choice) is not None and choice.has_judged:
-            self.experience.learn(self._circumstances(self.model), choice.belief)
+        if (policy := self._taught_policy) is not None and policy.posterior.has_observed:
+            self.acceptance_prior.learn(self._prior_key(self.model), policy.posterior.probabilities)
 
     @property
-    def _taught_choice(self) -> ModeChoice | None:
-        return self.window.choice if self.options.method is Method.COUPLED else None
+    def _taught_policy(self) -> ModePolicy | None:
+        return self.window.policy if self.options.method is Method.COUPLED else None
 
-    def _circumstances(self, model: ModelInfo) -> Circumstances:
-        return Circumstances.of(model.target_fingerprint, self.options.sampling.temperature)
+    def _prior_key(self, model: ModelInfo) -> PriorKey:
+        return PriorKey.at(model.target_fingerprint, self.options.sampling.temperature)
 
     @property
     def context_room(self) -> int:

@@ -61,7 +61,7 @@ def open_session(decoding: Decoding) -> list[SessionEvent]:
 def _tell_choice(decoding: Decoding, opened: Opened, wait_s: float) -> None:
     """What an opening says of the link, the target and the draft, to whoever chooses the mode. Where the
     draft read its prompt for longer than the verifier did, the wait says nothing."""
-    choice, drafter = decoding.window.choice, decoding.proposer.drafter
+    choice, drafter = decoding.window.policy, decoding.proposer.drafter
     if choice is None or drafter is None or time.monotonic() - drafter.warm_s < _CLEARLY_S:
         return
     metrics = opened.metrics

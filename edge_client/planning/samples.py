@@ -8,6 +8,8 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from outrider.common.step_time import LeastSquaresTime
+
 MEASURED = "measured"
 JUDGED_APART = 30  # times a position must have been judged to have an acceptance of its own
 LONG_ENOUGH = 4  # drafted tokens of a round
@@ -50,9 +52,10 @@ def cost_line(times: Sequence[tuple[int, float]], *, is_flat: bool) -> tuple[Kno
     if len(lengths) == 1:
         fixed_s, token_s = (means[0], 0.0) if is_flat or not lengths[0] else (0.0, means[0] / lengths[0])
     else:
-        line = statistics.linear_regression(lengths, means)
-        through_zero = statistics.linear_regression(lengths, means, proportional=True)
-        token_s = max(0.0, line.slope if line.intercept >= 0 else through_zero.slope)
+        line = LeastSquaresTime()
+        for length, mean_s in sorted(zip(lengths, means, strict=True), reverse=True):
+            line.observe(length, mean_s)
+        token_s = line.token_s if line.base_s > 0 else line.through_origin_s
         fixed_s = max(0.0, _trimmed_mean([seconds - token_s * length for length, seconds in times]))
     fixed = known([max(0.0, seconds - token_s * length) for length, seconds in times])
     token = known([max(0.0, seconds - fixed_s) / length for length, seconds in times if length] or [token_s])

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from outrider.common.errors import LinkError
 from outrider.common.methods import num_support
 from outrider.common.types import FinishReason, Method, ModelInfo, Origin, TokenIds, TokenLogprobs
-from outrider.edge_client.controller.acceptance_prior import Experience
+from outrider.edge_client.controller.acceptance_prior import AcceptancePrior
 from outrider.edge_client.controller.depth.base import DepthPolicy
 from outrider.edge_client.controller.depth.fixed import FixedDepth
 from outrider.edge_client.controller.window import RoundWindow
@@ -97,7 +97,7 @@ class EdgeSession:
         depth: DepthPolicy | None = None,
         window: RoundWindow | None = None,
         gate: Gate | None = None,
-        experience: Experience | None = None,
+        acceptance_prior: AcceptancePrior | None = None,
         session_id: bytes | None = None,
         min_draft_s: float = 0.0,
     ) -> None:
@@ -114,7 +114,7 @@ class EdgeSession:
             text=text,
             proposer=Proposer(text, depth or FixedDepth(), drafter, gate),
             window=window or RoundWindow(),
-            experience=experience,
+            acceptance_prior=acceptance_prior,
             stats=SessionStats(),
             verifier=verifier,
         )

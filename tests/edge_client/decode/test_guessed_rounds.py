@@ -26,7 +26,8 @@ from outrider.common.types import (
     StopParams,
     Verdict,
 )
-from outrider.edge_client.decode.branch_tree import Branches, GuessRates
+from outrider.edge_client.controller.acceptance import BranchAcceptance
+from outrider.edge_client.decode.branch_tree import Branches
 from outrider.edge_client.drafting.onnx.runner import Rows
 from outrider.edge_client.drafting.onnx.sampler import DraftSampler
 
@@ -87,17 +88,19 @@ def test_one_round_at_a_time_guesses_nothing() -> None:
 
 
 def test_what_is_known_of_gaps_decides_what_is_guessed() -> None:
-    rates = GuessRates()
-    assert rates.is_runner_up(CLOSE.gap) > 5 * rates.is_runner_up(FAR.gap)
-    assert rates.stands(CLOSE.gap) < rates.stands(FAR.gap)
+    rates = BranchAcceptance()
+    assert rates.runner_up_rate(CLOSE.gap) > 5 * rates.runner_up_rate(FAR.gap)
+    assert rates.accept_rate(CLOSE.gap) < rates.accept_rate(FAR.gap)
     for _ in range(200):
         rates.observe((FAR, CLOSE), 0, FAR.token_id)  # falls at once, and the runner-up is right
-    assert rates.is_runner_up(FAR.gap) > 0.9 and rates.stands(FAR.gap) < 0.1
-    assert rates.stands(CLOSE.gap) == GuessRates().stands(CLOSE.gap), "no token behind a fallen one is judged"
+    assert rates.runner_up_rate(FAR.gap) > 0.9 and rates.accept_rate(FAR.gap) < 0.1
+    assert rates.accept_rate(CLOSE.gap) == BranchAcceptance().accept_rate(CLOSE.gap), (
+        "judging ends with a rejection"
+    )
 
 
 def test_the_likeliest_branch_comes_first_and_chances_grow_once_a_verdict_is_known() -> None:
-    branches: Branches[str] = Branches(GuessRates())
+    branches: Branches[str] = Branches(BranchAcceptance())
     branches.grow("first", 3, 1.0, (FAR, CLOSE, FAR))
     best = branches.best()
     assert best is not None and (best.host, best.place, best.guess) == ("first", 3, None)
