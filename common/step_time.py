@@ -102,7 +102,9 @@ class MedianSlopeTime:
         `stated_token_s` is the slope that the verifier states; it takes the place of the prior slope.
         """
         mean_tokens = statistics.fmean(n for n, _ in self._samples)
-        prior_s = self._prior_share * self.median_s / mean_tokens if stated_token_s is None else stated_token_s
+        prior_s = stated_token_s
+        if prior_s is None:
+            prior_s = self._prior_share * self.median_s / mean_tokens
         slopes = [(prior_s, self._prior_weight)]
         for (n, t), (other_n, other_t) in combinations(self._samples, 2):
             if n != other_n:

@@ -3,7 +3,7 @@
 One estimator reads the same judged tokens in three ways, since three decisions need different things:
 
 - by position in the draft: how long a draft should be (rates, forgotten by the round);
-- by the draft's own confidence: when to end a draft early (calibration of the confidence, forgotten likewise);
+- by the draft's own confidence: when to end a draft early (a calibration, forgotten likewise);
 - as a posterior over one rate: whether rounds are worth it at all. It carries the uncertainty that a choice of
   the mode pays for, and begins with what earlier sequences had (`acceptance_prior`).
 
@@ -23,7 +23,7 @@ from outrider.edge_client.core.stats import RoundRecord
 
 
 class AcceptanceEstimator:
-    """Estimates P(a drafted token is accepted | all before it in its draft are), from the rounds it observes."""
+    """Estimates P(a drafted token is accepted | all before it are) from the rounds it observes."""
 
     def __init__(self) -> None:
         num_bins = len(SETTINGS.confidence_bins) + 1
@@ -43,7 +43,7 @@ class AcceptanceEstimator:
             self.observe_confidences(record.confidences, record.num_accepted_tokens)
 
     def observe_tokens(self, num_accepted: int, num_drafted: int) -> None:
-        """Adds a draft whose first `num_accepted` tokens were accepted, and the next one, if any, rejected."""
+        """Adds a draft whose first `num_accepted` tokens were accepted and whose next one was rejected."""
         memory = SETTINGS.acceptance_memory_per_round
         self._judged = [memory * judged for judged in self._judged]
         self._accepted = [memory * accepted for accepted in self._accepted]
@@ -114,8 +114,8 @@ def _doubt(confidence: float) -> float:
 
 
 class BranchAcceptance:
-    """Estimates by the gap between a drafted token and its runner-up how often a judged token is rejected, and
-    how often the runner-up is then the correction."""
+    """Estimates by the gap between a drafted token and its runner-up how often a judged token is rejected,
+    and how often the runner-up is then the correction."""
 
     def __init__(self) -> None:
         weight = SETTINGS.gap_prior_weight_tokens
@@ -124,7 +124,7 @@ class BranchAcceptance:
         self._corrected = [weight * rate for rate in SETTINGS.prior_runner_up_by_gap]
 
     def observe(self, runner_ups: Sequence[RunnerUp], num_accepted: int, correction: int) -> None:
-        """Adds a round whose first `num_accepted` tokens were accepted, followed by the token `correction`."""
+        """Adds a round with `num_accepted` accepted tokens, followed by the token `correction`."""
         memory = SETTINGS.gap_memory_per_token
         for number, each in enumerate(runner_ups[: num_accepted + 1]):
             is_rejected = number == num_accepted

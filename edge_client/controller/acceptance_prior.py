@@ -1,11 +1,12 @@
 """The prior of a new sequence's acceptance rate, from the posteriors of earlier sequences. Thread-safe.
 
-The prior is the mean of the usual prior and of the posteriors of earlier sequences with the same draft, target
-and similar temperature, each counted once however long it was; the last ones count most. So it is narrow where
-sequences are alike and wide where they differ (predictive recursion, Newton 2002, with a floor under its
-weights). Link and load do not enter: acceptance does not depend on them. It is used with method `coupled` alone:
-there a token that the draft predicts of a stream is one that would have been accepted. With other methods the
-probe underestimates acceptance, and a session that streamed would make the next one stream too.
+The prior is the mean of the usual prior and of the posteriors of earlier sequences with the same draft,
+target and similar temperature, each counted once however long it was; the last ones count most. So it is
+narrow where sequences are alike and wide where they differ (predictive recursion, Newton 2002, with a floor
+under its weights). Link and load do not enter: acceptance does not depend on them. It is used with method
+`coupled` alone: there a token that the draft predicts of a stream is one that would have been accepted. With
+other methods the probe underestimates acceptance, and a session that streamed would make the next one stream
+too.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ class _Sequences:
 
 
 class AcceptancePrior:
-    """Holds the priors of one draft by `PriorKey`, as probabilities of each of `acceptance_posterior.ALPHAS`."""
+    """Holds the priors of one draft by `PriorKey`, as probabilities of `acceptance_posterior.ALPHAS`."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

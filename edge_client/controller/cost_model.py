@@ -4,12 +4,12 @@ Times are in seconds, sizes in bytes, rates in bytes a second. alpha is P(a draf
 before it in its draft are). For synchronous rounds of n drafted tokens:
 
     E[n]           = 1 + alpha + ... + alpha^n = (1 - alpha^(n+1)) / (1 - alpha)    tokens a round
-    round_s        = n t_draft + RTT + t_verify(n) + bytes / rate                   (Leviathan et al. 2023, §3.1)
+    round_s        = n t_draft + RTT + t_verify(n) + bytes / rate
     seconds/token  = round_s / E[n]
     break-even RTT = E[n] t_rival - n t_draft - t_verify(n) - bytes / rate
 
-One session alone is modelled: waiting for others in a queue is not included. Pipelined rounds are in
-`cost_model_pipelined`.
+E[n] is that of Leviathan et al. 2023, §3.1. One session alone is modelled, without waiting for others in a
+queue. Pipelined rounds are in `cost_model_pipelined`.
 """
 
 from __future__ import annotations
@@ -23,8 +23,12 @@ Acceptance = float | Sequence[float]  # one alpha for all positions, or one for 
 
 @dataclass(frozen=True, slots=True)
 class ModelCosts:
-    """Holds compute times: drafting n tokens takes `draft_fixed_s + n * draft_token_s` (the first draft of a
-    round also reads the correction), verifying them `verify_fixed_s + n * verify_token_s`."""
+    """Holds compute times.
+
+    Drafting n tokens takes `draft_fixed_s + n * draft_token_s` (a round's first draft also reads the
+    correction), verifying them `verify_fixed_s + n * verify_token_s`, or (n + 1) `verify_row_s` where that is
+    longer.
+    """
 
     draft_token_s: float
     target_token_s: float  # one cloud-only step
@@ -32,6 +36,7 @@ class ModelCosts:
     verify_token_s: float = 0.0
     colocated_draft_token_s: float | None = None  # beside the target; None: as long as at the edge
     draft_fixed_s: float = 0.0
+    verify_row_s: float = 0.0  # compute of one row, where it may bound the forward of n + 1 rows (roofline)
 
     def draft_s(self, num_draft_tokens: int) -> float:
         """Returns the time of drafting; none for an empty draft."""
@@ -39,7 +44,8 @@ class ModelCosts:
 
     def verify_s(self, num_draft_tokens: int) -> float:
         """Returns the time of verifying."""
-        return self.verify_fixed_s + num_draft_tokens * self.verify_token_s
+        linear_s = self.verify_fixed_s + num_draft_tokens * self.verify_token_s
+        return max(linear_s, (num_draft_tokens + 1) * self.verify_row_s) if self.verify_row_s else linear_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +113,8 @@ def edge_only_s(models: ModelCosts) -> float:
 
 
 def colocated_s(acceptance: Acceptance, num_draft_tokens: int, models: ModelCosts, link: LinkCosts) -> float:
-    """Returns seconds a token where draft and target work side by side and each round is one streamed message.
+    """Returns seconds a token where draft and target work side by side and each round is one streamed
+    message.
 
     The slower of n t_draft + t_verify(n) and the link's rate, over E[n]; RTT is hidden as in cloud-only.
     """

@@ -5,23 +5,24 @@ two rejections. Its first verdict comes one whole round after its first drafted 
 
     L = n t_draft + RTT + t_verify(n) + bytes / rate                     seconds,
 
-and while everything is accepted a verdict follows every T = max(n t_draft, t_verify(n), bytes / rate) seconds.
-A round accepted as a whole commits n tokens, not n + 1: its bonus position is judged by the next round's first
-token, drafted before the bonus was known. The run ends with the round that has a rejection; that one commits
-the tokens before it and the correction. With P(j) the probability that j tokens in a row are accepted,
+and while everything is accepted a verdict follows every T = max(n t_draft, t_verify(n), bytes / rate)
+seconds. A round accepted as a whole commits n tokens, not n + 1: its bonus position is judged by the next
+round's first token, drafted before the bonus was known. The run ends with the round that has a rejection;
+that one commits the tokens before it and the correction. With P(j) the probability that j tokens in a row are
+accepted,
 
     tokens of a run   1 + sum over j >= 1 of P(j)                        (one alpha: 1 / (1 - alpha))
     seconds of a run  L + T sum over k >= 1 of P(k n) + R                (one alpha: the sum is
                                                                          alpha^n / (1 - alpha^n))
 
-where R = (n t_draft / T) t_draft / 2 is the rest of the drafted token under way when a rejection arrives, since
-a forward is not interrupted. Where at most W rounds may be in flight and W T < L, the edge waits L - W T after
-each W accepted rounds: (L - W T) sum over k >= 1 of P(k W n) more. With no rejection this is T / n seconds a
-token; with nothing accepted, L + R.
+where R = (n t_draft / T) t_draft / 2 is the rest of the drafted token under way when a rejection arrives,
+since a forward is not interrupted. Where at most W rounds may be in flight and W T < L, the edge waits L - W
+T after each W accepted rounds: (L - W T) sum over k >= 1 of P(k W n) more. With no rejection this is T / n
+seconds a token; with nothing accepted, L + R.
 
-Assumptions: rounds after a rejection are answered without a forward and delay nothing; one session's rounds are
-verified one after the other; the edge drafts, sends and receives at once; acceptance depends on the number of
-tokens accepted since the last rejection, as it does on the position in a long draft.
+Assumptions: rounds after a rejection are answered without a forward and delay nothing; one session's rounds
+are verified one after the other; the edge drafts, sends and receives at once; acceptance depends on the
+number of tokens accepted since the last rejection, as it does on the position in a long draft.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
 """The choice of the execution mode: which one is expected to finish the rest of a sequence first. Pure.
 
-The acceptance rate is known as a posterior only. A mode's prospect is the expected time of the rest if the mode
-is taken now and held until the next decision, and the best mode is taken from then on, as if the acceptance
-rate were known by then. So a mode that is cheap while it shows how good the draft is may be preferred to one
-that is expected to be slightly faster, and no mode is entered by chance that is expensive to leave.
+The acceptance rate is known as a posterior only. A mode's prospect is the expected time of the rest if the
+mode is taken now and held until the next decision, and the best mode is taken from then on, as if the
+acceptance rate were known by then. So a mode that is cheap while it shows how good the draft is may be
+preferred to one that is expected to be slightly faster, and no mode is entered by chance that is expensive to
+leave.
 """
 
 from __future__ import annotations
@@ -27,8 +28,8 @@ _Times = Mapping[ExecutionMode, Sequence[float]]
 class ModePolicy:
     """Chooses among `modes` (of `CHOOSABLE_MODES`), the first of which holds until costs are known.
 
-    It observes an opening, rounds, and while the target streams: the times of its tokens, what the draft would
-    have proposed (probes), and round trips.
+    It observes an opening, rounds, and while the target streams: the times of its tokens, what the draft
+    would have proposed (probes), and round trips.
     """
 
     def __init__(

@@ -1,7 +1,7 @@
 """What rounds cost lately, in the terms of the cost model. Pure.
 
-Medians rather than means: a verifier's first forwards, a slow step or a stalled packet do not predict the next
-round, and one of them in a mean would shorten drafts for many rounds.
+Medians rather than means: a verifier's first forwards, a slow step or a stalled packet do not predict the
+next round, and one of them in a mean would shorten drafts for many rounds.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ class RoundCosts:
     """Estimates the draft's time per token, the verifier's as a line over the tokens fed (the draft's and one
     more) with its queue included, and the link's as the median of recent round trips.
 
-    The link's rates are not separated from its delay: the longest draft is some 800 bytes, which take less than
-    what round trips differ by on all but links of well under a megabit a second.
+    The link's rates are not separated from its delay: the longest draft is some 800 bytes, which take less
+    than what round trips differ by on all but links of well under a megabit a second.
     """
 
     def __init__(self) -> None:
@@ -45,8 +45,8 @@ class RoundCosts:
     def observe(self, record: RoundRecord) -> None:
         """Adds an answered round.
 
-        A co-located round has no `net_ms`, and its forward's time in place of the verifier's. A round that was
-        sent ahead waited for our own earlier rounds, which is not part of its verification.
+        A co-located round has no `net_ms`, and its forward's time in place of the verifier's. A round that
+        was sent ahead waited for our own earlier rounds, which is not part of its verification.
         """
         self.observe_draft(record.draft_ms / 1e3, record.num_draft_tokens + record.num_dropped_tokens)
         verify_ms = record.verifier_ms or record.forward_ms

@@ -37,8 +37,9 @@ class RoundWindow:
     def __init__(
         self, num_rounds: int | None = None, policy: ModePolicy | None = None, may_branch: bool = False
     ) -> None:
-        """Without a `policy` the size is always `num_rounds`; with one, what the policy wants, or `num_rounds`
-        while it pipelines. `may_branch`: speculative branches (`decode.branch_tree`) may be in flight too."""
+        """Without a `policy` the size is always `num_rounds`; with one, what the policy wants, or
+        `num_rounds` while it pipelines. `may_branch`: speculative branches (`decode.branch_tree`) may be in
+        flight too."""
         self.policy = policy
         self.may_branch = may_branch
         self._num_rounds = num_rounds

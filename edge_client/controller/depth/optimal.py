@@ -5,9 +5,9 @@ more token costs `round_token_s` and is committed with P(it and all before it ar
 than what the rate commits meanwhile, the draft ends. The confidences of the tokens drafted so far give their
 part of P, the position that of the next token. A draft without confidences gets the best length.
 
-Where several rounds may be in flight the edge drafts on whatever the length is, which then only sets how often a
-message is sent: the length of the cost model's fastest pipelined rounds. No low confidence ends such a round.
-The last round's record shows whether several may be in flight.
+Where several rounds may be in flight the edge drafts on whatever the length is, which then only sets how
+often a message is sent: the length of the cost model's fastest pipelined rounds. No low confidence ends such
+a round. The last round's record shows whether several may be in flight.
 """
 
 from __future__ import annotations
