@@ -19,18 +19,19 @@ from typing import Any
 from benchmarks.controller.grid import POINTS, SYNTHETIC, Point
 from benchmarks.controller.ways import Total, run_text, run_ways, total_of
 from outrider.common.errors import UsageError
-from outrider.edge_client.controller.acceptance_prior import Circumstances, Experience
-from outrider.edge_client.controller.mode_policy import Way
+from outrider.edge_client.controller.acceptance_prior import AcceptancePrior, PriorKey
+from outrider.edge_client.controller.mode_policy import CHOOSABLE_MODES
+from outrider.edge_client.core.options import ExecutionMode
 from outrider.experiments.shared.acceptance_traces import TraceSet, load_traces, synthetic_traces
 from outrider.experiments.shared.results import RESULTS, Measure, at_most, judged
 
 TARGET = 1.05
-FIXED_WAYS = tuple((way,) for way in Way)
+FIXED_WAYS = tuple((way,) for way in CHOOSABLE_MODES)
 NUM_BEFORE = 2  # texts of a process that do not count as later ones
 NUM_COUNTED = 8
 AGAIN_SEED, NUM_AGAIN = 2, 64  # of other texts
 _TEXTS = ("first texts", "later texts")  # by is_later
-_SAME_DRAFT = Circumstances("the target", 0)
+_SAME_DRAFT = PriorKey("the target", 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +41,7 @@ class AutoRun:
     traces: str  # their name
     label: str
     point: Point
-    fixed_ms: dict[Way, float]
+    fixed_ms: dict[ExecutionMode, float]
     first_ms: float  # of texts that are the first of a process
     later_ms: float  # of the third to the tenth
     num_changes: tuple[int, int]  # of both
@@ -50,7 +51,7 @@ class AutoRun:
         return self._auto_ms(is_later) / min(self.fixed_ms.values())
 
     def cloud_ratio(self, is_later: bool) -> float:
-        return self._auto_ms(is_later) / self.fixed_ms[Way.CLOUD_ONLY]
+        return self._auto_ms(is_later) / self.fixed_ms[ExecutionMode.CLOUD_ONLY]
 
     def _auto_ms(self, is_later: bool) -> float:
         return self.later_ms if is_later else self.first_ms
@@ -71,7 +72,7 @@ class AutoRun:
 def run_auto(case: tuple[TraceSet, Point]) -> AutoRun:
     traces, point = case
     fixed = {ways[0]: run_ways(traces, point.models, point.link, ways).tpot_ms for ways in FIXED_WAYS}
-    first = run_ways(traces, point.models, point.link, tuple(Way))
+    first = run_ways(traces, point.models, point.link, CHOOSABLE_MODES)
     later = run_later(traces, point)
     changes = first.num_changes, later.num_changes
     return AutoRun(traces.name, traces.label, point, fixed, first.tpot_ms, later.tpot_ms, changes)
@@ -82,12 +83,12 @@ def run_later(traces: TraceSet, point: Point) -> Total:
     counted = []
     for start in range(0, len(traces.texts), NUM_COUNTED):
         texts = traces.texts[start : start + NUM_COUNTED]
-        experience = Experience()
+        experience = AcceptancePrior()
         for number, trace in enumerate((*texts, *texts[:NUM_BEFORE])):
-            belief = experience.belief(_SAME_DRAFT)
-            text = run_text(trace, point.models, point.link, tuple(Way), belief)
-            if (choice := text.window.choice) is not None and choice.has_judged:
-                experience.learn(_SAME_DRAFT, choice.belief)
+            belief = experience.probabilities(_SAME_DRAFT)
+            text = run_text(trace, point.models, point.link, CHOOSABLE_MODES, belief)
+            if (choice := text.window.policy) is not None and choice.posterior.has_observed:
+                experience.learn(_SAME_DRAFT, choice.posterior.probabilities)
             if number >= NUM_BEFORE:
                 counted.append(text)
     return total_of(counted)

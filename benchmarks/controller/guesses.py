@@ -18,8 +18,9 @@ from dataclasses import dataclass
 from benchmarks.controller.virtual_pipeline import VirtualText
 from outrider.edge_client.controller.cost_model import LinkCosts, ModelCosts
 from outrider.edge_client.controller.depth.optimal import OptimalDepth
-from outrider.edge_client.controller.mode_policy import ModeChoice, Way
+from outrider.edge_client.controller.mode_policy import ModePolicy
 from outrider.edge_client.controller.window import RoundWindow
+from outrider.edge_client.core.options import ExecutionMode
 from outrider.experiments.shared.acceptance_traces import TraceSet, load_traces
 from outrider.experiments.shared.command import run_command
 from outrider.experiments.shared.results import Measure, at_most, judged
@@ -42,14 +43,14 @@ class Total:
     tokens_wasted: float
 
 
-def run_texts(traces: TraceSet, models: ModelCosts, link: LinkCosts, may_guess: bool) -> Total:
+def run_texts(traces: TraceSet, models: ModelCosts, link: LinkCosts, may_branch: bool) -> Total:
     texts = [
         VirtualText(
             each,
             models,
             lambda _: link,
             OptimalDepth(),
-            RoundWindow(None, ModeChoice((Way.PIPELINED,)), may_guess),
+            RoundWindow(None, ModePolicy((ExecutionMode.PIPELINED,)), may_branch),
         ).run()
         for each in traces.texts
     ]

@@ -9,7 +9,7 @@ from benchmarks.controller.plan_check_runs import CASES, SPECULATIVE, Runs
 from outrider.edge_client.controller.cost_model import LinkCosts, ModelCosts
 from outrider.edge_client.core.options import Mode
 from outrider.edge_client.core.stats import RoundRecord
-from outrider.edge_client.planning.samples import acceptance_by_position, known, standing_texts
+from outrider.edge_client.planning.samples import acceptance_by_position, known, sequences_of
 from outrider.experiments.shared.short_texts import alphas_of, models_of, text_token_s
 
 
@@ -40,7 +40,7 @@ def compare(runs: dict[str, Runs], rtt_ms: float) -> list[Checked]:
         stream_forward_s=known(forwards_ms).value / 1e3,
         colocated_rounds=[each for its_runs in there for each in its_runs.rounds],
     )
-    texts = standing_texts([text for its_runs in speculative for text in its_runs.texts])
+    texts = sequences_of([text for its_runs in speculative for text in its_runs.texts])
     found = []
     for case in CASES:
         n = case.num_speculative_tokens

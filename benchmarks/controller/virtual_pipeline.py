@@ -14,12 +14,14 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from benchmarks.controller.virtual_flight import RIGHT, Sent, Truth, is_right, path_of, start_of
+from outrider.edge_client.controller.acceptance import BranchAcceptance
 from outrider.edge_client.controller.cost_model import LinkCosts, ModelCosts
 from outrider.edge_client.controller.depth.base import DepthPolicy
-from outrider.edge_client.controller.mode_policy import ModeChoice, Way
+from outrider.edge_client.controller.mode_policy import ModePolicy
 from outrider.edge_client.controller.window import RoundWindow
+from outrider.edge_client.core.options import ExecutionMode
 from outrider.edge_client.core.stats import RoundRecord
-from outrider.edge_client.decode.branch_tree import Branch, BranchTree, RejectionRates
+from outrider.edge_client.decode.branch_tree import Branch, BranchTree
 from outrider.edge_client.decode.speculation import MIN_CHANCE
 from outrider.edge_client.drafting.base import Stop
 from outrider.experiments.shared.acceptance_traces import MAX_DEPTH, TextTrace, signals_of
@@ -50,8 +52,8 @@ class VirtualText:
     num_guessed_rounds: int = 0
     num_guess_hits: int = 0
     num_wasted_tokens: int = 0
-    seconds_by_way: dict[Way, float] = field(default_factory=dict)
-    rates: RejectionRates = field(default_factory=RejectionRates)
+    seconds_by_way: dict[ExecutionMode, float] = field(default_factory=dict)
+    rates: BranchAcceptance = field(default_factory=BranchAcceptance)
     _truth: Truth = field(init=False)
     _branches: BranchTree[Sent] = field(init=False)
     _flight: list[Sent] = field(default_factory=list)
@@ -62,7 +64,7 @@ class VirtualText:
         self._branches = BranchTree(self.rates)
 
     def run(self) -> VirtualText:
-        choice = self.window.choice
+        choice = self.window.policy
         if choice is not None:
             link = self.link(0.0)
             models = self.models
@@ -71,8 +73,8 @@ class VirtualText:
             choice.observe_opening(link.rtt_s, prompt_s, models.draft_token_s, *step_s)
         self._choose()
         while self.position < self.trace.num_positions:
-            before_s, way = self.now_s, choice.current if choice is not None else Way.SYNCHRONOUS
-            if way is Way.CLOUD_ONLY and not self._flight:
+            before_s, way = self.now_s, choice.current if choice is not None else ExecutionMode.SPECULATIVE
+            if way is ExecutionMode.CLOUD_ONLY and not self._flight:
                 self._stream(choice)
             elif not self._flight:
                 self._draft_round(None)
@@ -95,20 +97,20 @@ class VirtualText:
 
     @property
     def _may_guess(self) -> bool:
-        return self.window.may_guess and self.trace.gaps is not None
+        return self.window.may_branch and self.trace.gaps is not None
 
     def _next_branch(self) -> Branch[Sent] | None:
         """Where to draft on behind the rounds under way; None: their verdicts come first."""
-        choice, flight = self.window.choice, self._flight
-        is_leaving = choice is not None and choice.current is Way.CLOUD_ONLY
+        choice, flight = self.window.policy, self._flight
+        is_leaving = choice is not None and choice.current is ExecutionMode.CLOUD_ONLY
         if is_leaving or flight[0].arrives_s <= self.now_s:
             return None
-        if len(flight) >= (self.window.most if self._may_guess else self.window.size):
+        if len(flight) >= (self.window.max_rounds if self._may_guess else self.window.size):
             return None
         if not self._may_guess:
             branch = Branch(flight[-1], flight[-1].length, None, 1.0)
             return branch if self._room(branch) > 0 else None
-        allowed = None if self.window.has_guesses else _is_sure
+        allowed = None if self.window.is_branching else _is_sure
         while (best := self._branches.best(allowed)) is not None and best.chance >= MIN_CHANCE:
             if self._room(best) > 0:
                 return best
@@ -302,27 +304,27 @@ class VirtualText:
 
     # --------------------------------------------------------------------------------------- stream
 
-    def _stream(self, choice: ModeChoice | None) -> None:
+    def _stream(self, choice: ModePolicy | None) -> None:
         """Until another way is chosen; the tokens that are on their way then still come."""
         assert choice is not None
         token_s = self.models.target_token_s
         self.now_s += self.link(self.now_s).rtt_s
         number = 0
         last_trip_s = self.now_s
-        while self.position < self.trace.num_positions and choice.current is Way.CLOUD_ONLY:
+        while self.position < self.trace.num_positions and choice.current is ExecutionMode.CLOUD_ONLY:
             self.now_s += token_s
-            if number and choice.wants_shadow(number):
-                choice.observe_shadow(int(self.trace.runs[self.position]) > 0, self.models.draft_token_s)
+            if number and choice.should_probe_draft(number):
+                choice.observe_probe(int(self.trace.runs[self.position]) > 0, self.models.draft_token_s)
             self._commit(1)
             number += 1
             if number % LOOK_EVERY:
                 continue
             choice.observe_stream(token_s)
             if self.now_s - last_trip_s > TRIP_EVERY_S:
-                choice.observe_trip(self.link(self.now_s).rtt_s)
+                choice.observe_rtt(self.link(self.now_s).rtt_s)
                 last_trip_s = self.now_s
             self._choose()
-        if choice.current is not Way.CLOUD_ONLY:
+        if choice.current is not ExecutionMode.CLOUD_ONLY:
             rtt_s = self.link(self.now_s).rtt_s
             for _ in range(min(int(rtt_s / token_s), self.trace.num_positions - self.position)):
                 self.now_s += token_s

@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from benchmarks.controller.virtual_pipeline import VirtualText
 from outrider.edge_client.controller.cost_model import LinkCosts, ModelCosts
 from outrider.edge_client.controller.depth.optimal import OptimalDepth
-from outrider.edge_client.controller.mode_policy import ModeChoice, Way
+from outrider.edge_client.controller.mode_policy import ModePolicy
 from outrider.edge_client.controller.window import RoundWindow
+from outrider.edge_client.core.options import ExecutionMode
 from outrider.experiments.shared.acceptance_traces import TextTrace, TraceSet, synthetic_traces
 from outrider.experiments.shared.results import Measure, at_most, judged
 
@@ -33,7 +34,7 @@ class Total:
     num_changes: int
 
 
-def run_ways(traces: TraceSet, models: ModelCosts, link: LinkCosts, ways: Sequence[Way]) -> Total:
+def run_ways(traces: TraceSet, models: ModelCosts, link: LinkCosts, ways: Sequence[ExecutionMode]) -> Total:
     """Every text is a session of its own that knows nothing."""
     return total_of([run_text(each, models, link, ways) for each in traces.texts])
 
@@ -42,19 +43,19 @@ def run_text(
     trace: TextTrace,
     models: ModelCosts,
     link: LinkCosts,
-    ways: Sequence[Way],
+    ways: Sequence[ExecutionMode],
     belief: Sequence[float] | None = None,
 ) -> VirtualText:
     """With the depth policy `optimal`; `belief`: what the choice begins with."""
     window = _make_window(ways, trace)
-    if belief is not None and window.choice is not None:
-        window.choice.expect(belief)
+    if belief is not None and window.policy is not None:
+        window.policy.posterior.start_from(belief)
     return VirtualText(trace, models, lambda _: link, OptimalDepth(), window).run()
 
 
 def total_of(texts: Sequence[VirtualText]) -> Total:
     num_tokens = sum(len(text.token_times_s) for text in texts)
-    choices = [text.window.choice for text in texts]
+    choices = [text.window.policy for text in texts]
     return Total(
         tpot_ms=1e3 * math.fsum(text.token_times_s[-1] for text in texts) / num_tokens,
         num_stale_rounds=sum(text.num_stale_rounds for text in texts),
@@ -64,10 +65,10 @@ def total_of(texts: Sequence[VirtualText]) -> Total:
     )
 
 
-def _make_window(ways: Sequence[Way], text: TextTrace) -> RoundWindow:
+def _make_window(ways: Sequence[ExecutionMode], text: TextTrace) -> RoundWindow:
     """Guesses are made, as by default, where the trace says what comes of them."""
-    may_guess = Way.PIPELINED in ways and text.gaps is not None
-    return RoundWindow(None, ModeChoice(ways, may_guess=may_guess), may_guess)
+    may_branch = ExecutionMode.PIPELINED in ways and text.gaps is not None
+    return RoundWindow(None, ModePolicy(ways, may_branch=may_branch), may_branch)
 
 
 def pipelined_measures() -> tuple[list[Measure], dict[str, str]]:
@@ -80,8 +81,8 @@ def pipelined_measures() -> tuple[list[Measure], dict[str, str]]:
         for rtt_ms in PIPELINED_RTTS_MS:
             models = ModelCosts(draft_ms / 1e3, forward_s, forward_s, 0.015 * forward_s)
             link = LinkCosts(rtt_s=rtt_ms / 1e3)
-            alone = run_ways(traces, models, link, (Way.SYNCHRONOUS,))
-            ahead = run_ways(traces, models, link, (Way.PIPELINED,))
+            alone = run_ways(traces, models, link, (ExecutionMode.SPECULATIVE,))
+            ahead = run_ways(traces, models, link, (ExecutionMode.PIPELINED,))
             ratios[rtt_ms] = ahead.tpot_ms / alone.tpot_ms
             wasted = ahead.num_wasted_tokens / ahead.num_tokens
             details[f"RTT {rtt_ms} draft {draft_ms:g} ms"] = (

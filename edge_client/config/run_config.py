@@ -15,7 +15,7 @@ from outrider.edge_client.config.draft_sections import (
 from outrider.edge_client.config.link_sections import ConnectionConfig, LogConfig, OutageConfig
 from outrider.edge_client.config.serve import ServeConfig
 from outrider.edge_client.config.text_sections import SamplingConfig, StopConfig, VerificationConfig
-from outrider.edge_client.core.options import Mode
+from outrider.edge_client.core.options import REQUESTABLE_MODES, Mode
 from outrider.models import EMBEDDED
 
 SCOPE = "edge"
@@ -42,6 +42,7 @@ class RunConfig:
         "draft here and verify there; or the target alone, streamed; or draft and verify both there; "
         "or the draft alone, unverified; or (auto) the first, pipelined or not, or the second, whichever is "
         "soonest by what is measured. The second and third need of --draft DIR the tokenizer.json alone",
+        choices=REQUESTABLE_MODES,
         title=_WORK,
     )
     pipelining: PipeliningConfig = section(PipeliningConfig, title=_WORK)

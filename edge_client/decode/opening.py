@@ -65,7 +65,7 @@ def open_session(state: GenerationState) -> list[SessionEvent]:
 def _observe_opening(state: GenerationState, opened: Opened, wait_s: float) -> None:
     """Passes on to the mode policy what an opening measures of the link, the target and the draft. Where the
     draft's prefill took longer than the verifier's, the wait measures nothing."""
-    choice, drafter = state.window.choice, state.proposer.drafter
+    choice, drafter = state.window.policy, state.proposer.drafter
     if choice is None or drafter is None or state.clock.now() - drafter.warm_s < _MIN_WAIT_S:
         return
     metrics = opened.metrics

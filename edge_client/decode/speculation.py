@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from outrider.common.types import Method, Verdict
+from outrider.edge_client.controller.acceptance import BranchAcceptance
 from outrider.edge_client.controller.window import RoundWindow
-from outrider.edge_client.decode.branch_tree import Branch, BranchTree, RejectionRates
+from outrider.edge_client.decode.branch_tree import Branch, BranchTree
 from outrider.edge_client.decode.generation_state import GenerationState
 from outrider.edge_client.decode.rounds import Round, RoundsInFlight, after_all_of
 
@@ -51,13 +52,13 @@ class BranchingSpeculation(LinearSpeculation):
     """Drafts on the likeliest branch, predicted corrections included."""
 
     def __init__(self) -> None:
-        self._rates = RejectionRates()
+        self._rates = BranchAcceptance()
         self._branches: BranchTree[Round] = BranchTree(self._rates)
 
     def best(self, rounds: RoundsInFlight, window: RoundWindow) -> Branch[Round] | None:
-        if len(rounds) >= window.most:
+        if len(rounds) >= window.max_rounds:
             return None
-        branch = self._branches.best(None if window.has_guesses else _assumes_acceptance)
+        branch = self._branches.best(None if window.is_branching else _assumes_acceptance)
         return branch if branch is not None and branch.chance >= MIN_CHANCE else None
 
     def close(self, branch: Branch[Round]) -> None:
@@ -97,7 +98,7 @@ def _assumes_acceptance(branch: Branch[Round]) -> bool:
 def create_speculation(state: GenerationState) -> LinearSpeculation:
     """Returns branching speculation where corrections can be predicted and several rounds may be in flight."""
     drafter = state.proposer.drafter
-    can_predict = state.window.may_guess and state.options.method is Method.COUPLED and drafter is not None
+    can_predict = state.window.may_branch and state.options.method is Method.COUPLED and drafter is not None
     if can_predict and drafter is not None and drafter.keep_runner_ups():
         return BranchingSpeculation()
     return LinearSpeculation()

@@ -11,7 +11,7 @@ from functools import cached_property
 from typing import TypeVar
 
 from outrider.common.types import Origin
-from outrider.edge_client.core.options import Mode
+from outrider.edge_client.core.options import REQUESTABLE_MODES
 from outrider.experiments.report.naming import EDGE_ONLY, TPOT, Arm, Setting, arm_label, setting_label
 from outrider.experiments.report.style import NUM_SERIES
 from outrider.experiments.sweep.results.records import (
@@ -67,7 +67,7 @@ class View:
         """Each mode's arm of most cells in the order of `Mode`, then the others: a mode keeps its colour."""
         counts = Counter(Arm.of(cell) for cell in self.cells)
         found = list(counts)
-        order = [str(mode) for mode in Mode]
+        order = [str(mode) for mode in REQUESTABLE_MODES]
         leading = {arm.mode: arm for arm, _ in reversed(counts.most_common())}
         leaders = sorted(
             leading.values(), key=lambda a: order.index(a.mode) if a.mode in order else len(order)

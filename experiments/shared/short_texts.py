@@ -18,7 +18,12 @@ from outrider.edge_client.controller.cost_model import (
     rounds_s,
 )
 from outrider.edge_client.core.options import Mode
-from outrider.edge_client.planning.samples import Standing, acceptance_by_position, cost_line, replayed
+from outrider.edge_client.planning.samples import (
+    AcceptanceSequence,
+    acceptance_by_position,
+    cost_line,
+    replay_rounds,
+)
 
 
 class MeasuredRound(Protocol):
@@ -62,9 +67,9 @@ def models_of(
     )
 
 
-def alphas_of(texts: Sequence[Standing], num_draft_tokens: int) -> list[float]:
+def alphas_of(texts: Sequence[AcceptanceSequence], num_draft_tokens: int) -> list[float]:
     """By position, in rounds of this length through the texts."""
-    return [each.value for each in acceptance_by_position(replayed(texts, num_draft_tokens))]
+    return [each.value for each in acceptance_by_position(replay_rounds(texts, num_draft_tokens))]
 
 
 def text_token_s(

@@ -26,7 +26,7 @@ from typing import Any, TextIO
 from outrider.common.errors import OutriderError
 from outrider.common.process.logs import setup_logging
 from outrider.edge_client.config.run_config import RunConfig
-from outrider.edge_client.controller.acceptance_prior import Experience
+from outrider.edge_client.controller.acceptance_prior import AcceptancePrior
 from outrider.edge_client.session.factory import Edge, create_edge
 from outrider.experiments.sweep.config.settings import make_edge_config
 from outrider.experiments.sweep.machine import peak_rss_bytes, reset_peak_rss
@@ -48,7 +48,7 @@ class Edges:
             is_real = synthetic is None
             self._loaded[key] = create_edge(config) if is_real else _create_synthetic(config, synthetic or {})
         # What a cell's text teaches is not for the next cell: a figure must not depend on what ran before it.
-        return dataclasses.replace(self._loaded[key], config=config, experience=Experience())
+        return dataclasses.replace(self._loaded[key], config=config, acceptance_prior=AcceptancePrior())
 
 
 def _loaded_by(config: RunConfig) -> tuple[object, ...]:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, Self
 
 import numpy as np
 
 from outrider.common.errors import UsageError
-from outrider.common.types import Draft, SamplingParams, Signals, Support, TokenIds
+from outrider.common.types import Draft, RunnerUp, SamplingParams, Signals, Support, TokenIds
 from outrider.edge_client.drafting.base import ShouldStop, Stop, ended
 from outrider.experiments.shared.acceptance_traces import (
     MAX_DEPTH,
@@ -22,6 +22,7 @@ from outrider.experiments.shared.acceptance_traces import (
 from outrider.experiments.simulator.parts import text
 from outrider.experiments.simulator.parts.times import DraftTimes
 
+_STRIDE = 7919  # to another place of a trace
 NUM_GIVEN_TEXTS, NUM_GIVEN_POSITIONS = 64, 256  # of traces drawn from given acceptance
 
 
@@ -31,8 +32,12 @@ class TracedText:
     It repeats where a text is longer than the trace.
     """
 
-    def __init__(self, trace: TextTrace) -> None:
+    def __init__(self, trace: TextTrace, has_runner_ups: bool = False) -> None:
+        """`has_runner_ups`: the draft names runner-ups, where the trace recorded them."""
         self.runs: list[int] = trace.runs.tolist()
+        self._seconds: list[tuple[float, bool]] | None = None  # by position: gap, and whether it is right
+        if has_runner_ups and trace.gaps is not None and trace.seconds is not None:
+            self._seconds = list(zip(trace.gaps.tolist(), trace.seconds.tolist(), strict=True))
         self._confidences = trace.confidences
         self._signals: dict[int, tuple[Signals, ...]] = {}
 
@@ -42,6 +47,24 @@ class TracedText:
         if found is None:
             found = self._signals[index] = tuple(map(signals_of, self._confidences[index].tolist()))
         return found
+
+    @property
+    def has_runner_ups(self) -> bool:
+        """Returns whether the draft names runner-ups."""
+        return self._seconds is not None
+
+    def runner_ups(self, index: int, position: int, num_drafted: int, num_right: int) -> tuple[RunnerUp, ...]:
+        """Returns the runner-ups of a draft made at `index`, after `position` tokens. Those of tokens that are
+        not judged are wrong, with the gaps of another place."""
+        assert self._seconds is not None
+        found = []
+        for number in range(num_drafted):
+            place = index + number if number <= num_right else index + _STRIDE * (number + 1)
+            gap, is_second = self._seconds[place % len(self._seconds)]
+            is_right = number == num_right and is_second
+            at = (position + number) & text.MASK
+            found.append(RunnerUp(text.TEXT[at] if is_right else text.OTHERS[0], gap))
+        return tuple(found)
 
 
 def load_acceptance(acceptance: object, where: str, seed: int) -> list[TracedText]:
@@ -91,6 +114,7 @@ class TracedSequence:
     drafted: Callable[[int, int, int], TokenIds] = text.drafted
     position: int = 0
     num_read: int = 0  # tokens that its KV would hold
+    has_runner_ups: bool = False
 
     def commit(self, token_ids: Sequence[int]) -> None:
         """See `DraftSequence.commit`. Proposed tokens that stand were read when they were proposed."""
@@ -109,7 +133,11 @@ class TracedSequence:
         token_ids = self.drafted(self.position, num_draft_tokens, num_right)
         signals = self.trace.signals(index)[:num_draft_tokens]
         supports = tuple(_support(each, self.num_support) for each in token_ids) if self.num_support else ()
-        draft = self._timed(Draft(token_ids, (1.0,) * num_draft_tokens, signals, supports), should_stop)
+        made = Draft(token_ids, (1.0,) * num_draft_tokens, signals, supports)
+        if self.has_runner_ups:
+            runner_ups = self.trace.runner_ups(index, self.position, num_draft_tokens, num_right)
+            made = replace(made, runner_ups=runner_ups)
+        draft = self._timed(made, should_stop)
         self.num_read = self.position + min(num_right, len(draft.token_ids))
         return draft
 
@@ -139,6 +167,15 @@ class TracedSequence:
         assert self.num_read <= self.position, "it read tokens that nobody wrote"
 
 
+@dataclass(slots=True)
+class RunnerUpSequence(TracedSequence):
+    """A `TracedSequence` whose drafts name runner-ups once asked to (`KeepsRunnerUps`)."""
+
+    def keep_runner_ups(self) -> None:
+        """See `KeepsRunnerUps.keep_runner_ups`."""
+        self.has_runner_ups = True
+
+
 @lru_cache(1 << 14)
 def _support(token_id: int, num_ids: int) -> Support:
     """Of the right size: the drafted id, nearly certain, and ids that the target never says."""
@@ -165,7 +202,8 @@ class TracedDraft:
     ) -> TracedSequence:
         """See `DraftModel.sequence`."""
         trace = self._texts[sampling.seed % len(self._texts)]
-        return TracedSequence(self.times, self._sleep, trace, num_prompt_tokens or 0, num_support)
+        kind = RunnerUpSequence if trace.has_runner_ups else TracedSequence
+        return kind(self.times, self._sleep, trace, num_prompt_tokens or 0, num_support)
 
     def close(self) -> None:
         """There is nothing to free."""

@@ -17,7 +17,7 @@ from typing import Any
 
 from outrider.edge_client.controller.cost_model import LinkCosts, ModelCosts
 from outrider.edge_client.core.options import Mode
-from outrider.edge_client.planning.samples import Standing, standing_texts
+from outrider.edge_client.planning.samples import AcceptanceSequence, sequences_of
 from outrider.experiments.shared.short_texts import alphas_of, models_of, text_token_s
 from outrider.experiments.sweep.config.cells import Cell
 from outrider.experiments.sweep.results.records import Prediction, RequestRow, RoundRow
@@ -30,7 +30,7 @@ _MODES = (Mode.SPECULATIVE, Mode.CLOUD_ONLY, Mode.CO_LOCATED, Mode.EDGE_ONLY)
 class Parts:
     models: ModelCosts
     overhead_s: float  # of a round's messages, on a link of no delay
-    texts: tuple[Standing, ...]
+    texts: tuple[AcceptanceSequence, ...]
 
 
 def predict_all(
@@ -84,7 +84,7 @@ def _texts(
     drafting: Sequence[Cell],
     requests: Mapping[str, Sequence[RequestRow]],
     rounds: Mapping[str, Sequence[RoundRow]],
-) -> tuple[Standing, ...]:
+) -> tuple[AcceptanceSequence, ...]:
     """What stood where, text by text, each once: over another link the same text comes again."""
     known = {row.request for cell in drafting for row in requests.get(cell.id, ())}
     by_request: dict[str, list[RoundRow]] = {}
@@ -92,7 +92,7 @@ def _texts(
         by_request.setdefault(each.request, []).append(each)
     whole = [rows for rows in by_request.values() if all(r.is_answered for r in rows)]
     texts = {tuple((r.num_accepted_tokens, r.num_draft_tokens) for r in rows): None for rows in whole}
-    return standing_texts([text for text in texts if any(drafted for _, drafted in text)])
+    return sequences_of([text for text in texts if any(drafted for _, drafted in text)])
 
 
 def _predict(cell: Cell, parts: Parts, num_tokens: int) -> Prediction | None:

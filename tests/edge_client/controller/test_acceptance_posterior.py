@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import pytest
 
-from outrider.edge_client.controller.acceptance_posterior import ALPHAS, beliefs
+from outrider.edge_client.controller.acceptance_posterior import ALPHAS, posterior_of
 
 
 def mean(num_stood: float, num_fell: float) -> float:
-    return sum(alpha * weight for alpha, weight in zip(ALPHAS, beliefs(num_stood, num_fell), strict=True))
+    return sum(
+        alpha * weight for alpha, weight in zip(ALPHAS, posterior_of(num_stood, num_fell), strict=True)
+    )
 
 
 def test_beliefs_are_probabilities_that_begin_near_what_drafts_usually_have() -> None:
-    assert sum(beliefs(0, 0)) == pytest.approx(1)
+    assert sum(posterior_of(0, 0)) == pytest.approx(1)
     assert mean(0, 0) == pytest.approx(0.8, abs=0.03)
 
 

@@ -9,12 +9,14 @@ import pytest
 
 from outrider.common.errors import UsageError
 from outrider.edge_client.config.run_config import run_config
-from outrider.edge_client.controller.mode_policy import MAX_IN_FLIGHT, ModeChoice, Way
+from outrider.edge_client.controller.mode_policy import CHOOSABLE_MODES, ModePolicy
+from outrider.edge_client.controller.settings import SETTINGS
 from outrider.edge_client.controller.window import Pipelining, create_window
+from outrider.edge_client.core.options import ExecutionMode
 from outrider.edge_client.core.stats import RoundRecord
 from outrider.edge_client.session.factory import make_window
 
-ALL = tuple(Way)
+ALL = CHOOSABLE_MODES
 
 
 def a_round(rtt_ms: float, forward_ms: float, draft_ms: float, num_accepted: int = 5) -> RoundRecord:
@@ -29,7 +31,7 @@ def a_round(rtt_ms: float, forward_ms: float, draft_ms: float, num_accepted: int
     )
 
 
-def after(choice: ModeChoice, record: RoundRecord, num_rounds: int = 40) -> Way:
+def after(choice: ModePolicy, record: RoundRecord, num_rounds: int = 40) -> ExecutionMode:
     for _ in range(num_rounds):
         choice.observe(record)
         choice.choose(1000)
@@ -39,60 +41,60 @@ def after(choice: ModeChoice, record: RoundRecord, num_rounds: int = 40) -> Way:
 @pytest.mark.parametrize(
     ("rtt_ms", "forward_ms", "draft_ms", "best"),
     [
-        (600, 5, 0.2, Way.CLOUD_ONLY),  # a trip is worth a hundred tokens
-        (1, 20, 12, Way.PIPELINED),  # a forward to draft in
-        (60, 70, 12, Way.PIPELINED),  # and a trip
+        (600, 5, 0.2, ExecutionMode.CLOUD_ONLY),  # a trip is worth a hundred tokens
+        (1, 20, 12, ExecutionMode.PIPELINED),  # a forward to draft in
+        (60, 70, 12, ExecutionMode.PIPELINED),  # and a trip
     ],
 )
 def test_each_way_is_taken_where_it_is_the_soonest(
-    rtt_ms: float, forward_ms: float, draft_ms: float, best: Way
+    rtt_ms: float, forward_ms: float, draft_ms: float, best: ExecutionMode
 ) -> None:
-    choice = ModeChoice(ALL)
+    choice = ModePolicy(ALL)
     choice.observe_opening(rtt_ms / 1e3, forward_ms / 1e3, draft_ms / 1e3)
     assert choice.choose(1000) is best, "at once, from the opening"
-    if best is not Way.CLOUD_ONLY:
+    if best is not ExecutionMode.CLOUD_ONLY:
         assert after(choice, a_round(rtt_ms, forward_ms, draft_ms)) is best
 
 
 def test_a_prompt_says_little_of_the_targets_speed_and_the_verifiers_word_much() -> None:
     trip_s, prompt_s, draft_s = 0.06, 0.04, 0.0006  # the embedded pair over 60 ms
-    deceived, told = ModeChoice(ALL), ModeChoice(ALL)
+    deceived, told = ModePolicy(ALL), ModePolicy(ALL)
     deceived.observe_opening(trip_s, prompt_s, draft_s)
     told.observe_opening(trip_s, prompt_s, draft_s, step_fixed_s=0.006, step_token_s=0.001)
-    assert deceived.choose(1000) is not Way.CLOUD_ONLY
-    assert told.choose(1000) is Way.CLOUD_ONLY
+    assert deceived.choose(1000) is not ExecutionMode.CLOUD_ONLY
+    assert told.choose(1000) is ExecutionMode.CLOUD_ONLY
 
 
 def test_before_anything_is_known_the_first_way_holds() -> None:
-    assert ModeChoice(ALL).choose(1000) is Way.SYNCHRONOUS
+    assert ModePolicy(ALL).choose(1000) is ExecutionMode.SPECULATIVE
 
 
 def test_a_draft_that_never_stands_ends_in_the_stream_and_a_good_shadow_brings_rounds_back() -> None:
-    choice = ModeChoice(ALL)
+    choice = ModePolicy(ALL)
     choice.observe_opening(0.02, 0.03, 0.0002)
-    assert choice.choose(1000) is not Way.CLOUD_ONLY
-    assert after(choice, a_round(20, 30, 0.2, num_accepted=0)) is Way.CLOUD_ONLY
+    assert choice.choose(1000) is not ExecutionMode.CLOUD_ONLY
+    assert after(choice, a_round(20, 30, 0.2, num_accepted=0)) is ExecutionMode.CLOUD_ONLY
     for _ in range(300):
-        choice.observe_shadow(True, 0.0002)
+        choice.observe_probe(True, 0.0002)
         choice.observe_stream(0.03)
         choice.choose(1000)
-    assert choice.current is not Way.CLOUD_ONLY
+    assert choice.current is not ExecutionMode.CLOUD_ONLY
 
 
 def test_a_link_that_becomes_shorter_is_noticed_while_streaming() -> None:
-    choice = ModeChoice(ALL)
+    choice = ModePolicy(ALL)
     choice.observe_opening(0.6, 0.03, 0.0002)
-    assert choice.choose(1000) is Way.CLOUD_ONLY
+    assert choice.choose(1000) is ExecutionMode.CLOUD_ONLY
     for _ in range(40):
-        choice.observe_shadow(True, 0.0002)
+        choice.observe_probe(True, 0.0002)
         choice.observe_stream(0.03)
-        choice.observe_trip(0.01)
+        choice.observe_rtt(0.01)
         choice.choose(1000)
-    assert choice.current is Way.SYNCHRONOUS or choice.current is Way.PIPELINED
+    assert choice.current is ExecutionMode.SPECULATIVE or choice.current is ExecutionMode.PIPELINED
 
 
 def test_near_a_tie_it_does_not_swing() -> None:
-    choice = ModeChoice(ALL)
+    choice = ModePolicy(ALL)
     choice.observe_opening(0.03, 0.03, 0.002)
     jitter = itertools.cycle((28, 30, 32, 29, 31))
     for number in range(400):
@@ -102,7 +104,7 @@ def test_near_a_tie_it_does_not_swing() -> None:
 
 
 def test_a_trip_for_a_change_is_not_spent_on_the_last_token() -> None:
-    choice = ModeChoice(ALL)
+    choice = ModePolicy(ALL)
     choice.observe_opening(0.1, 0.03, 0.0002)
     choice.choose(1000)
     before = choice.current
@@ -122,7 +124,7 @@ def test_the_window_covers_a_trip_and_a_verification() -> None:
     for _ in range(10):
         window.observe(a_round(600, 5, 0.2))
         window.choose(100)
-    assert window.size == MAX_IN_FLIGHT
+    assert window.size == SETTINGS.max_in_flight
 
 
 def test_a_given_number_of_rounds_holds_while_it_pipelines() -> None:
@@ -163,4 +165,4 @@ def test_single_calls_are_not_pipelined() -> None:
     choice = make_window(run_config(mode="auto", transport="unary")).choice
     assert choice is not None
     choice.observe_opening(0.06, 0.07, 0.012)
-    assert choice.choose(1000) is not Way.PIPELINED
+    assert choice.choose(1000) is not ExecutionMode.PIPELINED
