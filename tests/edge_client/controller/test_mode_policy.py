@@ -156,13 +156,13 @@ def test_auto_pipelining_is_off_where_there_is_nothing_to_hide_and_comes_back_wi
 def test_pipelining_that_would_have_no_effect_is_refused_by_name(flags: dict[str, Any], message: str) -> None:
     with pytest.raises(UsageError, match=message):
         make_window(run_config(**flags))
-    assert make_window(run_config(mode="auto", pipeline="auto", num_rounds_in_flight=4)).choice is not None
+    assert make_window(run_config(mode="auto", pipeline="auto", num_rounds_in_flight=4)).policy is not None
 
 
 def test_single_calls_are_not_pipelined() -> None:
     with pytest.raises(UsageError, match="--pipeline on needs --transport stream"):
         make_window(run_config(pipeline="on", transport="unary"))
-    choice = make_window(run_config(mode="auto", transport="unary")).choice
+    choice = make_window(run_config(mode="auto", transport="unary")).policy
     assert choice is not None
     choice.observe_opening(0.06, 0.07, 0.012)
     assert choice.choose(1000) is not ExecutionMode.PIPELINED

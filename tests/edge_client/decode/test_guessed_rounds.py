@@ -89,11 +89,11 @@ def test_one_round_at_a_time_guesses_nothing() -> None:
 def test_what_is_known_of_gaps_decides_what_is_guessed() -> None:
     rates = BranchAcceptance()
     assert rates.runner_up_rate(CLOSE.gap) > 5 * rates.runner_up_rate(FAR.gap)
-    assert rates.acceptance(CLOSE.gap) < rates.acceptance(FAR.gap)
+    assert rates.accept_rate(CLOSE.gap) < rates.accept_rate(FAR.gap)
     for _ in range(200):
         rates.observe((FAR, CLOSE), 0, FAR.token_id)  # falls at once, and the runner-up is right
-    assert rates.runner_up_rate(FAR.gap) > 0.9 and rates.acceptance(FAR.gap) < 0.1
-    assert rates.acceptance(CLOSE.gap) == BranchAcceptance().acceptance(CLOSE.gap), (
+    assert rates.runner_up_rate(FAR.gap) > 0.9 and rates.accept_rate(FAR.gap) < 0.1
+    assert rates.accept_rate(CLOSE.gap) == BranchAcceptance().acceptance(CLOSE.gap), (
         "no token behind a fallen one is judged"
     )
 
