@@ -17,7 +17,7 @@ from outrider.edge_client.core.options import Mode
 from outrider.edge_client.daemon.activity import Activity
 from outrider.edge_client.daemon.admission import Admission
 from outrider.edge_client.daemon.http.keys import Keys
-from outrider.edge_client.daemon.metrics import DaemonMetrics
+from outrider.edge_client.daemon.metrics import DaemonMetrics, DaemonState
 from outrider.edge_client.daemon.openai.errors import ApiError
 from outrider.edge_client.daemon.openai.parsed import Kind, ParsedRequest
 from outrider.edge_client.daemon.openai.request_config import config_of
@@ -82,20 +82,24 @@ class Daemon:
         self.admission = Admission(self.serve.max_requests, self.serve.max_queue)
         self.activity = Activity()
         self.watch = VerifierWatch()
-        self.metrics = DaemonMetrics(self)
+        self.metrics = DaemonMetrics(self._state)
         self._warm_up()
 
     @property
     def serve(self) -> ServeConfig:
         return self.config.serve
 
-    @property
-    def num_idle_sequences(self) -> int:
-        return self._pool.num_idle if self._pool else 0
-
-    @property
-    def num_idle_bytes(self) -> int:
-        return self._pool.num_idle_bytes if self._pool else 0
+    def _state(self) -> DaemonState:
+        verifier = self.watch.state
+        return DaemonState(
+            model_name=self.serve.model_name,
+            num_running=self.admission.num_running,
+            num_waiting=self.admission.num_waiting,
+            max_running=self.admission.max_running,
+            num_idle_sequences=self._pool.num_idle if self._pool else 0,
+            num_idle_bytes=self._pool.num_idle_bytes if self._pool else 0,
+            is_verifier_reachable=verifier.is_reachable if verifier else None,
+        )
 
     def check_model(self, name: str | None) -> None:
         """Raises `ApiError` 404 for a model that is not served; None asks for the one there is."""

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from outrider.common.types import Draft, Signals
 from outrider.edge_client.drafting.base import ShouldStop, Stop
-from outrider.edge_client.gate.rules import BlockText, NewDecoder, TextRule
+from outrider.edge_client.gate.text_rule import BlockText, NewDecoder, TextRule
 from outrider.edge_client.gate.thresholds import GateThresholds
 
 

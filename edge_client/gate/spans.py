@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from itertools import accumulate
 
-from outrider.edge_client.gate.rules import BlockText
+from outrider.edge_client.gate.text_rule import BlockText
 from outrider.edge_client.gate.words import Span
 
 Find = Callable[[str, int], Iterable[Span]]
