@@ -15,7 +15,7 @@ from typing import Any
 
 from outrider.cloud_verifier.config import ServeConfig
 from outrider.common.types import Draft
-from outrider.edge_client.config.run_config import RunConfig
+from outrider.edge_client.config.run_config import run_config
 from outrider.experiments.synthetic.draft import SyntheticDraft, SyntheticSequence
 from outrider.experiments.synthetic.edge import create_synthetic_edge
 from outrider.experiments.synthetic.pair import SyntheticPair
@@ -80,7 +80,7 @@ async def _serve_one_text(tracer: _Tracer) -> None:
 
 
 def _decode(pair: SyntheticPair, address: str, tracer: _Tracer) -> None:
-    config = RunConfig(
+    config = run_config(
         verifier=address, max_new_tokens=40, temperature=0.0, on_timeout="wait", pipeline="off"
     )
     edge = create_synthetic_edge(config, pair)

@@ -90,6 +90,11 @@ def leaves(cls: type[Any]) -> tuple[Leaf, ...]:
     return _cached_leaves(typing.cast(Hashable, cls))  # mypy does not take a class to be hashable
 
 
+def leaves_by_key(cls: type[Any]) -> dict[str, Leaf]:
+    """Returns the settings of `cls` and of its sections by key."""
+    return {leaf.key: leaf for leaf in leaves(cls)}
+
+
 @cache
 def _cached_leaves(cls: Any) -> tuple[Leaf, ...]:
     return tuple(_leaves(cls, Section(""), ()))

@@ -1,4 +1,4 @@
-"""The daemon's numbers for Prometheus. docs/daemon.md lists them; none of them carries a text or a name."""
+"""Counts for Prometheus; docs/daemon.md lists them. None of them carries a text or a name."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class DaemonState:
 
 
 class DaemonMetrics:
-    """A registry of this one daemon and its process; nothing global."""
+    """Holds the metrics of one daemon and of its process in a registry of their own."""
 
     def __init__(self, read_state: Callable[[], DaemonState]) -> None:
         self.registry = registry = CollectorRegistry()
@@ -58,7 +58,7 @@ class DaemonMetrics:
     def observe(
         self, result: SessionResult, mode: str, method: str | None, num_prompt: int, num_reused: int
     ) -> None:
-        """A generation that ended, in whatever way."""
+        """Counts a generation that has ended, whether complete or not."""
         stats = result.stats
         self.finishes.labels(mode, str(result.finish_reason)).inc()
         for origin in set(result.origins):
@@ -89,6 +89,7 @@ class DaemonMetrics:
             self.tpot.observe((times[-1] - times[0]) / 1e9 / (len(times) - 1))
 
     def text(self) -> bytes:
+        """Returns all metrics in Prometheus' text format."""
         return generate_latest(self.registry)
 
 
@@ -127,5 +128,5 @@ class _StateCollector(Collector):
             yield GaugeMetricFamily(PREFIX + name, about, value=value)
         if state.is_verifier_reachable is not None:
             about = "1 when it answered the last time somebody asked /ready."
-            value = float(state.is_verifier_reachable)
-            yield GaugeMetricFamily(PREFIX + "verifier_reachable", about, value=value)
+            is_up = float(state.is_verifier_reachable)
+            yield GaugeMetricFamily(PREFIX + "verifier_reachable", about, value=is_up)
