@@ -61,12 +61,12 @@ class Leaf:
 
     @property
     def flag(self) -> str:
-        """The setting's flag, with its dashes."""
+        """Returns the setting's flag, with its dashes."""
         return self.option.flag or "--" + self.key.rpartition(".")[2].replace("_", "-")
 
     @property
     def choices(self) -> tuple[str, ...]:
-        """The values that are allowed; empty where they cannot be listed."""
+        """Returns the allowed values; empty where they cannot be listed."""
         return self.option.choices or choices_of(self.kind)
 
     def env_name(self, scope: str) -> str:

@@ -1,4 +1,4 @@
-"""Durations and rates as people write them on a command line: 10ms, 1.5s, 800us; 10mbit, 500kbit."""
+"""Parses and shows durations and rates as users write them: 10ms, 1.5s, 800us; 10mbit, 500kbit."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _BITS_PER_S = {"bit": 1.0, "kbit": 1e3, "mbit": 1e6, "gbit": 1e9}
 
 
 def parse_duration(text: str, flag: str) -> float:
-    """Seconds of "10ms", "1.5s", "800us", and of a bare 0; raises `UsageError` naming `flag` for others."""
+    """Returns the seconds of "10ms", "1.5s", "800us" or a bare 0. Raises `UsageError` naming `flag`."""
     number, unit = _split(text)
     if number is None or (unit not in _SECONDS and number != 0):
         raise UsageError(f"{flag} {text}: not a duration; write a number and its unit: 10ms, 1.5s, 800us")
@@ -21,7 +21,7 @@ def parse_duration(text: str, flag: str) -> float:
 
 
 def parse_rate(text: str, flag: str) -> float:
-    """Bytes a second of "10mbit" or "500kbit" (a second); raises `UsageError` naming `flag` for others."""
+    """Returns the bytes a second of "10mbit" or "500kbit". Raises `UsageError` naming `flag`."""
     number, unit = _split(text)
     bits = _BITS_PER_S.get(unit.removesuffix("/s").removesuffix("ps"))
     if not number or bits is None:
@@ -30,7 +30,7 @@ def parse_rate(text: str, flag: str) -> float:
 
 
 def parse_share(text: str, flag: str) -> float:
-    """A number in [0, 1]; raises `UsageError` naming `flag` for anything else."""
+    """Returns a number in [0, 1]. Raises `UsageError` naming `flag`."""
     try:
         value = float(text)
     except ValueError:
@@ -41,7 +41,7 @@ def parse_share(text: str, flag: str) -> float:
 
 
 def show_duration(seconds: float) -> str:
-    """Three digits and the unit that suits: 46.3 ms, 800 µs, 1.5 s."""
+    """Returns three digits and the unit that suits: 46.3 ms, 800 µs, 1.5 s."""
     if seconds == 0 or not math.isfinite(seconds):
         return "0 ms" if seconds == 0 else "∞"
     for unit, size in (("s", 1.0), ("ms", 1e-3)):
@@ -51,6 +51,7 @@ def show_duration(seconds: float) -> str:
 
 
 def show_rate(bytes_per_s: float) -> str:
+    """Returns three digits and the unit that suits: 10 mbit/s; "not limited" for infinity."""
     if not math.isfinite(bytes_per_s):
         return "not limited"
     bits = bytes_per_s * 8
@@ -64,7 +65,7 @@ def _split(text: str) -> tuple[float | None, str]:
 
 
 def _three(value: float) -> str:
-    """Three significant digits, never as 1e+03."""
+    """Returns three significant digits, never as 1e+03."""
     digits = max(0, 2 - math.floor(math.log10(abs(value)))) if value else 0
     text = f"{value:.{digits}f}"
     return text.rstrip("0").rstrip(".") if "." in text else text

@@ -1,6 +1,6 @@
-"""Text rules: what only the target may write, however sure the draft is. By name, each made when asked for.
+"""Makes text rules by name: which drafted text only the target may write, however sure the draft is.
 
-A rule looks at the tokens themselves, so it ends a draft after the token that it doubts, never before it.
+A rule looks at the tokens themselves, so it ends a draft after the token that it finds, never before it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from outrider.edge_client.gate.words import DEFAULT_RARE_PER_MILLION, WordCounts
 
 @dataclass(frozen=True, slots=True)
 class RuleNeeds:
-    """What single rules need beside the text."""
+    """Holds what single rules need beside the text."""
 
     ner: str = ""  # a spaCy pipeline for `entities`; empty: by the looks of words
     words: WordCounts | None = None  # for `rare`
@@ -23,7 +23,8 @@ class RuleNeeds:
 
 
 def create_rules(names: Sequence[str], needs: RuleNeeds = RuleNeeds()) -> tuple[TextRule, ...]:
-    """Raises `UsageError` for a name that is not built, and for what a rule needs and has not."""
+    """Returns the rules with these names. Raises `UsageError` for an unknown name, and where a rule lacks
+    what it needs."""
     unknown = [name for name in names if name not in _FACTORIES]
     if unknown:
         raise UsageError(f"unknown gate rule {unknown[0]!r}; known: {', '.join(RULES)}")

@@ -1,4 +1,4 @@
-"""The text of a drafted block, and the protocol of a rule that looks at it."""
+"""Defines the text of a drafted block, and the protocol of a rule that looks at it."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ NewDecoder = Callable[[list[int] | None], Callable[[int], str]]
 
 
 class BlockText:
-    """A drafted block as text, as it grows. `pieces[i]` is what token i makes final: empty while a character
-    is not whole. A word or a number may begin in the `context`."""
+    """Decodes a drafted block as it grows. `pieces[i]` is the text that token i completes, empty while a
+    character is incomplete. A word or a number may begin in the `context`."""
 
     def __init__(self, text_ids: Sequence[int], new_decoder: NewDecoder) -> None:
         context_ids = list(text_ids[-CONTEXT_TOKENS:])
@@ -23,18 +23,20 @@ class BlockText:
         self._decode = new_decoder(context_ids)
 
     def append(self, token_id: int) -> None:
+        """Adds a drafted token."""
         self.token_ids.append(token_id)
         self.pieces.append(self._decode(token_id))
 
     @property
     def text(self) -> str:
+        """Returns the block's text so far."""
         return "".join(self.pieces)
 
 
 class TextRule(Protocol):
-    """Keeps nothing between calls: one serves all sessions."""
+    """Finds tokens for the target. A rule has no state: one object serves all sessions."""
 
     def doubted(self, block: BlockText) -> Collection[int]:
-        """Indices of the block's tokens that are for the target, as far as the block and what comes before
-        it tell by now; empty where none is. Asked after every drafted token."""
+        """Returns indices of the block's tokens that only the target may write, as far as the context and the
+        block so far show it. It is called after every drafted token."""
         ...
