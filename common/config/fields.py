@@ -61,12 +61,12 @@ class Leaf:
 
     @property
     def flag(self) -> str:
-        """The setting's flag, with its dashes."""
+        """Returns the setting's flag, with its dashes."""
         return self.option.flag or "--" + self.key.rpartition(".")[2].replace("_", "-")
 
     @property
     def choices(self) -> tuple[str, ...]:
-        """The values that are allowed; empty where they cannot be listed."""
+        """Returns the allowed values; empty where they cannot be listed."""
         return self.option.choices or choices_of(self.kind)
 
     def env_name(self, scope: str) -> str:
@@ -88,6 +88,11 @@ def env_prefix(scope: str) -> str:
 def leaves(cls: type[Any]) -> tuple[Leaf, ...]:
     """Returns the settings of `cls` and of its sections, in the order of their fields."""
     return _cached_leaves(typing.cast(Hashable, cls))  # mypy does not take a class to be hashable
+
+
+def leaves_by_key(cls: type[Any]) -> dict[str, Leaf]:
+    """Returns the settings of `cls` and of its sections by key."""
+    return {leaf.key: leaf for leaf in leaves(cls)}
 
 
 @cache

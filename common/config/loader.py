@@ -23,6 +23,7 @@ from outrider.common.config.fields import (
     Option,
     env_prefix,
     leaves,
+    leaves_by_key,
     option,
     section,
     shown,
@@ -78,7 +79,7 @@ def load_config(
     process's own; `flags` holds only those given, by key (`given_flags`). Raises ConfigError naming key,
     origin and what was expected; for an unknown key it names the nearest known one.
     """
-    known = _by_key(cls)
+    known = leaves_by_key(cls)
     values = {key: leaf.default for key, leaf in known.items()}
     origins = dict.fromkeys(known, "default")
     for key, raw, origin in (
@@ -93,7 +94,7 @@ def load_config(
 
 def with_values(config: ConfigT, **values: object) -> ConfigT:
     """Returns `config` with these settings changed, by key. Raises ConfigError as `load_config` does."""
-    known = _by_key(type(config))
+    known = leaves_by_key(type(config))
     changed = {leaf.path: leaf.value_in(config) for leaf in known.values()}
     for key, raw in values.items():
         if key not in known:
@@ -104,11 +105,7 @@ def with_values(config: ConfigT, **values: object) -> ConfigT:
 
 def value_of(config: object, key: str) -> Any:
     """Returns the value of one setting by its key."""
-    return _by_key(type(config))[key].value_in(config)
-
-
-def _by_key(cls: type[Any]) -> dict[str, Leaf]:
-    return {leaf.key: leaf for leaf in leaves(cls)}
+    return leaves_by_key(type(config))[key].value_in(config)
 
 
 def _from_yaml(path: Path | None, known: Mapping[str, Leaf]) -> Iterator[tuple[str, object, str]]:

@@ -1,4 +1,4 @@
-"""Texts and signals of a calibration, out of a loaded draft and, where one is named, a verifier."""
+"""Makes the texts and signals of a calibration with a loaded draft and, where one is named, a verifier."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ from outrider.edge_client.session.session import SessionResult, new_session_id
 
 
 class Calibration:
-    """Texts of `num_new` tokens at most; passage i is written after with the i-th seed from `asked`'s, or 1,
-    on. `on_text` is called after each text, with what it was for."""
+    """Writes texts of at most `num_new` tokens after passages. Passage i uses the i-th seed after the
+    configured one, or after 1. `on_text` is called after each text, with its purpose."""
 
     def __init__(
         self,
@@ -51,12 +51,12 @@ class Calibration:
         self.target_fingerprint = ""
 
     def cloud_only(self) -> list[TokenIds]:
-        """The target's own text after each passage."""
+        """Returns the target's own text after each passage."""
         config = replace(self._config, mode=Mode.CLOUD_ONLY)
         return [self._write(index, config, "cloud-only").token_ids for index in range(len(self._passages))]
 
     def samples(self, texts: Sequence[TokenIds]) -> list[Sample]:
-        """Of drafts along `texts`, one a passage."""
+        """Returns the signals of tokens drafted along `texts`, one text a passage."""
         config = self._config
         words = tuple(tuple(self._edge.tokenizer.encode(word)) for word in config.sampling.bad_word)
         policy = create_depth_policy(config.depth.policy, config.depth.num_speculative_tokens)
@@ -76,8 +76,8 @@ class Calibration:
         percentiles: Sequence[float],
         gate_file: Path,
     ) -> Curve:
-        """Without a gate, then at each percentile, then keeping all. Rules, words and the hard ratio are the
-        file's."""
+        """Returns the curve: without a gate, at each percentile, and keeping all. Rules, words and the hard
+        ratio are those of the gate file."""
         signals = [sample.signals for sample in samples]
         gates = [(f"{each:g}", thresholds_at(signals, each)) for each in sorted(percentiles)]
         gates.append((KEEP_ALL, _nothing_is_hard(gates[0][1])))
@@ -125,19 +125,21 @@ class Calibration:
 
 
 def first_seed(config: RunConfig) -> int:
+    """Returns the first passage's seed."""
     return 1 if config.seed is None else config.seed
 
 
 def _nothing_is_hard(like: GateThresholds) -> GateThresholds:
-    """Of the same signals, passed by none: what is asked about are texts' ends, and what rules find."""
+    """Returns thresholds of the same signals that no token passes; only rules and the ends of texts then call
+    the target."""
     return GateThresholds(**{name: 0.0 if name == "margin" else math.inf for name in like.names})
 
 
 def ungated(config: RunConfig) -> RunConfig:
-    """The same in synchronous rounds, nothing kept, nothing judged later."""
+    """Returns the configuration without a gate, in synchronous rounds, with nothing reverified."""
     return with_values(without_gate(config), mode=Mode.SPECULATIVE, pipeline=Pipelining.OFF, reverify=False)
 
 
 def with_variance(config: RunConfig) -> RunConfig:
-    """What a draft is loaded with whose signals tell the variance: a gate that looks at it."""
+    """Returns a configuration whose draft measures the variance: with a gate that looks at it."""
     return with_values(config, gate=GateUse.STOP, gate_variance=0.0)

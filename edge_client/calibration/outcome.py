@@ -1,4 +1,4 @@
-"""What a calibration found, as a gate file, as lines for a person, and as JSON."""
+"""Shows what a calibration found: as a gate file, as text and as JSON."""
 
 from __future__ import annotations
 
@@ -23,6 +23,8 @@ _UNITS = {"nll": "nats", "entropy": "bits", "margin": "", "variance": "nats²"}
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
+    """Holds the result of one calibration."""
+
     gate_file: GateFile
     percentile: float
     sorting: Sorting
@@ -32,6 +34,7 @@ class Outcome:
     curve: Curve | None = None
 
     def as_json(self) -> dict[str, object]:
+        """Returns the object that `--json` prints."""
         thresholds = {name: getattr(self.gate_file, name) for name in _UNITS}
         return {
             "out": str(self.out),
@@ -45,6 +48,7 @@ class Outcome:
         }
 
     def as_text(self) -> str:
+        """Returns the lines for a person."""
         along = "what the target wrote" if self.is_target else "the text itself"
         lines = [f"{self.num_samples} tokens drafted along {along}; percentile {self.percentile:g}:"]
         for name, share in self.sorting.hard_share_of.items():
@@ -70,7 +74,8 @@ def make_outcome(
     percentile: float,
     target_fingerprint: str,
 ) -> Outcome:
-    """`target_fingerprint` is empty where no target was asked."""
+    """Returns the thresholds at `percentile` and how they sort the samples. `target_fingerprint` is empty
+    where no target was called."""
     thresholds = thresholds_at([sample.signals for sample in samples], percentile)
     words = count_words(text.documents)
     is_target = bool(target_fingerprint)

@@ -1,4 +1,4 @@
-"""The draft's signals at tokens it drafts, as a session drafts them: what thresholds are applied to."""
+"""Collects the draft's signals at tokens that it drafts as a session does."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from outrider.edge_client.drafting.base import DraftModel
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One drafted token. `is_right`: whether the text has it there; None: behind one that it has not."""
+    """Holds one drafted token's signals. `is_right` says whether the text has the token there; None after a
+    token that it does not have."""
 
     signals: Signals
     is_right: bool | None
@@ -25,8 +26,8 @@ def draft_along(
     text_ids: Sequence[int],
     num_draft_tokens: int,
 ) -> Iterator[Sample]:
-    """Rounds of `num_draft_tokens` through a text that stands: each drafts behind the tokens before it, as
-    many stand as are the text's, and the next round begins behind those and one more.
+    """Yields samples of rounds of `num_draft_tokens` along a given text: each round accepts the tokens that
+    are the text's, and the next begins after those and one more.
 
     Along a target's own text these are the drafts of a session with `coupled`, token for token.
     """

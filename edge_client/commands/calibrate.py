@@ -1,4 +1,5 @@
-"""`edge-client calibrate`: a gate's thresholds from text, and what the commit-gate saves and costs."""
+"""Runs `edge-client calibrate`: sets a gate's thresholds from text, and measures what the commit-gate saves
+and costs."""
 
 from __future__ import annotations
 
@@ -45,6 +46,7 @@ several percentiles.
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the flags of `calibrate`."""
     parser.description, parser.formatter_class = _DESCRIPTION, argparse.RawDescriptionHelpFormatter
     parser.usage = "%(prog)s --out FILE [OPTION ...]"  # argparse would name every option
     parser.add_argument(
@@ -92,7 +94,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(namespace: argparse.Namespace) -> int:
-    """Returns 0; `OutriderError` says what is wrong."""
+    """Returns 0. Raises `OutriderError`."""
     from outrider.common.process.logs import setup_logging
     from outrider.edge_client.calibration.measuring import ungated, with_variance
     from outrider.edge_client.calibration.passages import read_texts
@@ -178,7 +180,7 @@ def _calibrate(
 
 
 def _check(namespace: argparse.Namespace, has_target: bool) -> tuple[float, ...]:
-    """The percentiles of the curve. Raises `UsageError` before anything takes time."""
+    """Returns the percentiles of the curve. Raises `UsageError` before anything takes time."""
     _check_percentile(namespace.percentile, "--percentile")
     for flag in ("passages", "prompt_tokens", "new_tokens"):
         if (value := getattr(namespace, flag)) < (2 if flag == "new_tokens" else 1):
@@ -221,7 +223,8 @@ def _check_rules(config: RunConfig) -> None:
 
 
 def _embedded_text(config: RunConfig) -> Path:
-    """Raises `UsageError` where there is none, or where it is not of the kind that the draft writes."""
+    """Returns the prompts beside the embedded draft. Raises `UsageError` where there are none, or where
+    another draft is configured, whose text would be of another kind."""
     from outrider.edge_client.config.run_config import default_draft_dir
 
     path = default_draft_dir().parent / "prompts.jsonl"
@@ -258,7 +261,7 @@ def _write(path: Path, content: str, flag: str) -> None:
 
 
 def _progress(num_texts: int) -> Callable[[str], None]:
-    """A line on stderr that a terminal shows while it measures."""
+    """Returns a function that shows progress on stderr, where that is a terminal."""
     start_s, num_done = time.monotonic(), 0
 
     def show(what: str) -> None:

@@ -1,4 +1,4 @@
-"""`edge-client chat`: a conversation in the terminal, with the same decode loop as `run`."""
+"""Runs `edge-client chat`: a conversation in the terminal, with the same decode loop as `run`."""
 
 from __future__ import annotations
 
@@ -38,6 +38,7 @@ Flags from --verifier on are also keys of --config FILE and variables OUTRIDER_E
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the flags of `chat`."""
     parser.description, parser.epilog = _DESCRIPTION, _EPILOG
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("--system", metavar="TEXT", help="the system message")
@@ -53,6 +54,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(namespace: argparse.Namespace) -> int:
+    """Returns the exit status when the user leaves. Raises `OutriderError`."""
     config = load_run_config(namespace).value
     setup_logging(config.logs.level)
     template = _load_template(config)

@@ -1,4 +1,4 @@
-"""`edge-client completion SHELL`: the script that makes TAB know verbs and flags. Written by shtab."""
+"""Runs `edge-client completion SHELL`: prints the script that completes verbs and flags, made by shtab."""
 
 from __future__ import annotations
 
@@ -15,11 +15,13 @@ examples:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the arguments of `completion`."""
     parser.epilog, parser.formatter_class = _EPILOG, argparse.RawDescriptionHelpFormatter
     parser.add_argument("shell", choices=SHELLS, help="which shell's script to print")
 
 
 def main(namespace: argparse.Namespace) -> int:
+    """Prints the script and returns the exit status."""
     import shtab
 
     from outrider.common.config.fields import leaves
@@ -38,7 +40,8 @@ def _describe_values(
     choices: Mapping[str, Sequence[str]],
     files: Mapping[str, Mapping[str, Any]],
 ) -> None:
-    """What a flag takes: the choices of the configuration, which argparse is not told; files by metavar."""
+    """Adds to each flag the values it takes, which argparse is not given: the configuration's choices, and
+    files by metavar."""
     for action in parser._actions:
         if isinstance(action, argparse._SubParsersAction):
             for each in action.choices.values():

@@ -1,4 +1,4 @@
-"""`edge-client doctor`: is everything in order, and if not, what is to be done."""
+"""Runs `edge-client doctor`: checks that everything is in order, and says what to do where it is not."""
 
 from __future__ import annotations
 
@@ -25,6 +25,7 @@ _COLOURS = {Status.OK: "32", Status.WARNING: "33", Status.FAULT: "31", Status.SK
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the flags of `doctor`."""
     parser.description, parser.epilog = _DESCRIPTION, _EPILOG
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("--json", action="store_true", help="print one JSON object")
@@ -33,6 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(namespace: argparse.Namespace) -> int:
+    """Prints the findings; returns 0, or 1 where there is a fault."""
     config = load_run_config(namespace).value
     setup_logging("error")
     findings = examine(config, has_trial=not namespace.no_trial)
@@ -46,7 +48,7 @@ def main(namespace: argparse.Namespace) -> int:
 
 
 def examine(config: RunConfig, has_trial: bool = True) -> list[Finding]:
-    """Every check that the ones before leave possible."""
+    """Returns the findings of all checks; a fault leaves out the checks that depend on it."""
     from outrider.edge_client.core.options import Mode
     from outrider.edge_client.doctor.far import check_far
     from outrider.edge_client.doctor.fit import check_fit, check_trial

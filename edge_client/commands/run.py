@@ -1,4 +1,4 @@
-"""`edge-client run`: one prompt, its text on stdout as it comes, or one JSON object at the end."""
+"""Runs `edge-client run`: prints one prompt's text as it comes, or one JSON object at the end."""
 
 from __future__ import annotations
 
@@ -35,7 +35,8 @@ EXIT_INTERRUPTED = 130
 def run(
     config: RunConfig, prompt: str | None, prompt_file: Path | None, is_json: bool, is_live: bool = False
 ) -> int:
-    """Returns the exit status. Errors keep the partial text: it is printed before they are reported."""
+    """Returns the exit status. Text that was decoded before an error is printed before the error is
+    raised."""
     setup_logging(config.logs.level)
     is_live = is_live and _can_live(is_json)
     text = read_prompt(prompt, prompt_file)
@@ -69,7 +70,7 @@ def run(
 
 
 def _can_live(is_json: bool) -> bool:
-    """Raises `UsageError` where it is asked for and cannot be had anywhere here."""
+    """Returns whether `--live` can be used here. Raises `UsageError` where it cannot be used at all."""
     if is_json:
         raise UsageError("--live is for a person, --json for a program: give one of them")
     with needs_extra("live", "--live"):
@@ -81,7 +82,7 @@ def _can_live(is_json: bool) -> bool:
 
 
 def _show(session: EdgeSession, config: RunConfig, has_colour: bool, is_live: bool) -> None:
-    """The text as it comes, and the end of its last line, after an error too."""
+    """Prints the text as it comes, and ends its last line, after an error too."""
     view: TextPrinter | LiveView
     events: Iterator[SessionEvent | None]
     if is_live:
@@ -102,7 +103,8 @@ def _show(session: EdgeSession, config: RunConfig, has_colour: bool, is_live: bo
 
 
 def read_prompt(prompt: str | None, prompt_file: Path | None) -> str:
-    """From the argument, a file, or standard input (`-`, or a pipe). Raises `UsageError`."""
+    """Returns the prompt from the argument, a file, or standard input (`-`, or a pipe). Raises
+    `UsageError`."""
     if prompt is not None and prompt_file is not None:
         raise UsageError("give a PROMPT or --prompt-file, not both")
     try:
@@ -128,7 +130,7 @@ def read_prompt(prompt: str | None, prompt_file: Path | None) -> str:
 def make_report(
     edge: Edge, result: SessionResult, seed: int, error: OutriderError | None
 ) -> dict[str, object]:
-    """The object that `--json` prints."""
+    """Returns the object that `--json` prints."""
     model, method = result.model, judging_method(edge.config)
     report: dict[str, object] = {
         "text": result.text,
@@ -157,7 +159,8 @@ def make_report(
 
 
 def _logprobs(tokenizer: EdgeTokenizer, entry: TokenLogprobs | None) -> dict[str, object] | None:
-    """None for a token the target gave none for: kept unverified, or chosen here (method candidates)."""
+    """Returns a token's log-probabilities; None where the target gave none: kept unverified, or chosen here
+    (method candidates)."""
     if entry is None:
         return None
     top = zip(entry.top_token_ids, entry.top_logprobs, strict=True)
@@ -169,7 +172,7 @@ def _logprobs(tokenizer: EdgeTokenizer, entry: TokenLogprobs | None) -> dict[str
 
 
 def _draft_fingerprint(edge: Edge, model: ModelInfo | None) -> str | None:
-    """Of the draft that drafted: ours, or the verifier's when co-located."""
+    """Returns the fingerprint of the draft that drafted: ours, or the verifier's in mode co-located."""
     if edge.draft is not None:
         return edge.draft.fingerprint
     return model.draft_fingerprint if model and edge.config.mode is Mode.CO_LOCATED else None
@@ -177,8 +180,8 @@ def _draft_fingerprint(edge: Edge, model: ModelInfo | None) -> str | None:
 
 @contextmanager
 def _cancel_on_interrupt(session: EdgeSession, is_live: bool) -> Iterator[None]:
-    """The first Ctrl-C ends the text and closes the session; a second one ends the process, at once but for
-    the live view's way out of the screen."""
+    """Ends the text at the first Ctrl-C, which closes the session. A second one ends the process at once; the
+    live view first restores the screen."""
 
     def on_interrupt(number: int, frame: object) -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler if is_live else signal.SIG_DFL)

@@ -9,7 +9,8 @@ from typing import Literal
 from outrider.common.config.loader import option
 from outrider.edge_client.controller.depth.registry import DEPTH_POLICIES
 from outrider.edge_client.controller.window import Pipelining
-from outrider.edge_client.drafting.registry import DEFAULT_MAX_NGRAM, STRATEGIES
+from outrider.edge_client.drafting.base import DEFAULT_MAX_NGRAM
+from outrider.edge_client.drafting.registry import STRATEGIES
 from outrider.edge_client.gate.gate import GateUse
 from outrider.edge_client.gate.rules import RULES
 from outrider.edge_client.gate.words import DEFAULT_RARE_PER_MILLION

@@ -1,4 +1,5 @@
-"""The configuration's flags on a verb, and the configuration they and the rest come to."""
+"""Adds the configuration's flags to a verb, and loads the configuration that they and the other sources
+give."""
 
 from __future__ import annotations
 
@@ -17,15 +18,15 @@ CONFIG_NOTE = "Flags from --verifier on are also keys of --config FILE and varia
 
 
 def add_config(parser: argparse.ArgumentParser, words: str = "", has_serve: bool = False) -> None:
-    """`words` are what the verb takes beside options. `has_serve` adds the flags of the section `serve`;
-    every verb takes that section in its file."""
+    """Adds the flags. `words` are the verb's arguments beside options. `has_serve` adds the flags of the
+    section `serve`, which every verb takes in its file."""
     parser.add_argument("--config", type=Path, metavar="FILE", help="YAML file of the settings below")
     add_flags(parser, RunConfig, without=() if has_serve else (SECTION,), is_grouped=True)
     parser.usage = f"%(prog)s [OPTION ...] {words}".rstrip()  # argparse would name every option
 
 
 def load_run_config(namespace: argparse.Namespace) -> Loaded[RunConfig]:
-    """Raises `ConfigError` naming key, origin and what was expected."""
+    """Returns the configuration. Raises `ConfigError` naming key, origin and what was expected."""
     return load_config(
         RunConfig, scope=SCOPE, yaml_path=namespace.config, flags=given_flags(namespace, RunConfig)
     )

@@ -17,7 +17,8 @@ from outrider.edge_client.drafting.base import DraftModel
 from outrider.edge_client.drafting.registry import WITHOUT_MODEL
 from outrider.edge_client.gate.file import GateFile, read_gate_file
 from outrider.edge_client.gate.gate import Gate, GateSettings, GateUse
-from outrider.edge_client.gate.rules import NewDecoder, RuleNeeds, create_rules
+from outrider.edge_client.gate.rules import RuleNeeds, create_rules
+from outrider.edge_client.gate.text_rule import NewDecoder
 from outrider.edge_client.gate.thresholds import GateThresholds
 from outrider.edge_client.gate.words import DEFAULT_RARE_PER_MILLION
 

@@ -1,4 +1,4 @@
-"""What `edge-client serve` adds to the edge's configuration: the section `serve`."""
+"""Defines the section `serve` of the configuration, for `edge-client serve`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ SECTION = "serve"
 
 @dataclass(frozen=True, slots=True)
 class ServeConfig:
-    """Keys `serve.*` of YAML, variables OUTRIDER_EDGE_SERVE_*, flags of the verb `serve` alone."""
+    """Configures the daemon: keys `serve.*` of YAML, variables OUTRIDER_EDGE_SERVE_*, flags of the verb
+    `serve` alone."""
 
     listen: str = option("127.0.0.1:7079", "where to answer HTTP", metavar="HOST:PORT")
     insecure: bool = option(False, "listen beyond loopback without an API key")

@@ -43,6 +43,7 @@ see also: edge-client ps, edge-client doctor, docs/daemon.md"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the flags of `serve`."""
     parser.description, parser.epilog = _DESCRIPTION, _EPILOG
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     add_config(parser, has_serve=True)
@@ -82,7 +83,7 @@ def _say_ready(daemon: Daemon, listener: socket.socket) -> None:
 
 
 def _set_up_logs(loaded: Loaded[RunConfig]) -> None:
-    """A daemon says more than a command, unless somebody chose."""
+    """Sets up logging at level info, unless the level was configured."""
     config = loaded.value
     is_default = loaded.origins["log_level"] == "default"
     setup_logging("info" if is_default else config.logs.level, json=config.serve.log_json, stream=sys.stderr)

@@ -1,4 +1,5 @@
-"""What can be checked of the verifier: that it is one, that it fits, how far away, how busy."""
+"""Checks the verifier: that it is one, that it speaks our protocol, its distance, its credentials and its
+clock."""
 
 from __future__ import annotations
 
@@ -21,11 +22,14 @@ _FAR_CLOCK_MS = 5_000.0
 
 @dataclass(frozen=True, slots=True)
 class FarResult:
+    """Holds the findings, and the verifier's description; None where it did not answer."""
+
     findings: list[Finding]
     model: ModelInfo | None
 
 
 def check_far(config: RunConfig) -> FarResult:
+    """Calls the verifier a few times and returns what was found."""
     try:
         security = link_security(config.connection, config.verifier)
     except OutriderError as error:
@@ -51,7 +55,7 @@ def _name(model: ModelInfo) -> str:
 
 
 def _explain(address: str, security: LinkSecurity, error: OutriderError) -> Finding:
-    """A contact that failed: in the error's own words, and with its own fix where it has one."""
+    """Returns the finding for a failed call: the error's own words, and its own fix where it has one."""
     found = error.found
     if isinstance(error, LinkFaultError):
         return fault("verifier", found, error.fix or "both sides must agree on TLS, names and certificates")
@@ -75,7 +79,7 @@ def _explain(address: str, security: LinkSecurity, error: OutriderError) -> Find
 
 
 def sniff(address: str) -> str | None:
-    """What listens there, if it gives itself away; None when it does not."""
+    """Returns the protocol that another service at this address speaks; None where it does not show."""
     try:
         with socket.create_connection(parse_target(address).addresses[0], _SNIFF_S) as connection:
             connection.settimeout(_SNIFF_S)

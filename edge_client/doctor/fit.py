@@ -1,4 +1,4 @@
-"""Whether draft, settings and verifier go together, and how a few real rounds go."""
+"""Checks that draft, settings and verifier are compatible, and decodes a few tokens."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _TRIAL_PROMPT = "The quick brown fox"
 
 
 def check_fit(config: RunConfig, edge: Edge, model: ModelInfo) -> list[Finding]:
-    """Whether draft, settings and verifier go together."""
+    """Returns whether tokenizer, method and mode suit the verifier, as findings."""
     ours, theirs = edge.tokenizer.fingerprint, model.tokenizer_fingerprint
     facts: dict[str, object] = {"ours": ours, "theirs": theirs}
     if ours != theirs:
@@ -39,7 +39,7 @@ def _check_settings(config: RunConfig, model: ModelInfo) -> Finding:
 
 
 def check_trial(config: RunConfig, edge: Edge) -> Finding:
-    """A dozen tokens, decoded: what a round really takes, and how long it waits for others over there."""
+    """Decodes a dozen tokens and returns how long a round took, and how long it waited for other sessions."""
     trial = with_values(
         config, max_new_tokens=_TRIAL_TOKENS, ignore_eos=True, on_timeout=OnTimeout.FAIL, logprobs=0
     )

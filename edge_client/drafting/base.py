@@ -13,6 +13,8 @@ from typing import Protocol, Self, runtime_checkable
 
 from outrider.common.types import Draft, SamplingParams, Signals
 
+DEFAULT_MAX_NGRAM = 4  # prompt-lookup looks for runs of at most so many tokens
+
 
 class Stop(enum.Enum):
     """What a stop rule says of the token just sampled.

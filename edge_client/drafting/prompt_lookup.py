@@ -17,9 +17,8 @@ from outrider.common.errors import InvalidFieldError, ModelError, UsageError
 from outrider.common.models.fingerprint import num_tokens, tokenizer_fingerprint
 from outrider.common.sampling.support import certain
 from outrider.common.types import Draft, SamplingParams
-from outrider.edge_client.drafting.base import ShouldStop, ended
+from outrider.edge_client.drafting.base import DEFAULT_MAX_NGRAM, ShouldStop, ended
 from outrider.edge_client.drafting.export.hf_config import read_eos_token_ids
-from outrider.edge_client.drafting.registry import DEFAULT_MAX_NGRAM
 from outrider.edge_client.drafting.spec import SPEC_FILE, TOKENIZER_FILE
 
 

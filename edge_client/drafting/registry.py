@@ -7,9 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from outrider.common.errors import UsageError
-from outrider.edge_client.drafting.base import DraftModel
-
-DEFAULT_MAX_NGRAM = 4
+from outrider.edge_client.drafting.base import DEFAULT_MAX_NGRAM, DraftModel
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,9 +1,8 @@
-"""The gate: judges drafted tokens by thresholds and text rules, and says what follows. Pure.
+"""Judges drafted tokens by thresholds and text rules.
 
-stop    the draft ends where more than `max_hard_ratio` of its tokens are hard, and is sent. Exact: a
-        place that is doubted is left out (its token was sampled; nothing depends on it), a token that
-        is doubted is sent.
-commit  a block of which no more than that is hard is kept without asking. Lossy.
+stop    ends the draft where more than `max_hard_ratio` of its tokens are hard, and sends it. Exact: a hard
+        position is left out before its token is sampled, and a hard token is sent.
+commit  keeps a block without asking where no more than that share is hard. Approximate.
 """
 
 from __future__ import annotations
@@ -14,11 +13,13 @@ from dataclasses import dataclass
 
 from outrider.common.types import Draft, Signals
 from outrider.edge_client.drafting.base import ShouldStop, Stop
-from outrider.edge_client.gate.rules import BlockText, NewDecoder, TextRule
+from outrider.edge_client.gate.text_rule import BlockText, NewDecoder, TextRule
 from outrider.edge_client.gate.thresholds import GateThresholds
 
 
 class GateUse(enum.StrEnum):
+    """Names what a gate is used for."""
+
     OFF = "off"
     STOP = "stop"  # ends drafts early; exact
     COMMIT = "commit"  # keeps blocks unverified; lossy
@@ -26,7 +27,7 @@ class GateUse(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class GateSettings:
-    """What a gate goes by. `max_hard_ratio`: a block escalates where more than this share of it is hard."""
+    """Holds a gate's settings. A block escalates where more than `max_hard_ratio` of its tokens are hard."""
 
     use: GateUse
     thresholds: GateThresholds
@@ -37,8 +38,9 @@ class GateSettings:
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """Of a draft: `is_hard` of each token, how many were drafted and how many of those are hard (the one that
-    a doubt ended it before is not among the tokens), and whether they ask for the target."""
+    """Holds which tokens of a draft are hard, how many were judged and how many of those are hard, and
+    whether the block escalates. A position that ended the draft before its token counts as judged and
+    hard."""
 
     is_hard: tuple[bool, ...]
     num_judged: int
@@ -47,18 +49,18 @@ class Judgement:
 
     @property
     def hard_ratio(self) -> float | None:
-        """None where nothing was drafted."""
+        """Returns the share of hard tokens; None where nothing was drafted."""
         return self.num_hard / self.num_judged if self.num_judged else None
 
     @property
     def hard_mask(self) -> bytes:
-        """One bit a token, the first one lowest; empty where there are none."""
+        """Returns one bit a token, the first one lowest; empty where there are none."""
         bits = sum(1 << index for index, is_hard in enumerate(self.is_hard) if is_hard)
         return bits.to_bytes((len(self.is_hard) + 7) // 8, "little")
 
 
 class Gate:
-    """`new_decoder` is the tokenizer's; only text rules need it."""
+    """Judges the drafts of one session. `new_decoder` is the tokenizer's; only text rules need it."""
 
     def __init__(self, settings: GateSettings, new_decoder: NewDecoder | None = None) -> None:
         assert settings.use is not GateUse.OFF, "a gate that is off is none"
@@ -70,7 +72,7 @@ class Gate:
         self._new_decoder = new_decoder
 
     def stop_rule(self, text_ids: Sequence[int]) -> ShouldStop | None:
-        """For one draft behind `text_ids`; None where the whole block is judged at once."""
+        """Returns the rule that ends one draft after `text_ids`; None where whole blocks are judged."""
         if self.use is not GateUse.STOP:
             return None
         block = self._block(text_ids)
@@ -95,7 +97,7 @@ class Gate:
         return should_stop
 
     def judge(self, draft: Draft, text_ids: Sequence[int]) -> Judgement:
-        """The draft as it stands behind `text_ids`."""
+        """Returns the judgement of a draft made after `text_ids`."""
         is_hard = [self._thresholds.hard(signals) for signals in draft.signals]
         doubted: set[int] = set()
         if (block := self._block(text_ids)) is not None:

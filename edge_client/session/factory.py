@@ -1,4 +1,4 @@
-"""From a configuration to a session: parameters checked, parts created, heavy imports made."""
+"""Makes sessions from a configuration: checks parameters, creates parts, imports heavy packages."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class Edge:
-    """What outlives one session: the tokenizer, the draft's weights, and what its texts taught."""
+    """Holds what outlives one session: the tokenizer, the draft's weights, and the acceptance prior."""
 
     config: RunConfig
     tokenizer: EdgeTokenizer
@@ -51,9 +51,9 @@ class Edge:
         config: RunConfig | None = None,
         draft: DraftModel | None = None,
     ) -> EdgeSession:
-        """`prompt` is text or token ids; `config` is this session's own and `draft` a stand-in for the loaded
-        one, where several sessions share this. Raises `UsageError` for parameters out of range, for an
-        empty prompt and for a mode that needs a draft where none was loaded."""
+        """Returns a session. `prompt` is text or token ids; `config` is this session's own configuration, and
+        `draft` replaces the loaded one where several sessions share it. Raises `UsageError` for parameters
+        out of range, for an empty prompt and for a mode that needs a draft where none is loaded."""
         prompt_ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
         if not prompt_ids:
             raise UsageError("the prompt is empty")
@@ -119,13 +119,14 @@ class Edge:
         return tuple(self.tokenizer.encode(word))
 
     def close(self) -> None:
+        """Frees the draft."""
         if self.draft is not None:
             self.draft.close()
 
 
 def create_edge(config: RunConfig, has_draft: bool | None = None) -> Edge:
-    """Loads the tokenizer and, where the edge drafts (or `has_draft` says so), the draft. Raises
-    `ModelError`, `IncompatibleError`; `UsageError` for flags that do not go together."""
+    """Loads the tokenizer and, where the mode drafts here or `has_draft` is true, the draft. Raises
+    `ModelError`, `IncompatibleError`, and `UsageError` for flags that do not go together."""
     check_method(config)
     gate_settings(config)
     make_window(config)  # flags that do not go together are said before anything is loaded
@@ -190,7 +191,8 @@ def _create_verifier(config: RunConfig, options: SessionOptions, session_id: byt
 
 
 def create_link(config: RunConfig, session_id: bytes) -> GrpcLink:
-    """Raises `UsageError` for a malformed address, and for flags of TLS and tokens that cannot be used."""
+    """Returns the link to the verifier, not yet connected. Raises `UsageError` for a malformed address, and
+    for TLS or token flags that cannot be used."""
     from outrider.edge_client.transport.link.grpc_link import GrpcLink
     from outrider.edge_client.transport.link.security import link_security
 
@@ -232,14 +234,14 @@ def _check_pipelining(config: RunConfig) -> None:
 
 
 def _setting(field: str) -> str:
-    """The key and the flag of what a request has in `field`."""
+    """Returns the key and the flag of a request's field."""
     name = field.removeprefix("sampling.")
     key = {"bad_words": "bad_word", "stop_token_ids": "stop_token_id", "stop_strings": "stop"}.get(name, name)
     return f"{key} (--{key.replace('_', '-')})"
 
 
 def draw_seed() -> int:
-    """53 bits: every JSON reader keeps them exactly."""
+    """Returns a random seed of 53 bits, which every JSON reader keeps exactly."""
     return secrets.randbits(53)
 
 

@@ -1,7 +1,7 @@
-"""One POST, from its body to the last byte of its answer.
+"""Answers one POST, from its body to the last byte of its answer.
 
-The client may leave at any moment, or stop reading: its session then ends here and at the verifier, and
-its turn goes to the next one.
+The client may leave at any moment, or stop reading: its session is then closed here and at the verifier, and
+its turn goes to the next request.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _GONE = 499  # in logs and metrics: the client left before its answer (nginx's n
 
 
 class Exchange:
-    """An ASGI endpoint for one kind of request."""
+    """Serves one kind of request as an ASGI endpoint."""
 
     def __init__(self, daemon: Daemon, kind: Kind) -> None:
         self._daemon = daemon
@@ -155,14 +155,16 @@ def _usage(prepared: Prepared) -> dict[str, object]:
 
 
 def _check_end(events: list[SessionEvent]) -> None:
-    """Whoever still listens to a session that was cancelled must hear that this is not its end."""
+    """Raises `ApiError` 503 for a session that the daemon cancelled, so that its client does not take the
+    text for complete."""
     for event in events:
         if isinstance(event, EndEvent) and event.finish_reason == "cancelled":
             raise stopping()
 
 
 async def _to_the_end(generation: Generation) -> None:
-    """Also when the task is cancelled meanwhile: the turn is free when the thread is."""
+    """Waits until the generation's thread has ended, even where this task is cancelled: the turn may not be
+    given away before."""
     ending = asyncio.ensure_future(generation.ended())
     cancelled: asyncio.CancelledError | None = None
     while not ending.done():
@@ -175,7 +177,8 @@ async def _to_the_end(generation: Generation) -> None:
 
 
 async def _unless_gone(work: Any, wire: Wire) -> int:
-    """`work`, ended when the client leaves before its answer is whole. Raises `ClientGone`."""
+    """Returns what `work` returns, which is cancelled when the client leaves before its answer is complete.
+    Raises `ClientGone` then."""
     working = asyncio.ensure_future(work)
     leaving = asyncio.ensure_future(wire.until_gone())
     try:

@@ -1,7 +1,7 @@
-"""The daemon's configuration as one request changes it.
+"""Makes the configuration of one request from the daemon's own.
 
-What the operator set as a default and this request makes pointless is dropped; what the request itself asks
-for and would have no effect is refused.
+Defaults of the operator that have no effect with this request are dropped; a setting of the request itself
+that would have no effect is refused.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ _IN_ROUNDS = (Mode.SPECULATIVE, Mode.AUTO)
 
 
 def config_of(base: RunConfig, parsed: ParsedRequest) -> RunConfig:
-    """Raises `ApiError` naming a setting of the request that would have no effect."""
+    """Returns the request's configuration. Raises `ApiError` naming a setting of the request that would have
+    no effect."""
     num_top = parsed.num_top_logprobs
     logprobs = 0 if num_top is None else max(1, num_top)
     seed = base.seed if parsed.seed is None else parsed.seed

@@ -19,7 +19,7 @@ from outrider.edge_client.drafting.base import Stop, ended
 from outrider.edge_client.drafting.prompt_lookup import PromptLookupModel
 from outrider.edge_client.gate.file import GateFile, read_gate_file, write_gate_file
 from outrider.edge_client.gate.gate import Gate, GateSettings, GateUse
-from outrider.edge_client.gate.rules import BlockText
+from outrider.edge_client.gate.text_rule import BlockText
 from outrider.edge_client.gate.thresholds import GateThresholds
 
 STOP = run_config(gate="stop", gate_nll=1.0)
