@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV   ?= .venv
 PY     := $(VENV)/bin/python
 STAMP  := $(VENV)/.installed
-PROTO  := proto/common/pb/outrider.proto
+PROTO  := proto/outrider/common/pb/outrider.proto
 PROTOC := $(PY) -m grpc_tools.protoc -Iproto
 
 .PHONY: help install demo test test-slow lint typecheck proto proto-check pair bench bench-main bench-engine bench-pair bench-methods bench-controller bench-daemon bench-security experiments experiments-quick install-service uninstall-service clean
@@ -22,7 +22,7 @@ $(STAMP): pyproject.toml
 	touch $@
 
 demo: $(STAMP) ## start a verifier on loopback and decode with the embedded pair, four ways
-	$(PY) -m experiments.demo $(ARGS)
+	$(PY) -m outrider.experiments.demo $(ARGS)
 
 WORKERS ?= 2
 test: $(STAMP) ## the tests that CI runs, WORKERS=2 files at a time; 0 for one process
@@ -44,40 +44,40 @@ proto-check: $(STAMP) ## fail when common/pb is out of date
 	@dir=$$(mktemp -d) && trap "rm -rf $$dir" EXIT && \
 	$(PROTOC) --python_out=$$dir --pyi_out=$$dir --grpc_python_out=$$dir $(PROTO) && \
 	for f in outrider_pb2.py outrider_pb2.pyi outrider_pb2_grpc.py; do \
-	  diff -q $$dir/common/pb/$$f common/pb/$$f >/dev/null || { echo "common/pb/$$f is out of date: run 'make proto'"; exit 1; }; \
+	  diff -q $$dir/outrider/common/pb/$$f common/pb/$$f >/dev/null || { echo "common/pb/$$f is out of date: run 'make proto'"; exit 1; }; \
 	done && echo "common/pb is up to date"
 
 pair: $(STAMP) ## train the embedded pair (ARGS="--help" lists the options)
-	OMP_WAIT_POLICY=passive GLIBC_TUNABLES=glibc.malloc.hugetlb=1 $(PY) -m training.pair $(ARGS)
+	OMP_WAIT_POLICY=passive GLIBC_TUNABLES=glibc.malloc.hugetlb=1 $(PY) -m outrider.training.pair $(ARGS)
 
 bench: bench-main bench-engine bench-methods bench-controller bench-pair bench-daemon bench-security ## every benchmark
 
 bench-main: $(STAMP) ## benchmarks/results/main.json; PROMPTS=FILE takes other prompts
-	$(PY) -m experiments.bench_main $(if $(PROMPTS),--prompts $(PROMPTS)) $(ARGS)
+	$(PY) -m benchmarks.main $(if $(PROMPTS),--prompts $(PROMPTS)) $(ARGS)
 
 bench-engine: $(STAMP) ## benchmarks/results/engine.json; ARGS="--quick" or "--only stub_rounds,batch8"
-	$(PY) -m experiments.bench_engine $(ARGS)
+	$(PY) -m benchmarks.engine.run $(ARGS)
 
 bench-methods: $(STAMP) ## benchmarks/results/methods.json; PROMPTS=FILE takes other prompts
-	$(PY) -m experiments.bench_methods $(if $(PROMPTS),--prompts $(PROMPTS)) $(ARGS)
+	$(PY) -m benchmarks.methods.run $(if $(PROMPTS),--prompts $(PROMPTS)) $(ARGS)
 
 bench-controller: $(STAMP) ## benchmarks/results/controller.json; ARGS="--only depth", ways, ways_real, model or same_text; --quick
-	$(PY) -m experiments.bench_controller $(ARGS)
+	$(PY) -m benchmarks.controller.run $(ARGS)
 
 bench-pair: $(STAMP) ## benchmarks/results/pair.json; PROMPTS=FILE measures other prompts beside the embedded ones
-	$(PY) -m experiments.bench_pair $(if $(PROMPTS),--prompts $(PROMPTS)) $(ARGS)
+	$(PY) -m benchmarks.pair.run $(if $(PROMPTS),--prompts $(PROMPTS)) $(ARGS)
 
 bench-security: $(STAMP) ## benchmarks/results/security.json: what TLS and a token cost a round; ARGS=--quick
-	$(PY) -m experiments.bench_security $(ARGS)
+	$(PY) -m benchmarks.security $(ARGS)
 
 bench-daemon: $(STAMP) ## benchmarks/results/daemon.json: the daemon against edge-client run; ARGS=--quick
-	$(PY) -m experiments.bench_daemon $(ARGS)
+	$(PY) -m benchmarks.daemon $(ARGS)
 
 experiments-quick: $(STAMP) ## benchmarks/results/experiments.json: links, simulator, plan and a small matrix, in minutes
-	$(PY) -m experiments.bench_experiments --quick $(ARGS)
+	$(PY) -m benchmarks.experiments --quick $(ARGS)
 
 experiments: $(STAMP) ## the full matrix over seven round trips, for hours; ARGS=--resume goes on with it
-	$(PY) -m experiments.bench_experiments $(ARGS)
+	$(PY) -m benchmarks.experiments $(ARGS)
 
 SERVICE ?= verifier
 install-service: ## SERVICE=verifier (as root) or edge, under systemd; deploy/systemd/README.md

@@ -1,7 +1,7 @@
-"""`python -m cloud_verifier` is `cloud-verifier`."""
+"""`python -m outrider.cloud_verifier` is `cloud-verifier`."""
 
 import sys
 
-from cloud_verifier.cli import main
+from outrider.cloud_verifier.server.cli import main
 
 sys.exit(main())

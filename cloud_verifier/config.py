@@ -6,14 +6,15 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from cloud_verifier.backlog import QueueLimits
-from common.config import did_you_mean
-from common.config_fields import option
-from common.errors import ConfigError
-from common.types import Method
+from outrider.cloud_verifier.engine.backlog import QueueLimits
+from outrider.common.config.fields import option
+from outrider.common.config.loader import did_you_mean
+from outrider.common.errors import ConfigError
+from outrider.common.types import Method
+from outrider.models import EMBEDDED
 
 SCOPE = "verifier"  # OUTRIDER_VERIFIER_...
-EMBEDDED_TARGET = Path(__file__).resolve().parent.parent / "models" / "embedded" / "target"
+EMBEDDED_TARGET = EMBEDDED / "target"
 EMBEDDED_DRAFT = EMBEDDED_TARGET.parent / "draft"
 
 

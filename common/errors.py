@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from common.types import RoundError
+from outrider.common.types import RoundError
 
 
 class OutriderError(Exception):

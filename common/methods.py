@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from common.types import Method
+from outrider.common.types import Method
 
 DEFAULT_SUPPORT_SIZE = 16
 MAX_SUPPORT_SIZE = 64  # the protocol's

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 
-from common.errors import InvalidFieldError
-from common.types import FinishReason, StopParams
+from outrider.common.errors import InvalidFieldError
+from outrider.common.types import FinishReason, StopParams
 
 
 def check_stop_params(stop: StopParams, num_tokens: int) -> None:

@@ -1,6 +1,6 @@
 """The data both sides speak: parameters, drafts, rounds and their answers.
 
-Dataclasses here, protobuf only in `common.codec`. Token ids are plain ints in tuples; probabilities
+Dataclasses here, protobuf only in `outrider.common.codec`. Token ids are plain ints in tuples; probabilities
 are Python floats (float32 on the wire); hashes are ints (64 bits); durations end in `_ns`.
 """
 
@@ -86,7 +86,7 @@ class RoundErrorCode(enum.StrEnum):
 class SamplingParams:
     """How logits become a distribution, in the order of DESIGN §5; `seed` fixes the noise.
 
-    `common.sampling.check_sampling_params` raises `InvalidFieldError` for values out of range.
+    `outrider.common.sampling.processors.check_sampling_params` raises `InvalidFieldError` for values out of range.
     """
 
     temperature: float = 0.8  # 0 is greedy
@@ -147,7 +147,7 @@ class Draft:
 
     `supports[i]`, where the method asks for one, is the distribution it was sampled from. `doubted` are the
     signals of the token that a stop rule ended the draft before: it was sampled, and dropped. `runner_ups[i]`
-    is told by sequences that were asked for it (`edge_client.drafting.base.KeepsRunnerUps`).
+    is told by sequences that were asked for it (`outrider.edge_client.drafting.base.KeepsRunnerUps`).
     """
 
     token_ids: TokenIds

@@ -1,7 +1,7 @@
-"""`python -m edge_client` is `edge-client`."""
+"""`python -m outrider.edge_client` is `edge-client`."""
 
 import sys
 
-from edge_client.cli import main
+from outrider.edge_client.commands.cli import main
 
 sys.exit(main())

@@ -13,9 +13,9 @@ import sys
 from dataclasses import dataclass
 from typing import Any
 
-from experiments.command import run_command
-from experiments.processes import run_edge, running_verifier
-from experiments.prompts import Prompt, load_prompts
+from outrider.experiments.shared.command import run_command
+from outrider.experiments.shared.processes import run_edge, running_verifier
+from outrider.experiments.shared.prompts import Prompt, load_prompts
 
 EXACT = ("speculative", "cloud-only", "co-located")
 MODES = (*EXACT, "edge-only")

@@ -1,6 +1,6 @@
 """How well the draft's signals tell which of its tokens the target will not write.
 
-python -m experiments.dropout_quality [--texts 12 --positions 50 --rate 0.1 --rate 0.2]
+python -m outrider.experiments.dropout_quality [--texts 12 --positions 50 --rate 0.1 --rate 0.2]
 
 The embedded target writes texts alone; at every position of them the draft proposes one token, which stands
 where the text has the same. A signal is as good as the chance that a token that falls looks worse by it than
@@ -19,17 +19,18 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from common.types import SamplingParams, TokenIds
-from edge_client.drafting.dropout import DEFAULT_RATE, Candidates
-from edge_client.drafting.dropout_graph import add_dropout
-from edge_client.drafting.onnx_model import OnnxDraftModel
-from edge_client.options import Mode
-from edge_client.tokenizer import EdgeTokenizer
-from experiments.command import run_command
-from experiments.decoding import EMBEDDED, Case, Decoder
-from experiments.processes import running_verifier
-from experiments.prompts import load_prompts
-from experiments.record_acceptance import SEED, TEMPERATURES
+from benchmarks.controller.record_acceptance import SEED, TEMPERATURES
+from outrider.common.types import SamplingParams, TokenIds
+from outrider.edge_client.core.options import Mode
+from outrider.edge_client.drafting.export.dropout_graph import add_dropout
+from outrider.edge_client.drafting.onnx.dropout import DEFAULT_RATE, Candidates
+from outrider.edge_client.drafting.onnx.model import OnnxDraftModel
+from outrider.edge_client.tokenization.tokenizer import EdgeTokenizer
+from outrider.experiments.shared.command import run_command
+from outrider.experiments.shared.decoding import Case, Decoder
+from outrider.experiments.shared.processes import running_verifier
+from outrider.experiments.shared.prompts import load_prompts
+from outrider.models import EMBEDDED
 
 Text = tuple[TokenIds, TokenIds]  # prompt, what the target wrote after it
 NAMES = ("entropy", "NLL", "margin", "variance", "variance of p")
@@ -93,7 +94,9 @@ def write_texts(num_texts: int, num_positions: int) -> dict[float, list[Text]]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m experiments.dropout_quality", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m outrider.experiments.dropout_quality", description=__doc__
+    )
     parser.add_argument("--texts", type=int, default=12, metavar="N", help="prompts to write a text after")
     parser.add_argument("--positions", type=int, default=50, metavar="N", help="positions of each text")
     parser.add_argument("--rate", type=float, action="append", metavar="R", help="shares dropped to compare")

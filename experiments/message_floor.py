@@ -1,6 +1,6 @@
 """What a message costs in gRPC Python before any code of ours: a server that echoes, in many ways.
 
-    python -m experiments.message_floor [--only raw,protobuf] [--seconds 3] [--turns 3]
+    python -m outrider.experiments.message_floor [--only raw,protobuf] [--seconds 3] [--turns 3]
 
 A server on one core answers each message with itself; a client on another (`load_wire`, a fifth of a server's
 cost) keeps one message of every stream under way. Printed is the server's processor time for one
@@ -24,11 +24,11 @@ from typing import Any
 
 import grpc
 
-from common.errors import UsageError
-from common.pb import outrider_pb2 as pb
-from experiments.bench_engine_setup import pinned
-from experiments.command import run_command
-from experiments.load_wire import WireConnection, connect
+from benchmarks.engine.setup import pinned
+from outrider.common.errors import UsageError
+from outrider.common.pb import outrider_pb2 as pb
+from outrider.experiments.load.wire import WireConnection, connect
+from outrider.experiments.shared.command import run_command
 
 PATH = "/floor.Floor/Echo"
 SERVER_CORE, CLIENT_CORE = 0, 1
@@ -155,8 +155,12 @@ async def measure_cost(
     """Every stream has one message under way."""
     connections = [await connect(address) for _ in range(num_connections)]
     request = pb.VerifyRequest(
-        round_id=7, base_position=100, base_hash=1 << 60, draft_tokens=[1000, 2000, 3000, 4000],
-        q_token_probs=[0.5, 0.25, 0.75, 1.0], deadline_ms=400,
+        round_id=7,
+        base_position=100,
+        base_hash=1 << 60,
+        draft_tokens=[1000, 2000, 3000, 4000],
+        q_token_probs=[0.5, 0.25, 0.75, 1.0],
+        deadline_ms=400,
     )
     message = pb.SessionRequest(verify=request).SerializeToString()
     count, is_over = 0, False
@@ -184,7 +188,7 @@ async def measure_cost(
 
 
 def measure(name: str, num_streams: int, num_connections: int, seconds: float) -> Cost:
-    command = [sys.executable, "-m", "experiments.message_floor", "--serve", name]
+    command = [sys.executable, "-m", "outrider.experiments.message_floor", "--serve", name]
     environment = {**os.environ, **dict(VARIANTS[name].environment)}
     with pinned(SERVER_CORE):
         server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
@@ -200,7 +204,7 @@ def measure(name: str, num_streams: int, num_connections: int, seconds: float) -
 
 def main() -> int:
     parser = argparse.ArgumentParser(
-        prog="python -m experiments.message_floor",
+        prog="python -m outrider.experiments.message_floor",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

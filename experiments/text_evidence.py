@@ -1,6 +1,6 @@
 """Whether a prompt, or the draft's own confidence, says how much of drafts will stand in the text behind it.
 
-python -m experiments.text_evidence
+python -m outrider.experiments.text_evidence
 
 Over the recorded texts: the correlation of each sign with the share of first drafted tokens that stand in the
 text. The draft could have read all of them before the verifier's first answer. `judged` is the share that
@@ -12,15 +12,15 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from common.types import SamplingParams, TokenIds
-from edge_client.drafting.base import DraftModel
-from edge_client.drafting.onnx_model import OnnxDraftModel
-from edge_client.tokenizer import EdgeTokenizer
-from experiments.acceptance_traces import TextTrace, load_traces
-from experiments.command import run_command
-from experiments.decoding import EMBEDDED
-from experiments.prompts import load_prompts
-from experiments.record_acceptance import SEED, TEMPERATURES
+from benchmarks.controller.record_acceptance import SEED, TEMPERATURES
+from outrider.common.types import SamplingParams, TokenIds
+from outrider.edge_client.drafting.base import DraftModel
+from outrider.edge_client.drafting.onnx.model import OnnxDraftModel
+from outrider.edge_client.tokenization.tokenizer import EdgeTokenizer
+from outrider.experiments.shared.acceptance_traces import TextTrace, load_traces
+from outrider.experiments.shared.command import run_command
+from outrider.experiments.shared.prompts import load_prompts
+from outrider.models import EMBEDDED
 
 NUM_PROMPT = 32  # last tokens of a prompt
 NUM_FIRST = 16  # first tokens of a text

@@ -1,8 +1,8 @@
-"""The row kernels for CUDA, in Triton: `kernels.reference` for all rows of a step in one launch.
+"""The row kernels for CUDA, in Triton: `outrider.kernels.reference` for all rows of a step in one launch.
 
 No probabilities and no noise reach memory: each program reads a span of a row, in tiles, and leaves its
 largest logit, its sum of exponentials and its best sum of weight and noise; spans are combined in order. A
-tile whose float32 upper bound (-log v, as in `kernels.host`) cannot reach the best so far needs no float64;
+tile whose float32 upper bound (-log v, as in `outrider.kernels.host`) cannot reach the best so far needs no float64;
 in the others every sum is float64. So the token is the reference's, but where two sums lie within the last
 bits of float64 (a GPU's logarithm may round otherwise); equal sums go to the lowest id. A sum of exponentials
 is float32 within a span: log_sum and entropy are 1e-5 off at most. Tested under Triton's interpreter and
@@ -140,7 +140,7 @@ def _search(  # type: ignore[no-untyped-def]
 
 @dataclass(frozen=True)
 class Scanned:
-    """Of every row, on the device; see `kernels.reference`."""
+    """Of every row, on the device; see `outrider.kernels.reference`."""
 
     token_ids: torch.Tensor  # int64, -1 where the row has NaN
     tops: torch.Tensor  # float32
@@ -179,7 +179,7 @@ def draft_signals(
     logits: torch.Tensor, token_ids: torch.Tensor, num_top: int
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     """Of each row: entropy in bits, nll of its token in nats, margin (float64 [rows]), and the ids of the
-    `num_top` ≥ 2 largest logits [rows, num_top]. See `kernels.reference.draft_signals`.
+    `num_top` ≥ 2 largest logits [rows, num_top]. See `outrider.kernels.reference.draft_signals`.
     """
     ones = torch.ones(logits.shape[0], device=logits.device)
     keys = torch.zeros((logits.shape[0], 4), dtype=torch.int64, device=logits.device)

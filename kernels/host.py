@@ -1,4 +1,4 @@
-"""The row kernels for a CPU, compiled by numba: the functions of `kernels.reference`, several times faster.
+"""The row kernels for a CPU, compiled by numba: the functions of `outrider.kernels.reference`, several times faster.
 
 A row is read in chunks that stay in the first cache. exp((logit - top) / temperature) is a polynomial that
 vectorises; it serves the sum and the search for the winner: noise is at most -log(v), so a sum of score and
@@ -26,7 +26,7 @@ _LANES = 8  # ids a Philox block is for
 _WORDS = 4
 _SPAN = 64  # ids that are passed over together where none of them is wanted
 _NUM_SHARES = 64
-_COUPLED = 0  # the purpose of the noise of own samples (`common.philox.Purpose`)
+_COUPLED = 0  # the purpose of the noise of own samples (`outrider.common.noise.philox.Purpose`)
 _DENSE_CHUNKS = 7
 _GROUP = 128  # blocks whose noise is made before any of it is looked at
 _FIRST = np.zeros(1, np.int64)
@@ -329,7 +329,7 @@ def _scores_above(row: Any, temperature: Any, least: Any) -> Any:
     return scores[:num_found].copy()
 
 
-# ---------------------------------------------------------------------- what `kernels.reference` describes
+# ---------------------------------------------------------------------- what `outrider.kernels.reference` describes
 
 
 @_jit(types.UniTuple(types.float64, 2)(_ROW, types.float32, types.float32))

@@ -1,8 +1,8 @@
 """What the kernels compute, in plain numpy and float64: their specification, and the way without a compiler.
 
 A row is float32 logits [vocab]; its scores are logits / temperature in float32; an `edge` on the scores'
-scale (-inf: none) keeps scores >= edge (`common.truncation`). `key` is uint64 [seed, purpose, position,
-index] of the noise (`common.noise`).
+scale (-inf: none) keeps scores >= edge (`sampling.truncation`). `key` is uint64 [seed, purpose, position,
+index] of the noise (`outrider.common.noise.draws`).
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ def entropy(row: Row, temperature: float, edge: float, top: float, log_sum: floa
 
 
 def find_edge(row: Row, temperature: float, top_k: int, top_p: float, min_p: float) -> float:
-    """Return the lower edge that top-k, top-p and min-p set a row's scores (see `common.truncation`).
+    """Return the lower edge that top-k, top-p and min-p set a row's scores (see `outrider.common.sampling.truncation`).
 
     -inf where nothing is cut, or the largest logit is not finite.
     """

@@ -13,7 +13,7 @@ _BITS_A_NAT = 1 / math.log(2)
 def draft_signals(
     logits: NDArray[np.float32], probs: NDArray[np.float32], token_id: int, top_id: int
 ) -> tuple[float, float, float]:
-    """Return (entropy in bits, nll of `token_id` in nats, margin) as `kernels.reference.draft_signals` does.
+    """Return (entropy in bits, nll of `token_id` in nats, margin) as `outrider.kernels.reference.draft_signals` does.
 
     `probs` [vocab] is softmax(logits), `top_id` its argmax: whoever has them at hand spares the passes that
     make them. Entropy = log Σ exp(logits) − Σ probs · logits, so one dot product is all it takes. `probs` is

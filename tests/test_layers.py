@@ -3,32 +3,53 @@
 from __future__ import annotations
 
 import ast
+import re
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-OURS = {"common", "edge_client", "cloud_verifier", "kernels", "training", "experiments"}
+OURS = {
+    "common",
+    "edge_client",
+    "cloud_verifier",
+    "kernels",
+    "training",
+    "experiments",
+    "models",
+    "benchmarks",
+}
 ALLOWED = {
     "common": {"common"},
     "kernels": {"kernels"},
-    "edge_client": {"edge_client", "common", "kernels"},
-    "cloud_verifier": {"cloud_verifier", "common", "kernels"},
+    "edge_client": {"edge_client", "common", "kernels", "models"},
+    "cloud_verifier": {"cloud_verifier", "common", "kernels", "models"},
 }
 # Co-located speculation drafts with the edge's own code, and nothing else there does (docs/decisions.md).
-EXCEPTIONS = {"cloud_verifier/colocated.py": {"edge_client"}}
+EXCEPTIONS = {"cloud_verifier/engine/colocated.py": {"edge_client"}}
 HEAVY = {"torch", "transformers"}
 
 
 def imports_of(path: Path) -> set[str]:
-    """Top-level names of every import in a file, those inside functions included."""
+    """Returns the top-level names of every import in a file, those inside functions included, and for a package
+    of ours the folder below `outrider`."""
     names: set[str] = set()
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
-            names |= {alias.name.partition(".")[0] for alias in node.names}
+            modules = [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
-            names.add(node.module.partition(".")[0])
+            modules = [f"{node.module}.{alias.name}" for alias in node.names]
+        else:
+            continue
+        names |= {module.removeprefix("outrider.").partition(".")[0] for module in modules}
     return names
+
+
+def test_our_packages_are_imported_below_outrider_alone() -> None:
+    top = re.compile(rf"^\s*(?:from|import) ({'|'.join(OURS - {'benchmarks'})})\b", re.MULTILINE)
+    for folder in (*OURS, "tests"):
+        for path in (ROOT / folder).rglob("*.py"):
+            assert not top.search(path.read_text(encoding="utf-8")), path.relative_to(ROOT)
 
 
 @pytest.mark.parametrize("package", sorted(ALLOWED))
@@ -43,8 +64,8 @@ def test_the_verifier_takes_only_drafting_from_the_edge() -> None:
     for name in EXCEPTIONS:
         tree = ast.parse((ROOT / name).read_text(encoding="utf-8"))
         modules = {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and node.module}
-        from_edge = {module for module in modules if module.startswith("edge_client")}
-        assert all(module.startswith("edge_client.drafting.") for module in from_edge), from_edge
+        from_edge = {module for module in modules if module.startswith("outrider.edge_client")}
+        assert all(module.startswith("outrider.edge_client.drafting.") for module in from_edge), from_edge
 
 
 @pytest.mark.parametrize("package", ["common", "edge_client"])
@@ -54,10 +75,10 @@ def test_the_edge_never_imports_torch(package: str) -> None:
 
 
 def test_protobuf_stays_at_the_edge_of_the_code() -> None:
-    may = {"cloud_verifier/service.py", "cloud_verifier/stream.py", "cloud_verifier/server.py"}
+    may = {"cloud_verifier/rpc/service.py", "cloud_verifier/rpc/stream.py", "cloud_verifier/server/server.py"}
     for package in ALLOWED:
         for path in (ROOT / package).rglob("*.py"):
             name = path.relative_to(ROOT).as_posix()
             is_link = name.startswith(("edge_client/link/", "common/pb/", "common/codec/"))
             if not is_link and name not in may:
-                assert "common.pb" not in path.read_text(encoding="utf-8"), name
+                assert "outrider.common.pb" not in path.read_text(encoding="utf-8"), name

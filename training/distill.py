@@ -1,7 +1,7 @@
 """Distil a draft from any local target.
 
-    python -m training.distill --target DIR --text FILES --out DIR --draft-size 192x2 --minutes 60
-    python -m training.distill --target DIR --text FILES --out DIR --draft DIR --device cuda --tokens 1e8
+    python -m outrider.training.distill --target DIR --text FILES --out DIR --draft-size 192x2 --minutes 60
+    python -m outrider.training.distill --target DIR --text FILES --out DIR --draft DIR --device cuda --tokens 1e8
 
 The target is a Hugging Face directory whose layers lie at `model.layers` (Llama, Qwen2, Qwen3 and their kin);
 the draft is a new one, or a saved one with the same tokenizer. docs/training.md walks through it.
@@ -14,15 +14,15 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from training.data import Tokens, load_train
-from training.distiller import DistillConfig, Distiller
-from training.drafts import draft_shape, read_config, require_same_tokenizer, saved_shape
-from training.loss import DIVERGENCES
-from training.options import add_run_options, run_options
-from training.runtime import keep_freed_memory
-from training.schedule import Phase
-from training.texts import encode_texts, read_texts
-from training.workers import Group, run_workers
+from outrider.training.common.loss import DIVERGENCES
+from outrider.training.common.options import add_run_options, run_options
+from outrider.training.common.runtime import keep_freed_memory
+from outrider.training.common.schedule import Phase
+from outrider.training.common.workers import Group, run_workers
+from outrider.training.data.streams import Tokens, load_train
+from outrider.training.data.texts import encode_texts, read_texts
+from outrider.training.draft.distiller import DistillConfig, Distiller
+from outrider.training.draft.drafts import draft_shape, read_config, require_same_tokenizer, saved_shape
 
 
 def distil(
@@ -46,7 +46,7 @@ def parse_args(arguments: list[str]) -> argparse.Namespace:
     """The options; what is wrong with them is named."""
     default = DistillConfig()
     parser = argparse.ArgumentParser(
-        prog="python -m training.distill",
+        prog="python -m outrider.training.distill",
         description="Distil a draft from a target.",
         epilog="Then: edge-client draft export OUT DRAFT_DIR",
     )

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from common.errors import ModelError
+from outrider.common.errors import ModelError
 
 # Positions enter these rotary embeddings through the longest position of the whole batch, so one session's
 # text would depend on its neighbours.

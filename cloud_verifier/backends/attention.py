@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 import torch
 
-from cloud_verifier.backends.packing import PackedSequence
+from outrider.cloud_verifier.backends.packing import PackedSequence
 
 ATTENTION_NAME = "outrider_paged"
 # Keyword arguments by which models ask for something plain softmax attention does not do.

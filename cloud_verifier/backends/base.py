@@ -14,10 +14,12 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from cloud_verifier.kv.blocks import BlockUsage
-from common.errors import OutriderError
+from outrider.cloud_verifier.kv.blocks import BlockUsage
+from outrider.common.errors import OutriderError
 
-Logits = NDArray[np.float32]  # [num_rows, vocab_size]; a torch tensor on CUDA where kernels.device works
+Logits = NDArray[
+    np.float32
+]  # [num_rows, vocab_size]; a torch tensor on CUDA where outrider.kernels.device works
 
 
 class KVExhausted(OutriderError):

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch.nn.functional import silu
 
-from cloud_verifier.backends.attention import ForwardPlan, attend
+from outrider.cloud_verifier.backends.attention import ForwardPlan, attend
 
 LEAN_MODEL_TYPES = ("llama", "qwen2", "qwen3")
 # One row is fastest over plain transposed weights, several over packed ones. Below this size we keep both.

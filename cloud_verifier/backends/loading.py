@@ -11,23 +11,23 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from cloud_verifier.backends.architectures import check_supported
-from cloud_verifier.backends.lean import can_be_lean
-from cloud_verifier.backends.probes import (
+from outrider.cloud_verifier.backends.architectures import check_supported
+from outrider.cloud_verifier.backends.lean import can_be_lean
+from outrider.cloud_verifier.backends.model_files import check_model_files
+from outrider.cloud_verifier.backends.probes import (
     find_varlen_page_size,
     probe,
     use_lean_if_right,
     use_varlen_if_right,
 )
-from cloud_verifier.backends.transformers_backend import (
+from outrider.cloud_verifier.backends.transformers_backend import (
     BLOCK_SIZE,
     TargetFacts,
     TransformersBackend,
     TransformersDecoder,
 )
-from cloud_verifier.model_files import check_model_files
-from cloud_verifier.row_kernels import has_device_kernels
-from common.errors import ModelError
+from outrider.cloud_verifier.verification.row_kernels import has_device_kernels
+from outrider.common.errors import ModelError
 
 DTYPES = ("float32", "bfloat16")
 MIN_KV_TOKENS = 256
@@ -144,7 +144,7 @@ def _load_model(directory: Path, config: Any, device: str, dtype: str) -> Any:
     import torch
     from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoModelForCausalLM
 
-    from cloud_verifier.backends.attention import ATTENTION_NAME, register_attention
+    from outrider.cloud_verifier.backends.attention import ATTENTION_NAME, register_attention
 
     if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
         raise ModelError(f"model type {config.model_type!r} is not a decoder language model")
@@ -170,7 +170,7 @@ def _load_model(directory: Path, config: Any, device: str, dtype: str) -> Any:
 
 
 def _facts(directory: Path, model: Any, max_context: int, device: str, dtype: str) -> TargetFacts:
-    from common import fingerprint
+    from outrider.common.models import fingerprint
 
     config = model.config
     tokenizer_json = directory / "tokenizer.json"

@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from cloud_verifier.backends import varlen
-from cloud_verifier.backends.base import ForwardItem, Logits
-from cloud_verifier.backends.lean import LeanDecoder
-from cloud_verifier.backends.transformers_backend import TargetFacts, TransformersBackend
-from common.errors import ModelError
+from outrider.cloud_verifier.backends import varlen
+from outrider.cloud_verifier.backends.base import ForwardItem, Logits
+from outrider.cloud_verifier.backends.lean import LeanDecoder
+from outrider.cloud_verifier.backends.transformers_backend import TargetFacts, TransformersBackend
+from outrider.common.errors import ModelError
 
 logger = logging.getLogger(__name__)
 

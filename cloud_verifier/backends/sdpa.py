@@ -14,8 +14,8 @@ from dataclasses import dataclass
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
-from cloud_verifier.backends.attention import PagedAttention
-from cloud_verifier.backends.packing import PackedSequence, group_similar, pad_tables
+from outrider.cloud_verifier.backends.attention import PagedAttention
+from outrider.cloud_verifier.backends.packing import PackedSequence, group_similar, pad_tables
 
 MAX_FOLDED_QUERIES = 64  # beyond it the mask of folded heads costs more than repeating keys
 

@@ -10,11 +10,11 @@ from typing import Any, Protocol, cast
 import numpy as np
 import torch
 
-from cloud_verifier.backends.attention import AttentionPlanner, ForwardPlan
-from cloud_verifier.backends.base import ForwardItem, KVExhausted, KVSequence, Logits
-from cloud_verifier.backends.packing import PackedSequence
-from cloud_verifier.backends.sdpa import SdpaPlanner
-from cloud_verifier.kv.blocks import BlockCopy, BlockManager, BlockTable, BlockUsage
+from outrider.cloud_verifier.backends.attention import AttentionPlanner, ForwardPlan
+from outrider.cloud_verifier.backends.base import ForwardItem, KVExhausted, KVSequence, Logits
+from outrider.cloud_verifier.backends.packing import PackedSequence
+from outrider.cloud_verifier.backends.sdpa import SdpaPlanner
+from outrider.cloud_verifier.kv.blocks import BlockCopy, BlockManager, BlockTable, BlockUsage
 
 BLOCK_SIZE = 16
 

@@ -14,9 +14,9 @@ from typing import cast
 
 import torch
 
-from cloud_verifier.backends.attention import PagedAttention
-from cloud_verifier.backends.packing import PackedSequence, make_varlen_index
-from cloud_verifier.backends.sdpa import SdpaPlanner
+from outrider.cloud_verifier.backends.attention import PagedAttention
+from outrider.cloud_verifier.backends.packing import PackedSequence, make_varlen_index
+from outrider.cloud_verifier.backends.sdpa import SdpaPlanner
 
 logger = logging.getLogger(__name__)
 

@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from cloud_verifier.kv.prefixes import PrefixIndex
+from outrider.cloud_verifier.kv.prefixes import PrefixIndex
 
 MAX_GAPS = 64  # looked at for a new run: a pool in crumbs costs no more than a tidy one
 

@@ -6,9 +6,9 @@ import hmac
 from collections.abc import Callable, Iterable, Sequence
 from datetime import UTC, datetime
 
-from cloud_verifier.metadata import Caller
-from cloud_verifier.security.tokens import TOKEN_PATTERN, TokenRecord, digest_of
-from common.errors import OutriderError
+from outrider.cloud_verifier.security.metadata import Caller
+from outrider.cloud_verifier.security.tokens import TOKEN_PATTERN, TokenRecord, digest_of
+from outrider.common.errors import OutriderError
 
 REASONS = ("missing", "malformed", "unknown", "expired", "revoked", "denied")
 _MAX_HEADER = 256  # characters; ours have 73

@@ -19,8 +19,8 @@ from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
-from cloud_verifier.security.files import FileWatch, read_file, read_key
-from common.errors import ConfigError
+from outrider.cloud_verifier.security.files import FileWatch, read_file, read_key
+from outrider.common.errors import ConfigError
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,9 +33,7 @@ class TlsPaths:
 class ServerCertificates:
     """Raises `ConfigError` where the files cannot be used; later, `reload` raises it and keeps what was."""
 
-    def __init__(
-        self, paths: TlsPaths, clock: Callable[[], datetime] = lambda: datetime.now(UTC)
-    ) -> None:
+    def __init__(self, paths: TlsPaths, clock: Callable[[], datetime] = lambda: datetime.now(UTC)) -> None:
         self._paths = paths
         self._clock = clock
         files = [paths.certificate, paths.key, *([paths.client_ca] if paths.client_ca else [])]

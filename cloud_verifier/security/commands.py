@@ -10,11 +10,11 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
-from cloud_verifier.config import SCOPE, ServeConfig
-from cloud_verifier.security.token_file import Records, change_tokens, read_tokens
-from cloud_verifier.security.tokens import TokenRecord, check_tenant, new_token, parse_lifetime
-from common.config import load_config
-from common.errors import UsageError
+from outrider.cloud_verifier.config import SCOPE, ServeConfig
+from outrider.cloud_verifier.security.token_file import Records, change_tokens, read_tokens
+from outrider.cloud_verifier.security.tokens import TokenRecord, check_tenant, new_token, parse_lifetime
+from outrider.common.config.loader import load_config
+from outrider.common.errors import UsageError
 
 
 def token(namespace: argparse.Namespace) -> int:
@@ -28,7 +28,7 @@ def token(namespace: argparse.Namespace) -> int:
 
 
 def cert(namespace: argparse.Namespace) -> int:
-    from cloud_verifier.security.dev_certs import make_dev_certificates
+    from outrider.cloud_verifier.security.dev_certs import make_dev_certificates
 
     check_tenant(namespace.tenant)
     made = make_dev_certificates(namespace.dir, namespace.host, namespace.tenant)

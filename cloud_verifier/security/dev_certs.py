@@ -18,7 +18,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from common.errors import UsageError
+from outrider.common.errors import UsageError
 
 AUTHORITY_DAYS = 365
 LEAF_DAYS = 30

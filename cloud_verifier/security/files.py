@@ -7,7 +7,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from common.errors import ConfigError
+from outrider.common.errors import ConfigError
 
 log = logging.getLogger(__name__)
 

@@ -11,8 +11,8 @@ from typing import Any
 
 import grpc
 
-from cloud_verifier.metadata import TENANT_KEY, TENANT_PATTERN, Caller
-from cloud_verifier.security.authenticator import AccessError, Authenticator
+from outrider.cloud_verifier.security.authenticator import AccessError, Authenticator
+from outrider.cloud_verifier.security.metadata import TENANT_KEY, TENANT_PATTERN, Caller
 
 CALLER: ContextVar[Caller] = ContextVar("caller")
 AUTHORIZATION_KEY = "authorization"

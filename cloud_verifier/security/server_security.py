@@ -6,14 +6,18 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
-from cloud_verifier.config import ServeConfig
-from cloud_verifier.metadata import Caller, claimed_caller
-from cloud_verifier.security.authenticator import REASONS, AccessError, Authenticator
-from cloud_verifier.security.files import FileWatch
-from cloud_verifier.security.interceptors import CertificateInterceptor, TokenInterceptor, admitted_caller
-from cloud_verifier.security.token_file import read_tokens
-from common.errors import ConfigError
-from common.logs import LogLimiter
+from outrider.cloud_verifier.config import ServeConfig
+from outrider.cloud_verifier.security.authenticator import REASONS, AccessError, Authenticator
+from outrider.cloud_verifier.security.files import FileWatch
+from outrider.cloud_verifier.security.interceptors import (
+    CertificateInterceptor,
+    TokenInterceptor,
+    admitted_caller,
+)
+from outrider.cloud_verifier.security.metadata import Caller, claimed_caller
+from outrider.cloud_verifier.security.token_file import read_tokens
+from outrider.common.errors import ConfigError
+from outrider.common.process.logs import LogLimiter
 
 log = logging.getLogger(__name__)
 
@@ -39,7 +43,7 @@ class ServerSecurity:
         self._limiter = LogLimiter(log)
         self._tokens_path = config.tokens
         if config.tls_cert is not None:
-            from cloud_verifier.security.certificates import ServerCertificates, TlsPaths
+            from outrider.cloud_verifier.security.certificates import ServerCertificates, TlsPaths
 
             assert config.tls_key is not None, "checked with the addresses"
             paths = TlsPaths(config.tls_cert, config.tls_key, config.tls_client_ca)

@@ -17,9 +17,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from cloud_verifier.metadata import TENANT_PATTERN
-from cloud_verifier.security.tokens import TokenRecord
-from common.errors import ConfigError
+from outrider.cloud_verifier.security.metadata import TENANT_PATTERN
+from outrider.cloud_verifier.security.tokens import TokenRecord
+from outrider.common.errors import ConfigError
 
 log = logging.getLogger(__name__)
 

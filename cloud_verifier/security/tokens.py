@@ -14,8 +14,8 @@ import secrets
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
-from cloud_verifier.metadata import TENANT_PATTERN
-from common.errors import UsageError
+from outrider.cloud_verifier.security.metadata import TENANT_PATTERN
+from outrider.common.errors import UsageError
 
 TOKEN_PATTERN = re.compile(r"outrider_([0-9a-f]{12})_[A-Za-z0-9_-]{43}", re.ASCII)
 NEVER = "never"

@@ -3,18 +3,24 @@
 Encoding trusts our own dataclasses. Decoding trusts nobody: what a single message can show to be wrong
 (lengths that disagree, probabilities out of range, unknown enum values) raises `InvalidFieldError` naming
 the field as it stands in docs/protocol.md. What needs the model or the session is checked by the verifier
-(`cloud_verifier.validation`).
+(`outrider.cloud_verifier.engine.validation`).
 """
 
-from common.codec.requests_in import decode_close, decode_generate, decode_open, decode_request, decode_verify
-from common.codec.requests_out import (
+from outrider.common.codec.requests_in import (
+    decode_close,
+    decode_generate,
+    decode_open,
+    decode_request,
+    decode_verify,
+)
+from outrider.common.codec.requests_out import (
     encode_close,
     encode_generate,
     encode_open,
     encode_request,
     encode_verify,
 )
-from common.codec.responses_in import (
+from outrider.common.codec.responses_in import (
     decode_closed,
     decode_generate_response,
     decode_model_info,
@@ -22,7 +28,7 @@ from common.codec.responses_in import (
     decode_response,
     decode_verify_response,
 )
-from common.codec.responses_out import (
+from outrider.common.codec.responses_out import (
     encode_closed,
     encode_generate_response,
     encode_model_info,
@@ -31,7 +37,7 @@ from common.codec.responses_out import (
     encode_response,
     encode_verify_response,
 )
-from common.codec.tables import GenerateReply, OpenReply, VerifyReply
+from outrider.common.codec.tables import GenerateReply, OpenReply, VerifyReply
 
 __all__ = [
     "GenerateReply",

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from common.codec.tables import (
+from outrider.common.codec.tables import (
     METHODS,
     check_length,
     decode_origins,
     lookup,
 )
-from common.errors import InvalidFieldError
-from common.pb import outrider_pb2 as pb
-from common.types import (
+from outrider.common.errors import InvalidFieldError
+from outrider.common.pb import outrider_pb2 as pb
+from outrider.common.types import (
     CancelRequest,
     CloseRequest,
     GenerateRequest,

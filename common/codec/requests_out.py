@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from common.codec.tables import (
+from outrider.common.codec.tables import (
     METHOD_NUMBERS,
     ORIGIN_NUMBERS,
 )
-from common.pb import outrider_pb2 as pb
-from common.types import (
+from outrider.common.pb import outrider_pb2 as pb
+from outrider.common.types import (
     CancelRequest,
     CloseRequest,
     GenerateRequest,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from common.codec.tables import (
+from outrider.common.codec.tables import (
     ERRORS,
     KINDS,
     METHODS,
@@ -14,9 +14,9 @@ from common.codec.tables import (
     decode_origins,
     lookup,
 )
-from common.errors import InvalidFieldError
-from common.pb import outrider_pb2 as pb
-from common.types import (
+from outrider.common.errors import InvalidFieldError
+from outrider.common.pb import outrider_pb2 as pb
+from outrider.common.types import (
     Candidate,
     Closed,
     Draining,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import lru_cache
 
-from common.codec.tables import (
+from outrider.common.codec.tables import (
     ERROR_NUMBERS,
     KIND_NUMBERS,
     METHOD_NUMBERS,
@@ -13,8 +13,8 @@ from common.codec.tables import (
     OpenReply,
     VerifyReply,
 )
-from common.pb import outrider_pb2 as pb
-from common.types import (
+from outrider.common.pb import outrider_pb2 as pb
+from outrider.common.types import (
     Closed,
     Draining,
     GeneratedTokens,

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TypeVar
 
-from common.errors import InvalidFieldError
-from common.pb import outrider_pb2 as pb
-from common.types import (
+from outrider.common.errors import InvalidFieldError
+from outrider.common.pb import outrider_pb2 as pb
+from outrider.common.types import (
     CorrectionKind,
     GeneratedTokens,
     Method,

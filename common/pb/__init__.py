@@ -1,1 +1,1 @@
-"""Generated from proto/common/pb/outrider.proto by `make proto`; do not edit."""
+"""Generated from proto/outrider/common/pb/outrider.proto by `make proto`; do not edit."""

@@ -3,7 +3,7 @@
 import grpc
 import warnings
 
-from common.pb import outrider_pb2 as common_dot_pb_dot_outrider__pb2
+from outrider.common.pb import outrider_pb2 as outrider_dot_common_dot_pb_dot_outrider__pb2
 
 GRPC_GENERATED_VERSION = '1.76.0'
 GRPC_VERSION = grpc.__version__
@@ -18,7 +18,7 @@ except ImportError:
 if _version_not_supported:
     raise RuntimeError(
         f'The grpc package installed is at version {GRPC_VERSION},'
-        + ' but the generated code in common/pb/outrider_pb2_grpc.py depends on'
+        + ' but the generated code in outrider/common/pb/outrider_pb2_grpc.py depends on'
         + f' grpcio>={GRPC_GENERATED_VERSION}.'
         + f' Please upgrade your grpc module to grpcio>={GRPC_GENERATED_VERSION}'
         + f' or downgrade your generated code using grpcio-tools<={GRPC_VERSION}.'
@@ -36,33 +36,33 @@ class VerifierStub(object):
         """
         self.Describe = channel.unary_unary(
                 '/outrider.v1.Verifier/Describe',
-                request_serializer=common_dot_pb_dot_outrider__pb2.DescribeRequest.SerializeToString,
-                response_deserializer=common_dot_pb_dot_outrider__pb2.DescribeResponse.FromString,
+                request_serializer=outrider_dot_common_dot_pb_dot_outrider__pb2.DescribeRequest.SerializeToString,
+                response_deserializer=outrider_dot_common_dot_pb_dot_outrider__pb2.DescribeResponse.FromString,
                 _registered_method=True)
         self.Session = channel.stream_stream(
                 '/outrider.v1.Verifier/Session',
-                request_serializer=common_dot_pb_dot_outrider__pb2.SessionRequest.SerializeToString,
-                response_deserializer=common_dot_pb_dot_outrider__pb2.SessionResponse.FromString,
+                request_serializer=outrider_dot_common_dot_pb_dot_outrider__pb2.SessionRequest.SerializeToString,
+                response_deserializer=outrider_dot_common_dot_pb_dot_outrider__pb2.SessionResponse.FromString,
                 _registered_method=True)
         self.Open = channel.unary_unary(
                 '/outrider.v1.Verifier/Open',
-                request_serializer=common_dot_pb_dot_outrider__pb2.OpenRequest.SerializeToString,
-                response_deserializer=common_dot_pb_dot_outrider__pb2.OpenResponse.FromString,
+                request_serializer=outrider_dot_common_dot_pb_dot_outrider__pb2.OpenRequest.SerializeToString,
+                response_deserializer=outrider_dot_common_dot_pb_dot_outrider__pb2.OpenResponse.FromString,
                 _registered_method=True)
         self.Verify = channel.unary_unary(
                 '/outrider.v1.Verifier/Verify',
-                request_serializer=common_dot_pb_dot_outrider__pb2.VerifyRequest.SerializeToString,
-                response_deserializer=common_dot_pb_dot_outrider__pb2.VerifyResponse.FromString,
+                request_serializer=outrider_dot_common_dot_pb_dot_outrider__pb2.VerifyRequest.SerializeToString,
+                response_deserializer=outrider_dot_common_dot_pb_dot_outrider__pb2.VerifyResponse.FromString,
                 _registered_method=True)
         self.Generate = channel.unary_stream(
                 '/outrider.v1.Verifier/Generate',
-                request_serializer=common_dot_pb_dot_outrider__pb2.GenerateRequest.SerializeToString,
-                response_deserializer=common_dot_pb_dot_outrider__pb2.GenerateResponse.FromString,
+                request_serializer=outrider_dot_common_dot_pb_dot_outrider__pb2.GenerateRequest.SerializeToString,
+                response_deserializer=outrider_dot_common_dot_pb_dot_outrider__pb2.GenerateResponse.FromString,
                 _registered_method=True)
         self.Close = channel.unary_unary(
                 '/outrider.v1.Verifier/Close',
-                request_serializer=common_dot_pb_dot_outrider__pb2.CloseRequest.SerializeToString,
-                response_deserializer=common_dot_pb_dot_outrider__pb2.CloseResponse.FromString,
+                request_serializer=outrider_dot_common_dot_pb_dot_outrider__pb2.CloseRequest.SerializeToString,
+                response_deserializer=outrider_dot_common_dot_pb_dot_outrider__pb2.CloseResponse.FromString,
                 _registered_method=True)
 
 
@@ -114,33 +114,33 @@ def add_VerifierServicer_to_server(servicer, server):
     rpc_method_handlers = {
             'Describe': grpc.unary_unary_rpc_method_handler(
                     servicer.Describe,
-                    request_deserializer=common_dot_pb_dot_outrider__pb2.DescribeRequest.FromString,
-                    response_serializer=common_dot_pb_dot_outrider__pb2.DescribeResponse.SerializeToString,
+                    request_deserializer=outrider_dot_common_dot_pb_dot_outrider__pb2.DescribeRequest.FromString,
+                    response_serializer=outrider_dot_common_dot_pb_dot_outrider__pb2.DescribeResponse.SerializeToString,
             ),
             'Session': grpc.stream_stream_rpc_method_handler(
                     servicer.Session,
-                    request_deserializer=common_dot_pb_dot_outrider__pb2.SessionRequest.FromString,
-                    response_serializer=common_dot_pb_dot_outrider__pb2.SessionResponse.SerializeToString,
+                    request_deserializer=outrider_dot_common_dot_pb_dot_outrider__pb2.SessionRequest.FromString,
+                    response_serializer=outrider_dot_common_dot_pb_dot_outrider__pb2.SessionResponse.SerializeToString,
             ),
             'Open': grpc.unary_unary_rpc_method_handler(
                     servicer.Open,
-                    request_deserializer=common_dot_pb_dot_outrider__pb2.OpenRequest.FromString,
-                    response_serializer=common_dot_pb_dot_outrider__pb2.OpenResponse.SerializeToString,
+                    request_deserializer=outrider_dot_common_dot_pb_dot_outrider__pb2.OpenRequest.FromString,
+                    response_serializer=outrider_dot_common_dot_pb_dot_outrider__pb2.OpenResponse.SerializeToString,
             ),
             'Verify': grpc.unary_unary_rpc_method_handler(
                     servicer.Verify,
-                    request_deserializer=common_dot_pb_dot_outrider__pb2.VerifyRequest.FromString,
-                    response_serializer=common_dot_pb_dot_outrider__pb2.VerifyResponse.SerializeToString,
+                    request_deserializer=outrider_dot_common_dot_pb_dot_outrider__pb2.VerifyRequest.FromString,
+                    response_serializer=outrider_dot_common_dot_pb_dot_outrider__pb2.VerifyResponse.SerializeToString,
             ),
             'Generate': grpc.unary_stream_rpc_method_handler(
                     servicer.Generate,
-                    request_deserializer=common_dot_pb_dot_outrider__pb2.GenerateRequest.FromString,
-                    response_serializer=common_dot_pb_dot_outrider__pb2.GenerateResponse.SerializeToString,
+                    request_deserializer=outrider_dot_common_dot_pb_dot_outrider__pb2.GenerateRequest.FromString,
+                    response_serializer=outrider_dot_common_dot_pb_dot_outrider__pb2.GenerateResponse.SerializeToString,
             ),
             'Close': grpc.unary_unary_rpc_method_handler(
                     servicer.Close,
-                    request_deserializer=common_dot_pb_dot_outrider__pb2.CloseRequest.FromString,
-                    response_serializer=common_dot_pb_dot_outrider__pb2.CloseResponse.SerializeToString,
+                    request_deserializer=outrider_dot_common_dot_pb_dot_outrider__pb2.CloseRequest.FromString,
+                    response_serializer=outrider_dot_common_dot_pb_dot_outrider__pb2.CloseResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -168,8 +168,8 @@ class Verifier(object):
             request,
             target,
             '/outrider.v1.Verifier/Describe',
-            common_dot_pb_dot_outrider__pb2.DescribeRequest.SerializeToString,
-            common_dot_pb_dot_outrider__pb2.DescribeResponse.FromString,
+            outrider_dot_common_dot_pb_dot_outrider__pb2.DescribeRequest.SerializeToString,
+            outrider_dot_common_dot_pb_dot_outrider__pb2.DescribeResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -195,8 +195,8 @@ class Verifier(object):
             request_iterator,
             target,
             '/outrider.v1.Verifier/Session',
-            common_dot_pb_dot_outrider__pb2.SessionRequest.SerializeToString,
-            common_dot_pb_dot_outrider__pb2.SessionResponse.FromString,
+            outrider_dot_common_dot_pb_dot_outrider__pb2.SessionRequest.SerializeToString,
+            outrider_dot_common_dot_pb_dot_outrider__pb2.SessionResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -222,8 +222,8 @@ class Verifier(object):
             request,
             target,
             '/outrider.v1.Verifier/Open',
-            common_dot_pb_dot_outrider__pb2.OpenRequest.SerializeToString,
-            common_dot_pb_dot_outrider__pb2.OpenResponse.FromString,
+            outrider_dot_common_dot_pb_dot_outrider__pb2.OpenRequest.SerializeToString,
+            outrider_dot_common_dot_pb_dot_outrider__pb2.OpenResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -249,8 +249,8 @@ class Verifier(object):
             request,
             target,
             '/outrider.v1.Verifier/Verify',
-            common_dot_pb_dot_outrider__pb2.VerifyRequest.SerializeToString,
-            common_dot_pb_dot_outrider__pb2.VerifyResponse.FromString,
+            outrider_dot_common_dot_pb_dot_outrider__pb2.VerifyRequest.SerializeToString,
+            outrider_dot_common_dot_pb_dot_outrider__pb2.VerifyResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -276,8 +276,8 @@ class Verifier(object):
             request,
             target,
             '/outrider.v1.Verifier/Generate',
-            common_dot_pb_dot_outrider__pb2.GenerateRequest.SerializeToString,
-            common_dot_pb_dot_outrider__pb2.GenerateResponse.FromString,
+            outrider_dot_common_dot_pb_dot_outrider__pb2.GenerateRequest.SerializeToString,
+            outrider_dot_common_dot_pb_dot_outrider__pb2.GenerateResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -303,8 +303,8 @@ class Verifier(object):
             request,
             target,
             '/outrider.v1.Verifier/Close',
-            common_dot_pb_dot_outrider__pb2.CloseRequest.SerializeToString,
-            common_dot_pb_dot_outrider__pb2.CloseResponse.FromString,
+            outrider_dot_common_dot_pb_dot_outrider__pb2.CloseRequest.SerializeToString,
+            outrider_dot_common_dot_pb_dot_outrider__pb2.CloseResponse.FromString,
             options,
             channel_credentials,
             insecure,

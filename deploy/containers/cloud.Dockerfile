@@ -4,13 +4,14 @@
 FROM python:3.12.11-slim-bookworm AS build
 WORKDIR /src
 COPY pyproject.toml README.md LICENSE ./
+COPY outrider outrider
 COPY common common
 COPY cloud_verifier cloud_verifier
 COPY edge_client edge_client
 COPY kernels kernels
+COPY models/__init__.py models/__init__.py
+COPY models/embedded models/embedded
 RUN python -m venv /opt/outrider && /opt/outrider/bin/pip install --no-cache-dir '.[cloud,edge]'
-# Where the program looks for them by itself.
-COPY models/embedded /opt/outrider/lib/python3.12/site-packages/models/embedded
 
 FROM python:3.12.11-slim-bookworm
 # Triton compiles the launchers of its kernels when it first runs them.

@@ -4,12 +4,13 @@
 FROM python:3.12.11-slim-bookworm AS build
 WORKDIR /src
 COPY pyproject.toml README.md LICENSE ./
+COPY outrider outrider
 COPY common common
 COPY edge_client edge_client
 COPY kernels kernels
+COPY models/__init__.py models/__init__.py
+COPY models/embedded/draft models/embedded/draft
 RUN python -m venv /opt/outrider && /opt/outrider/bin/pip install --no-cache-dir '.[daemon]'
-# Where the program looks for it by itself.
-COPY models/embedded/draft /opt/outrider/lib/python3.12/site-packages/models/embedded/draft
 
 FROM python:3.12.11-slim-bookworm
 COPY --from=build /opt/outrider /opt/outrider

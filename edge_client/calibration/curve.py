@@ -10,7 +10,7 @@ import statistics
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from common.types import TokenIds
+from outrider.common.types import TokenIds
 
 NO_GATE = "no gate"
 KEEP_ALL = "keep all"
@@ -58,9 +58,7 @@ Write = Callable[[int], Written]  # the text after the passage with this number
 Nats = Callable[[int, TokenIds], float | None]  # passage, tokens: the target's loss, summed
 
 
-def measure_curve(
-    references: Sequence[TokenIds], writers: Sequence[tuple[str, Write]], nats: Nats
-) -> Curve:
+def measure_curve(references: Sequence[TokenIds], writers: Sequence[tuple[str, Write]], nats: Nats) -> Curve:
     """A point for each of `writers`, named by its setting; the first is without a gate. `references` are
     cloud-only's texts."""
     return Curve(tuple(_points(references, writers, nats)), _mean_nats(references, nats))

@@ -7,7 +7,7 @@ import io
 from collections.abc import Sequence
 from dataclasses import asdict, fields
 
-from edge_client.calibration.curve import CurvePoint
+from outrider.edge_client.calibration.curve import CurvePoint
 
 _COLUMNS = ("calls saved", "calls/token", "kept unasked", "equal", "before difference", "    target loss")
 

@@ -7,22 +7,22 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 
-from common.methods import num_support
-from common.types import Method, Origin, TokenIds
-from edge_client.assemble import Edge, create_link, make_sampling
-from edge_client.calibration.curve import KEEP_ALL, NO_GATE, Curve, Write, Written, measure_curve
-from edge_client.calibration.passages import Passage
-from edge_client.calibration.quantiles import thresholds_at
-from edge_client.calibration.samples import Sample, draft_along
-from edge_client.calibration.target_loss import target_nats
-from edge_client.config import RunConfig
-from edge_client.depth.registry import create_depth_policy
-from edge_client.gate.gate import GateUse
-from edge_client.gate.settings import without_gate
-from edge_client.gate.thresholds import GateThresholds
-from edge_client.method_options import support_size
-from edge_client.options import Mode, OnTimeout
-from edge_client.session import SessionResult, new_session_id
+from outrider.common.methods import num_support
+from outrider.common.types import Method, Origin, TokenIds
+from outrider.edge_client.calibration.curve import KEEP_ALL, NO_GATE, Curve, Write, Written, measure_curve
+from outrider.edge_client.calibration.passages import Passage
+from outrider.edge_client.calibration.quantiles import thresholds_at
+from outrider.edge_client.calibration.samples import Sample, draft_along
+from outrider.edge_client.calibration.target_loss import target_nats
+from outrider.edge_client.config.gate import without_gate
+from outrider.edge_client.config.methods import support_size
+from outrider.edge_client.config.run_config import RunConfig
+from outrider.edge_client.controller.depth.registry import create_depth_policy
+from outrider.edge_client.core.options import Mode, OnTimeout
+from outrider.edge_client.gate.gate import GateUse
+from outrider.edge_client.gate.thresholds import GateThresholds
+from outrider.edge_client.session.factory import Edge, create_link, make_sampling
+from outrider.edge_client.session.session import SessionResult, new_session_id
 
 
 class Calibration:

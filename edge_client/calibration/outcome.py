@@ -7,16 +7,16 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from common.version import own_version
-from edge_client.calibration.curve import Curve
-from edge_client.calibration.curve_text import curve_table
-from edge_client.calibration.passages import ValidationText
-from edge_client.calibration.quantiles import Sorting, by_name, sort_samples, thresholds_at
-from edge_client.calibration.samples import Sample
-from edge_client.config import RunConfig
-from edge_client.gate.file import GateFile
-from edge_client.gate.settings import split_names
-from edge_client.gate.words import count_words, packed
+from outrider.common.process.version import own_version
+from outrider.edge_client.calibration.curve import Curve
+from outrider.edge_client.calibration.curve_text import curve_table
+from outrider.edge_client.calibration.passages import ValidationText
+from outrider.edge_client.calibration.quantiles import Sorting, by_name, sort_samples, thresholds_at
+from outrider.edge_client.calibration.samples import Sample
+from outrider.edge_client.config.gate import split_names
+from outrider.edge_client.config.run_config import RunConfig
+from outrider.edge_client.gate.file import GateFile
+from outrider.edge_client.gate.words import count_words, packed
 
 _UNITS = {"nll": "nats", "entropy": "bits", "margin": "", "variance": "nats²"}
 

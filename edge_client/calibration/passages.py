@@ -8,8 +8,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from common.errors import UsageError
-from common.types import TokenIds
+from outrider.common.errors import UsageError
+from outrider.common.types import TokenIds
 
 
 @dataclass(frozen=True, slots=True)

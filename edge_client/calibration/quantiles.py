@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from common.types import Signals
-from edge_client.calibration.samples import Sample
-from edge_client.gate.thresholds import GateThresholds
+from outrider.common.types import Signals
+from outrider.edge_client.calibration.samples import Sample
+from outrider.edge_client.gate.thresholds import GateThresholds
 
 
 def thresholds_at(signals: Sequence[Signals], percentile: float) -> GateThresholds:

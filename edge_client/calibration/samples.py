@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from common.types import SamplingParams, Signals
-from edge_client.drafting.base import DraftModel
+from outrider.common.types import SamplingParams, Signals
+from outrider.edge_client.drafting.base import DraftModel
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,14 +9,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from common.alignment import TokenChain
-from common.errors import RoundFailedError
-from common.types import Method, MethodParams, OpenRequest, Origin, SamplingParams, VerifyRequest
-from edge_client.deadline import RoundDeadline
-from edge_client.remote_verifier import RemoteVerifier
+from outrider.common.alignment import TokenChain
+from outrider.common.errors import RoundFailedError
+from outrider.common.types import Method, MethodParams, OpenRequest, Origin, SamplingParams, VerifyRequest
+from outrider.edge_client.transport.deadline import RoundDeadline
+from outrider.edge_client.transport.remote_verifier import RemoteVerifier
 
 if TYPE_CHECKING:
-    from edge_client.link.base import VerifierLink
+    from outrider.edge_client.transport.link.base import VerifierLink
 
 _LEAST_PROB = 1e-30
 _MOST_NATS = 69.1  # what a token below it counts for

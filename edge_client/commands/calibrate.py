@@ -11,21 +11,21 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from common.config import add_flags
-from common.errors import UsageError
-from edge_client.commands.progress import show_progress
-from edge_client.config import RunConfig
+from outrider.common.config.loader import add_flags
+from outrider.common.errors import UsageError
+from outrider.edge_client.commands.progress import show_progress
+from outrider.edge_client.config.run_config import RunConfig
 
 if TYPE_CHECKING:
-    from edge_client.assemble import Edge
-    from edge_client.calibration.curve import Curve
-    from edge_client.calibration.outcome import Outcome
-    from edge_client.calibration.passages import ValidationText
-    from edge_client.gate.file import GateFile
+    from outrider.edge_client.calibration.curve import Curve
+    from outrider.edge_client.calibration.outcome import Outcome
+    from outrider.edge_client.calibration.passages import ValidationText
+    from outrider.edge_client.gate.file import GateFile
+    from outrider.edge_client.session.factory import Edge
 
 PERCENTILES = (50.0, 60.0, 70.0, 80.0, 90.0, 95.0, 99.0)
 _BAR = 24  # characters of the progress bar
-_DRAWING = "experiments.gate_curve"  # by name, as `cli` has verbs: nothing here imports it
+_DRAWING = "outrider.experiments.report.gate_curve"  # by name, as `cli` has verbs: nothing here imports it
 _SETTINGS = frozenset(  # of a run that a calibration uses
     ("verifier", "draft", "draft_threads", "temperature", "top_k", "top_p", "min_p", "method", "support_size")
     + ("depth_policy", "num_speculative_tokens", "seed", "transport", "timeout_ms", "recover_timeout_s")
@@ -92,13 +92,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(namespace: argparse.Namespace) -> int:
     """Returns 0; `OutriderError` says what is wrong."""
-    from common.logs import setup_logging
-    from edge_client.assemble import create_edge
-    from edge_client.calibration.measuring import ungated, with_variance
-    from edge_client.calibration.passages import read_texts
-    from edge_client.commands.configured import load_run_config
-    from edge_client.link.probe import probe
-    from edge_client.link.security import link_security
+    from outrider.common.process.logs import setup_logging
+    from outrider.edge_client.calibration.measuring import ungated, with_variance
+    from outrider.edge_client.calibration.passages import read_texts
+    from outrider.edge_client.config.flags import load_run_config
+    from outrider.edge_client.session.factory import create_edge
+    from outrider.edge_client.transport.link.probe import probe
+    from outrider.edge_client.transport.link.security import link_security
 
     loaded = load_run_config(namespace)
     has_target = loaded.origins["verifier"] != "default"
@@ -118,7 +118,7 @@ def main(namespace: argparse.Namespace) -> int:
         show_progress("")
     if outcome.curve is not None:
         if namespace.csv:
-            from edge_client.calibration.curve_text import curve_csv
+            from outrider.edge_client.calibration.curve_text import curve_csv
 
             _write(namespace.csv, curve_csv(outcome.curve.points), "--csv")
         if draw is not None:
@@ -136,9 +136,9 @@ def _calibrate(
     percentiles: Sequence[float],
 ) -> Outcome:
     """`asked` has the gate's own settings, `edge` is loaded without."""
-    from edge_client.calibration.measuring import Calibration
-    from edge_client.calibration.outcome import make_outcome
-    from edge_client.calibration.passages import cut_passages
+    from outrider.edge_client.calibration.measuring import Calibration
+    from outrider.edge_client.calibration.outcome import make_outcome
+    from outrider.edge_client.calibration.passages import cut_passages
 
     draft = edge.draft
     assert draft is not None, "a calibration drafts"
@@ -209,9 +209,9 @@ def _check_percentile(value: float, flag: str) -> None:
 
 def _check_rules(config: RunConfig) -> None:
     """Raises `UsageError` for rules that are none, or lack something. Words will be counted."""
-    from edge_client.gate.rules import RuleNeeds, create_rules
-    from edge_client.gate.settings import split_names
-    from edge_client.gate.words import WordCounts
+    from outrider.edge_client.config.gate import split_names
+    from outrider.edge_client.gate.rules import RuleNeeds, create_rules
+    from outrider.edge_client.gate.words import WordCounts
 
     names = split_names(config.gate_rules)
     create_rules(names, RuleNeeds(config.gate_ner, WordCounts()))
@@ -221,7 +221,7 @@ def _check_rules(config: RunConfig) -> None:
 
 def _embedded_text(config: RunConfig) -> Path:
     """Raises `UsageError` where there is none, or where it is not of the kind that the draft writes."""
-    from edge_client.config import default_draft_dir
+    from outrider.edge_client.config.run_config import default_draft_dir
 
     path = default_draft_dir().parent / "prompts.jsonl"
     if config.draft or not path.is_file():
@@ -244,7 +244,7 @@ def _drawing() -> Callable[[Curve], str]:
 
 
 def _write_gate_file(path: Path, content: GateFile) -> None:
-    from edge_client.gate.file import write_gate_file
+    from outrider.edge_client.gate.file import write_gate_file
 
     try:
         write_gate_file(path, content)

@@ -7,15 +7,15 @@ import os
 import sys
 from pathlib import Path
 
-from common.logs import setup_logging
-from edge_client.assemble import create_edge
-from edge_client.chat_template import ChatTemplate, load_chat_template
-from edge_client.commands.configured import add_config, load_run_config
-from edge_client.config import RunConfig, default_draft_dir
-from edge_client.conversation import Conversation
-from edge_client.gate.settings import gate_warning
-from edge_client.method_options import warning
-from edge_client.repl import Repl
+from outrider.common.process.logs import setup_logging
+from outrider.edge_client.config.flags import add_config, load_run_config
+from outrider.edge_client.config.gate import gate_warning
+from outrider.edge_client.config.methods import warning
+from outrider.edge_client.config.run_config import RunConfig, default_draft_dir
+from outrider.edge_client.session.factory import create_edge
+from outrider.edge_client.tokenization.chat_template import ChatTemplate, load_chat_template
+from outrider.edge_client.ui.conversation import Conversation
+from outrider.edge_client.ui.repl import Repl
 
 _DESCRIPTION = """\
 Talk with the model. What you type becomes the user's message, by the model's own chat template

@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from common.errors import UsageError
+from outrider.common.errors import UsageError
 
 SHELLS = ("bash", "zsh", "tcsh")
 _EPILOG = """\
@@ -26,9 +26,9 @@ def main(namespace: argparse.Namespace) -> int:
         import shtab
     except ModuleNotFoundError as error:
         raise UsageError("completion needs shtab: pip install 'outrider[edge]'") from error
-    from common.config_fields import leaves
-    from edge_client.cli import whole_parser
-    from edge_client.config import RunConfig
+    from outrider.common.config.fields import leaves
+    from outrider.edge_client.commands.cli import whole_parser
+    from outrider.edge_client.config.run_config import RunConfig
 
     parser = whole_parser()
     choices = {leaf.key: leaf.option.choices for leaf in leaves(RunConfig) if leaf.option.choices}

@@ -6,11 +6,11 @@ import argparse
 import json
 import sys
 
-from common.errors import OutriderError
-from common.logs import setup_logging
-from edge_client.commands.configured import CONFIG_NOTE, add_config, load_run_config
-from edge_client.config import RunConfig
-from edge_client.doctor.finding import Finding, Status, fault, skipped
+from outrider.common.errors import OutriderError
+from outrider.common.process.logs import setup_logging
+from outrider.edge_client.config.flags import CONFIG_NOTE, add_config, load_run_config
+from outrider.edge_client.config.run_config import RunConfig
+from outrider.edge_client.doctor.finding import Finding, Status, fault, skipped
 
 _DESCRIPTION = """\
 Checks what decoding here needs, in this order, and says for each fault what to do: the draft and its speed,
@@ -47,10 +47,10 @@ def main(namespace: argparse.Namespace) -> int:
 
 def examine(config: RunConfig, has_trial: bool = True) -> list[Finding]:
     """Every check that the ones before leave possible."""
-    from edge_client.doctor.far import check_far
-    from edge_client.doctor.fit import check_fit, check_trial
-    from edge_client.doctor.local import check_local
-    from edge_client.options import Mode
+    from outrider.edge_client.core.options import Mode
+    from outrider.edge_client.doctor.far import check_far
+    from outrider.edge_client.doctor.fit import check_fit, check_trial
+    from outrider.edge_client.doctor.local import check_local
 
     local = check_local(config)
     findings, edge = list(local.findings), local.edge

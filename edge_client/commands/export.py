@@ -6,8 +6,8 @@ import argparse
 import time
 from pathlib import Path
 
-from common.errors import UsageError
-from edge_client.commands.progress import show_progress
+from outrider.common.errors import UsageError
+from outrider.edge_client.commands.progress import show_progress
 
 
 def main(namespace: argparse.Namespace) -> int:
@@ -20,8 +20,8 @@ def main(namespace: argparse.Namespace) -> int:
 
 def _dropout_numbers(namespace: argparse.Namespace) -> tuple[int, float]:
     """Samples and rate, checked before an export takes its minutes."""
-    from edge_client.drafting.dropout import DEFAULT_RATE, DEFAULT_SAMPLES
-    from edge_client.drafting.dropout_graph import check_numbers
+    from outrider.edge_client.drafting.export.dropout_graph import check_numbers
+    from outrider.edge_client.drafting.onnx.dropout import DEFAULT_RATE, DEFAULT_SAMPLES
 
     given = {"samples": namespace.mc_dropout_samples, "rate": namespace.mc_dropout_rate}
     if namespace.draft_verb == "export" and not namespace.mc_dropout:
@@ -35,7 +35,7 @@ def _dropout_numbers(namespace: argparse.Namespace) -> tuple[int, float]:
 
 
 def _add_dropout(draft_dir: Path, num_samples: int, rate: float) -> int:
-    from edge_client.drafting.dropout_graph import add_dropout
+    from outrider.edge_client.drafting.export.dropout_graph import add_dropout
 
     path = add_dropout(draft_dir, num_samples=num_samples, rate=rate)
     print(f"{path}: {num_samples} masks a token at rate {rate:g}, {path.stat().st_size / 1e6:.1f} MB")
@@ -43,7 +43,7 @@ def _add_dropout(draft_dir: Path, num_samples: int, rate: float) -> int:
 
 
 def _export(hf_dir: Path, out_dir: Path, max_context: int | None, first_layers: int | None) -> None:
-    from edge_client.drafting.export import export_draft
+    from outrider.edge_client.drafting.export.exporter import export_draft
 
     start_s = time.monotonic()
 

@@ -12,14 +12,14 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
-from common.config import add_flags
-from common.errors import UsageError
-from common.plan_samples import Standing
-from common.planning import ASSUMED, GIVEN, MAX_DRAFT_TOKENS, Known, PlanParts, make_plan
-from common.units import parse_duration, parse_rate, parse_share
-from edge_client.commands.progress import show_progress
-from edge_client.config import RunConfig
-from edge_client.plan_text import plan_json, plan_text
+from outrider.common.config.loader import add_flags
+from outrider.common.config.units import parse_duration, parse_rate, parse_share
+from outrider.common.errors import UsageError
+from outrider.edge_client.commands.progress import show_progress
+from outrider.edge_client.config.run_config import RunConfig
+from outrider.edge_client.planning.plan import ASSUMED, GIVEN, MAX_DRAFT_TOKENS, Known, PlanParts, make_plan
+from outrider.edge_client.planning.report import plan_json, plan_text
+from outrider.edge_client.planning.samples import Standing
 
 _DURATIONS = {  # by part: flag, and what it is
     "draft_token": ("--t-draft", "a token of the draft, at the edge"),
@@ -173,10 +173,10 @@ def _measure(
     namespace: argparse.Namespace, given: _Given
 ) -> tuple[PlanParts, tuple[str, ...], dict[str, Any]]:
     """What flags leave open, measured; labels of both ends; and what JSON says of the measurement."""
-    from common.logs import setup_logging
-    from edge_client.assemble import create_edge
-    from edge_client.commands.configured import load_run_config
-    from edge_client.plan_measure import PROMPTS, measure, parts_from
+    from outrider.common.process.logs import setup_logging
+    from outrider.edge_client.config.flags import load_run_config
+    from outrider.edge_client.planning.measure import PROMPTS, measure, parts_from
+    from outrider.edge_client.session.factory import create_edge
 
     seconds = namespace.measure_s
     if not 0 < seconds < math.inf:

@@ -7,10 +7,10 @@ import json
 from pathlib import Path
 from typing import Any
 
-from edge_client.commands.configured import load_run_config
-from edge_client.config import RunConfig
-from edge_client.daemon.keys import read_keys
-from edge_client.daemon_client import ask_daemon
+from outrider.edge_client.config.flags import load_run_config
+from outrider.edge_client.config.run_config import RunConfig
+from outrider.edge_client.daemon.client import ask_daemon
+from outrider.edge_client.daemon.http.keys import read_keys
 
 _COLUMNS = ("ID", "STATE", "MODE", "TOKENS", "TOKENS/S", "ACCEPTED", "RTT", "AGE", "USER")
 _EPILOG = """\
@@ -50,8 +50,7 @@ def table(sessions: list[dict[str, Any]]) -> list[str]:
     rows = [_COLUMNS, *(_row(session) for session in sessions)]
     widths = [max(len(row[column]) for row in rows) for column in range(len(_COLUMNS))]
     return [
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-        for row in rows
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
     ]
 
 

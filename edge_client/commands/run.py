@@ -13,21 +13,21 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from common.errors import OutriderError, UsageError
-from common.logs import setup_logging
-from common.types import FinishReason, ModelInfo, TokenLogprobs
-from edge_client.assemble import Edge, create_edge, draw_seed
-from edge_client.config import RunConfig
-from edge_client.events import SessionEvent
-from edge_client.gate.settings import gate_warning
-from edge_client.method_options import judging_method, warning
-from edge_client.options import Mode
-from edge_client.session import EdgeSession, SessionResult
-from edge_client.terminal import TextPrinter, can_redraw, readable, summary
-from edge_client.tokenizer import EdgeTokenizer
+from outrider.common.errors import OutriderError, UsageError
+from outrider.common.process.logs import setup_logging
+from outrider.common.types import FinishReason, ModelInfo, TokenLogprobs
+from outrider.edge_client.config.gate import gate_warning
+from outrider.edge_client.config.methods import judging_method, warning
+from outrider.edge_client.config.run_config import RunConfig
+from outrider.edge_client.core.events import SessionEvent
+from outrider.edge_client.core.options import Mode
+from outrider.edge_client.session.factory import Edge, create_edge, draw_seed
+from outrider.edge_client.session.session import EdgeSession, SessionResult
+from outrider.edge_client.tokenization.tokenizer import EdgeTokenizer
+from outrider.edge_client.ui.terminal import TextPrinter, can_redraw, readable, summary
 
 if TYPE_CHECKING:
-    from edge_client.live import LiveView
+    from outrider.edge_client.ui.live import LiveView
 
 EXIT_INTERRUPTED = 130
 
@@ -85,7 +85,7 @@ def _show(session: EdgeSession, config: RunConfig, has_colour: bool, is_live: bo
     view: TextPrinter | LiveView
     events: Iterator[SessionEvent | None]
     if is_live:
-        from edge_client.live import LiveView, ticking
+        from outrider.edge_client.ui.live import LiveView, ticking
 
         events, is_alone = ticking(session.generate()), config.mode == Mode.EDGE_ONLY
         view = LiveView(session, sys.stdout, has_colour, is_alone=is_alone, is_reverified=config.reverify)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass, field
 
-from edge_client.daemon.parsed import ParsedRequest
-from edge_client.live_stats import LiveStats
-from edge_client.session import EdgeSession
+from outrider.edge_client.core.live_stats import LiveStats
+from outrider.edge_client.daemon.openai.parsed import ParsedRequest
+from outrider.edge_client.session.session import EdgeSession
 
 
 @dataclass(slots=True)

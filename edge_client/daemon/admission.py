@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from edge_client.daemon.errors import busy, stopping
+from outrider.edge_client.daemon.openai.errors import busy, stopping
 
 _MEMORY = 0.2  # weight of the newest request in the mean
 _FIRST_GUESS_S = 2.0

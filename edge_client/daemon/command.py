@@ -7,14 +7,14 @@ import socket
 import sys
 from typing import TYPE_CHECKING
 
-from common.config import Loaded
-from common.errors import UsageError
-from common.logs import setup_logging
-from edge_client.commands.configured import add_config, load_run_config
-from edge_client.config import RunConfig
+from outrider.common.config.loader import Loaded
+from outrider.common.errors import UsageError
+from outrider.common.process.logs import setup_logging
+from outrider.edge_client.config.flags import add_config, load_run_config
+from outrider.edge_client.config.run_config import RunConfig
 
 if TYPE_CHECKING:
-    from edge_client.daemon.service import Daemon
+    from outrider.edge_client.daemon.service import Daemon
 
 _DESCRIPTION = """\
 Answers OpenAI's HTTP interface on this machine: drafts here, verifies at --verifier. Any client that speaks
@@ -55,9 +55,9 @@ def main(namespace: argparse.Namespace) -> int:
     _require_packages()
     from prometheus_client import disable_created_metrics
 
-    from common.tracing import exporting_spans
-    from edge_client.daemon.server import open_socket, run_until_signalled
-    from edge_client.daemon.service import Daemon
+    from outrider.common.process.tracing import exporting_spans
+    from outrider.edge_client.daemon.http.server import open_socket, run_until_signalled
+    from outrider.edge_client.daemon.service import Daemon
 
     # A second series for each counter, which nobody here reads.
     disable_created_metrics()  # type: ignore[no-untyped-call]

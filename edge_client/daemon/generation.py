@@ -6,10 +6,10 @@ import asyncio
 import logging
 import threading
 
-from common.errors import OutriderError
-from edge_client.events import SessionEvent
-from edge_client.reverify import hold_back
-from edge_client.session import EdgeSession
+from outrider.common.errors import OutriderError
+from outrider.edge_client.core.events import SessionEvent
+from outrider.edge_client.decode.reverify import hold_back
+from outrider.edge_client.session.session import EdgeSession
 
 log = logging.getLogger(__name__)
 

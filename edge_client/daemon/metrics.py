@@ -9,11 +9,11 @@ from prometheus_client import CollectorRegistry, Counter, Histogram, ProcessColl
 from prometheus_client.core import GaugeMetricFamily, InfoMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from common.version import own_version
-from edge_client.session import SessionResult
+from outrider.common.process.version import own_version
+from outrider.edge_client.session.session import SessionResult
 
 if TYPE_CHECKING:
-    from edge_client.daemon.service import Daemon
+    from outrider.edge_client.daemon.service import Daemon
 
 PREFIX = "outrider_edge_"
 _TTFT_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 6.4, 12.8, 30)

@@ -8,27 +8,27 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
-from common.addresses import is_loopback, split_address
-from common.config import Loaded
-from common.errors import UsageError
-from common.types import Method, SamplingParams
-from edge_client.assemble import Edge, create_edge, create_link, draw_seed
-from edge_client.chat_template import ChatTemplate, load_chat_template
-from edge_client.config import RunConfig, default_draft_dir
-from edge_client.daemon.activity import Activity
-from edge_client.daemon.admission import Admission
-from edge_client.daemon.config import SECTION, ServeConfig
-from edge_client.daemon.errors import ApiError
-from edge_client.daemon.keys import Keys
-from edge_client.daemon.metrics import DaemonMetrics
-from edge_client.daemon.parsed import Kind, ParsedRequest
-from edge_client.daemon.request_config import config_of
-from edge_client.daemon.verifier_watch import VerifierWatch
-from edge_client.drafting.pool import DraftLease, SequencePool
-from edge_client.drafting.registry import WITHOUT_MODEL
-from edge_client.drafting.spec import SPEC_FILE
-from edge_client.options import Mode
-from edge_client.session import EdgeSession, new_session_id
+from outrider.common.config.addresses import is_loopback, split_address
+from outrider.common.config.loader import Loaded
+from outrider.common.errors import UsageError
+from outrider.common.types import Method, SamplingParams
+from outrider.edge_client.config.run_config import RunConfig, default_draft_dir
+from outrider.edge_client.config.serve import SECTION, ServeConfig
+from outrider.edge_client.core.options import Mode
+from outrider.edge_client.daemon.activity import Activity
+from outrider.edge_client.daemon.admission import Admission
+from outrider.edge_client.daemon.http.keys import Keys
+from outrider.edge_client.daemon.metrics import DaemonMetrics
+from outrider.edge_client.daemon.openai.errors import ApiError
+from outrider.edge_client.daemon.openai.parsed import Kind, ParsedRequest
+from outrider.edge_client.daemon.openai.request_config import config_of
+from outrider.edge_client.daemon.verifier_watch import VerifierWatch
+from outrider.edge_client.drafting.pool import DraftLease, SequencePool
+from outrider.edge_client.drafting.registry import WITHOUT_MODEL
+from outrider.edge_client.drafting.spec import SPEC_FILE
+from outrider.edge_client.session.factory import Edge, create_edge, create_link, draw_seed
+from outrider.edge_client.session.session import EdgeSession, new_session_id
+from outrider.edge_client.tokenization.chat_template import ChatTemplate, load_chat_template
 
 log = logging.getLogger(__name__)
 

@@ -6,11 +6,11 @@ import asyncio
 import time
 from dataclasses import dataclass
 
-from common.errors import OutriderError
-from common.types import ModelInfo
-from edge_client.assemble import create_link
-from edge_client.config import RunConfig
-from edge_client.session import new_session_id
+from outrider.common.errors import OutriderError
+from outrider.common.types import ModelInfo
+from outrider.edge_client.config.run_config import RunConfig
+from outrider.edge_client.session.factory import create_link
+from outrider.edge_client.session.session import new_session_id
 
 TIMEOUT_S = 2.0
 FRESH_S = 2.0  # so many callers as may ask, the verifier is asked once in this time

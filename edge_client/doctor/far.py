@@ -6,14 +6,14 @@ import socket
 import statistics
 from dataclasses import dataclass
 
-from common.errors import InvalidFieldError, LinkError, LinkFaultError, OutriderError
-from common.types import ModelInfo
-from edge_client.config import RunConfig
-from edge_client.doctor.finding import Finding, fault, ok, skipped, warning
-from edge_client.link.probe import Probe, probe
-from edge_client.link.security import LinkSecurity, link_security
-from edge_client.link.targets import parse_target
-from edge_client.opening import PROTOCOL_VERSION
+from outrider.common.errors import InvalidFieldError, LinkError, LinkFaultError, OutriderError
+from outrider.common.types import ModelInfo
+from outrider.edge_client.config.run_config import RunConfig
+from outrider.edge_client.decode.opening import PROTOCOL_VERSION
+from outrider.edge_client.doctor.finding import Finding, fault, ok, skipped, warning
+from outrider.edge_client.transport.link.probe import Probe, probe
+from outrider.edge_client.transport.link.security import LinkSecurity, link_security
+from outrider.edge_client.transport.link.targets import parse_target
 
 _TIMEOUT_S = 5.0
 _SNIFF_S = 1.0

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from common.errors import IncompatibleError, OutriderError
-from common.types import Method, ModelInfo
-from edge_client.assemble import Edge
-from edge_client.config import RunConfig
-from edge_client.doctor.finding import Finding, fault, ok, warning
-from edge_client.options import Mode
+from outrider.common.errors import IncompatibleError, OutriderError
+from outrider.common.types import Method, ModelInfo
+from outrider.edge_client.config.run_config import RunConfig
+from outrider.edge_client.core.options import Mode
+from outrider.edge_client.doctor.finding import Finding, fault, ok, warning
+from outrider.edge_client.session.factory import Edge
 
 _BUSY_MS = 50.0
 _TRIAL_TOKENS = 12

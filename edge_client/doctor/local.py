@@ -7,12 +7,12 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from common.errors import OutriderError
-from common.types import SamplingParams
-from edge_client.assemble import Edge, create_edge
-from edge_client.chat_template import load_chat_template
-from edge_client.config import RunConfig, default_draft_dir
-from edge_client.doctor.finding import Finding, fault, ok, skipped, warning
+from outrider.common.errors import OutriderError
+from outrider.common.types import SamplingParams
+from outrider.edge_client.config.run_config import RunConfig, default_draft_dir
+from outrider.edge_client.doctor.finding import Finding, fault, ok, skipped, warning
+from outrider.edge_client.session.factory import Edge, create_edge
+from outrider.edge_client.tokenization.chat_template import load_chat_template
 
 _NUM_TRIAL_TOKENS = 16
 _SLOW_MS = 100.0

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Protocol, Self, runtime_checkable
 
-from common.types import Draft, SamplingParams, Signals
+from outrider.common.types import Draft, SamplingParams, Signals
 
 
 class Stop(enum.Enum):
@@ -117,7 +117,7 @@ class DraftModel(Protocol):
         """A new, empty sequence. Penalties treat its first `num_prompt_tokens` ids as the prompt;
         None means everything the first `commit` brings.
 
-        `num_support` (`common.methods.num_support`): 0 samples from the whole distribution with the noise
+        `num_support` (`outrider.common.methods.num_support`): 0 samples from the whole distribution with the noise
         both sides share; n from integer weights over the n most probable ids, told in `Draft.supports`.
         """
         ...

@@ -11,8 +11,8 @@ import threading
 from collections.abc import Sequence
 from typing import Protocol, Self, runtime_checkable
 
-from common.types import Draft, SamplingParams
-from edge_client.drafting.base import DraftModel, DraftSequence, KeepsRunnerUps, ShouldStop
+from outrider.common.types import Draft, SamplingParams
+from outrider.edge_client.drafting.base import DraftModel, DraftSequence, KeepsRunnerUps, ShouldStop
 
 
 @runtime_checkable

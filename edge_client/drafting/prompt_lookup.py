@@ -13,14 +13,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Self
 
-from common.errors import InvalidFieldError, ModelError, UsageError
-from common.fingerprint import num_tokens, tokenizer_fingerprint
-from common.support import certain
-from common.types import Draft, SamplingParams
-from edge_client.drafting.base import ShouldStop, ended
-from edge_client.drafting.hf_config import read_eos_token_ids
-from edge_client.drafting.registry import DEFAULT_MAX_NGRAM
-from edge_client.drafting.spec import SPEC_FILE, TOKENIZER_FILE
+from outrider.common.errors import InvalidFieldError, ModelError, UsageError
+from outrider.common.models.fingerprint import num_tokens, tokenizer_fingerprint
+from outrider.common.sampling.support import certain
+from outrider.common.types import Draft, SamplingParams
+from outrider.edge_client.drafting.base import ShouldStop, ended
+from outrider.edge_client.drafting.export.hf_config import read_eos_token_ids
+from outrider.edge_client.drafting.registry import DEFAULT_MAX_NGRAM
+from outrider.edge_client.drafting.spec import SPEC_FILE, TOKENIZER_FILE
 
 
 class NgramIndex:

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from common.errors import UsageError
-from edge_client.drafting.base import DraftModel
+from outrider.common.errors import UsageError
+from outrider.edge_client.drafting.base import DraftModel
 
 DEFAULT_MAX_NGRAM = 4
 
@@ -22,13 +22,13 @@ class DraftSettings:
 
 
 def _create_onnx(directory: Path, settings: DraftSettings) -> DraftModel:
-    from edge_client.drafting.onnx_model import OnnxDraftModel
+    from outrider.edge_client.drafting.onnx.model import OnnxDraftModel
 
     return OnnxDraftModel.open(directory, threads=settings.threads, has_variance=settings.has_variance)
 
 
 def _create_prompt_lookup(directory: Path, settings: DraftSettings) -> DraftModel:
-    from edge_client.drafting.prompt_lookup import PromptLookupModel
+    from outrider.edge_client.drafting.prompt_lookup import PromptLookupModel
 
     return PromptLookupModel.open(directory, max_ngram=settings.max_ngram)
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from common.errors import ModelError
+from outrider.common.errors import ModelError
 
 FORMAT_VERSION = 3  # rises when the graph or this file changes
 SPEC_FILE = "draft.json"

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from common.config import load_config, option
-from common.errors import ConfigError
-from edge_client.gate.words import WordCounts
+from outrider.common.config.loader import load_config, option
+from outrider.common.errors import ConfigError
+from outrider.edge_client.gate.words import WordCounts
 
 
 @dataclass(frozen=True, slots=True)

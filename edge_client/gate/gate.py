@@ -1,9 +1,9 @@
 """The gate: judges drafted tokens by thresholds and text rules, and says what follows. Pure.
 
-    stop    the draft ends where more than `max_hard_ratio` of its tokens are hard, and is sent. Exact: a
-            place that is doubted is left out (its token was sampled; nothing depends on it), a token that
-            is doubted is sent.
-    commit  a block of which no more than that is hard is kept without asking. Lossy.
+stop    the draft ends where more than `max_hard_ratio` of its tokens are hard, and is sent. Exact: a
+        place that is doubted is left out (its token was sampled; nothing depends on it), a token that
+        is doubted is sent.
+commit  a block of which no more than that is hard is kept without asking. Lossy.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ import enum
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from common.types import Draft, Signals
-from edge_client.drafting.base import ShouldStop, Stop
-from edge_client.gate.rules import BlockText, NewDecoder, TextRule
-from edge_client.gate.thresholds import GateThresholds
+from outrider.common.types import Draft, Signals
+from outrider.edge_client.drafting.base import ShouldStop, Stop
+from outrider.edge_client.gate.rules import BlockText, NewDecoder, TextRule
+from outrider.edge_client.gate.thresholds import GateThresholds
 
 
 class GateUse(enum.StrEnum):

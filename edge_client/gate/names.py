@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from edge_client.gate.words import Span
+from outrider.edge_client.gate.words import Span
 
 _WORD = re.compile(r"[^\W\d_](?:\w|['’-](?=\w))*")
 _NO_NAMES = frozenset({"I", "I'm", "I've", "I'd", "I'll", "I’m", "I’ve", "I’d", "I’ll", "OK", "Ok"})

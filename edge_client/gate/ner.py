@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from common.errors import UsageError
-from edge_client.gate.words import Span
+from outrider.common.errors import UsageError
+from outrider.edge_client.gate.words import Span
 
 _NAMERS = frozenset({"ner", "beam_ner", "entity_ruler", "span_ruler"})
 # Numbers and dates are the other rules' business.

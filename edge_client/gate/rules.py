@@ -9,8 +9,8 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from common.errors import UsageError
-from edge_client.gate.words import DEFAULT_RARE_PER_MILLION, WordCounts
+from outrider.common.errors import UsageError
+from outrider.edge_client.gate.words import DEFAULT_RARE_PER_MILLION, WordCounts
 
 CONTEXT_TOKENS = 32  # of the text before a block, decoded for the rules
 
@@ -68,8 +68,8 @@ def create_rules(names: Sequence[str], needs: RuleNeeds = RuleNeeds()) -> tuple[
 
 def _pattern(name: str) -> Callable[[RuleNeeds], TextRule]:
     def create(needs: RuleNeeds) -> TextRule:
-        from edge_client.gate import patterns
-        from edge_client.gate.spans import SpanRule
+        from outrider.edge_client.gate import patterns
+        from outrider.edge_client.gate.spans import SpanRule
 
         return SpanRule(getattr(patterns, f"find_{name}"))
 
@@ -77,19 +77,19 @@ def _pattern(name: str) -> Callable[[RuleNeeds], TextRule]:
 
 
 def _entities(needs: RuleNeeds) -> TextRule:
-    from edge_client.gate.spans import SpanRule
+    from outrider.edge_client.gate.spans import SpanRule
 
     if needs.ner:
-        from edge_client.gate.ner import NamedEntities
+        from outrider.edge_client.gate.ner import NamedEntities
 
         return SpanRule(NamedEntities(needs.ner).find)
-    from edge_client.gate.names import find_names
+    from outrider.edge_client.gate.names import find_names
 
     return SpanRule(find_names)
 
 
 def _rare(needs: RuleNeeds) -> TextRule:
-    from edge_client.gate.spans import SpanRule
+    from outrider.edge_client.gate.spans import SpanRule
 
     if needs.words is None:
         raise UsageError(

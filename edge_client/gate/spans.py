@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from itertools import accumulate
 
-from edge_client.gate.rules import BlockText
-from edge_client.gate.words import Span
+from outrider.edge_client.gate.rules import BlockText
+from outrider.edge_client.gate.words import Span
 
 Find = Callable[[str, int], Iterable[Span]]
 """(text, start): stretches of it; those that end at or before `start` may be left out."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 
-from common.types import Signals
+from outrider.common.types import Signals
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,9 +1,9 @@
 """One interface for every way to make a link real, and the ways there are.
 
-    realisation = create_realisation("proxy")
-    check_realisable(realisation, profile)             # raises UsageError with its reasons
-    with realisation.open(profile, "127.0.0.1:7077") as link:
-        ... dial link.address ...
+realisation = create_realisation("proxy")
+check_realisable(realisation, profile)             # raises UsageError with its reasons
+with realisation.open(profile, "127.0.0.1:7077") as link:
+    ... dial link.address ...
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, Protocol
 
-from common.config import did_you_mean
-from common.errors import UsageError
-from experiments.links.profile import LinkProfile
+from outrider.common.config.loader import did_you_mean
+from outrider.common.errors import UsageError
+from outrider.experiments.links.profile import LinkProfile
 
 _REALISATIONS = {
-    "simulated": ("experiments.links.simulated", "Simulated"),
-    "proxy": ("experiments.links.proxy", "Proxy"),
-    "tun": ("experiments.links.tun", "Tun"),
-    "netem": ("experiments.links.netem", "Netem"),
+    "simulated": ("outrider.experiments.links.simulated", "Simulated"),
+    "proxy": ("outrider.experiments.links.proxy.realisation", "Proxy"),
+    "tun": ("outrider.experiments.links.tun.realisation", "Tun"),
+    "netem": ("outrider.experiments.links.netem.realisation", "Netem"),
 }
 REALISATIONS = tuple(_REALISATIONS)
 NO_REORDER = "reorder: packets overtake one another on tun alone"

@@ -10,8 +10,8 @@ from bisect import bisect_left
 from collections import deque
 from typing import Protocol
 
-from experiments.links.profile import LinkProfile
-from experiments.links.traces import OPPORTUNITY_BYTES, CapacityTrace, load_trace
+from outrider.experiments.links.profile import LinkProfile
+from outrider.experiments.links.traces import OPPORTUNITY_BYTES, CapacityTrace, load_trace
 
 
 class Bottleneck(Protocol):
@@ -89,9 +89,7 @@ class Backlog:
 
 def bottleneck_of(profile: LinkProfile, is_up: bool) -> Bottleneck:
     """Raises UsageError when the profile's trace cannot be read."""
-    mbit, trace = (
-        (profile.up_mbit, profile.up_trace) if is_up else (profile.down_mbit, profile.down_trace)
-    )
+    mbit, trace = (profile.up_mbit, profile.up_trace) if is_up else (profile.down_mbit, profile.down_trace)
     if trace:
         return TraceRate(load_trace(trace))
     return FixedRate(mbit) if mbit else Unlimited()

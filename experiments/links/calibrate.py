@@ -1,6 +1,6 @@
 """Measures every realisation that works here against its profile and against the others.
 
-    python -m experiments.links.calibrate [--json] [--short] [--realisation proxy tun]
+python -m outrider.experiments.links.calibrate [--json] [--short] [--realisation proxy tun]
 """
 
 from __future__ import annotations
@@ -12,11 +12,18 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from experiments.command import run_command
-from experiments.links.base import REALISATIONS, create_realisation
-from experiments.links.calibration import SHORT, Calibration, Plan, Point, calibrate, num_points
-from experiments.links.profile import LinkProfile
-from experiments.results import Measure, at_most, judged, print_table
+from outrider.experiments.links.base import REALISATIONS, create_realisation
+from outrider.experiments.links.calibration.measure import (
+    SHORT,
+    Calibration,
+    Plan,
+    Point,
+    calibrate,
+    num_points,
+)
+from outrider.experiments.links.profile import LinkProfile
+from outrider.experiments.shared.command import run_command
+from outrider.experiments.shared.results import Measure, at_most, judged, print_table
 
 
 def exp_links(found: Calibration) -> tuple[Measure, dict[str, Any]]:
@@ -46,7 +53,7 @@ def run(names: Sequence[str], plan: Plan) -> Calibration:
 
 def main() -> int:
     parser = argparse.ArgumentParser(
-        prog="python -m experiments.links.calibrate", description=(__doc__ or "").partition("\n")[0]
+        prog="python -m outrider.experiments.links.calibrate", description=(__doc__ or "").partition("\n")[0]
     )
     parser.add_argument("--json", action="store_true", help="every point as JSON on stdout")
     parser.add_argument("--short", action="store_true", help="round trips only, few of them")

@@ -6,7 +6,7 @@ import math
 import random
 from collections.abc import Callable
 
-from experiments.links.profile import LinkProfile
+from outrider.experiments.links.profile import LinkProfile
 
 # Lomax with this shape has mean scale / (shape - 1) and a finite variance, and one packet in a thousand is
 # delayed 18 means.

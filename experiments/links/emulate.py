@@ -1,7 +1,7 @@
 """A link to use by hand: prints the address to dial instead of the verifier's, until Ctrl-C.
 
-    python -m experiments.links.emulate --profile 4g --upstream 127.0.0.1:7077
-    edge-client run --verifier ADDRESS "..."
+python -m outrider.experiments.links.emulate --profile 4g --upstream 127.0.0.1:7077
+edge-client run --verifier ADDRESS "..."
 """
 
 from __future__ import annotations
@@ -11,16 +11,16 @@ import dataclasses
 import signal
 import threading
 
-from common.addresses import split_address
-from experiments.command import run_command
-from experiments.links.base import REALISATIONS, check_realisable, create_realisation
-from experiments.links.profile import LinkProfile
-from experiments.links.profiles import NAMED, load_profile
+from outrider.common.config.addresses import split_address
+from outrider.experiments.links.base import REALISATIONS, check_realisable, create_realisation
+from outrider.experiments.links.profile import LinkProfile
+from outrider.experiments.links.profiles import NAMED, load_profile
+from outrider.experiments.shared.command import run_command
 
 
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
-        prog="python -m experiments.links.emulate",
+        prog="python -m outrider.experiments.links.emulate",
         description=(__doc__ or "").partition("\n")[0],
         epilog="Profiles: " + ", ".join(NAMED),
     )

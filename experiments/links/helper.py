@@ -1,4 +1,4 @@
-"""The process behind a link: `python -m experiments.links.helper JSON`, started by `remote.py`.
+"""The process behind a link: `python -m outrider.experiments.links.helper JSON`, started by `remote.py`.
 
 Prints one line of JSON with the address, then answers a line of JSON to each line on its standard input, and
 ends with that. It asks for a real-time priority: the link must not slow down because the models are at work.
@@ -15,15 +15,15 @@ from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager
 from typing import Any, Protocol
 
-from common.errors import OutriderError
-from experiments.links.priority import ask_for_real_time
-from experiments.links.profile import LinkProfile
-from experiments.links.profiles import load_profile
+from outrider.common.errors import OutriderError
+from outrider.experiments.links.priority import ask_for_real_time
+from outrider.experiments.links.profile import LinkProfile
+from outrider.experiments.links.profiles import load_profile
 
 _SERVERS = {
-    "proxy": "experiments.links.proxy_server",
-    "tun": "experiments.links.tun_server",
-    "netem": "experiments.links.netem_server",
+    "proxy": "outrider.experiments.links.proxy.server",
+    "tun": "outrider.experiments.links.tun.server",
+    "netem": "outrider.experiments.links.netem.server",
 }
 
 
@@ -83,9 +83,7 @@ def main() -> int:
     request = json.loads(sys.argv[1])
     try:
         with asyncio.Runner(loop_factory=make_loop) as runner:
-            runner.run(
-                serve(request["realisation"], load_profile(request["profile"]), request["upstream"])
-            )
+            runner.run(serve(request["realisation"], load_profile(request["profile"]), request["upstream"]))
     except (OutriderError, OSError) as error:
         _say({"error": str(error)})
         return 1

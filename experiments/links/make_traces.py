@@ -1,4 +1,4 @@
-"""Writes the traces of `experiments/links/traces`: `python -m experiments.links.make_traces [--check]`.
+"""Writes the traces of `experiments/links/traces`: `python -m outrider.experiments.links.make_traces [--check]`.
 
 They are synthetic. The log of the rate wanders around its mean (an Ornstein-Uhlenbeck process, in steps of
 10 ms), opportunities within a ms are Poisson, as Winstein et al. (NSDI 2013) model cellular links; handovers
@@ -13,9 +13,9 @@ import random
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from common.errors import UsageError
-from experiments.command import run_command
-from experiments.links.traces import OPPORTUNITY_BYTES, OWN_TRACES
+from outrider.common.errors import UsageError
+from outrider.experiments.links.traces import OPPORTUNITY_BYTES, OWN_TRACES
+from outrider.experiments.shared.command import run_command
 
 _STEP_MS = 10
 
@@ -73,7 +73,9 @@ def trace_lines(model: TraceModel) -> Iterator[str]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m experiments.links.make_traces", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m outrider.experiments.links.make_traces", description=__doc__
+    )
     parser.add_argument("--check", action="store_true", help="only compare with what is there")
     is_check = parser.parse_args().check
     for model in MODELS:

@@ -19,7 +19,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from common.errors import UsageError
+from outrider.common.errors import UsageError
 
 CLONE_NEWNET = 0x40000000
 MTU = 1500
@@ -114,7 +114,7 @@ def refusals() -> tuple[str, ...]:
         return ("making network namespaces needs root",)
     # In a child: a process that may not, may have lost its own namespace on the way.
     tried = subprocess.run(
-        [sys.executable, "-c", "from experiments.links.namespaces import Namespace; Namespace()"],
+        [sys.executable, "-c", "from outrider.experiments.links.namespaces import Namespace; Namespace()"],
         capture_output=True,
         text=True,
         check=False,

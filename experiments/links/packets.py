@@ -6,9 +6,9 @@ Times are seconds since the link opened.
 
 from __future__ import annotations
 
-from experiments.links.bottleneck import Backlog, bottleneck_of
-from experiments.links.chance import make_jitter, make_loss, make_random
-from experiments.links.profile import LinkProfile
+from outrider.experiments.links.bottleneck import Backlog, bottleneck_of
+from outrider.experiments.links.chance import make_jitter, make_loss, make_random
+from outrider.experiments.links.profile import LinkProfile
 
 
 class PacketPath:

@@ -6,7 +6,7 @@ import dataclasses
 import math
 from dataclasses import dataclass
 
-from common.errors import UsageError
+from outrider.common.errors import UsageError
 
 JITTERS = ("uniform", "exponential", "pareto")
 

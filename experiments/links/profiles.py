@@ -10,9 +10,9 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from common.config import did_you_mean
-from common.errors import UsageError
-from experiments.links.profile import LinkProfile, Outage
+from outrider.common.config.loader import did_you_mean
+from outrider.common.errors import UsageError
+from outrider.experiments.links.profile import LinkProfile, Outage
 
 __all__ = ["NAMED", "LinkProfile", "Outage", "load_profile", "named_profile"]
 

@@ -1,6 +1,6 @@
 """A link that a helper process keeps up: this is the end that the user of the link holds.
 
-The helper (`experiments.links.helper`) is a process of its own, so that its timers do not wait for this one's
+The helper (`outrider.experiments.links.helper`) is a process of its own, so that its timers do not wait for this one's
 work. It ends when its standard input does, however this process ends, and the kernel takes back what it made.
 """
 
@@ -15,8 +15,8 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from typing import Any
 
-from common.errors import LinkError, UsageError
-from experiments.links.profile import LinkProfile
+from outrider.common.errors import LinkError, UsageError
+from outrider.experiments.links.profile import LinkProfile
 
 _CLOSE_S = 5.0
 
@@ -79,7 +79,7 @@ def remote_link(realisation: str, profile: LinkProfile, upstream: str) -> Iterat
     """
     request = json.dumps({"realisation": realisation, "profile": asdict(profile), "upstream": upstream})
     process = subprocess.Popen(
-        [sys.executable, "-m", "experiments.links.helper", request],
+        [sys.executable, "-m", "outrider.experiments.links.helper", request],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from contextlib import AbstractContextManager
 
-from common.errors import UsageError
-from experiments.links.base import NO_REORDER, OpenLink
-from experiments.links.profile import LinkProfile
-from experiments.links.virtual import VirtualLink
+from outrider.common.errors import UsageError
+from outrider.experiments.links.base import NO_REORDER, OpenLink
+from outrider.experiments.links.profile import LinkProfile
+from outrider.experiments.links.virtual import VirtualLink
 
 
 class Simulated:

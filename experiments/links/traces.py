@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
-from common.errors import UsageError
+from outrider.common.errors import UsageError
 
 OPPORTUNITY_BYTES = 1500
 OWN_TRACES = Path(__file__).resolve().parent / "traces"

@@ -26,8 +26,8 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from experiments.links.packets import PacketPath
-from experiments.links.profile import LinkProfile
+from outrider.experiments.links.packets import PacketPath
+from outrider.experiments.links.profile import LinkProfile
 
 SEGMENT_BYTES = 1448  # 1,500 less IPv4, TCP, and TCP's timestamps
 HEADER_BYTES = 52

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 from pathlib import Path
 
-from common.errors import UsageError
+from outrider.common.errors import UsageError
 
 _PACKAGES = ("jinja2", "matplotlib", "markupsafe")
 
@@ -22,6 +22,6 @@ def render(folder: Path) -> Path:
     Raises `UsageError` where the folder holds no results, or the packages that draw are not installed.
     """
     check_installed()
-    from experiments.report.page import render as render_page
+    from outrider.experiments.report.page import render as render_page
 
     return render_page(folder)

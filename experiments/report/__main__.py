@@ -1,4 +1,4 @@
-"""`python -m experiments.report FOLDER`: draw the report of a results folder."""
+"""`python -m outrider.experiments.report FOLDER`: draw the report of a results folder."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ import argparse
 import sys
 from pathlib import Path
 
-from common.errors import OutriderError
-from experiments.report import render
+from outrider.common.errors import OutriderError
+from outrider.experiments.report import render
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m experiments.report", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m outrider.experiments.report", description=__doc__)
     parser.add_argument("folder", type=Path, nargs="+", help="results folder of `edge-client bench`")
     try:
         for folder in parser.parse_args(arguments).folder:
             print(render(folder))
     except OutriderError as error:
-        print(f"experiments.report: {error}", file=sys.stderr)
+        print(f"outrider.experiments.report: {error}", file=sys.stderr)
         return error.exit_code
     return 0
 

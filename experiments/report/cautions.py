@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from experiments.report.naming import CLOUD_ONLY, EDGE_ONLY, TPOT, Arm, link_label
-from experiments.report.numbers import counted, interval, listed, spread, times, with_interval
-from experiments.report.verdicts import aa_factor
-from experiments.report.view import View
-from experiments.sweep.config import SIMULATED
-from experiments.sweep.records import CellRow
+from outrider.experiments.report.naming import CLOUD_ONLY, EDGE_ONLY, TPOT, Arm, link_label
+from outrider.experiments.report.numbers import counted, interval, listed, spread, times, with_interval
+from outrider.experiments.report.verdicts import aa_factor
+from outrider.experiments.report.view import View
+from outrider.experiments.sweep.config.schema import SIMULATED
+from outrider.experiments.sweep.results.records import CellRow
 
 FEWEST_REPEATS = 3
 LOSS = "target_nats_per_token"

@@ -7,9 +7,9 @@ import textwrap
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from experiments.report.numbers import plain
-from experiments.report.style import SeriesStyle, Size, colour
-from experiments.sweep.records import Metric
+from outrider.experiments.report.numbers import plain
+from outrider.experiments.report.style import SeriesStyle, Size, colour
+from outrider.experiments.sweep.results.records import Metric
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -87,9 +87,7 @@ def legend_below(figure: Figure, axes: Axes, size: Size, columns: int = 0) -> No
     wrapped = [textwrap.fill(label, width) for label in labels]
     num_lines = math.ceil(sum(label.count("\n") + 1 for label in wrapped) / columns)
     extra_px = max(0, num_lines - LEGEND_LINES) * size.font_px * 1.4
-    figure.set_figheight(
-        figure.get_figheight() + extra_px / 72
-    )  # a long legend takes nothing from the plot
+    figure.set_figheight(figure.get_figheight() + extra_px / 72)  # a long legend takes nothing from the plot
     figure.legend(handles, wrapped, loc="outside lower center", ncols=columns, columnspacing=1.4)
 
 

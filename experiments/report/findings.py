@@ -5,15 +5,13 @@ from __future__ import annotations
 import itertools
 from collections.abc import Mapping, Sequence
 
-from experiments.report.numbers import listed, plain, spread
-from experiments.report.verdicts import Outcome
+from outrider.experiments.report.numbers import listed, plain, spread
+from outrider.experiments.report.verdicts import Outcome
 
 Curve = Mapping[float, float]
 
 
-def standings(
-    outcomes: Mapping[str, Mapping[float, Outcome]], hero: str, axis: str, unit: str
-) -> list[str]:
+def standings(outcomes: Mapping[str, Mapping[float, Outcome]], hero: str, axis: str, unit: str) -> list[str]:
     """What can be said of the hero against each rival along `axis`: losses, then draws, then wins.
 
     `outcomes` are the hero's, by rival and place. "co-located beats speculation at every RTT measured (1 to

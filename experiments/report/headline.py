@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from experiments.report.naming import TPOT, Arm, Setting
-from experiments.report.numbers import listed, ratio_spread, spread, with_interval
-from experiments.report.verdicts import RIVALS, Outcome, Verdict, verdicts
-from experiments.report.view import View
-from experiments.sweep.records import CellRow
+from outrider.experiments.report.naming import TPOT, Arm, Setting
+from outrider.experiments.report.numbers import listed, ratio_spread, spread, with_interval
+from outrider.experiments.report.verdicts import RIVALS, Outcome, Verdict, verdicts
+from outrider.experiments.report.view import View
+from outrider.experiments.sweep.results.records import CellRow
 
 LOSS, EVEN, WIN, NOTE = "loss", "even", "win", "note"
 

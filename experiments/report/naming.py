@@ -10,9 +10,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from common.types import Method
-from experiments.report.numbers import plain
-from experiments.sweep.records import BASELINES, NO_LINK, CellRow
+from outrider.common.types import Method
+from outrider.experiments.report.numbers import plain
+from outrider.experiments.sweep.results.records import BASELINES, NO_LINK, CellRow
 
 CLOUD_ONLY, CO_LOCATED, EDGE_ONLY, FIXED = BASELINES
 TPOT, TTFT, OTPS = "tpot_ms", "ttft_ms", "otps"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from experiments.sweep.records import Metric
+from outrider.experiments.sweep.results.records import Metric
 
 ABSENT = "–"
 

@@ -7,14 +7,14 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from common.errors import UsageError
-from experiments.report.cautions import cautions
-from experiments.report.figures.base import Chart, ReportFigure
-from experiments.report.figures.registry import load_figures
-from experiments.report.headline import headlines
-from experiments.report.style import NARROW, WIDE, css_variables
-from experiments.report.svg import draw_svg
-from experiments.report.tables import (
+from outrider.common.errors import UsageError
+from outrider.experiments.report.cautions import cautions
+from outrider.experiments.report.figures.base import Chart, ReportFigure
+from outrider.experiments.report.figures.registry import load_figures
+from outrider.experiments.report.headline import headlines
+from outrider.experiments.report.style import NARROW, WIDE, css_variables
+from outrider.experiments.report.svg import draw_svg
+from outrider.experiments.report.tables import (
     calibration_table,
     cells_table,
     config_text,
@@ -23,9 +23,9 @@ from experiments.report.tables import (
     manifest_rows,
     meanings,
 )
-from experiments.report.verdicts import RIVALS
-from experiments.report.view import View
-from experiments.sweep.records import REPORT, SWEEP, read_results
+from outrider.experiments.report.verdicts import RIVALS
+from outrider.experiments.report.view import View
+from outrider.experiments.sweep.results.records import REPORT, SWEEP, read_results
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,7 @@ def page(view: View) -> str:
     from markupsafe import Markup
 
     environment = Environment(
-        loader=PackageLoader("experiments.report", ""),
+        loader=PackageLoader("outrider.experiments.report", ""),
         autoescape=select_autoescape(enabled_extensions=("j2",), default=True),
         undefined=StrictUndefined,
         trim_blocks=True,
@@ -99,5 +99,5 @@ def _drawn(chart: Chart, prefix: str) -> DrawnChart:
 
 
 def _style() -> str:
-    sheet = (resources.files("experiments.report") / "page.css").read_text(encoding="utf-8")
+    sheet = (resources.files("outrider.experiments.report") / "page.css").read_text(encoding="utf-8")
     return sheet.replace("/* light */", css_variables(False)).replace("/* dark */", css_variables(True))

@@ -8,7 +8,7 @@ import xml.etree.ElementTree as ElementTree
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from experiments.report.style import COLOURS, Size, rc_parameters
+from outrider.experiments.report.style import COLOURS, Size, rc_parameters
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

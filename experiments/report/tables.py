@@ -7,13 +7,13 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from experiments.links.profile import LinkProfile
-from experiments.report.figures.base import Table
-from experiments.report.naming import Arm, link_label, outages_of
-from experiments.report.numbers import ABSENT, counted, listed, plain, times, with_interval
-from experiments.report.view import View
-from experiments.sweep.metric_names import describe
-from experiments.sweep.records import CellRow
+from outrider.experiments.links.profile import LinkProfile
+from outrider.experiments.report.figures.base import Table
+from outrider.experiments.report.naming import Arm, link_label, outages_of
+from outrider.experiments.report.numbers import ABSENT, counted, listed, plain, times, with_interval
+from outrider.experiments.report.view import View
+from outrider.experiments.sweep.results.metric_names import describe
+from outrider.experiments.sweep.results.records import CellRow
 
 _FIRST = ("tpot_ms", "ttft_ms", "otps")  # the columns a reader looks for first
 

@@ -8,12 +8,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TextIO
 
-from experiments.report.cautions import cautions
-from experiments.report.headline import LOSS, headlines
-from experiments.report.numbers import counted
-from experiments.report.view import View
-from experiments.sweep.config import SIMULATED
-from experiments.sweep.records import BASELINES, Comparison, Metric, Sweep, read_results
+from outrider.experiments.report.cautions import cautions
+from outrider.experiments.report.headline import LOSS, headlines
+from outrider.experiments.report.numbers import counted
+from outrider.experiments.report.view import View
+from outrider.experiments.sweep.config.schema import SIMULATED
+from outrider.experiments.sweep.results.records import BASELINES, Comparison, Metric, Sweep, read_results
 
 _SAID = {LOSS: "LOSES"}  # of speculation over the link; the other kinds as they are called
 

@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from experiments.report.naming import CLOUD_ONLY, CO_LOCATED, TPOT, Setting, link_label
-from experiments.report.view import View
-from experiments.sweep.records import CellRow, Comparison
+from outrider.experiments.report.naming import CLOUD_ONLY, CO_LOCATED, TPOT, Setting, link_label
+from outrider.experiments.report.view import View
+from outrider.experiments.sweep.results.records import CellRow, Comparison
 
 RIVALS = (CO_LOCATED, CLOUD_ONLY)
 

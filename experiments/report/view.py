@@ -10,11 +10,11 @@ from collections.abc import Iterable, Sequence
 from functools import cached_property
 from typing import TypeVar
 
-from common.types import Origin
-from edge_client.options import Mode
-from experiments.report.naming import EDGE_ONLY, TPOT, Arm, Setting, arm_label, setting_label
-from experiments.report.style import NUM_SERIES
-from experiments.sweep.records import (
+from outrider.common.types import Origin
+from outrider.edge_client.core.options import Mode
+from outrider.experiments.report.naming import EDGE_ONLY, TPOT, Arm, Setting, arm_label, setting_label
+from outrider.experiments.report.style import NUM_SERIES
+from outrider.experiments.sweep.results.records import (
     NO_LINK,
     CellRow,
     Comparison,

@@ -1,9 +1,9 @@
-"""`python -m experiments.simulator`."""
+"""`python -m outrider.experiments.simulator`."""
 
 from __future__ import annotations
 
-from experiments.command import run_command
-from experiments.simulator.command import main
+from outrider.experiments.shared.command import run_command
+from outrider.experiments.simulator.command import main
 
 if __name__ == "__main__":
     run_command("simulator", main)

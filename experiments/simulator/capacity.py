@@ -7,11 +7,11 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from common.errors import UsageError
-from common.units import parse_duration
-from experiments.simulator.config import System
-from experiments.simulator.outcome import Outcome, Quantiles, figures_of
-from experiments.simulator.shards import play_parts
+from outrider.common.config.units import parse_duration
+from outrider.common.errors import UsageError
+from outrider.experiments.simulator.config import System
+from outrider.experiments.simulator.figures.outcome import Outcome, Quantiles, figures_of
+from outrider.experiments.simulator.shards import play_parts
 
 MAX_EDGES = 100_000
 RESOLUTION = 0.02  # of the answer

@@ -1,10 +1,10 @@
-"""`python -m experiments.simulator SYSTEM.yaml`: plays a system of edges and verifiers in virtual time.
+"""`python -m outrider.experiments.simulator SYSTEM.yaml`: plays a system of edges and verifiers in virtual time.
 
-    python -m experiments.simulator benchmarks/systems/small.yaml
-    python -m experiments.simulator SYSTEM.yaml --json --seed 7
-    python -m experiments.simulator SYSTEM.yaml --find-capacity p95_commit_gap=250ms
-    python -m experiments.simulator SYSTEM.yaml --out DIR         a results folder as `edge-client bench` has
-    python -m experiments.simulator --sweep SWEEP.yaml --out DIR  a sweep of `edge-client bench`, simulated
+python -m outrider.experiments.simulator experiments/simulator/systems/small.yaml
+python -m outrider.experiments.simulator SYSTEM.yaml --json --seed 7
+python -m outrider.experiments.simulator SYSTEM.yaml --find-capacity p95_commit_gap=250ms
+python -m outrider.experiments.simulator SYSTEM.yaml --out DIR         a results folder as `edge-client bench` has
+python -m outrider.experiments.simulator --sweep SWEEP.yaml --out DIR  a sweep of `edge-client bench`, simulated
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from common.errors import UsageError
-from experiments.simulator.config import System, load_system
-from experiments.simulator.outcome import Outcome, figures_of, table
-from experiments.simulator.shards import play_parts
+from outrider.common.errors import UsageError
+from outrider.experiments.simulator.config import System, load_system
+from outrider.experiments.simulator.figures.outcome import Outcome, figures_of, table
+from outrider.experiments.simulator.shards import play_parts
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -28,9 +28,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _sweep(arguments)
     if arguments.system is None:
         raise UsageError("no system given; docs/simulator.md has an example")
-    changes = {
-        name: value for name in ("seconds", "seed") if (value := getattr(arguments, name)) is not None
-    }
+    changes = {name: value for name in ("seconds", "seed") if (value := getattr(arguments, name)) is not None}
     system = load_system(arguments.system, **changes)
     if arguments.edges is not None:
         system = system.with_edges(arguments.edges)
@@ -38,7 +36,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _find_capacity(system, arguments.find_capacity, arguments.json)
     progress = _Progress(system.config.seconds, is_silent=arguments.json)
     if arguments.out is not None:
-        from experiments.simulator.folder import play_into
+        from outrider.experiments.simulator.figures.folder import play_into
 
         outcome, wall_s = play_into(system, arguments.out, progress)
     else:
@@ -54,7 +52,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
-        prog="python -m experiments.simulator",
+        prog="python -m outrider.experiments.simulator",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -70,7 +68,7 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
 
 
 def _find_capacity(system: System, goal: str, is_json: bool) -> int:
-    from experiments.simulator.capacity import find_capacity, parse_objective
+    from outrider.experiments.simulator.capacity import find_capacity, parse_objective
 
     objective = parse_objective(goal)
 
@@ -93,13 +91,13 @@ def _find_capacity(system: System, goal: str, is_json: bool) -> int:
 
 
 def _sweep(arguments: argparse.Namespace) -> int:
-    from experiments.report.terminal import print_results
-    from experiments.simulator.sweeps import play_sweep
-    from experiments.sweep.loading import load_sweep
+    from outrider.experiments.report.terminal import print_results
+    from outrider.experiments.simulator.sweeps import play_sweep
+    from outrider.experiments.sweep.config.loading import load_sweep
 
     if arguments.out is None:
         raise UsageError("--sweep needs --out DIR for its results")
-    play_sweep(load_sweep(arguments.sweep), arguments.out, program="python -m experiments.simulator")
+    play_sweep(load_sweep(arguments.sweep), arguments.out, program="python -m outrider.experiments.simulator")
     print_results(arguments.out)
     print(f"\nresults in {arguments.out}")
     return 0

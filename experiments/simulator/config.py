@@ -8,14 +8,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from cloud_verifier.config import ServeConfig
-from common.config import load_config, option
-from common.config_fields import shown
-from common.errors import ConfigError, UsageError
-from edge_client.config import RunConfig
-from experiments.links.profiles import LinkProfile, load_profile
-from experiments.simulator.network import BALANCES
-from experiments.simulator.times import (
+from outrider.cloud_verifier.config import ServeConfig
+from outrider.common.config.fields import shown
+from outrider.common.config.loader import load_config, option
+from outrider.common.errors import ConfigError, UsageError
+from outrider.edge_client.config.run_config import RunConfig
+from outrider.experiments.links.profiles import LinkProfile, load_profile
+from outrider.experiments.shared.yaml_files import read_mapping
+from outrider.experiments.simulator.parts.network import BALANCES
+from outrider.experiments.simulator.parts.times import (
     DEFAULT_TIMES,
     DraftTimes,
     EdgeTimes,
@@ -24,7 +25,6 @@ from experiments.simulator.times import (
     changed,
     load_times,
 )
-from experiments.yaml_files import read_mapping
 
 DEFAULT_ACCEPTANCE = "embedded T=0.8"
 _HINT = "docs/simulator.md has an example"
@@ -66,7 +66,7 @@ class VerifierGroup:
 
 @dataclass(frozen=True, slots=True)
 class SystemConfig:
-    """What `python -m experiments.simulator` plays."""
+    """What `python -m outrider.experiments.simulator` plays."""
 
     name: str = option("system", "title of the results")
     seconds: float = option(60.0, "of virtual time; less where all requests are answered", minimum=0.001)

@@ -1,7 +1,7 @@
-"""Times of a real system for the simulator: `python -m experiments.simulator.measure --out FILE.json`.
+"""Times of a real system for the simulator: `python -m outrider.experiments.simulator.measure --out FILE.json`.
 
 Starts the embedded verifier and runs real edges against it over loopback, which has no delay of its own;
-their drafts only take time (`experiments.simulator.replay`), so nothing competes for the verifier's cores.
+their drafts only take time (`outrider.experiments.simulator.replay`), so nothing competes for the verifier's cores.
 The draft is timed by itself.
 
 - a forward: a plane over sessions and tokens of the step, least squares over the rounds' own metrics
@@ -23,16 +23,14 @@ from pathlib import Path
 
 import numpy as np
 
-from edge_client.config import RunConfig
-from edge_client.drafting.onnx_model import OnnxDraftModel
-from edge_client.link.grpc_link import GrpcLink
-from edge_client.options import Mode
-from edge_client.session import new_session_id
-from edge_client.stats import RoundRecord
-from experiments.decoding import EMBEDDED
-from experiments.processes import running_verifier
-from experiments.simulator.replay import GREEDY, KnownText, RealRequest, ReplayEdges, learn_texts
-from experiments.simulator.times import (
+from outrider.edge_client.config.run_config import RunConfig
+from outrider.edge_client.core.options import Mode
+from outrider.edge_client.core.stats import RoundRecord
+from outrider.edge_client.drafting.onnx.model import OnnxDraftModel
+from outrider.edge_client.session.session import new_session_id
+from outrider.edge_client.transport.link.grpc_link import GrpcLink
+from outrider.experiments.shared.processes import running_verifier
+from outrider.experiments.simulator.parts.times import (
     DEFAULT_TIMES,
     TIMES,
     DraftTimes,
@@ -42,7 +40,9 @@ from experiments.simulator.times import (
     VerifierTimes,
     save_times,
 )
-from experiments.sweep.machine import machine_facts
+from outrider.experiments.simulator.replay import GREEDY, KnownText, RealRequest, ReplayEdges, learn_texts
+from outrider.experiments.sweep.machine import machine_facts
+from outrider.models import EMBEDDED
 
 LENGTHS = (1, 2, 4, 8)  # drafted tokens a round
 SESSIONS = (1, 2, 4)
@@ -90,7 +90,7 @@ def measure(address: str, texts: Sequence[KnownText], num_turns: int = 3) -> Sys
         edge=middle([edge_times(turn, address) for turn in turns]),
         draft=measure_draft(texts),
         cloud_draft=_cloud_draft(colocated),
-        source=f"python -m experiments.simulator.measure on {facts['cpu']}, {facts['cores']} cores",
+        source=f"python -m outrider.experiments.simulator.measure on {facts['cpu']}, {facts['cores']} cores",
     )
 
 
@@ -213,7 +213,7 @@ def _mean(values_ms: Iterable[float]) -> float:
 
 def main() -> int:
     parser = argparse.ArgumentParser(
-        prog="python -m experiments.simulator.measure",
+        prog="python -m outrider.experiments.simulator.measure",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -229,6 +229,6 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    from experiments.command import run_command
+    from outrider.experiments.shared.command import run_command
 
     run_command("measure", main)

@@ -1,7 +1,7 @@
 """Real edges that replay known texts: the product over the real wire, with a draft that only takes its time.
 
 So four edges and a verifier can be timed on two cores: no draft model competes for them, as in
-`experiments.load`. What the drafts say, and how much of it stands, is the real pair's.
+`outrider.experiments.load`. What the drafts say, and how much of it stands, is the real pair's.
 """
 
 from __future__ import annotations
@@ -11,19 +11,20 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from common.types import SamplingParams, TokenIds
-from edge_client.assemble import Edge, create_edge
-from edge_client.config import RunConfig
-from edge_client.drafting.onnx_model import OnnxDraftModel
-from edge_client.options import Mode
-from edge_client.session import SessionResult
-from edge_client.tokenizer import EdgeTokenizer
-from experiments.acceptance_traces import MAX_DEPTH
-from experiments.decoding import EMBEDDED, Case, Decoder
-from experiments.prompts import load_prompts
-from experiments.record_acceptance import trace_text
-from experiments.simulator.drafts import TracedDraft, TracedSequence, TracedText
-from experiments.simulator.times import DraftTimes
+from benchmarks.controller.record_acceptance import trace_text
+from outrider.common.types import SamplingParams, TokenIds
+from outrider.edge_client.config.run_config import RunConfig
+from outrider.edge_client.core.options import Mode
+from outrider.edge_client.drafting.onnx.model import OnnxDraftModel
+from outrider.edge_client.session.factory import Edge, create_edge
+from outrider.edge_client.session.session import SessionResult
+from outrider.edge_client.tokenization.tokenizer import EdgeTokenizer
+from outrider.experiments.shared.acceptance_traces import MAX_DEPTH
+from outrider.experiments.shared.decoding import Case, Decoder
+from outrider.experiments.shared.prompts import load_prompts
+from outrider.experiments.simulator.parts.drafts import TracedDraft, TracedSequence, TracedText
+from outrider.experiments.simulator.parts.times import DraftTimes
+from outrider.models import EMBEDDED
 
 GREEDY = SamplingParams(temperature=0.0, seed=1)
 
@@ -37,7 +38,7 @@ class KnownText:
     trace: TracedText
 
     def drafted(self, position: int, num_drafted: int, num_right: int) -> TokenIds:
-        """See `experiments.simulator.text.drafted`."""
+        """See `outrider.experiments.simulator.parts.text.drafted`."""
         start = position - len(self.prompt_ids)
         token_ids = list(self.new_ids[start : start + num_drafted])
         token_ids += [0] * (num_drafted - len(token_ids))  # past its end nobody reads
@@ -148,4 +149,3 @@ def tokens_per_s(requests: Sequence[RealRequest]) -> float:
     """From the first request's begin to the last token."""
     start_s, end_s = min(each.start_s for each in requests), max(each.token_times_s[-1] for each in requests)
     return sum(len(each.token_times_s) for each in requests) / (end_s - start_s)
-

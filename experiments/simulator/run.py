@@ -11,17 +11,24 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from common.errors import UsageError
-from edge_client.gate.gate import GateUse
-from experiments.simulator.config import EdgePlan, System, VerifierPlan
-from experiments.simulator.drafts import TracedText, load_acceptance
-from experiments.simulator.edges import Ask, Follow, RequestLog, SimulatedEdge, draw_asks, follow
-from experiments.simulator.network import Network, Site
-from experiments.simulator.product import product_in
-from experiments.simulator.tally import Tally
-from experiments.simulator.target import known_rows
-from experiments.simulator.verifier import SimulatedVerifier, VerifierTally
-from experiments.simulator.world import World
+from outrider.common.errors import UsageError
+from outrider.edge_client.gate.gate import GateUse
+from outrider.experiments.simulator.config import EdgePlan, System, VerifierPlan
+from outrider.experiments.simulator.figures.tally import Tally
+from outrider.experiments.simulator.parts.drafts import TracedText, load_acceptance
+from outrider.experiments.simulator.parts.edges import (
+    Ask,
+    Follow,
+    RequestLog,
+    SimulatedEdge,
+    draw_asks,
+    follow,
+)
+from outrider.experiments.simulator.parts.network import Network, Site
+from outrider.experiments.simulator.parts.target import known_rows
+from outrider.experiments.simulator.parts.verifier import SimulatedVerifier, VerifierTally
+from outrider.experiments.simulator.world.product import product_in
+from outrider.experiments.simulator.world.world import World
 
 NUM_SLICES = 200  # of virtual time, between which progress is told
 GC_THRESHOLDS = (100_000, 50, 1000)  # objects here live long; Python's own would look at all of them often
@@ -199,7 +206,7 @@ def _run(world: World, stage: _Stage, on_progress: Progress | None, start_s: flo
 def _prepared() -> Iterator[None]:
     """Few garbage collections, and no log lines of repairs and refusals: they are counted."""
     thresholds, logger_levels = gc.get_threshold(), {}
-    for name in ("edge_client", "cloud_verifier"):
+    for name in ("outrider.edge_client", "outrider.cloud_verifier"):
         logger_levels[name] = logging.getLogger(name).level
         logging.getLogger(name).setLevel(logging.ERROR)
     gc.set_threshold(*GC_THRESHOLDS)

@@ -9,8 +9,8 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 
-from experiments.simulator.config import System
-from experiments.simulator.run import Part, Played, Progress, play
+from outrider.experiments.simulator.config import System
+from outrider.experiments.simulator.run import Part, Played, Progress, play
 
 MIN_EDGES = 500  # a process takes a second to start
 
@@ -50,4 +50,3 @@ def _merged(system: System, played: Sequence[Played], wall_s: float) -> Played:
     verifiers = sorted((v for part in played for v in part.verifiers), key=lambda v: order.index(v.name))
     num_events = sum(part.num_events for part in played)
     return Played(system, whole.tallies, verifiers, whole.seconds, wall_s, num_events)
-

@@ -9,10 +9,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from common.config import load_config
-from edge_client.tokenizer import EdgeTokenizer
-from experiments.decoding import EMBEDDED
-from experiments.simulator.config import (
+from outrider.common.config.loader import load_config
+from outrider.edge_client.tokenization.tokenizer import EdgeTokenizer
+from outrider.experiments.simulator.config import (
     EdgeGroup,
     EdgePlan,
     System,
@@ -20,20 +19,21 @@ from experiments.simulator.config import (
     VerifierGroup,
     VerifierPlan,
 )
-from experiments.simulator.drafts import TracedText, load_acceptance
-from experiments.simulator.edges import Ask, RequestLog
-from experiments.simulator.folder import Recorder, finish, make_manifest, visit_of
-from experiments.simulator.run import play
-from experiments.simulator.times import DEFAULT_TIMES, SystemTimes, load_times
-from experiments.sweep.calibrating import calibrate_links
-from experiments.sweep.cells import Cell
-from experiments.sweep.config import SIMULATED, SweepConfig, resolved
-from experiments.sweep.config_checks import check_sweep
-from experiments.sweep.folder import create_folder
-from experiments.sweep.records import Sweep
-from experiments.sweep.running import Plan, make_plan
-from experiments.sweep.settings import make_edge_config
-from experiments.synthetic.pair import pair_from
+from outrider.experiments.simulator.figures.folder import Recorder, finish, make_manifest, visit_of
+from outrider.experiments.simulator.parts.drafts import TracedText, load_acceptance
+from outrider.experiments.simulator.parts.edges import Ask, RequestLog
+from outrider.experiments.simulator.parts.times import DEFAULT_TIMES, SystemTimes, load_times
+from outrider.experiments.simulator.run import play
+from outrider.experiments.sweep.calibrating import calibrate_links
+from outrider.experiments.sweep.config.cells import Cell
+from outrider.experiments.sweep.config.checks import check_sweep
+from outrider.experiments.sweep.config.schema import SIMULATED, SweepConfig, resolved
+from outrider.experiments.sweep.config.settings import make_edge_config
+from outrider.experiments.sweep.results.folder import create_folder
+from outrider.experiments.sweep.results.records import Sweep
+from outrider.experiments.sweep.running import Plan, make_plan
+from outrider.experiments.synthetic.pair import pair_from
+from outrider.models import EMBEDDED
 
 LONGEST_S = 3600.0  # of virtual time, for one visit
 
@@ -108,7 +108,7 @@ class _Stage:
         return found
 
     def system(self, cell: Cell, repeat: int) -> System:
-        from cloud_verifier.config import ServeConfig
+        from outrider.cloud_verifier.config import ServeConfig
 
         config, times = self.plan.config, self.times
         serve = {**(config.serve or {}), "min_forward_ms": cell.min_forward_ms}
@@ -147,4 +147,3 @@ def _adapted(times: SystemTimes, config: SweepConfig) -> SystemTimes:
 
 def _num_tokens(text: str) -> int:
     return len(EdgeTokenizer(EMBEDDED / "draft" / "tokenizer.json").encode(text))
-

@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from experiments.links.calibration import RTTS_MS, short_calibration
-from experiments.links.profiles import LinkProfile
-from experiments.sweep.config import DIRECT
+from outrider.experiments.links.calibration.measure import RTTS_MS, short_calibration
+from outrider.experiments.links.profiles import LinkProfile
+from outrider.experiments.sweep.config.schema import DIRECT
 
 _MOST = 3  # round trips
 _LONGEST_MS = 200.0  # a longer one is made as this one is, and takes long to measure
 
 
 def calibrate_links(realisation: str, profiles: Sequence[LinkProfile]) -> list[dict[str, Any]]:
-    """The points of a short calibration, as `experiments.links.calibration` has them, with the kernel and the
+    """The points of a short calibration, as `calibration.measure` has them, with the kernel and the
     congestion control that they were measured under; none without a link."""
     if realisation == DIRECT:
         return []

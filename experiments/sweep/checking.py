@@ -7,14 +7,14 @@ import os
 from pathlib import Path
 from typing import Any
 
-from common.errors import LinkError, UsageError
-from edge_client.assemble import create_link
-from edge_client.session import new_session_id
-from experiments.sweep.cells import Cell
-from experiments.sweep.config import SweepConfig
-from experiments.sweep.edges import EdgePool
-from experiments.sweep.running import Plan
-from experiments.sweep.settings import make_edge_config
+from outrider.common.errors import LinkError, UsageError
+from outrider.edge_client.session.factory import create_link
+from outrider.edge_client.session.session import new_session_id
+from outrider.experiments.sweep.config.cells import Cell
+from outrider.experiments.sweep.config.schema import SweepConfig
+from outrider.experiments.sweep.config.settings import make_edge_config
+from outrider.experiments.sweep.edges import EdgePool
+from outrider.experiments.sweep.running import Plan
 
 _ANSWER_S = 5.0
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, Self
 
-from common.errors import OutriderError, UsageError
+from outrider.common.errors import OutriderError, UsageError
 
 
 class EdgeEndedError(OutriderError):
@@ -18,12 +18,12 @@ class EdgeEndedError(OutriderError):
 
 
 class EdgeProcess:
-    """`python -m experiments.sweep.worker`; what it logs goes to the end of `log`."""
+    """`python -m outrider.experiments.sweep.worker`; what it logs goes to the end of `log`."""
 
     def __init__(self, log: Path) -> None:
         self._log: IO[bytes] = log.open("ab")
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "experiments.sweep.worker"],
+            [sys.executable, "-m", "outrider.experiments.sweep.worker"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._log,

@@ -1,4 +1,4 @@
-"""The link of a visit: one of `experiments.links`, or none at all."""
+"""The link of a visit: one of `outrider.experiments.links`, or none at all."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import contextlib
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from common.errors import UsageError
-from experiments.links.base import OpenLink, check_realisable, create_realisation, kernel_facts
-from experiments.links.profiles import LinkProfile
-from experiments.links.traces import load_trace
-from experiments.sweep.cells import Cell
-from experiments.sweep.config import DIRECT
+from outrider.common.errors import UsageError
+from outrider.experiments.links.base import OpenLink, check_realisable, create_realisation, kernel_facts
+from outrider.experiments.links.profiles import LinkProfile
+from outrider.experiments.links.traces import load_trace
+from outrider.experiments.sweep.config.cells import Cell
+from outrider.experiments.sweep.config.schema import DIRECT
 
 
 @contextlib.contextmanager

@@ -10,12 +10,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from common.errors import OutriderError
-from common.types import FinishReason, Origin
-from edge_client.events import RolledBackEvent, TokenEvent
-from edge_client.session import EdgeSession, SessionResult
-from edge_client.stats import RoundRecord, SessionStats
-from experiments.sweep.records import RequestRow, RoundRow
+from outrider.common.errors import OutriderError
+from outrider.common.types import FinishReason, Origin
+from outrider.edge_client.core.events import RolledBackEvent, TokenEvent
+from outrider.edge_client.core.stats import RoundRecord, SessionStats
+from outrider.edge_client.session.session import EdgeSession, SessionResult
+from outrider.experiments.sweep.results.records import RequestRow, RoundRow
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,22 +16,29 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from common.errors import UsageError
-from experiments.prompts import Prompt, load_prompts
-from experiments.results import git_state
-from experiments.sweep.cells import Cell, make_cells
-from experiments.sweep.config import SweepConfig, resolved
-from experiments.sweep.edges import EdgePool
-from experiments.sweep.folder import ResultsFolder, create_folder, resume_folder
-from experiments.sweep.judging import Judge
-from experiments.sweep.linking import check_links
-from experiments.sweep.machine import machine_facts, package_versions
-from experiments.sweep.progress import Progress, create_progress
-from experiments.sweep.records import Manifest, RequestRow, RoundRow, Sweep, VisitRow, read_results
-from experiments.sweep.summarising import ByCell, Losses, by_cell, summarise, write_summary
-from experiments.sweep.texts import JudgeTie
-from experiments.sweep.verifiers import VerifierPool
-from experiments.sweep.visiting import Request, Visitor
+from outrider.common.errors import UsageError
+from outrider.experiments.shared.prompts import Prompt, load_prompts
+from outrider.experiments.shared.results import git_state
+from outrider.experiments.sweep.config.cells import Cell, make_cells
+from outrider.experiments.sweep.config.schema import SweepConfig, resolved
+from outrider.experiments.sweep.edges import EdgePool
+from outrider.experiments.sweep.linking import check_links
+from outrider.experiments.sweep.machine import machine_facts, package_versions
+from outrider.experiments.sweep.progress import Progress, create_progress
+from outrider.experiments.sweep.results.folder import ResultsFolder, create_folder, resume_folder
+from outrider.experiments.sweep.results.judging import Judge
+from outrider.experiments.sweep.results.records import (
+    Manifest,
+    RequestRow,
+    RoundRow,
+    Sweep,
+    VisitRow,
+    read_results,
+)
+from outrider.experiments.sweep.results.summarising import ByCell, Losses, by_cell, summarise, write_summary
+from outrider.experiments.sweep.results.texts import JudgeTie
+from outrider.experiments.sweep.verifiers import VerifierPool
+from outrider.experiments.sweep.visiting import Request, Visitor
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,9 +109,7 @@ def run_sweep(plan: Plan, out: Path, is_resumed: bool, is_silent: bool) -> Sweep
     return sweep
 
 
-def _finish(
-    plan: Plan, folder: ResultsFolder, is_tie: JudgeTie, losses: Losses, is_complete: bool
-) -> Sweep:
+def _finish(plan: Plan, folder: ResultsFolder, is_tie: JudgeTie, losses: Losses, is_complete: bool) -> Sweep:
     """Writes sweep.json, summary.csv and the last of the manifest."""
     results = read_results(folder.path)
     sweep = summarise(plan.config, plan.cells, _rows_of(folder), is_tie, losses, is_complete)
@@ -166,7 +171,7 @@ def _calibrate(plan: Plan, folder: ResultsFolder, progress: Progress) -> None:
     """Measures each profile's link against its nominal values, into the manifest."""
     if not plan.config.calibrate or folder.manifest.calibration:
         return
-    from experiments.sweep.calibrating import calibrate_links
+    from outrider.experiments.sweep.calibrating import calibrate_links
 
     progress.say("calibrating the links")
     profiles = {cell.link.name: cell.link for cell in plan.cells if cell.has_link}
@@ -243,5 +248,3 @@ def _no_interrupts() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGINT, previous)
-
-

@@ -9,14 +9,14 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
-from common.errors import OutriderError
-from experiments.processes import VerifierProcess, start_server, start_verifier
-from experiments.sweep.cells import Cell
-from experiments.sweep.config import SweepConfig
-from experiments.sweep.settings import serve_flags
+from outrider.common.errors import OutriderError
+from outrider.experiments.shared.processes import VerifierProcess, start_server, start_verifier
+from outrider.experiments.sweep.config.cells import Cell
+from outrider.experiments.sweep.config.schema import SweepConfig
+from outrider.experiments.sweep.config.settings import serve_flags
 
 if TYPE_CHECKING:
-    from cloud_verifier.security.dev_certs import DevCertificates
+    from outrider.cloud_verifier.security.dev_certs import DevCertificates
 
 
 class VerifierPool:
@@ -65,7 +65,7 @@ class VerifierPool:
 
     def _local_certificates(self) -> DevCertificates:
         if self._certificates is None:
-            from cloud_verifier.security.dev_certs import make_dev_certificates
+            from outrider.cloud_verifier.security.dev_certs import make_dev_certificates
 
             directory = self._stack.enter_context(tempfile.TemporaryDirectory(prefix="outrider-certs-"))
             self._certificates = make_dev_certificates(Path(directory))
@@ -86,7 +86,7 @@ class VerifierPool:
 
 
 def _start_synthetic(description: Mapping[str, object], flags: Sequence[str]) -> VerifierProcess:
-    from experiments.synthetic.pair import pair_from
-    from experiments.synthetic.serve import serve_command
+    from outrider.experiments.synthetic.pair import pair_from
+    from outrider.experiments.synthetic.serve import serve_command
 
     return start_server(serve_command(pair_from(description), *flags))

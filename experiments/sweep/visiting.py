@@ -10,17 +10,17 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
-from common.errors import LinkError, UsageError
-from experiments.links.base import OpenLink
-from experiments.prompts import Prompt
-from experiments.sweep.cells import Cell
-from experiments.sweep.config import SweepConfig
-from experiments.sweep.edges import EdgePool, EdgeProcess
-from experiments.sweep.linking import open_link
-from experiments.sweep.machine import EnergyMeter, peak_rss_bytes, reset_peak_rss
-from experiments.sweep.observing import Errand
-from experiments.sweep.records import RequestRow, RoundRow, VisitRow, from_json
-from experiments.sweep.verifiers import VerifierPool
+from outrider.common.errors import LinkError, UsageError
+from outrider.experiments.links.base import OpenLink
+from outrider.experiments.shared.prompts import Prompt
+from outrider.experiments.sweep.config.cells import Cell
+from outrider.experiments.sweep.config.schema import SweepConfig
+from outrider.experiments.sweep.edges import EdgePool, EdgeProcess
+from outrider.experiments.sweep.linking import open_link
+from outrider.experiments.sweep.machine import EnergyMeter, peak_rss_bytes, reset_peak_rss
+from outrider.experiments.sweep.observing import Errand
+from outrider.experiments.sweep.results.records import RequestRow, RoundRow, VisitRow, from_json
+from outrider.experiments.sweep.verifiers import VerifierPool
 
 _WARM_UP_TOKENS = 8
 

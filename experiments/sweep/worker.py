@@ -1,4 +1,4 @@
-"""One edge as a process: `python -m experiments.sweep.worker`, a JSON line per job in, one per answer out.
+"""One edge as a process: `python -m outrider.experiments.sweep.worker`, a JSON line per job in, one per answer out.
 
 A process an edge, because edges are machines of their own: threads of one interpreter would wait for each
 other's turn, and their peak memory could not be told apart. Jobs:
@@ -23,16 +23,16 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import Any, TextIO
 
-from common.errors import OutriderError
-from common.logs import setup_logging
-from edge_client.assemble import Edge, create_edge
-from edge_client.config import RunConfig
-from edge_client.experience import Experience
-from edge_client.options import Mode
-from experiments.sweep.machine import peak_rss_bytes, reset_peak_rss
-from experiments.sweep.observing import Errand, observe
-from experiments.sweep.records import to_json
-from experiments.sweep.settings import make_edge_config
+from outrider.common.errors import OutriderError
+from outrider.common.process.logs import setup_logging
+from outrider.edge_client.config.run_config import RunConfig
+from outrider.edge_client.controller.acceptance_prior import Experience
+from outrider.edge_client.core.options import Mode
+from outrider.edge_client.session.factory import Edge, create_edge
+from outrider.experiments.sweep.config.settings import make_edge_config
+from outrider.experiments.sweep.machine import peak_rss_bytes, reset_peak_rss
+from outrider.experiments.sweep.observing import Errand, observe
+from outrider.experiments.sweep.results.records import to_json
 
 
 class Edges:
@@ -59,8 +59,8 @@ def _loaded_by(config: RunConfig) -> tuple[object, ...]:
 
 
 def _create_synthetic(config: RunConfig, description: Mapping[str, object]) -> Edge:
-    from experiments.synthetic.edge import create_synthetic_edge
-    from experiments.synthetic.pair import pair_from
+    from outrider.experiments.synthetic.edge import create_synthetic_edge
+    from outrider.experiments.synthetic.pair import pair_from
 
     return create_synthetic_edge(config, pair_from(description))
 

@@ -9,11 +9,11 @@ from typing import Self
 
 import numpy as np
 
-from common.errors import InvalidFieldError
-from common.support import certain
-from common.types import Draft, SamplingParams, Signals
-from edge_client.drafting.base import ShouldStop, Stop, ended
-from experiments.synthetic.keyed import (
+from outrider.common.errors import InvalidFieldError
+from outrider.common.sampling.support import certain
+from outrider.common.types import Draft, SamplingParams, Signals
+from outrider.edge_client.drafting.base import ShouldStop, Stop, ended
+from outrider.experiments.synthetic.keyed import (
     FIRST_TOKEN,
     NUM_TOKENS,
     VOCAB_SIZE,
@@ -21,7 +21,7 @@ from experiments.synthetic.keyed import (
     KeyedTokens,
     wait_until,
 )
-from experiments.synthetic.pair import SyntheticPair
+from outrider.experiments.synthetic.pair import SyntheticPair
 
 TOKENIZER_FINGERPRINT = hashlib.sha256(b"outrider synthetic bytes").hexdigest()
 

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from typing import cast
 
-from edge_client.assemble import Edge
-from edge_client.config import RunConfig
-from edge_client.options import Mode
-from edge_client.tokenizer import EdgeTokenizer
-from experiments.synthetic.draft import SyntheticDraft, SyntheticTokenizer
-from experiments.synthetic.pair import SyntheticPair
+from outrider.edge_client.config.run_config import RunConfig
+from outrider.edge_client.core.options import Mode
+from outrider.edge_client.session.factory import Edge
+from outrider.edge_client.tokenization.tokenizer import EdgeTokenizer
+from outrider.experiments.synthetic.draft import SyntheticDraft, SyntheticTokenizer
+from outrider.experiments.synthetic.pair import SyntheticPair
 
 
 def create_synthetic_edge(config: RunConfig, pair: SyntheticPair) -> Edge:
-    """As `edge_client.assemble.create_edge`; the configuration's draft and strategy say nothing."""
+    """As `outrider.edge_client.session.factory.create_edge`; the configuration's draft and strategy say nothing."""
     draft = SyntheticDraft(pair) if Mode(config.mode).has_draft else None
     tokenizer = cast(EdgeTokenizer, SyntheticTokenizer())
     slowed = (f"min-draft-ms={config.min_draft_ms:g}",) if draft and config.min_draft_ms else ()

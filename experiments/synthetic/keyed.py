@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from common.alignment import extend_hash
+from outrider.common.alignment import extend_hash
 
 VOCAB_SIZE = 256
 FIRST_TOKEN, NUM_TOKENS = 33, 94  # what it writes: printable ASCII without the space

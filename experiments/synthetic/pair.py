@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from common.costmodel import ModelCosts
-from common.errors import UsageError
-from common.units import parse_duration, parse_share, show_duration
+from outrider.common.config.units import parse_duration, parse_share, show_duration
+from outrider.common.errors import UsageError
+from outrider.edge_client.controller.cost_model import ModelCosts
 
 DEFAULT_ALPHA = 0.8
 
@@ -61,7 +61,7 @@ class SyntheticPair:
         )
 
     def flags(self) -> list[str]:
-        """Of `python -m experiments.synthetic.serve`."""
+        """Of `python -m outrider.experiments.synthetic.serve`."""
         flags = ["--alpha", ",".join(map(repr, self.alphas)), "--synthetic-seed", str(self.seed)]
         times = {"--t-target": self.target_s, "--t-verify-token": self.verify_token_s}
         times["--t-draft"] = self.colocated_draft_s

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from common.types import SamplingParams
-from experiments.load_recording import RecordedRound, RecordedSession, Recording
-from experiments.synthetic.keyed import FIRST_TOKEN, NUM_TOKENS, KeyedTokens
-from experiments.synthetic.target import SyntheticBackend
+from outrider.common.types import SamplingParams
+from outrider.experiments.load.recording import RecordedRound, RecordedSession, Recording
+from outrider.experiments.synthetic.keyed import FIRST_TOKEN, NUM_TOKENS, KeyedTokens
+from outrider.experiments.synthetic.target import SyntheticBackend
 
 DRAFTS_A_ROUND = 4
 PROMPT_TOKENS = 64

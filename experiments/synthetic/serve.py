@@ -1,4 +1,4 @@
-"""A verifier of a synthetic pair: `python -m experiments.synthetic.serve --t-target 30ms --alpha 0.8`.
+"""A verifier of a synthetic pair: `python -m outrider.experiments.synthetic.serve --t-target 30ms --alpha 0.8`.
 
 The product's own server, engine and codec; it takes every flag of `cloud-verifier serve` (those about weights
 change nothing) and prints the same line when it serves. With no times given a forward costs nothing, so that
@@ -13,17 +13,17 @@ import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from cloud_verifier.colocated import CoLocatedDrafter
-from cloud_verifier.config import SCOPE, ServeConfig
-from cloud_verifier.server import VerifierServer, run_until_signalled
-from common.config import add_flags, given_flags, load_config
-from common.logs import setup_logging
-from common.units import parse_duration
-from experiments.command import run_command
-from experiments.processes import VerifierProcess, start_server
-from experiments.synthetic.draft import SyntheticDraft
-from experiments.synthetic.pair import DEFAULT_ALPHA, SyntheticPair, parse_alphas
-from experiments.synthetic.target import SyntheticBackend
+from outrider.cloud_verifier.config import SCOPE, ServeConfig
+from outrider.cloud_verifier.engine.colocated import CoLocatedDrafter
+from outrider.cloud_verifier.server.server import VerifierServer, run_until_signalled
+from outrider.common.config.loader import add_flags, given_flags, load_config
+from outrider.common.config.units import parse_duration
+from outrider.common.process.logs import setup_logging
+from outrider.experiments.shared.command import run_command
+from outrider.experiments.shared.processes import VerifierProcess, start_server
+from outrider.experiments.synthetic.draft import SyntheticDraft
+from outrider.experiments.synthetic.pair import DEFAULT_ALPHA, SyntheticPair, parse_alphas
+from outrider.experiments.synthetic.target import SyntheticBackend
 
 
 def create_server(pair: SyntheticPair, config: ServeConfig) -> VerifierServer:
@@ -49,13 +49,13 @@ def running_synthetic(
 
 
 def serve_command(pair: SyntheticPair, *flags: str, listen: str = "127.0.0.1:0") -> list[str]:
-    command = [sys.executable, "-m", "experiments.synthetic.serve", *pair.flags()]
+    command = [sys.executable, "-m", "outrider.experiments.synthetic.serve", *pair.flags()]
     return [*command, "--listen", listen, "--admin-listen", "none", "--log-level", "warning", *flags]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
-        prog="python -m experiments.synthetic.serve",
+        prog="python -m outrider.experiments.synthetic.serve",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

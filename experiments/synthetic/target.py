@@ -9,11 +9,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from cloud_verifier.backends.base import ForwardItem, KVSequence, Logits
-from cloud_verifier.kv.blocks import BlockUsage
-from experiments.synthetic.draft import TOKENIZER_FINGERPRINT
-from experiments.synthetic.keyed import VOCAB_SIZE, KeyedTokens, wait_until
-from experiments.synthetic.pair import SyntheticPair
+from outrider.cloud_verifier.backends.base import ForwardItem, KVSequence, Logits
+from outrider.cloud_verifier.kv.blocks import BlockUsage
+from outrider.experiments.synthetic.draft import TOKENIZER_FINGERPRINT
+from outrider.experiments.synthetic.keyed import VOCAB_SIZE, KeyedTokens, wait_until
+from outrider.experiments.synthetic.pair import SyntheticPair
 
 FIRST_ROWS = 64
 OTHERS = -1e4  # a logit: no noise and no temperature makes another token the sample

@@ -7,7 +7,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
 
-from cloud_verifier.kv.blocks import BlockCopy, BlockManager, BlockTable, OutOfBlocks
+from outrider.cloud_verifier.kv.blocks import BlockCopy, BlockManager, BlockTable, OutOfBlocks
 
 
 def filled(manager: BlockManager, num_tokens: int) -> BlockTable:

@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 from support.models import edit_config, make_tiny_target
 
-from cloud_verifier.backends.architectures import check_supported
-from cloud_verifier.backends.base import ForwardItem
-from cloud_verifier.backends.loading import load_target
-from cloud_verifier.config import parse_size
-from common.errors import ConfigError, ModelError
+from outrider.cloud_verifier.backends.architectures import check_supported
+from outrider.cloud_verifier.backends.base import ForwardItem
+from outrider.cloud_verifier.backends.loading import load_target
+from outrider.cloud_verifier.config import parse_size
+from outrider.common.errors import ConfigError, ModelError
 
 
 @pytest.fixture

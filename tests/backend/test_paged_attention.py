@@ -14,19 +14,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.varlen import reference_varlen_attn
 
-from cloud_verifier.backends import varlen
-from cloud_verifier.backends.base import ForwardItem
-from cloud_verifier.backends.loading import load_target
-from cloud_verifier.backends.packing import (
+from outrider.cloud_verifier.backends import varlen
+from outrider.cloud_verifier.backends.base import ForwardItem
+from outrider.cloud_verifier.backends.loading import load_target
+from outrider.cloud_verifier.backends.packing import (
     MAX_BATCHED_LENGTH,
     MAX_BATCHED_QUERIES,
     PackedSequence,
     group_similar,
     make_varlen_index,
 )
-from cloud_verifier.backends.probes import probe, use_varlen_if_right
-from cloud_verifier.backends.sdpa import SdpaPlanner
-from cloud_verifier.backends.varlen import VarlenPlanner, find_page_size
+from outrider.cloud_verifier.backends.probes import probe, use_varlen_if_right
+from outrider.cloud_verifier.backends.sdpa import SdpaPlanner
+from outrider.cloud_verifier.backends.varlen import VarlenPlanner, find_page_size
 
 BLOCK_SIZE = 4
 CPU = torch.device("cpu")

@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from cloud_verifier.backends.base import ForwardItem, KVExhausted, KVSequence, Logits
-from cloud_verifier.backends.loading import load_target
-from cloud_verifier.backends.transformers_backend import TransformersBackend
+from outrider.cloud_verifier.backends.base import ForwardItem, KVExhausted, KVSequence, Logits
+from outrider.cloud_verifier.backends.loading import load_target
+from outrider.cloud_verifier.backends.transformers_backend import TransformersBackend
 
 TEXT = [(37 * i + 11) % 300 for i in range(90)]
 

@@ -11,8 +11,8 @@ import pytest
 from support.models import ARCHITECTURES
 from support.ties import TieCounter
 
-from cloud_verifier.backends.base import ForwardItem
-from cloud_verifier.backends.loading import load_target
+from outrider.cloud_verifier.backends.base import ForwardItem
+from outrider.cloud_verifier.backends.loading import load_target
 
 PROMPTS = [list(range(5, 12)), list(range(40, 73)), [9, 8, 7] * 20]
 NUM_NEW_TOKENS = 24

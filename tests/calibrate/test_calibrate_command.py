@@ -16,13 +16,13 @@ from edge.tiny_draft import make_backend, make_tiny_draft
 from support.fakes import FakeBackend
 from support.server import serving
 
-from cloud_verifier.config import ServeConfig
-from edge_client.calibration.target_loss import target_nats
-from edge_client.cli import main
-from edge_client.drafting.dropout_graph import add_dropout
-from edge_client.gate.file import read_gate_file
-from edge_client.link.grpc_link import GrpcLink
-from edge_client.session import new_session_id
+from outrider.cloud_verifier.config import ServeConfig
+from outrider.edge_client.calibration.target_loss import target_nats
+from outrider.edge_client.commands.cli import main
+from outrider.edge_client.drafting.export.dropout_graph import add_dropout
+from outrider.edge_client.gate.file import read_gate_file
+from outrider.edge_client.session.session import new_session_id
+from outrider.edge_client.transport.link.grpc_link import GrpcLink
 
 TEXT = "def function_7(self, value_21): return value_9 + 49\n" * 40
 

@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from common.errors import UsageError
-from common.types import Draft, SamplingParams, Signals, TokenIds
-from edge_client.calibration.curve import KEEP_ALL, NO_GATE, Write, Written, measure_curve
-from edge_client.calibration.curve_text import curve_csv, curve_table
-from edge_client.calibration.passages import cut_passages, read_texts
-from edge_client.calibration.quantiles import sort_samples, thresholds_at
-from edge_client.calibration.samples import Sample, draft_along
-from edge_client.gate.thresholds import GateThresholds
+from outrider.common.errors import UsageError
+from outrider.common.types import Draft, SamplingParams, Signals, TokenIds
+from outrider.edge_client.calibration.curve import KEEP_ALL, NO_GATE, Write, Written, measure_curve
+from outrider.edge_client.calibration.curve_text import curve_csv, curve_table
+from outrider.edge_client.calibration.passages import cut_passages, read_texts
+from outrider.edge_client.calibration.quantiles import sort_samples, thresholds_at
+from outrider.edge_client.calibration.samples import Sample, draft_along
+from outrider.edge_client.gate.thresholds import GateThresholds
 
 # ------------------------------------------------------------------------------------------------- text
 
@@ -210,5 +210,3 @@ def test_a_curve_is_told_in_lines_and_as_csv() -> None:
     header, row = curve_csv(curve.points).splitlines()
     assert header.startswith("setting,num_tokens,num_calls,calls_per_token,calls_saved")
     assert row == "no gate,8,8,1.0,0.0,0.0,1.0,1.0,,"
-
-

@@ -14,11 +14,11 @@ from support.fakes import FakeBackend
 from support.server import serving
 from test_service import Stream, opening, round_after
 
-from cloud_verifier.backends.base import ForwardItem, Logits
-from cloud_verifier.config import ServeConfig
-from cloud_verifier.server import VerifierServer
-from common.pb import outrider_pb2 as pb
-from common.pb import outrider_pb2_grpc
+from outrider.cloud_verifier.backends.base import ForwardItem, Logits
+from outrider.cloud_verifier.config import ServeConfig
+from outrider.cloud_verifier.server.server import VerifierServer
+from outrider.common.pb import outrider_pb2 as pb
+from outrider.common.pb import outrider_pb2_grpc
 
 
 class GatedBackend(FakeBackend):
@@ -63,7 +63,7 @@ def wait_until(is_so: Callable[[], bool], timeout_s: float = 10.0) -> None:
 @pytest.fixture(autouse=True)
 def long_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     """Steps wait at a gate here, whatever those before them took."""
-    monkeypatch.setattr("cloud_verifier.driver.INLINE_S", -1.0)
+    monkeypatch.setattr("outrider.cloud_verifier.engine.driver.INLINE_S", -1.0)
 
 
 @pytest.fixture

@@ -12,12 +12,12 @@ import pytest
 from support.fakes import FakeBackend
 from test_engine import GREEDY, SAMPLED, Harness
 
-from cloud_verifier.cli import create_drafter
-from cloud_verifier.colocated import POOL_FROM_NS, READ_CHUNK, CoLocatedDrafter
-from cloud_verifier.config import EMBEDDED_DRAFT, ServeConfig
-from common.alignment import TokenChain
-from common.errors import IncompatibleError, ModelError
-from common.types import (
+from outrider.cloud_verifier.config import EMBEDDED_DRAFT, ServeConfig
+from outrider.cloud_verifier.engine.colocated import POOL_FROM_NS, READ_CHUNK, CoLocatedDrafter
+from outrider.cloud_verifier.server.cli import create_drafter
+from outrider.common.alignment import TokenChain
+from outrider.common.errors import IncompatibleError, ModelError
+from outrider.common.types import (
     CancelRequest,
     CloseRequest,
     Draft,
@@ -374,7 +374,7 @@ def test_the_embedded_target_has_its_draft_and_another_target_none_unless_named(
 def test_an_embedded_draft_that_cannot_be_loaded_is_done_without_and_a_named_one_is_an_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("cloud_verifier.config.EMBEDDED_DRAFT", tmp_path)
+    monkeypatch.setattr("outrider.cloud_verifier.config.EMBEDDED_DRAFT", tmp_path)
     assert create_drafter(ServeConfig(), FakeBackend()) is None
     assert "no co-located speculation" in caplog.text
     with pytest.raises(ModelError, match=r"draft\.json"):

@@ -11,15 +11,15 @@ import numpy as np
 import pytest
 from support.fakes import FakeBackend
 
-from cloud_verifier.backends.base import ForwardItem, Logits
-from cloud_verifier.backlog import QueueLimits
-from cloud_verifier.engine import Engine
-from cloud_verifier.work import Job
-from common.alignment import TokenChain
-from common.codec.responses_in import decode_open_response
-from common.codec.responses_out import encode_open_response
-from common.sampling import choose, process_logits
-from common.types import (
+from outrider.cloud_verifier.backends.base import ForwardItem, Logits
+from outrider.cloud_verifier.engine.backlog import QueueLimits
+from outrider.cloud_verifier.engine.engine import Engine
+from outrider.cloud_verifier.engine.work import Job
+from outrider.common.alignment import TokenChain
+from outrider.common.codec.responses_in import decode_open_response
+from outrider.common.codec.responses_out import encode_open_response
+from outrider.common.sampling.processors import choose, process_logits
+from outrider.common.types import (
     CancelRequest,
     CloseRequest,
     CorrectionKind,

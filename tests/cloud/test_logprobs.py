@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 from support.fakes import FakeBackend
 from test_engine import GREEDY, Harness
 
-from common.sampling import process_logits
-from common.types import (
+from outrider.common.sampling.processors import process_logits
+from outrider.common.types import (
     CorrectionKind,
     GeneratedTokens,
     GenerateRequest,

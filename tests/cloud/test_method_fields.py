@@ -13,14 +13,14 @@ from hypothesis import strategies as st
 from support.fakes import FakeBackend
 from test_engine import GREEDY, Harness
 
-from cloud_verifier.config import SCOPE, ServeConfig, parse_methods
-from cloud_verifier.server import make_model_info
-from common import codec
-from common.alignment import TokenChain
-from common.config import load_config
-from common.errors import InvalidFieldError, UsageError
-from common.pb import outrider_pb2 as pb
-from common.types import (
+from outrider.cloud_verifier.config import SCOPE, ServeConfig, parse_methods
+from outrider.cloud_verifier.server.server import make_model_info
+from outrider.common import codec
+from outrider.common.alignment import TokenChain
+from outrider.common.config.loader import load_config
+from outrider.common.errors import InvalidFieldError, UsageError
+from outrider.common.pb import outrider_pb2 as pb
+from outrider.common.types import (
     CorrectionKind,
     GeneratedTokens,
     Method,

@@ -11,12 +11,12 @@ from support.fakes import FakeBackend
 from test_colocated_drafts import CoLocated, KnownDraft
 from test_engine import GREEDY, SAMPLED, Harness
 
-from common.alignment import TokenChain
-from common.methods import num_support, sends_probs, sends_support
-from common.noise import uniform
-from common.philox import Purpose, first_word
-from common.support import choose_candidate, make_support, sample_support, support_prob
-from common.types import (
+from outrider.common.alignment import TokenChain
+from outrider.common.methods import num_support, sends_probs, sends_support
+from outrider.common.noise.draws import uniform
+from outrider.common.noise.philox import Purpose, first_word
+from outrider.common.sampling.support import choose_candidate, make_support, sample_support, support_prob
+from outrider.common.types import (
     CorrectionKind,
     Draft,
     GeneratedTokens,

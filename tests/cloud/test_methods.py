@@ -14,15 +14,15 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from cloud_verifier.methods.base import NoiseKey, Outcome, RoundInput
-from cloud_verifier.methods.candidates import MAX_HERE, NUM_CANDIDATES, choose_here
-from cloud_verifier.methods.registry import create_method
-from cloud_verifier.rows import HostRows, KeyedCoins, StepRound
-from common.methods import sends_probs, sends_support
-from common.noise import Purpose
-from common.philox import first_word
-from common.support import choose_candidate, sample_support
-from common.types import Candidate, CorrectionKind, Method, MethodParams, SamplingParams, Support
+from outrider.cloud_verifier.verification.methods.base import NoiseKey, Outcome, RoundInput
+from outrider.cloud_verifier.verification.methods.candidates import MAX_HERE, NUM_CANDIDATES, choose_here
+from outrider.cloud_verifier.verification.methods.registry import create_method
+from outrider.cloud_verifier.verification.rows import HostRows, KeyedCoins, StepRound
+from outrider.common.methods import sends_probs, sends_support
+from outrider.common.noise.draws import Purpose
+from outrider.common.noise.philox import first_word
+from outrider.common.sampling.support import choose_candidate, sample_support
+from outrider.common.types import Candidate, CorrectionKind, Method, MethodParams, SamplingParams, Support
 
 EXACT = [method for method in Method if method.is_exact]
 CHAIN = [method for method in Method if method is not Method.COUPLED]

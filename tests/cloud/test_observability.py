@@ -28,18 +28,18 @@ from support.secrets import secrets_of
 from support.server import serving
 from tokenizers import Tokenizer
 
-from cloud_verifier.config import ServeConfig
-from cloud_verifier.observe import EngineObserver, Histogram
-from cloud_verifier.server import VerifierServer, check_addresses
-from common.errors import UsageError
-from common.logs import LogLimiter
-from common.pb import outrider_pb2 as pb
-from common.pb import outrider_pb2_grpc
-from common.types import Method, RoundMetrics, VerifyRequest
-from edge_client.cli import main as edge_main
-from edge_client.drafting.export import export_draft
-from experiments.dev_security import make_dev_security
-from experiments.processes import run_edge, start_verifier
+from outrider.cloud_verifier.config import ServeConfig
+from outrider.cloud_verifier.engine.observe import EngineObserver, Histogram
+from outrider.cloud_verifier.server.server import VerifierServer, check_addresses
+from outrider.common.errors import UsageError
+from outrider.common.pb import outrider_pb2 as pb
+from outrider.common.pb import outrider_pb2_grpc
+from outrider.common.process.logs import LogLimiter
+from outrider.common.types import Method, RoundMetrics, VerifyRequest
+from outrider.edge_client.commands.cli import main as edge_main
+from outrider.edge_client.drafting.export.exporter import export_draft
+from outrider.experiments.shared.dev_security import make_dev_security
+from outrider.experiments.shared.processes import run_edge, start_verifier
 
 PREFIX = "outrider_verifier_"
 MARKER = "value_77 return marker_quagga(self, function_131) + 4761"
@@ -137,8 +137,7 @@ def quiet_logging() -> Iterator[None]:
     handlers, level = root.handlers[:], root.level
     yield
     root.handlers[:], root.level = handlers, level
-    for package in ("common", "edge_client", "cloud_verifier", "kernels", "training", "experiments"):
-        logging.getLogger(package).setLevel(logging.NOTSET)
+    logging.getLogger("outrider").setLevel(logging.NOTSET)
 
 
 # ----------------------------------------------------------------------------------------- metrics
@@ -204,7 +203,7 @@ def test_kv_blocks_and_what_the_prefix_cache_gave_are_told() -> None:
 def test_evictions_refusals_and_expiries_are_counted_and_logged_without_flooding(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    caplog.set_level(logging.INFO, "cloud_verifier")
+    caplog.set_level(logging.INFO, "outrider.cloud_verifier")
     config = ServeConfig(max_sessions=2, session_idle_ttl_s=0.3)
     backend = FakeBackend(kv_tokens=40)
     with serving(backend, config) as server, grpc.insecure_channel(f"127.0.0.1:{server.port}") as channel:
@@ -333,7 +332,7 @@ def test_a_limited_line_says_how_many_were_left_out(caplog: pytest.LogCaptureFix
 
 
 def test_counting_a_round_costs_microseconds(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO, "cloud_verifier")
+    caplog.set_level(logging.INFO, "outrider.cloud_verifier")
     observer, metrics = EngineObserver(), RoundMetrics(0.5, 0.5, 123_456, 4_567_890, 6_789_012, 4)
     times = []
     for _ in range(5):
@@ -492,14 +491,14 @@ def test_debug_logs_for_a_person_hold_no_text_even_when_the_engine_fails(
         assert edge_main(["run", MARKER, *flags, "--max-new-tokens", "12", "--json"]) == 0
         assert edge_main(["run", MARKER * 60, *flags]) != 0
     shown = capfd.readouterr()
-    assert "a broken target" in shown.err and "cloud_verifier.observe: answered" in shown.err
+    assert "a broken target" in shown.err and "outrider.cloud_verifier.engine.observe: answered" in shown.err
     check_no_leak(shown.err, prompt_ids)
 
 
 def test_without_a_provider_nothing_is_imported_or_sent() -> None:
     code = (
-        "import sys; from common.tracing import find_tracer; "
-        "from edge_client.link.trace import SessionTrace; "
+        "import sys; from outrider.common.process.tracing import find_tracer; "
+        "from outrider.edge_client.transport.link.trace import SessionTrace; "
         "assert find_tracer() is None and SessionTrace('a:1', bytes(16)).begin().metadata == (); "
         "assert not [name for name in sys.modules if name.startswith('opentelemetry')]"
     )

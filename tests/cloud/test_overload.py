@@ -9,10 +9,10 @@ import pytest
 from support.fakes import FakeBackend
 from test_engine import GREEDY, Clock, Harness
 
-from cloud_verifier.admission import MAX_WAITING
-from cloud_verifier.backends.base import ForwardItem, Logits
-from cloud_verifier.backlog import QueueLimits
-from common.types import (
+from outrider.cloud_verifier.backends.base import ForwardItem, Logits
+from outrider.cloud_verifier.engine.admission import MAX_WAITING
+from outrider.cloud_verifier.engine.backlog import QueueLimits
+from outrider.common.types import (
     CloseRequest,
     GeneratedTokens,
     GenerateRequest,

@@ -6,7 +6,7 @@ import pytest
 from support.fakes import FakeBackend
 from test_engine import GREEDY, SAMPLED, Harness
 
-from common.types import (
+from outrider.common.types import (
     CloseRequest,
     GeneratedTokens,
     GenerateRequest,

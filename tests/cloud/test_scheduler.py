@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cloud_verifier.scheduler import Scheduler, Share
+from outrider.cloud_verifier.engine.scheduler import Scheduler, Share
 
 
 @dataclass

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from cloud_verifier.cli import main
+from outrider.cloud_verifier.server.cli import main
 
 SERVE = ["serve", "--listen", "127.0.0.1:0", "--admin-listen", "none"]
 

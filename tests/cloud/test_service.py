@@ -13,10 +13,10 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from support.fakes import FakeBackend
 from support.server import serving
 
-from cloud_verifier.config import ServeConfig
-from cloud_verifier.server import VerifierServer
-from common.pb import outrider_pb2 as pb
-from common.pb import outrider_pb2_grpc
+from outrider.cloud_verifier.config import ServeConfig
+from outrider.cloud_verifier.server.server import VerifierServer
+from outrider.common.pb import outrider_pb2 as pb
+from outrider.common.pb import outrider_pb2_grpc
 
 SESSION_ID = bytes(range(16))
 METADATA = (("x-session-id", SESSION_ID.hex()),)

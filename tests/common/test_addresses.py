@@ -7,9 +7,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from cloud_verifier.cli import main
-from common.addresses import check_unused
-from common.errors import UsageError
+from outrider.cloud_verifier.server.cli import main
+from outrider.common.config.addresses import check_unused
+from outrider.common.errors import UsageError
 
 
 @pytest.fixture
@@ -36,7 +36,9 @@ def test_an_address_of_another_machine_is_told_from_a_port_in_use() -> None:
 def test_a_verifier_says_so_before_it_loads_its_weights(
     used: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("cloud_verifier.backends.loading.load_target", lambda *_, **__: pytest.fail("loaded"))
+    monkeypatch.setattr(
+        "outrider.cloud_verifier.backends.loading.load_target", lambda *_, **__: pytest.fail("loaded")
+    )
     for flag, other in (("--listen", "--admin-listen"), ("--admin-listen", "--listen")):
         assert main(["serve", flag, used, other, "127.0.0.1:0"]) == 2
         assert f"cloud-verifier: {flag} {used}: cannot bind" in capsys.readouterr().err

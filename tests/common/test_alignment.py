@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from common.alignment import GENESIS_HASH, TokenChain, extend_hash
+from outrider.common.alignment import GENESIS_HASH, TokenChain, extend_hash
 
 GOLDEN = json.loads((Path(__file__).parent / "golden" / "hashes.json").read_text())
 ids = st.lists(st.integers(0, 2**32 - 1), max_size=30)

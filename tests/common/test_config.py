@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from common.config import add_flags, given_flags, load_config, option
-from common.errors import ConfigError
+from outrider.common.config.loader import add_flags, given_flags, load_config, option
+from outrider.common.errors import ConfigError
 
 
 class Policy(enum.StrEnum):

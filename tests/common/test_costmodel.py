@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from common.costmodel import (
+from outrider.edge_client.controller.cost_model import (
     LinkCosts,
     ModelCosts,
     break_even_rtt_s,

@@ -5,8 +5,8 @@ import json
 
 import pytest
 
-from common.errors import ModelError
-from common.fingerprint import directory_fingerprint, num_tokens, tokenizer_fingerprint
+from outrider.common.errors import ModelError
+from outrider.common.models.fingerprint import directory_fingerprint, num_tokens, tokenizer_fingerprint
 
 TOKENIZER = {
     "version": "1.0",

@@ -6,14 +6,14 @@ import logging
 
 import pytest
 
-from common.logs import setup_logging
+from outrider.common.process.logs import setup_logging
 
 
 @pytest.fixture
 def stream():
     root = logging.getLogger()
     handlers, level = root.handlers[:], root.level
-    names = ("common", "edge_client", "cloud_verifier", "kernels", "training", "experiments")
+    names = ("outrider",)
     levels = {name: logging.getLogger(name).level for name in names}
     yield io.StringIO()
     root.handlers[:], root.level = handlers, level
@@ -24,17 +24,17 @@ def stream():
 def test_json_lines_carry_the_facts_and_drop_the_users_text(stream):
     setup_logging("info", json=True, stream=stream)
     facts = {"session": "ab", "num_tokens": 3, "token_ids": [1, 2], "prompt": "secret"}
-    logging.getLogger("cloud_verifier.engine").info("opened", extra=facts)
+    logging.getLogger("outrider.cloud_verifier.engine.engine").info("opened", extra=facts)
     entry = json.loads(stream.getvalue())
     assert (entry["message"], entry["session"], entry["num_tokens"]) == ("opened", "ab", 3)
-    assert (entry["level"], entry["logger"]) == ("info", "cloud_verifier.engine")
+    assert (entry["level"], entry["logger"]) == ("info", "outrider.cloud_verifier.engine.engine")
     assert "secret" not in stream.getvalue() and "token_ids" not in entry
 
 
 def test_lines_for_a_person_have_level_name_message_and_facts(stream):
     setup_logging(stream=stream)
-    logging.getLogger("edge_client").warning("link is back", extra={"after_s": 2, "text": "secret"})
-    assert stream.getvalue().endswith(" warning edge_client: link is back after_s=2\n")
+    logging.getLogger("outrider.edge_client").warning("link is back", extra={"after_s": 2, "text": "secret"})
+    assert stream.getvalue().endswith(" warning outrider.edge_client: link is back after_s=2\n")
 
 
 def test_exceptions_come_with_their_trace_in_both_forms(stream):
@@ -43,7 +43,7 @@ def test_exceptions_come_with_their_trace_in_both_forms(stream):
         try:
             raise KeyError("x")
         except KeyError:
-            logging.getLogger("common").exception("failed")
+            logging.getLogger("outrider.common").exception("failed")
     assert stream.getvalue().count("KeyError: 'x'") == 2
 
 
@@ -51,7 +51,7 @@ def test_other_libraries_stay_at_warning_and_the_last_setup_holds(stream):
     setup_logging("debug", stream=io.StringIO())
     setup_logging("debug", stream=stream)
     logging.getLogger("elsewhere").info("chatter")
-    logging.getLogger("edge_client").debug("once")
+    logging.getLogger("outrider.edge_client").debug("once")
     assert stream.getvalue().count("\n") == 1
 
 

@@ -11,9 +11,17 @@ import pytest
 from scipy import stats
 from support.golden import assert_golden
 
-from common import noise, philox
-from common.errors import ModelError
-from common.noise import Purpose, coupled_argmax, gumbel_at, gumbel_of_lanes, gumbel_row, uniform
+from outrider.common.errors import ModelError
+from outrider.common.noise.draws import (
+    Purpose,
+    coupled_argmax,
+    gumbel_at,
+    gumbel_of_lanes,
+    gumbel_row,
+    philox,
+    uniform,
+)
+from outrider.common.noise.draws import draws as noise
 
 GOLDEN = json.loads((Path(__file__).parent / "golden" / "noise.json").read_text())
 

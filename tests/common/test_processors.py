@@ -10,10 +10,10 @@ import math
 import numpy as np
 import pytest
 
-from common.errors import InvalidFieldError, ModelError
-from common.sampling import check_sampling_params, choose, is_plain, process_logits
-from common.truncation import row_edges, truncate
-from common.types import SamplingParams
+from outrider.common.errors import InvalidFieldError, ModelError
+from outrider.common.sampling.processors import check_sampling_params, choose, is_plain, process_logits
+from outrider.common.sampling.truncation import row_edges, truncate
+from outrider.common.types import SamplingParams
 
 VOCAB = 500
 PROMPT, OUTPUT, DRAFT = [3, 9, 9, 14], [9, 20, 20, 33], [20, 41, 41, 3]

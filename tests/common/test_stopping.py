@@ -7,9 +7,9 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from common.errors import InvalidFieldError
-from common.stopping import Step, TextStopper, check_stop_params, first_stop, stop_ids
-from common.types import FinishReason, StopParams
+from outrider.common.errors import InvalidFieldError
+from outrider.common.stopping import Step, TextStopper, check_stop_params, first_stop, stop_ids
+from outrider.common.types import FinishReason, StopParams
 
 EOS = 0
 letters = st.text("abc", max_size=24)

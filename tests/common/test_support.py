@@ -6,17 +6,17 @@ import time
 import numpy as np
 import pytest
 
-from common.errors import ModelError
-from common.methods import num_support, sends_probs, sends_support
-from common.noise import Purpose, uniform
-from common.support import (
+from outrider.common.errors import ModelError
+from outrider.common.methods import num_support, sends_probs, sends_support
+from outrider.common.noise.draws import Purpose, uniform
+from outrider.common.sampling.support import (
     TOTAL_WEIGHT,
     choose_candidate,
     make_support,
     sample_support,
     support_prob,
 )
-from common.types import Candidate, Method, Support
+from outrider.common.types import Candidate, Method, Support
 
 WORDS = 2**64
 

@@ -11,8 +11,8 @@ from support.daemons import CHATML, DaemonProcess, running_daemon
 from support.pairs import EMBEDDED
 from support.server import serving
 
-from cloud_verifier.backends.loading import load_target
-from cloud_verifier.server import VerifierServer
+from outrider.cloud_verifier.backends.loading import load_target
+from outrider.cloud_verifier.server.server import VerifierServer
 
 
 @pytest.fixture(scope="session")

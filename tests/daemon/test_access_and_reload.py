@@ -14,10 +14,10 @@ import openai
 import pytest
 from support.daemons import DaemonProcess, running_daemon, wait_until
 
-from cloud_verifier.server import VerifierServer
-from edge_client.daemon.config import ServeConfig
-from edge_client.daemon.routes import make_routes
-from experiments.processes import run_edge
+from outrider.cloud_verifier.server.server import VerifierServer
+from outrider.edge_client.config.serve import ServeConfig
+from outrider.edge_client.daemon.http.routes import make_routes
+from outrider.experiments.shared.processes import run_edge
 
 KEY, OTHER = "sk-first", "sk-second"
 PUBLIC = {"/health", "/ready"}
@@ -29,7 +29,9 @@ def guarded(verifier: VerifierServer, tmp_path_factory: pytest.TempPathFactory) 
     directory = tmp_path_factory.mktemp("guarded")
     (directory / "keys").write_text(f"# two of them\n{KEY}\n\n{OTHER}\n")
     config = directory / "edge.yaml"
-    config.write_text(f"serve:\n  api_key_file: {directory / 'keys'}\n  cors_origin: [https://notes.example]\n")
+    config.write_text(
+        f"serve:\n  api_key_file: {directory / 'keys'}\n  cors_origin: [https://notes.example]\n"
+    )
     with running_daemon(f"127.0.0.1:{verifier.port}", config=config) as process:
         yield process
 

@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
-from edge_client.daemon.admission import Admission
-from edge_client.daemon.errors import ApiError
+from outrider.edge_client.daemon.admission import Admission
+from outrider.edge_client.daemon.openai.errors import ApiError
 
 
 async def hold(admission: Admission, name: str, order: list[str], until: asyncio.Event) -> None:

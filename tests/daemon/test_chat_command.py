@@ -15,9 +15,9 @@ from pathlib import Path
 
 import pytest
 
-from cloud_verifier.server import VerifierServer
-from edge_client.cli import main
-from experiments.processes import run_edge
+from outrider.cloud_verifier.server.server import VerifierServer
+from outrider.edge_client.commands.cli import main
+from outrider.experiments.shared.processes import run_edge
 
 # So that Ctrl-C typed there is a signal, which is ignored in what a shell started in the background. Not in a
 # `preexec_fn`: threads of gRPC run in this process.
@@ -64,7 +64,16 @@ class Terminal:
 @contextmanager
 def chatting(verifier: VerifierServer, *flags: str) -> Iterator[tuple[Terminal, subprocess.Popen[bytes]]]:
     ours, theirs = pty.openpty()
-    command = [sys.executable, "-c", _TAKE_TERMINAL, sys.executable, "-m", "edge_client", "chat", *flags]
+    command = [
+        sys.executable,
+        "-c",
+        _TAKE_TERMINAL,
+        sys.executable,
+        "-m",
+        "outrider.edge_client",
+        "chat",
+        *flags,
+    ]
     command += ["--verifier", f"127.0.0.1:{verifier.port}"]
     environment = {**os.environ, "TERM": "dumb", "NO_COLOR": "1"}
     process = subprocess.Popen(
@@ -150,5 +159,6 @@ def test_completion_scripts_know_verbs_and_flags(capsys: pytest.CaptureFixture[s
 
 def test_run_needs_nothing_of_the_daemons() -> None:
     heavy = "{'starlette', 'uvicorn', 'jinja2', 'prometheus_client', 'shtab'}"
-    code = f"import sys, edge_client.cli, edge_client.commands.run; assert not {heavy} & set(sys.modules)"
+    modules = "outrider.edge_client.commands.cli, outrider.edge_client.commands.run"
+    code = f"import sys, {modules}; assert not {heavy} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)

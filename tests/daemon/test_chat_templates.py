@@ -7,8 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from common.errors import ModelError, UsageError
-from edge_client.chat_template import ChatTemplate, TemplateRefusedError, load_chat_template
+from outrider.common.errors import ModelError, UsageError
+from outrider.edge_client.tokenization.chat_template import (
+    ChatTemplate,
+    TemplateRefusedError,
+    load_chat_template,
+)
 
 MESSAGES = [{"role": "user", "content": "hé <b>"}]
 

@@ -10,7 +10,7 @@ import openai
 import pytest
 from support.daemons import DaemonProcess, running_daemon
 
-from cloud_verifier.server import VerifierServer
+from outrider.cloud_verifier.server.server import VerifierServer
 
 GATE = ("--gate", "commit", "--gate-entropy", "2.5", "--gate-max-hard-ratio", "0.5")
 

@@ -12,13 +12,13 @@ import pytest
 from support.fakes import FakeBackend
 from support.server import serving
 
-from cloud_verifier.config import ServeConfig
-from cloud_verifier.server import VerifierServer
-from edge_client.commands.doctor import examine
-from edge_client.config import RunConfig
-from edge_client.doctor.finding import Finding, Status
-from experiments.dev_security import DevSecurity, make_dev_security
-from experiments.processes import run_edge
+from outrider.cloud_verifier.config import ServeConfig
+from outrider.cloud_verifier.server.server import VerifierServer
+from outrider.edge_client.commands.doctor import examine
+from outrider.edge_client.config.run_config import RunConfig
+from outrider.edge_client.doctor.finding import Finding, Status
+from outrider.experiments.shared.dev_security import DevSecurity, make_dev_security
+from outrider.experiments.shared.processes import run_edge
 
 
 @pytest.fixture(scope="module")
@@ -78,8 +78,8 @@ def test_the_wrong_port(plain: VerifierServer) -> None:
 
 
 def test_a_port_that_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("edge_client.doctor.far._TIMEOUT_S", 0.5)
-    monkeypatch.setattr("edge_client.doctor.far._SNIFF_S", 0.2)
+    monkeypatch.setattr("outrider.edge_client.doctor.far._TIMEOUT_S", 0.5)
+    monkeypatch.setattr("outrider.edge_client.doctor.far._SNIFF_S", 0.2)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         check, text = only(faults(silent.getsockname()[1]))
     assert check == "verifier" and "firewall" in text

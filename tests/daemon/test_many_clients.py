@@ -8,7 +8,7 @@ import openai
 import pytest
 from support.daemons import DaemonProcess, post_and_read_nothing, running_daemon, wait_until
 
-from cloud_verifier.server import VerifierServer
+from outrider.cloud_verifier.server.server import VerifierServer
 
 PROMPT = "class Reader:\n"
 EXTRAS = {"tokens": True, "ignore_eos": True}

@@ -12,8 +12,8 @@ import openai
 import pytest
 from support.daemons import DaemonProcess
 
-from cloud_verifier.server import VerifierServer
-from experiments.processes import run_edge
+from outrider.cloud_verifier.server.server import VerifierServer
+from outrider.experiments.shared.processes import run_edge
 
 PROMPT = "def read_lines(path):\n"
 MODEL = "outrider"

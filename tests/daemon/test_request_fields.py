@@ -7,15 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from common.config_fields import leaves
-from common.errors import UsageError
-from edge_client.config import RunConfig
-from edge_client.daemon.config import SECTION
-from edge_client.daemon.errors import ApiError, from_failure
-from edge_client.daemon.parsed import Kind, ParsedRequest
-from edge_client.daemon.request_config import config_of
-from edge_client.daemon.requests import parse_request
-from edge_client.daemon.settings import OF_OPENAI, OF_OPERATOR, OF_REQUESTS
+from outrider.common.config.fields import leaves
+from outrider.common.errors import UsageError
+from outrider.edge_client.config.run_config import RunConfig
+from outrider.edge_client.config.serve import SECTION
+from outrider.edge_client.daemon.openai.errors import ApiError, from_failure
+from outrider.edge_client.daemon.openai.parsed import Kind, ParsedRequest
+from outrider.edge_client.daemon.openai.request_config import config_of
+from outrider.edge_client.daemon.openai.requests import parse_request
+from outrider.edge_client.daemon.openai.settings import OF_OPENAI, OF_OPERATOR, OF_REQUESTS
 
 NUM_TOKENS = 1000
 USER = {"role": "user", "content": "hi"}
@@ -166,7 +166,9 @@ def asked(base: RunConfig | None = None, **extras: object) -> RunConfig:
 
 def test_every_setting_of_the_edge_is_a_requests_or_the_operators() -> None:
     known = [leaf.key for leaf in leaves(RunConfig) if not leaf.key.startswith(f"{SECTION}.")]
-    assert sorted(known) == sorted((*OF_REQUESTS, *OF_OPENAI, *OF_OPERATOR)), "edge_client/daemon/settings.py"
+    assert sorted(known) == sorted((*OF_REQUESTS, *OF_OPENAI, *OF_OPERATOR)), (
+        "edge_client/daemon/openai/settings.py"
+    )
 
 
 @pytest.mark.parametrize(

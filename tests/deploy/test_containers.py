@@ -13,7 +13,7 @@ import pytest
 from support.fakes import FakeBackend
 from support.server import serving
 
-from cloud_verifier.config import ServeConfig
+from outrider.cloud_verifier.config import ServeConfig
 
 ROOT = Path(__file__).resolve().parents[2]
 CONTAINERS = ROOT / "deploy" / "containers"
@@ -57,13 +57,15 @@ def test_what_is_copied_is_there_and_not_ignored(file: Path) -> None:
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.name)
 def test_every_package_of_ours_that_is_imported_is_copied(file: Path) -> None:
-    ours = {"common", "edge_client", "cloud_verifier", "kernels", "training", "experiments"}
-    copied = {source for copy in instructions(file, "COPY") for source in copy.split()} & ours
+    ours = {"common", "edge_client", "cloud_verifier", "kernels", "training", "experiments", "models"}
+    copied = {
+        source.partition("/")[0] for copy in instructions(file, "COPY") for source in copy.split()
+    } & ours
     imported = {
         match[1]
         for package in copied
         for path in (ROOT / package).rglob("*.py")
-        for match in re.finditer(r"^\s*(?:from|import) (\w+)", path.read_text(), re.MULTILINE)
+        for match in re.finditer(r"^\s*(?:from|import) outrider\.(\w+)", path.read_text(), re.MULTILINE)
     }
     assert imported & ours <= copied
 

@@ -18,16 +18,16 @@ import yaml
 from support.fakes import FakeBackend
 from support.kustomize import Resource, render
 
-from cloud_verifier.addresses import check_addresses
-from cloud_verifier.backends.base import TargetBackend
-from cloud_verifier.config import SCOPE, ServeConfig, parse_size
-from cloud_verifier.engine import Engine
-from cloud_verifier.metrics import make_registry
-from cloud_verifier.probe_port import LIVE, READY
-from cloud_verifier.server import LAST_ANSWERS_S, make_model_info
-from common.config import load_config
-from common.pb import outrider_pb2
-from edge_client.link.balancing import SESSION_HEADER
+from outrider.cloud_verifier.backends.base import TargetBackend
+from outrider.cloud_verifier.config import SCOPE, ServeConfig, parse_size
+from outrider.cloud_verifier.engine.engine import Engine
+from outrider.cloud_verifier.rpc.probe_port import LIVE, READY
+from outrider.cloud_verifier.server.addresses import check_addresses
+from outrider.cloud_verifier.server.metrics import make_registry
+from outrider.cloud_verifier.server.server import LAST_ANSWERS_S, make_model_info
+from outrider.common.config.loader import load_config
+from outrider.common.pb import outrider_pb2
+from outrider.edge_client.transport.link.balancing import SESSION_HEADER
 
 ROOT = Path(__file__).resolve().parents[2] / "deploy" / "kubernetes"
 SCHEMAS = Path(__file__).parent / "schemas"

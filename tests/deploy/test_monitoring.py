@@ -15,12 +15,12 @@ import yaml
 from prometheus_client import generate_latest
 from support.fakes import FakeBackend
 
-from cloud_verifier.config import ServeConfig
-from cloud_verifier.engine import Engine
-from cloud_verifier.metrics import make_registry
-from cloud_verifier.security.server_security import ServerSecurity
-from cloud_verifier.server import make_model_info
-from experiments.dev_security import make_dev_security
+from outrider.cloud_verifier.config import ServeConfig
+from outrider.cloud_verifier.engine.engine import Engine
+from outrider.cloud_verifier.security.server_security import ServerSecurity
+from outrider.cloud_verifier.server.metrics import make_registry
+from outrider.cloud_verifier.server.server import make_model_info
+from outrider.experiments.shared.dev_security import make_dev_security
 
 ROOT = Path(__file__).resolve().parents[2]
 MONITORING = ROOT / "deploy" / "monitoring"

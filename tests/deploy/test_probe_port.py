@@ -11,12 +11,12 @@ from support.calls import plain_channel
 from support.fakes import FakeBackend
 from support.server import serving
 
-from cloud_verifier.addresses import check_addresses
-from cloud_verifier.config import ServeConfig
-from common.errors import UsageError
-from common.pb import outrider_pb2 as pb
-from common.pb import outrider_pb2_grpc
-from experiments.dev_security import make_dev_security
+from outrider.cloud_verifier.config import ServeConfig
+from outrider.cloud_verifier.server.addresses import check_addresses
+from outrider.common.errors import UsageError
+from outrider.common.pb import outrider_pb2 as pb
+from outrider.common.pb import outrider_pb2_grpc
+from outrider.experiments.shared.dev_security import make_dev_security
 
 
 def test_probes_are_answered_without_tls_and_token_and_tell_a_drain_from_a_death(tmp_path: Path) -> None:

@@ -15,17 +15,17 @@ from support.decoding import decode
 from support.fakes import FakeBackend
 from support.server import serving
 
-from cloud_verifier.config import ServeConfig
-from cloud_verifier.server import VerifierServer
-from common.errors import LinkError, LinkFaultError, UsageError
-from common.types import SamplingParams
-from edge_client.config import RunConfig
-from edge_client.link.grpc_link import GrpcLink
-from edge_client.link.probe import probe
-from edge_client.link.security import link_security
-from edge_client.link.targets import parse_target
-from edge_client.session import new_session_id
-from experiments.dev_security import make_dev_security
+from outrider.cloud_verifier.config import ServeConfig
+from outrider.cloud_verifier.server.server import VerifierServer
+from outrider.common.errors import LinkError, LinkFaultError, UsageError
+from outrider.common.types import SamplingParams
+from outrider.edge_client.config.run_config import RunConfig
+from outrider.edge_client.session.session import new_session_id
+from outrider.edge_client.transport.link.grpc_link import GrpcLink
+from outrider.edge_client.transport.link.probe import probe
+from outrider.edge_client.transport.link.security import link_security
+from outrider.edge_client.transport.link.targets import parse_target
+from outrider.experiments.shared.dev_security import make_dev_security
 
 TIMEOUT_S = 5.0
 

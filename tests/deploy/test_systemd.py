@@ -16,10 +16,10 @@ from pathlib import Path
 import pytest
 from support.calls import eventually
 
-from cloud_verifier.supervision import Supervision
-from common.sd_notify import Notifier
-from experiments.synthetic.pair import SyntheticPair
-from experiments.synthetic.serve import running_synthetic
+from outrider.cloud_verifier.server.supervision import Supervision
+from outrider.common.process.sd_notify import Notifier
+from outrider.experiments.synthetic.pair import SyntheticPair
+from outrider.experiments.synthetic.serve import running_synthetic
 
 UNITS = Path(__file__).resolve().parents[2] / "deploy" / "systemd"
 VERIFIER, EDGE = "outrider-verifier.service", "outrider-edge.service"

@@ -19,19 +19,20 @@ from support.calls import PATIENCE_S, eventually
 from support.decoding import decode
 from support.models import make_tiny_target
 
-from common.types import CancelRequest, Draining, SamplingParams
-from edge_client.drafting.export import export_draft
-from edge_client.drafting.onnx_model import OnnxDraftModel
-from edge_client.link.grpc_link import GrpcLink
-from edge_client.session import SessionResult, new_session_id
-from experiments.processes import VerifierProcess, start_server, start_verifier
-from experiments.synthetic.draft import SyntheticDraft
-from experiments.synthetic.pair import SyntheticPair
-from experiments.synthetic.serve import serve_command
+from outrider.common.types import CancelRequest, Draining, SamplingParams
+from outrider.edge_client.drafting.export.exporter import export_draft
+from outrider.edge_client.drafting.onnx.model import OnnxDraftModel
+from outrider.edge_client.session.session import SessionResult, new_session_id
+from outrider.edge_client.transport.link.grpc_link import GrpcLink
+from outrider.experiments.shared.processes import VerifierProcess, start_server, start_verifier
+from outrider.experiments.synthetic.draft import SyntheticDraft
+from outrider.experiments.synthetic.pair import SyntheticPair
+from outrider.experiments.synthetic.serve import serve_command
 
 NUM_TEXTS, NUM_NEW, NUM_CLIENTS = 6, 32, 4
 GRACE_S = 30.0  # less than PATIENCE_S; texts under way end long before
 _FLAGS = ("--drain-grace-s", str(GRACE_S), "--admin-listen", "127.0.0.1:0", "--log-level", "warning")
+
 
 @dataclass
 class Fleet:

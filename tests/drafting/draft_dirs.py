@@ -11,7 +11,7 @@ import torch
 from tokenizers import Tokenizer, models
 from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config, Qwen3Config
 
-from edge_client.drafting.quantize import fake_quantize
+from outrider.edge_client.drafting.export.quantize import fake_quantize
 
 _CONFIGS = {"llama": LlamaConfig, "qwen2": Qwen2Config, "qwen3": Qwen3Config}
 _SIZES: dict[str, Any] = {

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 from draft_dirs import edit_json, make_hf_dir, write_tokenizer
 
-from common.errors import ModelError, OutriderError, UsageError
-from edge_client.drafting.dropout_graph import add_dropout
-from edge_client.drafting.export import export_draft
-from edge_client.drafting.registry import create_draft_model
+from outrider.common.errors import ModelError, OutriderError, UsageError
+from outrider.edge_client.drafting.export.dropout_graph import add_dropout
+from outrider.edge_client.drafting.export.exporter import export_draft
+from outrider.edge_client.drafting.registry import create_draft_model
 
 Damage = Callable[[Path], Any]
 

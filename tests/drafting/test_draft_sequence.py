@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 from draft_dirs import make_hf_dir
 
-from common.errors import InvalidFieldError
-from common.noise import gumbel_row
-from common.sampling import process_logits
-from common.types import Draft, SamplingParams
-from edge_client.drafting.export import export_draft
-from edge_client.drafting.onnx_model import OnnxDraftModel
+from outrider.common.errors import InvalidFieldError
+from outrider.common.noise.draws import gumbel_row
+from outrider.common.sampling.processors import process_logits
+from outrider.common.types import Draft, SamplingParams
+from outrider.edge_client.drafting.export.exporter import export_draft
+from outrider.edge_client.drafting.onnx.model import OnnxDraftModel
 
 SAMPLED = SamplingParams(temperature=0.8, seed=11)
 PROMPT = [5, 9, 200, 17, 33, 8, 120]
@@ -244,9 +244,9 @@ def test_drafting_needs_neither_torch_nor_transformers_nor_onnx(draft_dir: Path)
 import os, sys
 for name in ("torch", "transformers", "onnx", "safetensors"):
     sys.modules[name] = None
-from edge_client.drafting.registry import create_draft_model
+from outrider.edge_client.drafting.registry import create_draft_model
 assert "onnxruntime" not in sys.modules, "imported before it is needed"
-from common.types import SamplingParams
+from outrider.common.types import SamplingParams
 from pathlib import Path
 with create_draft_model("onnx", Path({str(draft_dir)!r})) as model:
     sequence = model.sequence(SamplingParams())

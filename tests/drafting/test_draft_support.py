@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 from draft_dirs import make_hf_dir
 
-from common.philox import Purpose, first_word
-from common.sampling import process_logits
-from common.support import make_support, sample_support, support_prob
-from common.types import Draft, SamplingParams, Support
-from edge_client.drafting.export import export_draft
-from edge_client.drafting.onnx_model import OnnxDraftModel
-from edge_client.drafting.prompt_lookup import PromptLookupModel
+from outrider.common.noise.philox import Purpose, first_word
+from outrider.common.sampling.processors import process_logits
+from outrider.common.sampling.support import make_support, sample_support, support_prob
+from outrider.common.types import Draft, SamplingParams, Support
+from outrider.edge_client.drafting.export.exporter import export_draft
+from outrider.edge_client.drafting.onnx.model import OnnxDraftModel
+from outrider.edge_client.drafting.prompt_lookup import PromptLookupModel
 
 PROMPT = [5, 9, 200, 17, 33, 8, 120]
 PLAIN = SamplingParams(temperature=0.8, seed=11)

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from draft_dirs import make_hf_dir, reference_probs
 
-from common.types import SamplingParams
-from edge_client.drafting.export import export_draft
-from edge_client.drafting.onnx_model import OnnxDraftModel
+from outrider.common.types import SamplingParams
+from outrider.edge_client.drafting.export.exporter import export_draft
+from outrider.edge_client.drafting.onnx.model import OnnxDraftModel
 
 LLAMA3_ROPE = {
     "rope_type": "llama3",
@@ -83,7 +83,7 @@ def test_large_weights_go_beside_the_graph_and_draft_the_same(
 ) -> None:
     hf_dir = make_hf_dir(tmp_path / "hf", "llama")
     export_draft(hf_dir, tmp_path / "one")
-    monkeypatch.setattr("edge_client.drafting.export._MAX_INLINE_BYTES", 1000)
+    monkeypatch.setattr("outrider.edge_client.drafting.export.exporter._MAX_INLINE_BYTES", 1000)
     report = export_draft(hf_dir, tmp_path / "two")
     export_draft(hf_dir, tmp_path / "two")  # over the first, not behind it
     assert "draft.onnx.data" in report.files

@@ -10,8 +10,8 @@ import pytest
 from draft_dirs import make_hf_dir
 from test_export_accuracy import total_variation
 
-from common.errors import UsageError
-from edge_client.drafting.export import export_draft
+from outrider.common.errors import UsageError
+from outrider.edge_client.drafting.export.exporter import export_draft
 
 NUM_LAYERS = 4
 KINDS: dict[str, dict[str, Any]] = {

@@ -14,17 +14,16 @@ import pytest
 import torch
 from draft_dirs import make_hf_dir, reference_model
 
-from common.errors import ModelError, UsageError
-from common.philox import Purpose
-from common.types import Draft, SamplingParams
-from edge_client.cli import main
-from edge_client.config import default_draft_dir
-from edge_client.drafting import dropout_graph
-from edge_client.drafting.dropout import Candidates, fill_masks, top_variance
-from edge_client.drafting.dropout_graph import add_dropout
-from edge_client.drafting.export import export_draft
-from edge_client.drafting.onnx_model import OnnxDraftModel
-from edge_client.drafting.registry import create_draft_model
+from outrider.common.errors import ModelError, UsageError
+from outrider.common.noise.philox import Purpose
+from outrider.common.types import Draft, SamplingParams
+from outrider.edge_client.commands.cli import main
+from outrider.edge_client.config.run_config import default_draft_dir
+from outrider.edge_client.drafting.export.dropout_graph import add_dropout
+from outrider.edge_client.drafting.export.exporter import dropout_graph, export_draft
+from outrider.edge_client.drafting.onnx.dropout import Candidates, fill_masks, top_variance
+from outrider.edge_client.drafting.onnx.model import OnnxDraftModel
+from outrider.edge_client.drafting.registry import create_draft_model
 
 SAMPLED = SamplingParams(temperature=0.8, seed=11)
 PROMPT = [5, 9, 200, 17, 33, 8, 120]
@@ -220,7 +219,7 @@ def test_the_variant_reads_the_drafts_own_weights(tmp_path: Path, monkeypatch: p
     hf_dir = make_hf_dir(tmp_path / "hf", "llama", tie_word_embeddings=False)
     drafts = {}
     for place, most in (("inside", 1 << 30), ("beside", 0)):
-        monkeypatch.setattr("edge_client.drafting.export._MAX_INLINE_BYTES", most)
+        monkeypatch.setattr("outrider.edge_client.drafting.export.exporter._MAX_INLINE_BYTES", most)
         export_draft(hf_dir, tmp_path / place)
         graph = onnx.load(add_dropout(tmp_path / place), load_external_data=False).graph
         matrices = [constant for constant in graph.initializer if constant.name.endswith(".packed")]

@@ -9,12 +9,12 @@ from draft_dirs import edit_json, make_hf_dir, write_tokenizer
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from common.errors import InvalidFieldError, ModelError, UsageError
-from common.types import Draft, SamplingParams
-from edge_client.drafting.export import export_draft
-from edge_client.drafting.onnx_model import OnnxDraftModel
-from edge_client.drafting.prompt_lookup import PromptLookupModel, PromptLookupSequence
-from edge_client.drafting.registry import create_draft_model
+from outrider.common.errors import InvalidFieldError, ModelError, UsageError
+from outrider.common.types import Draft, SamplingParams
+from outrider.edge_client.drafting.export.exporter import export_draft
+from outrider.edge_client.drafting.onnx.model import OnnxDraftModel
+from outrider.edge_client.drafting.prompt_lookup import PromptLookupModel, PromptLookupSequence
+from outrider.edge_client.drafting.registry import create_draft_model
 
 
 def make_sequence(text: list[int], max_ngram: int = 4, num_tokens: int = 100) -> PromptLookupSequence:

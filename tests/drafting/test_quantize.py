@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from common.errors import ModelError
-from edge_client.drafting.quantize import fake_quantize, quantize
+from outrider.common.errors import ModelError
+from outrider.edge_client.drafting.export.quantize import fake_quantize, quantize
 
 
 def test_the_largest_weight_of_a_block_is_exact_and_others_are_half_a_step_away_at_most() -> None:

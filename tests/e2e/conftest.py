@@ -11,10 +11,10 @@ from support.models import make_tiny_target
 from support.mortal import MortalVerifier
 from support.pairs import Pair
 
-from edge_client.drafting.base import DraftModel
-from edge_client.drafting.export import export_draft
-from edge_client.drafting.onnx_model import OnnxDraftModel
-from experiments.processes import VerifierProcess, running_verifier
+from outrider.edge_client.drafting.base import DraftModel
+from outrider.edge_client.drafting.export.exporter import export_draft
+from outrider.edge_client.drafting.onnx.model import OnnxDraftModel
+from outrider.experiments.shared.processes import VerifierProcess, running_verifier
 
 
 @pytest.fixture(scope="session")

@@ -15,18 +15,18 @@ from support.pairs import EMBEDDED, Pair
 from support.server import serving
 from test_same_text import VOCAB, make_prompt
 
-from cloud_verifier.cli import main
-from cloud_verifier.colocated import CoLocatedDrafter
-from common.errors import LinkError, RoundFailedError
-from common.types import GeneratedTokens, Origin, SamplingParams, SessionResponse, StopParams
-from edge_client.drafting.base import DraftModel
-from edge_client.drafting.onnx_model import OnnxDraftModel
-from edge_client.link.base import Connection, VerifierLink
-from edge_client.options import Mode
-from edge_client.session import SessionResult
-from edge_client.tokenizer import EdgeTokenizer
-from experiments.processes import VerifierProcess, run_edge, running_verifier
-from experiments.prompts import load_prompts
+from outrider.cloud_verifier.engine.colocated import CoLocatedDrafter
+from outrider.cloud_verifier.server.cli import main
+from outrider.common.errors import LinkError, RoundFailedError
+from outrider.common.types import GeneratedTokens, Origin, SamplingParams, SessionResponse, StopParams
+from outrider.edge_client.core.options import Mode
+from outrider.edge_client.drafting.base import DraftModel
+from outrider.edge_client.drafting.onnx.model import OnnxDraftModel
+from outrider.edge_client.session.session import SessionResult
+from outrider.edge_client.tokenization.tokenizer import EdgeTokenizer
+from outrider.edge_client.transport.link.base import Connection, VerifierLink
+from outrider.experiments.shared.processes import VerifierProcess, run_edge, running_verifier
+from outrider.experiments.shared.prompts import load_prompts
 
 CO_LOCATED = Mode.CO_LOCATED
 SETTINGS = tuple(itertools.product((0.0, 0.8), (1, 4, 8)))

@@ -22,9 +22,9 @@ from support.notes import Note
 from support.pairs import Pair
 from support.server import serving
 
-from cloud_verifier.backends.loading import load_target
-from cloud_verifier.server import VerifierServer
-from edge_client.drafting.export import export_draft
+from outrider.cloud_verifier.backends.loading import load_target
+from outrider.cloud_verifier.server.server import VerifierServer
+from outrider.edge_client.drafting.export.exporter import export_draft
 
 STATS = (
     "num_rounds num_draft_tokens num_accepted_tokens acceptance_rate tokens_per_round ttft_ms tpot_ms "
@@ -47,7 +47,7 @@ def server(tiny_pair: Pair) -> Iterator[VerifierServer]:
 
 
 def edge(*arguments: str, **options: object) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "edge_client", *arguments]
+    command = [sys.executable, "-m", "outrider.edge_client", *arguments]
     return subprocess.run(
         command,
         capture_output=True,
@@ -120,7 +120,7 @@ def test_without_torch_an_edge_run_passes_and_talks_to_nobody_but_the_verifier(
     )
     assert "blocked by the test" in blocked.stderr, "the block does not work"
     process = subprocess.Popen(
-        [sys.executable, "-m", "edge_client", *run_arguments(server, tiny_pair)]
+        [sys.executable, "-m", "outrider.edge_client", *run_arguments(server, tiny_pair)]
         + ["--json", "--max-new-tokens", "64", "--min-draft-ms", "5", "--ignore-eos", "def f"],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -169,7 +169,7 @@ def test_ctrl_c_cancels_on_both_sides_keeps_the_text_and_exits_130(
 ) -> None:
     for mode in ("speculative", "cloud-only"):
         process = subprocess.Popen(
-            [sys.executable, "-m", "edge_client", *run_arguments(server, tiny_pair), "--mode", mode]
+            [sys.executable, "-m", "outrider.edge_client", *run_arguments(server, tiny_pair), "--mode", mode]
             + ["--json", "--max-new-tokens", "400", "--min-draft-ms", "40", "--ignore-eos", "def f"],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -313,7 +313,7 @@ def test_a_draft_of_another_vocabulary_is_refused_with_both_fingerprints(
 
 
 def test_a_verifier_with_a_wrong_target_says_so_in_one_line(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "cloud_verifier", "serve"]
+    command = [sys.executable, "-m", "outrider.cloud_verifier", "serve"]
     for arguments, words in (
         (["--target", str(tmp_path)], ["config.json"]),
         (["--listen", "0.0.0.0:0"], ["--insecure"]),
@@ -325,7 +325,7 @@ def test_a_verifier_with_a_wrong_target_says_so_in_one_line(tmp_path: Path) -> N
 
 
 def test_the_verifier_drains_and_stops_on_sigterm(tiny_pair: Pair) -> None:
-    from experiments.processes import start_verifier
+    from outrider.experiments.shared.processes import start_verifier
 
     verifier = start_verifier("--drain-grace-s", "0.5", target=tiny_pair.target)
     assert verifier.stop() == 0

@@ -10,8 +10,8 @@ from support.pairs import Pair
 from test_faults import NUM_NEW, sampling_of
 from test_same_text import make_prompt
 
-from edge_client.drafting.base import DraftModel
-from experiments.processes import VerifierProcess, running_verifier, start_verifier
+from outrider.edge_client.drafting.base import DraftModel
+from outrider.experiments.shared.processes import VerifierProcess, running_verifier, start_verifier
 
 
 @pytest.mark.parametrize("mode", ["speculative", "cloud-only"])

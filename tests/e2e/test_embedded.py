@@ -13,13 +13,13 @@ from support.models import make_tiny_target
 from support.notes import Note
 from support.pairs import EMBEDDED
 
-from common.types import SamplingParams
-from edge_client.drafting.base import DraftModel
-from edge_client.drafting.export import export_draft
-from edge_client.drafting.onnx_model import OnnxDraftModel
-from edge_client.tokenizer import EdgeTokenizer
-from experiments.processes import VerifierProcess, running_verifier
-from experiments.prompts import load_prompts
+from outrider.common.types import SamplingParams
+from outrider.edge_client.drafting.base import DraftModel
+from outrider.edge_client.drafting.export.exporter import export_draft
+from outrider.edge_client.drafting.onnx.model import OnnxDraftModel
+from outrider.edge_client.tokenization.tokenizer import EdgeTokenizer
+from outrider.experiments.shared.processes import VerifierProcess, running_verifier
+from outrider.experiments.shared.prompts import load_prompts
 
 
 @pytest.fixture(scope="module")

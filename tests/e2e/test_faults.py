@@ -16,14 +16,14 @@ from support.mortal import MortalVerifier
 from support.pairs import Pair
 from test_same_text import make_prompt
 
-from common.errors import IncompatibleError, RoundTimeoutError
-from common.pb import outrider_pb2 as pb
-from common.pb import outrider_pb2_grpc
-from common.types import Origin, SamplingParams
-from edge_client.drafting.base import DraftModel
-from edge_client.options import OnTimeout
-from edge_client.session import SessionResult
-from experiments.processes import VerifierProcess, running_verifier
+from outrider.common.errors import IncompatibleError, RoundTimeoutError
+from outrider.common.pb import outrider_pb2 as pb
+from outrider.common.pb import outrider_pb2_grpc
+from outrider.common.types import Origin, SamplingParams
+from outrider.edge_client.core.options import OnTimeout
+from outrider.edge_client.drafting.base import DraftModel
+from outrider.edge_client.session.session import SessionResult
+from outrider.experiments.shared.processes import VerifierProcess, running_verifier
 
 NUM_NEW = 40
 DEADLINE_S = 0.4

@@ -9,9 +9,9 @@ import pytest
 from support.decoding import decode
 from support.server import serving
 
-from cloud_verifier.backends.loading import load_target
-from cloud_verifier.backends.transformers_backend import TransformersBackend
-from common.types import SamplingParams
+from outrider.cloud_verifier.backends.loading import load_target
+from outrider.cloud_verifier.backends.transformers_backend import TransformersBackend
+from outrider.common.types import SamplingParams
 
 SHARED = [(31 * i + 5) % 300 for i in range(70)]
 NUM_NEW = 24

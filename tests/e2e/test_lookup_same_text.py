@@ -10,9 +10,9 @@ from support.notes import Note
 from support.pairs import Pair
 from test_same_text import check_matrix, make_prompt
 
-from common.types import SamplingParams
-from edge_client.drafting.prompt_lookup import PromptLookupModel
-from experiments.processes import VerifierProcess
+from outrider.common.types import SamplingParams
+from outrider.edge_client.drafting.prompt_lookup import PromptLookupModel
+from outrider.experiments.shared.processes import VerifierProcess
 
 
 @pytest.fixture(scope="module")

@@ -15,9 +15,9 @@ from support.pairs import EMBEDDED, Pair
 from test_faults import NUM_NEW, random_rounds
 from test_same_text import VOCAB, make_prompt
 
-from common.pb import outrider_pb2 as pb
-from common.pb import outrider_pb2_grpc
-from common.types import (
+from outrider.common.pb import outrider_pb2 as pb
+from outrider.common.pb import outrider_pb2_grpc
+from outrider.common.types import (
     FinishReason,
     Method,
     MethodParams,
@@ -27,15 +27,15 @@ from common.types import (
     StopParams,
     VerifyRequest,
 )
-from edge_client.drafting.base import DraftModel
-from edge_client.drafting.onnx_model import OnnxDraftModel
-from edge_client.drafting.prompt_lookup import PromptLookupModel
-from edge_client.link.base import Connection, VerifierLink
-from edge_client.options import OnTimeout
-from edge_client.session import SessionResult
-from edge_client.tokenizer import EdgeTokenizer
-from experiments.processes import VerifierProcess, running_verifier
-from experiments.prompts import load_prompts
+from outrider.edge_client.core.options import OnTimeout
+from outrider.edge_client.drafting.base import DraftModel
+from outrider.edge_client.drafting.onnx.model import OnnxDraftModel
+from outrider.edge_client.drafting.prompt_lookup import PromptLookupModel
+from outrider.edge_client.session.session import SessionResult
+from outrider.edge_client.tokenization.tokenizer import EdgeTokenizer
+from outrider.edge_client.transport.link.base import Connection, VerifierLink
+from outrider.experiments.shared.processes import VerifierProcess, running_verifier
+from outrider.experiments.shared.prompts import load_prompts
 
 METHODS = pytest.mark.parametrize("method", list(Method))
 

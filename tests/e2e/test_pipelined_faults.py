@@ -16,12 +16,12 @@ from test_faults import (
 )
 from test_same_text import make_prompt
 
-from edge_client.depth.registry import DEPTH_POLICIES
-from edge_client.drafting.base import DraftModel
-from edge_client.mode_choice import ModeChoice, Way
-from edge_client.options import Mode, OnTimeout
-from edge_client.pipeline import Pipelining, RoundWindow, create_window
-from experiments.processes import VerifierProcess
+from outrider.edge_client.controller.depth.registry import DEPTH_POLICIES
+from outrider.edge_client.controller.mode_policy import ModeChoice, Way
+from outrider.edge_client.controller.window import Pipelining, RoundWindow, create_window
+from outrider.edge_client.core.options import Mode, OnTimeout
+from outrider.edge_client.drafting.base import DraftModel
+from outrider.experiments.shared.processes import VerifierProcess
 
 
 def auto_window() -> RoundWindow:
@@ -126,7 +126,7 @@ def test_an_outage_is_bridged_as_the_policy_says_whatever_was_under_way(
 def test_every_depth_policy_gives_the_same_text_pipelined_and_auto(
     tiny_verifier: VerifierProcess, own_draft: DraftModel, policy: str, make_window: object, seed: int
 ) -> None:
-    from edge_client.depth.registry import create_depth_policy
+    from outrider.edge_client.controller.depth.registry import create_depth_policy
 
     prompt, sampling = make_prompt(seed), sampling_of(seed)
     expected = decode(tiny_verifier.address, prompt, sampling, num_new=200).token_ids

@@ -13,15 +13,15 @@ from support.pairs import EMBEDDED, Pair
 from test_same_text import make_prompt
 from transformers import AutoModelForCausalLM
 
-from cloud_verifier.backends.loading import load_target
-from cloud_verifier.backlog import QueueLimits
-from cloud_verifier.config import ServeConfig
-from cloud_verifier.engine import Engine
-from cloud_verifier.server import make_model_info
-from cloud_verifier.work import Job
-from common.alignment import TokenChain
-from common.types import GeneratedTokens, GenerateRequest, Opened, OpenRequest, SamplingParams
-from experiments.processes import VerifierProcess, running_verifier
+from outrider.cloud_verifier.backends.loading import load_target
+from outrider.cloud_verifier.config import ServeConfig
+from outrider.cloud_verifier.engine.backlog import QueueLimits
+from outrider.cloud_verifier.engine.engine import Engine
+from outrider.cloud_verifier.engine.work import Job
+from outrider.cloud_verifier.server.server import make_model_info
+from outrider.common.alignment import TokenChain
+from outrider.common.types import GeneratedTokens, GenerateRequest, Opened, OpenRequest, SamplingParams
+from outrider.experiments.shared.processes import VerifierProcess, running_verifier
 
 NUM_SAMPLES = 4000
 PROMPT = (17, 200, 33, 90, 41)
@@ -83,9 +83,7 @@ def sample_openings_and_generates(target: Path) -> tuple[np.ndarray, np.ndarray]
     backend = load_target(target)
     model = make_model_info(backend, ServeConfig(max_sessions=NUM_SAMPLES))
     patient = QueueLimits(max_queue_ms=600_000.0)  # whoever steps by hand has no deadline
-    engine = Engine(
-        backend, model, max_step_tokens=2048, prefill_chunk_tokens=1024, queue_limits=patient
-    )
+    engine = Engine(backend, model, max_step_tokens=2048, prefill_chunk_tokens=1024, queue_limits=patient)
     first, generated = np.zeros(backend.num_tokens), np.zeros(backend.num_tokens)
 
     def count(reply: object) -> None:

@@ -11,9 +11,9 @@ import pytest
 from support.decoding import HostileDraft, Oracle, TieLedger, assert_same_text, decode
 from support.notes import Note
 
-from common.types import SamplingParams
-from edge_client.drafting.base import DraftModel
-from experiments.processes import VerifierProcess
+from outrider.common.types import SamplingParams
+from outrider.edge_client.drafting.base import DraftModel
+from outrider.experiments.shared.processes import VerifierProcess
 
 TEMPERATURES = (0.0, 0.7, 1.0)
 DEPTHS = (1, 4, 8)

@@ -7,13 +7,20 @@ from typing import Any
 
 import pytest
 
-from common.errors import LinkError
-from edge_client.stats import SessionStats
-from experiments import bench_same_text
-from experiments.bench_same_text import HANDLINGS, LINKS, BadLink, Text, compare_texts, measure_same_text
-from experiments.links.base import create_realisation
-from experiments.links.profile import LinkProfile, Outage
-from experiments.watched import HungError
+from benchmarks.controller import same_text as bench_same_text
+from benchmarks.controller.same_text import (
+    HANDLINGS,
+    LINKS,
+    BadLink,
+    Text,
+    compare_texts,
+    measure_same_text,
+)
+from outrider.common.errors import LinkError
+from outrider.edge_client.core.stats import SessionStats
+from outrider.experiments.links.base import create_realisation
+from outrider.experiments.links.profile import LinkProfile, Outage
+from outrider.experiments.shared.watched import HungError
 
 BROKEN = (
     BadLink(LinkProfile("resets", rtt_ms=4), resets=(7, 23)),

@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 from queue import Empty, SimpleQueue
 from typing import Any
 
-from common.alignment import TokenChain
-from common.errors import LinkError
-from common.support import certain
-from common.types import (
+from outrider.common.alignment import TokenChain
+from outrider.common.errors import LinkError
+from outrider.common.sampling.support import certain
+from outrider.common.types import (
     CancelRequest,
     Closed,
     CloseRequest,
@@ -36,15 +36,15 @@ from common.types import (
     Verdict,
     VerifyRequest,
 )
-from edge_client.deadline import RoundDeadline
-from edge_client.depth.base import DepthPolicy
-from edge_client.depth.fixed import FixedDepth
-from edge_client.drafting.base import ShouldStop, ended
-from edge_client.gate.gate import Gate
-from edge_client.link.base import Traffic
-from edge_client.options import Mode, OnTimeout, SessionOptions
-from edge_client.remote_verifier import RemoteVerifier
-from edge_client.session import EdgeSession
+from outrider.edge_client.controller.depth.base import DepthPolicy
+from outrider.edge_client.controller.depth.fixed import FixedDepth
+from outrider.edge_client.core.options import Mode, OnTimeout, SessionOptions
+from outrider.edge_client.drafting.base import ShouldStop, ended
+from outrider.edge_client.gate.gate import Gate
+from outrider.edge_client.session.session import EdgeSession
+from outrider.edge_client.transport.deadline import RoundDeadline
+from outrider.edge_client.transport.link.base import Traffic
+from outrider.edge_client.transport.remote_verifier import RemoteVerifier
 
 EOS = 0
 PROMPT = (90, 91)

@@ -13,14 +13,14 @@ from dataclasses import dataclass, field
 
 from support.fakes import FakeBackend
 
-from cloud_verifier.config import ServeConfig
-from cloud_verifier.engine import Engine
-from cloud_verifier.server import make_model_info
-from cloud_verifier.work import Job
-from common.codec import decode_request, encode_request
-from common.errors import LinkError
-from common.support import certain
-from common.types import (
+from outrider.cloud_verifier.config import ServeConfig
+from outrider.cloud_verifier.engine.engine import Engine
+from outrider.cloud_verifier.engine.work import Job
+from outrider.cloud_verifier.server.server import make_model_info
+from outrider.common.codec import decode_request, encode_request
+from outrider.common.errors import LinkError
+from outrider.common.sampling.support import certain
+from outrider.common.types import (
     Draft,
     GenerateRequest,
     ModelInfo,
@@ -33,8 +33,8 @@ from common.types import (
     SessionResponse,
     VerifyRequest,
 )
-from edge_client.drafting.base import ShouldStop, ended
-from edge_client.link.base import Traffic
+from outrider.edge_client.drafting.base import ShouldStop, ended
+from outrider.edge_client.transport.link.base import Traffic
 
 
 class VirtualClock:
@@ -287,4 +287,3 @@ class ChanceSequence:
     def close(self) -> None: ...
 
     def check_integrity(self) -> None: ...
-

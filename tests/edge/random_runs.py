@@ -7,7 +7,7 @@ from typing import Any
 from engine_link import Chances
 from hypothesis import strategies as st
 
-from common.types import StopParams
+from outrider.common.types import StopParams
 
 FAULTS = Chances(  # a text of 50 tokens meets most of them
     ripe=0.4,

@@ -6,10 +6,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from common.types import Draft, SamplingParams, Signals
-from edge_client.drafting.base import DraftSequence, ShouldStop, ended
-from edge_client.gate.gate import Gate, GateSettings, GateUse
-from edge_client.gate.thresholds import GateThresholds
+from outrider.common.types import Draft, SamplingParams, Signals
+from outrider.edge_client.drafting.base import DraftSequence, ShouldStop, ended
+from outrider.edge_client.gate.gate import Gate, GateSettings, GateUse
+from outrider.edge_client.gate.thresholds import GateThresholds
 
 SURE = Signals(entropy_bits=0.1, nll=0.1, margin=0.9)
 HARD_PLACE = Signals(entropy_bits=3.0, nll=0.1, margin=0.9)

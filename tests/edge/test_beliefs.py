@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from edge_client.beliefs import ALPHAS, beliefs
+from outrider.edge_client.controller.acceptance_posterior import ALPHAS, beliefs
 
 
 def mean(num_stood: float, num_fell: float) -> float:

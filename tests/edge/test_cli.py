@@ -19,10 +19,10 @@ from support.fakes import FakeBackend
 from support.server import serving
 from tiny_draft import make_backend, make_tiny_draft
 
-from cloud_verifier.config import ServeConfig
-from common.types import Method
-from edge_client.cli import main
-from edge_client.tokenizer import EdgeTokenizer
+from outrider.cloud_verifier.config import ServeConfig
+from outrider.common.types import Method
+from outrider.edge_client.commands.cli import main
+from outrider.edge_client.tokenization.tokenizer import EdgeTokenizer
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -395,7 +395,7 @@ def test_ctrl_c_keeps_the_text_closes_the_session_and_exits_130(world: World) ->
                 [
                     sys.executable,
                     "-m",
-                    "edge_client",
+                    "outrider.edge_client",
                     "run",
                     "x",
                     *flags,
@@ -424,7 +424,7 @@ _BLOCKER = """
 import sys
 class Blocker:
     def find_spec(self, name, path=None, target=None):
-        if name.split(".")[0] in ("torch", "transformers", "onnx", "safetensors", "cloud_verifier"):
+        if name.split(".")[0] in ("torch", "transformers", "onnx", "safetensors") or "cloud_verifier" in name:
             raise ImportError(f"{name} is blocked here")
 sys.meta_path.insert(0, Blocker())
 import socket
@@ -432,7 +432,7 @@ connect = socket.socket.connect
 def refuse(*args):
     raise AssertionError(f"a connection from Python: {args}")
 socket.socket.connect = refuse
-from edge_client.cli import main
+from outrider.edge_client.commands.cli import main
 sys.exit(main(sys.argv[1:]))
 """
 
@@ -452,7 +452,7 @@ def test_an_edge_runs_without_torch_and_transformers(world: World) -> None:
 def test_help_imports_nothing_heavy() -> None:
     program = (
         "import sys\n"
-        "from edge_client.cli import main\n"
+        "from outrider.edge_client.commands.cli import main\n"
         "try: main(['run', '--help'])\n"
         "except SystemExit: pass\n"
         "heavy = {'numpy', 'grpc', 'onnxruntime', 'tokenizers', 'torch', 'yaml', 'google'}\n"
@@ -470,6 +470,6 @@ def test_help_imports_nothing_heavy() -> None:
 
 def test_a_reader_that_goes_away_is_no_error_of_ours(world: World) -> None:
     flags = " ".join(world.flags("--max-new-tokens", "300", "--seed", "1"))
-    command = f"{sys.executable} -m edge_client run x {flags} | head -c 1"
+    command = f"{sys.executable} -m outrider.edge_client run x {flags} | head -c 1"
     process = subprocess.run(command, cwd=ROOT, shell=True, capture_output=True, timeout=100)
     assert process.returncode == 0 and process.stderr == b""

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from common.types import Origin
-from edge_client.breaker import BreakerState, CircuitBreaker
-from edge_client.deadline import RoundDeadline
-from edge_client.stats import RoundRecord, SessionStats, acceptance_per_position
+from outrider.common.types import Origin
+from outrider.edge_client.core.stats import RoundRecord, SessionStats, acceptance_per_position
+from outrider.edge_client.transport.breaker import BreakerState, CircuitBreaker
+from outrider.edge_client.transport.deadline import RoundDeadline
 
 
 class Clock:

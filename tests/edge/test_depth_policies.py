@@ -15,24 +15,28 @@ from hypothesis import strategies as st
 from support.server import serving
 from tiny_draft import make_backend, make_tiny_draft
 
-from common.costmodel import LinkCosts, ModelCosts, fastest_round, tokens_per_s
-from common.errors import UsageError
-from common.types import GenerateRequest, SamplingParams, Signals, VerifyRequest
-from edge_client.cli import main
-from edge_client.depth.acceptance import MAX_DEPTH, ConfidenceCalibration, PositionAcceptance
-from edge_client.depth.base import DepthPolicy
-from edge_client.depth.costs import RoundCosts
-from edge_client.depth.fixed import FixedDepth
-from edge_client.depth.optimal import OptimalDepth
-from edge_client.depth.ratio import RatioDepth
-from edge_client.depth.registry import DEPTH_POLICIES, create_depth_policy
-from edge_client.depth.window import WindowDepth
-from edge_client.drafting.base import ShouldStop, Stop
-from edge_client.drafting.onnx_model import OnnxDraftModel
-from edge_client.drafting.prompt_lookup import PromptLookupModel
-from edge_client.options import Mode
-from edge_client.stats import RoundRecord, draft_length
-from experiments.acceptance_traces import signals_of
+from outrider.common.errors import UsageError
+from outrider.common.types import GenerateRequest, SamplingParams, Signals, VerifyRequest
+from outrider.edge_client.commands.cli import main
+from outrider.edge_client.controller.cost_model import LinkCosts, ModelCosts, fastest_round, tokens_per_s
+from outrider.edge_client.controller.depth.acceptance import (
+    MAX_DEPTH,
+    ConfidenceCalibration,
+    PositionAcceptance,
+)
+from outrider.edge_client.controller.depth.base import DepthPolicy
+from outrider.edge_client.controller.depth.costs import RoundCosts
+from outrider.edge_client.controller.depth.fixed import FixedDepth
+from outrider.edge_client.controller.depth.optimal import OptimalDepth
+from outrider.edge_client.controller.depth.ratio import RatioDepth
+from outrider.edge_client.controller.depth.registry import DEPTH_POLICIES, create_depth_policy
+from outrider.edge_client.controller.depth.window import WindowDepth
+from outrider.edge_client.core.options import Mode
+from outrider.edge_client.core.stats import RoundRecord, draft_length
+from outrider.edge_client.drafting.base import ShouldStop, Stop
+from outrider.edge_client.drafting.onnx.model import OnnxDraftModel
+from outrider.edge_client.drafting.prompt_lookup import PromptLookupModel
+from outrider.experiments.shared.acceptance_traces import signals_of
 
 NEW = TARGET[2:]
 BOUNDS = {"ratio": (3, 12), "window": (2, 8), "optimal": (1, 64)}

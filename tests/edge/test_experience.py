@@ -11,13 +11,13 @@ import pytest
 from engine_link import EngineLink
 from test_pipelined_rounds import PROMPT, decode, make_backend, reference
 
-from common.types import Method, SamplingParams, StopParams
-from edge_client.assemble import Edge
-from edge_client.beliefs import ALPHAS, beliefs, usual_belief
-from edge_client.config import RunConfig
-from edge_client.experience import MOST_TEXTS, Circumstances, Experience
-from edge_client.mode_choice import ModeChoice, Way
-from edge_client.options import Mode
+from outrider.common.types import Method, SamplingParams, StopParams
+from outrider.edge_client.config.run_config import RunConfig
+from outrider.edge_client.controller.acceptance_posterior import ALPHAS, beliefs, usual_belief
+from outrider.edge_client.controller.acceptance_prior import MOST_TEXTS, Circumstances, Experience
+from outrider.edge_client.controller.mode_policy import ModeChoice, Way
+from outrider.edge_client.core.options import Mode
+from outrider.edge_client.session.factory import Edge
 
 HERE = Circumstances("target-1", 2)
 

@@ -9,19 +9,19 @@ from pathlib import Path
 import pytest
 from telling_draft import HARD_PLACE, HARD_TOKEN, SURE, make_gate
 
-from common.config import load_config
-from common.errors import ConfigError, UsageError
-from common.types import Draft, Signals
-from edge_client.config import RunConfig
-from edge_client.depth.costs import RoundCosts
-from edge_client.drafting.base import Stop, ended
-from edge_client.drafting.prompt_lookup import PromptLookupModel
-from edge_client.gate.file import GateFile, read_gate_file, write_gate_file
-from edge_client.gate.gate import Gate, GateSettings, GateUse
-from edge_client.gate.rules import BlockText
-from edge_client.gate.settings import create_gate, gate_settings, has_place, without_gate
-from edge_client.gate.thresholds import GateThresholds
-from edge_client.stats import RoundRecord
+from outrider.common.config.loader import load_config
+from outrider.common.errors import ConfigError, UsageError
+from outrider.common.types import Draft, Signals
+from outrider.edge_client.config.gate import create_gate, gate_settings, has_place, without_gate
+from outrider.edge_client.config.run_config import RunConfig
+from outrider.edge_client.controller.depth.costs import RoundCosts
+from outrider.edge_client.core.stats import RoundRecord
+from outrider.edge_client.drafting.base import Stop, ended
+from outrider.edge_client.drafting.prompt_lookup import PromptLookupModel
+from outrider.edge_client.gate.file import GateFile, read_gate_file, write_gate_file
+from outrider.edge_client.gate.gate import Gate, GateSettings, GateUse
+from outrider.edge_client.gate.rules import BlockText
+from outrider.edge_client.gate.thresholds import GateThresholds
 
 STOP = replace(RunConfig(), gate="stop", gate_nll=1.0)
 

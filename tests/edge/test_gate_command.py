@@ -14,14 +14,14 @@ from support.fakes import FakeBackend
 from support.server import serving
 from tiny_draft import make_backend, make_tiny_draft
 
-from cloud_verifier.engine import Engine
-from common.types import Origin, SamplingParams, Signals, VerifyRequest
-from edge_client.cli import main
-from edge_client.drafting.base import Stop
-from edge_client.drafting.dropout_graph import add_dropout
-from edge_client.drafting.onnx_model import OnnxDraftModel
-from edge_client.gate.file import GateFile, write_gate_file
-from edge_client.tokenizer import EdgeTokenizer
+from outrider.cloud_verifier.engine.engine import Engine
+from outrider.common.types import Origin, SamplingParams, Signals, VerifyRequest
+from outrider.edge_client.commands.cli import main
+from outrider.edge_client.drafting.base import Stop
+from outrider.edge_client.drafting.export.dropout_graph import add_dropout
+from outrider.edge_client.drafting.onnx.model import OnnxDraftModel
+from outrider.edge_client.gate.file import GateFile, write_gate_file
+from outrider.edge_client.tokenization.tokenizer import EdgeTokenizer
 
 Seen = list[VerifyRequest]
 

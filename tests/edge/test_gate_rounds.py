@@ -25,9 +25,9 @@ from telling_draft import HARD_PLACE, HARD_TOKEN, SURE, Tell, TellingDraft, ever
 from test_pipelined_rounds import PROMPT as SHORT_PROMPT
 from test_pipelined_rounds import decode, make_backend, reference
 
-from common.alignment import TokenChain
-from common.errors import RoundTimeoutError
-from common.types import (
+from outrider.common.alignment import TokenChain
+from outrider.common.errors import RoundTimeoutError
+from outrider.common.types import (
     FinishReason,
     GenerateRequest,
     Limits,
@@ -42,11 +42,11 @@ from common.types import (
     Verdict,
     VerifyRequest,
 )
-from edge_client.depth.ratio import RatioDepth
-from edge_client.gate.gate import GateUse
-from edge_client.options import OnTimeout
-from edge_client.session import EdgeSession, SessionResult
-from edge_client.terminal import summary
+from outrider.edge_client.controller.depth.ratio import RatioDepth
+from outrider.edge_client.core.options import OnTimeout
+from outrider.edge_client.gate.gate import GateUse
+from outrider.edge_client.session.session import EdgeSession, SessionResult
+from outrider.edge_client.ui.terminal import summary
 
 NEW = TARGET[2:]
 STOP, COMMIT = GateUse.STOP, GateUse.COMMIT

@@ -8,17 +8,17 @@ from pathlib import Path
 import pytest
 from support.models import EOS, make_tokenizer
 
-from common.errors import ConfigError, UsageError
-from common.types import Draft, Signals
-from edge_client.gate.file import GateFile, read_gate_file, write_gate_file
-from edge_client.gate.gate import Gate, GateSettings, GateUse
-from edge_client.gate.names import find_names
-from edge_client.gate.patterns import find_amounts, find_dates, find_digits
-from edge_client.gate.rules import RULES, BlockText, RuleNeeds, create_rules
-from edge_client.gate.spans import Find
-from edge_client.gate.thresholds import GateThresholds
-from edge_client.gate.words import WordCounts, count_words, packed
-from edge_client.tokenizer import EdgeTokenizer
+from outrider.common.errors import ConfigError, UsageError
+from outrider.common.types import Draft, Signals
+from outrider.edge_client.gate.file import GateFile, read_gate_file, write_gate_file
+from outrider.edge_client.gate.gate import Gate, GateSettings, GateUse
+from outrider.edge_client.gate.names import find_names
+from outrider.edge_client.gate.patterns import find_amounts, find_dates, find_digits
+from outrider.edge_client.gate.rules import RULES, BlockText, RuleNeeds, create_rules
+from outrider.edge_client.gate.spans import Find
+from outrider.edge_client.gate.thresholds import GateThresholds
+from outrider.edge_client.gate.words import WordCounts, count_words, packed
+from outrider.edge_client.tokenization.tokenizer import EdgeTokenizer
 
 Pieces = Sequence[str]
 WORDS = count_words(["The model reads the whole text and the reader follows it"])
@@ -91,7 +91,7 @@ def test_names_are_capitalised_words_inside_sentences_acronyms_and_words_like_ip
 
 
 def test_the_first_word_of_a_sentence_or_a_line_and_the_english_i_are_no_names() -> None:
-    text = "One. Two! Three? (Four.) \"Five\"\n# Six\n    Seven\n- Eight: Nine; I think I'm here"
+    text = 'One. Two! Three? (Four.) "Five"\n# Six\n    Seven\n- Eight: Nine; I think I\'m here'
     assert found(find_names, text) == []
 
 
@@ -225,9 +225,7 @@ def test_a_recogniser_names_entities_in_place_of_the_looks_of_words(tmp_path: Pa
     spacy = pytest.importorskip("spacy")
     pipeline = spacy.blank("en")
     ruler = pipeline.add_pipe("entity_ruler")
-    ruler.add_patterns(
-        [{"label": "GPE", "pattern": "new york"}, {"label": "CARDINAL", "pattern": "seven"}]
-    )
+    ruler.add_patterns([{"label": "GPE", "pattern": "new york"}, {"label": "CARDINAL", "pattern": "seven"}])
     pipeline.to_disk(tmp_path / "ner")
     needs = RuleNeeds(ner=str(tmp_path / "ner"))
     block = [" new", " yo", "rk", ",", " Bob", " and", " seven"]

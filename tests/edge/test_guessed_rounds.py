@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from test_pipelined_rounds import PROMPT, decode, make_backend, reference
 
-from common.noise import gumbel_row
-from common.types import (
+from outrider.common.noise.draws import gumbel_row
+from outrider.common.types import (
     Method,
     Origin,
     RoundError,
@@ -26,9 +26,9 @@ from common.types import (
     StopParams,
     Verdict,
 )
-from edge_client.drafting.onnx_runner import Rows
-from edge_client.drafting.sampler import DraftSampler
-from edge_client.guesses import Branches, GuessRates
+from outrider.edge_client.decode.branch_tree import Branches, GuessRates
+from outrider.edge_client.drafting.onnx.runner import Rows
+from outrider.edge_client.drafting.onnx.sampler import DraftSampler
 
 STOP = StopParams(max_new_tokens=50, ignore_eos=True)
 CLOSE, FAR = RunnerUp(1, 0.05), RunnerUp(2, 6.0)

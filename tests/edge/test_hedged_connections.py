@@ -12,14 +12,14 @@ from edge_fakes import make_model
 from support.fakes import FakeBackend
 from support.server import serving
 
-from common.errors import LinkError
-from common.types import ModelInfo, Opened, OpenRequest, SamplingParams, Verdict, VerifyRequest
-from edge_client import prober as prober_module
-from edge_client.breaker import CircuitBreaker
-from edge_client.lifeline import Lifeline
-from edge_client.link.base import Traffic
-from edge_client.link.grpc_link import GrpcLink
-from edge_client.prober import Prober
+from outrider.common.errors import LinkError
+from outrider.common.types import ModelInfo, Opened, OpenRequest, SamplingParams, Verdict, VerifyRequest
+from outrider.edge_client.transport import reconnect as prober_module
+from outrider.edge_client.transport.breaker import CircuitBreaker
+from outrider.edge_client.transport.connection import Lifeline
+from outrider.edge_client.transport.link.base import Traffic
+from outrider.edge_client.transport.link.grpc_link import GrpcLink
+from outrider.edge_client.transport.reconnect import Prober
 
 PATIENCE_S = 10.0  # of these tests with a thread; nothing is waited for so long unless something is broken
 
@@ -179,7 +179,9 @@ def test_without_patience_the_first_failure_of_all_ends_the_search(link: SlowLin
 
 
 def test_who_waits_for_a_connection_is_told_so_once(link: SlowLink, caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.WARNING, logger="edge_client")  # whatever a test before this one has set
+    caplog.set_level(
+        logging.WARNING, logger="outrider.edge_client"
+    )  # whatever a test before this one has set
     link.end()
     lifeline = Lifeline(link, clock=lambda: 20 * time.monotonic())  # type: ignore[arg-type]
     with pytest.raises(LinkError, match="no answer in"):

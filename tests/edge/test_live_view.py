@@ -10,15 +10,21 @@ from edge_fakes import TARGET, FakeDraft, FakeVerifier, Silent, make_session
 from rich.console import ConsoleDimensions
 from support.screen import Screen
 
-from common.errors import LinkError, UsageError
-from common.types import FinishReason, Origin
-from edge_client.cells import row_starts
-from edge_client.commands.run import run
-from edge_client.config import RunConfig
-from edge_client.events import EndEvent, MarkClearedEvent, RolledBackEvent, SessionEvent, TokenEvent
-from edge_client.live import LiveView, name_of, ticking
-from edge_client.session import EdgeSession
-from edge_client.terminal import TextPrinter
+from outrider.common.errors import LinkError, UsageError
+from outrider.common.types import FinishReason, Origin
+from outrider.edge_client.commands.run import run
+from outrider.edge_client.config.run_config import RunConfig
+from outrider.edge_client.core.events import (
+    EndEvent,
+    MarkClearedEvent,
+    RolledBackEvent,
+    SessionEvent,
+    TokenEvent,
+)
+from outrider.edge_client.session.session import EdgeSession
+from outrider.edge_client.ui.cells import row_starts
+from outrider.edge_client.ui.live import LiveView, name_of, ticking
+from outrider.edge_client.ui.terminal import TextPrinter
 
 COLUMNS, ROWS = 40, 10
 

@@ -10,10 +10,10 @@ from edge_fakes import PROMPT, FakeVerifier, Silent, make_session
 from support.server import serving
 from tiny_draft import make_backend, make_tiny_draft
 
-from common.types import FinishReason, GenerateRequest, Origin, VerifyRequest
-from edge_client.cli import main
-from edge_client.drafting.prompt_lookup import PromptLookupModel
-from edge_client.options import OnTimeout
+from outrider.common.types import FinishReason, GenerateRequest, Origin, VerifyRequest
+from outrider.edge_client.commands.cli import main
+from outrider.edge_client.core.options import OnTimeout
+from outrider.edge_client.drafting.prompt_lookup import PromptLookupModel
 
 # The prompt comes back in the text, then something new, then the new part again.
 TEXT = (*PROMPT, 10, 11, 12, 13, *PROMPT, 10, 11, 12, 13, 20, 21, 22, 20, 21, 22, *range(30, 60))

@@ -18,10 +18,10 @@ from edge_fakes import (
     make_session,
 )
 
-from common.errors import LinkError, RoundFailedError
-from common.methods import num_support, sends_probs, sends_support
-from common.support import certain
-from common.types import (
+from outrider.common.errors import LinkError, RoundFailedError
+from outrider.common.methods import num_support, sends_probs, sends_support
+from outrider.common.sampling.support import certain
+from outrider.common.types import (
     Candidate,
     CorrectionKind,
     FinishReason,
@@ -36,8 +36,8 @@ from common.types import (
     Verdict,
     VerifyRequest,
 )
-from edge_client.events import TokenEvent
-from edge_client.options import OnTimeout
+from outrider.edge_client.core.events import TokenEvent
+from outrider.edge_client.core.options import OnTimeout
 
 NEW = TARGET[2:]
 WRONG = 99  # what the draft says at position 6

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from common.errors import UsageError
-from edge_client.assemble import make_window
-from edge_client.config import RunConfig
-from edge_client.mode_choice import MAX_IN_FLIGHT, ModeChoice, Way
-from edge_client.pipeline import Pipelining, create_window
-from edge_client.stats import RoundRecord
+from outrider.common.errors import UsageError
+from outrider.edge_client.config.run_config import RunConfig
+from outrider.edge_client.controller.mode_policy import MAX_IN_FLIGHT, ModeChoice, Way
+from outrider.edge_client.controller.window import Pipelining, create_window
+from outrider.edge_client.core.stats import RoundRecord
+from outrider.edge_client.session.factory import make_window
 
 ALL = tuple(Way)
 
@@ -151,9 +151,7 @@ def test_auto_pipelining_is_off_where_there_is_nothing_to_hide_and_comes_back_wi
         ({"num_rounds_in_flight": 4}, "--num-rounds-in-flight 4 goes with --pipeline on or auto"),
     ],
 )
-def test_pipelining_that_would_have_no_effect_is_refused_by_name(
-    flags: dict[str, Any], message: str
-) -> None:
+def test_pipelining_that_would_have_no_effect_is_refused_by_name(flags: dict[str, Any], message: str) -> None:
     with pytest.raises(UsageError, match=message):
         make_window(RunConfig(**flags))
     assert make_window(RunConfig(mode="auto", pipeline="auto", num_rounds_in_flight=4)).choice is not None

@@ -13,18 +13,26 @@ from support.fakes import FakeBackend
 from support.server import serving
 from tcp_proxy import TcpProxy
 
-from cloud_verifier.config import ServeConfig
-from common.errors import IncompatibleError, LinkError, LinkFaultError, UsageError
-from common.types import Closed, CloseRequest, Draft, FinishReason, Origin, SamplingParams, StopParams
-from edge_client.deadline import RoundDeadline
-from edge_client.depth.fixed import FixedDepth
-from edge_client.link.base import CallRejectedError
-from edge_client.link.grpc_link import GrpcLink
-from edge_client.mode_choice import ModeChoice, Way
-from edge_client.options import Mode, OnTimeout, SessionOptions
-from edge_client.pipeline import RoundWindow
-from edge_client.remote_verifier import RemoteVerifier
-from edge_client.session import EdgeSession, SessionResult, new_session_id
+from outrider.cloud_verifier.config import ServeConfig
+from outrider.common.errors import IncompatibleError, LinkError, LinkFaultError, UsageError
+from outrider.common.types import (
+    Closed,
+    CloseRequest,
+    Draft,
+    FinishReason,
+    Origin,
+    SamplingParams,
+    StopParams,
+)
+from outrider.edge_client.controller.depth.fixed import FixedDepth
+from outrider.edge_client.controller.mode_policy import ModeChoice, Way
+from outrider.edge_client.controller.window import RoundWindow
+from outrider.edge_client.core.options import Mode, OnTimeout, SessionOptions
+from outrider.edge_client.session.session import EdgeSession, SessionResult, new_session_id
+from outrider.edge_client.transport.deadline import RoundDeadline
+from outrider.edge_client.transport.link.base import CallRejectedError
+from outrider.edge_client.transport.link.grpc_link import GrpcLink
+from outrider.edge_client.transport.remote_verifier import RemoteVerifier
 
 PROMPT = (5, 6, 7)
 

@@ -15,8 +15,8 @@ from random_runs import FAULTS, run_fields
 from support.fakes import FakeBackend
 from telling_draft import Tell, TellingDraft
 
-from common.sampling import choose, process_logits
-from common.types import (
+from outrider.common.sampling.processors import choose, process_logits
+from outrider.common.types import (
     CorrectionKind,
     FinishReason,
     Method,
@@ -27,17 +27,17 @@ from common.types import (
     StopParams,
     Verdict,
 )
-from edge_client.deadline import RoundDeadline
-from edge_client.depth.base import DepthPolicy
-from edge_client.depth.fixed import FixedDepth
-from edge_client.experience import Experience
-from edge_client.gate.gate import Gate
-from edge_client.mode_choice import ModeChoice, Way
-from edge_client.options import Mode, OnTimeout, SessionOptions
-from edge_client.pipeline import RoundWindow
-from edge_client.remote_verifier import RemoteVerifier
-from edge_client.session import EdgeSession, SessionResult
-from experiments.watched import watched
+from outrider.edge_client.controller.acceptance_prior import Experience
+from outrider.edge_client.controller.depth.base import DepthPolicy
+from outrider.edge_client.controller.depth.fixed import FixedDepth
+from outrider.edge_client.controller.mode_policy import ModeChoice, Way
+from outrider.edge_client.controller.window import RoundWindow
+from outrider.edge_client.core.options import Mode, OnTimeout, SessionOptions
+from outrider.edge_client.gate.gate import Gate
+from outrider.edge_client.session.session import EdgeSession, SessionResult
+from outrider.edge_client.transport.deadline import RoundDeadline
+from outrider.edge_client.transport.remote_verifier import RemoteVerifier
+from outrider.experiments.shared.watched import watched
 
 HANGS_S = 60.0  # a session of some milliseconds
 PROMPT = (5, 6, 7)

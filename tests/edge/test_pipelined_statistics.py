@@ -20,16 +20,16 @@ from scipy import stats
 from support.continuations import EOS, PROMPT, Tables, make_tables, target_probs
 from support.fakes import FakeBackend
 
-from common.types import Draft, Method, SamplingParams, StopParams, Support
-from edge_client.deadline import RoundDeadline
-from edge_client.depth.fixed import FixedDepth
-from edge_client.drafting.base import ShouldStop
-from edge_client.drafting.onnx_runner import Rows
-from edge_client.drafting.sampler import DraftSampler
-from edge_client.options import OnTimeout, SessionOptions
-from edge_client.pipeline import RoundWindow
-from edge_client.remote_verifier import RemoteVerifier
-from edge_client.session import EdgeSession
+from outrider.common.types import Draft, Method, SamplingParams, StopParams, Support
+from outrider.edge_client.controller.depth.fixed import FixedDepth
+from outrider.edge_client.controller.window import RoundWindow
+from outrider.edge_client.core.options import OnTimeout, SessionOptions
+from outrider.edge_client.drafting.base import ShouldStop
+from outrider.edge_client.drafting.onnx.runner import Rows
+from outrider.edge_client.drafting.onnx.sampler import DraftSampler
+from outrider.edge_client.session.session import EdgeSession
+from outrider.edge_client.transport.deadline import RoundDeadline
+from outrider.edge_client.transport.remote_verifier import RemoteVerifier
 
 SIZE, ALPHA, LEAST_EXPECTED = 6, 0.001, 5
 NUM_TEXTS, NUM_SLOW_TEXTS, NUM_NEW = 120, 10_000, 8

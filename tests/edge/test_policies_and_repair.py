@@ -21,8 +21,8 @@ from edge_fakes import (
     make_session,
 )
 
-from common.errors import IncompatibleError, LinkError, RoundFailedError, RoundTimeoutError
-from common.types import (
+from outrider.common.errors import IncompatibleError, LinkError, RoundFailedError, RoundTimeoutError
+from outrider.common.types import (
     CloseRequest,
     FinishReason,
     GenerateRequest,
@@ -34,8 +34,8 @@ from common.types import (
     SessionResponse,
     VerifyRequest,
 )
-from edge_client.events import MarkClearedEvent
-from edge_client.options import Mode, OnTimeout
+from outrider.edge_client.core.events import MarkClearedEvent
+from outrider.edge_client.core.options import Mode, OnTimeout
 
 NEW = TARGET[2:]
 WRONG_AT_6 = [*TARGET[:6], 99, *TARGET[7:]]

@@ -18,10 +18,10 @@ from random_runs import FAULTS, run_fields
 from support.fakes import FakeBackend
 from telling_draft import HARD_TOKEN, TellingDraft, every, make_gate
 
-from common.errors import LinkError, UsageError
-from common.sampling import choose, process_logits
-from common.stopping import TextStopper
-from common.types import (
+from outrider.common.errors import LinkError, UsageError
+from outrider.common.sampling.processors import choose, process_logits
+from outrider.common.stopping import TextStopper
+from outrider.common.types import (
     FinishReason,
     OpenRequest,
     Origin,
@@ -30,20 +30,26 @@ from common.types import (
     StopParams,
     VerifyRequest,
 )
-from edge_client.config import RunConfig
-from edge_client.daemon.generation import Generation
-from edge_client.deadline import RoundDeadline
-from edge_client.depth.fixed import FixedDepth
-from edge_client.events import EndEvent, MarkClearedEvent, RolledBackEvent, SessionEvent, TokenEvent
-from edge_client.gate.gate import GateUse
-from edge_client.link.base import Connection
-from edge_client.method_options import check_method
-from edge_client.mode_choice import ModeChoice, Way
-from edge_client.options import Mode, OnTimeout, SessionOptions
-from edge_client.pipeline import RoundWindow
-from edge_client.remote_verifier import RemoteVerifier
-from edge_client.reverify import hold_back
-from edge_client.session import EdgeSession, SessionResult
+from outrider.edge_client.config.methods import check_method
+from outrider.edge_client.config.run_config import RunConfig
+from outrider.edge_client.controller.depth.fixed import FixedDepth
+from outrider.edge_client.controller.mode_policy import ModeChoice, Way
+from outrider.edge_client.controller.window import RoundWindow
+from outrider.edge_client.core.events import (
+    EndEvent,
+    MarkClearedEvent,
+    RolledBackEvent,
+    SessionEvent,
+    TokenEvent,
+)
+from outrider.edge_client.core.options import Mode, OnTimeout, SessionOptions
+from outrider.edge_client.daemon.generation import Generation
+from outrider.edge_client.decode.reverify import hold_back
+from outrider.edge_client.gate.gate import GateUse
+from outrider.edge_client.session.session import EdgeSession, SessionResult
+from outrider.edge_client.transport.deadline import RoundDeadline
+from outrider.edge_client.transport.link.base import Connection
+from outrider.edge_client.transport.remote_verifier import RemoteVerifier
 
 NEW = TARGET[2:]
 WRONG_FROM_3 = [*TARGET[:3], 77, 78, *TARGET[5:]]
@@ -430,9 +436,7 @@ def decode(
 def runs() -> st.SearchStrategy[dict[str, Any]]:
     endings = st.sampled_from([(), (",9>",), ("<3,", "7>")])
     fields = run_fields(4, (0.0, 0.5, 0.9, 1.0), short_context=20, stop_strings=endings)
-    return st.fixed_dictionaries(
-        fields | dict.fromkeys(("is_gated", "is_auto", "may_guess"), st.booleans())
-    )
+    return st.fixed_dictionaries(fields | dict.fromkeys(("is_gated", "is_auto", "may_guess"), st.booleans()))
 
 
 def check(run: dict[str, Any], on_timeout: OnTimeout) -> SessionResult:

@@ -19,14 +19,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from test_pipelined_rounds import PROMPT, decode, make_backend, reference, runs
 
-from common.types import FinishReason, Method, SamplingParams, StopParams
-from edge_client.depth.registry import DEPTH_POLICIES, create_depth_policy
-from edge_client.mode_choice import Way
-from edge_client.options import Mode
-from edge_client.pipeline import Pipelining, RoundWindow, create_window
-from edge_client.session import SessionResult
-from edge_client.stats import RoundRecord
-from experiments.watched import HungError, watched
+from outrider.common.types import FinishReason, Method, SamplingParams, StopParams
+from outrider.edge_client.controller.depth.registry import DEPTH_POLICIES, create_depth_policy
+from outrider.edge_client.controller.mode_policy import Way
+from outrider.edge_client.controller.window import Pipelining, RoundWindow, create_window
+from outrider.edge_client.core.options import Mode
+from outrider.edge_client.core.stats import RoundRecord
+from outrider.edge_client.session.session import SessionResult
+from outrider.experiments.shared.watched import HungError, watched
 
 FAULTS = {
     "none": Chances(),
@@ -192,9 +192,7 @@ def test_texts_like_these_meet_every_fault_with_rounds_under_way_and_take_every_
 
 @pytest.mark.parametrize("handling", HANDLINGS)
 @pytest.mark.parametrize("method", [m for m in Method if m is not Method.COUPLED])
-def test_the_other_methods_end_verified_under_all_faults(
-    method: Method, handling: str
-) -> None:
+def test_the_other_methods_end_verified_under_all_faults(method: Method, handling: str) -> None:
     tally = Tally()
     for seed, policy in enumerate(("fixed", "optimal")):
         result, _ = write(policy, handling, FAULTS["all"], seed, tally, method=method, accuracy=0.7)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from common.errors import RoundTimeoutError
-from common.types import CorrectionKind, ModelInfo, SessionRequest, Verdict, VerifyRequest
-from edge_client.deadline import RoundDeadline
-from edge_client.link.base import Traffic
-from edge_client.remote_verifier import RemoteVerifier
+from outrider.common.errors import RoundTimeoutError
+from outrider.common.types import CorrectionKind, ModelInfo, SessionRequest, Verdict, VerifyRequest
+from outrider.edge_client.transport.deadline import RoundDeadline
+from outrider.edge_client.transport.link.base import Traffic
+from outrider.edge_client.transport.remote_verifier import RemoteVerifier
 
 
 class SlowingLink:

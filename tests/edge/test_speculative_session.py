@@ -7,8 +7,8 @@ import codecs
 import pytest
 from edge_fakes import EOS, PROMPT, TARGET, FakeDraft, FakeVerifier, make_model, make_session
 
-from common.alignment import TokenChain
-from common.types import (
+from outrider.common.alignment import TokenChain
+from outrider.common.types import (
     CloseRequest,
     FinishReason,
     GenerateRequest,
@@ -17,8 +17,8 @@ from common.types import (
     Origin,
     VerifyRequest,
 )
-from edge_client.events import EndEvent, TokenEvent
-from edge_client.options import Mode
+from outrider.edge_client.core.events import EndEvent, TokenEvent
+from outrider.edge_client.core.options import Mode
 
 NEW = TARGET[2:]
 

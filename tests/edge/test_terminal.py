@@ -8,9 +8,9 @@ from dataclasses import replace
 import pytest
 from edge_fakes import TARGET, FakeDraft, FakeVerifier, Silent, make_session
 
-from common.types import FinishReason
-from edge_client.events import EndEvent
-from edge_client.terminal import TextPrinter, summary
+from outrider.common.types import FinishReason
+from outrider.edge_client.core.events import EndEvent
+from outrider.edge_client.ui.terminal import TextPrinter, summary
 
 
 class Terminal(io.StringIO):

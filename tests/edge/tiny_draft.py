@@ -10,8 +10,8 @@ from safetensors.numpy import save_file
 from support.fakes import FakeBackend
 from support.models import make_tokenizer
 
-from common.fingerprint import num_tokens, tokenizer_fingerprint
-from edge_client.drafting.export import export_draft
+from outrider.common.models.fingerprint import num_tokens, tokenizer_fingerprint
+from outrider.edge_client.drafting.export.exporter import export_draft
 
 _HIDDEN, _HEADS, _KV_HEADS, _INTERMEDIATE, _LAYERS = 64, 4, 2, 96, 1
 

@@ -10,8 +10,8 @@ from support.branching import LazyDraft, Rules
 from support.enumeration import max_error, target_law, total_variation, written_law
 from support.worlds import make_world
 
-from cloud_verifier.methods.registry import create_method
-from common.types import Method, MethodParams
+from outrider.cloud_verifier.verification.methods.registry import create_method
+from outrider.common.types import Method, MethodParams
 
 DOUBTED = 0.5  # a token the draft gives less than this is its last
 

@@ -19,11 +19,11 @@ from support.enumeration import max_error, target_law, total_variation, written_
 from support.planted import Mistake, PlantedMethod, RedrawnCoupling
 from support.worlds import KINDS, TOTAL_WEIGHT, VOCAB, make_world
 
-from cloud_verifier.methods.registry import create_method
-from cloud_verifier.rows import KeyedCoins
-from common.noise import Purpose, uniform
-from common.support import sample_support
-from common.types import Candidate, Method, MethodParams, Support
+from outrider.cloud_verifier.verification.methods.registry import create_method
+from outrider.cloud_verifier.verification.rows import KeyedCoins
+from outrider.common.noise.draws import Purpose, uniform
+from outrider.common.sampling.support import sample_support
+from outrider.common.types import Candidate, Method, MethodParams, Support
 
 EXACT = (Method.COUPLED, Method.SPARSE, Method.CANDIDATES, Method.BLOCK)
 APPROXIMATE = (Method.SHORTCUT, Method.SCALAR_RESIDUAL, Method.THRESHOLD, Method.TYPICAL)

@@ -18,8 +18,8 @@ import pytest
 from support.in_process import InProcessEdge
 from support.models import make_tiny_target
 
-from common.sampling import process_logits
-from common.types import Method, SamplingParams
+from outrider.common.sampling.processors import process_logits
+from outrider.common.types import Method, SamplingParams
 
 torch = pytest.importorskip("torch")
 
@@ -185,7 +185,7 @@ def _generate(target: Any, draft: Any, prompt: tuple[int, ...]) -> list[int]:
 
 @pytest.mark.parametrize("method", [m for m in Method if m.is_exact])
 def test_greedy_text_is_that_of_transformers_assisted_generation(assisted: Assisted, method: Method) -> None:
-    from cloud_verifier.backends.loading import load_target
+    from outrider.cloud_verifier.backends.loading import load_target
 
     def draft(text: Any) -> np.ndarray:
         with torch.inference_mode():

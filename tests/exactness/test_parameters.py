@@ -11,7 +11,7 @@ import pytest
 from support.fakes import FakeBackend
 from support.in_process import InProcessEdge
 
-from common.types import Method, SamplingParams
+from outrider.common.types import Method, SamplingParams
 
 PROMPT = (5, 9, 9, 14)
 NUM_NEW = 40

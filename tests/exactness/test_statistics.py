@@ -14,8 +14,8 @@ import pytest
 from scipy import stats
 from support.continuations import Writer, make_tables, target_probs
 
-from common.noise import Purpose, uniform
-from common.types import Method, SamplingParams
+from outrider.common.noise.draws import Purpose, uniform
+from outrider.common.types import Method, SamplingParams
 
 EXACT = tuple(method for method in Method if method.is_exact)
 ALPHA = 0.001

@@ -10,11 +10,11 @@ from support.branching import LazyDraft, Rules
 from support.enumeration import max_error, target_law, total_variation, written_law
 from support.worlds import make_world
 
-from cloud_verifier.methods.registry import create_method
-from common.types import Method, MethodParams, Signals, Support
-from edge_client.drafting.base import Stop
-from edge_client.gate.gate import Gate, GateSettings, GateUse
-from edge_client.gate.thresholds import GateThresholds
+from outrider.cloud_verifier.verification.methods.registry import create_method
+from outrider.common.types import Method, MethodParams, Signals, Support
+from outrider.edge_client.drafting.base import Stop
+from outrider.edge_client.gate.gate import Gate, GateSettings, GateUse
+from outrider.edge_client.gate.thresholds import GateThresholds
 
 TOLERANCE = 1e-9
 METHODS = (Method.COUPLED, Method.SPARSE, Method.CANDIDATES, Method.BLOCK)

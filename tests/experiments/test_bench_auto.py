@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from common.errors import UsageError
-from edge_client.mode_choice import Way
-from experiments import bench_auto
-from experiments.acceptance_traces import RECORDED, synthetic_traces
-from experiments.bench_auto import AutoRun, measure_above, run_auto, run_later
-from experiments.controller_grid import Point
+from benchmarks.controller import auto as bench_auto
+from benchmarks.controller.auto import AutoRun, measure_above, run_auto, run_later
+from benchmarks.controller.grid import Point
+from outrider.common.errors import UsageError
+from outrider.edge_client.controller.mode_policy import Way
+from outrider.experiments.shared.acceptance_traces import RECORDED, synthetic_traces
 
 # Where a draft that is better than usual makes rounds the best way, and what is usual says the stream.
 POINT = Point(600, 70, 2)

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from common.errors import UsageError
-from experiments.bench_engine import CASES, pick_cases
-from experiments.bench_engine_setup import Bench, generate_load, pinned, running_stub
+from benchmarks.engine.run import CASES, pick_cases
+from benchmarks.engine.setup import Bench, generate_load, pinned, running_stub
+from outrider.common.errors import UsageError
 
 IDS = {
     *(
@@ -32,8 +32,8 @@ def test_every_asked_measure_has_a_case() -> None:
 
 def test_cases_are_picked_by_id_and_an_unknown_one_is_named() -> None:
     assert pick_cases("engine.leak, overload_p99") == [
-        "experiments.bench_engine_load:measure_overload",
-        "experiments.bench_engine_load:measure_leak",
+        "benchmarks.engine.load:measure_overload",
+        "benchmarks.engine.load:measure_leak",
     ]
     assert pick_cases("") == list(CASES)
     with pytest.raises(UsageError, match=r"speed.*want one of"):

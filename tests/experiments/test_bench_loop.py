@@ -1,8 +1,8 @@
-"""The stand-ins of `experiments.bench_loop` make the text that they know, in rounds of both kinds."""
+"""The stand-ins of `benchmarks.loop` make the text that they know, in rounds of both kinds."""
 
 from __future__ import annotations
 
-from experiments.bench_loop import STRETCH, round_us
+from benchmarks.loop import STRETCH, round_us
 
 
 def test_a_texts_stretches_of_rounds_each_have_a_figure() -> None:

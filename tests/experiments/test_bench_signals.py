@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from common.types import SamplingParams
-from edge_client.drafting.onnx_model import OnnxDraftModel
-from experiments.bench_draft import EMBEDDED_DRAFT
-from experiments.bench_signals import Cost, make_measures, measure_draft
-from experiments.dropout_quality import NAMES, auc, judge_texts
+from benchmarks.controller.signals import Cost, make_measures, measure_draft
+from benchmarks.pair.draft import EMBEDDED_DRAFT
+from outrider.common.types import SamplingParams
+from outrider.edge_client.drafting.onnx.model import OnnxDraftModel
+from outrider.experiments.dropout_quality import NAMES, auc, judge_texts
 
 
 def test_each_cost_is_of_the_draft_with_and_without() -> None:

@@ -13,17 +13,17 @@ import pytest
 from support.fakes import FakeBackend
 from support.server import serving
 
-from cloud_verifier.server import VerifierServer
-from common.errors import LinkError, UsageError
-from common.sampling import choose, process_logits
-from common.types import Draft, SamplingParams
-from experiments import load
-from experiments.load import LoadPlan, run_load
-from experiments.load_cloud import CloudStream
-from experiments.load_recording import Recording
-from experiments.load_report import Refusal, RoundSample, Tally
-from experiments.load_wire import connect
-from experiments.recorded_drafts import record
+from benchmarks.engine.recorded_drafts import record
+from outrider.cloud_verifier.server.server import VerifierServer
+from outrider.common.errors import LinkError, UsageError
+from outrider.common.sampling.processors import choose, process_logits
+from outrider.common.types import Draft, SamplingParams
+from outrider.experiments.load import command as load
+from outrider.experiments.load.cloud import CloudStream
+from outrider.experiments.load.command import LoadPlan, run_load
+from outrider.experiments.load.recording import Recording
+from outrider.experiments.load.report import Refusal, RoundSample, Tally
+from outrider.experiments.load.wire import connect
 
 PROMPTS = [tuple(range(3, 15)), tuple(range(20, 29))]
 SAMPLINGS = (SamplingParams(temperature=0.0), SamplingParams(temperature=0.9, top_k=20))

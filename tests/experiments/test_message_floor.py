@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from experiments.message_floor import measure
+from outrider.experiments.message_floor import measure
 
 
 @pytest.mark.parametrize("name", ["two_tasks", "protobuf"])

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from common.types import FinishReason, Origin
-from edge_client.session import SessionResult
-from edge_client.stats import RoundRecord, SessionStats
-from experiments.pair_drafts import LONG, Rounds, SharedCosts, predict
-from experiments.pair_quality import parse_figures
-from training.functions import first_function, is_python
+from benchmarks.pair.drafts import LONG, Rounds, SharedCosts, predict
+from benchmarks.pair.quality import parse_figures
+from outrider.common.types import FinishReason, Origin
+from outrider.edge_client.core.stats import RoundRecord, SessionStats
+from outrider.edge_client.session.session import SessionResult
+from outrider.training.data.functions import first_function, is_python
 
 PROMPT = 'def add(a, b):\n    """Add."""\n'
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from experiments.processes import start_server
+from outrider.experiments.shared.processes import start_server
 
 ROOT = Path(__file__).resolve().parents[2]
 SERVER = """
@@ -22,7 +22,7 @@ signal.pause()
 """
 OWNER = """
 import sys, time
-from experiments.processes import start_server
+from outrider.experiments.shared.processes import start_server
 print(start_server([sys.executable, "-m", "stand_in"]).process.pid, flush=True)
 time.sleep(60)
 """

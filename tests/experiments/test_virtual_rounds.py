@@ -7,13 +7,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from common.costmodel import LinkCosts, ModelCosts, expected_tokens, tokens_per_s
-from common.errors import UsageError
-from edge_client.depth.fixed import FixedDepth
-from edge_client.depth.optimal import OptimalDepth
-from edge_client.drafting.base import ShouldStop, Stop
-from edge_client.stats import RoundRecord
-from experiments.acceptance_traces import (
+from benchmarks.controller.grid import Point
+from benchmarks.controller.run import FixedSweep, rounds_to_settle, run_set
+from benchmarks.controller.virtual_rounds import VirtualRound, ms_per_token, replay
+from outrider.common.errors import UsageError
+from outrider.edge_client.controller.cost_model import LinkCosts, ModelCosts, expected_tokens, tokens_per_s
+from outrider.edge_client.controller.depth.fixed import FixedDepth
+from outrider.edge_client.controller.depth.optimal import OptimalDepth
+from outrider.edge_client.core.stats import RoundRecord
+from outrider.edge_client.drafting.base import ShouldStop, Stop
+from outrider.experiments.shared.acceptance_traces import (
     MAX_DEPTH,
     RECORDED,
     TextTrace,
@@ -22,9 +25,6 @@ from experiments.acceptance_traces import (
     save_traces,
     synthetic_traces,
 )
-from experiments.bench_controller import FixedSweep, rounds_to_settle, run_set
-from experiments.controller_grid import Point
-from experiments.virtual_rounds import VirtualRound, ms_per_token, replay
 
 MODELS = ModelCosts(draft_token_s=0.002, target_token_s=0.030, verify_fixed_s=0.030, verify_token_s=0.001)
 LINK = LinkCosts(rtt_s=0.060)

@@ -12,14 +12,14 @@ import numpy as np
 import pytest
 from support.golden import assert_golden
 
-from cloud_verifier.methods.base import NoiseKey
-from cloud_verifier.rows import HostRows, StepRound
-from common.errors import ModelError
-from common.noise import Purpose, gumbel_row
-from common.sampling import choose, process_logits
-from common.truncation import find_edge
-from common.types import SamplingParams
-from kernels import host, reference
+from outrider.cloud_verifier.verification.methods.base import NoiseKey
+from outrider.cloud_verifier.verification.rows import HostRows, StepRound
+from outrider.common.errors import ModelError
+from outrider.common.noise.draws import Purpose, gumbel_row
+from outrider.common.sampling.processors import choose, process_logits
+from outrider.common.sampling.truncation import find_edge
+from outrider.common.types import SamplingParams
+from outrider.kernels import host, reference
 
 GOLDEN = json.loads((Path(__file__).parents[1] / "common" / "golden" / "noise.json").read_text())
 VOCAB_SIZES = (5, 8, 9, 31, 100, 777, 2047, 2048, 2049, 5000)
@@ -225,7 +225,7 @@ RUN_WITHOUT = """
 import sys, logging
 logging.basicConfig(format="%(message)s")
 {before}
-from cloud_verifier.row_kernels import load_row_kernels
+from outrider.cloud_verifier.verification.row_kernels import load_row_kernels
 print(load_row_kernels().__name__, load_row_kernels() is load_row_kernels())
 """
 
@@ -233,12 +233,12 @@ print(load_row_kernels().__name__, load_row_kernels() is load_row_kernels())
 def test_without_numba_the_reference_serves_and_says_so_once():
     code = RUN_WITHOUT.format(before="sys.modules['numba'] = None")
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert run.stdout == "kernels.reference True\n"
+    assert run.stdout == "outrider.kernels.reference True\n"
     assert run.stderr.count("verification is not compiled") == 1
 
 
 def test_help_does_not_import_the_compiler():
-    code = "import sys, cloud_verifier.cli\nassert 'numba' not in sys.modules"
+    code = "import sys, outrider.cloud_verifier.server.cli\nassert 'numba' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)
 
 

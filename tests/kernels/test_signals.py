@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from kernels import reference
-from kernels.signals import draft_signals
+from outrider.kernels import reference
+from outrider.kernels.signals import draft_signals
 
 
 def softmax(logits):

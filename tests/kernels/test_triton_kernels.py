@@ -24,7 +24,7 @@ def test_the_interpreted_kernels_pass_their_cases():
 COMPILE = """
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, compile
-from kernels import device
+from outrider.kernels import device
 
 kinds = {
     "*fp32": "logits temperatures edges tops totals weighted_totals",

@@ -11,15 +11,15 @@ import pytest
 import torch
 from support.fakes import FakeBackend
 
-from cloud_verifier import row_kernels
-from cloud_verifier.device_rows import scan_step
-from cloud_verifier.engine import Engine
-from cloud_verifier.methods.base import NoiseKey
-from cloud_verifier.rows import HostRows, StepRound
-from cloud_verifier.work import Job
-from common.errors import ModelError
-from common.noise import Purpose
-from common.types import (
+from outrider.cloud_verifier.engine.engine import Engine
+from outrider.cloud_verifier.engine.work import Job
+from outrider.cloud_verifier.verification import row_kernels
+from outrider.cloud_verifier.verification.device_rows import scan_step
+from outrider.cloud_verifier.verification.methods.base import NoiseKey
+from outrider.cloud_verifier.verification.rows import HostRows, StepRound
+from outrider.common.errors import ModelError
+from outrider.common.noise.draws import Purpose
+from outrider.common.types import (
     GeneratedTokens,
     GenerateRequest,
     Limits,
@@ -32,7 +32,7 @@ from common.types import (
     Verdict,
     VerifyRequest,
 )
-from kernels import device, reference
+from outrider.kernels import device, reference
 
 INF = math.inf
 VOCAB_SIZES = (5, 100, 1025, 3000)

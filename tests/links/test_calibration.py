@@ -8,9 +8,16 @@ import sys
 
 import pytest
 
-from common.errors import UsageError
-from experiments.links.calibrate import exp_links
-from experiments.links.calibration import Calibration, Plan, Point, calibrate, num_points, short_calibration
+from outrider.common.errors import UsageError
+from outrider.experiments.links.calibrate import exp_links
+from outrider.experiments.links.calibration.measure import (
+    Calibration,
+    Plan,
+    Point,
+    calibrate,
+    num_points,
+    short_calibration,
+)
 
 
 def point(realisation: str, measured: float, nominal: float = 10.0) -> Point:
@@ -40,7 +47,9 @@ def test_proxy_and_simulated_link_are_measured_at_every_point() -> None:
 
 
 def test_what_cannot_be_measured_here_is_named_with_its_reason(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("experiments.links.tun.Tun.refusals", lambda self, profile: ["no root"])
+    monkeypatch.setattr(
+        "outrider.experiments.links.tun.realisation.Tun.refusals", lambda self, profile: ["no root"]
+    )
     assert calibrate(["tun"], Plan()).refused == {"tun": ["no root"]}
     with pytest.raises(UsageError, match="did you mean"):
         calibrate(["prox"], Plan())
@@ -55,7 +64,7 @@ def test_a_short_calibration_goes_with_a_result() -> None:
 
 def test_the_command_answers_for_help_and_a_wrong_name() -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "experiments.links.calibrate", "--realisation", "tunn"],
+        [sys.executable, "-m", "outrider.experiments.links.calibrate", "--realisation", "tunn"],
         capture_output=True,
         text=True,
         check=False,

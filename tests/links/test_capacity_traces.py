@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from common.errors import UsageError
-from experiments.links.bottleneck import TraceRate
-from experiments.links.make_traces import MODELS, trace_lines
-from experiments.links.profile import LinkProfile
-from experiments.links.traces import OWN_TRACES, CapacityTrace, load_trace, parse_trace
-from experiments.links.virtual import VirtualLink
+from outrider.common.errors import UsageError
+from outrider.experiments.links.bottleneck import TraceRate
+from outrider.experiments.links.make_traces import MODELS, trace_lines
+from outrider.experiments.links.profile import LinkProfile
+from outrider.experiments.links.traces import OWN_TRACES, CapacityTrace, load_trace, parse_trace
+from outrider.experiments.links.virtual import VirtualLink
 
 
 def departures_by_hand(times_ms: list[int], packets: list[tuple[float, int]]) -> list[float]:

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from common.errors import UsageError
-from experiments.links.base import REALISATIONS, check_realisable, create_realisation
-from experiments.links.profile import LinkProfile, Outage
-from experiments.links.profiles import NAMED, load_profile, named_profile
+from outrider.common.errors import UsageError
+from outrider.experiments.links.base import REALISATIONS, check_realisable, create_realisation
+from outrider.experiments.links.profile import LinkProfile, Outage
+from outrider.experiments.links.profiles import NAMED, load_profile, named_profile
 
 
 @pytest.mark.parametrize(

@@ -11,12 +11,12 @@ import time
 import pytest
 from support.tcp_peers import check_echo, dialled, echo, fastest_s, read_all, tcp_server
 
-from common.errors import LinkError, UsageError
-from experiments.links.echo import echo_server, round_trips_ms
-from experiments.links.priority import real_time
-from experiments.links.profile import LinkProfile, Outage
-from experiments.links.proxy import Proxy
-from experiments.links.remote import RemoteLink, remote_link
+from outrider.common.errors import LinkError, UsageError
+from outrider.experiments.links.calibration.echo import echo_server, round_trips_ms
+from outrider.experiments.links.priority import real_time
+from outrider.experiments.links.profile import LinkProfile, Outage
+from outrider.experiments.links.proxy.realisation import Proxy
+from outrider.experiments.links.remote import RemoteLink, remote_link
 
 PROXY = Proxy()
 pytestmark = pytest.mark.alone

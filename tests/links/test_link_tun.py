@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 from support.tcp_peers import check_echo, dialled, echo, fastest_s, tcp_server
 
-from experiments.links.echo import echo_server, round_trips_ms
-from experiments.links.priority import real_time
-from experiments.links.profile import LinkProfile, Outage
-from experiments.links.remote import remote_link
-from experiments.links.tun import Tun
+from outrider.experiments.links.calibration.echo import echo_server, round_trips_ms
+from outrider.experiments.links.priority import real_time
+from outrider.experiments.links.profile import LinkProfile, Outage
+from outrider.experiments.links.remote import remote_link
+from outrider.experiments.links.tun.realisation import Tun
 
 TUN = Tun()
 pytestmark = [pytest.mark.net, pytest.mark.alone]

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from experiments.links import netem
-from experiments.links.netem import Netem, netem_command
-from experiments.links.profile import LinkProfile, Outage
+from outrider.experiments.links.netem.realisation import Netem, netem_command
+from outrider.experiments.links.netem.realisation import realisation as netem
+from outrider.experiments.links.profile import LinkProfile, Outage
 
 
 @pytest.mark.parametrize(

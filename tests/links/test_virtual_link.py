@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from experiments.links.chance import make_loss, make_random
-from experiments.links.packets import PacketPath
-from experiments.links.profile import LinkProfile, Outage
-from experiments.links.profiles import NAMED, named_profile
-from experiments.links.virtual import VirtualLink, wire_bytes
+from outrider.experiments.links.chance import make_loss, make_random
+from outrider.experiments.links.packets import PacketPath
+from outrider.experiments.links.profile import LinkProfile, Outage
+from outrider.experiments.links.profiles import NAMED, named_profile
+from outrider.experiments.links.virtual import VirtualLink, wire_bytes
 
 MESSAGES = st.lists(
     st.tuples(st.floats(0, 0.2), st.integers(1, 20_000)), min_size=1, max_size=40

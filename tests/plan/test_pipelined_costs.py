@@ -7,8 +7,8 @@ import random
 
 import pytest
 
-from common.costmodel import LinkCosts, ModelCosts, fastest_round, round_s
-from common.costmodel_pipelined import (
+from outrider.edge_client.controller.cost_model import LinkCosts, ModelCosts, fastest_round, round_s
+from outrider.edge_client.controller.cost_model_pipelined import (
     fastest_pipelined,
     num_in_flight,
     pipelined_break_even_rtt_s,

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from common.errors import UsageError
-from experiments.links.profile import LinkProfile
-from experiments.plan_check import plan_check
-from experiments.plan_check_parts import Checked
-from experiments.synthetic.pair import SyntheticPair
+from benchmarks.controller.plan_check import plan_check
+from benchmarks.controller.plan_check_parts import Checked
+from outrider.common.errors import UsageError
+from outrider.experiments.links.profile import LinkProfile
+from outrider.experiments.synthetic.pair import SyntheticPair
 
 
 class Straight:

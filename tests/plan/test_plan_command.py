@@ -9,11 +9,14 @@ from dataclasses import replace
 import pytest
 from support.server import serving
 
-from cloud_verifier.colocated import CoLocatedDrafter
-from common.costmodel import LinkCosts, ModelCosts, fastest_round, tokens_per_s
-from common.errors import UsageError
-from common.plan_samples import acceptance_by_position, cost_line, replayed, standing_of
-from common.planning import (
+from outrider.cloud_verifier.engine.colocated import CoLocatedDrafter
+from outrider.common.config.units import parse_duration, parse_rate, show_duration
+from outrider.common.errors import UsageError
+from outrider.edge_client.commands.cli import main
+from outrider.edge_client.config.run_config import RunConfig
+from outrider.edge_client.controller.cost_model import LinkCosts, ModelCosts, fastest_round, tokens_per_s
+from outrider.edge_client.planning.measure import Samples, measure, parts_from
+from outrider.edge_client.planning.plan import (
     CLOUD_ONLY,
     CO_LOCATED,
     EDGE_ONLY,
@@ -25,15 +28,12 @@ from common.planning import (
     PlanParts,
     make_plan,
 )
-from common.units import parse_duration, parse_rate, show_duration
-from edge_client.assemble import Edge
-from edge_client.cli import main
-from edge_client.config import RunConfig
-from edge_client.plan_measure import Samples, measure, parts_from
-from edge_client.plan_text import headline
-from experiments.synthetic.draft import SyntheticDraft, SyntheticTokenizer
-from experiments.synthetic.pair import SyntheticPair
-from experiments.synthetic.target import SyntheticBackend
+from outrider.edge_client.planning.report import headline
+from outrider.edge_client.planning.samples import acceptance_by_position, cost_line, replayed, standing_of
+from outrider.edge_client.session.factory import Edge
+from outrider.experiments.synthetic.draft import SyntheticDraft, SyntheticTokenizer
+from outrider.experiments.synthetic.pair import SyntheticPair
+from outrider.experiments.synthetic.target import SyntheticBackend
 
 FLAGS = ["plan", "--t-draft", "10ms", "--t-target", "70ms", "--rtt", "50ms", "--alpha", "0.8"]
 

@@ -9,15 +9,15 @@ import pytest
 from support.decoding import decode
 from support.server import serving
 
-from cloud_verifier.colocated import CoLocatedDrafter
-from common.errors import UsageError
-from common.types import Method, SamplingParams
-from edge_client.options import Mode
-from experiments.synthetic.draft import SyntheticDraft, SyntheticTokenizer
-from experiments.synthetic.keyed import KeyedTokens
-from experiments.synthetic.pair import SyntheticPair, pair_from
-from experiments.synthetic.serve import running_synthetic
-from experiments.synthetic.target import SyntheticBackend
+from outrider.cloud_verifier.engine.colocated import CoLocatedDrafter
+from outrider.common.errors import UsageError
+from outrider.common.types import Method, SamplingParams
+from outrider.edge_client.core.options import Mode
+from outrider.experiments.synthetic.draft import SyntheticDraft, SyntheticTokenizer
+from outrider.experiments.synthetic.keyed import KeyedTokens
+from outrider.experiments.synthetic.pair import SyntheticPair, pair_from
+from outrider.experiments.synthetic.serve import running_synthetic
+from outrider.experiments.synthetic.target import SyntheticBackend
 
 PROMPT = SyntheticTokenizer().encode("def read_lines(path):")
 

@@ -17,9 +17,9 @@ from support.results_folders import (
     matrix,
 )
 
-from experiments.links.profile import LinkProfile, Outage
-from experiments.report.cautions import cautions
-from experiments.report.figures import (
+from outrider.experiments.links.profile import LinkProfile, Outage
+from outrider.experiments.report.cautions import cautions
+from outrider.experiments.report.figures import (
     bandwidth,
     commit_gap,
     draft_length,
@@ -28,14 +28,14 @@ from experiments.report.figures import (
     speedup_map,
     tpot_rtt,
 )
-from experiments.report.findings import crossing, standings
-from experiments.report.headline import headlines
-from experiments.report.naming import EDGE_ONLY, Arm
-from experiments.report.numbers import plain, times
-from experiments.report.tables import cells_table
-from experiments.report.verdicts import Outcome, verdicts
-from experiments.report.view import View
-from experiments.sweep.records import Comparison, Metric, Results
+from outrider.experiments.report.findings import crossing, standings
+from outrider.experiments.report.headline import headlines
+from outrider.experiments.report.naming import EDGE_ONLY, Arm
+from outrider.experiments.report.numbers import plain, times
+from outrider.experiments.report.tables import cells_table
+from outrider.experiments.report.verdicts import Outcome, verdicts
+from outrider.experiments.report.view import View
+from outrider.experiments.sweep.results.records import Comparison, Metric, Results
 
 RTTS = (1, 30, 60, 200)
 
@@ -102,9 +102,7 @@ def test_a_difference_smaller_than_between_equal_cells_is_none() -> None:
         [*matrix((1,)), replace(matrix((1,))[2], twin="rtt1 speculative fixed-4 T0.8", baseline="")]
     )
     speculation = next(cell.id for cell in folder.sweep.cells if cell.mode == "speculative")
-    folder.sweep.comparisons[:] = [
-        Comparison(speculation, "x", CLOUD_ONLY, "tpot_ms", 1.05, 1.02, 1.08, 12)
-    ]
+    folder.sweep.comparisons[:] = [Comparison(speculation, "x", CLOUD_ONLY, "tpot_ms", 1.05, 1.02, 1.08, 12)]
     folder.sweep.cells[-1].a_a["tpot_ms"] = {"speedup": 0.99}
     assert kinds_of(view_of(folder)) == [["win"]]
     folder.sweep.cells[-1].a_a["tpot_ms"] = {"speedup": 0.9}
@@ -262,9 +260,7 @@ def test_a_clean_folder_has_nothing_to_warn_of() -> None:
 def test_one_cell_compares_with_nothing_and_says_so() -> None:
     view = view_of(make_folder([Plan(LinkProfile(name="lan", rtt_ms=0.5))]))
     assert kinds_of(view) == [["note"]]
-    assert (
-        tpot_rtt.charts(view) == [] and speedup_map.charts(view) == [] and draft_length.charts(view) == []
-    )
+    assert tpot_rtt.charts(view) == [] and speedup_map.charts(view) == [] and draft_length.charts(view) == []
     assert len(cells_table(view).rows) == 1
 
 
@@ -287,9 +283,7 @@ def test_an_empty_sweep_has_no_figures() -> None:
 
 def test_an_unknown_mode_and_metric_are_shown_like_any_other() -> None:
     """Modes and metrics that come later need no change here."""
-    folder = make_folder(
-        [*matrix((1, 60)), *(Plan(p.link, mode="telepathy") for p in matrix((1, 60))[:6:3])]
-    )
+    folder = make_folder([*matrix((1, 60)), *(Plan(p.link, mode="telepathy") for p in matrix((1, 60))[:6:3])])
     folder.sweep.cells[0].metrics["joy_per_token"] = Metric(3.0, "joys")
     view = view_of(folder)
     shaped = tpot_rtt.shape(view, view.settings[0])

@@ -13,16 +13,16 @@ from pathlib import Path
 import pytest
 from support.results_folders import CLOUD_ONLY, Plan, Times, make_folder, make_manifest, matrix
 
-from common.errors import UsageError
-from experiments.links.profile import LinkProfile, Outage
-from experiments.report import render
-from experiments.report.__main__ import main
-from experiments.report.figures.registry import load_figures
-from experiments.report.figures.tpot_rtt import charts
-from experiments.report.style import COLOURS, WIDE
-from experiments.report.svg import draw_svg
-from experiments.report.view import View
-from experiments.sweep.records import Results
+from outrider.common.errors import UsageError
+from outrider.experiments.links.profile import LinkProfile, Outage
+from outrider.experiments.report import render
+from outrider.experiments.report.__main__ import main
+from outrider.experiments.report.figures.registry import load_figures
+from outrider.experiments.report.figures.tpot_rtt import charts
+from outrider.experiments.report.style import COLOURS, WIDE
+from outrider.experiments.report.svg import draw_svg
+from outrider.experiments.report.view import View
+from outrider.experiments.sweep.results.records import Results
 
 HOSTILE = '<script>alert("1")</script>&\'$x_1$ {{ 7*7 }} ]]> --><img src=x onerror=y>'
 VOID = {"meta", "br", "img", "link", "hr", "input"}
@@ -132,9 +132,7 @@ def test_drawings_take_their_colours_from_the_page(full: Path) -> None:
 def test_hostile_names_are_text(full: Path) -> None:
     html = (full / "report.html").read_text(encoding="utf-8")
     assert (
-        "<script" not in html
-        and "<img" not in html
-        and "{{ 7*7 }}" in re.findall(r"<h1>(.*?)</h1>", html)[0]
+        "<script" not in html and "<img" not in html and "{{ 7*7 }}" in re.findall(r"<h1>(.*?)</h1>", html)[0]
     )
     assert "&lt;script&gt;" in html
     labels = "".join(text for svg in svgs_of(html) for text in svg.itertext())
@@ -187,7 +185,5 @@ def test_what_is_no_finished_folder_is_refused_by_name(
 
 
 def test_asking_for_help_draws_nothing() -> None:
-    code = (
-        "import experiments.report.__main__, sys; sys.exit(len({'matplotlib', 'jinja2'} & {*sys.modules}))"
-    )
+    code = "import outrider.experiments.report.__main__, sys; sys.exit(len({'matplotlib', 'jinja2'} & {*sys.modules}))"
     subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parents[2])

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 from support.results_folders import Folder, Plan, Times, make_folder, matrix
 
-from experiments.report.cautions import cautions
-from experiments.report.headline import headlines
-from experiments.report.terminal import lines_of
-from experiments.report.view import View
-from experiments.sweep.records import Metric, Results
+from outrider.experiments.report.cautions import cautions
+from outrider.experiments.report.headline import headlines
+from outrider.experiments.report.terminal import lines_of
+from outrider.experiments.report.view import View
+from outrider.experiments.sweep.results.records import Metric, Results
 
 
 def view_of(folder: Folder) -> View:

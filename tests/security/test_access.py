@@ -26,12 +26,12 @@ from support.calls import (
 from support.fakes import FakeBackend
 from support.server import serving
 
-from cloud_verifier.config import ServeConfig
-from cloud_verifier.security.authenticator import Authenticator
-from cloud_verifier.security.token_file import change_tokens
-from cloud_verifier.security.tokens import TokenRecord, new_token
-from cloud_verifier.server import VerifierServer
-from common.pb import outrider_pb2 as pb
+from outrider.cloud_verifier.config import ServeConfig
+from outrider.cloud_verifier.security.authenticator import Authenticator
+from outrider.cloud_verifier.security.token_file import change_tokens
+from outrider.cloud_verifier.security.tokens import TokenRecord, new_token
+from outrider.cloud_verifier.server.server import VerifierServer
+from outrider.common.pb import outrider_pb2 as pb
 
 DENIED, UNAUTHENTICATED = grpc.StatusCode.PERMISSION_DENIED, grpc.StatusCode.UNAUTHENTICATED
 SESSION_ID = bytes(range(16))
@@ -72,7 +72,7 @@ def path(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def secured(path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Secured]:
-    monkeypatch.setattr("cloud_verifier.server.RELOAD_S", 0.02)
+    monkeypatch.setattr("outrider.cloud_verifier.server.server.RELOAD_S", 0.02)
     tokens = make_tokens(path, "acme", "other", "admin")
     config = ServeConfig(tokens=path, reflection=True)
     with serving(FakeBackend(), config) as server, plain_channel(server.port) as channel:
@@ -242,7 +242,7 @@ def test_a_new_token_is_taken_and_a_revoked_one_refused_while_others_go_on(secur
 def test_a_generation_without_a_session_stream_ends_with_its_token_too(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("cloud_verifier.server.RELOAD_S", 0.02)
+    monkeypatch.setattr("outrider.cloud_verifier.server.server.RELOAD_S", 0.02)
     tokens = make_tokens(path, "acme")
     backend, config = FakeBackend(max_context=8000), ServeConfig(tokens=path, min_forward_ms=5.0)
     with serving(backend, config) as server, plain_channel(server.port) as channel:
@@ -298,7 +298,7 @@ def test_a_file_that_breaks_changes_nothing_until_it_is_whole_again(
 def test_refusals_are_counted_by_reason_and_logged_without_what_was_sent(
     secured: Secured, caplog: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level("INFO", "cloud_verifier")
+    caplog.set_level("INFO", "outrider.cloud_verifier")
     secured.revoke("other")
     unknown = f"outrider_{'0' * 12}_{'A' * 43}"
     for sent in ((), bearer("nonsense_of_somebody"), bearer(unknown)):

@@ -20,21 +20,21 @@ from support.fakes import FakeBackend
 from support.server import serving
 from support.tcp_peers import tcp_server
 
-from cloud_verifier.config import ServeConfig
-from cloud_verifier.security.dev_certs import DevCertificates, make_dev_certificates
-from cloud_verifier.security.token_file import change_tokens, read_tokens
-from cloud_verifier.server import VerifierServer
-from common.errors import LinkError, LinkFaultError, UsageError
-from common.types import OpenRequest, SamplingParams
-from edge_client.cli import main
-from edge_client.config import RunConfig
-from edge_client.lifeline import Lifeline
-from edge_client.link.base import CallRejectedError
-from edge_client.link.channel import open_channel
-from edge_client.link.diagnosis import diagnose
-from edge_client.link.grpc_link import GrpcLink
-from edge_client.link.security import PLAINTEXT, LinkSecurity, link_security
-from experiments.dev_security import DevSecurity, make_dev_security
+from outrider.cloud_verifier.config import ServeConfig
+from outrider.cloud_verifier.security.dev_certs import DevCertificates, make_dev_certificates
+from outrider.cloud_verifier.security.token_file import change_tokens, read_tokens
+from outrider.cloud_verifier.server.server import VerifierServer
+from outrider.common.errors import LinkError, LinkFaultError, UsageError
+from outrider.common.types import OpenRequest, SamplingParams
+from outrider.edge_client.commands.cli import main
+from outrider.edge_client.config.run_config import RunConfig
+from outrider.edge_client.transport.connection import Lifeline
+from outrider.edge_client.transport.link.base import CallRejectedError
+from outrider.edge_client.transport.link.channel import open_channel
+from outrider.edge_client.transport.link.diagnosis import diagnose
+from outrider.edge_client.transport.link.grpc_link import GrpcLink
+from outrider.edge_client.transport.link.security import PLAINTEXT, LinkSecurity, link_security
+from outrider.experiments.shared.dev_security import DevSecurity, make_dev_security
 
 SESSION_ID = bytes(range(16))
 
@@ -226,7 +226,7 @@ def test_without_the_right_token_the_call_is_rejected_with_the_reason(
 def test_a_token_replaced_in_mid_text_is_taken_up_without_an_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("cloud_verifier.server.RELOAD_S", 0.02)
+    monkeypatch.setattr("outrider.cloud_verifier.server.server.RELOAD_S", 0.02)
     security = make_dev_security(tmp_path / "s", "acme")
     newer = make_dev_security(tmp_path / "s", "acme")
     draft = make_tiny_draft(tmp_path)

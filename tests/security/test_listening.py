@@ -15,14 +15,14 @@ from support.calls import eventually
 from support.fakes import FakeBackend
 from support.server import serving
 
-from cloud_verifier.addresses import check_addresses
-from cloud_verifier.cli import main
-from cloud_verifier.config import ServeConfig
-from cloud_verifier.security.dev_certs import DevCertificates, make_dev_certificates
-from cloud_verifier.security.token_file import change_tokens
-from cloud_verifier.security.tokens import new_token
-from cloud_verifier.server import VerifierServer
-from common.errors import UsageError
+from outrider.cloud_verifier.config import ServeConfig
+from outrider.cloud_verifier.security.dev_certs import DevCertificates, make_dev_certificates
+from outrider.cloud_verifier.security.token_file import change_tokens
+from outrider.cloud_verifier.security.tokens import new_token
+from outrider.cloud_verifier.server.addresses import check_addresses
+from outrider.cloud_verifier.server.cli import main
+from outrider.cloud_verifier.server.server import VerifierServer
+from outrider.common.errors import UsageError
 
 BEYOND = ["0.0.0.0:7077", "[::]:7077", "10.0.0.1:7077", "verifier.example:7077", "[fe80::1]:1"]
 LOOPBACK = ["127.0.0.1:7077", "127.1.2.3:7077", "localhost:7077", "[::1]:7077"]
@@ -121,8 +121,8 @@ def certificates(tmp_path: Path) -> DevCertificates:
 @pytest.fixture
 def admin(tmp_path: Path, certificates: DevCertificates, monkeypatch: pytest.MonkeyPatch) -> Iterator[Admin]:
     """On loopback, but believing that it is not."""
-    monkeypatch.setattr("cloud_verifier.admin.is_loopback", lambda host: False)
-    monkeypatch.setattr("cloud_verifier.server.RELOAD_S", 0.02)
+    monkeypatch.setattr("outrider.cloud_verifier.server.admin.is_loopback", lambda host: False)
+    monkeypatch.setattr("outrider.cloud_verifier.server.server.RELOAD_S", 0.02)
     path, now = tmp_path / "tokens.json", datetime.now(UTC)
     made = {name: new_token(name, now, None, is_admin=name == "admin") for name in ("admin", "acme")}
     change_tokens(path, lambda _: [record for _, record in made.values()])

@@ -18,11 +18,11 @@ from support.calls import eventually
 from support.secrets import secrets_of
 from support.server import serving
 
-from cloud_verifier.cli import main as cloud_main
-from cloud_verifier.config import ServeConfig
-from cloud_verifier.security.token_file import change_tokens
-from edge_client.cli import main as edge_main
-from experiments.dev_security import make_dev_security
+from outrider.cloud_verifier.config import ServeConfig
+from outrider.cloud_verifier.security.token_file import change_tokens
+from outrider.cloud_verifier.server.cli import main as cloud_main
+from outrider.edge_client.commands.cli import main as edge_main
+from outrider.experiments.shared.dev_security import make_dev_security
 
 PROMPT = "def marker_quagga(value_77): return 4761"
 
@@ -34,8 +34,7 @@ def quiet_logging() -> Iterator[None]:
     handlers, level = root.handlers[:], root.level
     yield
     root.handlers[:], root.level = handlers, level
-    for package in ("common", "edge_client", "cloud_verifier", "kernels", "training", "experiments"):
-        logging.getLogger(package).setLevel(logging.NOTSET)
+    logging.getLogger("outrider").setLevel(logging.NOTSET)
 
 
 def test_neither_side_says_a_token_a_key_or_a_prompt(
@@ -44,7 +43,7 @@ def test_neither_side_says_a_token_a_key_or_a_prompt(
     quiet_logging: None,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("cloud_verifier.server.RELOAD_S", 0.02)
+    monkeypatch.setattr("outrider.cloud_verifier.server.server.RELOAD_S", 0.02)
     security = make_dev_security(tmp_path / "security", "acme")
     secrets = secrets_of(security)
     draft = make_tiny_draft(tmp_path)
@@ -70,7 +69,10 @@ def test_neither_side_says_a_token_a_key_or_a_prompt(
     shown = capfd.readouterr()
     answer = json.loads(next(line for line in shown.out.splitlines() if line.startswith("{")))
     said = shown.err + shown.out.replace(answer["text"], "").replace(PROMPT, "")
-    assert "cloud_verifier.observe: answered" in said and "refused a call: nobody knows its token" in said
+    assert (
+        "outrider.cloud_verifier.engine.observe: answered" in said
+        and "refused a call: nobody knows its token" in said
+    )
     assert "is revoked" in said and "<secret>" in said
     assert not [secret for secret in (*secrets, "wrongsecret") if secret in shown.out + shown.err]
     assert "marker_quagga" not in said

@@ -13,8 +13,8 @@ import pytest
 from support.fakes import FakeBackend
 from support.server import serving
 
-from cloud_verifier.config import ServeConfig
-from experiments.dev_security import make_dev_security
+from outrider.cloud_verifier.config import ServeConfig
+from outrider.experiments.shared.dev_security import make_dev_security
 
 HERE = Path(__file__).parent / "node"
 PROTO = Path(__file__).resolve().parents[2] / "proto"

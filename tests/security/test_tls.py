@@ -19,17 +19,17 @@ from support.calls import Caller, Stream, bearer, eventually, plain_channel, sta
 from support.fakes import FakeBackend
 from support.server import serving
 
-from cloud_verifier.config import ServeConfig
-from cloud_verifier.security.certificates import ServerCertificates, TlsPaths
-from cloud_verifier.security.dev_certs import DevCertificates, make_dev_certificates
-from cloud_verifier.security.token_file import change_tokens
-from cloud_verifier.security.tokens import new_token
-from cloud_verifier.server import VerifierServer
-from common.errors import ConfigError
-from edge_client.link.grpc_link import GrpcLink
-from experiments.dev_security import make_dev_security
-from experiments.synthetic.pair import SyntheticPair
-from experiments.synthetic.serve import running_synthetic
+from outrider.cloud_verifier.config import ServeConfig
+from outrider.cloud_verifier.security.certificates import ServerCertificates, TlsPaths
+from outrider.cloud_verifier.security.dev_certs import DevCertificates, make_dev_certificates
+from outrider.cloud_verifier.security.token_file import change_tokens
+from outrider.cloud_verifier.security.tokens import new_token
+from outrider.cloud_verifier.server.server import VerifierServer
+from outrider.common.errors import ConfigError
+from outrider.edge_client.transport.link.grpc_link import GrpcLink
+from outrider.experiments.shared.dev_security import make_dev_security
+from outrider.experiments.synthetic.pair import SyntheticPair
+from outrider.experiments.synthetic.serve import running_synthetic
 
 SESSION_ID = bytes(range(16))
 UNAVAILABLE = grpc.StatusCode.UNAVAILABLE
@@ -190,7 +190,7 @@ def serial_in(path: Path) -> int:
 def test_a_renewed_certificate_is_shown_to_new_connections_and_open_sessions_go_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("cloud_verifier.server.RELOAD_S", 0.02)
+    monkeypatch.setattr("outrider.cloud_verifier.server.server.RELOAD_S", 0.02)
     made = make_dev_certificates(tmp_path)
     with serving(FakeBackend(), tls_config(made)) as server, tls_channel(server.port, made.ca) as channel:
         stream = Stream(Caller(channel, SESSION_ID))
@@ -210,7 +210,7 @@ def test_a_renewed_certificate_is_shown_to_new_connections_and_open_sessions_go_
 def test_a_pair_that_is_half_written_changes_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("cloud_verifier.server.RELOAD_S", 0.02)
+    monkeypatch.setattr("outrider.cloud_verifier.server.server.RELOAD_S", 0.02)
     made, newer = make_dev_certificates(tmp_path / "a"), make_dev_certificates(tmp_path / "b")
     with serving(FakeBackend(), tls_config(made)) as server:
         before = serial_of(server.port, made.ca)
@@ -232,7 +232,7 @@ def _shows(port: int, ca: Path, serial: int) -> bool:
 def test_another_authority_of_clients_is_taken_up_too(
     foreign: DevCertificates, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("cloud_verifier.server.RELOAD_S", 0.02)
+    monkeypatch.setattr("outrider.cloud_verifier.server.server.RELOAD_S", 0.02)
     made = make_dev_certificates(tmp_path)
     client_ca = tmp_path / "clients.crt"
     client_ca.write_bytes(made.ca.read_bytes())

@@ -14,11 +14,11 @@ from pathlib import Path
 import pytest
 from security.bad_tokens import malformed
 
-from cloud_verifier.cli import main
-from cloud_verifier.security.authenticator import AccessError, Authenticator
-from cloud_verifier.security.token_file import change_tokens, read_tokens
-from cloud_verifier.security.tokens import TOKEN_PATTERN, TokenRecord, new_token, parse_lifetime
-from common.errors import ConfigError, UsageError
+from outrider.cloud_verifier.security.authenticator import AccessError, Authenticator
+from outrider.cloud_verifier.security.token_file import change_tokens, read_tokens
+from outrider.cloud_verifier.security.tokens import TOKEN_PATTERN, TokenRecord, new_token, parse_lifetime
+from outrider.cloud_verifier.server.cli import main
+from outrider.common.errors import ConfigError, UsageError
 
 NOW = datetime(2026, 11, 21, 12, tzinfo=UTC)
 DAY = timedelta(days=1)
@@ -109,7 +109,7 @@ def test_no_token_and_two_tokens_are_refused() -> None:
 
 def test_the_digest_is_compared_in_constant_time(monkeypatch: pytest.MonkeyPatch) -> None:
     compared: list[tuple[str, str]] = []
-    name = "cloud_verifier.security.authenticator.hmac.compare_digest"
+    name = "outrider.cloud_verifier.security.authenticator.hmac.compare_digest"
     monkeypatch.setattr(name, lambda a, b: compared.append((a, b)) or a == b)
     text, record = new_token("acme", NOW, DAY)
     authenticator = Authenticator([record], Clock())

@@ -12,9 +12,9 @@ import pytest
 from edge.tiny_draft import make_tiny_draft
 from support.models import edit_config, make_tiny_target
 
-from cloud_verifier.backends.loading import load_target
-from common.errors import ModelError
-from edge_client.drafting.export import export_draft
+from outrider.cloud_verifier.backends.loading import load_target
+from outrider.common.errors import ModelError
+from outrider.edge_client.drafting.export.exporter import export_draft
 
 RUNS_CODE = ("import pickle", "torch.load(", "allow_pickle=True", "trust_remote_code=True", "eval(", "exec(")
 

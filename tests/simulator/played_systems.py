@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
-from experiments.simulator.config import load_system
-from experiments.simulator.edges import RequestLog
-from experiments.simulator.outcome import Outcome, figures_of
-from experiments.simulator.run import play
+from outrider.experiments.simulator.config import load_system
+from outrider.experiments.simulator.figures.outcome import Outcome, figures_of
+from outrider.experiments.simulator.parts.edges import RequestLog
+from outrider.experiments.simulator.run import play
 
 VERIFIER = {"step_ms": 20.0, "token_ms": 0.5}
 DRAFT = {"token_ms": 2.0}

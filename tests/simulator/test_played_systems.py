@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 from played_systems import DRAFT, VERIFIER, edges, seen, system
 
-from common import codec
-from common.costmodel import LinkCosts, ModelCosts, cloud_only_s, round_s
-from common.errors import UsageError
-from common.types import Method
-from edge_client.depth.registry import DEPTH_POLICIES
-from edge_client.options import Mode
-from experiments.simulator import network, sizes
+from outrider.common import codec
+from outrider.common.errors import UsageError
+from outrider.common.types import Method
+from outrider.edge_client.controller.cost_model import LinkCosts, ModelCosts, cloud_only_s, round_s
+from outrider.edge_client.controller.depth.registry import DEPTH_POLICIES
+from outrider.edge_client.core.options import Mode
+from outrider.experiments.simulator.parts import network, sizes
 
 MODELS = ModelCosts(
     draft_token_s=DRAFT["token_ms"] / 1e3,

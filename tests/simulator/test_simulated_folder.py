@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 from played_systems import edges, system
 
-from common.errors import UsageError
-from experiments.report import render
-from experiments.simulator.command import main
-from experiments.simulator.sweeps import play_sweep
-from experiments.sweep.loading import load_sweep
-from experiments.sweep.records import read_manifest, read_results
+from outrider.common.errors import UsageError
+from outrider.experiments.report import render
+from outrider.experiments.simulator.command import main
+from outrider.experiments.simulator.sweeps import play_sweep
+from outrider.experiments.sweep.config.loading import load_sweep
+from outrider.experiments.sweep.results.records import read_manifest, read_results
 
 FILES = ("requests.jsonl", "rounds.jsonl", "visits.jsonl", "sweep.json", "summary.csv")
 SYNTHETIC = {
@@ -35,7 +35,15 @@ def write(path: Path, description: dict) -> Path:
 
 
 def play_in_a_process(path: Path, out: Path, hash_seed: str) -> dict[str, bytes]:
-    command = [sys.executable, "-m", "experiments.simulator", "--sweep", str(path), "--out", str(out)]
+    command = [
+        sys.executable,
+        "-m",
+        "outrider.experiments.simulator",
+        "--sweep",
+        str(path),
+        "--out",
+        str(out),
+    ]
     done = subprocess.run(
         command, env={**os.environ, "PYTHONHASHSEED": hash_seed}, capture_output=True, text=True, check=False
     )

@@ -8,14 +8,14 @@ from pathlib import Path
 import pytest
 from played_systems import edges, system
 
-from common.errors import UsageError
-from experiments.simulator.capacity import find_capacity, parse_objective
-from experiments.simulator.command import main
-from experiments.simulator.config import load_system
-from experiments.simulator.outcome import figures_of
-from experiments.simulator.run import play
-from experiments.simulator.shards import num_parts, play_parts
-from experiments.simulator.times import DEFAULT_TIMES, load_times
+from outrider.common.errors import UsageError
+from outrider.experiments.simulator.capacity import find_capacity, parse_objective
+from outrider.experiments.simulator.command import main
+from outrider.experiments.simulator.config import load_system
+from outrider.experiments.simulator.figures.outcome import figures_of
+from outrider.experiments.simulator.parts.times import DEFAULT_TIMES, load_times
+from outrider.experiments.simulator.run import play
+from outrider.experiments.simulator.shards import num_parts, play_parts
 
 SYSTEMS = Path(__file__).resolve().parents[2] / "benchmarks" / "systems"
 

@@ -13,9 +13,9 @@ from typing import Any
 
 from support.chance import Chance, Key
 
-from cloud_verifier.methods.base import NoiseKey
-from common.noise import Purpose
-from common.types import MethodParams, Support
+from outrider.cloud_verifier.verification.methods.base import NoiseKey
+from outrider.common.noise.draws import Purpose
+from outrider.common.types import MethodParams, Support
 
 Text = tuple[int, ...]
 

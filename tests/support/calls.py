@@ -11,8 +11,8 @@ from typing import Any
 
 import grpc
 
-from common.pb import outrider_pb2 as pb
-from common.pb import outrider_pb2_grpc
+from outrider.common.pb import outrider_pb2 as pb
+from outrider.common.pb import outrider_pb2_grpc
 
 Metadata = tuple[tuple[str, str], ...]
 PATIENCE_S = 60.0

@@ -15,14 +15,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from cloud_verifier.methods.base import Coins, Outcome, RoundInput
-from cloud_verifier.methods.registry import create_method
-from cloud_verifier.rows import HostRows, KeyedCoins, StepRound
-from common.codec import decode_request, decode_response, encode_request, encode_response
-from common.methods import num_support, sends_probs, sends_support
-from common.sampling import process_logits
-from common.support import choose_candidate
-from common.types import (
+from outrider.cloud_verifier.verification.methods.base import Coins, Outcome, RoundInput
+from outrider.cloud_verifier.verification.methods.registry import create_method
+from outrider.cloud_verifier.verification.rows import HostRows, KeyedCoins, StepRound
+from outrider.common.codec import decode_request, decode_response, encode_request, encode_response
+from outrider.common.methods import num_support, sends_probs, sends_support
+from outrider.common.sampling.processors import process_logits
+from outrider.common.sampling.support import choose_candidate
+from outrider.common.types import (
     CorrectionKind,
     Method,
     MethodParams,
@@ -32,8 +32,8 @@ from common.types import (
     Verdict,
     VerifyRequest,
 )
-from edge_client.drafting.onnx_runner import Rows
-from edge_client.drafting.sampler import DraftSampler
+from outrider.edge_client.drafting.onnx.runner import Rows
+from outrider.edge_client.drafting.onnx.sampler import DraftSampler
 
 PROMPT: TokenIds = (0,)
 EOS: TokenIds = (2,)  # ends no text here, but a minimum length masks it
@@ -142,7 +142,7 @@ class Writer:
             verdict = self._verify(request, sampling, text)
 
     def _verify(self, request: VerifyRequest, sampling: SamplingParams, text: list[int]) -> Verdict:
-        """What `cloud_verifier.finish` does, between two trips over the wire."""
+        """What `outrider.cloud_verifier.engine.finish` does, between two trips over the wire."""
         message = encode_request(request)
         arrived = decode_request(type(message).FromString(message.SerializeToString()))
         assert isinstance(arrived, VerifyRequest)

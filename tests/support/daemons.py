@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from experiments.processes import VerifierProcess, start_server
+from outrider.experiments.shared.processes import VerifierProcess, start_server
 
 CHATML = (
     "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}\n{% endfor %}"
@@ -62,7 +62,7 @@ class DaemonProcess:
 
 @contextlib.contextmanager
 def running_daemon(verifier: str, *arguments: str, config: Path | None = None) -> Iterator[DaemonProcess]:
-    command = [sys.executable, "-m", "edge_client", "serve", "--verifier", verifier]
+    command = [sys.executable, "-m", "outrider.edge_client", "serve", "--verifier", verifier]
     command += ["--listen", "127.0.0.1:0", "--log-level", "error"]
     if config is not None:
         command += ["--config", str(config)]

@@ -9,20 +9,20 @@ from typing import Any
 
 import numpy as np
 
-from common.methods import DEFAULT_SUPPORT_SIZE
-from common.noise import gumbel_row
-from common.sampling import process_logits
-from common.support import certain
-from common.types import Draft, Method, MethodParams, SamplingParams, StopParams
-from edge_client.deadline import RoundDeadline
-from edge_client.depth.base import DepthPolicy
-from edge_client.depth.fixed import FixedDepth
-from edge_client.link.base import VerifierLink
-from edge_client.link.grpc_link import GrpcLink
-from edge_client.options import Mode, OnTimeout, SessionOptions
-from edge_client.pipeline import RoundWindow
-from edge_client.remote_verifier import RemoteVerifier
-from edge_client.session import EdgeSession, SessionResult, new_session_id
+from outrider.common.methods import DEFAULT_SUPPORT_SIZE
+from outrider.common.noise.draws import gumbel_row
+from outrider.common.sampling.processors import process_logits
+from outrider.common.sampling.support import certain
+from outrider.common.types import Draft, Method, MethodParams, SamplingParams, StopParams
+from outrider.edge_client.controller.depth.base import DepthPolicy
+from outrider.edge_client.controller.depth.fixed import FixedDepth
+from outrider.edge_client.controller.window import RoundWindow
+from outrider.edge_client.core.options import Mode, OnTimeout, SessionOptions
+from outrider.edge_client.session.session import EdgeSession, SessionResult, new_session_id
+from outrider.edge_client.transport.deadline import RoundDeadline
+from outrider.edge_client.transport.link.base import VerifierLink
+from outrider.edge_client.transport.link.grpc_link import GrpcLink
+from outrider.edge_client.transport.remote_verifier import RemoteVerifier
 
 TIE_SCORE = 1e-4
 
@@ -107,7 +107,7 @@ class Oracle:
     """The target in this process, to judge whether two different tokens were a tie."""
 
     def __init__(self, target: Path) -> None:
-        from cloud_verifier.backends.loading import load_target
+        from outrider.cloud_verifier.backends.loading import load_target
 
         self.backend = load_target(target)
 
@@ -115,7 +115,7 @@ class Oracle:
         self, prompt_ids: Sequence[int], output_ids: Sequence[int], a: int, b: int, sampling: Any
     ) -> float:
         """|score(a) − score(b)|, noise included, after prompt and output."""
-        from cloud_verifier.backends.base import ForwardItem
+        from outrider.cloud_verifier.backends.base import ForwardItem
 
         sequence = self.backend.new_sequence()
         text = [*prompt_ids, *output_ids]

@@ -28,10 +28,10 @@ from support.branching import (
 )
 from support.chance import Chance, Key, Known, all_outcomes
 
-from cloud_verifier.methods.base import Outcome, RoundInput, VerificationMethod
-from common import support as edge_support
-from common.noise import Purpose
-from common.types import CorrectionKind
+from outrider.cloud_verifier.verification.methods.base import Outcome, RoundInput, VerificationMethod
+from outrider.common.noise.draws import Purpose
+from outrider.common.sampling.processors import support as edge_support
+from outrider.common.types import CorrectionKind
 
 Law = dict[Text, float]
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from cloud_verifier.backends.base import ForwardItem, KVExhausted, Logits
-from cloud_verifier.kv.blocks import BlockManager, BlockTable, BlockUsage
+from outrider.cloud_verifier.backends.base import ForwardItem, KVExhausted, Logits
+from outrider.cloud_verifier.kv.blocks import BlockManager, BlockTable, BlockUsage
 
 
 @dataclass(eq=False)

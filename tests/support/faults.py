@@ -6,9 +6,9 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from common.errors import LinkError
-from common.types import SessionRequest, SessionResponse, Verdict, VerifyRequest
-from edge_client.link.base import Connection, VerifierLink
+from outrider.common.errors import LinkError
+from outrider.common.types import SessionRequest, SessionResponse, Verdict, VerifyRequest
+from outrider.edge_client.transport.link.base import Connection, VerifierLink
 
 
 @dataclass

@@ -8,16 +8,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from cloud_verifier.backends.base import TargetBackend
-from cloud_verifier.config import ServeConfig
-from cloud_verifier.engine import Engine
-from cloud_verifier.server import make_model_info
-from cloud_verifier.work import Job
-from common.codec import decode_request, encode_request
-from common.methods import num_support, sends_probs, sends_support
-from common.stopping import first_stop
-from common.support import choose_candidate
-from common.types import (
+from outrider.cloud_verifier.backends.base import TargetBackend
+from outrider.cloud_verifier.config import ServeConfig
+from outrider.cloud_verifier.engine.engine import Engine
+from outrider.cloud_verifier.engine.work import Job
+from outrider.cloud_verifier.server.server import make_model_info
+from outrider.common.codec import decode_request, encode_request
+from outrider.common.methods import num_support, sends_probs, sends_support
+from outrider.common.sampling.support import choose_candidate
+from outrider.common.stopping import first_stop
+from outrider.common.types import (
     CorrectionKind,
     GeneratedTokens,
     GenerateRequest,
@@ -31,8 +31,8 @@ from common.types import (
     Verdict,
     VerifyRequest,
 )
-from edge_client.drafting.onnx_runner import Rows
-from edge_client.drafting.sampler import DraftSampler
+from outrider.edge_client.drafting.onnx.runner import Rows
+from outrider.edge_client.drafting.onnx.sampler import DraftSampler
 
 DraftLogits = Callable[[Sequence[int]], NDArray[np.float32]]  # text → [num_tokens]
 

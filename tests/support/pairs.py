@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-EMBEDDED = Path(__file__).resolve().parents[2] / "models" / "embedded"
+from outrider.models import EMBEDDED as EMBEDDED
 
 
 @dataclass(frozen=True)

@@ -9,9 +9,9 @@ from __future__ import annotations
 import enum
 import math
 
-from cloud_verifier.methods.base import NoiseKey, Outcome, RoundInput
-from common.noise import Purpose
-from common.types import CorrectionKind, Support
+from outrider.cloud_verifier.verification.methods.base import NoiseKey, Outcome, RoundInput
+from outrider.common.noise.draws import Purpose
+from outrider.common.types import CorrectionKind, Support
 
 
 class Mistake(enum.StrEnum):

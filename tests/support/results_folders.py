@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from experiments.links.profile import LinkProfile
-from experiments.sweep.records import (
+from outrider.experiments.links.profile import LinkProfile
+from outrider.experiments.sweep.results.records import (
     BASELINES,
     MANIFEST,
     NO_LINK,
@@ -396,9 +396,7 @@ def _prediction(plan: Plan, times: Times) -> Prediction:
     return Prediction(plan.name, "tpot_ms", value, "ms", "costmodel")
 
 
-def _fill_twins(
-    folder: Folder, tpots: Mapping[str, np.ndarray[Any, Any]], rng: np.random.Generator
-) -> None:
+def _fill_twins(folder: Folder, tpots: Mapping[str, np.ndarray[Any, Any]], rng: np.random.Generator) -> None:
     for cell in list(folder.sweep.cells):
         if cell.twin:
             speedup, low, high = _ratio(tpots[cell.twin], tpots[cell.id], rng)

@@ -8,10 +8,10 @@ import threading
 from collections.abc import Iterator
 from dataclasses import replace
 
-from cloud_verifier.backends.base import TargetBackend
-from cloud_verifier.colocated import CoLocatedDrafter
-from cloud_verifier.config import ServeConfig
-from cloud_verifier.server import VerifierServer
+from outrider.cloud_verifier.backends.base import TargetBackend
+from outrider.cloud_verifier.config import ServeConfig
+from outrider.cloud_verifier.engine.colocated import CoLocatedDrafter
+from outrider.cloud_verifier.server.server import VerifierServer
 
 
 @contextlib.contextmanager

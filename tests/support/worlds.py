@@ -9,7 +9,7 @@ from functools import cache
 import numpy as np
 from support.branching import Text, World
 
-from common.types import Support
+from outrider.common.types import Support
 
 VOCAB = 6
 TOTAL_WEIGHT = 2**14

@@ -5,10 +5,10 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from experiments.links.profiles import LinkProfile
-from experiments.sweep.cells import Cell
-from experiments.sweep.observing import token_hash
-from experiments.sweep.records import RequestRow, RoundRow, VisitRow
+from outrider.experiments.links.profiles import LinkProfile
+from outrider.experiments.sweep.config.cells import Cell
+from outrider.experiments.sweep.observing import token_hash
+from outrider.experiments.sweep.results.records import RequestRow, RoundRow, VisitRow
 
 
 def make_request(cell: str = "c", repeat: int = 0, prompt: str = "p", **changes: Any) -> RequestRow:

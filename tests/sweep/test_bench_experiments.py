@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from common.errors import UsageError
-from experiments.bench_experiments import CASES, FULL_SWEEPS, QUICK_SWEEPS, pick_cases
-from experiments.bench_matrix import SWEEPS
-from experiments.sweep.loading import load_sweep
-from experiments.sweep.records import BASELINES
+from benchmarks.experiments import CASES, FULL_SWEEPS, QUICK_SWEEPS, pick_cases
+from benchmarks.matrix import SWEEPS
+from outrider.common.errors import UsageError
+from outrider.experiments.sweep.config.loading import load_sweep
+from outrider.experiments.sweep.results.records import BASELINES
 
 RTTS_MS = [1, 15, 30, 60, 100, 200, 600]
 

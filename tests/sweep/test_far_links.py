@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from edge_client.link.channel import open_channel
-from experiments.links.base import create_realisation
-from experiments.links.profiles import LinkProfile
-from experiments.processes import start_server
-from experiments.synthetic.pair import SyntheticPair
-from experiments.synthetic.serve import serve_command
+from outrider.edge_client.transport.link.channel import open_channel
+from outrider.experiments.links.base import create_realisation
+from outrider.experiments.links.profiles import LinkProfile
+from outrider.experiments.shared.processes import start_server
+from outrider.experiments.synthetic.pair import SyntheticPair
+from outrider.experiments.synthetic.serve import serve_command
 
 
 @pytest.mark.parametrize("rtt_ms", [250.0])

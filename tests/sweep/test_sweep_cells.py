@@ -7,16 +7,16 @@ from typing import Any
 import pytest
 from sweep_rows import make_cell
 
-from common.errors import ConfigError
-from common.types import Method
-from edge_client.depth.registry import DEPTH_POLICIES
-from edge_client.options import Mode
-from experiments.sweep.cells import Cell, find_baselines, make_cells
-from experiments.sweep.checking import check_cells
-from experiments.sweep.config import SweepConfig, Variant
-from experiments.sweep.records import BASELINES
-from experiments.sweep.running import Plan, make_plan
-from experiments.sweep.settings import make_edge_config
+from outrider.common.errors import ConfigError
+from outrider.common.types import Method
+from outrider.edge_client.controller.depth.registry import DEPTH_POLICIES
+from outrider.edge_client.core.options import Mode
+from outrider.experiments.sweep.checking import check_cells
+from outrider.experiments.sweep.config.cells import Cell, find_baselines, make_cells
+from outrider.experiments.sweep.config.schema import SweepConfig, Variant
+from outrider.experiments.sweep.config.settings import make_edge_config
+from outrider.experiments.sweep.results.records import BASELINES
+from outrider.experiments.sweep.running import Plan, make_plan
 
 
 def cells_of(**keys: Any) -> list[Cell]:

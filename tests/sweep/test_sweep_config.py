@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from common.errors import UsageError
-from edge_client.cli import main
-from experiments.sweep.command import EXAMPLE
-from experiments.sweep.config import SweepConfig, resolved
-from experiments.sweep.loading import load_sweep
+from outrider.common.errors import UsageError
+from outrider.edge_client.commands.cli import main
+from outrider.experiments.bench import EXAMPLE
+from outrider.experiments.sweep.config.loading import load_sweep
+from outrider.experiments.sweep.config.schema import SweepConfig, resolved
 
 
 def load(tmp_path: Path, text: str, **flags: object) -> SweepConfig:
@@ -157,9 +157,7 @@ def test_listing_refuses_what_a_run_would(
     assert message in capsys.readouterr().err
 
 
-def test_a_simulated_sweep_refuses_to_go_on(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_simulated_sweep_refuses_to_go_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     sweep = tmp_path / "sweep.yaml"
     sweep.write_text("realisation: simulated")
     assert run(str(sweep), "--out", str(tmp_path / "out"), "--resume") == 2

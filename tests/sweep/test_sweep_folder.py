@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 from sweep_rows import make_request, make_round, make_visit
 
-from common.errors import UsageError
-from experiments.sweep.folder import create_folder, resume_folder
-from experiments.sweep.machine import EnergyMeter
-from experiments.sweep.records import (
+from outrider.common.errors import UsageError
+from outrider.experiments.sweep.machine import EnergyMeter
+from outrider.experiments.sweep.results.folder import create_folder, resume_folder
+from outrider.experiments.sweep.results.records import (
     MANIFEST,
     REQUESTS,
     ROUNDS,

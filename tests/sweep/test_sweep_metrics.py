@@ -9,11 +9,16 @@ import numpy as np
 import pytest
 from sweep_rows import make_request, make_round, make_visit
 
-from experiments.sweep import intervals
-from experiments.sweep.config import Slo
-from experiments.sweep.metric_names import DESCRIPTIONS, describe, unit_of
-from experiments.sweep.metrics import Observed, acceptance_by_position, compute_metrics, meets
-from experiments.sweep.records import RequestRow
+from outrider.experiments.sweep.config.schema import Slo
+from outrider.experiments.sweep.results import intervals
+from outrider.experiments.sweep.results.metric_names import DESCRIPTIONS, describe, unit_of
+from outrider.experiments.sweep.results.metrics import (
+    Observed,
+    acceptance_by_position,
+    compute_metrics,
+    meets,
+)
+from outrider.experiments.sweep.results.records import RequestRow
 
 NO_SLO = Slo(None, None, None)
 

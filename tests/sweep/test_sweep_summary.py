@@ -11,13 +11,25 @@ from typing import Any
 import pytest
 from sweep_rows import make_cell, make_request, make_round, make_visit
 
-from experiments.sweep.cells import Cell
-from experiments.sweep.comparing import best_of, compare, compare_all
-from experiments.sweep.config import SweepConfig
-from experiments.sweep.predicting import predict_all
-from experiments.sweep.records import SUMMARY, RequestRow, RoundRow, Sweep, TextCheck, read_sweep
-from experiments.sweep.summarising import by_cell, summarise, write_summary
-from experiments.sweep.texts import check_texts, collect_references, first_difference, num_failures
+from outrider.experiments.sweep.config.cells import Cell
+from outrider.experiments.sweep.config.schema import SweepConfig
+from outrider.experiments.sweep.results.comparing import best_of, compare, compare_all
+from outrider.experiments.sweep.results.predicting import predict_all
+from outrider.experiments.sweep.results.records import (
+    SUMMARY,
+    RequestRow,
+    RoundRow,
+    Sweep,
+    TextCheck,
+    read_sweep,
+)
+from outrider.experiments.sweep.results.summarising import by_cell, summarise, write_summary
+from outrider.experiments.sweep.results.texts import (
+    check_texts,
+    collect_references,
+    first_difference,
+    num_failures,
+)
 
 CLOUD = make_cell("cloud-only", depth_policy="fixed", num_speculative_tokens=None, baseline="cloud-only")
 SPECULATIVE = make_cell()

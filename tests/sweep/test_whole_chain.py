@@ -15,8 +15,15 @@ from typing import Any
 
 import pytest
 
-from experiments.bench_matrix import run_named
-from experiments.sweep.records import BASELINES, REQUESTS, SUMMARY, SWEEP, Results, read_results
+from benchmarks.matrix import run_named
+from outrider.experiments.sweep.results.records import (
+    BASELINES,
+    REQUESTS,
+    SUMMARY,
+    SWEEP,
+    Results,
+    read_results,
+)
 
 SYNTHETIC = """
 name: small
@@ -68,7 +75,7 @@ def _check_measured(results: Results) -> None:
 
 def bench(*arguments: str, stop_after: int = 0) -> tuple[int, str, str]:
     """Runs the command; with `stop_after` sends Ctrl-C when so many requests are on disk."""
-    command = [sys.executable, "-m", "edge_client", "bench", *arguments]
+    command = [sys.executable, "-m", "outrider.edge_client", "bench", *arguments]
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job has it ignored
     process = subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True

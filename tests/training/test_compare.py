@@ -6,11 +6,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from training.compare import VARIANTS, Comparison, Variant, table
-from training.distiller import DistillConfig
-from training.prompts import Prompt, save_prompts
-from training.schedule import Phase
-from training.yardstick import Costs, Yardstick
+from outrider.training.common.schedule import Phase
+from outrider.training.data.prompts import Prompt, save_prompts
+from outrider.training.draft.distiller import DistillConfig
+from outrider.training.judge.compare import VARIANTS, Comparison, Variant, table
+from outrider.training.judge.yardstick import Costs, Yardstick
 
 DETAILS = {
     "parts_ms": {"target_ms": 5.0, "verify_ms": 7.0, "overhead_ms": 2.0},
@@ -65,8 +65,8 @@ def test_variants_share_the_targets_text_and_what_is_done_is_kept(
 
 
 def test_the_target_itself_is_the_best_draft(target: Path, costs: Costs, tmp_path: Path) -> None:
-    from training.drafts import copy_tokenizer, create_draft, draft_shape, load_target
-    from training.model import save_model
+    from outrider.training.common.model import save_model
+    from outrider.training.draft.drafts import copy_tokenizer, create_draft, draft_shape, load_target
 
     save_prompts([Prompt("a", "def function_1("), Prompt("b", "return value_3")], tmp_path / "prompts.jsonl")
     yardstick = Yardstick(target, tmp_path / "prompts.jsonl", costs, num_prompts=2, num_new=24)

@@ -5,11 +5,11 @@ from pathlib import Path
 
 import numpy as np
 
-from training.compare_targets import _BASE, VARIANTS, run_variant, table
-from training.model import ModelConfig, create_model
-from training.muon import Muon
-from training.optim import Rates, make_optimizers
-from training.schedule import Phase
+from outrider.training.common.model import ModelConfig, create_model
+from outrider.training.common.muon import Muon
+from outrider.training.common.optim import Rates, make_optimizers
+from outrider.training.common.schedule import Phase
+from outrider.training.judge.compare_targets import _BASE, VARIANTS, run_variant, table
 
 TOY = ModelConfig(
     32, num_layers=2, num_heads=2, num_kv_heads=1, head_dim=16, ffn_size=64, tied=False, vocab_size=64

@@ -6,12 +6,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from training.corpus import Corpus, CorpusConfig, _definitions, _repeated
-from training.data import Batches, encode_corpus, load_functions, windows
-from training.functions import documented_functions
-from training.prompts import load_prompts, make_prompts, save_prompts
-from training.source_filter import normalise, shingles, why_dropped
-from training.tokenizer import train_tokenizer
+from outrider.training.data.corpus import Corpus, CorpusConfig, _definitions, _repeated
+from outrider.training.data.functions import documented_functions
+from outrider.training.data.prompts import load_prompts, make_prompts, save_prompts
+from outrider.training.data.source_filter import normalise, shingles, why_dropped
+from outrider.training.data.streams import Batches, encode_corpus, load_functions, windows
+from outrider.training.data.tokenizer import train_tokenizer
 
 GOOD = (
     '"""Module."""\n\nimport os\n\nLIMIT = 3\n\n'

@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 import torch
 
+from outrider.training.common.compute import Compute
+from outrider.training.draft.distiller import Distiller
+from outrider.training.target.train import TargetTrainer
 from tests.training.test_pair import CONFIG as DRAFT_CONFIG
 from tests.training.test_target import CONFIG, toy_stream
-from training.compute import Compute
-from training.distiller import Distiller
-from training.target import TargetTrainer
 
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 

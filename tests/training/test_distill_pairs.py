@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 import torch
 
-from common.fingerprint import tokenizer_fingerprint
-from training.distill import load_stream, main, make_config, parse_args
-from training.distiller import DistillConfig, Distiller
-from training.drafts import draft_shape, parse_size
-from training.options import run_options
+from outrider.common.models.fingerprint import tokenizer_fingerprint
+from outrider.training.common.options import run_options
+from outrider.training.distill import load_stream, main, make_config, parse_args
+from outrider.training.draft.distiller import DistillConfig, Distiller
+from outrider.training.draft.drafts import draft_shape, parse_size
 
 TEXT = "def function_1(self, value_7): return value_3 + 1\n" * 40
 QUICK = "--tokens 2048 --length 32 --batch-tokens 256 --target-text-tokens 2000 --sample-rows 8 --threads 1"
@@ -63,9 +63,9 @@ def run_command(monkeypatch: pytest.MonkeyPatch, arguments: str) -> None:
 def test_a_distilled_draft_is_exported_and_speculates(
     places: dict[str, Path], target: str, options: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from edge_client.drafting.export import export_draft
-    from training.metrics import acceptance
-    from training.onnx_draft import OnnxDraft
+    from outrider.edge_client.drafting.export.exporter import export_draft
+    from outrider.training.common.metrics import acceptance
+    from outrider.training.draft.onnx_draft import OnnxDraft
 
     hf, int4 = tmp_path / "hf", tmp_path / "int4"
     given = f"--target {places[target]} --text {places['text']} --out {hf} "
@@ -82,7 +82,7 @@ def test_a_distilled_draft_is_exported_and_speculates(
 
 
 def report_tokens(directory: Path) -> int:
-    from common.fingerprint import num_tokens
+    from outrider.common.models.fingerprint import num_tokens
 
     return num_tokens(directory / "tokenizer.json")
 
@@ -171,7 +171,7 @@ def test_what_cannot_be_is_refused_by_name(
 def test_text_is_read_from_files_directories_and_lines_and_a_bad_line_is_named(
     places: dict[str, Path], tmp_path: Path
 ) -> None:
-    from training.texts import encode_texts, read_texts
+    from outrider.training.data.texts import encode_texts, read_texts
 
     assert list(read_texts([places["lines"]])) == ["def f(): pass", "class A:"]
     assert TEXT * 20 in list(read_texts([places["text"].parent]))

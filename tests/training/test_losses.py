@@ -5,10 +5,10 @@ import pytest
 import torch
 from torch.nn import functional
 
-from edge_client.drafting import quantize as exporter
-from training.loss import DIVERGENCES, linear_cross_entropy, linear_divergence, row_divergence
-from training.muon import Muon, orthogonalise
-from training.quant import fake_quantize, straight_through
+from outrider.edge_client.drafting.export.exporter import quantize as exporter
+from outrider.training.common.loss import DIVERGENCES, linear_cross_entropy, linear_divergence, row_divergence
+from outrider.training.common.muon import Muon, orthogonalise
+from outrider.training.draft.quant import fake_quantize, straight_through
 
 ROWS, SIZE, VOCAB = 300, 16, 50
 
@@ -50,7 +50,8 @@ def test_chunked_divergences_and_their_gradients_equal_the_plain_ones(
     kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        "training.loss._chunks", lambda hidden, vocab: (slice(i, i + 128) for i in range(0, len(hidden), 128))
+        "outrider.training.common.loss._chunks",
+        lambda hidden, vocab: (slice(i, i + 128) for i in range(0, len(hidden), 128)),
     )
     hidden, weight, target_hidden, target_weight = leaves(
         (ROWS, SIZE), (VOCAB, SIZE), (ROWS, 24), (VOCAB, 24)

@@ -7,13 +7,13 @@ import numpy as np
 import pytest
 import torch
 
+from outrider.training.common.metrics import acceptance, overlap, repeated_share
+from outrider.training.common.model import create_model, save_model
+from outrider.training.common.schedule import Phase
+from outrider.training.draft.distiller import DistillConfig, Distiller
+from outrider.training.draft.onnx_draft import OnnxDraft
+from outrider.training.pair.command import parse_args
 from tests.training.test_target import TOY, toy_stream
-from training.distiller import DistillConfig, Distiller
-from training.metrics import acceptance, overlap, repeated_share
-from training.model import create_model, save_model
-from training.onnx_draft import OnnxDraft
-from training.pair import parse_args
-from training.schedule import Phase
 
 DRAFT = replace(TOY, hidden_size=32, num_layers=1, tied=True, context=128)
 CONFIG = DistillConfig(
@@ -41,7 +41,7 @@ def target_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_draft_comes_nearer_its_target_resumes_and_is_saved_quantised(
     target_dir: Path, tmp_path: Path
 ) -> None:
-    from training.quant import fake_quantize
+    from outrider.training.draft.quant import fake_quantize
 
     distiller = Distiller(CONFIG, target_dir, toy_stream(), tmp_path)
     figures = distiller.train()
@@ -55,9 +55,9 @@ def test_a_draft_comes_nearer_its_target_resumes_and_is_saved_quantised(
 
 
 def test_the_exported_graph_gives_the_fake_quantised_models_logits(target_dir: Path, tmp_path: Path) -> None:
-    from edge_client.drafting.export import export_draft
-    from training.quant import quantize_in_place
-    from training.tokenizer import save_tokenizer, train_tokenizer
+    from outrider.edge_client.drafting.export.exporter import export_draft
+    from outrider.training.data.tokenizer import save_tokenizer, train_tokenizer
+    from outrider.training.draft.quant import quantize_in_place
 
     torch.manual_seed(0)
     tokenizer = train_tokenizer(["def f(x): return x"], 300)

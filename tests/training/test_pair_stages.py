@@ -8,14 +8,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from outrider.training.draft import distiller
+from outrider.training.draft.restore import restore_draft
+from outrider.training.pair.card import write_card
+from outrider.training.pair.command import PairConfig, make_pair, parse_args
+from outrider.training.target.train import polish
+from outrider.training.target.train import train as target
 from tests.training.test_pair import CONFIG as DRAFT_CONFIG
 from tests.training.test_polish import POLISH
 from tests.training.test_target import CONFIG, toy_stream
 from tests.training.toy_code import toy_functions, toy_tokenizer
-from training import distiller, polish, target
-from training.card import write_card
-from training.pair import PairConfig, make_pair, parse_args
-from training.restore import restore_draft
 
 
 @pytest.fixture
@@ -98,7 +100,7 @@ def test_a_pair_is_polished_and_distilled_on_from_what_was_installed(
 
 
 def test_a_restored_draft_exports_to_the_same_graph(tmp_path: Path) -> None:
-    from edge_client.drafting.export import export_draft
+    from outrider.edge_client.drafting.export.exporter import export_draft
 
     embedded = Path(__file__).parents[2] / "models/embedded/draft"
     restore_draft(embedded, tmp_path / "hf")

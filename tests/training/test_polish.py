@@ -8,15 +8,15 @@ import numpy as np
 import pytest
 import torch
 
+from outrider.training.common.model import create_model, save_model
+from outrider.training.common.schedule import Phase
+from outrider.training.common.workers import SOLO
+from outrider.training.data.prompts import Prompt, save_prompts
+from outrider.training.judge.judge_target import judge_target
+from outrider.training.target.polish import PolishConfig, Writer, heads_by_length, keep, polish
+from outrider.training.target.unlikelihood import UnlikelihoodConfig
 from tests.training.test_target import CONFIG, TOY, toy_stream
 from tests.training.toy_code import LINES, toy_functions, toy_tokenizer
-from training.judge_target import judge_target
-from training.model import create_model, save_model
-from training.polish import PolishConfig, Writer, heads_by_length, keep, polish
-from training.prompts import Prompt, save_prompts
-from training.schedule import Phase
-from training.unlikelihood import UnlikelihoodConfig
-from training.workers import SOLO
 
 POLISH = PolishConfig(
     samples=4,

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 import torch
 
-from training.model import ModelConfig, create_model, grow, num_params, save_model
-from training.schedule import Phase, Schedule, phase_at
-from training.target import TargetConfig, TargetTrainer
-from training.unlikelihood import UnlikelihoodConfig
+from outrider.training.common.model import ModelConfig, create_model, grow, num_params, save_model
+from outrider.training.common.schedule import Phase, Schedule, phase_at
+from outrider.training.target.train import TargetConfig, TargetTrainer
+from outrider.training.target.unlikelihood import UnlikelihoodConfig
 
 TOY = ModelConfig(
     32, num_layers=2, num_heads=2, num_kv_heads=1, head_dim=16, ffn_size=64, tied=False, vocab_size=64

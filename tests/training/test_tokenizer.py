@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
-from training.tokenizer import END_OF_TEXT, load_tokenizer, save_tokenizer, train_tokenizer
+from outrider.training.data.tokenizer import END_OF_TEXT, load_tokenizer, save_tokenizer, train_tokenizer
 
 CODE = (
     'def area(width, height):\n    """Area of a rectangle."""\n    if width < 0:\n        raise ValueError\n'

@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 import torch
 
+from outrider.training.common.compute import Compute
+from outrider.training.common.model import create_model
+from outrider.training.draft.sampling import continue_rows
+from outrider.training.target.train import TargetTrainer
+from outrider.training.target.unlikelihood import RUN, UnlikelihoodConfig, repeat_loss, repeats
 from tests.training.test_target import CONFIG, toy_stream
-from training.compute import Compute
-from training.model import create_model
-from training.sampling import continue_rows
-from training.target import TargetTrainer
-from training.unlikelihood import RUN, UnlikelihoodConfig, repeat_loss, repeats
 
 
 def test_a_token_ends_a_repeat_where_its_run_occurred_earlier_in_the_row() -> None:

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 import torch
 
+from outrider.training.common.muon import Muon
+from outrider.training.common.trainer import StepClock
+from outrider.training.common.workers import SOLO, Group, run_workers
+from outrider.training.target.train import TargetTrainer, train_target
 from tests.training.test_target import CONFIG, toy_stream
-from training.muon import Muon
-from training.target import TargetTrainer, train_target
-from training.trainer import StepClock
-from training.workers import SOLO, Group, run_workers
 
 
 def test_two_workers_train_as_one_does(tmp_path: Path) -> None:

@@ -7,14 +7,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from experiments.report.drawing import legend_below, number_axis, points, spread_axis
-from experiments.report.figures.base import MAX_CHARTS, Chart, ReportFigure, Table
-from experiments.report.figures.tpot_rtt import chosen_arms
-from experiments.report.naming import TPOT, Arm, Setting, link_label
-from experiments.report.numbers import plain, spread, times, with_interval
-from experiments.report.style import Size, series_style
-from experiments.report.view import View
-from experiments.sweep.records import CellRow, Metric
+from outrider.experiments.report.drawing import legend_below, number_axis, points, spread_axis
+from outrider.experiments.report.figures.base import MAX_CHARTS, Chart, ReportFigure, Table
+from outrider.experiments.report.figures.tpot_rtt import chosen_arms
+from outrider.experiments.report.naming import TPOT, Arm, Setting, link_label
+from outrider.experiments.report.numbers import plain, spread, times, with_interval
+from outrider.experiments.report.style import Size, series_style
+from outrider.experiments.report.view import View
+from outrider.experiments.sweep.results.records import CellRow, Metric
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

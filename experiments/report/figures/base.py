@@ -9,8 +9,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from experiments.report.svg import Draw
-from experiments.report.view import View
+from outrider.experiments.report.svg import Draw
+from outrider.experiments.report.view import View
 
 MAX_CHARTS = 4  # of one figure: further settings are in the table of cells
 MAX_SERIES = 6  # on one drawing

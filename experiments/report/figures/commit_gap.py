@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from experiments.report.drawing import legend_below, log_axis
-from experiments.report.figures.base import MAX_CHARTS, MAX_SERIES, Chart, ReportFigure, Table
-from experiments.report.figures.tpot_rtt import chosen_arms
-from experiments.report.findings import sentence
-from experiments.report.naming import EDGE_ONLY, Arm, Setting, link_label
-from experiments.report.numbers import interval, plain, spread
-from experiments.report.style import Size, series_style
-from experiments.report.view import View
-from experiments.sweep.records import CellRow, RequestRow
+from outrider.experiments.report.drawing import legend_below, log_axis
+from outrider.experiments.report.figures.base import MAX_CHARTS, MAX_SERIES, Chart, ReportFigure, Table
+from outrider.experiments.report.figures.tpot_rtt import chosen_arms
+from outrider.experiments.report.findings import sentence
+from outrider.experiments.report.naming import EDGE_ONLY, Arm, Setting, link_label
+from outrider.experiments.report.numbers import interval, plain, spread
+from outrider.experiments.report.style import Size, series_style
+from outrider.experiments.report.view import View
+from outrider.experiments.sweep.results.records import CellRow, RequestRow
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from experiments.report.drawing import (
+from outrider.experiments.report.drawing import (
     HOLLOW,
     legend_below,
     number_axis,
@@ -14,13 +14,20 @@ from experiments.report.drawing import (
     predicted_points,
     spread_axis,
 )
-from experiments.report.figures.base import MAX_CHARTS, MAX_SERIES, Chart, ReportFigure, Table, evenly
-from experiments.report.findings import sentence
-from experiments.report.naming import CLOUD_ONLY, CO_LOCATED, TPOT, Setting, link_label
-from experiments.report.numbers import ABSENT, counted, listed, plain, spread, with_interval
-from experiments.report.style import Size, colour, series_style
-from experiments.report.view import View
-from experiments.sweep.records import CellRow, Metric
+from outrider.experiments.report.figures.base import (
+    MAX_CHARTS,
+    MAX_SERIES,
+    Chart,
+    ReportFigure,
+    Table,
+    evenly,
+)
+from outrider.experiments.report.findings import sentence
+from outrider.experiments.report.naming import CLOUD_ONLY, CO_LOCATED, TPOT, Setting, link_label
+from outrider.experiments.report.numbers import ABSENT, counted, listed, plain, spread, with_interval
+from outrider.experiments.report.style import Size, colour, series_style
+from outrider.experiments.report.view import View
+from outrider.experiments.sweep.results.records import CellRow, Metric
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -70,9 +77,7 @@ def shapes(view: View, setting: Setting) -> list[Shape]:
             groups.setdefault(key, {}).setdefault(link_label(cell.link), []).append(cell)
     found = []
     for key, by_link in groups.items():
-        several = [
-            cells for cells in by_link.values() if len({c.num_speculative_tokens for c in cells}) > 1
-        ]
+        several = [cells for cells in by_link.values() if len({c.num_speculative_tokens for c in cells}) > 1]
         lines = sorted((_line(view, setting, cells) for cells in several), key=lambda line: line.rtt_ms)
         if lines:
             kept = evenly(lines, MAX_SERIES)

@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from common.types import Origin
-from experiments.report.drawing import legend_below
-from experiments.report.figures.base import MAX_CHARTS, Chart, ReportFigure, Table
-from experiments.report.findings import sentence
-from experiments.report.naming import Arm, link_label, outages_of
-from experiments.report.numbers import counted, plain
-from experiments.report.style import Size, colour, series_style
-from experiments.report.view import View
-from experiments.sweep.records import CellRow, RequestRow
+from outrider.common.types import Origin
+from outrider.experiments.report.drawing import legend_below
+from outrider.experiments.report.figures.base import MAX_CHARTS, Chart, ReportFigure, Table
+from outrider.experiments.report.findings import sentence
+from outrider.experiments.report.naming import Arm, link_label, outages_of
+from outrider.experiments.report.numbers import counted, plain
+from outrider.experiments.report.style import Size, colour, series_style
+from outrider.experiments.report.view import View
+from outrider.experiments.sweep.results.records import CellRow, RequestRow
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

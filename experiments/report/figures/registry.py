@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from importlib import import_module
 
-from experiments.report.figures.base import ReportFigure
+from outrider.experiments.report.figures.base import ReportFigure
 
 NAMES = (
     "tpot_rtt",
@@ -18,4 +18,4 @@ NAMES = (
 
 
 def load_figures() -> dict[str, ReportFigure]:
-    return {name: import_module(f"experiments.report.figures.{name}").FIGURE for name in NAMES}
+    return {name: import_module(f"outrider.experiments.report.figures.{name}").FIGURE for name in NAMES}

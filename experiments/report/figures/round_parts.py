@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from experiments.report.drawing import legend_below
-from experiments.report.figures.base import MAX_CHARTS, Chart, ReportFigure, Table, evenly
-from experiments.report.findings import sentence
-from experiments.report.naming import Arm, Setting, link_label
-from experiments.report.numbers import counted, interval, plain, spread
-from experiments.report.style import Size, colour, series_style
-from experiments.report.verdicts import fastest
-from experiments.report.view import View
-from experiments.sweep.records import CellRow, RoundRow
+from outrider.experiments.report.drawing import legend_below
+from outrider.experiments.report.figures.base import MAX_CHARTS, Chart, ReportFigure, Table, evenly
+from outrider.experiments.report.findings import sentence
+from outrider.experiments.report.naming import Arm, Setting, link_label
+from outrider.experiments.report.numbers import counted, interval, plain, spread
+from outrider.experiments.report.style import Size, colour, series_style
+from outrider.experiments.report.verdicts import fastest
+from outrider.experiments.report.view import View
+from outrider.experiments.sweep.results.records import CellRow, RoundRow
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -142,9 +142,7 @@ def _chart(view: View, setting: Setting, bars: Sequence[Bar]) -> Chart:
         f"({spread([bar.num_rounds for bar in bars])} rounds a bar). Network is the wait less the verifier's "
         "time; rest is whatever the wall clock saw beyond the parts. The thin mark is a round's mean time "
         "with its 95 % bootstrap interval over requests.",
-        "Where it lies inside the bar parts ran at once."
-        if any(bar.is_overlapping for bar in bars)
-        else "",
+        "Where it lies inside the bar parts ran at once." if any(bar.is_overlapping for bar in bars) else "",
     ]
     return Chart(
         finding=finding(bars),

@@ -8,15 +8,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from experiments.report.figures.base import MAX_CHARTS, Chart, ReportFigure, Table
-from experiments.report.figures.tpot_rtt import family_key, largest_family
-from experiments.report.findings import sentence
-from experiments.report.naming import CO_LOCATED, Arm, Setting, link_label, setting_label
-from experiments.report.numbers import interval, plain, ratio_spread, spread, times
-from experiments.report.style import Size
-from experiments.report.verdicts import Outcome, aa_factor, outcome
-from experiments.report.view import View
-from experiments.sweep.records import CellRow, Comparison
+from outrider.experiments.report.figures.base import MAX_CHARTS, Chart, ReportFigure, Table
+from outrider.experiments.report.figures.tpot_rtt import family_key, largest_family
+from outrider.experiments.report.findings import sentence
+from outrider.experiments.report.naming import CO_LOCATED, Arm, Setting, link_label, setting_label
+from outrider.experiments.report.numbers import interval, plain, ratio_spread, spread, times
+from outrider.experiments.report.style import Size
+from outrider.experiments.report.verdicts import Outcome, aa_factor, outcome
+from outrider.experiments.report.view import View
+from outrider.experiments.sweep.results.records import CellRow, Comparison
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -82,9 +82,7 @@ def shape(view: View, settings: Sequence[Setting]) -> Shape | None:
             tile = _tile(view, cell, factor)
             if tile:
                 rows.setdefault((setting, Arm.of(cell)), []).append((cell, tile))
-    made = [
-        _row([tile for _, tile in pairs], [cell.rtt_ms for cell, _ in pairs]) for pairs in rows.values()
-    ]
+    made = [_row([tile for _, tile in pairs], [cell.rtt_ms for cell, _ in pairs]) for pairs in rows.values()]
     merged = _merge(made)
     rtts = sorted({rtt for row in merged for rtt in row.tiles})
     return Shape(rtts, merged) if len(rtts) > 1 or len(merged) > 1 else None
@@ -145,9 +143,7 @@ def finding(shaped: Shape) -> str:
     lost = [tile for tile in tiles if tile.outcome is Outcome.WORSE]
     won = [tile for tile in tiles if tile.outcome is Outcome.BETTER]
     if not won and not lost:
-        return (
-            f"Speculation over the link and co-located cannot be told apart in any of {len(tiles)} places"
-        )
+        return f"Speculation over the link and co-located cannot be told apart in any of {len(tiles)} places"
     parts = []
     if lost:
         ratios = ratio_spread([1 / tile.comparison.ratio for tile in lost])

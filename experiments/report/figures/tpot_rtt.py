@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from experiments.report.drawing import (
+from outrider.experiments.report.drawing import (
     HOLLOW,
     legend_below,
     number_axis,
@@ -15,14 +15,14 @@ from experiments.report.drawing import (
     spread_axis,
     upright_line,
 )
-from experiments.report.figures.base import MAX_CHARTS, MAX_SERIES, Chart, ReportFigure, Table
-from experiments.report.findings import crossing, sentence, standings
-from experiments.report.naming import CLOUD_ONLY, TPOT, Arm, Setting, link_label
-from experiments.report.numbers import ABSENT, counted, plain, spread, with_interval
-from experiments.report.style import Size, colour, series_style
-from experiments.report.verdicts import RIVALS, Verdict, fastest, verdicts
-from experiments.report.view import View
-from experiments.sweep.records import CellRow, Metric
+from outrider.experiments.report.figures.base import MAX_CHARTS, MAX_SERIES, Chart, ReportFigure, Table
+from outrider.experiments.report.findings import crossing, sentence, standings
+from outrider.experiments.report.naming import CLOUD_ONLY, TPOT, Arm, Setting, link_label
+from outrider.experiments.report.numbers import ABSENT, counted, plain, spread, with_interval
+from outrider.experiments.report.style import Size, colour, series_style
+from outrider.experiments.report.verdicts import RIVALS, Verdict, fastest, verdicts
+from outrider.experiments.report.view import View
+from outrider.experiments.sweep.results.records import CellRow, Metric
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -11,7 +11,7 @@ const loader = require('@grpc/proto-loader');
 const [address, caFile, protoDir, token] = process.argv.slice(2);
 const options = { keepCase: true, longs: String, enums: String, defaults: true, includeDirs: [protoDir] };
 const load = (file) => grpc.loadPackageDefinition(loader.loadSync(file, options));
-const outrider = load('common/pb/outrider.proto').outrider.v1;
+const outrider = load('outrider/common/pb/outrider.proto').outrider.v1;
 const health = load(path.join(__dirname, 'health.proto')).grpc.health.v1;
 
 const credentials = grpc.credentials.createSsl(fs.readFileSync(caFile));

@@ -1,0 +1,1 @@
+"""Our measuring scripts, beside their results. Never installed."""

@@ -1,0 +1,1 @@
+"""`make bench-controller`: depth policies, windows, modes, gates and outages."""

@@ -1,0 +1,151 @@
+"""The choice of the mode in virtual time, against each way alone: `ctl.auto`.
+
+Measured twice over the same texts: each as the first of a process, which knows nothing of the draft, and
+behind others, in processes that serve eight texts and the first two of them again, of which the last eight
+count. What a session teaches the next one is the product's own (`outrider.edge_client.controller.acceptance_prior`).
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import statistics
+from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks.controller.grid import POINTS, SYNTHETIC, Point
+from benchmarks.controller.ways import Total, run_text, run_ways, total_of
+from outrider.common.errors import UsageError
+from outrider.edge_client.controller.acceptance_prior import Circumstances, Experience
+from outrider.edge_client.controller.mode_policy import Way
+from outrider.experiments.shared.acceptance_traces import TraceSet, load_traces, synthetic_traces
+from outrider.experiments.shared.results import RESULTS, Measure, at_most, judged
+
+TARGET = 1.05
+FIXED_WAYS = tuple((way,) for way in Way)
+NUM_BEFORE = 2  # texts of a process that do not count as later ones
+NUM_COUNTED = 8
+AGAIN_SEED, NUM_AGAIN = 2, 64  # of other texts
+_TEXTS = ("first texts", "later texts")  # by is_later
+_SAME_DRAFT = Circumstances("the target", 0)
+
+
+@dataclass(frozen=True, slots=True)
+class AutoRun:
+    """`auto` on one set at one point, beside each way alone: milliseconds a token."""
+
+    traces: str  # their name
+    label: str
+    point: Point
+    fixed_ms: dict[Way, float]
+    first_ms: float  # of texts that are the first of a process
+    later_ms: float  # of the third to the tenth
+    num_changes: tuple[int, int]  # of both
+
+    def ratio(self, is_later: bool) -> float:
+        """To the best of the fixed ways."""
+        return self._auto_ms(is_later) / min(self.fixed_ms.values())
+
+    def cloud_ratio(self, is_later: bool) -> float:
+        return self._auto_ms(is_later) / self.fixed_ms[Way.CLOUD_ONLY]
+
+    def _auto_ms(self, is_later: bool) -> float:
+        return self.later_ms if is_later else self.first_ms
+
+    @property
+    def place(self) -> str:
+        return f"{self.traces} {self.point}"
+
+    def __str__(self) -> str:
+        times = ", ".join(f"{way} {ms:.1f}" for way, ms in self.fixed_ms.items())
+        first, later = self.num_changes
+        return (
+            f"{times}, auto {self.first_ms:.1f} ms a token ({first} changes), {self.ratio(False):.3f} of the "
+            f"best; later texts {self.later_ms:.1f} ms ({later}), {self.ratio(True):.3f}"
+        )
+
+
+def run_auto(case: tuple[TraceSet, Point]) -> AutoRun:
+    traces, point = case
+    fixed = {ways[0]: run_ways(traces, point.models, point.link, ways).tpot_ms for ways in FIXED_WAYS}
+    first = run_ways(traces, point.models, point.link, tuple(Way))
+    later = run_later(traces, point)
+    changes = first.num_changes, later.num_changes
+    return AutoRun(traces.name, traces.label, point, fixed, first.tpot_ms, later.tpot_ms, changes)
+
+
+def run_later(traces: TraceSet, point: Point) -> Total:
+    """Every text once, behind two others or more of its process."""
+    counted = []
+    for start in range(0, len(traces.texts), NUM_COUNTED):
+        texts = traces.texts[start : start + NUM_COUNTED]
+        experience = Experience()
+        for number, trace in enumerate((*texts, *texts[:NUM_BEFORE])):
+            belief = experience.belief(_SAME_DRAFT)
+            text = run_text(trace, point.models, point.link, tuple(Way), belief)
+            if (choice := text.window.choice) is not None and choice.has_judged:
+                experience.learn(_SAME_DRAFT, choice.belief)
+            if number >= NUM_BEFORE:
+                counted.append(text)
+    return total_of(counted)
+
+
+def measure_auto(sets: Sequence[TraceSet]) -> tuple[list[Measure], dict[str, Any]]:
+    """`ctl.auto`: at every point, on each set; against the best fixed way and against not speculating."""
+    runs = _run_all(list(itertools.product(sets, POINTS)))
+    above = [run.place for run in runs if max(run.ratio(False), run.ratio(True)) > TARGET]
+    return _measures(runs), {"auto": {run.place: str(run) for run in runs}, "auto_above": above}
+
+
+def measure_above(recorded: Path) -> tuple[list[Measure], dict[str, Any]]:
+    """The points that the last `--only ways` found above the target, synthetic ones on 64 texts that they
+    were not found on: of three ways on eight texts the best one has their luck. Raises `UsageError` where
+    there are no such results."""
+    path = RESULTS / "controller_ways.json"
+    try:
+        places = set(json.loads(path.read_text(encoding="utf-8"))["details"]["auto_above"])
+    except (OSError, ValueError, KeyError) as error:
+        raise UsageError(f"{path}: nothing found by --only ways: {error}") from error
+    others = [synthetic_traces(*each, num_texts=NUM_AGAIN, seed=AGAIN_SEED) for each in SYNTHETIC]
+    cases = itertools.product([*load_traces(recorded), *others], POINTS)
+    runs = _run_all([(traces, point) for traces, point in cases if f"{traces.name} {point}" in places])
+    return _measures(runs, "_above"), {"auto_above": {run.place: str(run) for run in runs}}
+
+
+def _run_all(cases: Sequence[tuple[TraceSet, Point]]) -> list[AutoRun]:
+    with ProcessPoolExecutor() as pool:
+        runs = list(pool.map(run_auto, cases))
+    for name in dict.fromkeys(run.traces for run in runs):
+        for is_later in (False, True):
+            own = [run.ratio(is_later) for run in runs if run.traces == name]
+            to_cloud = max(run.cloud_ratio(is_later) for run in runs if run.traces == name)
+            found = f"mean {statistics.fmean(own):.3f}, worst {max(own):.3f} of the best"
+            print(f"auto, {name}, {_TEXTS[is_later]}: {found}, {to_cloud:.3f} of cloud-only")
+    return runs
+
+
+def _measures(runs: Sequence[AutoRun], suffix: str = "") -> list[Measure]:
+    measures = []
+    for label, is_later in itertools.product(dict.fromkeys(run.label for run in runs), (False, True)):
+        own = [run for run in runs if run.label == label]
+        name = "ctl.auto" + "_later" * is_later + suffix + ("" if label == "recorded" else f"_{label}")
+        measures += _measures_of(name, f"{label}, {_TEXTS[is_later]}", own, is_later)
+    return measures
+
+
+def _measures_of(name: str, what: str, runs: Sequence[AutoRun], is_later: bool) -> list[Measure]:
+    ratios = [run.ratio(is_later) for run in runs]
+    worst = max(runs, key=lambda run: run.ratio(is_later))
+    num_above = sum(ratio > TARGET for ratio in ratios)
+    text = (
+        f"TPOT of auto : best fixed way, {what}, worst, at {worst.place} "
+        f"(mean {statistics.fmean(ratios):.3f}, {num_above} of {len(runs)} points above {TARGET})"
+    )
+    to_cloud = max(run.cloud_ratio(is_later) for run in runs)
+    return [
+        judged(name, text, worst.ratio(is_later), "ratio", at_most(TARGET)),
+        judged(f"{name}_cloud", f"the same : cloud-only, {what}, worst", to_cloud, "ratio", at_most(TARGET)),
+    ]

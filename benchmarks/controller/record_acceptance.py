@@ -1,0 +1,104 @@
+"""Records what of a real draft would stand, at every position of the texts of the embedded prompts.
+
+python -m benchmarks.controller.record_acceptance [--texts 16 --positions 128]
+
+The target writes each text alone; then the draft proposes 64 tokens at every position of it, and as many
+count as standing as agree with the text. That is what `coupled` accepts, whose text is the target's own
+whatever is drafted. Of the first token its runner-up is noted too: whether that is the text's, and the gap
+between the two. Times do not enter: any machine records the same.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+import numpy as np
+
+from outrider.common.types import SamplingParams, TokenIds
+from outrider.edge_client.core.options import Mode
+from outrider.edge_client.drafting.base import DraftModel, KeepsRunnerUps
+from outrider.edge_client.drafting.onnx.model import OnnxDraftModel
+from outrider.edge_client.tokenization.tokenizer import EdgeTokenizer
+from outrider.experiments.shared.acceptance_traces import (
+    MAX_DEPTH,
+    RECORDED,
+    TextTrace,
+    TraceSet,
+    save_traces,
+)
+from outrider.experiments.shared.command import run_command
+from outrider.experiments.shared.decoding import Case, Decoder
+from outrider.experiments.shared.processes import running_verifier
+from outrider.experiments.shared.prompts import load_prompts
+from outrider.models import EMBEDDED
+
+TEMPERATURES = (0.8, 0.0)
+SEED = 1
+
+
+def trace_text(
+    draft: DraftModel, prompt_ids: TokenIds, text: TokenIds, sampling: SamplingParams, num_positions: int
+) -> TextTrace:
+    """`text`: at least num_positions + MAX_DEPTH tokens the target wrote with `sampling` after the prompt."""
+    runs = np.zeros(num_positions, np.uint8)
+    confidences = np.zeros((num_positions, MAX_DEPTH), np.float32)
+    gaps, seconds = np.zeros(num_positions, np.float32), np.zeros(num_positions, bool)
+    sequence = draft.sequence(sampling, num_prompt_tokens=len(prompt_ids))
+    assert isinstance(sequence, KeepsRunnerUps)
+    sequence.keep_runner_ups()
+    sequence.commit(prompt_ids)
+    for position in range(num_positions):
+        sequence.commit(text[position : position + 1])
+        drafted = sequence.propose(MAX_DEPTH)
+        num_drafted = len(drafted.token_ids)
+        actual = text[position + 1 : position + 1 + num_drafted]
+        pairs = zip(drafted.token_ids, actual, strict=True)
+        runs[position] = next((i for i, (ours, theirs) in enumerate(pairs) if ours != theirs), num_drafted)
+        confidences[position, :num_drafted] = np.exp([-signals.nll for signals in drafted.signals])
+        gaps[position] = drafted.runner_ups[0].gap
+        seconds[position] = drafted.runner_ups[0].token_id == actual[0]
+    sequence.close()
+    return TextTrace(runs, confidences, gaps, seconds)
+
+
+def record(address: str, num_texts: int, num_positions: int) -> list[TraceSet]:
+    """One set a temperature, of the first `num_texts` embedded prompts."""
+    tokenizer = EdgeTokenizer(EMBEDDED / "draft" / "tokenizer.json")
+    sets = []
+    with OnnxDraftModel.open(EMBEDDED / "draft") as draft:
+        decoder = Decoder(address, draft, tokenizer)
+        for temperature in TEMPERATURES:
+            texts = []
+            sampling = SamplingParams(temperature=temperature, seed=SEED)
+            for number, prompt in enumerate(load_prompts(limit=num_texts)):
+                print(f"\rT={temperature:g}: text {number + 1} of {num_texts}", end="", file=sys.stderr)
+                case = Case(Mode.CLOUD_ONLY, temperature)
+                result = decoder.decode(prompt.text, case, num_positions + MAX_DEPTH, SEED)
+                ids = tuple(tokenizer.encode(prompt.text))
+                texts.append(trace_text(draft, ids, result.token_ids, sampling, num_positions))
+            print(file=sys.stderr)
+            sets.append(TraceSet(f"embedded T={temperature:g}", "recorded", tuple(texts)))
+    return sets
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.controller.record_acceptance", description=__doc__
+    )
+    parser.add_argument("--out", type=Path, default=RECORDED, metavar="FILE")
+    parser.add_argument("--texts", type=int, default=16, metavar="N", help="prompts to write a text after")
+    parser.add_argument("--positions", type=int, default=128, metavar="N", help="positions of each text")
+    arguments = parser.parse_args()
+    with running_verifier("--log-level", "warning") as verifier:
+        sets = record(verifier.address, arguments.texts, arguments.positions)
+    save_traces(arguments.out, sets)
+    for traces in sets:
+        print(f"{traces.name}: first token of a draft stands {traces.acceptance_rate:.3f}")
+    print(f"{arguments.out}: {arguments.out.stat().st_size} bytes")
+    return 0
+
+
+if __name__ == "__main__":
+    run_command("record_acceptance", main)

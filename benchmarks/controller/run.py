@@ -1,0 +1,356 @@
+"""`make bench-controller`: depth policies, pipelined rounds and the choice of the mode, in virtual time.
+
+Acceptance is recorded (`experiments/shared/traces/`) or, where labelled so, synthetic; times are the cost model's.
+Every text is a session of its own, which a policy starts knowing nothing; the best fixed length, chosen
+afterwards from a full sweep, knows all. `--only` asks for a part, and for those that take real sessions.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import math
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks.controller.grid import (
+    DRAFTS_MS,
+    FORWARDS_MS,
+    POINTS,
+    SYNTHETIC,
+    VERIFY_TOKEN_SHARE,
+    Point,
+)
+from benchmarks.controller.virtual_rounds import VirtualRound, replay
+from outrider.edge_client.controller.cost_model import expected_tokens, round_s, round_token_s, tokens_per_s
+from outrider.edge_client.controller.depth.base import DepthPolicy
+from outrider.edge_client.controller.depth.fixed import DEFAULT_DEPTH, FixedDepth
+from outrider.edge_client.controller.depth.optimal import OptimalDepth
+from outrider.edge_client.controller.depth.ratio import RatioDepth
+from outrider.edge_client.controller.depth.window import WindowDepth
+from outrider.edge_client.core.stats import RoundRecord
+from outrider.experiments.shared.acceptance_traces import (
+    MAX_DEPTH,
+    RECORDED,
+    TraceSet,
+    load_traces,
+    signals_of,
+    synthetic_traces,
+)
+from outrider.experiments.shared.command import run_command
+from outrider.experiments.shared.results import Measure, at_most, judged, write_results
+
+STEP_MS = (20, 200, 20)
+STEP_ROUNDS = 40  # between two steps
+STEP_ALPHAS = (0.6, 0.8, 0.95)
+SETTLED = 0.95  # of the tokens/s of the length a policy ends with
+
+MakePolicy = Callable[[], DepthPolicy]
+Found = tuple[list[Measure], dict[str, Any]]  # with details
+
+
+@dataclass(frozen=True, slots=True)
+class Totals:
+    """Of all texts of a set. Rounds' times are linear in their lengths, so these serve every point."""
+
+    num_rounds: int
+    num_draft_tokens: int
+    num_tokens: float
+
+    def tpot_s(self, point: Point) -> float:
+        drafting_s = self.num_draft_tokens * round_token_s(point.models, point.link)
+        return (self.num_rounds * round_s(0, point.models, point.link) + drafting_s) / self.num_tokens
+
+
+def run_set(traces: TraceSet, make_policy: MakePolicy, point: Point) -> Totals:
+    """Where all tokens stand alike a round counts for the tokens that its length is expected to commit: luck,
+    of which the best of 64 lengths has most, then decides nothing but what the policy sees."""
+    rounds: list[VirtualRound] = []
+    for text in traces.texts:
+        rounds += replay(text, make_policy(), point.models, lambda number: point.link)
+    return Totals(
+        num_rounds=len(rounds),
+        num_draft_tokens=sum(r.num_draft_tokens for r in rounds),
+        num_tokens=math.fsum(_num_tokens(r, traces.alpha) for r in rounds),
+    )
+
+
+def _num_tokens(each: VirtualRound, alpha: float | None) -> float:
+    if alpha is None:
+        return each.num_accepted_tokens + 1
+    return expected_tokens(alpha, each.num_draft_tokens)
+
+
+# -------------------------------------------------------------------------------- against fixed lengths
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """One policy over all points of one set."""
+
+    ratios: dict[Point, float]  # TPOT : the best fixed length's
+    mean_lengths: dict[Point, float]
+
+    @property
+    def worst(self) -> Point:
+        return max(self.ratios, key=self.ratios.__getitem__)
+
+
+class FixedSweep:
+    """Every fixed length from 1 to 64 on one set."""
+
+    def __init__(self, traces: TraceSet) -> None:
+        self._by_length = {
+            n: run_set(traces, lambda n=n: FixedDepth(n), POINTS[0])  # type: ignore[misc]
+            for n in range(1, MAX_DEPTH + 1)
+        }
+
+    def best(self, point: Point) -> int:
+        return min(self._by_length, key=lambda n: self._by_length[n].tpot_s(point))
+
+    def tpot_s(self, num_draft_tokens: int, point: Point) -> float:
+        return self._by_length[num_draft_tokens].tpot_s(point)
+
+    def compare(self, totals: dict[Point, Totals]) -> Comparison:
+        return Comparison(
+            {point: t.tpot_s(point) / self.tpot_s(self.best(point), point) for point, t in totals.items()},
+            {point: t.num_draft_tokens / t.num_rounds for point, t in totals.items()},
+        )
+
+
+def compare_policies(traces: TraceSet) -> tuple[FixedSweep, dict[str, Comparison]]:
+    """`optimal` is run at every point; the others do not look at times, so one run tells all points."""
+    sweep = FixedSweep(traces)
+    found = {"optimal": {point: run_set(traces, OptimalDepth, point) for point in POINTS}}
+    for name, make_policy in (("ratio", RatioDepth), ("window", WindowDepth)):
+        found[name] = dict.fromkeys(POINTS, run_set(traces, make_policy, POINTS[0]))
+    found["fixed"] = dict.fromkeys(POINTS, run_set(traces, lambda: FixedDepth(DEFAULT_DEPTH), POINTS[0]))
+    return sweep, {name: sweep.compare(totals) for name, totals in found.items()}
+
+
+# ------------------------------------------------------------------------------------- after a step
+
+
+def rounds_to_settle(alpha: float, forward_ms: float, draft_ms: float) -> int:
+    """The most rounds after a step of the link until ten in a row make, by the cost model, at least SETTLED
+    of the tokens/s of the length that the policy ends with."""
+    points = [Point(rtt_ms, forward_ms, draft_ms) for rtt_ms in STEP_MS]
+    num_positions = 20 * STEP_ROUNDS * len(points)  # of which as many as the rounds need
+    text = synthetic_traces(alpha, "none", num_texts=1, num_positions=num_positions).texts[0]
+    models = points[0].models
+    last = len(points) - 1
+    rounds = replay(text, OptimalDepth(), models, lambda i: points[min(i // STEP_ROUNDS, last)].link)
+    most = 0
+    for number, point in list(enumerate(points))[1:]:
+        lengths = [r.num_draft_tokens for r in rounds[number * STEP_ROUNDS : (number + 1) * STEP_ROUNDS]]
+        rates = [tokens_per_s(alpha, n, models, point.link) for n in lengths]
+        least = SETTLED * tokens_per_s(alpha, round(statistics.median(lengths[-10:])), models, point.link)
+        starts = range(len(rates) - 9)
+        most = max(most, next((i for i in starts if min(rates[i : i + 10]) >= least), STEP_ROUNDS))
+    return most
+
+
+# ------------------------------------------------------------------------------------- what it takes
+
+
+def measure_cost_us() -> tuple[float, float]:
+    """A round's share of `optimal` (observing, planning), and a drafted token's (the stop rule), in µs."""
+    policy = OptimalDepth()
+    record = RoundRecord(1, 8, 4, draft_ms=4, rtt_ms=60, net_ms=50, verifier_ms=10, confidences=(0.5,) * 8)
+    num_rounds, num_tokens = 2000, 8
+    signals = signals_of(0.5)
+    start_s = time.perf_counter()
+    for _ in range(num_rounds):
+        policy.observe(record)
+        policy.next_depth()
+        should_stop = policy.stop_rule()
+    middle_s = time.perf_counter()
+    assert should_stop is not None
+    for _ in range(num_rounds):
+        for number in range(1, num_tokens + 1):
+            should_stop(0, signals, number)
+    end_s = time.perf_counter()
+    return (middle_s - start_s) / num_rounds * 1e6, (end_s - middle_s) / num_rounds / num_tokens * 1e6
+
+
+# ------------------------------------------------------------------------------------------ report
+
+
+def make_measures(found: dict[str, list[dict[str, Comparison]]], settled: int) -> list[Measure]:
+    """`found`: by label, recorded or synthetic, the sets' comparisons."""
+    measures = []
+    for policy, label in itertools.product(("optimal", "ratio", "window", "fixed"), found):
+        comparisons = [policies[policy] for policies in found[label]]
+        worst = max(comparisons, key=lambda c: c.ratios[c.worst])
+        mean = statistics.fmean(ratio for c in comparisons for ratio in c.ratios.values())
+        suffix = "" if label == "recorded" else f"_{label}"
+        name = f"fixed {DEFAULT_DEPTH}" if policy == "fixed" else policy
+        text = f"TPOT of {name} : best fixed length, {label}, worst, at {worst.worst} (mean {mean:.3f})"
+        value = worst.ratios[worst.worst]
+        if policy == "optimal":
+            measures.append(judged(f"ctl.optimal{suffix}", text, value, "ratio", at_most(1.05)))
+        else:
+            measures.append(Measure(f"ctl.{policy}{suffix}", text, round(value, 4), "ratio"))
+    text = "link step 20 -> 200 ms and back: rounds until ten within 5 % of the end's tokens/s, worst"
+    measures.append(judged("ctl.step", text, settled, "rounds", at_most(10)))
+    round_us, token_us = measure_cost_us()
+    measures.append(
+        Measure("ctl.optimal_round", "optimal: learns and plans, a round", round(round_us, 1), "us")
+    )
+    measures.append(Measure("ctl.optimal_token", "optimal: the stop rule, a token", round(token_us, 2), "us"))
+    return measures
+
+
+def details_of(sweep: FixedSweep, policies: dict[str, Comparison]) -> dict[str, str]:
+    """A line a point."""
+    optimal = policies["optimal"]
+    return {
+        str(point): f"best fixed {sweep.best(point)}, optimal drafts {optimal.mean_lengths[point]:.1f}, TPOT "
+        + ", ".join(f"{name} {comparison.ratios[point]:.3f}" for name, comparison in policies.items())
+        for point in POINTS
+    }
+
+
+def print_set(traces: TraceSet, policies: dict[str, Comparison]) -> None:
+    print(f"\n{traces.name} ({traces.label}, first token stands {traces.acceptance_rate:.3f})")
+    print(f"{'policy':<10}{'mean':>8}{'worst':>8}  TPOT : best fixed length, over {len(POINTS)} points")
+    for name, comparison in policies.items():
+        mean = statistics.fmean(comparison.ratios.values())
+        print(f"{name:<10}{mean:>8.3f}{comparison.ratios[comparison.worst]:>8.3f}  at {comparison.worst}")
+
+
+def measure_depth(sets: Sequence[TraceSet], details: dict[str, Any]) -> list[Measure]:
+    """Every depth policy against the best fixed length, and after a step of the link."""
+    found: dict[str, list[dict[str, Comparison]]] = {}
+    details["sets"] = {}
+    for traces in sets:
+        sweep, policies = compare_policies(traces)
+        print_set(traces, policies)
+        found.setdefault(traces.label, []).append(policies)
+        details["sets"][f"{traces.name} ({traces.label})"] = details_of(sweep, policies)
+    points = itertools.product(STEP_ALPHAS, FORWARDS_MS, DRAFTS_MS)
+    settled = {f"alpha {a:g} forward {f:g} draft {d:g} ms": rounds_to_settle(a, f, d) for a, f, d in points}
+    details["rounds_to_settle"] = settled
+    return make_measures(found, max(settled.values()))
+
+
+def depth_part(arguments: argparse.Namespace) -> Found:
+    details: dict[str, Any] = {"verify_token_share": VERIFY_TOKEN_SHARE}
+    return measure_depth(load_sets(arguments.traces), details), details
+
+
+def ways_part(arguments: argparse.Namespace) -> Found:
+    from benchmarks.controller.auto import measure_auto
+    from benchmarks.controller.ways import pipelined_measures
+
+    ahead, pipelined = pipelined_measures()
+    auto, details = measure_auto(load_sets(arguments.traces))
+    return [*ahead, *auto], {"pipelined": pipelined, **details}
+
+
+def ways_above_part(arguments: argparse.Namespace) -> Found:
+    from benchmarks.controller.auto import measure_above
+
+    return measure_above(arguments.traces)
+
+
+def guesses_part(arguments: argparse.Namespace) -> Found:
+    from benchmarks.controller.guesses import guess_measures
+
+    measures, details = guess_measures(load_traces(arguments.traces))
+    return measures, {"guesses": details}
+
+
+def outage_part(arguments: argparse.Namespace) -> Found:
+    from benchmarks.controller.outage import outage_measures
+
+    return outage_measures()
+
+
+def gate_part(arguments: argparse.Namespace) -> Found:
+    from benchmarks.controller.gate import gate_measures
+
+    return gate_measures()
+
+
+def signals_part(arguments: argparse.Namespace) -> Found:
+    from benchmarks.controller.signals import signals_measures
+
+    return signals_measures()
+
+
+def ways_real_part(arguments: argparse.Namespace) -> Found:
+    from benchmarks.controller.ways_real import measure_ways_real
+
+    return measure_ways_real(arguments.realisation, is_quick=arguments.quick)
+
+
+def guesses_real_part(arguments: argparse.Namespace) -> Found:
+    from benchmarks.controller.guesses_real import measure_guesses_real
+
+    return measure_guesses_real(arguments.realisation, is_quick=arguments.quick)
+
+
+def model_part(arguments: argparse.Namespace) -> Found:
+    from benchmarks.controller.model import measure_model
+
+    return measure_model(arguments.realisation, is_quick=arguments.quick)
+
+
+def same_text_part(arguments: argparse.Namespace) -> Found:
+    from benchmarks.controller.same_text import measure_same_text
+
+    return measure_same_text(arguments.realisation, is_quick=arguments.quick)
+
+
+Part = Callable[[argparse.Namespace], Found]
+VIRTUAL: dict[str, Part] = {"depth": depth_part, "ways": ways_part, "guesses": guesses_part}
+# Measured only when asked for: behind `ways`, or by sessions that take real time.
+ASKED_FOR: dict[str, Part] = {
+    "ways_above": ways_above_part,
+    "outage": outage_part,
+    "gate": gate_part,
+    "signals": signals_part,
+    "model": model_part,
+    "ways_real": ways_real_part,
+    "guesses_real": guesses_real_part,
+    "same_text": same_text_part,
+}
+
+
+def load_sets(path: Path) -> list[TraceSet]:
+    """Recorded texts, and synthetic ones."""
+    synthetic = [synthetic_traces(alpha, confidence, num_texts=8) for alpha, confidence in SYNTHETIC]
+    return [*load_traces(path), *synthetic]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.controller.run", description=__doc__)
+    parser.add_argument(
+        "--only",
+        choices=(*VIRTUAL, *ASKED_FOR),
+        help="a part: depth policies or ways to work in virtual time, or one of those with real sessions",
+    )
+    parser.add_argument("--quick", action="store_true", help="fewer real sessions")
+    parser.add_argument("--realisation", metavar="NAME", help="of links: model, ..._real, same_text")
+    parser.add_argument("--traces", type=Path, default=RECORDED, metavar="FILE", help="recorded acceptance")
+    arguments = parser.parse_args(argv)
+    parts = {arguments.only: (VIRTUAL | ASKED_FOR)[arguments.only]} if arguments.only else VIRTUAL
+    measures: list[Measure] = []
+    details: dict[str, Any] = {}
+    start_s = time.perf_counter()
+    for part in parts.values():
+        its_measures, found = part(arguments)
+        measures += its_measures
+        details |= found
+    write_results(f"controller_{arguments.only}" if arguments.only else "controller", measures, details)
+    print(f"{time.perf_counter() - start_s:.0f} s")
+    return 0
+
+
+if __name__ == "__main__":
+    run_command("bench_controller", main)

@@ -1,0 +1,190 @@
+"""Over loopback: texts of sessions that share steps, and what long prompts cost."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import statistics
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from benchmarks.engine.setup import Bench, Found, median_ratio
+from outrider.common.types import TokenIds
+from outrider.experiments.load.cloud import CloudStream, Opening, open_and_close
+from outrider.experiments.load.command import LoadPlan, open_streams, run_closed
+from outrider.experiments.load.recording import RecordedSession
+from outrider.experiments.load.report import Tally, percentile_ms
+from outrider.experiments.load.stream import ReplayStream
+from outrider.experiments.load.wire import connect
+from outrider.experiments.shared.results import at_most, judged
+
+NUM_AT_ONCE = 16
+REOPENED_TOKENS, STALLING_TOKENS = 1000, 2000
+NUM_BESIDE, THINK_S = 4, 0.005
+VOCAB = 8000  # ids below it exist in the embedded tokenizer
+
+
+# ------------------------------------------------------------------------------------------ same_text
+
+
+def measure_same_text(bench: Bench) -> Found:
+    """16 recorded sessions at once, half speculative and half cloud-only; then the halves change places."""
+    recorded = bench.recording.sessions[:NUM_AT_ONCE]
+    differing: list[str] = []
+    for first in (0, 1):
+        differing += asyncio.run(_find_differing(bench.verifier.address, recorded, first))
+        bench.say(f"half {first + 1}: {len(differing)} texts differ so far")
+    num_tokens = 2 * sum(len(session.output_ids) for session in recorded)
+    measure = judged(
+        "engine.same_text",
+        f"16 sessions at once: texts unlike their solo run, of {2 * NUM_AT_ONCE} ({num_tokens} tokens)",
+        len(differing),
+        "texts",
+        ("every one equals", lambda value: value == 0),
+    )
+    lengths = sorted(len(session.prompt_ids) for session in recorded)
+    return Found([measure], {"differing": differing, "tokens": num_tokens, "prompt_lengths": lengths})
+
+
+async def _find_differing(address: str, recorded: Sequence[RecordedSession], first: int) -> list[str]:
+    """Every second session from `first` on replays its rounds, the others decode cloud-only."""
+    connection, tally = await connect(address), Tally()
+    replays = [ReplayStream(connection, session, tally) for session in recorded[first::2]]
+    clouds = [CloudStream(connection, s.prompt_ids, s.sampling) for s in recorded[1 - first :: 2]]
+
+    async def replay(stream: ReplayStream) -> None:
+        await stream.open()
+        for _ in stream.recorded.rounds:
+            await stream.round_at_last()
+        await stream.close()
+
+    await asyncio.gather(
+        *(replay(stream) for stream in replays),
+        *(
+            stream.run(len(session.output_ids))
+            for stream, session in zip(clouds, recorded[1 - first :: 2], strict=True)
+        ),
+    )
+    connection.close()
+    pairs = zip(clouds, recorded[1 - first :: 2], strict=True)
+    wrong = [session for stream, session in pairs if tuple(stream.token_ids) != session.output_ids]
+    differing = [f"cloud-only, seed {session.sampling.seed}" for session in wrong]
+    return differing + tally.mismatches
+
+
+# ---------------------------------------------------------------------------------------- prefix_ttft
+
+
+def measure_prefix_ttft(bench: Bench) -> Found:
+    """A prompt of 1,000 tokens, opened, closed, and opened again by another session of the same tenant."""
+    return asyncio.run(_measure_prefix_ttft(bench, bench.verifier.address))
+
+
+async def _measure_prefix_ttft(bench: Bench, address: str) -> Found:
+    connection = await connect(address)
+    cold, again, other = [], [], []
+    for turn in range(bench.pick(12, 3) + 1):
+        prompt, stranger = _random_ids(REOPENED_TOKENS, 2 * turn), _random_ids(REOPENED_TOKENS, 2 * turn + 1)
+        first = await open_and_close(connection, prompt)
+        second = await open_and_close(connection, prompt)
+        third = await open_and_close(connection, stranger)
+        assert first.opened.first_token == second.opened.first_token, "the reopened text differs"
+        if turn:  # the first turn warms up
+            cold.append(first.ttft_s)
+            again.append(second.ttft_s)
+            other.append(third.ttft_s)
+    connection.close()
+    aa = median_ratio(other, cold)
+    measure = judged(
+        "engine.prefix_ttft",
+        f"TTFT of a reopened 1,000-token prompt : cold (another cold one : cold, A/A {aa:.3f})",
+        median_ratio(again, cold),
+        "ratio",
+        at_most(0.2),
+    )
+    details = {
+        "cold_ms": round(1e3 * statistics.median(cold), 2),
+        "reopened_ms": round(1e3 * statistics.median(again), 2),
+        "aa": round(aa, 4),
+    }
+    return Found([measure], details)
+
+
+def _random_ids(num_tokens: int, seed: int) -> TokenIds:
+    numbers = random.Random(seed)
+    return tuple(numbers.randrange(1, VOCAB) for _ in range(num_tokens))
+
+
+# -------------------------------------------------------------------------------------- prefill_stall
+
+
+@dataclass
+class StallSamples:
+    """Latencies of rounds that ended while nothing else ran, and while a prompt prefilled; seconds."""
+
+    idle: list[float]
+    idle_again: list[float]
+    stalled: list[float]
+    openings: list[Opening]
+    num_refused: int
+
+
+def measure_prefill_stall(bench: Bench) -> Found:
+    """4 sessions of rounds, 5 ms between them; every so often a prompt of 2,000 tokens beside them."""
+    samples = asyncio.run(_sample_stalls(bench, bench.verifier.address))
+    idle_ms, stalled_ms = (percentile_ms(sorted(s), 0.99) for s in (samples.idle, samples.stalled))
+    chunk_ms = 1e3 * statistics.median(
+        o.opened.metrics.forward_ns / 1e9 / o.num_chunks for o in samples.openings
+    )
+    aa = percentile_ms(sorted(samples.idle_again), 0.99) / idle_ms
+    measure = judged(
+        "engine.prefill_stall",
+        f"(others' p99 while 2,000 tokens prefill - one chunk of {chunk_ms:.0f} ms) : idle (A/A {aa:.2f}; "
+        f"{samples.num_refused} of their rounds refused)",
+        (stalled_ms - chunk_ms) / idle_ms,
+        "ratio",
+        ("<= 2", lambda ratio: ratio <= 2 and samples.num_refused == 0),
+    )
+    details: dict[str, Any] = {
+        "idle_p99_ms": idle_ms,
+        "idle_p50_ms": percentile_ms(sorted(samples.idle), 0.5),
+        "stalled_p99_ms": stalled_ms,
+        "stalled_p50_ms": percentile_ms(sorted(samples.stalled), 0.5),
+        "chunk_ms": round(chunk_ms, 2),
+        "chunks_a_prompt": statistics.median(o.num_chunks for o in samples.openings),
+        "prefill_ttft_ms": round(1e3 * statistics.median(o.ttft_s for o in samples.openings), 1),
+        "rounds": {"idle": len(samples.idle), "stalled": len(samples.stalled)},
+        "refused": samples.num_refused,
+        "aa": round(aa, 4),
+    }
+    return Found([measure], details)
+
+
+async def _sample_stalls(bench: Bench, address: str) -> StallSamples:
+    """Turns of idle, prompt, idle, while the rounds go on."""
+    tally, idle_s, num_turns = Tally(), bench.pick(0.8, 0.4), bench.pick(20, 3)
+    plan = LoadPlan(NUM_BESIDE, think_s=THINK_S)
+    windows: dict[str, list[tuple[float, float]]] = {"idle": [], "again": [], "stalled": []}
+    openings = []
+    connection, is_over = await connect(address), asyncio.Event()
+    async with open_streams(address, bench.recording, plan, tally) as streams:
+        rounds = [asyncio.create_task(run_closed(s, THINK_S, tally, is_over.is_set)) for s in streams]
+        await asyncio.sleep(idle_s)
+        for turn in range(num_turns):
+            for name in ("idle", "again"):
+                begin_s = time.perf_counter()
+                await asyncio.sleep(idle_s)
+                windows[name].append((begin_s, time.perf_counter()))
+            openings.append(await open_and_close(connection, _random_ids(STALLING_TOKENS, 1000 + turn)))
+            windows["stalled"].append((openings[-1].begin_s, openings[-1].end_s))
+        is_over.set()
+        await asyncio.gather(*rounds)
+    connection.close()
+    assert not tally.errors and not tally.num_mismatches, (tally.errors, tally.mismatches)
+
+    def within(name: str) -> list[float]:
+        return [r.latency_s for r in tally.rounds if any(a <= r.end_s < b for a, b in windows[name])]
+
+    return StallSamples(within("idle"), within("again"), within("stalled"), openings, len(tally.refusals))

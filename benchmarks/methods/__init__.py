@@ -1,0 +1,1 @@
+"""`make bench-methods`: acceptance, exactness and cost of the verification methods."""

@@ -1,0 +1,1 @@
+"""`make bench-pair`: the embedded pair, its draft and its target."""

@@ -1,0 +1,192 @@
+"""The trained draft against drafts without training: prompt lookup, and the target's own first layers."""
+
+from __future__ import annotations
+
+import contextlib
+import statistics
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.main import conditional_acceptance
+from outrider.common.types import Origin
+from outrider.edge_client.controller.cost_model import LinkCosts, ModelCosts, tokens_per_s
+from outrider.edge_client.core.options import Mode
+from outrider.edge_client.core.stats import RoundRecord
+from outrider.edge_client.drafting.base import DraftModel
+from outrider.edge_client.drafting.export.exporter import export_draft
+from outrider.edge_client.drafting.registry import create_draft_model
+from outrider.edge_client.session.session import SessionResult
+from outrider.edge_client.tokenization.tokenizer import EdgeTokenizer
+from outrider.experiments.shared.decoding import Case, Decoder
+from outrider.experiments.shared.prompts import Prompt
+
+TRAINED, LOOKUP = "trained", "prompt lookup"
+DRAFT_LENGTH = 4  # of the figures that are compared
+LONG = 8  # shows the acceptance at later positions, for predictions of other draft lengths
+RTTS_S = {"loopback": 0.0, "50 ms": 0.05}  # on top of what loopback itself takes
+
+
+@contextlib.contextmanager
+def open_strategies(
+    pair: Path, scratch: Path, first_layers: Sequence[int]
+) -> Iterator[dict[str, DraftModel]]:
+    """By name: the pair's draft, prompt lookup, and INT4 drafts of the target's first layers."""
+    with contextlib.ExitStack() as stack:
+        strategies = {
+            TRAINED: stack.enter_context(create_draft_model("onnx", pair / "draft")),
+            LOOKUP: stack.enter_context(create_draft_model("prompt-lookup", pair / "draft")),
+        }
+        for number in first_layers:
+            report = export_draft(pair / "target", scratch / f"first-{number}", first_layers=number)
+            total = report.num_source_layers or report.num_layers
+            model = stack.enter_context(create_draft_model("onnx", report.out_dir))
+            strategies[f"first {number} of {total} layers"] = model
+        yield strategies
+
+
+@dataclass
+class Rounds:
+    """Of one strategy at one draft length, over all prompts."""
+
+    results: list[SessionResult] = field(default_factory=list)
+
+    @property
+    def rounds(self) -> list[RoundRecord]:
+        return [record for result in self.results for record in result.stats.rounds]
+
+    @property
+    def acceptance_rate(self) -> float:
+        return sum(r.num_accepted_tokens for r in self.rounds) / sum(r.num_draft_tokens for r in self.rounds)
+
+    @property
+    def tokens_per_round(self) -> float:
+        """Committed tokens a round; the first token of a text came with its opening."""
+        origins = (origin for result in self.results for origin in result.origins)
+        return sum(origin is not Origin.TARGET for origin in origins) / len(self.rounds)
+
+    @property
+    def num_drafted(self) -> float:
+        return statistics.fmean(r.num_draft_tokens for r in self.rounds)
+
+    @property
+    def draft_ms_per_token(self) -> float:
+        return statistics.median(r.draft_ms / r.num_draft_tokens for r in self.rounds if r.num_draft_tokens)
+
+    def conditional_acceptance(self, num_draft_tokens: int) -> list[float]:
+        """A round whose draft was shorter counts as one whose missing tokens were wrong."""
+        return conditional_acceptance(self.rounds, num_draft_tokens)
+
+
+Sampled = dict[str, dict[int, Rounds]]  # strategy → draft length → rounds
+
+
+def sample_strategies(
+    address: str,
+    strategies: dict[str, DraftModel],
+    tokenizer: EdgeTokenizer,
+    prompts: Sequence[Prompt],
+    temperature: float,
+    num_new: int,
+) -> tuple[Sampled, list[SessionResult]]:
+    """Every strategy on every prompt, taking turns, and the target alone; to the end of each text."""
+    decoders = {name: Decoder(address, model, tokenizer) for name, model in strategies.items()}
+    found: Sampled = {name: {n: Rounds() for n in (DRAFT_LENGTH, LONG)} for name in strategies}
+    alone = []
+    for number, prompt in enumerate(prompts):
+        print(f"\rdrafts: prompt {number + 1} of {len(prompts)}", end="", flush=True)
+        case = Case(Mode.CLOUD_ONLY, temperature)
+        alone.append(decoders[TRAINED].decode(prompt.text, case, num_new, ignore_eos=False))
+        for name, decoder in decoders.items():
+            for n, rounds in found[name].items():
+                case = Case(Mode.SPECULATIVE, temperature, n)
+                rounds.results.append(decoder.decode(prompt.text, case, num_new, ignore_eos=False))
+    print()
+    _check_same(found, alone)
+    return found, alone
+
+
+def _check_same(found: Sampled, alone: Sequence[SessionResult]) -> None:
+    """Every strategy was judged on the same text; a tie of two tokens may part them, and is printed."""
+    for name, by_length in found.items():
+        for n, rounds in by_length.items():
+            pairs = zip(rounds.results, alone, strict=True)
+            if differing := sum(a.token_ids != b.token_ids for a, b in pairs):
+                print(f"WARNING {name} n={n}: {differing} of {len(alone)} texts differ from cloud-only")
+
+
+@dataclass(frozen=True, slots=True)
+class SharedCosts:
+    """What a round costs whoever drafts: verification by draft length, loopback, a cloud-only token."""
+
+    verify_fixed_s: float
+    verify_token_s: float
+    loopback_s: float
+    target_token_s: float
+
+
+def shared_costs(found: Sampled, alone: Sequence[SessionResult]) -> SharedCosts:
+    """Medians by draft length, and a line through them."""
+    rounds = [r for by_length in found.values() for case in by_length.values() for r in case.rounds]
+    by_count: dict[int, list[float]] = defaultdict(list)
+    for record in rounds:
+        by_count[record.num_draft_tokens].append(record.verifier_ms / 1e3)
+    counts = sorted(by_count)
+    medians = [statistics.median(by_count[count]) for count in counts]
+    weights = [len(by_count[count]) ** 0.5 for count in counts]
+    slope, fixed = np.polyfit(counts, medians, 1, w=weights)
+    times = [result.stats.token_times_ns for result in alone if len(result.stats.token_times_ns) > 1]
+    return SharedCosts(
+        verify_fixed_s=float(fixed),
+        verify_token_s=max(0.0, float(slope)),
+        loopback_s=statistics.median(r.net_ms for r in rounds) / 1e3,
+        target_token_s=statistics.median((t[-1] - t[0]) / 1e9 / (len(t) - 1) for t in times),
+    )
+
+
+def strategy_figures(by_length: dict[int, Rounds], costs: SharedCosts) -> dict[str, Any]:
+    """One strategy's measured figures and what the cost model makes of them, by round-trip time."""
+    draft_ms = by_length[DRAFT_LENGTH].draft_ms_per_token
+    return {
+        "tokens_per_round": {str(n): round(rounds.tokens_per_round, 3) for n, rounds in by_length.items()},
+        "acceptance_rate": {str(n): round(rounds.acceptance_rate, 4) for n, rounds in by_length.items()},
+        "drafted_per_round": {str(n): round(rounds.num_drafted, 2) for n, rounds in by_length.items()},
+        "draft_ms_per_token": round(draft_ms, 4),
+        "predicted_tokens_per_s": predict(by_length[LONG], draft_ms / 1e3, costs),
+    }
+
+
+def predict(long: Rounds, draft_token_s: float, costs: SharedCosts) -> dict[str, dict[str, float]]:
+    """Tokens/s at the length that is compared and at the best one, whether or not cloud-only beats it."""
+    # A strategy that often has nothing to say neither drafts nor has verified what it does not say.
+    share = long.num_drafted / LONG
+    models = ModelCosts(
+        draft_token_s * share, costs.target_token_s, costs.verify_fixed_s, costs.verify_token_s * share
+    )
+    acceptance = long.conditional_acceptance(LONG)
+    predicted: dict[str, dict[str, float]] = {}
+    for name, rtt_s in RTTS_S.items():
+        link = LinkCosts(rtt_s=costs.loopback_s + rtt_s)
+        rates = {n: tokens_per_s(acceptance, n, models, link) for n in range(1, LONG + 1)}
+        best = max(rates, key=rates.__getitem__)
+        predicted[name] = {
+            f"at_{DRAFT_LENGTH}": round(rates[DRAFT_LENGTH], 1),
+            "best_n": best,
+            "best": round(rates[best], 1),
+        }
+    return predicted
+
+
+def print_strategies(figures: dict[str, Any], cloud_only: float) -> None:
+    print(f"\n{'draft':<24}{'tokens a round':>16}{'ms a token':>12}", end="")
+    print("".join(f"{'predicted, ' + name:>22}" for name in RTTS_S))
+    for draft, values in figures.items():
+        print(f"{draft:<24}{values['tokens_per_round'][str(DRAFT_LENGTH)]:>16.3f}", end="")
+        print(f"{values['draft_ms_per_token']:>12.3f}", end="")
+        predictions = values["predicted_tokens_per_s"].values()
+        print("".join(f"{p['best']:>14.1f}/s (n={p['best_n']})" for p in predictions))
+    print(f"tokens a round at draft length {DRAFT_LENGTH}; cloud-only streams {cloud_only:.1f}/s at any RTT")

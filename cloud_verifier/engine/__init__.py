@@ -1,0 +1,1 @@
+"""Sessions, admission, scheduling and the step. Imports `verification`, `backends`, `kv`."""

@@ -1,0 +1,102 @@
+"""Who runs the engine's steps: the event loop itself where they are short, a thread beside it where long.
+
+A step on another thread costs two hand-overs of the interpreter lock, and its Python and the loop's wait for
+each other; the loop alone has a third more rounds a second. While a long step runs the loop goes on reading,
+refusing and answering health checks.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from concurrent.futures import Future, ThreadPoolExecutor
+
+from outrider.cloud_verifier.engine.engine import Engine
+
+log = logging.getLogger(__name__)
+
+INLINE_S = 0.01  # the longest that a step may keep the event loop from everything else, as expected
+IDLE_TURN_S = 0.001  # until the next look where a step found nothing it could do
+# A message needs a few turns of the loop from its socket to the engine, and an answer as many back. Where one
+# step follows the other the loop has them in between: what waits in sockets joins the next, or is refused.
+LOOP_TURNS, CROWDED_S = 4, 0.0005
+
+
+class EngineDriver:
+    """Lives on one event loop. One step at a time, so that nothing of the engine's needs a lock."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._loop = asyncio.get_running_loop()
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix="engine")
+        self._next: asyncio.Handle | None = None  # the next turn
+        self._is_due = False  # it comes as soon as the loop gets to it
+        self._step: Future[bool] | None = None  # on the thread
+        self._last_end_s = 0.0  # of a step that did something
+
+    def start(self) -> None:
+        self._engine.on_job = self._hurry
+        self._engine.is_running = True
+        self._plan(False)
+
+    async def stop(self) -> None:
+        """Waits for the step on the thread, if any; what is not computed is not answered."""
+        self._engine.is_running = False
+        self._engine.on_job = None
+        if self._next is not None:
+            self._next.cancel()
+        if self._step is not None:
+            await asyncio.wait((asyncio.wrap_future(self._step),))
+        self._pool.shutdown()
+
+    def _hurry(self) -> None:
+        """There is a job: the next turn comes with this turn of the loop, unless a step runs already."""
+        if self._is_due or self._step is not None:
+            return
+        if self._next is not None:
+            self._next.cancel()
+        is_crowded = self._loop.time() - self._last_end_s < CROWDED_S
+        self._is_due, self._next = True, self._loop.call_soon(self._wait, LOOP_TURNS if is_crowded else 0)
+
+    def _wait(self, num_turns: int) -> None:
+        if num_turns:
+            self._next = self._loop.call_soon(self._wait, num_turns - 1)
+        else:
+            self._turn()
+
+    def _plan(self, did_work: bool) -> None:
+        engine = self._engine
+        if not engine.is_running:
+            return
+        if did_work:
+            self._last_end_s = self._loop.time()
+        if engine.num_jobs and did_work:
+            self._hurry()
+        else:
+            delay_s = IDLE_TURN_S if engine.num_jobs else max(IDLE_TURN_S, engine.seconds_to_sweep)
+            self._is_due, self._next = False, self._loop.call_later(delay_s, self._turn)
+
+    def _turn(self) -> None:
+        self._is_due, self._next = False, None
+        if self._engine.expected_step_s() > INLINE_S:
+            self._step = self._pool.submit(self._engine.step)
+            self._step.add_done_callback(lambda step: self._loop.call_soon_threadsafe(self._end_step, step))
+            return
+        try:
+            did_work = self._engine.step()
+        except Exception as error:
+            self._fail(error)
+        else:
+            self._plan(did_work)
+
+    def _end_step(self, step: Future[bool]) -> None:
+        self._step = None
+        if (error := step.exception()) is not None:
+            self._fail(error)
+        else:
+            self._plan(step.result() or bool(self._engine.num_arrived))
+
+    def _fail(self, error: BaseException) -> None:
+        """A bug outside of any round: nothing more is computed, and the health port says so."""
+        self._engine.is_running = False
+        log.error("the engine stopped", exc_info=error)

@@ -1,0 +1,150 @@
+"""What the engine tells about itself: plain counters on the hot path, a few rate-limited lines in the log.
+
+The engine is the only writer; a scrape reads from another thread and may see a step half counted.
+Nothing here takes a lock or knows Prometheus: `metrics.py` turns the numbers into families when it is asked.
+Counts, times and ids only: no text and no tokens.
+"""
+
+from __future__ import annotations
+
+import logging
+from bisect import bisect_left
+from collections.abc import Sequence
+
+from outrider.common.process.logs import LogLimiter, session_tag
+from outrider.common.types import (
+    GenerateRequest,
+    Method,
+    OpenRequest,
+    RoundErrorCode,
+    RoundMetrics,
+    VerifyRequest,
+)
+
+log = logging.getLogger(__name__)
+
+_TIMES_MS = (0.1, 0.25, 0.5, 1, 2, 3, 5, 7.5, 10, 15, 20, 30, 50, 75, 100, 150, 250, 500, 1000, 2500, 10_000)
+TIMES_NS = tuple(int(ms * 1e6) for ms in _TIMES_MS)
+SESSIONS = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 256)
+TOKENS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
+ACCEPTED = (0, 1, 2, 3, 4, 5, 6, 8, 12, 16, 32, 64)
+_KIND_OF: dict[type, str] = {OpenRequest: "open", VerifyRequest: "verify", GenerateRequest: "generate"}
+
+
+class Histogram:
+    """Counts of integers by bucket; `bounds` are inclusive upper ends, one bucket more takes the rest."""
+
+    __slots__ = ("bounds", "counts", "total")
+
+    def __init__(self, bounds: Sequence[int]) -> None:
+        self.bounds = tuple(bounds)
+        self.counts = [0] * (len(self.bounds) + 1)
+        self.total = 0
+
+    def add(self, value: int) -> None:
+        self.counts[bisect_left(self.bounds, value)] += 1
+        self.total += value
+
+
+class EngineObserver:
+    """Everything counted since the start. Its methods are called by the engine."""
+
+    def __init__(self, limiter: LogLimiter | None = None) -> None:
+        self.batch_size = Histogram(SESSIONS)
+        self.step_tokens = Histogram(TOKENS)
+        self.forward_ns = Histogram(TIMES_NS)
+        self.verify_ns = Histogram(TIMES_NS)
+        self.num_rounds = dict.fromkeys(_KIND_OF.values(), 0)
+        self.round_ns = {kind: Histogram(TIMES_NS) for kind in ("open", "verify")}
+        self.queue_ns = Histogram(TIMES_NS)
+        self.accepted_tokens = {method: Histogram(ACCEPTED) for method in Method}
+        self.num_draft_tokens = dict.fromkeys(Method, 0)
+        self.num_new_tokens = dict.fromkeys(Method, 0)
+        self.num_hit_tokens = 0
+        self.num_miss_tokens = 0
+        self.num_failed_steps = 0
+        self.errors = {str(code): 0 for code in RoundErrorCode}
+        self.refusals = dict.fromkeys(("sessions", "waiting", "kv", "expired"), 0)
+        self.evictions = {"kv": 0, "session": 0}
+        self.num_expired = 0
+        self._limiter = limiter or LogLimiter(log)
+
+    # ------------------------------------------------------------------------------------- hot path
+
+    def on_step(self, batch_size: int, num_tokens: int, forward_ns: int, verify_ns: int) -> None:
+        """One packed forward of `num_tokens` for `batch_size` sessions, and verifying after it."""
+        self.batch_size.add(batch_size)
+        self.step_tokens.add(num_tokens)
+        self.forward_ns.add(forward_ns)
+        self.verify_ns.add(verify_ns)
+
+    def on_round(
+        self,
+        request: OpenRequest | VerifyRequest | GenerateRequest,
+        session_id: bytes,
+        method: Method,
+        *,
+        num_draft_tokens: int,
+        num_accepted_tokens: int,
+        has_correction: bool,
+        metrics: RoundMetrics,
+    ) -> None:
+        """An opening, a round or a step of a generation was computed; its answer goes out now."""
+        kind = _KIND_OF[type(request)]
+        self.num_rounds[kind] += 1
+        if kind != "generate":  # whose times run from the request that began it, not from the last step
+            self.round_ns[kind].add(metrics.total_ns)
+            self.queue_ns.add(metrics.queue_ns)
+        self.num_new_tokens[method] += num_accepted_tokens + has_correction
+        if num_draft_tokens:
+            self.num_draft_tokens[method] += num_draft_tokens
+            self.accepted_tokens[method].add(num_accepted_tokens)
+        if log.isEnabledFor(logging.DEBUG):
+            facts = {
+                "kind": kind,
+                "method": str(method),
+                "session": session_tag(session_id),
+                "round_id": request.round_id,
+                "num_draft_tokens": num_draft_tokens,
+                "num_accepted_tokens": num_accepted_tokens,
+                "queue_ms": round(metrics.queue_ns / 1e6, 3),
+                "forward_ms": round(metrics.forward_ns / 1e6, 3),
+                "total_ms": round(metrics.total_ns / 1e6, 3),
+                "batch_size": metrics.batch_size,
+            }
+            log.debug("answered", extra=facts)
+
+    def on_prefix(self, num_hit_tokens: int, num_miss_tokens: int) -> None:
+        """A sequence began with KV of `num_hit_tokens` from the prefix cache; the rest is computed."""
+        self.num_hit_tokens += num_hit_tokens
+        self.num_miss_tokens += num_miss_tokens
+
+    # ------------------------------------------------------------------------------------ exceptions
+
+    def on_error(self, code: RoundErrorCode, session_id: bytes, round_id: int, field: str = "") -> None:
+        """A request was answered with an error. Its message may quote the request: it is not logged."""
+        self.errors[str(code)] += 1
+        if code is RoundErrorCode.REFUSED and self._limiter.is_due("refused"):
+            facts = {"session": session_tag(session_id), "round_id": round_id}
+            self._limiter.info("refused", "refused a request: no room", facts)
+        if log.isEnabledFor(logging.DEBUG):
+            facts = {"code": str(code), "session": session_tag(session_id), "round_id": round_id}
+            log.debug("answered with an error", extra=facts | ({"field": field} if field else {}))
+
+    def on_refused(self, reason: str) -> None:
+        """There was no room for a request; the backlog counts its own refusals."""
+        self.refusals[reason] += 1
+
+    def on_evicted(self, what: str, session_id: bytes) -> None:
+        """An idle session made room: `what` is "kv" (its ids stay) or "session" (all of it)."""
+        self.evictions[what] += 1
+        facts = {"what": what, "session": session_tag(session_id)}
+        self._limiter.info(f"evicted {what}", "evicted an idle session", facts)
+
+    def on_expired(self, session_id: bytes, idle_ttl_s: float) -> None:
+        self.num_expired += 1
+        facts = {"session": session_tag(session_id), "idle_ttl_s": idle_ttl_s}
+        self._limiter.info("expired", "a session expired", facts)
+
+    def on_failed_step(self) -> None:
+        self.num_failed_steps += 1

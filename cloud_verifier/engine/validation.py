@@ -1,0 +1,130 @@
+"""What a request must satisfy before any work is done for it: docs/protocol.md, "Limits and errors".
+
+Every check raises `InvalidFieldError` (or `UnimplementedFieldError`) naming the field; nothing is changed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from outrider.cloud_verifier.engine.method_fields import check_draft_fields, check_method_params
+from outrider.cloud_verifier.engine.session import Session
+from outrider.cloud_verifier.verification.logprobs import MAX_LOGPROBS
+from outrider.common.errors import InvalidFieldError, UnimplementedFieldError
+from outrider.common.sampling.processors import check_sampling_params
+from outrider.common.types import GenerateRequest, Method, ModelInfo, OpenRequest, VerifyRequest
+
+
+def check_open(request: OpenRequest, model: ModelInfo) -> None:
+    _check_session_id(request.session_id)
+    # Before the ids: those of another tokenizer mean nothing, and may even look valid.
+    _check_fingerprint("tokenizer_fingerprint", request.tokenizer_fingerprint, model.tokenizer_fingerprint)
+    _check_fingerprint("target_fingerprint", request.target_fingerprint, model.target_fingerprint)
+    if not request.token_ids:
+        raise InvalidFieldError("token_ids", "the prompt is empty")
+    _check_ids("token_ids", request.token_ids, model.num_tokens)
+    if len(request.token_ids) >= model.limits.max_context:
+        raise InvalidFieldError(
+            "token_ids",
+            f"{len(request.token_ids)} tokens leave no room in a context of {model.limits.max_context}: "
+            "shorten the prompt",
+        )
+    if not 1 <= request.num_prompt_tokens <= len(request.token_ids):
+        raise InvalidFieldError(
+            "num_prompt_tokens", f"is {request.num_prompt_tokens}; want 1 to {len(request.token_ids)}"
+        )
+    check_sampling_params(request.sampling, model.num_tokens)
+    _check_ids("stop_token_ids", request.stop_token_ids, model.num_tokens)
+    _check_method(request.method, model.methods)
+    check_method_params(request)
+    if request.num_logprobs > MAX_LOGPROBS:
+        raise InvalidFieldError("num_logprobs", f"is {request.num_logprobs}; at most {MAX_LOGPROBS} a token")
+
+
+def check_verify(request: VerifyRequest, session: Session, model: ModelInfo) -> None:
+    if request.parents:
+        raise UnimplementedFieldError("parents", "trees are not built yet")
+    _check_base(request, session)
+    _check_ids("committed_tokens", request.committed_tokens, model.num_tokens)
+    _check_ids("draft_tokens", request.draft_tokens, model.num_tokens)
+    check_draft_fields(request, session.opening.method, model.num_tokens)
+    if not request.candidates_from:
+        _check_choice(request, session)
+    num_draft_tokens = len(request.draft_tokens)
+    if num_draft_tokens > model.limits.max_draft_tokens:
+        raise InvalidFieldError(
+            "draft_tokens", f"{num_draft_tokens} of them; at most {model.limits.max_draft_tokens} a round"
+        )
+    total = request.base_position + len(request.committed_tokens) + num_draft_tokens + 1
+    if total > model.limits.max_context:
+        raise InvalidFieldError(
+            "draft_tokens", f"the round would reach {total} tokens of {model.limits.max_context}"
+        )
+
+
+def check_generate(request: GenerateRequest, session: Session, model: ModelInfo) -> None:
+    if request.is_co_located:
+        _check_co_located(request, model)
+    _check_base(request, session)
+    _check_ids("committed_tokens", request.committed_tokens, model.num_tokens)
+    _check_choice(request, session)
+    if request.max_new_tokens < 1:
+        raise InvalidFieldError("max_new_tokens", "must be at least 1")
+    total = request.base_position + len(request.committed_tokens) + 1
+    if total > model.limits.max_context:
+        raise InvalidFieldError(
+            "committed_tokens", f"the text would reach {total} tokens of {model.limits.max_context}"
+        )
+
+
+def _check_co_located(request: GenerateRequest, model: ModelInfo) -> None:
+    if not model.draft_fingerprint:
+        raise UnimplementedFieldError(
+            "mode", "this verifier has no draft for co-located speculation: serve with --draft DIR"
+        )
+    at_most = model.limits.max_draft_tokens
+    if request.num_speculative_tokens > at_most:
+        raise InvalidFieldError(
+            "num_speculative_tokens", f"is {request.num_speculative_tokens}; at most {at_most} a round"
+        )
+
+
+def _check_base(request: VerifyRequest | GenerateRequest, session: Session) -> None:
+    if request.round_id < 1:
+        raise InvalidFieldError("round_id", "must be at least 1")
+    if request.base_position < session.opening.num_prompt_tokens:
+        raise InvalidFieldError(
+            "base_position",
+            f"{request.base_position} lies inside the prompt of {session.opening.num_prompt_tokens} tokens",
+        )
+
+
+def _check_choice(request: VerifyRequest | GenerateRequest, session: Session) -> None:
+    """The token after a rejection is the edge's to choose; a sample of the target in its place is biased."""
+    if request.base_position == session.choice_position and not request.committed_tokens:
+        raise InvalidFieldError(
+            "committed_tokens",
+            f"the token at {request.base_position} is one of the candidates: commit the one that was chosen, "
+            "or ask for more with candidates_from",
+        )
+
+
+def _check_session_id(session_id: bytes) -> None:
+    if len(session_id) != 16:
+        raise InvalidFieldError("session_id", f"has {len(session_id)} bytes; want 16 random ones")
+
+
+def _check_ids(field: str, token_ids: Sequence[int], num_tokens: int) -> None:
+    if token_ids and max(token_ids) >= num_tokens:
+        raise InvalidFieldError(field, f"id {max(token_ids)} is past the tokenizer's {num_tokens} tokens")
+
+
+def _check_fingerprint(field: str, theirs: str, ours: str) -> None:
+    if theirs and theirs != ours:
+        raise InvalidFieldError(field, f"the edge has {theirs}, this verifier has {ours}")
+
+
+def _check_method(method: Method, allowed: Sequence[Method]) -> None:
+    if method not in allowed:
+        names = ", ".join(allowed)
+        raise UnimplementedFieldError("method", f"{method} is not offered here; this verifier has: {names}")

@@ -1,0 +1,1 @@
+"""gRPC: the servicer, one `Session` stream, interceptors. Imports `engine` and `security`."""

@@ -1,0 +1,56 @@
+"""What a call's metadata says: which session, whose call. Malformed values raise `InvalidFieldError`."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Any
+
+from outrider.cloud_verifier.engine.session import DEFAULT_TENANT
+from outrider.common.errors import InvalidFieldError
+
+SESSION_ID_KEY = "x-session-id"
+TENANT_KEY = "x-outrider-tenant"
+TENANT_PATTERN = re.compile(r"[A-Za-z0-9._-]{1,64}")
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Whose a call is; `token_id` is empty where no token said so."""
+
+    tenant: str
+    token_id: str = ""
+    is_admin: bool = False
+
+
+def session_id_of(context: Any) -> bytes:
+    """Empty when the call carries none."""
+    for key, value in context.invocation_metadata() or ():
+        if key == SESSION_ID_KEY:
+            try:
+                session_id = bytes.fromhex(value)
+            except ValueError:
+                session_id = b""
+            if len(session_id) != 16:
+                raise InvalidFieldError(SESSION_ID_KEY, "must be 32 hex digits")
+            return session_id
+    return b""
+
+
+def claimed_caller(context: Any) -> Caller:
+    """Who the call says it is. Believed only where no credentials are asked for."""
+    for key, value in context.invocation_metadata() or ():
+        if key == TENANT_KEY:
+            if TENANT_PATTERN.fullmatch(value) is None:
+                raise InvalidFieldError(TENANT_KEY, "must be 1 to 64 letters, digits, '.', '_' or '-'")
+            return Caller(str(value))
+    return Caller(DEFAULT_TENANT)
+
+
+def same_session_id(in_message: bytes, in_header: bytes) -> bytes:
+    if in_message and in_header and in_message != in_header:
+        raise InvalidFieldError("session_id", f"differs from the {SESSION_ID_KEY} header")
+    session_id = in_message or in_header
+    if not session_id:
+        raise InvalidFieldError("session_id", "is missing")
+    return session_id

@@ -1,0 +1,1 @@
+"""The verifier process: command line, admin port, supervision. Imports every other room."""

@@ -1,0 +1,158 @@
+"""`cloud-verifier`: serve a target, say who may call it, or show how it is configured."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import outrider.common.process.grpc_quiet  # noqa: F401  before anything imports grpc
+from outrider.cloud_verifier.backends.model_files import check_model_files
+from outrider.cloud_verifier.config import SCOPE, ServeConfig, parse_methods, parse_size
+from outrider.cloud_verifier.security.arguments import add_cert_arguments, add_token_arguments
+from outrider.common.config.arguments import VerbParser
+from outrider.common.config.loader import Loaded, add_flags, given_flags, load_config
+from outrider.common.errors import ModelError, OutriderError, UsageError
+from outrider.common.process.version import own_version
+
+if TYPE_CHECKING:
+    from outrider.cloud_verifier.backends.base import TargetBackend
+    from outrider.cloud_verifier.engine.colocated import CoLocatedDrafter
+    from outrider.cloud_verifier.server.server import VerifierServer
+
+log = logging.getLogger(__name__)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Returns the exit status: 0, 1 (failed), 2 (used wrongly), 130 (interrupted while starting)."""
+    namespace = _make_parser().parse_args(arguments)
+    try:
+        if namespace.verb in ("token", "cert"):
+            from outrider.cloud_verifier.security import commands
+
+            return commands.token(namespace) if namespace.verb == "token" else commands.cert(namespace)
+        loaded = load_config(
+            ServeConfig,
+            scope=SCOPE,
+            yaml_path=namespace.config,
+            flags=given_flags(namespace, ServeConfig),
+        )
+        if namespace.verb == "config":
+            print("\n".join(loaded.lines(with_origins=namespace.origin)))
+            return 0
+        return _serve(loaded)
+    except OutriderError as error:
+        print(f"cloud-verifier: {error}", file=sys.stderr)
+        return error.exit_code
+    except KeyboardInterrupt:
+        return 130
+
+
+def _make_parser() -> argparse.ArgumentParser:
+    parser = VerbParser(
+        prog="cloud-verifier",
+        description="Verify drafted tokens for many edges in one packed forward.",
+        epilog="Every flag is also a key of --config FILE and a variable OUTRIDER_VERIFIER_<KEY>.",
+    )
+    parser.add_argument("--version", action="version", version=f"cloud-verifier {own_version()}")
+    verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
+    serve = verbs.add_parser("serve", help="serve a target until SIGTERM or Ctrl-C")
+    show = verbs.add_parser("config", help="show the configuration: config show [--origin]")
+    show.add_argument("action", choices=("show",))
+    show.add_argument("--origin", action="store_true", help="say where each value comes from")
+    add_token_arguments(verbs.add_parser("token", help="bearer tokens: token new|list|revoke"))
+    add_cert_arguments(verbs.add_parser("cert", help="certificates to try TLS with: cert dev"))
+    serve.usage = "%(prog)s [OPTION ...]"  # argparse would name every option
+    for verb in (serve, show):
+        verb.add_argument("--config", type=Path, metavar="FILE", help="YAML file of the keys below")
+        add_flags(verb, ServeConfig)
+    return parser
+
+
+def _serve(loaded: Loaded[ServeConfig]) -> int:
+    from outrider.common.process.logs import setup_logging
+    from outrider.common.process.tracing import exporting_spans
+
+    config = loaded.value
+    setup_logging(config.log_level, config.log_json)
+    begin = time.monotonic()
+
+    from outrider.cloud_verifier.security.server_security import ServerSecurity
+    from outrider.cloud_verifier.server.addresses import check_addresses, check_ports_free
+    from outrider.cloud_verifier.server.server import VerifierServer, run_until_signalled
+
+    kv_bytes = parse_size(config.kv_memory, "--kv-memory")
+    check_addresses(config)  # all of these before the weights are loaded
+    parse_methods(config.methods)
+    security = ServerSecurity(config)
+    check_ports_free(config)
+    check_directories(config)
+    log.info("loading %s", config.target)
+
+    from outrider.cloud_verifier.backends.loading import load_target
+
+    backend = load_target(
+        config.target,
+        device=config.device,
+        dtype=config.dtype,
+        kv_bytes=kv_bytes,
+        num_threads=config.num_threads,
+    )
+
+    drafter = create_drafter(config, backend)
+
+    def announce(server: VerifierServer) -> None:
+        host = config.listen.rpartition(":")[0]
+        kv = f"KV pool of {backend.num_kv_tokens:,} tokens in {config.kv_memory}"
+        what = f"{backend.model_id} ({backend.dtype}, {backend.device}, context {backend.max_context}, {kv})"
+        took = f"after {time.monotonic() - begin:.1f} s"
+        admin = f", admin port at {server.admin.url}" if server.admin is not None else ""
+        line = f"cloud-verifier {own_version()} {took}, serving {what} on {host}:{server.port}{admin}"
+        print(line, flush=True)
+
+    with exporting_spans(config.otlp_endpoint, "cloud-verifier"):
+        run_until_signalled(VerifierServer(backend, config, drafter, security), announce)
+    return 0
+
+
+def check_directories(config: ServeConfig) -> None:
+    """Raises `UsageError` for what is seen to be no model, which loading would say many seconds later."""
+    try:
+        check_model_files(config.target)
+    except ModelError as error:
+        raise UsageError(f"--target: {error}: want a Hugging Face directory with safetensors") from error
+    if config.draft_dir is not None and not config.draft_dir.is_dir():
+        hint = "`edge-client draft export` makes one, and --draft none does without"
+        raise UsageError(f"--draft {config.draft_dir}: there is no such directory: {hint}")
+
+
+def create_drafter(config: ServeConfig, backend: TargetBackend) -> CoLocatedDrafter | None:
+    """The draft of `--draft`; one nobody named may be missing (no onnxruntime, say): then there is none.
+
+    Raises `ModelError` for a named one that cannot be loaded, `IncompatibleError` for another tokenizer.
+    """
+    if config.draft_dir is None:
+        return None
+    from outrider.cloud_verifier.engine.colocated import CoLocatedDrafter, load_draft
+
+    try:
+        draft = load_draft(
+            config.draft_strategy,
+            config.draft_dir,
+            backend.tokenizer_fingerprint,
+            num_threads=config.draft_threads,
+        )
+    except ModelError as error:
+        if config.draft:
+            raise
+        log.warning("no co-located speculation: %s", error)
+        return None
+    return CoLocatedDrafter(draft, backend.max_context)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,240 @@
+"""A verifier process: target, engine and gRPC server from start to drained stop."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+import signal
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import grpc
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+
+from outrider.cloud_verifier.backends.base import TargetBackend
+from outrider.cloud_verifier.config import ServeConfig, parse_methods
+from outrider.cloud_verifier.engine.colocated import CoLocatedDrafter
+from outrider.cloud_verifier.engine.driver import EngineDriver
+from outrider.cloud_verifier.engine.engine import Engine
+from outrider.cloud_verifier.rpc.interceptor import ErrorInterceptor
+from outrider.cloud_verifier.rpc.probe_port import ProbePort
+from outrider.cloud_verifier.rpc.service import SERVICE_NAME, VerifierService
+from outrider.cloud_verifier.rpc.tracing import TraceContextInterceptor, create_round_tracer
+from outrider.cloud_verifier.security.authenticator import AccessError
+from outrider.cloud_verifier.security.server_security import ServerSecurity
+from outrider.cloud_verifier.server.addresses import ADMIN_OFF, check_addresses
+from outrider.cloud_verifier.server.admin import AdminServer
+from outrider.cloud_verifier.server.supervision import Supervision
+from outrider.cloud_verifier.verification.row_kernels import load_row_kernels
+from outrider.common.errors import UsageError
+from outrider.common.process.version import own_version
+from outrider.common.types import Limits, ModelInfo
+
+log = logging.getLogger(__name__)
+
+PROTOCOL_VERSION = 1
+# The forward takes the interpreter lock back after every operation. At Python's 5 ms it waits that long for
+# an event loop busy with refusals, and a refusal as long for the Python of a step.
+SWITCH_INTERVAL_S = 0.0005
+LAST_ANSWERS_S = 2.0  # after a drain's grace: for the rounds that are being computed
+RELOAD_S = 1.0  # between two looks at the files of TLS and tokens
+
+
+def make_model_info(backend: TargetBackend, config: ServeConfig, draft_fingerprint: str = "") -> ModelInfo:
+    """What this verifier answers to `Describe`."""
+    limits = Limits(
+        max_context=min(backend.max_context, config.session_max_tokens or backend.max_context),
+        max_draft_tokens=config.max_draft_tokens,
+        max_message_bytes=config.max_message_bytes,
+        max_sessions=config.max_sessions,
+        session_idle_ttl_ms=int(config.session_idle_ttl_s * 1000),
+    )
+    labels = (f"min-forward-ms={config.min_forward_ms:g}",) if config.min_forward_ms else ()
+    return ModelInfo(
+        protocol_version=PROTOCOL_VERSION,
+        model_id=backend.model_id,
+        target_fingerprint=backend.fingerprint,
+        tokenizer_fingerprint=backend.tokenizer_fingerprint,
+        dtype=backend.dtype,
+        device=backend.device,
+        eos_token_ids=tuple(backend.eos_token_ids),
+        num_tokens=backend.num_tokens,
+        limits=limits,
+        methods=parse_methods(config.methods),
+        server_version=own_version(),
+        labels=labels,
+        draft_fingerprint=draft_fingerprint,
+    )
+
+
+class VerifierServer:
+    """`async with VerifierServer(backend, config) as server:` serves on `server.port`."""
+
+    def __init__(
+        self,
+        backend: TargetBackend,
+        config: ServeConfig,
+        drafter: CoLocatedDrafter | None = None,
+        security: ServerSecurity | None = None,
+    ) -> None:
+        """`drafter`, closed with the server, makes co-located generation possible. `security` comes from
+        `config` where none is given."""
+        load_row_kernels()  # compiled here, so that no round waits for it
+        self._config = config
+        self._listen, admin_listen = check_addresses(config)
+        model = make_model_info(backend, config, drafter.fingerprint if drafter else "")
+        self.engine = Engine(
+            backend,
+            model,
+            drafter=drafter,
+            max_step_tokens=config.max_step_tokens,
+            prefill_chunk_tokens=config.prefill_chunk,
+            queue_limits=config.queue_limits,
+            tenant_max_sessions=config.tenant_max_sessions,
+            min_forward_s=config.min_forward_ms / 1000.0,
+        )
+        tracer = create_round_tracer()
+        self.security = security or ServerSecurity(config)
+        self._interceptors = (ErrorInterceptor(), *self.security.interceptors)
+        if tracer is not None:
+            self._interceptors += (TraceContextInterceptor(),)
+        self.service = VerifierService(
+            self.engine, tracer, self.security.caller_of, max_unread_bytes=config.max_unread_bytes
+        )
+        self.port = 0
+        self.admin: AdminServer | None = None
+        if admin_listen is not None:
+            self.admin = AdminServer(
+                admin_listen, self.engine, lambda: self.service.num_streams, self.security
+            )
+        self.probes: ProbePort | None = None
+        if config.probe_listen not in ADMIN_OFF:
+            self.probes = ProbePort(config.probe_listen, self.engine)
+        self._health = health.aio.HealthServicer()
+        self._server: Any = None
+        self._reloading: asyncio.Task[None] | None = None
+        self._driver: EngineDriver
+
+    async def __aenter__(self) -> VerifierServer:
+        limit = self._config.max_message_bytes
+        self._server = grpc.aio.server(
+            interceptors=self._interceptors,
+            options=(
+                ("grpc.max_receive_message_length", limit),
+                ("grpc.max_send_message_length", limit),
+                ("grpc.keepalive_time_ms", 20_000),
+                ("grpc.keepalive_permit_without_calls", 1),
+                ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
+                ("grpc.so_reuseport", 0),
+            ),
+        )
+        self.service.add_to(self._server)
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
+        try:
+            self.port = self.security.add_port(self._server, self._listen)
+        except RuntimeError as error:
+            raise UsageError(f"--listen {self._listen}: cannot bind; is another process there?") from error
+        if self._config.reflection:
+            _add_reflection(self._server)
+        if self.admin is not None:
+            self.admin.open()
+        if self.probes is not None:
+            await self.probes.open()
+        self._driver = EngineDriver(self.engine)
+        self._driver.start()
+        await self._server.start()
+        await self._set_health(health_pb2.HealthCheckResponse.SERVING)
+        if self.security.has_files:
+            self._reloading = asyncio.create_task(self._reload_again_and_again())
+        return self
+
+    def reload(self, is_forced: bool = True) -> None:
+        """Takes up certificates and tokens; streams whose token has ended end. Sessions and others go on."""
+        if ended := self.security.reload(is_forced):
+            self.service.end_streams_of(ended, AccessError("revoked", "the token of this call has ended"))
+
+    async def _reload_again_and_again(self) -> None:
+        while True:
+            await asyncio.sleep(RELOAD_S)
+            try:
+                self.reload(is_forced=False)
+            except Exception:
+                log.exception("could not look at the files of TLS and tokens")
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        if self._reloading is not None:
+            self._reloading.cancel()
+        await self._server.stop(grace=None)
+        if self.probes is not None:
+            await self.probes.close()
+        await self._driver.stop()
+        self.engine.close()
+        if self.admin is not None:
+            self.admin.close()
+
+    async def drain(self) -> None:
+        """No new sessions; open ones go on until they close or the grace ends, and are answered then."""
+        grace_s = self._config.drain_grace_s
+        self.engine.is_draining = True
+        await self._set_health(health_pb2.HealthCheckResponse.NOT_SERVING)
+        self.service.announce_draining(grace_s, "shutting down")
+        log.info("draining %d sessions for up to %.0f s", self.engine.num_sessions, grace_s)
+        await self._calls_ended(grace_s)
+        self.service.end_calls()
+        await self._calls_ended(LAST_ANSWERS_S)
+
+    async def _calls_ended(self, timeout_s: float) -> None:
+        end_s = asyncio.get_running_loop().time() + timeout_s
+        while self.service.num_calls and asyncio.get_running_loop().time() < end_s:
+            await asyncio.sleep(0.02)
+
+    async def _set_health(self, status: int) -> None:
+        for service in ("", SERVICE_NAME):
+            await self._health.set(service, status)
+
+
+def _add_reflection(server: Any) -> None:
+    from grpc_reflection.v1alpha import reflection
+
+    names = (SERVICE_NAME, health.SERVICE_NAME, reflection.SERVICE_NAME)
+    reflection.enable_server_reflection(names, server)
+
+
+def run_until_signalled(server: VerifierServer, on_ready: Callable[[VerifierServer], None]) -> None:
+    """`serve_until_signalled` on uvloop: a round costs a tenth less than on asyncio's own loop."""
+    import uvloop
+
+    gc.collect()
+    gc.freeze()  # what loading left lives as long as the process: no collection needs to look at it
+    try:
+        uvloop.run(serve_until_signalled(server, on_ready))
+    finally:
+        gc.unfreeze()
+
+
+async def serve_until_signalled(server: VerifierServer, on_ready: Callable[[VerifierServer], None]) -> None:
+    """Serves until SIGTERM or SIGINT, drains, stops; a second signal ends the grace at once."""
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
+    loop = asyncio.get_running_loop()
+    first, second = asyncio.Event(), asyncio.Event()
+
+    def on_signal() -> None:
+        (second if first.is_set() else first).set()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, on_signal)
+    loop.add_signal_handler(signal.SIGHUP, server.reload)
+    supervision = Supervision(server.engine)
+    async with server:
+        on_ready(server)
+        supervision.ready(f"serving {server.engine.model.model_id} on port {server.port}")
+        await first.wait()
+        supervision.stopping()
+        draining = asyncio.create_task(server.drain())
+        impatient = asyncio.create_task(second.wait())
+        await asyncio.wait((draining, impatient), return_when=asyncio.FIRST_COMPLETED)
+        for task in (draining, impatient):
+            task.cancel()
+        supervision.close()

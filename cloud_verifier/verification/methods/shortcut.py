@@ -1,0 +1,17 @@
+"""Accept with min(1, p/q), correct from p. Approximate: not the target's text.
+
+The correction should come from max(p − q, 0), for which the scalar q on the wire does not suffice. Taken from
+p, tokens the draft likes are given twice the chance: one token's distribution becomes
+min(p, q) + (1 − Σ min(p, q)) p, too close to q by as much as was rejected.
+"""
+
+from __future__ import annotations
+
+from outrider.cloud_verifier.verification.methods.base import Outcome, RoundInput
+from outrider.cloud_verifier.verification.methods.chain import conclude, reject_in_order
+
+
+class ShortcutMethod:
+    def verify(self, round_input: RoundInput) -> Outcome:
+        accepted_len, ratios = reject_in_order(round_input, round_input.draft_probs)
+        return conclude(round_input, accepted_len, ratios, round_input.rows.own_sample)

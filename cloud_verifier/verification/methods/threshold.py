@@ -1,0 +1,32 @@
+"""Accept where p ≥ T_pass or p/q ≥ T_ratio, correct from p. Approximate: not the target's text.
+
+No chance decides what stands: a draft token the target finds likely enough is kept however much likelier the
+draft finds it. T_pass = 1 with T_ratio above 1 accepts less than `shortcut` does; lower ones accept more, and
+drift further from the target. The defaults keep what the target gives three chances in ten, or half the
+draft's; they are a choice of ours.
+"""
+
+from __future__ import annotations
+
+from outrider.cloud_verifier.verification.methods.base import Outcome, RoundInput
+from outrider.cloud_verifier.verification.methods.chain import conclude, judge_in_order, target_prob
+
+THRESHOLD_PASS = 0.3
+THRESHOLD_RATIO = 0.5
+
+
+class ThresholdMethod:
+    def verify(self, round_input: RoundInput) -> Outcome:
+        params = round_input.method_params
+        least = THRESHOLD_PASS if params.threshold_pass is None else params.threshold_pass
+        least_ratio = THRESHOLD_RATIO if params.threshold_ratio is None else params.threshold_ratio
+        ratios: list[float] = []
+
+        def accepts(index: int) -> bool:
+            prob = target_prob(round_input, index)
+            ratio = prob / round_input.draft_probs[index]
+            ratios.append(min(1.0, ratio))
+            return prob >= least or ratio >= least_ratio
+
+        accepted_len = judge_in_order(round_input, accepts)
+        return conclude(round_input, accepted_len, ratios, round_input.rows.own_sample)

@@ -1,0 +1,178 @@
+"""The one loader of configuration: defaults < YAML file < environment < flags.
+
+A configuration is a frozen dataclass by scope; its fields come from `option` and may be dataclasses
+themselves (sections). A value's key is dotted: `link.timeout_ms` is `link: {timeout_ms: ...}` in YAML,
+OUTRIDER_<SCOPE>_LINK_TIMEOUT_MS in the environment and `--timeout-ms` as a flag. Every value remembers
+where it came from. Nothing else reads `os.environ`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import os
+import typing
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+from outrider.common.config.fields import Leaf, Option, env_prefix, leaves, option, shown, shown_value
+from outrider.common.config.flags import add_flags, given_flags
+from outrider.common.config.values import convert, describe
+from outrider.common.errors import ConfigError
+
+__all__ = ["Loaded", "Option", "add_flags", "check_value", "given_flags", "load_config", "option"]
+
+ConfigT = TypeVar("ConfigT")
+
+
+@dataclass(frozen=True)
+class Loaded(Generic[ConfigT]):
+    """A configuration and, by dotted key, the origin of each value."""
+
+    value: ConfigT
+    origins: dict[str, str]
+
+    def lines(self, with_origins: bool = False) -> list[str]:
+        """Return `key: value` lines for `config show`, with `# origin` behind them on request."""
+        known = {leaf.key: leaf for leaf in leaves(type(self.value))}
+        found = {key: _get(self.value, key) for key in self.origins}
+        texts = {key: f"{key}: {shown_value(known[key], value)}" for key, value in found.items()}
+        width = max(map(len, texts.values()), default=0)
+        return [f"{t:<{width}}  # {self.origins[k]}" if with_origins else t for k, t in texts.items()]
+
+
+def load_config(
+    cls: type[ConfigT],
+    *,
+    scope: str = "",
+    yaml_path: Path | None = None,
+    content: tuple[object, str] | None = None,
+    env: Mapping[str, str] | None = None,
+    flags: Mapping[str, object] | None = None,
+) -> Loaded[ConfigT]:
+    """Return a `cls` from its defaults, a YAML file, the environment and flags, the later ones winning.
+
+    `content` stands for a file that was read before: what was in it, and its name for messages. `env`
+    defaults to the process's own; `flags` holds only those given, by dotted key (`given_flags`).
+    Raises ConfigError naming key, origin and what was expected; an unknown key names the nearest known.
+    """
+    known = {leaf.key: leaf for leaf in leaves(cls)}
+    values = {key: leaf.default for key, leaf in known.items()}
+    origins = dict.fromkeys(known, "default")
+    for key, raw, origin in (
+        *_from_yaml(yaml_path, known),
+        *(_flatten(content[0], "", known, content[1]) if content else ()),
+        *_from_env(os.environ if env is None else env, known, scope),
+        *_from_flags(flags or {}, known),
+    ):
+        values[key], origins[key] = check_value(known[key], raw, origin), origin
+    return Loaded(_build(cls, values), origins)
+
+
+def _from_yaml(path: Path | None, known: Mapping[str, Leaf]) -> Iterator[tuple[str, object, str]]:
+    if path is None:
+        return
+    content = read_yaml(path)
+    yield from _flatten({} if content is None else content, "", known, f"file {path}")
+
+
+def read_yaml(path: Path) -> Any:
+    """What is in the file. Raises `ConfigError` naming it, where it cannot be read or is no YAML."""
+    import yaml
+
+    try:
+        return yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from error
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{path} is not YAML: {' '.join(str(error).split())}") from error
+
+
+def _flatten(
+    section: object, prefix: str, known: Mapping[str, Leaf], origin: str
+) -> Iterator[tuple[str, object, str]]:
+    if not isinstance(section, dict):
+        where = f"{prefix.rstrip('.')} ({origin})" if prefix else origin
+        raise ConfigError(f"{where}: expected a section of keys and values, not {shown(section)}")
+    for name, value in section.items():
+        key = f"{prefix}{name}"
+        if key in known:
+            yield key, value, origin
+        elif any(each.startswith(f"{key}.") for each in known):
+            yield from _flatten({} if value is None else value, f"{key}.", known, origin)
+        else:
+            raise _unknown(key, origin, known)
+
+
+def _from_env(
+    env: Mapping[str, str], known: Mapping[str, Leaf], scope: str
+) -> Iterator[tuple[str, object, str]]:
+    names = {leaf.env_name(scope): key for key, leaf in known.items()}
+    assert len(names) == len(known), "two keys share an environment variable"
+    for name in sorted(env):
+        if name in names:
+            yield names[name], env[name], f"environment {name}"
+        elif name.startswith(env_prefix(scope)):
+            raise _unknown(name, "environment", names)
+
+
+def _from_flags(flags: Mapping[str, object], known: Mapping[str, Leaf]) -> Iterator[tuple[str, object, str]]:
+    for key, value in flags.items():
+        if key not in known:
+            raise _unknown(key, "flag", known)
+        yield key, value, f"flag {known[key].flag}"
+
+
+def _unknown(key: str, origin: str, known: Mapping[str, Any]) -> ConfigError:
+    return ConfigError(f"unknown key {key} ({origin}){did_you_mean(key, known)}")
+
+
+def did_you_mean(name: str, known: Iterable[str], likeness: float = 0.0) -> str:
+    """A hint to end a message with: the known name that `name` begins, or is nearest to, where they are alike
+    at least so much (`difflib`'s ratio)."""
+    names = list(known)
+    longer = [each for each in names if each.startswith(name)]
+    nearest = longer or difflib.get_close_matches(name, names, n=1, cutoff=likeness)
+    return f"; did you mean {nearest[0]}?" if nearest else ""
+
+
+def check_value(leaf: Leaf, raw: object, origin: str) -> Any:
+    """`raw` as the value of this one field. Raises ConfigError as `load_config`."""
+    option, expected, given = leaf.option, describe(leaf.kind), shown_value(leaf, raw)
+    if isinstance(raw, bool) and {"on", "off"} & {*(option.choices or ())}:  # as YAML reads these words
+        raw = "on" if raw else "off"
+    if option.choices:
+        expected = "one of " + ", ".join(option.choices)
+    bounds = [f"at least {option.minimum:g}"] if option.minimum is not None else []
+    bounds += [f"at most {option.maximum:g}"] if option.maximum is not None else []
+    expected = ", ".join([expected, " and ".join(bounds)]) if bounds else expected
+    try:
+        value = convert(raw, leaf.kind)
+    except (ValueError, OverflowError) as error:
+        raise ConfigError(f"{leaf.key} ({origin}): is {given}; expected {expected}") from error
+    items = value if isinstance(value, tuple) else () if value is None else (value,)
+    for item in items:
+        is_low = option.minimum is not None and item < option.minimum
+        is_high = option.maximum is not None and item > option.maximum
+        if is_low or is_high or (option.choices and str(item) not in option.choices):
+            raise ConfigError(f"{leaf.key} ({origin}): is {given}; expected {expected}")
+    return value
+
+
+def _build(cls: type[ConfigT], values: Mapping[str, Any], prefix: str = "") -> ConfigT:
+    kinds = typing.get_type_hints(cls)
+    arguments = {
+        field.name: _build(kinds[field.name], values, f"{prefix}{field.name}.")
+        if dataclasses.is_dataclass(kinds[field.name])
+        else values[prefix + field.name]
+        for field in dataclasses.fields(typing.cast(Any, cls))
+    }
+    return cls(**arguments)
+
+
+def _get(value: Any, key: str) -> Any:
+    for name in key.split("."):
+        value = getattr(value, name)
+    return value

@@ -1,0 +1,70 @@
+"""Durations and rates as people write them on a command line: 10ms, 1.5s, 800us; 10mbit, 500kbit."""
+
+from __future__ import annotations
+
+import math
+import re
+
+from outrider.common.errors import UsageError
+
+_NUMBER = re.compile(r"(\d+(?:\.\d+)?|\.\d+)\s*([a-zµ/]*)", re.ASCII | re.IGNORECASE)
+_SECONDS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "min": 60.0}
+_BITS_PER_S = {"bit": 1.0, "kbit": 1e3, "mbit": 1e6, "gbit": 1e9}
+
+
+def parse_duration(text: str, flag: str) -> float:
+    """Seconds of "10ms", "1.5s", "800us", and of a bare 0; raises `UsageError` naming `flag` for others."""
+    number, unit = _split(text)
+    if number is None or (unit not in _SECONDS and number != 0):
+        raise UsageError(f"{flag} {text}: not a duration; write a number and its unit: 10ms, 1.5s, 800us")
+    return number * _SECONDS.get(unit, 1.0)
+
+
+def parse_rate(text: str, flag: str) -> float:
+    """Bytes a second of "10mbit" or "500kbit" (a second); raises `UsageError` naming `flag` for others."""
+    number, unit = _split(text)
+    bits = _BITS_PER_S.get(unit.removesuffix("/s").removesuffix("ps"))
+    if not number or bits is None:
+        raise UsageError(f"{flag} {text}: not a rate above 0; write 10mbit, 500kbit or 1gbit (a second)")
+    return number * bits / 8
+
+
+def parse_share(text: str, flag: str) -> float:
+    """A number in [0, 1]; raises `UsageError` naming `flag` for anything else."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 <= value <= 1:
+        raise UsageError(f"{flag} {text}: not a number between 0 and 1")
+    return value
+
+
+def show_duration(seconds: float) -> str:
+    """Three digits and the unit that suits: 46.3 ms, 800 µs, 1.5 s."""
+    if seconds == 0 or not math.isfinite(seconds):
+        return "0 ms" if seconds == 0 else "∞"
+    for unit, size in (("s", 1.0), ("ms", 1e-3)):
+        if abs(seconds) >= size * 0.9995:
+            return f"{_three(seconds / size)} {unit}"
+    return f"{_three(seconds * 1e6)} µs"
+
+
+def show_rate(bytes_per_s: float) -> str:
+    if not math.isfinite(bytes_per_s):
+        return "not limited"
+    bits = bytes_per_s * 8
+    unit, size = next((u, s) for u, s in (("mbit/s", 1e6), ("kbit/s", 1e3), ("bit/s", 0.0)) if bits >= s)
+    return f"{_three(bits / (size or 1))} {unit}"
+
+
+def _split(text: str) -> tuple[float | None, str]:
+    match = _NUMBER.fullmatch(text.strip())
+    return (None, "") if match is None else (float(match[1]), match[2].lower())
+
+
+def _three(value: float) -> str:
+    """Three significant digits, never as 1e+03."""
+    digits = max(0, 2 - math.floor(math.log10(abs(value)))) if value else 0
+    text = f"{value:.{digits}f}"
+    return text.rstrip("0").rstrip(".") if "." in text else text

@@ -1,0 +1,1 @@
+"""Identity of models and tokenizers: fingerprints and shard indexes. Loads no weights."""

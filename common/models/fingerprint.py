@@ -1,0 +1,95 @@
+"""Fingerprints of tokenizers and models: equal content, equal string, wherever it is stored."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from outrider.common.errors import ModelError
+
+_CHUNK_BYTES = 1 << 20
+
+
+def tokenizer_fingerprint(tokenizer_json: Path) -> str:
+    """Return the hex SHA-256 of what a `tokenizer.json` maps text to.
+
+    Covered: the table of (id, token, special) sorted by id, added tokens included; the merges (for a unigram
+    model its scores); the normaliser; the pre-tokeniser. Raises ModelError when the file is missing or is not
+    a tokenizer.
+    """
+    content = _read(tokenizer_json)
+    model = content["model"]
+    parts = {
+        "tokens": [[token_id, *entry] for token_id, entry in sorted(_table(content).items())],
+        "merges": _merges(model),
+        "normalizer": content.get("normalizer"),
+        "pre_tokenizer": content.get("pre_tokenizer"),
+    }
+    canonical = json.dumps(parts, sort_keys=True, ensure_ascii=True, separators=(",", ":"))
+    return hashlib.sha256(canonical.encode("ascii")).hexdigest()
+
+
+def num_tokens(tokenizer_json: Path) -> int:
+    """Return the highest token id plus one; ids at or above it do not exist. Raises ModelError."""
+    return max(_table(_read(tokenizer_json)), default=-1) + 1
+
+
+def directory_fingerprint(paths: Iterable[Path]) -> str:
+    """Return the hex SHA-256 of some files' names and content, in the order of their names.
+
+    Raises ModelError when one cannot be read.
+    """
+    total = hashlib.sha256()
+    for path in sorted(paths, key=lambda path: path.name):
+        total.update(f"{path.name}\0{_file_sha256(path)}\n".encode())
+    return total.hexdigest()
+
+
+def _file_sha256(path: Path) -> str:
+    digest = hashlib.sha256()
+    try:
+        with path.open("rb") as file:
+            while chunk := file.read(_CHUNK_BYTES):
+                digest.update(chunk)
+    except OSError as error:
+        raise ModelError(f"cannot read {path}: {error.strerror or error}") from error
+    return digest.hexdigest()
+
+
+def _read(tokenizer_json: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(tokenizer_json.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ModelError(f"cannot read the tokenizer {tokenizer_json}: {error.strerror or error}") from error
+    except ValueError as error:
+        raise ModelError(f"{tokenizer_json} is not JSON: {error}") from error
+    model = content.get("model") if isinstance(content, dict) else None
+    if not isinstance(model, dict) or not isinstance(model.get("vocab"), dict | list):
+        raise ModelError(f"{tokenizer_json} is not a tokenizer: it has no model with a vocabulary")
+    assert isinstance(content, dict)
+    return content
+
+
+def _table(content: dict[str, Any]) -> dict[int, tuple[str, bool]]:
+    """Token id to (token, is special)."""
+    vocab = content["model"]["vocab"]
+    try:
+        if isinstance(vocab, dict):
+            table = {int(token_id): (str(token), False) for token, token_id in vocab.items()}
+        else:  # a unigram model lists [token, score]
+            table = {token_id: (str(piece[0]), False) for token_id, piece in enumerate(vocab)}
+        for added in content.get("added_tokens") or ():
+            table[int(added["id"])] = (str(added["content"]), bool(added.get("special", False)))
+    except (TypeError, ValueError, KeyError, IndexError) as error:
+        raise ModelError(f"the tokenizer's vocabulary is malformed: {error!r}") from error
+    return table
+
+
+def _merges(model: dict[str, Any]) -> list[Any]:
+    if isinstance(model["vocab"], list):
+        return [piece[1] for piece in model["vocab"]]
+    merges = model.get("merges") or []
+    return [merge.split(" ", 1) if isinstance(merge, str) else list(merge) for merge in merges]

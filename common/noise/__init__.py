@@ -1,0 +1,1 @@
+"""Counter-based randomness: the same draw for the same key on both sides. Imports numpy alone."""

@@ -1,0 +1,1 @@
+"""What a process of ours needs around its work: logs, tracing, systemd notification, version."""

@@ -1,0 +1,196 @@
+"""How logits become scores to choose from: one place for both sides (DESIGN §5).
+
+Order: repetition penalty (prompt and output), presence and frequency penalties (output) -> logit bias and
+bad words -> temperature -> top-k -> top-p -> min-p. The penalties of row i see the draft tokens before it.
+Written once against the array namespace passed in, numpy or torch.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from outrider.common.errors import InvalidFieldError, ModelError
+from outrider.common.noise.draws import coupled_argmax
+from outrider.common.sampling.arrays import copy
+from outrider.common.sampling.penalties import (
+    apply_bad_words,
+    apply_bias,
+    apply_count_penalties,
+    apply_repetition_penalty,
+    mask_end_of_text,
+)
+from outrider.common.sampling.truncation import truncate
+from outrider.common.types import SamplingParams
+
+_MIN_TEMPERATURE = 1e-3  # below it float32 scores lose the noise; 0 says greedy
+_MAX_BIAS = 1e4
+
+
+def check_sampling_params(params: SamplingParams, num_tokens: int) -> None:
+    """Raise InvalidFieldError naming the wire field of the first value out of range.
+
+    `num_tokens` is the tokenizer's size: ids in `logit_bias` and `bad_words` must be below it.
+    """
+    temperature = params.temperature
+    _require(
+        temperature == 0 or _MIN_TEMPERATURE <= temperature <= 1000,
+        "temperature",
+        temperature,
+        f"0 (greedy) or from {_MIN_TEMPERATURE} to 1000",
+    )
+    _require(0 <= params.top_k < 2**32, "top_k", params.top_k, "0 (off) or more")
+    _require(1e-6 <= params.top_p <= 1, "top_p", params.top_p, "from 0.000001 to 1 (off)")
+    _require(0 <= params.min_p < 1, "min_p", params.min_p, "0 (off) or more, and below 1")
+    repetition = params.repetition_penalty
+    _require(0.01 <= repetition <= 100, "repetition_penalty", repetition, "from 0.01 to 100; 1 is off")
+    for name in ("presence_penalty", "frequency_penalty"):
+        _require(-100 <= getattr(params, name) <= 100, name, getattr(params, name), "from -100 to 100")
+    _require(0 <= params.min_new_tokens < 2**32, "min_new_tokens", params.min_new_tokens, "0 or more")
+    _require(0 <= params.seed < 2**64, "seed", params.seed, "from 0 to 2^64 - 1")
+    _check_ids(params, num_tokens)
+
+
+def _check_ids(params: SamplingParams, num_tokens: int) -> None:
+    seen: set[int] = set()
+    for token_id, bias in params.logit_bias:
+        _require(0 <= token_id < num_tokens, "logit_bias", token_id, f"a token id below {num_tokens}")
+        _require(token_id not in seen, "logit_bias", token_id, "given once")
+        _require(-_MAX_BIAS <= bias <= _MAX_BIAS, "logit_bias", bias, f"from {-_MAX_BIAS:g} to {_MAX_BIAS:g}")
+        seen.add(token_id)
+    for word in params.bad_words:
+        _require(len(word) > 0, "bad_words", word, "at least one token long")
+        for token_id in word:
+            _require(0 <= token_id < num_tokens, "bad_words", token_id, f"token ids below {num_tokens}")
+    banned = {word[0] for word in params.bad_words if len(word) == 1}
+    _require(len(banned) < num_tokens, "bad_words", len(banned), "fewer than all tokens")
+
+
+def _require(is_valid: bool, name: str, value: object, expected: str) -> None:
+    if not is_valid:
+        raise InvalidFieldError(f"sampling.{name}", f"is {value}; it must be {expected}")
+
+
+def is_plain(params: SamplingParams) -> bool:
+    """Whether the scores depend on the last forward alone: no penalty, bad word or minimum length."""
+    return (
+        params.repetition_penalty == 1
+        and params.presence_penalty == 0
+        and params.frequency_penalty == 0
+        and not params.bad_words
+        and params.min_new_tokens == 0
+    )
+
+
+def process_logits(
+    xp: Any,
+    logits: Any,
+    params: SamplingParams,
+    *,
+    prompt_ids: Sequence[int],
+    output_ids: Sequence[int],
+    draft_token_ids: Sequence[int] = (),
+    eos_token_ids: Sequence[int] = (),
+    num_tokens: int | None = None,
+) -> Any:
+    """Return scores [rows, vocab], masked entries -inf; `logits` (float32 [rows, vocab]) stay unchanged.
+
+    `xp` is the module `numpy` or `torch`, and logits an array of it. Row i follows
+    `prompt_ids + output_ids + draft_token_ids[:i]`. Ids at or above `num_tokens` (default: none) do not exist
+    and are masked. At temperature 0 the scores are for an argmax: neither scaled nor truncated. The result
+    may be `logits` itself where there is nothing to do.
+    """
+    scores = apply_text(
+        xp,
+        logits,
+        params,
+        prompt_ids=prompt_ids,
+        output_ids=output_ids,
+        draft_token_ids=draft_token_ids,
+        eos_token_ids=eos_token_ids,
+        num_tokens=num_tokens,
+    )
+    return shape(xp, scores, params)
+
+
+def apply_text(
+    xp: Any,
+    logits: Any,
+    params: SamplingParams,
+    *,
+    prompt_ids: Sequence[int],
+    output_ids: Sequence[int],
+    draft_token_ids: Sequence[int] = (),
+    eos_token_ids: Sequence[int] = (),
+    num_tokens: int | None = None,
+) -> Any:
+    """The first half of `process_logits`: what depends on the text and on single ids."""
+    num_rows, vocab_size = logits.shape
+    assert num_rows <= len(draft_token_ids) + 1, f"{num_rows} rows for {len(draft_token_ids)} draft tokens"
+    is_padded = num_tokens is not None and num_tokens < vocab_size
+    scores = logits
+    if is_padded or params.logit_bias or not is_plain(params):
+        scores = copy(xp, logits)
+        _apply_history(xp, scores, params, prompt_ids, output_ids, draft_token_ids)
+        if params.min_new_tokens > len(output_ids):
+            mask_end_of_text(scores, eos_token_ids, params.min_new_tokens - len(output_ids))
+        if is_padded:
+            scores[:, num_tokens:] = -math.inf
+    return scores
+
+
+def shape(xp: Any, scores: Any, params: SamplingParams) -> Any:
+    """The second half: temperature and truncation, row by row, so that rows nobody reads need not be made."""
+    if params.temperature == 0:
+        return scores
+    if params.temperature != 1:
+        scores = scores / wire(params.temperature)
+    return truncate(xp, scores, params.top_k, wire(params.top_p), wire(params.min_p))
+
+
+def _apply_history(
+    xp: Any,
+    scores: Any,
+    params: SamplingParams,
+    prompt_ids: Sequence[int],
+    output_ids: Sequence[int],
+    draft_token_ids: Sequence[int],
+) -> None:
+    if params.repetition_penalty != 1:
+        seen = {*prompt_ids, *output_ids}
+        apply_repetition_penalty(xp, scores, wire(params.repetition_penalty), seen, draft_token_ids)
+    if params.presence_penalty or params.frequency_penalty:
+        presence, frequency = wire(params.presence_penalty), wire(params.frequency_penalty)
+        apply_count_penalties(xp, scores, presence, frequency, output_ids, draft_token_ids)
+    if params.logit_bias:
+        apply_bias(xp, scores, params.logit_bias)
+    if params.bad_words:
+        apply_bad_words(scores, params.bad_words, (*prompt_ids, *output_ids), draft_token_ids)
+
+
+@functools.lru_cache(256)
+def wire(value: float) -> float:
+    """The value as the wire carries it: both sides compute with that one."""
+    return float(np.float32(value))
+
+
+def choose(
+    scores: NDArray[np.floating[Any]], params: SamplingParams, positions: Sequence[int]
+) -> NDArray[np.int64]:
+    """Return the target's own token for each row: int64 [rows].
+
+    `scores` is float [rows, vocab] from `process_logits`; `positions[i]` is the length of the text before
+    the token of row i. Greedy at temperature 0 (ties to the lowest id), else `coupled_argmax`. Raises
+    ModelError where the logits are NaN.
+    """
+    if params.temperature == 0:
+        picks = np.asarray(scores.argmax(axis=1), np.int64)
+        if np.isnan(scores[np.arange(len(picks)), picks]).any():
+            raise ModelError("the model's logits are not numbers (NaN)")
+        return picks
+    return coupled_argmax(scores, params.seed, positions)

@@ -1,0 +1,1 @@
+"""The edge's configuration: one dataclass a section, parsed once."""

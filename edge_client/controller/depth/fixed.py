@@ -1,0 +1,22 @@
+"""Every round drafts the same number of tokens."""
+
+from __future__ import annotations
+
+from outrider.edge_client.core.stats import RoundRecord
+from outrider.edge_client.drafting.base import ShouldStop
+
+DEFAULT_DEPTH = 4
+
+
+class FixedDepth:
+    def __init__(self, num_speculative_tokens: int = DEFAULT_DEPTH) -> None:
+        self._num_speculative_tokens = num_speculative_tokens
+
+    def next_depth(self) -> int:
+        return self._num_speculative_tokens
+
+    def stop_rule(self) -> ShouldStop | None:
+        return None
+
+    def observe(self, record: RoundRecord) -> None:
+        pass

@@ -1,0 +1,45 @@
+"""What one generation is asked for."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, field
+
+from outrider.common.methods import DEFAULT_SUPPORT_SIZE
+from outrider.common.types import Method, MethodParams, SamplingParams, StopParams
+
+
+class Mode(enum.StrEnum):
+    SPECULATIVE = "speculative"  # the draft proposes, the verifier decides
+    CLOUD_ONLY = "cloud-only"  # the target alone, streamed
+    CO_LOCATED = "co-located"  # draft and target both in the verifier, streamed
+    EDGE_ONLY = "edge-only"  # the draft alone, unverified
+    AUTO = "auto"  # rounds, pipelined rounds or the target's stream, whichever is soonest
+
+    @property
+    def has_draft(self) -> bool:
+        """Whether the edge drafts."""
+        return self in (Mode.SPECULATIVE, Mode.EDGE_ONLY, Mode.AUTO)
+
+
+class OnTimeout(enum.StrEnum):
+    FIRST_TOKEN = "first_token"  # keep the draft's first token, marked
+    EDGE_ONLY = "edge_only"  # go on alone until the link is back
+    WAIT = "wait"  # exact: wait and resend
+    FAIL = "fail"  # end with an error
+
+
+@dataclass(frozen=True, slots=True)
+class SessionOptions:
+    mode: Mode = Mode.SPECULATIVE
+    sampling: SamplingParams = field(default_factory=SamplingParams)
+    stop: StopParams = field(default_factory=StopParams)
+    method: Method = Method.COUPLED
+    method_params: MethodParams = field(default_factory=MethodParams)
+    support_size: int = DEFAULT_SUPPORT_SIZE  # ids a drafted token's distribution is sent with
+    num_logprobs: int = 0  # most probable ids told with each token's log-probabilities; 0: none are asked for
+    on_timeout: OnTimeout = OnTimeout.FIRST_TOKEN
+    recover_timeout_s: float = 60.0
+    is_reverified: bool = False  # unverified tokens are judged later, and taken back where they are wrong
+    is_target_change_allowed: bool = False
+    tokenizer_fingerprint: str = ""

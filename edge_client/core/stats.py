@@ -1,0 +1,197 @@
+"""What a session measured: one record a round, and the summary that `--json` prints. Pure."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from outrider.common.types import Origin
+
+_NS_PER_MS = 1e6
+
+
+@dataclass(slots=True)  # frozen would take a round 5 µs more
+class RoundRecord:
+    """One round, answered or not. `net_ms` is the wait without the verifier's own time.
+
+    A co-located round crosses no network: its `rtt_ms` stays 0, which is to say not measured.
+    """
+
+    round_id: int
+    num_draft_tokens: int
+    num_accepted_tokens: int = 0
+    draft_ms: float = 0.0
+    rtt_ms: float = 0.0
+    net_ms: float = 0.0
+    queue_ms: float = 0.0
+    forward_ms: float = 0.0
+    verifier_ms: float = 0.0
+    batch_size: int = 0
+    alpha_mean: float = float("nan")
+    bytes_up: int = 0
+    bytes_down: int = 0
+    is_answered: bool = True
+    confidences: tuple[float, ...] = ()  # the draft's own, of each drafted token
+    window: int = 1  # rounds that might be under way at once when this one was sent
+    pipelined_hit: bool | None = None  # whether what it assumed came true; None: it assumed nothing
+    is_guess_hit: bool = False  # it was sent behind a guess at a correction, which came true
+    is_first_wrong: bool = False  # its first token was not the bonus of the round before, all of which stood
+    # With a gate. What is kept is no round, but takes its place: nobody was asked, and nobody answered.
+    num_dropped_tokens: int = 0  # drafted and doubted, so not among those sent
+    hard_ratio: float | None = None  # share of the drafted tokens that are hard
+    escalated: bool | None = None  # whether the gate asked for the target
+    is_kept: bool = False
+
+    @property
+    def la_over_k(self) -> float:
+        return self.num_accepted_tokens / self.num_draft_tokens if self.num_draft_tokens else 0.0
+
+
+@dataclass(slots=True)
+class SessionStats:
+    """Filled by the session; times are `perf_counter_ns`."""
+
+    rounds: list[RoundRecord] = field(default_factory=list)
+    token_times_ns: list[int] = field(default_factory=list)
+    start_ns: int = 0
+    bytes_up: int = 0
+    bytes_down: int = 0
+    open_ms: float = 0.0
+    num_generate_tokens: int = 0  # streamed by `Generate`
+    generate_forward_ms: list[float] = field(default_factory=list)
+    generate_batch_sizes: list[int] = field(default_factory=list)  # sessions in each of those forwards
+    num_timeouts: int = 0
+    num_rebuilds: int = 0
+    num_reconnects: int = 0
+    num_refusals: int = 0
+    num_late_verdicts: int = 0
+    num_stale_rounds: int = 0  # sent behind a round that did not stand as a whole
+    num_wasted_draft_tokens: int = 0  # drafted for such rounds, sent or not
+    num_guessed_rounds: int = 0  # sent behind a guess at a correction; no stale ones, whatever comes of them
+    num_guess_hits: int = 0  # of guesses: rounds that were judged because one came true
+    num_marks_cleared: int = 0
+    num_reverified_tokens: int = 0  # kept unverified, and then found to be the target's own
+    num_rolled_back_tokens: int = 0  # taken back because one of them was not
+    draft_load_ms: float = 0.0
+    mc_dropout_ms: float | None = None  # of each drafted token, where the draft tells variance
+    mc_dropout_ratio: float | None = None  # a drafted token with it : without
+
+    def summary(self, origins: Sequence[Origin]) -> dict[str, object]:
+        """`origins` are the new tokens'. Times are means in ms over answered rounds; None: not measured."""
+        answered = [r for r in self.rounds if r.is_answered]
+        drafted = sum(r.num_draft_tokens for r in answered)
+        accepted = sum(r.num_accepted_tokens for r in answered)
+        in_rounds = sum(o in (Origin.ACCEPTED, Origin.CORRECTION, Origin.BONUS) for o in origins)
+        times = self.token_times_ns
+        return {
+            "num_tokens": len(origins),
+            "num_rounds": len(answered),
+            "num_draft_tokens": drafted,
+            "num_accepted_tokens": accepted,
+            "acceptance_rate": _ratio(accepted, drafted),
+            "acceptance_per_position": acceptance_per_position(answered),
+            "tokens_per_round": _ratio(in_rounds, len(answered)),
+            "draft_length": draft_length(answered),
+            "alpha_mean": _alpha(answered),
+            "ttft_ms": _ms(times[0] - self.start_ns) if times else None,
+            "tpot_ms": _ms((times[-1] - times[0]) / (len(times) - 1)) if len(times) > 1 else None,
+            "total_ms": _ms(times[-1] - self.start_ns) if times else None,
+            "tokens_per_s": _rate(times),
+            "bytes_up": self.bytes_up,
+            "bytes_down": self.bytes_down,
+            "bytes_up_per_draft_token": _ratio(sum(r.bytes_up for r in answered), drafted),
+            "num_fallback_tokens": sum(o is Origin.FALLBACK for o in origins),
+            "num_edge_only_tokens": sum(o is Origin.EDGE_ONLY for o in origins),
+            "num_gate_tokens": sum(o is Origin.GATE for o in origins),
+            "num_kept_blocks": sum(r.is_kept for r in self.rounds),
+            "num_escalations": sum(r.escalated is True for r in self.rounds),
+            "hard_ratio": _hard_ratio(self.rounds),
+            "verifier_calls_per_token": _ratio(len(answered) + len(self.generate_forward_ms), len(origins)),
+            "num_stale_rounds": self.num_stale_rounds,
+            "num_wasted_draft_tokens": self.num_wasted_draft_tokens,
+            "num_guessed_rounds": self.num_guessed_rounds,
+            "num_guess_hits": self.num_guess_hits,
+            "pipelined_hit_rate": _hit_rate(self.rounds),
+            "num_timeouts": self.num_timeouts,
+            "num_rebuilds": self.num_rebuilds,
+            "num_reconnects": self.num_reconnects,
+            "num_refusals": self.num_refusals,
+            "num_late_verdicts": self.num_late_verdicts,
+            "num_marks_cleared": self.num_marks_cleared,
+            "num_reverified_tokens": self.num_reverified_tokens,
+            "num_rolled_back_tokens": self.num_rolled_back_tokens,
+            "open_ms": round(self.open_ms, 3),
+            "draft_ms": _mean(r.draft_ms for r in self.rounds if r.num_draft_tokens),
+            "draft_ms_per_token": _per_token(self.rounds),
+            "mc_dropout_ms": self.mc_dropout_ms,
+            "mc_dropout_ratio": self.mc_dropout_ratio,
+            "rtt_ms": _mean(r.rtt_ms for r in answered if r.rtt_ms),
+            "net_ms": _mean(r.net_ms for r in answered if r.rtt_ms),
+            "queue_ms": _mean(r.queue_ms for r in answered),
+            "forward_ms": _mean([*(r.forward_ms for r in answered), *self.generate_forward_ms]),
+        }
+
+
+def _hard_ratio(rounds: Sequence[RoundRecord]) -> float | None:
+    """Of the tokens that a gate judged."""
+    judged = [r for r in rounds if r.hard_ratio is not None]
+    counts = [(r.hard_ratio or 0.0, r.num_draft_tokens + r.num_dropped_tokens) for r in judged]
+    return _ratio(sum(share * number for share, number in counts), sum(number for _, number in counts))
+
+
+def _hit_rate(rounds: Sequence[RoundRecord]) -> float | None:
+    """Of the rounds sent ahead: how many were judged."""
+    ahead = [r.pipelined_hit for r in rounds if r.pipelined_hit is not None]
+    return _ratio(sum(ahead), len(ahead))
+
+
+def acceptance_per_position(rounds: Sequence[RoundRecord]) -> list[float]:
+    """How often the i-th draft token stood, of the rounds that had one."""
+    depth = max((r.num_draft_tokens for r in rounds), default=0)
+    rates = []
+    for i in range(depth):
+        having = [r for r in rounds if r.num_draft_tokens > i]
+        rates.append(round(sum(r.num_accepted_tokens > i for r in having) / len(having), 4))
+    return rates
+
+
+def draft_length(rounds: Sequence[RoundRecord]) -> dict[str, float] | None:
+    """Of the rounds that drafted: how many tokens, the mean and quantiles."""
+    lengths = sorted(r.num_draft_tokens for r in rounds if r.num_draft_tokens)
+    if not lengths:
+        return None
+    quantiles = {
+        f"p{percent}": float(lengths[percent * (len(lengths) - 1) // 100]) for percent in (10, 50, 90)
+    }
+    return {"mean": round(statistics.fmean(lengths), 2), **quantiles, "max": float(lengths[-1])}
+
+
+def _alpha(rounds: Sequence[RoundRecord]) -> float | None:
+    judged = [r.alpha_mean for r in rounds if r.alpha_mean == r.alpha_mean and r.num_draft_tokens]
+    return round(statistics.fmean(judged), 4) if judged else None
+
+
+def _per_token(rounds: Sequence[RoundRecord]) -> float | None:
+    drafted = sum(r.num_draft_tokens + r.num_dropped_tokens for r in rounds)
+    return round(sum(r.draft_ms for r in rounds) / drafted, 4) if drafted else None
+
+
+def _rate(times_ns: Sequence[int]) -> float | None:
+    """Tokens per second after the first."""
+    if len(times_ns) < 2 or times_ns[-1] == times_ns[0]:
+        return None
+    return round((len(times_ns) - 1) / ((times_ns[-1] - times_ns[0]) / 1e9), 2)
+
+
+def _ratio(part: float, whole: float) -> float | None:
+    return round(part / whole, 4) if whole else None
+
+
+def _mean(values: Iterable[float]) -> float | None:
+    values = list(values)
+    return round(statistics.fmean(values), 3) if values else None
+
+
+def _ms(ns: float) -> float:
+    return round(ns / _NS_PER_MS, 3)

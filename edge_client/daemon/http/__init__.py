@@ -1,0 +1,1 @@
+"""The daemon's HTTP side: routes, access, server, page. Imports `openai`."""

@@ -1,0 +1,1 @@
+"""OpenAI's request and response shapes. No HTTP."""

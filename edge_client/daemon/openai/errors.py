@@ -1,0 +1,136 @@
+"""What goes wrong, as OpenAI's clients read it: a status, and `{"error": {message, type, param, code}}`."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+
+from outrider.common.errors import (
+    IncompatibleError,
+    InvalidFieldError,
+    LinkError,
+    ModelError,
+    OutriderError,
+    RoundFailedError,
+    RoundTimeoutError,
+    UsageError,
+)
+from outrider.common.types import RoundErrorCode
+from outrider.edge_client.daemon.openai.settings import OF_OPENAI, OF_OPERATOR, OF_REQUESTS
+from outrider.edge_client.tokenization.chat_template import TemplateRefusedError
+
+
+@dataclass
+class ApiError(Exception):
+    """`param` names the field of the request, `code` is for programs, `headers` go with the answer."""
+
+    status: int
+    message: str
+    type: str = "invalid_request_error"
+    param: str | None = None
+    code: str | None = None
+    headers: dict[str, str] = field(default_factory=dict)
+
+    def body(self) -> dict[str, object]:
+        message, param = _clipped(self.message, 1000), self.param and _clipped(self.param, 100)
+        about = {"message": message, "type": self.type, "param": param, "code": self.code}
+        return {"error": about}
+
+
+def _clipped(text: str, max_chars: int) -> str:
+    """Errors quote the request, which may hold megabytes."""
+    return text if len(text) <= max_chars else text[:max_chars] + "…"
+
+
+def invalid(param: str, message: str, code: str = "invalid_value") -> ApiError:
+    return ApiError(400, f"{param}: {message}", param=param, code=code)
+
+
+def unsupported(param: str, message: str) -> ApiError:
+    return ApiError(400, f"{param} is not supported: {message}", param=param, code="unsupported_parameter")
+
+
+def busy(message: str, retry_after_s: int) -> ApiError:
+    """OpenAI's clients read 429 as RateLimitError, wait as long as Retry-After says and try again."""
+    return ApiError(
+        429, message, "rate_limit_error", code="queue_full", headers={"Retry-After": str(retry_after_s)}
+    )
+
+
+def stopping() -> ApiError:
+    message = "the daemon is stopping"
+    return ApiError(503, message, "server_error", code="stopping", headers={"Retry-After": "5"})
+
+
+_FLAG = re.compile(r"--([a-z][a-z-]+)")
+# Where a field of the wire stands in a request.
+_PARAMS = {
+    "stop_strings": "stop",
+    "max_new_tokens": "max_tokens",
+    "bad_words": "outrider.bad_word",
+    "stop_token_ids": "outrider.stop_token_id",
+    **{name: f"outrider.{name}" for name in ("top_k", "min_p", "repetition_penalty", "min_new_tokens")},
+}
+
+
+def from_failure(error: Exception, subject: str = "prompt") -> ApiError:
+    """What a failed generation is to the client; `subject` is the field that holds its text. Anything but our
+    own errors is a bug, and says no more."""
+    match error:
+        case ApiError():
+            return error
+        case TemplateRefusedError():
+            return ApiError(400, str(error), param=subject, code="template_refused")
+        case InvalidFieldError():
+            return invalid(_param(error.field), error.reason)
+        case UsageError(__cause__=InvalidFieldError() as cause):
+            return invalid(_param(cause.field), cause.reason)
+        case UsageError():
+            return _from_usage(error)
+        case RoundFailedError():
+            return _from_round(error, subject)
+        case IncompatibleError():
+            return ApiError(502, str(error), "server_error", code="models_do_not_fit")
+        case RoundTimeoutError():
+            return ApiError(504, str(error), "server_error", code="verifier_timeout")
+        case LinkError():
+            message, headers = str(error), {"Retry-After": "2"}
+            return ApiError(503, message, "server_error", code="verifier_unreachable", headers=headers)
+        case ModelError():
+            return ApiError(500, str(error), "server_error", code="draft_failed")
+        case OutriderError():
+            return ApiError(502, str(error), "server_error", code="verifier_refused")
+    return ApiError(500, "internal error; the daemon's log says where", "server_error", code="internal_error")
+
+
+def _from_usage(error: UsageError) -> ApiError:
+    """It speaks of flags, a request has fields. What no request can choose is the operator's mistake."""
+    names = [flag.replace("-", "_") for flag in _FLAG.findall(str(error))]
+    if names and names[0] in OF_OPERATOR:
+        return ApiError(500, str(error), "server_error", code="daemon_misconfigured")
+    message = _FLAG.sub(lambda match: match[1].replace("-", "_"), str(error))
+    return ApiError(400, message, param=_param_of(names[0]) if names else None, code="invalid_value")
+
+
+def _param_of(setting: str) -> str | None:
+    if setting in OF_OPENAI:
+        return _PARAMS.get(setting, setting)
+    return f"outrider.{setting}" if setting in OF_REQUESTS else None
+
+
+def _param(field: str) -> str:
+    name = field.rpartition(".")[2]
+    return _PARAMS.get(name, name)
+
+
+def _from_round(error: RoundFailedError, subject: str) -> ApiError:
+    said, message = error.error, str(error)
+    match said.code:
+        case RoundErrorCode.INVALID if said.field == "token_ids":  # ids themselves were checked here
+            return ApiError(400, f"{subject}: {said.message}", param=subject, code="context_length_exceeded")
+        case RoundErrorCode.INVALID | RoundErrorCode.UNIMPLEMENTED:
+            return ApiError(400, message, param=said.field or None, code=str(said.code))
+        case RoundErrorCode.REFUSED | RoundErrorCode.DRAINING:
+            headers = {"Retry-After": str(max(1, round(said.retry_after_ms / 1e3)))}
+            return ApiError(503, message, "server_error", code="verifier_busy", headers=headers)
+    return ApiError(502, message, "server_error", code=str(said.code))

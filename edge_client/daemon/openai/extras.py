@@ -1,0 +1,50 @@
+"""What a request may say under its key `outrider`: settings of the edge for this request alone."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cache
+from typing import Any
+
+from outrider.common.config.fields import Leaf, leaves
+from outrider.common.config.loader import check_value, did_you_mean
+from outrider.common.errors import ConfigError
+from outrider.edge_client.config.run_config import RunConfig
+from outrider.edge_client.daemon.openai import fields
+from outrider.edge_client.daemon.openai.errors import ApiError, invalid
+from outrider.edge_client.daemon.openai.parsed import ParsedRequest
+from outrider.edge_client.daemon.openai.settings import OF_REQUESTS
+
+MAX_ITEMS = 256
+
+
+def read_extras(parsed: ParsedRequest, given: Mapping[str, object]) -> None:
+    """Raises `ApiError` naming the key."""
+    for name, value in given.items():
+        if value is None:
+            continue
+        if name == "tokens":
+            parsed.has_tokens = fields.boolean("outrider.tokens", value)
+        elif name in OF_REQUESTS:
+            parsed.changes[name] = _setting(name, value)
+        else:
+            name = name[: fields.MAX_NAME_CHARS]
+            hint = did_you_mean(name, (*OF_REQUESTS, "tokens"))
+            param = f"outrider.{name}"
+            raise ApiError(400, f"unknown parameter {param}{hint}", param=param, code="unknown_parameter")
+
+
+def _setting(name: str, value: object) -> Any:
+    """The configuration's own checks: type, range and choices are written down once."""
+    if isinstance(value, list) and len(value) > MAX_ITEMS:
+        raise invalid(f"outrider.{name}", f"has {len(value)} items; at most {MAX_ITEMS}")
+    try:
+        return check_value(_leaves()[name], value, "outrider")
+    except ConfigError as error:
+        raise invalid(f"outrider.{name}", str(error)) from error
+
+
+@cache
+def _leaves() -> dict[str, Leaf]:
+    """Read off the dataclass once: that takes milliseconds."""
+    return {leaf.key: leaf for leaf in leaves(RunConfig)}

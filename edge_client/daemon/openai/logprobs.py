@@ -1,0 +1,57 @@
+"""Log-probabilities in OpenAI's two shapes. They are the target's own, before sampling parameters.
+
+A token that the target gave none for (kept unverified, or chosen here by the method candidates) has null.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from outrider.common.types import TokenLogprobs
+from outrider.edge_client.core.events import TokenEvent
+from outrider.edge_client.tokenization.tokenizer import EdgeTokenizer
+
+_REPLACEMENT = "�"
+
+
+def chat_logprobs(tokenizer: EdgeTokenizer, events: Sequence[TokenEvent], num_top: int) -> dict[str, object]:
+    return {"content": [_chat_token(tokenizer, event, num_top) for event in events], "refusal": None}
+
+
+def _chat_token(tokenizer: EdgeTokenizer, event: TokenEvent, num_top: int) -> dict[str, object]:
+    known = event.logprobs
+    return {
+        **_entry(tokenizer, event.token_id, known.raw_logprob if known else None),
+        "top_logprobs": [_entry(tokenizer, *each) for each in _top(known, num_top)],
+    }
+
+
+def _entry(tokenizer: EdgeTokenizer, token_id: int, logprob: float | None) -> dict[str, object]:
+    token = tokenizer.token_text(token_id)
+    is_partial = _REPLACEMENT in token  # part of a character: its bytes cannot be told by themselves
+    return {"token": token, "logprob": logprob, "bytes": None if is_partial else list(token.encode())}
+
+
+def completion_logprobs(
+    tokenizer: EdgeTokenizer, events: Sequence[TokenEvent], num_top: int, num_chars: int
+) -> dict[str, object]:
+    """`num_chars` of text came before `events`; `text_offset` counts from the completion's start."""
+    tokens, offsets, tops = [], [], []
+    for event in events:
+        tokens.append(tokenizer.token_text(event.token_id))
+        offsets.append(num_chars)
+        num_chars += len(event.text)
+        top = {tokenizer.token_text(each): logprob for each, logprob in _top(event.logprobs, num_top)}
+        tops.append(top if event.logprobs else None)
+    return {
+        "tokens": tokens,
+        "token_logprobs": [event.logprobs.raw_logprob if event.logprobs else None for event in events],
+        "top_logprobs": tops if num_top else None,
+        "text_offset": offsets,
+    }
+
+
+def _top(known: TokenLogprobs | None, num_top: int) -> list[tuple[int, float]]:
+    if known is None:
+        return []
+    return list(zip(known.top_token_ids, known.top_logprobs, strict=True))[:num_top]

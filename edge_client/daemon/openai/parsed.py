@@ -1,0 +1,32 @@
+"""A request that was read: what to generate, and how to answer. No HTTP in it."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from outrider.common.types import TokenIds
+
+
+class Kind(enum.StrEnum):
+    COMPLETION = "completion"
+    CHAT = "chat"
+
+
+@dataclass(slots=True)
+class ParsedRequest:
+    """`changes` are fields of `RunConfig` for this request alone."""
+
+    kind: Kind
+    prompt: str | TokenIds = ""  # of a completion
+    messages: tuple[Mapping[str, object], ...] = ()  # of a chat
+    model: str | None = None
+    is_stream: bool = False
+    has_usage: bool = False  # a stream's last chunk tells the usage
+    num_top_logprobs: int | None = None  # None: no log-probabilities are wanted
+    has_tokens: bool = False  # a stream's chunks say where each token came from
+    user: str = ""
+    seed: int | None = None
+    changes: dict[str, Any] = field(default_factory=dict)

@@ -1,0 +1,180 @@
+"""Export a Hugging Face decoder directory to the INT4 ONNX form that the edge drafts with."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from outrider.common.errors import ModelError, UsageError
+from outrider.common.models.fingerprint import directory_fingerprint, num_tokens, tokenizer_fingerprint
+from outrider.edge_client.drafting import spec as files
+from outrider.edge_client.drafting.export.graph import GraphBuilder
+from outrider.edge_client.drafting.export.hf_config import DecoderConfig, read_config
+from outrider.edge_client.drafting.export.safetensors_dir import TensorDirectory
+from outrider.edge_client.drafting.export.writer import INT8_ACTIVATIONS
+from outrider.edge_client.drafting.spec import DraftSpec
+from outrider.edge_client.tokenization.chat_template import CONFIG_FILE, TEMPLATE_FILE
+
+Progress = Callable[[int, int, str], None]  # steps done, steps in all, what is being done
+
+MAX_CONTEXT = 32_768  # longer ones cost 2 · head_dim bytes a position and weigh on nothing we draft
+_MAX_INLINE_BYTES = 256 << 20  # larger weights go beside the graph, so that loading maps them
+
+
+@dataclass(frozen=True, slots=True)
+class ExportReport:
+    """What was written where."""
+
+    out_dir: Path
+    architecture: str
+    num_layers: int
+    num_source_layers: int | None  # of the model, where only the first `num_layers` were taken
+    num_parameters: int
+    num_bytes: int  # of everything written
+    files: tuple[str, ...]
+    max_context: int
+    fingerprint: str
+    tokenizer_fingerprint: str
+
+
+def export_draft(
+    hf_dir: Path,
+    out_dir: Path,
+    *,
+    max_context: int | None = None,
+    first_layers: int | None = None,
+    accuracy_level: int = INT8_ACTIVATIONS,
+    progress: Progress | None = None,
+) -> ExportReport:
+    """Write `draft.onnx`, `draft.json` and `tokenizer.json` into `out_dir`, made if missing.
+
+    The context is the model's own, 32,768 or `max_context` at most. `first_layers` keeps that many decoder
+    layers, with the model's own final norm and head behind them. `accuracy_level` is
+    MatMulNBits': 4 rounds activations to int8, 1 keeps them float32 and is two to four times
+    slower. Needs the `export` extra, not torch. Raises `ModelError` for a directory that is not a
+    Llama-, Qwen2- or Qwen3-style safetensors model with its tokenizer.json, `UsageError` for more layers
+    than it has and for a context below two tokens.
+    """
+    hf_dir, out_dir = Path(hf_dir), Path(out_dir)
+    if max_context is not None and max_context < 2:
+        raise UsageError(f"--max-context {max_context}: want 2 tokens or more")
+    _require_onnx()
+    if not hf_dir.is_dir():
+        raise ModelError(f"{hf_dir} is not a directory")
+    source = read_config(hf_dir)
+    config = _truncate(source, first_layers, hf_dir)
+    tokenizer = hf_dir / files.TOKENIZER_FILE
+    if not tokenizer.is_file():
+        raise ModelError(f"{hf_dir} has no {files.TOKENIZER_FILE}")
+    count = num_tokens(tokenizer)
+    if count > config.vocab_size:
+        raise ModelError(f"{tokenizer} has {count} tokens, but the embedding only {config.vocab_size} rows")
+    context = min(config.max_context, MAX_CONTEXT if max_context is None else max_context)
+    tensors = TensorDirectory(hf_dir)
+    builder = GraphBuilder(config, tensors, num_tokens=count, context=context, accuracy_level=accuracy_level)
+    model = builder.build(progress or _silent)
+    num_parameters = tensors.num_parameters - _num_dropped(tensors, config, source)
+    num_source_layers = source.num_layers if config.num_layers < source.num_layers else None
+    try:
+        out_dir.mkdir(parents=True, exist_ok=True)
+        _save(model, out_dir)
+        if tokenizer.resolve() != (out_dir / files.TOKENIZER_FILE).resolve():
+            shutil.copyfile(tokenizer, out_dir / files.TOKENIZER_FILE)
+            _copy_chat_template(hf_dir, out_dir)
+        spec = _write_spec(out_dir, config, count, context, num_parameters, num_source_layers)
+    except OSError as error:
+        raise ModelError(f"cannot write to {out_dir}: {error.strerror or error}") from error
+    return _report(out_dir, spec)
+
+
+def _truncate(config: DecoderConfig, first_layers: int | None, hf_dir: Path) -> DecoderConfig:
+    if first_layers is None:
+        return config
+    if not 1 <= first_layers <= config.num_layers:
+        raise UsageError(f"--first-layers {first_layers}: {hf_dir} has layers 1 to {config.num_layers}")
+    return replace(config, num_layers=first_layers)
+
+
+def _num_dropped(tensors: TensorDirectory, config: DecoderConfig, source: DecoderConfig) -> int:
+    layers = range(config.num_layers, source.num_layers)
+    return sum(tensors.num_parameters_below(f"model.layers.{layer}.") for layer in layers)
+
+
+def _silent(_done: int, _total: int, _what: str) -> None:
+    pass
+
+
+def _require_onnx() -> None:
+    try:
+        import onnx  # noqa: F401
+    except ImportError as error:
+        raise ModelError("export needs the onnx package: pip install 'outrider[export]'") from error
+
+
+def _save(model: Any, out_dir: Path) -> None:
+    import onnx
+
+    weights = out_dir / files.WEIGHTS_FILE
+    weights.unlink(missing_ok=True)  # onnx would append
+    (out_dir / files.DROPOUT_FILE).unlink(missing_ok=True)  # of the draft that was here
+    num_bytes = sum(len(constant.raw_data) for constant in model.graph.initializer)
+    if num_bytes > _MAX_INLINE_BYTES:
+        onnx.save(model, out_dir / files.GRAPH_FILE, save_as_external_data=True, location=weights.name)
+    else:
+        onnx.save(model, out_dir / files.GRAPH_FILE)
+
+
+def _write_spec(
+    out_dir: Path,
+    config: DecoderConfig,
+    count: int,
+    context: int,
+    num_parameters: int,
+    num_source_layers: int | None,
+) -> DraftSpec:
+    names = [files.GRAPH_FILE, files.WEIGHTS_FILE, files.TOKENIZER_FILE]
+    written = [out_dir / name for name in names if (out_dir / name).exists()]
+    spec = DraftSpec(
+        architecture=config.architecture,
+        num_tokens=count,
+        max_context=context,
+        num_layers=config.num_layers,
+        num_kv_heads=config.num_kv_heads,
+        head_dim=config.head_dim,
+        hidden_size=config.hidden_size,
+        num_parameters=num_parameters,
+        rope=dict(config.rope),
+        eos_token_ids=config.eos_token_ids,
+        fingerprint=directory_fingerprint(written),
+        tokenizer_fingerprint=tokenizer_fingerprint(out_dir / files.TOKENIZER_FILE),
+        tokenizer_sha256=files.file_sha256(out_dir / files.TOKENIZER_FILE),
+        files={path.name: path.stat().st_size for path in written},
+        num_source_layers=num_source_layers,
+    )
+    spec.write(out_dir)
+    return spec
+
+
+def _copy_chat_template(hf_dir: Path, out_dir: Path) -> None:
+    """What conversations need (`edge-client chat` and `serve`); no part of the draft's fingerprint."""
+    for name in (TEMPLATE_FILE, CONFIG_FILE):
+        if (hf_dir / name).is_file():
+            shutil.copyfile(hf_dir / name, out_dir / name)
+
+
+def _report(out_dir: Path, spec: DraftSpec) -> ExportReport:
+    return ExportReport(
+        out_dir=out_dir,
+        architecture=spec.architecture,
+        num_layers=spec.num_layers,
+        num_source_layers=spec.num_source_layers,
+        num_parameters=spec.num_parameters,
+        num_bytes=sum(spec.files.values()) + (out_dir / files.SPEC_FILE).stat().st_size,
+        files=(files.SPEC_FILE, *spec.files),
+        max_context=spec.max_context,
+        fingerprint=spec.fingerprint,
+        tokenizer_fingerprint=spec.tokenizer_fingerprint,
+    )

@@ -1,0 +1,92 @@
+"""A thin writer of ONNX graphs: nodes and constants by name, and the operators we use most."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from outrider.edge_client.drafting.export.quantize import BLOCK_SIZE
+
+MICROSOFT = "com.microsoft"  # onnxruntime's own operators
+OPSET = 21
+IR_VERSION = 10
+INT8_ACTIVATIONS = 4  # MatMulNBits' accuracy level; level 1 keeps float32 and costs up to four times as much
+
+
+@dataclass(frozen=True, slots=True)
+class ValueInfo:
+    """An input or output of the graph; strings in the shape are free dimensions."""
+
+    name: str
+    dtype: str
+    shape: tuple[int | str, ...]
+
+
+class OnnxWriter:
+    """Collects a graph. Names are the caller's and must be unique."""
+
+    def __init__(self, accuracy_level: int) -> None:
+        self._accuracy_level = accuracy_level
+        self._nodes: list[Any] = []
+        self._constants: dict[str, Any] = {}
+
+    def node(
+        self, op: str, inputs: Sequence[str], outputs: Sequence[str], domain: str = "", **attributes: Any
+    ) -> None:
+        """An empty name stands for an optional input or output that is left out."""
+        from onnx import helper
+
+        self._nodes.append(helper.make_node(op, inputs, outputs, domain=domain, **attributes))
+
+    def constant(self, name: str, values: NDArray[Any]) -> None:
+        from onnx import numpy_helper
+
+        self._constants[name] = numpy_helper.from_array(np.ascontiguousarray(values), name)
+
+    def matmul(
+        self, out: str, hidden: str, packed: str, scales: str, shape: tuple[int, int], bias: str = ""
+    ) -> None:
+        """hidden `[..., columns]` times an INT4 matrix `shape` = (rows, columns) → `[..., rows]`."""
+        inputs = [hidden, packed, scales, "", "", bias] if bias else [hidden, packed, scales]
+        sizes = {"N": shape[0], "K": shape[1], "bits": 4, "block_size": BLOCK_SIZE}
+        self.node("MatMulNBits", inputs, [out], MICROSOFT, accuracy_level=self._accuracy_level, **sizes)
+
+    def split(self, name: str, sizes: Sequence[int]) -> list[str]:
+        """Parts of the last axis."""
+        self.constant(f"{name}.sizes", np.array(sizes, np.int64))
+        parts = [f"{name}.{index}" for index in range(len(sizes))]
+        self.node("Split", [name, f"{name}.sizes"], parts, axis=-1)
+        return parts
+
+    def last_row(self, name: str) -> str:
+        """`[1, n, size]` → `[1, 1, size]`."""
+        self.constant("last_index", np.array([-1], np.int64))
+        self.node("Gather", [name, "last_index"], [f"{name}.last"], axis=1)
+        return f"{name}.last"
+
+    def model(self, name: str, inputs: Sequence[ValueInfo], outputs: Sequence[ValueInfo]) -> Any:
+        """The finished `onnx.ModelProto`."""
+        from onnx import helper
+
+        infos = [[_value_info(value) for value in values] for values in (inputs, outputs)]
+        graph = helper.make_graph(self._nodes, name, *infos, list(self._constants.values()))
+        opsets = [helper.make_opsetid("", OPSET), helper.make_opsetid(MICROSOFT, 1)]
+        return helper.make_model(graph, opset_imports=opsets, ir_version=IR_VERSION, producer_name="outrider")
+
+    def extend(self, graph: Any, *, inputs: Sequence[ValueInfo], outputs: Sequence[ValueInfo]) -> None:
+        """Put what was collected into an existing `onnx.GraphProto`, behind its own nodes."""
+        graph.node.extend(self._nodes)
+        graph.initializer.extend(self._constants.values())
+        graph.input.extend(map(_value_info, inputs))
+        graph.output.extend(map(_value_info, outputs))
+
+
+def _value_info(value: ValueInfo) -> Any:
+    from onnx import helper
+
+    dtype = helper.np_dtype_to_tensor_dtype(np.dtype(value.dtype))
+    return helper.make_tensor_value_info(value.name, dtype, value.shape)

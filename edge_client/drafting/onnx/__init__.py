@@ -1,0 +1,1 @@
+"""The INT4 draft in onnxruntime: model, sequence, sampler and MC dropout."""

@@ -1,0 +1,125 @@
+"""Turn what the graph says about the next token into a drafted token, its probability and the signals.
+
+Without a support, scores and noise come from `sampling.processors`, over the whole vocabulary, so the sample is
+the verifier's wherever the distributions agree. With one it is an inverse CDF over integer weights.
+The graph brings its softmax along, which saves most passes over the vocabulary here.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from outrider.common.errors import ModelError
+from outrider.common.noise.draws import coupled_two
+from outrider.common.noise.philox import Purpose, first_word
+from outrider.common.sampling.processors import choose, is_plain, process_logits
+from outrider.common.sampling.support import certain, make_support, sample_support, support_prob
+from outrider.common.types import RunnerUp, SamplingParams, Signals, Support
+from outrider.edge_client.drafting.onnx.dropout import top_variance
+from outrider.edge_client.drafting.onnx.runner import Rows
+from outrider.kernels.signals import draft_signals
+
+# Token id, the probability it was sampled with, signals, and the support it was sampled from, if any.
+Sampled = tuple[int, float, Signals, Support | None]
+
+
+class DraftSampler:
+    """Samples for one sequence, with the rows of a runner made for the same temperature."""
+
+    def __init__(self, params: SamplingParams, eos_token_ids: tuple[int, ...], num_support: int = 0) -> None:
+        self._params = params
+        self._eos_token_ids = eos_token_ids
+        self._num_support = num_support
+        self.keeps_runner_ups = False
+        self.runner_up: RunnerUp | None = None  # of the token that was sampled last, where they are kept
+        self._is_greedy = params.temperature == 0
+        self._needs_history = not is_plain(params)
+        is_unbiased = not self._needs_history and not params.logit_bias
+        is_whole = params.top_k == 0 and params.top_p == 1 and params.min_p == 0
+        self._is_argmax = self._is_greedy and is_unbiased
+        self._is_tempered = not self._is_greedy and is_unbiased and is_whole
+
+    @property
+    def needs_history(self) -> bool:
+        """Whether `sample` must be given the text (penalties, bad words, minimum length)."""
+        return self._needs_history
+
+    def sample(
+        self,
+        rows: Rows,
+        start: int,
+        offset: int = 0,
+        prompt_ids: Sequence[int] = (),
+        output_ids: Sequence[int] = (),
+    ) -> Sampled:
+        """Sample the draft token `offset` behind a text of `start` tokens.
+
+        At temperature 0 its probability is 1. Raises `ModelError` when the logits are not finite.
+        """
+        probs = rows.probs[0]
+        top_id = int(probs.argmax())
+        top_prob = float(probs[top_id])
+        if not math.isfinite(top_prob):
+            raise ModelError("the draft's logits are not finite; its weights or its export are damaged")
+        token_id, prob, support = self._choose(rows, start, offset, prompt_ids, output_ids)
+        variance = None if rows.candidates is None else top_variance(rows.candidates)
+        signals = Signals(*draft_signals(rows.logits[0], probs, token_id, top_id), variance)
+        return token_id, prob, signals, support
+
+    def _choose(
+        self, rows: Rows, start: int, offset: int, prompt_ids: Sequence[int], output_ids: Sequence[int]
+    ) -> tuple[int, float, Support | None]:
+        if self._is_greedy:
+            scores = rows.logits if self._is_argmax else self._scores(rows, prompt_ids, output_ids)
+            token_id = int(scores.argmax())
+            if self.keeps_runner_ups:
+                self.runner_up = _greedy_runner_up(scores[0], token_id)
+            return token_id, 1.0, certain(token_id) if self._num_support else None
+        scores = self._scores(rows, prompt_ids, output_ids)
+        if self._num_support:
+            support = make_support(scores[0], self._num_support)
+            token_id = sample_support(support, first_word(self._params.seed, Purpose.DRAFT, start, offset))
+            return token_id, support_prob(support, token_id), support
+        if self.keeps_runner_ups:
+            token_id, second, gap = coupled_two(scores[0], self._params.seed, start + offset)
+            self.runner_up = RunnerUp(second, gap)
+        else:
+            token_id = int(choose(scores, self._params, (start + offset,))[0])
+        if self._is_tempered:
+            return token_id, float(rows.tempered_probs[0, token_id]), None
+        return token_id, _softmax_at(scores[0], token_id), None
+
+    def _scores(
+        self, rows: Rows, prompt_ids: Sequence[int], output_ids: Sequence[int]
+    ) -> NDArray[np.float32]:
+        """[1, num_tokens], with every sampling parameter in them."""
+        if self._is_tempered:  # what `process_logits` would return, and already there
+            return rows.tempered_logits
+        scores: NDArray[np.float32] = process_logits(
+            np,
+            rows.logits,
+            self._params,
+            prompt_ids=prompt_ids,
+            output_ids=output_ids,
+            eos_token_ids=self._eos_token_ids,
+        )
+        return scores
+
+
+def _softmax_at(scores: NDArray[np.float32], token_id: int) -> float:
+    highest = scores.max()
+    if highest == -math.inf:  # everything is masked, and the choice is id 0
+        return 1.0
+    return math.exp(float(scores[token_id] - highest)) / float(np.exp(scores - highest).sum())
+
+
+def _greedy_runner_up(scores: NDArray[np.float32], token_id: int) -> RunnerUp:
+    """`scores` [num_tokens] is written to and restored."""
+    highest, scores[token_id] = scores[token_id], -math.inf
+    second = int(scores.argmax())
+    scores[token_id] = highest
+    return RunnerUp(second, float(highest - scores[second]))

@@ -1,0 +1,163 @@
+"""One text as the INT4 draft sees it: committed ids, and the ids whose KV is in the buffers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from outrider.common.errors import InvalidFieldError
+from outrider.common.types import Draft, RunnerUp, SamplingParams, Signals, Support
+from outrider.edge_client.drafting.base import ShouldStop, Stop
+from outrider.edge_client.drafting.onnx.dropout import DropoutPlan
+from outrider.edge_client.drafting.onnx.runner import OnnxRunner, Rows
+from outrider.edge_client.drafting.onnx.sampler import DraftSampler, Sampled
+from outrider.edge_client.drafting.spec import DraftSpec
+
+CHUNK_SIZE = 64  # tokens fed at once when catching up
+
+
+class OnnxDraftSequence:
+    """A `DraftSequence` over onnxruntime. Made by `OnnxDraftModel.sequence`.
+
+        text    [ prompt … committed … ]
+        cached  [ ids whose KV is in the buffers ][ speculated ids, may agree with later commits ]
+
+    `cached` never contradicts `text` where both exist.
+    """
+
+    def __init__(
+        self,
+        session: Any,
+        spec: DraftSpec,
+        sampling: SamplingParams,
+        num_prompt_tokens: int | None,
+        num_support: int,
+        dropout: DropoutPlan | None = None,
+    ) -> None:
+        self._spec = spec
+        self._sampler = DraftSampler(sampling, spec.eos_token_ids, num_support)
+        runner = OnnxRunner(session, spec, sampling.temperature, dropout)
+        runner.set_seed(sampling.seed)
+        self._runner: OnnxRunner | None = runner
+        self._num_prompt_tokens = num_prompt_tokens
+        self._text: list[int] = []
+        self._cached: list[int] = []
+
+    @property
+    def position(self) -> int:
+        return len(self._text)
+
+    @property
+    def cached_token_ids(self) -> Sequence[int]:
+        """The ids whose KV is in the buffers."""
+        return self._cached
+
+    def renew(self, sampling: SamplingParams, num_prompt_tokens: int | None, num_support: int) -> None:
+        """Begin another text under other parameters; KV of what the two begin with serves again."""
+        assert self._runner is not None, "the sequence is closed"
+        self._sampler = DraftSampler(sampling, self._spec.eos_token_ids, num_support)
+        self._runner.set_temperature(sampling.temperature)
+        self._runner.set_seed(sampling.seed)
+        self._num_prompt_tokens = num_prompt_tokens
+        self._text = []
+
+    def keep_runner_ups(self) -> None:
+        """See `KeepsRunnerUps`."""
+        self._sampler.keeps_runner_ups = True
+
+    @property
+    def num_kv_bytes(self) -> int:
+        return self._runner.num_kv_bytes if self._runner else 0
+
+    @property
+    def parts(self) -> tuple[OnnxRunner, DraftSampler]:
+        """What a drafted token is made of (benchmarks, tests)."""
+        assert self._runner is not None, "the sequence is closed"
+        return self._runner, self._sampler
+
+    def commit(self, token_ids: Sequence[int]) -> None:
+        """See `DraftSequence.commit`."""
+        for token_id in token_ids:
+            if not 0 <= token_id < self._spec.num_tokens:
+                raise InvalidFieldError(
+                    "token_ids", f"{token_id} is not below the draft's {self._spec.num_tokens} tokens"
+                )
+        start = len(self._text)
+        self._text.extend(token_ids)
+        if self._num_prompt_tokens is None:
+            self._num_prompt_tokens = len(self._text)
+        for index in range(start, min(len(self._text), len(self._cached))):
+            if self._cached[index] != self._text[index]:
+                del self._cached[index:]
+                break
+
+    def truncate(self, position: int) -> None:
+        """See `DraftSequence.truncate`. What is dropped stays in the KV as speculation."""
+        assert 0 <= position <= len(self._text), f"cannot truncate {len(self._text)} tokens to {position}"
+        del self._text[position:]
+
+    def propose(self, num_draft_tokens: int, should_stop: ShouldStop | None = None) -> Draft:
+        """See `DraftSequence.propose`."""
+        assert self._text, "a draft needs at least one committed token"
+        room = self._spec.max_context - len(self._text)
+        num_draft_tokens = min(num_draft_tokens, room)
+        if num_draft_tokens <= 0:
+            return Draft((), ())
+        token_ids: list[int] = []
+        probs: list[float] = []
+        signals: list[Signals] = []
+        supports: list[Support] = []
+        runner_ups: list[RunnerUp] = []
+        rows = self._catch_up()
+        while True:
+            token_id, prob, signal, support = self._sample(rows, token_ids)
+            stop = Stop.NO if should_stop is None else should_stop(token_id, signal, len(token_ids) + 1)
+            if stop is Stop.BEFORE:
+                break
+            token_ids.append(token_id)
+            probs.append(prob)
+            signals.append(signal)
+            if support is not None:
+                supports.append(support)
+            if self._sampler.runner_up is not None:
+                runner_ups.append(self._sampler.runner_up)
+            if stop is Stop.AFTER or len(token_ids) == num_draft_tokens:
+                break
+            rows = self._feed([token_id])
+        doubted = signal if stop is Stop.BEFORE else None
+        ids, told = tuple(token_ids), tuple(runner_ups)
+        return Draft(ids, tuple(probs), tuple(signals), tuple(supports), doubted, told)
+
+    def close(self) -> None:
+        self._runner = None
+
+    def check_integrity(self) -> None:
+        for index, (cached, committed) in enumerate(zip(self._cached, self._text, strict=False)):
+            assert cached == committed, f"KV and text differ at {index}"
+        if self._runner is not None:
+            assert len(self._cached) <= self._runner.capacity, "more KV than room"
+            self._runner.check_integrity()
+
+    def _catch_up(self) -> Rows:
+        """Feed the committed ids the KV lacks, at least the last one; what follows it."""
+        num_known = min(len(self._cached), len(self._text) - 1)
+        del self._cached[num_known:]
+        while True:
+            chunk = self._text[len(self._cached) : len(self._cached) + CHUNK_SIZE]
+            rows = self._feed(chunk)
+            if len(self._cached) == len(self._text):
+                return rows
+
+    def _feed(self, token_ids: list[int]) -> Rows:
+        assert self._runner is not None, "the sequence is closed"
+        rows = self._runner.feed(token_ids, len(self._cached))
+        self._cached.extend(token_ids)
+        return rows
+
+    def _sample(self, rows: Rows, drafted: list[int]) -> Sampled:
+        start, offset = len(self._text), len(drafted)
+        if not self._sampler.needs_history:
+            return self._sampler.sample(rows, start, offset)
+        num_prompt = self._num_prompt_tokens or 0
+        output_ids = self._text[num_prompt:] + drafted
+        return self._sampler.sample(rows, start, offset, self._text[:num_prompt], output_ids)

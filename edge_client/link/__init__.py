@@ -1,6 +1,0 @@
-"""Transport: connections to a verifier behind one small protocol (`base`), built on gRPC."""
-
-import common.grpc_quiet  # noqa: F401  before anything imports grpc
-from edge_client.link.balancing import allow_ring_hash
-
-allow_ring_hash()  # that too

@@ -1,0 +1,1 @@
+"""`edge-client plan`: predictions from given or measured times. Pure but for `measure`."""

@@ -1,0 +1,265 @@
+"""A plan for a person, and as JSON. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from outrider.common.config.units import show_duration, show_rate
+from outrider.edge_client.planning.plan import (
+    ASSUMED,
+    CLOUD_ONLY,
+    CO_LOCATED,
+    EDGE_ONLY,
+    PIPELINED,
+    SPECULATIVE,
+    Known,
+    LengthPlan,
+    ModePlan,
+    Plan,
+)
+
+_GREEN, _YELLOW, _DIM, _RESET = "\x1b[32m", "\x1b[33m", "\x1b[2m", "\x1b[0m"
+_FIRST_LENGTHS, _LATER_LENGTHS = 8, (12, 16, 24, 32, 48, 64, 96, 128)
+_PART_NAMES = {
+    "draft_token": "draft, a token",
+    "draft_fixed": "  and a round that drafts",
+    "target_token": "target, a token alone",
+    "verify_fixed": "verification",
+    "verify_token": "  and a drafted token",
+    "colocated_draft_token": "draft beside the target",
+    "rtt": "round trip",
+    "rate_up": "bandwidth up",
+    "rate_down": "bandwidth down",
+}
+_ASSUMPTIONS = {
+    "draft_fixed": "a round's first token takes as long as the others",
+    "verify_fixed": "as a step of the target",
+    "verify_token": "a forward of several tokens takes as long as one of one",
+    "colocated_draft_token": "as fast as at the edge",
+}
+
+
+def plan_text(
+    plan: Plan, *, price_per_hour: float | None, labels: Sequence[str] = (), is_coloured: bool = False
+) -> str:
+    """The verdict first, then modes, draft lengths, break-evens, and what all of it is made from."""
+    verdict = headline(plan)
+    if is_coloured:
+        verdict[0] = f"{_GREEN if plan.pays else _YELLOW}{verdict[0]}{_RESET}"
+    verdict.append(advice(plan))
+    tables = [_mode_lines(plan, price_per_hour), _length_lines(plan), _break_even_lines(plan)]
+    origin = _part_lines(plan, labels)
+    if price_per_hour is not None:
+        origin.append("  cost: the target's machine for one session alone on it; several share its forwards")
+    if is_coloured:
+        origin = [f"{_DIM}{line}{_RESET}" for line in origin]
+    return "\n\n".join("\n".join(lines) for lines in (verdict, *tables, origin))
+
+
+def headline(plan: Plan) -> list[str]:
+    """Whether to draft at the edge; what would be faster still."""
+    cloud, synchronous, pipelined = (plan.modes[mode] for mode in (CLOUD_ONLY, SPECULATIVE, PIPELINED))
+    if not plan.pays:
+        best = plan.best_edge
+        told = f"cloud-only takes {_ms(cloud)} a token, the best of drafting here {_ms(best)}"
+        lines = [f"Speculation does not pay on this link: {told} ({best.mode}, {_length(best)})."]
+    elif synchronous.token_s >= cloud.token_s:
+        lines = [
+            f"Speculation pays only pipelined: {_length(pipelined)}, {_ms(pipelined)} a token, "
+            f"{plan.speedup(pipelined):.2f} times as fast as cloud-only; synchronous {_ms(synchronous)}."
+        ]
+    else:
+        line = (
+            f"Speculation pays: {_length(synchronous)}, {_ms(synchronous)} a token "
+            f"({synchronous.tokens_per_s:.1f} tokens/s), {plan.speedup(synchronous):.2f} times as fast as "
+            "cloud-only"
+        )
+        if pipelined.token_s < synchronous.token_s:
+            line += f"; pipelined {plan.speedup(pipelined):.2f} times"
+        lines = [f"{line}."]
+    colocated = plan.modes[CO_LOCATED]
+    if plan.is_colocated_faster and colocated.token_s < cloud.token_s:
+        is_told = "would be faster still" if plan.pays else "would pay"
+        told = f"Co-located speculation {is_told}, with a draft in the verifier"
+        lines.append(f"{told}: {_ms(colocated)} a token.")
+    return lines
+
+
+def advice(plan: Plan) -> str:
+    """How to run that; `auto` finds it by itself."""
+    if not plan.pays:
+        flags = "--mode cloud-only"
+    elif plan.best_edge.mode == PIPELINED:
+        flags = f"--pipeline on --num-speculative-tokens {plan.best_edge.num_draft_tokens}"
+    else:
+        flags = f"--num-speculative-tokens {plan.best_edge.num_draft_tokens}"
+    return f"To run so: edge-client run {flags}; --mode auto decides as it goes."
+
+
+def plan_json(
+    plan: Plan, *, price_per_hour: float | None, labels: Sequence[str], more: dict[str, Any]
+) -> dict[str, Any]:
+    """Times in ms, rates in bytes a second; null is "without limit", of a break-even "at every RTT"."""
+    parts = {name: _known_json(name, getattr(plan.parts, name)) for name in _PART_NAMES}
+    modes = {name: _mode_json(plan, each, price_per_hour) for name, each in plan.modes.items()}
+    return {
+        "schema": 1,
+        "pays": plan.pays,
+        "best": min(plan.modes.values(), key=lambda m: (m.mode == EDGE_ONLY, m.token_s)).mode,
+        "headline": " ".join(headline(plan)),
+        "parts": {**parts, "acceptance": [_known_json("", each) for each in plan.parts.acceptance]},
+        "predicted": {
+            "modes": modes,
+            "draft_lengths": [_length_json(each) for each in plan.lengths],
+            "break_even_rtt_ms": {
+                f"{mode} : {rival}": _finite(plan.break_even_rtt_s(mode, rival) * 1e3)
+                for mode in (SPECULATIVE, PIPELINED)
+                for rival in (CLOUD_ONLY, CO_LOCATED)
+            },
+        },
+        "labels": list(labels),
+        **more,
+    }
+
+
+# ------------------------------------------------------------------------------------------- the tables
+
+
+def _mode_lines(plan: Plan, price_per_hour: float | None) -> list[str]:
+    price = "" if price_per_hour is None else f"{'cost/M tokens':>16}"
+    head = f"{'mode, predicted':<17}{'draft':>6}{'ms/token':>10}{'tokens/s':>10}{': cloud-only':>14}"
+    lines = [head + price]
+    for each in plan.modes.values():
+        length = "-" if each.num_draft_tokens is None else str(each.num_draft_tokens)
+        row = f"{each.mode:<17}{length:>6}{each.token_s * 1e3:>10.2f}{each.tokens_per_s:>10.1f}"
+        row += f"{plan.speedup(each):>14.2f}"
+        row += "" if price_per_hour is None else f"{each.cost_per_million(price_per_hour):>16.2f}"
+        lines.append(row + _remark(each))
+    return lines
+
+
+def _remark(mode: ModePlan) -> str:
+    match mode.mode:
+        case "pipelined":
+            return f"   {mode.num_in_flight} rounds in flight"
+        case "edge-only":
+            return "   the draft's text, not the target's"
+    return ""
+
+
+def _length_lines(plan: Plan) -> list[str]:
+    best = plan.modes[SPECULATIVE].num_draft_tokens
+    head = f"{'draft, predicted':<17}{'tokens/round':>14}{'ms/round':>10}{'ms/token':>10}{': cloud-only':>14}"
+    lines = [head + f"{'pays below RTT':>17}"]
+    cloud_s = plan.modes[CLOUD_ONLY].token_s
+    for each in plan.lengths:
+        n = each.num_draft_tokens
+        if n > _FIRST_LENGTHS and n not in _LATER_LENGTHS and n != best:
+            continue
+        row = f"{n:<3}{'* best' if n == best else '':<14}{each.tokens_per_round:>14.2f}"
+        row += f"{each.round_s * 1e3:>10.1f}{each.token_s * 1e3:>10.2f}{cloud_s / each.token_s:>14.2f}"
+        lines.append(row + f"{_rtt(each.break_even_rtt_s):>17}")
+    return lines
+
+
+def _break_even_lines(plan: Plan) -> list[str]:
+    lines = ["break-even round trip, predicted, each at its best draft length"]
+    for rival in (CLOUD_ONLY, CO_LOCATED):
+        told = (f"{mode} {_below(plan.break_even_rtt_s(mode, rival))}" for mode in (SPECULATIVE, PIPELINED))
+        lines.append(f"  against {rival:<12}" + " · ".join(told))
+    return lines
+
+
+def _part_lines(plan: Plan, labels: Sequence[str]) -> list[str]:
+    lines = ["from"]
+    for name, title in _PART_NAMES.items():
+        known: Known = getattr(plan.parts, name)
+        show = show_rate if name.startswith("rate") else show_duration
+        lines.append(f"  {title:<32}{show(known.value):<14}{_origin(name, known)}")
+    lines += [*_acceptance_lines(plan), *(f"  {label}" for label in labels)]
+    return lines
+
+
+def _acceptance_lines(plan: Plan) -> list[str]:
+    known = plan.parts.acceptance
+    title = "acceptance, first token" if len(known) > 1 else "acceptance"
+    lines = [f"  {title:<32}{known[0].value:<14.3g}{_origin('', known[0])}"]
+    if len(known) > 1:
+        shown = [f"{each.value:.2f}" for each in known[1 : _FIRST_LENGTHS + 1]]
+        shown += ["…"] if len(known) > _FIRST_LENGTHS + 1 else []
+        lines.append(f"  {'  tokens behind it':<32}{' '.join(shown)}")
+    if plan.parts.texts:
+        lines.append(f"  {'':<32}in long drafts; each length has the one its rounds would have had")
+    return lines
+
+
+def _origin(name: str, known: Known) -> str:
+    if known.source == ASSUMED:
+        return f"{ASSUMED}: {_ASSUMPTIONS[name]}" if name in _ASSUMPTIONS else ASSUMED
+    if known.low is None or known.high is None:
+        return known.source
+    if name:
+        spread = f"80 % between {show_duration(known.low)} and {show_duration(known.high)}"
+    else:
+        spread = f"95 % interval {known.low:.3g} to {known.high:.3g}"
+    return f"{known.source}: {known.num_samples} samples, {spread}"
+
+
+# ----------------------------------------------------------------------------------------------- values
+
+
+def _length(mode: ModePlan) -> str:
+    return f"{mode.num_draft_tokens} drafted token{'' if mode.num_draft_tokens == 1 else 's'} a round"
+
+
+def _ms(mode: ModePlan) -> str:
+    return show_duration(mode.token_s)
+
+
+def _rtt(seconds: float) -> str:
+    if seconds < 5e-5:  # what is shown as 0 is none
+        return "never"
+    return "always" if math.isinf(seconds) else f"{seconds * 1e3:.1f} ms"
+
+
+def _below(seconds: float) -> str:
+    return f"below {_rtt(seconds)}".replace("below never", "never").replace("below always", "always")
+
+
+def _known_json(name: str, known: Known) -> dict[str, Any]:
+    scale = 1.0 if not name or name.startswith("rate") else 1e3
+    record: dict[str, Any] = {"value": _finite(known.value * scale), "source": known.source}
+    if known.low is not None and known.high is not None:
+        record |= {"low": known.low * scale, "high": known.high * scale, "n": known.num_samples}
+    return record
+
+
+def _mode_json(plan: Plan, mode: ModePlan, price_per_hour: float | None) -> dict[str, Any]:
+    record: dict[str, Any] = {
+        "num_draft_tokens": mode.num_draft_tokens,
+        "tpot_ms": mode.token_s * 1e3,
+        "tokens_per_s": _finite(mode.tokens_per_s),
+        "speedup_over_cloud_only": _finite(plan.speedup(mode)),
+        "target_ms_per_token": mode.target_s * 1e3,
+    }
+    if mode.num_in_flight:
+        record["num_rounds_in_flight"] = mode.num_in_flight
+    if price_per_hour is not None:
+        record["cost_per_million_tokens"] = mode.cost_per_million(price_per_hour)
+    return record
+
+
+def _length_json(length: LengthPlan) -> dict[str, Any]:
+    return {
+        "num_draft_tokens": length.num_draft_tokens,
+        "tokens_per_round": length.tokens_per_round,
+        "round_ms": length.round_s * 1e3,
+        "tpot_ms": length.token_s * 1e3,
+        "break_even_rtt_ms": length.break_even_rtt_s * 1e3,
+    }
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None

@@ -1,0 +1,1 @@
+"""`EdgeSession` and the factory that builds it from a configuration."""

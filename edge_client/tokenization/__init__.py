@@ -1,0 +1,1 @@
+"""Tokenizer and chat template of the edge. Imports `common` alone."""

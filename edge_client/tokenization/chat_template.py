@@ -1,0 +1,157 @@
+"""A model's chat template: messages in, the prompt it was trained on out. Hugging Face's form of Jinja.
+
+Templates come with a model, so they are somebody else's code: they run in Jinja's immutable sandbox, with the
+variables and helpers that `transformers.apply_chat_template` gives them and nothing else.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from functools import cached_property
+from pathlib import Path
+from typing import Any, NoReturn
+
+from outrider.common.errors import ModelError, UsageError
+
+TEMPLATE_FILE, CONFIG_FILE = "chat_template.jinja", "tokenizer_config.json"
+Message = Mapping[str, object]
+
+
+class TemplateRefusedError(UsageError):
+    """The template itself refuses these messages, by `raise_exception`, or cannot be run on them."""
+
+
+@dataclass(frozen=True)
+class ChatTemplate:
+    """`source` is Jinja; `origin` names the file it came from; `special_tokens` are variables in it."""
+
+    source: str
+    origin: str
+    special_tokens: Mapping[str, str]
+
+    def check(self) -> None:
+        """Raises `ModelError` where the template is not Jinja."""
+        _ = self._compiled
+
+    def render(self, messages: Sequence[Message]) -> str:
+        """The prompt that asks for the assistant's next message. Raises `TemplateRefusedError`."""
+        template = self._compiled
+        try:
+            text: str = template.render(
+                messages=list(messages),
+                tools=None,
+                documents=None,
+                add_generation_prompt=True,
+                **self.special_tokens,
+            )
+        except Exception as error:  # somebody else's code, which can fail in any way
+            raise TemplateRefusedError(f"the chat template refuses these messages: {error}") from error
+        return text
+
+    @cached_property
+    def _compiled(self) -> Any:
+        """Once: that takes longer than most prompts take to fill in. Threads may render at once."""
+        import jinja2
+
+        try:
+            return _environment().from_string(self.source)
+        except jinja2.TemplateError as error:
+            raise ModelError(f"{self.origin} holds a chat template that is not Jinja: {error}") from error
+
+
+def load_chat_template(directory: Path, override: str = "") -> ChatTemplate | None:
+    """The file `override`, else chat_template.jinja or tokenizer_config.json in `directory`; None: there is
+    none. Raises `UsageError` for an `override` that cannot be read, `ModelError` for a damaged one."""
+    if override:
+        path = Path(override)
+        try:
+            source = path.read_text(encoding="utf-8")
+        except OSError as error:
+            raise UsageError(
+                f"--chat-template {override}: cannot read it: {error.strerror or error}"
+            ) from error
+        except UnicodeDecodeError as error:
+            raise UsageError(f"--chat-template {override}: is not UTF-8") from error
+        template = ChatTemplate(source, str(path), _special_tokens(_read_config(directory)))
+    else:
+        found = _find(directory)
+        if found is None:
+            return None
+        template = found
+    template.check()
+    return template
+
+
+def _find(directory: Path) -> ChatTemplate | None:
+    config = _read_config(directory)
+    special_tokens = _special_tokens(config)
+    path = directory / TEMPLATE_FILE
+    if path.is_file():
+        return ChatTemplate(path.read_text(encoding="utf-8"), str(path), special_tokens)
+    source = config.get("chat_template")
+    if isinstance(source, list):  # several by name
+        named = {each.get("name"): each.get("template") for each in source if isinstance(each, dict)}
+        source = named.get("default")
+    if not isinstance(source, str):
+        return None
+    return ChatTemplate(source, str(directory / CONFIG_FILE), special_tokens)
+
+
+def _read_config(directory: Path) -> dict[str, Any]:
+    path = directory / CONFIG_FILE
+    if not path.is_file():
+        return {}
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ModelError(f"{path} cannot be read: {error}") from error
+    return content if isinstance(content, dict) else {}
+
+
+def _special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
+    """bos_token, eos_token …: text, or an object that holds it."""
+    tokens = {}
+    for name, value in config.items():
+        text = value.get("content") if isinstance(value, dict) else value
+        if name.endswith("_token") and isinstance(text, str):
+            tokens[name] = text
+    return tokens
+
+
+def _environment() -> Any:
+    """As transformers makes it, so that a template gives the same text here."""
+    from jinja2 import nodes
+    from jinja2.exceptions import TemplateError
+    from jinja2.ext import Extension, loopcontrols
+    from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+    class Generation(Extension):
+        """`{% generation %}` marks the assistant's words for training; here it is its content."""
+
+        tags = {"generation"}  # noqa: RUF012 - jinja2's own class attribute
+
+        def parse(self, parser: Any) -> nodes.Node:
+            line = next(parser.stream).lineno
+            body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+            return nodes.CallBlock(self.call_method("_content"), [], [], body).set_lineno(line)
+
+        def _content(self, caller: Any) -> str:
+            text: str = caller()
+            return text
+
+    def raise_exception(message: str) -> NoReturn:
+        raise TemplateError(message)
+
+    def tojson(value: object, ensure_ascii: bool = False, **options: Any) -> str:
+        return json.dumps(value, ensure_ascii=ensure_ascii, **options)
+
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[Generation, loopcontrols]
+    )
+    environment.filters["tojson"] = tojson  # Jinja's own escapes HTML
+    environment.globals["raise_exception"] = raise_exception
+    environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
+    return environment

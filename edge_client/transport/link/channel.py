@@ -1,0 +1,109 @@
+"""gRPC channels as this edge wants them, and gRPC's errors as ours."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import grpc
+
+from outrider.common.errors import LinkError, LinkFaultError, OutriderError
+from outrider.edge_client.transport.link.balancing import knock, ring_options
+from outrider.edge_client.transport.link.base import CallRejectedError
+from outrider.edge_client.transport.link.diagnosis import diagnose
+from outrider.edge_client.transport.link.security import PLAINTEXT, LinkSecurity
+from outrider.edge_client.transport.link.targets import VerifierTarget, parse_target
+
+MAX_MESSAGE_BYTES = 64 << 20
+_DIAGNOSIS_S = 1.0
+_LAST_LOOK_S = 0.4  # gRPC's thread that watches a channel looks every 200 ms whether anybody still listens
+_NO_TOKEN = grpc.StatusCode.UNAUTHENTICATED
+_REJECTED = {
+    grpc.StatusCode.RESOURCE_EXHAUSTED: "a message is too large for it",
+    grpc.StatusCode.INVALID_ARGUMENT: "it cannot read our messages",
+    grpc.StatusCode.UNIMPLEMENTED: "no verifier of this protocol listens there",
+    _NO_TOKEN: "it wants other credentials",
+    grpc.StatusCode.PERMISSION_DENIED: "it does not allow this",
+}
+_OPTIONS = (
+    # A fresh connection must be a new socket, not a shared one that may sit in a TCP retransmission.
+    ("grpc.use_local_subchannel_pool", 1),
+    # gRPC's own back-off came back seconds after the server did (DESIGN §10).
+    ("grpc.initial_reconnect_backoff_ms", 50),
+    ("grpc.max_reconnect_backoff_ms", 200),
+    # Not a back-off but the time a connection has to come about: several round trips of a slow link.
+    # `open_channel` and the prober give up sooner where they want to.
+    ("grpc.min_reconnect_backoff_ms", 20_000),
+    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.keepalive_time_ms", 20_000),
+    ("grpc.keepalive_timeout_ms", 10_000),
+    ("grpc.http2.max_pings_without_data", 0),
+    ("grpc.enable_http_proxy", 0),
+)
+
+
+def open_channel(
+    address: str, timeout_s: float, security: LinkSecurity = PLAINTEXT, session_id: bytes = b""
+) -> Any:
+    """A connected channel; of several verifiers to the one that `session_id` has, or the next that serves.
+
+    Raises `LinkError` when refused, or not there within `timeout_s` (each of several may take as long); its
+    kind `LinkFaultError` when the two sides cannot agree on TLS; `UsageError` for files that are gone.
+    """
+    target = parse_target(address)
+    channel = _create_channel(target, security, timeout_s)
+    settled = threading.Event()
+    outcomes: list[bool] = []
+
+    def settle(is_ready: bool) -> None:
+        outcomes.append(is_ready)
+        settled.set()
+
+    def on_state(state: Any) -> None:
+        if state is grpc.ChannelConnectivity.READY:
+            settle(True)
+        elif state is grpc.ChannelConnectivity.TRANSIENT_FAILURE and not target.is_balanced:
+            settle(False)
+
+    channel.subscribe(on_state, try_to_connect=not target.is_balanced)
+    wait_s = timeout_s * target.num_tries
+    if target.is_balanced:
+        knock(channel, session_id, wait_s, settle)
+    settled.wait(wait_s)
+    channel.unsubscribe(on_state)
+    if outcomes[:1] == [True]:
+        return channel
+    _close_later(channel)
+    found = diagnose(address, security, min(timeout_s, _DIAGNOSIS_S)) if outcomes else None
+    hangs_up = "none of them serves" if target.is_balanced else "it hangs up"
+    why = found.found if found else hangs_up if outcomes else f"no answer in {wait_s:.1f} s"
+    error_type = LinkFaultError if found and found.is_fault else LinkError
+    raise error_type(f"cannot connect to a verifier at {address}: {why}", found.fix if found else "")
+
+
+def _create_channel(target: VerifierTarget, security: LinkSecurity, timeout_s: float) -> Any:
+    options = tuple({**dict(_OPTIONS), **ring_options(timeout_s)}.items()) if target.is_balanced else _OPTIONS
+    if not security.is_tls:
+        return grpc.insecure_channel(target.grpc_name(), options=options)
+    credentials = grpc.ssl_channel_credentials(security.roots(), *security.client_pair())
+    name = target.tls_name(security.server_name)
+    named = (("grpc.ssl_target_name_override", name),) if name else ()
+    return grpc.secure_channel(target.grpc_name(), credentials, options=options + named)
+
+
+def _close_later(channel: Any) -> None:
+    """Closed in the very moment of a change of state, gRPC's watching thread dies with a traceback."""
+    timer = threading.Timer(_LAST_LOOK_S, channel.close)
+    timer.daemon = True
+    timer.start()
+
+
+def translate(error: grpc.RpcError, address: str) -> OutriderError:
+    """Our exception for a failed call."""
+    code, details = error.code(), error.details()
+    if code in _REJECTED:
+        fix = "name a token that it knows with --token-file" if code is _NO_TOKEN else ""
+        found = f"the verifier at {address} rejects the call: {_REJECTED[code]} ({details})"
+        return CallRejectedError(found, fix)
+    return LinkError(f"lost the connection to {address}: {code.name.lower()}: {details}")

@@ -1,0 +1,62 @@
+"""A verifier asked a few times over one connection: what it is, how far away, what time it has."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from dataclasses import dataclass
+
+import grpc
+
+from outrider.common import codec
+from outrider.common.pb import outrider_pb2 as pb
+from outrider.common.types import ModelInfo
+from outrider.edge_client.transport.link.balancing import SESSION_HEADER
+from outrider.edge_client.transport.link.channel import open_channel, translate
+from outrider.edge_client.transport.link.security import PLAINTEXT, LinkSecurity
+
+_TIME_KEY = "x-outrider-time-ms"
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """`answers_ms` are calls on the open connection, in order; `clock_ahead_ms` is how far its clock
+    is ahead of ours, None where it does not tell."""
+
+    model: ModelInfo
+    connect_ms: float
+    answers_ms: tuple[float, ...]
+    clock_ahead_ms: float | None
+
+
+def probe(
+    address: str, security: LinkSecurity = PLAINTEXT, *, count: int = 8, timeout_s: float = 5.0
+) -> Probe:
+    """Raises `LinkError` and `CallRejectedError` as a session's first contact would; `InvalidFieldError` for
+    an answer that this edge cannot read."""
+    session_id = secrets.token_bytes(16)  # that one of several verifiers answers throughout
+    start_s = time.perf_counter()
+    channel = open_channel(address, timeout_s, security, session_id)
+    connect_ms = (time.perf_counter() - start_s) * 1e3
+    call = channel.unary_unary(
+        "/outrider.v1.Verifier/Describe",
+        request_serializer=pb.DescribeRequest.SerializeToString,
+        response_deserializer=pb.DescribeResponse.FromString,
+    )
+    answers_ms: list[float] = []
+    ahead: float | None = None
+    try:
+        for _ in range(count):
+            sent_ms, start_s = time.time() * 1e3, time.perf_counter()
+            metadata = ((SESSION_HEADER, session_id.hex()), *security.metadata())
+            answer, finished = call.with_call(pb.DescribeRequest(), timeout=timeout_s, metadata=metadata)
+            took_ms = (time.perf_counter() - start_s) * 1e3
+            told = dict(finished.trailing_metadata() or ()).get(_TIME_KEY, "")
+            if str(told).isdecimal() and (not answers_ms or took_ms <= min(answers_ms)):
+                ahead = float(told) - (sent_ms + took_ms / 2)  # of the quickest call, the surest
+            answers_ms.append(took_ms)
+    except grpc.RpcError as error:
+        raise translate(error, address) from error
+    finally:
+        channel.close()
+    return Probe(codec.decode_model_info(answer), connect_ms, tuple(answers_ms), ahead)

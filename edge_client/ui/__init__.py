@@ -1,0 +1,1 @@
+"""Terminal output: coloured text, the live view, the chat prompt."""

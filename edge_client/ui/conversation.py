@@ -1,0 +1,88 @@
+"""A conversation: what was said so far, and sessions that continue it. No terminal in it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from outrider.common.errors import UsageError
+from outrider.common.types import Method
+from outrider.edge_client.config.run_config import RunConfig
+from outrider.edge_client.core.options import Mode
+from outrider.edge_client.drafting.pool import SequencePool
+from outrider.edge_client.session.factory import Edge, draw_seed
+from outrider.edge_client.session.session import EdgeSession
+from outrider.edge_client.tokenization.chat_template import ChatTemplate, Message
+
+_POOL_BYTES = 256 << 20
+
+
+class Conversation:
+    """With a template: messages. Without one: a single running text.
+
+    Raises `UsageError` for a system message that no template can place.
+    """
+
+    def __init__(self, edge: Edge, template: ChatTemplate | None, system: str | None = None) -> None:
+        self.config: RunConfig = edge.config
+        self.seed = 0
+        self._edge = edge
+        self._template = template
+        self._pool = SequencePool(edge.draft, _POOL_BYTES) if edge.draft is not None else None
+        self._messages: list[Message] = []
+        self._text = ""
+        self._system = ""
+        if system:
+            self.set_system(system)
+
+    @property
+    def has_template(self) -> bool:
+        return self._template is not None
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        return self._edge.labels
+
+    def reset(self) -> None:
+        self._text = ""
+        self._messages = [{"role": "system", "content": self._system}] if self._system else []
+
+    def set_system(self, text: str) -> None:
+        """Begins anew. Raises `UsageError` without a template."""
+        if self._template is None:
+            raise UsageError("a system message needs a chat template, and this model has none")
+        self._system = text
+        self.reset()
+
+    def set_mode(self, name: str) -> None:
+        """Raises `UsageError` for a mode that is none, or that needs a draft where none is loaded."""
+        if name not in tuple(Mode):
+            raise UsageError(f"there is no mode {name}; there are {', '.join(Mode)}")
+        if Mode(name).has_draft and self._edge.draft is None:
+            raise UsageError(f"mode {name} drafts here, and no draft was loaded: start with --mode {name}")
+        self.config = replace(self.config, mode=name)
+
+    def begin(self, words: str) -> EdgeSession:
+        """A session that answers `words`. Raises `OutriderError`; the conversation is as before then."""
+        self.seed = self.config.seed if self.config.seed is not None else draw_seed()
+        tokenizer = self._edge.tokenizer
+        if self._template is not None:
+            asked: list[Message] = [*self._messages, {"role": "user", "content": words}]
+            prompt_ids = tokenizer.encode(self._template.render(asked), is_complete=True)
+        else:
+            prompt_ids = tokenizer.encode(self._joined(words))
+        lease = self._pool.lease() if self._pool is not None and self._may_reuse else None
+        return self._edge.session(prompt_ids, self.seed, self.config, lease)
+
+    def add(self, words: str, answer: str) -> None:
+        """What was said, and what was answered, belong to the conversation from now on."""
+        self._messages += [{"role": "user", "content": words}, {"role": "assistant", "content": answer}]
+        self._text = self._joined(words) + answer
+
+    def _joined(self, words: str) -> str:
+        """The running text with a line more."""
+        return words if not self._text else self._text.rstrip("\n") + "\n" + words
+
+    @property
+    def _may_reuse(self) -> bool:
+        """See `outrider.edge_client.drafting.pool`."""
+        return self.config.method == Method.COUPLED and self.config.mode != Mode.EDGE_ONLY

@@ -1,0 +1,246 @@
+"""`edge-client run --live`: the text coloured by where each token came from, above a line of what is
+measured.
+
+Only the end of the text is drawn anew: lines that will not change any more are printed, and scroll away as
+text does. What the target took back is struck through for a moment.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from queue import Empty, SimpleQueue
+from typing import TextIO
+
+from rich.console import Console, ConsoleOptions, RenderResult
+from rich.live import Live
+from rich.text import Text
+
+from outrider.common.types import Origin
+from outrider.edge_client.core.events import (
+    EndEvent,
+    MarkClearedEvent,
+    RolledBackEvent,
+    SessionEvent,
+    TokenEvent,
+)
+from outrider.edge_client.core.live_stats import LiveStats
+from outrider.edge_client.session.session import EdgeSession
+from outrider.edge_client.ui.cells import row_starts, unsteering
+
+_TICK_S = 0.08
+_STRUCK_S = 1.2  # how long what was taken back stays
+_RECENT_S = 5.0  # tokens of so long make the rate
+_STYLES = {
+    "accepted": "green",
+    "corrected": "yellow",
+    "bonus": "cyan",
+    "target": "",
+    "local": "magenta",
+    "unverified": "red underline",
+}
+_STRUCK = "dim strike"
+_NAME_OF = {Origin.ACCEPTED: "accepted", Origin.CORRECTION: "corrected", Origin.BONUS: "bonus"}
+_DOUBTFUL = ("local", "unverified")
+_NUM_ROWS_BELOW = 2  # legend and status
+
+
+def name_of(event: TokenEvent, is_alone: bool) -> str:
+    """Under which name of the legend a token goes. Local is what the edge kept because it was told to (the
+    commit-gate, mode edge-only), unverified what it kept because the link failed."""
+    if event.is_verified:
+        return _NAME_OF.get(event.origin, "target")
+    return "local" if is_alone or event.origin is Origin.GATE else "unverified"
+
+
+def ticking(events: Iterator[SessionEvent], seconds: float = _TICK_S) -> Iterator[SessionEvent | None]:
+    """The events, and None where there was none for a while. They are made on another thread; what is raised
+    there is raised here."""
+    queue: SimpleQueue[SessionEvent | Exception | None] = SimpleQueue()
+
+    def run() -> None:
+        try:
+            for event in events:
+                queue.put(event)
+            queue.put(None)
+        except Exception as error:
+            queue.put(error)
+
+    threading.Thread(target=run, name="edge-generation", daemon=True).start()
+    while True:
+        try:
+            item = queue.get(timeout=seconds)
+        except Empty:
+            yield None
+            continue
+        if item is None:
+            return
+        if isinstance(item, Exception):
+            raise item
+        yield item
+
+
+class LiveView:
+    """`show` each of the session's events, as `ticking` has them, and `finish`. `is_reverified`: unverified
+    text may be taken back."""
+
+    def __init__(
+        self,
+        session: EdgeSession,
+        out: TextIO,
+        has_colour: bool = True,
+        *,
+        is_alone: bool = False,
+        is_reverified: bool = False,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.console = Console(file=out, highlight=False, no_color=None if has_colour else True)
+        self._session = session
+        self._stats = LiveStats(session.result.stats)
+        self._is_alone, self._is_reverified = is_alone, is_reverified
+        self._clock = clock
+        self._pieces: list[tuple[str, str]] = []  # text and name of each token
+        self._first, self._num_cut = 0, 0  # the tail's first token, and characters of it that are printed
+        self._struck: tuple[int, str, float] | None = None  # before which token, what, until when
+        self._num_taken_back = 0
+        self._drawn_s = 0.0
+        self._size = self.console.size
+        self._live = self._start()
+
+    # ------------------------------------------------------------------------------------- events
+
+    def show(self, event: SessionEvent | None) -> None:
+        match event:
+            case TokenEvent():
+                self._pieces.append((unsteering(event.text), name_of(event, self._is_alone)))
+            case EndEvent():
+                self._pieces.append((unsteering(event.text), "target"))
+            case MarkClearedEvent():
+                self._pieces[event.index] = (self._pieces[event.index][0], "accepted")
+            case RolledBackEvent():
+                self._take_back(event.num_tokens)
+        now_s = self._clock()
+        if now_s - self._drawn_s >= _TICK_S:
+            self._drawn_s = now_s
+            self._draw()
+
+    def finish(self) -> None:
+        """Leaves the whole text, and nothing else, on the screen. Also after an error or a Ctrl-C."""
+        self._struck = None
+        self._live.stop()
+        rest = self._tail()
+        if rest.plain:
+            self.console.print(rest, soft_wrap=True, end="" if rest.plain.endswith("\n") else "\n")
+
+    def _take_back(self, num_tokens: int) -> None:
+        taken = "".join(text for text, _ in self._pieces[num_tokens:])
+        self._num_taken_back += len(self._pieces) - num_tokens
+        del self._pieces[num_tokens:]
+        if num_tokens < self._first or (num_tokens == self._first and self._num_cut):
+            self._first, self._num_cut = num_tokens, 0  # some of it is printed already
+            self.console.print(Text("[what follows takes the place of the end above]", style="dim"))
+        self._struck = (num_tokens, taken, self._clock() + _STRUCK_S)
+
+    # ------------------------------------------------------------------------------------ drawing
+
+    def _start(self) -> Live:
+        live = Live(self, console=self.console, auto_refresh=False, transient=True)
+        live.start()
+        return live
+
+    def _draw(self) -> None:
+        if self._struck is not None and self._clock() > self._struck[2]:
+            self._struck = None
+        if self.console.size != self._size:
+            self._begin_anew()
+        self._print_settled()
+        self._live.refresh()
+
+    def _begin_anew(self) -> None:
+        """After a change of size, the terminal having wrapped everything otherwise."""
+        self._size = self.console.size
+        self._live.stop()
+        self.console.clear()
+        printed = Text.assemble(*((text, _STYLES[name]) for text, name in self._pieces[: self._first]))
+        if self._num_cut:
+            text, name = self._pieces[self._first]
+            printed.append(text[: self._num_cut], _STYLES[name])
+        starts = row_starts(printed.plain, self._size.width)
+        last_rows = printed[starts[-min(len(starts), self._size.height)] :]
+        self.console.print(last_rows, soft_wrap=True, end="" if last_rows.plain.endswith("\n") else "\n")
+        self._live = self._start()
+
+    def _print_settled(self) -> None:
+        """Whole lines that stand; and the upper rows of what is too much for the screen."""
+        tail = self._tail()
+        end = tail.plain.rfind("\n", 0, self._num_standing()) + 1
+        starts = row_starts(tail.plain[end:], self._size.width)
+        num_over = len(starts) - max(1, self._size.height - _NUM_ROWS_BELOW - 1)
+        if num_over > 0:
+            end += starts[num_over]
+        if end:
+            lines = tail[:end]
+            self._pass_over(end)
+            self.console.print(lines, soft_wrap=True, end="" if lines.plain.endswith("\n") else "\n")
+
+    def _pass_over(self, num_chars: int) -> None:
+        """The first characters of the tail are printed."""
+        self._num_cut += num_chars
+        while self._first < len(self._pieces) and self._num_cut >= len(self._pieces[self._first][0]):
+            self._num_cut -= len(self._pieces[self._first][0])
+            self._first += 1
+
+    def _num_standing(self) -> int:
+        """Characters of the tail before the first that may be taken back, or that something is struck at."""
+        tail = self._pieces[self._first :]
+        number = len(tail)
+        if self._is_reverified:
+            number = next((i for i, (_, name) in enumerate(tail) if name in _DOUBTFUL), number)
+        if self._struck is not None:
+            number = min(number, self._struck[0] - self._first)
+        return max(0, sum(len(text) for text, _ in tail[:number]) - self._num_cut)
+
+    def _tail(self) -> Text:
+        """What is not printed for good, without what is struck."""
+        pieces = [(text, _STYLES[name]) for text, name in self._pieces[self._first :]]
+        if self._num_cut and pieces:
+            pieces[0] = (pieces[0][0][self._num_cut :], pieces[0][1])
+        return Text.assemble(*pieces)
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        tail = self._tail()
+        if self._struck is not None:
+            at = sum(len(text) for text, _ in self._pieces[self._first : self._struck[0]]) - self._num_cut
+            tail = Text.assemble(tail[:at], (self._struck[1], _STRUCK), tail[at:])
+        rows = tail.divide(row_starts(tail.plain, options.max_width)[1:])
+        for row in rows[-max(1, options.size.height - _NUM_ROWS_BELOW) :]:
+            if row.plain.endswith("\n"):
+                row.right_crop(1)
+            yield row
+        for line in (self._legend(), self._status()):
+            line.truncate(options.max_width, overflow="ellipsis")
+            yield line
+
+    def _legend(self) -> Text:
+        line = Text(" ").join(Text(name, style) for name, style in _STYLES.items())
+        if self._num_taken_back:
+            line.append(f" taken back ({self._num_taken_back})", _STRUCK)
+        return line
+
+    def _status(self) -> Text:
+        live = self._stats
+        live.update()
+        parts = [
+            f"RTT {_shown(live.rtt_ms, '.0f')} ms",
+            f"depth {_shown(live.draft_length, 'd')}",
+            f"accepted {_shown(live.acceptance_rate, '.0%')}",
+            self._session.way,
+            f"{_shown(live.calls_per_token, '.2f')} calls/token",
+            f"{_shown(live.recent_tokens_per_s(_RECENT_S), '.0f')} tokens/s",
+        ]
+        return Text("  ".join(parts), style="reverse")
+
+
+def _shown(value: float | None, form: str) -> str:
+    return "-" if value is None else format(value, form)

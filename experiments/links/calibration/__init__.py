@@ -1,0 +1,1 @@
+"""Measurement of the realisations against a profile and against each other."""

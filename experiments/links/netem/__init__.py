@@ -1,0 +1,1 @@
+"""The realisation inside the kernel: `tc netem`."""

@@ -1,0 +1,1 @@
+"""The realisation without privileges: a TCP proxy on loopback."""

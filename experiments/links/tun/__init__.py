@@ -1,0 +1,1 @@
+"""The realisation with real TCP: two network namespaces joined by TUN devices."""

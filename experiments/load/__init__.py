@@ -1,0 +1,1 @@
+"""`python -m outrider.experiments.load`: a load generator that replays recorded drafts."""

@@ -1,0 +1,150 @@
+"""One session on one stream, replayed round by round; every verdict is compared with the recorded one.
+
+After its last round a session goes back to its first: a round may build on any earlier position of its text,
+so a replay never needs a new prompt. Messages are encoded once; a round costs a new id and its serialisation.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import replace
+
+from outrider.common import codec
+from outrider.common.pb import outrider_pb2 as pb
+from outrider.common.types import CloseRequest
+from outrider.edge_client.session.session import new_session_id
+from outrider.experiments.load.recording import RecordedSession
+from outrider.experiments.load.report import Refusal, RoundSample, Tally
+from outrider.experiments.load.wire import StreamLost, WireConnection
+
+METHOD = "/outrider.v1.Verifier/Session"
+TENANT_KEY = "x-outrider-tenant"
+MAX_ATTEMPTS = 200
+MIN_RETRY_S = 0.005
+
+
+class ReplayStream:
+    """`open`, then `round` again and again, then `close`. One task at a time."""
+
+    def __init__(
+        self,
+        connection: WireConnection,
+        recorded: RecordedSession,
+        tally: Tally,
+        *,
+        deadline_ms: int = 0,
+        tenant: str = "",
+    ) -> None:
+        self.recorded = recorded
+        self.session_id = new_session_id()
+        self._tally = tally
+        self._index = 0
+        self._round_id = 1
+        self._rounds = [
+            (
+                codec.encode_request(replace(request, deadline_ms=deadline_ms)),
+                (each.accepted_len, each.correction, position, hash_),
+            )
+            for each, (request, position, hash_) in zip(recorded.rounds, recorded.requests(), strict=True)
+        ]
+        metadata = [("x-session-id", self.session_id.hex())]
+        if tenant:
+            metadata.append((TENANT_KEY, tenant))
+        self._call = connection.open_stream(METHOD, metadata)
+
+    async def open(self) -> float:
+        """Returns the seconds until the first token; a refused opening is waited for. Raises `StreamLost`."""
+        message = codec.encode_request(self.recorded.opening(self.session_id)).SerializeToString()
+        for _ in range(MAX_ATTEMPTS):
+            start_s = time.perf_counter()
+            self._call.write(message)
+            reply = await self._hear()
+            while reply.open.WhichOneof("body") == "progress":
+                reply = await self._hear()
+            if reply.open.WhichOneof("body") == "opened":
+                if reply.open.opened.first_token != self.recorded.first_token:
+                    self._tally.note_mismatch(
+                        f"first token {reply.open.opened.first_token}, recorded {self.recorded.first_token}"
+                    )
+                return time.perf_counter() - start_s
+            error = reply.open.error
+            if error.code != pb.ROUND_ERROR_CODE_REFUSED:
+                raise StreamLost(f"the opening was answered by: {reply}")
+            await asyncio.sleep(max(MIN_RETRY_S, error.retry_after_ms / 1e3))
+        raise StreamLost(f"the opening was refused {MAX_ATTEMPTS} times")
+
+    async def round(self) -> bool:
+        """One round; False when it was refused (the same one comes next). Raises `StreamLost`."""
+        message, expected = self._rounds[self._index]
+        self._round_id += 1
+        message.verify.round_id = self._round_id
+        start_s = time.perf_counter()
+        self._call.write(message.SerializeToString())
+        while True:
+            reply = (await self._hear()).verify
+            kind = reply.WhichOneof("body")
+            if kind == "verdict" and reply.verdict.round_id == self._round_id:
+                self._take(reply.verdict, expected, start_s)
+                return True
+            if kind == "error":
+                return self._take_error(reply.error, start_s)
+            if kind != "progress":
+                raise StreamLost(f"round {self._round_id} was answered by: {reply}")
+
+    async def round_at_last(self) -> None:
+        """One round; a refused one is sent again after the time it was told, at most `MAX_ATTEMPTS` times."""
+        for _ in range(MAX_ATTEMPTS):
+            if await self.round():
+                return
+            await asyncio.sleep(max(MIN_RETRY_S, self._tally.refusals[-1].retry_after_ms / 1e3))
+        raise StreamLost(f"a round was refused {MAX_ATTEMPTS} times")
+
+    def _take(self, verdict: pb.Verdict, expected: tuple[int, int, int, int], start_s: float) -> None:
+        end_s, metrics = time.perf_counter(), verdict.metrics
+        self._tally.rounds.append(
+            RoundSample(
+                end_s,
+                end_s - start_s,
+                metrics.forward_ns,
+                metrics.queue_ns,
+                metrics.total_ns,
+                metrics.batch_size,
+            )
+        )
+        found = (verdict.accepted_len, verdict.correction, verdict.position, verdict.hash)
+        if found == expected:
+            self._index = (self._index + 1) % len(self._rounds)
+            return
+        self._tally.note_mismatch(
+            f"seed {self.recorded.sampling.seed}, round {self._index}: accepted_len, correction, position, "
+            f"hash are {found}, recorded {expected}"
+        )
+        self._index = 0
+
+    def _take_error(self, error: pb.RoundError, start_s: float) -> bool:
+        end_s = time.perf_counter()
+        if error.code == pb.ROUND_ERROR_CODE_REFUSED:
+            self._tally.refusals.append(Refusal(end_s, end_s - start_s, error.retry_after_ms))
+            return False
+        name = pb.RoundErrorCode.Name(error.code).removeprefix("ROUND_ERROR_CODE_").lower()
+        self._tally.errors[name] += 1
+        raise StreamLost(f"{name}: {error.message}")
+
+    async def close(self) -> None:
+        """Ends session and stream. Never raises: a lost stream is closed."""
+        try:
+            self._call.write(codec.encode_request(CloseRequest()).SerializeToString())
+            self._call.done_writing()
+            while True:
+                await self._call.read()
+        except StreamLost:
+            pass
+
+    def cancel(self) -> None:
+        """Drops the stream without a word, as a client that dies does."""
+        self._call.cancel()
+
+    async def _hear(self) -> pb.SessionResponse:
+        reply: pb.SessionResponse = pb.SessionResponse.FromString(await self._call.read())
+        return reply

@@ -1,0 +1,1 @@
+"""Helpers that several experiments use: processes, prompts, decoding, results files."""

@@ -1,0 +1,136 @@
+"""Acceptance traces: at every position of some texts, how many tokens of a draft made there would stand.
+
+Under `coupled` a text does not depend on how it was drafted, so one trace replays every depth policy: a round
+at position t that drafts n tokens commits min(n, run of t) of them and one more. Recorded traces are a real
+pair's (`benchmarks.controller.record_acceptance`); synthetic ones are drawn from stated probabilities and labelled so.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from outrider.common.errors import UsageError
+from outrider.common.types import Signals
+
+MAX_DEPTH = 64  # tokens of the draft known at every position
+RECORDED = Path(__file__).resolve().parent / "traces" / "embedded.npz"
+_LEVELS = 63  # confidences are stored in steps of 1/63
+_GAP_LEVELS = 25.5  # steps of a nat, up to ten nats
+_MIN_CONFIDENCE = 1e-3
+_QUIET = 0.0  # entropy and margin are not recorded
+
+
+@dataclass(frozen=True, slots=True)
+class TextTrace:
+    """One text. The draft at position t is that after the text's first t + 1 new tokens."""
+
+    runs: NDArray[np.uint8]  # [num_positions]: draft tokens that stand, MAX_DEPTH at most
+    confidences: NDArray[
+        np.float32
+    ]  # [num_positions, MAX_DEPTH]: the draft's own, whether tokens stand or not
+    gaps: NDArray[np.float32] | None = None  # [num_positions]: of a draft's first token, to its runner-up
+    seconds: NDArray[np.bool_] | None = None  # [num_positions]: whether that runner-up is the text's token
+
+    @property
+    def num_positions(self) -> int:
+        return len(self.runs)
+
+
+@dataclass(frozen=True, slots=True)
+class TraceSet:
+    """The texts of one prompt set and one way to sample. `label` says recorded or synthetic."""
+
+    name: str
+    label: str
+    texts: tuple[TextTrace, ...]
+    alpha: float | None = None  # the chance of every token to stand, where that is one
+
+    @property
+    def acceptance_rate(self) -> float:
+        """Of the first token of a draft."""
+        return float(np.mean(np.concatenate([text.runs for text in self.texts]) > 0))
+
+
+@lru_cache(256)
+def signals_of(confidence: float) -> Signals:
+    """Of a token with that confidence, as a draft would tell them."""
+    return Signals(_QUIET, -math.log(max(confidence, _MIN_CONFIDENCE)), _QUIET)
+
+
+def save_traces(path: Path, sets: Sequence[TraceSet]) -> None:
+    arrays: dict[str, NDArray[np.uint8]] = {}
+    for number, traces in enumerate(sets):
+        confidences = np.concatenate([text.confidences for text in traces.texts])
+        arrays[f"runs{number}"] = np.concatenate([text.runs for text in traces.texts])
+        arrays[f"confidences{number}"] = np.rint(confidences * _LEVELS).astype(np.uint8)
+        if all(text.gaps is not None for text in traces.texts):
+            gaps = np.concatenate([text.gaps for text in traces.texts if text.gaps is not None])
+            arrays[f"gaps{number}"] = np.rint(gaps * _GAP_LEVELS).clip(0, 255).astype(np.uint8)
+            seconds = [text.seconds for text in traces.texts if text.seconds is not None]
+            arrays[f"seconds{number}"] = np.concatenate(seconds).astype(np.uint8)
+    header = [
+        {"name": traces.name, "label": traces.label, "num_positions": [t.num_positions for t in traces.texts]}
+        for traces in sets
+    ]
+    arrays["header"] = np.frombuffer(json.dumps(header).encode(), np.uint8)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("wb") as file:
+        np.savez_compressed(file, **arrays)  # type: ignore[arg-type]
+
+
+def load_traces(path: Path = RECORDED) -> list[TraceSet]:
+    """Raises `UsageError` for a file that holds no traces."""
+    try:
+        with np.load(path) as arrays:
+            header = json.loads(arrays["header"].tobytes())
+            return [_make_set(each, number, arrays) for number, each in enumerate(header)]
+    except (OSError, ValueError, KeyError) as error:
+        raise UsageError(f"--traces {path}: no acceptance traces: {error}") from error
+
+
+def synthetic_traces(
+    alpha: float, confidence: str, num_texts: int = 16, num_positions: int = 256, seed: int = 1
+) -> TraceSet:
+    """Every token stands with probability alpha. `confidence`: "none" is told, the draft is "certain" of each
+    token, or it "knows": each token has a probability of its own to stand, alpha on average."""
+    random = np.random.default_rng(seed)
+    texts = []
+    for _ in range(num_texts):
+        shape = (num_positions, MAX_DEPTH)
+        chances = np.full(shape, alpha)
+        told = {"none": np.zeros((num_positions, 0)), "certain": np.ones(shape)}
+        if confidence == "knows":
+            told["knows"] = chances = random.beta(2 * alpha, 2 * (1 - alpha), shape)
+        falls = np.append(random.random(shape) >= chances, np.ones((num_positions, 1), bool), axis=1)
+        texts.append(TextTrace(falls.argmax(axis=1).astype(np.uint8), told[confidence].astype(np.float32)))
+    known_alpha = None if confidence == "knows" else alpha
+    return TraceSet(f"alpha {alpha:g}, confidence {confidence}", "synthetic", tuple(texts), known_alpha)
+
+
+def _make_set(header: dict[str, object], number: int, arrays: Mapping[str, NDArray[np.uint8]]) -> TraceSet:
+    num_positions = header["num_positions"]
+    assert isinstance(num_positions, list)
+    ends = np.cumsum(num_positions)
+    confidences = (arrays[f"confidences{number}"] / _LEVELS).astype(np.float32)
+    has_gaps = f"gaps{number}" in arrays
+    gaps = (arrays[f"gaps{number}"] / _GAP_LEVELS).astype(np.float32) if has_gaps else None
+    seconds = arrays[f"seconds{number}"].astype(bool) if has_gaps else None
+    runs = arrays[f"runs{number}"]
+    texts = tuple(
+        TextTrace(
+            runs[each],
+            confidences[each],
+            gaps[each] if gaps is not None else None,
+            seconds[each] if seconds is not None else None,
+        )
+        for each in (slice(end - size, end) for size, end in zip(num_positions, ends, strict=True))
+    )
+    return TraceSet(str(header["name"]), str(header["label"]), texts)

@@ -1,0 +1,106 @@
+"""Decode with the product's own parts inside this process, against a verifier in another."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from outrider.common.methods import DEFAULT_SUPPORT_SIZE
+from outrider.common.types import Method, MethodParams, SamplingParams, StopParams
+from outrider.edge_client.controller.depth.base import DepthPolicy
+from outrider.edge_client.controller.depth.fixed import FixedDepth
+from outrider.edge_client.controller.window import RoundWindow
+from outrider.edge_client.core.events import SessionEvent
+from outrider.edge_client.core.options import Mode, OnTimeout, SessionOptions
+from outrider.edge_client.drafting.base import DraftModel
+from outrider.edge_client.session.session import EdgeSession, SessionResult, new_session_id
+from outrider.edge_client.tokenization.tokenizer import EdgeTokenizer
+from outrider.edge_client.transport.deadline import RoundDeadline
+from outrider.edge_client.transport.link.grpc_link import GrpcLink
+from outrider.edge_client.transport.remote_verifier import RemoteVerifier
+from outrider.experiments.shared.watched import watched
+
+
+@dataclass(frozen=True)
+class Case:
+    """How to decode: a mode, a draft length, the distribution, and the method that judges the draft."""
+
+    mode: Mode
+    temperature: float
+    num_speculative_tokens: int = 0
+    method: Method = Method.COUPLED
+    method_params: MethodParams = field(default_factory=MethodParams)
+    support_size: int = DEFAULT_SUPPORT_SIZE
+    top_p: float = 1.0
+
+    @property
+    def name(self) -> str:
+        has_depth = self.mode in (Mode.SPECULATIVE, Mode.CO_LOCATED)
+        depth = f" n={self.num_speculative_tokens}" if has_depth else ""
+        method = "" if self.method is Method.COUPLED else f" {self.method}"
+        top_p = "" if self.top_p == 1 else f" top-p {self.top_p:g}"
+        return f"{self.mode}{method}{depth} T={self.temperature:g}{top_p}"
+
+
+class Decoder:
+    """One draft and one verifier; `decode` runs a whole session. Exact: `--on-timeout wait`."""
+
+    def __init__(
+        self, address: str, draft: DraftModel, tokenizer: EdgeTokenizer, min_draft_s: float = 0.0
+    ) -> None:
+        self.draft, self.tokenizer = draft, tokenizer
+        self._address = address
+        self._min_draft_s = min_draft_s
+
+    def decode(
+        self,
+        prompt: str,
+        case: Case,
+        num_new: int,
+        seed: int = 1,
+        *,
+        ignore_eos: bool = True,
+        policy: DepthPolicy | None = None,
+        window: RoundWindow | None = None,
+        transport: str = "stream",
+        deadline_s: float | None = 5.0,
+        hangs_s: float = math.inf,
+        on_event: Callable[[SessionEvent], None] = lambda event: None,
+    ) -> SessionResult:
+        """At most `num_new` tokens; exactly as many while end-of-text is ignored.
+
+        `policy` drafts instead of the case's length. A `deadline_s` of None is the product's own rule. Raises
+        `HungError` for a session still at work after `hangs_s`.
+        """
+        session_id = new_session_id()
+        prompt_ids = self.tokenizer.encode(prompt)
+        verifier = None
+        if case.mode is not Mode.EDGE_ONLY:
+            link = GrpcLink(self._address, session_id, transport)
+            verifier = RemoteVerifier(link, RoundDeadline(deadline_s), is_patient=True)
+        session = EdgeSession(
+            prompt_ids,
+            SessionOptions(
+                mode=case.mode,
+                sampling=SamplingParams(temperature=case.temperature, top_p=case.top_p, seed=seed),
+                stop=StopParams(max_new_tokens=num_new, ignore_eos=ignore_eos),
+                method=case.method,
+                method_params=case.method_params,
+                support_size=case.support_size,
+                on_timeout=OnTimeout.WAIT,
+                tokenizer_fingerprint=self.tokenizer.fingerprint,
+            ),
+            decode=self.tokenizer.decoder(prompt_ids),
+            verifier=verifier,
+            draft=self.draft if case.mode.has_draft else None,
+            depth=policy or FixedDepth(case.num_speculative_tokens),
+            window=window,
+            session_id=session_id,
+            min_draft_s=self._min_draft_s,
+        )
+        with watched(session, hangs_s) if hangs_s < math.inf else contextlib.nullcontext():
+            for event in session.generate():
+                on_event(event)
+        return session.result

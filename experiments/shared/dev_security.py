@@ -1,0 +1,78 @@
+"""TLS and a token for a verifier of ours and its edges: certificates of an authority made for the occasion.
+
+A link may hand out any address for the verifier's: edges check the certificate for the name `localhost`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+from outrider.cloud_verifier.security.dev_certs import DevCertificates, make_dev_certificates
+from outrider.cloud_verifier.security.token_file import change_tokens
+from outrider.cloud_verifier.security.tokens import new_token
+from outrider.edge_client.transport.link.security import LinkSecurity
+
+SERVER_NAME = "localhost"
+LIFETIME = timedelta(days=1)
+
+
+@dataclass(frozen=True, slots=True)
+class DevSecurity:
+    certificates: DevCertificates
+    tokens_file: Path  # the verifier's
+    token_file: Path  # the edge's
+
+    @property
+    def serve_settings(self) -> dict[str, str]:
+        """Keys of the verifier's `ServeConfig`."""
+        certificate, key = self.certificates.server
+        return {"tls_cert": str(certificate), "tls_key": str(key), "tokens": str(self.tokens_file)}
+
+    @property
+    def edge_settings(self) -> dict[str, str]:
+        """Keys of the edge's `RunConfig`."""
+        ca, token_file = str(self.certificates.ca), str(self.token_file)
+        return {"tls_ca": ca, "tls_server_name": SERVER_NAME, "token_file": token_file}
+
+    @property
+    def serve_flags(self) -> list[str]:
+        return _flags(self.serve_settings)
+
+    @property
+    def edge_flags(self) -> list[str]:
+        return _flags(self.edge_settings)
+
+    @property
+    def link(self) -> LinkSecurity:
+        """For a `GrpcLink` made here."""
+        return LinkSecurity(
+            is_tls=True, ca=self.certificates.ca, server_name=SERVER_NAME, token_file=self.token_file
+        )
+
+
+def make_dev_security(directory: Path, tenant: str = "default") -> DevSecurity:
+    """Writes everything to `directory`; a second call adds a token, of another tenant say."""
+    certificates = make_dev_certificates(directory, lifetime=LIFETIME)
+    text, record = new_token(tenant, datetime.now(UTC), LIFETIME)
+    tokens_file, token_file = directory / "tokens.json", directory / f"{tenant}-{record.id}.token"
+    change_tokens(tokens_file, lambda records: (*records, record))
+    with open(os.open(token_file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+        file.write(text + "\n")
+    return DevSecurity(certificates, tokens_file, token_file)
+
+
+@contextlib.contextmanager
+def dev_security(tenant: str = "default") -> Iterator[DevSecurity]:
+    """`make_dev_security` in a directory that goes when the block ends."""
+    with tempfile.TemporaryDirectory(prefix="outrider-dev-") as directory:
+        yield make_dev_security(Path(directory), tenant)
+
+
+def _flags(settings: dict[str, str]) -> list[str]:
+    return [part for key, value in settings.items() for part in (f"--{key.replace('_', '-')}", value)]

@@ -1,0 +1,150 @@
+"""A verifier as a real process: start, wait until it serves, stop. For the demo, benchmarks and tests.
+
+It is in a session of its own: Ctrl-C at a terminal is for whoever started it, which then stops it after what
+it serves. It ends with that process, killed or not (`outrider.experiments.shared.leash`).
+
+With `security=` of `outrider.experiments.shared.dev_security` it speaks TLS and wants a token; edges then need its
+`edge_flags`, `edge_settings` or `link`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from outrider.experiments.shared.dev_security import DevSecurity
+
+READY = re.compile(r"serving .* on (\S+:\d+)(?:, admin port at (\S+))?")
+
+
+@dataclass
+class VerifierProcess:
+    """`address` is `HOST:PORT`; `admin_url` is empty without an admin port.
+
+    `stop` and `kill` end the process, each at most once.
+    """
+
+    process: subprocess.Popen[str]
+    address: str
+    start_s: float  # from the start of the process until it served
+    admin_url: str = ""
+
+    def stop(self, timeout_s: float = 20.0) -> int:
+        """SIGTERM and wait; SIGKILL when it does not end in time. Returns the exit status."""
+        if self.process.poll() is None:
+            self.process.terminate()
+            try:
+                self.process.wait(timeout_s)
+            except subprocess.TimeoutExpired:
+                self.process.kill()
+        return self._reap()
+
+    def kill(self) -> int:
+        """SIGKILL, as a crash would."""
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGKILL)
+        return self._reap()
+
+    def _reap(self) -> int:
+        status = self.process.wait()
+        _close_pipes(self.process)
+        return status
+
+
+def start_verifier(
+    *arguments: str,
+    target: Path | None = None,
+    listen: str = "127.0.0.1:0",
+    timeout_s: float = 120.0,
+    security: DevSecurity | None = None,
+) -> VerifierProcess:
+    """Starts `cloud-verifier serve` in this interpreter's environment.
+
+    Raises RuntimeError with its last output when it ends or stays silent for `timeout_s`.
+    """
+    command = [sys.executable, "-m", "outrider.cloud_verifier", "serve", "--listen", listen]
+    command += ["--admin-listen", "none", *arguments]  # several may run at once
+    if target is not None:
+        command += ["--target", str(target)]
+    if security is not None:
+        command += security.serve_flags
+    return start_server(command, timeout_s)
+
+
+def start_server(command: Sequence[str], timeout_s: float = 120.0) -> VerifierProcess:
+    """Starts `command`, a `python -m MODULE ...`, and waits for the line that says where it serves. Raises as
+    `start_verifier`."""
+    assert list(command[:2]) == [sys.executable, "-m"], "only modules can be put on the leash"
+    begin = time.monotonic()
+    process = subprocess.Popen(
+        [*command[:2], "outrider.experiments.shared.leash", *command[2:]],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    assert process.stdout is not None
+    output: list[str] = []
+    for line in _lines_until(process.stdout.fileno(), begin + timeout_s):
+        output.append(line)
+        if match := READY.search(line):
+            start_s = time.monotonic() - begin
+            return VerifierProcess(process, match.group(1), start_s, match.group(2) or "")
+    process.kill()
+    process.wait()
+    _close_pipes(process)
+    raise RuntimeError(f"the verifier did not start: {' '.join(command)}\n" + "\n".join(output))
+
+
+def _close_pipes(process: subprocess.Popen[str]) -> None:
+    for pipe in (process.stdin, process.stdout):
+        if pipe is not None:
+            pipe.close()
+
+
+def _lines_until(descriptor: int, deadline: float) -> Iterator[str]:
+    """Lines from a pipe, until its end or the deadline."""
+    buffer = b""
+    while (remaining := deadline - time.monotonic()) > 0:
+        if not select.select([descriptor], [], [], remaining)[0]:
+            return
+        chunk = os.read(descriptor, 4096)
+        if not chunk:
+            return
+        buffer += chunk
+        *lines, buffer = buffer.split(b"\n")
+        for line in lines:
+            yield line.decode(errors="replace")
+
+
+@contextlib.contextmanager
+def running_verifier(
+    *arguments: str, target: Path | None = None, security: DevSecurity | None = None
+) -> Iterator[VerifierProcess]:
+    """`with running_verifier() as verifier: ... verifier.address`."""
+    verifier = start_verifier(*arguments, target=target, security=security)
+    try:
+        yield verifier
+    finally:
+        verifier.stop()
+
+
+def run_edge(
+    arguments: Sequence[str], timeout_s: float = 300.0, prompt: str | None = None
+) -> subprocess.CompletedProcess[str]:
+    """`edge-client ARGUMENTS` in this interpreter's environment, output captured."""
+    command = [sys.executable, "-m", "outrider.edge_client", *arguments]
+    return subprocess.run(
+        command, input=prompt, capture_output=True, text=True, timeout=timeout_s, check=False
+    )

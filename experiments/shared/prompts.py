@@ -1,0 +1,42 @@
+"""Prompt sets: one JSON object `{"id", "prompt"}` a line."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+from outrider.common.errors import UsageError
+from outrider.models import EMBEDDED
+
+EMBEDDED_PROMPTS = EMBEDDED / "prompts.jsonl"
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    id: str
+    text: str
+
+
+def load_prompts(
+    path: Path | None = None, limit: int | None = None, named: str = "--prompts"
+) -> list[Prompt]:
+    """The prompts of `path`, or the embedded held-out set. Raises `UsageError` naming file and line; `named`
+    is the flag or key that gave the file."""
+    path = path or EMBEDDED_PROMPTS
+    prompts = []
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except OSError as error:
+        raise UsageError(f"{named} {path}: {error.strerror}") from error
+    for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
+        try:
+            record = json.loads(line)
+            prompts.append(Prompt(str(record["id"]), str(record["prompt"])))
+        except (ValueError, KeyError, TypeError) as error:
+            raise UsageError(f'{path}:{number}: want {{"id": ..., "prompt": ...}}') from error
+    if not prompts:
+        raise UsageError(f"{path} holds no prompts")
+    return prompts[:limit]

@@ -1,0 +1,91 @@
+"""What the cost model says of texts as short as those of experiments, from parts measured in their rounds.
+
+A plan is for long texts. In short ones the ends count: the last round is cut to what is wanted, and asking
+for a stream costs one round trip.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Protocol
+
+from outrider.edge_client.controller.cost_model import (
+    LinkCosts,
+    ModelCosts,
+    cloud_only_s,
+    colocated_models,
+    rounds_s,
+)
+from outrider.edge_client.core.options import Mode
+from outrider.edge_client.planning.samples import Standing, acceptance_by_position, cost_line, replayed
+
+
+class MeasuredRound(Protocol):
+    """What `RoundRecord` and the sweeps' `RoundRow` have in common, as far as it is asked for here."""
+
+    @property
+    def num_draft_tokens(self) -> int: ...
+    @property
+    def draft_ms(self) -> float: ...
+    @property
+    def queue_ms(self) -> float: ...
+    @property
+    def forward_ms(self) -> float: ...
+    @property
+    def verifier_ms(self) -> float: ...
+
+
+def models_of(
+    rounds: Sequence[MeasuredRound],
+    *,
+    stream_forward_s: float,
+    colocated_rounds: Sequence[MeasuredRound] = (),
+) -> ModelCosts:
+    """Drafting and verifying as `edge-client plan --measure` finds them in answered rounds. A step of the
+    target alone is a forward of its stream and what the verifier does beside one, without any draft."""
+    drafted = [(each.num_draft_tokens, each.draft_ms / 1e3) for each in rounds if each.num_draft_tokens]
+    draft_fixed, draft_token = cost_line(drafted, is_flat=False)
+    verified = [(each.num_draft_tokens, each.verifier_ms / 1e3) for each in rounds]
+    verify_fixed, verify_token = cost_line(verified, is_flat=True)
+    beside = [(r.num_draft_tokens, (r.verifier_ms - r.queue_ms - r.forward_ms) / 1e3) for r in rounds]
+    num_there = sum(each.num_draft_tokens for each in colocated_rounds)
+    return ModelCosts(
+        draft_token_s=draft_token.value,
+        target_token_s=stream_forward_s + cost_line(beside, is_flat=True)[0].value,
+        verify_fixed_s=verify_fixed.value,
+        verify_token_s=verify_token.value,
+        colocated_draft_token_s=sum(r.draft_ms for r in colocated_rounds) / 1e3 / num_there
+        if num_there
+        else None,
+        draft_fixed_s=draft_fixed.value,
+    )
+
+
+def alphas_of(texts: Sequence[Standing], num_draft_tokens: int) -> list[float]:
+    """By position, in rounds of this length through the texts."""
+    return [each.value for each in acceptance_by_position(replayed(texts, num_draft_tokens))]
+
+
+def text_token_s(
+    mode: Mode,
+    num_draft_tokens: int,
+    alphas: Sequence[float],
+    num_tokens: int,
+    models: ModelCosts,
+    link: LinkCosts,
+) -> float:
+    """Seconds a token of the `num_tokens` after a text's first, which comes with the opening. Edge-only, the
+    first ones come with it: `num_draft_tokens` at once, again and again."""
+    match mode:
+        case Mode.CLOUD_ONLY:
+            return cloud_only_s(models, link) + link.rtt_s / num_tokens
+        case Mode.CO_LOCATED:
+            there = colocated_models(models)
+            there_s = rounds_s(alphas, num_draft_tokens, num_tokens, there, LinkCosts(0.0))
+            return (there_s + link.rtt_s) / num_tokens
+        case Mode.EDGE_ONLY:
+            num_drafts = math.ceil((num_tokens + 1) / num_draft_tokens) - 1
+            return num_drafts * models.draft_s(num_draft_tokens) / num_tokens
+        case _:
+            return rounds_s(alphas, num_draft_tokens, num_tokens, models, link) / num_tokens

@@ -1,0 +1,1 @@
+"""Figures of a simulated system and its results folder."""

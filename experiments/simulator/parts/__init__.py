@@ -1,0 +1,1 @@
+"""Simulated parts: network, drafts, targets, edges, verifiers, times."""

@@ -1,0 +1,193 @@
+"""Drafts by acceptance traces: at each position they stand as far as the trace says, and take their time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, Self
+
+import numpy as np
+
+from outrider.common.errors import UsageError
+from outrider.common.types import Draft, SamplingParams, Signals, Support, TokenIds
+from outrider.edge_client.drafting.base import ShouldStop, Stop, ended
+from outrider.experiments.shared.acceptance_traces import (
+    MAX_DEPTH,
+    TextTrace,
+    TraceSet,
+    load_traces,
+    signals_of,
+)
+from outrider.experiments.simulator.parts import text
+from outrider.experiments.simulator.parts.times import DraftTimes
+
+NUM_GIVEN_TEXTS, NUM_GIVEN_POSITIONS = 64, 256  # of traces drawn from given acceptance
+
+
+class TracedText:
+    """One text's trace, as lists: `runs[t]` tokens stand of a draft made after t + 1 new tokens.
+
+    It repeats where a text is longer than the trace.
+    """
+
+    def __init__(self, trace: TextTrace) -> None:
+        self.runs: list[int] = trace.runs.tolist()
+        self._confidences = trace.confidences
+        self._signals: dict[int, tuple[Signals, ...]] = {}
+
+    def signals(self, index: int) -> tuple[Signals, ...]:
+        """Of MAX_DEPTH tokens drafted there; none where the trace has no confidences."""
+        found = self._signals.get(index)
+        if found is None:
+            found = self._signals[index] = tuple(map(signals_of, self._confidences[index].tolist()))
+        return found
+
+
+def load_acceptance(acceptance: object, where: str, seed: int) -> list[TracedText]:
+    """Of a recorded set's name ("embedded T=0.8"), of one chance for every token, or of one a position.
+
+    Raises `UsageError` naming `where`.
+    """
+    if isinstance(acceptance, str):
+        sets = {each.name: each for each in load_traces()}
+        if acceptance not in sets:
+            raise UsageError(f"{where}: no traces are called {acceptance!r}; there are: {', '.join(sets)}")
+        return [TracedText(trace) for trace in sets[acceptance].texts]
+    alphas: list[Any] = list(acceptance) if isinstance(acceptance, Sequence) else [acceptance]
+    if not alphas or not all(isinstance(alpha, int | float) and 0 <= alpha <= 1 for alpha in alphas):
+        raise UsageError(
+            f"{where}: is {acceptance!r}; give the name of recorded traces, a chance between 0 and 1, "
+            "or a list of them, one a position"
+        )
+    return [TracedText(trace) for trace in draw_traces(list(map(float, alphas)), seed).texts]
+
+
+def draw_traces(alphas: Sequence[float], seed: int) -> TraceSet:
+    """Token i of a draft stands with chance alphas[i], given that those before it do; the last repeats."""
+    chances = np.array([alphas[min(i, len(alphas) - 1)] for i in range(MAX_DEPTH)])
+    source = np.random.default_rng(seed)
+    nothing = np.zeros((NUM_GIVEN_POSITIONS, 0), np.float32)
+    texts = []
+    for _ in range(NUM_GIVEN_TEXTS):
+        falls = source.random((NUM_GIVEN_POSITIONS, MAX_DEPTH)) >= chances
+        ends = np.append(falls, np.ones((NUM_GIVEN_POSITIONS, 1), bool), axis=1)
+        texts.append(TextTrace(ends.argmax(axis=1).astype(np.uint8), nothing))
+    return TraceSet(f"given acceptance {list(alphas)}", "synthetic", tuple(texts))
+
+
+@dataclass(slots=True)
+class TracedSequence:
+    """A `DraftSequence` that knows how long the text is, and nothing of it.
+
+    `drafted(position, num_drafted, num_right)` are the tokens of a draft of which so many are right.
+    """
+
+    times: DraftTimes
+    sleep: Callable[[float], object]
+    trace: TracedText
+    num_prompt_tokens: int
+    num_support: int
+    drafted: Callable[[int, int, int], TokenIds] = text.drafted
+    position: int = 0
+    num_read: int = 0  # tokens that its KV would hold
+
+    def commit(self, token_ids: Sequence[int]) -> None:
+        """See `DraftSequence.commit`. Proposed tokens that stand were read when they were proposed."""
+        self.position += len(token_ids)
+
+    def truncate(self, position: int) -> None:
+        self.position = position
+        self.num_read = min(self.num_read, position)
+
+    def propose(self, num_draft_tokens: int, should_stop: ShouldStop | None = None) -> Draft:
+        """See `DraftSequence.propose`."""
+        if num_draft_tokens <= 0:
+            return Draft((), ())
+        index = max(0, self.position - self.num_prompt_tokens - 1) % len(self.trace.runs)
+        num_right = min(self.trace.runs[index], num_draft_tokens)
+        token_ids = self.drafted(self.position, num_draft_tokens, num_right)
+        signals = self.trace.signals(index)[:num_draft_tokens]
+        supports = tuple(_support(each, self.num_support) for each in token_ids) if self.num_support else ()
+        draft = self._timed(Draft(token_ids, (1.0,) * num_draft_tokens, signals, supports), should_stop)
+        self.num_read = self.position + min(num_right, len(draft.token_ids))
+        return draft
+
+    def _read_s(self) -> float:
+        """The call, and text that its KV lacks: one token always, and more after a prompt."""
+        num_unread = max(0, self.position - self.num_read - 1)
+        return (self.times.call_ms + num_unread * self.times.read_token_ms) / 1e3
+
+    def _timed(self, draft: Draft, should_stop: ShouldStop | None) -> Draft:
+        """What the rule leaves of it, after the time of the tokens that were drafted."""
+        token_s = self.times.token_ms / 1e3
+        if should_stop is None:
+            self.sleep(self._read_s() + len(draft.token_ids) * token_s)
+            return draft
+
+        def paced(token_id: int, signals: Signals | None, num_drafted: int) -> Stop:
+            self.sleep(token_s)  # what is asked may look whether something has arrived
+            return should_stop(token_id, signals, num_drafted)
+
+        self.sleep(self._read_s())
+        return ended(draft, paced)
+
+    def close(self) -> None:
+        """There is nothing to free."""
+
+    def check_integrity(self) -> None:
+        assert self.num_read <= self.position, "it read tokens that nobody wrote"
+
+
+@lru_cache(1 << 14)
+def _support(token_id: int, num_ids: int) -> Support:
+    """Of the right size: the drafted id, nearly certain, and ids that the target never says."""
+    return Support((token_id, *text.OTHERS[: num_ids - 1]), (1 << 12,) + (1,) * (num_ids - 1))
+
+
+class TracedDraft:
+    """A `DraftModel` over traced texts; a sequence's sampling seed picks its text."""
+
+    num_tokens = text.NUM_TOKENS
+    max_context = 1 << 30
+    eos_token_ids: tuple[int, ...] = ()
+    signal_names = ("nll",)
+    fingerprint = text.FINGERPRINT
+    tokenizer_fingerprint = text.FINGERPRINT
+
+    def __init__(
+        self, times: DraftTimes, texts: Sequence[TracedText], sleep: Callable[[float], object]
+    ) -> None:
+        self.times, self._texts, self._sleep = times, texts, sleep
+
+    def sequence(
+        self, sampling: SamplingParams, *, num_prompt_tokens: int | None = None, num_support: int = 0
+    ) -> TracedSequence:
+        """See `DraftModel.sequence`."""
+        trace = self._texts[sampling.seed % len(self._texts)]
+        return TracedSequence(self.times, self._sleep, trace, num_prompt_tokens or 0, num_support)
+
+    def close(self) -> None:
+        """There is nothing to free."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+
+class SimulatedTokenizer:
+    """What `outrider.edge_client.tokenization.tokenizer.EdgeTokenizer` offers, as far as sessions ask for it."""
+
+    fingerprint = text.FINGERPRINT
+    num_tokens = text.NUM_TOKENS
+
+    def encode(self, text: str, is_complete: bool = False) -> list[int]:
+        raise UsageError("simulated edges have no text: words to avoid and the like cannot be simulated")
+
+    def token_text(self, token_id: int) -> str:
+        return "."
+
+    def decoder(self, prompt_ids: list[int] | None = None) -> Callable[[int], str]:
+        return self.token_text

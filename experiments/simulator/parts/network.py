@@ -1,0 +1,177 @@
+"""Connections in virtual time: the edge's `VerifierLink` over a `VirtualLink`, a stream at its far end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from queue import Empty
+from typing import TYPE_CHECKING
+
+from outrider.common.errors import LinkError
+from outrider.common.types import ModelInfo, SessionRequest, SessionResponse
+from outrider.edge_client.transport.link.base import Traffic
+from outrider.edge_client.transport.link.stream import FRAME_BYTES
+from outrider.experiments.links.profile import LinkProfile
+from outrider.experiments.links.virtual import VirtualLink
+from outrider.experiments.simulator.parts.sizes import request_bytes, response_bytes
+from outrider.experiments.simulator.parts.times import EdgeTimes
+from outrider.experiments.simulator.world.world import VirtualQueue, World
+
+if TYPE_CHECKING:
+    from outrider.experiments.simulator.parts.verifier import SimulatedVerifier
+
+DATA_FRAME_BYTES = 9  # HTTP/2's header of each message
+SETTINGS_BYTES = 64  # what both ends say before gRPC calls a connection ready, about
+DESCRIPTION_BYTES = 400  # what a verifier says of itself, about
+BALANCES = ("session", "edge")
+
+
+@dataclass(eq=False)
+class Site:
+    """Where one edge is: its access link, which all its connections share, and the verifiers it may ask."""
+
+    number: int
+    profile: LinkProfile
+    times: EdgeTimes
+    verifiers: list[SimulatedVerifier | None]  # None: one that only other edges ask
+    balance: str = "session"  # of BALANCES
+    link: VirtualLink = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.link = VirtualLink(self.profile, key=str(self.number))
+
+    def verifier_for(self, session_id: bytes) -> SimulatedVerifier:
+        """By the session's id, as a balancer routes by its header; or the edge's own."""
+        number = self.number
+        if self.balance == "session":
+            number = int.from_bytes(blake2b(session_id, digest_size=8).digest(), "little")
+        verifier = self.verifiers[number % len(self.verifiers)]
+        assert verifier is not None, "an edge of another part of the system"
+        return verifier
+
+
+class Network:
+    """The edges' sites by the address that each calls the cloud."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._sites: dict[str, Site] = {}
+
+    def add(self, site: Site) -> str:
+        """Its address is one of this machine, so that no edge looks for certificates."""
+        high, low = divmod(site.number, 1 << 8)
+        address = f"127.{1 + (high >> 8)}.{high & 0xFF}.{low}:7077"
+        self._sites[address] = site
+        return address
+
+    def make_link(self, address: str, session_id: bytes, *_: object, **__: object) -> SimulatedLink:
+        """In place of `GrpcLink`; its further parameters make no difference here."""
+        return SimulatedLink(self._world, self._sites[address], address, session_id)
+
+
+class SimulatedLink:
+    """`VerifierLink` of one session."""
+
+    def __init__(self, world: World, site: Site, address: str, session_id: bytes) -> None:
+        self.address = address
+        self.traffic = Traffic()
+        self._world, self._site, self._session_id = world, site, session_id
+        self._verifier = site.verifier_for(session_id)
+
+    def connect(self, timeout_s: float) -> SimulatedConnection:
+        """TCP's handshake, then HTTP/2's. Raises `LinkError` after `timeout_s`."""
+        world, site = self._world, self._site
+        link = VirtualLink(site.profile, beside=site.link)
+        start_s = world.now_s + site.times.connect_ms / 1e3
+        open_s = link.connect(start_s)
+        ready_s = link.down.deliver(link.up.deliver(open_s, SETTINGS_BYTES), SETTINGS_BYTES)
+        if ready_s - world.now_s > timeout_s:
+            world.sleep(timeout_s)
+            raise LinkError(f"cannot connect to a verifier at {self.address}: no answer in {timeout_s:.1f} s")
+        world.sleep(ready_s - world.now_s)
+        return SimulatedConnection(world, link, site.times, self.traffic, self._verifier, self._session_id)
+
+    def describe(self, timeout_s: float) -> ModelInfo:
+        return self._verifier.engine.model
+
+
+class SimulatedConnection:
+    """`Connection`. Messages are as long as the codec makes them, and are handed on as they are."""
+
+    def __init__(
+        self,
+        world: World,
+        link: VirtualLink,
+        times: EdgeTimes,
+        traffic: Traffic,
+        verifier: SimulatedVerifier,
+        session_id: bytes,
+    ) -> None:
+        self._world, self._link, self._traffic = world, link, traffic
+        self._send_s, self._receive_s = times.send_ms / 1e3, times.receive_ms / 1e3
+        self._inbox = VirtualQueue(world)
+        self._is_closed = False
+        self.lay_here_s = 0.0
+        self._trip_s: float | None = None
+        self._stream = verifier.open_stream(session_id, self._deliver)
+        self._far_receive_s, self._far_send_s = verifier.receive_s, verifier.send_s
+
+    def send(self, request: SessionRequest) -> None:
+        num_bytes = request_bytes(request) + FRAME_BYTES
+        self._traffic.bytes_up += num_bytes
+        self._to_verifier(num_bytes, lambda: self._stream.take(request))
+
+    def _to_verifier(self, num_bytes: int, function: Callable[[], object]) -> None:
+        sent_s = self._world.now_s + self._send_s
+        arrival_s = self._link.up.deliver(sent_s, num_bytes + DATA_FRAME_BYTES)
+        self._world.call_at(arrival_s + self._far_receive_s, function)
+
+    def _deliver(self, response: SessionResponse, kind: type[SessionRequest] | None) -> None:
+        """The verifier answers."""
+        if self._is_closed:
+            return
+        num_bytes = response_bytes(response, kind) + FRAME_BYTES
+        sent_s = self._world.now_s + self._far_send_s
+        arrival_s = self._link.down.deliver(sent_s, num_bytes + DATA_FRAME_BYTES)
+        here_s = arrival_s + self._receive_s
+        self._world.call_at(here_s, self._inbox.put, (response, num_bytes, here_s))
+
+    def receive(self, timeout_s: float) -> SessionResponse | None:
+        try:
+            item: tuple[SessionResponse, int, float] | None = self._inbox.get(timeout=max(0.0, timeout_s))
+        except Empty:
+            return None
+        if item is None:
+            return None
+        response, num_bytes, here_s = item
+        self._traffic.bytes_down += num_bytes
+        self.lay_here_s = self._world.now_s - here_s
+        return response
+
+    def start_trip(self) -> None:
+        """A `Describe`: the verifier's event loop answers it, whatever the engine does."""
+        start_s = self._world.now_s
+
+        def answer() -> None:
+            sent_s = self._world.now_s + self._far_send_s
+            arrival_s = self._link.down.deliver(sent_s, DESCRIPTION_BYTES) + self._receive_s
+            self._world.call_at(arrival_s, self._end_trip, arrival_s - start_s)
+
+        self._to_verifier(0, answer)
+
+    def _end_trip(self, trip_s: float) -> None:
+        self._trip_s = trip_s
+
+    def take_trip(self) -> float | None:
+        trip_s, self._trip_s = self._trip_s, None
+        return trip_s
+
+    def wake(self) -> None:
+        self._inbox.put(None)
+
+    def close(self) -> None:
+        """The far end hears of it after the link's delay."""
+        if not self._is_closed:
+            self._is_closed = True
+            self._to_verifier(0, self._stream.detach)

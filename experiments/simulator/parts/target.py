@@ -1,0 +1,161 @@
+"""A target whose forward takes virtual time and whose samples are known: the one text."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from outrider.cloud_verifier.backends.base import ForwardItem, KVExhausted, KVSequence
+from outrider.cloud_verifier.kv.blocks import BlockUsage
+from outrider.cloud_verifier.verification.methods.base import NoiseKey
+from outrider.cloud_verifier.verification.rows import StepRound
+from outrider.experiments.simulator.parts import text
+from outrider.experiments.simulator.parts.times import VerifierTimes
+from outrider.experiments.simulator.world.world import World
+
+BLOCK_TOKENS = 16
+UNLIMITED_BLOCKS = 1 << 40
+_CERTAIN, _NEVER = (0.0,), (-math.inf,)
+
+
+class KnownRows:
+    """Rows of a target that is certain of the text: p is 1 at its token, for every method."""
+
+    __slots__ = ("_position",)
+
+    def __init__(self, position: int) -> None:
+        self._position = position
+
+    def own_sample(self, row: int) -> int:
+        return text.TEXT[(self._position + row) & text.MASK]
+
+    def log_probs(self, row: int, token_ids: Sequence[int]) -> Sequence[float]:
+        own = self.own_sample(row)
+        if len(token_ids) == 1:
+            return _CERTAIN if token_ids[0] == own else _NEVER
+        return [0.0 if token_id == own else -math.inf for token_id in token_ids]
+
+    def entropy(self, row: int) -> float:
+        return 0.0
+
+    def sample(self, row: int, key: NoiseKey, changed: Mapping[int, float] | None = None) -> int:
+        return self.own_sample(row)
+
+    def raw_logits(self) -> NDArray[np.float32]:
+        raise NotImplementedError("a simulated target has no logits: ask for no log-probabilities")
+
+
+@dataclass(frozen=True, slots=True)
+class KnownLogits:
+    """What a forward gives in place of logits; `known_rows` reads it."""
+
+    answers_s: float  # what verifying these rows takes
+
+
+def known_rows(
+    world: World, logits: KnownLogits, rounds: Sequence[StepRound], eos_token_ids: Any, num_tokens: int
+) -> list[KnownRows]:
+    """What `device_rows.scan_step` is to logits on a GPU. Takes the time of the answers."""
+    if logits.answers_s:
+        world.sleep(logits.answers_s)
+    return [KnownRows(each.position) for each in rounds]
+
+
+@dataclass(eq=False, slots=True)
+class SimulatedKV:
+    length: int = 0
+    num_reused: int = 0
+    num_blocks: int = 0
+
+
+class SimulatedTarget:
+    """Implements `TargetBackend`: lengths in place of KV, in blocks, without a prefix cache."""
+
+    num_tokens = text.NUM_TOKENS
+    vocab_size = text.NUM_TOKENS
+    max_context = 1 << 30
+    dtype = "simulated"
+    device = "simulated"
+    model_id = "simulated"
+    fingerprint = text.FINGERPRINT
+    tokenizer_fingerprint = text.FINGERPRINT
+    eos_token_ids: tuple[int, ...] = ()
+
+    def __init__(self, world: World, times: VerifierTimes, kv_tokens: int = 0) -> None:
+        """`kv_tokens` of 0 is a pool that is never full."""
+        self.times = times
+        self._world = world
+        self.num_forwards = 0
+        self.num_query_rows = 0
+        self.forward_s = 0.0  # in all
+        self.most_used_tokens = 0  # of the pool, at once
+        self._num_blocks = kv_tokens // BLOCK_TOKENS or UNLIMITED_BLOCKS
+        self._num_used = 0
+
+    @property
+    def num_free_tokens(self) -> int:
+        return (self._num_blocks - self._num_used) * BLOCK_TOKENS
+
+    @property
+    def kv_usage(self) -> BlockUsage:
+        return BlockUsage(BLOCK_TOKENS, self._num_used, 0, self._num_blocks - self._num_used, 0)
+
+    def new_sequence(self, tenant: str = "", token_ids: Sequence[int] = ()) -> SimulatedKV:
+        return SimulatedKV()
+
+    def publish(self, sequence: KVSequence, token_ids: Sequence[int]) -> None:
+        """Nothing is found again."""
+
+    def forward(self, items: Sequence[ForwardItem]) -> Any:
+        """`KnownLogits`, after the time that the step takes."""
+        num_tokens, num_context, num_ending = 0, 0, 0
+        self._make_room(items)
+        for item in items:
+            kv, num_fed = item.sequence, len(item.token_ids)
+            num_context += kv.length
+            kv.length += num_fed  # type: ignore[misc]
+            num_tokens += num_fed
+            num_ending += item.num_logit_rows > 0
+        self.num_forwards += 1
+        self.num_query_rows += num_tokens
+        step_s = self.times.step_s(len(items), num_tokens, num_context)
+        self.forward_s += step_s
+        self._world.sleep(step_s)
+        return KnownLogits(num_ending * self.times.answer_ms / 1e3)
+
+    def _make_room(self, items: Sequence[ForwardItem]) -> None:
+        wanted = [-(-(item.sequence.length + len(item.token_ids)) // BLOCK_TOKENS) for item in items]
+        held = [item.sequence.num_blocks for item in items]  # type: ignore[attr-defined]
+        num_used = self._num_used + sum(wanted) - sum(held)
+        if num_used > self._num_blocks:
+            free = self._num_blocks - self._num_used
+            raise KVExhausted(f"{num_used - self._num_used} blocks needed, {free} free")
+        for num_blocks, item in zip(wanted, items, strict=True):
+            item.sequence.num_blocks = num_blocks  # type: ignore[attr-defined]
+        self._num_used = num_used
+        self.most_used_tokens = max(self.most_used_tokens, num_used * BLOCK_TOKENS)
+
+    def truncate(self, sequence: KVSequence, length: int) -> None:
+        assert isinstance(sequence, SimulatedKV)
+        sequence.length = length
+        self._hold(sequence, -(-length // BLOCK_TOKENS))
+
+    def fork(self, sequence: KVSequence) -> SimulatedKV:
+        raise NotImplementedError("a simulated target has no forks")
+
+    def close(self, sequence: KVSequence) -> None:
+        assert isinstance(sequence, SimulatedKV)
+        sequence.length = 0
+        self._hold(sequence, 0)
+
+    def _hold(self, kv: SimulatedKV, num_blocks: int) -> None:
+        self._num_used += num_blocks - kv.num_blocks
+        kv.num_blocks = num_blocks
+
+    def check_integrity(self) -> None:
+        assert 0 <= self._num_used <= self._num_blocks, "blocks are counted wrongly"

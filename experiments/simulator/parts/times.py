@@ -1,0 +1,95 @@
+"""What everything takes: what `python -m outrider.experiments.simulator.measure` finds out on a real system."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from outrider.common.config.loader import load_config, option
+from outrider.common.errors import UsageError
+
+TIMES = Path(__file__).resolve().parents[1] / "times"
+DEFAULT_TIMES = "embedded-2-cores"  # of the machine that the benchmarks of this repository run on
+
+PartT = TypeVar("PartT")
+
+
+@dataclass(frozen=True, slots=True)
+class VerifierTimes:
+    """A step of s sessions that feeds n tokens, and reads keys of c tokens before them, takes
+    step + s session + n token + c context; then each answer takes `answer`, one after the other.
+    """
+
+    step_ms: float = option(0.0, "of every forward", minimum=0)
+    session_ms: float = option(0.0, "more for each session in it", minimum=0)
+    token_ms: float = option(0.0, "more for each token fed", minimum=0)
+    context_ms: float = option(0.0, "more for each 1,000 tokens of KV read", minimum=0)
+    answer_ms: float = option(0.0, "verification and commit of one session, in the step", minimum=0)
+    receive_ms: float = option(0.0, "from a socket to the engine", minimum=0)
+    send_ms: float = option(0.0, "from the engine to a socket", minimum=0)
+
+    def step_s(self, num_sessions: int, num_tokens: int, num_context: int) -> float:
+        """A forward, without its answers."""
+        context_ms = num_context * self.context_ms / 1000
+        step_ms = self.step_ms + num_sessions * self.session_ms + num_tokens * self.token_ms + context_ms
+        return step_ms / 1e3
+
+
+@dataclass(frozen=True, slots=True)
+class EdgeTimes:
+    connect_ms: float = option(0.0, "making a connection, beside the link's round trips", minimum=0)
+    send_ms: float = option(0.0, "from the session to a socket", minimum=0)
+    receive_ms: float = option(0.0, "from a socket to the session", minimum=0)
+    commit_ms: float = option(0.0, "taking an answer: bookkeeping and showing it", minimum=0)
+
+
+@dataclass(frozen=True, slots=True)
+class DraftTimes:
+    token_ms: float = option(0.0, "a drafted token", minimum=0)
+    call_ms: float = option(0.0, "a draft, whatever its length", minimum=0)
+    read_token_ms: float = option(0.0, "a token of text that it reads at once, a prompt's say", minimum=0)
+
+
+@dataclass(frozen=True, slots=True)
+class SystemTimes:
+    verifier: VerifierTimes = dataclasses.field(default_factory=VerifierTimes)
+    edge: EdgeTimes = dataclasses.field(default_factory=EdgeTimes)
+    draft: DraftTimes = dataclasses.field(default_factory=DraftTimes)
+    cloud_draft: DraftTimes = dataclasses.field(default_factory=DraftTimes)  # co-located
+    source: str = ""  # what was measured, where, by which command
+
+
+def load_times(source: object) -> SystemTimes:
+    """Of a mapping, of a file, or of `experiments/simulator/times/NAME.json`; "none" takes no time at all. Raises
+    `UsageError`."""
+    if source == "none":
+        return SystemTimes(source="none")
+    if isinstance(source, Mapping):
+        return load_config(SystemTimes, content=(source, "times"), env={}).value
+    name = str(source)
+    path = Path(name) if name.endswith(".json") else TIMES / f"{name}.json"
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        known = sorted(each.stem for each in TIMES.glob("*.json"))
+        raise UsageError(
+            f"times: cannot read {path}: {error}; give a .json file, none, or one of {', '.join(known)}"
+        ) from error
+    return load_config(SystemTimes, content=(content, str(path)), env={}).value
+
+
+def save_times(times: SystemTimes, path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(dataclasses.asdict(times), indent=1) + "\n", encoding="utf-8")
+
+
+def changed(part: PartT, changes: Mapping[str, Any] | None, where: str) -> PartT:
+    """`part` with some of its numbers replaced. Raises `ConfigError` naming `where` and the key."""
+    if not changes:
+        return part
+    content = {**dataclasses.asdict(part), **changes}  # type: ignore[call-overload]
+    return load_config(type(part), content=(content, where), env={}).value

@@ -1,0 +1,179 @@
+"""One verifier: the product's engine, stepped as its driver does, and streams as its service has them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from outrider.cloud_verifier.config import ServeConfig
+from outrider.cloud_verifier.engine.colocated import CoLocatedDrafter
+from outrider.cloud_verifier.engine.driver import IDLE_TURN_S
+from outrider.cloud_verifier.engine.engine import Engine
+from outrider.cloud_verifier.engine.session import DEFAULT_TENANT
+from outrider.cloud_verifier.engine.work import Job, num_tokens_of
+from outrider.cloud_verifier.server.server import make_model_info
+from outrider.common.types import (
+    CancelRequest,
+    CloseRequest,
+    GeneratedTokens,
+    GenerateRequest,
+    RoundError,
+    RoundErrorCode,
+    SessionRequest,
+    SessionResponse,
+    Verdict,
+    VerifyRequest,
+)
+from outrider.experiments.simulator.parts.drafts import TracedDraft, TracedText
+from outrider.experiments.simulator.parts.target import SimulatedTarget
+from outrider.experiments.simulator.parts.times import DraftTimes, VerifierTimes
+from outrider.experiments.simulator.world.world import Waiting, World
+
+Deliver = Callable[[SessionResponse, type[SessionRequest] | None], None]
+
+
+@dataclass(frozen=True, slots=True)
+class VerifierTally:
+    """What one verifier did from the beginning on."""
+
+    name: str
+    busy_s: float  # in steps
+    num_steps: int
+    num_sessions: int  # of all steps
+    num_tokens: int  # fed
+    num_rounds: int
+    num_refused: dict[str, int]  # by reason
+    most_kv_tokens: int
+    num_evicted: int  # times a session gave up its KV for others
+
+
+class SimulatedVerifier:
+    """Made in virtual time; `busy_s` is how long steps took so far."""
+
+    def __init__(
+        self,
+        world: World,
+        name: str,
+        config: ServeConfig,
+        times: VerifierTimes,
+        draft_times: DraftTimes,
+        texts: Sequence[TracedText],
+        kv_tokens: int = 0,
+    ) -> None:
+        """The co-located draft knows the same `texts` as the edges'. `kv_tokens` of 0 is no limit."""
+        self.name = name
+        self.receive_s, self.send_s = times.receive_ms / 1e3, times.send_ms / 1e3
+        self.busy_s = 0.0
+        self.target = SimulatedTarget(world, times, kv_tokens)
+        drafter = CoLocatedDrafter(TracedDraft(draft_times, texts, world.sleep), self.target.max_context)
+        self.engine = Engine(
+            self.target,
+            make_model_info(self.target, config, drafter.fingerprint),
+            drafter=drafter,
+            max_step_tokens=config.max_step_tokens,
+            prefill_chunk_tokens=config.prefill_chunk,
+            queue_limits=config.queue_limits,
+            tenant_max_sessions=config.tenant_max_sessions,
+            min_forward_s=config.min_forward_ms / 1e3,
+            clock=lambda: world.now_s,
+        )
+        self._world = world
+        self._waiting = Waiting(world)
+        self.engine.on_job = self._waiting.wake
+        self.engine.is_running = True
+        world.start(self._run)
+
+    def _run(self) -> None:
+        """As `EngineDriver`: a step follows the other while there is work, and begins with a job else."""
+        engine, world = self.engine, self._world
+        while True:
+            start_s = world.now_s
+            did_work = engine.step()
+            self.busy_s += world.now_s - start_s
+            if not (did_work and engine.num_jobs):
+                idle_s = IDLE_TURN_S if engine.num_jobs else max(IDLE_TURN_S, engine.seconds_to_sweep)
+                self._waiting.wait(idle_s)
+
+    @property
+    def tally(self) -> VerifierTally:
+        observer = self.engine.observer
+        assert not observer.errors["internal"], f"{self.name} failed: its log says where"
+        refused = Counter(self.engine.backlog.num_refused)
+        refused.update(observer.refusals)
+        return VerifierTally(
+            name=self.name,
+            busy_s=self.busy_s,
+            num_steps=self.target.num_forwards,
+            num_sessions=observer.batch_size.total,
+            num_tokens=self.target.num_query_rows,
+            num_rounds=observer.num_rounds["verify"],
+            num_refused=dict(refused),
+            most_kv_tokens=self.target.most_used_tokens,
+            num_evicted=observer.evictions["kv"],
+        )
+
+    def open_stream(self, session_id: bytes, deliver: Deliver) -> SimulatedStream:
+        return SimulatedStream(self._world, self.engine, session_id, deliver)
+
+
+class SimulatedStream:
+    """`stream.SessionStream` without messages: what is refused at the door, what a lost call
+    ends."""
+
+    def __init__(self, world: World, engine: Engine, session_id: bytes, deliver: Deliver) -> None:
+        self._world = world
+        self._engine, self._session_id, self._deliver = engine, session_id, deliver
+        self._last_round_id: int | None = None
+        self._generating: int | None = None
+        self._owed_tokens: dict[int, int] = {}
+
+    def take(self, request: SessionRequest) -> None:
+        kind = type(request)
+        if isinstance(request, CancelRequest):
+            self._submit(request, lambda reply: None)
+            return
+        if isinstance(request, GenerateRequest):
+            self._generating = request.round_id
+        has_entered = False
+        is_new = self._last_round_id is not None and getattr(request, "round_id", 0) > self._last_round_id
+        if is_new and isinstance(request, VerifyRequest):
+            num_own_tokens = next(iter(self._owed_tokens.values()), 0)
+            refusal = self._engine.enter_round(DEFAULT_TENANT, request, num_own_tokens=num_own_tokens)
+            if refusal is not None:
+                self._push(
+                    RoundError(
+                        request.round_id,
+                        RoundErrorCode.REFUSED,
+                        refusal.message,
+                        retry_after_ms=refusal.retry_after_ms,
+                    ),
+                    kind,
+                )
+                return
+            has_entered = True
+        if isinstance(request, VerifyRequest):
+            self._owed_tokens[request.round_id] = num_tokens_of(request)
+        if not isinstance(request, CloseRequest):
+            self._last_round_id = max(self._last_round_id or 0, request.round_id)
+        self._submit(request, lambda reply: self._push(reply, kind), has_entered)
+
+    def _submit(
+        self, request: SessionRequest, reply: Callable[[SessionResponse], object], has_entered: bool = False
+    ) -> None:
+        arrival_ns = int(self._world.now_s * 1e9)
+        self._engine.submit(Job(self._session_id, request, reply, arrival_ns, has_entered=has_entered))
+
+    def _push(self, response: SessionResponse, kind: type[SessionRequest]) -> None:
+        if isinstance(response, RoundError):
+            self._engine.observer.on_error(response.code, self._session_id, response.round_id, response.field)
+        if isinstance(response, GeneratedTokens) and response.is_last:
+            self._generating = None
+        if isinstance(response, Verdict | RoundError):
+            self._owed_tokens.pop(response.round_id, None)
+        self._deliver(response, kind)
+
+    def detach(self) -> None:
+        """Nobody reads a running `Generate` any more. The session stays."""
+        if self._generating is not None:
+            self._submit(CancelRequest(self._generating), lambda reply: None)

@@ -1,0 +1,1 @@
+"""Virtual time and the product's modules in it."""

@@ -1,0 +1,1 @@
+"""A sweep as its YAML describes it: schema, checks, cells. Measures nothing."""

@@ -1,0 +1,1 @@
+"""A results folder: records, metrics, comparisons. Starts nothing."""

@@ -1,0 +1,101 @@
+"""Writing a results folder: rows appended as they come, and going on with one that was left unfinished."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import textwrap
+import threading
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from outrider.common.errors import UsageError
+from outrider.experiments.sweep.results.records import (
+    MANIFEST,
+    REQUESTS,
+    ROUNDS,
+    SWEEP,
+    VISITS,
+    Manifest,
+    RequestRow,
+    RoundRow,
+    VisitRow,
+    latest_requests,
+    read_manifest,
+    read_rows,
+    to_json,
+    write_json,
+)
+
+
+class ResultsFolder:
+    """Rows may come from several threads. A request's rounds are written before its own row, so that a
+    request that is there is whole."""
+
+    def __init__(self, path: Path, manifest: Manifest, done: frozenset[str] = frozenset()) -> None:
+        self.path, self.manifest = path, manifest
+        self.done = done  # requests that need not be run again
+        self._lock = threading.Lock()
+
+    def add_request(self, request: RequestRow, rounds: Iterable[RoundRow]) -> None:
+        with self._lock:
+            _append(self.path / ROUNDS, rounds)
+            _append(self.path / REQUESTS, [request])
+
+    def add_visit(self, visit: VisitRow) -> None:
+        with self._lock:
+            _append(self.path / VISITS, [visit])
+
+    def update_manifest(self, **changes: Any) -> None:
+        self.manifest = dataclasses.replace(self.manifest, **changes)
+        write_json(self.path / MANIFEST, self.manifest)
+
+
+def create_folder(path: Path, manifest: Manifest) -> ResultsFolder:
+    """Raises `UsageError` for a folder that holds results already, or cannot be made."""
+    if any(read_rows(path / REQUESTS, RequestRow)):
+        raise UsageError(f"{path} holds results already: go on with them by --resume, or give another --out")
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        write_json(path / MANIFEST, manifest)
+    except OSError as error:
+        raise UsageError(f"--out {path}: {error.strerror}") from error
+    return ResultsFolder(path, manifest)
+
+
+def resume_folder(path: Path, config: dict[str, Any]) -> ResultsFolder:
+    """Requests that ended without an error are done; what a crash left of others is removed.
+
+    Raises `UsageError` for a folder without results, and for one of another configuration: the message
+    names the first key that differs.
+    """
+    manifest = read_manifest(path)
+    theirs, ours = manifest.config, json.loads(json.dumps(config))
+    for key in (*ours, *theirs):
+        if ours.get(key) != theirs.get(key):
+            was, now = (textwrap.shorten(json.dumps(config.get(key)), 100) for config in (theirs, ours))
+            raise UsageError(f"{path} was made with {key}: {was}, not {now}: give another --out")
+    done = {
+        row.request: row for row in latest_requests(read_rows(path / REQUESTS, RequestRow)) if not row.error
+    }
+    rounds = [row for row in read_rows(path / ROUNDS, RoundRow) if row.request in done]
+    visits = list(read_rows(path / VISITS, VisitRow))
+    _rewrite(path / REQUESTS, list(done.values()))
+    _rewrite(path / ROUNDS, rounds)
+    _rewrite(path / VISITS, visits)
+    (path / SWEEP).unlink(missing_ok=True)  # it tells of less than there will be
+    return ResultsFolder(path, manifest, frozenset(done))
+
+
+def _append(path: Path, rows: Iterable[Any]) -> None:
+    with path.open("a", encoding="utf-8") as file:
+        file.writelines(json.dumps(to_json(row), allow_nan=False) + "\n" for row in rows)
+
+
+def _rewrite(path: Path, rows: Sequence[Any]) -> None:
+    partial = path.with_suffix(path.suffix + ".partial")
+    partial.unlink(missing_ok=True)
+    partial.touch()
+    _append(partial, rows)
+    partial.replace(path)

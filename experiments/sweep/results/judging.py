@@ -1,0 +1,90 @@
+"""After measuring, the target looks at the texts: ties are told from differences, others are scored."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from outrider.cloud_verifier.config import EMBEDDED_TARGET
+from outrider.common.types import TokenIds
+from outrider.edge_client.config.run_config import default_draft_dir
+from outrider.edge_client.session.factory import make_sampling
+from outrider.edge_client.tokenization.tokenizer import EdgeTokenizer
+from outrider.experiments.shared.prompts import Prompt
+from outrider.experiments.sweep.config.cells import Cell
+from outrider.experiments.sweep.config.schema import SweepConfig
+from outrider.experiments.sweep.config.settings import make_edge_config
+from outrider.experiments.sweep.results.intervals import of_ratio
+from outrider.experiments.sweep.results.records import Metric, RequestRow
+from outrider.experiments.sweep.results.scoring import Scorer
+
+
+class Judge:
+    """Loads tokenizer and target when first asked. Without the right target here it knows nothing."""
+
+    def __init__(self, config: SweepConfig, cells: Sequence[Cell], prompts: Sequence[Prompt]) -> None:
+        self._config = config
+        self._cells = {cell.id: cell for cell in cells}
+        self._prompts = {prompt.id: prompt.text for prompt in prompts}
+        self._scorer: Scorer | None = None
+        self._seen: set[str] = set()  # fingerprints of targets that wrote
+        self._tokenizer: EdgeTokenizer | None = None
+
+    def is_tie(self, row: RequestRow, index: int, token_id: int) -> bool | None:
+        """Whether the row's token at `index` and `token_id` were the same to the target."""
+        scorer = self._scorer_for(row)
+        if scorer is None:
+            return None
+        settings = self._cells[row.cell].edge_settings(self._config.edge_settings)
+        config = make_edge_config(settings)
+        words = tuple(tuple(self._encode(word)) for word in config.bad_word)
+        sampling = make_sampling(config, row.seed, words)
+        ids, written = self._encode(self._prompts[row.prompt]), row.token_ids
+        return scorer.is_tie(ids, written[:index], written[index], token_id, sampling)
+
+    def losses(self, rows: Mapping[str, Sequence[RequestRow]]) -> dict[str, Metric]:
+        """target_nats_per_token of cells whose text is not cloud-only's, and of cloud-only beside them."""
+        found: dict[str, Metric] = {}
+        known: dict[tuple[str, str], float] = {}  # the same text comes from many cells
+        inexact = {id for id, cell in self._cells.items() if not _is_exact(cell, rows.get(id, ()))}
+        for cell in self._cells.values() if inexact else ():
+            texts = [row for row in rows.get(cell.id, ()) if row.token_ids]
+            if (cell.id not in inexact and cell.mode != "cloud-only") or not texts:
+                continue
+            for row in texts:
+                key = row.prompt, row.token_hash
+                if key not in known:
+                    scorer = self._scorer_for(row)
+                    if scorer is None:
+                        return found
+                    known[key] = scorer.nats(self._encode(self._prompts[row.prompt]), row.token_ids)
+            nats = [known[row.prompt, row.token_hash] for row in texts]
+            result = of_ratio(nats, [row.num_tokens for row in texts])
+            if result is not None:
+                value, interval = result
+                low, high = interval or (None, None)
+                found[cell.id] = Metric(round(value, 5), "nats", low, high, len(texts))
+        return found
+
+    def _scorer_for(self, row: RequestRow) -> Scorer | None:
+        """None for synthetic models, and where the target that wrote is not the one that lies here."""
+        if self._config.is_synthetic:
+            return None
+        if self._scorer is None:
+            named = self._config.model_dirs.get("target")
+            self._scorer = Scorer(Path(named) if named else EMBEDDED_TARGET)
+        if row.target_fingerprint:  # edge-only asked no target: it is judged by the one the others had
+            self._seen.add(row.target_fingerprint)
+        return self._scorer if self._seen <= {self._scorer.fingerprint} else None
+
+    def _encode(self, text: str) -> TokenIds:
+        if self._tokenizer is None:
+            directory = Path(self._config.model_dirs.get("draft") or default_draft_dir())
+            self._tokenizer = EdgeTokenizer(directory / "tokenizer.json")
+        return tuple(self._tokenizer.encode(text))
+
+
+def _is_exact(cell: Cell, rows: Sequence[RequestRow]) -> bool:
+    """Whether its texts are cloud-only's. Those of the draft alone never are, nor are those in which the edge
+    kept tokens unverified."""
+    return cell.is_exact_text and not any(row.num_unverified_tokens for row in rows)

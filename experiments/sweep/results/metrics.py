@@ -1,0 +1,236 @@
+"""What rows say of a cell: every metric of DESIGN §8 as a pure function of requests, rounds and visits."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from outrider.common.types import Origin
+from outrider.experiments.sweep.config.schema import Slo
+from outrider.experiments.sweep.results.intervals import Interval, of_mean, of_quantiles, of_ratio
+from outrider.experiments.sweep.results.metric_names import QUANTILES, unit_of
+from outrider.experiments.sweep.results.records import Metric, RequestRow, RoundRow, VisitRow
+
+_MB = 1e6
+
+
+@dataclass(frozen=True, slots=True)
+class Observed:
+    """Everything a cell left behind. `requests` are those that ended without an error."""
+
+    requests: Sequence[RequestRow]
+    rounds: Sequence[RoundRow]
+    visits: Sequence[VisitRow]
+
+    @property
+    def num_tokens(self) -> list[int]:
+        return [row.num_tokens for row in self.requests]
+
+
+def compute_metrics(seen: Observed, slo: Slo, price_per_hour: float | None) -> dict[str, Metric]:
+    """By name, as in `metric_names`; what was not measured is absent."""
+    if not seen.requests:
+        return {}
+    return {
+        **_latency(seen),
+        **_gaps(seen),
+        **_goodput(seen, slo),
+        **_speculation(seen),
+        **_verifier(seen, price_per_hour),
+        **_traffic(seen),
+        **_marks(seen),
+        **_gate(seen),
+        **_round_parts(seen.rounds),
+        **_machine(seen.visits),
+    }
+
+
+def meets(row: RequestRow, slo: Slo) -> bool:
+    """A request too short to have a time per token cannot miss it."""
+    gaps = sorted(commit_gaps(row))
+    p95 = gaps[int(0.95 * (len(gaps) - 1))] if gaps else None
+    limits = ((row.ttft_ms, slo.ttft_ms), (row.tpot_ms, slo.tpot_ms), (p95, slo.commit_gap_p95_ms))
+    return all(limit is None or value is None or value <= limit for value, limit in limits)
+
+
+def commit_gaps(row: RequestRow) -> list[float]:
+    return [after - before for before, after in itertools.pairwise(row.commit_times_ms)]
+
+
+def token_gaps(row: RequestRow) -> list[float]:
+    return [after - before for before, after in itertools.pairwise(row.token_times_ms)]
+
+
+def acceptance_by_position(rounds: Iterable[RoundRow]) -> tuple[list[float], list[float]]:
+    """alpha_i, how often token i stood of the rounds that drafted it and in which all before it did; and
+    A_cum_i, how often the first i all stood of the rounds that drafted so many."""
+    counts = [(r.num_draft_tokens, r.num_accepted_tokens) for r in rounds if r.is_answered]
+    alphas, cumulative = [], []
+    for i in range(1, max((drafted for drafted, _ in counts), default=0) + 1):
+        having = [accepted for drafted, accepted in counts if drafted >= i]
+        stood = sum(accepted >= i for accepted in having)
+        reached = sum(accepted >= i - 1 for accepted in having)
+        alphas.append(round(stood / reached, 4) if reached else 0.0)
+        cumulative.append(round(stood / len(having), 4))
+    return alphas, cumulative
+
+
+# ------------------------------------------------------------------------------------------ groups
+
+
+def _latency(seen: Observed) -> dict[str, Metric]:
+    found = {}
+    for name in ("ttft_ms", "tpot_ms", "total_ms", "otps"):
+        values = [value for row in seen.requests if (value := getattr(row, name)) is not None]
+        if values:
+            found[name] = _metric(name, of_mean(values), len(values))
+    first = [[row.ttft_ms] for row in seen.requests if row.ttft_ms is not None]
+    if p95 := of_quantiles(first, [0.95]):
+        found["ttft_p95_ms"] = _metric("ttft_p95_ms", p95[0], len(first))
+    if wall_s := sum(visit.wall_s for visit in seen.visits):
+        value = sum(visit.num_tokens for visit in seen.visits) / wall_s
+        interval = _over_visits(seen.visits, lambda visit: visit.num_tokens, lambda visit: visit.wall_s)
+        found["tokens_per_s"] = _metric("tokens_per_s", (value, interval), len(seen.visits))
+    return found
+
+
+def _gaps(seen: Observed) -> dict[str, Metric]:
+    found = {}
+    for name, gaps_of in (("itl", token_gaps), ("commit_gap", commit_gaps)):
+        groups = [gaps_of(row) for row in seen.requests]
+        quantiles = of_quantiles(groups, list(QUANTILES.values()))
+        for (label, _), result in zip(QUANTILES.items(), quantiles or (), strict=False):
+            full = f"{name}_{label}_ms"
+            found[full] = _metric(full, result, len(groups))
+    return found
+
+
+def _goodput(seen: Observed, slo: Slo) -> dict[str, Metric]:
+    good = [meets(row, slo) for row in seen.requests]
+    found = {"goodput_share": _metric("goodput_share", of_mean(good), len(good))}
+    if wall_s := sum(visit.wall_s for visit in seen.visits):
+        tokens = sum(row.num_tokens for row, is_good in zip(seen.requests, good, strict=True) if is_good)
+        found["goodput_tokens_per_s"] = _metric("goodput_tokens_per_s", (tokens / wall_s, None), len(good))
+    return found
+
+
+def _speculation(seen: Observed) -> dict[str, Metric]:
+    rows = [row for row in seen.requests if row.num_rounds]
+    in_rounds = [sum(o in ("accepted", "correction", "bonus") for o in row.token_origins) for row in rows]
+    found = {
+        "acceptance_rate": of_ratio(
+            [row.num_accepted_tokens for row in rows], [row.num_draft_tokens for row in rows]
+        ),
+        "tokens_per_round": of_ratio(in_rounds, [row.num_rounds for row in rows]),
+    }
+    return _present(found, len(rows))
+
+
+def _verifier(seen: Observed, price_per_hour: float | None) -> dict[str, Metric]:
+    if not any(row.verifier_calls for row in seen.requests):
+        return {}
+    busy_s = [row.forward_s + row.cloud_draft_s for row in seen.requests]
+    found = {
+        "verifier_calls_per_token": of_ratio([row.verifier_calls for row in seen.requests], seen.num_tokens),
+        "forward_s_per_token": of_ratio([row.forward_s for row in seen.requests], seen.num_tokens),
+    }
+    if price_per_hour is not None:
+        cost = [seconds / 3600 * price_per_hour * 1e6 for seconds in busy_s]
+        found["cost_per_million_tokens"] = of_ratio(cost, seen.num_tokens)
+    return _present(found, len(seen.requests))
+
+
+def _traffic(seen: Observed) -> dict[str, Metric]:
+    found = {}
+    if any(row.bytes_up for row in seen.requests):
+        found = {
+            "bytes_up_per_token": of_ratio([row.bytes_up for row in seen.requests], seen.num_tokens),
+            "bytes_down_per_token": of_ratio([row.bytes_down for row in seen.requests], seen.num_tokens),
+        }
+    counted = [visit for visit in seen.visits if visit.wire_bytes_up is not None]
+    for way in ("up", "down"):
+        sizes = [getattr(visit, f"wire_bytes_{way}") or 0 for visit in counted]
+        found[f"wire_bytes_{way}_per_token"] = of_ratio(sizes, [visit.num_tokens for visit in counted])
+    return _present(found, len(seen.requests))
+
+
+def _marks(seen: Observed) -> dict[str, Metric]:
+    found: dict[str, tuple[float, Interval] | None] = {}
+    for name in ("unverified", "fallback", "approximate"):
+        counts = [getattr(row, f"num_{name}_tokens") for row in seen.requests]
+        found[f"{name}_share"] = of_ratio(counts, seen.num_tokens)
+    if any(row.num_rolled_back_tokens for row in seen.requests):
+        found["rolled_back_share"] = of_ratio(
+            [row.num_rolled_back_tokens for row in seen.requests], seen.num_tokens
+        )
+    found["timeouts_per_request"] = of_mean([row.num_timeouts for row in seen.requests])
+    return _present(found, len(seen.requests))
+
+
+def _gate(seen: Observed) -> dict[str, Metric]:
+    """Of cells in which one judged the draft."""
+    judged = [r for r in seen.rounds if r.hard_ratio is not None]
+    if not judged:
+        return {}
+    kept = [row.token_origins.count(Origin.GATE) for row in seen.requests]
+    means: dict[str, tuple[float, Interval] | None] = {
+        "hard_share": (sum(r.hard_ratio or 0.0 for r in judged) / len(judged), None),
+        "escalated_share": (sum(bool(r.escalated) for r in judged) / len(judged), None),
+    }
+    shares = {"gate_share": of_ratio(kept, seen.num_tokens)}
+    return {**_present(shares, len(seen.requests)), **_present(means, len(judged))}
+
+
+def _round_parts(rounds: Sequence[RoundRow]) -> dict[str, Metric]:
+    """Means over answered rounds, without intervals: they explain, they do not compare."""
+    answered = [r for r in rounds if r.is_answered]
+    if not answered:
+        return {}
+    parts: dict[str, Callable[[RoundRow], float]] = {
+        "round_ms": lambda r: r.draft_ms + r.rtt_ms if r.rtt_ms else r.draft_ms + r.queue_ms + r.forward_ms,
+        "round_draft_ms": lambda r: r.draft_ms,
+        "round_net_ms": lambda r: r.net_ms,
+        "round_queue_ms": lambda r: r.queue_ms,
+        "round_forward_ms": lambda r: r.forward_ms,
+        "round_other_ms": lambda r: max(0.0, r.verifier_ms - r.queue_ms - r.forward_ms),
+    }
+    means = {name: sum(map(part, answered)) / len(answered) for name, part in parts.items()}
+    return {name: _metric(name, (mean, None), len(answered)) for name, mean in means.items()}
+
+
+def _machine(visits: Sequence[VisitRow]) -> dict[str, Metric]:
+    found: dict[str, tuple[float, Interval] | None] = {}
+    for side in ("edge", "verifier"):
+        peaks = [peak for visit in visits if (peak := getattr(visit, f"{side}_peak_rss_bytes")) is not None]
+        found[f"{side}_peak_rss_mb"] = (max(peaks) / _MB, None) if peaks else None
+    metered = [visit for visit in visits if visit.energy_j is not None]
+    found["energy_j_per_token"] = of_ratio(
+        [visit.energy_j or 0.0 for visit in metered], [visit.num_tokens for visit in metered]
+    )
+    return _present(found, len(visits))
+
+
+# ----------------------------------------------------------------------------------------- helpers
+
+
+def _over_visits(
+    visits: Sequence[VisitRow], part: Callable[[VisitRow], float], whole: Callable[[VisitRow], float]
+) -> Interval:
+    result = of_ratio([part(visit) for visit in visits], [whole(visit) for visit in visits])
+    return result[1] if result else None
+
+
+def _present(found: dict[str, tuple[float, Interval] | None], n: int) -> dict[str, Metric]:
+    return {name: _metric(name, result, n) for name, result in found.items() if result is not None}
+
+
+def _metric(name: str, result: tuple[float, Interval], n: int) -> Metric:
+    value, interval = result
+    low, high = interval if interval else (None, None)
+    return Metric(_rounded(value), unit_of(name), _rounded(low), _rounded(high), n)  # type: ignore[arg-type]
+
+
+def _rounded(value: float | None) -> float | None:
+    """Six significant digits."""
+    return None if value is None else float(f"{value:.6g}")

@@ -1,0 +1,8 @@
+"""The embedded draft–target pair and where it is installed. Imports nothing of ours."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+EMBEDDED = Path(__file__).resolve().parent / "embedded"
+"""The directory of the pair: `draft/`, `target/`, `prompts.jsonl`."""

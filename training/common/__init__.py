@@ -1,0 +1,1 @@
+"""What every training uses: trainer, workers, optimisers, schedules, checkpoints, losses."""

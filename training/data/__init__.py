@@ -1,0 +1,1 @@
+"""Corpus, tokenizer and token streams. Imports nothing else of `training`."""

@@ -1,0 +1,1 @@
+"""Distillation of a draft from a target. Imports `data` and `common`."""

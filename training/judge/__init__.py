@@ -1,0 +1,1 @@
+"""Measures of targets, drafts and pairs. Not installed."""

@@ -1,0 +1,1 @@
+"""`python -m outrider.training.pair`: the embedded pair from corpus to card. Not installed."""

@@ -1,0 +1,5 @@
+"""`python -m outrider.training.pair`."""
+
+from outrider.training.pair.command import main
+
+main()
