@@ -79,6 +79,6 @@ def test_protobuf_stays_at_the_edge_of_the_code() -> None:
     for package in ALLOWED:
         for path in (ROOT / package).rglob("*.py"):
             name = path.relative_to(ROOT).as_posix()
-            is_link = name.startswith(("edge_client/link/", "common/pb/", "common/codec/"))
+            is_link = name.startswith(("edge_client/transport/link/", "common/pb/", "common/codec/"))
             if not is_link and name not in may:
                 assert "outrider.common.pb" not in path.read_text(encoding="utf-8"), name

@@ -12,16 +12,16 @@ from scipy import stats
 from support.golden import assert_golden
 
 from outrider.common.errors import ModelError
+from outrider.common.noise import draws as noise
+from outrider.common.noise import philox
 from outrider.common.noise.draws import (
     Purpose,
     coupled_argmax,
     gumbel_at,
     gumbel_of_lanes,
     gumbel_row,
-    philox,
     uniform,
 )
-from outrider.common.noise.draws import draws as noise
 
 GOLDEN = json.loads((Path(__file__).parent / "golden" / "noise.json").read_text())
 

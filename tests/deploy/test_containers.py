@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from support.fakes import FakeBackend
-from support.server import serving
+from support.processes.server import serving
 
 from outrider.cloud_verifier.config import ServeConfig
 

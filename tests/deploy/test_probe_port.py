@@ -9,7 +9,7 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from support.calls import plain_channel
 from support.fakes import FakeBackend
-from support.server import serving
+from support.processes.server import serving
 
 from outrider.cloud_verifier.config import ServeConfig
 from outrider.cloud_verifier.server.addresses import check_addresses

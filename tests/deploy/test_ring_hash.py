@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from support.decoding import decode
 from support.fakes import FakeBackend
-from support.server import serving
+from support.processes.decoding import decode
+from support.processes.server import serving
 
 from outrider.cloud_verifier.config import ServeConfig
 from outrider.cloud_verifier.server.server import VerifierServer

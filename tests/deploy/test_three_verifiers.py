@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 import pytest
 from support.calls import PATIENCE_S, eventually
-from support.decoding import decode
 from support.models import make_tiny_target
+from support.processes.decoding import decode
 
 from outrider.common.types import CancelRequest, Draining, SamplingParams
 from outrider.edge_client.drafting.export.exporter import export_draft

@@ -6,10 +6,10 @@ import contextlib
 from collections.abc import Iterator
 
 import pytest
-from support.decoding import Oracle
 from support.models import make_tiny_target
-from support.mortal import MortalVerifier
-from support.pairs import Pair
+from support.processes.decoding import Oracle
+from support.processes.mortal import MortalVerifier
+from support.processes.pairs import Pair
 
 from outrider.edge_client.drafting.base import DraftModel
 from outrider.edge_client.drafting.export.exporter import export_draft

@@ -10,9 +10,9 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from support.decoding import HostileDraft, Oracle, TieLedger, assert_same_text, decode
-from support.pairs import EMBEDDED, Pair
-from support.server import serving
+from support.processes.decoding import HostileDraft, Oracle, TieLedger, assert_same_text, decode
+from support.processes.pairs import EMBEDDED, Pair
+from support.processes.server import serving
 from test_same_text import VOCAB, make_prompt
 
 from outrider.cloud_verifier.engine.colocated import CoLocatedDrafter

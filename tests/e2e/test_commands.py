@@ -19,8 +19,8 @@ import pytest
 from packaging.requirements import Requirement
 from support.models import make_tiny_target
 from support.notes import Note
-from support.pairs import Pair
-from support.server import serving
+from support.processes.pairs import Pair
+from support.processes.server import serving
 
 from outrider.cloud_verifier.backends.loading import load_target
 from outrider.cloud_verifier.server.server import VerifierServer

@@ -5,8 +5,8 @@ from __future__ import annotations
 import threading
 
 import pytest
-from support.decoding import decode
-from support.pairs import Pair
+from support.processes.decoding import decode
+from support.processes.pairs import Pair
 from test_faults import NUM_NEW, sampling_of
 from test_same_text import make_prompt
 

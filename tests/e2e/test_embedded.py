@@ -8,10 +8,10 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from support.decoding import HostileDraft, Oracle, TieLedger, assert_same_text, decode
 from support.models import make_tiny_target
 from support.notes import Note
-from support.pairs import EMBEDDED
+from support.processes.decoding import HostileDraft, Oracle, TieLedger, assert_same_text, decode
+from support.processes.pairs import EMBEDDED
 
 from outrider.common.types import SamplingParams
 from outrider.edge_client.drafting.base import DraftModel

@@ -9,11 +9,11 @@ from pathlib import Path
 import grpc
 import numpy as np
 import pytest
-from support.decoding import decode
-from support.faults import Faults, FaultyLink
 from support.models import make_tiny_target
-from support.mortal import MortalVerifier
-from support.pairs import Pair
+from support.processes.decoding import decode
+from support.processes.faults import Faults, FaultyLink
+from support.processes.mortal import MortalVerifier
+from support.processes.pairs import Pair
 from test_same_text import make_prompt
 
 from outrider.common.errors import IncompatibleError, RoundTimeoutError

@@ -6,8 +6,8 @@ import threading
 from collections.abc import Sequence
 
 import pytest
-from support.decoding import decode
-from support.server import serving
+from support.processes.decoding import decode
+from support.processes.server import serving
 
 from outrider.cloud_verifier.backends.loading import load_target
 from outrider.cloud_verifier.backends.transformers_backend import TransformersBackend

@@ -5,9 +5,9 @@ from __future__ import annotations
 import itertools
 
 import pytest
-from support.decoding import Oracle, decode
 from support.notes import Note
-from support.pairs import Pair
+from support.processes.decoding import Oracle, decode
+from support.processes.pairs import Pair
 from test_same_text import check_matrix, make_prompt
 
 from outrider.common.types import SamplingParams

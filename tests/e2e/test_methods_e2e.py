@@ -7,11 +7,11 @@ from typing import Any
 
 import grpc
 import pytest
-from support.decoding import HostileDraft, Oracle, TieLedger, assert_same_text, decode
-from support.faults import Faults, FaultyConnection, FaultyLink
-from support.mortal import MortalVerifier
 from support.notes import Note
-from support.pairs import EMBEDDED, Pair
+from support.processes.decoding import HostileDraft, Oracle, TieLedger, assert_same_text, decode
+from support.processes.faults import Faults, FaultyConnection, FaultyLink
+from support.processes.mortal import MortalVerifier
+from support.processes.pairs import EMBEDDED, Pair
 from test_faults import NUM_NEW, random_rounds
 from test_same_text import VOCAB, make_prompt
 

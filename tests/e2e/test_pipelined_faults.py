@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from support.decoding import decode
-from support.faults import Faults, FaultyLink
-from support.mortal import MortalVerifier
+from support.processes.decoding import decode
+from support.processes.faults import Faults, FaultyLink
+from support.processes.mortal import MortalVerifier
 from test_faults import (
     DEADLINE_S,
     NUM_NEW,

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 from scipy.stats import chi2
-from support.decoding import decode
-from support.pairs import EMBEDDED, Pair
+from support.processes.decoding import decode
+from support.processes.pairs import EMBEDDED, Pair
 from test_same_text import make_prompt
 from transformers import AutoModelForCausalLM
 

@@ -8,8 +8,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
-from support.decoding import HostileDraft, Oracle, TieLedger, assert_same_text, decode
 from support.notes import Note
+from support.processes.decoding import HostileDraft, Oracle, TieLedger, assert_same_text, decode
 
 from outrider.common.types import SamplingParams
 from outrider.edge_client.drafting.base import DraftModel

@@ -13,11 +13,11 @@ import math
 import numpy as np
 import pytest
 from scipy import integrate
-from support.branching import Lazy, Rules, World
-from support.chance import race_probability
-from support.enumeration import max_error, target_law, total_variation, written_law
-from support.planted import Mistake, PlantedMethod, RedrawnCoupling
-from support.worlds import KINDS, TOTAL_WEIGHT, VOCAB, make_world
+from support.exact.branching import Lazy, Rules, World
+from support.exact.chance import race_probability
+from support.exact.enumeration import max_error, target_law, total_variation, written_law
+from support.exact.planted import Mistake, PlantedMethod, RedrawnCoupling
+from support.exact.worlds import KINDS, TOTAL_WEIGHT, VOCAB, make_world
 
 from outrider.cloud_verifier.verification.methods.registry import create_method
 from outrider.cloud_verifier.verification.rows import KeyedCoins

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.in_process import InProcessEdge
+from support.exact.in_process import InProcessEdge
 from support.models import make_tiny_target
 
 from outrider.common.sampling.processors import process_logits

@@ -8,8 +8,8 @@ import itertools
 
 import numpy as np
 import pytest
+from support.exact.in_process import InProcessEdge
 from support.fakes import FakeBackend
-from support.in_process import InProcessEdge
 
 from outrider.common.types import Method, SamplingParams
 

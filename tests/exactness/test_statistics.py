@@ -12,7 +12,7 @@ from collections import Counter
 import numpy as np
 import pytest
 from scipy import stats
-from support.continuations import Writer, make_tables, target_probs
+from support.exact.continuations import Writer, make_tables, target_probs
 
 from outrider.common.noise.draws import Purpose, uniform
 from outrider.common.types import Method, SamplingParams

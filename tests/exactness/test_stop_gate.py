@@ -5,10 +5,10 @@ import math
 from unittest import mock
 
 import pytest
-from support import enumeration
-from support.branching import LazyDraft, Rules
-from support.enumeration import max_error, target_law, total_variation, written_law
-from support.worlds import make_world
+from support.exact import enumeration
+from support.exact.branching import LazyDraft, Rules
+from support.exact.enumeration import max_error, target_law, total_variation, written_law
+from support.exact.worlds import make_world
 
 from outrider.cloud_verifier.verification.methods.registry import create_method
 from outrider.common.types import Method, MethodParams, Signals, Support

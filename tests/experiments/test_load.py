@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from support.fakes import FakeBackend
-from support.server import serving
+from support.processes.server import serving
 
 from benchmarks.engine.recorded_drafts import record
 from outrider.cloud_verifier.server.server import VerifierServer

@@ -12,8 +12,8 @@ from outrider.training.draft import distiller
 from outrider.training.draft.restore import restore_draft
 from outrider.training.pair.card import write_card
 from outrider.training.pair.command import PairConfig, make_pair, parse_args
-from outrider.training.target.train import polish
-from outrider.training.target.train import train as target
+from outrider.training.target import polish
+from outrider.training.target import train as target
 from tests.training.test_pair import CONFIG as DRAFT_CONFIG
 from tests.training.test_polish import POLISH
 from tests.training.test_target import CONFIG, toy_stream

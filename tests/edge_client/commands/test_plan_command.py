@@ -1,0 +1,239 @@
+"""`edge-client plan`: what it prints, what it refuses, and that measured parts are the true ones."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+
+import pytest
+from support.processes.server import serving
+
+from outrider.cloud_verifier.engine.colocated import CoLocatedDrafter
+from outrider.common.config.units import parse_duration, parse_rate, show_duration
+from outrider.common.errors import UsageError
+from outrider.edge_client.commands.cli import main
+from outrider.edge_client.config.run_config import RunConfig
+from outrider.edge_client.controller.cost_model import LinkCosts, ModelCosts, fastest_round, tokens_per_s
+from outrider.edge_client.planning.measure import Samples, measure, parts_from
+from outrider.edge_client.planning.plan import (
+    CLOUD_ONLY,
+    CO_LOCATED,
+    EDGE_ONLY,
+    GIVEN,
+    MEASURED,
+    PIPELINED,
+    SPECULATIVE,
+    Known,
+    PlanParts,
+    make_plan,
+)
+from outrider.edge_client.planning.report import headline
+from outrider.edge_client.planning.samples import acceptance_by_position, cost_line, replayed, standing_of
+from outrider.edge_client.session.factory import Edge
+from outrider.experiments.synthetic.draft import SyntheticDraft, SyntheticTokenizer
+from outrider.experiments.synthetic.pair import SyntheticPair
+from outrider.experiments.synthetic.target import SyntheticBackend
+
+FLAGS = ["plan", "--t-draft", "10ms", "--t-target", "70ms", "--rtt", "50ms", "--alpha", "0.8"]
+
+
+def parts(rtt_s: float, target_s: float = 0.07, draft_s: float = 0.01, alpha: float = 0.8) -> PlanParts:
+    def given(value: float) -> Known:
+        return Known(value, GIVEN)
+
+    return PlanParts(
+        draft_token=given(draft_s),
+        draft_fixed=given(0.0),
+        target_token=given(target_s),
+        verify_fixed=given(target_s),
+        verify_token=given(0.0),
+        colocated_draft_token=given(draft_s),
+        rtt=given(rtt_s),
+        rate_up=given(math.inf),
+        rate_down=given(math.inf),
+        acceptance=(given(alpha),),
+    )
+
+
+def test_a_plan_is_what_the_cost_model_says() -> None:
+    plan = make_plan(parts(0.05))
+    models, link = ModelCosts(0.01, 0.07, 0.07), LinkCosts(rtt_s=0.05)
+    n, rate = fastest_round([0.8], models, link, 64)
+    best = plan.modes[SPECULATIVE]
+    assert best.num_draft_tokens == n == 6 and best.tokens_per_s == pytest.approx(rate)
+    assert plan.lengths[3].token_s == pytest.approx(1 / tokens_per_s(0.8, 4, models, link))
+    assert plan.modes[CLOUD_ONLY].token_s == 0.07 and plan.modes[EDGE_ONLY].token_s == 0.01
+    assert plan.modes[CO_LOCATED].token_s < plan.modes[PIPELINED].token_s < best.token_s
+
+
+def test_at_a_modes_break_even_rtt_it_takes_as_long_as_its_rival() -> None:
+    plan = make_plan(parts(0.05))
+    for mode in (SPECULATIVE, PIPELINED):
+        rtt_s = plan.break_even_rtt_s(mode)
+        assert make_plan(parts(rtt_s)).modes[mode].token_s == pytest.approx(0.07)
+    assert plan.break_even_rtt_s(SPECULATIVE, CO_LOCATED) == pytest.approx(0), "the same without the trip"
+
+
+@pytest.mark.parametrize(
+    ("made", "words"),
+    [
+        (parts(0.05), "Speculation pays: 6 drafted tokens a round, 45.6 ms a token"),
+        (parts(0.17), "Speculation pays only pipelined: 5 drafted tokens a round"),
+        (parts(0.17, target_s=0.02), "Speculation does not pay on this link: cloud-only takes 20 ms a token"),
+    ],
+)
+def test_the_first_line_says_whether_speculation_pays(made: PlanParts, words: str) -> None:
+    assert headline(make_plan(made))[0].startswith(words)
+
+
+def test_a_price_counts_the_time_on_the_targets_machine() -> None:
+    plan = make_plan(parts(0.05))
+    assert plan.modes[CLOUD_ONLY].cost_per_million(3.6) == pytest.approx(0.07 * 1e6 / 1000)
+    speculative = plan.modes[SPECULATIVE]
+    assert speculative.target_s == pytest.approx(0.07 / plan.lengths[5].tokens_per_round)
+
+
+def test_the_command_needs_no_models_and_prints_plain_text(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*FLAGS, "--price-per-hour", "3"]) == 0
+    out = capsys.readouterr().out
+    first, *rest = out.splitlines()
+    assert first.startswith("Speculation pays: 6 drafted tokens a round") and "\x1b" not in out
+    assert rest[1].startswith("To run so: edge-client run --pipeline on --num-speculative-tokens 5;")
+    assert any(line.split()[:3] == ["6", "*", "best"] for line in rest)
+    assert "  against cloud-only  speculative below 153.0 ms · pipelined below 192.3 ms" in rest
+    assert any(line.split() == ["draft,", "a", "token", "10", "ms", "given"] for line in rest)
+    assert any("assumed: as fast as at the edge" in line for line in rest)
+
+
+def test_json_labels_what_is_given_assumed_and_predicted(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*FLAGS, "--alpha", "0.9,0.7", "--bandwidth-up", "1mbit", "--json"]) == 0
+    plan = json.loads(capsys.readouterr().out)
+    assert plan["pays"] is True and plan["best"] == "co-located" and plan["schema"] == 1
+    assert plan["parts"]["rtt"] == {"value": 50.0, "source": "given"}
+    assert plan["parts"]["rate_up"] == {"value": 125_000.0, "source": "given"}
+    assert plan["parts"]["rate_down"] == {"value": None, "source": "assumed"}
+    assert [each["value"] for each in plan["parts"]["acceptance"]] == [0.9, 0.7]
+    assert set(plan["predicted"]["modes"]) == {SPECULATIVE, PIPELINED, CLOUD_ONLY, CO_LOCATED, EDGE_ONLY}
+    assert len(plan["predicted"]["draft_lengths"]) == 64
+    assert plan["predicted"]["break_even_rtt_ms"]["speculative : cloud-only"] > 50
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (["--t-draft", "10"], "--t-draft 10: not a duration; write a number and its unit: 10ms"),
+        (["--alpha", "0.8,1.2"], "--alpha 1.2: not a number between 0 and 1"),
+        (["--t-target", "0"], "--t-target 0: want a time above 0"),
+        (["--bandwidth-up", "0"], "--bandwidth-up 0: not a rate above 0; write 10mbit"),
+        (["--max-draft-tokens", "0"], "--max-draft-tokens 0: want at least 1"),
+        (["--price-per-hour", "-1"], "--price-per-hour -1.0: want a price of at least 0"),
+    ],
+)
+def test_a_mistake_is_named_with_its_flag(
+    change: list[str], words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*FLAGS, *change]) == 2
+    assert words in capsys.readouterr().err
+
+
+def test_what_is_missing_is_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", "--t-draft", "10ms", "--alpha", "0.8"]) == 2
+    told = capsys.readouterr().err
+    assert "plan needs --t-target, --rtt: give for example --t-target 70ms --rtt 50ms" in told
+    assert "--measure HOST:PORT" in told
+
+
+def test_a_verifier_that_is_not_there_is_a_link_error(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", "--measure", "127.0.0.1:1", "--measure-s", "0.2"]) == 3
+    assert "127.0.0.1:1" in capsys.readouterr().err
+
+
+def test_a_verifier_with_tls_and_tokens_can_be_measured_by_flags_alone(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    flags = ["--tls-ca", "/no/ca.crt", "--token-file", "/no/token"]
+    assert main(["plan", "--measure", "127.0.0.1:1", "--measure-s", "1", *flags]) == 2
+    assert "/no/" in capsys.readouterr().err
+
+
+@pytest.mark.alone
+def test_measured_parts_are_the_true_ones_of_a_synthetic_pair() -> None:
+    pair = SyntheticPair((0.8,), draft_token_s=0.001, target_s=0.008, verify_token_s=0.0005)
+    drafter = CoLocatedDrafter(SyntheticDraft(pair), 1 << 20)
+    with serving(SyntheticBackend(pair), drafter=drafter) as server:
+        config = RunConfig(verifier=f"127.0.0.1:{server.port}", seed=1)
+        edge = Edge(config, SyntheticTokenizer(), SyntheticDraft(pair), 0.0, ())  # type: ignore[arg-type]
+        shares: list[float] = []
+        samples = measure(edge, seconds=3.0, on_progress=lambda share, num: shares.append(share))
+    found = parts_from(samples)
+    assert found.draft_token.source == MEASURED and shares[-1] == 1.0
+    # Never less than the pair's own times; by how much more is the machine's doing.
+    assert 0.0008 < found.draft_token.value < 0.003 and found.draft_fixed.value < 0.003
+    assert 0.008 < found.target_token.value < 0.03
+    assert 0.008 < found.verify_fixed.value + 4 * found.verify_token.value < 0.03
+    assert 0 < found.rtt.value < 0.03
+    first = found.acceptance[0]
+    assert first.low is not None and first.high is not None and first.low <= 0.8 <= first.high
+
+
+def test_too_little_is_not_taken_for_a_measurement() -> None:
+    with pytest.raises(UsageError, match=r"too little was measured \(0 rounds.*--measure-s more"):
+        parts_from(Samples())
+
+
+def test_a_cost_is_a_line_through_the_means_of_its_lengths() -> None:
+    times = [(n, 0.010 + 0.001 * n) for n in (0, 4, 8) for _ in range(10)]
+    fixed, token = cost_line([*times, (8, 5.0)], is_flat=True)
+    assert (fixed.value, token.value) == (pytest.approx(0.010), pytest.approx(0.001))
+    through_zero = [(n, 0.003 * n - 0.0001 * (n == 1)) for n in (1, 4, 8)]
+    fixed, token = cost_line(through_zero, is_flat=False)
+    assert fixed.value == pytest.approx(0, abs=1e-4) and token.value == pytest.approx(0.003, rel=0.01)
+
+
+def test_a_slow_round_at_the_end_of_a_text_does_not_tilt_the_line() -> None:
+    times = [(n, 0.030 + 0.0005 * n) for n in (1, 4, 8) for _ in range(40)]
+    fixed, token = cost_line([*times, (6, 0.080)], is_flat=True)
+    assert (fixed.value, token.value) == (pytest.approx(0.030, rel=0.01), pytest.approx(0.0005, rel=0.01))
+
+
+def test_one_length_alone_tells_nothing_apart() -> None:
+    assert [known.value for known in cost_line([(4, 0.02)] * 3, is_flat=True)] == [0.02, 0.0]
+    assert [known.value for known in cost_line([(4, 0.02)] * 3, is_flat=False)] == [0.0, 0.005]
+
+
+def test_positions_judged_too_seldom_share_an_acceptance() -> None:
+    rounds = [(3, 3)] * 30 + [(0, 3)] * 10 + [(4, 8)] * 5
+    shares = acceptance_by_position(rounds)
+    assert [(each.value, each.num_samples) for each in shares] == [
+        (pytest.approx(35 / 45), 45),
+        (1.0, 35),
+        (pytest.approx(40 / 45), 45),  # token 3, and those behind it
+    ]
+
+
+def test_rounds_of_any_length_are_replayed_through_a_text() -> None:
+    text = standing_of([(2, 4), (4, 4), (0, 4), (1, 1)], alphas=[0.0, 1.0])
+    assert text == (True, True, False, *(True,) * 5, False, True, True)
+    assert list(replayed([text], 1)) == [(1, 1), (0, 1), (1, 1), (1, 1), (1, 1), (1, 1)]
+    assert list(replayed([text], 64)) == [(2, 11), (5, 8), (2, 2)], "what the end cut off fell nowhere"
+
+
+def test_easy_and_hard_stretches_give_each_length_its_own_acceptance() -> None:
+    text = ((True,) * 20 + (False,) * 10) * 20
+    short, long = (make_plan(replace(parts(0.05), texts=(text,))).lengths[n - 1] for n in (1, 16))
+    assert short.alphas[0] == 0.5, "of each stretch, rounds of one begin ten times in the easy part"
+    assert long.alphas[0] == pytest.approx(2 / 11, abs=0.01), "rounds of sixteen twice"
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"), [("10ms", 0.01), ("1.5s", 1.5), ("800us", 8e-4), ("800 µs", 8e-4), ("0", 0.0)]
+)
+def test_durations_are_read_as_people_write_them(text: str, seconds: float) -> None:
+    assert parse_duration(text, "--x") == pytest.approx(seconds)
+
+
+def test_rates_are_bits_a_second_and_durations_show_three_digits() -> None:
+    assert (parse_rate("10mbit", "--x"), parse_rate("8 kbit/s", "--x")) == (1.25e6, 1000.0)
+    shown = [show_duration(s) for s in (0.04553, 0.9999, 8e-4, 0.1, 12.345, 0.0)]
+    assert shown == ["45.5 ms", "1 s", "800 µs", "100 ms", "12.3 s", "0 ms"]

@@ -1,0 +1,397 @@
+"""Depth policies as pure functions of the rounds they were shown, and sessions that follow each of them."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.edge.edge_fakes import TARGET, FakeDraft, FakeVerifier, make_session
+from support.edge.tiny_draft import make_backend, make_tiny_draft
+from support.processes.server import serving
+
+from outrider.common.errors import UsageError
+from outrider.common.types import GenerateRequest, SamplingParams, Signals, VerifyRequest
+from outrider.edge_client.commands.cli import main
+from outrider.edge_client.controller.cost_model import LinkCosts, ModelCosts, fastest_round, tokens_per_s
+from outrider.edge_client.controller.depth.acceptance import (
+    MAX_DEPTH,
+    ConfidenceCalibration,
+    PositionAcceptance,
+)
+from outrider.edge_client.controller.depth.base import DepthPolicy
+from outrider.edge_client.controller.depth.costs import RoundCosts
+from outrider.edge_client.controller.depth.fixed import FixedDepth
+from outrider.edge_client.controller.depth.optimal import OptimalDepth
+from outrider.edge_client.controller.depth.ratio import RatioDepth
+from outrider.edge_client.controller.depth.registry import DEPTH_POLICIES, create_depth_policy
+from outrider.edge_client.controller.depth.window import WindowDepth
+from outrider.edge_client.core.options import Mode
+from outrider.edge_client.core.stats import RoundRecord, draft_length
+from outrider.edge_client.drafting.base import ShouldStop, Stop
+from outrider.edge_client.drafting.onnx.model import OnnxDraftModel
+from outrider.edge_client.drafting.prompt_lookup import PromptLookupModel
+from outrider.experiments.shared.acceptance_traces import signals_of
+
+NEW = TARGET[2:]
+BOUNDS = {"ratio": (3, 12), "window": (2, 8), "optimal": (1, 64)}
+
+
+def answered(
+    num_drafted: int,
+    num_accepted: int,
+    *,
+    draft_ms: float = 1.0,  # a token
+    net_ms: float = 50.0,
+    verifier_ms: float = 10.0,
+    confidence: float | None = None,
+) -> RoundRecord:
+    return RoundRecord(
+        round_id=1,
+        num_draft_tokens=num_drafted,
+        num_accepted_tokens=num_accepted,
+        draft_ms=draft_ms * num_drafted,
+        rtt_ms=net_ms + verifier_ms,
+        net_ms=net_ms,
+        verifier_ms=verifier_ms,
+        confidences=() if confidence is None else (confidence,) * num_drafted,
+    )
+
+
+UNANSWERED = RoundRecord(0, 8, draft_ms=8.0, is_answered=False)
+
+
+def depths(policy: DepthPolicy, rounds: list[RoundRecord]) -> list[int]:
+    """Before the first round and after each."""
+    found = [policy.next_depth()]
+    for record in rounds:
+        policy.observe(record)
+        found.append(policy.next_depth())
+    return found
+
+
+# ------------------------------------------------------------------------------------ ratio, window
+
+
+def test_ratio_goes_up_at_four_fifths_and_down_at_two_fifths_by_one() -> None:
+    rounds = [
+        answered(5, 4),
+        answered(10, 8),
+        answered(10, 7),
+        answered(5, 2),
+        answered(5, 3),
+        answered(9, 0),
+    ]
+    assert depths(RatioDepth(), rounds) == [6, 7, 8, 8, 7, 7, 6]
+
+
+def test_ratio_stays_between_three_and_twelve() -> None:
+    assert depths(RatioDepth(), [answered(4, 4)] * 8)[-3:] == [12, 12, 12]
+    assert depths(RatioDepth(), [answered(4, 0)] * 5)[-3:] == [3, 3, 3]
+
+
+def test_window_steers_the_rate_of_the_last_ten_rounds() -> None:
+    assert depths(WindowDepth(), [answered(4, 4)] * 5) == [4, 5, 6, 7, 8, 8]
+    assert depths(WindowDepth(), [answered(4, 2)] * 4) == [4, 3, 2, 2, 2]
+    assert depths(WindowDepth(), [answered(10, 7)] * 4) == [4, 4, 4, 4, 4], "0.7 is the target"
+    assert depths(WindowDepth(), [answered(10, 8), answered(10, 8)]) == [4, 4, 4], "0.8 is near enough"
+    policy = WindowDepth(2)
+    assert depths(policy, [answered(2, 0)] * 10) == [2] * 11
+    assert depths(policy, [answered(2, 2)] * 9) == [2] * 9 + [3], "the ninth good round makes it 0.9"
+
+
+@pytest.mark.parametrize("name", DEPTH_POLICIES)
+def test_rounds_without_an_answer_or_a_draft_change_no_length(name: str) -> None:
+    policy = create_depth_policy(name)
+    before = policy.next_depth()
+    assert depths(policy, [UNANSWERED, answered(0, 0), UNANSWERED]) == [before] * 4
+
+
+@pytest.mark.parametrize("name", sorted(BOUNDS))
+@settings(max_examples=30, deadline=None)
+@given(data=st.data())
+def test_every_policy_stays_in_its_range_whatever_it_sees(name: str, data: st.DataObject) -> None:
+    policy = create_depth_policy(name)
+    low, high = BOUNDS[name]
+    times = st.floats(0, 1e4)
+    for _ in range(data.draw(st.integers(0, 12))):
+        num_drafted = data.draw(st.integers(0, 200))
+        record = answered(
+            num_drafted,
+            data.draw(st.integers(0, num_drafted)),
+            draft_ms=data.draw(times),
+            net_ms=data.draw(st.floats(-5, 1e4)),
+            verifier_ms=data.draw(times),
+            confidence=data.draw(st.none() | st.floats(0, 1)),
+        )
+        policy.observe(record)
+        assert low <= policy.next_depth() <= high
+        if (should_stop := policy.stop_rule()) is not None:
+            lengths = range(1, policy.next_depth() + 1)
+            stops = [should_stop(0, signals_of(data.draw(st.floats(0, 1))), n) for n in lengths]
+            assert set(stops) <= {Stop.NO, Stop.AFTER}
+
+
+# ------------------------------------------------------------------------------------------ optimal
+
+
+def feed(policy: DepthPolicy, alpha: float, num_rounds: int, **parts: float) -> None:
+    """Rounds of which, taken together, a share alpha of the tokens judged stands."""
+    carry = 0.0
+    for _ in range(num_rounds):
+        length = policy.next_depth()
+        run, reached = 0, carry + 1.0
+        while run < length and (reached := reached * alpha) > 0.5:
+            run += 1
+        carry = 0.1 * (run % 3)
+        policy.observe(answered(length, run, **parts))
+
+
+def test_optimal_starts_at_its_start_and_drafts_further_the_longer_the_trip() -> None:
+    found = []
+    for net_ms in (1.0, 20.0, 200.0, 600.0):
+        policy = OptimalDepth()
+        assert policy.next_depth() == 6 and policy.stop_rule() is None
+        feed(policy, 0.9, 30, net_ms=net_ms)
+        found.append(policy.next_depth())
+    assert found == sorted(found) and found[0] < found[-1]
+
+
+def test_optimal_drafts_one_token_where_none_stands_and_64_where_all_do() -> None:
+    never, always = OptimalDepth(), OptimalDepth()
+    for _ in range(30):
+        never.observe(answered(never.next_depth(), 0, draft_ms=12.0))
+        always.observe(answered(always.next_depth(), always.next_depth(), draft_ms=0.1))
+    assert (never.next_depth(), always.next_depth()) == (1, 64)
+
+
+def test_optimal_believes_a_step_of_the_link_after_four_rounds_and_an_outlier_never() -> None:
+    costs = RoundCosts()
+    for net_ms in (20.0,) * 7 + (900.0,) + (20.0,) * 3:
+        costs.observe(answered(4, 2, net_ms=net_ms))
+        assert costs.estimate()[1].rtt_s == pytest.approx(0.020)
+    seen = []
+    for _ in range(7):
+        costs.observe(answered(4, 2, net_ms=200.0))
+        seen.append(round(costs.estimate()[1].rtt_s * 1e3))
+    assert seen == [20, 20, 200, 200, 200, 200, 200], "the outlier was one of the four"
+
+
+def test_costs_tell_a_verifiers_fixed_time_from_what_each_token_adds() -> None:
+    costs = RoundCosts()
+    costs.observe(answered(5, 2, verifier_ms=12.0, draft_ms=3.0))
+    models, _ = costs.estimate()
+    assert models.draft_token_s == pytest.approx(0.003)
+    assert models.verify_s(5) == pytest.approx(0.012), "what was seen is what is expected"
+    assert models.verify_token_s == pytest.approx(0.0006), "three tenths, until lengths differed"
+    for n in (1, 8, 3, 20, 8, 5, 12):
+        slow_ms = 40.0 if n == 3 else 0.0
+        costs.observe(answered(n, 1, verifier_ms=30.0 + 0.5 * n + slow_ms, draft_ms=3.0))
+    models, _ = costs.estimate()
+    assert models.verify_token_s == pytest.approx(0.0005, rel=0.1), "one slow step is not believed"
+    assert models.verify_fixed_s == pytest.approx(0.0305, rel=0.05)
+
+
+def test_a_verifier_that_became_slower_is_believed_within_eight_rounds() -> None:
+    costs = RoundCosts()
+    for base_ms, num_rounds in ((5.0, 30), (70.0, 8)):
+        for number in range(num_rounds):
+            costs.observe(answered(number % 7, 1, verifier_ms=base_ms + number % 7))
+    assert costs.estimate()[0].verify_s(4) == pytest.approx(0.074, rel=0.05)
+
+
+def test_acceptance_by_position_goes_over_into_the_mean_where_nothing_was_tried() -> None:
+    positions = PositionAcceptance()
+    assert positions.estimate() == [pytest.approx(0.85)] * MAX_DEPTH
+    for number in range(200):  # the first always stands, the second every other time
+        positions.observe(1 + number % 2, 2)
+    alphas = positions.estimate()
+    assert alphas[0] == pytest.approx(0.97, abs=0.02) and alphas[1] == pytest.approx(0.66, abs=0.05)
+    assert all(a <= b for a, b in itertools.pairwise(alphas[1:])) and alphas[2] < 0.72
+    assert alphas[-1] == pytest.approx(0.75, abs=0.02), "far behind what was tried the mean is all there is"
+
+
+def test_confidence_is_calibrated_to_what_stands() -> None:
+    calibration = ConfidenceCalibration()
+    assert not calibration.is_known
+    first = calibration.curve()
+    assert first(0.9) > first(0.5) > first(0.0) > 0.6, "sure tokens are trusted from the start"
+    for number in range(400):  # sure: 19 of 20 stand; unsure: 1 of 4
+        calibration.observe((0.95,), int(number % 20 > 0))
+        calibration.observe((0.2,), int(number % 4 == 0))
+    curve = calibration.curve()
+    assert calibration.is_known
+    assert curve(0.95) == pytest.approx(0.95, abs=0.03) and curve(0.2) == pytest.approx(0.25, abs=0.1)
+
+
+def test_tokens_behind_the_first_that_fell_are_not_judged() -> None:
+    some, more = ConfidenceCalibration(), ConfidenceCalibration()
+    some.observe((0.5, 0.5), 1)
+    more.observe((0.5, 0.5, 0.9, 0.1), 1)
+    assert [some.curve()(x / 10) for x in range(11)] == [more.curve()(x / 10) for x in range(11)]
+
+
+def test_the_stop_rule_ends_a_draft_sooner_the_less_sure_it_is() -> None:
+    policy = OptimalDepth()
+    for number in range(40):
+        policy.observe(answered(6, 6, confidence=0.95))
+        policy.observe(answered(6, number % 2, confidence=0.1))
+    assert policy.next_depth() == MAX_DEPTH, "how far is told while drafting"
+
+    def length(confidence: float) -> int:
+        should_stop = policy.stop_rule()
+        assert should_stop is not None
+        signals = signals_of(confidence)
+        lengths = range(1, MAX_DEPTH + 1)
+        return next(n for n in lengths if should_stop(0, signals, n) is Stop.AFTER)
+
+    lengths = [length(confidence) for confidence in (0.05, 0.2, 0.5, 0.95)]
+    assert lengths == sorted(lengths) and lengths[0] <= 2 and lengths[-1] >= 12
+
+
+@given(
+    st.floats(0, 0.99) | st.lists(st.floats(0, 1), min_size=1, max_size=64),
+    st.floats(1e-4, 1),
+    st.floats(1e-5, 0.1),
+)
+def test_the_fastest_round_is_that_of_a_full_search(
+    acceptance: float | list[float], rtt_s: float, draft_token_s: float
+) -> None:
+    models, link = ModelCosts(draft_token_s, 0.02, 0.02, 0.0005), LinkCosts(rtt_s=rtt_s)
+    rates = [tokens_per_s(acceptance, n, models, link) for n in range(1, 65)]
+    best, rate = fastest_round(acceptance, models, link, 64)
+    assert 1 <= best <= 64
+    assert math.isclose(rate, max(rates), rel_tol=1e-9) and math.isclose(rates[best - 1], rate, rel_tol=1e-9)
+
+
+# ------------------------------------------------------------------------------------- in a session
+
+
+class Stopping(FixedDepth):
+    """Drafts 8 tokens, but none after a third."""
+
+    def stop_rule(self) -> ShouldStop:
+        return lambda token_id, signals, num_drafted: Stop.AFTER if num_drafted == 3 else Stop.NO
+
+
+def test_a_session_drafts_no_further_than_the_stop_rule_lets_it() -> None:
+    verifier = FakeVerifier()
+    session = make_session(verifier, FakeDraft(), policy=Stopping(8))
+    list(session.generate())
+    assert session.result.token_ids == NEW[:12]
+    assert [len(request.draft_tokens) for request in verifier.of(VerifyRequest)] == [3, 3, 2]
+
+
+def test_no_policy_drafts_past_the_text_the_context_or_what_the_verifier_takes() -> None:
+    verifier = FakeVerifier()
+    session = make_session(verifier, FakeDraft(), policy=FixedDepth(200), max_new_tokens=30)
+    list(session.generate())
+    assert session.result.token_ids == NEW[:30]
+    assert [len(request.draft_tokens) for request in verifier.of(VerifyRequest)] == [16, 11]
+
+
+def test_co_located_the_verifier_is_asked_for_the_policys_length() -> None:
+    verifier = FakeVerifier()
+    list(make_session(verifier, mode=Mode.CO_LOCATED, policy=OptimalDepth(5)).generate())
+    assert [request.num_speculative_tokens for request in verifier.of(GenerateRequest)] == [5]
+
+
+def test_prompt_lookup_proposes_a_prefix_where_it_is_stopped() -> None:
+    sequence = PromptLookupModel(100, "").sequence(SamplingParams())
+    sequence.commit([1, 2, 3, 4, 1, 2])
+    asked: list[tuple[int, Signals | None, int]] = []
+
+    def should_stop(token_id: int, signals: Signals | None, num_drafted: int) -> Stop:
+        asked.append((token_id, signals, num_drafted))
+        return Stop.AFTER if num_drafted == 2 else Stop.NO
+
+    assert sequence.propose(5, should_stop).token_ids == (3, 4) == sequence.propose(5).token_ids[:2]
+    assert asked == [(3, None, 1), (4, None, 2)], "a copy tells no signals"
+
+
+@pytest.fixture(scope="module")
+def draft_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_tiny_draft(tmp_path_factory.mktemp("depth"))
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_an_ended_draft_is_the_beginning_of_the_whole_one(draft_dir: Path, temperature: float) -> None:
+    asked: list[tuple[int, Signals | None, int]] = []
+
+    def should_stop(token_id: int, signals: Signals | None, num_drafted: int) -> Stop:
+        asked.append((token_id, signals, num_drafted))
+        return Stop.AFTER if num_drafted == 3 else Stop.NO
+
+    with OnnxDraftModel.open(draft_dir) as model:
+        sequence = model.sequence(SamplingParams(temperature=temperature, seed=3))
+        sequence.commit([5, 6, 7])
+        sequence.propose(1)  # what is fed at once differs in the last bits
+        ended, whole = sequence.propose(8, should_stop), sequence.propose(8)
+        sequence.check_integrity()
+        sequence.close()
+    assert ended.token_ids == whole.token_ids[:3] and ended.draft_probs == whole.draft_probs[:3]
+    assert ended.signals == whole.signals[:3] and len(whole.token_ids) == 8
+    assert asked == list(zip(ended.token_ids, ended.signals, (1, 2, 3), strict=True))
+    assert all(0 < c < 1 for c in ended.confidences), "at temperature 0 too: the draft's own probability"
+
+
+# -------------------------------------------------------------------------------------- the command
+
+
+@pytest.fixture(scope="module")
+def flags(draft_dir: Path) -> Iterator[list[str]]:
+    with serving(make_backend(draft_dir)) as server:
+        yield ["--verifier", f"127.0.0.1:{server.port}", "--draft", str(draft_dir), "--max-new-tokens", "40"]
+
+
+@pytest.mark.parametrize("temperature", ["0", "0.8"])
+def test_the_text_is_the_same_with_every_policy(
+    flags: list[str], temperature: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    flags = [*flags, "--temperature", temperature, "--seed", "7", "--ignore-eos", "--json"]
+    assert main(["run", "def f(", *flags, "--mode", "cloud-only"]) == 0
+    wanted = json.loads(capsys.readouterr().out)["token_ids"]
+    for name in DEPTH_POLICIES:
+        assert main(["run", "def f(", *flags, "--depth-policy", name]) == 0
+        report = json.loads(capsys.readouterr().out)
+        assert report["token_ids"] == wanted, name
+        lengths = report["stats"]["draft_length"]
+        low, high = BOUNDS.get(name, (4, 4))
+        assert min(low, 1) <= lengths["p10"] <= lengths["p50"] <= lengths["p90"] <= lengths["max"] <= high
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--depth-policy", "ratio", "--num-speculative-tokens", "2"], ["ratio starts between 3 and 12"]),
+        (["--depth-policy", "window", "--num-speculative-tokens", "9"], ["window starts between 2 and 8"]),
+        (["--depth-policy", "optimal", "--num-speculative-tokens", "0"], ["optimal starts between 1 and 64"]),
+        (["--depth-policy", "best"], ["depth_policy", "fixed, ratio, window, optimal"]),
+    ],
+)
+def test_a_length_that_a_policy_cannot_start_at_and_an_unknown_policy_are_refused(
+    flags: list[str], arguments: list[str], words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["run", "abc", *flags, *arguments]) == 2
+    error = capsys.readouterr().err
+    for word in words:
+        assert word in error, error
+
+
+def test_policies_by_name() -> None:
+    assert [create_depth_policy(name).next_depth() for name in DEPTH_POLICIES] == [4, 6, 4, 6]
+    assert [create_depth_policy(name, 7).next_depth() for name in DEPTH_POLICIES] == [7, 7, 7, 7]
+    assert create_depth_policy("fixed", 0).next_depth() == 0
+    with pytest.raises(UsageError, match="known: fixed, ratio, window, optimal"):
+        create_depth_policy("best")
+
+
+def test_the_summary_tells_how_far_rounds_drafted() -> None:
+    rounds = [answered(n, 0) for n in (0, *range(1, 11), 30)]
+    assert draft_length(rounds) == {"mean": 7.73, "p10": 2.0, "p50": 6.0, "p90": 10.0, "max": 30.0}
+    assert draft_length([answered(0, 0)]) is None

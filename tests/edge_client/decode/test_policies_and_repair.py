@@ -1,0 +1,416 @@
+"""Time-outs, lost connections, refusals, lost sessions: what each policy makes of them."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import pytest
+from support.edge.edge_fakes import (
+    EOS,
+    PROMPT,
+    TARGET,
+    Action,
+    FakeDraft,
+    FakeVerifier,
+    Late,
+    Lost,
+    Silent,
+    error,
+    make_model,
+    make_session,
+)
+
+from outrider.common.errors import IncompatibleError, LinkError, RoundFailedError, RoundTimeoutError
+from outrider.common.types import (
+    CloseRequest,
+    FinishReason,
+    GenerateRequest,
+    OpenRequest,
+    Origin,
+    Progress,
+    RoundErrorCode,
+    SessionRequest,
+    SessionResponse,
+    VerifyRequest,
+)
+from outrider.edge_client.core.events import MarkClearedEvent
+from outrider.edge_client.core.options import Mode, OnTimeout
+
+NEW = TARGET[2:]
+WRONG_AT_6 = [*TARGET[:6], 99, *TARGET[7:]]
+
+
+# ------------------------------------------------------------------------------------- first_token
+
+
+def test_first_token_keeps_one_marked_token_and_goes_on() -> None:
+    verifier = FakeVerifier(script={("verify", 1): Silent()})
+    session = make_session(verifier, FakeDraft(), depth=3)
+    list(session.generate())
+    assert session.result.token_ids == NEW[:12]
+    assert session.result.origins[1] is Origin.FALLBACK
+    assert session.result.num_unverified_tokens == 1
+    second = verifier.of(VerifyRequest)[1]
+    assert second.base_position == 3 and second.committed_tokens == (TARGET[3],)
+    assert second.origins == (Origin.FALLBACK,) and second.draft_tokens == TARGET[4:7]
+    assert session.result.stats.num_timeouts == 1
+
+
+def test_a_late_verdict_that_agrees_clears_the_mark() -> None:
+    verifier = FakeVerifier(script={("verify", 1): Late()})
+    session = make_session(verifier, FakeDraft(), depth=3)
+    events = list(session.generate())
+    assert MarkClearedEvent(1) in events
+    assert session.result.num_unverified_tokens == 0
+    assert session.result.origins[1] is Origin.FALLBACK  # where it came from stays true
+    assert session.result.stats.num_late_verdicts == 1 and session.result.stats.num_marks_cleared == 1
+
+
+def test_a_late_verdict_that_disagrees_leaves_the_mark() -> None:
+    draft = FakeDraft([*TARGET[:3], 77, *TARGET[4:]])
+    session = make_session(FakeVerifier(script={("verify", 1): Late()}), draft, depth=3)
+    events = list(session.generate())
+    assert not [e for e in events if isinstance(e, MarkClearedEvent)]
+    assert session.result.token_ids[1] == 77 and session.result.is_verified[1] is False
+
+
+def test_an_unverified_end_of_text_is_never_kept() -> None:
+    draft = FakeDraft([*TARGET[:3], EOS, *TARGET[4:]])
+    session = make_session(FakeVerifier(script={("verify", 1): Silent()}), draft)
+    list(session.generate())
+    assert session.result.token_ids == NEW[:12] and session.result.num_unverified_tokens == 0
+
+
+def test_a_round_that_drafts_nothing_falls_back_on_a_token_too() -> None:
+    outage = Outage(60.0)
+    session = make_session(FakeVerifier(is_down=outage), FakeDraft(), max_new_tokens=5)
+    for event in session.generate():
+        if getattr(event, "index", None) == 0:
+            outage.begin()
+    assert session.result.token_ids == NEW[:5] and session.result.num_unverified_tokens == 4
+
+
+def test_first_token_gives_at_most_one_token_a_deadline_while_the_link_is_down() -> None:
+    outage = Outage(0.35)
+    verifier = FakeVerifier(is_down=outage)
+    session = make_session(verifier, FakeDraft(), deadline_s=0.1, max_new_tokens=12)
+    for event in session.generate():
+        if getattr(event, "index", None) == 0:
+            outage.begin()
+    assert 1 <= session.result.num_unverified_tokens <= 4
+    assert session.result.token_ids == NEW[:12]
+    assert session.result.origins[-1] in (Origin.BONUS, Origin.ACCEPTED, Origin.CORRECTION)
+
+
+# --------------------------------------------------------------------------------- edge_only, fail
+
+
+class Outage:
+    """Down for a while from `begin` on."""
+
+    def __init__(self, duration_s: float) -> None:
+        self._duration_s = duration_s
+        self._from_s = float("inf")
+
+    def begin(self) -> None:
+        self._from_s = time.monotonic()
+
+    def __call__(self) -> bool:
+        return 0 <= time.monotonic() - self._from_s < self._duration_s
+
+
+def test_edge_only_goes_on_alone_and_hands_its_tokens_over_on_return() -> None:
+    outage = Outage(0.25)
+    verifier = FakeVerifier(is_down=outage)
+    draft = FakeDraft()
+    session = make_session(verifier, draft, on_timeout=OnTimeout.EDGE_ONLY, max_new_tokens=40)
+    for event in session.generate():
+        if getattr(event, "index", None) == 0:
+            outage.begin()
+        if getattr(event, "origin", None) is Origin.EDGE_ONLY:
+            time.sleep(0.02)  # a draft has a speed
+    result = session.result
+    alone = [i for i, origin in enumerate(result.origins) if origin is Origin.EDGE_ONLY]
+    assert len(alone) >= 4 and alone == list(range(alone[0], alone[-1] + 1))
+    assert result.token_ids == NEW[:40] and result.is_verified[-1]
+    back = next(r for r in verifier.of(VerifyRequest) if r.committed_tokens)
+    assert set(back.origins) == {Origin.EDGE_ONLY}
+
+
+def test_edge_only_starts_without_any_contact_and_opens_later() -> None:
+    outage = Outage(0.2)
+    outage.begin()
+    verifier = FakeVerifier(is_down=outage)
+    session = make_session(
+        verifier, FakeDraft(), on_timeout=OnTimeout.EDGE_ONLY, max_new_tokens=40, recover_timeout_s=2.0
+    )
+    for event in session.generate():
+        if getattr(event, "origin", None) is Origin.EDGE_ONLY:
+            time.sleep(0.02)
+    opening = verifier.of(OpenRequest)[0]
+    assert opening.num_prompt_tokens == len(PROMPT) < len(opening.token_ids)
+    assert session.result.token_ids == NEW[:40] and session.result.is_verified[-1]
+
+
+def test_fail_ends_at_the_deadline_and_keeps_the_text_so_far() -> None:
+    session = make_session(
+        FakeVerifier(script={("verify", 2): Silent()}),
+        FakeDraft(),
+        on_timeout=OnTimeout.FAIL,
+        recover_timeout_s=20.0,
+    )
+    start_s = time.monotonic()
+    with pytest.raises(RoundTimeoutError, match="no answer from fake:1"):
+        list(session.generate())
+    assert time.monotonic() - start_s < 10, "it did not wait for a recovery"
+    assert session.result.token_ids == NEW[:6] and session.result.finish_reason is FinishReason.ERROR
+
+
+@pytest.mark.parametrize("policy", [OnTimeout.FIRST_TOKEN, OnTimeout.FAIL])
+def test_without_a_first_contact_there_is_no_text(policy: OnTimeout) -> None:
+    session = make_session(FakeVerifier(is_down=lambda: True), FakeDraft(), on_timeout=policy)
+    with pytest.raises(LinkError, match="cannot connect"):
+        list(session.generate())
+    assert session.result.token_ids == ()
+
+
+def test_wait_gives_up_after_the_recover_timeout() -> None:
+    session = make_session(
+        FakeVerifier(is_down=lambda: True), FakeDraft(), on_timeout=OnTimeout.WAIT, recover_timeout_s=0.3
+    )
+    start_s = time.monotonic()
+    with pytest.raises(LinkError, match="cannot connect"):
+        list(session.generate())
+    assert 0.3 <= time.monotonic() - start_s < 10
+
+
+# -------------------------------------------------------------------------------------------- wait
+
+
+@pytest.mark.parametrize("action", [Silent(), Lost()])
+def test_wait_sends_the_same_round_again_on_a_fresh_connection(action: Silent | Lost) -> None:
+    verifier = FakeVerifier(script={("verify", 2): action})
+    session = make_session(verifier, FakeDraft(WRONG_AT_6), on_timeout=OnTimeout.WAIT)
+    list(session.generate())
+    rounds = verifier.of(VerifyRequest)
+    assert rounds[1] == rounds[2] and verifier.num_connections == 2
+    assert session.result.token_ids == NEW[:12] and session.result.num_unverified_tokens == 0
+    assert session.result.stats.num_timeouts == 0 and session.result.stats.num_reconnects == 1
+
+
+@pytest.mark.parametrize("policy", list(OnTimeout))
+def test_a_lost_stream_that_is_back_within_the_deadline_costs_no_exactness(policy: OnTimeout) -> None:
+    verifier = FakeVerifier(script={("verify", 2): Lost()})
+    session = make_session(verifier, FakeDraft(), on_timeout=policy, deadline_s=0.5)
+    list(session.generate())
+    assert session.result.token_ids == NEW[:12] and session.result.num_unverified_tokens == 0
+
+
+# ----------------------------------------------------------------------------- errors and repairs
+
+
+def test_a_refusal_is_waited_for_and_is_no_timeout() -> None:
+    verifier = FakeVerifier(script={("verify", 1): error(RoundErrorCode.REFUSED, retry_after_ms=120)})
+    session = make_session(verifier, FakeDraft())
+    start_s = time.monotonic()
+    list(session.generate())
+    assert time.monotonic() - start_s >= 0.12  # longer than the deadline
+    assert session.result.num_unverified_tokens == 0 and session.result.stats.num_timeouts == 0
+    assert session.result.stats.num_refusals == 1 and session.result.token_ids == NEW[:12]
+
+
+@pytest.mark.parametrize(("policy", "is_told"), [(OnTimeout.FIRST_TOKEN, True), (OnTimeout.WAIT, False)])
+def test_the_verifier_is_told_the_deadline_unless_a_late_answer_serves(
+    policy: OnTimeout, is_told: bool
+) -> None:
+    verifier = FakeVerifier(script={("verify", 2): error(RoundErrorCode.REFUSED, retry_after_ms=20)})
+    list(make_session(verifier, FakeDraft(), depth=3, on_timeout=policy).generate())
+    told = [request.deadline_ms > 0 for request in verifier.of(VerifyRequest)]
+    assert len(told) > 2 and set(told) == {is_told}
+
+
+def test_a_refused_opening_is_tried_again() -> None:
+    verifier = FakeVerifier(script={("open", 1): error(RoundErrorCode.REFUSED, retry_after_ms=30)})
+    session = make_session(verifier, FakeDraft())
+    list(session.generate())
+    assert len(verifier.of(OpenRequest)) == 2 and session.result.token_ids == NEW[:12]
+
+
+def test_progress_is_no_timeout() -> None:
+    verifier = FakeVerifier()
+
+    def compute_slowly(request: SessionRequest) -> list[SessionResponse]:
+        assert isinstance(request, VerifyRequest)
+        answer = verifier.answer(request)
+        connection = verifier.connections[-1]
+        threading.Timer(0.15, lambda: connection.inbox.put(answer[0])).start()
+        return [Progress(request.round_id, 0, 1000)]
+
+    verifier.connections = []
+    connect = verifier.connect
+    verifier.connect = lambda t: verifier.connections.append(connect(t)) or verifier.connections[-1]
+    verifier.script[("verify", 1)] = compute_slowly
+    session = make_session(verifier, FakeDraft())
+    list(session.generate())
+    assert session.result.stats.num_timeouts == 0 and session.result.num_unverified_tokens == 0
+
+
+@pytest.mark.parametrize("policy", list(OnTimeout))
+def test_a_lost_session_is_opened_again_with_all_ids(policy: OnTimeout) -> None:
+    verifier = FakeVerifier(script={("verify", 2): error(RoundErrorCode.UNKNOWN_SESSION)})
+    session = make_session(verifier, FakeDraft(), on_timeout=policy, depth=2)
+    list(session.generate())
+    rebuild = verifier.of(OpenRequest)[1]
+    assert rebuild.is_rebuild and rebuild.num_prompt_tokens == 2 and rebuild.token_ids == TARGET[:6]
+    assert rebuild.target_fingerprint == "target-1"
+    assert session.result.token_ids == NEW[:12] and session.result.num_unverified_tokens == 0
+    assert session.result.stats.num_rebuilds == 1
+
+
+def test_a_verifier_that_is_behind_is_met_where_it_is() -> None:
+    verifier = FakeVerifier()
+
+    def forget(request: SessionRequest) -> list[SessionResponse]:
+        assert verifier.chain is not None
+        verifier.chain.truncate(4)
+        return verifier.answer(request)
+
+    verifier.script[("verify", 2)] = forget
+    session = make_session(verifier, FakeDraft(), depth=2)
+    list(session.generate())
+    again = verifier.of(VerifyRequest)[2]
+    assert again.base_position == 4 and again.committed_tokens == TARGET[4:6]
+    assert len(verifier.of(OpenRequest)) == 1 and session.result.token_ids == NEW[:12]
+
+
+def test_an_unknown_prefix_that_is_not_ours_is_rebuilt() -> None:
+    verifier = FakeVerifier(
+        script={("verify", 2): error(RoundErrorCode.UNKNOWN_PREFIX, position=5, hash=1234)}
+    )
+    session = make_session(verifier, FakeDraft())
+    list(session.generate())
+    assert len(verifier.of(OpenRequest)) == 2 and session.result.token_ids == NEW[:12]
+
+
+def test_a_verdict_with_another_hash_is_not_believed() -> None:
+    from dataclasses import replace
+
+    verifier = FakeVerifier()
+    verifier.script[("verify", 1)] = lambda request: [replace(verifier.answer(request)[0], hash=1)]
+    session = make_session(verifier, FakeDraft())
+    list(session.generate())
+    assert len(verifier.of(OpenRequest)) == 2 and session.result.token_ids == NEW[:12]
+
+
+def test_an_internal_error_is_opened_again_once_then_reported() -> None:
+    internal = error(RoundErrorCode.INTERNAL)
+    once = FakeVerifier(script={("verify", 1): internal})
+    session = make_session(once, FakeDraft())
+    list(session.generate())
+    assert session.result.token_ids == NEW[:12]
+    twice = FakeVerifier(script={("verify", 1): internal, ("verify", 2): internal})
+    with pytest.raises(RoundFailedError, match="internal"):
+        list(make_session(twice, FakeDraft()).generate())
+
+
+def test_an_invalid_field_is_reported_by_name() -> None:
+    verifier = FakeVerifier(script={("open", 1): error(RoundErrorCode.INVALID, field="sampling.top_p")})
+    with pytest.raises(RoundFailedError, match=r"sampling\.top_p"):
+        list(make_session(verifier, FakeDraft()).generate())
+
+
+def test_another_tokenizer_is_incompatible() -> None:
+    verifier = FakeVerifier(
+        script={("open", 1): error(RoundErrorCode.INVALID, field="tokenizer_fingerprint")}
+    )
+    with pytest.raises(IncompatibleError, match="tokenizer_fingerprint"):
+        list(make_session(verifier, FakeDraft()).generate())
+
+
+def test_another_target_may_be_allowed() -> None:
+    verifier = FakeVerifier(script={("verify", 1): error(RoundErrorCode.UNKNOWN_SESSION)})
+    session = make_session(verifier, FakeDraft(), allow_target_change=True)
+    for event in session.generate():
+        if getattr(event, "index", None) == 0:
+            verifier.model = make_model(target_fingerprint="target-2")
+    assert verifier.of(OpenRequest)[1].target_fingerprint == ""
+    assert session.result.model is not None and session.result.model.target_fingerprint == "target-2"
+
+
+# -------------------------------------------------------- cloud-only and co-located, cancelling
+
+STREAMED = pytest.mark.parametrize("mode", [Mode.CLOUD_ONLY, Mode.CO_LOCATED])
+
+
+@STREAMED
+def test_a_lost_stream_resumes_from_the_last_token(mode: Mode) -> None:
+    verifier = FakeVerifier()
+
+    def break_off(request: SessionRequest) -> list[SessionResponse]:
+        return [*verifier.answer(request)[:3], LinkError("lost")]  # type: ignore[list-item]
+
+    verifier.script[("generate", 1)] = break_off
+    session = make_session(verifier, mode=mode, deadline_s=0.2, depth=1)
+    list(session.generate())
+    num_lost_after = 3 * (2 if mode is Mode.CO_LOCATED else 1)
+    assert [r.base_position for r in verifier.of(GenerateRequest)] == [3, 3 + num_lost_after]
+    assert all(r.is_co_located == (mode is Mode.CO_LOCATED) for r in verifier.of(GenerateRequest))
+    assert session.result.token_ids == NEW[:12]
+
+
+@STREAMED
+@pytest.mark.parametrize("action", [Silent(), Lost(), error(RoundErrorCode.REFUSED, retry_after_ms=20)])
+def test_a_stream_recovers_from_a_failed_request(action: object, mode: Mode) -> None:
+    session = make_session(FakeVerifier(script={("generate", 1): action}), mode=mode)  # type: ignore[dict-item]
+    list(session.generate())
+    assert session.result.token_ids == NEW[:12]
+
+
+@STREAMED
+def test_a_stream_that_is_refused_again_and_again_ends_with_the_refusal(mode: Mode) -> None:
+    script: dict[tuple[str, int], Action] = {
+        ("generate", number): error(RoundErrorCode.REFUSED, retry_after_ms=20) for number in range(1, 100)
+    }
+    session = make_session(FakeVerifier(script=script), mode=mode, recover_timeout_s=0.1)
+    with pytest.raises(RoundFailedError):
+        list(session.generate())
+
+
+@STREAMED
+def test_a_stream_opens_a_lost_session_again(mode: Mode) -> None:
+    verifier = FakeVerifier(script={("generate", 1): error(RoundErrorCode.UNKNOWN_SESSION)})
+    session = make_session(verifier, mode=mode)
+    list(session.generate())
+    assert verifier.of(OpenRequest)[1].token_ids == TARGET[:3] and session.result.token_ids == NEW[:12]
+
+
+@pytest.mark.parametrize("mode", [Mode.SPECULATIVE, Mode.CLOUD_ONLY, Mode.CO_LOCATED])
+@pytest.mark.parametrize("kind", ["open", "verify"])
+def test_a_cancel_ends_any_wait_and_closes(mode: Mode, kind: str) -> None:
+    kind = "generate" if mode is not Mode.SPECULATIVE and kind == "verify" else kind
+    verifier = FakeVerifier(script={(kind, 1): Silent()})
+    session = make_session(
+        verifier, FakeDraft(), mode=mode, on_timeout=OnTimeout.WAIT, deadline_s=20.0, recover_timeout_s=30.0
+    )
+    threading.Timer(0.1, session.cancel).start()
+    start_s = time.monotonic()
+    list(session.generate())
+    assert time.monotonic() - start_s < 10
+    assert session.result.finish_reason is FinishReason.CANCELLED
+    assert session.result.token_ids == (() if kind == "open" else NEW[:1])
+    assert len(verifier.of(CloseRequest)) == 1
+
+
+def test_a_cancel_ends_the_search_for_a_lost_link() -> None:
+    is_down = Outage(60.0)
+    session = make_session(
+        FakeVerifier(is_down=is_down), FakeDraft(), on_timeout=OnTimeout.WAIT, recover_timeout_s=30.0
+    )
+    threading.Timer(0.2, session.cancel).start()
+    start_s = time.monotonic()
+    for event in session.generate():
+        if getattr(event, "index", None) == 0:
+            is_down.begin()
+    assert time.monotonic() - start_s < 10
+    assert session.result.finish_reason is FinishReason.CANCELLED
