@@ -151,7 +151,7 @@ async def _die(address: str, bench: Bench, gauges: Gauges) -> AsyncIterator[tupl
     command = [
         sys.executable,
         "-m",
-        "outrider.experiments.load.command",
+        "outrider.experiments.load",
         "--address",
         address,
         "--closed",

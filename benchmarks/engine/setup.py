@@ -94,7 +94,7 @@ def generate_load(address: str, recording: Path, *flags: str, core: int | None =
     command = [
         sys.executable,
         "-m",
-        "outrider.experiments.load.command",
+        "outrider.experiments.load",
         "--address",
         address,
         "--recording",
