@@ -93,7 +93,7 @@ def test_what_is_known_of_gaps_decides_what_is_guessed() -> None:
     for _ in range(200):
         rates.observe((FAR, CLOSE), 0, FAR.token_id)  # falls at once, and the runner-up is right
     assert rates.runner_up_rate(FAR.gap) > 0.9 and rates.accept_rate(FAR.gap) < 0.1
-    assert rates.accept_rate(CLOSE.gap) == BranchAcceptance().acceptance(CLOSE.gap), (
+    assert rates.accept_rate(CLOSE.gap) == BranchAcceptance().accept_rate(CLOSE.gap), (
         "no token behind a fallen one is judged"
     )
 
