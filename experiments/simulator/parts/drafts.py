@@ -48,7 +48,6 @@ class TracedText:
             found = self._signals[index] = tuple(map(signals_of, self._confidences[index].tolist()))
         return found
 
-
     @property
     def has_runner_ups(self) -> bool:
         """Returns whether the draft names runner-ups."""
