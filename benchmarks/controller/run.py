@@ -174,7 +174,8 @@ def _lengths_over(points: Sequence[Point], alpha: float) -> list[int]:
     links of the simulator have no steps."""
     num_positions = 20 * STEP_ROUNDS * len(points)  # of which as many as the rounds need
     text = synthetic_traces(alpha, "none", num_texts=1, num_positions=num_positions).texts[0]
-    policy, lengths, position = OptimalDepth(), [], 0
+    policy, position = OptimalDepth(), 0
+    lengths: list[int] = []
     for point in points:
         for _ in range(STEP_ROUNDS):
             length = min(policy.next_depth(), num_positions - position - 1)

@@ -13,14 +13,15 @@ from collections.abc import Iterator
 
 from outrider.common.types import GeneratedTokens
 from outrider.edge_client.controller.mode_policy import ModePolicy
+from outrider.edge_client.controller.settings import SETTINGS
 from outrider.edge_client.core.events import SessionEvent
 from outrider.edge_client.core.options import OnTimeout
 from outrider.edge_client.decode.cloud_only import stream_cloud_only
 from outrider.edge_client.decode.generation_state import Decoding
 from outrider.edge_client.decode.speculative import SpeculativeLoop
 
-_EVERY = 4  # tokens to one look
-_TRIP_EVERY_S = 1.0
+_EVERY = SETTINGS.stream_sample_tokens
+_TRIP_EVERY_S = SETTINGS.rtt_probe_interval_s
 
 
 def run_auto(decoding: Decoding) -> Iterator[SessionEvent]:

@@ -10,13 +10,14 @@ from collections.abc import Sequence
 
 from outrider.common.types import Method, Verdict
 from outrider.edge_client.controller.acceptance import BranchAcceptance
+from outrider.edge_client.controller.settings import SETTINGS
 from outrider.edge_client.controller.window import RoundWindow
 from outrider.edge_client.decode.branch_tree import Branch, Branches
 from outrider.edge_client.decode.generation_state import Decoding
 from outrider.edge_client.decode.rounds import Round, RoundsInFlight, whole_of
 from outrider.edge_client.decode.token_buffer import SessionText
 
-LEAST_CHANCE = 0.05  # to be judged: each round costs either side a message's handling
+LEAST_CHANCE = SETTINGS.min_branch_probability  # each round costs either side a message's handling
 
 
 class MainLine:
