@@ -1,4 +1,4 @@
-"""A forward's time as a line over its tokens: base_s + token_s * num_tokens. Two fits, one interface.
+"""A forward's time as a line over its tokens: base_s + token_s * num_tokens. Two fits with one interface.
 
 `LeastSquaresTime` costs a few additions a step and is exact on clean data: the verifier refits it after every
 step, and a plan fits means over hundreds of rounds with it. `MedianSlopeTime` looks at few rounds, of which a
@@ -11,20 +11,6 @@ from __future__ import annotations
 import statistics
 from collections import deque
 from itertools import combinations
-from typing import Protocol
-
-
-class StepTime(Protocol):
-    """Fits seconds over the number of tokens of a forward."""
-
-    def observe(self, num_tokens: int, seconds: float) -> None:
-        """Adds a forward."""
-        ...
-
-    @property
-    def is_sloped(self) -> bool:
-        """Returns whether the numbers of tokens differed by enough to separate base and slope."""
-        ...
 
 
 class LeastSquaresTime:
@@ -47,7 +33,7 @@ class LeastSquaresTime:
 
     @property
     def is_sloped(self) -> bool:
-        """See `StepTime.is_sloped`."""
+        """Returns whether the numbers of tokens differed by enough to separate base and slope."""
         weight, sum_n, _, sum_nn, _ = self._sums
         return self.is_known and sum_nn * weight > 1.01 * sum_n * sum_n
 
@@ -57,7 +43,7 @@ class LeastSquaresTime:
         return self._sums[4] / self._sums[3]
 
     def observe(self, num_tokens: int, seconds: float) -> None:
-        """See `StepTime.observe`. The mean of all `num_tokens` must be positive from the first one on."""
+        """Adds a forward; the first one has at least one token."""
         n, t = float(num_tokens), seconds
         new = (1.0, n, t, n * n, n * t)
         self._sums = [self._memory * old + x for old, x in zip(self._sums, new, strict=True)]
@@ -82,7 +68,7 @@ class MedianSlopeTime:
         self._prior_share, self._prior_weight = prior_share, prior_weight_tokens
 
     def observe(self, num_tokens: int, seconds: float) -> None:
-        """See `StepTime.observe`."""
+        """Adds a forward."""
         self._samples.append((num_tokens, seconds))
 
     @property
@@ -92,7 +78,7 @@ class MedianSlopeTime:
 
     @property
     def is_sloped(self) -> bool:
-        """See `StepTime.is_sloped`."""
+        """Returns whether the numbers of tokens differed by enough to separate base and slope."""
         pairs = combinations((n for n, _ in self._samples), 2)
         return sum(abs(n - other_n) for n, other_n in pairs) >= self._prior_weight
 

@@ -13,6 +13,7 @@ from typing import Any
 
 from benchmarks.controller.grid import Point
 from outrider.edge_client.core.options import ExecutionMode
+from outrider.edge_client.core.stats import SessionStats
 from outrider.experiments.shared.acceptance_traces import TextTrace
 from outrider.experiments.simulator.config import load_system
 from outrider.experiments.simulator.parts.drafts import TracedText
@@ -20,7 +21,6 @@ from outrider.experiments.simulator.parts.edges import Ask, RequestLog
 from outrider.experiments.simulator.run import play
 
 NUM_PROMPT_TOKENS = 64
-SEND_MS = 0.2  # of a message at the edge, where speculative branches are sent
 REREAD_SHARE = 0.12  # of a drafted token's time, each token that is read again after a change of branch
 _SETTINGS: dict[ExecutionMode, dict[str, Any]] = {
     ExecutionMode.SPECULATIVE: {},
@@ -32,11 +32,11 @@ _SETTINGS: dict[ExecutionMode, dict[str, Any]] = {
 
 @dataclass(frozen=True, slots=True)
 class PlayedText:
-    """One text: its time from the first token to the last, and what its session counted."""
+    """Holds one text's time from the first token to the last, and what its session recorded."""
 
     seconds: float
     num_tokens: int  # without the first, which the opening brings
-    stats: dict[str, Any]
+    stats: SessionStats
 
 
 def play_texts(
@@ -61,8 +61,7 @@ def play_texts(
         if log.number:
             num_tokens = log.num_tokens - 1
             seconds = log.commits[-1][0] - log.commits[0][0]
-            summary = log.result.stats.summary(log.result.origins)
-            found[log.edge].append(PlayedText(seconds, num_tokens, summary))
+            found[log.edge].append(PlayedText(seconds, num_tokens, log.result.stats))
 
     warm = Ask(NUM_PROMPT_TOKENS, 2, 0)
     asks = [

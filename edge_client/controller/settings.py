@@ -74,7 +74,11 @@ class ControllerSettings:
     max_probe_share: float = 0.5  # of the time between two streamed tokens that probing the draft may take
     probe_every_tokens: int = 4  # the draft is probed at least so often while the target streams
 
+    stream_sample_tokens: int = 4  # streamed tokens to one measured time between tokens
+    rtt_probe_interval_s: float = 1.0  # while the target streams, whose tokens do not show the round trip
+
     # Rounds in flight.
+    min_branch_probability: float = 0.05  # of a speculative branch to be judged; at 0.02 twice the messages
     max_in_flight: int = 16  # speculative branches included; a verifier lets 32 of a session's requests wait
     max_unanswered: int = 30  # the same bound, dropped rounds included
 

@@ -10,12 +10,11 @@ from collections.abc import Sequence
 
 from outrider.common.types import Method, Verdict
 from outrider.edge_client.controller.acceptance import BranchAcceptance
+from outrider.edge_client.controller.settings import SETTINGS
 from outrider.edge_client.controller.window import RoundWindow
 from outrider.edge_client.decode.branch_tree import Branch, BranchTree
 from outrider.edge_client.decode.generation_state import GenerationState
 from outrider.edge_client.decode.rounds import Round, RoundsInFlight, after_all_of
-
-MIN_CHANCE = 0.05  # of a branch that is drafted on: a round costs both sides the handling of a message
 
 
 class LinearSpeculation:
@@ -59,7 +58,7 @@ class BranchingSpeculation(LinearSpeculation):
         if len(rounds) >= window.max_rounds:
             return None
         branch = self._branches.best(None if window.is_branching else _assumes_acceptance)
-        return branch if branch is not None and branch.chance >= MIN_CHANCE else None
+        return branch if branch is not None and branch.chance >= SETTINGS.min_branch_probability else None
 
     def close(self, branch: Branch[Round]) -> None:
         self._branches.close(branch)

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from outrider.common.types import GeneratedTokens
 from outrider.edge_client.controller.mode_policy import ModePolicy
+from outrider.edge_client.controller.settings import SETTINGS
 from outrider.edge_client.core.options import OnTimeout
 from outrider.edge_client.decode.generation_state import GenerationState
-
-_LOOK_EVERY = 4  # tokens
-_RTT_PROBE_EVERY_S = 1.0
 
 
 class StreamWatch:
@@ -31,11 +29,11 @@ class StreamWatch:
         self._num_tokens += len(tokens.token_ids)
         if self._choice.should_probe_draft(self._num_tokens):
             self._draft()
-        if self._num_tokens % _LOOK_EVERY:
+        if self._num_tokens % SETTINGS.stream_sample_tokens:
             return False
         now_s = self._state.clock.now()
         if self._looked_s:
-            self._choice.observe_stream((now_s - self._looked_s) / _LOOK_EVERY)
+            self._choice.observe_stream((now_s - self._looked_s) / SETTINGS.stream_sample_tokens)
         self._looked_s = now_s
         self._probe_rtt(now_s)
         self._state.window.choose(self._state.tokens.num_remaining)
@@ -65,6 +63,6 @@ class StreamWatch:
         remote = self._state.remote
         if (rtt_s := remote.take_rtt()) is not None:
             self._choice.observe_rtt(rtt_s)
-        if now_s - self._probed_s > _RTT_PROBE_EVERY_S:
+        if now_s - self._probed_s > SETTINGS.rtt_probe_interval_s:
             self._probed_s = now_s
             remote.start_rtt_probe()
