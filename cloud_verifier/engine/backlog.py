@@ -11,19 +11,12 @@ import threading
 from collections import Counter
 from dataclasses import dataclass, field
 
+from outrider.cloud_verifier.config import QueueLimits
+
 MIN_RETRY_MS = 20
 MAX_RETRY_MS = 10_000
 MAX_KNOWN = 256
 _MEMORY = 0.98  # weight a step's time keeps with every later step
-
-
-@dataclass(frozen=True, slots=True)
-class QueueLimits:
-    """Bounds of what waits. A limit of 0 tokens is none."""
-
-    max_queue_ms: float = 100.0  # a round waits for others at most this long, or two steps of its own
-    max_queue_tokens: int = 65_536
-    tenant_max_queue_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,8 +12,9 @@ from collections import deque
 from collections.abc import Callable, Sequence
 
 from outrider.cloud_verifier.backends.base import ForwardItem, KVExhausted, Logits, TargetBackend
+from outrider.cloud_verifier.config import QueueLimits
 from outrider.cloud_verifier.engine.admission import admit, truncate_kv
-from outrider.cloud_verifier.engine.backlog import Backlog, QueueLimits, Refusal
+from outrider.cloud_verifier.engine.backlog import Backlog, Refusal
 from outrider.cloud_verifier.engine.colocated import CoLocatedDrafter
 from outrider.cloud_verifier.engine.finish import finish, split_rows
 from outrider.cloud_verifier.engine.observe import EngineObserver

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from outrider.cloud_verifier.backends.base import KVSequence
+from outrider.cloud_verifier.security.metadata import DEFAULT_TENANT
 from outrider.common.alignment import TokenChain
 from outrider.common.types import (
     OpenRequest,
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
     from outrider.cloud_verifier.engine.work import Job, Work
 
 MAX_STORED_REPLIES = 32
-DEFAULT_TENANT = "default"
 
 
 @dataclass(frozen=True, slots=True)

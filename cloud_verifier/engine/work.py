@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from outrider.cloud_verifier.engine.session import DEFAULT_TENANT, Session
+from outrider.cloud_verifier.engine.session import Session
+from outrider.cloud_verifier.security.metadata import DEFAULT_TENANT
 from outrider.common.types import (
     GenerateRequest,
     OpenRequest,

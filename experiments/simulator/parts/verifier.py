@@ -10,8 +10,8 @@ from outrider.cloud_verifier.config import ServeConfig
 from outrider.cloud_verifier.engine.colocated import CoLocatedDrafter
 from outrider.cloud_verifier.engine.driver import IDLE_TURN_S
 from outrider.cloud_verifier.engine.engine import Engine
-from outrider.cloud_verifier.engine.session import DEFAULT_TENANT
 from outrider.cloud_verifier.engine.work import Job, num_tokens_of
+from outrider.cloud_verifier.security.metadata import DEFAULT_TENANT
 from outrider.cloud_verifier.server.server import make_model_info
 from outrider.common.types import (
     CancelRequest,

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from outrider.cloud_verifier.engine.backlog import MIN_RETRY_MS, Backlog, QueueLimits, StepTimes
+from outrider.cloud_verifier.config import QueueLimits
+from outrider.cloud_verifier.engine.backlog import MIN_RETRY_MS, Backlog, StepTimes
 
 BASE_S, TOKEN_S = 0.006, 0.0002
 

@@ -12,7 +12,7 @@ import pytest
 from support.fakes import FakeBackend
 
 from outrider.cloud_verifier.backends.base import ForwardItem, Logits
-from outrider.cloud_verifier.engine.backlog import QueueLimits
+from outrider.cloud_verifier.config import QueueLimits
 from outrider.cloud_verifier.engine.engine import Engine
 from outrider.cloud_verifier.engine.work import Job
 from outrider.common.alignment import TokenChain
