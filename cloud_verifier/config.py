@@ -6,7 +6,6 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from outrider.cloud_verifier.engine.backlog import QueueLimits
 from outrider.common.config.fields import option
 from outrider.common.config.loader import did_you_mean
 from outrider.common.errors import ConfigError
@@ -40,6 +39,15 @@ def parse_methods(text: str) -> tuple[Method, ...]:
                 f"--methods {text}: there is no method {name!r}{hint} There are {', '.join(Method)}"
             )
     return tuple(method for method in Method if method in names)
+
+
+@dataclass(frozen=True, slots=True)
+class QueueLimits:
+    """Bounds of what waits. A limit of 0 tokens is none."""
+
+    max_queue_ms: float = 100.0  # a round waits for others at most this long, or two steps of its own
+    max_queue_tokens: int = 65_536
+    tenant_max_queue_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from benchmarks.engine.setup import Bench, Found, alternate, median_ratio, time_
 from outrider.cloud_verifier.backends.base import ForwardItem, Logits, TargetBackend
 from outrider.cloud_verifier.backends.loading import load_target
 from outrider.cloud_verifier.config import EMBEDDED_TARGET, ServeConfig
-from outrider.cloud_verifier.engine.work import Job
+from outrider.cloud_verifier.engine.job import Job
 from outrider.cloud_verifier.server.server import VerifierServer
 from outrider.common.types import (
     CloseRequest,

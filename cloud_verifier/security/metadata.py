@@ -6,10 +6,10 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-from outrider.cloud_verifier.engine.session import DEFAULT_TENANT
 from outrider.common.errors import InvalidFieldError
 
 SESSION_ID_KEY = "x-session-id"
+DEFAULT_TENANT = "default"  # of a call that names no tenant
 TENANT_KEY = "x-outrider-tenant"
 TENANT_PATTERN = re.compile(r"[A-Za-z0-9._-]{1,64}")
 

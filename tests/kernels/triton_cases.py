@@ -12,7 +12,7 @@ import torch
 from support.fakes import FakeBackend
 
 from outrider.cloud_verifier.engine.engine import Engine
-from outrider.cloud_verifier.engine.work import Job
+from outrider.cloud_verifier.engine.job import Job
 from outrider.cloud_verifier.verification import row_kernels
 from outrider.cloud_verifier.verification.device_rows import make_device_rows
 from outrider.cloud_verifier.verification.methods.base import NoiseKey

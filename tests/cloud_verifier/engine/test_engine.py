@@ -12,9 +12,10 @@ import pytest
 from support.fakes import FakeBackend
 
 from outrider.cloud_verifier.backends.base import ForwardItem, Logits
-from outrider.cloud_verifier.engine.backlog import QueueLimits
+from outrider.cloud_verifier.config import QueueLimits
+from outrider.cloud_verifier.engine.colocated import CoLocatedDrafter
 from outrider.cloud_verifier.engine.engine import Engine
-from outrider.cloud_verifier.engine.work import Job
+from outrider.cloud_verifier.engine.job import Job
 from outrider.common.alignment import TokenChain
 from outrider.common.codec.responses_in import decode_open_response
 from outrider.common.codec.responses_out import encode_open_response
@@ -49,8 +50,11 @@ class Clock:
     def __init__(self) -> None:
         self.now_s = 0.0
 
-    def __call__(self) -> float:
+    def now(self) -> float:
         return self.now_s
+
+    def sleep(self, seconds: float) -> None:
+        self.now_s += max(0.0, seconds)
 
 
 def make_model(backend: FakeBackend, **limits: int) -> ModelInfo:
@@ -85,13 +89,18 @@ class Harness:
         max_step_tokens: int = 512,
         queue_limits: QueueLimits | None = None,
         tenant_max_sessions: int = 0,
+        drafter: CoLocatedDrafter | None = None,
+        methods: tuple[Method, ...] = tuple(Method),
         **limits: int,
     ) -> None:
         self.backend = backend or FakeBackend()
         self.clock = Clock()
+        model = make_model(self.backend, **limits)
+        fingerprint = drafter.fingerprint if drafter else ""
         self.engine = Engine(
             self.backend,
-            make_model(self.backend, **limits),
+            dataclasses.replace(model, methods=methods, draft_fingerprint=fingerprint),
+            drafter=drafter,
             max_step_tokens=max_step_tokens,
             queue_limits=queue_limits,
             tenant_max_sessions=tenant_max_sessions,
