@@ -277,12 +277,6 @@ def gate_part(arguments: argparse.Namespace) -> Found:
     return gate_measures()
 
 
-def signals_part(arguments: argparse.Namespace) -> Found:
-    from benchmarks.controller.signals import signals_measures
-
-    return signals_measures()
-
-
 def ways_real_part(arguments: argparse.Namespace) -> Found:
     from benchmarks.controller.ways_real import measure_ways_real
 
@@ -314,7 +308,6 @@ ASKED_FOR: dict[str, Part] = {
     "ways_above": ways_above_part,
     "outage": outage_part,
     "gate": gate_part,
-    "signals": signals_part,
     "model": model_part,
     "ways_real": ways_real_part,
     "guesses_real": guesses_real_part,
