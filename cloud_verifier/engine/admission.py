@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING
 
 from outrider.cloud_verifier.engine import validation
 from outrider.cloud_verifier.engine.backlog import Refusal
-from outrider.cloud_verifier.engine.session import Session, num_common_tokens
+from outrider.cloud_verifier.engine.session import Session
 from outrider.cloud_verifier.engine.work import Job, Work
 from outrider.common.errors import InvalidFieldError, UnimplementedFieldError
+from outrider.common.sequences import common_prefix
 from outrider.common.types import (
     CancelRequest,
     Closed,
@@ -78,7 +79,7 @@ def _admit_open(engine: Engine, job: Job, request: OpenRequest) -> None:
         return
     eos_token_ids = () if request.ignore_eos else engine.model.eos_token_ids
     if session is not None:
-        num_common = num_common_tokens(session.chain.token_ids, request.token_ids)
+        num_common = common_prefix(session.chain.token_ids, request.token_ids)
         truncate_kv(engine, session, min(num_common, len(request.token_ids) - 1))
     session = engine.sessions.put(job.tenant, request, frozenset((*eos_token_ids, *request.stop_token_ids)))
     session.opening_reply = None

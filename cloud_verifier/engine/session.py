@@ -6,12 +6,13 @@ Pure state with an injected clock; nothing here computes or waits.
 from __future__ import annotations
 
 from collections import Counter, OrderedDict, deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from outrider.cloud_verifier.backends.base import KVSequence
 from outrider.common.alignment import TokenChain
+from outrider.common.sequences import common_prefix
 from outrider.common.types import (
     OpenRequest,
     RoundError,
@@ -239,13 +240,7 @@ class SessionStore:
             session.check_integrity()
 
 
-def num_common_tokens(ours: Sequence[int], theirs: Sequence[int]) -> int:
-    """How long the common prefix is."""
-    pairs = enumerate(zip(ours, theirs, strict=False))
-    return next((i for i, (a, b) in pairs if a != b), min(len(ours), len(theirs)))
-
-
 def _rebuild_chain(chain: TokenChain, token_ids: TokenIds) -> None:
-    common = num_common_tokens(chain.token_ids, token_ids)
+    common = common_prefix(chain.token_ids, token_ids)
     chain.truncate(common)
     chain.extend(token_ids[common:])

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from outrider.common.alignment import TokenChain
+from outrider.common.sequences import common_prefix
 from outrider.common.stopping import TextStopper, stop_ids
 from outrider.common.types import FinishReason, Origin, StopParams, TokenIds, TokenLogprobs
 from outrider.edge_client.core.events import MarkClearedEvent, RolledBackEvent, TokenEvent
@@ -156,9 +157,7 @@ class SessionText:
 
     def num_alike(self, start: int, theirs: Sequence[int]) -> int:
         """How many of `theirs`, from `start` on, are what the text has there."""
-        ours = self.chain.token_ids[start : start + len(theirs)]
-        pairs = zip(ours, theirs, strict=False)
-        return next((i for i, (our, their) in enumerate(pairs) if our != their), len(ours))
+        return common_prefix(self.chain.token_ids[start : start + len(theirs)], theirs)
 
     def confirm(
         self, start: int, num_tokens: int, logprobs: Sequence[TokenLogprobs] = ()

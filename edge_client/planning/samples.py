@@ -8,6 +8,8 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from outrider.common import sequences
+
 MEASURED = "measured"
 JUDGED_APART = 30  # times a position must have been judged to have an acceptance of its own
 LONG_ENOUGH = 4  # drafted tokens of a round
@@ -62,17 +64,10 @@ def cost_line(times: Sequence[tuple[int, float]], *, is_flat: bool) -> tuple[Kno
 def acceptance_by_position(rounds: Iterable[tuple[int, int]]) -> tuple[Known, ...]:
     """Of (accepted, drafted): how often token i stood where those before it did, and the 95 % interval
     (Wilson 1927). Positions judged fewer than JUDGED_APART times share the last one."""
-    tried: dict[int, int] = defaultdict(int)
-    stood: dict[int, int] = defaultdict(int)
-    for num_accepted, num_drafted in rounds:
-        for position in range(min(num_accepted + 1, num_drafted)):
-            tried[position] += 1
-            stood[position] += position < num_accepted
-    apart = [i for i in sorted(tried) if tried[i] >= JUDGED_APART]
-    rest = [i for i in sorted(tried) if tried[i] < JUDGED_APART]
-    shares = [(stood[i], tried[i]) for i in apart]
-    if rest:
-        shares.append((sum(stood[i] for i in rest), sum(tried[i] for i in rest)))
+    counts = [each for each in sequences.acceptance_by_position(rounds) if each.reached]
+    shares = [(each.accepted, each.reached) for each in counts if each.reached >= JUDGED_APART]
+    if rest := [each for each in counts if each.reached < JUDGED_APART]:
+        shares.append((sum(each.accepted for each in rest), sum(each.reached for each in rest)))
     if len(shares) > 1 and shares[-1][1] < JUDGED_APART:  # too few even together: with the position before
         last, before = shares.pop(), shares.pop()
         shares.append((last[0] + before[0], last[1] + before[1]))

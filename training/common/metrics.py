@@ -6,6 +6,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from outrider.edge_client.planning.samples import replayed
+
 
 @dataclass(frozen=True)
 class Acceptance:
@@ -29,26 +31,15 @@ def acceptance(matches: Sequence[npt.NDArray[np.bool_]], num_speculative_tokens:
     judged when all before it matched, so the matches alone decide every round. A round at the end of a text
     counts the positions that are left.
     """
-    reached = np.zeros(num_speculative_tokens, dtype=np.int64)
-    drafted = rounds = committed = 0
-    for match in matches:
-        start = 0
-        while start < len(match):
-            window = match[start : start + num_speculative_tokens]
-            accepted = int(np.argmin(window)) if not window.all() else len(window)
-            reached[:accepted] += 1
-            drafted += len(window)
-            rounds += 1
-            advance = min(accepted + 1, len(match) - start)
-            committed += advance
-            start += advance
+    rounds = list(replayed([tuple(match.tolist()) for match in matches], num_speculative_tokens))
     if not rounds:
         raise ValueError("no text to replay")
+    num_accepted = [accepted for accepted, _ in rounds]
     return Acceptance(
         num_speculative_tokens,
-        acceptance_rate=int(reached.sum()) / drafted,
-        tokens_per_round=committed / rounds,
-        per_position=[int(count) / rounds for count in reached],
+        acceptance_rate=sum(num_accepted) / sum(num_drafted for _, num_drafted in rounds),
+        tokens_per_round=sum(map(len, matches)) / len(rounds),
+        per_position=[sum(n > i for n in num_accepted) / len(rounds) for i in range(num_speculative_tokens)],
     )
 
 

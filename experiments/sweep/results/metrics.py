@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
+from outrider.common import sequences
 from outrider.common.types import Origin
 from outrider.experiments.sweep.config.schema import Slo
 from outrider.experiments.sweep.results.intervals import Interval, of_mean, of_quantiles, of_ratio
@@ -65,15 +66,10 @@ def token_gaps(row: RequestRow) -> list[float]:
 def acceptance_by_position(rounds: Iterable[RoundRow]) -> tuple[list[float], list[float]]:
     """alpha_i, how often token i stood of the rounds that drafted it and in which all before it did; and
     A_cum_i, how often the first i all stood of the rounds that drafted so many."""
-    counts = [(r.num_draft_tokens, r.num_accepted_tokens) for r in rounds if r.is_answered]
-    alphas, cumulative = [], []
-    for i in range(1, max((drafted for drafted, _ in counts), default=0) + 1):
-        having = [accepted for drafted, accepted in counts if drafted >= i]
-        stood = sum(accepted >= i for accepted in having)
-        reached = sum(accepted >= i - 1 for accepted in having)
-        alphas.append(round(stood / reached, 4) if reached else 0.0)
-        cumulative.append(round(stood / len(having), 4))
-    return alphas, cumulative
+    answered = [r for r in rounds if r.is_answered]
+    counts = sequences.acceptance_by_position((r.num_accepted_tokens, r.num_draft_tokens) for r in answered)
+    alphas = [round(each.accepted / each.reached, 4) if each.reached else 0.0 for each in counts]
+    return alphas, [round(each.accepted / each.drafted, 4) for each in counts]
 
 
 # ------------------------------------------------------------------------------------------ groups

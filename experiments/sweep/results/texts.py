@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from outrider.common.sequences import common_prefix
 from outrider.experiments.sweep.config.cells import Cell
 from outrider.experiments.sweep.results.records import RequestRow, TextCheck
 
@@ -79,10 +80,8 @@ def num_failures(checks: Iterable[TextCheck], num_tokens: int) -> int:
 
 def first_difference(ours: Sequence[int], theirs: Sequence[int]) -> int | None:
     """Index of the first token that differs or is missing on one side; None for equal texts."""
-    for index, (a, b) in enumerate(zip(ours, theirs, strict=False)):
-        if a != b:
-            return index
-    return None if len(ours) == len(theirs) else min(len(ours), len(theirs))
+    index = common_prefix(ours, theirs)
+    return None if index == len(ours) == len(theirs) else index
 
 
 def _compare(row: RequestRow, reference: Sequence[int], judge: JudgeTie) -> str:
