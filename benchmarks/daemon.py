@@ -20,11 +20,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+from benchmarks.results_file import write_results
 from outrider.experiments.links.base import create_realisation
 from outrider.experiments.links.profiles import named_profile
 from outrider.experiments.shared.processes import VerifierProcess, run_edge, running_verifier, start_server
 from outrider.experiments.shared.prompts import load_prompts
-from outrider.experiments.shared.results import Measure, at_least, at_most, judged, write_results
+from outrider.experiments.shared.results import Measure, at_least, at_most, judged
 
 LINKS = ("loopback", "metro")
 NUM_TOKENS = 96

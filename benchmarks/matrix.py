@@ -9,13 +9,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from benchmarks.results_file import ROOT
 from outrider.common.errors import OutriderError
 from outrider.experiments.links.base import LinkRealisation, create_realisation
 from outrider.experiments.links.profiles import LinkProfile
 from outrider.experiments.report import render
 from outrider.experiments.report.naming import Arm
 from outrider.experiments.report.terminal import print_results
-from outrider.experiments.shared.results import ROOT, Measure
+from outrider.experiments.shared.results import Measure
 from outrider.experiments.sweep.config.loading import load_sweep
 from outrider.experiments.sweep.results.records import BASELINES, CellRow, Comparison, Sweep, read_manifest
 from outrider.experiments.sweep.running import make_plan, run_sweep

@@ -16,17 +16,18 @@ from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
 
-from benchmarks.engine.recorded_drafts import ask
+from benchmarks.results_file import write_results
 from outrider.common.types import CloseRequest, Verdict
 from outrider.edge_client.session.session import new_session_id
 from outrider.edge_client.transport.link.base import Connection
 from outrider.edge_client.transport.link.grpc_link import GrpcLink
 from outrider.edge_client.transport.link.security import PLAINTEXT, LinkSecurity
+from outrider.experiments.load.record import ask
 from outrider.experiments.load.recording import RecordedSession
 from outrider.experiments.shared.command import run_command
 from outrider.experiments.shared.dev_security import dev_security
 from outrider.experiments.shared.processes import VerifierProcess
-from outrider.experiments.shared.results import at_most, judged, write_results
+from outrider.experiments.shared.results import at_most, judged
 from outrider.experiments.synthetic.pair import SyntheticPair
 from outrider.experiments.synthetic.recording import synthetic_recording
 from outrider.experiments.synthetic.serve import running_synthetic

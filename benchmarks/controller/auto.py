@@ -18,11 +18,12 @@ from typing import Any
 
 from benchmarks.controller.grid import POINTS, SYNTHETIC, Point
 from benchmarks.controller.ways import Total, run_text, run_ways, total_of
+from benchmarks.results_file import RESULTS
 from outrider.common.errors import UsageError
 from outrider.edge_client.controller.acceptance_prior import Circumstances, Experience
 from outrider.edge_client.controller.mode_policy import Way
 from outrider.experiments.shared.acceptance_traces import TraceSet, load_traces, synthetic_traces
-from outrider.experiments.shared.results import RESULTS, Measure, at_most, judged
+from outrider.experiments.shared.results import Measure, at_most, judged
 
 TARGET = 1.05
 FIXED_WAYS = tuple((way,) for way in Way)

@@ -11,10 +11,11 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from benchmarks.results_file import RESULTS
 from outrider.common.errors import OutriderError
 from outrider.edge_client.calibration.curve import KEEP_ALL, NO_GATE
 from outrider.experiments.shared.processes import run_edge, running_verifier
-from outrider.experiments.shared.results import RESULTS, Measure
+from outrider.experiments.shared.results import Measure
 
 TEMPERATURES = (0.8, 0.0)
 PASSAGES = "24"

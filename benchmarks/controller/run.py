@@ -26,6 +26,7 @@ from benchmarks.controller.grid import (
     Point,
 )
 from benchmarks.controller.virtual_rounds import VirtualRound, replay
+from benchmarks.results_file import write_results
 from outrider.edge_client.controller.cost_model import expected_tokens, round_s, round_token_s, tokens_per_s
 from outrider.edge_client.controller.depth.base import DepthPolicy
 from outrider.edge_client.controller.depth.fixed import DEFAULT_DEPTH, FixedDepth
@@ -42,7 +43,7 @@ from outrider.experiments.shared.acceptance_traces import (
     synthetic_traces,
 )
 from outrider.experiments.shared.command import run_command
-from outrider.experiments.shared.results import Measure, at_most, judged, write_results
+from outrider.experiments.shared.results import Measure, at_most, judged
 
 STEP_MS = (20, 200, 20)
 STEP_ROUNDS = 40  # between two steps

@@ -11,7 +11,8 @@ import urllib.request
 from collections.abc import AsyncIterator, Awaitable, Iterator
 from dataclasses import dataclass, field
 
-from benchmarks.engine.setup import QUIET, Bench, Found
+from benchmarks.engine.setup import QUIET, Bench
+from benchmarks.results_file import Found
 from outrider.experiments.load.cloud import CloudStream
 from outrider.experiments.load.command import LoadPlan, open_streams, run_closed
 from outrider.experiments.load.report import Tally, percentile_ms
@@ -103,7 +104,7 @@ def measure_dead_clients(bench: Bench) -> Found:
         "ratio",
         (f"on time; <= {MAX_P99_RATIO:g}", lambda ratio: ratio <= MAX_P99_RATIO and not late and not refused),
     )
-    return Found(
+    return (
         [measure],
         {"p99_ms": p99_ms, "gone_s": gone_s, "on_time_s": ON_TIME_S, "late": late, "refused": refused},
     )
@@ -151,7 +152,7 @@ async def _die(address: str, bench: Bench, gauges: Gauges) -> AsyncIterator[tupl
     command = [
         sys.executable,
         "-m",
-        "outrider.experiments.load.command",
+        "outrider.experiments.load",
         "--address",
         address,
         "--closed",

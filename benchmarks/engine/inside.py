@@ -9,7 +9,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from benchmarks.engine.setup import Bench, Found, alternate, median_ratio, time_s
+from benchmarks.engine.setup import Bench
+from benchmarks.results_file import Found
+from benchmarks.timing import alternate, median_ratio, time_s
 from outrider.cloud_verifier.backends.base import ForwardItem, Logits, TargetBackend
 from outrider.cloud_verifier.backends.loading import load_target
 from outrider.cloud_verifier.config import EMBEDDED_TARGET, ServeConfig
@@ -145,7 +147,7 @@ def measure_batch8(bench: Bench) -> Found:
     )
     details = {f"{name}_ms": round(1e3 * statistics.median(times), 3) for name, times in seconds.items()}
     packed_ratio = round(median_ratio(seconds["packed"], seconds["separate"]), 4)
-    return Found([measure], {**details, "packed_forward_ratio": packed_ratio, "aa": round(aa, 4)})
+    return ([measure], {**details, "packed_forward_ratio": packed_ratio, "aa": round(aa, 4)})
 
 
 def _bare_sequence(backend: TargetBackend, recorded: RecordedSession) -> tuple[Any, int, list[int]]:
@@ -206,7 +208,7 @@ def measure_outside(bench: Bench) -> Found:
         "%",
         at_most(15),
     )
-    return Found([measure], {name: [round(share, 4) for share in found] for name, found in shares.items()})
+    return ([measure], {name: [round(share, 4) for share in found] for name, found in shares.items()})
 
 
 def _share_outside(driver: SteppedEngine, sessions: list[InsideSession], forwards: TimedForwards) -> float:
@@ -259,7 +261,7 @@ def measure_evict(bench: Bench) -> Found:
         "",
         ("unchanged, all free", lambda value: value == 0),
     )
-    return Found(
+    return (
         [measure],
         {"kv_tokens": num_free, "rounds": num_rounds * num_open, "refused_and_resent": num_refused},
     )

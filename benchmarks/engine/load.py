@@ -9,7 +9,8 @@ import statistics
 from dataclasses import asdict
 from pathlib import Path
 
-from benchmarks.engine.setup import QUIET, Bench, Found, generate_load, pinned
+from benchmarks.engine.setup import QUIET, Bench, generate_load, pinned
+from benchmarks.results_file import Found
 from outrider.experiments.load.report import LoadReport, Tally
 from outrider.experiments.load.stream import ReplayStream
 from outrider.experiments.load.wire import connect
@@ -61,7 +62,7 @@ def measure_overload(bench: Bench) -> Found:
         flood = offer(OVERLOAD * peak, bench.pick(30.0, 2.0))
     named = {"closed": closed, "1x": once, "10x": flood}
     details = {name: asdict(report) for name, report in named.items()}
-    return Found(_judge_overload(peak, once, flood), {**details, "sweep": [asdict(r) for r in sweep]})
+    return (_judge_overload(peak, once, flood), {**details, "sweep": [asdict(r) for r in sweep]})
 
 
 def _judge_overload(peak: float, once: LoadReport, flood: LoadReport) -> list[Measure]:
@@ -115,7 +116,7 @@ def measure_leak(bench: Bench) -> Found:
         "KiB",
         (f"flat: <= {MAX_KIB_A_CYCLE:g}", lambda value: value <= MAX_KIB_A_CYCLE),
     )
-    return Found([measure], {"rss_mib": [(cycle, round(kib / 1024, 2)) for cycle, kib in samples]})
+    return ([measure], {"rss_mib": [(cycle, round(kib / 1024, 2)) for cycle, kib in samples]})
 
 
 async def _cycle(

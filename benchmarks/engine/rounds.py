@@ -7,11 +7,12 @@ import time
 from dataclasses import asdict, replace
 from typing import Any, NamedTuple
 
-from benchmarks.engine.recorded_drafts import ask
-from benchmarks.engine.setup import Bench, Found, generate_load, running_stub
+from benchmarks.engine.setup import Bench, generate_load, running_stub
+from benchmarks.results_file import Found
 from outrider.common.types import CloseRequest, Verdict
 from outrider.edge_client.session.session import new_session_id
 from outrider.edge_client.transport.link.grpc_link import GrpcLink
+from outrider.experiments.load.record import ask
 from outrider.experiments.load.recording import RecordedSession
 from outrider.experiments.load.report import LoadReport
 from outrider.experiments.shared.results import at_least, at_most, judged
@@ -44,7 +45,7 @@ def measure_stub_rounds(bench: Bench) -> Found:
         "rounds/s",
         at_least(5000),
     )
-    return Found([measure], {str(n): [asdict(r) for r in found] for n, found in reports.items()})
+    return ([measure], {str(n): [asdict(r) for r in found] for n, found in reports.items()})
 
 
 # ---------------------------------------------------------------------------------- one round alone
@@ -113,7 +114,7 @@ def measure_overhead(bench: Bench) -> Found:
         "ms",
         at_most(1.0),
     )
-    return Found([measure], details)
+    return ([measure], details)
 
 
 def _median_beyond(times: list[RoundTime]) -> float:

@@ -10,7 +10,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from benchmarks.engine.setup import Bench, Found, median_ratio
+from benchmarks.engine.setup import Bench
+from benchmarks.results_file import Found
+from benchmarks.timing import median_ratio
 from outrider.common.types import TokenIds
 from outrider.experiments.load.cloud import CloudStream, Opening, open_and_close
 from outrider.experiments.load.command import LoadPlan, open_streams, run_closed
@@ -45,7 +47,7 @@ def measure_same_text(bench: Bench) -> Found:
         ("every one equals", lambda value: value == 0),
     )
     lengths = sorted(len(session.prompt_ids) for session in recorded)
-    return Found([measure], {"differing": differing, "tokens": num_tokens, "prompt_lengths": lengths})
+    return ([measure], {"differing": differing, "tokens": num_tokens, "prompt_lengths": lengths})
 
 
 async def _find_differing(address: str, recorded: Sequence[RecordedSession], first: int) -> list[str]:
@@ -109,7 +111,7 @@ async def _measure_prefix_ttft(bench: Bench, address: str) -> Found:
         "reopened_ms": round(1e3 * statistics.median(again), 2),
         "aa": round(aa, 4),
     }
-    return Found([measure], details)
+    return ([measure], details)
 
 
 def _random_ids(num_tokens: int, seed: int) -> TokenIds:
@@ -159,7 +161,7 @@ def measure_prefill_stall(bench: Bench) -> Found:
         "refused": samples.num_refused,
         "aa": round(aa, 4),
     }
-    return Found([measure], details)
+    return ([measure], details)
 
 
 async def _sample_stalls(bench: Bench, address: str) -> StallSamples:

@@ -10,8 +10,9 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
+from benchmarks.results_file import ROOT
 from outrider.common.types import Method
-from outrider.experiments.shared.results import ROOT, Measure, at_least, judged
+from outrider.experiments.shared.results import Measure, at_least, judged
 
 
 def ask_tests(*, is_quick: bool) -> tuple[Measure, dict[str, Any]]:

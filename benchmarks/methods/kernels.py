@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.engine.setup import alternate, median_ratio, time_s
+from benchmarks.timing import alternate, median_ratio, time_s
 from outrider.cloud_verifier.verification.methods.base import Outcome, RoundInput
 from outrider.cloud_verifier.verification.methods.registry import create_method
 from outrider.cloud_verifier.verification.rows import HostRows, KeyedCoins, StepRound

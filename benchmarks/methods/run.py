@@ -19,6 +19,7 @@ from typing import Any
 
 from benchmarks.methods.exact import ask_tests
 from benchmarks.methods.kernels import measure_cpu_verify, time_methods
+from benchmarks.results_file import write_results
 from outrider.common.methods import MAX_SUPPORT_SIZE
 from outrider.common.types import Method
 from outrider.edge_client.core.options import Mode
@@ -29,7 +30,7 @@ from outrider.experiments.shared.command import run_command
 from outrider.experiments.shared.decoding import Case, Decoder
 from outrider.experiments.shared.processes import running_verifier
 from outrider.experiments.shared.prompts import Prompt, load_prompts
-from outrider.experiments.shared.results import Measure, at_least, at_most, judged, print_table, write_results
+from outrider.experiments.shared.results import Measure, at_least, at_most, judged, print_table
 from outrider.models import EMBEDDED
 
 DRAFT_LENGTH = 4

@@ -2,7 +2,7 @@
 
 With `coupled` a text is a function of target, prompt, parameters and seed, so a recorded round gets the same
 verdict from every verifier of the same target: what a replay hears back can be checked, token for token.
-`benchmarks.engine.recorded_drafts` makes them.
+`outrider.experiments.load.record` makes them.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class Recording:
             raise UsageError(
                 f"--recording: made with target {self.target_fingerprint} in {self.dtype}, but the verifier "
                 f"serves {model.target_fingerprint} in {model.dtype}: make another with "
-                "python -m benchmarks.engine.recorded_drafts"
+                "python -m outrider.experiments.load.record"
             )
 
     def save(self, path: Path) -> Path:

@@ -18,7 +18,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from outrider.common.errors import UsageError
-from outrider.common.types import Signals
+from outrider.common.sequences import common_prefix
+from outrider.common.types import SamplingParams, Signals, TokenIds
+from outrider.edge_client.drafting.base import DraftModel, KeepsRunnerUps
 
 MAX_DEPTH = 64  # tokens of the draft known at every position
 RECORDED = Path(__file__).resolve().parent / "traces" / "embedded.npz"
@@ -63,6 +65,33 @@ class TraceSet:
 def signals_of(confidence: float) -> Signals:
     """Of a token with that confidence, as a draft would tell them."""
     return Signals(_QUIET, -math.log(max(confidence, _MIN_CONFIDENCE)), _QUIET)
+
+
+def trace_text(
+    draft: DraftModel, prompt_ids: TokenIds, text: TokenIds, sampling: SamplingParams, num_positions: int
+) -> TextTrace:
+    """Drafts MAX_DEPTH tokens at every position of a text and counts those that agree with it.
+
+    `text` is at least num_positions + MAX_DEPTH tokens that the target wrote with `sampling` after the prompt.
+    """
+    runs = np.zeros(num_positions, np.uint8)
+    confidences = np.zeros((num_positions, MAX_DEPTH), np.float32)
+    gaps, seconds = np.zeros(num_positions, np.float32), np.zeros(num_positions, bool)
+    sequence = draft.sequence(sampling, num_prompt_tokens=len(prompt_ids))
+    assert isinstance(sequence, KeepsRunnerUps)
+    sequence.keep_runner_ups()
+    sequence.commit(prompt_ids)
+    for position in range(num_positions):
+        sequence.commit(text[position : position + 1])
+        drafted = sequence.propose(MAX_DEPTH)
+        num_drafted = len(drafted.token_ids)
+        actual = text[position + 1 : position + 1 + num_drafted]
+        runs[position] = common_prefix(drafted.token_ids, actual)
+        confidences[position, :num_drafted] = np.exp([-signals.nll for signals in drafted.signals])
+        gaps[position] = drafted.runner_ups[0].gap
+        seconds[position] = drafted.runner_ups[0].token_id == actual[0]
+    sequence.close()
+    return TextTrace(runs, confidences, gaps, seconds)
 
 
 def save_traces(path: Path, sets: Sequence[TraceSet]) -> None:

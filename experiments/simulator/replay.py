@@ -11,7 +11,6 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from benchmarks.controller.record_acceptance import trace_text
 from outrider.common.types import SamplingParams, TokenIds
 from outrider.edge_client.config.run_config import RunConfig
 from outrider.edge_client.core.options import Mode
@@ -19,7 +18,7 @@ from outrider.edge_client.drafting.onnx.model import OnnxDraftModel
 from outrider.edge_client.session.factory import Edge, create_edge
 from outrider.edge_client.session.session import SessionResult
 from outrider.edge_client.tokenization.tokenizer import EdgeTokenizer
-from outrider.experiments.shared.acceptance_traces import MAX_DEPTH
+from outrider.experiments.shared.acceptance_traces import MAX_DEPTH, trace_text
 from outrider.experiments.shared.decoding import Case, Decoder
 from outrider.experiments.shared.prompts import load_prompts
 from outrider.experiments.simulator.parts.drafts import TracedDraft, TracedSequence, TracedText

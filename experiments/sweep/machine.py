@@ -16,7 +16,7 @@ _CONGESTION = Path("/proc/sys/net/ipv4/tcp_congestion_control")
 
 def machine_facts() -> dict[str, Any]:
     return {
-        "cpu": _cpu_model(),
+        "cpu": cpu_model(),
         "cores": os.cpu_count(),
         "usable_cores": len(os.sched_getaffinity(0)),
         "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
@@ -95,7 +95,7 @@ def _text_of(path: Path) -> str:
         return ""
 
 
-def _cpu_model() -> str:
+def cpu_model() -> str:
     cpuinfo = Path("/proc/cpuinfo")
     lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]

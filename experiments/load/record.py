@@ -1,7 +1,7 @@
 """Records rounds of a real pair once, to be replayed without a draft model (`outrider.experiments.load`).
 
-python -m benchmarks.engine.recorded_drafts --out FILE [--sessions 32 --rounds 24]
-python -m benchmarks.engine.recorded_drafts --stub --out FILE
+python -m outrider.experiments.load.record --out FILE [--sessions 32 --rounds 24]
+python -m outrider.experiments.load.record --stub --out FILE
 
 The second form is for the stub of `python -m outrider.experiments.synthetic.serve`.
 """
@@ -161,7 +161,7 @@ def record_embedded(address: str, *, num_sessions: int = 32, num_rounds: int = 2
 
 def main() -> int:
     parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.engine.recorded_drafts",
+        prog="python -m outrider.experiments.load.record",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -192,4 +192,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    run_command("recorded_drafts", main)
+    run_command("load.record", main)
