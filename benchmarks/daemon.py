@@ -33,7 +33,7 @@ MAX_TTFT_MS = 10.0
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class _Seen:
     ttft_ms: float
     tokens_per_s: float
     text: str
@@ -60,9 +60,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _measure(verifier: str, num_pairs: int) -> dict[str, Any]:
     prompts = [prompt.text for prompt in load_prompts()]
-    runs: list[Seen] = []
-    again: list[Seen] = []
-    daemons: list[Seen] = []
+    runs: list[_Seen] = []
+    again: list[_Seen] = []
+    daemons: list[_Seen] = []
     with _daemon(verifier) as daemon:
         for number in range(-1, num_pairs):  # the first one warms up
             prompt, seed = prompts[number % len(prompts)], 100 + number
@@ -136,16 +136,16 @@ def _daemon(verifier: str) -> Iterator[VerifierProcess]:
         daemon.stop()
 
 
-def _run(verifier: str, prompt: str, seed: int) -> Seen:
+def _run(verifier: str, prompt: str, seed: int) -> _Seen:
     flags = ("--verifier", verifier, "--seed", str(seed), "--max-new-tokens", str(NUM_TOKENS))
     done = run_edge(["run", *flags, "--on-timeout", "wait", "--ignore-eos", "--json", prompt])
     if done.returncode:
         raise RuntimeError(done.stderr)
     told = json.loads(done.stdout)
-    return Seen(told["stats"]["ttft_ms"], told["stats"]["tokens_per_s"], told["text"])
+    return _Seen(told["stats"]["ttft_ms"], told["stats"]["tokens_per_s"], told["text"])
 
 
-def _ask(address: str, prompt: str, seed: int) -> Seen:
+def _ask(address: str, prompt: str, seed: int) -> _Seen:
     """As a client sees it, over a connection of its own."""
     body = {"prompt": prompt, "seed": seed, "max_tokens": NUM_TOKENS, "stream": True}
     extras = {"stream_options": {"include_usage": True}, "outrider": {"ignore_eos": True, "tokens": True}}
@@ -169,7 +169,7 @@ def _ask(address: str, prompt: str, seed: int) -> Seen:
             counts.append(len(chunk["outrider"]["tokens"]))
     connection.close()
     speed = sum(counts[1:]) / (times_s[-1] - times_s[0])
-    return Seen((times_s[0] - start_s) * 1e3, speed, text, own_ttft_ms)
+    return _Seen((times_s[0] - start_s) * 1e3, speed, text, own_ttft_ms)
 
 
 if __name__ == "__main__":

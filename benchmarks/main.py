@@ -51,7 +51,7 @@ CASES = (
 
 
 @dataclass(frozen=True)
-class Parts:
+class _Parts:
     """Holds the parts of rounds at PARTS_DEPTH, temperature 0; milliseconds."""
 
     tokens_per_round: float
@@ -98,11 +98,11 @@ def measure(prompts: Sequence[Prompt], num_new: int, num_threads: int) -> Run:
         decoder = Decoder(verifier.address, draft, tokenizer)
         sessions = run_cases(decoder, prompts, CASES, num_new)
         hf_s = compare_with_generate(decoder, prompts[:6], num_new, num_threads)
-        process_s, ttft_ms = measure_start(verifier.address, prompts[0])
+        process_s, ttft_ms = _measure_start(verifier.address, prompts[0])
     return Run(sessions, hf_s, drafts, process_s, ttft_ms, measure_forwards(num_threads))
 
 
-def measure_start(address: str, prompt: Prompt) -> tuple[float, float]:
+def _measure_start(address: str, prompt: Prompt) -> tuple[float, float]:
     """Returns the median seconds of a whole `edge-client run` of one token, and its TTFT in ms."""
     walls, ttfts = [], []
     for _ in range(5):
@@ -116,7 +116,7 @@ def measure_start(address: str, prompt: Prompt) -> tuple[float, float]:
     return statistics.median(walls), statistics.median(ttfts)
 
 
-def take_apart(run: Run) -> Parts:
+def _take_apart(run: Run) -> _Parts:
     """Returns the parts of a round, and the measured speed-up : the cost model's own on a free link."""
     n, bare_run_ms = PARTS_DEPTH, run.drafts["greedy"].run_ms
     cloud, speculative = run.cloud(0.0), run.speculative(0.0, n)
@@ -133,7 +133,7 @@ def take_apart(run: Run) -> Parts:
     models = ModelCosts(bare_run_ms / 1e3, target_ms / 1e3, verify_ms / 1e3)
     acceptance = speculative.acceptance(n)
     predicted = tokens_per_s(acceptance, n, models, LinkCosts(rtt_s=0.0)) * models.target_token_s
-    return Parts(
+    return _Parts(
         tokens_per_round=sum(record.num_accepted_tokens + 1 for record in full) / len(full),
         target_ms=target_ms,
         verify_ms=verify_ms,
@@ -159,7 +159,7 @@ def _round_walls_ms(result: SessionResult) -> list[tuple[float, RoundRecord]]:
 def report(run: Run) -> Found:
     """Returns the measures with their targets, and the figures behind them."""
     best = {t: max(DEPTHS, key=lambda n: run.speedup(t, n)) for t in TEMPERATURES}
-    parts = take_apart(run)
+    parts = _take_apart(run)
     rounds = [r for r in run.speculative(0.0, PARTS_DEPTH).rounds if r.num_draft_tokens == PARTS_DEPTH]
     aa = run.sessions[AGAIN].tokens_per_s / run.cloud(0.0).tokens_per_s
     loops = repeated_share([result.token_ids for result in run.cloud(0.0).results])

@@ -37,7 +37,7 @@ ROUNDS_A_PASS = 24
 
 
 @dataclass
-class Side:
+class _Side:
     """One verifier and what its turns took: seconds of processor time a round, of connecting."""
 
     verifier: VerifierProcess
@@ -58,7 +58,7 @@ class Side:
 
 
 @contextlib.contextmanager
-def opened_streams(side: Side, sessions: tuple[RecordedSession, ...]) -> Iterator[list[Connection]]:
+def _opened_streams(side: _Side, sessions: tuple[RecordedSession, ...]) -> Iterator[list[Connection]]:
     connections = []
     for session in sessions:
         session_id = new_session_id()
@@ -70,9 +70,9 @@ def opened_streams(side: Side, sessions: tuple[RecordedSession, ...]) -> Iterato
         connection.close()
 
 
-def time_rounds(side: Side, sessions: tuple[RecordedSession, ...], num_passes: int) -> None:
+def _time_rounds(side: _Side, sessions: tuple[RecordedSession, ...], num_passes: int) -> None:
     """Every stream's round is sent, then every answer is read: as many in one step as there are streams."""
-    with opened_streams(side, sessions) as connections:
+    with _opened_streams(side, sessions) as connections:
         rounds = [session.requests() for session in sessions]
         server_s, client_s, start_s = side.cpu_s(), time.process_time(), time.perf_counter()
         round_id = 1
@@ -90,7 +90,7 @@ def time_rounds(side: Side, sessions: tuple[RecordedSession, ...], num_passes: i
         side.server_s.append((side.cpu_s() - server_s) / num_rounds)
 
 
-def time_connecting(side: Side, num_connections: int) -> None:
+def _time_connecting(side: _Side, num_connections: int) -> None:
     """From nothing to the first answer on a stream: TCP, the handshake, the token."""
     cpu_s, start_s = side.cpu_s() + time.process_time(), time.perf_counter()
     connections = []
@@ -103,25 +103,25 @@ def time_connecting(side: Side, num_connections: int) -> None:
         connection.close()
 
 
-def take_turns(plain: Side, secured: Side, is_quick: bool) -> None:
+def _take_turns(plain: _Side, secured: _Side, is_quick: bool) -> None:
     sessions = synthetic_recording(NUM_STREAMS, ROUNDS_A_PASS).sessions
     num_turns, num_passes, num_connections = (2, 4, 5) if is_quick else (10, 20, 50)
     for turn in range(-1, num_turns):
         for side in (plain, secured):
-            time_rounds(side, sessions, num_passes)
-            time_connecting(side, num_connections)
+            _time_rounds(side, sessions, num_passes)
+            _time_connecting(side, num_connections)
         if turn < 0:  # to warm up
             for side in (plain, secured):
                 for times in (side.server_s, side.client_s, side.round_s, side.connect_s, side.connect_cpu_s):
                     times.clear()
 
 
-def report(plain: Side, secured: Side) -> None:
-    def ratio(of: Callable[[Side], list[float]]) -> float:
+def report(plain: _Side, secured: _Side) -> None:
+    def ratio(of: Callable[[_Side], list[float]]) -> float:
         pairs = zip(of(secured), of(plain), strict=True)
         return statistics.median(upper / lower for upper, lower in pairs)
 
-    def both(side: Side) -> list[float]:
+    def both(side: _Side) -> list[float]:
         return [s + c for s, c in zip(side.server_s, side.client_s, strict=True)]
 
     def us(values: list[float]) -> str:
@@ -164,8 +164,8 @@ def main() -> int:
         running_synthetic(pair) as plain_verifier,
         running_synthetic(pair, *security.serve_flags) as secured_verifier,
     ):
-        plain, secured = Side(plain_verifier, PLAINTEXT), Side(secured_verifier, security.link)
-        take_turns(plain, secured, is_quick)
+        plain, secured = _Side(plain_verifier, PLAINTEXT), _Side(secured_verifier, security.link)
+        _take_turns(plain, secured, is_quick)
         report(plain, secured)
     return 0
 

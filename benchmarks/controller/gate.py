@@ -21,7 +21,7 @@ TEMPERATURES = (0.8, 0.0)
 PASSAGES = "24"
 NEW_TOKENS = "96"
 PERCENTILES = "50,60,70,80,90,95,99"
-SETTING = "80"  # what `calibrate` sets by default, and the measures are taken at
+SETTING = "80"  # what `_calibrate` sets by default, and the measures are taken at
 
 
 def gate_measures() -> tuple[list[Measure], dict[str, Any]]:
@@ -31,13 +31,13 @@ def gate_measures() -> tuple[list[Measure], dict[str, Any]]:
     with running_verifier("--log-level", "warning") as verifier, tempfile.TemporaryDirectory() as folder:
         for temperature in TEMPERATURES:
             name = f"gate_curve_t{temperature:g}.svg"
-            report = calibrate(verifier.address, temperature, Path(folder) / "gate.yaml", RESULTS / name)
+            report = _calibrate(verifier.address, temperature, Path(folder) / "gate.yaml", RESULTS / name)
             details[f"T={temperature:g}"] = {**report, "out": "", "figure": name}
             measures += make_measures(report["curve"], temperature)
     return measures, details
 
 
-def calibrate(address: str, temperature: float, out: Path, svg: Path) -> dict[str, Any]:
+def _calibrate(address: str, temperature: float, out: Path, svg: Path) -> dict[str, Any]:
     """What `edge-client calibrate --json` prints. Raises `OutriderError` where it fails."""
     svg.parent.mkdir(parents=True, exist_ok=True)
     arguments = ["calibrate", "--json", "--verifier", address, "--temperature", f"{temperature:g}"]

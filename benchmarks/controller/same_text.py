@@ -66,7 +66,7 @@ LINKS = (
 
 
 @dataclass(frozen=True, slots=True)
-class Handling:
+class _Handling:
     """Of rounds, or in mode auto of the whole text."""
 
     pipelining: Pipelining
@@ -79,10 +79,10 @@ class Handling:
 
 
 HANDLINGS = (
-    *map(Handling, Pipelining),
-    Handling(Pipelining.AUTO, is_auto=True),
-    Handling(Pipelining.OFF, transport="unary"),  # single calls keep no order: one round at a time
-    Handling(Pipelining.OFF, is_auto=True, transport="unary"),
+    *map(_Handling, Pipelining),
+    _Handling(Pipelining.AUTO, is_auto=True),
+    _Handling(Pipelining.OFF, transport="unary"),  # single calls keep no order: one round at a time
+    _Handling(Pipelining.OFF, is_auto=True, transport="unary"),
 )
 
 
@@ -131,7 +131,7 @@ def measure_same_text(
     links = list(_possible(realisation, links))
     num_prompts, num_new = (1, 32) if is_quick else (2, 64)
     with decoding(None, MIN_FORWARD_MS, 0.0) as (address, decoder_at):
-        texts = list(cloud_only_texts(decoder_at(address), num_prompts, num_new))
+        texts = list(_cloud_only_texts(decoder_at(address), num_prompts, num_new))
 
         def run(bad: BadLink) -> tuple[Found, dict[str, Any]]:
             with realisation.open(bad.profile, address) as link:
@@ -150,7 +150,7 @@ def _possible(realisation: LinkRealisation, links: Sequence[BadLink]) -> Iterato
             yield link
 
 
-def cloud_only_texts(decoder: Decoder, num_prompts: int, num_new: int) -> Iterator[Text]:
+def _cloud_only_texts(decoder: Decoder, num_prompts: int, num_new: int) -> Iterator[Text]:
     prompts = load_prompts(limit=num_prompts)
     for (seed, prompt), temperature in itertools.product(enumerate(prompts, start=1), TEMPERATURES):
         result = decoder.decode(prompt.text, Case(Mode.CLOUD_ONLY, temperature), num_new, seed)
@@ -184,7 +184,7 @@ def compare_texts(
 
 
 def _decode(
-    decoder: Decoder, link: OpenLink, bad: BadLink, text: Text, policy: str, handling: Handling
+    decoder: Decoder, link: OpenLink, bad: BadLink, text: Text, policy: str, handling: _Handling
 ) -> SessionResult:
     def break_off(event: SessionEvent) -> None:
         if isinstance(event, TokenEvent) and event.index in bad.resets:

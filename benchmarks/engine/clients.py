@@ -36,7 +36,7 @@ FLAGS = (
 
 
 @dataclass
-class Gauges:
+class _Gauges:
     """Reads the verifier's own counts from its admin port."""
 
     url: str
@@ -64,7 +64,7 @@ def _fetch(url: str) -> str:
 
 
 @dataclass
-class Healthy:
+class _Healthy:
     """Rounds of the sessions beside, by the window in which they ended."""
 
     tally: Tally
@@ -110,8 +110,8 @@ def measure_dead_clients(bench: Bench) -> Found:
     )
 
 
-async def _run(bench: Bench, verifier: VerifierProcess) -> tuple[Healthy, dict[str, float]]:
-    gauges, healthy, is_over = Gauges(verifier.admin_url), Healthy(Tally()), asyncio.Event()
+async def _run(bench: Bench, verifier: VerifierProcess) -> tuple[_Healthy, dict[str, float]]:
+    gauges, healthy, is_over = _Gauges(verifier.admin_url), _Healthy(Tally()), asyncio.Event()
     plan, quiet_s = LoadPlan(NUM_HEALTHY, think_s=THINK_S), bench.pick(5.0, 1.0)
     gone_s: dict[str, float] = {}
     async with open_streams(verifier.address, bench.recording, plan, healthy.tally) as streams:
@@ -136,7 +136,7 @@ async def _run(bench: Bench, verifier: VerifierProcess) -> tuple[Healthy, dict[s
 
 
 @contextlib.asynccontextmanager
-async def _stop_reading(address: str, bench: Bench, gauges: Gauges) -> AsyncIterator[tuple[str, int]]:
+async def _stop_reading(address: str, bench: Bench, gauges: _Gauges) -> AsyncIterator[tuple[str, int]]:
     """A long generation whose client takes 2 KB and no more."""
     connection = await connect(address, STALL_WINDOW)
     stream = CloudStream(connection, bench.recording.sessions[0].prompt_ids)
@@ -147,7 +147,7 @@ async def _stop_reading(address: str, bench: Bench, gauges: Gauges) -> AsyncIter
 
 
 @contextlib.asynccontextmanager
-async def _die(address: str, bench: Bench, gauges: Gauges) -> AsyncIterator[tuple[str, int]]:
+async def _die(address: str, bench: Bench, gauges: _Gauges) -> AsyncIterator[tuple[str, int]]:
     """Another generator, killed with its rounds under way."""
     command = [
         sys.executable,
@@ -173,7 +173,7 @@ async def _die(address: str, bench: Bench, gauges: Gauges) -> AsyncIterator[tupl
 
 
 @contextlib.asynccontextmanager
-async def _lie_idle(address: str, bench: Bench, gauges: Gauges) -> AsyncIterator[tuple[str, int]]:
+async def _lie_idle(address: str, bench: Bench, gauges: _Gauges) -> AsyncIterator[tuple[str, int]]:
     """1,000 sessions opened and left."""
     num_idle = bench.pick(NUM_IDLE, 100)
     connection = await connect(address)

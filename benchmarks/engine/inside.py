@@ -41,7 +41,7 @@ AT_ONCE = 8
 
 
 @dataclass
-class Asked:
+class _Asked:
     """A session's one request under way, and its final answer."""
 
     reply: SessionResponse | None = None
@@ -51,15 +51,15 @@ class Asked:
             self.reply = reply
 
 
-class SteppedEngine:
+class _SteppedEngine:
     """The engine as a server would make it, stepped by hand."""
 
     def __init__(self, backend: TargetBackend) -> None:
         # Whoever steps by hand has no deadline.
         self.engine = VerifierServer(backend, ServeConfig(max_queue_ms=60_000.0)).engine
 
-    def submit(self, session_id: bytes, request: SessionRequest, tenant: str = "default") -> Asked:
-        asked = Asked()
+    def submit(self, session_id: bytes, request: SessionRequest, tenant: str = "default") -> _Asked:
+        asked = _Asked()
         self.engine.submit(Job(session_id, request, asked.take, time.perf_counter_ns(), tenant=tenant))
         return asked
 
@@ -76,10 +76,10 @@ class SteppedEngine:
 
 
 @dataclass
-class InsideSession:
-    """A recorded session in an `SteppedEngine`."""
+class _InsideSession:
+    """A recorded session in an `_SteppedEngine`."""
 
-    driver: SteppedEngine
+    driver: _SteppedEngine
     recorded: RecordedSession
     tenant: str = "default"
 
@@ -92,7 +92,7 @@ class InsideSession:
         assert isinstance(opened, Opened), opened
         return opened
 
-    def submit(self, request: VerifyRequest) -> Asked:
+    def submit(self, request: VerifyRequest) -> _Asked:
         self.round_id += 1
         return self.driver.submit(self.session_id, replace(request, round_id=self.round_id), self.tenant)
 
@@ -106,8 +106,8 @@ class InsideSession:
 def measure_batch8(bench: Bench) -> Found:
     """One engine step of 8 rounds, verification included, against 8 bare forwards of one session each."""
     backend = load_target(EMBEDDED_TARGET, dtype="float32")
-    driver = SteppedEngine(backend)
-    sessions = [InsideSession(driver, recorded) for recorded in bench.recording.sessions[:NUM_READY]]
+    driver = _SteppedEngine(backend)
+    sessions = [_InsideSession(driver, recorded) for recorded in bench.recording.sessions[:NUM_READY]]
     requests = []
     for number, session in enumerate(sessions):
         opened = session.open()
@@ -166,7 +166,7 @@ def _forward_s(backend: TargetBackend, sequence: Any, length: int, token_ids: li
 # -------------------------------------------------------------------------------------------- outside
 
 
-class TimedForwards:
+class _TimedForwards:
     """Counts the time inside a backend's `forward`."""
 
     def __init__(self, backend: Any) -> None:
@@ -184,14 +184,14 @@ class TimedForwards:
 def measure_outside(bench: Bench) -> Found:
     """Steps of 16 recorded rounds, mixed parameters: time of `Engine.step` that is not `backend.forward`."""
     backend = load_target(EMBEDDED_TARGET, dtype="float32")
-    driver, forwards = SteppedEngine(backend), TimedForwards(backend)
+    driver, forwards = _SteppedEngine(backend), _TimedForwards(backend)
     shares: dict[str, list[float]] = {"mixed": [], "greedy": []}
     recorded = bench.recording.sessions
     greedy = [s for s in recorded if s.sampling.temperature == 0 and s.sampling.presence_penalty == 0]
     groups = {"mixed": list(recorded), "greedy": greedy}
     for turn in range(bench.pick(6, 2)):
         for name, group in groups.items():
-            sessions = [InsideSession(driver, group[i % len(group)], f"t{i}") for i in range(NUM_BUSY)]
+            sessions = [_InsideSession(driver, group[i % len(group)], f"t{i}") for i in range(NUM_BUSY)]
             for session in sessions:
                 session.open()
             share = _share_outside(driver, sessions, forwards)
@@ -211,7 +211,7 @@ def measure_outside(bench: Bench) -> Found:
     return ([measure], {name: [round(share, 4) for share in found] for name, found in shares.items()})
 
 
-def _share_outside(driver: SteppedEngine, sessions: list[InsideSession], forwards: TimedForwards) -> float:
+def _share_outside(driver: _SteppedEngine, sessions: list[_InsideSession], forwards: _TimedForwards) -> float:
     inside_s = step_s = 0.0
     for requests in zip(*(session.recorded.requests() for session in sessions), strict=True):
         asked = [s.submit(request) for s, (request, _, _) in zip(sessions, requests, strict=True)]
@@ -236,9 +236,9 @@ def measure_evict(bench: Bench) -> Found:
     blocks_each = -(-int(statistics.fmean(lengths)) // BLOCK_TOKENS)
     kv_bytes = NUM_FITTING * blocks_each * BLOCK_TOKENS * KV_BYTES_A_TOKEN
     backend = load_target(EMBEDDED_TARGET, dtype="float32", kv_bytes=kv_bytes)
-    driver, num_free = SteppedEngine(backend), backend.num_free_tokens
+    driver, num_free = _SteppedEngine(backend), backend.num_free_tokens
     num_open = bench.pick(NUM_OPEN, 40)
-    sessions = [InsideSession(driver, recorded[i % len(recorded)], f"t{i}") for i in range(num_open)]
+    sessions = [_InsideSession(driver, recorded[i % len(recorded)], f"t{i}") for i in range(num_open)]
     wrong: set[int] = set()
     num_refused = 0
     for number, session in enumerate(sessions):
@@ -274,7 +274,7 @@ def _random_groups(num_sessions: int, seed: int) -> Iterator[list[int]]:
         yield order[start : start + AT_ONCE]
 
 
-def _verify_group(sessions: list[InsideSession], group: list[int], index: int, wrong: set[int]) -> int:
+def _verify_group(sessions: list[_InsideSession], group: list[int], index: int, wrong: set[int]) -> int:
     """Sends one round of each at once, again where it was refused; returns how often that was."""
     num_refused, left = 0, list(group)
     while left:

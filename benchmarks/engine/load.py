@@ -124,7 +124,7 @@ async def _cycle(
 ) -> list[tuple[int, float]]:
     """Returns (cycles done, resident KiB) every `CYCLES_A_SAMPLE`."""
     sessions = sorted(bench.recording.sessions, key=lambda s: len(s.prompt_ids))[:8]
-    connection, samples = await connect(address), [(0, resident_kib(pid))]
+    connection, samples = await connect(address), [(0, _resident_kib(pid))]
     started = 0
 
     async def work() -> None:
@@ -137,14 +137,14 @@ async def _cycle(
             await stream.round()
             await stream.close()
             if number % CYCLES_A_SAMPLE == 0:
-                samples.append((number, resident_kib(pid)))
+                samples.append((number, _resident_kib(pid)))
             if number % 500 == 0:
-                bench.say(f"cycle {number} of {num_cycles}: {resident_kib(pid) / 1024:.1f} MiB")
+                bench.say(f"cycle {number} of {num_cycles}: {_resident_kib(pid) / 1024:.1f} MiB")
 
     await asyncio.gather(*(work() for _ in range(4)))
     connection.close()
     return samples
 
 
-def resident_kib(pid: int) -> float:
+def _resident_kib(pid: int) -> float:
     return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * PAGE_KIB

@@ -51,14 +51,16 @@ def measure_stub_rounds(bench: Bench) -> Found:
 # ---------------------------------------------------------------------------------- one round alone
 
 
-class RoundTime(NamedTuple):
+class _RoundTime(NamedTuple):
     """Milliseconds of one round, less the verifier's forward."""
 
     beyond_forward_ms: float  # as the edge saw it
     inside_ms: float  # as the verifier saw it
 
 
-def time_rounds(address: str, recorded: RecordedSession, think_s: float, num_passes: int) -> list[RoundTime]:
+def _time_rounds(
+    address: str, recorded: RecordedSession, think_s: float, num_passes: int
+) -> list[_RoundTime]:
     """Replays one session through the edge's own link and codec."""
     session_id = new_session_id()
     connection = GrpcLink(address, session_id).connect(10.0)
@@ -75,7 +77,7 @@ def time_rounds(address: str, recorded: RecordedSession, think_s: float, num_pas
             assert (verdict.position, verdict.hash) == (position, hash_), "not the recorded text"
             metrics = verdict.metrics
             beyond_ns, inside_ns = wall_ns - metrics.forward_ns, metrics.total_ns - metrics.forward_ns
-            times.append(RoundTime(beyond_ns / 1e6, inside_ns / 1e6))
+            times.append(_RoundTime(beyond_ns / 1e6, inside_ns / 1e6))
     ask(connection, CloseRequest())
     connection.close()
     return times
@@ -90,11 +92,11 @@ def measure_overhead(bench: Bench) -> Found:
         "greedy": (greedy, DRAFT_S),
         "sampled, back to back": (sampled, 0.0),
     }
-    times: dict[str, list[RoundTime]] = {kind: [] for kind in kinds}
+    times: dict[str, list[_RoundTime]] = {kind: [] for kind in kinds}
     for turn in range(bench.pick(4, 1)):
         for kind, (sessions, think_s) in kinds.items():
             for session in sessions:
-                times[kind] += time_rounds(bench.verifier.address, session, think_s, bench.pick(3, 1))
+                times[kind] += _time_rounds(bench.verifier.address, session, think_s, bench.pick(3, 1))
         bench.say(f"turn {turn + 1}: {_median_beyond(times['sampled']):.2f} ms beyond the forward")
     details: dict[str, Any] = {
         kind: {
@@ -117,5 +119,5 @@ def measure_overhead(bench: Bench) -> Found:
     return ([measure], details)
 
 
-def _median_beyond(times: list[RoundTime]) -> float:
+def _median_beyond(times: list[_RoundTime]) -> float:
     return round(statistics.median(t.beyond_forward_ms for t in times), 4)

@@ -123,7 +123,7 @@ def _random_ids(num_tokens: int, seed: int) -> TokenIds:
 
 
 @dataclass
-class StallSamples:
+class _StallSamples:
     """Latencies of rounds that ended while nothing else ran, and while a prompt prefilled; seconds."""
 
     idle: list[float]
@@ -164,7 +164,7 @@ def measure_prefill_stall(bench: Bench) -> Found:
     return ([measure], details)
 
 
-async def _sample_stalls(bench: Bench, address: str) -> StallSamples:
+async def _sample_stalls(bench: Bench, address: str) -> _StallSamples:
     """Turns of idle, prompt, idle, while the rounds go on."""
     tally, idle_s, num_turns = Tally(), bench.pick(0.8, 0.4), bench.pick(20, 3)
     plan = LoadPlan(NUM_BESIDE, think_s=THINK_S)
@@ -189,4 +189,4 @@ async def _sample_stalls(bench: Bench, address: str) -> StallSamples:
     def within(name: str) -> list[float]:
         return [r.latency_s for r in tally.rounds if any(a <= r.end_s < b for a, b in windows[name])]
 
-    return StallSamples(within("idle"), within("again"), within("stalled"), openings, len(tally.refusals))
+    return _StallSamples(within("idle"), within("again"), within("stalled"), openings, len(tally.refusals))

@@ -33,7 +33,7 @@ SIZES = {"8k": 8192, "152k": VOCAB_SIZE}
 
 
 @dataclass(frozen=True)
-class Drafted:
+class _Drafted:
     """One session's round, and what the edge would have sent by how its draft was sampled."""
 
     sampling: SamplingParams
@@ -67,7 +67,7 @@ def time_methods(num_turns: int) -> dict[str, dict[str, float]]:
         _, drafted = _make_rounds(vocab_size)
         for num_sessions in (1, NUM_SESSIONS):
 
-            def verify(method: Method, rounds: list[Drafted] = drafted[:num_sessions]) -> None:
+            def verify(method: Method, rounds: list[_Drafted] = drafted[:num_sessions]) -> None:
                 for each in rounds:
                     each.verify(method)
 
@@ -116,7 +116,7 @@ def measure_cpu_verify(num_turns: int = 15) -> dict[str, float]:
     return {name: round(value, 4) for name, value in figures.items()} | {"threads": torch.get_num_threads()}
 
 
-def _make_rounds(vocab_size: int) -> tuple[NDArray[np.float32], list[Drafted]]:
+def _make_rounds(vocab_size: int) -> tuple[NDArray[np.float32], list[_Drafted]]:
     rng = np.random.default_rng(2026)
     num_rows = NUM_DRAFTED + 1
     logits = rng.standard_normal((NUM_SESSIONS * num_rows, vocab_size), np.float32) * np.float32(BULK_SCALE)
@@ -127,12 +127,12 @@ def _make_rounds(vocab_size: int) -> tuple[NDArray[np.float32], list[Drafted]]:
     return logits, [_draft(rows, seed, rng) for seed, rows in enumerate(each)]
 
 
-def _draft(logits: NDArray[np.float32], seed: int, rng: np.random.Generator) -> Drafted:
+def _draft(logits: NDArray[np.float32], seed: int, rng: np.random.Generator) -> _Drafted:
     sampling = SamplingParams(temperature=TEMPERATURE, seed=seed)
     error = rng.standard_normal((NUM_DRAFTED, logits.shape[1]), np.float32) * np.float32(DRAFT_ERROR)
     scores = shape(np, logits[:NUM_DRAFTED] + error, sampling)
     drafts = {size: _sample_draft(scores, seed, size) for size in {num_support(method) for method in Method}}
-    return Drafted(sampling, logits, drafts)
+    return _Drafted(sampling, logits, drafts)
 
 
 def _sample_draft(scores: NDArray[np.float32], seed: int, size: int) -> Draft:

@@ -58,7 +58,7 @@ QUICK = Plan(
 
 
 @dataclass(frozen=True, slots=True)
-class TextFigures:
+class _TextFigures:
     """Of the texts of one case, end-of-text ignored."""
 
     acceptance_rate: float
@@ -71,13 +71,13 @@ class TextFigures:
     tokens_per_s_at_rtt: float  # of RTT_S more
 
 
-def figures_of(results: Sequence[SessionResult]) -> TextFigures:
+def _figures_of(results: Sequence[SessionResult]) -> _TextFigures:
     rounds = [r for result in results for r in result.stats.rounds if r.is_answered]
     num_drafted = sum(r.num_draft_tokens for r in rounds)
     num_tokens = sum(len(result.token_ids) for result in results)
     in_rounds = num_tokens - len(results)  # the first of each came with its opening
     wall_s = sum(r.stats.token_times_ns[-1] - r.stats.token_times_ns[0] for r in results) / 1e9
-    return TextFigures(
+    return _TextFigures(
         acceptance_rate=_ratio(sum(r.num_accepted_tokens for r in rounds), num_drafted),
         tokens_per_round=_ratio(in_rounds, len(rounds)),
         bytes_up_per_draft_token=_ratio(sum(r.bytes_up for r in rounds), num_drafted),
@@ -96,7 +96,7 @@ def _ratio(part: float, whole: float) -> float:
 # ------------------------------------------------------------------------------------------ texts
 
 
-def decode_all(decoder: Decoder, cases: Iterable[Case], prompts: Sequence[Prompt], plan: Plan) -> list[Any]:
+def _decode_all(decoder: Decoder, cases: Iterable[Case], prompts: Sequence[Prompt], plan: Plan) -> list[Any]:
     """One row a case; the cases take turns prompt by prompt, so that no hour is one method's own."""
     cases = list(cases)
     results: dict[Case, list[SessionResult]] = {case: [] for case in cases}
@@ -104,7 +104,7 @@ def decode_all(decoder: Decoder, cases: Iterable[Case], prompts: Sequence[Prompt
         for case in cases:
             results[case].append(decoder.decode(prompt.text, case, plan.num_new, seed=number))
         print(f"  prompt {number} of {len(prompts)}", flush=True)
-    return [{**_facts(case), **asdict(figures_of(found))} for case, found in results.items()]
+    return [{**_facts(case), **asdict(_figures_of(found))} for case, found in results.items()]
 
 
 def _facts(case: Case) -> dict[str, Any]:
@@ -117,7 +117,7 @@ def _facts(case: Case) -> dict[str, Any]:
 
 
 @dataclass(frozen=True)
-class Compared:
+class _Compared:
     """Two methods' mean of one figure over the same prompts and seeds, and the ratio's standard error."""
 
     upper: float
@@ -127,9 +127,9 @@ class Compared:
     num_rounds: int
 
 
-def compare(
+def _compare(
     decoder: Decoder, upper: Case, lower: Case, prompts: Sequence[Prompt], plan: Plan, *, is_acceptance: bool
-) -> Compared:
+) -> _Compared:
     """Acceptance rate, or tokens a round, of `upper` against `lower`; the error is by texts."""
     parts: list[tuple[float, float, float, float]] = []  # of each text: part and whole, upper and lower
     num_rounds = 0
@@ -155,7 +155,7 @@ def compare(
     ]
     ratio = mean_upper / mean_lower
     standard_error = ratio * math.sqrt(sum(error * error for error in errors))
-    return Compared(
+    return _Compared(
         round(mean_upper, 4), round(mean_lower, 4), round(ratio, 4), round(standard_error, 4), num_rounds
     )
 
@@ -163,7 +163,7 @@ def compare(
 # -------------------------------------------------------------------------------------------- main
 
 
-def measure_texts(plan: Plan, prompts: Sequence[Prompt]) -> tuple[list[Measure], dict[str, Any]]:
+def _measure_texts(plan: Plan, prompts: Sequence[Prompt]) -> tuple[list[Measure], dict[str, Any]]:
     tokenizer = EdgeTokenizer(EMBEDDED / "draft" / "tokenizer.json")
     threads = ("--num-threads", str(os.cpu_count() or 1))
     with (
@@ -182,14 +182,14 @@ def measure_texts(plan: Plan, prompts: Sequence[Prompt]) -> tuple[list[Measure],
             for size in SUPPORT_SIZES
         ]
         decoder.decode(prompts[0].text, SHIPPED, plan.num_new)  # warms both sides up
-        rows = decode_all(decoder, grid, prompts[: plan.num_prompts], plan)
-        size_rows = decode_all(decoder, sizes, prompts[: plan.num_prompts], plan)
+        rows = _decode_all(decoder, grid, prompts[: plan.num_prompts], plan)
+        size_rows = _decode_all(decoder, sizes, prompts[: plan.num_prompts], plan)
         compared = prompts[: plan.num_compared_prompts]
         sparse = replace(SHIPPED, method=Method.SPARSE)
-        loss = compare(decoder, SHIPPED, sparse, compared, plan, is_acceptance=True)
+        loss = _compare(decoder, SHIPPED, sparse, compared, plan, is_acceptance=True)
         print(f"  coupled : sparse {loss}", flush=True)
         hot = replace(sparse, temperature=1.0)
-        gain = compare(decoder, replace(hot, method=Method.BLOCK), hot, compared, plan, is_acceptance=False)
+        gain = _compare(decoder, replace(hot, method=Method.BLOCK), hot, compared, plan, is_acceptance=False)
         print(f"  block : sparse {gain}", flush=True)
     most = max(rows, key=lambda row: row["bytes_up_per_draft_token"])
     measures = [
@@ -227,7 +227,7 @@ def measure_texts(plan: Plan, prompts: Sequence[Prompt]) -> tuple[list[Measure],
     return measures, details
 
 
-def print_rows(rows: Sequence[dict[str, Any]]) -> None:
+def _print_rows(rows: Sequence[dict[str, Any]]) -> None:
     """The rows of the table in docs/exactness.md."""
     print(
         f"{'method':<17}{'T':>5}{'top-p':>6}{'ids':>5}{'accept':>8}{'tok/round':>10}{'up/token':>9}", end=""
@@ -268,7 +268,7 @@ def main() -> int:
     times = time_methods(plan.num_repeats)
     cpu_verify = measure_cpu_verify(plan.num_repeats)
     print("texts", flush=True)
-    measures, details = measure_texts(plan, prompts)
+    measures, details = _measure_texts(plan, prompts)
     print("exactness: the tests", flush=True)
     exact, exact_details = ask_tests(is_quick=arguments.quick)
     measures = [exact, *measures, _judge_cpu_verify(cpu_verify)]
@@ -281,7 +281,7 @@ def main() -> int:
         "exact": exact_details,
         "gpu_verify": "not measured: no GPU at hand",
     }
-    print_rows([*details["texts"], *details["sparse_by_support_size"]])
+    _print_rows([*details["texts"], *details["sparse_by_support_size"]])
     if arguments.quick:
         print_table(measures)
     else:

@@ -50,17 +50,17 @@ def sampled_overlap(
 
 
 @dataclass(frozen=True, slots=True)
-class ParseFigures:
+class _ParseFigures:
     num_parsed: int
     num_cut_off: int  # the function did not end within the tokens there were
     num_prompts: int
 
 
-def parse_figures(prompts: Sequence[str], texts: Sequence[SessionResult]) -> ParseFigures:
+def parse_figures(prompts: Sequence[str], texts: Sequence[SessionResult]) -> _ParseFigures:
     functions = [first_function(text.text) for text in texts]
     are_cut_off = (
         function == text.text and text.finish_reason is FinishReason.LENGTH
         for function, text in zip(functions, texts, strict=True)
     )
     parsed = map(is_python, prompts, functions)
-    return ParseFigures(sum(parsed), sum(are_cut_off), len(prompts))
+    return _ParseFigures(sum(parsed), sum(are_cut_off), len(prompts))

@@ -204,7 +204,7 @@ class Bench:
         }
 
 
-def held_out_measures(figures: dict[str, Any]) -> list[Measure]:
+def _held_out_measures(figures: dict[str, Any]) -> list[Measure]:
     what = f"{figures['num_files']} held-out files, {figures['num_tokens']} tokens"
     return [
         judged(
@@ -224,7 +224,7 @@ def held_out_measures(figures: dict[str, Any]) -> list[Measure]:
     ]
 
 
-def size_measure(pair: Path) -> Measure:
+def _size_measure(pair: Path) -> Measure:
     num_bytes = sum(path.stat().st_size for path in pair.rglob("*") if path.is_file())
     return judged("pair.size", "everything in the pair's directory", num_bytes / 1e6, "MB", at_most(60))
 
@@ -252,7 +252,7 @@ def run(pair: Path, other_prompts: Path | None, plan: Plan, num_threads: int, is
             other_measures, found = bench.measure(others)
             judgements = [asdict(measure) for measure in other_measures]
             details["other_prompts"] = {"file": other_prompts.name, "measures": judgements, **found}
-    measures = [*held_out_measures(held_out), *measures, size_measure(pair)]
+    measures = [*_held_out_measures(held_out), *measures, _size_measure(pair)]
     if is_kept:
         write_results("pair", measures, details)
     else:

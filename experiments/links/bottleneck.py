@@ -20,12 +20,12 @@ class Bottleneck(Protocol):
         ...
 
 
-class Unlimited:
+class _Unlimited:
     def depart(self, now_s: float, num_bytes: int) -> float:
         return now_s
 
 
-class FixedRate:
+class _FixedRate:
     def __init__(self, mbit: float) -> None:
         self._byte_s = 8 / (mbit * 1e6)
         self._free_s = 0.0
@@ -92,4 +92,4 @@ def bottleneck_of(profile: LinkProfile, is_up: bool) -> Bottleneck:
     mbit, trace = (profile.up_mbit, profile.up_trace) if is_up else (profile.down_mbit, profile.down_trace)
     if trace:
         return TraceRate(load_trace(trace))
-    return FixedRate(mbit) if mbit else Unlimited()
+    return _FixedRate(mbit) if mbit else _Unlimited()

@@ -18,7 +18,7 @@ from outrider.experiments.links.profiles import NAMED, load_profile
 from outrider.experiments.shared.command import run_command
 
 
-def parse_arguments() -> argparse.Namespace:
+def _parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m outrider.experiments.links.emulate",
         description=(__doc__ or "").partition("\n")[0],
@@ -32,7 +32,7 @@ def parse_arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def chosen_profile(name: str, changes: list[str]) -> LinkProfile:
+def _chosen_profile(name: str, changes: list[str]) -> LinkProfile:
     """Raises UsageError naming the field. Values are as in YAML."""
     import yaml
 
@@ -41,8 +41,8 @@ def chosen_profile(name: str, changes: list[str]) -> LinkProfile:
 
 
 def main() -> int:
-    arguments = parse_arguments()
-    profile = chosen_profile(arguments.profile, arguments.set)
+    arguments = _parse_arguments()
+    profile = _chosen_profile(arguments.profile, arguments.set)
     split_address(arguments.upstream, "--upstream")
     realisation = create_realisation(arguments.realisation)
     check_realisable(realisation, profile)

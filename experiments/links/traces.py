@@ -47,7 +47,7 @@ def parse_trace(lines: Sequence[str], where: str) -> CapacityTrace:
     return CapacityTrace(tuple(times))
 
 
-def trace_path(name: str) -> Path:
+def _trace_path(name: str) -> Path:
     """The file a profile means: as given, or one of `experiments/links/traces`."""
     given = Path(name).expanduser()
     return given if given.exists() or len(given.parts) > 1 else OWN_TRACES / name
@@ -56,7 +56,7 @@ def trace_path(name: str) -> Path:
 @lru_cache(maxsize=64)
 def load_trace(name: str) -> CapacityTrace:
     """Raises UsageError when the file cannot be read or is not a trace."""
-    path = trace_path(name)
+    path = _trace_path(name)
     try:
         lines = path.read_text(encoding="ascii").splitlines()
     except (OSError, UnicodeDecodeError) as error:

@@ -49,7 +49,7 @@ class Flow(Protocol):
         ...
 
 
-class PlainFlow:
+class _PlainFlow:
     """Delay, and a bottleneck perhaps."""
 
     __slots__ = ("_delay_s", "_depart", "_last_s")
@@ -67,7 +67,7 @@ class PlainFlow:
         return self._last_s
 
 
-class TcpFlow:
+class _TcpFlow:
     """Segment by segment, with whatever the profile has."""
 
     def __init__(self, path: PacketPath) -> None:
@@ -132,7 +132,7 @@ class VirtualLink:
 
     def _open(self) -> None:
         link = self.profile
-        kind = TcpFlow if link.jitter_ms or link.loss or link.outages or link.queue_kb else PlainFlow
+        kind = _TcpFlow if link.jitter_ms or link.loss or link.outages or link.queue_kb else _PlainFlow
         self.up, self.down = (kind(path) for path in self.paths)
 
     def connect(self, now_s: float) -> float:

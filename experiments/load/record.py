@@ -59,7 +59,7 @@ def ask(connection: Connection, request: SessionRequest) -> SessionResponse:
     return reply
 
 
-def record_session(
+def _record_session(
     ask: Ask,
     session_id: bytes,
     draft: DraftModel,
@@ -124,7 +124,7 @@ def record(
         prompt_ids = (number % model.num_tokens, *prompts[number % len(prompts)])
 
         sessions.append(
-            record_session(
+            _record_session(
                 partial(ask, connection),
                 session_id,
                 draft,

@@ -38,10 +38,10 @@ def draw_svg(draw: Draw, size: Size, prefix: str, label: str) -> str:
         metadata = dict.fromkeys(("Date", "Creator", "Format", "Type"))
         canvas: Any = FigureCanvasSVG(figure)
         canvas.print_svg(out, metadata=metadata)  # `savefig` would draw everything twice
-    return clean(out.getvalue(), f"{prefix}-{size.name}-", f"{size.name} figure", label)
+    return _clean(out.getvalue(), f"{prefix}-{size.name}-", f"{size.name} figure", label)
 
 
-def clean(text: str, prefix: str, css_class: str, label: str) -> str:
+def _clean(text: str, prefix: str, css_class: str, label: str) -> str:
     """The SVG element alone, ready to stand in HTML."""
     ElementTree.register_namespace("", SVG)
     root = ElementTree.fromstring(text)

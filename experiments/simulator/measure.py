@@ -88,7 +88,7 @@ def measure(address: str, texts: Sequence[KnownText], num_turns: int = 3) -> Sys
     return SystemTimes(
         verifier=middle([verifier_times(turn) for turn in turns]),
         edge=middle([edge_times(turn, address) for turn in turns]),
-        draft=measure_draft(texts),
+        draft=_measure_draft(texts),
         cloud_draft=_cloud_draft(colocated),
         source=f"python -m outrider.experiments.simulator.measure on {facts['cpu']}, {facts['cores']} cores",
     )
@@ -170,7 +170,7 @@ def _cloud_draft(requests: Sequence[RealRequest]) -> DraftTimes:
     return DraftTimes(token_ms=token_ms)
 
 
-def measure_draft(texts: Sequence[KnownText], repeats: int = 12) -> DraftTimes:
+def _measure_draft(texts: Sequence[KnownText], repeats: int = 12) -> DraftTimes:
     """The embedded draft on an idle machine: reading a prompt, then drafts of several lengths."""
     shapes, drafts_ms, reads_ms = [], [], []
     with OnnxDraftModel.open(EMBEDDED / "draft") as model:

@@ -20,7 +20,7 @@ def open_link(realisation: str, cell: Cell, upstream: str) -> Iterator[OpenLink 
     if not cell.has_link:
         yield None
     elif realisation == DIRECT:
-        yield DirectLink(upstream)
+        yield _DirectLink(upstream)
     else:
         with create_realisation(realisation).open(cell.link, upstream) as link:
             yield link
@@ -44,7 +44,7 @@ def check_links(realisation: str, profiles: Sequence[LinkProfile]) -> None:
             )
 
 
-class DirectLink:
+class _DirectLink:
     """An `OpenLink` that is none: the verifier's own address."""
 
     def __init__(self, upstream: str) -> None:

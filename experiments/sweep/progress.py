@@ -22,7 +22,7 @@ class Progress(Protocol):
     def close(self) -> None: ...
 
 
-class Silent:
+class _Silent:
     def begin(self) -> None: ...
 
     def step(self, what: str) -> None: ...
@@ -32,7 +32,7 @@ class Silent:
     def close(self) -> None: ...
 
 
-class Lines:
+class _Lines:
     """For logs: a line at the start, and then one every ten seconds."""
 
     def __init__(self, total: int, done: int, out: TextIO) -> None:
@@ -60,7 +60,7 @@ class Lines:
     def close(self) -> None: ...
 
 
-class Bar:
+class _Bar:
     def __init__(self, total: int, done: int) -> None:
         from tqdm import tqdm
 
@@ -82,8 +82,8 @@ class Bar:
 
 def create_progress(total: int, done: int, is_silent: bool) -> Progress:
     if is_silent:
-        return Silent()
-    return Bar(total, done) if sys.stderr.isatty() else Lines(total, done, sys.stderr)
+        return _Silent()
+    return _Bar(total, done) if sys.stderr.isatty() else _Lines(total, done, sys.stderr)
 
 
 def _minutes(seconds: float) -> str:

@@ -76,7 +76,7 @@ def make_plan(config: SweepConfig, only: Sequence[str] = ()) -> Plan:
     """`only`: cells whose id contains one of these. Raises `UsageError` for what cannot be run."""
     cells = make_cells(config)
     if only:
-        cells = pick_cells(cells, only)
+        cells = _pick_cells(cells, only)
     check_links(config.realisation, [cell.link for cell in cells if cell.has_link])
     path = Path(config.prompts) if config.prompts else None
     prompts = load_prompts(path, config.num_prompts, named="prompts:")
@@ -127,7 +127,7 @@ def _rows_of(folder: ResultsFolder) -> ByCell:
     return by_cell(results.requests, results.rounds, results.visits)
 
 
-def pick_cells(cells: Sequence[Cell], only: Sequence[str]) -> list[Cell]:
+def _pick_cells(cells: Sequence[Cell], only: Sequence[str]) -> list[Cell]:
     picked = [cell for cell in cells if any(part in cell.id for part in only)]
     if not picked:
         raise UsageError(f"--only {' '.join(only)}: no cell's name has it; --list prints them")

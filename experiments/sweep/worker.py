@@ -35,7 +35,7 @@ from outrider.experiments.sweep.observing import Errand, observe
 from outrider.experiments.sweep.results.records import to_json
 
 
-class Edges:
+class _Edges:
     """Edges by what they load: the same weights serve every cell that uses them."""
 
     def __init__(self) -> None:
@@ -65,7 +65,7 @@ def _create_synthetic(config: RunConfig, description: Mapping[str, object]) -> E
     return create_synthetic_edge(config, pair_from(description))
 
 
-def run(edges: Edges, job: dict[str, Any]) -> dict[str, Any]:
+def run(edges: _Edges, job: dict[str, Any]) -> dict[str, Any]:
     config = make_edge_config(job["settings"])
     setup_logging(config.log_level)
     errand = Errand(**job["errand"])
@@ -77,14 +77,14 @@ def run(edges: Edges, job: dict[str, Any]) -> dict[str, Any]:
     return {"request": to_json(request), "rounds": [to_json(row) for row in rounds]}
 
 
-def check(edges: Edges, job: dict[str, Any]) -> dict[str, Any]:
+def check(edges: _Edges, job: dict[str, Any]) -> dict[str, Any]:
     config = make_edge_config(job["settings"])
     edges.get(config, job.get("synthetic")).session(job["text"], seed=0)
     return {}
 
 
 def serve(lines: TextIO, answers: TextIO) -> None:
-    edges = Edges()
+    edges = _Edges()
     operations: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
         "run": lambda job: run(edges, job),
         "check": lambda job: check(edges, job),

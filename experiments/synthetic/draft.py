@@ -42,7 +42,7 @@ class SyntheticTokenizer:
         return self.token_text
 
 
-class SyntheticSequence:
+class _SyntheticSequence:
     """A `DraftSequence`. Token t of the text, drafted as token i of a proposal, is right where coin t is
     below alphas[i]. So whether it stands does not depend on how many are drafted, and given that those before
     it stand it does with exactly that chance: a verdict tells of no coin that a later round is judged by.
@@ -149,9 +149,9 @@ class SyntheticDraft:
 
     def sequence(
         self, sampling: SamplingParams, *, num_prompt_tokens: int | None = None, num_support: int = 0
-    ) -> SyntheticSequence:
+    ) -> _SyntheticSequence:
         """See `DraftModel.sequence`. Sampling parameters but the seed change nothing."""
-        return SyntheticSequence(self.pair, self._tokens, sampling, num_prompt_tokens, num_support > 0)
+        return _SyntheticSequence(self.pair, self._tokens, sampling, num_prompt_tokens, num_support > 0)
 
     def close(self) -> None:
         """There is nothing to free."""

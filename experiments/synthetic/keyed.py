@@ -16,7 +16,7 @@ _BLOCK = 1024  # words at least
 _TOKENS, _COINS = 0, 1  # second words of the key
 
 
-class KeyedWords:
+class _KeyedWords:
     """Word t of a stream is a function of (key, t): Philox words, computed ahead and kept."""
 
     def __init__(self, key: int, purpose: int) -> None:
@@ -36,7 +36,7 @@ class KeyedTokens:
     """The text that every prompt has: token t at position t of any text."""
 
     def __init__(self, seed: int) -> None:
-        self._words = KeyedWords(seed, _TOKENS)
+        self._words = _KeyedWords(seed, _TOKENS)
         self._tokens = np.empty(0, np.int64)
 
     def between(self, start: int, end: int) -> NDArray[np.int64]:
@@ -52,7 +52,7 @@ class KeyedCoins:
 
     def __init__(self, pair_seed: int, sampling_seed: int, prompt_ids: Sequence[int]) -> None:
         prompt_key = extend_hash(0, (*prompt_ids, pair_seed % 2**32))
-        self._words = KeyedWords(prompt_key ^ sampling_seed, _COINS)
+        self._words = _KeyedWords(prompt_key ^ sampling_seed, _COINS)
 
     def between(self, start: int, end: int) -> NDArray[np.float64]:
         """float64 [end - start]"""

@@ -26,7 +26,7 @@ from outrider.experiments.synthetic.pair import DEFAULT_ALPHA, SyntheticPair, pa
 from outrider.experiments.synthetic.target import SyntheticBackend
 
 
-def create_server(pair: SyntheticPair, config: ServeConfig) -> VerifierServer:
+def _create_server(pair: SyntheticPair, config: ServeConfig) -> VerifierServer:
     """With a co-located draft; what it says of itself carries the pair's labels."""
     backend = SyntheticBackend(pair)
     draft = SyntheticDraft(replace(pair, draft_token_s=pair.colocated_draft_s))
@@ -87,7 +87,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         host = config.listen.rpartition(":")[0]
         print(f"synthetic verifier, serving {pair.labels[1]} on {host}:{server.port}{admin}", flush=True)
 
-    run_until_signalled(create_server(pair, config), announce)
+    run_until_signalled(_create_server(pair, config), announce)
     return 0
 
 

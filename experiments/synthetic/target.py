@@ -20,7 +20,7 @@ OTHERS = -1e4  # a logit: no noise and no temperature makes another token the sa
 
 
 @dataclass(eq=False, slots=True)
-class SyntheticKV:
+class _SyntheticKV:
     length: int = 0
     num_reused: int = 0
 
@@ -59,8 +59,8 @@ class SyntheticBackend:
         empty = self.num_kv_tokens
         return BlockUsage(block_size=1, num_used=0, num_cached=0, num_empty=empty, num_evicted=0)
 
-    def new_sequence(self, tenant: str = "", token_ids: Sequence[int] = ()) -> SyntheticKV:
-        return SyntheticKV()
+    def new_sequence(self, tenant: str = "", token_ids: Sequence[int] = ()) -> _SyntheticKV:
+        return _SyntheticKV()
 
     def publish(self, sequence: KVSequence, token_ids: Sequence[int]) -> None:
         """Nothing is worth finding again."""
@@ -70,7 +70,7 @@ class SyntheticBackend:
         num_tokens, peaks = 0, []
         for item in items:
             kv = item.sequence
-            assert isinstance(kv, SyntheticKV)
+            assert isinstance(kv, _SyntheticKV)
             kv.length += len(item.token_ids)
             num_tokens += len(item.token_ids)
             peaks.append(self._tokens.between(kv.length - item.num_logit_rows + 1, kv.length + 1))
@@ -90,11 +90,11 @@ class SyntheticBackend:
         return self._rows[: len(peaks)]
 
     def truncate(self, sequence: KVSequence, length: int) -> None:
-        assert isinstance(sequence, SyntheticKV)
+        assert isinstance(sequence, _SyntheticKV)
         sequence.length = length
 
-    def fork(self, sequence: KVSequence) -> SyntheticKV:
-        return SyntheticKV(sequence.length)
+    def fork(self, sequence: KVSequence) -> _SyntheticKV:
+        return _SyntheticKV(sequence.length)
 
     def close(self, sequence: KVSequence) -> None:
         """Lengths need no freeing."""

@@ -62,7 +62,7 @@ class PairConfig:
     is_compiled: bool = False
 
 
-def make_corpus(config: PairConfig) -> bool:
+def _make_corpus(config: PairConfig) -> bool:
     """Corpus, manifest, tokenizer and encoded data in the run directory."""
     from outrider.training.data.corpus import CORPORA, build_corpus, save_manifest
     from outrider.training.data.prompts import make_prompts, save_prompts
@@ -81,7 +81,7 @@ def make_corpus(config: PairConfig) -> bool:
     return True
 
 
-def make_target(config: PairConfig) -> bool:
+def _make_target(config: PairConfig) -> bool:
     """The target's weights in `target/` of the run, those of `out` where no minutes are given for more; False
     where the slice ended first.
     """
@@ -102,7 +102,7 @@ def make_target(config: PairConfig) -> bool:
     return True
 
 
-def make_polished(config: PairConfig) -> bool:
+def _make_polished(config: PairConfig) -> bool:
     """The target trained on with functions of its own, in `polished/` of the run; False where the slice ended
     first.
     """
@@ -120,7 +120,7 @@ def make_polished(config: PairConfig) -> bool:
     return True
 
 
-def make_draft(config: PairConfig) -> bool:
+def _make_draft(config: PairConfig) -> bool:
     """The quantised draft in Hugging Face form in `draft/` of the run; False where the slice ended first."""
     import numpy as np
 
@@ -200,10 +200,10 @@ def judge(config: PairConfig) -> bool:
 
 
 STAGES: dict[str, Callable[[PairConfig], bool]] = {
-    "corpus": make_corpus,
-    "target": make_target,
-    "polish": make_polished,
-    "draft": make_draft,
+    "corpus": _make_corpus,
+    "target": _make_target,
+    "polish": _make_polished,
+    "draft": _make_draft,
     "install": install,
     "judge": judge,
 }

@@ -15,7 +15,7 @@ from outrider.experiments.links.proxy.pipe import Pipe, reset
 from outrider.experiments.links.virtual import VirtualLink
 
 
-class Side(asyncio.Protocol):
+class _Side(asyncio.Protocol):
     """One of a connection's two sockets: what it reads goes into `outgoing`, `incoming` writes to it."""
 
     def __init__(self, outgoing: Pipe, incoming: Pipe, transports: set[asyncio.Transport]) -> None:
@@ -69,7 +69,7 @@ class ProxyServer:
     def call_at(self, time_s: float, what: Callable[[], None]) -> asyncio.TimerHandle:
         return self._loop.call_at(self._opened_s + time_s, what)
 
-    def accept(self) -> Side:
+    def accept(self) -> _Side:
         """The client has its handshake from loopback already: its first bytes wait as long as a real one."""
         connection = VirtualLink(self._link.profile, beside=self._link)
         ready_s = connection.connect(self.now_s())
@@ -81,12 +81,12 @@ class ProxyServer:
         task = self._loop.create_task(self._dial(up, down, ready_s + up_path.delay_s))
         self._dialling.add(task)
         task.add_done_callback(self._dialling.discard)
-        return Side(up, down, self.transports)
+        return _Side(up, down, self.transports)
 
     async def _dial(self, up: Pipe, down: Pipe, at_s: float) -> None:
         await asyncio.sleep(at_s - self.now_s())
         try:
-            await self._loop.create_connection(lambda: Side(down, up, self.transports), *self._upstream)
+            await self._loop.create_connection(lambda: _Side(down, up, self.transports), *self._upstream)
         except OSError:
             down.break_off()
 

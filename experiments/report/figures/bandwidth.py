@@ -53,14 +53,14 @@ def shapes(view: View, setting: Setting) -> list[Shape]:
         families.setdefault(_family(cell.link), []).append(cell)
     found = []
     for cells in families.values():
-        if len({rate_of(cell.link) for cell in cells}) > 1:
+        if len({_rate_of(cell.link) for cell in cells}) > 1:
             styles = view.styles(chosen_arms(view, cells))
             series = [_series(view, arm, style, cells) for arm, style in styles.items()]
             found.append(Shape(_family(cells[0].link), cells[0].rtt_ms, series))
     return sorted(found, key=lambda shaped: -len(shaped.rates))
 
 
-def rate_of(link: dict[str, Any]) -> float:
+def _rate_of(link: dict[str, Any]) -> float:
     """Mbit/s of the slower direction."""
     limits = [float(link[name]) for name in RATES if link.get(name)]
     return min(limits, default=math.inf)
@@ -72,7 +72,7 @@ def _family(link: dict[str, Any]) -> str:
 
 
 def _series(view: View, arm: Arm, style: int, cells: Sequence[CellRow]) -> Series:
-    mine = [(rate_of(cell.link), cell.metrics[TPOT]) for cell in cells if Arm.of(cell) == arm]
+    mine = [(_rate_of(cell.link), cell.metrics[TPOT]) for cell in cells if Arm.of(cell) == arm]
     return Series(view.label(arm), style, sorted(mine, key=lambda pair: pair[0]))
 
 
@@ -114,7 +114,7 @@ def _chart(view: View, setting: Setting, shaped: Shape) -> Chart:
 def _table(view: View, setting: Setting, shaped: Shape) -> Table:
     cells = [cell for cell in view.cells_of(setting) if _family(cell.link) == shaped.family]
     rows = []
-    for cell in sorted(cells, key=lambda cell: rate_of(cell.link)):
+    for cell in sorted(cells, key=lambda cell: _rate_of(cell.link)):
         up, down = (_rate(float(cell.link.get(name) or math.inf)) for name in RATES)
         metric = cell.metrics[TPOT]
         arm = view.label(Arm.of(cell))

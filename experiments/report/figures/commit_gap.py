@@ -75,7 +75,7 @@ def shapes(view: View, setting: Setting) -> list[Shape]:
     return found
 
 
-def gaps_of(request: RequestRow) -> list[float]:
+def _gaps_of(request: RequestRow) -> list[float]:
     """Times between two commits, ms; the wait for the first is TTFT and no gap."""
     times = request.commit_times_ms
     return [later - earlier for earlier, later in itertools.pairwise(times)]
@@ -83,11 +83,11 @@ def gaps_of(request: RequestRow) -> list[float]:
 
 def _curve(view: View, arm: Arm, style: int, cells: Sequence[CellRow]) -> Curve | None:
     mine = [cell for cell in cells if Arm.of(cell) == arm and arm.mode != EDGE_ONLY]
-    per_request = [gaps for cell in mine for row in view.requests_of(cell) if (gaps := gaps_of(row))]
+    per_request = [gaps for cell in mine for row in view.requests_of(cell) if (gaps := _gaps_of(row))]
     if not per_request:
         return None
     shares = np.concatenate([SHARES, TOLD])
-    values, low, high = quantiles(per_request, shares)
+    values, low, high = _quantiles(per_request, shares)
     num = len(SHARES)
     told = [(float(values[i]), float(low[i]), float(high[i])) for i in range(num, len(shares))]
     bounds = (values[:num], low[:num], high[:num])
@@ -95,7 +95,7 @@ def _curve(view: View, arm: Arm, style: int, cells: Sequence[CellRow]) -> Curve 
     return Curve(view.label(arm), style, *bounds, told, num_gaps, len(per_request))
 
 
-def quantiles(per_request: Sequence[Sequence[float]], shares: Values) -> tuple[Values, Values, Values]:
+def _quantiles(per_request: Sequence[Sequence[float]], shares: Values) -> tuple[Values, Values, Values]:
     """Quantiles of all gaps together; bounds by a bootstrap over requests, whose gaps are not independent."""
     gaps = np.concatenate([np.asarray(each, float) for each in per_request])
     owners = np.repeat(np.arange(len(per_request)), [len(each) for each in per_request])

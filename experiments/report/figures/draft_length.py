@@ -90,7 +90,7 @@ def _line(view: View, setting: Setting, cells: Sequence[CellRow]) -> Line:
     for cell in cells:
         n = cell.num_speculative_tokens
         assert n is not None, "only cells with a draft length come here"
-        measured[n] = per_second(cell.metrics[TPOT])
+        measured[n] = _per_second(cell.metrics[TPOT])
         value = view.predicted(cell)
         if value:
             predicted[n] = 1e3 / value
@@ -100,7 +100,7 @@ def _line(view: View, setting: Setting, cells: Sequence[CellRow]) -> Line:
     return Line(link_label(link), cells[0].rtt_ms, dict(sorted(measured.items())), predicted, rate)
 
 
-def per_second(tpot: Metric) -> Metric:
+def _per_second(tpot: Metric) -> Metric:
     """ms a token as tokens a second."""
     low = 1e3 / tpot.high if tpot.high else None
     high = 1e3 / tpot.low if tpot.low else None

@@ -65,13 +65,13 @@ def shape(view: View, setting: Setting) -> list[Bar]:
     bars = []
     for cells in by_link.values():
         best = fastest(cells)
-        bar = bar_of(view, best) if best else None
+        bar = _bar_of(view, best) if best else None
         if bar:
             bars.append(bar)
     return evenly(sorted(bars, key=lambda bar: (bar.rtt_ms, bar.link)), MAX_BARS)
 
 
-def bar_of(view: View, cell: CellRow) -> Bar | None:
+def _bar_of(view: View, cell: CellRow) -> Bar | None:
     """A request's first round has no round before it to measure its wall time from: it is left out."""
     by_request: dict[str, list[RoundRow]] = {}
     for row in view.rounds_of(cell):

@@ -26,7 +26,7 @@ SAME_ACCEPTANCE = 0.03
 
 
 @dataclass(frozen=True, slots=True)
-class Tile:
+class _Tile:
     comparison: Comparison
     outcome: Outcome
     link: str
@@ -35,20 +35,20 @@ class Tile:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class _Row:
     """One acceptance: the mean over its cells."""
 
     acceptance: float
-    tiles: dict[float, Tile]  # by RTT: the best arm of the row
+    tiles: dict[float, _Tile]  # by RTT: the best arm of the row
 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
     rtts: list[float]
-    rows: list[Row]  # by falling acceptance
+    rows: list[_Row]  # by falling acceptance
 
     @property
-    def tiles(self) -> list[Tile]:
+    def tiles(self) -> list[_Tile]:
         return [tile for row in self.rows for tile in row.tiles.values()]
 
 
@@ -71,7 +71,7 @@ def _group_label(group: Sequence[Setting], groups: Sequence[Setting]) -> str:
 
 def shape(view: View, settings: Sequence[Setting]) -> Shape | None:
     """None without a comparison with co-located at two round-trip times or two acceptances."""
-    rows: dict[tuple[Setting, Arm], list[tuple[CellRow, Tile]]] = {}
+    rows: dict[tuple[Setting, Arm], list[tuple[CellRow, _Tile]]] = {}
     factor = aa_factor(view)
     for setting in settings:
         cells = view.cells_of(setting)
@@ -88,16 +88,16 @@ def shape(view: View, settings: Sequence[Setting]) -> Shape | None:
     return Shape(rtts, merged) if len(rtts) > 1 or len(merged) > 1 else None
 
 
-def _tile(view: View, cell: CellRow, factor: float) -> Tile | None:
+def _tile(view: View, cell: CellRow, factor: float) -> _Tile | None:
     arm = Arm.of(cell)
     comparison = view.comparison(cell, CO_LOCATED)
-    acceptance = acceptance_of(view, cell)
+    acceptance = _acceptance_of(view, cell)
     if not view.is_speculating(cell) or comparison is None or acceptance is None:
         return None
-    return Tile(comparison, outcome(comparison, factor), link_label(cell.link), view.label(arm), acceptance)
+    return _Tile(comparison, outcome(comparison, factor), link_label(cell.link), view.label(arm), acceptance)
 
 
-def acceptance_of(view: View, cell: CellRow) -> float | None:
+def _acceptance_of(view: View, cell: CellRow) -> float | None:
     """Share of the judged draft tokens that stood.
 
     Those after a rejection are not judged, so that the share does not fall with the draft's length.
@@ -107,15 +107,15 @@ def acceptance_of(view: View, cell: CellRow) -> float | None:
     return sum(row.num_accepted_tokens for row in rounds) / judged if judged else None
 
 
-def _row(tiles: Sequence[Tile], rtts: Sequence[float]) -> Row:
-    by_rtt: dict[float, Tile] = {}
+def _row(tiles: Sequence[_Tile], rtts: Sequence[float]) -> _Row:
+    by_rtt: dict[float, _Tile] = {}
     for rtt, tile in zip(rtts, tiles, strict=True):
         if rtt not in by_rtt or tile.comparison.ratio > by_rtt[rtt].comparison.ratio:
             by_rtt[rtt] = tile
-    return Row(statistics.fmean(tile.acceptance for tile in tiles), by_rtt)
+    return _Row(statistics.fmean(tile.acceptance for tile in tiles), by_rtt)
 
 
-def _merge(rows: Sequence[Row]) -> list[Row]:
+def _merge(rows: Sequence[_Row]) -> list[_Row]:
     """Rows of nearly one acceptance become one, its best tiles kept, until few enough are left."""
     step = SAME_ACCEPTANCE
     while len(groups := _groups(rows, step)) > MAX_ROWS:
@@ -127,8 +127,8 @@ def _merge(rows: Sequence[Row]) -> list[Row]:
     return sorted(merged, key=lambda row: -row.acceptance)
 
 
-def _groups(rows: Sequence[Row], step: float) -> list[list[Row]]:
-    groups: list[list[Row]] = []
+def _groups(rows: Sequence[_Row], step: float) -> list[list[_Row]]:
+    groups: list[list[_Row]] = []
     for row in sorted(rows, key=lambda row: row.acceptance):
         if groups and row.acceptance - groups[-1][0].acceptance <= step:
             groups[-1].append(row)

@@ -60,10 +60,10 @@ def load_acceptance(acceptance: object, where: str, seed: int) -> list[TracedTex
             f"{where}: is {acceptance!r}; give the name of recorded traces, a chance between 0 and 1, "
             "or a list of them, one a position"
         )
-    return [TracedText(trace) for trace in draw_traces(list(map(float, alphas)), seed).texts]
+    return [TracedText(trace) for trace in _draw_traces(list(map(float, alphas)), seed).texts]
 
 
-def draw_traces(alphas: Sequence[float], seed: int) -> TraceSet:
+def _draw_traces(alphas: Sequence[float], seed: int) -> TraceSet:
     """Token i of a draft stands with chance alphas[i], given that those before it do; the last repeats."""
     chances = np.array([alphas[min(i, len(alphas) - 1)] for i in range(MAX_DEPTH)])
     source = np.random.default_rng(seed)

@@ -65,12 +65,12 @@ class Network:
         self._sites[address] = site
         return address
 
-    def make_link(self, address: str, session_id: bytes, *_: object, **__: object) -> SimulatedLink:
+    def make_link(self, address: str, session_id: bytes, *_: object, **__: object) -> _SimulatedLink:
         """In place of `GrpcLink`; its further parameters make no difference here."""
-        return SimulatedLink(self._world, self._sites[address], address, session_id)
+        return _SimulatedLink(self._world, self._sites[address], address, session_id)
 
 
-class SimulatedLink:
+class _SimulatedLink:
     """`VerifierLink` of one session."""
 
     def __init__(self, world: World, site: Site, address: str, session_id: bytes) -> None:
@@ -79,7 +79,7 @@ class SimulatedLink:
         self._world, self._site, self._session_id = world, site, session_id
         self._verifier = site.verifier_for(session_id)
 
-    def connect(self, timeout_s: float) -> SimulatedConnection:
+    def connect(self, timeout_s: float) -> _SimulatedConnection:
         """TCP's handshake, then HTTP/2's. Raises `LinkError` after `timeout_s`."""
         world, site = self._world, self._site
         link = VirtualLink(site.profile, beside=site.link)
@@ -90,13 +90,13 @@ class SimulatedLink:
             world.sleep(timeout_s)
             raise LinkError(f"cannot connect to a verifier at {self.address}: no answer in {timeout_s:.1f} s")
         world.sleep(ready_s - world.now_s)
-        return SimulatedConnection(world, link, site.times, self.traffic, self._verifier, self._session_id)
+        return _SimulatedConnection(world, link, site.times, self.traffic, self._verifier, self._session_id)
 
     def describe(self, timeout_s: float) -> ModelInfo:
         return self._verifier.engine.model
 
 
-class SimulatedConnection:
+class _SimulatedConnection:
     """`Connection`. Messages are as long as the codec makes them, and are handed on as they are."""
 
     def __init__(

@@ -67,7 +67,7 @@ def known_rows(
 
 
 @dataclass(eq=False, slots=True)
-class SimulatedKV:
+class _SimulatedKV:
     length: int = 0
     num_reused: int = 0
     num_blocks: int = 0
@@ -105,8 +105,8 @@ class SimulatedTarget:
     def kv_usage(self) -> BlockUsage:
         return BlockUsage(BLOCK_TOKENS, self._num_used, 0, self._num_blocks - self._num_used, 0)
 
-    def new_sequence(self, tenant: str = "", token_ids: Sequence[int] = ()) -> SimulatedKV:
-        return SimulatedKV()
+    def new_sequence(self, tenant: str = "", token_ids: Sequence[int] = ()) -> _SimulatedKV:
+        return _SimulatedKV()
 
     def publish(self, sequence: KVSequence, token_ids: Sequence[int]) -> None:
         """Nothing is found again."""
@@ -141,19 +141,19 @@ class SimulatedTarget:
         self.most_used_tokens = max(self.most_used_tokens, num_used * BLOCK_TOKENS)
 
     def truncate(self, sequence: KVSequence, length: int) -> None:
-        assert isinstance(sequence, SimulatedKV)
+        assert isinstance(sequence, _SimulatedKV)
         sequence.length = length
         self._hold(sequence, -(-length // BLOCK_TOKENS))
 
-    def fork(self, sequence: KVSequence) -> SimulatedKV:
+    def fork(self, sequence: KVSequence) -> _SimulatedKV:
         raise NotImplementedError("a simulated target has no forks")
 
     def close(self, sequence: KVSequence) -> None:
-        assert isinstance(sequence, SimulatedKV)
+        assert isinstance(sequence, _SimulatedKV)
         sequence.length = 0
         self._hold(sequence, 0)
 
-    def _hold(self, kv: SimulatedKV, num_blocks: int) -> None:
+    def _hold(self, kv: _SimulatedKV, num_blocks: int) -> None:
         self._num_used += num_blocks - kv.num_blocks
         kv.num_blocks = num_blocks
 

@@ -113,11 +113,11 @@ class SimulatedVerifier:
             num_evicted=observer.evictions["kv"],
         )
 
-    def open_stream(self, session_id: bytes, deliver: Deliver) -> SimulatedStream:
-        return SimulatedStream(self._world, self.engine, session_id, deliver)
+    def open_stream(self, session_id: bytes, deliver: Deliver) -> _SimulatedStream:
+        return _SimulatedStream(self._world, self.engine, session_id, deliver)
 
 
-class SimulatedStream:
+class _SimulatedStream:
     """`stream.SessionStream` without messages: what is refused at the door, what a lost call
     ends."""
 

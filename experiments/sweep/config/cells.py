@@ -125,7 +125,7 @@ def _same_name(cell: Cell) -> ConfigError:
     return ConfigError(f"variants: two cells would be called {cell.id!r}; give a variant another name")
 
 
-def baseline_of(cell: Cell, kind: str) -> dict[str, object]:
+def _baseline_of(cell: Cell, kind: str) -> dict[str, object]:
     """The fields a baseline of this kind must share with `cell`: those that concern the baseline."""
     shared: dict[str, object] = {"temperature": cell.temperature, "num_sessions": cell.num_sessions}
     if kind != "edge-only":
@@ -137,7 +137,7 @@ def baseline_of(cell: Cell, kind: str) -> dict[str, object]:
 
 def find_baselines(cell: Cell, kind: str, cells: list[Cell]) -> list[Cell]:
     """All baselines of this kind in the setting of `cell`: one for each draft length where it has some."""
-    shared = baseline_of(cell, kind)
+    shared = _baseline_of(cell, kind)
     return [
         each
         for each in cells

@@ -28,11 +28,11 @@ def compare_all(cells: Sequence[Cell], rows: Rows) -> list[Comparison]:
 
 def best_of(cells: Sequence[Cell], rows: Rows) -> Cell | None:
     """The one of lowest mean time per token: a baseline may choose its draft length, as ours may."""
-    ranked = [(mean, cell) for cell in cells if (mean := mean_of(rows.get(cell.id, ()), "tpot_ms"))]
+    ranked = [(mean, cell) for cell in cells if (mean := _mean_of(rows.get(cell.id, ()), "tpot_ms"))]
     return min(ranked, key=lambda entry: entry[0])[1] if ranked else None
 
 
-def mean_of(rows: Sequence[RequestRow], metric: str) -> float | None:
+def _mean_of(rows: Sequence[RequestRow], metric: str) -> float | None:
     values = [value for row in rows if (value := getattr(row, metric)) is not None]
     return math.fsum(values) / len(values) if values else None
 

@@ -20,7 +20,7 @@ Floats = NDArray[np.float64]
 Interval = tuple[float, float] | None
 
 
-def resamples(num: int, seed: int = 0) -> NDArray[np.int64]:
+def _resamples(num: int, seed: int = 0) -> NDArray[np.int64]:
     """Which requests each resample takes: int64 [NUM_RESAMPLES, num]."""
     return np.random.default_rng(seed).integers(0, num, (NUM_RESAMPLES, num))
 
@@ -28,7 +28,7 @@ def resamples(num: int, seed: int = 0) -> NDArray[np.int64]:
 def of_mean(values: Sequence[float]) -> tuple[float, Interval]:
     """The mean of a value a request, and its interval; None for fewer than two."""
     array = np.asarray(values, np.float64)
-    draws = array[resamples(len(array))].mean(axis=1) if len(array) > 1 else None
+    draws = array[_resamples(len(array))].mean(axis=1) if len(array) > 1 else None
     return float(array.mean()), _interval(draws)
 
 
@@ -39,7 +39,7 @@ def of_ratio(parts: Sequence[float], wholes: Sequence[float]) -> tuple[float, In
         return None
     draws = None
     if len(part) > 1:
-        index = resamples(len(part))
+        index = _resamples(len(part))
         sums = whole[index].sum(axis=1)
         draws = part[index].sum(axis=1)[sums > 0] / sums[sums > 0]
     return float(part.sum() / whole.sum()), _interval(draws)
@@ -67,7 +67,7 @@ def _resampled_quantiles(
     values: Floats, owner: NDArray[np.int64], num_groups: int, quantiles: Floats
 ) -> Floats:
     """float64 [NUM_RESAMPLES, num_quantiles]; the sorted `values` count as often as their group is drawn."""
-    index = resamples(num_groups)
+    index = _resamples(num_groups)
     counts = np.stack([np.bincount(row, minlength=num_groups) for row in index])
     chunk = max(1, _MAX_CELLS // len(values))
     rows = []

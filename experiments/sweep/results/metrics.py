@@ -49,17 +49,17 @@ def compute_metrics(seen: Observed, slo: Slo, price_per_hour: float | None) -> d
 
 def meets(row: RequestRow, slo: Slo) -> bool:
     """A request too short to have a time per token cannot miss it."""
-    gaps = sorted(commit_gaps(row))
+    gaps = sorted(_commit_gaps(row))
     p95 = gaps[int(0.95 * (len(gaps) - 1))] if gaps else None
     limits = ((row.ttft_ms, slo.ttft_ms), (row.tpot_ms, slo.tpot_ms), (p95, slo.commit_gap_p95_ms))
     return all(limit is None or value is None or value <= limit for value, limit in limits)
 
 
-def commit_gaps(row: RequestRow) -> list[float]:
+def _commit_gaps(row: RequestRow) -> list[float]:
     return [after - before for before, after in itertools.pairwise(row.commit_times_ms)]
 
 
-def token_gaps(row: RequestRow) -> list[float]:
+def _token_gaps(row: RequestRow) -> list[float]:
     return [after - before for before, after in itertools.pairwise(row.token_times_ms)]
 
 
@@ -93,7 +93,7 @@ def _latency(seen: Observed) -> dict[str, Metric]:
 
 def _gaps(seen: Observed) -> dict[str, Metric]:
     found = {}
-    for name, gaps_of in (("itl", token_gaps), ("commit_gap", commit_gaps)):
+    for name, gaps_of in (("itl", _token_gaps), ("commit_gap", _commit_gaps)):
         groups = [gaps_of(row) for row in seen.requests]
         quantiles = of_quantiles(groups, list(QUANTILES.values()))
         for (label, _), result in zip(QUANTILES.items(), quantiles or (), strict=False):

@@ -43,7 +43,7 @@ def predict_all(
     cells = [cell for cell in cells if cell.num_sessions == 1]
     for lead in {_setting(cell): cell for cell in cells if _is_plain_speculation(cell)}.values():
         group = [cell for cell in cells if _is_of_setting(cell, lead)]
-        parts = measure_parts(group, requests, rounds)
+        parts = _measure_parts(group, requests, rounds)
         if parts is None:
             continue
         for cell in group:
@@ -54,7 +54,7 @@ def predict_all(
     return list(found.values())
 
 
-def measure_parts(
+def _measure_parts(
     cells: Sequence[Cell],
     requests: Mapping[str, Sequence[RequestRow]],
     rounds: Mapping[str, Sequence[RoundRow]],
