@@ -41,6 +41,7 @@ class _Seen:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the command."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.daemon", description=__doc__)
     parser.add_argument("--pairs", type=int, default=20, metavar="N", help="pairs a link (default 20)")
     parser.add_argument("--quick", action="store_true", help="4 pairs: does it run?")

@@ -117,6 +117,8 @@ def _take_turns(plain: _Side, secured: _Side, is_quick: bool) -> None:
 
 
 def report(plain: _Side, secured: _Side) -> None:
+    """Writes the results."""
+
     def ratio(of: Callable[[_Side], list[float]]) -> float:
         pairs = zip(of(secured), of(plain), strict=True)
         return statistics.median(upper / lower for upper, lower in pairs)
@@ -155,6 +157,7 @@ def report(plain: _Side, secured: _Side) -> None:
 
 
 def main() -> int:
+    """Runs the command."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.security", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="a smoke test: its figures say little")
     is_quick = parser.parse_args().quick

@@ -82,6 +82,7 @@ def _row(mode: str, temperature: float, group: list[_Run]) -> str:
 
 
 def main() -> int:
+    """Runs the command."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

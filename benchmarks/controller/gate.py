@@ -25,7 +25,8 @@ SETTING = "80"  # what `_calibrate` sets by default, and the measures are taken 
 
 
 def gate_measures() -> tuple[list[Measure], dict[str, Any]]:
-    """Measures at the default percentile and at both ends, the whole curves, and a figure beside the JSON."""
+    """Runs `edge-client calibrate` at every temperature. Returns measures at the default percentile and at
+    both ends, the whole curves, and writes a figure beside the JSON."""
     measures: list[Measure] = []
     details: dict[str, Any] = {}
     with running_verifier("--log-level", "warning") as verifier, tempfile.TemporaryDirectory() as folder:
@@ -51,7 +52,7 @@ def _calibrate(address: str, temperature: float, out: Path, svg: Path) -> dict[s
 
 
 def make_measures(curve: dict[str, Any], temperature: float) -> list[Measure]:
-    """Nothing is asked of them."""
+    """Returns the measures of one curve, without targets."""
     by_setting = {point["setting"]: point for point in curve["points"]}
     suffix = "" if temperature == TEMPERATURES[0] else f"_t{temperature:g}"
     measures = []

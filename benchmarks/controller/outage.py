@@ -37,7 +37,8 @@ _LEAD_S = 1.0  # and as long as this and eight round trips, to its begin: the de
 
 @dataclass(frozen=True, slots=True)
 class OutageRun:
-    """Seconds since the outage's begin or the link's return. `deadline_s` is a round's when it began."""
+    """Holds seconds since the outage's begin or the link's return. `deadline_s` is a round's when it
+    began."""
 
     rtt_ms: float
     deadline_s: float
@@ -49,19 +50,23 @@ class OutageRun:
 
     @property
     def next_share(self) -> float:
+        """Returns the wait for the next token : the deadline."""
         return self.next_token_s / self.deadline_s
 
     @property
     def bound_s(self) -> float:
+        """Returns the probe interval + 3 round trips + the verifier's time."""
         return PROBE_INTERVAL_S + 3 * self.rtt_ms / 1e3 + self.verifier_s
 
     @property
     def exact_share(self) -> float:
+        """Returns the time until the text is exact again : its bound."""
         return self.exact_again_s / self.bound_s
 
 
 def outage_measures(num_runs: int = NUM_RUNS) -> tuple[list[Measure], dict[str, Any]]:
-    """Raises `OutriderError` where a text ended before its outage did."""
+    """Runs texts through outages at every RTT. Raises `OutriderError` where a text ended before its outage
+    did."""
     measures, details = [], {}
     prompts = [prompt.text for prompt in load_prompts(None, num_runs)]
     with running_verifier("--log-level", "warning", "--min-forward-ms", f"{FORWARD_MS:g}") as verifier:

@@ -36,7 +36,7 @@ SEED = 1
 
 
 def record(address: str, num_texts: int, num_positions: int) -> list[TraceSet]:
-    """One set a temperature, of the first `num_texts` embedded prompts."""
+    """Records one set a temperature, of the first `num_texts` embedded prompts."""
     tokenizer = EdgeTokenizer(EMBEDDED / "draft" / "tokenizer.json")
     sets = []
     with OnnxDraftModel.open(EMBEDDED / "draft") as draft:
@@ -56,6 +56,7 @@ def record(address: str, num_texts: int, num_positions: int) -> list[TraceSet]:
 
 
 def main() -> int:
+    """Runs the command."""
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.controller.record_acceptance", description=__doc__
     )

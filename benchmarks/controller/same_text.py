@@ -41,7 +41,7 @@ TEMPERATURES = (0.8, 0.0)
 
 @dataclass(frozen=True, slots=True)
 class BadLink:
-    """`resets`: at which new tokens of a text its connection is broken."""
+    """Describes a link. `resets`: at which new tokens of a text its connection is broken."""
 
     profile: LinkProfile
     resets: tuple[int, ...] = ()
@@ -88,6 +88,8 @@ HANDLINGS = (
 
 @dataclass(frozen=True, slots=True)
 class Text:
+    """Holds a text of cloud-only."""
+
     prompt: str
     temperature: float
     seed: int
@@ -96,7 +98,7 @@ class Text:
 
 @dataclass(slots=True)
 class Found:
-    """Over one link."""
+    """Holds what was found over one link."""
 
     num_texts: int = 0
     num_tokens: int = 0
@@ -105,6 +107,7 @@ class Found:
     happened: Counter[str] = field(default_factory=Counter)
 
     def count(self, result: SessionResult) -> None:
+        """Adds a session."""
         stats = result.stats
         self.num_tokens += len(result.token_ids)
         self.happened += Counter(
@@ -125,8 +128,8 @@ def measure_same_text(
     links: Sequence[BadLink] = LINKS,
     policies: Sequence[str] = DEPTH_POLICIES,
 ) -> tuple[list[Measure], dict[str, Any]]:
-    """`ctl.same_text`: how many texts are not cloud-only's. A link that cannot be had here is left out, and
-    said. Links run beside each other."""
+    """Measures `ctl.same_text`: how many texts are not cloud-only's. A link that cannot be had here is
+    left out, and printed. Links run beside each other."""
     realisation = create_realisation(realisation_name) if realisation_name else best_realisation()
     links = list(_possible(realisation, links))
     num_prompts, num_new = (1, 32) if is_quick else (2, 64)
@@ -160,7 +163,7 @@ def _cloud_only_texts(decoder: Decoder, num_prompts: int, num_new: int) -> Itera
 def compare_texts(
     link: OpenLink, bad: BadLink, decoder: Decoder, texts: Sequence[Text], policies: Sequence[str]
 ) -> Found:
-    """One text after the other over `link`, whose outages begin anew with each."""
+    """Decodes one text after the other over `link`, whose outages begin anew with each."""
     found = Found()
     for text, policy, handling in itertools.product(texts, policies, HANDLINGS):
         what = f"{bad.profile.name}, {policy}, {handling}, T={text.temperature:g}, seed {text.seed}"

@@ -85,7 +85,7 @@ class _Healthy:
 
 
 def measure_dead_clients(bench: Bench) -> Found:
-    """8 sessions go on while a generation is not read, 8 sessions are killed, and 1,000 lie idle."""
+    """Runs 8 sessions while a generation is not read, 8 sessions are killed, and 1,000 are idle."""
     with running_verifier(*QUIET, *FLAGS) as verifier:
         healthy, gone_s = asyncio.run(_run(bench, verifier))
     tally = healthy.tally

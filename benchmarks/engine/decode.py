@@ -38,7 +38,7 @@ def _decoding(bench: Bench) -> Iterator[Decoder]:
 
 
 def measure_vs_hf(bench: Bench) -> Found:
-    """One greedy session, after its first token, prompt by prompt in turn with `generate`."""
+    """Decodes one greedy session a prompt, in turn with `generate`; compared after the first token."""
     with _decoding(bench) as decoder:
         seconds = compare_with_generate(
             decoder, load_prompts(limit=bench.pick(12, 2)), bench.pick(96, 16), NUM_THREADS
@@ -56,7 +56,8 @@ def measure_vs_hf(bench: Bench) -> Found:
 
 
 def measure_vs_hf_batch(bench: Bench) -> Found:
-    """8 requests at once, from the first request to the last token, prompts included on both sides."""
+    """Decodes 8 requests at once, from the first request to the last token, prompts included on both
+    sides."""
     num_new = bench.pick(64, 16)
     tokenizer = EdgeTokenizer(EMBEDDED / "draft" / "tokenizer.json")
     texts = [tokenizer.encode(prompt.text) for prompt in load_prompts(limit=NUM_TOGETHER)]
@@ -107,7 +108,7 @@ async def _decode_together(address: str, prompts: Sequence[Sequence[int]], num_n
 
 
 def measure_colocated(bench: Bench) -> Found:
-    """Draft and target in the verifier against the draft at the edge, prompt by prompt in turn."""
+    """Compares draft and target in the verifier with the draft at the edge, prompt by prompt in turn."""
     prompts, num_new = load_prompts(limit=bench.pick(12, 2)), bench.pick(96, 16)
     found: dict[str, Any] = {}
     ratios: dict[float, float] = {}

@@ -104,7 +104,8 @@ class _InsideSession:
 
 
 def measure_batch8(bench: Bench) -> Found:
-    """One engine step of 8 rounds, verification included, against 8 bare forwards of one session each."""
+    """Compares one engine step of 8 rounds, verification included, with 8 bare forwards of one session
+    each."""
     backend = load_target(EMBEDDED_TARGET, dtype="float32")
     driver = _SteppedEngine(backend)
     sessions = [_InsideSession(driver, recorded) for recorded in bench.recording.sessions[:NUM_READY]]
@@ -182,7 +183,8 @@ class _TimedForwards:
 
 
 def measure_outside(bench: Bench) -> Found:
-    """Steps of 16 recorded rounds, mixed parameters: time of `Engine.step` that is not `backend.forward`."""
+    """Times steps of 16 recorded rounds, mixed parameters: the part of `Engine.step` that is not
+    `backend.forward`."""
     backend = load_target(EMBEDDED_TARGET, dtype="float32")
     driver, forwards = _SteppedEngine(backend), _TimedForwards(backend)
     shares: dict[str, list[float]] = {"mixed": [], "greedy": []}
@@ -230,7 +232,7 @@ def _is_right(reply: SessionResponse | None, expected: tuple[VerifyRequest, int,
 
 
 def measure_evict(bench: Bench) -> Found:
-    """100 sessions of different tenants, in random order, over KV that holds 20 of them."""
+    """Verifies 100 sessions of different tenants, in random order, over KV that holds 20 of them."""
     recorded, num_rounds = bench.recording.sessions, bench.pick(6, 2)
     lengths = [len(s.prompt_ids) + len(s.output_ids) for s in recorded]
     blocks_each = -(-int(statistics.fmean(lengths)) // BLOCK_TOKENS)

@@ -31,7 +31,8 @@ PAGE_KIB = os.sysconf("SC_PAGE_SIZE") / 1024
 
 
 def measure_overload(bench: Bench) -> Found:
-    """torch on one thread and core, the generator on the other; a round is in time within 400 ms.
+    """Offers more and more rounds: torch on one thread and core, the generator on the other; a round is in
+    time within 400 ms.
 
     Capacity is the best goodput of a sweep of open-loop rates; 1x and 10x are multiples of it.
     """
@@ -97,7 +98,8 @@ def _judge_overload(peak: float, once: LoadReport, flood: LoadReport) -> list[Me
 
 
 def measure_leak(bench: Bench) -> Found:
-    """Sessions of one round each, four at a time; resident memory of the verifier as they go."""
+    """Runs sessions of one round each, four at a time, and reads the verifier's resident memory as they
+    go."""
     num_cycles = bench.pick(NUM_CYCLES, 100)
     warmup = bench.pick(WARMUP_CYCLES, 50)
     # A small pool: what a larger one touches for the first time would look like a leak.

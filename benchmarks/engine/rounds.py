@@ -22,7 +22,8 @@ DRAFT_S = 0.001  # four tokens of the embedded draft
 
 
 def measure_stub_rounds(bench: Bench) -> Found:
-    """Closed loop without think time: a connection for each stream, as 32 edges have, and one for all."""
+    """Runs a closed loop without think time: a connection for each stream, as 32 edges have, and one for
+    all."""
     seconds = bench.pick(5.0, 1.0)
     reports: dict[int, list[LoadReport]] = {1: [], NUM_STREAMS: []}
     with running_stub() as stub:
@@ -84,7 +85,8 @@ def _time_rounds(
 
 
 def measure_overhead(bench: Bench) -> Found:
-    """One session alone, a draft's time between rounds; for comparison also back to back."""
+    """Times the rounds of one session alone, a draft's time between them; for comparison also back to
+    back."""
     sampled = [s for s in bench.recording.sessions if s.sampling.temperature][:3]
     greedy = [s for s in bench.recording.sessions if not s.sampling.temperature][:3]
     kinds = {

@@ -41,6 +41,7 @@ CASES = {
 
 
 def main() -> int:
+    """Runs the command."""
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.engine.run",
         description=__doc__,

@@ -32,7 +32,8 @@ VOCAB = 8000  # ids below it exist in the embedded tokenizer
 
 
 def measure_same_text(bench: Bench) -> Found:
-    """16 recorded sessions at once, half speculative and half cloud-only; then the halves change places."""
+    """Runs 16 recorded sessions at once, half speculative and half cloud-only; then the halves change
+    places."""
     recorded = bench.recording.sessions[:NUM_AT_ONCE]
     differing: list[str] = []
     for first in (0, 1):
@@ -80,7 +81,7 @@ async def _find_differing(address: str, recorded: Sequence[RecordedSession], fir
 
 
 def measure_prefix_ttft(bench: Bench) -> Found:
-    """A prompt of 1,000 tokens, opened, closed, and opened again by another session of the same tenant."""
+    """Opens a prompt of 1,000 tokens, closes it, and opens it again by another session of the same tenant."""
     return asyncio.run(_measure_prefix_ttft(bench, bench.verifier.address))
 
 
@@ -134,7 +135,7 @@ class _StallSamples:
 
 
 def measure_prefill_stall(bench: Bench) -> Found:
-    """4 sessions of rounds, 5 ms between them; every so often a prompt of 2,000 tokens beside them."""
+    """Runs 4 sessions of rounds, 5 ms between them; every so often a prompt of 2,000 tokens beside them."""
     samples = asyncio.run(_sample_stalls(bench, bench.verifier.address))
     idle_ms, stalled_ms = (percentile_ms(sorted(s), 0.99) for s in (samples.idle, samples.stalled))
     chunk_ms = 1e3 * statistics.median(

@@ -16,7 +16,7 @@ from outrider.experiments.shared.results import Measure, at_least, judged
 
 
 def ask_tests(*, is_quick: bool) -> tuple[Measure, dict[str, Any]]:
-    """How many exact methods pass every test that names them.
+    """Returns how many exact methods pass every test that names them.
 
     None of them counts where a test fails that names no method: a control that was not detected, an oracle.
     """

@@ -42,7 +42,7 @@ SHIPPED = Case(Mode.SPECULATIVE, 0.7, DRAFT_LENGTH)
 
 @dataclass(frozen=True)
 class Plan:
-    """How much is measured."""
+    """Says how much is measured."""
 
     num_prompts: int = 8  # of the grid over all methods and settings
     num_new: int = 96
@@ -254,6 +254,7 @@ def _judge_cpu_verify(figures: dict[str, float]) -> Measure:
 
 
 def main() -> int:
+    """Runs the command."""
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.methods.run",
         description=__doc__,

@@ -33,7 +33,7 @@ RTTS_S = {"loopback": 0.0, "50 ms": 0.05}  # on top of what loopback itself take
 def open_strategies(
     pair: Path, scratch: Path, first_layers: Sequence[int]
 ) -> Iterator[dict[str, DraftModel]]:
-    """By name: the pair's draft, prompt lookup, and INT4 drafts of the target's first layers."""
+    """Opens by name: the pair's draft, prompt lookup, and INT4 drafts of the target's first layers."""
     with contextlib.ExitStack() as stack:
         strategies = {
             TRAINED: stack.enter_context(create_draft_model("onnx", pair / "draft")),
@@ -58,7 +58,7 @@ def sample_strategies(
     temperature: float,
     num_new: int,
 ) -> tuple[Sampled, list[SessionResult]]:
-    """Every strategy on every prompt, taking turns, and the target alone; to the end of each text."""
+    """Runs every strategy on every prompt, taking turns, and the target alone; to the end of each text."""
     decoders = {name: Decoder(address, model, tokenizer) for name, model in strategies.items()}
     found: Sampled = {name: {n: Sessions() for n in (DRAFT_LENGTH, LONG)} for name in strategies}
     alone = []
@@ -79,7 +79,7 @@ def sample_strategies(
 
 @dataclass(frozen=True, slots=True)
 class SharedCosts:
-    """What a round costs whoever drafts: verification by draft length, loopback, a cloud-only token."""
+    """Holds what a round costs whoever drafts: verification by draft length, loopback, a cloud-only token."""
 
     verify_fixed_s: float
     verify_token_s: float
@@ -88,7 +88,7 @@ class SharedCosts:
 
 
 def shared_costs(found: Sampled, alone: Sequence[SessionResult]) -> SharedCosts:
-    """Medians by draft length, and a line through them."""
+    """Fits a line through the medians by draft length."""
     rounds = [r for by_length in found.values() for case in by_length.values() for r in case.rounds]
     by_count: dict[int, list[float]] = defaultdict(list)
     for record in rounds:
@@ -106,7 +106,8 @@ def shared_costs(found: Sampled, alone: Sequence[SessionResult]) -> SharedCosts:
 
 
 def strategy_figures(by_length: dict[int, Sessions], costs: SharedCosts) -> dict[str, Any]:
-    """One strategy's measured figures and what the cost model makes of them, by round-trip time."""
+    """Returns one strategy's measured figures and the cost model's predictions from them, by round-trip
+    time."""
     drafted = [r for r in by_length[DRAFT_LENGTH].rounds if r.num_draft_tokens]
     draft_ms = statistics.median(r.draft_ms / r.num_draft_tokens for r in drafted)
     return {
@@ -123,7 +124,8 @@ def _num_drafted(sessions: Sessions) -> float:
 
 
 def predict(long: Sessions, draft_token_s: float, costs: SharedCosts) -> dict[str, dict[str, float]]:
-    """Tokens/s at the length that is compared and at the best one, whether or not cloud-only beats it."""
+    """Predicts tokens/s at the length that is compared and at the best one, whether or not cloud-only
+    beats it."""
     # A strategy that often has nothing to say neither drafts nor has verified what it does not say.
     share = _num_drafted(long) / LONG
     models = ModelCosts(
@@ -144,6 +146,7 @@ def predict(long: Sessions, draft_token_s: float, costs: SharedCosts) -> dict[st
 
 
 def print_strategies(figures: dict[str, Any], cloud_only: float) -> None:
+    """Prints one line a strategy."""
     print(f"\n{'draft':<24}{'tokens a round':>16}{'ms a token':>12}", end="")
     print("".join(f"{'predicted, ' + name:>22}" for name in RTTS_S))
     for draft, values in figures.items():

@@ -50,7 +50,7 @@ EXCERPT = 400  # characters of a greedy text that are printed, for a person to j
 
 @dataclass(frozen=True)
 class Plan:
-    """How much is measured."""
+    """Says how much is measured."""
 
     num_prompts: int | None = None  # of each set; None: all
     num_speed_prompts: int = 12
@@ -74,7 +74,7 @@ QUICK = Plan(
 
 @dataclass
 class Bench:
-    """What all prompt sets share."""
+    """Holds what all prompt sets share."""
 
     plan: Plan
     address: str
@@ -83,7 +83,7 @@ class Bench:
     evaluator: Evaluator
 
     def measure(self, prompts: Sequence[Prompt]) -> tuple[list[Measure], dict[str, Any]]:
-        """The figures that depend on prompts."""
+        """Measures the figures that depend on prompts."""
         sampled, sampled_details = self._measure_drafts(prompts)
         greedy, greedy_details = self._measure_greedy(prompts)
         speed, speed_details = self._measure_speed(prompts[: self.plan.num_speed_prompts])
@@ -230,6 +230,7 @@ def _size_measure(pair: Path) -> Measure:
 
 
 def run(pair: Path, other_prompts: Path | None, plan: Plan, num_threads: int, is_kept: bool) -> None:
+    """Measures a pair and writes or prints the results."""
     embedded = load_prompts(pair / "prompts.jsonl", plan.num_prompts)
     others = load_prompts(other_prompts, plan.num_prompts) if other_prompts else []
     evaluator = Evaluator(pair, replace(EvaluationConfig(), temperature=TEMPERATURE, num_threads=num_threads))
@@ -265,6 +266,7 @@ def run(pair: Path, other_prompts: Path | None, plan: Plan, num_threads: int, is
 
 
 def main() -> int:
+    """Runs the command."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

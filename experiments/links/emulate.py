@@ -41,6 +41,7 @@ def _chosen_profile(name: str, changes: list[str]) -> LinkProfile:
 
 
 def main() -> int:
+    """Runs the command."""
     arguments = _parse_arguments()
     profile = _chosen_profile(arguments.profile, arguments.set)
     split_address(arguments.upstream, "--upstream")

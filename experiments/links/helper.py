@@ -39,7 +39,7 @@ class _Served(Protocol):
 
 
 def answer(served: _Served, what: str) -> dict[str, Any]:
-    """One line of standard input, as the methods of `RemoteLink` send it."""
+    """Answers one line of standard input, as the methods of `RemoteLink` send it."""
     if what == "facts":
         return served.facts()
     if what == "wire_bytes":
@@ -80,6 +80,7 @@ def _say(line: dict[str, Any]) -> None:
 
 
 def main() -> int:
+    """Runs the command."""
     request = json.loads(sys.argv[1])
     try:
         with asyncio.Runner(loop_factory=_make_loop) as runner:

@@ -69,10 +69,12 @@ def _poisson(mean: float, source: random.Random) -> int:
 
 
 def trace_lines(model: _TraceModel) -> Iterator[str]:
+    """Yields the lines of a trace's file."""
     yield from map(str, opportunities(model))
 
 
 def main() -> int:
+    """Runs the command."""
     parser = argparse.ArgumentParser(
         prog="python -m outrider.experiments.links.make_traces", description=__doc__
     )

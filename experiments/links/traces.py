@@ -19,19 +19,24 @@ OWN_TRACES = Path(__file__).resolve().parent / "traces"
 
 @dataclass(frozen=True, slots=True)
 class CapacityTrace:
+    """Holds the times of a trace's delivery opportunities."""
+
     times_ms: tuple[int, ...]  # ascending; the last one is the period
 
     @property
     def period_ms(self) -> int:
+        """Returns the time after which the trace repeats."""
         return self.times_ms[-1]
 
     @property
     def mean_mbit(self) -> float:
+        """Returns the mean rate."""
         return len(self.times_ms) * OPPORTUNITY_BYTES * 8 / self.period_ms / 1000
 
 
 def parse_trace(lines: Sequence[str], where: str) -> CapacityTrace:
-    """Empty lines and those that begin with # are passed over. Raises UsageError naming the line."""
+    """Returns a trace from its lines; empty ones and those that begin with # are passed over. Raises
+    UsageError naming the line."""
     times: list[int] = []
     for number, line in enumerate(lines, 1):
         text = line.strip()

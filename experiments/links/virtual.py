@@ -37,15 +37,16 @@ SYN_RETRIES_S = (1.0, 1.0, 1.0, 1.0, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0)  # net.ipv4
 
 
 def wire_bytes(num_bytes: int) -> int:
-    """Bytes of the IP packets that carry a message of `num_bytes`."""
+    """Returns the bytes of the IP packets that carry a message of `num_bytes`."""
     return num_bytes + HEADER_BYTES * -(-num_bytes // SEGMENT_BYTES)
 
 
 class Flow(Protocol):
-    """One direction of a connection."""
+    """Carries one direction of a connection."""
 
     def deliver(self, now_s: float, num_bytes: int) -> float:
-        """When the last byte of a message sent at `now_s` is at the far end, after all sent before."""
+        """Returns when the last byte of a message sent at `now_s` is at the far end, after all sent
+        before."""
         ...
 
 
@@ -112,7 +113,8 @@ class _TcpFlow:
 
 
 class VirtualLink:
-    """Both directions of one connection over a link; `key` tells links of one profile apart for chance."""
+    """Holds both directions of one connection over a link; `key` gives links of one profile chances of
+    their own."""
 
     __slots__ = ("down", "paths", "profile", "up")
 

@@ -111,7 +111,8 @@ def record(
     samplings: Sequence[SamplingParams] = SAMPLINGS,
     on_session: Callable[[int], None] = lambda number: None,
 ) -> Recording:
-    """One session after the other, each alone in the verifier: prompts and `samplings` in turn, own seeds."""
+    """Records one session after the other, each alone in the verifier: prompts and `samplings` in turn,
+    own seeds."""
     from outrider.edge_client.transport.link.grpc_link import GrpcLink
 
     sessions = []
@@ -140,7 +141,7 @@ def record(
 
 
 def record_embedded(address: str, *, num_sessions: int = 32, num_rounds: int = 24) -> Recording:
-    """The embedded draft and prompts against the verifier at `address`; shows progress."""
+    """Records the embedded draft and prompts against the verifier at `address`; shows progress."""
     from outrider.edge_client.drafting.onnx.model import OnnxDraftModel
     from outrider.edge_client.tokenization.tokenizer import EdgeTokenizer
     from outrider.models import EMBEDDED
@@ -160,6 +161,7 @@ def record_embedded(address: str, *, num_sessions: int = 32, num_rounds: int = 2
 
 
 def main() -> int:
+    """Runs the command."""
     parser = argparse.ArgumentParser(
         prog="python -m outrider.experiments.load.record",
         description=__doc__,

@@ -17,7 +17,7 @@ LOSS = "target_nats_per_token"
 
 
 def cautions(view: View) -> list[str]:
-    """In the order of their weight; empty where there is nothing to warn of."""
+    """Returns the warnings in the order of their weight; empty where there is nothing to warn of."""
     return [line for check in _CHECKS for line in check(view)]
 
 

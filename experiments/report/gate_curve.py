@@ -22,7 +22,7 @@ _STYLE = (
 
 
 def draw_curve(curve: Curve) -> str:
-    """The file's content. Raises `ModuleNotFoundError` without matplotlib."""
+    """Returns the SVG. Raises `ModuleNotFoundError` without matplotlib."""
     last = curve.points[-1]
     label = (
         f"Quality against calls saved by the commit-gate, at {len(curve.points)} settings, up to "

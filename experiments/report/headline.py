@@ -42,13 +42,14 @@ class _SettingHeadline:
 
 
 def headlines(view: View) -> list[_SettingHeadline]:
-    """Settings in which speculation loses somewhere come before the others."""
+    """Returns a headline a setting; those in which speculation loses somewhere come first."""
     made = [_headline(view, setting) for setting in view.settings]
     return sorted(made, key=lambda each: all(s.kind != LOSS for s in each.statements))
 
 
 def statements(found: Sequence[Verdict]) -> list[_Statement]:
-    """Rival by rival: losses, then what cannot be told apart, then wins; links by RTT within each."""
+    """Returns sentences rival by rival: losses, then what cannot be told apart, then wins; links by RTT
+    within each."""
     lines = []
     for kind in RIVALS:
         lost = [v for v in found if v.outcomes.get(kind) is Outcome.WORSE]

@@ -54,6 +54,7 @@ def render(folder: Path) -> Path:
 
 
 def page(view: View) -> str:
+    """Returns the page as HTML."""
     from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescape
     from markupsafe import Markup
 

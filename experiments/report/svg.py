@@ -25,7 +25,8 @@ _HEX = re.compile(r"#0[0-9a-f]{5}\b")
 
 
 def draw_svg(draw: Draw, size: Size, prefix: str, label: str) -> str:
-    """`draw` fills an empty figure; `label` is for screen readers; `prefix` makes ids the drawing's own."""
+    """Lets `draw` fill an empty figure, and returns its SVG; `label` is for screen readers, `prefix` makes
+    ids unique."""
     import matplotlib
     from matplotlib.backends.backend_svg import FigureCanvasSVG
     from matplotlib.figure import Figure

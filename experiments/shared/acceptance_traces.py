@@ -32,7 +32,7 @@ _QUIET = 0.0  # entropy and margin are not recorded
 
 @dataclass(frozen=True, slots=True)
 class TextTrace:
-    """One text. The draft at position t is that after the text's first t + 1 new tokens."""
+    """Holds one text's trace. The draft at position t is that after the text's first t + 1 new tokens."""
 
     runs: NDArray[np.uint8]  # [num_positions]: draft tokens that stand, MAX_DEPTH at most
     confidences: NDArray[
@@ -43,12 +43,13 @@ class TextTrace:
 
     @property
     def num_positions(self) -> int:
+        """Returns the number of positions."""
         return len(self.runs)
 
 
 @dataclass(frozen=True, slots=True)
 class TraceSet:
-    """The texts of one prompt set and one way to sample. `label` says recorded or synthetic."""
+    """Holds the texts of one prompt set and one way to sample. `label` says recorded or synthetic."""
 
     name: str
     label: str
@@ -57,13 +58,13 @@ class TraceSet:
 
     @property
     def acceptance_rate(self) -> float:
-        """Of the first token of a draft."""
+        """Returns how often the first token of a draft is accepted."""
         return float(np.mean(np.concatenate([text.runs for text in self.texts]) > 0))
 
 
 @lru_cache(256)
 def signals_of(confidence: float) -> Signals:
-    """Of a token with that confidence, as a draft would tell them."""
+    """Returns the signals of a token with that confidence, as a draft would give them."""
     return Signals(_QUIET, -math.log(max(confidence, _MIN_CONFIDENCE)), _QUIET)
 
 
@@ -95,6 +96,7 @@ def trace_text(
 
 
 def save_traces(path: Path, sets: Sequence[TraceSet]) -> None:
+    """Writes the sets to an .npz file."""
     arrays: dict[str, NDArray[np.uint8]] = {}
     for number, traces in enumerate(sets):
         confidences = np.concatenate([text.confidences for text in traces.texts])
@@ -128,8 +130,9 @@ def load_traces(path: Path = RECORDED) -> list[TraceSet]:
 def synthetic_traces(
     alpha: float, confidence: str, num_texts: int = 16, num_positions: int = 256, seed: int = 1
 ) -> TraceSet:
-    """Every token stands with probability alpha. `confidence`: "none" is told, the draft is "certain" of each
-    token, or it "knows": each token has a probability of its own to stand, alpha on average."""
+    """Draws texts whose every drafted token is accepted with probability alpha. `confidence`: the draft
+    gives "none", is "certain" of each token, or "knows": each token has a probability of its own, alpha on
+    average."""
     random = np.random.default_rng(seed)
     texts = []
     for _ in range(num_texts):

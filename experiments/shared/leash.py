@@ -28,6 +28,7 @@ def _end_with_owner() -> None:
 
 
 def main() -> None:
+    """Runs the command."""
     threading.Thread(target=_end_with_owner, daemon=True).start()
     sys.argv = sys.argv[1:]
     runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)

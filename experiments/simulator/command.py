@@ -23,6 +23,7 @@ from outrider.experiments.simulator.shards import play_parts
 
 
 def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the command."""
     arguments = _parse(argv)
     if arguments.sweep is not None:
         return _sweep(arguments)

@@ -61,7 +61,7 @@ class Rounds:
 
     @property
     def records(self) -> list[RoundRecord]:
-        """Ordinary ones: answered, and drafted to the full."""
+        """Returns the ordinary rounds: answered, and drafted to the full."""
         return [
             each
             for request in self.requests
@@ -71,7 +71,7 @@ class Rounds:
 
 
 def collect(edges: ReplayEdges, address: str) -> list[Rounds]:
-    """One turn of every length with every number of sessions."""
+    """Runs one turn of every length with every number of sessions."""
     return [
         Rounds(length, num_sessions, edges.run(address, num_sessions, 1, num_speculative_tokens=length))
         for num_sessions in SESSIONS
@@ -80,6 +80,7 @@ def collect(edges: ReplayEdges, address: str) -> list[Rounds]:
 
 
 def measure(address: str, texts: Sequence[KnownText], num_turns: int = 3) -> SystemTimes:
+    """Measures every part of a system with the embedded pair."""
     edges = ReplayEdges(texts, THINK, RunConfig(max_new_tokens=NUM_TOKENS, on_timeout="wait"))
     edges.run(address, 1, len(texts))  # warms up
     turns = [collect(edges, address) for _ in range(num_turns)]
@@ -95,6 +96,7 @@ def measure(address: str, texts: Sequence[KnownText], num_turns: int = 3) -> Sys
 
 
 def verifier_times(found: Sequence[Rounds]) -> VerifierTimes:
+    """Fits the verifier's times to one turn."""
     shapes, forwards_ms = [], []
     for rounds in found:
         for record in rounds.records:
@@ -116,6 +118,7 @@ def verifier_times(found: Sequence[Rounds]) -> VerifierTimes:
 
 
 def edge_times(found: Sequence[Rounds], address: str) -> EdgeTimes:
+    """Returns the edge's times of one turn."""
     way_ms = round(_mean(r.net_ms for r in _single(found)) / 4, 4)
     alone = [request for rounds in found if rounds.num_sessions == 1 for request in rounds.requests]
     return EdgeTimes(
@@ -124,14 +127,15 @@ def edge_times(found: Sequence[Rounds], address: str) -> EdgeTimes:
 
 
 def think_times(found: Sequence[Rounds]) -> DraftTimes:
-    """What drafts that only take time took indeed: sleeping ends late."""
+    """Returns what drafts that only take time took indeed: sleeping ends late."""
     records = [record for rounds in found for record in rounds.records]
     late_ms = _mean(r.draft_ms - r.num_draft_tokens * THINK.token_ms for r in records)
     return DraftTimes(token_ms=THINK.token_ms, call_ms=max(0.0, late_ms))
 
 
 def middle(turns: Sequence[PartT]) -> PartT:
-    """Each number's median over the turns: a burst of somebody else's work spoils a turn, not the times."""
+    """Returns each number's median over the turns: a burst of somebody else's work spoils a turn, not the
+    times."""
     names = [each.name for each in dataclasses.fields(turns[0])]  # type: ignore[arg-type]
     found = {name: statistics.median(getattr(turn, name) for turn in turns) for name in names}
     return dataclasses.replace(turns[0], **found)  # type: ignore[type-var]
@@ -212,6 +216,7 @@ def _mean(values_ms: Iterable[float]) -> float:
 
 
 def main() -> int:
+    """Runs the command."""
     parser = argparse.ArgumentParser(
         prog="python -m outrider.experiments.simulator.measure",
         description=__doc__,

@@ -40,12 +40,14 @@ OnRequest = Callable[[RequestLog], None]
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Of a system whose verifiers share no edges: every `of`-th verifier of each group, from `number` on."""
+    """Is a part of a system whose verifiers share no edges: every `of`-th verifier of each group, from
+    `number` on."""
 
     number: int = 0
     of: int = 1
 
     def has(self, place: int) -> bool:
+        """Returns whether the verifier at `place` belongs to this part."""
         return place % self.of == self.number
 
 
@@ -54,7 +56,7 @@ WHOLE = Part()
 
 @dataclass(slots=True)
 class Played:
-    """What happened."""
+    """Holds what happened."""
 
     system: System
     tallies: list[Tally]  # by group of edges
@@ -74,7 +76,7 @@ def play(
     traces: Sequence[TracedText] | None = None,
     part: Part = WHOLE,
 ) -> Played:
-    """The same system gives the same history, in any process.
+    """Plays a system. The same system gives the same history, in any process.
 
     `follow_session` runs each request, `on_request` hears of its end. `asks` are each edge's requests,
     `traces` the texts of all of them, in place of what the groups say.

@@ -41,8 +41,9 @@ LONGEST_S = 3600.0  # of virtual time, for one visit
 def play_sweep(
     config: SweepConfig, out: Path, only: Sequence[str] = (), program: str = "edge-client"
 ) -> Sweep:
-    """Whatever its realisation; `only` as in `make_plan`, `program` is whose arguments the manifest tells.
-    Raises `UsageError` for a sweep that cannot be simulated, or a folder that cannot be used."""
+    """Plays a sweep, whatever its realisation; `only` as in `make_plan`, `program` is whose arguments the
+    manifest gives. Raises `UsageError` for a sweep that cannot be simulated, or a folder that cannot be
+    used."""
     config = replace(config, realisation=SIMULATED)
     check_sweep(config)
     plan = make_plan(config, only)

@@ -16,7 +16,7 @@ from outrider.experiments.sweep.config.schema import DIRECT
 
 @contextlib.contextmanager
 def open_link(realisation: str, cell: Cell, upstream: str) -> Iterator[OpenLink | None]:
-    """None for a cell that sends nothing."""
+    """Opens the cell's link; yields None for a cell that sends nothing."""
     if not cell.has_link:
         yield None
     elif realisation == DIRECT:

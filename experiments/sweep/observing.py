@@ -20,7 +20,7 @@ from outrider.experiments.sweep.results.records import RequestRow, RoundRow
 
 @dataclass(frozen=True, slots=True)
 class Errand:
-    """Which request this is."""
+    """Says which request this is."""
 
     cell: str
     request: str
@@ -56,7 +56,7 @@ def observe(
 
 
 def token_hash(token_ids: Sequence[int]) -> str:
-    """BLAKE2b-64 of the ids as uint32 little-endian, hex."""
+    """Returns the BLAKE2b-64 of the ids as uint32 little-endian, hex."""
     return hashlib.blake2b(np.asarray(token_ids, "<u4").tobytes(), digest_size=8).hexdigest()
 
 

@@ -10,16 +10,19 @@ _LINE_EVERY_S = 10.0
 
 
 class Progress(Protocol):
+    """Shows how far a sweep is."""
+
     def begin(self) -> None:
-        """Everything is started: from here on requests take the time."""
+        """Starts the clock: from here on requests take the time."""
 
     def step(self, what: str) -> None:
-        """One more request is done; `what` names its cell."""
+        """Counts one more request; `what` names its cell."""
 
     def say(self, text: str) -> None:
-        """A line of its own."""
+        """Prints a line of its own."""
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Ends the display."""
 
 
 class _Silent:
@@ -81,6 +84,7 @@ class _Bar:
 
 
 def create_progress(total: int, done: int, is_silent: bool) -> Progress:
+    """Returns a bar at a terminal, lines on a pipe, nothing where it is silent."""
     if is_silent:
         return _Silent()
     return _Bar(total, done) if sys.stderr.isatty() else _Lines(total, done, sys.stderr)

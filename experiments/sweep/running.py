@@ -43,14 +43,14 @@ from outrider.experiments.sweep.visiting import Request, Visitor
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Everything that is decided before anything runs."""
+    """Holds everything that is decided before anything runs."""
 
     config: SweepConfig
     cells: list[Cell]
     prompts: list[Prompt]
 
     def requests_of(self, cell: Cell, repeat: int) -> list[Request]:
-        """Each session decodes every prompt, and starts with another one."""
+        """Returns the requests of a cell: each session decodes every prompt, and starts with another one."""
         found = []
         for session in range(cell.num_sessions):
             shift = session % len(self.prompts)
@@ -60,7 +60,7 @@ class Plan:
         return found
 
     def visits(self) -> Iterator[tuple[int, Cell]]:
-        """Every cell once in each repeat, in an order of its own: what drifts hits all cells alike."""
+        """Yields every cell once in each repeat, in an order of its own: what drifts hits all cells alike."""
         for repeat in range(self.config.repeats):
             order = list(self.cells)
             random.Random(f"{self.config.seed} {repeat}").shuffle(order)
@@ -68,12 +68,14 @@ class Plan:
 
     @property
     def num_requests(self) -> int:
+        """Returns the requests of all repeats."""
         sessions = sum(cell.num_sessions for cell in self.cells)
         return self.config.repeats * sessions * len(self.prompts)
 
 
 def make_plan(config: SweepConfig, only: Sequence[str] = ()) -> Plan:
-    """`only`: cells whose id contains one of these. Raises `UsageError` for what cannot be run."""
+    """Makes the plan of the cells whose id contains one of `only`, or of all. Raises `UsageError` for what
+    cannot be run."""
     cells = make_cells(config)
     if only:
         cells = _pick_cells(cells, only)

@@ -29,7 +29,7 @@ OnRequest = Callable[[RequestRow, list[RoundRow]], None]
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What one edge is to do next; `id` as in `RequestRow.request`."""
+    """Says what one edge is to do next; `id` as in `RequestRow.request`."""
 
     id: str
     session: int
@@ -47,8 +47,8 @@ class Visitor:
     warm: set[tuple[int, str]] = dataclasses.field(default_factory=set)
 
     def read_prompts(self, cells: Sequence[Cell]) -> None:
-        """Every verifier reads every prompt once before anything counts: afterwards its prefix cache serves
-        all cells alike, where the first visits would have paid for those that follow."""
+        """Lets every verifier read every prompt once before anything counts: afterwards its prefix cache
+        serves all cells alike, where the first visits would have paid for those that follow."""
         by_verifier = {self.verifiers.address_for(cell): cell for cell in cells if cell.has_link}
         [edge] = self.edges.take(1)
         for address, cell in by_verifier.items():
@@ -56,6 +56,7 @@ class Visitor:
                 self._ask_briefly(edge, cell, Request("", 0, prompt), address, 2)
 
     def visit(self, cell: Cell, repeat: int, todo: Sequence[Request], on_request: OnRequest) -> VisitRow:
+        """Runs the requests of one cell in one repeat; returns its row."""
         upstream = self.verifiers.address_for(cell) if cell.has_link else ""
         edges = self.edges.take(cell.num_sessions)
         self._warm_up(cell, edges, upstream)
@@ -143,7 +144,7 @@ class Visitor:
         }
 
     def settings(self, cell: Cell, address: str) -> dict[str, Any]:
-        """Of `edge-client run`, for an edge that dials `address`."""
+        """Returns the settings of `edge-client run`, for an edge that dials `address`."""
         settings = cell.run_settings(self.config) | self.verifiers.edge_settings(cell)
         return settings | ({"verifier": address} if address else {})
 

@@ -66,6 +66,7 @@ def _create_synthetic(config: RunConfig, description: Mapping[str, object]) -> E
 
 
 def run(edges: _Edges, job: dict[str, Any]) -> dict[str, Any]:
+    """Runs one request; returns its rows."""
     config = make_edge_config(job["settings"])
     setup_logging(config.log_level)
     errand = Errand(**job["errand"])
@@ -78,12 +79,14 @@ def run(edges: _Edges, job: dict[str, Any]) -> dict[str, Any]:
 
 
 def check(edges: _Edges, job: dict[str, Any]) -> dict[str, Any]:
+    """Makes a session of the settings, which asks nobody."""
     config = make_edge_config(job["settings"])
     edges.get(config, job.get("synthetic")).session(job["text"], seed=0)
     return {}
 
 
 def serve(lines: TextIO, answers: TextIO) -> None:
+    """Answers jobs until the end of the input."""
     edges = _Edges()
     operations: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
         "run": lambda job: run(edges, job),
@@ -101,6 +104,7 @@ def serve(lines: TextIO, answers: TextIO) -> None:
 
 
 def main() -> None:
+    """Runs the command."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which then ends us
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)  # whatever a library prints must not be taken for an answer

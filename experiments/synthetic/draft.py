@@ -27,18 +27,21 @@ TOKENIZER_FINGERPRINT = hashlib.sha256(b"outrider synthetic bytes").hexdigest()
 
 
 class SyntheticTokenizer:
-    """A byte is a token. What `EdgeTokenizer` offers, as far as sessions ask for it."""
+    """Makes every byte a token. Offers what sessions ask of an `EdgeTokenizer`."""
 
     fingerprint = TOKENIZER_FINGERPRINT
     num_tokens = VOCAB_SIZE
 
     def encode(self, text: str) -> list[int]:
+        """Returns the text's bytes."""
         return list(text.encode())
 
     def token_text(self, token_id: int) -> str:
+        """Returns the token's character."""
         return bytes((token_id,)).decode(errors="replace")
 
     def decoder(self, prompt_ids: list[int] | None = None) -> Callable[[int], str]:
+        """Returns `token_text`."""
         return self.token_text
 
 
@@ -131,7 +134,7 @@ class _SyntheticSequence:
 
 
 class SyntheticDraft:
-    """A `DraftModel` for texts of any length. `is_colocated`: as the verifier runs it."""
+    """Is a `DraftModel` for texts of any length. `is_colocated`: as the verifier runs it."""
 
     num_tokens = VOCAB_SIZE
     max_context = 1 << 30
@@ -145,16 +148,17 @@ class SyntheticDraft:
 
     @property
     def fingerprint(self) -> str:
+        """Returns a name of the pair."""
         return hashlib.sha256(f"synthetic draft {self.pair.alphas} {self.pair.seed}".encode()).hexdigest()
 
     def sequence(
         self, sampling: SamplingParams, *, num_prompt_tokens: int | None = None, num_support: int = 0
     ) -> _SyntheticSequence:
-        """See `DraftModel.sequence`. Sampling parameters but the seed change nothing."""
+        """Returns a sequence. Sampling parameters but the seed change nothing."""
         return _SyntheticSequence(self.pair, self._tokens, sampling, num_prompt_tokens, num_support > 0)
 
     def close(self) -> None:
-        """There is nothing to free."""
+        """Does nothing: there is nothing to free."""
 
     def __enter__(self) -> Self:
         return self

@@ -33,14 +33,14 @@ class _KeyedWords:
 
 
 class KeyedTokens:
-    """The text that every prompt has: token t at position t of any text."""
+    """Holds the text that every prompt has: token t at position t of any text."""
 
     def __init__(self, seed: int) -> None:
         self._words = _KeyedWords(seed, _TOKENS)
         self._tokens = np.empty(0, np.int64)
 
     def between(self, start: int, end: int) -> NDArray[np.int64]:
-        """int64 [end - start]"""
+        """Returns the tokens from `start` to `end`, int64 [end - start]."""
         if end > len(self._tokens):
             words = self._words.upto(end)
             self._tokens = (FIRST_TOKEN + words % np.uint64(NUM_TOKENS)).astype(np.int64)
@@ -48,19 +48,21 @@ class KeyedTokens:
 
 
 class KeyedCoins:
-    """Coin t in [0, 1): by how much the draft errs at position t, for one prompt and one sampling seed."""
+    """Holds coin t in [0, 1): by how much the draft errs at position t, for one prompt and one sampling
+    seed."""
 
     def __init__(self, pair_seed: int, sampling_seed: int, prompt_ids: Sequence[int]) -> None:
         prompt_key = extend_hash(0, (*prompt_ids, pair_seed % 2**32))
         self._words = _KeyedWords(prompt_key ^ sampling_seed, _COINS)
 
     def between(self, start: int, end: int) -> NDArray[np.float64]:
-        """float64 [end - start]"""
+        """Returns the coins from `start` to `end`, float64 [end - start]."""
         return np.asarray((self._words.upto(end)[start:end] >> np.uint64(11)) * 2.0**-53)
 
 
 def wait_until(end_s: float) -> None:
-    """Until `perf_counter` says `end_s`. The last tenth of a millisecond is spun: a sleep ends late."""
+    """Waits until `perf_counter` reaches `end_s`. The last tenth of a millisecond is spun: a sleep ends
+    late."""
     if (left_s := end_s - time.perf_counter() - 1e-4) > 0:
         time.sleep(left_s)
     while time.perf_counter() < end_s:

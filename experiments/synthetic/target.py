@@ -52,20 +52,24 @@ class SyntheticBackend:
 
     @property
     def num_free_tokens(self) -> int:
+        """Returns the tokens that the pool has room for: no limit."""
         return self.num_kv_tokens
 
     @property
     def kv_usage(self) -> BlockUsage:
+        """Returns a pool of empty blocks."""
         empty = self.num_kv_tokens
         return BlockUsage(block_size=1, num_used=0, num_cached=0, num_empty=empty, num_evicted=0)
 
     def new_sequence(self, tenant: str = "", token_ids: Sequence[int] = ()) -> _SyntheticKV:
+        """Returns an empty sequence."""
         return _SyntheticKV()
 
     def publish(self, sequence: KVSequence, token_ids: Sequence[int]) -> None:
-        """Nothing is worth finding again."""
+        """Does nothing: nothing is worth finding again."""
 
     def forward(self, items: Sequence[ForwardItem]) -> Logits:
+        """Returns one-hot logits of the text, after the time that a forward takes."""
         start_s = time.perf_counter()
         num_tokens, peaks = 0, []
         for item in items:
@@ -90,17 +94,19 @@ class SyntheticBackend:
         return self._rows[: len(peaks)]
 
     def truncate(self, sequence: KVSequence, length: int) -> None:
+        """Drops what is past `length`."""
         assert isinstance(sequence, _SyntheticKV)
         sequence.length = length
 
     def fork(self, sequence: KVSequence) -> _SyntheticKV:
+        """Returns a sequence of the same length."""
         return _SyntheticKV(sequence.length)
 
     def close(self, sequence: KVSequence) -> None:
-        """Lengths need no freeing."""
+        """Does nothing: lengths need no freeing."""
 
     def check_integrity(self) -> None:
-        """There is no bookkeeping."""
+        """Does nothing: there is no bookkeeping."""
 
 
 def _blank(num_rows: int) -> Logits:

@@ -62,7 +62,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
 def linear_cross_entropy(
     hidden: Tensor, weight: Tensor, targets: Tensor, z_weight: float = 1e-4
 ) -> tuple[Tensor, Tensor]:
-    """Mean cross-entropy in nats, with the z-loss (PaLM, section 5) and without it.
+    """Returns the mean cross-entropy in nats, with the z-loss (PaLM, section 5) and without it.
 
     Args:
         hidden: [num_rows, hidden_size] float32 or bfloat16 (the products' dtype), the last hidden states.
@@ -151,7 +151,8 @@ class _LinearDivergence(torch.autograd.Function):
 def linear_divergence(
     kind: str, hidden: Tensor, weight: Tensor, target_hidden: Tensor, target_weight: Tensor
 ) -> Tensor:
-    """Mean divergence in nats per row (total variation: a share) between a draft's and a target's next token.
+    """Returns the mean divergence in nats per row (total variation: a share) between a draft's and a target's
+    next token.
 
     Args:
         kind: one of `DIVERGENCES`.
@@ -171,7 +172,7 @@ def linear_divergence(
 def row_divergence(
     kind: str, hidden: Tensor, weight: Tensor, target_hidden: Tensor, target_weight: Tensor
 ) -> Tensor:
-    """The divergence of each row, [num_rows] float32, without a gradient."""
+    """Returns the divergence of each row, [num_rows] float32, without a gradient."""
     head, target_head = weight.to(hidden.dtype), target_weight.to(target_hidden.dtype)
     values = [
         DIVERGENCES[kind](_log_probs(target_hidden[rows], target_head), _log_probs(hidden[rows], head))[0]

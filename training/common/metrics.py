@@ -11,7 +11,7 @@ from outrider.edge_client.planning.samples import replayed
 
 @dataclass(frozen=True)
 class Acceptance:
-    """Rounds of one draft length over many texts."""
+    """Holds the figures of rounds of one draft length over many texts."""
 
     num_speculative_tokens: int
     acceptance_rate: float
@@ -44,7 +44,8 @@ def acceptance(matches: Sequence[npt.NDArray[np.bool_]], num_speculative_tokens:
 
 
 def repeated_runs(token_ids: Sequence[int], size: int = 12) -> list[bool]:
-    """For each run of `size` tokens, in order: whether it already occurred earlier in the same text."""
+    """Returns for each run of `size` tokens, in order, whether it already occurred earlier in the same
+    text."""
     seen: set[tuple[int, ...]] = set()
     marks = []
     for start in range(len(token_ids) - size + 1):
@@ -55,7 +56,7 @@ def repeated_runs(token_ids: Sequence[int], size: int = 12) -> list[bool]:
 
 
 def repeated_share(texts: Sequence[Sequence[int]]) -> float:
-    """Share of the runs of 12 tokens of all texts that are repeats; 0 where all are shorter."""
+    """Returns the share of the runs of 12 tokens of all texts that are repeats; 0 where all are shorter."""
     marks = [mark for token_ids in texts for mark in repeated_runs(token_ids)]
     return sum(marks) / len(marks) if marks else 0.0
 
@@ -63,15 +64,14 @@ def repeated_share(texts: Sequence[Sequence[int]]) -> float:
 def overlap(
     target_logits: npt.NDArray[np.float32], draft_logits: npt.NDArray[np.float32], temperature: float
 ) -> float:
-    """Mean Σ min(target, draft) over rows of [num_rows, vocab] logits: the chance that rejection sampling
-    accepts.
-    """
+    """Returns the mean Σ min(target, draft) over rows of [num_rows, vocab] logits: the chance that
+    rejection sampling accepts."""
     return float(
         np.minimum(softmax(target_logits / temperature), softmax(draft_logits / temperature)).sum(-1).mean()
     )
 
 
 def softmax(logits: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
-    """Row-wise, [num_rows, vocab]."""
+    """Returns the row-wise softmax, [num_rows, vocab]."""
     powers = np.exp(logits - logits.max(-1, keepdims=True))
     return np.asarray(powers / powers.sum(-1, keepdims=True), dtype=np.float32)

@@ -33,7 +33,7 @@ from outrider.training.common.workers import SOLO, Group
 
 @dataclass(frozen=True)
 class RunConfig:
-    """What decides a run beside the model and the data."""
+    """Holds what decides a run beside the model and the data."""
 
     phases: tuple[Phase, ...]
     minutes: float = 60.0
@@ -54,7 +54,7 @@ class RunConfig:
 
 @dataclass
 class RunState:
-    """Position in the run; with the weights and the optimisers it is the checkpoint."""
+    """Holds the position in the run; with the weights and the optimisers it is the checkpoint."""
 
     elapsed_s: float = 0.0
     step: int = 0
@@ -62,9 +62,8 @@ class RunState:
 
 
 class StepClock:
-    """Time that counts. A step that took far longer than those before it was suspended from outside, and
-    counts as four median steps.
-    """
+    """Counts time. A step that took far longer than those before it was suspended from outside, and counts
+    as four median steps."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -72,7 +71,7 @@ class StepClock:
         self._recent: deque[float] = deque(maxlen=31)
 
     def lap_s(self, is_step: bool = True) -> float:
-        """Seconds to count since the last lap."""
+        """Returns the seconds to count since the last lap."""
         now_s = self._clock()
         lap_s, self._last_s = now_s - self._last_s, now_s
         if not is_step:
@@ -164,7 +163,7 @@ class Trainer(ABC):
 
     @property
     def done(self) -> float:
-        """Share of the budget that is spent."""
+        """Returns the share of the budget that is spent."""
         if self.config.tokens is not None:
             return self.state.tokens / self.config.tokens
         return self.state.elapsed_s / (self.config.minutes * 60)

@@ -31,7 +31,7 @@ _PACKAGE_SKIP = frozenset(
 
 @dataclass(frozen=True)
 class CorpusConfig:
-    """What goes in. `packages` maps a directory below site-packages to the most bytes taken from it."""
+    """Says what goes in. `packages` maps a directory below site-packages to the most bytes taken from it."""
 
     max_stdlib_bytes: int = 12_000_000
     packages: dict[str, int] = field(
@@ -104,7 +104,7 @@ follow one rule of what is dropped, and hold out the same modules.
 
 @dataclass(frozen=True)
 class Corpus:
-    """Documents (each one string), and a manifest of where they come from."""
+    """Holds documents (each one string), and a manifest of where they come from."""
 
     train: list[str]
     functions: list[str]
@@ -158,6 +158,7 @@ def build_corpus(config: CorpusConfig = CorpusConfig()) -> Corpus:
 
 
 def read_held_out(stdlib: Path, site: Path) -> dict[str, str]:
+    """Reads the held-out files by name."""
     paths = {f"{name}.py": stdlib / f"{name}.py" for name in HELD_OUT_STDLIB}
     paths |= {name: site / name for name in HELD_OUT_PACKAGES}
     return {name: normalise(path.read_text("utf-8")) for name, path in paths.items() if path.is_file()}

@@ -37,7 +37,7 @@ from outrider.training.draft.sampling import continue_together
 
 @dataclass(frozen=True)
 class DistillConfig(RunConfig):
-    """Everything that decides the run, beside the target and the data."""
+    """Holds everything that decides the run, beside the target and the data."""
 
     model: ModelConfig = DRAFT
     minutes: float = 20.0
@@ -141,11 +141,11 @@ class Distiller(Trainer):
         return 0
 
     def needs_target_text(self) -> bool:
-        """Whether the target has written less than `target_text_tokens`."""
+        """Returns whether the target has written less than `target_text_tokens`."""
         return sum(rows.numel() for rows in self.target_rows) < self.config.target_text_tokens
 
     def sample_target_text(self) -> int:
-        """Let the target write one batch more; its tokens."""
+        """Lets the target write one batch more; returns its tokens."""
         self.target_rows.append(self._sample(self.target))
         self.target_text = None
         return self.target_rows[-1].numel()

@@ -19,7 +19,7 @@ RECORD = "training.json"
 
 
 def is_graph(directory: Path) -> bool:
-    """Whether a directory holds an exported draft."""
+    """Returns whether a directory holds an exported draft."""
     return (directory / GRAPH_FILE).is_file()
 
 

@@ -221,7 +221,7 @@ def _longest(target: dict[str, Any]) -> int:
 
 
 def main() -> None:
-    """Command line."""
+    """Runs the command."""
     parser = argparse.ArgumentParser(
         prog="python -m outrider.training.pair.card", description="Write the model card of a pair."
     )

@@ -33,7 +33,7 @@ CORPUS_NAMES = ("small", "large")  # of outrider.training.data.corpus
 
 @dataclass(frozen=True)
 class PairConfig:
-    """Where things are, and what the two trainings may take."""
+    """Says where things are, and what the two trainings may take."""
 
     run: Path = Path("training/runs/pair")
     out: Path = Path("models/embedded")
@@ -242,7 +242,7 @@ def _copy(names: tuple[str, ...], source: Path, destination: Path) -> None:
 
 
 def parse_args(arguments: list[str]) -> tuple[PairConfig, bool]:
-    """The configuration, and whether the run directory is to be emptied first."""
+    """Returns the configuration, and whether the run directory is to be emptied first."""
     default = PairConfig()
     parser = argparse.ArgumentParser(
         prog="python -m outrider.training.pair", description="Make the embedded pair."
@@ -300,7 +300,7 @@ def _tokens(text: str) -> int:
 
 
 def main() -> None:
-    """Command line."""
+    """Runs the command."""
     from outrider.training.common.runtime import keep_freed_memory
 
     config, is_fresh = parse_args(sys.argv[1:])

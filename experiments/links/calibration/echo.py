@@ -73,7 +73,7 @@ def round_trips_ms(address: str, num_bytes: int, num_trips: int) -> tuple[list[f
 
 
 def throughput_mbit(address: str, seconds: float, skip_s: float) -> float:
-    """What arrived over there from `skip_s` on until `seconds`, as Mbit/s, sent without a pause."""
+    """Sends without a pause until `seconds`; returns the Mbit/s that arrived from `skip_s` on."""
     end_s = time.perf_counter() + seconds
     counted: list[tuple[float, int]] = []
     with _dial(address, _COUNT) as connected:

@@ -60,6 +60,7 @@ def _make_veth(namespace: Namespace, near: str, far: str, control: str) -> str:
 
 @contextlib.asynccontextmanager
 async def serve(profile: LinkProfile, upstream: str) -> AsyncIterator[_NetemServer]:
+    """Opens the link to `upstream` for as long as the context lasts."""
     target = split_address(upstream, "--upstream")
     near, far = free_addresses()
     control = pick_congestion_control()

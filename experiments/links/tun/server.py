@@ -115,6 +115,7 @@ def _make_devices(namespace: Namespace, near: str, far: str, control: str) -> tu
 
 @contextlib.asynccontextmanager
 async def serve(profile: LinkProfile, upstream: str) -> AsyncIterator[_TunServer]:
+    """Opens the link to `upstream` for as long as the context lasts."""
     target = split_address(upstream, "--upstream")
     near, far = free_addresses()
     control = pick_congestion_control()

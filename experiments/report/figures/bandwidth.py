@@ -25,6 +25,8 @@ RATES = ("up_mbit", "down_mbit")
 
 @dataclass(frozen=True, slots=True)
 class Series:
+    """Holds one arm's tokens a second by rate."""
+
     label: str
     style: int
     points: list[tuple[float, Metric]]  # by the slower direction's Mbit/s; inf where there is no limit
@@ -32,22 +34,27 @@ class Series:
 
 @dataclass(frozen=True, slots=True)
 class Shape:
+    """Holds what one chart draws."""
+
     family: str
     rtt_ms: float
     series: list[Series]
 
     @property
     def rates(self) -> list[float]:
+        """Returns every rate of any series, ascending."""
         return sorted({rate for series in self.series for rate, _ in series.points})
 
 
 def charts(view: View) -> list[Chart]:
+    """Returns the charts of a folder."""
     found = [(setting, each) for setting in view.settings for each in shapes(view, setting)]
     return [_chart(view, setting, each) for setting, each in found[:MAX_CHARTS]]
 
 
 def shapes(view: View, setting: Setting) -> list[Shape]:
-    """One for each family of links that differ in nothing but their rates, of at least two rates."""
+    """Returns one shape for each family of links that differ in nothing but their rates, of at least two
+    rates."""
     families: dict[str, list[CellRow]] = {}
     for cell in view.cells_of(setting):
         families.setdefault(_family(cell.link), []).append(cell)
@@ -77,7 +84,8 @@ def _series(view: View, arm: Arm, style: int, cells: Sequence[CellRow]) -> Serie
 
 
 def finding(shaped: Shape) -> str:
-    """How much slower tokens are at the lowest rate than at the highest: for the arms of most and least."""
+    """Says how much slower tokens are at the lowest rate than at the highest: for the arms of most and
+    least."""
     slowed = {}
     for series in shaped.series:
         if len(series.points) > 1:
@@ -123,6 +131,7 @@ def _table(view: View, setting: Setting, shaped: Shape) -> Table:
 
 
 def draw(shaped: Shape, figure: Figure, size: Size) -> None:
+    """Draws the shape."""
     axes = figure.add_subplot()
     limits = [rate for rate in shaped.rates if not math.isinf(rate)]
     beyond = max(limits) * 4  # where "no limit" stands

@@ -33,7 +33,7 @@ Values = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """Quantiles of one arm's gaps at `SHARES`, and their 95 % band."""
+    """Holds quantiles of one arm's gaps at `SHARES`, and their 95 % band."""
 
     label: str
     style: int
@@ -47,12 +47,15 @@ class Curve:
 
 @dataclass(frozen=True, slots=True)
 class Shape:
+    """Holds what one chart draws."""
+
     link: str
     rtt_ms: float
     curves: list[Curve]
 
 
 def charts(view: View) -> list[Chart]:
+    """Returns the charts of a folder."""
     found = []
     for setting in view.settings:
         found += [_chart(view, setting, each) for each in shapes(view, setting)]
@@ -60,7 +63,7 @@ def charts(view: View) -> list[Chart]:
 
 
 def shapes(view: View, setting: Setting) -> list[Shape]:
-    """Of the links of a setting, those of the shortest and the longest RTT."""
+    """Returns, of the links of a setting, those of the shortest and the longest RTT."""
     by_link: dict[str, list[CellRow]] = {}
     for cell in view.cells_of(setting):
         by_link.setdefault(link_label(cell.link), []).append(cell)
@@ -117,7 +120,7 @@ def _weighted_quantiles(ordered: Values, weights: NDArray[np.int64], shares: Val
 
 
 def finding(shaped: Shape) -> str:
-    """The arm with the shortest p95; whether its median is the shortest too."""
+    """Names the arm with the shortest p95, and whether its median is the shortest too."""
     where = f"on {shaped.link} ({plain(shaped.rtt_ms)} ms RTT)"
     if len(shaped.curves) == 1:
         p95 = shaped.curves[0].told[1][0]
@@ -160,6 +163,7 @@ def _table(shaped: Shape) -> Table:
 
 
 def draw(shaped: Shape, figure: Figure, size: Size) -> None:
+    """Draws the shape."""
     axes = figure.add_subplot()
     for curve in shaped.curves:
         style = series_style(curve.style)

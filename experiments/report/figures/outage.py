@@ -28,7 +28,7 @@ _UNVERIFIED = tuple(str(origin) for origin in Origin if not origin.is_verified)
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """Tokens a second by origin and time since the link opened, mean over runs (repeat × session)."""
+    """Holds tokens a second by origin and time since the link opened, mean over runs (repeat × session)."""
 
     arm: str
     link: str
@@ -43,10 +43,12 @@ class Shape:
 
     @property
     def verified(self) -> float:
+        """Returns the verified tokens a run during outages."""
         return self.written - self.unverified
 
 
 def charts(view: View) -> list[Chart]:
+    """Returns the charts of a folder."""
     found = []
     for setting in view.settings:
         cells = [cell for cell in view.cells_of(setting) if outages_of(cell.link)]
@@ -57,7 +59,7 @@ def charts(view: View) -> list[Chart]:
 
 
 def shape(view: View, cell: CellRow) -> Shape | None:
-    """None where no request was running when an outage began."""
+    """Returns what is drawn of a cell; None where no request was running when an outage began."""
     outages = outages_of(cell.link)
     rows = view.requests_of(cell)
     tokens = [(row, (row.link_age_ms + at) / 1e3, origin) for row in rows for at, origin in _tokens(row)]
@@ -110,7 +112,8 @@ def _back_after_s(tokens: Sequence[tuple[RequestRow, float, str]], end_s: float)
 
 
 def finding(shaped: Shape) -> str:
-    """How many tokens were written while the link was gone, how many of them unverified, when it went on."""
+    """Says how many tokens were written while the link was gone, how many of them unverified, and when it
+    went on."""
     length = plain(sum(high - low for low, high in shaped.outages))
     written, unverified = plain(round(shaped.written, 1)), plain(round(shaped.unverified, 1))
     if shaped.written < 0.05:
@@ -159,6 +162,7 @@ def _table(shaped: Shape) -> Table:
 
 
 def draw(shaped: Shape, figure: Figure, size: Size) -> None:
+    """Draws the shape."""
     axes = figure.add_subplot()
     for index, (low, high) in enumerate(shaped.outages):
         axes.axvspan(low, high, color=colour("muted"), alpha=0.22, linewidth=0,

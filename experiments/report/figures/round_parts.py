@@ -30,7 +30,7 @@ NUM_RESAMPLES = 400
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """Means over answered rounds, ms. `wall_ms` is from one round's end to the next one's."""
+    """Holds means over answered rounds, ms. `wall_ms` is from one round's end to the next one's."""
 
     link: str
     rtt_ms: float
@@ -43,21 +43,23 @@ class Bar:
 
     @property
     def is_overlapping(self) -> bool:
-        """Parts that ran at once (pipelining) add up to more than the wall saw."""
+        """Returns whether parts that ran at once (pipelining) add up to more than the wall time."""
         return sum(self.parts.values()) > 1.02 * self.wall_ms
 
     @property
     def largest(self) -> str:
+        """Returns the part that takes longest."""
         return max(self.parts, key=lambda name: self.parts[name])
 
 
 def charts(view: View) -> list[Chart]:
+    """Returns the charts of a folder."""
     found = [(setting, shape(view, setting)) for setting in view.settings]
     return [_chart(view, setting, bars) for setting, bars in found if bars][:MAX_CHARTS]
 
 
 def shape(view: View, setting: Setting) -> list[Bar]:
-    """On each link the arm that speculates over it with the lowest TPOT; by RTT."""
+    """Returns a bar a link, by RTT: of the arm that speculates over it with the lowest TPOT."""
     by_link: dict[str, list[CellRow]] = {}
     for cell in view.cells_of(setting):
         if view.is_speculating(cell):
@@ -113,7 +115,7 @@ def _mean_interval(groups: Sequence[Sequence[float]]) -> tuple[float, float]:
 
 
 def finding(bars: Sequence[Bar]) -> str:
-    """What takes the largest share, and where."""
+    """Says what takes the largest share, and where."""
     groups: dict[str, list[Bar]] = {}
     for bar in bars:
         groups.setdefault(bar.largest, []).append(bar)
@@ -164,6 +166,7 @@ def _table(bars: Sequence[Bar]) -> Table:
 
 
 def draw(bars: Sequence[Bar], figure: Figure, size: Size) -> None:
+    """Draws the bars."""
     axes = figure.add_subplot()
     ordered = list(reversed(bars))
     places = range(len(ordered))

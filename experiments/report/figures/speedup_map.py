@@ -44,15 +44,19 @@ class _Row:
 
 @dataclass(frozen=True, slots=True)
 class Shape:
+    """Holds what one chart draws."""
+
     rtts: list[float]
     rows: list[_Row]  # by falling acceptance
 
     @property
     def tiles(self) -> list[_Tile]:
+        """Returns the tiles of all rows."""
         return [tile for row in self.rows for tile in row.tiles.values()]
 
 
 def charts(view: View) -> list[Chart]:
+    """Returns the charts of a folder."""
     # Temperature changes acceptance and little else, so one map spans every temperature.
     groups: dict[Setting, list[Setting]] = {}
     for setting in view.settings:
@@ -70,7 +74,8 @@ def _group_label(group: Sequence[Setting], groups: Sequence[Setting]) -> str:
 
 
 def shape(view: View, settings: Sequence[Setting]) -> Shape | None:
-    """None without a comparison with co-located at two round-trip times or two acceptances."""
+    """Returns the map; None without a comparison with co-located at two round-trip times or two
+    acceptances."""
     rows: dict[tuple[Setting, Arm], list[tuple[CellRow, _Tile]]] = {}
     factor = aa_factor(view)
     for setting in settings:
@@ -138,7 +143,7 @@ def _groups(rows: Sequence[_Row], step: float) -> list[list[_Row]]:
 
 
 def finding(shaped: Shape) -> str:
-    """Losses first."""
+    """Says where co-located is faster, then where speculation over the link is."""
     tiles = shaped.tiles
     lost = [tile for tile in tiles if tile.outcome is Outcome.WORSE]
     won = [tile for tile in tiles if tile.outcome is Outcome.BETTER]
@@ -193,6 +198,7 @@ def _table(shaped: Shape) -> Table:
 
 
 def draw(shaped: Shape, figure: Figure, size: Size) -> None:
+    """Draws the map."""
     from matplotlib.colors import LinearSegmentedColormap
     from matplotlib.patches import Rectangle
 

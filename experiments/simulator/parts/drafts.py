@@ -26,7 +26,7 @@ NUM_GIVEN_TEXTS, NUM_GIVEN_POSITIONS = 64, 256  # of traces drawn from given acc
 
 
 class TracedText:
-    """One text's trace, as lists: `runs[t]` tokens stand of a draft made after t + 1 new tokens.
+    """Holds one text's trace as lists: `runs[t]` tokens are accepted of a draft made after t + 1 new tokens.
 
     It repeats where a text is longer than the trace.
     """
@@ -37,7 +37,7 @@ class TracedText:
         self._signals: dict[int, tuple[Signals, ...]] = {}
 
     def signals(self, index: int) -> tuple[Signals, ...]:
-        """Of MAX_DEPTH tokens drafted there; none where the trace has no confidences."""
+        """Returns the signals of MAX_DEPTH tokens drafted there; none where the trace has no confidences."""
         found = self._signals.get(index)
         if found is None:
             found = self._signals[index] = tuple(map(signals_of, self._confidences[index].tolist()))
@@ -45,7 +45,8 @@ class TracedText:
 
 
 def load_acceptance(acceptance: object, where: str, seed: int) -> list[TracedText]:
-    """Of a recorded set's name ("embedded T=0.8"), of one chance for every token, or of one a position.
+    """Returns texts of a recorded set's name ("embedded T=0.8"), of one chance for every token, or of one a
+    position.
 
     Raises `UsageError` naming `where`.
     """
@@ -78,7 +79,7 @@ def _draw_traces(alphas: Sequence[float], seed: int) -> TraceSet:
 
 @dataclass(slots=True)
 class TracedSequence:
-    """A `DraftSequence` that knows how long the text is, and nothing of it.
+    """Is a `DraftSequence` that knows how long the text is, and nothing of its tokens.
 
     `drafted(position, num_drafted, num_right)` are the tokens of a draft of which so many are right.
     """
@@ -93,15 +94,16 @@ class TracedSequence:
     num_read: int = 0  # tokens that its KV would hold
 
     def commit(self, token_ids: Sequence[int]) -> None:
-        """See `DraftSequence.commit`. Proposed tokens that stand were read when they were proposed."""
+        """Adds tokens to the text; proposed tokens that were accepted were read when they were proposed."""
         self.position += len(token_ids)
 
     def truncate(self, position: int) -> None:
+        """Drops what is past `position`."""
         self.position = position
         self.num_read = min(self.num_read, position)
 
     def propose(self, num_draft_tokens: int, should_stop: ShouldStop | None = None) -> Draft:
-        """See `DraftSequence.propose`."""
+        """Returns a draft after the time that drafting it takes."""
         if num_draft_tokens <= 0:
             return Draft((), ())
         index = max(0, self.position - self.num_prompt_tokens - 1) % len(self.trace.runs)
@@ -133,9 +135,10 @@ class TracedSequence:
         return ended(draft, paced)
 
     def close(self) -> None:
-        """There is nothing to free."""
+        """Does nothing: there is nothing to free."""
 
     def check_integrity(self) -> None:
+        """Asserts that it read no more than there is."""
         assert self.num_read <= self.position, "it read tokens that nobody wrote"
 
 
@@ -146,7 +149,7 @@ def _support(token_id: int, num_ids: int) -> Support:
 
 
 class TracedDraft:
-    """A `DraftModel` over traced texts; a sequence's sampling seed picks its text."""
+    """Is a `DraftModel` over traced texts; a sequence's sampling seed picks its text."""
 
     num_tokens = text.NUM_TOKENS
     max_context = 1 << 30
@@ -163,12 +166,12 @@ class TracedDraft:
     def sequence(
         self, sampling: SamplingParams, *, num_prompt_tokens: int | None = None, num_support: int = 0
     ) -> TracedSequence:
-        """See `DraftModel.sequence`."""
+        """Returns a sequence of the seed's text."""
         trace = self._texts[sampling.seed % len(self._texts)]
         return TracedSequence(self.times, self._sleep, trace, num_prompt_tokens or 0, num_support)
 
     def close(self) -> None:
-        """There is nothing to free."""
+        """Does nothing: there is nothing to free."""
 
     def __enter__(self) -> Self:
         return self
@@ -178,16 +181,19 @@ class TracedDraft:
 
 
 class SimulatedTokenizer:
-    """What `outrider.edge_client.tokenization.tokenizer.EdgeTokenizer` offers, as far as sessions ask for it."""
+    """Offers what sessions ask of an `EdgeTokenizer`."""
 
     fingerprint = text.FINGERPRINT
     num_tokens = text.NUM_TOKENS
 
     def encode(self, text: str, is_complete: bool = False) -> list[int]:
+        """Raises `UsageError`: simulated edges have no text."""
         raise UsageError("simulated edges have no text: words to avoid and the like cannot be simulated")
 
     def token_text(self, token_id: int) -> str:
+        """Returns a dot for every token."""
         return "."
 
     def decoder(self, prompt_ids: list[int] | None = None) -> Callable[[int], str]:
+        """Returns `token_text`."""
         return self.token_text

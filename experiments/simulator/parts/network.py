@@ -29,7 +29,8 @@ BALANCES = ("session", "edge")
 
 @dataclass(eq=False)
 class Site:
-    """Where one edge is: its access link, which all its connections share, and the verifiers it may ask."""
+    """Holds where one edge is: its access link, which all its connections share, and the verifiers it may
+    ask."""
 
     number: int
     profile: LinkProfile
@@ -42,7 +43,7 @@ class Site:
         self.link = VirtualLink(self.profile, key=str(self.number))
 
     def verifier_for(self, session_id: bytes) -> SimulatedVerifier:
-        """By the session's id, as a balancer routes by its header; or the edge's own."""
+        """Returns a verifier by the session's id, as a balancer routes by its header; or the edge's own."""
         number = self.number
         if self.balance == "session":
             number = int.from_bytes(blake2b(session_id, digest_size=8).digest(), "little")
@@ -52,21 +53,21 @@ class Site:
 
 
 class Network:
-    """The edges' sites by the address that each calls the cloud."""
+    """Finds the edges' sites by the address that each calls the cloud."""
 
     def __init__(self, world: World) -> None:
         self._world = world
         self._sites: dict[str, Site] = {}
 
     def add(self, site: Site) -> str:
-        """Its address is one of this machine, so that no edge looks for certificates."""
+        """Returns the site's address, one of this machine, so that no edge looks for certificates."""
         high, low = divmod(site.number, 1 << 8)
         address = f"127.{1 + (high >> 8)}.{high & 0xFF}.{low}:7077"
         self._sites[address] = site
         return address
 
     def make_link(self, address: str, session_id: bytes, *_: object, **__: object) -> _SimulatedLink:
-        """In place of `GrpcLink`; its further parameters make no difference here."""
+        """Returns a link in place of `GrpcLink`; its further parameters make no difference here."""
         return _SimulatedLink(self._world, self._sites[address], address, session_id)
 
 

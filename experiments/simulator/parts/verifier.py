@@ -35,7 +35,7 @@ Deliver = Callable[[SessionResponse, type[SessionRequest] | None], None]
 
 @dataclass(frozen=True, slots=True)
 class VerifierTally:
-    """What one verifier did from the beginning on."""
+    """Holds what one verifier did from the beginning on."""
 
     name: str
     busy_s: float  # in steps
@@ -49,7 +49,7 @@ class VerifierTally:
 
 
 class SimulatedVerifier:
-    """Made in virtual time; `busy_s` is how long steps took so far."""
+    """Runs the product's engine in virtual time; `busy_s` is how long steps took so far."""
 
     def __init__(
         self,
@@ -97,6 +97,7 @@ class SimulatedVerifier:
 
     @property
     def tally(self) -> VerifierTally:
+        """Returns what the verifier did so far."""
         observer = self.engine.observer
         assert not observer.errors["internal"], f"{self.name} failed: its log says where"
         refused = Counter(self.engine.backlog.num_refused)
@@ -114,6 +115,7 @@ class SimulatedVerifier:
         )
 
     def open_stream(self, session_id: bytes, deliver: Deliver) -> _SimulatedStream:
+        """Returns a session's stream, which hands its answers to `deliver`."""
         return _SimulatedStream(self._world, self.engine, session_id, deliver)
 
 

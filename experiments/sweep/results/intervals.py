@@ -26,14 +26,15 @@ def _resamples(num: int, seed: int = 0) -> NDArray[np.int64]:
 
 
 def of_mean(values: Sequence[float]) -> tuple[float, Interval]:
-    """The mean of a value a request, and its interval; None for fewer than two."""
+    """Returns the mean of a value a request, and its interval; None for fewer than two."""
     array = np.asarray(values, np.float64)
     draws = array[_resamples(len(array))].mean(axis=1) if len(array) > 1 else None
     return float(array.mean()), _interval(draws)
 
 
 def of_ratio(parts: Sequence[float], wholes: Sequence[float]) -> tuple[float, Interval] | None:
-    """Sum of parts / sum of wholes, request by request. None where the wholes add to nothing."""
+    """Returns the sum of parts / the sum of wholes, request by request. None where the wholes add to
+    nothing."""
     part, whole = np.asarray(parts, np.float64), np.asarray(wholes, np.float64)
     if not whole.sum():
         return None
@@ -48,8 +49,8 @@ def of_ratio(parts: Sequence[float], wholes: Sequence[float]) -> tuple[float, In
 def of_quantiles(
     groups: Sequence[Sequence[float]], quantiles: Sequence[float]
 ) -> list[tuple[float, Interval]] | None:
-    """Quantiles of all groups' values together: the smallest value that has such a share at or below it.
-    One group a request. None where there are no values."""
+    """Returns quantiles of all groups' values together: the smallest value that has such a share at or
+    below it. One group a request. None where there are no values."""
     values = np.concatenate([np.asarray(group, np.float64) for group in groups]) if groups else np.empty(0)
     if not len(values):
         return None

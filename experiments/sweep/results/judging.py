@@ -31,7 +31,7 @@ class Judge:
         self._tokenizer: EdgeTokenizer | None = None
 
     def is_tie(self, row: RequestRow, index: int, token_id: int) -> bool | None:
-        """Whether the row's token at `index` and `token_id` were the same to the target."""
+        """Returns whether the row's token at `index` and `token_id` were the same to the target."""
         scorer = self._scorer_for(row)
         if scorer is None:
             return None
@@ -43,7 +43,8 @@ class Judge:
         return scorer.is_tie(ids, written[:index], written[index], token_id, sampling)
 
     def losses(self, rows: Mapping[str, Sequence[RequestRow]]) -> dict[str, Metric]:
-        """target_nats_per_token of cells whose text is not cloud-only's, and of cloud-only beside them."""
+        """Returns target_nats_per_token of cells whose text is not cloud-only's, and of cloud-only beside
+        them."""
         found: dict[str, Metric] = {}
         known: dict[tuple[str, str], float] = {}  # the same text comes from many cells
         inexact = {id for id, cell in self._cells.items() if not _is_exact(cell, rows.get(id, ()))}

@@ -46,10 +46,12 @@ DESCRIPTIONS: dict[str, tuple[str, str]] = {
 
 
 def unit_of(name: str) -> str:
+    """Returns the metric's unit."""
     return DESCRIPTIONS[_general(name)][0]
 
 
 def describe(name: str) -> str:
+    """Returns what the metric is, in a sentence."""
     return DESCRIPTIONS[_general(name)][1]
 
 

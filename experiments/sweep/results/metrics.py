@@ -18,7 +18,7 @@ _MB = 1e6
 
 @dataclass(frozen=True, slots=True)
 class Observed:
-    """Everything a cell left behind. `requests` are those that ended without an error."""
+    """Holds everything a cell left. `requests` are those that ended without an error."""
 
     requests: Sequence[RequestRow]
     rounds: Sequence[RoundRow]
@@ -26,11 +26,12 @@ class Observed:
 
     @property
     def num_tokens(self) -> list[int]:
+        """Returns the tokens of each request."""
         return [row.num_tokens for row in self.requests]
 
 
 def compute_metrics(seen: Observed, slo: Slo, price_per_hour: float | None) -> dict[str, Metric]:
-    """By name, as in `metric_names`; what was not measured is absent."""
+    """Returns the metrics by name, as in `metric_names`; what was not measured is absent."""
     if not seen.requests:
         return {}
     return {
@@ -48,7 +49,7 @@ def compute_metrics(seen: Observed, slo: Slo, price_per_hour: float | None) -> d
 
 
 def meets(row: RequestRow, slo: Slo) -> bool:
-    """A request too short to have a time per token cannot miss it."""
+    """Returns whether a request keeps the SLO. One too short to have a time per token cannot miss it."""
     gaps = sorted(_commit_gaps(row))
     p95 = gaps[int(0.95 * (len(gaps) - 1))] if gaps else None
     limits = ((row.ttft_ms, slo.ttft_ms), (row.tpot_ms, slo.tpot_ms), (p95, slo.commit_gap_p95_ms))
@@ -64,8 +65,8 @@ def _token_gaps(row: RequestRow) -> list[float]:
 
 
 def acceptance_by_position(rounds: Iterable[RoundRow]) -> tuple[list[float], list[float]]:
-    """alpha_i, how often token i stood of the rounds that drafted it and in which all before it did; and
-    A_cum_i, how often the first i all stood of the rounds that drafted so many."""
+    """Returns alpha_i, how often token i was accepted of the rounds that drafted it and in which all
+    before it were; and A_cum_i, how often the first i all were of the rounds that drafted so many."""
     answered = [r for r in rounds if r.is_answered]
     counts = sequences.acceptance_by_position((r.num_accepted_tokens, r.num_draft_tokens) for r in answered)
     alphas = [round(each.accepted / each.reached, 4) if each.reached else 0.0 for each in counts]

@@ -28,6 +28,8 @@ _MODES = (Mode.SPECULATIVE, Mode.CLOUD_ONLY, Mode.CO_LOCATED, Mode.EDGE_ONLY)
 
 @dataclass(frozen=True, slots=True)
 class Parts:
+    """Holds what a prediction is made of."""
+
     models: ModelCosts
     overhead_s: float  # of a round's messages, on a link of no delay
     texts: tuple[Standing, ...]
@@ -38,7 +40,8 @@ def predict_all(
     requests: Mapping[str, Sequence[RequestRow]],
     rounds: Mapping[str, Sequence[RoundRow]],
 ) -> list[Prediction]:
-    """TPOT of cells that draft a fixed length with `coupled`, and of the baselines; other cells have none."""
+    """Predicts the TPOT of cells that draft a fixed length with `coupled`, and of the baselines; other
+    cells have no prediction."""
     found: dict[str, Prediction] = {}
     cells = [cell for cell in cells if cell.num_sessions == 1]
     for lead in {_setting(cell): cell for cell in cells if _is_plain_speculation(cell)}.values():
