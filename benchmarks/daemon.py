@@ -147,7 +147,7 @@ def _run(verifier: str, prompt: str, seed: int) -> _Seen:
 
 
 def _ask(address: str, prompt: str, seed: int) -> _Seen:
-    """As a client sees it, over a connection of its own."""
+    """Measures a request as a client sees it, over a connection of its own."""
     body = {"prompt": prompt, "seed": seed, "max_tokens": NUM_TOKENS, "stream": True}
     extras = {"stream_options": {"include_usage": True}, "outrider": {"ignore_eos": True, "tokens": True}}
     content = json.dumps({**body, **extras})

@@ -62,7 +62,6 @@ def _simulator(arguments: argparse.Namespace) -> Found:
 
 
 def _ci(arguments: argparse.Namespace) -> Found:
-    """The whole chain at its smallest, as the test runs it."""
     with tempfile.TemporaryDirectory() as directory:
         ran = run_named("ci", Path(directory) / "ci")
     text = "sweep with every baseline over two links, texts checked, report written"

@@ -51,7 +51,7 @@ _MISS_EVERY = 3  # rounds whose third token falls, by where they begin
 
 
 class _Verifier:
-    """A link and its connection at once; answers lie ready as soon as a request is sent."""
+    """Is a link and its connection at once; an answer is ready as soon as its request is sent."""
 
     address = "stand-in:1"
     lay_here_s = 0.0

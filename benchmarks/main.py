@@ -103,7 +103,6 @@ def measure(prompts: Sequence[Prompt], num_new: int, num_threads: int) -> Run:
 
 
 def _measure_start(address: str, prompt: Prompt) -> tuple[float, float]:
-    """Returns the median seconds of a whole `edge-client run` of one token, and its TTFT in ms."""
     walls, ttfts = [], []
     for _ in range(5):
         start = time.perf_counter()

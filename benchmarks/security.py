@@ -38,7 +38,7 @@ ROUNDS_A_PASS = 24
 
 @dataclass
 class _Side:
-    """One verifier and what its turns took: seconds of processor time a round, of connecting."""
+    """Holds one verifier and what its turns took: seconds of processor time a round, of connecting."""
 
     verifier: VerifierProcess
     security: LinkSecurity
@@ -52,7 +52,6 @@ class _Side:
         return GrpcLink(self.verifier.address, session_id, security=self.security)
 
     def cpu_s(self) -> float:
-        """Of the verifier's process so far."""
         fields = Path(f"/proc/{self.verifier.process.pid}/stat").read_text().rpartition(")")[2].split()
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
@@ -71,7 +70,7 @@ def _opened_streams(side: _Side, sessions: tuple[RecordedSession, ...]) -> Itera
 
 
 def _time_rounds(side: _Side, sessions: tuple[RecordedSession, ...], num_passes: int) -> None:
-    """Every stream's round is sent, then every answer is read: as many in one step as there are streams."""
+    """Sends every stream's round, then reads every answer: as many in one step as there are streams."""
     with _opened_streams(side, sessions) as connections:
         rounds = [session.requests() for session in sessions]
         server_s, client_s, start_s = side.cpu_s(), time.process_time(), time.perf_counter()
@@ -91,7 +90,7 @@ def _time_rounds(side: _Side, sessions: tuple[RecordedSession, ...], num_passes:
 
 
 def _time_connecting(side: _Side, num_connections: int) -> None:
-    """From nothing to the first answer on a stream: TCP, the handshake, the token."""
+    """Times TCP, the handshake and the token, up to the first answer on a stream."""
     cpu_s, start_s = side.cpu_s() + time.process_time(), time.perf_counter()
     connections = []
     for _ in range(num_connections):

@@ -98,5 +98,4 @@ def _files(out: Path, source: list[str], hash_seed: str) -> dict[str, bytes]:
 
 
 def _num_rounds(played: Played) -> int:
-    """That the verifiers answered: those under way at the end too."""
     return sum(verifier.num_rounds for verifier in played.verifiers)

@@ -88,7 +88,6 @@ def _run(namespace: argparse.Namespace, plan: Plan, out: Path) -> Sweep:
 
 
 def _simulate(namespace: argparse.Namespace, plan: Plan, out: Path) -> Sweep:
-    """The whole sweep in virtual time, in seconds."""
     from outrider.experiments.simulator.sweeps import play_sweep
 
     return play_sweep(plan.config, out, namespace.only or ())

@@ -38,7 +38,6 @@ class _Run:
 
 
 def _decode(address: str, prompt: Prompt, mode: str, temperature: float, num_tokens: int) -> _Run:
-    """One `edge-client run --json`. Raises SystemExit with its message when it fails."""
     arguments = ["run", "-", "--json", "--mode", mode, "--seed", "7", "--on-timeout", "wait"]
     arguments += ["--temperature", str(temperature), "--max-new-tokens", str(num_tokens)]
     if mode != "edge-only":
@@ -50,7 +49,6 @@ def _decode(address: str, prompt: Prompt, mode: str, temperature: float, num_tok
 
 
 def _check_same(by_mode: dict[str, _Run], prompt: Prompt) -> None:
-    """Raises SystemExit when texts differ that must not, or anything in them is unverified."""
     for mode in EXACT:
         result = by_mode[mode].result
         if result["num_unverified_tokens"] or result["stats"]["num_fallback_tokens"]:

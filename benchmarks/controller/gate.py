@@ -39,7 +39,6 @@ def gate_measures() -> tuple[list[Measure], dict[str, Any]]:
 
 
 def _calibrate(address: str, temperature: float, out: Path, svg: Path) -> dict[str, Any]:
-    """What `edge-client calibrate --json` prints. Raises `OutriderError` where it fails."""
     svg.parent.mkdir(parents=True, exist_ok=True)
     arguments = ["calibrate", "--json", "--verifier", address, "--temperature", f"{temperature:g}"]
     arguments += ["--out", str(out), "--svg", str(svg), "--curve", PERCENTILES]

@@ -121,7 +121,7 @@ def _run(edge: Edge, address: str, rtt_ms: float, prompt: str, number: int) -> O
 
 
 class _Watch:
-    """Sets the outage going, and notes what happens when."""
+    """Starts the outage, and records when what happens."""
 
     def __init__(self, session: EdgeSession, link: OpenLink, start_s: float) -> None:
         self._session, self._link, self._start_s = session, link, start_s
@@ -133,7 +133,7 @@ class _Watch:
         self._verifier_s = 0.0
 
     def see(self, event: SessionEvent) -> bool:
-        """Whether all is seen."""
+        """Returns whether everything was seen."""
         now_s = time.monotonic()
         if self._begin_s == float("inf"):
             if isinstance(event, TokenEvent) and event.index >= _FIRST_TOKENS:

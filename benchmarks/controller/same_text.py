@@ -67,7 +67,7 @@ LINKS = (
 
 @dataclass(frozen=True, slots=True)
 class _Handling:
-    """Of rounds, or in mode auto of the whole text."""
+    """Says how rounds are sent, or in mode auto how the whole text is made."""
 
     pipelining: Pipelining
     is_auto: bool = False
@@ -209,7 +209,7 @@ def _decode(
 
 
 def _is_tie(decoder: Decoder, text: Text, written: Sequence[int], at: int) -> bool:
-    """Asks the target in this process, loaded for that."""
+    """Asks the target, loaded into this process."""
     from outrider.experiments.sweep.results.scoring import Scorer
 
     if at >= min(len(written), len(text.token_ids)):

@@ -37,8 +37,6 @@ FLAGS = (
 
 @dataclass
 class _Gauges:
-    """Reads the verifier's own counts from its admin port."""
-
     url: str
 
     async def read(self, name: str) -> int:
@@ -49,7 +47,7 @@ class _Gauges:
         raise RuntimeError(f"no gauge {name} at {self.url}")
 
     async def wait_until(self, name: str, at_most: int, timeout_s: float) -> float:
-        """Seconds until the gauge was that low; infinite when it was not within `timeout_s`."""
+        """Returns the seconds until the gauge was that low; infinite where it was not within `timeout_s`."""
         begin_s = time.perf_counter()
         while time.perf_counter() < begin_s + timeout_s:
             if await self.read(name) <= at_most:
@@ -65,13 +63,13 @@ def _fetch(url: str) -> str:
 
 @dataclass
 class _Healthy:
-    """Rounds of the sessions beside, by the window in which they ended."""
+    """Holds the rounds of the sessions beside, by the window in which they ended."""
 
     tally: Tally
     windows: dict[str, tuple[float, float]] = field(default_factory=dict)
 
     async def watch(self, name: str, quiet_s: float, work: Awaitable[float]) -> float:
-        """Awaits `work`, and `quiet_s` at least; what `work` gives."""
+        """Awaits `work`, and `quiet_s` at least; returns what `work` gives."""
         begin_s = time.perf_counter()
         found, _ = await asyncio.gather(work, asyncio.sleep(quiet_s))
         self.windows[name] = (begin_s, time.perf_counter())
@@ -137,7 +135,7 @@ async def _run(bench: Bench, verifier: VerifierProcess) -> tuple[_Healthy, dict[
 
 @contextlib.asynccontextmanager
 async def _stop_reading(address: str, bench: Bench, gauges: _Gauges) -> AsyncIterator[tuple[str, int]]:
-    """A long generation whose client takes 2 KB and no more."""
+    """Starts a long generation whose client takes 2 KB and no more."""
     connection = await connect(address, STALL_WINDOW)
     stream = CloudStream(connection, bench.recording.sessions[0].prompt_ids)
     opened = (await stream.open()).opened
@@ -148,7 +146,6 @@ async def _stop_reading(address: str, bench: Bench, gauges: _Gauges) -> AsyncIte
 
 @contextlib.asynccontextmanager
 async def _die(address: str, bench: Bench, gauges: _Gauges) -> AsyncIterator[tuple[str, int]]:
-    """Another generator, killed with its rounds under way."""
     command = [
         sys.executable,
         "-m",
@@ -174,7 +171,6 @@ async def _die(address: str, bench: Bench, gauges: _Gauges) -> AsyncIterator[tup
 
 @contextlib.asynccontextmanager
 async def _lie_idle(address: str, bench: Bench, gauges: _Gauges) -> AsyncIterator[tuple[str, int]]:
-    """1,000 sessions opened and left."""
     num_idle = bench.pick(NUM_IDLE, 100)
     connection = await connect(address)
     for group in _groups(num_idle, 50):

@@ -29,7 +29,6 @@ DRAFT_LENGTH = 4
 
 @contextlib.contextmanager
 def _decoding(bench: Bench) -> Iterator[Decoder]:
-    """The embedded pair: the verifier in its own process, the edge here."""
     with OnnxDraftModel.open(EMBEDDED / "draft") as draft:
         yield Decoder(bench.verifier.address, draft, EdgeTokenizer(EMBEDDED / "draft" / "tokenizer.json"))
 

@@ -42,7 +42,7 @@ AT_ONCE = 8
 
 @dataclass
 class _Asked:
-    """A session's one request under way, and its final answer."""
+    """Holds a session's one request under way, and its final answer."""
 
     reply: SessionResponse | None = None
 
@@ -52,7 +52,7 @@ class _Asked:
 
 
 class _SteppedEngine:
-    """The engine as a server would make it, stepped by hand."""
+    """Steps the engine by hand, made as a server would make it."""
 
     def __init__(self, backend: TargetBackend) -> None:
         # Whoever steps by hand has no deadline.
@@ -64,7 +64,6 @@ class _SteppedEngine:
         return asked
 
     def settle(self) -> None:
-        """Steps until there is nothing left to do."""
         while self.engine.step():
             pass
 
@@ -77,8 +76,6 @@ class _SteppedEngine:
 
 @dataclass
 class _InsideSession:
-    """A recorded session in an `_SteppedEngine`."""
-
     driver: _SteppedEngine
     recorded: RecordedSession
     tenant: str = "default"
@@ -152,7 +149,6 @@ def measure_batch8(bench: Bench) -> Found:
 
 
 def _bare_sequence(backend: TargetBackend, recorded: RecordedSession) -> tuple[Any, int, list[int]]:
-    """A sequence that holds the prompt, its length, and the tokens to feed."""
     sequence = backend.new_sequence()
     backend.forward([ForwardItem(sequence, recorded.prompt_ids[sequence.length :], 1)])
     return sequence, sequence.length, list(recorded.output_ids[:TOKENS_EACH])
@@ -168,8 +164,6 @@ def _forward_s(backend: TargetBackend, sequence: Any, length: int, token_ids: li
 
 
 class _TimedForwards:
-    """Counts the time inside a backend's `forward`."""
-
     def __init__(self, backend: Any) -> None:
         self.seconds = 0.0
         self._forward = backend.forward
@@ -277,7 +271,7 @@ def _random_groups(num_sessions: int, seed: int) -> Iterator[list[int]]:
 
 
 def _verify_group(sessions: list[_InsideSession], group: list[int], index: int, wrong: set[int]) -> int:
-    """Sends one round of each at once, again where it was refused; returns how often that was."""
+    """Sends one round of each at once, again where it is refused; returns how often that was."""
     num_refused, left = 0, list(group)
     while left:
         expected = {number: sessions[number].recorded.requests()[index] for number in left}

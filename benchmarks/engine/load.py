@@ -124,7 +124,6 @@ def measure_leak(bench: Bench) -> Found:
 async def _cycle(
     bench: Bench, address: str, pid: int, tally: Tally, num_cycles: int
 ) -> list[tuple[int, float]]:
-    """Returns (cycles done, resident KiB) every `CYCLES_A_SAMPLE`."""
     sessions = sorted(bench.recording.sessions, key=lambda s: len(s.prompt_ids))[:8]
     connection, samples = await connect(address), [(0, _resident_kib(pid))]
     started = 0

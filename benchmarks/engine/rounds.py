@@ -53,8 +53,6 @@ def measure_stub_rounds(bench: Bench) -> Found:
 
 
 class _RoundTime(NamedTuple):
-    """Milliseconds of one round, less the verifier's forward."""
-
     beyond_forward_ms: float  # as the edge saw it
     inside_ms: float  # as the verifier saw it
 
@@ -62,7 +60,6 @@ class _RoundTime(NamedTuple):
 def _time_rounds(
     address: str, recorded: RecordedSession, think_s: float, num_passes: int
 ) -> list[_RoundTime]:
-    """Replays one session through the edge's own link and codec."""
     session_id = new_session_id()
     connection = GrpcLink(address, session_id).connect(10.0)
     ask(connection, recorded.opening(session_id))

@@ -52,7 +52,7 @@ def measure_same_text(bench: Bench) -> Found:
 
 
 async def _find_differing(address: str, recorded: Sequence[RecordedSession], first: int) -> list[str]:
-    """Every second session from `first` on replays its rounds, the others decode cloud-only."""
+    """Replays every second session from `first` on; the others decode cloud-only."""
     connection, tally = await connect(address), Tally()
     replays = [ReplayStream(connection, session, tally) for session in recorded[first::2]]
     clouds = [CloudStream(connection, s.prompt_ids, s.sampling) for s in recorded[1 - first :: 2]]
@@ -125,7 +125,7 @@ def _random_ids(num_tokens: int, seed: int) -> TokenIds:
 
 @dataclass
 class _StallSamples:
-    """Latencies of rounds that ended while nothing else ran, and while a prompt prefilled; seconds."""
+    """Holds latencies of rounds that ended while nothing else ran, and while a prompt prefilled; seconds."""
 
     idle: list[float]
     idle_again: list[float]
@@ -166,7 +166,6 @@ def measure_prefill_stall(bench: Bench) -> Found:
 
 
 async def _sample_stalls(bench: Bench, address: str) -> _StallSamples:
-    """Turns of idle, prompt, idle, while the rounds go on."""
     tally, idle_s, num_turns = Tally(), bench.pick(0.8, 0.4), bench.pick(20, 3)
     plan = LoadPlan(NUM_BESIDE, think_s=THINK_S)
     windows: dict[str, list[tuple[float, float]]] = {"idle": [], "again": [], "stalled": []}

@@ -43,7 +43,6 @@ def ask_tests(*, is_quick: bool) -> tuple[Measure, dict[str, Any]]:
 
 
 def _run_tests(is_quick: bool) -> dict[str, bool]:
-    """Test → whether it passed."""
     marks = () if is_quick else ("-m", "slow or not slow", "--timeout", "1800")
     with tempfile.TemporaryDirectory() as scratch:
         report = Path(scratch) / "report.xml"
@@ -59,5 +58,4 @@ def _run_tests(is_quick: bool) -> dict[str, bool]:
 
 
 def _names(test: str, methods: Collection[str]) -> bool:
-    """Whether a method is among a test's parameters."""
     return not set(test.partition("[")[2].rstrip("]").split("-")).isdisjoint(methods)

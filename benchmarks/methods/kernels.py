@@ -34,7 +34,7 @@ SIZES = {"8k": 8192, "152k": VOCAB_SIZE}
 
 @dataclass(frozen=True)
 class _Drafted:
-    """One session's round, and what the edge would have sent by how its draft was sampled."""
+    """Holds one session's round, and what the edge would have sent by how its draft was sampled."""
 
     sampling: SamplingParams
     logits: NDArray[np.float32]  # [NUM_DRAFTED + 1, vocab], the target's
@@ -137,7 +137,7 @@ def _draft(logits: NDArray[np.float32], seed: int, rng: np.random.Generator) -> 
 
 
 def _sample_draft(scores: NDArray[np.float32], seed: int, size: int) -> Draft:
-    """A draft sampled from `size` ids a position; 0: from all, with the noise both sides share."""
+    """Samples a draft from `size` ids a position; 0: from all, with the noise both sides share."""
     if size == 0:
         tokens = tuple(coupled_argmax(scores, seed, range(POSITION, POSITION + NUM_DRAFTED)).tolist())
         probs = np.exp(scores - _logsumexp(scores)[:, None])

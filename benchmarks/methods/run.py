@@ -59,8 +59,6 @@ QUICK = Plan(
 
 @dataclass(frozen=True, slots=True)
 class _TextFigures:
-    """Of the texts of one case, end-of-text ignored."""
-
     acceptance_rate: float
     tokens_per_round: float
     bytes_up_per_draft_token: float
@@ -97,7 +95,7 @@ def _ratio(part: float, whole: float) -> float:
 
 
 def _decode_all(decoder: Decoder, cases: Iterable[Case], prompts: Sequence[Prompt], plan: Plan) -> list[Any]:
-    """One row a case; the cases take turns prompt by prompt, so that no hour is one method's own."""
+    """Returns one row a case; the cases take turns prompt by prompt, so that no hour is one method's own."""
     cases = list(cases)
     results: dict[Case, list[SessionResult]] = {case: [] for case in cases}
     for number, prompt in enumerate(prompts, start=1):
@@ -118,7 +116,8 @@ def _facts(case: Case) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class _Compared:
-    """Two methods' mean of one figure over the same prompts and seeds, and the ratio's standard error."""
+    """Holds two methods' means of one figure over the same prompts and seeds, and the ratio's standard
+    error."""
 
     upper: float
     lower: float
@@ -130,7 +129,7 @@ class _Compared:
 def _compare(
     decoder: Decoder, upper: Case, lower: Case, prompts: Sequence[Prompt], plan: Plan, *, is_acceptance: bool
 ) -> _Compared:
-    """Acceptance rate, or tokens a round, of `upper` against `lower`; the error is by texts."""
+    """Compares acceptance rate, or tokens a round, of `upper` and `lower`; the error is by texts."""
     parts: list[tuple[float, float, float, float]] = []  # of each text: part and whole, upper and lower
     num_rounds = 0
     for seed in range(1, plan.num_seeds + 1):
@@ -228,7 +227,6 @@ def _measure_texts(plan: Plan, prompts: Sequence[Prompt]) -> tuple[list[Measure]
 
 
 def _print_rows(rows: Sequence[dict[str, Any]]) -> None:
-    """The rows of the table in docs/exactness.md."""
     print(
         f"{'method':<17}{'T':>5}{'top-p':>6}{'ids':>5}{'accept':>8}{'tok/round':>10}{'up/token':>9}", end=""
     )

@@ -33,7 +33,6 @@ def _parse_arguments() -> argparse.Namespace:
 
 
 def _chosen_profile(name: str, changes: list[str]) -> LinkProfile:
-    """Raises UsageError naming the field. Values are as in YAML."""
     import yaml
 
     fields = dict(change.partition("=")[::2] for change in changes)

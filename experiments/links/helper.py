@@ -28,7 +28,7 @@ _SERVERS = {
 
 
 class _Served(Protocol):
-    """What a server module's `serve(profile, upstream)` yields."""
+    """Is what a server module's `serve(profile, upstream)` yields."""
 
     @property
     def address(self) -> str: ...
@@ -71,7 +71,8 @@ async def _serve(realisation: str, profile: LinkProfile, upstream: str) -> None:
 
 
 def _make_loop() -> asyncio.AbstractEventLoop:
-    """select(2) takes microseconds; the default epoll rounds timers up to whole milliseconds."""
+    """Returns a loop of select(2), which takes microseconds; the default epoll rounds timers up to whole
+    milliseconds."""
     return asyncio.SelectorEventLoop(selectors.SelectSelector())
 
 

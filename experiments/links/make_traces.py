@@ -60,7 +60,6 @@ def opportunities(model: _TraceModel) -> list[int]:
 
 
 def _poisson(mean: float, source: random.Random) -> int:
-    """Knuth's way, for small means."""
     bound, product, count = math.exp(-mean), source.random(), 0
     while product > bound:
         product *= source.random()

@@ -53,7 +53,7 @@ def parse_trace(lines: Sequence[str], where: str) -> CapacityTrace:
 
 
 def _trace_path(name: str) -> Path:
-    """The file a profile means: as given, or one of `experiments/links/traces`."""
+    """Returns the file that a profile means: as given, or one of `experiments/links/traces`."""
     given = Path(name).expanduser()
     return given if given.exists() or len(given.parts) > 1 else OWN_TRACES / name
 

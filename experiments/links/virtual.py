@@ -51,8 +51,6 @@ class Flow(Protocol):
 
 
 class _PlainFlow:
-    """Delay, and a bottleneck perhaps."""
-
     __slots__ = ("_delay_s", "_depart", "_last_s")
 
     def __init__(self, path: PacketPath) -> None:
@@ -69,8 +67,6 @@ class _PlainFlow:
 
 
 class _TcpFlow:
-    """Segment by segment, with whatever the profile has."""
-
     def __init__(self, path: PacketPath) -> None:
         self._path = path
         jitter_s = path.profile.jitter_ms / 1000
@@ -96,7 +92,7 @@ class _TcpFlow:
         return self._last_s
 
     def _resend(self, departure_s: float, num_behind: int, is_alone: bool) -> float:
-        """When a segment lost at `departure_s` arrives."""
+        """Returns when a segment lost at `departure_s` arrives."""
         if num_behind:
             wait_s = self.rtt_s * (1.0 if num_behind >= 3 else 1.25)
         else:

@@ -130,7 +130,6 @@ async def run_closed(stream: ReplayStream, think_s: float, tally: Tally, is_over
 async def _run_open(
     streams: Sequence[ReplayStream], plan: LoadPlan, tally: Tally, until_s: float
 ) -> set[asyncio.Task[None]]:
-    """Poisson arrivals. `tally.lags_s`: how late this process was with each."""
     arrivals = random.Random(plan.seed)
     free = deque(streams)
     running: set[asyncio.Task[None]] = set()
@@ -157,7 +156,6 @@ async def _run_open(
 
 @contextlib.contextmanager
 def _counting_losses(tally: Tally) -> Iterator[None]:
-    """A stream that is lost ends its session's part in the run, and is counted."""
     try:
         yield
     except StreamLost as error:
@@ -167,7 +165,6 @@ def _counting_losses(tally: Tally) -> Iterator[None]:
 
 
 async def _settle(tasks: set[asyncio.Task[None]]) -> int:
-    """Waits for what is under way; returns how many rounds hung."""
     if not tasks:
         return 0
     done, pending = await asyncio.wait(tasks, timeout=GRACE_S)

@@ -69,7 +69,6 @@ def _record_session(
     num_rounds: int,
     num_draft_tokens: int,
 ) -> RecordedSession:
-    """Opens, runs `num_rounds` real rounds and closes. Raises RuntimeError for any other answer."""
     session = RecordedSession(prompt_ids, sampling, 0, ())
     opened = ask(session.opening(session_id))
     if not isinstance(opened, Opened):

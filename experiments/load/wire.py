@@ -195,7 +195,7 @@ class WireConnection(asyncio.Protocol):
 
 
 def _string(text: str) -> bytes:
-    """HPACK: a literal of at most 126 bytes, not compressed."""
+    """Encodes as HPACK a literal of at most 126 bytes, not compressed."""
     data = text.encode()
     assert len(data) < 127, f"a header of {len(data)} bytes"
     return len(data).to_bytes(1, "big") + data

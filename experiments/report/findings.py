@@ -37,7 +37,8 @@ def _places(results: Mapping[float, Outcome], wanted: Outcome) -> list[float]:
 
 
 def _where(some: Sequence[float], known: Sequence[float], axis: str, unit: str) -> str:
-    """`some` of the ascending places `known`: a beginning, an end, all, or the places themselves."""
+    """Describes `some` of the ascending places `known`: a beginning, an end, all, or the places
+    themselves."""
     rest = [place for place in known if place not in some]
     if not rest and len(some) > 1:
         return f"at every {axis} measured ({spread(some, unit)})"

@@ -22,8 +22,6 @@ class _Statement:
 
 @dataclass(frozen=True, slots=True)
 class _WinnerRow:
-    """One link: TPOT with interval of each way to decode, and who wins."""
-
     kind: str
     link: str
     rtt: str

@@ -43,7 +43,6 @@ def draw_svg(draw: Draw, size: Size, prefix: str, label: str) -> str:
 
 
 def _clean(text: str, prefix: str, css_class: str, label: str) -> str:
-    """The SVG element alone, ready to stand in HTML."""
     ElementTree.register_namespace("", SVG)
     root = ElementTree.fromstring(text)
     for parent in list(root.iter()):
@@ -61,7 +60,6 @@ def _clean(text: str, prefix: str, css_class: str, label: str) -> str:
 
 
 def _clean_element(element: ElementTree.Element, prefix: str) -> None:
-    """Own ids, references within the drawing, the theme's colours, one decimal of a pixel."""
     attributes = element.attrib
     if XLINK_HREF in attributes:
         attributes["href"] = attributes.pop(XLINK_HREF)

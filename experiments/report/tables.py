@@ -89,7 +89,6 @@ def meanings(view: View) -> list[tuple[str, str]]:
 
 
 def _head(name: str, unit: str) -> str:
-    """tpot, ms; round draft, ms."""
     words = name
     for ending in ("_ms", "_share", "_per_s"):
         words = words.removesuffix(ending) if unit in ("ms", "share", "tokens/s") else words
@@ -97,7 +96,8 @@ def _head(name: str, unit: str) -> str:
 
 
 def _texts(cell: CellRow) -> str:
-    """Requests with cloud-only's very tokens of those compared; the share of equal tokens where not all."""
+    """Returns requests with cloud-only's very tokens of those compared; the share of equal tokens where
+    not all."""
     texts = cell.texts
     if not texts.num_compared:
         return ABSENT

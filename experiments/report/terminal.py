@@ -82,7 +82,6 @@ def _table(sweep: Sweep) -> Iterator[str]:
 
 
 def _worst(comparisons: dict[str, Comparison]) -> float:
-    """Cells that lose to cloud-only or co-located first; those that are not compared last."""
     ratios = [comparisons[kind].ratio for kind in ("cloud-only", "co-located") if kind in comparisons]
     return min(ratios, default=float("inf"))
 

@@ -19,7 +19,6 @@ _PATIENCE_S = 15.0  # of draining, when there is nobody left to be served
 
 
 def _end_with_owner() -> None:
-    """Waits for the end of standard input, then ends this process as its owner would have."""
     while os.read(0, 4096):
         pass
     os.kill(os.getpid(), signal.SIGTERM)

@@ -114,7 +114,6 @@ def _close_pipes(process: subprocess.Popen[str]) -> None:
 
 
 def _lines_until(descriptor: int, deadline: float) -> Iterator[str]:
-    """Lines from a pipe, until its end or the deadline."""
     buffer = b""
     while (remaining := deadline - time.monotonic()) > 0:
         if not select.select([descriptor], [], [], remaining)[0]:

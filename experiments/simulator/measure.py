@@ -142,12 +142,10 @@ def middle(turns: Sequence[PartT]) -> PartT:
 
 
 def _single(found: Sequence[Rounds]) -> list[RoundRecord]:
-    """Of an edge that is alone."""
     return [record for rounds in found if rounds.num_sessions == 1 for record in rounds.records]
 
 
 def _commit_ms(requests: Iterable[RealRequest]) -> float:
-    """A request's time from its first to its last token, less drafts and waits, a round."""
     found = []
     for request in requests:
         rounds = [each for each in request.result.stats.rounds if each.is_answered]
@@ -168,14 +166,12 @@ def _connect_ms(address: str, repeats: int = 10) -> float:
 
 
 def _cloud_draft(requests: Sequence[RealRequest]) -> DraftTimes:
-    """A draft made within a step, by the line through its lengths: the last of a text are shorter."""
     rounds = [each for r in requests for each in r.result.stats.rounds if each.num_draft_tokens]
     token_ms = _mean(each.draft_ms / each.num_draft_tokens for each in rounds)
     return DraftTimes(token_ms=token_ms)
 
 
 def _measure_draft(texts: Sequence[KnownText], repeats: int = 12) -> DraftTimes:
-    """The embedded draft on an idle machine: reading a prompt, then drafts of several lengths."""
     shapes, drafts_ms, reads_ms = [], [], []
     with OnnxDraftModel.open(EMBEDDED / "draft") as model:
         for known in texts:
@@ -197,7 +193,7 @@ def _measure_draft(texts: Sequence[KnownText], repeats: int = 12) -> DraftTimes:
 
 
 def _fit(shapes: Sequence[Sequence[float]], values_ms: Sequence[float]) -> list[float]:
-    """Least squares; a coefficient below zero is noise, and is left out."""
+    """Fits by least squares; a coefficient below zero is noise, and is left out."""
     rows, values = np.array(shapes), np.array(values_ms)
     columns, found = list(range(rows.shape[1])), [0.0] * rows.shape[1]
     while columns:
@@ -211,7 +207,7 @@ def _fit(shapes: Sequence[Sequence[float]], values_ms: Sequence[float]) -> list[
 
 
 def _mean(values_ms: Iterable[float]) -> float:
-    """Means throughout a turn: they add up to the mean time per token, tails included."""
+    """Returns the mean: means add up to the mean time per token, tails included."""
     return round(statistics.fmean(values_ms), 4)
 
 

@@ -102,7 +102,7 @@ class ReplayEdges:
     """Runs sessions at once, a thread each, over one address after the other."""
 
     def __init__(self, texts: Sequence[KnownText], times: DraftTimes, settings: RunConfig) -> None:
-        """`settings` are of greedy texts without an end; their address is given to `run`."""
+        """Takes `settings` of greedy texts without an end; their address is given to `run`."""
         self._texts, self._times = texts, times
         self._config = replace(settings, temperature=0.0, ignore_eos=True)
         self._edge: Edge = create_edge(replace(self._config, mode=str(Mode.CLOUD_ONLY)))

@@ -69,7 +69,8 @@ def play_sweep(
 
 
 def _waves(asks: list[list[Ask]], has_outages: bool) -> Iterator[list[list[Ask]]]:
-    """All at once; where the link has outages, which begin anew with each request, one of each session."""
+    """Yields all at once; where the link has outages, which begin anew with each request, one of each
+    session."""
     if not has_outages:
         yield asks
         return
@@ -92,7 +93,6 @@ class _Stage:
         return load_acceptance(acceptance, "the sweep's acceptance", config.seed)
 
     def asks(self, cell: Cell, repeat: int) -> list[list[Ask]]:
-        """By session."""
         places = {prompt.id: place for place, prompt in enumerate(self.plan.prompts)}
         found: list[list[Ask]] = [[] for _ in range(cell.num_sessions)]
         num_texts = len(self.traces(cell))
@@ -134,7 +134,6 @@ class _Stage:
 
 
 def _adapted(times: SystemTimes, config: SweepConfig) -> SystemTimes:
-    """A synthetic pair has its own models' times."""
     if not config.is_synthetic:
         return times
     pair = pair_from(config.synthetic or {})

@@ -45,7 +45,7 @@ def check_links(realisation: str, profiles: Sequence[LinkProfile]) -> None:
 
 
 class _DirectLink:
-    """An `OpenLink` that is none: the verifier's own address."""
+    """Is an `OpenLink` without a link: the verifier's own address."""
 
     def __init__(self, upstream: str) -> None:
         self.address = upstream
@@ -57,7 +57,7 @@ class _DirectLink:
         return None
 
     def restart_outages(self) -> None:
-        """It has none."""
+        """Does nothing: it has none."""
 
     def reset(self) -> int:
         return 0

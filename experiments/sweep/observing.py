@@ -33,7 +33,7 @@ class Errand:
 
 @dataclass(slots=True)
 class _Times:
-    """When things happened, `perf_counter_ns`."""
+    """Holds when things happened, `perf_counter_ns`."""
 
     commits_ns: list[int]
     rounds_ns: list[int]
@@ -61,7 +61,8 @@ def token_hash(token_ids: Sequence[int]) -> str:
 
 
 def _watch(session: EdgeSession) -> _Times:
-    """Tokens that a consumer gets at once share one commit: they were timed before the first was given."""
+    """Counts tokens that a consumer gets at once as one commit: they were timed before the first was
+    given."""
     stats = session.result.stats
     times, group_end = _Times([], []), 0
     for event in session.generate():
@@ -135,7 +136,8 @@ def _request_row(
 
 
 def _is_over_there(record: RoundRecord) -> bool:
-    """A co-located round: it crossed no network, and its draft was made by the verifier."""
+    """Returns whether the round was co-located: it crossed no network, and its draft was made by the
+    verifier."""
     return record.rtt_ms == 0
 
 

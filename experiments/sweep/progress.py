@@ -36,8 +36,6 @@ class _Silent:
 
 
 class _Lines:
-    """For logs: a line at the start, and then one every ten seconds."""
-
     def __init__(self, total: int, done: int, out: TextIO) -> None:
         self._total, self._first, self._done = total, done, done
         self._out = out

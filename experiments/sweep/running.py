@@ -112,7 +112,6 @@ def run_sweep(plan: Plan, out: Path, is_resumed: bool, is_silent: bool) -> Sweep
 
 
 def _finish(plan: Plan, folder: ResultsFolder, is_tie: JudgeTie, losses: Losses, is_complete: bool) -> Sweep:
-    """Writes sweep.json, summary.csv and the last of the manifest."""
     results = read_results(folder.path)
     sweep = summarise(plan.config, plan.cells, _rows_of(folder), is_tie, losses, is_complete)
     write_summary(folder.path, sweep)
@@ -170,7 +169,6 @@ def _run_visits(plan: Plan, folder: ResultsFolder, progress: Progress) -> None:
 
 
 def _calibrate(plan: Plan, folder: ResultsFolder, progress: Progress) -> None:
-    """Measures each profile's link against its nominal values, into the manifest."""
     if not plan.config.calibrate or folder.manifest.calibration:
         return
     from outrider.experiments.sweep.calibrating import calibrate_links
@@ -216,13 +214,11 @@ def _models(requests: Sequence[RequestRow]) -> dict[str, str]:
 
 
 def _prompts_hash(prompts: Sequence[Prompt]) -> str:
-    """SHA-256 of ids and texts, in order."""
     lines = [json.dumps([prompt.id, prompt.text]) for prompt in prompts]
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()
 
 
 def _link_facts(plan: Plan, visits: Sequence[VisitRow]) -> dict[str, Any]:
-    """By link name, as the first visit found them."""
     names = {cell.id: cell.link.name for cell in plan.cells if cell.has_link}
     found: dict[str, Any] = {}
     for visit in visits:
@@ -241,7 +237,7 @@ def _now() -> str:
 
 @contextmanager
 def _no_interrupts() -> Iterator[None]:
-    """A second Ctrl-C must not leave half a folder: writing it takes moments."""
+    """Ignores a second Ctrl-C, which must not leave half a folder: writing it takes moments."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

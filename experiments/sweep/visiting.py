@@ -149,7 +149,7 @@ class Visitor:
         return settings | ({"verifier": address} if address else {})
 
     def _warm_up(self, cell: Cell, edges: Sequence[EdgeProcess], upstream: str) -> None:
-        """Weights loaded and a few tokens written, without the link, before the first visit counts."""
+        """Loads weights and writes a few tokens, without the link, before the first visit counts."""
         for index, edge in enumerate(edges):
             if (index, cell.id) in self.warm:
                 continue
@@ -159,7 +159,8 @@ class Visitor:
     def _ask_briefly(
         self, edge: EdgeProcess, cell: Cell, request: Request, address: str, num_tokens: int
     ) -> None:
-        """A request that does not count. Raises where it fails, naming the cell: so would all that follow."""
+        """Runs a request that does not count. Raises where it fails, naming the cell: so would all that
+        follow."""
         job = self._job(cell, 0, request, address, 0.0)
         try:
             answer = edge.ask(job | {"settings": job["settings"] | {"max_new_tokens": num_tokens}})
@@ -171,7 +172,7 @@ class Visitor:
 
 @contextlib.contextmanager
 def _killing_on_error(edges: Sequence[EdgeProcess]) -> Iterator[None]:
-    """Nobody waits for the answers of the others once one failed, or after Ctrl-C."""
+    """Ends the edges once one failed, or after Ctrl-C: nobody waits for the others' answers."""
     try:
         yield
     except BaseException:
@@ -181,7 +182,6 @@ def _killing_on_error(edges: Sequence[EdgeProcess]) -> Iterator[None]:
 
 
 def _waves(todo: Sequence[Request], num_edges: int, has_outages: bool) -> Iterator[list[list[Request]]]:
-    """Requests by edge: all at once, or one of each edge at a time."""
     by_edge = [[request for request in todo if request.session == index] for index in range(num_edges)]
     if not has_outages:
         yield by_edge

@@ -36,13 +36,12 @@ from outrider.experiments.sweep.results.records import to_json
 
 
 class _Edges:
-    """Edges by what they load: the same weights serve every cell that uses them."""
+    """Keeps edges by what they load: the same weights serve every cell that uses them."""
 
     def __init__(self) -> None:
         self._loaded: dict[tuple[object, ...], Edge] = {}
 
     def get(self, config: RunConfig, synthetic: Mapping[str, object] | None) -> Edge:
-        """`synthetic`: the pair's description instead of weights."""
         weights = _loaded_by(config) if Mode(config.mode).has_draft else ()
         key = (config.draft, json.dumps(synthetic), *weights)
         if key not in self._loaded:
@@ -53,7 +52,6 @@ class _Edges:
 
 
 def _loaded_by(config: RunConfig) -> tuple[object, ...]:
-    """What a draft is loaded by, beside its directory; one that tells a variance is another."""
     names = [each.name for each in dataclasses.fields(config) if each.name.startswith(("draft_", "lookup_"))]
     return (*(getattr(config, name) for name in names), config.gate_variance is not None, config.gate_file)
 

@@ -71,7 +71,6 @@ class _SyntheticSequence:
         return len(self._text)
 
     def commit(self, token_ids: Sequence[int]) -> None:
-        """See `DraftSequence.commit`."""
         for token_id in token_ids:
             if not 0 <= token_id < VOCAB_SIZE:
                 raise InvalidFieldError("token_ids", f"{token_id} is not below {VOCAB_SIZE}")
@@ -80,12 +79,11 @@ class _SyntheticSequence:
         self._text += token_ids
 
     def truncate(self, position: int) -> None:
-        """See `DraftSequence.truncate`."""
         assert 0 <= position <= self.position, f"cannot truncate {self.position} tokens to {position}"
         del self._text[position:]
 
     def propose(self, num_draft_tokens: int, should_stop: ShouldStop | None = None) -> Draft:
-        """See `DraftSequence.propose`. It tells a probability of 1 and no confidence: it knows nothing."""
+        """Proposes with a probability of 1 and no confidence: it knows nothing."""
         assert self._text, "a draft needs at least one committed token"
         start_s = time.perf_counter()
         if num_draft_tokens <= 0:
@@ -99,7 +97,7 @@ class _SyntheticSequence:
         return draft
 
     def _paced(self, should_stop: ShouldStop, start_s: float) -> ShouldStop:
-        """A rule that looks at the world sees it as late as it would with a draft of these times."""
+        """Lets a rule that looks at the world see it as late as it would with a draft of these times."""
 
         def paced(token_id: int, signals: Signals | None, num_drafted: int) -> Stop:
             wait_until(start_s + num_drafted * self._pair.draft_token_s)
@@ -116,7 +114,6 @@ class _SyntheticSequence:
         return tuple(np.where(errs, wrong, right).tolist())
 
     def _coins_here(self) -> KeyedCoins:
-        """Of this prompt. While a long one is still being read in chunks, of as much as there is."""
         assert self._num_prompt_tokens is not None, "nothing was committed"
         if self._coins is not None:
             return self._coins
@@ -127,10 +124,10 @@ class _SyntheticSequence:
         return coins
 
     def close(self) -> None:
-        """There is nothing to free."""
+        """Does nothing: there is nothing to free."""
 
     def check_integrity(self) -> None:
-        """There is nothing beside the text."""
+        """Does nothing: there is nothing beside the text."""
 
 
 class SyntheticDraft:

@@ -17,14 +17,14 @@ _TOKENS, _COINS = 0, 1  # second words of the key
 
 
 class _KeyedWords:
-    """Word t of a stream is a function of (key, t): Philox words, computed ahead and kept."""
+    """Computes Philox words ahead and keeps them: word t of a stream is a function of (key, t)."""
 
     def __init__(self, key: int, purpose: int) -> None:
         self._key = [key, purpose]
         self._words = np.empty(0, np.uint64)
 
     def upto(self, end: int) -> NDArray[np.uint64]:
-        """At least `end` words from the first on: uint64 [>= end]."""
+        """Returns at least `end` words from the first on: uint64 [>= end]."""
         if end > len(self._words):
             num_words = max(end, 2 * len(self._words), _BLOCK)
             bits = np.random.Philox(key=np.array(self._key, np.uint64))

@@ -27,7 +27,6 @@ from outrider.experiments.synthetic.target import SyntheticBackend
 
 
 def _create_server(pair: SyntheticPair, config: ServeConfig) -> VerifierServer:
-    """With a co-located draft; what it says of itself carries the pair's labels."""
     backend = SyntheticBackend(pair)
     draft = SyntheticDraft(replace(pair, draft_token_s=pair.colocated_draft_s))
     server = VerifierServer(backend, config, CoLocatedDrafter(draft, backend.max_context))

@@ -85,7 +85,7 @@ class SyntheticBackend:
         return logits
 
     def _peaked(self, peaks: np.ndarray[tuple[int], np.dtype[np.int64]]) -> Logits:
-        """A view [len(peaks), vocab] of the one array, the last forward's peaks taken back."""
+        """Returns a view [len(peaks), vocab] of the one array, the last forward's peaks taken back."""
         if len(peaks) > len(self._rows):
             self._rows, self._peaks = _blank(2 * len(peaks)), self._peaks[:0]
         self._rows[np.arange(len(self._peaks)), self._peaks] = OTHERS

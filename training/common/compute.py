@@ -61,5 +61,4 @@ class Compute:
 
 
 def _to_bfloat16(_module: Any, _inputs: Any, embedded: Tensor) -> Tensor:
-    """The residual stream takes its dtype from the embedding: half the memory traffic of float32."""
     return embedded.to(torch.bfloat16)

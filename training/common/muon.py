@@ -80,7 +80,7 @@ class Muon(torch.optim.Optimizer):
         return param.grad.lerp(buffer, momentum)
 
     def _updates(self, directions: list[Tensor]) -> list[Tensor]:
-        """Orthogonalise, one stack a shape; a worker makes every size-th matrix and learns the others."""
+        """Orthogonalises, one stack a shape; a worker makes every size-th matrix and receives the others."""
         updates = [torch.zeros_like(direction) for direction in directions]
         by_shape: dict[torch.Size, list[int]] = {}
         for index, direction in enumerate(directions):

@@ -38,7 +38,6 @@ class Progress:
             print(f"{self._name}: {done:.1%}, {text}", file=sys.stderr, flush=True)
 
     def _left(self, done: float) -> str:
-        """At the pace of this process, from when it first got on."""
         gained = done - self._first
         if gained <= 0:
             self._started_at = time.monotonic()  # sampling before the first step is not of the budget

@@ -104,30 +104,32 @@ class Trainer(ABC):
 
     @abstractmethod
     def _batch(self, phase: Phase) -> npt.NDArray[np.int64]:
-        """The next batch of all workers: [rows, length + 1] ids."""
+        """Returns the next batch of all workers: [rows, length + 1] ids."""
 
     def _draw(self) -> float:
-        """A number from 0 to 1 for the step: the same on every worker, and in a run that was resumed."""
+        """Returns a number from 0 to 1 for the step: the same on every worker, and in a run that was
+        resumed."""
         return float(np.random.default_rng([self.config.seed, self.state.step]).random())
 
     @abstractmethod
     def _loss(self, ids: Tensor, done: float) -> tuple[Tensor, Tensor]:
-        """Of [rows, length + 1] ids: the mean loss to differentiate, and the figure to print."""
+        """Returns of [rows, length + 1] ids the mean loss to differentiate, and the figure to print."""
 
     @abstractmethod
     def _finish(self) -> dict[str, Any]:
-        """Save the weights to be used, and return the figures that are this training's own."""
+        """Saves the weights to be used, and returns the figures that are this training's own."""
 
     @abstractmethod
     def _extra_state(self) -> dict[str, Any]:
-        """What a subclass adds to the checkpoint."""
+        """Returns what a subclass adds to the checkpoint."""
 
     @abstractmethod
     def _take_extra_state(self, saved: dict[str, Any]) -> None:
-        """Restore it."""
+        """Restores it."""
 
     def _prepare(self) -> int:
-        """Do a piece of what must be done before the next step, and return its tokens; 0: there is none."""
+        """Does a piece of what must be done before the next step, and returns its tokens; 0: there is
+        none."""
         return 0
 
     def train(self) -> dict[str, Any] | None:
@@ -194,7 +196,6 @@ class Trainer(ABC):
         self.optimizers = make_optimizers(self.model, self.config.rates, self.group)
 
     def _step(self, done: float) -> tuple[int, float]:
-        """One optimiser step: tokens seen, and the figure before it."""
         config, phase = self.config, phase_at(self.config.phases, done)
         scale_rates(self.optimizers, config.schedule.scale(done))
         batch = self._batch(phase)

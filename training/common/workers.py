@@ -119,7 +119,7 @@ def run_workers(num_workers: int, task: Callable[[Group], T]) -> T:
 
 
 def _wait_for(process: BaseProcess, ready: Connection) -> None:
-    """Until the worker runs: one that cannot would be waited for at the first meeting, patiently."""
+    """Waits until the worker runs: one that cannot would be waited for at the first meeting, patiently."""
     if process.sentinel in multiprocessing.connection.wait([process.sentinel, ready]):
         process.join()
         raise RuntimeError(
@@ -143,8 +143,6 @@ def _run_other(group: Group, store: Path, task: Callable[[Group], object], is_re
 
 
 class _Joined:
-    """Membership of the process group, over loopback."""
-
     def __init__(self, group: Group, store: Path) -> None:
         self._group, self._store = group, store
 

@@ -180,9 +180,8 @@ def _sources(config: CorpusConfig, stdlib: Path, site: Path) -> Iterator[tuple[s
 
 
 def _files(package: str, root: Path) -> list[Path]:
-    """Files in an order that is fixed and has nothing to do with their names, so that a cap takes a fair
-    sample.
-    """
+    """Returns files in an order that is fixed and has nothing to do with their names, so that a cap takes
+    a fair sample."""
     skip = _STDLIB_SKIP if package == STDLIB else _PACKAGE_SKIP
     files = [path for path in root.rglob("*.py") if not skip.intersection(path.relative_to(root).parts[:-1])]
     return sorted(files, key=lambda path: hashlib.sha256(path.relative_to(root).as_posix().encode()).digest())
@@ -216,7 +215,7 @@ def _documents(texts: list[str], config: CorpusConfig) -> list[str]:
 
 
 def _definitions(text: str) -> list[str]:
-    """Cut one module into its functions and classes; what lies between them is one document more."""
+    """Cuts one module into its functions and classes; what is between them is one document more."""
     lines = text.splitlines(keepends=True)
     pieces: list[str] = []
     rest: list[str] = []

@@ -31,7 +31,6 @@ def documented_functions(module: str) -> Iterator[Function]:
 
 
 def _end_of_head(node: _FunctionNode) -> int | None:
-    """The docstring's last line; None where it is missing or long, or nothing follows it."""
     docstring = node.body[0]
     if ast.get_docstring(node) is None or len(node.body) < 2 or node.decorator_list:
         return None

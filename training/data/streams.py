@@ -91,7 +91,6 @@ class Batches:
         return batch
 
     def _starts(self, epoch: int, length: int) -> npt.NDArray[np.int64]:
-        """Where the windows of an epoch begin, in the order they are taken."""
         if self._order[0] != (epoch, length):
             rng = np.random.default_rng([self.seed, epoch])
             phase = int(rng.integers(length)) if epoch else 0

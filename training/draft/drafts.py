@@ -147,7 +147,7 @@ def copy_tokenizer(source: Path, destination: Path) -> None:
 
 @torch.no_grad()
 def _inherit_embedding(draft: Any, target: Any) -> None:
-    """Start the draft's embedding at the principal components of the target's output embedding."""
+    """Starts the draft's embedding at the principal components of the target's output embedding."""
     weight = target.get_output_embeddings().weight.float()  # [vocab, target_size]
     size = draft.config.hidden_size
     if weight.size(1) < size:

@@ -211,7 +211,6 @@ def _before_it(run: dict[str, Any]) -> str:
 
 
 def _before(run: dict[str, Any]) -> list[dict[str, Any]]:
-    """The trainings whose weights this one began with."""
     runs: list[dict[str, Any]] = run.get("before", [])
     return runs
 

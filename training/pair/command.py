@@ -63,7 +63,6 @@ class PairConfig:
 
 
 def _make_corpus(config: PairConfig) -> bool:
-    """Corpus, manifest, tokenizer and encoded data in the run directory."""
     from outrider.training.data.corpus import CORPORA, build_corpus, save_manifest
     from outrider.training.data.prompts import make_prompts, save_prompts
     from outrider.training.data.streams import encode_corpus
@@ -82,9 +81,8 @@ def _make_corpus(config: PairConfig) -> bool:
 
 
 def _make_target(config: PairConfig) -> bool:
-    """The target's weights in `target/` of the run, those of `out` where no minutes are given for more; False
-    where the slice ended first.
-    """
+    """Returns False where the slice ended first. Where no minutes are given for more, the target of `out`
+    is taken."""
     from outrider.training.target.train import PRESETS, train_target
 
     if config.minutes_target == 0:
@@ -103,9 +101,6 @@ def _make_target(config: PairConfig) -> bool:
 
 
 def _make_polished(config: PairConfig) -> bool:
-    """The target trained on with functions of its own, in `polished/` of the run; False where the slice ended
-    first.
-    """
     from outrider.training.target.polish import PRESETS, polish
     from outrider.training.target.train import PRESETS as TARGETS
 
@@ -121,7 +116,6 @@ def _make_polished(config: PairConfig) -> bool:
 
 
 def _make_draft(config: PairConfig) -> bool:
-    """The quantised draft in Hugging Face form in `draft/` of the run; False where the slice ended first."""
     import numpy as np
 
     from outrider.training.data.streams import load_functions, load_train
@@ -155,7 +149,6 @@ def _make_draft(config: PairConfig) -> bool:
 
 
 def _run_fields(config: PairConfig, minutes: float | None, tokens: int | None) -> dict[str, Any]:
-    """What a training takes from the pair's configuration; a budget that is not given is the preset's."""
     fields: dict[str, Any] = {
         "num_threads": config.num_threads,
         "slice_minutes": config.slice_minutes,
@@ -224,7 +217,6 @@ def make_pair(config: PairConfig) -> None:
 
 
 def _run_stage(name: str, stage: Callable[[PairConfig], bool], config: PairConfig, marker: Path) -> bool:
-    """Run one stage; False where the slice ended before it."""
     print(f"{name}: started", flush=True)
     if not stage(config):
         print(f"{name}: slice over; the same command (without --fresh) goes on")

@@ -158,7 +158,6 @@ def polish(config: PolishConfig, data: Path, target: Path, out: Path, group: Gro
 def _own_functions(
     config: PolishConfig, data: Path, target: Path, out: Path, group: Group
 ) -> tuple[Tokens, dict[str, int]]:
-    """The stream of kept functions, and how many were written and kept; from `out` where they lie there."""
     from transformers import AutoModelForCausalLM
 
     from outrider.training.data.tokenizer import load_tokenizer

@@ -141,7 +141,6 @@ class TargetTrainer(Trainer):
                 self.average[name] = param.detach().clone()
 
     def _deepen(self, num_layers: int) -> None:
-        """Grow to `num_layers`; the momentum of the layers that stay is kept."""
         if len(self.model.model.layers) >= num_layers:
             return
         states = [optimizer.state for optimizer in self.optimizers]
@@ -183,7 +182,7 @@ class TargetTrainer(Trainer):
         self.average = {name: value.to(self.compute.device) for name, value in saved["average"].items()}
 
     def _finish(self) -> dict[str, Any]:
-        """Keep whichever of the last and the averaged weights validates better."""
+        """Keeps whichever of the last and the averaged weights validates better."""
         last = {name: param.detach().clone() for name, param in self.model.named_parameters()}
         loss_last = loss_average = self.validate()
         if self.average:

@@ -144,7 +144,8 @@ def _place(point: Point) -> tuple[str, float, int]:
 
 
 def _profiles(rtt_ms: float, plan: Plan) -> list[tuple[str, LinkProfile, tuple[int, ...], int]]:
-    """What, the link, the frames and how many of each. Uniform jitter leaves the median at twice its mean."""
+    """Returns what is measured, the link, the frames and how many. Uniform jitter leaves the median at
+    twice its mean."""
     limited = LinkProfile(rtt_ms=rtt_ms, up_mbit=RATE_MBIT, down_mbit=RATE_MBIT)
     found = [
         ("rtt", LinkProfile(rtt_ms=rtt_ms), FRAMES, plan.num_trips),
@@ -208,6 +209,5 @@ def _round_trip_point(
 
 
 def _throughput_point(name: str, rtt_ms: float, mbit: float) -> Point:
-    """Of a message's own bytes, which are 1,448 of 1,500 on the wire."""
     nominal = RATE_MBIT * SEGMENT_BYTES / (SEGMENT_BYTES + HEADER_BYTES)
     return Point(name, "throughput", rtt_ms, 16384, nominal, mbit, mbit, mbit, 0.05 * nominal, "Mbit/s")

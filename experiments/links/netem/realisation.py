@@ -70,7 +70,7 @@ def netem_command(profile: LinkProfile, device: str, is_up: bool) -> list[str]:
 
 
 def _limit_packets(profile: LinkProfile, mbit: float) -> int:
-    """netem counts what waits and what is on its way together, in packets."""
+    """Returns netem's limit, which counts what waits and what is on its way together, in packets."""
     if not (mbit and profile.queue_kb):
         return _UNBOUNDED
     on_its_way = mbit * 1e6 / 8 * (profile.rtt_ms / 2 + profile.jitter_ms) / 1000

@@ -37,19 +37,18 @@ class _NetemServer:
         return self._facts
 
     def wire_bytes(self) -> tuple[int, int]:
-        """As the device counts them, with Ethernet headers; up is what entered the link."""
+        """Returns the device's counts, with Ethernet headers; up is what entered the link."""
         up, down = ((self._statistics / f"{way}_bytes").read_text() for way in ("tx", "rx"))
         return int(up), int(down)
 
     def restart_outages(self) -> None:
-        """There are none."""
+        """Does nothing: there are none."""
 
     def reset(self) -> int:
         return self._relay.reset()
 
 
 def _make_veth(namespace: Namespace, near: str, far: str, control: str) -> str:
-    """The pair, with addresses and routes; returns the name of our end. The far one is `FAR_DEVICE`."""
     device = f"orn{os.getpid()}"
     ip("link", "add", device, "type", "veth", "peer", "name", FAR_DEVICE, "netns", namespace.path)
     set_up_device(device, near, far, control)

@@ -124,7 +124,6 @@ class Pipe:
             sink.write(chunk)
 
     def _regulate(self) -> None:
-        """Reads from the source as long as there is room."""
         source = self.source
         if source is None or source.is_closing() or self.has_ended:
             return

@@ -16,7 +16,7 @@ from outrider.experiments.links.virtual import VirtualLink
 
 
 class _Side(asyncio.Protocol):
-    """One of a connection's two sockets: what it reads goes into `outgoing`, `incoming` writes to it."""
+    """Is one of a connection's two sockets: what it reads goes into `outgoing`, `incoming` writes to it."""
 
     def __init__(self, outgoing: Pipe, incoming: Pipe, transports: set[asyncio.Transport]) -> None:
         self._outgoing, self._incoming, self._transports = outgoing, incoming, transports

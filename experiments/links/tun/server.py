@@ -28,8 +28,6 @@ _AT_ONCE = 64  # packets of one direction, before the other has its turn
 
 
 class _PacketPipe:
-    """One direction: reads `source`, writes `sink`."""
-
     def __init__(self, path: PacketPath, source: int, sink: int, opened_s: float) -> None:
         self.path = path
         self.num_packets = self.num_dropped = self.num_bytes = 0
@@ -41,7 +39,6 @@ class _PacketPipe:
         self._loop.add_reader(source, self._read)
 
     def close(self) -> None:
-        """Reads no more; the device goes."""
         if self._timer is not None:
             self._timer.cancel()
         self._loop.remove_reader(self._source)
@@ -103,7 +100,6 @@ class _TunServer:
 
 
 def _make_devices(namespace: Namespace, near: str, far: str, control: str) -> tuple[int, int]:
-    """The TUN devices with their addresses and routes; (ours, the far one)."""
     device = f"orl{os.getpid()}"
     ours = open_tun(device)
     set_up_device(device, near, far, control)

@@ -68,7 +68,6 @@ def shapes(view: View, setting: Setting) -> list[Shape]:
 
 
 def _rate_of(link: dict[str, Any]) -> float:
-    """Mbit/s of the slower direction."""
     limits = [float(link[name]) for name in RATES if link.get(name)]
     return min(limits, default=math.inf)
 

@@ -79,7 +79,6 @@ def shapes(view: View, setting: Setting) -> list[Shape]:
 
 
 def _gaps_of(request: RequestRow) -> list[float]:
-    """Times between two commits, ms; the wait for the first is TTFT and no gap."""
     times = request.commit_times_ms
     return [later - earlier for earlier, later in itertools.pairwise(times)]
 
@@ -99,7 +98,8 @@ def _curve(view: View, arm: Arm, style: int, cells: Sequence[CellRow]) -> Curve 
 
 
 def _quantiles(per_request: Sequence[Sequence[float]], shares: Values) -> tuple[Values, Values, Values]:
-    """Quantiles of all gaps together; bounds by a bootstrap over requests, whose gaps are not independent."""
+    """Returns quantiles of all gaps together; bounds by a bootstrap over requests, whose gaps are not
+    independent."""
     gaps = np.concatenate([np.asarray(each, float) for each in per_request])
     owners = np.repeat(np.arange(len(per_request)), [len(each) for each in per_request])
     order = np.argsort(gaps, kind="stable")
@@ -112,7 +112,6 @@ def _quantiles(per_request: Sequence[Sequence[float]], shares: Values) -> tuple[
 
 
 def _weighted_quantiles(ordered: Values, weights: NDArray[np.int64], shares: Values) -> Values:
-    """Nearest rank."""
     reached = np.cumsum(weights)
     places = np.searchsorted(reached, np.ceil(shares * reached[-1] - 1e-9))
     found: Values = ordered[np.minimum(places, len(ordered) - 1)]

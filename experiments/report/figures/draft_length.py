@@ -105,7 +105,6 @@ def _line(view: View, setting: Setting, cells: Sequence[CellRow]) -> Line:
 
 
 def _per_second(tpot: Metric) -> Metric:
-    """ms a token as tokens a second."""
     low = 1e3 / tpot.high if tpot.high else None
     high = 1e3 / tpot.low if tpot.low else None
     return Metric(1e3 / tpot.value, "1/s", low, high, tpot.n)
@@ -129,7 +128,6 @@ def finding(shaped: Shape) -> str:
 
 
 def _lengths(lengths: Sequence[int]) -> str:
-    """4; 4 or 8; 3 to 17."""
     if len(lengths) > 3:
         return f"{lengths[0]} to {lengths[-1]}"
     return listed([str(n) for n in lengths]).replace(" and ", " or ")

@@ -102,7 +102,6 @@ def _spans(row: RequestRow, at_s: float) -> bool:
 
 
 def _back_after_s(tokens: Sequence[tuple[RequestRow, float, str]], end_s: float) -> float | None:
-    """Mean over runs of the first verified token after the outage."""
     first: dict[tuple[int, int], float] = {}
     for row, time, origin in tokens:
         run = (row.repeat, row.session)
@@ -145,7 +144,6 @@ def _chart(setting: str, shaped: Shape) -> Chart:
 
 
 def _table(shaped: Shape) -> Table:
-    """Tokens a run before, during and after the outages."""
     centres = (shaped.edges_s[:-1] + shaped.edges_s[1:]) / 2
     width = shaped.edges_s[1] - shaped.edges_s[0]
     is_during = np.zeros(len(centres), bool)

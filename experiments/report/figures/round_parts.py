@@ -74,7 +74,7 @@ def shape(view: View, setting: Setting) -> list[Bar]:
 
 
 def _bar_of(view: View, cell: CellRow) -> Bar | None:
-    """A request's first round has no round before it to measure its wall time from: it is left out."""
+    """Leaves a request's first round out: there is none before it to measure its wall time from."""
     by_request: dict[str, list[RoundRow]] = {}
     for row in view.rounds_of(cell):
         by_request.setdefault(row.request, []).append(row)
@@ -105,7 +105,6 @@ def _parts(rows: Sequence[RoundRow], wall_ms: float) -> dict[str, float]:
 
 
 def _mean_interval(groups: Sequence[Sequence[float]]) -> tuple[float, float]:
-    """95 % of the mean over all, by resampling requests."""
     sums = np.array([sum(group) for group in groups])
     counts = np.array([len(group) for group in groups])
     picks = np.random.default_rng(0).integers(0, len(groups), (NUM_RESAMPLES, len(groups)))

@@ -36,8 +36,6 @@ class _Tile:
 
 @dataclass(frozen=True, slots=True)
 class _Row:
-    """One acceptance: the mean over its cells."""
-
     acceptance: float
     tiles: dict[float, _Tile]  # by RTT: the best arm of the row
 
@@ -103,7 +101,7 @@ def _tile(view: View, cell: CellRow, factor: float) -> _Tile | None:
 
 
 def _acceptance_of(view: View, cell: CellRow) -> float | None:
-    """Share of the judged draft tokens that stood.
+    """Returns the share of the judged draft tokens that were accepted.
 
     Those after a rejection are not judged, so that the share does not fall with the draft's length.
     """
@@ -121,7 +119,7 @@ def _row(tiles: Sequence[_Tile], rtts: Sequence[float]) -> _Row:
 
 
 def _merge(rows: Sequence[_Row]) -> list[_Row]:
-    """Rows of nearly one acceptance become one, its best tiles kept, until few enough are left."""
+    """Merges rows of nearly one acceptance, the best tiles kept, until few enough are left."""
     step = SAME_ACCEPTANCE
     while len(groups := _groups(rows, step)) > MAX_ROWS:
         step *= 1.5
@@ -231,7 +229,6 @@ def draw(shaped: Shape, figure: Figure, size: Size) -> None:
 
 
 def _type_size(shaped: Shape, size: Size) -> float:
-    """As large as a place is wide."""
     room = (size.width - 60) / max(1, len(shaped.rtts))
     return max(7.5, min(size.font_px, room / 3.4))
 

@@ -125,7 +125,6 @@ def _cell_of(plan: EdgePlan, system: System) -> Cell:
 
 
 def _config_of(system: System) -> SweepConfig:
-    """As much of a sweep's configuration as its figures ask for."""
     is_given = any(not isinstance(plan.group.acceptance, str) for plan in system.edges)
     return SweepConfig(
         name=system.config.name,

@@ -65,7 +65,6 @@ def load_acceptance(acceptance: object, where: str, seed: int) -> list[TracedTex
 
 
 def _draw_traces(alphas: Sequence[float], seed: int) -> TraceSet:
-    """Token i of a draft stands with chance alphas[i], given that those before it do; the last repeats."""
     chances = np.array([alphas[min(i, len(alphas) - 1)] for i in range(MAX_DEPTH)])
     source = np.random.default_rng(seed)
     nothing = np.zeros((NUM_GIVEN_POSITIONS, 0), np.float32)
@@ -116,12 +115,12 @@ class TracedSequence:
         return draft
 
     def _read_s(self) -> float:
-        """The call, and text that its KV lacks: one token always, and more after a prompt."""
+        """Returns the time of the call, and of text that its KV lacks: one token always, and more after a
+        prompt."""
         num_unread = max(0, self.position - self.num_read - 1)
         return (self.times.call_ms + num_unread * self.times.read_token_ms) / 1e3
 
     def _timed(self, draft: Draft, should_stop: ShouldStop | None) -> Draft:
-        """What the rule leaves of it, after the time of the tokens that were drafted."""
         token_s = self.times.token_ms / 1e3
         if should_stop is None:
             self.sleep(self._read_s() + len(draft.token_ids) * token_s)
@@ -144,7 +143,6 @@ class TracedSequence:
 
 @lru_cache(1 << 14)
 def _support(token_id: int, num_ids: int) -> Support:
-    """Of the right size: the drafted id, nearly certain, and ids that the target never says."""
     return Support((token_id, *text.OTHERS[: num_ids - 1]), (1 << 12,) + (1,) * (num_ids - 1))
 
 

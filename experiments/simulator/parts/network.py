@@ -72,8 +72,6 @@ class Network:
 
 
 class _SimulatedLink:
-    """`VerifierLink` of one session."""
-
     def __init__(self, world: World, site: Site, address: str, session_id: bytes) -> None:
         self.address = address
         self.traffic = Traffic()
@@ -81,7 +79,6 @@ class _SimulatedLink:
         self._verifier = site.verifier_for(session_id)
 
     def connect(self, timeout_s: float) -> _SimulatedConnection:
-        """TCP's handshake, then HTTP/2's. Raises `LinkError` after `timeout_s`."""
         world, site = self._world, self._site
         link = VirtualLink(site.profile, beside=site.link)
         start_s = world.now_s + site.times.connect_ms / 1e3
@@ -98,7 +95,7 @@ class _SimulatedLink:
 
 
 class _SimulatedConnection:
-    """`Connection`. Messages are as long as the codec makes them, and are handed on as they are."""
+    """Carries messages as they are; they count as long as the codec makes them."""
 
     def __init__(
         self,
@@ -129,7 +126,6 @@ class _SimulatedConnection:
         self._world.call_at(arrival_s + self._far_receive_s, function)
 
     def _deliver(self, response: SessionResponse, kind: type[SessionRequest] | None) -> None:
-        """The verifier answers."""
         if self._is_closed:
             return
         num_bytes = response_bytes(response, kind) + FRAME_BYTES
@@ -151,7 +147,7 @@ class _SimulatedConnection:
         return response
 
     def start_trip(self) -> None:
-        """A `Describe`: the verifier's event loop answers it, whatever the engine does."""
+        """Sends a `Describe`: the verifier's event loop answers it, whatever the engine does."""
         start_s = self._world.now_s
 
         def answer() -> None:
@@ -172,7 +168,6 @@ class _SimulatedConnection:
         self._inbox.put(None)
 
     def close(self) -> None:
-        """The far end hears of it after the link's delay."""
         if not self._is_closed:
             self._is_closed = True
             self._to_verifier(0, self._stream.detach)

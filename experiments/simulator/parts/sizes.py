@@ -58,5 +58,5 @@ def response_bytes(response: SessionResponse, kind: type[SessionRequest] | None)
 
 
 def _varint(value: int) -> int:
-    """Bytes of it; 0 for a zero, which is not sent."""
+    """Returns its bytes; 0 for a zero, which is not sent."""
     return (value.bit_length() + 6) // 7

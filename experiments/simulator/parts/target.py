@@ -92,7 +92,7 @@ class SimulatedTarget:
     eos_token_ids: tuple[int, ...] = ()
 
     def __init__(self, world: World, times: VerifierTimes, kv_tokens: int = 0) -> None:
-        """`kv_tokens` of 0 is a pool that is never full."""
+        """Makes a pool of `kv_tokens`; 0 is one that is never full."""
         self.times = times
         self._world = world
         self.num_forwards = 0

@@ -61,7 +61,7 @@ class SimulatedVerifier:
         texts: Sequence[TracedText],
         kv_tokens: int = 0,
     ) -> None:
-        """The co-located draft knows the same `texts` as the edges'. `kv_tokens` of 0 is no limit."""
+        """Gives the co-located draft the same `texts` as the edges'. `kv_tokens` of 0 is no limit."""
         self.name = name
         self.receive_s, self.send_s = times.receive_ms / 1e3, times.send_ms / 1e3
         self.busy_s = 0.0
@@ -85,7 +85,7 @@ class SimulatedVerifier:
         world.start(self._run)
 
     def _run(self) -> None:
-        """As `EngineDriver`: a step follows the other while there is work, and begins with a job else."""
+        """Steps as `EngineDriver` does: one after the other while there is work, else with the next job."""
         engine, world = self.engine, self._world
         while True:
             start_s = world.now_s
@@ -120,8 +120,8 @@ class SimulatedVerifier:
 
 
 class _SimulatedStream:
-    """`stream.SessionStream` without messages: what is refused at the door, what a lost call
-    ends."""
+    """Does what `stream.SessionStream` does, without messages: refuses rounds before they are decoded,
+    cancels what a lost call was generating."""
 
     def __init__(self, world: World, engine: Engine, session_id: bytes, deliver: Deliver) -> None:
         self._world = world
@@ -176,6 +176,5 @@ class _SimulatedStream:
         self._deliver(response, kind)
 
     def detach(self) -> None:
-        """Nobody reads a running `Generate` any more. The session stays."""
         if self._generating is not None:
             self._submit(CancelRequest(self._generating), lambda reply: None)

@@ -130,7 +130,8 @@ def _same_name(cell: Cell) -> ConfigError:
 
 
 def _baseline_of(cell: Cell, kind: str) -> dict[str, object]:
-    """The fields a baseline of this kind must share with `cell`: those that concern the baseline."""
+    """Returns the fields that a baseline of this kind must share with `cell`: those that concern the
+    baseline."""
     shared: dict[str, object] = {"temperature": cell.temperature, "num_sessions": cell.num_sessions}
     if kind != "edge-only":
         shared |= {"link": cell.link, "tls": cell.tls, "min_forward_ms": cell.min_forward_ms}
@@ -188,7 +189,7 @@ def _settings(config: SweepConfig) -> Iterator[dict[str, Any]]:
 def _sensible(
     setting: Mapping[str, Any], mode: str, policy: str, length: int | None, method: str, variant: Variant
 ) -> Cell:
-    """The cell with what does not concern its mode put to one value, so that equal work is one cell."""
+    """Sets what does not concern the cell's mode to one value, so that equal work is one cell."""
     setting = dict(setting)
     if mode == Mode.EDGE_ONLY:  # no link, no verifier, and nobody to judge a draft
         setting |= {"link": _ALONE, "tls": False, "min_forward_ms": 0.0}
@@ -217,7 +218,6 @@ def _sensible(
 
 
 def _twin(cells: list[Cell]) -> Cell:
-    """Of the first cell that is asked for and drafts here for a verifier there, else of the first one."""
     ours = [cell for cell in cells if cell.has_link and Mode(cell.mode).has_draft] or cells
     asked = [cell for cell in ours if not cell.baseline] or ours
     return dataclasses.replace(asked[0], baseline="", twin=asked[0].id)

@@ -21,7 +21,7 @@ Interval = tuple[float, float] | None
 
 
 def _resamples(num: int, seed: int = 0) -> NDArray[np.int64]:
-    """Which requests each resample takes: int64 [NUM_RESAMPLES, num]."""
+    """Returns which requests each resample takes: int64 [NUM_RESAMPLES, num]."""
     return np.random.default_rng(seed).integers(0, num, (NUM_RESAMPLES, num))
 
 
@@ -67,7 +67,8 @@ def of_quantiles(
 def _resampled_quantiles(
     values: Floats, owner: NDArray[np.int64], num_groups: int, quantiles: Floats
 ) -> Floats:
-    """float64 [NUM_RESAMPLES, num_quantiles]; the sorted `values` count as often as their group is drawn."""
+    """Returns float64 [NUM_RESAMPLES, num_quantiles]; the sorted `values` count as often as their group is
+    drawn."""
     index = _resamples(num_groups)
     counts = np.stack([np.bincount(row, minlength=num_groups) for row in index])
     chunk = max(1, _MAX_CELLS // len(values))

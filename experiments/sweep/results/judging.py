@@ -68,7 +68,7 @@ class Judge:
         return found
 
     def _scorer_for(self, row: RequestRow) -> Scorer | None:
-        """None for synthetic models, and where the target that wrote is not the one that lies here."""
+        """Returns None for synthetic models, and where the target that wrote is not the one at hand."""
         if self._config.is_synthetic:
             return None
         if self._scorer is None:
@@ -86,6 +86,4 @@ class Judge:
 
 
 def _is_exact(cell: Cell, rows: Sequence[RequestRow]) -> bool:
-    """Whether its texts are cloud-only's. Those of the draft alone never are, nor are those in which the edge
-    kept tokens unverified."""
     return cell.is_exact_text and not any(row.num_unverified_tokens for row in rows)

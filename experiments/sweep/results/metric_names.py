@@ -56,7 +56,6 @@ def describe(name: str) -> str:
 
 
 def _general(name: str) -> str:
-    """`itl_{q}_ms` for `itl_p50_ms`."""
     if name in DESCRIPTIONS:
         return name
     return next(name.replace(f"_{q}_", "_{q}_") for q in QUANTILES if f"_{q}_" in name)

@@ -166,7 +166,6 @@ def _marks(seen: Observed) -> dict[str, Metric]:
 
 
 def _gate(seen: Observed) -> dict[str, Metric]:
-    """Of cells in which one judged the draft."""
     judged = [r for r in seen.rounds if r.hard_ratio is not None]
     if not judged:
         return {}
@@ -180,7 +179,7 @@ def _gate(seen: Observed) -> dict[str, Metric]:
 
 
 def _round_parts(rounds: Sequence[RoundRow]) -> dict[str, Metric]:
-    """Means over answered rounds, without intervals: they explain, they do not compare."""
+    """Returns means over answered rounds, without intervals: they explain, they do not compare."""
     answered = [r for r in rounds if r.is_answered]
     if not answered:
         return {}
@@ -229,5 +228,4 @@ def _metric(name: str, result: tuple[float, Interval], n: int) -> Metric:
 
 
 def _rounded(value: float | None) -> float | None:
-    """Six significant digits."""
     return None if value is None else float(f"{value:.6g}")

@@ -62,7 +62,7 @@ def _measure_parts(
     requests: Mapping[str, Sequence[RequestRow]],
     rounds: Mapping[str, Sequence[RoundRow]],
 ) -> Parts | None:
-    """None where no cell drafts a fixed length, or none streams cloud-only."""
+    """Returns None where no cell drafts a fixed length, or none streams cloud-only."""
     drafting = [cell for cell in cells if _is_plain_speculation(cell)]
     seen = [r for cell in drafting for r in rounds.get(cell.id, ()) if r.is_answered and r.num_draft_tokens]
     streamed = [row for cell in cells if cell.mode == Mode.CLOUD_ONLY for row in requests.get(cell.id, ())]
@@ -88,7 +88,8 @@ def _texts(
     requests: Mapping[str, Sequence[RequestRow]],
     rounds: Mapping[str, Sequence[RoundRow]],
 ) -> tuple[Standing, ...]:
-    """What stood where, text by text, each once: over another link the same text comes again."""
+    """Returns what was accepted where, text by text, each once: over another link the same text comes
+    again."""
     known = {row.request for cell in drafting for row in requests.get(cell.id, ())}
     by_request: dict[str, list[RoundRow]] = {}
     for each in (r for cell in drafting for r in rounds.get(cell.id, ()) if r.request in known):
@@ -113,12 +114,11 @@ def _predict(cell: Cell, parts: Parts, num_tokens: int) -> Prediction | None:
 
 
 def _setting(cell: Cell) -> _Setting:
-    """What parts depend on: not the link, and not how long drafts are."""
+    """Returns what parts depend on: not the link, and not how long drafts are."""
     return cell.temperature, cell.min_forward_ms, cell.min_draft_ms, cell.tls
 
 
 def _is_of_setting(cell: Cell, lead: Cell) -> bool:
-    """Equal in what concerns the cell's mode."""
     is_same_draft = cell.min_draft_ms == lead.min_draft_ms or cell.mode in (Mode.CLOUD_ONLY, Mode.CO_LOCATED)
     is_same_target = (cell.min_forward_ms, cell.tls) == (lead.min_forward_ms, lead.tls)
     is_same_target = is_same_target or cell.mode == Mode.EDGE_ONLY
