@@ -19,11 +19,12 @@ from typing import Any
 from benchmarks.controller.grid import POINTS, SYNTHETIC, Point
 from benchmarks.controller.simulated import play_texts
 from benchmarks.controller.ways import Total, run_mode, total_of
+from benchmarks.results_file import RESULTS
 from outrider.common.errors import UsageError
 from outrider.edge_client.controller.mode_policy import CHOOSABLE_MODES
 from outrider.edge_client.core.options import ExecutionMode
 from outrider.experiments.shared.acceptance_traces import TraceSet, load_traces, synthetic_traces
-from outrider.experiments.shared.results import RESULTS, Measure, at_most, judged
+from outrider.experiments.shared.results import Measure, at_most, judged
 
 TARGET = 1.05
 NUM_BEFORE = 2  # texts of a process that do not count as later ones

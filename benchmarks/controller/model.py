@@ -9,8 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from benchmarks.controller.plan_check import RTTS_MS, as_json, model_measure
-from benchmarks.controller.plan_check_parts import Checked, compare_own
+from benchmarks.controller.plan_check import RTTS_MS, Checked, as_json, compare_own, model_measure
 from benchmarks.controller.plan_check_runs import SPECULATIVE, decoding, run_all
 from benchmarks.matrix import best_realisation
 from outrider.experiments.links.base import check_realisable, create_realisation

@@ -28,6 +28,7 @@ from benchmarks.controller.grid import (
     Point,
 )
 from benchmarks.controller.simulated import play_texts
+from benchmarks.results_file import write_results
 from outrider.edge_client.controller.cost_model import expected_tokens, round_s, round_token_s, tokens_per_s
 from outrider.edge_client.controller.depth.fixed import DEFAULT_DEPTH
 from outrider.edge_client.controller.depth.optimal import OptimalDepth
@@ -43,7 +44,7 @@ from outrider.experiments.shared.acceptance_traces import (
     synthetic_traces,
 )
 from outrider.experiments.shared.command import run_command
-from outrider.experiments.shared.results import Measure, at_most, judged, write_results
+from outrider.experiments.shared.results import Measure, at_most, judged
 
 STEP_MS = (20, 200, 20)
 STEP_ROUNDS = 40  # between two steps
@@ -318,12 +319,6 @@ def gate_part(arguments: argparse.Namespace) -> Found:
     return gate_measures()
 
 
-def signals_part(arguments: argparse.Namespace) -> Found:
-    from benchmarks.controller.signals import signals_measures
-
-    return signals_measures()
-
-
 def ways_real_part(arguments: argparse.Namespace) -> Found:
     from benchmarks.controller.ways_real import measure_ways_real
 
@@ -355,7 +350,6 @@ ASKED_FOR: dict[str, Part] = {
     "ways_above": ways_above_part,
     "outage": outage_part,
     "gate": gate_part,
-    "signals": signals_part,
     "model": model_part,
     "ways_real": ways_real_part,
     "guesses_real": guesses_real_part,

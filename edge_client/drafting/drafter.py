@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from outrider.common.clock import SYSTEM_CLOCK, Clock
+from outrider.common.sequences import common_prefix
 from outrider.common.types import Draft, SamplingParams, Signals, TokenIds
 from outrider.edge_client.drafting.base import DraftModel, KeepsRunnerUps, ShouldStop, Stop
 
@@ -63,9 +64,7 @@ class Drafter:
         if self._assumed:  # as far as it came true it stays
             start = sequence.position - len(self._assumed)
             now = (*token_ids[start:], *assumed)
-            pairs = enumerate(zip(self._assumed, now, strict=False))
-            num_right = next((i for i, (a, b) in pairs if a != b), min(len(self._assumed), len(now)))
-            sequence.truncate(start + num_right)
+            sequence.truncate(start + common_prefix(self._assumed, now))
         sequence.commit(token_ids[sequence.position :])
         if assumed:
             sequence.commit(assumed[sequence.position - len(token_ids) :])

@@ -9,6 +9,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from outrider.common import sequences
 from outrider.common.step_time import LeastSquaresTime
 
 MEASURED = "measured"
@@ -69,16 +70,10 @@ def cost_line(times: Sequence[tuple[int, float]], *, is_flat: bool) -> tuple[Kno
 def acceptance_by_position(rounds: Iterable[tuple[int, int]]) -> tuple[Known, ...]:
     """Returns from (accepted, drafted) how often token i was accepted after all before it, and the 95 %
     interval (Wilson 1927). Positions judged fewer than MIN_JUDGED times share the last one."""
-    judged: dict[int, int] = defaultdict(int)
-    accepted: dict[int, int] = defaultdict(int)
-    for num_accepted, num_drafted in rounds:
-        for position in range(min(num_accepted + 1, num_drafted)):
-            judged[position] += 1
-            accepted[position] += position < num_accepted
-    shares = [(accepted[i], judged[i]) for i in sorted(judged) if judged[i] >= MIN_JUDGED]
-    rest = [i for i in judged if judged[i] < MIN_JUDGED]
-    if rest:
-        shares.append((sum(accepted[i] for i in rest), sum(judged[i] for i in rest)))
+    counts = [each for each in sequences.acceptance_by_position(rounds) if each.reached]
+    shares = [(each.accepted, each.reached) for each in counts if each.reached >= MIN_JUDGED]
+    if rest := [each for each in counts if each.reached < MIN_JUDGED]:
+        shares.append((sum(each.accepted for each in rest), sum(each.reached for each in rest)))
     if len(shares) > 1 and shares[-1][1] < MIN_JUDGED:  # too few even together: with the position before
         last, before = shares.pop(), shares.pop()
         shares.append((last[0] + before[0], last[1] + before[1]))

@@ -31,7 +31,7 @@ GREEDY = SamplingParams(temperature=0.0)
 
 @dataclass(frozen=True, slots=True)
 class Opening:
-    """How an opening went."""
+    """Describes how an opening went."""
 
     opened: Opened
     ttft_s: float
@@ -42,7 +42,7 @@ class Opening:
 
 @dataclass(slots=True)
 class CloudStream:
-    """One session that decodes cloud-only. `token_ids` and `times_s` grow as tokens arrive."""
+    """Decodes one session cloud-only. `token_ids` and `times_s` grow as tokens arrive."""
 
     connection: WireConnection
     prompt_ids: Sequence[int]
@@ -73,6 +73,7 @@ class CloudStream:
         return Opening(reply, end_s - begin_s, num_chunks, begin_s, end_s)
 
     def ask_to_generate(self, num_new: int, position: int, hash: int) -> None:
+        """Asks for `num_new` tokens after `position`."""
         self._round_id += 1
         self._send(GenerateRequest(self._round_id, position, hash, num_new))
 
@@ -97,7 +98,7 @@ class CloudStream:
         return self.token_ids
 
     async def close(self) -> None:
-        """Never raises: a lost stream is closed."""
+        """Closes the session. Never raises: a lost stream is closed."""
         try:
             self._send(CloseRequest())
             self._call.done_writing()
@@ -118,6 +119,7 @@ class CloudStream:
 
 
 async def open_and_close(connection: WireConnection, prompt_ids: Sequence[int]) -> Opening:
+    """Opens a session and closes it."""
     stream = CloudStream(connection, prompt_ids)
     opening = await stream.open()
     await stream.close()
@@ -125,7 +127,7 @@ async def open_and_close(connection: WireConnection, prompt_ids: Sequence[int]) 
 
 
 async def decode_all(streams: Sequence[CloudStream], num_new: int) -> float:
-    """All at once; returns the seconds from the first request to the last token."""
+    """Decodes all streams at once; returns the seconds from the first request to the last token."""
     begin_s = time.perf_counter()
     await asyncio.gather(*(stream.run(num_new) for stream in streams))
     return max(stream.times_s[-1] for stream in streams) - begin_s

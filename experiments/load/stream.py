@@ -25,7 +25,7 @@ MIN_RETRY_S = 0.005
 
 
 class ReplayStream:
-    """`open`, then `round` again and again, then `close`. One task at a time."""
+    """Replays a session: `open`, then `round` again and again, then `close`. One task at a time."""
 
     def __init__(
         self,
@@ -75,7 +75,7 @@ class ReplayStream:
         raise StreamLost(f"the opening was refused {MAX_ATTEMPTS} times")
 
     async def round(self) -> bool:
-        """One round; False when it was refused (the same one comes next). Raises `StreamLost`."""
+        """Sends one round; False when it was refused (the same one comes next). Raises `StreamLost`."""
         message, expected = self._rounds[self._index]
         self._round_id += 1
         message.verify.round_id = self._round_id
@@ -93,7 +93,8 @@ class ReplayStream:
                 raise StreamLost(f"round {self._round_id} was answered by: {reply}")
 
     async def round_at_last(self) -> None:
-        """One round; a refused one is sent again after the time it was told, at most `MAX_ATTEMPTS` times."""
+        """Sends one round, again after the time the verifier gave where it is refused, at most
+        `MAX_ATTEMPTS` times."""
         for _ in range(MAX_ATTEMPTS):
             if await self.round():
                 return

@@ -17,7 +17,7 @@ LOSS = "target_nats_per_token"
 
 
 def cautions(view: View) -> list[str]:
-    """In the order of their weight; empty where there is nothing to warn of."""
+    """Returns the warnings in the order of their weight; empty where there is nothing to warn of."""
     return [line for check in _CHECKS for line in check(view)]
 
 
@@ -82,7 +82,8 @@ def _errors(view: View) -> Iterator[str]:
 
 
 def _inexact(view: View) -> Iterator[str]:
-    """What arms lose that are not the target's own, a line each; the draft alone is another text anyway."""
+    """Says what arms lose that are not the target's own, a line each; the draft alone is another text
+    anyway."""
     by_arm: dict[Arm, list[CellRow]] = {}
     for cell in view.cells:
         if cell.mode != EDGE_ONLY and not view.is_exact(cell):
@@ -112,7 +113,6 @@ def _losses(view: View, cells: Sequence[CellRow]) -> Iterator[str]:
 
 
 def _nats(cells: Sequence[CellRow]) -> str:
-    """One cell's with its interval, or from which to which."""
     found = [cell.metrics[LOSS] for cell in cells if LOSS in cell.metrics]
     if not found:
         return ""
@@ -138,7 +138,7 @@ def _spread_of_equals(view: View) -> Iterator[str]:
 
 
 def _widest(measure: Mapping[str, Any]) -> float:
-    """The end of the interval that lies further from 1, as a factor above it."""
+    """Returns the end of the interval that is further from 1, as a factor above it."""
     ends = [float(end) for end in (measure.get("low"), measure.get("high")) if end]
     return max([1.0, *(max(end, 1 / end) for end in ends)])
 

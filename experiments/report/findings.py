@@ -12,7 +12,7 @@ Curve = Mapping[float, float]
 
 
 def standings(outcomes: Mapping[str, Mapping[float, Outcome]], hero: str, axis: str, unit: str) -> list[str]:
-    """What can be said of the hero against each rival along `axis`: losses, then draws, then wins.
+    """Returns what can be said of the hero against each rival along `axis`: losses, then draws, then wins.
 
     `outcomes` are the hero's, by rival and place. "co-located beats speculation at every RTT measured (1 to
     600 ms)"; "speculation beats cloud-only up to 60 ms RTT". Empty where nothing was compared.
@@ -37,7 +37,8 @@ def _places(results: Mapping[float, Outcome], wanted: Outcome) -> list[float]:
 
 
 def _where(some: Sequence[float], known: Sequence[float], axis: str, unit: str) -> str:
-    """`some` of the ascending places `known`: a beginning, an end, all, or the places themselves."""
+    """Describes `some` of the ascending places `known`: a beginning, an end, all, or the places
+    themselves."""
     rest = [place for place in known if place not in some]
     if not rest and len(some) > 1:
         return f"at every {axis} measured ({spread(some, unit)})"
@@ -49,7 +50,7 @@ def _where(some: Sequence[float], known: Sequence[float], axis: str, unit: str) 
 
 
 def crossing(lower: Curve, upper: Curve) -> float | None:
-    """Where `lower` rises past `upper`, by straight lines between the places that both have.
+    """Returns where `lower` rises past `upper`, by straight lines between the places that both have.
 
     None where it does not, or does more than once.
     """
@@ -65,6 +66,6 @@ def crossing(lower: Curve, upper: Curve) -> float | None:
 
 
 def sentence(parts: Sequence[str]) -> str:
-    """Parts joined by "; ", the first letter large."""
+    """Joins parts by "; " and capitalises the first letter."""
     text = "; ".join(part for part in parts if part)
     return text[:1].upper() + text[1:]

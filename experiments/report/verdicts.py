@@ -19,6 +19,8 @@ RIVALS = (CO_LOCATED, CLOUD_ONLY)
 
 
 class Outcome(enum.StrEnum):
+    """Says how a cell compares with another."""
+
     BETTER = "better"
     WORSE = "worse"
     EVEN = "even"  # not told apart
@@ -27,8 +29,8 @@ class Outcome(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """One link. `best` is the exact speculation over the link of the lowest TPOT; an approximate one where
-    there is no other. Cells that chose to stream instead are none."""
+    """Compares the cells of one link. `best` is the exact speculation over the link of the lowest TPOT; an
+    approximate one where there is no other. Cells that chose to stream instead are none."""
 
     link: dict[str, Any]
     best: CellRow | None
@@ -38,15 +40,17 @@ class Verdict:
 
     @property
     def name(self) -> str:
+        """Returns the link's name."""
         return link_label(self.link)
 
     @property
     def rtt_ms(self) -> float:
+        """Returns the link's nominal RTT."""
         return float(self.link.get("rtt_ms", 0.0))
 
     @property
     def winner(self) -> str:
-        """A rival's kind, "speculation", or "" where nobody clearly wins."""
+        """Returns a rival's kind, "speculation", or "" where nobody clearly wins."""
         beating = [kind for kind, outcome in self.outcomes.items() if outcome is Outcome.WORSE]
         if beating:
             return min(beating, key=lambda kind: self.rivals[kind].metrics[TPOT].value)
@@ -56,7 +60,7 @@ class Verdict:
 
 
 def verdicts(view: View, setting: Setting) -> list[Verdict]:
-    """By RTT; links are told apart by everything but the seed."""
+    """Returns a verdict a link, by RTT; links are told apart by everything but the seed."""
     cells: dict[str, list[CellRow]] = {}
     for cell in view.cells_of(setting):
         cells.setdefault(_link_key(cell.link), []).append(cell)
@@ -66,7 +70,7 @@ def verdicts(view: View, setting: Setting) -> list[Verdict]:
 
 
 def aa_factor(view: View) -> float:
-    """How many times apart equal cells of the folder lie at most; 1 where it was not measured."""
+    """Returns how many times apart equal cells of the folder are at most; 1 where it was not measured."""
     factors = [1.0]
     for cell in view.sweep.cells:
         measure = cell.a_a.get(TPOT)
@@ -77,7 +81,7 @@ def aa_factor(view: View) -> float:
 
 
 def outcome(comparison: Comparison | None, factor: float) -> Outcome:
-    """How a cell fares; `factor` is the A/A spread that a difference must exceed."""
+    """Returns how a cell compares; `factor` is the A/A spread that a difference must exceed."""
     if comparison is None:
         return Outcome.UNKNOWN
     if comparison.low is None or comparison.high is None:  # too few pairs for an interval
@@ -90,6 +94,7 @@ def outcome(comparison: Comparison | None, factor: float) -> Outcome:
 
 
 def fastest(cells: Sequence[CellRow]) -> CellRow | None:
+    """Returns the cell of the lowest TPOT."""
     return min(cells, key=lambda cell: cell.metrics[TPOT].value, default=None)
 
 

@@ -21,18 +21,21 @@ _OBJECTIVE = re.compile(r"(p50|p95|p99|mean)_(ttft|tpot|commit_gap)\s*[=<]=?\s*(
 
 @dataclass(frozen=True, slots=True)
 class Objective:
-    """`quantile` of `figure` over all edges is at most `limit_ms`, and next to nobody is left waiting."""
+    """Is met where `quantile` of `figure` over all edges is at most `limit_ms`, and next to nobody is left
+    waiting."""
 
     quantile: str
     figure: str
     limit_ms: float
 
     def value_ms(self, outcome: Outcome) -> float | None:
+        """Returns the figure; None where there is none."""
         quantiles: Quantiles = getattr(outcome.total, f"{self.figure}_ms")
         value: float | None = getattr(quantiles, self.quantile)
         return value
 
     def is_met(self, outcome: Outcome) -> bool:
+        """Returns whether the outcome meets it."""
         value_ms, total = self.value_ms(outcome), outcome.total
         num_unserved = max(total.num_starved, total.num_failed)
         if value_ms is None or num_unserved > MAX_UNSERVED * total.num_edges:
@@ -44,7 +47,7 @@ class Objective:
 
 
 def parse_objective(text: str) -> Objective:
-    """Of "p95_commit_gap=250ms"; raises `UsageError`."""
+    """Returns the objective of "p95_commit_gap=250ms". Raises `UsageError`."""
     match = _OBJECTIVE.fullmatch(text.strip())
     if match is None:
         raise UsageError(
@@ -56,7 +59,8 @@ def parse_objective(text: str) -> Objective:
 
 @dataclass(frozen=True, slots=True)
 class Capacity:
-    """`num_edges` of 0: not even the fewest. `outcome` is theirs, `missed` of the fewest too many."""
+    """Holds what was found. `num_edges` of 0: not even the fewest. `outcome` is theirs, `missed` of the
+    fewest too many."""
 
     num_edges: int
     outcome: Outcome | None
@@ -67,7 +71,8 @@ class Capacity:
 def find_capacity(
     system: System, objective: Objective, on_trial: Callable[[int, Outcome, bool], None] | None = None
 ) -> Capacity:
-    """The largest number found to meet it: more edges are taken to be slower, as they share verifiers."""
+    """Returns the largest number found to meet the objective: more edges are taken to be slower, as they
+    share verifiers."""
 
     def trial(num_edges: int) -> tuple[Outcome, bool]:
         outcome = figures_of(play_parts(system.with_edges(num_edges)))

@@ -23,6 +23,7 @@ from outrider.experiments.simulator.shards import play_parts
 
 
 def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the command."""
     arguments = _parse(argv)
     if arguments.sweep is not None:
         return _sweep(arguments)
@@ -108,8 +109,6 @@ def _print(outcome: Outcome, is_json: bool) -> None:
 
 
 class _Progress:
-    """A line on a terminal, rewritten twice a second at most."""
-
     def __init__(self, seconds: float, is_silent: bool) -> None:
         self._seconds = seconds
         self._is_shown = not is_silent and sys.stderr.isatty()

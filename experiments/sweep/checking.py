@@ -55,7 +55,6 @@ def check_verifier(plan: Plan) -> None:
 
 
 def _own_verifier(config: SweepConfig, cell: Cell) -> dict[str, Any]:
-    """What an edge needs for the verifier that the sweep names."""
     if not config.verifier:
         return {}
     return {"verifier": config.verifier} | ({"tls": True} if cell.tls else {})

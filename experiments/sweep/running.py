@@ -43,14 +43,14 @@ from outrider.experiments.sweep.visiting import Request, Visitor
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Everything that is decided before anything runs."""
+    """Holds everything that is decided before anything runs."""
 
     config: SweepConfig
     cells: list[Cell]
     prompts: list[Prompt]
 
     def requests_of(self, cell: Cell, repeat: int) -> list[Request]:
-        """Each session decodes every prompt, and starts with another one."""
+        """Returns the requests of a cell: each session decodes every prompt, and starts with another one."""
         found = []
         for session in range(cell.num_sessions):
             shift = session % len(self.prompts)
@@ -60,7 +60,7 @@ class Plan:
         return found
 
     def visits(self) -> Iterator[tuple[int, Cell]]:
-        """Every cell once in each repeat, in an order of its own: what drifts hits all cells alike."""
+        """Yields every cell once in each repeat, in an order of its own: what drifts hits all cells alike."""
         for repeat in range(self.config.repeats):
             order = list(self.cells)
             random.Random(f"{self.config.seed} {repeat}").shuffle(order)
@@ -68,15 +68,17 @@ class Plan:
 
     @property
     def num_requests(self) -> int:
+        """Returns the requests of all repeats."""
         sessions = sum(cell.num_sessions for cell in self.cells)
         return self.config.repeats * sessions * len(self.prompts)
 
 
 def make_plan(config: SweepConfig, only: Sequence[str] = ()) -> Plan:
-    """`only`: cells whose id contains one of these. Raises `UsageError` for what cannot be run."""
+    """Makes the plan of the cells whose id contains one of `only`, or of all. Raises `UsageError` for what
+    cannot be run."""
     cells = make_cells(config)
     if only:
-        cells = pick_cells(cells, only)
+        cells = _pick_cells(cells, only)
     check_links(config.realisation, [cell.link for cell in cells if cell.has_link])
     path = Path(config.prompts) if config.prompts else None
     prompts = load_prompts(path, config.num_prompts, named="prompts:")
@@ -110,7 +112,6 @@ def run_sweep(plan: Plan, out: Path, is_resumed: bool, is_silent: bool) -> Sweep
 
 
 def _finish(plan: Plan, folder: ResultsFolder, is_tie: JudgeTie, losses: Losses, is_complete: bool) -> Sweep:
-    """Writes sweep.json, summary.csv and the last of the manifest."""
     results = read_results(folder.path)
     sweep = summarise(plan.config, plan.cells, _rows_of(folder), is_tie, losses, is_complete)
     write_summary(folder.path, sweep)
@@ -127,7 +128,7 @@ def _rows_of(folder: ResultsFolder) -> ByCell:
     return by_cell(results.requests, results.rounds, results.visits)
 
 
-def pick_cells(cells: Sequence[Cell], only: Sequence[str]) -> list[Cell]:
+def _pick_cells(cells: Sequence[Cell], only: Sequence[str]) -> list[Cell]:
     picked = [cell for cell in cells if any(part in cell.id for part in only)]
     if not picked:
         raise UsageError(f"--only {' '.join(only)}: no cell's name has it; --list prints them")
@@ -168,7 +169,6 @@ def _run_visits(plan: Plan, folder: ResultsFolder, progress: Progress) -> None:
 
 
 def _calibrate(plan: Plan, folder: ResultsFolder, progress: Progress) -> None:
-    """Measures each profile's link against its nominal values, into the manifest."""
     if not plan.config.calibrate or folder.manifest.calibration:
         return
     from outrider.experiments.sweep.calibrating import calibrate_links
@@ -214,13 +214,11 @@ def _models(requests: Sequence[RequestRow]) -> dict[str, str]:
 
 
 def _prompts_hash(prompts: Sequence[Prompt]) -> str:
-    """SHA-256 of ids and texts, in order."""
     lines = [json.dumps([prompt.id, prompt.text]) for prompt in prompts]
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()
 
 
 def _link_facts(plan: Plan, visits: Sequence[VisitRow]) -> dict[str, Any]:
-    """By link name, as the first visit found them."""
     names = {cell.id: cell.link.name for cell in plan.cells if cell.has_link}
     found: dict[str, Any] = {}
     for visit in visits:
@@ -239,7 +237,7 @@ def _now() -> str:
 
 @contextmanager
 def _no_interrupts() -> Iterator[None]:
-    """A second Ctrl-C must not leave half a folder: writing it takes moments."""
+    """Ignores a second Ctrl-C, which must not leave half a folder: writing it takes moments."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

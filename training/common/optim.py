@@ -12,7 +12,7 @@ from outrider.training.common.workers import SOLO, Group
 
 @dataclass(frozen=True)
 class Rates:
-    """Peak learning rates by kind of parameter."""
+    """Holds peak learning rates by kind of parameter."""
 
     muon: float = 0.03
     embed: float = 0.006
@@ -23,13 +23,13 @@ class Rates:
     """Where given, the matrices inside the layers have AdamW at this rate, and not Muon."""
 
     def times(self, factor: float) -> "Rates":
-        """All learning rates scaled: below 1 to train on from weights that are not new."""
+        """Returns all learning rates scaled: below 1 to train on from weights that are not new."""
         rates = {name: getattr(self, name) * factor for name in ("muon", "embed", "head", "norm")}
         return replace(self, **rates, adamw=self.adamw and self.adamw * factor)
 
 
 def make_optimizers(model: Any, rates: Rates, group: Group = SOLO) -> list[torch.optim.Optimizer]:
-    """[Muon, AdamW] for a Llama-style `ForCausalLM`, or [AdamW]; `scale_rates` moves their rates."""
+    """Returns [Muon, AdamW] for a Llama-style `ForCausalLM`, or [AdamW]; `scale_rates` moves their rates."""
     matrices: list[torch.Tensor] = []
     norms: list[torch.Tensor] = []
     for param in model.model.layers.parameters():

@@ -28,7 +28,7 @@ def keep_freed_memory() -> bool:
 
 
 def describe_machine(device: str = "cpu") -> str:
-    """What a run ran on, in words, for reports: the GPU, or the processor and its number of cores."""
+    """Returns what a run ran on, in words, for reports: the GPU, or the processor and its number of cores."""
     if device.startswith("cuda"):
         import torch
 

@@ -17,7 +17,7 @@ from outrider.training.data.functions import documented_functions
 
 @dataclass(frozen=True)
 class Prompt:
-    """`prompt` ends with the newline after the docstring's closing quotes."""
+    """Holds a prompt, which ends with the newline after the docstring's closing quotes."""
 
     id: str
     prompt: str
@@ -54,7 +54,7 @@ def _module_prompts(name: str, text: str) -> list[Prompt]:
 
 
 def main() -> None:
-    """Command line."""
+    """Runs the command."""
     parser = argparse.ArgumentParser(
         prog="python -m outrider.training.data.prompts", description="Make the benchmark prompts."
     )

@@ -35,7 +35,7 @@ class Recorder:
         self._repeat, self._seed = repeat, seed
 
     def follow(self, session: PacedSession, log: RequestLog) -> None:
-        """Requests under way when the world ends leave no row."""
+        """Runs a session and records it. Requests under way when the world ends leave no row."""
         cell = self._cells[log.edge]
         name = log.ask.name or f"text-{log.ask.text}"
         id = f"{cell.id}/{self._repeat}/{log.edge}/{log.number}-{name}"
@@ -62,7 +62,7 @@ def play_into(system: System, out: Path, on_progress: Progress | None = None) ->
 
 
 def visit_of(cell: Cell, repeat: int, logs: Sequence[RequestLog]) -> VisitRow:
-    """`logs` are the cell's own."""
+    """Returns the row of one visit; `logs` are the cell's own."""
     logs = [log for log in logs if log.is_finished]
     start_s = min((log.start_s for log in logs), default=0.0)
     end_s = max((log.end_s for log in logs), default=0.0)
@@ -77,6 +77,7 @@ def visit_of(cell: Cell, repeat: int, logs: Sequence[RequestLog]) -> VisitRow:
 
 
 def finish(folder: ResultsFolder, config: SweepConfig, cells: Sequence[Cell]) -> Sweep:
+    """Writes the summary and closes the manifest."""
     results = read_results(folder.path)
     rows = by_cell(results.requests, results.rounds, results.visits)
     sweep = summarise(config, cells, rows, lambda row, index, token_id: None, {}, True)
@@ -88,6 +89,7 @@ def finish(folder: ResultsFolder, config: SweepConfig, cells: Sequence[Cell]) ->
 def make_manifest(
     name: str, config: dict[str, Any], seed: int, program: str = "python -m outrider.experiments.simulator"
 ) -> Manifest:
+    """Returns the manifest of a simulated run."""
     commit, is_dirty = git_state()
     return Manifest(
         name=name,
@@ -123,7 +125,6 @@ def _cell_of(plan: EdgePlan, system: System) -> Cell:
 
 
 def _config_of(system: System) -> SweepConfig:
-    """As much of a sweep's configuration as its figures ask for."""
     is_given = any(not isinstance(plan.group.acceptance, str) for plan in system.edges)
     return SweepConfig(
         name=system.config.name,

@@ -27,7 +27,7 @@ NUM_GIVEN_TEXTS, NUM_GIVEN_POSITIONS = 64, 256  # of traces drawn from given acc
 
 
 class TracedText:
-    """One text's trace, as lists: `runs[t]` tokens stand of a draft made after t + 1 new tokens.
+    """Holds one text's trace as lists: `runs[t]` tokens are accepted of a draft made after t + 1 new tokens.
 
     It repeats where a text is longer than the trace.
     """
@@ -42,7 +42,7 @@ class TracedText:
         self._signals: dict[int, tuple[Signals, ...]] = {}
 
     def signals(self, index: int) -> tuple[Signals, ...]:
-        """Of MAX_DEPTH tokens drafted there; none where the trace has no confidences."""
+        """Returns the signals of MAX_DEPTH tokens drafted there; none where the trace has no confidences."""
         found = self._signals.get(index)
         if found is None:
             found = self._signals[index] = tuple(map(signals_of, self._confidences[index].tolist()))
@@ -68,7 +68,8 @@ class TracedText:
 
 
 def load_acceptance(acceptance: object, where: str, seed: int) -> list[TracedText]:
-    """Of a recorded set's name ("embedded T=0.8"), of one chance for every token, or of one a position.
+    """Returns texts of a recorded set's name ("embedded T=0.8"), of one chance for every token, or of one a
+    position.
 
     Raises `UsageError` naming `where`.
     """
@@ -83,11 +84,10 @@ def load_acceptance(acceptance: object, where: str, seed: int) -> list[TracedTex
             f"{where}: is {acceptance!r}; give the name of recorded traces, a chance between 0 and 1, "
             "or a list of them, one a position"
         )
-    return [TracedText(trace) for trace in draw_traces(list(map(float, alphas)), seed).texts]
+    return [TracedText(trace) for trace in _draw_traces(list(map(float, alphas)), seed).texts]
 
 
-def draw_traces(alphas: Sequence[float], seed: int) -> TraceSet:
-    """Token i of a draft stands with chance alphas[i], given that those before it do; the last repeats."""
+def _draw_traces(alphas: Sequence[float], seed: int) -> TraceSet:
     chances = np.array([alphas[min(i, len(alphas) - 1)] for i in range(MAX_DEPTH)])
     source = np.random.default_rng(seed)
     nothing = np.zeros((NUM_GIVEN_POSITIONS, 0), np.float32)
@@ -101,7 +101,7 @@ def draw_traces(alphas: Sequence[float], seed: int) -> TraceSet:
 
 @dataclass(slots=True)
 class TracedSequence:
-    """A `DraftSequence` that knows how long the text is, and nothing of it.
+    """Is a `DraftSequence` that knows how long the text is, and nothing of its tokens.
 
     `drafted(position, num_drafted, num_right)` are the tokens of a draft of which so many are right.
     """
@@ -117,15 +117,16 @@ class TracedSequence:
     has_runner_ups: bool = False
 
     def commit(self, token_ids: Sequence[int]) -> None:
-        """See `DraftSequence.commit`. Proposed tokens that stand were read when they were proposed."""
+        """Adds tokens to the text; proposed tokens that were accepted were read when they were proposed."""
         self.position += len(token_ids)
 
     def truncate(self, position: int) -> None:
+        """Drops what is past `position`."""
         self.position = position
         self.num_read = min(self.num_read, position)
 
     def propose(self, num_draft_tokens: int, should_stop: ShouldStop | None = None) -> Draft:
-        """See `DraftSequence.propose`."""
+        """Returns a draft after the time that drafting it takes."""
         if num_draft_tokens <= 0:
             return Draft((), ())
         index = max(0, self.position - self.num_prompt_tokens - 1) % len(self.trace.runs)
@@ -142,12 +143,12 @@ class TracedSequence:
         return draft
 
     def _read_s(self) -> float:
-        """The call, and text that its KV lacks: one token always, and more after a prompt."""
+        """Returns the time of the call, and of text that its KV lacks: one token always, and more after a
+        prompt."""
         num_unread = max(0, self.position - self.num_read - 1)
         return (self.times.call_ms + num_unread * self.times.read_token_ms) / 1e3
 
     def _timed(self, draft: Draft, should_stop: ShouldStop | None) -> Draft:
-        """What the rule leaves of it, after the time of the tokens that were drafted."""
         token_s = self.times.token_ms / 1e3
         if should_stop is None:
             self.sleep(self._read_s() + len(draft.token_ids) * token_s)
@@ -161,9 +162,10 @@ class TracedSequence:
         return ended(draft, paced)
 
     def close(self) -> None:
-        """There is nothing to free."""
+        """Does nothing: there is nothing to free."""
 
     def check_integrity(self) -> None:
+        """Asserts that it read no more than there is."""
         assert self.num_read <= self.position, "it read tokens that nobody wrote"
 
 
@@ -178,12 +180,11 @@ class RunnerUpSequence(TracedSequence):
 
 @lru_cache(1 << 14)
 def _support(token_id: int, num_ids: int) -> Support:
-    """Of the right size: the drafted id, nearly certain, and ids that the target never says."""
     return Support((token_id, *text.OTHERS[: num_ids - 1]), (1 << 12,) + (1,) * (num_ids - 1))
 
 
 class TracedDraft:
-    """A `DraftModel` over traced texts; a sequence's sampling seed picks its text."""
+    """Is a `DraftModel` over traced texts; a sequence's sampling seed picks its text."""
 
     num_tokens = text.NUM_TOKENS
     max_context = 1 << 30
@@ -200,13 +201,13 @@ class TracedDraft:
     def sequence(
         self, sampling: SamplingParams, *, num_prompt_tokens: int | None = None, num_support: int = 0
     ) -> TracedSequence:
-        """See `DraftModel.sequence`."""
+        """Returns a sequence of the seed's text."""
         trace = self._texts[sampling.seed % len(self._texts)]
         kind = RunnerUpSequence if trace.has_runner_ups else TracedSequence
         return kind(self.times, self._sleep, trace, num_prompt_tokens or 0, num_support)
 
     def close(self) -> None:
-        """There is nothing to free."""
+        """Does nothing: there is nothing to free."""
 
     def __enter__(self) -> Self:
         return self
@@ -216,16 +217,19 @@ class TracedDraft:
 
 
 class SimulatedTokenizer:
-    """What `outrider.edge_client.tokenization.tokenizer.EdgeTokenizer` offers, as far as sessions ask for it."""
+    """Offers what sessions ask of an `EdgeTokenizer`."""
 
     fingerprint = text.FINGERPRINT
     num_tokens = text.NUM_TOKENS
 
     def encode(self, text: str, is_complete: bool = False) -> list[int]:
+        """Raises `UsageError`: simulated edges have no text."""
         raise UsageError("simulated edges have no text: words to avoid and the like cannot be simulated")
 
     def token_text(self, token_id: int) -> str:
+        """Returns a dot for every token."""
         return "."
 
     def decoder(self, prompt_ids: list[int] | None = None) -> Callable[[int], str]:
+        """Returns `token_text`."""
         return self.token_text

@@ -36,7 +36,7 @@ Deliver = Callable[[SessionResponse, type[SessionRequest] | None], None]
 
 @dataclass(frozen=True, slots=True)
 class VerifierTally:
-    """What one verifier did from the beginning on."""
+    """Holds what one verifier did from the beginning on."""
 
     name: str
     busy_s: float  # in steps
@@ -50,7 +50,7 @@ class VerifierTally:
 
 
 class SimulatedVerifier:
-    """Made in virtual time; `busy_s` is how long steps took so far."""
+    """Runs the product's engine in virtual time; `busy_s` is how long steps took so far."""
 
     def __init__(
         self,
@@ -62,7 +62,7 @@ class SimulatedVerifier:
         texts: Sequence[TracedText],
         kv_tokens: int = 0,
     ) -> None:
-        """The co-located draft knows the same `texts` as the edges'. `kv_tokens` of 0 is no limit."""
+        """Gives the co-located draft the same `texts` as the edges'. `kv_tokens` of 0 is no limit."""
         self.name = name
         self.receive_s, self.send_s = times.receive_ms / 1e3, times.send_ms / 1e3
         self.busy_s = 0.0
@@ -85,7 +85,7 @@ class SimulatedVerifier:
         world.start(self._run)
 
     def _run(self) -> None:
-        """As `EngineDriver`: a step follows the other while there is work, and begins with a job else."""
+        """Steps as `EngineDriver` does: one after the other while there is work, else with the next job."""
         engine, world = self.engine, self._world
         while True:
             start_s = world.now_s
@@ -97,6 +97,7 @@ class SimulatedVerifier:
 
     @property
     def tally(self) -> VerifierTally:
+        """Returns what the verifier did so far."""
         observer = self.engine.observer
         assert not observer.errors["internal"], f"{self.name} failed: its log says where"
         refused = Counter(self.engine.backlog.num_refused)
@@ -113,13 +114,14 @@ class SimulatedVerifier:
             num_evicted=observer.evictions["kv"],
         )
 
-    def open_stream(self, session_id: bytes, deliver: Deliver) -> SimulatedStream:
-        return SimulatedStream(self._world, self.engine, session_id, deliver)
+    def open_stream(self, session_id: bytes, deliver: Deliver) -> _SimulatedStream:
+        """Returns a session's stream, which hands its answers to `deliver`."""
+        return _SimulatedStream(self._world, self.engine, session_id, deliver)
 
 
-class SimulatedStream:
-    """`stream.SessionStream` without messages: what is refused at the door, what a lost call
-    ends."""
+class _SimulatedStream:
+    """Does what `stream.SessionStream` does, without messages: refuses rounds before they are decoded,
+    cancels what a lost call was generating."""
 
     def __init__(self, world: World, engine: Engine, session_id: bytes, deliver: Deliver) -> None:
         self._world = world
@@ -173,6 +175,5 @@ class SimulatedStream:
         self._deliver(response, kind)
 
     def detach(self) -> None:
-        """Nobody reads a running `Generate` any more. The session stays."""
         if self._generating is not None:
             self._submit(CancelRequest(self._generating), lambda reply: None)

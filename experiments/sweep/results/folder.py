@@ -30,7 +30,7 @@ from outrider.experiments.sweep.results.records import (
 
 
 class ResultsFolder:
-    """Rows may come from several threads. A request's rounds are written before its own row, so that a
+    """Writes rows, from several threads too. A request's rounds are written before its own row, so that a
     request that is there is whole."""
 
     def __init__(self, path: Path, manifest: Manifest, done: frozenset[str] = frozenset()) -> None:
@@ -39,15 +39,18 @@ class ResultsFolder:
         self._lock = threading.Lock()
 
     def add_request(self, request: RequestRow, rounds: Iterable[RoundRow]) -> None:
+        """Appends a request and its rounds."""
         with self._lock:
             _append(self.path / ROUNDS, rounds)
             _append(self.path / REQUESTS, [request])
 
     def add_visit(self, visit: VisitRow) -> None:
+        """Appends a visit."""
         with self._lock:
             _append(self.path / VISITS, [visit])
 
     def update_manifest(self, **changes: Any) -> None:
+        """Writes the manifest with some fields changed."""
         self.manifest = dataclasses.replace(self.manifest, **changes)
         write_json(self.path / MANIFEST, self.manifest)
 
@@ -65,10 +68,11 @@ def create_folder(path: Path, manifest: Manifest) -> ResultsFolder:
 
 
 def resume_folder(path: Path, config: dict[str, Any]) -> ResultsFolder:
-    """Requests that ended without an error are done; what a crash left of others is removed.
+    """Opens a folder to go on with. Requests that ended without an error are done; what a crash left of
+    others is removed.
 
-    Raises `UsageError` for a folder without results, and for one of another configuration: the message
-    names the first key that differs.
+    Raises `UsageError` for a folder without results, and for one of another configuration: the message names
+    the first key that differs.
     """
     manifest = read_manifest(path)
     theirs, ours = manifest.config, json.loads(json.dumps(config))

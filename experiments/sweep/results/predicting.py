@@ -28,6 +28,8 @@ _MODES = (Mode.SPECULATIVE, Mode.CLOUD_ONLY, Mode.CO_LOCATED, Mode.EDGE_ONLY)
 
 @dataclass(frozen=True, slots=True)
 class Parts:
+    """Holds what a prediction is made of."""
+
     models: ModelCosts
     overhead_s: float  # of a round's messages, on a link of no delay
     texts: tuple[AcceptanceSequence, ...]
@@ -38,12 +40,13 @@ def predict_all(
     requests: Mapping[str, Sequence[RequestRow]],
     rounds: Mapping[str, Sequence[RoundRow]],
 ) -> list[Prediction]:
-    """TPOT of cells that draft a fixed length with `coupled`, and of the baselines; other cells have none."""
+    """Predicts the TPOT of cells that draft a fixed length with `coupled`, and of the baselines; other
+    cells have no prediction."""
     found: dict[str, Prediction] = {}
     cells = [cell for cell in cells if cell.num_sessions == 1]
     for lead in {_setting(cell): cell for cell in cells if _is_plain_speculation(cell)}.values():
         group = [cell for cell in cells if _is_of_setting(cell, lead)]
-        parts = measure_parts(group, requests, rounds)
+        parts = _measure_parts(group, requests, rounds)
         if parts is None:
             continue
         for cell in group:
@@ -54,12 +57,12 @@ def predict_all(
     return list(found.values())
 
 
-def measure_parts(
+def _measure_parts(
     cells: Sequence[Cell],
     requests: Mapping[str, Sequence[RequestRow]],
     rounds: Mapping[str, Sequence[RoundRow]],
 ) -> Parts | None:
-    """None where no cell drafts a fixed length, or none streams cloud-only."""
+    """Returns None where no cell drafts a fixed length, or none streams cloud-only."""
     drafting = [cell for cell in cells if _is_plain_speculation(cell)]
     seen = [r for cell in drafting for r in rounds.get(cell.id, ()) if r.is_answered and r.num_draft_tokens]
     streamed = [row for cell in cells if cell.mode == Mode.CLOUD_ONLY for row in requests.get(cell.id, ())]
@@ -85,7 +88,8 @@ def _texts(
     requests: Mapping[str, Sequence[RequestRow]],
     rounds: Mapping[str, Sequence[RoundRow]],
 ) -> tuple[AcceptanceSequence, ...]:
-    """What stood where, text by text, each once: over another link the same text comes again."""
+    """Returns what was accepted where, text by text, each once: over another link the same text comes
+    again."""
     known = {row.request for cell in drafting for row in requests.get(cell.id, ())}
     by_request: dict[str, list[RoundRow]] = {}
     for each in (r for cell in drafting for r in rounds.get(cell.id, ()) if r.request in known):
@@ -110,12 +114,11 @@ def _predict(cell: Cell, parts: Parts, num_tokens: int) -> Prediction | None:
 
 
 def _setting(cell: Cell) -> _Setting:
-    """What parts depend on: not the link, and not how long drafts are."""
+    """Returns what parts depend on: not the link, and not how long drafts are."""
     return cell.temperature, cell.min_forward_ms, cell.min_draft_ms, cell.tls
 
 
 def _is_of_setting(cell: Cell, lead: Cell) -> bool:
-    """Equal in what concerns the cell's mode."""
     is_same_draft = cell.min_draft_ms == lead.min_draft_ms or cell.mode in (Mode.CLOUD_ONLY, Mode.CO_LOCATED)
     is_same_target = (cell.min_forward_ms, cell.tls) == (lead.min_forward_ms, lead.tls)
     is_same_target = is_same_target or cell.mode == Mode.EDGE_ONLY

@@ -1,7 +1,7 @@
 """Records rounds of a real pair once, to be replayed without a draft model (`outrider.experiments.load`).
 
-python -m benchmarks.engine.recorded_drafts --out FILE [--sessions 32 --rounds 24]
-python -m benchmarks.engine.recorded_drafts --stub --out FILE
+python -m outrider.experiments.load.record --out FILE [--sessions 32 --rounds 24]
+python -m outrider.experiments.load.record --stub --out FILE
 
 The second form is for the stub of `python -m outrider.experiments.synthetic.serve`.
 """
@@ -59,7 +59,7 @@ def ask(connection: Connection, request: SessionRequest) -> SessionResponse:
     return reply
 
 
-def record_session(
+def _record_session(
     ask: Ask,
     session_id: bytes,
     draft: DraftModel,
@@ -69,7 +69,6 @@ def record_session(
     num_rounds: int,
     num_draft_tokens: int,
 ) -> RecordedSession:
-    """Opens, runs `num_rounds` real rounds and closes. Raises RuntimeError for any other answer."""
     session = RecordedSession(prompt_ids, sampling, 0, ())
     opened = ask(session.opening(session_id))
     if not isinstance(opened, Opened):
@@ -111,7 +110,8 @@ def record(
     samplings: Sequence[SamplingParams] = SAMPLINGS,
     on_session: Callable[[int], None] = lambda number: None,
 ) -> Recording:
-    """One session after the other, each alone in the verifier: prompts and `samplings` in turn, own seeds."""
+    """Records one session after the other, each alone in the verifier: prompts and `samplings` in turn,
+    own seeds."""
     from outrider.edge_client.transport.link.grpc_link import GrpcLink
 
     sessions = []
@@ -124,7 +124,7 @@ def record(
         prompt_ids = (number % model.num_tokens, *prompts[number % len(prompts)])
 
         sessions.append(
-            record_session(
+            _record_session(
                 partial(ask, connection),
                 session_id,
                 draft,
@@ -140,7 +140,7 @@ def record(
 
 
 def record_embedded(address: str, *, num_sessions: int = 32, num_rounds: int = 24) -> Recording:
-    """The embedded draft and prompts against the verifier at `address`; shows progress."""
+    """Records the embedded draft and prompts against the verifier at `address`; shows progress."""
     from outrider.edge_client.drafting.onnx.model import OnnxDraftModel
     from outrider.edge_client.tokenization.tokenizer import EdgeTokenizer
     from outrider.models import EMBEDDED
@@ -160,8 +160,9 @@ def record_embedded(address: str, *, num_sessions: int = 32, num_rounds: int = 2
 
 
 def main() -> int:
+    """Runs the command."""
     parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.engine.recorded_drafts",
+        prog="python -m outrider.experiments.load.record",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -192,4 +193,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    run_command("recorded_drafts", main)
+    run_command("load.record", main)
