@@ -1,4 +1,4 @@
-"""What one generation is asked for."""
+"""The options of one generation."""
 
 from __future__ import annotations
 
@@ -31,23 +31,27 @@ Mode = ExecutionMode
 
 
 class OnTimeout(enum.StrEnum):
+    """The policy for a round that is not answered in time."""
+
     FIRST_TOKEN = "first_token"  # keep the draft's first token, marked
-    EDGE_ONLY = "edge_only"  # go on alone until the link is back
+    EDGE_ONLY = "edge_only"  # draft alone until the link is back
     WAIT = "wait"  # exact: wait and resend
     FAIL = "fail"  # end with an error
 
 
 @dataclass(frozen=True, slots=True)
 class SessionOptions:
+    """Everything that the user chooses of a generation, but for its parts' construction."""
+
     mode: Mode = Mode.SPECULATIVE
     sampling: SamplingParams = field(default_factory=SamplingParams)
     stop: StopParams = field(default_factory=StopParams)
     method: Method = Method.COUPLED
     method_params: MethodParams = field(default_factory=MethodParams)
-    support_size: int = DEFAULT_SUPPORT_SIZE  # ids a drafted token's distribution is sent with
-    num_logprobs: int = 0  # most probable ids told with each token's log-probabilities; 0: none are asked for
+    support_size: int = DEFAULT_SUPPORT_SIZE  # ids that a drafted token's distribution is sent with
+    num_logprobs: int = 0  # most probable ids with each token's log-probabilities; 0: none are asked for
     on_timeout: OnTimeout = OnTimeout.FIRST_TOKEN
     recover_timeout_s: float = 60.0
-    is_reverified: bool = False  # unverified tokens are judged later, and taken back where they are wrong
+    is_reverified: bool = False  # unverified tokens are judged later, and rolled back where they are wrong
     is_target_change_allowed: bool = False
     tokenizer_fingerprint: str = ""

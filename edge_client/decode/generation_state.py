@@ -100,6 +100,7 @@ class GenerationState:
 
     @property
     def is_over(self) -> bool:
+        """Returns whether nothing is left to generate or to judge."""
         return self.tokens.finish is not None and not self.has_pending_reverification
 
     @property

@@ -76,6 +76,7 @@ class Round:
 
     @property
     def draft_token_s(self) -> float:
+        """Returns the seconds that one token of its draft took."""
         return self.draft_ms / 1e3 / (len(self.draft.token_ids) or 1)
 
     @property
@@ -121,6 +122,7 @@ class RoundsInFlight:
 
     @property
     def last(self) -> Round:
+        """Returns the newest one."""
         return self._rounds[-1]
 
     def append(self, each: Round) -> None:

@@ -53,10 +53,9 @@ class SpeculativeLoop:
         no round, no correction among candidates and no kept tokens to be judged."""
         state = self._state
         state.finish_if_full()
-        if state.is_over:
-            return False
-        is_pending = self._pipeline or state.pending is not None or state.has_pending_reverification
-        return bool(is_pending) or not state.is_to_stream
+        if state.is_over or not state.is_to_stream:
+            return not state.is_over
+        return bool(self._pipeline) or state.pending is not None or state.has_pending_reverification
 
     def _reopen(self) -> Iterator[SessionEvent]:
         state = self._state

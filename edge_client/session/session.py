@@ -1,7 +1,7 @@
 """One generation, from a prompt to its last token: `EdgeSession.generate()` yields events.
 
-The loops live in `speculative`, `cloud_only` and here (edge-only); this class opens, closes, and keeps the
-result whatever happens.
+The loops are in `decode`, but for edge-only's, which is here; this class opens, closes, and keeps the result
+whatever happens.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _ALONE_AFTER_S = 1.0  # without a first connection, where the edge may begin by 
 
 @dataclass(frozen=True, slots=True)
 class SessionResult:
-    """What was generated; also after an error or a cancel, as far as it came."""
+    """The result of a generation; after an error or a cancel, as far as it came."""
 
     text: str
     token_ids: TokenIds  # new tokens only
@@ -55,7 +55,7 @@ class SessionResult:
 
     @property
     def token_is_approximate(self) -> tuple[bool, ...]:
-        """Of each new token: whether an approximate method let it in."""
+        """Returns for each new token whether an approximate method accepted it."""
         is_approximate = not self.method.is_exact
         return tuple(is_approximate and origin.is_judged for origin in self.origins)
 
@@ -65,13 +65,15 @@ class SessionResult:
 
 
 def new_session_id() -> bytes:
+    """Returns 16 random bytes."""
     return secrets.token_bytes(16)
 
 
 def _create_drafter(
     draft: DraftModel, options: SessionOptions, num_prompt_tokens: int, min_draft_s: float, clock: Clock
 ) -> Drafter:
-    """Alone, the draft samples from all of its distribution: nobody judges it by a support."""
+    """Creates the draft side. Alone, the draft samples from its whole distribution: there is no verdict that
+    would need a support."""
     is_alone = options.mode is Mode.EDGE_ONLY
     num_ids = 0 if is_alone else num_support(options.method, options.support_size)
     return Drafter(draft, options.sampling, num_prompt_tokens, num_ids, min_draft_s, clock)
@@ -81,8 +83,8 @@ class EdgeSession:
     """Generates once. `verifier` is None in edge-only mode, `draft` in cloud-only and co-located mode.
 
     `decode` turns an id into the text that became final with it; `renew_decode` makes another that has seen
-    the prompt alone, which a text that is taken back needs (None: `decode` has no state). `acceptance_prior` is
-    shared with other sessions of the same draft. The session closes `verifier`; `draft` stays its owner's.
+    the prompt alone, which a rollback needs (None: `decode` has no state). `acceptance_prior` is shared with other
+    sessions of the same draft. The session closes `verifier`, not `draft`. Its clock is the verifier's.
     """
 
     def __init__(
@@ -126,10 +128,10 @@ class EdgeSession:
         )
 
     def generate(self) -> Iterator[SessionEvent]:
-        """Yields token events, what becomes of unverified ones (`MarkClearedEvent`, `RolledBackEvent`), and
-        one `EndEvent`.
+        """Yields token events, changes of unverified tokens (`MarkClearedEvent`, `RolledBackEvent`), and one
+        `EndEvent`.
 
-        Raises what cannot be repaired (`OutriderError`) after closing; `result` holds the partial text.
+        Raises `OutriderError` where it cannot repair, after closing; `result` has the tokens so far.
         """
         state = self._state
         state.recorder.started(state.clock.now())
@@ -149,30 +151,31 @@ class EdgeSession:
         yield EndEvent(reason, held)
 
     def cancel(self) -> None:
-        """Ends the generation soon; its text so far stays. Safe in a signal handler and other threads."""
+        """Ends the generation soon; its tokens so far stay. Safe in a signal handler and other threads."""
         self._is_cancelled = True
         if self._state.verifier is not None:
             self._state.verifier.cancel()
 
     @property
     def result(self) -> SessionResult:
-        text = self._state.tokens
+        """Returns what was generated so far."""
+        tokens = self._state.tokens
         return SessionResult(
-            text=text.shown,
-            token_ids=text.new_token_ids,
-            origins=tuple(text.origins),
-            is_verified=tuple(text.is_verified),
-            finish_reason=text.finish or FinishReason.ERROR,
+            text=tokens.shown,
+            token_ids=tokens.new_token_ids,
+            origins=tuple(tokens.origins),
+            is_verified=tuple(tokens.is_verified),
+            finish_reason=tokens.finish or FinishReason.ERROR,
             model=self._state.model,
             stats=self._state.recorder.stats,
-            logprobs=tuple(text.logprobs),
+            logprobs=tuple(tokens.logprobs),
             method=self._state.options.method,
         )
 
     @property
     def way(self) -> str:
-        """How the next tokens come about: synchronous, pipelined, cloud-only, co-located, or alone. For
-        watching; safe in other threads."""
+        """Returns how the next tokens are made: synchronous, pipelined, cloud-only, co-located, or alone. Safe
+        in other threads."""
         state, mode = self._state, self._state.options.mode
         if state.verifier is None or not state.verifier.is_link_up:
             return "alone"
@@ -184,7 +187,7 @@ class EdgeSession:
 
     @property
     def deadline_s(self) -> float | None:
-        """Of an ordinary round, now; None without a verifier."""
+        """Returns the present deadline of an ordinary round; None without a verifier."""
         verifier = self._state.verifier
         return verifier.deadline.seconds if verifier is not None else None
 
@@ -204,7 +207,7 @@ class EdgeSession:
             yield from stream_cloud_only(self._state)
 
     def _open(self) -> Iterator[SessionEvent]:
-        """The first contact. Only `edge_only` goes on without one, on the draft's word for the tokenizer."""
+        """Opens the session. Only `edge_only` continues without, with the draft's end-of-sequence ids."""
         may_go_alone = self._state.options.on_timeout is OnTimeout.EDGE_ONLY and self._draft is not None
         try:
             self._state.remote.connect(_ALONE_AFTER_S if may_go_alone else math.inf)
@@ -218,7 +221,7 @@ class EdgeSession:
             yield from continue_alone(self._state)
 
     def _edge_only(self) -> Iterator[SessionEvent]:
-        """The draft is the only model here, so its end-of-text ends the text."""
+        """Generates with the draft alone, whose end-of-sequence token ends the sequence."""
         state = self._state
         assert self._draft is not None, "edge-only needs a draft"
         state.tokens.set_eos(self._draft.eos_token_ids)

@@ -11,6 +11,8 @@ _PACE_S = 0.18  # the planned one: on a busy machine threads wake up to 10 ms la
 
 
 class BreakerState(enum.StrEnum):
+    """The state of the link."""
+
     CLOSED = "closed"  # rounds are sent
     OPEN = "open"  # the last round failed; fresh connections are attempted
     HALF_OPEN = "half_open"  # an attempt connected; the next round decides

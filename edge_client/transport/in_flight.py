@@ -51,10 +51,12 @@ class Outstanding:
 
     @property
     def wait_s(self) -> float:
+        """Returns the seconds from the submission to the answer."""
         return self.arrived_s - self.submitted_s
 
     @property
     def round_s(self) -> float:
+        """Returns the seconds from the beginning of the draft to the answer."""
         return self.drafted_s + self.wait_s
 
     @property

@@ -51,6 +51,7 @@ class GrpcLink:
         self._trace = SessionTrace(address, session_id)
 
     def connect(self, timeout_s: float) -> Connection:
+        """Returns a fresh connection. Raises `LinkError`, its kind `LinkFaultError` included."""
         try:
             credentials = self._security.metadata()
             channel = open_channel(self.address, timeout_s, self._security, self._session_id)
@@ -60,6 +61,7 @@ class GrpcLink:
         return self._connection_type(channel, call, self.traffic, self._trace.begin())
 
     def describe(self, timeout_s: float) -> ModelInfo:
+        """Asks the verifier for its model and limits. Raises `LinkError` and `CallRejectedError`."""
         channel = open_channel(self.address, timeout_s, self._security, self._session_id)
         settings = CallSettings(self.address, self._session_id, self._security.metadata(), self._security)
         call = channel.unary_unary(

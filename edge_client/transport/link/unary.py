@@ -1,6 +1,6 @@
-"""The same messages as separate calls, for networks that break streams.
+"""The messages of a session as separate calls, for networks that break streams.
 
-Calls run in the background and put their answers in one queue, so a late answer still arrives.
+Calls run in the background and put their answers into one queue, so a late answer still arrives.
 """
 
 from __future__ import annotations
