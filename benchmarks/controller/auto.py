@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.controller.grid import POINTS, SYNTHETIC, Point
+from benchmarks.controller.grid import MODE_POINTS, SYNTHETIC, Point
 from benchmarks.controller.simulated import play_texts
 from benchmarks.controller.ways import Total, run_mode, total_of
 from benchmarks.results_file import RESULTS
@@ -85,7 +85,7 @@ def run_later(traces: TraceSet, point: Point) -> Total:
 
 def measure_auto(sets: Sequence[TraceSet]) -> tuple[list[Measure], dict[str, Any]]:
     """`ctl.auto`: at every point, on each set; against the best fixed way and against not speculating."""
-    runs = _run_all(list(itertools.product(sets, POINTS)))
+    runs = _run_all(list(itertools.product(sets, MODE_POINTS)))
     above = [run.place for run in runs if max(run.ratio(False), run.ratio(True)) > TARGET]
     return _measures(runs), {"auto": {run.place: str(run) for run in runs}, "auto_above": above}
 
@@ -100,7 +100,7 @@ def measure_above(recorded: Path) -> tuple[list[Measure], dict[str, Any]]:
     except (OSError, ValueError, KeyError) as error:
         raise UsageError(f"{path}: nothing found by --only ways: {error}") from error
     others = [synthetic_traces(*each, num_texts=NUM_AGAIN, seed=AGAIN_SEED) for each in SYNTHETIC]
-    cases = itertools.product([*load_traces(recorded), *others], POINTS)
+    cases = itertools.product([*load_traces(recorded), *others], MODE_POINTS)
     runs = _run_all([(traces, point) for traces, point in cases if f"{traces.name} {point}" in places])
     return _measures(runs, "_above"), {"auto_above": {run.place: str(run) for run in runs}}
 

@@ -20,7 +20,7 @@ from outrider.experiments.simulator.parts.drafts import TracedText
 from outrider.experiments.simulator.parts.edges import Ask, RequestLog
 from outrider.experiments.simulator.run import play
 
-NUM_PROMPT_TOKENS = 64
+NUM_PROMPT_TOKENS = 2  # so short that a draft has read it before the opening is answered
 REREAD_SHARE = 0.12  # of a drafted token's time, each token that is read again after a change of branch
 _SETTINGS: dict[ExecutionMode, dict[str, Any]] = {
     ExecutionMode.SPECULATIVE: {},
