@@ -26,7 +26,7 @@ def _next_hash(hash: int, token_id: int) -> int:
     return int.from_bytes(blake2b(content, digest_size=8).digest(), "little")
 
 
-def _hashes_behind(hash: int, token_ids: Iterable[int]) -> list[int]:
+def _hashes_after(hash: int, token_ids: Iterable[int]) -> list[int]:
     hashes = []
     for token_id in token_ids:
         hash = _next_hash(hash, token_id)
@@ -74,18 +74,17 @@ class TokenChain:
         new_ids = [int(token_id) for token_id in token_ids]
         last, known_ids, known = self._ahead
         if last != self._hashes[-1] or known_ids[: len(new_ids)] != new_ids:
-            known = _hashes_behind(self._hashes[-1], new_ids)
+            known = _hashes_after(self._hashes[-1], new_ids)
         self._token_ids += new_ids
         self._hashes += known[: len(new_ids)]
 
     def hash_with(self, token_ids: Iterable[int]) -> int:
-        """Returns the hash after appending `token_ids`, without appending; appending the first of them is
-        then free.
+        """Returns the hash after appending `token_ids`, without appending; to append them next is then free.
 
         An id outside uint32 raises OverflowError.
         """
         ids, last = list(token_ids), self._hashes[-1]
-        hashes = _hashes_behind(last, ids)
+        hashes = _hashes_after(last, ids)
         self._ahead = (last, ids, hashes)
         return hashes[-1] if hashes else last
 

@@ -101,7 +101,7 @@ class MedianSlopeTime:
 
 
 def _weighted_median(values: list[tuple[float, float]]) -> float:
-    """Returns of (value, weight) pairs the first value up to which half of all weight lies."""
+    """Returns the first value of (value, weight) pairs up to which half of all weight lies."""
     values.sort()
     left = sum(weight for _, weight in values) / 2
     for value, weight in values:

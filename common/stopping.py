@@ -83,7 +83,7 @@ class TextStopper:
         return text
 
     def _cut_at_stop_string(self) -> bool:
-        # No stop string lies wholly in text held before, so the first completed is found in what is held now.
+        # No stop string is wholly in text held before, so the first completed is found in what is held now.
         matches = [(start + len(s), start) for s in self._stop_strings if (start := self._held.find(s)) >= 0]
         if matches:
             self._held = self._held[: min(matches)[1]]

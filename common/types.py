@@ -65,8 +65,9 @@ class Method(enum.StrEnum):
 
     @property
     def is_exact(self) -> bool:
-        """Returns whether the sequence has the target's distribution; given an honest q, except with
-        `coupled`.
+        """Returns whether the sequence has the target's distribution.
+
+        Given an honest q, that is; `coupled` needs none.
         """
         return self in (Method.COUPLED, Method.SPARSE, Method.CANDIDATES, Method.BLOCK)
 
@@ -95,11 +96,9 @@ class RoundErrorCode(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """Holds the parameters that turn logits into a distribution (docs/design.md §5), and the seed of the
-    noise.
+    """Holds the parameters that turn logits into a distribution (docs/design.md §5), and the noise's seed.
 
-    `outrider.common.sampling.processors.check_sampling_params` raises `InvalidFieldError` for values out of
-    range.
+    Values out of range are rejected by `outrider.common.sampling.processors.check_sampling_params`.
     """
 
     temperature: float = 0.8  # 0 is greedy

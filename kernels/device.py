@@ -181,10 +181,9 @@ def gumbel_argmax(
 def draft_signals(
     logits: torch.Tensor, token_ids: torch.Tensor, num_top: int
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Returns entropy in bits, nll of the token in nats and margin (float64 [rows]), and top ids [rows,
-    num_top].
+    """Returns entropy in bits, nll in nats and margin, float64 [rows], and the top ids [rows, num_top].
 
-    `num_top` is 2 or more. See `outrider.kernels.reference.draft_signals`.
+    The nll is of `token_ids`; `num_top` is 2 or more. See `outrider.kernels.reference.draft_signals`.
     """
     ones = torch.ones(logits.shape[0], device=logits.device)
     keys = torch.zeros((logits.shape[0], 4), dtype=torch.int64, device=logits.device)

@@ -123,7 +123,7 @@ def gumbel_argmax_draft(
     `truncation_threshold`.
 
     `rows` is [num_rows, at least num_tokens], ids from `num_tokens` on do not exist; `position` is row 0's.
-    The noise is that of target samples, purpose 0. At temperature 0 a token is the first argmax, with log_sum
+    The noise is that of target samples, purpose 0. At temperature 0 a token is the first argmax, and log_sum
     0.
     """
     found = []

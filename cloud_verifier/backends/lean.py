@@ -120,9 +120,7 @@ class LeanDecoder:
     def __call__(
         self, token_ids: torch.Tensor, positions: torch.Tensor, rows: torch.Tensor | None, plan: ForwardPlan
     ) -> torch.Tensor:
-        """Returns float32 logits [rows, vocab_size] for int64 `token_ids`, `positions` [num_rows]; `rows`
-        selects.
-        """
+        """Returns float32 logits [rows, vocab_size]; token ids and positions are int64 [num_rows]."""
         x = self._embedding[token_ids]  # [num_rows, hidden_size]
         cos, sin = self._rotary(x, positions[None])
         cos, sin = cos[0].unsqueeze(1), sin[0].unsqueeze(1)  # [num_rows, 1, head_dim]

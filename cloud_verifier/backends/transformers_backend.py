@@ -63,8 +63,9 @@ class Decoder(Protocol):
     def __call__(
         self, token_ids: torch.Tensor, positions: torch.Tensor, rows: torch.Tensor | None, plan: ForwardPlan
     ) -> torch.Tensor:
-        """Returns logits [rows, vocab_size] for int64 `token_ids`, `positions` [num_rows]; `rows` selects, if
-        given.
+        """Returns logits [rows, vocab_size] of the selected rows, all where `rows` is None.
+
+        `token_ids` and `positions` are int64 [num_rows].
         """
 
 

@@ -81,8 +81,9 @@ def find_page_size(
     device: torch.device,
     page_sizes: Sequence[int] = PAGE_SIZES,
 ) -> int | None:
-    """Returns the first page size with which `kernel` agrees with plain attention; warns and returns None
-    without.
+    """Returns the first page size with which `kernel` agrees with plain attention.
+
+    Where there is none, it logs a warning and returns None.
     """
     reason = ""
     for page_size in page_sizes:

@@ -150,12 +150,12 @@ class BlockManager:
         copy = None
         if num_tokens and self._must_copy_last(table):
             source = self._pop(table)
-            # The source stays alive: somebody else holds it, or it would not have been shared.
+            # The source stays: another table holds it, or it would not have been shared.
             self._push(table, self._take_after(table))
             self._ref_counts[source] -= 1
             copy = BlockCopy(source, table.block_ids[-1])
         elif num_tokens and table.length % self.block_size and table.block_ids[-1] in self._prefixes:
-            self._drop(table.block_ids[-1])  # its tail is about to be another text
+            self._drop(table.block_ids[-1])  # its tail is about to be overwritten
         table.length += num_tokens
         while len(table.block_ids) * self.block_size < table.length:
             self._push(table, self._take_after(table))

@@ -30,7 +30,7 @@ class PrefixIndex:
         self._block_size = block_size
         self._root = PrefixNode(-1, ("", ()), None)
         self._nodes: dict[int, PrefixNode] = {}  # by block
-        self._idle: OrderedDict[int, None] = OrderedDict()  # blocks nobody holds, least recently used first
+        self._idle: OrderedDict[int, None] = OrderedDict()  # held by no table, least recently used first
 
     def __contains__(self, block_id: int) -> bool:
         return block_id in self._nodes
@@ -66,7 +66,7 @@ class PrefixIndex:
             edge = (tenant, tuple(token_ids[index * size : (index + 1) * size]))
             child = node.children.get(edge)
             if child is None:
-                assert block_id not in self._nodes, "this block is registered as KV of another text"
+                assert block_id not in self._nodes, "this block is registered as KV of other tokens"
                 child = node.children[edge] = self._nodes[block_id] = PrefixNode(block_id, edge, node)
             found.append(child.block_id)
             node = child

@@ -12,12 +12,11 @@ from outrider.common.errors import OutriderError
 
 REASONS = ("missing", "malformed", "unknown", "expired", "revoked", "denied")
 _MAX_HEADER = 256  # characters; ours have 73
-_NO_DIGEST = "0" * 64  # of no text that anybody knows
+_NO_DIGEST = "0" * 64  # no token has it
 
 
 class AccessError(OutriderError):
-    """Reports a call without the credentials it needs. `reason` is one of REASONS; the message is for the
-    caller.
+    """Reports a call without the credentials it needs, for the caller. `reason` is one of REASONS.
 
     `token_id` names a token that was valid once.
     """

@@ -61,8 +61,9 @@ class ServerCertificates:
         self._config = grpc.ssl_server_certificate_configuration([(key, chain)], root_certificates=client_ca)
 
     def reload(self, is_forced: bool = False) -> bool:
-        """Loads changed files and returns whether there were any; raises `ConfigError` and keeps the
-        previous.
+        """Loads changed files and returns whether there were any.
+
+        Raises `ConfigError` and keeps the previous ones where they cannot be used.
         """
         if not self._watch.has_changed() and not is_forced:
             return False

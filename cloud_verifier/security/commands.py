@@ -108,7 +108,7 @@ def _revoke(path: Path, token_id: str) -> int:
         ]
 
     if not path.exists():
-        read_tokens(path)  # raises: says what to do
+        read_tokens(path)  # raises, with what to do
     change_tokens(path, change)
     print(f"{token_id} is revoked; a running verifier knows within a second", file=sys.stderr)
     return 0

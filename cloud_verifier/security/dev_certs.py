@@ -23,7 +23,7 @@ from outrider.common.errors import UsageError
 AUTHORITY_DAYS = 365
 LEAF_DAYS = 30
 LOCAL_HOSTS = ("localhost", "127.0.0.1", "::1")
-_SKEW = timedelta(minutes=5)  # for clocks that are behind
+_SKEW = timedelta(minutes=5)  # for clocks that are slow
 _AUTHORITY_NAME = "Outrider development authority"
 _CERTIFICATES = ("ca.crt", "server.crt", "client.crt")
 _LEAF_FILES = ("server.crt", "server.key", "client.crt", "client.key")

@@ -1,7 +1,7 @@
-"""Interceptors that check the credentials of every call but health: tokens, or certificates, or none
-(loopback).
+"""Checks of every call's credentials, health excepted: by token or by certificate.
 
-Both set `CALLER` in the call's task, where `admitted_caller` reads it. A stream is checked when it begins.
+Both set `CALLER` in the call's task, where `admitted_caller` reads it. A stream is checked when it begins. On
+loopback there may be neither.
 """
 
 from __future__ import annotations

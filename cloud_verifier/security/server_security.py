@@ -21,7 +21,7 @@ from outrider.common.process.logs import LogLimiter
 
 log = logging.getLogger(__name__)
 
-_WHY = {  # in the log; the caller is told more (`AccessError`)
+_WHY = {  # for the log; `AccessError` has more for the caller
     "missing": "it has no credentials",
     "malformed": "its token is malformed",
     "unknown": "its token is unknown",
@@ -74,8 +74,7 @@ class ServerSecurity:
         return int(server.add_secure_port(listen, self.certificates.grpc_credentials()))
 
     def reload(self, is_forced: bool = False) -> frozenset[str]:
-        """Loads files that changed, all of them if forced; those that cannot be used are logged and change
-        nothing.
+        """Loads files that changed, all of them if forced; unusable ones are logged and change nothing.
 
         Returns the ids of tokens that were valid before and are not any more.
         """

@@ -43,8 +43,7 @@ Page = tuple[HTTPStatus, str, bytes]
 
 
 class AdminServer:
-    """Serves the admin port: `open()` binds on the running event loop, `close()` stops at once. One thread a
-    request.
+    """Serves the admin port between `open()`, on the running event loop, and `close()`. One thread a request.
 
     `open` raises `UsageError` when the address cannot be bound.
     """

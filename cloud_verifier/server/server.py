@@ -177,8 +177,9 @@ class VerifierServer:
             self.admin.close()
 
     async def drain(self) -> None:
-        """Takes no new sessions; open ones continue until they close or the grace ends, then they are
-        answered.
+        """Takes no new sessions; open ones continue until they close or the grace ends.
+
+        Rounds that are then being computed are still answered.
         """
         grace_s = self._config.drain_grace_s
         self.engine.is_draining = True

@@ -22,8 +22,7 @@ MAX_LOGPROBS = 20
 def logprobs_of(
     logits: NDArray[np.float32], rows: TargetRows, draft_tokens: TokenIds, outcome: Outcome, num_top: int
 ) -> tuple[TokenLogprobs, ...]:
-    """Returns one entry for each token that the round committed: the accepted ones, then the correction or
-    bonus.
+    """Returns one entry for each committed token: the accepted ones, then the correction or bonus.
 
     `logits` [num_draft_tokens + 1, num_tokens] are `rows` before processing, without ids that do not exist.
     """

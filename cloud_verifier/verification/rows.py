@@ -54,8 +54,7 @@ class StepRound:
 
 
 class ProcessedRows(TargetRows, abc.ABC):
-    """Implements `TargetRows` over raw logits held by its subclasses; methods raise ModelError where a row
-    has NaN.
+    """Implements `TargetRows` over raw logits. Methods raise ModelError where a row has NaN.
 
     p of a kept id is exp((logit - top) / temperature - log_sum), `top` the row's largest logit.
     """

@@ -1,10 +1,9 @@
-"""Counter-based randomness: the same number for the same key, on both sides, in any order (docs/design.md
-§5).
+"""Counter-based randomness: the same number for the same key, on both sides, in any order.
 
-Gumbel noise for a token id at a position is -log(E), E = -log1p(-v), v = (x + 1/2) 2^-32 in float64, with x
-the id's 32-bit lane (`outrider.common.noise.philox`) under the key (seed, purpose) and the counter (position,
-index). It does not depend on the vocabulary's size, and any subset can be computed alone. Golden values:
-docs/protocol.md.
+Gumbel noise for a token id at a position (docs/design.md §5) is -log(E), E = -log1p(-v), v = (x + 1/2) 2^-32
+in float64, with x the id's 32-bit lane (`outrider.common.noise.philox`) under the key (seed, purpose) and the
+counter (position, index). It does not depend on the vocabulary's size, and any subset can be computed alone.
+Golden values: docs/protocol.md.
 """
 
 from __future__ import annotations
@@ -94,8 +93,7 @@ def _pick(row: NDArray[np.floating[Any]], lanes: NDArray[np.uint32]) -> int:
 
 
 def coupled_two(row: NDArray[np.floating[Any]], seed: int, position: int) -> tuple[int, int, float]:
-    """Returns the token that `coupled_argmax` picks in one row, its runner-up, and the difference of their
-    sums.
+    """Returns the token that `coupled_argmax` picks, its runner-up, and the difference of their sums.
 
     The row has two scores or more; the difference is infinite where nothing else can be picked. Raises
     ModelError where it has NaN. The two ids with the highest upper bounds have two sums, and the second

@@ -28,7 +28,7 @@ from outrider.common.sampling.penalties import (
 from outrider.common.sampling.truncation import truncate
 from outrider.common.types import SamplingParams
 
-_MIN_TEMPERATURE = 1e-3  # below it float32 scores lose the noise; 0 says greedy
+_MIN_TEMPERATURE = 1e-3  # below it float32 scores lose the noise; 0 is greedy
 _MAX_BIAS = 1e4
 
 

@@ -69,8 +69,7 @@ def most_probable(scores: NDArray[np.floating[Any]], count: int) -> NDArray[np.i
 
 
 def sample_support(support: Support, word: int) -> int:
-    """Returns the id that a uint64 `word` picks: the first whose cumulative weight exceeds ⌊word · Σw /
-    2^64⌋.
+    """Returns the id picked by a uint64 `word`: the first whose cumulative weight exceeds ⌊word · Σw / 2^64⌋.
 
     Each id is picked by its weight's share of the 2^64 words, to within one word.
     """

@@ -1,5 +1,4 @@
-"""The row kernels for a CPU, compiled by numba: the functions of `outrider.kernels.reference`, several times
-faster.
+"""The row kernels for a CPU, compiled by numba: `outrider.kernels.reference`, several times faster.
 
 A row is read in chunks that fit the first cache. exp((logit - top) / temperature) is a polynomial that
 vectorises; it serves the sum and the search for the winner: noise is at most -log(v), so a sum of score and
@@ -7,8 +6,7 @@ noise can exceed the best so far only where v <= exp(score - best). Philox runs 
 any lane could, and float64 logarithms only for ids that pass: the token is exactly the reference's. Sums are
 float32 within a chunk, and a log_sum is 1e-6 off at most.
 
-The first import on a machine compiles for about 10 s (`outrider.kernels.host.compiler`). Imports numba and
-numpy.
+The first import on a machine compiles for about 10 s (`outrider.kernels.host.compiler`).
 """
 
 from outrider.kernels.host.exp import entropy, logsumexp

@@ -1,5 +1,4 @@
-"""Compiles the kernels with numba and keeps the machine code on disk, one folder for each state of the
-sources.
+"""Compiles the kernels with numba and keeps the machine code, in one folder for each state of the sources.
 
 numba's own cache looks at the file of the function alone. A kernel contains the code of its helpers in other
 files, so the folder is named by a hash over all kernel sources and the versions of what compiles them.
@@ -54,8 +53,8 @@ def jit(signature: Any = None, **options: Any) -> Callable[[Function], Function]
 def _cache_folder() -> Path | None:
     """Returns the folder for compiled kernels, None where nothing can be written.
 
-    It is in NUMBA_CACHE_DIR where that is set, else in `__pycache__` beside the kernels or the user's cache
-    directory.
+    Its parent is NUMBA_CACHE_DIR where that is set, else numba's usual places: `__pycache__` beside the
+    kernels, then the user's cache directory.
     """
     usual = (_KERNELS / "__pycache__", AppDirs("numba", appauthor=False).user_cache_dir)
     parents = (config.CACHE_DIR,) if config.CACHE_DIR else usual

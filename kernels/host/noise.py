@@ -39,10 +39,9 @@ _multiply: Any = intrinsic(_make_multiply)
 
 @jit()
 def draw_blocks(key: Any, first_block: Any, blocks: Any, words: Any) -> None:
-    """Fills `words` with four words of numpy's Philox 4x64-10 (Salmon et al. 2011) a block: first_block +
-    blocks[i].
+    """Fills `words` with four words of numpy's Philox 4x64-10 for each block first_block + blocks[i].
 
-    `key` is uint64 [seed, purpose, position, index].
+    `key` is uint64 [seed, purpose, position, index]. Salmon et al. 2011.
     """
     seed, purpose, position, index = key[0], key[1], key[2], key[3]
     for i in range(blocks.size):
