@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 
 TokenIds = tuple[int, ...]
 
+PROTOCOL_VERSION = 1  # of the messages; a verifier and an edge of different versions do not talk
+
 
 class Origin(enum.StrEnum):
     """Where a token of the text came from."""

@@ -30,11 +30,10 @@ from outrider.cloud_verifier.server.supervision import Supervision
 from outrider.cloud_verifier.verification.row_kernels import load_row_kernels
 from outrider.common.errors import UsageError
 from outrider.common.process.version import own_version
-from outrider.common.types import Limits, ModelInfo
+from outrider.common.types import PROTOCOL_VERSION, Limits, ModelInfo
 
 log = logging.getLogger(__name__)
 
-PROTOCOL_VERSION = 1
 # The forward takes the interpreter lock back after every operation. At Python's 5 ms it waits that long for
 # an event loop busy with refusals, and a refusal as long for the Python of a step.
 SWITCH_INTERVAL_S = 0.0005

@@ -7,14 +7,13 @@ from dataclasses import replace
 
 from outrider.common.alignment import extend_hash
 from outrider.common.errors import IncompatibleError, RoundFailedError
-from outrider.common.types import Opened, OpenRequest, Origin, RoundError, RoundErrorCode
+from outrider.common.types import PROTOCOL_VERSION, Opened, OpenRequest, Origin, RoundError, RoundErrorCode
 from outrider.edge_client.core.events import SessionEvent
 from outrider.edge_client.core.options import Mode, OnTimeout
 from outrider.edge_client.decode.generation_state import Decoding
 from outrider.edge_client.decode.reverify import hold_against
 from outrider.edge_client.transport.remote_verifier import SessionLostError
 
-PROTOCOL_VERSION = 1
 _NO_DRAFT_THERE = RoundError(
     round_id=0,
     code=RoundErrorCode.UNIMPLEMENTED,
