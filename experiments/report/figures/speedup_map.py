@@ -162,7 +162,7 @@ def _chart(setting: str, shaped: Shape) -> Chart:
     caption = (
         "Co-located TPOT / TPOT over the link, by pairs of requests with one prompt, repeat and session "
         f"({spread(n)} pairs a place); links that differ in RTT alone. A place has the best arm of its "
-        "acceptance, the measured share of judged draft tokens that stood; = marks a difference that the "
+        "acceptance, the measured share of judged draft tokens that were accepted; = marks a difference that the "
         "95 % interval or the A/A spread does not bear out."
     )
     return Chart(
