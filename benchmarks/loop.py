@@ -1,6 +1,6 @@
 """`python -m benchmarks.loop`: processor time of a synchronous round in the edge's loop, nothing else.
 
-The verifier and the draft are stand-ins that know the text: no model, no wire, no other thread. Other work on
+The verifier and the draft are stand-ins with the text at hand: no model, no wire, no other thread. Other work on
 the machine errs in one direction only, so the tenth percentile of many stretches of rounds is to be compared.
 """
 

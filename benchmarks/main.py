@@ -156,7 +156,7 @@ def _round_walls_ms(result: SessionResult) -> list[tuple[float, RoundRecord]]:
 
 
 def report(run: Run) -> Found:
-    """Returns the measures with their targets, and the figures behind them."""
+    """Returns the measures with their targets, and the figures that they come from."""
     best = {t: max(DEPTHS, key=lambda n: run.speedup(t, n)) for t in TEMPERATURES}
     parts = _take_apart(run)
     rounds = [r for r in run.speculative(0.0, PARTS_DEPTH).rounds if r.num_draft_tokens == PARTS_DEPTH]

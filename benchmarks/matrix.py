@@ -1,4 +1,4 @@
-"""The sweeps of `make experiments`: run, and told as measures. Where a baseline wins, that comes first."""
+"""The sweeps of `make experiments`: run, and turned into measures. Where a baseline wins, that comes first."""
 
 from __future__ import annotations
 

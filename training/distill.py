@@ -3,7 +3,7 @@
     python -m outrider.training.distill --target DIR --text FILES --out DIR --draft-size 192x2 --minutes 60
     python -m outrider.training.distill --target DIR --text FILES --out DIR --draft DIR --device cuda --tokens 1e8
 
-The target is a Hugging Face directory whose layers lie at `model.layers` (Llama, Qwen2, Qwen3 and their kin);
+The target is a Hugging Face directory whose layers are at `model.layers` (Llama, Qwen2, Qwen3 and their kin);
 the draft is a new one, or a saved one with the same tokenizer. docs/training.md walks through it.
 """
 

@@ -1,4 +1,4 @@
-"""Records what of a real draft would stand, at every position of the texts of the embedded prompts.
+"""Records what of a real draft would be accepted, at every position of the texts of the embedded prompts.
 
 python -m benchmarks.controller.record_acceptance [--texts 16 --positions 128]
 
@@ -68,7 +68,7 @@ def main() -> int:
         sets = record(verifier.address, arguments.texts, arguments.positions)
     save_traces(arguments.out, sets)
     for traces in sets:
-        print(f"{traces.name}: first token of a draft stands {traces.acceptance_rate:.3f}")
+        print(f"{traces.name}: first token of a draft accepted {traces.acceptance_rate:.3f}")
     print(f"{arguments.out}: {arguments.out.stat().st_size} bytes")
     return 0
 

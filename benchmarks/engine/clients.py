@@ -1,4 +1,4 @@
-"""Clients that stop reading, die mid-round, or fall silent: gone on time, and nobody else feels them."""
+"""Clients that stop reading, die mid-round, or fall silent: they are gone on time, and nobody else is slower."""
 
 from __future__ import annotations
 

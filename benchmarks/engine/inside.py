@@ -70,7 +70,7 @@ class _SteppedEngine:
     def ask(self, session_id: bytes, request: SessionRequest, tenant: str = "default") -> SessionResponse:
         asked = self.submit(session_id, request, tenant)
         self.settle()
-        assert asked.reply is not None, "the engine went idle and owes an answer"
+        assert asked.reply is not None, "the engine went idle with a request unanswered"
         return asked.reply
 
 

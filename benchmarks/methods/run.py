@@ -57,34 +57,22 @@ QUICK = Plan(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class _TextFigures:
-    acceptance_rate: float
-    tokens_per_round: float
-    bytes_up_per_draft_token: float
-    bytes_up_per_token: float  # openings included
-    bytes_down_per_token: float
-    verifier_ms: float  # of a round, forward included
-    tokens_per_s: float
-    tokens_per_s_at_rtt: float  # of RTT_S more
-
-
-def _figures_of(results: Sequence[SessionResult]) -> _TextFigures:
+def _figures_of(results: Sequence[SessionResult]) -> dict[str, float]:
     rounds = [r for result in results for r in result.stats.rounds if r.is_answered]
     num_drafted = sum(r.num_draft_tokens for r in rounds)
     num_tokens = sum(len(result.token_ids) for result in results)
     in_rounds = num_tokens - len(results)  # the first of each came with its opening
     wall_s = sum(r.stats.token_times_ns[-1] - r.stats.token_times_ns[0] for r in results) / 1e9
-    return _TextFigures(
-        acceptance_rate=_ratio(sum(r.num_accepted_tokens for r in rounds), num_drafted),
-        tokens_per_round=_ratio(in_rounds, len(rounds)),
-        bytes_up_per_draft_token=_ratio(sum(r.bytes_up for r in rounds), num_drafted),
-        bytes_up_per_token=_ratio(sum(result.stats.bytes_up for result in results), num_tokens),
-        bytes_down_per_token=_ratio(sum(result.stats.bytes_down for result in results), num_tokens),
-        verifier_ms=round(statistics.median(r.verifier_ms for r in rounds), 3),
-        tokens_per_s=_ratio(in_rounds, wall_s),
-        tokens_per_s_at_rtt=_ratio(in_rounds, wall_s + RTT_S * len(rounds)),
-    )
+    return {
+        "acceptance_rate": _ratio(sum(r.num_accepted_tokens for r in rounds), num_drafted),
+        "tokens_per_round": _ratio(in_rounds, len(rounds)),
+        "bytes_up_per_draft_token": _ratio(sum(r.bytes_up for r in rounds), num_drafted),
+        "bytes_up_per_token": _ratio(sum(result.stats.bytes_up for result in results), num_tokens),
+        "bytes_down_per_token": _ratio(sum(result.stats.bytes_down for result in results), num_tokens),
+        "verifier_ms": round(statistics.median(r.verifier_ms for r in rounds), 3),
+        "tokens_per_s": _ratio(in_rounds, wall_s),
+        "tokens_per_s_at_rtt": _ratio(in_rounds, wall_s + RTT_S * len(rounds)),
+    }
 
 
 def _ratio(part: float, whole: float) -> float:
@@ -102,7 +90,7 @@ def _decode_all(decoder: Decoder, cases: Iterable[Case], prompts: Sequence[Promp
         for case in cases:
             results[case].append(decoder.decode(prompt.text, case, plan.num_new, seed=number))
         print(f"  prompt {number} of {len(prompts)}", flush=True)
-    return [{**_facts(case), **asdict(_figures_of(found))} for case, found in results.items()]
+    return [{**_facts(case), **_figures_of(found)} for case, found in results.items()]
 
 
 def _facts(case: Case) -> dict[str, Any]:

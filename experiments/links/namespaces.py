@@ -71,7 +71,7 @@ def free_addresses() -> tuple[str, str]:
 
 
 def set_up_device(device: str, own: str, peer: str, control: str) -> None:
-    """Adds addresses, and a route that tells sockets which congestion control to take: the edge's are not
+    """Adds addresses, and a route that gives sockets their congestion control: the edge's are not
     ours."""
     ip("addr", "add", own, "peer", peer, "dev", device)
     ip("link", "set", device, "mtu", str(MTU), "txqueuelen", _KERNEL_QUEUE, "up")

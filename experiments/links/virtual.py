@@ -4,12 +4,12 @@
     arrival_s = link.up.deliver(now_s, num_bytes)
 
 No socket and no clock: times are the caller's, in seconds since the link opened, and never go back. A
-message is cut into segments as TCP would (1,448 bytes of it behind 52 of headers), which pass the bottleneck
+message is cut into segments as TCP would (1,448 bytes of it after 52 of headers), which pass the bottleneck
 one after the other. What TCP would send again comes later, by these rules, after Linux:
 
 - RTO = RTT + 200 ms, or + 4 jitters where that is more. What was sent again and lost again waits the RTO,
   then twice that, and so on.
-- A lost segment with others of its message behind it is sent again when the far end tells of those: after one
+- A lost segment with others of its message after it is sent again when the far end reports those: after one
   RTT, 1.25 when fewer than three came (RACK, RFC 8985).
 - The last of several is probed for after 2 RTT (tail loss probe, the same RFC), a message of one segment
   after an RTO.

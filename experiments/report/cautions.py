@@ -123,7 +123,7 @@ def _spread_of_equals(view: View) -> Iterator[str]:
     twins = [cell for cell in view.sweep.cells if cell.twin]
     measures = [cell.a_a[TPOT] for cell in twins if isinstance(cell.a_a.get(TPOT), dict)]
     if not measures:
-        yield "No A/A cells: how far apart equal cells lie was not measured."
+        yield "No A/A cells: how far apart equal cells are was not measured."
         return
     ids = {cell.id for cell in twins}
     compared = [each for each in view.sweep.comparisons if each.metric == TPOT and each.cell not in ids]
@@ -133,7 +133,7 @@ def _spread_of_equals(view: View) -> Iterator[str]:
         told = [f"{times(m['speedup'])} {interval(m.get('low'), m.get('high'))}".strip() for m in measures]
         yield (
             f"A/A: an equal cell's TPOT compares as {listed(told)}. Of {len(compared)} comparisons with a "
-            f"baseline {len(close)} lie no further from 1 than that: noise alone can make them."
+            f"baseline {len(close)} are no further from 1 than that: noise alone can make them."
         )
 
 

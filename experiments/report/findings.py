@@ -6,12 +6,12 @@ import itertools
 from collections.abc import Mapping, Sequence
 
 from outrider.experiments.report.numbers import listed, plain, spread
-from outrider.experiments.report.verdicts import Outcome
+from outrider.experiments.report.verdicts import Relation
 
 Curve = Mapping[float, float]
 
 
-def standings(outcomes: Mapping[str, Mapping[float, Outcome]], hero: str, axis: str, unit: str) -> list[str]:
+def standings(outcomes: Mapping[str, Mapping[float, Relation]], hero: str, axis: str, unit: str) -> list[str]:
     """Returns what can be said of the hero against each rival along `axis`: losses, then draws, then wins.
 
     `outcomes` are the hero's, by rival and place. "co-located beats speculation at every RTT measured (1 to
@@ -19,9 +19,9 @@ def standings(outcomes: Mapping[str, Mapping[float, Outcome]], hero: str, axis: 
     """
     lost, even, won = [], [], []
     for rival, by_place in outcomes.items():
-        known = {place: result for place, result in by_place.items() if result is not Outcome.UNKNOWN}
-        worse = _places(known, Outcome.WORSE)
-        better = _places(known, Outcome.BETTER)
+        known = {place: result for place, result in by_place.items() if result is not Relation.UNKNOWN}
+        worse = _places(known, Relation.WORSE)
+        better = _places(known, Relation.BETTER)
         if worse:
             lost.append(f"{rival} beats {hero} {_where(worse, sorted(known), axis, unit)}")
         if better:
@@ -32,7 +32,7 @@ def standings(outcomes: Mapping[str, Mapping[float, Outcome]], hero: str, axis: 
     return [*lost, *even, *won]
 
 
-def _places(results: Mapping[float, Outcome], wanted: Outcome) -> list[float]:
+def _places(results: Mapping[float, Relation], wanted: Relation) -> list[float]:
     return sorted(place for place, result in results.items() if result is wanted)
 
 

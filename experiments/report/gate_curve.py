@@ -1,4 +1,4 @@
-"""The commit-gate's curve as an SVG that stands by itself: quality against the calls it saves."""
+"""The commit-gate's curve as an SVG of its own: quality against the calls it saves."""
 
 from __future__ import annotations
 

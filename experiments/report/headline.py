@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from outrider.experiments.report.naming import TPOT, Arm, Setting
 from outrider.experiments.report.numbers import listed, ratio_spread, spread, with_interval
-from outrider.experiments.report.verdicts import RIVALS, Outcome, Verdict, verdicts
+from outrider.experiments.report.verdicts import RIVALS, Relation, Verdict, verdicts
 from outrider.experiments.report.view import View
 from outrider.experiments.sweep.results.records import CellRow
 
@@ -50,18 +50,18 @@ def statements(found: Sequence[Verdict]) -> list[_Statement]:
     within each."""
     lines = []
     for kind in RIVALS:
-        lost = [v for v in found if v.outcomes.get(kind) is Outcome.WORSE]
+        lost = [v for v in found if v.outcomes.get(kind) is Relation.WORSE]
         if lost:
             ratios = ratio_spread([1 / v.against[kind].ratio for v in lost])
             text = f"{kind} is {ratios} times as fast as speculation over the link {_where(lost, found)}."
             lines.append(_Statement(LOSS, text[:1].upper() + text[1:]))
     for kind in RIVALS:
-        even = [v for v in found if v.outcomes.get(kind) is Outcome.EVEN]
+        even = [v for v in found if v.outcomes.get(kind) is Relation.EVEN]
         if even:
             text = f"Speculation over the link and {kind} cannot be told apart {_where(even, found)}."
             lines.append(_Statement(EVEN, text))
     for kind in RIVALS:
-        won = [v for v in found if v.outcomes.get(kind) is Outcome.BETTER]
+        won = [v for v in found if v.outcomes.get(kind) is Relation.BETTER]
         if won:
             ratios = ratio_spread([v.against[kind].ratio for v in won])
             text = f"Speculation over the link is {ratios} times as fast as {kind} {_where(won, found)}."

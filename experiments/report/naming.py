@@ -90,7 +90,7 @@ class Arm:
 
 
 def setting_label(setting: Setting, among: Sequence[Setting]) -> str:
-    """Returns what tells a setting from the others; empty where there is one alone."""
+    """Returns what distinguishes a setting from the others; empty where there is one alone."""
     words = {
         "is_synthetic": "synthetic" if setting.is_synthetic else "measured",
         "realisation": f"{setting.realisation} link",
@@ -109,7 +109,7 @@ def setting_label(setting: Setting, among: Sequence[Setting]) -> str:
 
 
 def arm_label(arm: Arm, among: Sequence[Arm]) -> str:
-    """Returns the mode, and what tells it from the other arms of its mode."""
+    """Returns the mode, and what distinguishes it from the other arms of its mode."""
     peers = [each for each in among if each.mode == arm.mode]
     n = arm.num_speculative_tokens
     words = {

@@ -1,4 +1,4 @@
-"""Who wins on each link of a setting, told by TPOT. Pure.
+"""Who wins on each link of a setting, by TPOT. Pure.
 
 A difference counts where the interval of the paired comparison leaves 1 out and the difference is larger than
 what two equal cells of the folder differ by (the A/A spread).
@@ -18,7 +18,7 @@ from outrider.experiments.sweep.results.records import CellRow, Comparison
 RIVALS = (CO_LOCATED, CLOUD_ONLY)
 
 
-class Outcome(enum.StrEnum):
+class Relation(enum.StrEnum):
     """Says how a cell compares with another."""
 
     BETTER = "better"
@@ -36,7 +36,7 @@ class Verdict:
     best: CellRow | None
     rivals: dict[str, CellRow] = field(default_factory=dict)  # by kind: the one of the lowest TPOT
     against: dict[str, Comparison] = field(default_factory=dict)
-    outcomes: dict[str, Outcome] = field(default_factory=dict)
+    outcomes: dict[str, Relation] = field(default_factory=dict)
 
     @property
     def name(self) -> str:
@@ -51,10 +51,10 @@ class Verdict:
     @property
     def winner(self) -> str:
         """Returns a rival's kind, "speculation", or "" where nobody clearly wins."""
-        beating = [kind for kind, outcome in self.outcomes.items() if outcome is Outcome.WORSE]
+        beating = [kind for kind, outcome in self.outcomes.items() if outcome is Relation.WORSE]
         if beating:
             return min(beating, key=lambda kind: self.rivals[kind].metrics[TPOT].value)
-        if self.outcomes and all(outcome is Outcome.BETTER for outcome in self.outcomes.values()):
+        if self.outcomes and all(outcome is Relation.BETTER for outcome in self.outcomes.values()):
             return "speculation"
         return ""
 
@@ -80,17 +80,17 @@ def aa_factor(view: View) -> float:
     return max(factors)
 
 
-def outcome(comparison: Comparison | None, factor: float) -> Outcome:
+def outcome(comparison: Comparison | None, factor: float) -> Relation:
     """Returns how a cell compares; `factor` is the A/A spread that a difference must exceed."""
     if comparison is None:
-        return Outcome.UNKNOWN
+        return Relation.UNKNOWN
     if comparison.low is None or comparison.high is None:  # too few pairs for an interval
-        return Outcome.EVEN
+        return Relation.EVEN
     if comparison.low > 1 and comparison.ratio > factor:
-        return Outcome.BETTER
+        return Relation.BETTER
     if comparison.high < 1 and comparison.ratio < 1 / factor:
-        return Outcome.WORSE
-    return Outcome.EVEN
+        return Relation.WORSE
+    return Relation.EVEN
 
 
 def fastest(cells: Sequence[CellRow]) -> CellRow | None:

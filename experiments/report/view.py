@@ -1,6 +1,6 @@
 """A results folder as the report looks at it: settings, arms, who is compared with whom. Pure.
 
-Cells that repeat another for the A/A measure are left out: they only tell how far apart two equal things lie.
+Cells that repeat another for the A/A measure are left out: they only show how far apart two equal things are.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class View:
         return next((c for c in self.cells if c.mode == EDGE_ONLY and setting.fits(c)), None)
 
     def describe(self, setting: Setting) -> str:
-        """Returns what tells this setting from the others of the folder; empty where there is one alone."""
+        """Returns what distinguishes this setting from the others of the folder; empty where there is one alone."""
         return setting_label(setting, self.settings)
 
     @cached_property
@@ -84,7 +84,7 @@ class View:
         return {arm: kept[arm] if arm in kept else next(free, own[arm]) for arm in arms}
 
     def label(self, arm: Arm) -> str:
-        """Returns the mode, and what tells it from the other arms of its mode."""
+        """Returns the mode, and what distinguishes it from the other arms of its mode."""
         return arm_label(arm, self.arms)
 
     @cached_property

@@ -1,4 +1,4 @@
-"""Acceptance traces: at every position of some texts, how many tokens of a draft made there would stand.
+"""Acceptance traces: at every position of some texts, how many tokens of a draft made there would be accepted.
 
 Under `coupled` a text does not depend on how it was drafted, so one trace replays every depth policy: a round
 at position t that drafts n tokens commits min(n, run of t) of them and one more. Recorded traces are a real

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from outrider.common.config.units import parse_duration
 from outrider.common.errors import UsageError
 from outrider.experiments.simulator.config import System
-from outrider.experiments.simulator.figures.outcome import Outcome, Quantiles, figures_of
+from outrider.experiments.simulator.figures.outcome import Quantiles, SystemFigures, figures_of
 from outrider.experiments.simulator.shards import play_parts
 
 MAX_EDGES = 100_000
@@ -28,13 +28,13 @@ class Objective:
     figure: str
     limit_ms: float
 
-    def value_ms(self, outcome: Outcome) -> float | None:
+    def value_ms(self, outcome: SystemFigures) -> float | None:
         """Returns the figure; None where there is none."""
         quantiles: Quantiles = getattr(outcome.total, f"{self.figure}_ms")
         value: float | None = getattr(quantiles, self.quantile)
         return value
 
-    def is_met(self, outcome: Outcome) -> bool:
+    def is_met(self, outcome: SystemFigures) -> bool:
         """Returns whether the outcome meets it."""
         value_ms, total = self.value_ms(outcome), outcome.total
         num_unserved = max(total.num_starved, total.num_failed)
@@ -63,18 +63,18 @@ class Capacity:
     fewest too many."""
 
     num_edges: int
-    outcome: Outcome | None
+    outcome: SystemFigures | None
     too_many: int | None
-    missed: Outcome | None
+    missed: SystemFigures | None
 
 
 def find_capacity(
-    system: System, objective: Objective, on_trial: Callable[[int, Outcome, bool], None] | None = None
+    system: System, objective: Objective, on_trial: Callable[[int, SystemFigures, bool], None] | None = None
 ) -> Capacity:
     """Returns the largest number found to meet the objective: more edges are taken to be slower, as they
     share verifiers."""
 
-    def trial(num_edges: int) -> tuple[Outcome, bool]:
+    def trial(num_edges: int) -> tuple[SystemFigures, bool]:
         outcome = figures_of(play_parts(system.with_edges(num_edges)))
         is_met = objective.is_met(outcome)
         if on_trial is not None:
@@ -82,8 +82,8 @@ def find_capacity(
         return outcome, is_met
 
     good, most = 0, None
-    good_outcome: Outcome | None = None
-    bad_outcome: Outcome | None = None
+    good_outcome: SystemFigures | None = None
+    bad_outcome: SystemFigures | None = None
     num_edges = len(system.edges)
     while most is None and num_edges <= MAX_EDGES:
         outcome, is_met = trial(num_edges)

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from outrider.common.errors import UsageError
 from outrider.experiments.simulator.config import System, load_system
-from outrider.experiments.simulator.figures.outcome import Outcome, figures_of, table
+from outrider.experiments.simulator.figures.outcome import SystemFigures, figures_of, table
 from outrider.experiments.simulator.shards import play_parts
 
 
@@ -73,7 +73,7 @@ def _find_capacity(system: System, goal: str, is_json: bool) -> int:
 
     objective = parse_objective(goal)
 
-    def tell(num_edges: int, outcome: Outcome, is_met: bool) -> None:
+    def tell(num_edges: int, outcome: SystemFigures, is_met: bool) -> None:
         value_ms = objective.value_ms(outcome)
         shown = "no answers" if value_ms is None else f"{value_ms:.1f} ms"
         shown += f", {outcome.total.num_starved} starved" if outcome.total.num_starved else ""
@@ -104,7 +104,7 @@ def _sweep(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _print(outcome: Outcome, is_json: bool) -> None:
+def _print(outcome: SystemFigures, is_json: bool) -> None:
     print(json.dumps(outcome.as_json(), indent=1) if is_json else table(outcome))
 
 

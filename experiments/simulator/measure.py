@@ -8,7 +8,7 @@ The draft is timed by itself.
 - an answer: what the verifier takes beyond queue and forward
 - messages: what a round takes beyond the verifier, a quarter for each of the four ways through the software;
   and on the way to the engine, what an idle one takes to begin
-- the edge: what lies between two rounds that is neither draft nor wait
+- the edge: what is between two rounds and neither draft nor wait
 """
 
 from __future__ import annotations
@@ -134,7 +134,7 @@ def think_times(found: Sequence[Rounds]) -> DraftTimes:
 
 
 def middle(turns: Sequence[PartT]) -> PartT:
-    """Returns each number's median over the turns: a burst of somebody else's work spoils a turn, not the
+    """Returns each number's median over the turns: a burst of other work changes one turn, not the
     times."""
     names = [each.name for each in dataclasses.fields(turns[0])]  # type: ignore[arg-type]
     found = {name: statistics.median(getattr(turn, name) for turn in turns) for name in names}

@@ -1,7 +1,7 @@
 """Real edges that replay known texts: the product over the real wire, with a draft that only takes its time.
 
 So four edges and a verifier can be timed on two cores: no draft model competes for them, as in
-`outrider.experiments.load`. What the drafts say, and how much of it stands, is the real pair's.
+`outrider.experiments.load`. What the drafts propose, and how much of it is accepted, is the real pair's.
 """
 
 from __future__ import annotations

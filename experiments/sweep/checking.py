@@ -1,4 +1,4 @@
-"""What a run would refuse, told before anything runs: by the product itself, of every cell."""
+"""What a run would refuse, reported before anything runs: by the product itself, of every cell."""
 
 from __future__ import annotations
 

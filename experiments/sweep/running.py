@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import datetime
 import hashlib
 import json
 import random
-import shlex
 import signal
-import sys
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -18,17 +15,20 @@ from typing import Any
 
 from outrider.common.errors import UsageError
 from outrider.experiments.shared.prompts import Prompt, load_prompts
-from outrider.experiments.shared.results import git_state
 from outrider.experiments.sweep.config.cells import Cell, make_cells
 from outrider.experiments.sweep.config.schema import SweepConfig, resolved
 from outrider.experiments.sweep.edges import EdgePool
 from outrider.experiments.sweep.linking import check_links
-from outrider.experiments.sweep.machine import machine_facts, package_versions
 from outrider.experiments.sweep.progress import Progress, create_progress
-from outrider.experiments.sweep.results.folder import ResultsFolder, create_folder, resume_folder
+from outrider.experiments.sweep.results.folder import (
+    ResultsFolder,
+    create_folder,
+    new_manifest,
+    resume_folder,
+    timestamp,
+)
 from outrider.experiments.sweep.results.judging import Judge
 from outrider.experiments.sweep.results.records import (
-    Manifest,
     RequestRow,
     RoundRow,
     Sweep,
@@ -93,7 +93,8 @@ def run_sweep(plan: Plan, out: Path, is_resumed: bool, is_silent: bool) -> Sweep
     Raises `UsageError` for a folder that cannot be used, and what the product raises where it cannot start.
     """
     config = resolved(plan.config) | {"cells": [cell.id for cell in plan.cells]}
-    folder = resume_folder(out, config) if is_resumed else create_folder(out, _new_manifest(plan, config))
+    manifest = new_manifest("edge-client", plan.config.name, config, plan.config.seed)
+    folder = resume_folder(out, config) if is_resumed else create_folder(out, manifest)
     progress = create_progress(plan.num_requests, len(folder.done), is_silent)
     judge = Judge(plan.config, plan.cells, plan.prompts)
     is_complete, losses = False, Losses()
@@ -116,7 +117,7 @@ def _finish(plan: Plan, folder: ResultsFolder, is_tie: JudgeTie, losses: Losses,
     sweep = summarise(plan.config, plan.cells, _rows_of(folder), is_tie, losses, is_complete)
     write_summary(folder.path, sweep)
     folder.update_manifest(
-        finished=_now(),
+        finished=timestamp(),
         models=_models(results.requests) | {"prompts": _prompts_hash(plan.prompts)},
         realisation=_link_facts(plan, results.visits),
     )
@@ -182,24 +183,6 @@ def _calibrate(plan: Plan, folder: ResultsFolder, progress: Progress) -> None:
 # ----------------------------------------------------------------------------------------- manifest
 
 
-def _new_manifest(plan: Plan, config: dict[str, Any]) -> Manifest:
-    commit, is_dirty = git_state()
-    return Manifest(
-        name=plan.config.name,
-        commit=commit,
-        is_dirty=is_dirty,
-        command=shlex.join(["edge-client", *sys.argv[1:]]),
-        config=config,
-        models={},
-        machine=machine_facts(),
-        seeds={"sampling": plan.config.seed, "order": plan.config.seed},
-        realisation={},
-        calibration=[],
-        started=_now(),
-        versions=package_versions(),
-    )
-
-
 def _models(requests: Sequence[RequestRow]) -> dict[str, str]:
     found: dict[str, str] = {}
     for row in requests:
@@ -229,10 +212,6 @@ def _link_facts(plan: Plan, visits: Sequence[VisitRow]) -> dict[str, Any]:
 
 def _unknown(row: RequestRow, index: int, token_id: int) -> bool | None:
     return None
-
-
-def _now() -> str:
-    return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
 
 
 @contextmanager

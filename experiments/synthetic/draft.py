@@ -1,4 +1,4 @@
-"""A draft that errs as often as it is told, and takes the time it is told."""
+"""A draft that errs as often, and takes as long, as the pair says."""
 
 from __future__ import annotations
 
@@ -46,9 +46,9 @@ class SyntheticTokenizer:
 
 
 class SyntheticSequence:
-    """A `DraftSequence`. Token t of the text, drafted as token i of a proposal, is right where coin t is
-    below alphas[i]. So whether it stands does not depend on how many are drafted, and given that those before
-    it stand it does with exactly that chance: a verdict tells of no coin that a later round is judged by.
+    """A synthetic `DraftSequence` has known luck. Token t of the text, drafted as token i of a proposal, is right where coin t is
+    below alphas[i]. So whether it is accepted does not depend on how many are drafted, and given that those
+    before it are, it is with exactly that chance: no coin is used by two rounds' verdicts.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""What a synthetic pair is told: how likely drafted tokens stand, and what its two models take."""
+"""What describes a synthetic pair: how likely drafted tokens are accepted, and what its two models take."""
 
 from __future__ import annotations
 

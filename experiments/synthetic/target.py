@@ -1,4 +1,4 @@
-"""A target that knows what it will write, and takes the time it is told."""
+"""A target whose text is known beforehand, and that takes the time that the pair says."""
 
 from __future__ import annotations
 

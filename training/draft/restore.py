@@ -25,7 +25,7 @@ def is_graph(directory: Path) -> bool:
 
 def restore_draft(graph_dir: Path, out: Path) -> None:
     """Write the draft of `graph_dir`, made by our recipe, to `out` in float32, and the record of its training
-    that lies beside it. Raises ModelError for a damaged directory, ValueError for another recipe's draft.
+    beside it. Raises ModelError for a damaged directory, ValueError for another recipe's draft.
     """
     import onnx
     from onnx import numpy_helper

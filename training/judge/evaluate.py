@@ -16,9 +16,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from outrider.experiments.shared.prompts import load_prompts
 from outrider.training.common.checkpoint import write_json
 from outrider.training.common.metrics import acceptance, overlap, repeated_share, softmax
-from outrider.training.data.prompts import load_prompts
 from outrider.training.data.streams import Tokens, load_held_out, windows
 from outrider.training.data.tokenizer import load_tokenizer
 from outrider.training.draft.onnx_draft import OnnxDraft
@@ -133,7 +133,7 @@ def evaluate(pair: Path, data: Path, config: EvaluationConfig = EvaluationConfig
         name: len(evaluator.tokenizer.decode(tokens[1:].tolist()).encode()) / (len(tokens) - 1)
         for name, tokens in files.items()
     }
-    prompts = [item.prompt for item in load_prompts(pair / "prompts.jsonl")]
+    prompts = [item.text for item in load_prompts(pair / "prompts.jsonl")]
     return {
         "config": asdict(config),
         "held_out": evaluator.held_out(files, bytes_per_token),

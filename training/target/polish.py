@@ -2,7 +2,7 @@
 
 Dong et al. 2023 (RAFT, https://arxiv.org/abs/2304.06767): let the model write, keep what a judge accepts,
 train on that. The judge here is Python's parser, and that nothing in the text repeats; the heads are those of
-the training text's functions with docstrings. Next-token loss alone knows nothing of a bracket left open.
+the training text's functions with docstrings. Next-token loss alone does not see a bracket left open.
 """
 
 from collections import defaultdict

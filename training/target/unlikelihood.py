@@ -1,4 +1,4 @@
-"""Unlikelihood of repeats: a target that is trained on next tokens alone falls into loops when it decodes
+"""Unlikelihood of repeats: a target that is trained on next tokens alone repeats itself when it decodes
 greedily.
 
 Welleck et al. 2020 (https://arxiv.org/abs/1908.04319, section 5.2): let the model write, and lower the

@@ -143,7 +143,7 @@ def _chart(view: View, setting: Setting, bars: Sequence[Bar]) -> Chart:
         f"({spread([bar.num_rounds for bar in bars])} rounds a bar). Network is the wait less the verifier's "
         "time; rest is whatever the wall clock saw beyond the parts. The thin mark is a round's mean time "
         "with its 95 % bootstrap interval over requests.",
-        "Where it lies inside the bar parts ran at once." if any(bar.is_overlapping for bar in bars) else "",
+        "Where it is inside the bar parts ran at once." if any(bar.is_overlapping for bar in bars) else "",
     ]
     return Chart(
         finding=finding(bars),

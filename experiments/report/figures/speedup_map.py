@@ -14,7 +14,7 @@ from outrider.experiments.report.findings import sentence
 from outrider.experiments.report.naming import CO_LOCATED, Arm, Setting, link_label, setting_label
 from outrider.experiments.report.numbers import interval, plain, ratio_spread, spread, times
 from outrider.experiments.report.style import Size
-from outrider.experiments.report.verdicts import Outcome, aa_factor, outcome
+from outrider.experiments.report.verdicts import Relation, aa_factor, outcome
 from outrider.experiments.report.view import View
 from outrider.experiments.sweep.results.records import CellRow, Comparison
 
@@ -28,7 +28,7 @@ SAME_ACCEPTANCE = 0.03
 @dataclass(frozen=True, slots=True)
 class _Tile:
     comparison: Comparison
-    outcome: Outcome
+    outcome: Relation
     link: str
     arm: str
     acceptance: float
@@ -143,8 +143,8 @@ def _groups(rows: Sequence[_Row], step: float) -> list[list[_Row]]:
 def finding(shaped: Shape) -> str:
     """Says where co-located is faster, then where speculation over the link is."""
     tiles = shaped.tiles
-    lost = [tile for tile in tiles if tile.outcome is Outcome.WORSE]
-    won = [tile for tile in tiles if tile.outcome is Outcome.BETTER]
+    lost = [tile for tile in tiles if tile.outcome is Relation.WORSE]
+    won = [tile for tile in tiles if tile.outcome is Relation.BETTER]
     if not won and not lost:
         return f"Speculation over the link and co-located cannot be told apart in any of {len(tiles)} places"
     parts = []
@@ -162,7 +162,7 @@ def _chart(setting: str, shaped: Shape) -> Chart:
     caption = (
         "Co-located TPOT / TPOT over the link, by pairs of requests with one prompt, repeat and session "
         f"({spread(n)} pairs a place); links that differ in RTT alone. A place has the best arm of its "
-        "acceptance, the measured share of judged draft tokens that stood; = marks a difference that the "
+        "acceptance, the measured share of judged draft tokens that were accepted; = marks a difference that the "
         "95 % interval or the A/A spread does not bear out."
     )
     return Chart(
@@ -211,7 +211,7 @@ def draw(shaped: Shape, figure: Figure, size: Size) -> None:
             axes.add_patch(
                 Rectangle((x - 0.48, y - 0.47), 0.96, 0.94, facecolor=shades(share), edgecolor="none")
             )
-            mark = "=" if tile.outcome is Outcome.EVEN else ""
+            mark = "=" if tile.outcome is Relation.EVEN else ""
             ink = "#ffffff" if abs(share - 0.5) > 0.32 else "#111111"
             text = mark + times(tile.comparison.ratio)
             axes.text(x, y, text, ha="center", va="center", color=ink, fontsize=_type_size(shaped, size))

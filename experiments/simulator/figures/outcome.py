@@ -77,7 +77,7 @@ class VerifierFigures:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class SystemFigures:
     """Holds the figures of a played system."""
 
     name: str
@@ -94,7 +94,7 @@ class Outcome:
         return asdict(self)
 
 
-def figures_of(played: Played) -> Outcome:
+def figures_of(played: Played) -> SystemFigures:
     """Computes the figures of what was played."""
     config = played.system.config
     groups = [
@@ -102,7 +102,7 @@ def figures_of(played: Played) -> Outcome:
         for plan, tally in zip(played.system.edges, played.tallies, strict=True)
     ]
     everybody = total(played.tallies, config.warmup_s)
-    return Outcome(
+    return SystemFigures(
         name=config.name,
         seed=config.seed,
         seconds=round(played.seconds, 9),
@@ -175,7 +175,7 @@ def _rank_ms(ordered_s: Sequence[float], share: float) -> float:
 # ------------------------------------------------------------------------------------------- table
 
 
-def table(outcome: Outcome) -> str:
+def table(outcome: SystemFigures) -> str:
     """Returns the outcome for a person."""
     times = "ms as p50 / p95 / p99"
     lines = [

@@ -1,4 +1,4 @@
-"""Drafts by acceptance traces: at each position they stand as far as the trace says, and take their time."""
+"""Drafts by acceptance traces: at each position as many tokens are right as the trace says, and take their time."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def _draw_traces(alphas: Sequence[float], seed: int) -> TraceSet:
 
 @dataclass(slots=True)
 class TracedSequence:
-    """Is a `DraftSequence` that knows how long the text is, and nothing of its tokens.
+    """Is a `DraftSequence` that has the length of the text, and none of its tokens.
 
     `drafted(position, num_drafted, num_right)` are the tokens of a draft of which so many are right.
     """

@@ -20,8 +20,8 @@ from outrider.experiments.simulator.world.world import World
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """Describes one request: `text` is the place of its trace among all of them, `draw` tells it from its
-    likes."""
+    """Describes one request: `text` is the place of its trace among all of them, `draw` distinguishes it
+    from its likes."""
 
     num_prompt_tokens: int
     num_output_tokens: int  # at most

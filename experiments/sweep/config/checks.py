@@ -1,4 +1,4 @@
-"""What one key of a sweep alone cannot tell: names that must be known, keys that do not go together."""
+"""Checks of a sweep that need more than one key: names that must be known, keys that do not go together."""
 
 from __future__ import annotations
 

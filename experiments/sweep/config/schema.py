@@ -63,7 +63,7 @@ class SweepConfig:
     a_a: bool = option(True, "run one cell twice under two names, so that noise is visible")
     prompts: str = option("", "file of prompts; empty: the embedded held-out ones", metavar="FILE")
     num_prompts: int = option(4, "the first so many", minimum=1)
-    max_new_tokens: int = option(64, "tokens of a text at most", minimum=2)
+    max_new_tokens: int = option(64, "new tokens of a request at most", minimum=2)
     repeats: int = option(MIN_REPEATS, "how often each cell is visited", minimum=1)
     seed: int = option(1, "repeat r samples with seed + r; also orders the cells", minimum=0)
     slo: Slo = dataclasses.field(default_factory=Slo)

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import datetime
 import json
+import shlex
+import sys
 import textwrap
 import threading
 from collections.abc import Iterable, Sequence
@@ -11,6 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from outrider.common.errors import UsageError
+from outrider.experiments.shared.results import git_state
+from outrider.experiments.sweep.machine import machine_facts, package_versions
 from outrider.experiments.sweep.results.records import (
     MANIFEST,
     REQUESTS,
@@ -55,8 +60,32 @@ class ResultsFolder:
         write_json(self.path / MANIFEST, self.manifest)
 
 
+def timestamp() -> str:
+    """Returns the time now, ISO 8601, UTC."""
+    return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+
+
+def new_manifest(program: str, name: str, config: dict[str, Any], seed: int) -> Manifest:
+    """Returns the manifest of a run that begins: what is known before anything ran."""
+    commit, is_dirty = git_state()
+    return Manifest(
+        name=name,
+        commit=commit,
+        is_dirty=is_dirty,
+        command=f"{program} {shlex.join(sys.argv[1:])}".strip(),
+        config=config,
+        models={},
+        machine=machine_facts(),
+        seeds={"sampling": seed, "order": seed},
+        realisation={},
+        calibration=[],
+        started=timestamp(),
+        versions=package_versions(),
+    )
+
+
 def create_folder(path: Path, manifest: Manifest) -> ResultsFolder:
-    """Raises `UsageError` for a folder that holds results already, or cannot be made."""
+    """Makes a folder. Raises `UsageError` for one that holds results already, or cannot be made."""
     if any(read_rows(path / REQUESTS, RequestRow)):
         raise UsageError(f"{path} holds results already: go on with them by --resume, or give another --out")
     try:

@@ -1,4 +1,4 @@
-"""After measuring, the target looks at the texts: ties are told from differences, others are scored."""
+"""After measuring, the target looks at the texts: ties are separated from differences, others are scored."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from outrider.experiments.sweep.results.scoring import Scorer
 
 
 class Judge:
-    """Loads tokenizer and target when first asked. Without the right target here it knows nothing."""
+    """Loads tokenizer and target when first asked. Without the right target here it judges nothing."""
 
     def __init__(self, config: SweepConfig, cells: Sequence[Cell], prompts: Sequence[Prompt]) -> None:
         self._config = config

@@ -1,7 +1,7 @@
 """What the cost model says of each cell, from parts measured in the same sweep: beside the measurement it
-shows where time goes that the model does not know.
+shows where time goes that is not in the model.
 
-Parts come from all links together (drafting and verifying do not depend on the link), acceptance is told by
+Parts come from all links together (drafting and verifying do not depend on the link), acceptance comes from
 replaying the texts, the round trip is the profile's nominal one and what messages cost without any (the least
 of what cells saw beyond nominal). The model is of one session alone, and so are these predictions.
 """

@@ -1,10 +1,10 @@
-"""A results folder: what lies in it, as dataclasses, and how to read it. No other code knows the file names.
+"""A results folder: its contents, as dataclasses, and how to read it. No other code knows the file names.
 
 ```
 manifest.json   one Manifest: what was run, with what, where
 requests.jsonl  a RequestRow a line, appended when a request ends
 rounds.jsonl    a RoundRow a line, appended before its request's line
-visits.jsonl    a VisitRow a line: one cell in one repeat, and what only the machine as a whole can tell
+visits.jsonl    a VisitRow a line: one cell in one repeat, and what is measured of the machine as a whole
 sweep.json      one Sweep, written at the end and on Ctrl-C: cells with metrics and intervals, comparisons
 summary.csv     one line a cell, out of sweep.json
 report.html     by outrider.experiments.report
