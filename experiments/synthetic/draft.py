@@ -46,7 +46,7 @@ class SyntheticTokenizer:
 
 
 class SyntheticSequence:
-    """A synthetic `DraftSequence` has known luck. Token t of the text, drafted as token i of a proposal, is right where coin t is
+    """A synthetic `DraftSequence`. Token t of the text, drafted as token i of a proposal, is right where coin t is
     below alphas[i]. So whether it is accepted does not depend on how many are drafted, and given that those
     before it are, it is with exactly that chance: no coin is used by two rounds' verdicts.
     """
