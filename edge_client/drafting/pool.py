@@ -1,7 +1,7 @@
 """KV of texts that ended, kept for texts that begin like them: the next turn of a conversation, mostly.
 
 A sequence that read a prefix in one go and one that wrote it token by token differ in the last digits
-(DESIGN §10), so what is reused here may propose another token now and then. That is harmless where the
+(docs/design.md §10), so what is reused here may propose another token now and then. That is harmless where the
 target decides alone (method coupled), which is where callers use it.
 """
 

@@ -37,7 +37,7 @@ RowT = TypeVar("RowT")
 
 @dataclass(frozen=True, slots=True)
 class RoundRow:
-    """Holds one round of speculation (DESIGN §8). A co-located round crosses no network: its `rtt_ms` is
+    """Holds one round of speculation (docs/design.md §8). A co-located round crosses no network: its `rtt_ms` is
     0."""
 
     cell: str

@@ -11,7 +11,7 @@ from outrider.common.noise.draws import gumbel_row
 from outrider.common.sampling.processors import process_logits
 from outrider.common.types import SamplingParams
 
-TIE_SCORE = 1e-4  # DESIGN §7, numerics: what two float32 forwards of different shape may differ by
+TIE_SCORE = 1e-4  # docs/design.md §7, numerics: what two float32 forwards of different shape may differ by
 
 
 class Scorer:

@@ -9,7 +9,7 @@ from outrider.common.sequences import common_prefix
 from outrider.experiments.sweep.config.cells import Cell
 from outrider.experiments.sweep.results.records import RequestRow, TextCheck
 
-MAX_TIE_SHARE = 1e-4  # DESIGN §7: more than 1 token in 10,000 is no float error any more
+MAX_TIE_SHARE = 1e-4  # docs/design.md §7: more than 1 token in 10,000 is no float error any more
 _MAX_EXAMPLES = 5
 
 # Whether two different tokens were a tie for the target: (row, index of the first difference, token of the
