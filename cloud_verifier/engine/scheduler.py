@@ -17,7 +17,7 @@ ROUNDS_ABOUT_S = 1.0  # rounds are expected this long after the last answer: pre
 
 
 class Schedulable(Protocol):
-    """Work as the scheduler sees it."""
+    """Provides what the scheduler needs of work."""
 
     @property
     def tenant(self) -> str:
