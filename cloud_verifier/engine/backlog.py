@@ -22,7 +22,7 @@ _STEP_MEMORY = 0.98  # weight that a step's time keeps with every later step
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """Says why a request is not served now, and when it may be sent again."""
+    """Holds the reason why a request is not served now, and when it may be sent again."""
 
     reason: str  # one of a few words, for counting
     message: str
