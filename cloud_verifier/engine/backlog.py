@@ -12,16 +12,17 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 from outrider.cloud_verifier.config import QueueLimits
-from outrider.cloud_verifier.engine.step_times import StepTimes
+from outrider.common.step_time import LeastSquaresTime
 
 MIN_RETRY_MS = 20
 MAX_RETRY_MS = 10_000
 MAX_KNOWN_REFUSALS = 256
+_STEP_MEMORY = 0.98  # weight that a step's time keeps with every later step
 
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """Says why a request is not served now, and when it may be sent again."""
+    """Holds the reason why a request is not served now, and when it may be sent again."""
 
     reason: str  # one of a few words, for counting
     message: str
@@ -78,7 +79,7 @@ class Backlog:
         self._limits = limits
         self._max_step_tokens = max_step_tokens
         self._prefill_chunk_tokens = prefill_chunk_tokens
-        self._times = StepTimes()
+        self._times = LeastSquaresTime(_STEP_MEMORY)
         self._rounds, self._prefills = _Lane(), _Lane()
         self._lock = threading.Lock()
         self._known_refusals: dict[tuple[str, int, int, int], Refusal] = {}  # until anything here changes

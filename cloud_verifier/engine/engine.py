@@ -99,6 +99,7 @@ class Engine:
 
     @is_draining.setter
     def is_draining(self, value: bool) -> None:
+        """Sets whether new sessions are refused."""
         self.admission.is_draining = value
 
     @property

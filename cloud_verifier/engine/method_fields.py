@@ -91,7 +91,7 @@ def _check_probs(request: VerifyRequest, method: Method) -> None:
                 "q_token_probs", f"method {method} needs the probability of each draft token"
             )
     elif request.q_token_probs:
-        instead = "q_support says it" if sends_support(method) else "it does not look at the draft's"
+        instead = "q_support has them" if sends_support(method) else "it does not look at the draft's"
         raise InvalidFieldError("q_token_probs", f"method {method} takes none: {instead}")
 
 

@@ -17,7 +17,7 @@ ROUNDS_ABOUT_S = 1.0  # rounds are expected this long after the last answer: pre
 
 
 class Schedulable(Protocol):
-    """Work as the scheduler sees it."""
+    """Provides what the scheduler needs of work."""
 
     @property
     def tenant(self) -> str:
@@ -119,8 +119,8 @@ class _Lane:
 class Scheduler:
     """Plans steps of at most `max_step_tokens`, of which `prefill_chunk_tokens` go to prefills.
 
-    When no round came for a while a prefill may take the whole step. A tenant is never more than
-    four steps' tokens behind another, however much it was served while nobody else wanted anything.
+    When no round came for a while a prefill may take the whole step. A tenant that was served alone waits for
+    at most four steps' tokens of the others once they have work.
     """
 
     def __init__(self, max_step_tokens: int = 512, prefill_chunk_tokens: int = 32) -> None:

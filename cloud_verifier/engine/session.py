@@ -12,6 +12,7 @@ from outrider.cloud_verifier.backends.base import KVSequence
 from outrider.cloud_verifier.engine.job import Job
 from outrider.cloud_verifier.security.metadata import DEFAULT_TENANT
 from outrider.common.alignment import TokenChain
+from outrider.common.sequences import common_prefix
 from outrider.common.types import (
     Opened,
     OpenRequest,
@@ -75,9 +76,7 @@ class Session:
 
     def reopen(self, opening: OpenRequest, stop_ids: frozenset[int]) -> int:
         """Replaces the sequence and its parameters; returns the length of the prefix that both have."""
-        ours = self.chain.token_ids
-        pairs = enumerate(zip(ours, opening.token_ids, strict=False))
-        num_common = next((i for i, (a, b) in pairs if a != b), min(len(ours), len(opening.token_ids)))
+        num_common = common_prefix(self.chain.token_ids, opening.token_ids)
         self.chain.truncate(num_common)
         self.chain.extend(opening.token_ids[num_common:])
         self.opening, self.stop_ids = opening, stop_ids

@@ -76,7 +76,7 @@ def check_generate(request: GenerateRequest, session: Session, model: ModelInfo)
     total = request.base_position + len(request.committed_tokens) + 1
     if total > model.limits.max_context:
         raise InvalidFieldError(
-            "committed_tokens", f"the text would reach {total} tokens of {model.limits.max_context}"
+            "committed_tokens", f"the sequence would reach {total} tokens of {model.limits.max_context}"
         )
 
 
@@ -98,7 +98,7 @@ def _check_base(request: VerifyRequest | GenerateRequest, session: Session) -> N
     if request.base_position < session.opening.num_prompt_tokens:
         raise InvalidFieldError(
             "base_position",
-            f"{request.base_position} lies inside the prompt of {session.opening.num_prompt_tokens} tokens",
+            f"{request.base_position} is inside the prompt of {session.opening.num_prompt_tokens} tokens",
         )
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 
 class UnreadError(Exception):
-    """A client left too many bytes unread."""
+    """Raised where a client leaves too many bytes unread."""
 
 
 class Answers:

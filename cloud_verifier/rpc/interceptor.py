@@ -65,7 +65,7 @@ async def _abort(context: Any, error: Exception) -> None:
     except grpc.aio.AbortError:
         raise
     except Exception as gone:  # gRPC's own kind, which it does not export
-        log.debug("the caller has gone before %r: %s", error, gone)
+        log.debug("the call had ended before %r could: %s", error, gone)
 
 
 def _guard(behaviour: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Awaitable[Any]]:

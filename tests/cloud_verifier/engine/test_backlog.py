@@ -6,7 +6,7 @@ import pytest
 
 from outrider.cloud_verifier.config import QueueLimits
 from outrider.cloud_verifier.engine.backlog import MIN_RETRY_MS, AdmissionTicket, Backlog, Refusal
-from outrider.cloud_verifier.engine.step_times import StepTimes
+from outrider.common.step_time import LeastSquaresTime
 
 BASE_S, TOKEN_S = 0.006, 0.0002
 
@@ -26,7 +26,7 @@ def enter(backlog: Backlog, num_tokens: int = 5, tenant: str = "a", deadline_ms:
 
 
 def test_step_times_tell_the_base_from_the_tokens_once_they_saw_two_sizes() -> None:
-    times = StepTimes()
+    times = LeastSquaresTime(0.98)
     for _ in range(5):
         times.observe(5, 0.007)
     assert times.base_s == pytest.approx(0.0) and times.token_s == pytest.approx(0.0014)
@@ -38,7 +38,7 @@ def test_step_times_tell_the_base_from_the_tokens_once_they_saw_two_sizes() -> N
 
 
 def test_step_times_follow_a_machine_that_became_slower() -> None:
-    times = StepTimes()
+    times = LeastSquaresTime(0.98)
     for factor in (1.0, 3.0):
         for i in range(300):
             num_tokens = (5, 64, 20)[i % 3]

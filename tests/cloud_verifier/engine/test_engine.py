@@ -89,6 +89,7 @@ class Harness:
         max_step_tokens: int = 512,
         queue_limits: QueueLimits | None = None,
         tenant_max_sessions: int = 0,
+        min_forward_s: float = 0.0,
         drafter: CoLocatedDrafter | None = None,
         methods: tuple[Method, ...] = tuple(Method),
         **limits: int,
@@ -104,6 +105,7 @@ class Harness:
             max_step_tokens=max_step_tokens,
             queue_limits=queue_limits,
             tenant_max_sessions=tenant_max_sessions,
+            min_forward_s=min_forward_s,
             clock=self.clock,
         )
 
@@ -208,6 +210,21 @@ class SlowBackend(FakeBackend):
     def forward(self, items: Sequence[ForwardItem]) -> Logits:
         self.clock.now_s += 0.005 + 0.001 * sum(len(item.token_ids) for item in items)
         return super().forward(items)
+
+
+def test_all_times_of_a_round_are_of_the_engines_own_clock() -> None:
+    harness = Harness(SlowBackend(), min_forward_s=0.02)
+    harness.backend.clock = harness.clock
+    session_id, opened = harness.open(1, (5, 6, 7))
+    replies = harness.submit(session_id, VerifyRequest(1, opened.position, opened.hash, (), (), (3, 4)))
+    harness.clock.now_s += 0.5
+    harness.settle()
+    (verdict,) = replies
+    assert isinstance(verdict, Verdict)
+    metrics = verdict.metrics
+    assert metrics.queue_ns == pytest.approx(0.5e9, abs=2)
+    assert metrics.forward_ns == pytest.approx(0.02e9, abs=2), "8 ms of 3 tokens, and the rest slept"
+    assert metrics.total_ns == pytest.approx(0.52e9, abs=2)
 
 
 def test_an_opening_says_what_a_step_takes_once_steps_of_several_sizes_were_seen() -> None:
