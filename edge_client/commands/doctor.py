@@ -29,7 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description, parser.epilog = _DESCRIPTION, _EPILOG
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("--json", action="store_true", help="print one JSON object")
-    parser.add_argument("--no-trial", action="store_true", help="decode nothing")
+    parser.add_argument("--no-trial", action="store_true", help="skip the check that decodes a dozen tokens")
     add_config(parser)
 
 
