@@ -20,8 +20,8 @@ from outrider.edge_client.config.run_config import RunConfig
 
 if TYPE_CHECKING:
     from outrider.edge_client.calibration.curve import Curve
-    from outrider.edge_client.calibration.outcome import Outcome
     from outrider.edge_client.calibration.passages import ValidationText
+    from outrider.edge_client.calibration.result import CalibrationResult
     from outrider.edge_client.gate.file import GateFile
     from outrider.edge_client.session.factory import Edge
 
@@ -125,18 +125,18 @@ def main(namespace: argparse.Namespace) -> int:
         probe(config.verifier, link_security(config.connection, config.verifier), count=1)
     edge = create_edge(with_variance(config) if namespace.variance else config)
     try:
-        outcome = _calibrate(namespace, loaded.value, edge, text, has_target, percentiles)
+        result = _calibrate(namespace, loaded.value, edge, text, has_target, percentiles)
     finally:
         edge.close()
         show_progress("")
-    if outcome.curve is not None:
+    if result.curve is not None:
         if namespace.csv:
             from outrider.edge_client.calibration.curve_text import curve_csv
 
-            _write(namespace.csv, curve_csv(outcome.curve.points), "--csv")
+            _write(namespace.csv, curve_csv(result.curve.points), "--csv")
         if draw is not None:
-            _write(namespace.svg, draw(outcome.curve), "--svg")
-    print(json.dumps(outcome.as_json()) if namespace.json else outcome.as_text())
+            _write(namespace.svg, draw(result.curve), "--svg")
+    print(json.dumps(result.as_json()) if namespace.json else result.as_text())
     return 0
 
 
@@ -147,11 +147,11 @@ def _calibrate(
     text: ValidationText,
     has_target: bool,
     percentiles: Sequence[float],
-) -> Outcome:
+) -> CalibrationResult:
     """`asked` has the gate's own settings, `edge` is loaded without."""
     from outrider.edge_client.calibration.measuring import Calibration
-    from outrider.edge_client.calibration.outcome import make_outcome
     from outrider.edge_client.calibration.passages import cut_passages
+    from outrider.edge_client.calibration.result import make_result
 
     draft = edge.draft
     assert draft is not None, "a calibration drafts"
@@ -172,7 +172,7 @@ def _calibrate(
     samples = calibration.samples(texts)
     if not samples:
         raise UsageError("the draft drafted nothing: --prompt-tokens may be past its context")
-    outcome = make_outcome(
+    result = make_result(
         samples,
         text,
         asked,
@@ -180,10 +180,10 @@ def _calibrate(
         percentile=namespace.percentile,
         target_fingerprint=calibration.target_fingerprint,
     )
-    _write_gate_file(namespace.out, outcome.gate_file)
+    _write_gate_file(namespace.out, result.gate_file)
     if percentiles:
-        outcome = replace(outcome, curve=calibration.curve(texts, samples, percentiles, namespace.out))
-    return replace(outcome, out=namespace.out)
+        result = replace(result, curve=calibration.curve(texts, samples, percentiles, namespace.out))
+    return replace(result, out=namespace.out)
 
 
 # --------------------------------------------------------------------------------------------- arguments

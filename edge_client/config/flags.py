@@ -7,8 +7,8 @@ import argparse
 from pathlib import Path
 
 from outrider.common.config.loader import Loaded, add_flags, given_flags, load_config
+from outrider.edge_client.config.daemon import SECTION
 from outrider.edge_client.config.run_config import SCOPE, RunConfig
-from outrider.edge_client.config.serve import SECTION
 
 COLOUR_NOTE = (
     "On a terminal, accepted drafts are green, the target's corrections yellow, unverified tokens red and "

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from outrider.common.config.loader import option, section, with_values
+from outrider.edge_client.config.daemon import DaemonConfig
 from outrider.edge_client.config.draft_sections import (
     DepthConfig,
     DraftConfig,
@@ -13,7 +14,6 @@ from outrider.edge_client.config.draft_sections import (
     PipeliningConfig,
 )
 from outrider.edge_client.config.link_sections import ConnectionConfig, LogConfig, OutageConfig
-from outrider.edge_client.config.serve import ServeConfig
 from outrider.edge_client.config.text_sections import SamplingConfig, StopConfig, VerificationConfig
 from outrider.edge_client.core.options import Mode
 from outrider.models import EMBEDDED
@@ -74,7 +74,7 @@ class RunConfig:
         title=_DRAFT,
     )
     logs: LogConfig = section(LogConfig, "log_", "logs and traces")
-    serve: ServeConfig = section(ServeConfig, "serve.", "the daemon")
+    serve: DaemonConfig = section(DaemonConfig, "serve.", "the daemon")
 
 
 def run_config(**values: object) -> RunConfig:

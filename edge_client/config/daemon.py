@@ -10,7 +10,7 @@ SECTION = "serve"
 
 
 @dataclass(frozen=True, slots=True)
-class ServeConfig:
+class DaemonConfig:
     """Configures the daemon: keys `serve.*` of YAML, variables OUTRIDER_EDGE_SERVE_*, flags of the verb
     `serve` alone."""
 
