@@ -62,7 +62,7 @@ def by_name(thresholds: GateThresholds) -> dict[str, float]:
 
 
 def _are_hard(samples: Sequence[Sample], thresholds: GateThresholds) -> list[bool]:
-    return [thresholds.hard(sample.signals) for sample in samples]
+    return [thresholds.is_hard(sample.signals) for sample in samples]
 
 
 def _at(values: Sequence[float], percentile: float) -> float:

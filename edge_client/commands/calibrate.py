@@ -20,24 +20,26 @@ from outrider.edge_client.config.run_config import RunConfig
 
 if TYPE_CHECKING:
     from outrider.edge_client.calibration.curve import Curve
-    from outrider.edge_client.calibration.outcome import Outcome
     from outrider.edge_client.calibration.passages import ValidationText
+    from outrider.edge_client.calibration.result import CalibrationResult
     from outrider.edge_client.gate.file import GateFile
     from outrider.edge_client.session.factory import Edge
 
 PERCENTILES = (50.0, 60.0, 70.0, 80.0, 90.0, 95.0, 99.0)
 _BAR = 24  # characters of the progress bar
-_DRAWING = "outrider.experiments.report.gate_curve"  # by name, as `cli` has verbs: nothing here imports it
+_DRAWING = (
+    "outrider.experiments.report.gate_curve"  # imported by name: this package must not import experiments
+)
 _SETTINGS = frozenset(  # of a run that a calibration uses
     ("verifier", "draft", "draft_threads", "temperature", "top_k", "top_p", "min_p", "method", "support_size")
     + ("depth_policy", "num_speculative_tokens", "seed", "transport", "timeout_ms", "recover_timeout_s")
     + ("gate_rules", "gate_ner", "gate_rare_per_million", "gate_max_hard_ratio", "log_level")
     + ("tls", "tls_ca", "tls_cert", "tls_key", "tls_server_name", "token_file", "insecure_token")
 )
-_DESCRIPTION = """Set a gate's thresholds from validation text: percentiles of the draft's own signals at
-tokens it drafts. Without a verifier it drafts along the text as it is. With --verifier it drafts along
-what the target writes after passages of the text, and measures what the commit-gate saves and costs at
-several percentiles.
+_DESCRIPTION = """Sets a gate's thresholds from validation text: percentiles of the draft's own signals at
+the tokens it drafts. Without a verifier it drafts along the text itself. With --verifier it drafts along
+the target's own text after passages, and measures what the commit-gate saves and costs at several
+percentiles.
 
   edge-client calibrate --text notes/*.md --out gate.yaml
   edge-client calibrate --text notes/*.md --out gate.yaml --verifier 127.0.0.1:7077 --svg curve.svg
@@ -54,7 +56,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=Path,
         nargs="+",
         metavar="FILE",
-        help='of the kind that will be written: UTF-8, or .jsonl with "text" or "prompt" on every line; '
+        help='text of the kind that will be generated: UTF-8, or .jsonl with "text" or "prompt" on every line; '
         "default: held-out prompts beside the embedded draft",
     )
     parser.add_argument("--out", type=Path, required=True, metavar="FILE", help="gate file to write")
@@ -63,22 +65,30 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=float,
         default=80.0,
         metavar="P",
-        help="of drafted tokens that pass no threshold, for each signal by itself; default 80",
+        help="percentile of each signal that becomes its threshold; default 80",
     )
     parser.add_argument(
         "--variance",
         action="store_true",
-        help="set a threshold of the variance under dropout, too, which a run then computes for every token; "
+        help="also set a threshold of the variance under dropout, which a run then computes for every token; "
         "the draft needs its variant for that",
     )
     parser.add_argument(
-        "--passages", type=int, default=32, metavar="N", help="of the text, to draft after; default 32"
+        "--passages",
+        type=int,
+        default=32,
+        metavar="N",
+        help="passages of the text to draft after; default 32",
     )
     parser.add_argument(
         "--prompt-tokens", type=int, default=64, metavar="N", help="length of a passage; default 64"
     )
     parser.add_argument(
-        "--new-tokens", type=int, default=96, metavar="N", help="to go along after each; default 96"
+        "--new-tokens",
+        type=int,
+        default=96,
+        metavar="N",
+        help="tokens to draft along after each passage; default 96",
     )
     parser.add_argument(
         "--curve",
@@ -86,7 +96,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="P,P,...|none",
         help="with a verifier: percentiles to measure; default %(default)s",
     )
-    parser.add_argument("--csv", type=Path, metavar="FILE", help="write the curve's points")
+    parser.add_argument("--csv", type=Path, metavar="FILE", help="write the curve's points as CSV")
     parser.add_argument("--svg", type=Path, metavar="FILE", help="draw the curve; needs outrider[report]")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument("--config", type=Path, metavar="FILE", help="YAML file of the settings below")
@@ -115,18 +125,18 @@ def main(namespace: argparse.Namespace) -> int:
         probe(config.verifier, link_security(config.connection, config.verifier), count=1)
     edge = create_edge(with_variance(config) if namespace.variance else config)
     try:
-        outcome = _calibrate(namespace, loaded.value, edge, text, has_target, percentiles)
+        result = _calibrate(namespace, loaded.value, edge, text, has_target, percentiles)
     finally:
         edge.close()
         show_progress("")
-    if outcome.curve is not None:
+    if result.curve is not None:
         if namespace.csv:
             from outrider.edge_client.calibration.curve_text import curve_csv
 
-            _write(namespace.csv, curve_csv(outcome.curve.points), "--csv")
+            _write(namespace.csv, curve_csv(result.curve.points), "--csv")
         if draw is not None:
-            _write(namespace.svg, draw(outcome.curve), "--svg")
-    print(json.dumps(outcome.as_json()) if namespace.json else outcome.as_text())
+            _write(namespace.svg, draw(result.curve), "--svg")
+    print(json.dumps(result.as_json()) if namespace.json else result.as_text())
     return 0
 
 
@@ -137,17 +147,17 @@ def _calibrate(
     text: ValidationText,
     has_target: bool,
     percentiles: Sequence[float],
-) -> Outcome:
+) -> CalibrationResult:
     """`asked` has the gate's own settings, `edge` is loaded without."""
     from outrider.edge_client.calibration.measuring import Calibration
-    from outrider.edge_client.calibration.outcome import make_outcome
     from outrider.edge_client.calibration.passages import cut_passages
+    from outrider.edge_client.calibration.result import make_result
 
     draft = edge.draft
     assert draft is not None, "a calibration drafts"
     if not draft.signal_names:
         strategy = asked.draft.strategy
-        raise UsageError(f"calibrate asks how sure the draft is, and draft_strategy {strategy} cannot tell")
+        raise UsageError(f"calibrate needs a draft that measures signals; draft_strategy {strategy} has none")
     passages = cut_passages(
         text.documents,
         edge.tokenizer.encode,
@@ -162,7 +172,7 @@ def _calibrate(
     samples = calibration.samples(texts)
     if not samples:
         raise UsageError("the draft drafted nothing: --prompt-tokens may be past its context")
-    outcome = make_outcome(
+    result = make_result(
         samples,
         text,
         asked,
@@ -170,10 +180,10 @@ def _calibrate(
         percentile=namespace.percentile,
         target_fingerprint=calibration.target_fingerprint,
     )
-    _write_gate_file(namespace.out, outcome.gate_file)
+    _write_gate_file(namespace.out, result.gate_file)
     if percentiles:
-        outcome = replace(outcome, curve=calibration.curve(texts, samples, percentiles, namespace.out))
-    return replace(outcome, out=namespace.out)
+        result = replace(result, curve=calibration.curve(texts, samples, percentiles, namespace.out))
+    return replace(result, out=namespace.out)
 
 
 # --------------------------------------------------------------------------------------------- arguments

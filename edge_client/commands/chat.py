@@ -20,7 +20,7 @@ from outrider.edge_client.ui.repl import Repl
 _DESCRIPTION = """\
 Talk with the model. What you type becomes the user's message, by the model's own chat template
 (chat_template.jinja or tokenizer_config.json beside the draft, or --chat-template FILE). A model without
-one has learnt no conversation: your lines and its answers are then one running text that it continues."""
+one is not trained for conversation: your lines and its answers then form one text that it continues."""
 _EPILOG = """\
 while you type:
   a line that ends in \\ goes on in the next one; \"\"\" begins and ends a message of several lines
@@ -32,8 +32,8 @@ while you type:
   Ctrl-C    stops the answer, and never the program
   arrow keys bring back what you typed; --history FILE keeps it for the next time; without, nothing is
 
-Green was drafted here and confirmed there, yellow is the target's correction, red and underlined is
-unverified; NO_COLOR=1 turns colours off.
+Accepted drafts are green, the target's corrections yellow, unverified tokens red and underlined;
+NO_COLOR=1 turns colours off.
 Flags from --verifier on are also keys of --config FILE and variables OUTRIDER_EDGE_<KEY>."""
 
 

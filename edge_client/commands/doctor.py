@@ -29,7 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description, parser.epilog = _DESCRIPTION, _EPILOG
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("--json", action="store_true", help="print one JSON object")
-    parser.add_argument("--no-trial", action="store_true", help="decode nothing")
+    parser.add_argument("--no-trial", action="store_true", help="skip the check that decodes a dozen tokens")
     add_config(parser)
 
 
@@ -50,20 +50,20 @@ def main(namespace: argparse.Namespace) -> int:
 def examine(config: RunConfig, has_trial: bool = True) -> list[Finding]:
     """Returns the findings of all checks; a fault leaves out the checks that depend on it."""
     from outrider.edge_client.core.options import Mode
-    from outrider.edge_client.doctor.far import check_far
-    from outrider.edge_client.doctor.fit import check_fit, check_trial
+    from outrider.edge_client.doctor.compatibility import check_compatibility, check_trial
     from outrider.edge_client.doctor.local import check_local
+    from outrider.edge_client.doctor.remote import check_remote
 
     local = check_local(config)
     findings, edge = list(local.findings), local.edge
     try:
         if config.mode is Mode.EDGE_ONLY:
             return [*findings, skipped("verifier", "mode edge-only asks none")]
-        far = check_far(config)
-        findings += far.findings
-        if edge is None or far.model is None:
+        remote = check_remote(config)
+        findings += remote.findings
+        if edge is None or remote.model is None:
             return findings
-        findings += check_fit(config, edge, far.model)
+        findings += check_compatibility(config, edge, remote.model)
         if has_trial and all(finding.status is not Status.FAULT for finding in findings):
             findings.append(check_trial(config, edge))
         return findings

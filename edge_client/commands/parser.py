@@ -33,7 +33,7 @@ VERBS = {
     ),
     "ps": Verb("outrider.edge_client.commands.ps", "list what a daemon is generating"),
     "doctor": Verb(
-        "outrider.edge_client.commands.doctor", "check draft, link and verifier, and say what to do"
+        "outrider.edge_client.commands.doctor", "check draft, link and verifier, and suggest fixes"
     ),
     "completion": Verb("outrider.edge_client.commands.completion", "print a shell's completion script"),
     "bench": Verb(
@@ -41,10 +41,10 @@ VERBS = {
     ),
     "calibrate": Verb(
         "outrider.edge_client.commands.calibrate",
-        "set a gate's thresholds from text, and say what the gate saves and costs",
+        "set a gate's thresholds from text, and measure what the gate saves and costs",
     ),
     "plan": Verb(
-        "outrider.edge_client.commands.plan", "say what a link and two models will give, and the draft length"
+        "outrider.edge_client.commands.plan", "predict speeds over a link, and the best draft length"
     ),
 }
 
@@ -60,7 +60,7 @@ def make_parser(arguments: Sequence[str] = (), *, is_whole: bool = False) -> arg
     every one that is installed does, for a shell to complete."""
     parser = VerbParser(
         prog="edge-client",
-        description="Draft here, verify in the cloud: the text is the target's.",
+        description="Draft here, verify in the cloud: the text has the target's distribution.",
         epilog="Exit status: 0 done, 1 failed, 2 used wrongly, 3 no link, 4 refused by the verifier, "
         "5 models that do not fit, 130 interrupted.",
     )
@@ -70,7 +70,7 @@ def make_parser(arguments: Sequence[str] = (), *, is_whole: bool = False) -> arg
     _add_draft(verbs.add_parser("draft", help="prepare drafts"))
     show = verbs.add_parser("config", help="show the configuration: config show [--origin]")
     show.add_argument("action", choices=("show",))
-    show.add_argument("--origin", action="store_true", help="say where each value comes from")
+    show.add_argument("--origin", action="store_true", help="show where each value comes from")
     add_config(show, "show", has_serve=True)
     for name, verb in VERBS.items():
         summary = verb.summary
@@ -100,19 +100,26 @@ def _add_draft(draft: argparse.ArgumentParser) -> None:
     verbs = draft.add_subparsers(dest="draft_verb", required=True, metavar="VERB")
     export = verbs.add_parser("export", help="turn a Hugging Face directory into an INT4 ONNX draft")
     export.add_argument("hf_dir", type=Path, metavar="HF_DIR", help="Llama, Qwen2 or Qwen3 in safetensors")
-    export.add_argument("out_dir", type=Path, metavar="OUT_DIR", help="is made if missing")
+    export.add_argument("out_dir", type=Path, metavar="OUT_DIR", help="directory to write; made if missing")
     export.add_argument("--max-context", type=int, metavar="N", help="shorten the context to N tokens")
     export.add_argument(
         "--first-layers",
         type=int,
         metavar="N",
-        help="take only the model's first N layers, its norm and head",
+        help="export only the model's first N layers, with its norm and head",
     )
     export.add_argument(
-        "--mc-dropout", action="store_true", help="write the variant that --gate-variance needs, too"
+        "--mc-dropout", action="store_true", help="also write the variant that --gate-variance needs"
     )
-    add_dropout = verbs.add_parser("add-dropout", help="write that variant for a draft exported without")
+    add_dropout = verbs.add_parser("add-dropout", help="write the --mc-dropout variant for an exported draft")
     add_dropout.add_argument("draft_dir", type=Path, metavar="DRAFT_DIR", help="an exported draft")
     for parser in (export, add_dropout):
-        parser.add_argument("--mc-dropout-samples", type=int, metavar="N", help="masks a token (default: 8)")
-        parser.add_argument("--mc-dropout-rate", type=float, metavar="R", help="share dropped (default: 0.1)")
+        parser.add_argument(
+            "--mc-dropout-samples", type=int, metavar="N", help="masks for each token (default: 8)"
+        )
+        parser.add_argument(
+            "--mc-dropout-rate",
+            type=float,
+            metavar="R",
+            help="share of inputs that a mask drops (default: 0.1)",
+        )

@@ -21,10 +21,14 @@ OUTRIDER_EDGE_SERVE_LISTEN and OUTRIDER_EDGE_SERVE_API_KEY. No text of any reque
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the flags of `ps`."""
     parser.epilog, parser.formatter_class = _EPILOG, argparse.RawDescriptionHelpFormatter
-    parser.add_argument("--json", action="store_true", help="print what the daemon says as it is")
+    parser.add_argument("--json", action="store_true", help="print the daemon's answer as JSON")
     parser.add_argument("--config", type=Path, metavar="FILE", help="the daemon's YAML file")
     parser.add_argument(
-        "--listen", dest="serve.listen", default=argparse.SUPPRESS, metavar="HOST:PORT", help="the daemon"
+        "--listen",
+        dest="serve.listen",
+        default=argparse.SUPPRESS,
+        metavar="HOST:PORT",
+        help="the daemon's address",
     )
 
 

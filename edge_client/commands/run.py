@@ -72,7 +72,7 @@ def run(
 def _can_live(is_json: bool) -> bool:
     """Returns whether `--live` can be used here. Raises `UsageError` where it cannot be used at all."""
     if is_json:
-        raise UsageError("--live is for a person, --json for a program: give one of them")
+        raise UsageError("--live and --json do not go together: give one of them")
     with needs_extra("live", "--live"):
         import rich  # noqa: F401
     if not can_redraw(sys.stdout):

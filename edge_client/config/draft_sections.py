@@ -18,7 +18,7 @@ from outrider.edge_client.gate.words import DEFAULT_RARE_PER_MILLION
 
 @dataclass(frozen=True, slots=True)
 class DraftConfig:
-    """Says which draft proposes tokens, and by which means."""
+    """Configures the draft."""
 
     directory: str = option(
         "",
@@ -28,62 +28,63 @@ class DraftConfig:
     )
     strategy: str = option(
         "onnx",
-        "how to draft: with the exported model; or without one, by copying what followed the last tokens "
-        "earlier in the text (--draft then needs a tokenizer.json only)",
+        "onnx drafts with the exported model; prompt-lookup copies the tokens that followed the same words "
+        "earlier in the text, and needs no model (of --draft only tokenizer.json)",
         choices=STRATEGIES,
     )
     lookup_ngram: int = option(
         DEFAULT_MAX_NGRAM,
-        "longest run of tokens that prompt-lookup looks for",
+        "longest run of tokens that prompt-lookup searches for",
         metavar="N",
         minimum=1,
         maximum=64,
         key="lookup_ngram",
     )
-    threads: int = option(1, "CPU threads of the draft", metavar="N", minimum=1)
+    threads: int = option(1, "CPU threads that the draft uses", metavar="N", minimum=1)
 
 
 @dataclass(frozen=True, slots=True)
 class PipeliningConfig:
-    """Says when further rounds are sent before the last one is answered, and how many."""
+    """Configures pipelining: sending the next round before the last verdict has arrived."""
 
     use: Pipelining = option(
         Pipelining.OFF,
-        "speculative: draft on and send the next rounds while some are under way; never, always, or (auto) "
-        "while that is expected to be faster. --mode auto decides it too. Needs --transport stream",
+        "send the next rounds before the last verdict has arrived: never (off), always (on), or while that "
+        "is expected to be faster (auto). Goes with --mode speculative; --mode auto decides it by itself. "
+        "Needs --transport stream",
         key="pipeline",
     )
     num_rounds_in_flight: int | None = option(
         None,
-        "rounds under way at most while it pipelines; none: as many as trip and draft ask for",
+        "most rounds in flight while pipelining; none: chosen from the round trip and the draft's speed",
         metavar="N",
         minimum=2,
         maximum=16,
     )
     guesses: Literal["off", "auto"] = option(
         "auto",
-        "while it pipelines, with method coupled: send rounds behind guesses at a rejection too; never, or "
-        "(auto) where one is likelier to be used than what else could be drafted",
+        "while pipelining with method coupled: also send rounds for a possible rejection and its likeliest "
+        "correction; never (off), or where they are more likely to be used than further drafting (auto)",
     )
 
 
 @dataclass(frozen=True, slots=True)
 class DepthConfig:
-    """Says how many tokens a round drafts."""
+    """Configures the draft length."""
 
     num_speculative_tokens: int | None = option(
         None,
-        "tokens to draft in one round; for every depth policy but fixed, in the first one. None is the "
-        "policy's own: fixed and window 4, ratio and optimal 6",
+        "tokens drafted in each round (--depth-policy fixed), or in the first one (other policies); none is "
+        "the policy's own: fixed and window 4, ratio and optimal 6",
         metavar="N",
         minimum=0,
         maximum=1024,
     )
     policy: str = option(
         "fixed",
-        "how many tokens a round drafts: always --num-speculative-tokens; one more or less than the last, by "
-        "how that went (ratio) or by the acceptance of ten rounds (window); or as many, up to 64, as make "
-        "the most tokens a second by what rounds measured and how sure the draft is (optimal)",
+        "rule for the draft length: always --num-speculative-tokens (fixed); one more or less than before, by "
+        "the last round's acceptance (ratio) or that of ten rounds (window); or the length, up to 64, with "
+        "the most tokens a second by measured times and the draft's confidence (optimal)",
         choices=DEPTH_POLICIES,
         key="depth_policy",
     )
@@ -91,62 +92,65 @@ class DepthConfig:
 
 @dataclass(frozen=True, slots=True)
 class GateConfig:
-    """Says what is done where the draft is unsure, and what counts as unsure."""
+    """Configures the gate: which drafted tokens are hard, and what is done with them."""
 
     use: GateUse = option(
         GateUse.OFF,
-        "what the draft's doubts are for: it ends where it is unsure, and is sent (stop: the text stays "
-        "exact); or it is sent where it is unsure, and kept without asking where it is not (commit: the "
-        "text is no longer the target's own, and says so)",
+        "what to do by how unsure the draft is: end a draft early and send it (stop; the text stays exact), "
+        "or send only unsure drafts and keep the others without asking the target (commit; approximate, and "
+        "marked so)",
         key="gate",
     )
     nll: float | None = option(
-        None, "hard: a drafted token with more than this, in nats", metavar="X", minimum=0.0
+        None,
+        "a drafted token is hard where its negative log-likelihood is above this, in nats",
+        metavar="X",
+        minimum=0.0,
     )
     entropy: float | None = option(
         None,
-        "hard: a place where the draft's distribution has more than this, in bits",
+        "a position is hard where the entropy of the draft's distribution is above this, in bits",
         metavar="X",
         minimum=0.0,
     )
     margin: float | None = option(
         None,
-        "hard: a place where its most probable token is less than this above the second",
+        "a position is hard where the draft's two highest probabilities differ by less than this",
         metavar="P",
         minimum=0.0,
         maximum=1.0,
     )
     variance: float | None = option(
         None,
-        "hard: a place where the variance of that token's ln p under dropout is above this; needs the "
-        "draft's variant for it (`edge-client draft add-dropout`)",
+        "a position is hard where the most probable token's ln p varies by more than this under dropout "
+        "(variance); needs the draft's variant for it (`edge-client draft add-dropout`)",
         metavar="X",
         minimum=0.0,
     )
     max_hard_ratio: float | None = option(
         None,
-        "share of a block that may be hard before the target is asked; none is 0: any hard token asks",
+        "share of a draft's tokens that may be hard before the gate acts; none is 0: one hard token is enough",
         metavar="R",
         minimum=0.0,
         maximum=1.0,
     )
     rules: tuple[str, ...] = option(
         (),
-        f"what the target is always asked for, by the text drafted: {', '.join(RULES)}; a list with commas",
+        f"kinds of text that only the target may write: {', '.join(RULES)}; a list with commas",
         metavar="RULE",
     )
     ner: str = option(
         "",
-        "the rule entities by this spaCy pipeline (extra ner) in place of capital letters",
+        "spaCy pipeline (extra ner) that finds names for the rule entities, instead of capital letters",
         metavar="NAME|DIR",
     )
     rare_per_million: float | None = option(
         None,
-        "the rule rare: words that are rarer than this in the text of the --gate-file; none is "
+        "rule rare: words below this frequency in the text of the --gate-file; none is "
         f"{DEFAULT_RARE_PER_MILLION:g}",
         metavar="N",
         minimum=0.0,
     )
     file: Path | None = option(
-        None, "thresholds that `edge-client calibrate` wrote; flags come before it", metavar="FILE"
+        None, "thresholds that `edge-client calibrate` wrote; flags override them", metavar="FILE"
     )

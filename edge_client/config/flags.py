@@ -7,12 +7,12 @@ import argparse
 from pathlib import Path
 
 from outrider.common.config.loader import Loaded, add_flags, given_flags, load_config
+from outrider.edge_client.config.daemon import SECTION
 from outrider.edge_client.config.run_config import SCOPE, RunConfig
-from outrider.edge_client.config.serve import SECTION
 
 COLOUR_NOTE = (
-    "On a terminal green was drafted here and confirmed there, yellow is the target's correction, red and "
-    "underlined is unverified; NO_COLOR=1 turns colours off."
+    "On a terminal, accepted drafts are green, the target's corrections yellow, unverified tokens red and "
+    "underlined; NO_COLOR=1 turns colours off."
 )
 CONFIG_NOTE = "Flags from --verifier on are also keys of --config FILE and variables OUTRIDER_EDGE_<KEY>."
 

@@ -48,7 +48,7 @@ def gate_settings(config: RunConfig) -> GateSettings | None:
     _check_place(config)
     if not any(name in _CRITERIA for name in given):
         flags = ", ".join(_FLAGS[name] for name in _CRITERIA)
-        raise UsageError(f"--gate {gate.use} judges by nothing: give any of {flags}")
+        raise UsageError(f"--gate {gate.use} has no criterion: give any of {flags}")
     return _merge(gate, _stamp(gate.file))
 
 
@@ -64,7 +64,7 @@ def create_gate(
     for name in settings.thresholds.names:
         if name not in measured:
             raise UsageError(
-                f"a threshold of {name} needs a draft that tells it; this one tells "
+                f"a threshold of {name} needs a draft that measures it; this one measures "
                 f"{', '.join(measured) or 'no signals'}"
             )
     wanted = settings.draft_fingerprint
@@ -87,7 +87,7 @@ def gate_warning(config: RunConfig) -> str | None:
     """Returns the warning that a commit-gate's text is approximate; None where each token is verified."""
     if config.gate.use is not GateUse.COMMIT or config.outage.reverify:
         return None
-    return "--gate commit is approximate: blocks that the draft is sure of are kept without asking the target"
+    return "--gate commit is approximate: blocks that the draft is sure of are kept unverified"
 
 
 def without_gate(config: RunConfig) -> RunConfig:
@@ -103,11 +103,11 @@ def _check_place(config: RunConfig) -> None:
     pipelining, strategy = config.pipelining.use, config.draft.strategy
     if use is GateUse.COMMIT and pipelining is not Pipelining.OFF:
         raise UsageError(
-            f"--gate commit keeps blocks between rounds, one at a time: not with --pipeline {pipelining}"
+            f"--gate commit does not go with --pipeline {pipelining}: it needs one round at a time"
         )
     if use is not GateUse.OFF and strategy in WITHOUT_MODEL:
         raise UsageError(
-            f"--gate {use} asks how sure the draft is, and --draft-strategy {strategy} cannot tell"
+            f"--gate {use} needs a draft that measures signals; --draft-strategy {strategy} has none"
         )
 
 

@@ -12,19 +12,21 @@ from outrider.edge_client.core.options import OnTimeout
 
 @dataclass(frozen=True, slots=True)
 class ConnectionConfig:
-    """Says how the verifier is connected to: transport, TLS and credentials."""
+    """Configures the connection to the verifier: transport, TLS and credentials."""
 
     transport: Literal["stream", "unary"] = option(
-        "stream", "one stream for a session, or single calls where streams break", title="when the link fails"
+        "stream",
+        "one stream for each session, or single calls for networks that break streams",
+        title="when the link fails",
     )
-    tls: bool = option(False, "speak TLS, with the authorities this machine trusts")
+    tls: bool = option(False, "use TLS with the authorities that this machine trusts")
     tls_ca: Path | None = option(
-        None, "speak TLS, with this authority of the verifier's certificate; PEM", metavar="FILE"
+        None, "use TLS with this authority for the verifier's certificate; PEM", metavar="FILE"
     )
     tls_cert: Path | None = option(
-        None, "certificate of this edge, where the verifier wants one; PEM", metavar="FILE"
+        None, "certificate of this edge, where the verifier requires one; PEM", metavar="FILE"
     )
-    tls_key: Path | None = option(None, "its private key; PEM, without a password", metavar="FILE")
+    tls_key: Path | None = option(None, "private key of --tls-cert; PEM, without a password", metavar="FILE")
     tls_server_name: str = option(
         "", "name that the verifier's certificate must have; empty is the host of --verifier", metavar="NAME"
     )
@@ -39,23 +41,24 @@ class ConnectionConfig:
 
 @dataclass(frozen=True, slots=True)
 class OutageConfig:
-    """Says what is done when the verifier does not answer in time."""
+    """Configures what is done when the verifier does not answer in time."""
 
     on_timeout: OnTimeout = option(
         OnTimeout.FIRST_TOKEN,
-        "when a round gets no answer in time: keep the draft's first token, marked; go on alone, marked; "
-        "wait, and stay exact; or end with an error",
+        "when a round has no answer by its deadline: keep the draft's first token, marked unverified "
+        "(first_token); continue with the draft alone, marked (edge_only); wait, exact (wait); or end with "
+        "an error (fail)",
     )
     timeout_ms: float | None = option(
         None,
-        "deadline of a round; default: 400 ms or twice what rounds took lately",
+        "deadline of a round; none: 400 ms, or twice what recent rounds took",
         metavar="MS",
         minimum=1,
         maximum=86_400_000,  # a day: what waits and what goes over the wire can be counted
     )
     recover_timeout_s: float = option(
         60.0,
-        "patience with a lost link or session",
+        "seconds to wait for a lost link or session before giving up",
         flag="--recover-timeout",
         metavar="S",
         minimum=0.1,
@@ -63,16 +66,16 @@ class OutageConfig:
     )
     reverify: bool = option(
         False,
-        "have tokens that were kept unverified judged once the link is back, and where the target disagrees "
-        "take the text back to there; a pipe, and the daemon's clients, get text only once it is verified. "
-        "Needs --method coupled",
+        "verify kept tokens once the link is back, and take the text back to the first one that the target "
+        "rejects; a pipe, and the daemon's clients, then get text only once it is verified. Needs --method "
+        "coupled",
     )
-    allow_target_change: bool = option(False, "go on when the verifier comes back with another target")
+    allow_target_change: bool = option(False, "continue when the verifier comes back with another target")
 
 
 @dataclass(frozen=True, slots=True)
 class LogConfig:
-    """Says what is logged and where spans are sent."""
+    """Configures logs and traces."""
 
     level: Literal["debug", "info", "warning", "error"] = option("warning", "how much to log, on stderr")
     otlp_endpoint: str = option(

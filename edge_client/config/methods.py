@@ -28,9 +28,9 @@ def check_method(config: RunConfig) -> None:
             flag = "--" + name.replace("_", "-")
             raise UsageError(f"{flag} goes with {wanted}, not with --method {chosen}")
     if config.verification.support_size is not None and config.mode is Mode.CO_LOCATED:
-        raise UsageError("--support-size is of the edge's draft; in mode co-located the verifier drafts")
+        raise UsageError("--support-size has no effect in mode co-located: the verifier drafts")
     if config.logprobs and config.mode is Mode.EDGE_ONLY:
-        raise UsageError("--logprobs are the target's, and mode edge-only asks none")
+        raise UsageError("--logprobs needs a target, and mode edge-only uses none")
     if config.outage.reverify and (why := why_no_reverify(config)):
         raise UsageError(f"--reverify {why}")
 
@@ -40,13 +40,13 @@ def why_no_reverify(config: RunConfig) -> str:
     method, on_timeout = config.verification.method, config.outage.on_timeout
     if method is not Method.COUPLED:
         return (
-            f"goes with --method coupled, not with --method {method}, which judges a token by the "
-            "distribution it was drafted from: that of a kept token is gone"
+            f"goes with --method coupled, not with --method {method}, which needs the distribution that a "
+            "token was drafted from: kept tokens have none any more"
         )
     if config.mode not in (Mode.SPECULATIVE, Mode.AUTO):
         return (
-            f"goes with --mode speculative or auto: mode {config.mode} keeps no token that a verifier could "
-            "judge later"
+            f"goes with --mode speculative or auto: mode {config.mode} keeps no token that could be verified "
+            "later"
         )
     is_kept = on_timeout in (OnTimeout.FIRST_TOKEN, OnTimeout.EDGE_ONLY)
     if not is_kept and config.gate.use is not GateUse.COMMIT:
@@ -83,4 +83,4 @@ def warning(config: RunConfig) -> str | None:
     method = judging_method(config)
     if method is None or method.is_exact:
         return None
-    return f"--method {method} is approximate: the text is no longer distributed as the target's own"
+    return f"--method {method} is approximate: the text no longer has the target's distribution"

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from outrider.common.config.loader import option, section, with_values
+from outrider.edge_client.config.daemon import DaemonConfig
 from outrider.edge_client.config.draft_sections import (
     DepthConfig,
     DraftConfig,
@@ -13,16 +14,15 @@ from outrider.edge_client.config.draft_sections import (
     PipeliningConfig,
 )
 from outrider.edge_client.config.link_sections import ConnectionConfig, LogConfig, OutageConfig
-from outrider.edge_client.config.serve import ServeConfig
 from outrider.edge_client.config.text_sections import SamplingConfig, StopConfig, VerificationConfig
 from outrider.edge_client.core.options import REQUESTABLE_MODES, Mode
 from outrider.models import EMBEDDED
 
 SCOPE = "edge"
 _DRAFT = "verifier and draft"
-_WORK = "who works, and how far ahead"
+_WORK = "mode, draft length and pipelining"
 _SAMPLING = "sampling"
-_END = "where the text ends"
+_END = "end of the text"
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,30 +31,31 @@ class RunConfig:
 
     verifier: str = option(
         "127.0.0.1:7077",
-        "the cloud verifier; of several (A:7077,B:7077, or dns:///NAME:7077 for all addresses of a name) "
-        "each session has one, and the next where that is gone",
+        "the cloud verifier, or several: A:7077,B:7077, or dns:///NAME:7077 for all addresses of a name. A "
+        "session uses one of them, and another where that one is gone",
         metavar="HOST:PORT",
         title=_DRAFT,
     )
     draft: DraftConfig = section(DraftConfig, "draft_", _DRAFT)
     mode: Mode = option(
         Mode.SPECULATIVE,
-        "draft here and verify there; or the target alone, streamed; or draft and verify both there; "
-        "or the draft alone, unverified; or (auto) the first, pipelined or not, or the second, whichever is "
-        "soonest by what is measured. The second and third need of --draft DIR the tokenizer.json alone",
+        "draft here and verify in the cloud (speculative); decode in the cloud without a draft (cloud-only); "
+        "draft and verify in the cloud (co-located); draft here, unverified (edge-only); or change between "
+        "speculative, pipelined or not, and cloud-only by measured speed (auto). cloud-only and co-located "
+        "need only the tokenizer.json of --draft DIR",
         choices=REQUESTABLE_MODES,
         title=_WORK,
     )
     pipelining: PipeliningConfig = section(PipeliningConfig, title=_WORK)
-    max_new_tokens: int = option(256, "tokens to generate at most", metavar="N", minimum=1, title=_END)
+    max_new_tokens: int = option(256, "most tokens to generate", metavar="N", minimum=1, title=_END)
     depth: DepthConfig = section(DepthConfig, title=_WORK)
-    gate: GateConfig = section(GateConfig, "gate_", "what the draft is unsure of")
+    gate: GateConfig = section(GateConfig, "gate_", "gate")
     sampling: SamplingConfig = section(SamplingConfig, title=_SAMPLING)
     stop: StopConfig = section(StopConfig, title=_END)
     seed: int | None = option(
-        None, "of the noise; without one a random seed is drawn and printed", title=_SAMPLING
+        None, "seed of the sampling noise; without one a random seed is drawn and printed", title=_SAMPLING
     )
-    verification: VerificationConfig = section(VerificationConfig, title="how drafted tokens are judged")
+    verification: VerificationConfig = section(VerificationConfig, title="verification method")
     logprobs: int = option(
         0,
         "with --json: each token's log-probability under the target, before and after the sampling "
@@ -68,13 +69,13 @@ class RunConfig:
     outage: OutageConfig = section(OutageConfig, title="when the link fails")
     min_draft_ms: float = option(
         0.0,
-        "stretch each drafted token to this, to stand for a larger draft; results carry the label",
+        "stretch each drafted token to this time, to simulate a larger draft; results carry a label",
         metavar="MS",
         minimum=0.0,
         title=_DRAFT,
     )
     logs: LogConfig = section(LogConfig, "log_", "logs and traces")
-    serve: ServeConfig = section(ServeConfig, "serve.", "the daemon")
+    serve: DaemonConfig = section(DaemonConfig, "serve.", "the daemon")
 
 
 def run_config(**values: object) -> RunConfig:

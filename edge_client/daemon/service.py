@@ -11,8 +11,8 @@ from outrider.common.config.addresses import is_loopback, split_address
 from outrider.common.config.loader import Loaded, value_of, with_values
 from outrider.common.errors import UsageError
 from outrider.common.types import Method, SamplingParams
+from outrider.edge_client.config.daemon import DaemonConfig
 from outrider.edge_client.config.run_config import RunConfig, draft_dir
-from outrider.edge_client.config.serve import ServeConfig
 from outrider.edge_client.core.options import Mode
 from outrider.edge_client.daemon.activity import Activity
 from outrider.edge_client.daemon.admission import Admission
@@ -88,7 +88,7 @@ class Daemon:
         self._warm_up()
 
     @property
-    def serve(self) -> ServeConfig:
+    def serve(self) -> DaemonConfig:
         """Returns the configuration of the daemon itself."""
         return self.config.serve
 

@@ -81,15 +81,15 @@ class Gate:
         def should_stop(token_id: int, signals: Signals | None, num_drafted: int) -> Stop:
             nonlocal num_hard
             assert signals is not None, "a gate needs a draft that tells signals"
-            is_place_hard = self._thresholds.doubt_place(signals)
-            if is_place_hard and self._is_too_much(num_hard + 1, num_drafted):
+            is_position_hard = self._thresholds.is_position_hard(signals)
+            if is_position_hard and self._is_too_much(num_hard + 1, num_drafted):
                 return Stop.BEFORE
-            is_hard = is_place_hard or self._thresholds.doubt_token(signals)
+            is_hard = is_position_hard or self._thresholds.is_token_hard(signals)
             if block is not None:
                 block.append(token_id)
-                doubted = self._doubted(block)
-                is_hard = is_hard or num_drafted - 1 in doubted
-                if doubted:
+                by_rule = self._hard_by_rule(block)
+                is_hard = is_hard or num_drafted - 1 in by_rule
+                if by_rule:
                     return Stop.AFTER
             num_hard += is_hard
             return Stop.AFTER if is_hard and self._is_too_much(num_hard, num_drafted) else Stop.NO
@@ -98,16 +98,16 @@ class Gate:
 
     def judge(self, draft: Draft, text_ids: Sequence[int]) -> Judgement:
         """Returns the judgement of a draft made after `text_ids`."""
-        is_hard = [self._thresholds.hard(signals) for signals in draft.signals]
-        doubted: set[int] = set()
+        is_hard = [self._thresholds.is_hard(signals) for signals in draft.signals]
+        by_rule: set[int] = set()
         if (block := self._block(text_ids)) is not None:
             for token_id in draft.token_ids:
                 block.append(token_id)
-            doubted = self._doubted(block)
-            is_hard = [each or index in doubted for index, each in enumerate(is_hard)]
+            by_rule = self._hard_by_rule(block)
+            is_hard = [each or index in by_rule for index, each in enumerate(is_hard)]
         is_cut = draft.doubted is not None
         num_hard, num_judged = sum(is_hard) + is_cut, len(is_hard) + is_cut
-        is_escalated = bool(doubted) or self._is_too_much(num_hard, num_judged)
+        is_escalated = bool(by_rule) or self._is_too_much(num_hard, num_judged)
         return Judgement(tuple(is_hard), num_judged, num_hard, is_escalated)
 
     def _is_too_much(self, num_hard: int, num_judged: int) -> bool:
@@ -119,5 +119,5 @@ class Gate:
         assert self._new_decoder is not None
         return BlockText(text_ids, self._new_decoder)
 
-    def _doubted(self, block: BlockText) -> set[int]:
-        return {index for rule in self._rules for index in rule.doubted(block)}
+    def _hard_by_rule(self, block: BlockText) -> set[int]:
+        return {index for rule in self._rules for index in rule.hard_tokens(block)}

@@ -18,7 +18,7 @@ class SpanRule:
     def __init__(self, find: Find) -> None:
         self._find = find
 
-    def doubted(self, block: BlockText) -> set[int]:
+    def hard_tokens(self, block: BlockText) -> set[int]:
         """Returns the indices of those tokens."""
         start = len(block.context)
         spans = self._find(block.context + block.text, start)

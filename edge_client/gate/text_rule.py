@@ -36,7 +36,7 @@ class BlockText:
 class TextRule(Protocol):
     """Finds tokens for the target. A rule has no state: one object serves all sessions."""
 
-    def doubted(self, block: BlockText) -> Collection[int]:
+    def hard_tokens(self, block: BlockText) -> Collection[int]:
         """Returns indices of the block's tokens that only the target may write, as far as the context and the
         block so far show it. It is called after every drafted token."""
         ...

@@ -26,7 +26,7 @@ class GateThresholds:
         """Returns the signals that have a threshold."""
         return tuple(each.name for each in fields(self) if getattr(self, each.name) is not None)
 
-    def doubt_place(self, signals: Signals) -> bool:
+    def is_position_hard(self, signals: Signals) -> bool:
         """Returns whether the position is hard, whatever token is sampled there. A draft that measures no
         variance is never hard by it."""
         if self.entropy is not None and signals.entropy_bits > self.entropy:
@@ -35,10 +35,10 @@ class GateThresholds:
             return True
         return self.variance is not None and signals.variance is not None and signals.variance > self.variance
 
-    def doubt_token(self, signals: Signals) -> bool:
+    def is_token_hard(self, signals: Signals) -> bool:
         """Returns whether the sampled token is hard."""
         return self.nll is not None and signals.nll > self.nll
 
-    def hard(self, signals: Signals) -> bool:
+    def is_hard(self, signals: Signals) -> bool:
         """Returns whether the position or the token is hard."""
-        return self.doubt_place(signals) or self.doubt_token(signals)
+        return self.is_position_hard(signals) or self.is_token_hard(signals)

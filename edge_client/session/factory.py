@@ -166,7 +166,9 @@ def _create_draft(config: RunConfig, directory: Path, tokenizer: EdgeTokenizer) 
     if draft.tokenizer_fingerprint != tokenizer.fingerprint:
         theirs, ours = draft.tokenizer_fingerprint, tokenizer.fingerprint
         draft.close()
-        raise IncompatibleError(f"the draft was exported with tokenizer {theirs}, but beside it lies {ours}")
+        raise IncompatibleError(
+            f"the draft was exported with tokenizer {theirs}, but the one beside it is {ours}"
+        )
     return draft
 
 

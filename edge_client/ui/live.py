@@ -153,11 +153,11 @@ class LiveView:
         if self._struck is not None and self._clock() > self._struck[2]:
             self._struck = None
         if self.console.size != self._size:
-            self._begin_anew()
+            self._redraw_all()
         self._print_settled()
         self._live.refresh()
 
-    def _begin_anew(self) -> None:
+    def _redraw_all(self) -> None:
         """Draws the screen again after a change of its size, since the terminal wraps lines otherwise
         then."""
         self._size = self.console.size
@@ -175,24 +175,24 @@ class LiveView:
     def _print_settled(self) -> None:
         """Prints lines that cannot change any more, and the upper rows of what does not fit the screen."""
         tail = self._tail()
-        end = tail.plain.rfind("\n", 0, self._num_standing()) + 1
+        end = tail.plain.rfind("\n", 0, self._num_settled()) + 1
         starts = row_starts(tail.plain[end:], self._size.width)
         num_over = len(starts) - max(1, self._size.height - _NUM_ROWS_BELOW - 1)
         if num_over > 0:
             end += starts[num_over]
         if end:
             lines = tail[:end]
-            self._pass_over(end)
+            self._mark_printed(end)
             self.console.print(lines, soft_wrap=True, end="" if lines.plain.endswith("\n") else "\n")
 
-    def _pass_over(self, num_chars: int) -> None:
+    def _mark_printed(self, num_chars: int) -> None:
         """Records that the first characters of the tail are printed."""
         self._num_cut += num_chars
         while self._first < len(self._pieces) and self._num_cut >= len(self._pieces[self._first][0]):
             self._num_cut -= len(self._pieces[self._first][0])
             self._first += 1
 
-    def _num_standing(self) -> int:
+    def _num_settled(self) -> int:
         """Returns how many characters of the tail come before the first that may be taken back or is struck
         through."""
         tail = self._pieces[self._first :]

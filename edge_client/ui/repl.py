@@ -22,8 +22,8 @@ _BLOCK = '"""'
 _HELP = "/stats  /mode [M]  /system TEXT  /reset  /quit   Ctrl-C stops an answer, Ctrl-D leaves"
 _WELCOME = "Type a message; /help lists commands."
 _NO_TEMPLATE = (
-    "This model has no chat template, so this is no conversation to it: what you type is continued as plain\n"
-    "text, and your next line goes behind its answer. --chat-template FILE gives it one."
+    "This model has no chat template, so it does not see a conversation: what you type is continued as plain\n"
+    "text, and your next line is added after its answer. --chat-template FILE gives it one."
 )
 
 

@@ -16,7 +16,7 @@ from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from outrider.common.config.addresses import is_loopback, split_address
-from outrider.edge_client.config.serve import ServeConfig
+from outrider.edge_client.config.daemon import DaemonConfig
 from outrider.edge_client.daemon.openai.errors import ApiError
 
 if TYPE_CHECKING:
@@ -107,7 +107,7 @@ def check_origin(headers: Headers, allowed: tuple[str, ...]) -> None:
         raise ApiError(403, message, "permission_error", code="origin_not_allowed")
 
 
-def check_host(headers: Headers, serve: ServeConfig) -> None:
+def check_host(headers: Headers, serve: DaemonConfig) -> None:
     """Raises `ApiError` 403 where a loopback daemon is called by a foreign name."""
     host, _ = split_address(serve.listen, "--listen")
     if not is_loopback(host):

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from outrider.common.errors import UsageError
-from outrider.edge_client.config.serve import ServeConfig
+from outrider.edge_client.config.daemon import DaemonConfig
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,7 +18,7 @@ class Keys:
     digests: tuple[bytes, ...] = ()
 
     @classmethod
-    def read(cls, serve: ServeConfig) -> Keys:
+    def read(cls, serve: DaemonConfig) -> Keys:
         """Returns the configured keys. Raises `UsageError` for a file that cannot be read or holds no key."""
         keys = [serve.api_key] if serve.api_key else []
         if serve.api_key_file:

@@ -14,7 +14,7 @@ from starlette.routing import BaseRoute, Route
 
 from outrider.edge_client.core.options import REQUESTABLE_MODES, Mode
 from outrider.edge_client.daemon.http.access import AccessMiddleware
-from outrider.edge_client.daemon.http.exchange import Exchange
+from outrider.edge_client.daemon.http.endpoint import GenerationEndpoint
 from outrider.edge_client.daemon.http.page import PAGE_HEADERS, page_html
 from outrider.edge_client.daemon.openai.errors import ApiError
 from outrider.edge_client.daemon.openai.parsed import Kind
@@ -48,8 +48,8 @@ def make_routes(daemon: Daemon, handlers: _Handlers) -> list[BaseRoute]:
         Route("/v1/models", handlers.models),
         Route("/v1/models/{name:path}", handlers.model),
         Route("/v1/sessions", handlers.sessions),
-        Route("/v1/completions", Exchange(daemon, Kind.COMPLETION), methods=["POST"]),
-        Route("/v1/chat/completions", Exchange(daemon, Kind.CHAT), methods=["POST"]),
+        Route("/v1/completions", GenerationEndpoint(daemon, Kind.COMPLETION), methods=["POST"]),
+        Route("/v1/chat/completions", GenerationEndpoint(daemon, Kind.CHAT), methods=["POST"]),
     ]
 
 

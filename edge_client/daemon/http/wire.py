@@ -14,7 +14,7 @@ from starlette.datastructures import Headers
 from starlette.responses import JSONResponse
 from starlette.types import Message, Receive, Scope, Send
 
-from outrider.edge_client.config.serve import ServeConfig
+from outrider.edge_client.config.daemon import DaemonConfig
 from outrider.edge_client.daemon.openai.errors import ApiError
 
 log = logging.getLogger(__name__)
@@ -43,7 +43,7 @@ class Wire:
     """Reads one request's body and writes its answer; a client that is too slow is cut off."""
 
     def __init__(
-        self, scope: Scope, receive: Receive, send: Send, request_id: str, serve: ServeConfig
+        self, scope: Scope, receive: Receive, send: Send, request_id: str, serve: DaemonConfig
     ) -> None:
         self._scope, self._receive, self._asgi_send = scope, receive, send
         self._request_id = (b"x-request-id", request_id.encode())

@@ -153,7 +153,7 @@ class GraphBuilder:
         return quantize(self._tensors.read(name, shape)[: self._num_tokens], name)
 
     def _linear(self, prefix: str, parts: dict[str, int], num_inputs: int, hidden: str) -> str:
-        """The projections `parts` (name → outputs) as one matrix, outputs side by side."""
+        """Adds the projections `parts` (name → outputs) as one matrix, outputs side by side."""
         weights = [self._tensors.read(f"{prefix}.{p}.weight", (n, num_inputs)) for p, n in parts.items()]
         name = f"{prefix}.{'_'.join(parts)}"
         matrix = quantize(np.concatenate(weights), name)

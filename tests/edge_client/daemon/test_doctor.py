@@ -78,8 +78,8 @@ def test_the_wrong_port(plain: VerifierServer) -> None:
 
 
 def test_a_port_that_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("outrider.edge_client.doctor.far._TIMEOUT_S", 0.5)
-    monkeypatch.setattr("outrider.edge_client.doctor.far._SNIFF_S", 0.2)
+    monkeypatch.setattr("outrider.edge_client.doctor.remote._TIMEOUT_S", 0.5)
+    monkeypatch.setattr("outrider.edge_client.doctor.remote._SNIFF_S", 0.2)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         check, text = only(faults(silent.getsockname()[1]))
     assert check == "verifier" and "firewall" in text

@@ -9,8 +9,8 @@ import pytest
 
 from outrider.common.config.fields import leaves
 from outrider.common.errors import UsageError
+from outrider.edge_client.config.daemon import SECTION
 from outrider.edge_client.config.run_config import RunConfig, run_config
-from outrider.edge_client.config.serve import SECTION
 from outrider.edge_client.daemon.openai.errors import ApiError, from_failure
 from outrider.edge_client.daemon.openai.parsed import Kind, ParsedRequest
 from outrider.edge_client.daemon.openai.request_config import config_of

@@ -45,9 +45,9 @@ def make_draft(*signals: Signals) -> Draft:
 def test_each_threshold_looks_at_its_own_signal(
     thresholds: GateThresholds, hard: Signals, easy: Signals, is_of_the_place: bool
 ) -> None:
-    assert thresholds.hard(hard) and not thresholds.hard(easy)
-    assert thresholds.doubt_place(hard) is is_of_the_place
-    assert thresholds.doubt_token(hard) is not is_of_the_place
+    assert thresholds.is_hard(hard) and not thresholds.is_hard(easy)
+    assert thresholds.is_position_hard(hard) is is_of_the_place
+    assert thresholds.is_token_hard(hard) is not is_of_the_place
     assert not GateThresholds().hard(hard)
     assert len(thresholds.names) == 1 and GateThresholds().names == ()
 
@@ -109,7 +109,7 @@ class Word:
     def __init__(self) -> None:
         self.seen: list[str] = []
 
-    def doubted(self, block: BlockText) -> set[int]:
+    def hard_tokens(self, block: BlockText) -> set[int]:
         self.seen.append(f"{block.context}|{block.text}")
         start = (block.context + block.text).rfind("bad") - len(block.context)
         if "bad" not in block.context + block.text:
@@ -151,8 +151,8 @@ def test_a_draft_without_a_gate_or_signals_is_what_it_was() -> None:
     ("changes", "words"),
     [
         ({"gate": "off"}, "--gate-nll goes with --gate stop or --gate commit"),
-        ({"gate_nll": None}, "--gate stop judges by nothing: give any of --gate-nll"),
-        ({"gate_nll": None, "gate_max_hard_ratio": 0.5}, "judges by nothing"),
+        ({"gate_nll": None}, "--gate stop has no criterion: give any of --gate-nll"),
+        ({"gate_nll": None, "gate_max_hard_ratio": 0.5}, "has no criterion"),
         ({"mode": "cloud-only"}, "stop needs --mode speculative or --mode auto, not --mode cloud-only"),
         ({"mode": "co-located"}, "not --mode co-located"),
         ({"mode": "edge-only"}, "not --mode edge-only"),
@@ -160,9 +160,9 @@ def test_a_draft_without_a_gate_or_signals_is_what_it_was() -> None:
         ({"gate": "commit", "mode": "edge-only"}, "--gate commit needs --mode speculative"),
         ({"gate": "commit", "mode": "cloud-only"}, "--gate commit needs --mode speculative"),
         ({"gate": "commit", "mode": "co-located"}, "--gate commit needs --mode speculative"),
-        ({"gate": "commit", "pipeline": "on"}, "not with --pipeline on"),
-        ({"gate": "commit", "pipeline": "auto"}, "not with --pipeline auto"),
-        ({"draft_strategy": "prompt-lookup"}, "--draft-strategy prompt-lookup cannot tell"),
+        ({"gate": "commit", "pipeline": "on"}, "does not go with --pipeline on"),
+        ({"gate": "commit", "pipeline": "auto"}, "does not go with --pipeline auto"),
+        ({"draft_strategy": "prompt-lookup"}, "--draft-strategy prompt-lookup has none"),
         ({"gate_rules": ("digits,digit",)}, "unknown gate rule 'digit'; known: digits"),
         ({"gate_file": Path("/no/such/file")}, "cannot read /no/such/file"),
     ],
@@ -243,7 +243,7 @@ def test_thresholds_of_another_draft_and_signals_it_does_not_tell_are_refused() 
     with pytest.raises(UsageError, match=r"is for the draft 0123456789ab, this one is .*: calibrate again"):
         create_gate(of_another, draft, letters)  # type: ignore[arg-type]
     settings = GateSettings(GateUse.STOP, GateThresholds(variance=0.1))
-    with pytest.raises(UsageError, match=r"a threshold of variance needs a draft .* tells no signals"):
+    with pytest.raises(UsageError, match=r"a threshold of variance needs a draft .* measures no signals"):
         create_gate(settings, draft, letters)  # type: ignore[arg-type]
 
 

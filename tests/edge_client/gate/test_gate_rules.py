@@ -47,7 +47,7 @@ def doubted(name: str, context: Pieces, block: Pieces, needs: RuleNeeds | None =
     for token_id in decoder.ids[len(context) :]:
         text.append(token_id)
     (rule,) = create_rules([name], needs or RuleNeeds(words=WORDS, rare_per_million=0))
-    return [block[index] for index in sorted(rule.doubted(text))]
+    return [block[index] for index in sorted(rule.hard_tokens(text))]
 
 
 # ---------------------------------------------------------------------------------- what each rule finds

@@ -21,23 +21,23 @@ _FAR_CLOCK_MS = 5_000.0
 
 
 @dataclass(frozen=True, slots=True)
-class FarResult:
+class RemoteResult:
     """Holds the findings, and the verifier's description; None where it did not answer."""
 
     findings: list[Finding]
     model: ModelInfo | None
 
 
-def check_far(config: RunConfig) -> FarResult:
+def check_remote(config: RunConfig) -> RemoteResult:
     """Calls the verifier a few times and returns what was found."""
     try:
         security = link_security(config.connection, config.verifier)
     except OutriderError as error:
-        return FarResult([fault("credentials", str(error), "correct these flags or files")], None)
+        return RemoteResult([fault("credentials", str(error), "correct these flags or files")], None)
     try:
         found = probe(config.verifier, security, timeout_s=_TIMEOUT_S)
     except OutriderError as error:
-        return FarResult([_explain(config.verifier, security, error)], None)
+        return RemoteResult([_explain(config.verifier, security, error)], None)
     checks = [
         ok("verifier", _name(found.model), model=found.model.model_id, version=found.model.server_version),
         _check_protocol(found.model),
@@ -45,7 +45,7 @@ def check_far(config: RunConfig) -> FarResult:
         _check_link(found),
         _check_clocks(found),
     ]
-    return FarResult(checks, found.model)
+    return RemoteResult(checks, found.model)
 
 
 def _name(model: ModelInfo) -> str:

@@ -15,7 +15,7 @@ _TRIAL_TOKENS = 12
 _TRIAL_PROMPT = "The quick brown fox"
 
 
-def check_fit(config: RunConfig, edge: Edge, model: ModelInfo) -> list[Finding]:
+def check_compatibility(config: RunConfig, edge: Edge, model: ModelInfo) -> list[Finding]:
     """Returns whether tokenizer, method and mode suit the verifier, as findings."""
     ours, theirs = edge.tokenizer.fingerprint, model.tokenizer_fingerprint
     facts: dict[str, object] = {"ours": ours, "theirs": theirs}

@@ -37,7 +37,7 @@ _SUBJECT = {Kind.COMPLETION: "prompt", Kind.CHAT: "messages"}
 _GONE = 499  # in logs and metrics: the client left before its answer (nginx's number)
 
 
-class Exchange:
+class GenerationEndpoint:
     """Serves one kind of request as an ASGI endpoint."""
 
     def __init__(self, daemon: Daemon, kind: Kind) -> None:

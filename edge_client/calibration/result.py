@@ -22,7 +22,7 @@ _UNITS = {"nll": "nats", "entropy": "bits", "margin": "", "variance": "nats²"}
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class CalibrationResult:
     """Holds the result of one calibration."""
 
     gate_file: GateFile
@@ -66,14 +66,14 @@ class Outcome:
         return "\n".join(lines)
 
 
-def make_outcome(
+def make_result(
     samples: Sequence[Sample],
     text: ValidationText,
     asked: RunConfig,
     draft_fingerprint: str,
     percentile: float,
     target_fingerprint: str,
-) -> Outcome:
+) -> CalibrationResult:
     """Returns the thresholds at `percentile` and how they sort the samples. `target_fingerprint` is empty
     where no target was called."""
     thresholds = thresholds_at([sample.signals for sample in samples], percentile)
@@ -101,7 +101,7 @@ def make_outcome(
         words=packed(words),
     )
     sorting = sort_samples(samples, thresholds, is_target)
-    return Outcome(gate_file, percentile, sorting, len(samples), is_target)
+    return CalibrationResult(gate_file, percentile, sorting, len(samples), is_target)
 
 
 def _rounded(value: float) -> float:
