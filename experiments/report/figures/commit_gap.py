@@ -89,7 +89,7 @@ def _curve(view: View, arm: Arm, style: int, cells: Sequence[CellRow]) -> Curve 
     if not per_request:
         return None
     shares = np.concatenate([SHARES, TOLD])
-    values, low, high = _quantiles(per_request, shares)
+    values, low, high = quantiles(per_request, shares)
     num = len(SHARES)
     told = [(float(values[i]), float(low[i]), float(high[i])) for i in range(num, len(shares))]
     bounds = (values[:num], low[:num], high[:num])
@@ -97,7 +97,7 @@ def _curve(view: View, arm: Arm, style: int, cells: Sequence[CellRow]) -> Curve 
     return Curve(view.label(arm), style, *bounds, told, num_gaps, len(per_request))
 
 
-def _quantiles(per_request: Sequence[Sequence[float]], shares: Values) -> tuple[Values, Values, Values]:
+def quantiles(per_request: Sequence[Sequence[float]], shares: Values) -> tuple[Values, Values, Values]:
     """Returns quantiles of all gaps together; bounds by a bootstrap over requests, whose gaps are not
     independent."""
     gaps = np.concatenate([np.asarray(each, float) for each in per_request])

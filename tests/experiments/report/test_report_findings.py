@@ -107,7 +107,7 @@ def test_a_difference_smaller_than_between_equal_cells_is_none() -> None:
     assert kinds_of(view_of(folder)) == [["win"]]
     folder.sweep.cells[-1].a_a["tpot_ms"] = {"speedup": 0.9}
     assert kinds_of(view_of(folder)) == [["even"]]
-    assert any("as 0.90" in line and "1 lie no further" in line for line in cautions(view_of(folder)))
+    assert any("as 0.90" in line and "1 are no further" in line for line in cautions(view_of(folder)))
 
 
 def test_without_an_interval_nobody_wins() -> None:
