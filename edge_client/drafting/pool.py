@@ -1,15 +1,9 @@
 """Keeps the KV of sequences that have ended for later ones with the same beginning: the next turn of a
 conversation.
 
-<<<<<<< HEAD
-A sequence that read a prefix in one go and one that wrote it token by token differ in the last digits
-(docs/design.md §10), so what is reused here may propose another token now and then. That is harmless where the
-target decides alone (method coupled), which is where callers use it.
-=======
 A sequence that read a prefix at once and one that decoded it token by token differ in the last digits
 (design.md §10), so a reused sequence may propose another token now and then. Only callers whose text the
 target alone decides (method coupled) may use the pool.
->>>>>>> h-cf
 """
 
 from __future__ import annotations
@@ -214,14 +208,3 @@ class _LeasedSequence:
         idle.renew(self._sampling, self._num_prompt_tokens, self._num_support)
         self._lease.num_reused_tokens = num_common
         return idle
-<<<<<<< HEAD
-=======
-
-
-def common_prefix(one: Sequence[int], other: Sequence[int]) -> int:
-    """Returns how many tokens two sequences have in common at their beginning."""
-    for index, (mine, theirs) in enumerate(zip(one, other, strict=False)):
-        if mine != theirs:
-            return index
-    return min(len(one), len(other))
->>>>>>> h-cf
