@@ -1,8 +1,9 @@
 """The choice of the mode in virtual time, against each way alone: `ctl.auto`.
 
-It is measured twice over the same texts: each as the first of a process, which knows nothing of the draft, and
-after others, in processes that serve eight texts and the first two of them again, of which the last eight count.
-A process is an edge of the simulator (`simulated`), whose sessions share the product's acceptance prior.
+It is measured twice over the same texts: each as the first of a process, which knows nothing of the draft,
+and after others, in processes that serve eight texts and the first two of them again, of which the last eight
+count. A process is an edge of the simulator (`simulated`), whose sessions share the product's acceptance
+prior.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
     python -m benchmarks.controller.guesses
 
-Acceptance, gaps and runner-ups are recorded (`benchmarks.controller.record_acceptance`). Both sides take the depth
-policy `optimal`; with guesses the draft's reading of tokens again after a change of branch is charged.
+Acceptance, gaps and runner-ups are recorded (`benchmarks.controller.record_acceptance`). Both sides take the
+depth policy `optimal`; with guesses the draft's reading of tokens again after a change of branch is charged.
 """
 
 from __future__ import annotations

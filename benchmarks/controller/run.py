@@ -1,9 +1,9 @@
 """`make bench-controller`: depth policies, pipelined rounds and the choice of the mode, in virtual time.
 
-Acceptance is recorded (`experiments/shared/traces/`) or, where labelled so, synthetic; times are the cost model's.
-Every text is a session of its own, played by the simulator (`simulated`), and a policy starts each without
-knowledge; the best fixed length is chosen afterwards from a full sweep. `--only` selects a part; parts with real
-sessions run only when selected.
+Acceptance is recorded (`experiments/shared/traces/`) or, where labelled so, synthetic; times are the cost
+model's. Every text is a session of its own, played by the simulator (`simulated`), and a policy starts each
+without knowledge; the best fixed length is chosen afterwards from a full sweep. `--only` selects a part;
+parts with real sessions run only when selected.
 """
 
 from __future__ import annotations
@@ -77,7 +77,8 @@ def play_set(case: tuple[TraceSet, str, Point]) -> Totals:
 
 
 def fixed_rounds(text: TextTrace, num_draft_tokens: int) -> Iterator[tuple[int, int]]:
-    """Yields (accepted, drafted) of a text's rounds of one length, the last ones no longer than what is left."""
+    """Yields (accepted, drafted) of a text's rounds of one length, the last ones no longer than what is
+    left."""
     position = 0
     while position < text.num_positions:
         num_drafted = min(num_draft_tokens, text.num_positions - position - 1)
@@ -87,8 +88,8 @@ def fixed_rounds(text: TextTrace, num_draft_tokens: int) -> Iterator[tuple[int, 
 
 
 def _totals(rounds: Sequence[tuple[int, int]], alpha: float | None) -> Totals:
-    """Counts a round for the tokens that its length is expected to commit where all have one acceptance: luck, of
-    which the best of 64 lengths has most, then decides nothing but what the policy sees."""
+    """Counts a round for the tokens that its length is expected to commit where all have one acceptance:
+    luck, of which the best of 64 lengths has most, then decides nothing but what the policy sees."""
     tokens = (n + 1 if alpha is None else expected_tokens(alpha, drafted) for n, drafted in rounds)
     return Totals(len(rounds), sum(drafted for _, drafted in rounds), math.fsum(tokens))
 
@@ -135,8 +136,8 @@ class FixedSweep:
 
 
 def compare_policies(traces: TraceSet) -> tuple[FixedSweep, dict[str, Comparison]]:
-    """Returns every policy against the best fixed length. `optimal` is played at every point; the others do not
-    look at times, so one point tells all."""
+    """Returns every policy against the best fixed length. `optimal` is played at every point; the others do
+    not look at times, so one point tells all."""
     sweep = FixedSweep(traces)
     cases = [(traces, "optimal", point) for point in POINTS]
     cases += [(traces, name, POINTS[0]) for name in ("ratio", "window")]
@@ -155,8 +156,8 @@ def compare_policies(traces: TraceSet) -> tuple[FixedSweep, dict[str, Comparison
 
 
 def rounds_to_settle(alpha: float, forward_ms: float, draft_ms: float) -> int:
-    """Returns the most rounds after a step of the link until ten in a row make, by the cost model, at least SETTLED
-    of the tokens/s of the length that `optimal` ends with."""
+    """Returns the most rounds after a step of the link until ten in a row make, by the cost model, at least
+    SETTLED of the tokens/s of the length that `optimal` ends with."""
     points = [Point(rtt_ms, forward_ms, draft_ms) for rtt_ms in STEP_MS]
     lengths = _lengths_over(points, alpha)
     models = points[0].models
@@ -171,8 +172,8 @@ def rounds_to_settle(alpha: float, forward_ms: float, draft_ms: float) -> int:
 
 
 def _lengths_over(points: Sequence[Point], alpha: float) -> list[int]:
-    """Returns the lengths that `optimal` asks for where each point lasts STEP_ROUNDS rounds: the policy alone, as
-    links of the simulator have no steps."""
+    """Returns the lengths that `optimal` asks for where each point lasts STEP_ROUNDS rounds: the policy
+    alone, as links of the simulator have no steps."""
     num_positions = 20 * STEP_ROUNDS * len(points)  # of which as many as the rounds need
     text = synthetic_traces(alpha, "none", num_texts=1, num_positions=num_positions).texts[0]
     policy, position = OptimalDepth(), 0

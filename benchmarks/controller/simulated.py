@@ -1,8 +1,9 @@
-"""Texts of acceptance traces in virtual time: the simulator's edges and verifiers, one of each for every text.
+"""Texts of acceptance traces in virtual time: the simulator's edges and verifiers, one of each for every
+text.
 
-The edge is the product's own `EdgeSession` with its depth policy, window and choice of the mode, the verifier the
-product's engine; drafting, round trips and forwards take what the cost model says. Before its texts each edge asks
-for two tokens, so that the verifier has seen steps of two sizes, as one that served before.
+The edge is the product's own `EdgeSession` with its depth policy, window and choice of the mode, the verifier
+the product's engine; drafting, round trips and forwards take what the cost model says. Before its texts each
+edge asks for two tokens, so that the verifier has seen steps of two sizes, as one that served before.
 """
 
 from __future__ import annotations
@@ -49,8 +50,8 @@ def play_texts(
 ) -> list[list[PlayedText]]:
     """Returns what each edge saw of its texts, one after the other, `orders[i]` being those of edge i.
 
-    Later texts of an edge begin with what it learned of earlier ones. `has_branches`: speculative branches are
-    sent where the traces have runner-ups.
+    Later texts of an edge begin with what it learned of earlier ones. `has_branches`: speculative branches
+    are sent where the traces have runner-ups.
     """
     traces = list({id(trace): trace for order in orders for trace in order}.values())
     places = {id(trace): place for place, trace in enumerate(traces)}

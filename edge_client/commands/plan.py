@@ -62,7 +62,7 @@ _MEASURING = frozenset(  # settings of a run that a measurement uses
     + ("support_size", "transport", "min_draft_ms", "seed", "log_level")
     + ("tls", "tls_ca", "tls_cert", "tls_key", "tls_server_name", "token_file", "insecure_token")
 )
-_DESCRIPTION = """Say what a link and two models will give, by the cost model: the best draft length, ms a
+_DESCRIPTION = """Predict what a link and two models give, by the cost model: the best draft length, ms a
 token in every mode, and the round trip below which drafting at the edge pays. Needs no models and no network:
 
   edge-client plan --t-draft 10ms --t-target 70ms --rtt 50ms --alpha 0.8
@@ -87,7 +87,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--alpha",
         metavar="A[,A...]",
-        help="chance of a drafted token to stand, given that those before it do: 0.8, or by position "
+        help="chance that a drafted token is accepted, given that those before it are: 0.8, or by position "
         "0.9,0.8,0.7 (the last repeats)",
     )
     parser.add_argument("--bandwidth-up", metavar="R", help="edge to cloud: 10mbit; default no limit")

@@ -39,7 +39,7 @@ from outrider.edge_client.planning.samples import (
 __all__ = ["MEASURED", "Known"]
 
 GIVEN, COMPUTED, ASSUMED = "given", "computed", "assumed"
-MAX_DRAFT_TOKENS = 64  # what a verifier takes in a round unless told otherwise
+MAX_DRAFT_TOKENS = 64  # what a verifier takes in a round unless configured otherwise
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,7 +177,8 @@ class Plan:
 
 
 def make_plan(parts: PlanParts, max_draft_tokens: int = MAX_DRAFT_TOKENS) -> Plan:
-    """Returns the plan for drafts of 1 to `max_draft_tokens`; raises ValueError for an impossible acceptance."""
+    """Returns the plan for drafts of 1 to `max_draft_tokens`; raises ValueError for an impossible
+    acceptance."""
     models, link = parts.models, parts.link
     lengths = tuple(_length(n, parts) for n in range(1, max_draft_tokens + 1))
     modes = (

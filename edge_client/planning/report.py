@@ -64,8 +64,8 @@ def headline(plan: Plan) -> list[str]:
     )
     if not plan.pays:
         best = plan.best_edge
-        told = f"cloud-only takes {_ms(cloud)} a token, the best of drafting here {_ms(best)}"
-        lines = [f"Speculation does not pay on this link: {told} ({best.mode}, {_length(best)})."]
+        found = f"cloud-only takes {_ms(cloud)} a token, the best of drafting here {_ms(best)}"
+        lines = [f"Speculation does not pay on this link: {found} ({best.mode}, {_length(best)})."]
     elif synchronous.token_s >= cloud.token_s:
         lines = [
             f"Speculation pays only pipelined: {_length(pipelined)}, {_ms(pipelined)} a token, "
@@ -82,9 +82,9 @@ def headline(plan: Plan) -> list[str]:
         lines = [f"{line}."]
     colocated = plan.modes[ExecutionMode.CO_LOCATED]
     if plan.is_colocated_faster and colocated.token_s < cloud.token_s:
-        is_told = "would be faster still" if plan.pays else "would pay"
-        told = f"Co-located speculation {is_told}, with a draft in the verifier"
-        lines.append(f"{told}: {_ms(colocated)} a token.")
+        verb = "would be faster still" if plan.pays else "would pay"
+        found = f"Co-located speculation {verb}, with a draft in the verifier"
+        lines.append(f"{found}: {_ms(colocated)} a token.")
     return lines
 
 
@@ -170,11 +170,11 @@ def _length_lines(plan: Plan) -> list[str]:
 def _break_even_lines(plan: Plan) -> list[str]:
     lines = ["break-even round trip, predicted, each at its best draft length"]
     for rival in (ExecutionMode.CLOUD_ONLY, ExecutionMode.CO_LOCATED):
-        told = (
+        found = (
             f"{mode} {_below(plan.break_even_rtt_s(mode, rival))}"
             for mode in (ExecutionMode.SPECULATIVE, ExecutionMode.PIPELINED)
         )
-        lines.append(f"  against {rival:<12}" + " · ".join(told))
+        lines.append(f"  against {rival:<12}" + " · ".join(found))
     return lines
 
 
@@ -197,7 +197,7 @@ def _acceptance_lines(plan: Plan) -> list[str]:
     if len(known) > 1:
         shown = [f"{each.value:.2f}" for each in known[1 : _FIRST_LENGTHS + 1]]
         shown += ["…"] if len(known) > _FIRST_LENGTHS + 1 else []
-        lines.append(f"  {'  tokens behind it':<32}{' '.join(shown)}")
+        lines.append(f"  {'  tokens after it':<32}{' '.join(shown)}")
     if plan.parts.sequences:
         lines.append(f"  {'':<32}in long drafts; each length has the one its rounds would have had")
     return lines
