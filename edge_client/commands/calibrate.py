@@ -7,7 +7,8 @@ import argparse
 import importlib
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
     from outrider.edge_client.calibration.curve import Curve
     from outrider.edge_client.calibration.passages import ValidationText
     from outrider.edge_client.calibration.result import CalibrationResult
-    from outrider.edge_client.gate.file import GateFile
     from outrider.edge_client.session.factory import Edge
 
 PERCENTILES = (50.0, 60.0, 70.0, 80.0, 90.0, 95.0, 99.0)
@@ -133,9 +133,11 @@ def main(namespace: argparse.Namespace) -> int:
         if namespace.csv:
             from outrider.edge_client.calibration.curve_text import curve_csv
 
-            _write(namespace.csv, curve_csv(result.curve.points), "--csv")
+            with _naming("--csv", namespace.csv):
+                namespace.csv.write_text(curve_csv(result.curve.points), encoding="utf-8")
         if draw is not None:
-            _write(namespace.svg, draw(result.curve), "--svg")
+            with _naming("--svg", namespace.svg):
+                namespace.svg.write_text(draw(result.curve), encoding="utf-8")
     print(json.dumps(result.as_json()) if namespace.json else result.as_text())
     return 0
 
@@ -152,6 +154,7 @@ def _calibrate(
     from outrider.edge_client.calibration.measuring import Calibration
     from outrider.edge_client.calibration.passages import cut_passages
     from outrider.edge_client.calibration.result import make_result
+    from outrider.edge_client.gate.file import write_gate_file
 
     draft = edge.draft
     assert draft is not None, "a calibration drafts"
@@ -180,7 +183,8 @@ def _calibrate(
         percentile=namespace.percentile,
         target_fingerprint=calibration.target_fingerprint,
     )
-    _write_gate_file(namespace.out, result.gate_file)
+    with _naming("--out", namespace.out):
+        write_gate_file(namespace.out, result.gate_file)
     if percentiles:
         result = replace(result, curve=calibration.curve(texts, samples, percentiles, namespace.out))
     return replace(result, out=namespace.out)
@@ -254,18 +258,11 @@ def _drawing() -> Callable[[Curve], str]:
 # ------------------------------------------------------------------------------------------------ output
 
 
-def _write_gate_file(path: Path, content: GateFile) -> None:
-    from outrider.edge_client.gate.file import write_gate_file
-
+@contextmanager
+def _naming(flag: str, path: Path) -> Iterator[None]:
+    """Raises `UsageError` naming `flag` where the block cannot write `path`."""
     try:
-        write_gate_file(path, content)
-    except OSError as error:
-        raise UsageError(f"--out {path}: {error.strerror}") from error
-
-
-def _write(path: Path, content: str, flag: str) -> None:
-    try:
-        path.write_text(content, encoding="utf-8")
+        yield
     except OSError as error:
         raise UsageError(f"{flag} {path}: {error.strerror}") from error
 

@@ -106,37 +106,10 @@ class DraftLease:
     def __init__(self, pool: SequencePool) -> None:
         self.pool = pool
         self.num_reused_tokens = 0
-        self._model = pool.model
-
-    @property
-    def num_tokens(self) -> int:
-        """Returns the model's tokenizer size."""
-        return self._model.num_tokens
-
-    @property
-    def max_context(self) -> int:
-        """Returns the model's context."""
-        return self._model.max_context
-
-    @property
-    def eos_token_ids(self) -> tuple[int, ...]:
-        """Returns the model's end-of-text ids."""
-        return self._model.eos_token_ids
-
-    @property
-    def fingerprint(self) -> str:
-        """Returns the model's SHA-256."""
-        return self._model.fingerprint
-
-    @property
-    def tokenizer_fingerprint(self) -> str:
-        """Returns the tokenizer's SHA-256."""
-        return self._model.tokenizer_fingerprint
-
-    @property
-    def signal_names(self) -> tuple[str, ...]:
-        """Returns the signals of the model's drafts."""
-        return self._model.signal_names
+        model = pool.model
+        self.num_tokens, self.max_context = model.num_tokens, model.max_context
+        self.eos_token_ids, self.signal_names = model.eos_token_ids, model.signal_names
+        self.fingerprint, self.tokenizer_fingerprint = model.fingerprint, model.tokenizer_fingerprint
 
     def sequence(
         self, sampling: SamplingParams, *, num_prompt_tokens: int | None = None, num_support: int = 0

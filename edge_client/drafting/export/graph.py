@@ -25,13 +25,6 @@ from outrider.edge_client.drafting.export.safetensors_dir import TensorDirectory
 from outrider.edge_client.drafting.export.writer import MICROSOFT, OnnxWriter, ValueInfo
 from outrider.edge_client.drafting.spec import ROW_OUTPUTS
 
-OPSET = 21
-IR_VERSION = 10
-ACCURACY_LEVEL = (
-    4  # activations are rounded to int8 inside MatMulNBits; level 1 costs up to four times as much
-)
-_MS = "com.microsoft"
-
 
 class GraphBuilder:
     """Collects nodes and constants; `build()` returns the `onnx.ModelProto`."""

@@ -33,6 +33,10 @@ class OnnxDraftModel:
         self.directory = directory
         self.spec = spec
         self.dropout = dropout  # of the variant that runs; None: the plain graph does
+        self.num_tokens, self.max_context = spec.num_tokens, spec.max_context
+        self.eos_token_ids = spec.eos_token_ids
+        self.fingerprint, self.tokenizer_fingerprint = spec.fingerprint, spec.tokenizer_fingerprint
+        self.signal_names = ("nll", "entropy", "margin", *(("variance",) if dropout else ()))
         self._session: Any = session
 
     @classmethod
@@ -60,36 +64,6 @@ class OnnxDraftModel:
         """Returns the time that the variance adds to a token, measured now; None without it."""
         assert self._session is not None, "the draft is closed"
         return measure_cost(self._session, self.spec, self.dropout) if self.dropout else None
-
-    @property
-    def num_tokens(self) -> int:
-        """Returns the tokenizer's size."""
-        return self.spec.num_tokens
-
-    @property
-    def max_context(self) -> int:
-        """Returns the longest sequence in tokens."""
-        return self.spec.max_context
-
-    @property
-    def eos_token_ids(self) -> tuple[int, ...]:
-        """Returns the end-of-text ids."""
-        return self.spec.eos_token_ids
-
-    @property
-    def fingerprint(self) -> str:
-        """Returns the draft's SHA-256."""
-        return self.spec.fingerprint
-
-    @property
-    def tokenizer_fingerprint(self) -> str:
-        """Returns the tokenizer's SHA-256."""
-        return self.spec.tokenizer_fingerprint
-
-    @property
-    def signal_names(self) -> tuple[str, ...]:
-        """Returns the signals of its drafts; the variance only where the variant runs."""
-        return ("nll", "entropy", "margin", *(("variance",) if self.dropout else ()))
 
     def sequence(
         self, sampling: SamplingParams, *, num_prompt_tokens: int | None = None, num_support: int = 0

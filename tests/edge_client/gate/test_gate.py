@@ -48,7 +48,7 @@ def test_each_threshold_looks_at_its_own_signal(
     assert thresholds.is_hard(hard) and not thresholds.is_hard(easy)
     assert thresholds.is_position_hard(hard) is is_of_the_place
     assert thresholds.is_token_hard(hard) is not is_of_the_place
-    assert not GateThresholds().hard(hard)
+    assert not GateThresholds().is_hard(hard)
     assert len(thresholds.names) == 1 and GateThresholds().names == ()
 
 
