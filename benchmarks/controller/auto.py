@@ -36,7 +36,7 @@ _TEXTS = ("first texts", "later texts")  # by is_later
 
 @dataclass(frozen=True, slots=True)
 class AutoRun:
-    """`auto` on one set at one point, beside each way alone: milliseconds a token."""
+    """Holds `auto` on one set at one point, beside each mode alone: milliseconds a token."""
 
     traces: str  # their name
     label: str
@@ -46,10 +46,11 @@ class AutoRun:
     later_ms: float  # of the third to the tenth
 
     def ratio(self, is_later: bool) -> float:
-        """To the best of the fixed ways."""
+        """Returns auto's TPOT : the best of the fixed modes."""
         return self._auto_ms(is_later) / min(self.fixed_ms.values())
 
     def cloud_ratio(self, is_later: bool) -> float:
+        """Returns auto's TPOT : cloud-only's."""
         return self._auto_ms(is_later) / self.fixed_ms[ExecutionMode.CLOUD_ONLY]
 
     def _auto_ms(self, is_later: bool) -> float:
@@ -57,6 +58,7 @@ class AutoRun:
 
     @property
     def place(self) -> str:
+        """Returns the set and the point in words."""
         return f"{self.traces} {self.point}"
 
     def __str__(self) -> str:
@@ -85,7 +87,8 @@ def run_later(traces: TraceSet, point: Point) -> Total:
 
 
 def measure_auto(sets: Sequence[TraceSet]) -> tuple[list[Measure], dict[str, Any]]:
-    """`ctl.auto`: at every point, on each set; against the best fixed way and against not speculating."""
+    """Measures `ctl.auto` at every point, on each set; against the best fixed mode and against not
+    speculating."""
     runs = _run_all(list(itertools.product(sets, MODE_POINTS)))
     above = [run.place for run in runs if max(run.ratio(False), run.ratio(True)) > TARGET]
     return _measures(runs), {"auto": {run.place: str(run) for run in runs}, "auto_above": above}

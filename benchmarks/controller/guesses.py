@@ -30,7 +30,7 @@ JUDGED = [(rtt_ms, 30, 0.25) for rtt_ms in (60, 200)]  # the embedded draft's ow
 
 @dataclass(frozen=True, slots=True)
 class Total:
-    """Of all texts of a set; the counts are for one token of the text."""
+    """Sums up all texts of a set; the counts are for one token of the text."""
 
     tpot_ms: float
     rounds_sent: float
@@ -55,7 +55,7 @@ def run_texts(traces: TraceSet, point: Point, has_branches: bool) -> Total:
 
 
 def guess_measures(sets: Sequence[TraceSet]) -> tuple[list[Measure], dict[str, str]]:
-    """`ctl.guesses` where the draft is fast, and the worst of the whole grid."""
+    """Measures `ctl.guesses` where the draft is fast, and the worst of the whole grid."""
     ratios: dict[tuple[float, float, float], list[float]] = {}
     details = {}
     for traces in sets:
@@ -85,6 +85,7 @@ def guess_measures(sets: Sequence[TraceSet]) -> tuple[list[Measure], dict[str, s
 
 
 def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the command."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.controller.guesses", description=__doc__)
     parser.parse_args(argv)
     measures, details = guess_measures(load_traces())

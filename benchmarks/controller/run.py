@@ -19,6 +19,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from benchmarks.controller.auto import measure_above, measure_auto
+from benchmarks.controller.gate import gate_measures
 from benchmarks.controller.grid import (
     DRAFTS_MS,
     FORWARDS_MS,
@@ -27,8 +29,15 @@ from benchmarks.controller.grid import (
     VERIFY_TOKEN_SHARE,
     Point,
 )
+from benchmarks.controller.guesses import guess_measures
+from benchmarks.controller.guesses_real import measure_guesses_real
+from benchmarks.controller.model import measure_model
+from benchmarks.controller.outage import outage_measures
+from benchmarks.controller.same_text import measure_same_text
 from benchmarks.controller.simulated import play_texts
-from benchmarks.results_file import write_results
+from benchmarks.controller.ways import pipelined_measures
+from benchmarks.controller.ways_real import measure_ways_real
+from benchmarks.results_file import Found, write_results
 from outrider.edge_client.controller.cost_model import expected_tokens, round_s, round_token_s, tokens_per_s
 from outrider.edge_client.controller.depth.fixed import DEFAULT_DEPTH
 from outrider.edge_client.controller.depth.optimal import OptimalDepth
@@ -51,8 +60,6 @@ STEP_ROUNDS = 40  # between two steps
 STEP_ALPHAS = (0.6, 0.8, 0.95)
 SETTLED = 0.95  # of the tokens/s of the length a policy ends with
 
-Found = tuple[list[Measure], dict[str, Any]]  # with details
-
 
 @dataclass(frozen=True, slots=True)
 class Totals:
@@ -63,6 +70,7 @@ class Totals:
     num_tokens: float
 
     def tpot_s(self, point: Point) -> float:
+        """Returns the seconds a token at a point."""
         drafting_s = self.num_draft_tokens * round_token_s(point.models, point.link)
         return (self.num_rounds * round_s(0, point.models, point.link) + drafting_s) / self.num_tokens
 
@@ -99,18 +107,19 @@ def _totals(rounds: Sequence[tuple[int, int]], alpha: float | None) -> Totals:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """One policy over all points of one set."""
+    """Holds one policy over all points of one set."""
 
     ratios: dict[Point, float]  # TPOT : the best fixed length's
     mean_lengths: dict[Point, float]
 
     @property
     def worst(self) -> Point:
+        """Returns the point with the largest ratio."""
         return max(self.ratios, key=self.ratios.__getitem__)
 
 
 class FixedSweep:
-    """Every fixed length from 1 to 64 on one set."""
+    """Plays every fixed length from 1 to 64 on one set."""
 
     def __init__(self, traces: TraceSet) -> None:
         self._by_length = {
@@ -123,12 +132,15 @@ class FixedSweep:
         return self._by_length[num_draft_tokens]
 
     def best(self, point: Point) -> int:
+        """Returns the length of the lowest TPOT at a point."""
         return min(self._by_length, key=lambda n: self._by_length[n].tpot_s(point))
 
     def tpot_s(self, num_draft_tokens: int, point: Point) -> float:
+        """Returns the seconds a token of one length at a point."""
         return self._by_length[num_draft_tokens].tpot_s(point)
 
     def compare(self, totals: dict[Point, Totals]) -> Comparison:
+        """Compares a policy's totals with the best length of each point."""
         return Comparison(
             {point: t.tpot_s(point) / self.tpot_s(self.best(point), point) for point, t in totals.items()},
             {point: t.num_draft_tokens / t.num_rounds for point, t in totals.items()},
@@ -201,7 +213,8 @@ def _lengths_over(points: Sequence[Point], alpha: float) -> list[int]:
 
 
 def measure_cost_us() -> tuple[float, float]:
-    """A round's share of `optimal` (observing, planning), and a drafted token's (the stop rule), in µs."""
+    """Returns the µs of a round's share of `optimal` (observing, planning), and of a drafted token's (the
+    stop rule)."""
     policy = OptimalDepth()
     record = RoundRecord(1, 8, 4, draft_ms=4, rtt_ms=60, net_ms=50, verifier_ms=10, confidences=(0.5,) * 8)
     num_rounds, num_tokens = 2000, 8
@@ -224,7 +237,7 @@ def measure_cost_us() -> tuple[float, float]:
 
 
 def make_measures(found: dict[str, list[dict[str, Comparison]]], settled: int) -> list[Measure]:
-    """`found`: by label, recorded or synthetic, the sets' comparisons."""
+    """Returns the measures of `found`: by label, recorded or synthetic, the sets' comparisons."""
     measures = []
     for policy, label in itertools.product(("optimal", "ratio", "window", "fixed"), found):
         comparisons = [policies[policy] for policies in found[label]]
@@ -249,7 +262,7 @@ def make_measures(found: dict[str, list[dict[str, Comparison]]], settled: int) -
 
 
 def details_of(sweep: FixedSweep, policies: dict[str, Comparison]) -> dict[str, str]:
-    """A line a point."""
+    """Returns one line a point."""
     optimal = policies["optimal"]
     return {
         str(point): f"best fixed {sweep.best(point)}, optimal drafts {optimal.mean_lengths[point]:.1f}, TPOT "
@@ -259,6 +272,7 @@ def details_of(sweep: FixedSweep, policies: dict[str, Comparison]) -> dict[str, 
 
 
 def print_set(traces: TraceSet, policies: dict[str, Comparison]) -> None:
+    """Prints one line a policy."""
     print(f"\n{traces.name} ({traces.label}, first token stands {traces.acceptance_rate:.3f})")
     print(f"{'policy':<10}{'mean':>8}{'worst':>8}  TPOT : best fixed length, over {len(POINTS)} points")
     for name, comparison in policies.items():
@@ -267,7 +281,7 @@ def print_set(traces: TraceSet, policies: dict[str, Comparison]) -> None:
 
 
 def measure_depth(sets: Sequence[TraceSet], details: dict[str, Any]) -> list[Measure]:
-    """Every depth policy against the best fixed length, and after a step of the link."""
+    """Measures every depth policy against the best fixed length, and after a step of the link."""
     found: dict[str, list[dict[str, Comparison]]] = {}
     details["sets"] = {}
     for traces in sets:
@@ -281,90 +295,44 @@ def measure_depth(sets: Sequence[TraceSet], details: dict[str, Any]) -> list[Mea
     return make_measures(found, max(settled.values()))
 
 
-def depth_part(arguments: argparse.Namespace) -> Found:
+def load_sets(path: Path) -> list[TraceSet]:
+    """Returns recorded texts, and synthetic ones."""
+    synthetic = [synthetic_traces(alpha, confidence, num_texts=8) for alpha, confidence in SYNTHETIC]
+    return [*load_traces(path), *synthetic]
+
+
+def _depth(arguments: argparse.Namespace) -> Found:
     details: dict[str, Any] = {"verify_token_share": VERIFY_TOKEN_SHARE}
     return measure_depth(load_sets(arguments.traces), details), details
 
 
-def ways_part(arguments: argparse.Namespace) -> Found:
-    from benchmarks.controller.auto import measure_auto
-    from benchmarks.controller.ways import pipelined_measures
-
+def _ways(arguments: argparse.Namespace) -> Found:
     ahead, pipelined = pipelined_measures()
     auto, details = measure_auto(load_sets(arguments.traces))
     return [*ahead, *auto], {"pipelined": pipelined, **details}
 
 
-def ways_above_part(arguments: argparse.Namespace) -> Found:
-    from benchmarks.controller.auto import measure_above
-
-    return measure_above(arguments.traces)
-
-
-def guesses_part(arguments: argparse.Namespace) -> Found:
-    from benchmarks.controller.guesses import guess_measures
-
+def _guesses(arguments: argparse.Namespace) -> Found:
     measures, details = guess_measures(load_traces(arguments.traces))
     return measures, {"guesses": details}
 
 
-def outage_part(arguments: argparse.Namespace) -> Found:
-    from benchmarks.controller.outage import outage_measures
-
-    return outage_measures()
-
-
-def gate_part(arguments: argparse.Namespace) -> Found:
-    from benchmarks.controller.gate import gate_measures
-
-    return gate_measures()
-
-
-def ways_real_part(arguments: argparse.Namespace) -> Found:
-    from benchmarks.controller.ways_real import measure_ways_real
-
-    return measure_ways_real(arguments.realisation, is_quick=arguments.quick)
-
-
-def guesses_real_part(arguments: argparse.Namespace) -> Found:
-    from benchmarks.controller.guesses_real import measure_guesses_real
-
-    return measure_guesses_real(arguments.realisation, is_quick=arguments.quick)
-
-
-def model_part(arguments: argparse.Namespace) -> Found:
-    from benchmarks.controller.model import measure_model
-
-    return measure_model(arguments.realisation, is_quick=arguments.quick)
-
-
-def same_text_part(arguments: argparse.Namespace) -> Found:
-    from benchmarks.controller.same_text import measure_same_text
-
-    return measure_same_text(arguments.realisation, is_quick=arguments.quick)
-
-
 Part = Callable[[argparse.Namespace], Found]
-VIRTUAL: dict[str, Part] = {"depth": depth_part, "ways": ways_part, "guesses": guesses_part}
-# Measured only when asked for: behind `ways`, or by sessions that take real time.
+VIRTUAL: dict[str, Part] = {"depth": _depth, "ways": _ways, "guesses": _guesses}
+# Measured only when asked for: after `ways`, or by sessions that take real time.
 ASKED_FOR: dict[str, Part] = {
-    "ways_above": ways_above_part,
-    "outage": outage_part,
-    "gate": gate_part,
-    "model": model_part,
-    "ways_real": ways_real_part,
-    "guesses_real": guesses_real_part,
-    "same_text": same_text_part,
+    "ways_above": lambda arguments: measure_above(arguments.traces),
+    "outage": lambda arguments: outage_measures(),
+    "gate": lambda arguments: gate_measures(),
+    "model": lambda arguments: measure_model(arguments.realisation, is_quick=arguments.quick),
+    "ways_real": lambda arguments: measure_ways_real(arguments.realisation, is_quick=arguments.quick),
+    "guesses_real": lambda arguments: measure_guesses_real(arguments.realisation, is_quick=arguments.quick),
+    "same_text": lambda arguments: measure_same_text(arguments.realisation, is_quick=arguments.quick),
 }
 
 
-def load_sets(path: Path) -> list[TraceSet]:
-    """Recorded texts, and synthetic ones."""
-    synthetic = [synthetic_traces(alpha, confidence, num_texts=8) for alpha, confidence in SYNTHETIC]
-    return [*load_traces(path), *synthetic]
-
-
 def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the command."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.controller.run", description=__doc__)
     parser.add_argument(
         "--only",

@@ -68,9 +68,11 @@ class SyntheticSequence:
 
     @property
     def position(self) -> int:
+        """Returns the tokens that the text has."""
         return len(self._text)
 
     def commit(self, token_ids: Sequence[int]) -> None:
+        """Adds tokens to the text."""
         for token_id in token_ids:
             if not 0 <= token_id < VOCAB_SIZE:
                 raise InvalidFieldError("token_ids", f"{token_id} is not below {VOCAB_SIZE}")
@@ -79,6 +81,7 @@ class SyntheticSequence:
         self._text += token_ids
 
     def truncate(self, position: int) -> None:
+        """Drops what is past `position`."""
         assert 0 <= position <= self.position, f"cannot truncate {self.position} tokens to {position}"
         del self._text[position:]
 
