@@ -22,7 +22,7 @@ from outrider.common.types import (
     TokenLogprobs,
 )
 from outrider.edge_client.controller.acceptance_prior import Circumstances, Experience
-from outrider.edge_client.controller.mode_policy import ModeChoice, Way
+from outrider.edge_client.controller.mode_policy import Way
 from outrider.edge_client.controller.window import RoundWindow
 from outrider.edge_client.core.events import RolledBackEvent, TokenEvent
 from outrider.edge_client.core.options import SessionOptions
@@ -61,7 +61,9 @@ class GenerationState:
         self.window: Final = window or RoundWindow()
         self.recorder: Final = Recorder(proposer.depth, self.window)
         self.clock: Final = clock
-        self._experience = experience  # of earlier generations, for the choice of the mode
+        # The mode policy and what it learns from other generations; of `coupled` alone, whose acceptance it is.
+        choice = self.window.choice if options.method is Method.COUPLED else None
+        self._learning = (choice, experience) if choice is not None and experience is not None else None
         self._model: ModelInfo | None = None
         self._must_open = True
         self._pending: PendingCorrection | None = None
@@ -167,7 +169,7 @@ class GenerationState:
 
     def finish(self, reason: FinishReason) -> None:
         """Ends the sequence for a reason other than its last token."""
-        self.tokens.set_finish(reason)
+        self.tokens.finish = reason
 
     def finish_if_full(self) -> None:
         """Ends a sequence that fills the target's context."""
@@ -177,7 +179,7 @@ class GenerationState:
     def cancelled(self) -> None:
         """Takes the end of a sequence back whose unverified tokens will not be judged any more."""
         if self.has_pending_reverification:
-            self.tokens.set_finish(None)
+            self.tokens.finish = None
 
     def opened(self, opened: Opened) -> None:
         """Notes that the verifier has the session."""
@@ -231,19 +233,16 @@ class GenerationState:
 
     def recall(self, model: ModelInfo) -> None:
         """Starts the mode policy with the acceptance of earlier generations."""
-        if self._experience is not None and (choice := self._learning_choice) is not None:
-            choice.expect(self._experience.belief(self._circumstances(model)))
+        if self._learning is not None:
+            choice, experience = self._learning
+            choice.expect(experience.belief(self._circumstances(model)))
 
     def remember(self) -> None:
         """Keeps the measured acceptance for later generations."""
-        if self._experience is None or self._model is None:
-            return
-        if (choice := self._learning_choice) is not None and choice.has_judged:
-            self._experience.learn(self._circumstances(self._model), choice.belief)
-
-    @property
-    def _learning_choice(self) -> ModeChoice | None:
-        return self.window.choice if self.options.method is Method.COUPLED else None
+        if self._learning is not None and self._model is not None:
+            choice, experience = self._learning
+            if choice.has_judged:
+                experience.learn(self._circumstances(self._model), choice.belief)
 
     def _circumstances(self, model: ModelInfo) -> Circumstances:
         return Circumstances.of(model.target_fingerprint, self.options.sampling.temperature)
