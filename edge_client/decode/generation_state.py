@@ -61,9 +61,9 @@ class GenerationState:
         self.window: Final = window or RoundWindow()
         self.recorder: Final = Recorder(proposer.depth, self.window)
         self.clock: Final = clock
-        # The mode policy and what it learns from other generations; of `coupled` alone, whose acceptance it is.
-        choice = self.window.choice if options.method is Method.COUPLED else None
-        self._learning = (choice, experience) if choice is not None and experience is not None else None
+        self._experience = experience  # of other generations
+        # The mode policy that learns from it, with `coupled` alone, whose acceptance it is.
+        self._learner = self.window.choice if options.method is Method.COUPLED else None
         self._model: ModelInfo | None = None
         self._must_open = True
         self._pending: PendingCorrection | None = None
@@ -233,16 +233,14 @@ class GenerationState:
 
     def recall(self, model: ModelInfo) -> None:
         """Starts the mode policy with the acceptance of earlier generations."""
-        if self._learning is not None:
-            choice, experience = self._learning
-            choice.expect(experience.belief(self._circumstances(model)))
+        if self._experience is not None and self._learner is not None:
+            self._learner.expect(self._experience.belief(self._circumstances(model)))
 
     def remember(self) -> None:
         """Keeps the measured acceptance for later generations."""
-        if self._learning is not None and self._model is not None:
-            choice, experience = self._learning
-            if choice.has_judged:
-                experience.learn(self._circumstances(self._model), choice.belief)
+        learner = self._learner
+        if self._experience is not None and self._model is not None and learner and learner.has_judged:
+            self._experience.learn(self._circumstances(self._model), learner.belief)
 
     def _circumstances(self, model: ModelInfo) -> Circumstances:
         return Circumstances.of(model.target_fingerprint, self.options.sampling.temperature)

@@ -154,6 +154,6 @@ def test_sessions_of_one_edge_share_their_experience() -> None:
 
     edge = Edge(RunConfig(mode="cloud-only"), Tokenizer(), None, 0.0, ())  # type: ignore[arg-type]
     sessions = [edge.session("prompt", seed) for seed in (1, 2)]
-    experiences = {id(session._state._learning[1]) for session in sessions}
+    experiences = {id(session._state._experience) for session in sessions}
     assert experiences == {id(edge.experience)}
     assert Edge(edge.config, edge.tokenizer, None, 0.0, ()).experience is not edge.experience
