@@ -160,7 +160,7 @@ class GenerationState:
 
     def choose_correction(self, support: Support | None, candidates: Sequence[Candidate]) -> list[TokenEvent]:
         """Appends the correction, if one of the candidates passes. `support` is what the rejected token was
-        sampled from, for the first candidates. The next round tells the verifier; no log-probabilities."""
+        sampled from, for the first candidates. It has no log-probabilities, and is sent with the next round."""
         if self._pending is None:
             assert support is not None
             self._pending = PendingCorrection(self.tokens.position, support)
