@@ -49,6 +49,10 @@ class BranchTree(Generic[Host]):
         allowed = self._open if is_allowed is None else filter(is_allowed, self._open)
         return max(allowed, key=lambda each: each.chance, default=None)
 
+    def clear(self) -> None:
+        """Removes all branches."""
+        self._open.clear()
+
     def close(self, branch: Branch[Host]) -> None:
         """Removes a branch that a round was drafted on, or on which none can be."""
         self._open.remove(branch)

@@ -1,4 +1,4 @@
-"""What the edge does alone when a round was not answered in time: the policies of `--on-timeout`.
+"""Generating alone when a round was not answered in time: the policies of `--on-timeout`.
 
 A token that would end the sequence is never kept: only the target may end it. Where the draft proposes one,
 the edge keeps what comes before it and waits for the link, at most `--recover-timeout`. A sequence that ended

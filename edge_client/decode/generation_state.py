@@ -22,7 +22,6 @@ from outrider.common.types import (
     TokenLogprobs,
 )
 from outrider.edge_client.controller.acceptance_prior import AcceptancePrior, PriorKey
-from outrider.edge_client.controller.mode_policy import ModePolicy
 from outrider.edge_client.controller.window import RoundWindow
 from outrider.edge_client.core.correction import PendingCorrection
 from outrider.edge_client.core.events import RolledBackEvent, TokenEvent
@@ -61,7 +60,9 @@ class GenerationState:
         self.window: Final = window or RoundWindow()
         self.recorder: Final = Recorder(proposer.depth, self.window)
         self.clock: Final = clock
-        self._acceptance_prior = acceptance_prior  # from earlier generations, for the choice of the mode
+        self._acceptance_prior = acceptance_prior  # of other generations
+        # The mode policy that learns from it, with `coupled` alone, whose acceptance it is.
+        self._learner = self.window.policy if options.method is Method.COUPLED else None
         self._model: ModelInfo | None = None
         self._must_open = True
         self._pending: PendingCorrection | None = None
@@ -158,7 +159,7 @@ class GenerationState:
 
     def choose_correction(self, support: Support | None, candidates: Sequence[Candidate]) -> list[TokenEvent]:
         """Appends the correction, if one of the candidates passes. `support` is what the rejected token was
-        sampled from, for the first candidates. The next round tells the verifier; no log-probabilities."""
+        sampled from, for the first candidates. It has no log-probabilities, and is sent with the next round."""
         if self._pending is None:
             assert support is not None
             self._pending = PendingCorrection(self.tokens.position, support)
@@ -167,7 +168,7 @@ class GenerationState:
 
     def finish(self, reason: FinishReason) -> None:
         """Ends the sequence for a reason other than its last token."""
-        self.tokens.set_finish(reason)
+        self.tokens.finish = reason
 
     def finish_if_full(self) -> None:
         """Ends a sequence that fills the target's context."""
@@ -177,7 +178,7 @@ class GenerationState:
     def cancelled(self) -> None:
         """Takes the end of a sequence back whose unverified tokens will not be judged any more."""
         if self.has_pending_reverification:
-            self.tokens.set_finish(None)
+            self.tokens.finish = None
 
     def opened(self, opened: Opened) -> None:
         """Notes that the verifier has the session."""
@@ -231,19 +232,14 @@ class GenerationState:
 
     def recall(self, model: ModelInfo) -> None:
         """Starts the mode policy with the acceptance of earlier generations."""
-        if self._acceptance_prior is not None and (policy := self._learning_policy) is not None:
-            policy.posterior.start_from(self._acceptance_prior.probabilities(self._prior_key(model)))
+        if self._acceptance_prior is not None and self._learner is not None:
+            self._learner.posterior.start_from(self._acceptance_prior.probabilities(self._prior_key(model)))
 
     def remember(self) -> None:
         """Keeps the measured acceptance for later generations."""
-        if self._acceptance_prior is None or self._model is None:
-            return
-        if (policy := self._learning_policy) is not None and policy.posterior.has_observed:
-            self._acceptance_prior.learn(self._prior_key(self._model), policy.posterior.probabilities)
-
-    @property
-    def _learning_policy(self) -> ModePolicy | None:
-        return self.window.policy if self.options.method is Method.COUPLED else None
+        prior, learner = self._acceptance_prior, self._learner
+        if prior is not None and self._model is not None and learner and learner.posterior.has_observed:
+            prior.learn(self._prior_key(self._model), learner.posterior.probabilities)
 
     def _prior_key(self, model: ModelInfo) -> PriorKey:
         return PriorKey.at(model.target_fingerprint, self.options.sampling.temperature)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 
 from outrider.common.types import Draft
@@ -10,7 +11,7 @@ from outrider.edge_client.core.events import SessionEvent
 from outrider.edge_client.decode.branch_tree import Branch
 from outrider.edge_client.decode.generation_state import GenerationState
 from outrider.edge_client.decode.round_request import make_request
-from outrider.edge_client.decode.rounds import Proposal, Round, RoundsInFlight
+from outrider.edge_client.decode.rounds import Proposal, Round, is_invalidated, resolve
 from outrider.edge_client.decode.speculation import create_speculation
 from outrider.edge_client.decode.verdicts import apply_verdict
 from outrider.edge_client.transport.remote_verifier import Answer
@@ -21,7 +22,7 @@ class RoundPipeline:
 
     def __init__(self, state: GenerationState) -> None:
         self._state = state
-        self._rounds = RoundsInFlight()
+        self._rounds: deque[Round] = deque()  # oldest first
         self._speculation = create_speculation(state)
 
     def __len__(self) -> int:
@@ -30,7 +31,7 @@ class RoundPipeline:
     def next_branch(self) -> Branch[Round] | None:
         """Returns the branch to draft on while rounds are in flight; None: their verdicts come first."""
         remote = self._state.remote
-        branch = self._speculation.best(self._rounds, self._state.window)
+        branch = self._speculation.best(len(self._rounds), self._state.window)
         if branch is None or remote.num_unanswered >= MAX_UNANSWERED or remote.poll()[0] is not None:
             return None
         return branch
@@ -38,7 +39,7 @@ class RoundPipeline:
     def is_invalidated(self, branch: Branch[Round], next_token: int | None = None) -> bool:
         """Returns whether the replies that arrived so far exclude `branch`, with `next_token`, where it is
         drafted already, as its first token."""
-        return self._rounds.is_invalidated(self._state.remote.poll(), branch, next_token)
+        return is_invalidated(self._rounds, self._state.remote.poll(), branch, next_token)
 
     def abandon(self, branch: Branch[Round], draft: Draft) -> None:
         """Drops a draft that was made on `branch`; where it is empty, none can be made there."""
@@ -59,7 +60,7 @@ class RoundPipeline:
 
     def judge(self, answer: Answer) -> list[SessionEvent]:
         """Applies the verdict of the oldest round, and drops the rounds that assumed something else."""
-        state, answered = self._state, self._rounds.pop()
+        state, answered = self._state, self._rounds.popleft()
         events = apply_verdict(state, answered, answer)
         if events is not None:
             self._speculation.judged(answered, answer.verdict)
@@ -71,30 +72,34 @@ class RoundPipeline:
     def _resolve(self, answered: Round) -> None:
         """Drops the rounds whose assumption turned out wrong; the verifier detects them by their hash."""
         state, rounds = self._state, self._rounds
-        next_round = None
-        if rounds:
-            next_round, are_kept = rounds.resolve(answered, state.tokens)
-            if state.tokens.finish is not None or state.must_open:
-                next_round, are_kept = None, [False] * len(rounds)
-            if not all(are_kept):
-                state.remote.retain(are_kept)
-                self._invalidate(rounds.retain(are_kept))
-            if next_round is not None:
-                next_round.promote()
-                state.recorder.promoted(next_round)
-        self._speculation.resolved(next_round, list(rounds))
+        if not rounds:
+            return
+        next_round, are_kept = resolve(rounds, answered, state.tokens)
+        if state.tokens.finish is not None or state.must_open:
+            next_round, are_kept = None, [False] * len(rounds)
+        if not all(are_kept):
+            state.remote.retain(are_kept)
+            pairs = list(zip(rounds, are_kept, strict=True))
+            self._rounds = deque(each for each, is_kept in pairs if is_kept)
+            self._invalidate([each for each, is_kept in pairs if not is_kept])
+        if next_round is not None:
+            next_round.promote()
+            state.recorder.promoted(next_round)
+        self._speculation.resolved(next_round, self._rounds)
 
     def time_out(self) -> Draft:
         """Drops all rounds after the oldest missed its deadline, and returns what is left of its draft."""
-        oldest, *others = self._rounds.clear()
+        oldest = self._rounds[0]
         self._state.recorder.timed_out(len(oldest.draft.token_ids), oldest.draft_ms)
-        self._invalidate(others)
+        self.drop()
         # A bonus may have put the first token into the sequence already.
         return Draft(oldest.request.draft_tokens[self._state.tokens.position - oldest.start :], ())
 
     def drop(self) -> None:
         """Drops all rounds after the verifier rejected the oldest."""
-        self._invalidate(self._rounds.clear()[1:])
+        _, *others = self._rounds
+        self._rounds.clear()
+        self._invalidate(others)
 
     def _invalidate(self, rounds: Sequence[Round]) -> None:
         tokens = self._state.tokens

@@ -1,10 +1,11 @@
-"""The rounds in flight, oldest first, and the sequences that they assume. Does no I/O.
+"""Rounds and the sequences that they assume. Does no I/O.
 
     text      [ … agreed … ][ own, not acknowledged ]
     rounds                                           [ draft 1 ][ draft 2 ][ draft 3 ]
                                                           │                ^ the next round builds on this
                                                           └ x [ draft 4 ]    or on a speculative branch
 
+Several rounds, oldest first, are in flight only where each that another builds on is `pipelined`.
 Each builds on another's draft: on all of it, or on its first tokens and a predicted correction. The oldest is
 the root; its verdict leaves one of the rounds that build on it, and those that build on that one.
 
@@ -14,8 +15,7 @@ sequence then reaches one token into the oldest round's draft.
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from outrider.common.alignment import extend_hash
@@ -108,71 +108,38 @@ class Round:
         return tokens.chain.agrees(self.request.base_position, self.request.base_hash)
 
 
-class RoundsInFlight:
-    """The rounds whose verdicts are awaited; several only where each that another builds on is `pipelined`."""
+def resolve(rounds: Iterable[Round], answered: Round, tokens: TokenBuffer) -> tuple[Round | None, list[bool]]:
+    """Returns the next round, which the verdict of `answered` led to, and for each of `rounds` whether it is that
+    one or builds on it. `tokens` must hold what the verdict brought."""
+    children = (each for each in rounds if each.parent is not None and each.parent.host is answered)
+    next_round = next((each for each in children if each.is_assumption_met(tokens)), None)
+    kept = {id(next_round)}
+    for each in rounds:
+        if each.parent is not None and id(each.parent.host) in kept:
+            kept.add(id(each))
+    return next_round, [id(each) in kept for each in rounds]
 
-    def __init__(self) -> None:
-        self._rounds: deque[Round] = deque()
 
-    def __len__(self) -> int:
-        return len(self._rounds)
-
-    def __iter__(self) -> Iterator[Round]:
-        return iter(self._rounds)
-
-    @property
-    def last(self) -> Round:
-        """Returns the newest one."""
-        return self._rounds[-1]
-
-    def append(self, each: Round) -> None:
-        """Adds a round that was sent."""
-        self._rounds.append(each)
-
-    def pop(self) -> Round:
-        """Removes and returns the oldest one, which was answered; `resolve` then decides on the others."""
-        return self._rounds.popleft()
-
-    def clear(self) -> list[Round]:
-        """Removes and returns all of them."""
-        cleared = list(self._rounds)
-        self._rounds.clear()
-        return cleared
-
-    def resolve(self, answered: Round, tokens: TokenBuffer) -> tuple[Round | None, list[bool]]:
-        """Returns the next round, which the verdict of `answered` led to, and for each round whether it is
-        that one or builds on it. `tokens` must hold what the verdict brought; `retain` drops the others."""
-        children = (each for each in self._rounds if each.parent is not None and each.parent.host is answered)
-        next_round = next((each for each in children if each.is_assumption_met(tokens)), None)
-        kept = {id(next_round)}
-        for each in self._rounds:
-            if each.parent is not None and id(each.parent.host) in kept:
-                kept.add(id(each))
-        return next_round, [id(each) in kept for each in self._rounds]
-
-    def retain(self, are_kept: Sequence[bool]) -> list[Round]:
-        """Keeps those flagged; removes and returns the others."""
-        pairs = list(zip(self._rounds, are_kept, strict=True))
-        self._rounds = deque(each for each, is_kept in pairs if is_kept)
-        return [each for each, is_kept in pairs if not is_kept]
-
-    def is_invalidated(
-        self, replies: Sequence[FinalReply | None], branch: Branch[Round], next_token: int | None = None
-    ) -> bool:
-        """Returns whether the replies that arrived so far exclude `branch`, with `next_token`, where it is
-        drafted already, as its first token."""
-        if replies[0] is None:
-            return False
-        reply_to = {id(each): reply for each, reply in zip(self._rounds, replies, strict=True)}
-        path = _path(branch)
-        following = [_first_token(each) for each in path[1:]]
-        for each, token_id in zip(path, [*following, next_token], strict=True):
-            reply = reply_to[id(each.host)]
-            if reply is None:
-                return False
-            if not isinstance(reply, Verdict) or not _leads_to(reply, each, token_id):
-                return True
+def is_invalidated(
+    rounds: Iterable[Round],
+    replies: Sequence[FinalReply | None],
+    branch: Branch[Round],
+    next_token: int | None = None,
+) -> bool:
+    """Returns whether the replies that arrived so far exclude `branch`, with `next_token`, where it is drafted
+    already, as its first token."""
+    if replies[0] is None:
         return False
+    reply_to = {id(each): reply for each, reply in zip(rounds, replies, strict=True)}
+    path = _path(branch)
+    following = [_first_token(each) for each in path[1:]]
+    for each, token_id in zip(path, [*following, next_token], strict=True):
+        reply = reply_to[id(each.host)]
+        if reply is None:
+            return False
+        if not isinstance(reply, Verdict) or not _leads_to(reply, each, token_id):
+            return True
+    return False
 
 
 def assumed_tokens(branch: Branch[Round] | None, tokens: TokenBuffer) -> TokenIds:
@@ -188,11 +155,6 @@ def tokens_of_branch(branch: Branch[Round]) -> TokenIds:
     """Returns the tokens that `branch` assumes from the start of its host's draft."""
     correction = () if branch.correction is None else (branch.correction,)
     return (*branch.host.request.draft_tokens[: branch.offset], *correction)
-
-
-def after_all_of(host: Round) -> Branch[Round]:
-    """Returns the branch on which a round's whole draft is accepted."""
-    return Branch(host, len(host.request.draft_tokens), None, host.chance)
 
 
 def _path(branch: Branch[Round]) -> list[Branch[Round]]:

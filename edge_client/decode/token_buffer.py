@@ -150,10 +150,6 @@ class TokenBuffer:
         self.chain.extend(token_ids[: len(events)])
         return events
 
-    def set_finish(self, reason: FinishReason | None) -> None:
-        """Ends the sequence where a token does not, or (None) takes its end back."""
-        self.finish = reason
-
     def end(self, reason: FinishReason) -> str:
         """Ends the sequence for `reason` unless it has ended, and returns the text that was held back."""
         held = self._stopper.flush() if self._stopper is not None else ""

@@ -26,7 +26,6 @@ class CircuitBreaker:
         self._attempt_interval_s = attempt_interval_s
         self._last_attempt_s = float("-inf")
         self.state = BreakerState.CLOSED
-        self.num_opened = 0
 
     @property
     def is_closed(self) -> bool:
@@ -34,8 +33,6 @@ class CircuitBreaker:
 
     def record_failure(self) -> None:
         """Opens after a round timed out or the connection broke."""
-        if self.state is BreakerState.CLOSED:
-            self.num_opened += 1
         self.state = BreakerState.OPEN
 
     def record_answer(self) -> None:

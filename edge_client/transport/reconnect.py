@@ -11,6 +11,7 @@ import itertools
 import logging
 import threading
 from collections.abc import Callable
+from functools import partial
 from queue import Empty, SimpleQueue
 
 from outrider.common.clock import SYSTEM_CLOCK, Clock
@@ -42,20 +43,18 @@ class Reconnector:
         clock: Clock = SYSTEM_CLOCK,
         threads: Threads = SYSTEM_THREADS,
     ) -> None:
-        self._link = link
-        self._breaker = breaker
-        self._on_ready = on_ready
-        self._clock = clock
-        self._threads = threads
-        self._connect_s = 0.0  # the duration of the last attempt that connected
+        self.link = link
+        self.breaker = breaker
+        self.on_ready = on_ready
+        self.clock = clock
+        self.threads = threads
+        self.connect_s = 0.0  # the duration of the last attempt that connected
         self._race: _Race | None = None
 
     def start(self) -> None:
         """Begins to connect, unless it already does or holds a connection that was not taken."""
         if self._race is None:
-            self._race = _Race(
-                self._link, self._breaker, self._connect_s, self._on_ready, self._clock, self._threads
-            )
+            self._race = _Race(self)
         else:
             self._race.hurry()
 
@@ -75,7 +74,7 @@ class Reconnector:
             return None
         connection = self._race.take(timeout_s)
         if connection is not None:
-            self._connect_s = self._race.connect_s
+            self.connect_s = self._race.connect_s
             self._race = None
         return connection
 
@@ -89,36 +88,21 @@ class Reconnector:
 class _Race:
     """The overlapping attempts of one reconnection: one thread starts them, each has its own."""
 
-    def __init__(
-        self,
-        link: VerifierLink,
-        breaker: CircuitBreaker,
-        last_connect_s: float,
-        on_ready: Callable[[], None],
-        clock: Clock,
-        threads: Threads,
-    ) -> None:
+    def __init__(self, of: Reconnector) -> None:
         self.last_error: OutriderError | None = None
         self.has_failed = False
-        self.connect_s = last_connect_s
-        self._link = link
-        self._breaker = breaker
-        self._on_ready = on_ready
-        self._clock = clock
-        self._threads = threads
-        self._timeouts_s = (
-            max(_SHORT_ATTEMPT_S, 2 * last_connect_s),
-            max(_LONG_ATTEMPT_S, 4 * last_connect_s),
-        )
-        self._ready: SimpleQueue[Connection] = threads.queue()
+        self.connect_s = of.connect_s
+        self._of = of
+        self._timeouts_s = (max(_SHORT_ATTEMPT_S, 2 * of.connect_s), max(_LONG_ATTEMPT_S, 4 * of.connect_s))
+        self._ready: SimpleQueue[Connection] = of.threads.queue()
         self._lock = threading.Lock()
         self._is_over = False  # stopped, or there is a connection
         self._num_under_way = 0
-        self._wake = threads.event()  # the next attempt need not wait for those under way
-        threads.start(self._start_attempts, name="edge-link-reconnect")
+        self._wake = of.threads.event()  # the next attempt need not wait for those under way
+        of.threads.start(self._start_attempts, "edge-link-reconnect")
 
     def hurry(self) -> None:
-        if not self._breaker.is_closed:
+        if not self._of.breaker.is_closed:
             self._wake.set()
 
     def take(self, timeout_s: float) -> Connection | None:
@@ -136,28 +120,28 @@ class _Race:
 
     def _start_attempts(self) -> None:
         for number in itertools.count():
-            if number and self._breaker.is_closed:
+            if number and self._of.breaker.is_closed:
                 self._wake.wait(_FIRST_INTERVALS_S[min(number, len(_FIRST_INTERVALS_S)) - 1])
-            self._clock.sleep(self._breaker.attempt_due_in_s)
+            self._of.clock.sleep(self._of.breaker.attempt_due_in_s)
             with self._lock:
                 if self._is_over:
                     return
                 self._num_under_way += 1
                 self._wake.clear()
-            self._breaker.record_attempt()
+            self._of.breaker.record_attempt()
             timeout_s = self._timeouts_s[number % _LONG_ATTEMPT_EVERY == 0]
-            self._threads.start(self._attempt, timeout_s, name="edge-link-attempt")
+            self._of.threads.start(partial(self._attempt, timeout_s), "edge-link-attempt")
 
     def _attempt(self, timeout_s: float) -> None:
-        start_s = self._clock.now()
+        start_s = self._of.clock.now()
         try:
-            connection = self._link.connect(timeout_s)
+            connection = self._of.link.connect(timeout_s)
         except LinkError as error:
             self._note_failure(error)
             return
         except Exception as error:  # a bug: the thread that waits for this one must learn of it
-            log.exception("an attempt to connect to %s failed", self._link.address)
-            self._note_failure(LinkFaultError(f"cannot connect to {self._link.address}: {error!r}"))
+            log.exception("an attempt to connect to %s failed", self._of.link.address)
+            self._note_failure(LinkFaultError(f"cannot connect to {self._of.link.address}: {error!r}"))
             return
         with self._lock:
             is_first, self._is_over = not self._is_over, True
@@ -165,9 +149,9 @@ class _Race:
         if not is_first:
             connection.close()
             return
-        self.connect_s = self._clock.now() - start_s
+        self.connect_s = self._of.clock.now() - start_s
         self._ready.put(connection)
-        self._on_ready()
+        self._of.on_ready()
 
     def _note_failure(self, error: OutriderError) -> None:
         with self._lock:

@@ -4,37 +4,20 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from dataclasses import dataclass
 from queue import SimpleQueue
-from typing import Any, Protocol
+from typing import Any
 
 
-class Threads(Protocol):
-    """Creates what `threading` and `queue` do."""
+@dataclass(frozen=True, slots=True)
+class Threads:
+    """Starts daemon threads (by their target and name) and creates their events and queues."""
 
-    def start(self, function: Callable[..., object], *args: object, name: str) -> None:
-        """Runs `function(*args)` in the background; the process does not wait for its end."""
-        ...
-
-    def event(self) -> threading.Event:
-        """Returns a new event, not set."""
-        ...
-
-    def queue(self) -> SimpleQueue[Any]:
-        """Returns a new queue for one reader."""
-        ...
+    start: Callable[[Callable[[], object], str], None] = lambda target, name: threading.Thread(
+        target=target, name=name, daemon=True
+    ).start()
+    event: Callable[[], threading.Event] = lambda: threading.Event()  # looked up at each call
+    queue: Callable[[], SimpleQueue[Any]] = lambda: SimpleQueue()
 
 
-class SystemThreads:
-    """Creates daemon threads and their events and queues."""
-
-    def start(self, function: Callable[..., object], *args: object, name: str) -> None:
-        threading.Thread(target=function, args=args, name=name, daemon=True).start()
-
-    def event(self) -> threading.Event:
-        return threading.Event()
-
-    def queue(self) -> SimpleQueue[Any]:
-        return SimpleQueue()
-
-
-SYSTEM_THREADS = SystemThreads()
+SYSTEM_THREADS = Threads()

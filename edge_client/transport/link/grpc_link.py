@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import grpc
-
-from outrider.common import codec
 from outrider.common.clock import SYSTEM_CLOCK, Clock
 from outrider.common.errors import LinkFaultError, UsageError
-from outrider.common.pb import outrider_pb2 as pb
 from outrider.common.types import ModelInfo
 from outrider.edge_client.transport.link.base import Connection, Traffic
 from outrider.edge_client.transport.link.calls import CallSettings
-from outrider.edge_client.transport.link.channel import open_channel, translate
+from outrider.edge_client.transport.link.channel import open_channel
+from outrider.edge_client.transport.link.probe import probe
 from outrider.edge_client.transport.link.security import PLAINTEXT, LinkSecurity
 from outrider.edge_client.transport.link.stream import StreamConnection
 from outrider.edge_client.transport.link.targets import parse_target
@@ -62,18 +59,6 @@ class GrpcLink:
 
     def describe(self, timeout_s: float) -> ModelInfo:
         """Asks the verifier for its model and limits. Raises `LinkError` and `CallRejectedError`."""
-        channel = open_channel(self.address, timeout_s, self._security, self._session_id)
-        settings = CallSettings(self.address, self._session_id, self._security.metadata(), self._security)
-        call = channel.unary_unary(
-            "/outrider.v1.Verifier/Describe",
-            request_serializer=pb.DescribeRequest.SerializeToString,
-            response_deserializer=pb.DescribeResponse.FromString,
-        )
-        try:
-            return codec.decode_model_info(
-                call(pb.DescribeRequest(), timeout=timeout_s, metadata=settings.metadata)
-            )
-        except grpc.RpcError as error:
-            raise translate(error, self.address) from error
-        finally:
-            channel.close()
+        return probe(
+            self.address, self._security, count=1, timeout_s=timeout_s, session_id=self._session_id
+        ).model

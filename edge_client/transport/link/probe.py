@@ -36,11 +36,12 @@ def probe(
     *,
     count: int = 8,
     timeout_s: float = 5.0,
+    session_id: bytes | None = None,
     clock: Clock = SYSTEM_CLOCK,
 ) -> Probe:
     """Calls `Describe` `count` times. Raises `LinkError` and `CallRejectedError` as a session's opening would;
     `InvalidFieldError` for an answer that this edge cannot read."""
-    session_id = secrets.token_bytes(16)  # that one of several verifiers answers throughout
+    session_id = session_id or secrets.token_bytes(16)  # so that one of several verifiers answers throughout
     start_s = clock.now()
     channel = open_channel(address, timeout_s, security, session_id)
     connect_ms = (clock.now() - start_s) * 1e3

@@ -72,7 +72,7 @@ def test_the_breaker_opens_on_a_failure_half_opens_on_a_probe_and_closes_on_an_a
     breaker.record_connected()
     assert breaker.state is BreakerState.HALF_OPEN
     breaker.record_failure()
-    assert breaker.state is BreakerState.OPEN and breaker.num_opened == 1
+    assert breaker.state is BreakerState.OPEN
     breaker.record_answer()
     assert breaker.is_closed
 

@@ -148,7 +148,7 @@ def test_some_attempts_have_time_for_a_slow_link_and_all_have_what_the_last_conn
     assert [attempt.timeout_s for attempt in link.attempts[:7]] == [4.0, 1.0, 1.0, 1.0, 1.0, 4.0, 1.0]
     link.attempts[0].succeed()
     assert reconnector.take(PATIENCE_S) is not None
-    reconnector._connect_s = 3.0
+    reconnector.connect_s = 3.0
     num_before = len(link.attempts)
     reconnector.start()
     link.wait_for(num_before + 2)
