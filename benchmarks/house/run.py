@@ -15,7 +15,8 @@ from benchmarks.house.path import trace_path
 from benchmarks.house.same import measure_same
 from benchmarks.house.source import Module, import_graph, read_modules
 from benchmarks.house.structure import circles, largest_folder, loose_modules, num_levels, room_graph
-from outrider.experiments.shared.results import ROOT, Measure, at_least, at_most, judged, write_results
+from benchmarks.results_file import ROOT, write_results
+from outrider.experiments.shared.results import Measure, at_least, at_most, judged
 
 MAX_LEVELS = {"edge_client": 8, "cloud_verifier": 6}
 

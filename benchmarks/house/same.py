@@ -16,7 +16,8 @@ import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from outrider.experiments.shared.results import ROOT, Measure, at_least, judged
+from benchmarks.results_file import ROOT
+from outrider.experiments.shared.results import Measure, at_least, judged
 
 NUM_TURNS = 15
 _PROMPT = "def read_lines(path):"

@@ -1,4 +1,4 @@
-"""`cloud-verifier`: serve a target, say who may call it, or show how it is configured."""
+"""The command `cloud-verifier`: serve a target, manage tokens and certificates, show the configuration."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ def _serve(loaded: Loaded[ServeConfig]) -> int:
 
 
 def check_directories(config: ServeConfig) -> None:
-    """Raises `UsageError` for what is seen to be no model, which loading would say many seconds later."""
+    """Raises `UsageError` for a directory that is no model, before anything is loaded."""
     try:
         check_model_files(config.target)
     except ModelError as error:
@@ -134,9 +134,11 @@ def check_directories(config: ServeConfig) -> None:
 
 
 def create_drafter(config: ServeConfig, backend: TargetBackend) -> CoLocatedDrafter | None:
-    """The draft of `--draft`; one nobody named may be missing (no onnxruntime, say): then there is none.
+    """Returns the draft of `--draft`, None where it is off or the default one cannot be loaded (no
+    onnxruntime, say).
 
-    Raises `ModelError` for a named one that cannot be loaded, `IncompatibleError` for another tokenizer.
+    Raises `ModelError` for one named by the user that cannot be loaded, `IncompatibleError` for another
+    tokenizer.
     """
     if config.draft_dir is None:
         return None

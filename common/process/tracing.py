@@ -1,8 +1,8 @@
-"""OpenTelemetry where somebody set it up; nothing, not even an import, where nobody did.
+"""OpenTelemetry where it is set up; nothing, not even an import, where it is not.
 
-A span provider is either ours (`exporting_spans`, from --otlp-endpoint) or that of the program around us.
-Whoever configures one has imported the API, so its absence from `sys.modules` says there is nothing to do.
-Spans carry ids, counts and times, never text or tokens.
+A span provider is either ours (`exporting_spans`, from --otlp-endpoint) or that of the surrounding program,
+which has then imported the API: where it is not in `sys.modules`, there is nothing to do. Spans contain ids,
+counts and times, never text or tokens.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def exporting_spans(endpoint: str, service_name: str) -> Iterator[None]:
 
 
 def find_tracer() -> Tracer | None:
-    """A tracer of the provider this process has, or None where it has none."""
+    """Returns a tracer of this process's provider, or None where it has none."""
     trace = sys.modules.get("opentelemetry.trace")
     if trace is None:
         return None

@@ -11,6 +11,7 @@ import statistics
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
+from outrider.common.sequences import common_prefix
 from outrider.common.types import TokenIds
 
 NO_GATE = "no gate"
@@ -100,7 +101,7 @@ def _make_point(
         calls_saved=1 - calls_per_token / calls_without if calls_without else 0.0,
         kept_share=_ratio(sum(text.num_kept for text in texts), num_tokens),
         share_equal=_ratio(num_equal, num_longest),
-        share_before=_ratio(sum(_num_before(ours, theirs) for ours, theirs in pairs), num_longest),
+        share_before=_ratio(sum(common_prefix(ours, theirs) for ours, theirs in pairs), num_longest),
         target_nats=_mean_nats([ours for ours, _ in pairs], nats),
         target_nats_error=_error(pairs, nats),
     )
@@ -133,11 +134,6 @@ def _losses(texts: Sequence[TokenIds], nats: Nats) -> list[float]:
     losses = [nats(index, token_ids) for index, token_ids in enumerate(texts)]
     known = [loss for loss in losses if loss is not None]
     return known if len(known) == len(losses) else []
-
-
-def _num_before(ours: TokenIds, theirs: TokenIds) -> int:
-    pairs = enumerate(zip(ours, theirs, strict=False))
-    return next((i for i, (a, b) in pairs if a != b), min(len(ours), len(theirs)))
 
 
 def _ratio(part: float, whole: float) -> float:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from outrider.common.sequences import common_prefix
 from outrider.common.types import SamplingParams, Signals
 from outrider.edge_client.drafting.base import DraftModel
 
@@ -40,8 +41,7 @@ def draft_along(
             if not drafted.token_ids:  # the draft's context is full
                 return
             theirs = text_ids[done : done + len(drafted.token_ids)]
-            pairs = zip(drafted.token_ids, theirs, strict=True)
-            num_right = next((i for i, (a, b) in enumerate(pairs) if a != b), len(theirs))
+            num_right = common_prefix(drafted.token_ids, theirs)
             for index, signals in enumerate(drafted.signals):
                 yield Sample(signals, index < num_right if index <= num_right else None)
             sequence.commit(text_ids[done : done + num_right + 1])

@@ -12,7 +12,7 @@ from outrider.common.errors import UsageError
 from outrider.edge_client.config.draft_sections import GateConfig
 from outrider.edge_client.config.run_config import RunConfig
 from outrider.edge_client.controller.window import Pipelining
-from outrider.edge_client.core.options import Mode
+from outrider.edge_client.core.options import REQUESTABLE_MODES, Mode
 from outrider.edge_client.drafting.base import DraftModel
 from outrider.edge_client.drafting.registry import WITHOUT_MODEL
 from outrider.edge_client.gate.file import GateFile, read_gate_file
@@ -23,7 +23,7 @@ from outrider.edge_client.gate.thresholds import GateThresholds
 from outrider.edge_client.gate.words import DEFAULT_RARE_PER_MILLION
 
 _MODES = {
-    GateUse.OFF: tuple(Mode),
+    GateUse.OFF: REQUESTABLE_MODES,
     GateUse.STOP: (Mode.SPECULATIVE, Mode.AUTO),
     GateUse.COMMIT: (Mode.SPECULATIVE,),
 }

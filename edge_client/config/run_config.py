@@ -15,7 +15,7 @@ from outrider.edge_client.config.draft_sections import (
 )
 from outrider.edge_client.config.link_sections import ConnectionConfig, LogConfig, OutageConfig
 from outrider.edge_client.config.text_sections import SamplingConfig, StopConfig, VerificationConfig
-from outrider.edge_client.core.options import Mode
+from outrider.edge_client.core.options import REQUESTABLE_MODES, Mode
 from outrider.models import EMBEDDED
 
 SCOPE = "edge"
@@ -43,6 +43,7 @@ class RunConfig:
         "draft and verify in the cloud (co-located); draft here, unverified (edge-only); or change between "
         "speculative, pipelined or not, and cloud-only by measured speed (auto). cloud-only and co-located "
         "need only the tokenizer.json of --draft DIR",
+        choices=REQUESTABLE_MODES,
         title=_WORK,
     )
     pipelining: PipeliningConfig = section(PipeliningConfig, title=_WORK)

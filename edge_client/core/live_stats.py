@@ -1,5 +1,5 @@
-"""How a generation is going, while it goes: read by the live view, and by the daemon's stream, list of
-sessions and metrics."""
+"""The statistics of a generation in progress, for the live view and the daemon's stream, list of sessions
+and metrics."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from outrider.edge_client.core.stats import SessionStats
 
 
 class LiveStats:
-    """Running sums over `stats.rounds`, so that asking often costs little. Used by the event loop's thread;
-    the session's own appends meanwhile."""
+    """Keeps running sums over `stats.rounds`, so that reading them often is cheap. Used by the event loop's
+    thread, while the session's thread appends rounds."""
 
     def __init__(self, stats: SessionStats, clock_ns: Callable[[], int] = time.perf_counter_ns) -> None:
         self._stats = stats
@@ -25,7 +25,7 @@ class LiveStats:
         self.rtt_ms: float | None = None  # of the last round that crossed the network
 
     def update(self) -> list[tuple[int, int]]:
-        """The answered rounds since the last call: how many tokens were drafted, how many accepted."""
+        """Returns the numbers of drafted and accepted tokens of each round answered since the last call."""
         rounds, news = self._stats.rounds, []
         while self._num_seen < len(rounds):
             each = rounds[self._num_seen]
@@ -43,10 +43,12 @@ class LiveStats:
 
     @property
     def acceptance_rate(self) -> float | None:
+        """Returns accepted / drafted tokens."""
         return round(self.num_accepted / self.num_drafted, 4) if self.num_drafted else None
 
     @property
     def tokens_per_s(self) -> float | None:
+        """Returns the rate since the first token."""
         times = self._stats.token_times_ns
         if len(times) < 2 or times[-1] <= times[0]:
             return None
@@ -54,7 +56,7 @@ class LiveStats:
 
     @property
     def calls_per_token(self) -> float | None:
-        """Forwards of the target that the text took part in, but for its opening."""
+        """Returns the target's forwards for this session, but for its opening, per token."""
         num_calls, num_tokens = self.num_rounds + len(self._stats.generate_forward_ms), self.num_tokens
         return round(num_calls / num_tokens, 4) if num_tokens else None
 
@@ -63,7 +65,7 @@ class LiveStats:
         return len(self._stats.token_times_ns)
 
     def recent_tokens_per_s(self, seconds: float) -> float | None:
-        """Of the last `seconds`, or since the first token."""
+        """Returns the rate of the last `seconds`, or since the first token."""
         times, now_ns = self._stats.token_times_ns, self._clock_ns()
         if not times or now_ns <= times[0]:
             return None
@@ -71,7 +73,7 @@ class LiveStats:
         return (len(times) - bisect_right(times, since_ns)) / ((now_ns - since_ns) / 1e9)
 
     def snapshot(self) -> dict[str, object]:
-        """None is not measured (yet); `rounds` are those since the last call."""
+        """Returns the figures as JSON, None where not measured (yet); `rounds` are those since the last call."""
         rounds = self.update()
         return {
             "rounds": rounds,

@@ -1,4 +1,4 @@
-"""What one generation is asked for."""
+"""The options of one generation."""
 
 from __future__ import annotations
 
@@ -9,37 +9,49 @@ from outrider.common.methods import DEFAULT_SUPPORT_SIZE
 from outrider.common.types import Method, MethodParams, SamplingParams, StopParams
 
 
-class Mode(enum.StrEnum):
-    SPECULATIVE = "speculative"  # the draft proposes, the verifier decides
+class ExecutionMode(enum.StrEnum):
+    """Names where tokens are drafted and verified, in settings, plans and the choice that `auto` makes."""
+
+    SPECULATIVE = "speculative"  # the edge drafts a round, the verifier judges it, one at a time
+    PIPELINED = "pipelined"  # the same, with rounds sent before the verdicts of earlier ones
     CLOUD_ONLY = "cloud-only"  # the target alone, streamed
     CO_LOCATED = "co-located"  # draft and target both in the verifier, streamed
     EDGE_ONLY = "edge-only"  # the draft alone, unverified
-    AUTO = "auto"  # rounds, pipelined rounds or the target's stream, whichever is soonest
+    AUTO = "auto"  # speculative, pipelined or cloud-only, whichever is expected to be the fastest
 
     @property
     def has_draft(self) -> bool:
-        """Whether the edge drafts."""
-        return self in (Mode.SPECULATIVE, Mode.EDGE_ONLY, Mode.AUTO)
+        """Returns whether the edge drafts."""
+        return self not in (ExecutionMode.CLOUD_ONLY, ExecutionMode.CO_LOCATED)
+
+
+# What `--mode` takes: whether speculative rounds are pipelined is a setting of its own (`--pipeline`).
+REQUESTABLE_MODES = tuple(mode for mode in ExecutionMode if mode is not ExecutionMode.PIPELINED)
+Mode = ExecutionMode
 
 
 class OnTimeout(enum.StrEnum):
+    """The policy for a round that is not answered in time."""
+
     FIRST_TOKEN = "first_token"  # keep the draft's first token, marked
-    EDGE_ONLY = "edge_only"  # go on alone until the link is back
+    EDGE_ONLY = "edge_only"  # draft alone until the link is back
     WAIT = "wait"  # exact: wait and resend
     FAIL = "fail"  # end with an error
 
 
 @dataclass(frozen=True, slots=True)
 class SessionOptions:
+    """Everything that the user chooses of a generation, but for its parts' construction."""
+
     mode: Mode = Mode.SPECULATIVE
     sampling: SamplingParams = field(default_factory=SamplingParams)
     stop: StopParams = field(default_factory=StopParams)
     method: Method = Method.COUPLED
     method_params: MethodParams = field(default_factory=MethodParams)
-    support_size: int = DEFAULT_SUPPORT_SIZE  # ids a drafted token's distribution is sent with
-    num_logprobs: int = 0  # most probable ids told with each token's log-probabilities; 0: none are asked for
+    support_size: int = DEFAULT_SUPPORT_SIZE  # ids that a drafted token's distribution is sent with
+    num_logprobs: int = 0  # most probable ids with each token's log-probabilities; 0: none are asked for
     on_timeout: OnTimeout = OnTimeout.FIRST_TOKEN
     recover_timeout_s: float = 60.0
-    is_reverified: bool = False  # unverified tokens are judged later, and taken back where they are wrong
+    is_reverified: bool = False  # unverified tokens are judged later, and rolled back where they are wrong
     is_target_change_allowed: bool = False
     tokenizer_fingerprint: str = ""

@@ -1,4 +1,4 @@
-"""What a session measured: one record a round, and the summary that `--json` prints. Pure."""
+"""The statistics of a session: one record a round, and the summary that `--json` prints. Does no I/O."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
+from outrider.common.sequences import acceptance_by_position
 from outrider.common.types import Origin
 
 _NS_PER_MS = 1e6
@@ -13,9 +14,9 @@ _NS_PER_MS = 1e6
 
 @dataclass(slots=True)  # frozen would take a round 5 µs more
 class RoundRecord:
-    """One round, answered or not. `net_ms` is the wait without the verifier's own time.
+    """Measures one round, answered or not. `net_ms` is the wait without the verifier's own time.
 
-    A co-located round crosses no network: its `rtt_ms` stays 0, which is to say not measured.
+    A co-located round crosses no network: its `rtt_ms` stays 0, which means not measured.
     """
 
     round_id: int
@@ -32,25 +33,28 @@ class RoundRecord:
     bytes_up: int = 0
     bytes_down: int = 0
     is_answered: bool = True
-    confidences: tuple[float, ...] = ()  # the draft's own, of each drafted token
-    window: int = 1  # rounds that might be under way at once when this one was sent
-    pipelined_hit: bool | None = None  # whether what it assumed came true; None: it assumed nothing
-    is_guess_hit: bool = False  # it was sent behind a guess at a correction, which came true
-    is_first_wrong: bool = False  # its first token was not the bonus of the round before, all of which stood
-    # With a gate. What is kept is no round, but takes its place: nobody was asked, and nobody answered.
-    num_dropped_tokens: int = 0  # drafted and doubted, so not among those sent
+    confidences: tuple[float, ...] = ()  # the draft's probability of each drafted token
+    window: int = 1  # rounds that were allowed in flight when this one was sent
+    pipelined_hit: bool | None = None  # whether its assumption was right; None: it assumed nothing
+    is_guess_hit: bool = False  # it assumed a correction, which came
+    is_first_wrong: bool = (
+        False  # its first token was not the bonus of the round before, all of which was accepted
+    )
+    # With a gate. A kept draft is recorded in place of a round: it was neither sent nor answered.
+    num_dropped_tokens: int = 0  # drafted and doubted by the gate, so not sent
     hard_ratio: float | None = None  # share of the drafted tokens that are hard
     escalated: bool | None = None  # whether the gate asked for the target
     is_kept: bool = False
 
     @property
     def la_over_k(self) -> float:
+        """Returns accepted / drafted tokens."""
         return self.num_accepted_tokens / self.num_draft_tokens if self.num_draft_tokens else 0.0
 
 
 @dataclass(slots=True)
 class SessionStats:
-    """Filled by the session; times are `perf_counter_ns`."""
+    """The statistics of one session; times are by its clock, in ns."""
 
     rounds: list[RoundRecord] = field(default_factory=list)
     token_times_ns: list[int] = field(default_factory=list)
@@ -66,19 +70,20 @@ class SessionStats:
     num_reconnects: int = 0
     num_refusals: int = 0
     num_late_verdicts: int = 0
-    num_stale_rounds: int = 0  # sent behind a round that did not stand as a whole
+    num_stale_rounds: int = 0  # sent after a round that was not accepted as a whole
     num_wasted_draft_tokens: int = 0  # drafted for such rounds, sent or not
-    num_guessed_rounds: int = 0  # sent behind a guess at a correction; no stale ones, whatever comes of them
-    num_guess_hits: int = 0  # of guesses: rounds that were judged because one came true
+    num_guessed_rounds: int = 0  # sent on a predicted correction; never counted as stale
+    num_guess_hits: int = 0  # rounds that were judged because a predicted correction came
     num_marks_cleared: int = 0
-    num_reverified_tokens: int = 0  # kept unverified, and then found to be the target's own
-    num_rolled_back_tokens: int = 0  # taken back because one of them was not
+    num_reverified_tokens: int = 0  # kept unverified, and then confirmed by the target
+    num_rolled_back_tokens: int = 0  # dropped because one of them was not
     draft_load_ms: float = 0.0
-    mc_dropout_ms: float | None = None  # of each drafted token, where the draft tells variance
+    mc_dropout_ms: float | None = None  # of each drafted token, where the draft reports variance
     mc_dropout_ratio: float | None = None  # a drafted token with it : without
 
     def summary(self, origins: Sequence[Origin]) -> dict[str, object]:
-        """`origins` are the new tokens'. Times are means in ms over answered rounds; None: not measured."""
+        """Returns the figures as JSON. `origins` are the new tokens'. Times are means in ms over answered rounds;
+        None: not measured."""
         answered = [r for r in self.rounds if r.is_answered]
         drafted = sum(r.num_draft_tokens for r in answered)
         accepted = sum(r.num_accepted_tokens for r in answered)
@@ -134,30 +139,26 @@ class SessionStats:
 
 
 def _hard_ratio(rounds: Sequence[RoundRecord]) -> float | None:
-    """Of the tokens that a gate judged."""
+    """Returns the share of hard tokens among those that a gate judged."""
     judged = [r for r in rounds if r.hard_ratio is not None]
     counts = [(r.hard_ratio or 0.0, r.num_draft_tokens + r.num_dropped_tokens) for r in judged]
     return _ratio(sum(share * number for share, number in counts), sum(number for _, number in counts))
 
 
 def _hit_rate(rounds: Sequence[RoundRecord]) -> float | None:
-    """Of the rounds sent ahead: how many were judged."""
+    """Returns the share of the rounds sent ahead that were judged."""
     ahead = [r.pipelined_hit for r in rounds if r.pipelined_hit is not None]
     return _ratio(sum(ahead), len(ahead))
 
 
 def acceptance_per_position(rounds: Sequence[RoundRecord]) -> list[float]:
-    """How often the i-th draft token stood, of the rounds that had one."""
-    depth = max((r.num_draft_tokens for r in rounds), default=0)
-    rates = []
-    for i in range(depth):
-        having = [r for r in rounds if r.num_draft_tokens > i]
-        rates.append(round(sum(r.num_accepted_tokens > i for r in having) / len(having), 4))
-    return rates
+    """Returns, for each i, how often the i-th draft token was accepted, of the rounds that had one."""
+    counts = acceptance_by_position((r.num_accepted_tokens, r.num_draft_tokens) for r in rounds)
+    return [round(each.accepted / each.drafted, 4) for each in counts]
 
 
 def draft_length(rounds: Sequence[RoundRecord]) -> dict[str, float] | None:
-    """Of the rounds that drafted: how many tokens, the mean and quantiles."""
+    """Returns the mean and quantiles of the number of drafted tokens, of the rounds that drafted."""
     lengths = sorted(r.num_draft_tokens for r in rounds if r.num_draft_tokens)
     if not lengths:
         return None
@@ -178,7 +179,7 @@ def _per_token(rounds: Sequence[RoundRecord]) -> float | None:
 
 
 def _rate(times_ns: Sequence[int]) -> float | None:
-    """Tokens per second after the first."""
+    """Returns tokens per second after the first."""
     if len(times_ns) < 2 or times_ns[-1] == times_ns[0]:
         return None
     return round((len(times_ns) - 1) / ((times_ns[-1] - times_ns[0]) / 1e9), 2)

@@ -8,7 +8,7 @@ import threading
 
 from outrider.common.errors import OutriderError
 from outrider.edge_client.core.events import SessionEvent
-from outrider.edge_client.decode.reverify import hold_back
+from outrider.edge_client.core.unverified import buffer_unverified
 from outrider.edge_client.session.session import EdgeSession
 
 log = logging.getLogger(__name__)
@@ -62,7 +62,7 @@ class Generation:
     def _run(self) -> None:
         try:
             events = self.session.generate()
-            for event in hold_back(events) if self._is_reverified else events:
+            for event in buffer_unverified(events) if self._is_reverified else events:
                 self._put(event)
         except OutriderError as error:
             self._failure = error

@@ -1,53 +1,41 @@
-"""The commit-gate: a block that is not escalated joins the text without asking. Lossy: marked and counted.
+"""The commit-gate: a block that is not escalated is committed without the target. Lossy: marked and counted.
 
-What is kept goes along as `committed_tokens` with the next round that asks, as after a fallback. Whatever
-would end the text by a token, and the text's last token, are always the target's.
+Kept tokens are sent as `committed_tokens` with the next round, as after a fallback. A token that would end
+the sequence, and the last token, always come from the target.
 """
 
 from __future__ import annotations
 
 from outrider.common.types import Draft, Origin
 from outrider.edge_client.core.events import TokenEvent
-from outrider.edge_client.core.stats import RoundRecord
-from outrider.edge_client.decode.fallback import keep
-from outrider.edge_client.decode.generation_state import Decoding
-from outrider.edge_client.gate.gate import GateUse, Judgement
+from outrider.edge_client.decode.fallback import keep_unverified
+from outrider.edge_client.decode.generation_state import GenerationState
+from outrider.edge_client.decode.rounds import Proposal
+from outrider.edge_client.gate.gate import GateUse
 
-# An id and its origin take six bytes of a message at most; half of it is for them.
+# An id and its origin take at most six bytes of a message, and only half of a message is for them.
 _BYTES_PER_TOKEN = 12
 
 
-def keep_block(
-    decoding: Decoding, draft: Draft, draft_ms: float, judgement: Judgement | None
-) -> list[TokenEvent]:
-    """Its tokens, where the gate keeps them; none where the verifier is to be asked."""
-    gate = decoding.proposer.gate
+def keep_block(state: GenerationState, proposal: Proposal) -> list[TokenEvent]:
+    """Keeps the drafted tokens where the gate does; returns none where the verifier is to be asked."""
+    gate, draft = state.proposer.gate, proposal.draft
     if gate is None or gate.use is not GateUse.COMMIT or not draft.token_ids:
         return []
-    assert judgement is not None
-    if judgement.is_escalated or not _may_keep(decoding, draft):
+    assert proposal.judgement is not None
+    if proposal.judgement.is_escalated or not _may_keep(state, draft):
         return []
-    decoding.remote.lifeline.check_cancelled()  # nothing else here waits, or looks
-    events = keep(decoding, draft.token_ids, Origin.GATE)
-    decoding.record(
-        RoundRecord(
-            0,
-            len(draft.token_ids),
-            draft_ms=draft_ms,
-            is_answered=False,
-            is_kept=True,
-            hard_ratio=judgement.hard_ratio,
-            escalated=False,
-        )
-    )
+    state.remote.check_cancelled()  # nothing else here waits or checks
+    events = keep_unverified(state, draft.token_ids, Origin.GATE)
+    state.recorder.kept(proposal)
     return events
 
 
-def _may_keep(decoding: Decoding, draft: Draft) -> bool:
-    """Not where a token would end the text, nor more than the next request can carry."""
-    text, model = decoding.text, decoding.model
-    if len(text.until_stop(draft.token_ids)) < len(draft.token_ids):
+def _may_keep(state: GenerationState, draft: Draft) -> bool:
+    """Returns False where a token would end the sequence, or the next request would become too large."""
+    tokens, model = state.tokens, state.model
+    if len(tokens.until_stop(draft.token_ids)) < len(draft.token_ids):
         return False
     assert model is not None, "a round before an opening"
-    num_unacked = text.position - text.acked_position + len(draft.token_ids)
+    num_unacked = tokens.position - tokens.acked_position + len(draft.token_ids)
     return num_unacked * _BYTES_PER_TOKEN <= model.limits.max_message_bytes

@@ -1,22 +1,35 @@
-"""One generation under way: the text, both sides it comes from, and what the loops share."""
+"""One generation in progress: its tokens, its two sides, and the transitions that change its state."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
+from typing import Final
 
+from outrider.common.clock import SYSTEM_CLOCK, Clock
 from outrider.common.errors import RoundFailedError
-from outrider.common.types import Method, ModelInfo, Origin, RoundError, RoundErrorCode, TokenLogprobs
-from outrider.edge_client.controller.acceptance_prior import Circumstances, Experience
-from outrider.edge_client.controller.mode_policy import ModeChoice, Way
+from outrider.common.types import (
+    Candidate,
+    FinishReason,
+    Method,
+    ModelInfo,
+    Opened,
+    Origin,
+    RoundError,
+    RoundErrorCode,
+    Support,
+    TokenLogprobs,
+)
+from outrider.edge_client.controller.acceptance_prior import AcceptancePrior, PriorKey
+from outrider.edge_client.controller.mode_policy import ModePolicy
 from outrider.edge_client.controller.window import RoundWindow
-from outrider.edge_client.core.events import TokenEvent
-from outrider.edge_client.core.options import SessionOptions
-from outrider.edge_client.core.stats import RoundRecord, SessionStats
-from outrider.edge_client.decode.correction import PendingCorrection
+from outrider.edge_client.core.correction import PendingCorrection
+from outrider.edge_client.core.events import RolledBackEvent, TokenEvent
+from outrider.edge_client.core.options import ExecutionMode, SessionOptions
 from outrider.edge_client.decode.proposer import Proposer
-from outrider.edge_client.decode.token_buffer import SessionText
+from outrider.edge_client.decode.recorder import Recorder
+from outrider.edge_client.decode.token_buffer import TokenBuffer
 from outrider.edge_client.transport.remote_verifier import RemoteVerifier
 
 log = logging.getLogger(__name__)
@@ -24,29 +37,99 @@ log = logging.getLogger(__name__)
 _MAX_REPAIRS = 3
 
 
-@dataclass(slots=True)
-class Decoding:
-    """One generation under way. `model` is None until the verifier answered an opening."""
+class GenerationState:
+    """The state of one generation. Its parts are public and never replaced; what changes is private, is read
+    through properties and changes through the methods under "transitions"."""
 
-    session_id: bytes
-    options: SessionOptions
-    text: SessionText
-    proposer: Proposer
-    stats: SessionStats
-    verifier: RemoteVerifier | None = None
-    window: RoundWindow = field(default_factory=RoundWindow)
-    experience: Experience | None = None  # of texts before, for the choice of the mode
-    model: ModelInfo | None = None
-    must_open: bool = True  # the verifier has no session, or not this text
-    pending: PendingCorrection | None = None
-    failures: list[RoundError] = field(default_factory=list)  # since the last answer that made text
-    has_given_up: bool = False  # on a verdict for the unverified tokens of a text that ended
-    ended_s: float | None = None  # when a verdict for them was first missed, on the lifeline's clock
+    def __init__(
+        self,
+        session_id: bytes,
+        options: SessionOptions,
+        tokens: TokenBuffer,
+        proposer: Proposer,
+        *,
+        verifier: RemoteVerifier | None = None,
+        window: RoundWindow | None = None,
+        acceptance_prior: AcceptancePrior | None = None,
+        clock: Clock = SYSTEM_CLOCK,
+    ) -> None:
+        self.session_id: Final = session_id
+        self.options: Final = options
+        self.tokens: Final = tokens
+        self.proposer: Final = proposer
+        self.verifier: Final = verifier
+        self.window: Final = window or RoundWindow()
+        self.recorder: Final = Recorder(proposer.depth, self.window)
+        self.clock: Final = clock
+        self._acceptance_prior = acceptance_prior  # from earlier generations, for the choice of the mode
+        self._model: ModelInfo | None = None
+        self._must_open = True
+        self._pending: PendingCorrection | None = None
+        self._failures: list[RoundError] = []  # since the last answer that was applied
+        self._has_given_up = False  # on the verdict for the unverified tokens of a finished sequence
+        self._unjudged_since_s: float | None = None  # when such a verdict first failed to come
+
+    # ------------------------------------------------------------------------------------- reading
 
     @property
     def remote(self) -> RemoteVerifier:
+        """Returns the verifier, in a mode that has one."""
         assert self.verifier is not None, "this mode has no verifier"
         return self.verifier
+
+    @property
+    def model(self) -> ModelInfo | None:
+        """Returns the target; None until the verifier answered an opening."""
+        return self._model
+
+    @property
+    def must_open(self) -> bool:
+        """Returns whether the verifier has no session, or not with this sequence."""
+        return self._must_open
+
+    @property
+    def pending(self) -> PendingCorrection | None:
+        """Returns the correction that is still to be chosen among candidates."""
+        return self._pending
+
+    @property
+    def has_pending_reverification(self) -> bool:
+        """Returns whether tokens that were kept unverified are still to be judged."""
+        tokens = self.tokens
+        return tokens.is_reverified and not self._has_given_up and tokens.settled_position < tokens.position
+
+    @property
+    def is_over(self) -> bool:
+        """Returns whether nothing is left to generate or to judge."""
+        return self.tokens.finish is not None and not self.has_pending_reverification
+
+    @property
+    def is_to_stream(self) -> bool:
+        """Returns whether the mode policy has chosen the target's own stream."""
+        choice = self.window.policy
+        return choice is not None and choice.current is ExecutionMode.CLOUD_ONLY
+
+    @property
+    def context_room(self) -> int:
+        """Returns how many more tokens the target's context takes."""
+        if self._model is None:
+            return self.tokens.num_remaining
+        return max(0, self._model.limits.max_context - self.tokens.position)
+
+    def num_to_draft(self, num_assumed: int = 0) -> int:
+        """Returns the next round's depth after `num_assumed` tokens that are not certain yet: within
+        `max_new_tokens`, the context and the verifier's limit."""
+        if self.tokens.finish is not None:
+            return 0
+        room = min(self.tokens.num_remaining, self.context_room) - num_assumed - 1
+        return max(0, min(self.next_depth(), room))
+
+    def next_depth(self) -> int:
+        """Returns the depth policy's depth, or the verifier's limit."""
+        wanted = self.proposer.depth.next_depth()
+        return wanted if self._model is None else min(wanted, self._model.limits.max_draft_tokens)
+
+    # --------------------------------------------------------------------------------- transitions
 
     def add(
         self,
@@ -54,83 +137,113 @@ class Decoding:
         origins: tuple[Origin, ...],
         logprobs: Sequence[TokenLogprobs] = (),
     ) -> list[TokenEvent]:
-        """`logprobs` of the first tokens, as far as they are known."""
-        events = self.text.add(token_ids, origins, logprobs)
+        """Appends tokens; `logprobs` are those of the first ones, as far as they are known."""
+        events = self.tokens.add(token_ids, origins, logprobs)
         if not self.options.method.is_exact:
             method = self.options.method
             events = [replace(e, approximation=method) if e.origin.is_judged else e for e in events]
-        self.stats.token_times_ns += [event.time_ns for event in events]
+        self.recorder.stats.token_times_ns += [event.time_ns for event in events]
         if events:
-            self.pending = None
+            self._pending = None
         return events
 
-    @property
-    def is_owed(self) -> bool:
-        """Whether kept tokens are still to be judged."""
-        text = self.text
-        return text.is_reverified and not self.has_given_up and text.settled_position < text.position
+    def roll_back(self, position: int) -> RolledBackEvent:
+        """Drops the tokens from `position` on, also from the draft's cache."""
+        num_dropped = self.tokens.position - position
+        event = self.tokens.roll_back(position)
+        self.recorder.rolled_back(num_dropped, event.num_tokens)
+        if self.proposer.drafter is not None:
+            self.proposer.drafter.roll_back(position)
+        return event
 
-    @property
-    def is_over(self) -> bool:
-        return self.text.finish is not None and not self.is_owed
+    def choose_correction(self, support: Support | None, candidates: Sequence[Candidate]) -> list[TokenEvent]:
+        """Appends the correction, if one of the candidates passes. `support` is what the rejected token was
+        sampled from, for the first candidates. The next round tells the verifier; no log-probabilities."""
+        if self._pending is None:
+            assert support is not None
+            self._pending = PendingCorrection(self.tokens.position, support)
+        token_id = self._pending.choose(candidates, self.options.sampling.seed)
+        return [] if token_id is None else self.add((token_id,), (Origin.CORRECTION,))
 
-    @property
-    def is_to_stream(self) -> bool:
-        """Whether the mode is chosen on the way, and is the target's own stream now."""
-        choice = self.window.choice
-        return choice is not None and choice.current is Way.CLOUD_ONLY
+    def finish(self, reason: FinishReason) -> None:
+        """Ends the sequence for a reason other than its last token."""
+        self.tokens.set_finish(reason)
 
-    def recall(self, model: ModelInfo) -> None:
-        """At the first opening: what the choice of the mode begins with."""
-        if self.experience is not None and (choice := self._taught_choice) is not None:
-            choice.expect(self.experience.belief(self._circumstances(model)))
+    def finish_if_full(self) -> None:
+        """Ends a sequence that fills the target's context."""
+        if self.tokens.finish is None and not self.context_room:
+            self.finish(FinishReason.CONTEXT)
 
-    def remember(self) -> None:
-        """At the end, for the texts behind this one."""
-        if self.experience is None or self.model is None:
-            return
-        if (choice := self._taught_choice) is not None and choice.has_judged:
-            self.experience.learn(self._circumstances(self.model), choice.belief)
+    def cancelled(self) -> None:
+        """Takes the end of a sequence back whose unverified tokens will not be judged any more."""
+        if self.has_pending_reverification:
+            self.tokens.set_finish(None)
 
-    @property
-    def _taught_choice(self) -> ModeChoice | None:
-        return self.window.choice if self.options.method is Method.COUPLED else None
+    def opened(self, opened: Opened) -> None:
+        """Notes that the verifier has the session."""
+        self._model = opened.model
+        self._must_open = False
+        self.tokens.set_eos(opened.model.eos_token_ids)
 
-    def _circumstances(self, model: ModelInfo) -> Circumstances:
-        return Circumstances.of(model.target_fingerprint, self.options.sampling.temperature)
+    def lost(self) -> None:
+        """Notes that the verifier has no session, or not with this sequence."""
+        self._must_open = True
 
-    @property
-    def context_room(self) -> int:
-        """How many more tokens the target's context takes."""
-        if self.model is None:
-            return self.text.num_remaining
-        return max(0, self.model.limits.max_context - self.text.position)
+    def answered(self) -> None:
+        """Notes an answer that was applied: the repairs before it do not count any more."""
+        self._failures.clear()
 
-    def num_to_draft(self, num_assumed: int = 0) -> int:
-        """The next round's depth, behind `num_assumed` tokens not known yet: never past `max_new_tokens` or
-        the context, nor what the verifier takes."""
-        if self.text.finish is not None:
-            return 0
-        room = min(self.text.num_remaining, self.context_room) - num_assumed - 1
-        return max(0, min(self.next_depth(), room))
-
-    def next_depth(self) -> int:
-        """The policy's depth, or the most that the verifier takes in a round."""
-        wanted = self.proposer.depth.next_depth()
-        return wanted if self.model is None else min(wanted, self.model.limits.max_draft_tokens)
-
-    def note_failure(self, error: RoundError) -> None:
-        """Counts a repair. Raises `RoundFailedError` for the second bug over there, or a fourth repair."""
+    def failed(self, error: RoundError) -> None:
+        """Counts a repair. Raises `RoundFailedError` for the verifier's second bug or a fourth repair."""
         log.warning("repairing the session: %s: %s", error.code, error.message)
-        self.failures.append(error)
-        num_internal = sum(each.code is RoundErrorCode.INTERNAL for each in self.failures)
-        if num_internal > 1 or len(self.failures) > _MAX_REPAIRS:
+        self._failures.append(error)
+        num_internal = sum(each.code is RoundErrorCode.INTERNAL for each in self._failures)
+        if num_internal > 1 or len(self._failures) > _MAX_REPAIRS:
             raise RoundFailedError(error)
 
-    def note_success(self) -> None:
-        self.failures.clear()
+    def rewind(self, error: RoundError) -> None:
+        """Continues from the verifier's position in `error` if its sequence is a prefix of this one, and not
+        from the same position twice; else the session must be opened again."""
+        tokens = self.tokens
+        position = min(error.position, tokens.settled_position)
+        is_prefix = error.position >= tokens.num_prompt_tokens and tokens.chain.agrees(
+            error.position, error.hash
+        )
+        # Candidates are asked for at the end of the whole sequence.
+        if self._pending is None and is_prefix and position != tokens.acked_position:
+            tokens.acknowledge(position)
+        else:
+            self._must_open = True
 
-    def record(self, record: RoundRecord) -> None:
-        self.stats.rounds.append(record)
-        self.proposer.depth.observe(record)
-        self.window.observe(record)
+    def missed_reverification(self) -> None:
+        """Notes that nothing is left to do but to ask again for a verdict on unverified tokens, and gives up
+        after `recover_timeout_s` of silence since the sequence ended."""
+        now_s = self.clock.now()
+        if self._unjudged_since_s is None:
+            self._unjudged_since_s = now_s
+        silent_for_s = min(self.remote.silent_for_s, now_s - self._unjudged_since_s)
+        if silent_for_s > self.options.recover_timeout_s:
+            num_left = len(self.tokens.to_judge)
+            log.warning("%d tokens stay unverified: silent for %.0f s", num_left, silent_for_s)
+            self._has_given_up = True
+
+    # --------------------------------------------------------------- acceptance between generations
+
+    def recall(self, model: ModelInfo) -> None:
+        """Starts the mode policy with the acceptance of earlier generations."""
+        if self._acceptance_prior is not None and (policy := self._learning_policy) is not None:
+            policy.posterior.start_from(self._acceptance_prior.probabilities(self._prior_key(model)))
+
+    def remember(self) -> None:
+        """Keeps the measured acceptance for later generations."""
+        if self._acceptance_prior is None or self._model is None:
+            return
+        if (policy := self._learning_policy) is not None and policy.posterior.has_observed:
+            self._acceptance_prior.learn(self._prior_key(self._model), policy.posterior.probabilities)
+
+    @property
+    def _learning_policy(self) -> ModePolicy | None:
+        return self.window.policy if self.options.method is Method.COUPLED else None
+
+    def _prior_key(self, model: ModelInfo) -> PriorKey:
+        return PriorKey.at(model.target_fingerprint, self.options.sampling.temperature)

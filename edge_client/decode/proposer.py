@@ -1,4 +1,4 @@
-"""The draft side of a generation: what a round proposes, where it ends, and what the gate says of it."""
+"""The draft side of a generation: drafting a round, ending its draft early, and the gate's judgement of it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from outrider.common.types import Draft, Signals, TokenIds
 from outrider.edge_client.controller.depth.base import DepthPolicy
-from outrider.edge_client.decode.token_buffer import SessionText
+from outrider.edge_client.decode.token_buffer import TokenBuffer
 from outrider.edge_client.drafting.base import ShouldStop, Stop
 from outrider.edge_client.drafting.drafter import Drafter
 from outrider.edge_client.gate.gate import Gate, Judgement
@@ -16,9 +16,9 @@ from outrider.edge_client.gate.text_rule import CONTEXT_TOKENS
 
 @dataclass(slots=True)
 class Proposer:
-    """Drafts behind `text`. Without a `drafter` every draft is empty; without a `gate` nothing is judged."""
+    """Drafts after `tokens`. Without a `drafter` every draft is empty; without a `gate` nothing is judged."""
 
-    text: SessionText
+    tokens: TokenBuffer
     depth: DepthPolicy
     drafter: Drafter | None = None
     gate: Gate | None = None
@@ -27,35 +27,34 @@ class Proposer:
         self,
         num_draft_tokens: int,
         assumed: TokenIds = (),
-        is_spoilt: Callable[[], bool] | None = None,
+        is_invalidated: Callable[[], bool] | None = None,
         *,
         is_gated: bool = False,
     ) -> tuple[Draft, float]:
-        """A draft behind the text and what is `assumed` to follow, and what it took, in ms.
+        """Returns a draft after the sequence and the `assumed` tokens, and the time it took in ms.
 
-        `is_spoilt` is asked after each token whether the assumption fell: the draft then ends, for nothing.
-        `is_gated`: a stop-gate may end it, at its first token too. What is drafted to be kept is not gated.
+        `is_invalidated` is called after each token and ends the draft where the assumption turned out wrong.
+        `is_gated`: a stop-gate may end it, at its first token too. A draft that is to be kept is not gated.
         """
         if self.drafter is None or num_draft_tokens == 0:
             return Draft((), ()), 0.0
         rule = self.depth.stop_rule()
         if is_gated and self.gate is not None:
-            rule = _both(self.gate.stop_rule(self._behind(assumed)), rule)
-        if is_spoilt is not None:
-            rule = _unless_spoilt(is_spoilt, rule)
-        return self.drafter.propose(self.text.chain.token_ids, num_draft_tokens, rule, assumed)
+            rule = _both(self.gate.stop_rule(self._context(assumed)), rule)
+        if is_invalidated is not None:
+            rule = _unless_invalidated(is_invalidated, rule)
+        return self.drafter.propose(self.tokens.chain.token_ids, num_draft_tokens, rule, assumed)
 
     def judge(self, draft: Draft, assumed: TokenIds = ()) -> Judgement | None:
-        """What the gate says of a draft made behind `assumed`; None without one."""
-        return None if self.gate is None else self.gate.judge(draft, self._behind(assumed))
+        """Returns the gate's judgement of a draft made after `assumed`; None without a gate."""
+        return None if self.gate is None else self.gate.judge(draft, self._context(assumed))
 
-    def _behind(self, assumed: TokenIds) -> Sequence[int]:
-        """As much of the text as a text rule looks at, and what is assumed to follow."""
-        return (*self.text.chain.token_ids[-CONTEXT_TOKENS:], *assumed)
+    def _context(self, assumed: TokenIds) -> Sequence[int]:
+        return (*self.tokens.chain.token_ids[-CONTEXT_TOKENS:], *assumed)
 
 
 def _both(one: ShouldStop | None, other: ShouldStop | None) -> ShouldStop | None:
-    """Whichever drops more, with both asked about every token."""
+    """Returns a rule that asks both about every token and follows the one that drops more."""
     if one is None or other is None:
         return one or other
 
@@ -66,9 +65,9 @@ def _both(one: ShouldStop | None, other: ShouldStop | None) -> ShouldStop | None
     return should_stop
 
 
-def _unless_spoilt(is_spoilt: Callable[[], bool], rule: ShouldStop | None) -> ShouldStop:
+def _unless_invalidated(is_invalidated: Callable[[], bool], rule: ShouldStop | None) -> ShouldStop:
     def should_stop(token_id: int, signals: Signals | None, num_drafted: int) -> Stop:
-        if is_spoilt():
+        if is_invalidated():
             return Stop.AFTER
         return Stop.NO if rule is None else rule(token_id, signals, num_drafted)
 

@@ -1,101 +1,118 @@
-"""The rounds under way, oldest first, and the texts they assume. Pure.
+"""The rounds in flight, oldest first, and the sequences that they assume. Does no I/O.
 
     text      [ … agreed … ][ own, not acknowledged ]
     rounds                                           [ draft 1 ][ draft 2 ][ draft 3 ]
-                                                          │                ^ what the next round builds on
-                                                          └ x [ draft 4 ]    or another one does, on a guess
+                                                          │                ^ the next round builds on this
+                                                          └ x [ draft 4 ]    or on a speculative branch
 
-Each builds on another's draft: on all of it, or on its first tokens and a guess at the correction behind
-them. The oldest is the root, whose verdict leaves one of those that build on it, and what builds on that.
+Each builds on another's draft: on all of it, or on its first tokens and a predicted correction. The oldest is
+the root; its verdict leaves one of the rounds that build on it, and those that build on that one.
 
-With `coupled` each verdict brings a bonus, which is the token that the next round's first one is checked
-against: the text then reaches one token into the oldest round's draft.
+With `coupled` each verdict brings a bonus, the token that the next round's first one is checked against: the
+sequence then reaches one token into the oldest round's draft.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from outrider.common.alignment import extend_hash
 from outrider.common.types import CorrectionKind, Draft, TokenIds, Verdict, VerifyRequest
 from outrider.edge_client.decode.branch_tree import Branch
-from outrider.edge_client.decode.token_buffer import SessionText
+from outrider.edge_client.decode.token_buffer import TokenBuffer
 from outrider.edge_client.gate.gate import Judgement
 from outrider.edge_client.transport.in_flight import FinalReply
 
 
 @dataclass(slots=True, eq=False)
-class Round:
-    """A round that was sent. `window`: how many might be under way then; `judgement`: the gate's, where there
-    is one; `behind`: what it builds on, while that is not judged."""
+class Proposal:
+    """A draft that is not sent yet. `branch` is what it builds on, None the sequence itself; `assumed` are
+    the tokens that `branch` puts after the sequence; `kept` are those of `--reverify` that the round will judge
+    before the draft; `started_s` is when the drafting began."""
 
-    request: VerifyRequest
     draft: Draft
     draft_ms: float
-    window: int = 1
-    judgement: Judgement | None = None
-    behind: Branch[Round] | None = None
-    is_ahead: bool = field(init=False)  # others were under way when it was sent
-    chance: float = field(init=False)  # to be judged, as far as is known now
-    is_guess_hit: bool = False
+    branch: Branch[Round] | None
+    assumed: TokenIds
+    kept: TokenIds
+    num_wanted: int
+    started_s: float
+    judgement: Judgement | None = None  # the gate's
 
-    def __post_init__(self) -> None:
-        self.is_ahead = self.behind is not None
-        self.chance = 1.0 if self.behind is None else self.behind.chance
 
-    @property
-    def num_kept(self) -> int:
-        """How many of the tokens that it has judged are text already, kept unverified and sent before its
-        draft (`outrider.edge_client.decode.reverify`)."""
-        return len(self.request.draft_tokens) - len(self.draft.token_ids)
+class Round:
+    """A round that was sent. `parent` is the branch that it builds on until that branch's verdict is known;
+    `window` is how many rounds were allowed in flight then, `chance` the probability, as far as it is known
+    now, that the round is judged."""
 
-    @property
-    def start(self) -> int:
-        """The index of its first draft token in the text."""
-        return self.request.base_position + len(self.request.committed_tokens)
+    __slots__ = (
+        "chance",
+        "draft",
+        "draft_ms",
+        "is_ahead",
+        "is_branch_hit",
+        "judgement",
+        "num_kept",
+        "parent",
+        "request",
+        "start",
+        "window",
+    )
+
+    def __init__(self, request: VerifyRequest, proposal: Proposal, window: int = 1) -> None:
+        self.request = request
+        self.draft = proposal.draft
+        self.draft_ms = proposal.draft_ms
+        self.judgement = proposal.judgement
+        self.num_kept = len(proposal.kept)  # tokens of the sequence, sent before the draft
+        self.start = request.base_position + len(request.committed_tokens)  # position of the first to judge
+        self.window = window
+        self.parent = proposal.branch
+        self.is_ahead = self.parent is not None  # others were in flight when it was sent
+        self.chance = 1.0 if self.parent is None else self.parent.chance
+        self.is_branch_hit = False  # it assumed a correction, which came
 
     @property
     def draft_token_s(self) -> float:
+        """Returns the seconds that one token of its draft took."""
         return self.draft_ms / 1e3 / (len(self.draft.token_ids) or 1)
 
     @property
-    def is_guess(self) -> bool:
-        """Whether it builds on a guess at a correction, or on a round that does."""
-        return self.behind is not None and (self.behind.guess is not None or self.behind.host.is_guess)
-
-    def hash_after(self, token_ids: TokenIds) -> int:
-        """Of the text with `token_ids` in the place of its draft."""
-        return extend_hash(self.request.base_hash, (*self.request.committed_tokens, *token_ids))
-
-    def stands_on(self, text: SessionText) -> bool:
-        """Whether the text, as it is now, is what the round assumed, and its draft goes on from there."""
-        request, num_known = self.request, text.position - self.start
-        if not 0 <= num_known <= len(request.draft_tokens):
-            return False
-        known = tuple(text.chain.token_ids[self.start :])
-        return text.chain.agrees(request.base_position, request.base_hash) and (
-            known == request.draft_tokens[:num_known]
+    def assumes_correction(self) -> bool:
+        """Returns whether it builds on a predicted correction, or on a round that does."""
+        return self.parent is not None and (
+            self.parent.correction is not None or self.parent.host.assumes_correction
         )
 
+    def promote(self) -> None:
+        """Makes it the root: the verdict of the round it builds on led to it."""
+        self.is_branch_hit = self.assumes_correction
+        self.parent = None
 
-def tokens_of_branch(branch: Branch[Round]) -> TokenIds:
-    """What it assumes from its host's draft on."""
-    guess = () if branch.guess is None else (branch.guess,)
-    return (*branch.host.request.draft_tokens[: branch.place], *guess)
+    def hash_after(self, token_ids: TokenIds) -> int:
+        """Returns the hash of the sequence that has `token_ids` in the place of its draft."""
+        return extend_hash(self.request.base_hash, (*self.request.committed_tokens, *token_ids))
+
+    def is_assumption_met(self, tokens: TokenBuffer) -> bool:
+        """Returns whether the sequence is what the round assumed, with a prefix of its draft after it."""
+        request, num_known = self.request, tokens.position - self.start
+        if not 0 <= num_known <= len(request.draft_tokens):
+            return False
+        known = tuple(tokens.chain.token_ids[self.start :])
+        return self.is_base_met(tokens) and known == request.draft_tokens[:num_known]
+
+    def is_base_met(self, tokens: TokenBuffer) -> bool:
+        """Returns whether the sequence begins with what the round builds on."""
+        return tokens.chain.agrees(self.request.base_position, self.request.base_hash)
 
 
-def whole_of(host: Round) -> Branch[Round]:
-    """The branch behind all of a round's draft."""
-    return Branch(host, len(host.request.draft_tokens), None, host.chance)
-
-
-@dataclass(slots=True)
 class RoundsInFlight:
-    """Several rounds only where each that another builds on is `pipelined`."""
+    """The rounds whose verdicts are awaited; several only where each that another builds on is `pipelined`."""
 
-    _rounds: deque[Round] = field(default_factory=deque)
+    def __init__(self) -> None:
+        self._rounds: deque[Round] = deque()
 
     def __len__(self) -> int:
         return len(self._rounds)
@@ -105,51 +122,45 @@ class RoundsInFlight:
 
     @property
     def last(self) -> Round:
+        """Returns the newest one."""
         return self._rounds[-1]
 
-    def assumed(self, text: SessionText, branch: Branch[Round] | None) -> TokenIds:
-        """What is assumed, on `branch`, to follow the text."""
-        if branch is None:
-            return ()
-        path = _path(branch)
-        token_ids = [token_id for each in path for token_id in tokens_of_branch(each)]
-        return tuple(token_ids[text.position - path[0].host.start :])
-
     def append(self, each: Round) -> None:
+        """Adds a round that was sent."""
         self._rounds.append(each)
 
     def pop(self) -> Round:
-        """The oldest one, which was answered. `settle` says what is left of the others."""
+        """Removes and returns the oldest one, which was answered; `resolve` then decides on the others."""
         return self._rounds.popleft()
 
     def clear(self) -> list[Round]:
-        """All of them, which nobody waits for any more."""
+        """Removes and returns all of them."""
         cleared = list(self._rounds)
         self._rounds.clear()
         return cleared
 
-    def settle(self, answered: Round, text: SessionText) -> tuple[Round | None, list[bool]]:
-        """Once the text has what the verdict of `answered` brought: the round that the text leads to, and of
-        each under way whether it is that or builds on it. Those that do not are dropped by `keep`."""
-        heirs = (each for each in self._rounds if each.behind is not None and each.behind.host is answered)
-        heir = next((each for each in heirs if each.stands_on(text)), None)
-        kept = {id(heir)}
+    def resolve(self, answered: Round, tokens: TokenBuffer) -> tuple[Round | None, list[bool]]:
+        """Returns the next round, which the verdict of `answered` led to, and for each round whether it is
+        that one or builds on it. `tokens` must hold what the verdict brought; `retain` drops the others."""
+        children = (each for each in self._rounds if each.parent is not None and each.parent.host is answered)
+        next_round = next((each for each in children if each.is_assumption_met(tokens)), None)
+        kept = {id(next_round)}
         for each in self._rounds:
-            if each.behind is not None and id(each.behind.host) in kept:
+            if each.parent is not None and id(each.parent.host) in kept:
                 kept.add(id(each))
-        return heir, [id(each) in kept for each in self._rounds]
+        return next_round, [id(each) in kept for each in self._rounds]
 
-    def keep(self, are_kept: Sequence[bool]) -> list[Round]:
-        """The others, which are under way no more."""
+    def retain(self, are_kept: Sequence[bool]) -> list[Round]:
+        """Keeps those flagged; removes and returns the others."""
         pairs = list(zip(self._rounds, are_kept, strict=True))
         self._rounds = deque(each for each, is_kept in pairs if is_kept)
         return [each for each, is_kept in pairs if not is_kept]
 
-    def are_spoilt(
+    def is_invalidated(
         self, replies: Sequence[FinalReply | None], branch: Branch[Round], next_token: int | None = None
     ) -> bool:
-        """Whether what arrived so far says that the text of `branch` is not to be; `next_token` is drafted
-        behind it, if it is known already."""
+        """Returns whether the replies that arrived so far exclude `branch`, with `next_token`, where it is
+        drafted already, as its first token."""
         if replies[0] is None:
             return False
         reply_to = {id(each): reply for each, reply in zip(self._rounds, replies, strict=True)}
@@ -164,11 +175,31 @@ class RoundsInFlight:
         return False
 
 
+def assumed_tokens(branch: Branch[Round] | None, tokens: TokenBuffer) -> TokenIds:
+    """Returns the tokens that `branch` assumes after the sequence."""
+    if branch is None:
+        return ()
+    path = _path(branch)
+    token_ids = [token_id for each in path for token_id in tokens_of_branch(each)]
+    return tuple(token_ids[tokens.position - path[0].host.start :])
+
+
+def tokens_of_branch(branch: Branch[Round]) -> TokenIds:
+    """Returns the tokens that `branch` assumes from the start of its host's draft."""
+    correction = () if branch.correction is None else (branch.correction,)
+    return (*branch.host.request.draft_tokens[: branch.offset], *correction)
+
+
+def after_all_of(host: Round) -> Branch[Round]:
+    """Returns the branch on which a round's whole draft is accepted."""
+    return Branch(host, len(host.request.draft_tokens), None, host.chance)
+
+
 def _path(branch: Branch[Round]) -> list[Branch[Round]]:
-    """From the oldest round on."""
+    """Returns the branches from the oldest round to `branch`."""
     path = [branch]
-    while path[-1].host.behind is not None:
-        path.append(path[-1].host.behind)
+    while path[-1].host.parent is not None:
+        path.append(path[-1].host.parent)
     return path[::-1]
 
 
@@ -177,10 +208,10 @@ def _first_token(branch: Branch[Round]) -> int | None:
 
 
 def _leads_to(verdict: Verdict, branch: Branch[Round], next_token: int | None) -> bool:
-    """Whether the text after `verdict` is that of `branch`, `next_token` behind it, as far as it is known."""
-    if verdict.accepted_len != branch.place:
+    """Returns whether the sequence after `verdict` may be that of `branch` followed by `next_token`."""
+    if verdict.accepted_len != branch.offset:
         return False
-    if branch.guess is not None:
-        return verdict.correction_kind is not CorrectionKind.NONE and verdict.correction == branch.guess
-    has_bonus = verdict.correction_kind is not CorrectionKind.NONE
-    return not has_bonus or next_token is None or verdict.correction == next_token
+    has_extra = verdict.correction_kind is not CorrectionKind.NONE
+    if branch.correction is not None:
+        return has_extra and verdict.correction == branch.correction
+    return not has_extra or next_token is None or verdict.correction == next_token

@@ -1,11 +1,11 @@
-"""The text of one session as the edge knows it: ids, hashes, origins, marks, and where it ends. No I/O."""
+"""The tokens of one session as the edge has them: ids, hashes, origins, marks, and the end. Does no I/O."""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 
 from outrider.common.alignment import TokenChain
+from outrider.common.clock import SYSTEM_CLOCK, Clock
 from outrider.common.stopping import TextStopper, stop_ids
 from outrider.common.types import FinishReason, Origin, StopParams, TokenIds, TokenLogprobs
 from outrider.edge_client.core.events import MarkClearedEvent, RolledBackEvent, TokenEvent
@@ -13,16 +13,17 @@ from outrider.edge_client.core.events import MarkClearedEvent, RolledBackEvent, 
 Decode = Callable[[int], str]
 
 
-class SessionText:
-    """The verifier agreed with the first `acked_position` tokens; those behind are ours alone so far.
+class TokenBuffer:
+    """Holds the sequence. The verifier agreed with the first `acked_position` tokens; the others are the
+    edge's alone so far.
 
-    Where `is_reverified` (`--reverify`), tokens kept unverified never become part of what is agreed before
-    the target has judged them, so that behind the first of them every one is unverified:
+    Where `is_reverified` (`--reverify`), the verifier agrees with no token that was kept unverified before
+    the target has judged it, so every token after the first such one is unverified:
 
         [ agreed with ][ verified, to be sent along ][ kept, to be judged ]
                        ^ acked_position              ^ settled_position    ^ position
 
-    `renew_decode` makes a decoder that has seen the prompt alone, for a text that is taken back.
+    `renew_decode` makes a decoder that has seen the prompt alone, for a sequence that is rolled back.
     """
 
     def __init__(
@@ -30,7 +31,7 @@ class SessionText:
         prompt_ids: Sequence[int],
         stop: StopParams,
         decode: Decode,
-        clock_ns: Callable[[], int] = time.perf_counter_ns,
+        clock: Clock = SYSTEM_CLOCK,
         *,
         is_reverified: bool = False,
         renew_decode: Callable[[], Decode] | None = None,
@@ -39,22 +40,22 @@ class SessionText:
         self.chain = TokenChain(prompt_ids)
         self.num_prompt_tokens = len(prompt_ids)
         self.acked_position = len(prompt_ids)
-        self.origins: list[Origin] = []  # of new tokens
+        self.origins: list[Origin] = []  # one a new token, as the next two
         self.is_verified: list[bool] = []
         self.logprobs: list[TokenLogprobs | None] = []
-        self.shown = ""
+        self.shown = ""  # the text
         self.finish: FinishReason | None = None
         self._stop = stop
         self._decode = decode
         self._renew_decode = renew_decode or (lambda: decode)
-        self._clock_ns = clock_ns
-        self._num_verified = 0  # new tokens before the first unverified one, as far as was looked
+        self._now = clock.now
+        self._num_verified = 0  # new tokens before the first unverified one that were looked at
         self._stopper: TextStopper | None = None
         self._eos_token_ids: tuple[int, ...] = ()
         self._stop_ids: frozenset[int] = frozenset()
 
     def set_eos(self, eos_token_ids: Sequence[int]) -> None:
-        """The end-of-text ids, from whoever owns them. Needed before the first token; once."""
+        """Sets the end-of-sequence ids, once. Needed before the first token."""
         if self._stopper is None:
             self._eos_token_ids = tuple(eos_token_ids)
             self._stopper = TextStopper(self._stop, eos_token_ids, self._decode)
@@ -64,25 +65,24 @@ class SessionText:
 
     @property
     def position(self) -> int:
+        """Returns the number of tokens, the prompt's included."""
         return self.chain.position
 
     @property
     def new_token_ids(self) -> TokenIds:
+        """Returns the tokens after the prompt."""
         return tuple(self.chain.token_ids[self.num_prompt_tokens :])
 
     @property
     def num_remaining(self) -> int:
+        """Returns how many tokens `max_new_tokens` still allows."""
         return self._stop.max_new_tokens - len(self.origins)
 
     @property
-    def num_unverified(self) -> int:
-        return self.is_verified.count(False)
-
-    @property
     def settled_position(self) -> int:
-        """The tokens before it stand."""
+        """Returns the number of tokens that no verdict can roll back."""
         if not self.is_reverified:
-            return self.position
+            return self.chain.position
         flags, number = self.is_verified, self._num_verified
         while number < len(flags) and flags[number]:
             number += 1
@@ -91,25 +91,33 @@ class SessionText:
 
     @property
     def to_judge(self) -> TokenIds:
-        """Kept unverified, and to be judged."""
+        """Returns the tokens that were kept unverified and are to be judged."""
         return tuple(self.chain.token_ids[self.settled_position :])
 
     def unacked(self) -> tuple[TokenIds, tuple[Origin, ...]]:
-        """The tokens after the acknowledged position that stand, with their origins."""
+        """Returns the settled tokens after the acknowledged position, with their origins."""
         start, end = self.acked_position, self.settled_position
         first, last = start - self.num_prompt_tokens, end - self.num_prompt_tokens
         return tuple(self.chain.token_ids[start:end]), tuple(self.origins[first:last])
 
     @property
     def acked_hash(self) -> int:
+        """Returns the hash of the sequence up to the acknowledged position."""
         return self.chain.hash_at(self.acked_position)
 
     def until_stop(self, token_ids: Sequence[int]) -> TokenIds:
-        """`token_ids` up to, without, the first that would end the text: what may be kept unverified."""
+        """Returns `token_ids` before the first that would end the sequence: those that may be kept
+        unverified."""
         for index, token_id in enumerate(token_ids):
             if token_id in self._stop_ids:
                 return tuple(token_ids[:index])
         return tuple(token_ids)
+
+    def num_alike(self, start: int, theirs: Sequence[int]) -> int:
+        """Returns the length of the common prefix of `theirs` and the sequence from `start` on."""
+        ours = self.chain.token_ids[start : start + len(theirs)]
+        pairs = zip(ours, theirs, strict=False)
+        return next((i for i, (our, their) in enumerate(pairs) if our != their), len(ours))
 
     # ------------------------------------------------------------------------------------- writing
 
@@ -119,10 +127,11 @@ class SessionText:
         origins: Sequence[Origin],
         logprobs: Sequence[TokenLogprobs] = (),
     ) -> list[TokenEvent]:
-        """Appends up to the token that ends the text; `finish` then says why. `logprobs` are those of the
-        first tokens, as far as they are known."""
-        assert self._stopper is not None, "tokens before anybody said what ends the text"
+        """Appends tokens up to the one that ends the sequence, which sets `finish`. `logprobs` are those of
+        the first tokens, as far as they are known."""
+        assert self._stopper is not None, "tokens before the end-of-sequence ids were set"
         events: list[TokenEvent] = []
+        time_ns = int(self._now() * 1e9)
         first = len(self.origins)
         known = [*logprobs, *[None] * (len(token_ids) - len(logprobs))]
         for index, (token_id, origin, its_logprobs) in enumerate(
@@ -137,34 +146,30 @@ class SessionText:
             self.logprobs.append(its_logprobs)
             self.shown += step.text
             self.finish = step.finish
-            events.append(
-                TokenEvent(index, token_id, step.text, origin, is_verified, self._clock_ns(), its_logprobs)
-            )
+            events.append(TokenEvent(index, token_id, step.text, origin, is_verified, time_ns, its_logprobs))
         self.chain.extend(token_ids[: len(events)])
         return events
 
+    def set_finish(self, reason: FinishReason | None) -> None:
+        """Ends the sequence where a token does not, or (None) takes its end back."""
+        self.finish = reason
+
     def end(self, reason: FinishReason) -> str:
-        """Ends the text for a reason of ours, and releases what was held back."""
+        """Ends the sequence for `reason` unless it has ended, and returns the text that was held back."""
         held = self._stopper.flush() if self._stopper is not None else ""
         self.shown += held
         self.finish = self.finish or reason
         return held
 
     def acknowledge(self, position: int) -> None:
-        """The verifier has `position` tokens, the first of which are ours."""
+        """Notes that the verifier has the first `position` tokens, as far as there are so many."""
         self.acked_position = min(position, self.position)
-
-    def num_alike(self, start: int, theirs: Sequence[int]) -> int:
-        """How many of `theirs`, from `start` on, are what the text has there."""
-        ours = self.chain.token_ids[start : start + len(theirs)]
-        pairs = zip(ours, theirs, strict=False)
-        return next((i for i, (our, their) in enumerate(pairs) if our != their), len(ours))
 
     def confirm(
         self, start: int, num_tokens: int, logprobs: Sequence[TokenLogprobs] = ()
     ) -> list[MarkClearedEvent]:
-        """The target has the same `num_tokens` tokens from `start` on: their marks go. `logprobs` are those
-        of the first ones."""
+        """Clears the marks of `num_tokens` tokens from `start` on, which the target has chosen too.
+        `logprobs` are those of the first ones."""
         cleared = []
         first = start - self.num_prompt_tokens
         for index in range(max(0, first), first + num_tokens):
@@ -176,8 +181,8 @@ class SessionText:
         return cleared
 
     def roll_back(self, position: int) -> RolledBackEvent:
-        """Takes the tokens from `position` on back, the end of the text too. What was shown of the ones
-        before does not depend on those behind, so it stands."""
+        """Drops the tokens from `position` on, and the end of the sequence. The text shown with the ones
+        before does not depend on those dropped, so it stays."""
         assert self._stopper is not None and self.settled_position <= position < self.position
         num_tokens = position - self.num_prompt_tokens
         self.chain.truncate(position)

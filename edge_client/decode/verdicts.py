@@ -1,11 +1,11 @@
-"""What a verdict says of its round: the tokens it makes, whether it can be true, the record of it. Pure."""
+"""Applying a verdict: is it consistent with the edge's sequence, and which tokens does it add?"""
 
 from __future__ import annotations
 
-from outrider.common.alignment import TokenChain, extend_hash
+from outrider.common.alignment import extend_hash
 from outrider.common.types import (
     CorrectionKind,
-    Draft,
+    FinishReason,
     Origin,
     RoundError,
     RoundErrorCode,
@@ -13,16 +13,68 @@ from outrider.common.types import (
     Verdict,
     VerifyRequest,
 )
-from outrider.edge_client.core.stats import RoundRecord
-from outrider.edge_client.decode.correction import PendingCorrection
+from outrider.edge_client.core.events import MarkClearedEvent, RolledBackEvent, SessionEvent
+from outrider.edge_client.decode.generation_state import GenerationState
+from outrider.edge_client.decode.reverify import reconcile
 from outrider.edge_client.decode.rounds import Round
 from outrider.edge_client.transport.remote_verifier import Answer
 
 _ORIGIN_OF = {CorrectionKind.CORRECTION: Origin.CORRECTION, CorrectionKind.BONUS: Origin.BONUS}
 
 
+def apply_verdict(state: GenerationState, round_: Round, answer: Answer) -> list[SessionEvent] | None:
+    """Appends what the verdict brings. Returns None, and has the session opened again, where the verdict is
+    that of another sequence."""
+    tokens, verdict = state.tokens, answer.verdict
+    token_ids, origins = tokens_of(round_.request, verdict)
+    if not _is_consistent(state, round_, verdict, token_ids):
+        state.failed(_disagreement(verdict))
+        state.lost()
+        return None
+    state.answered()
+    events: list[SessionEvent] = []
+    if tokens.position > round_.start:  # kept tokens, or the bonus of the round before, drafted right
+        events += reconcile(state, round_.start, token_ids, verdict.logprobs)
+    num_known = tokens.position - round_.start
+    added = state.add(token_ids[num_known:], origins[num_known:], verdict.logprobs[num_known:])
+    events += added
+    tokens.acknowledge(verdict.position)
+    num_accepted = max(0, min(num_known, verdict.accepted_len) - round_.num_kept)
+    num_accepted += sum(event.origin is Origin.ACCEPTED for event in added)
+    state.recorder.judged(round_, num_accepted, answer)
+    if tokens.finish is None:
+        if verdict.candidates:
+            supports = round_.draft.supports
+            support = supports[verdict.accepted_len] if state.pending is None else None
+            events += state.choose_correction(support, verdict.candidates)
+        elif verdict.correction_kind is CorrectionKind.NONE and not round_.request.pipelined:
+            state.finish(FinishReason.STOP)
+    return events
+
+
+def apply_late_verdict(
+    state: GenerationState, request: VerifyRequest, verdict: Verdict
+) -> list[SessionEvent]:
+    """Applies a verdict that came after its deadline. Clears the marks of the edge's tokens as far as the
+    target chose the same ones after the same sequence; the others keep them or (`--reverify`) are replaced."""
+    tokens = state.tokens
+    start = request.base_position + len(request.committed_tokens)
+    events: list[SessionEvent] = []
+    if tokens.chain.agrees(start, extend_hash(request.base_hash, request.committed_tokens)):
+        theirs, origins = tokens_of(request, verdict)
+        if tokens.is_reverified:
+            events += reconcile(state, start, theirs, verdict.logprobs)
+            if events and isinstance(events[-1], RolledBackEvent):
+                num_known = tokens.position - start
+                events += state.add(theirs[num_known:], origins[num_known:], verdict.logprobs[num_known:])
+        else:
+            events += tokens.confirm(start, tokens.num_alike(start, theirs), verdict.logprobs)
+    state.recorder.late_verdict(sum(isinstance(event, MarkClearedEvent) for event in events))
+    return events
+
+
 def tokens_of(request: VerifyRequest, verdict: Verdict) -> tuple[TokenIds, tuple[Origin, ...]]:
-    """What the text has from the start of the round's draft on, by its verdict."""
+    """Returns the tokens, with their origins, that the verdict puts from the start of the round's draft on."""
     token_ids = request.draft_tokens[: verdict.accepted_len]
     origins = (Origin.ACCEPTED,) * len(token_ids)
     if verdict.correction_kind is CorrectionKind.NONE:
@@ -30,73 +82,28 @@ def tokens_of(request: VerifyRequest, verdict: Verdict) -> tuple[TokenIds, tuple
     return (*token_ids, verdict.correction), (*origins, _ORIGIN_OF[verdict.correction_kind])
 
 
-def agrees(
-    chain: TokenChain, settled_position: int, round_: Round, verdict: Verdict, token_ids: TokenIds
-) -> bool:
-    """Whether the verifier's text is ours, as far as that is settled, with `token_ids` behind where the draft
-    began."""
-    start = round_.start
-    known = tuple(chain.token_ids[start:settled_position])
-    is_known_right = token_ids[: len(known)] == known
-    is_length_right = verdict.position == start + len(token_ids)
+def _is_consistent(state: GenerationState, round_: Round, verdict: Verdict, token_ids: TokenIds) -> bool:
+    """Returns whether the verdict's position, hash and candidates are those of the settled sequence followed
+    by what `token_ids`, which begin at the round's draft, add to it."""
+    chain, settled_position = state.tokens.chain, state.tokens.settled_position
+    known = tuple(chain.token_ids[round_.start : settled_position])
+    if token_ids[: len(known)] != known or verdict.position != round_.start + len(token_ids):
+        return False
     new_ids = token_ids[len(known) :]
     if settled_position == chain.position:
         hash_ = chain.hash_with(new_ids)
     else:
         hash_ = extend_hash(chain.hash_at(settled_position), new_ids)
-    return is_known_right and is_length_right and verdict.hash == hash_
+    return verdict.hash == hash_ and _has_right_candidates(state, round_, verdict)
 
 
-def can_choose(pending: PendingCorrection | None, verdict: Verdict, draft: Draft) -> bool:
-    """Whether candidates came where some are due, and only there."""
-    if pending is not None:
+def _has_right_candidates(state: GenerationState, round_: Round, verdict: Verdict) -> bool:
+    """Returns whether candidates came where a correction is to be chosen, and only there."""
+    if state.pending is not None:
         return bool(verdict.candidates)
-    return not verdict.candidates or verdict.accepted_len < len(draft.supports)
+    return not verdict.candidates or verdict.accepted_len < len(round_.draft.supports)
 
 
-def disagreement(verdict: Verdict) -> RoundError:
+def _disagreement(verdict: Verdict) -> RoundError:
     message = "the verdict's position, hash or candidates are not those of the text it makes"
     return RoundError(verdict.round_id, RoundErrorCode.UNKNOWN_PREFIX, message)
-
-
-def make_record(round_: Round, num_accepted_tokens: int, answer: Answer) -> RoundRecord:
-    """Of a round whose verdict was taken. Kept tokens are no draft; where they fell, what was drafted behind
-    them was not judged."""
-    draft, metrics, judgement = round_.draft, answer.verdict.metrics, round_.judgement
-    is_judged = answer.verdict.accepted_len >= round_.num_kept
-    num_draft_tokens = len(draft.token_ids) if is_judged else 0
-    return RoundRecord(
-        round_id=answer.verdict.round_id,
-        num_draft_tokens=num_draft_tokens,
-        num_accepted_tokens=num_accepted_tokens,
-        draft_ms=round_.draft_ms,
-        rtt_ms=answer.wait_s * 1e3,
-        net_ms=answer.wait_s * 1e3 - metrics.total_ns / 1e6,
-        queue_ms=metrics.queue_ns / 1e6,
-        forward_ms=metrics.forward_ns / 1e6,
-        verifier_ms=metrics.total_ns / 1e6,
-        batch_size=metrics.batch_size,
-        alpha_mean=metrics.alpha_mean,
-        bytes_up=answer.bytes_up,
-        bytes_down=answer.bytes_down,
-        confidences=draft.confidences if is_judged else (),
-        window=round_.window,
-        pipelined_hit=True if round_.is_ahead else None,
-        is_guess_hit=round_.is_guess_hit,
-        num_dropped_tokens=int(draft.doubted is not None),
-        hard_ratio=None if judgement is None else judgement.hard_ratio,
-        escalated=None if judgement is None else judgement.is_escalated,
-    )
-
-
-def make_stale_record(round_: Round, *, is_first_wrong: bool) -> RoundRecord:
-    """Of a round whose assumption fell. `is_first_wrong`: with its first token, a bonus guessed wrong."""
-    return RoundRecord(
-        round_.request.round_id,
-        len(round_.draft.token_ids),
-        draft_ms=round_.draft_ms,
-        is_answered=False,
-        window=round_.window,
-        pipelined_hit=None if round_.is_guess else False,
-        is_first_wrong=is_first_wrong,
-    )

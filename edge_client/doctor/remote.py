@@ -8,9 +8,8 @@ import statistics
 from dataclasses import dataclass
 
 from outrider.common.errors import InvalidFieldError, LinkError, LinkFaultError, OutriderError
-from outrider.common.types import ModelInfo
+from outrider.common.types import PROTOCOL_VERSION, ModelInfo
 from outrider.edge_client.config.run_config import RunConfig
-from outrider.edge_client.decode.opening import PROTOCOL_VERSION
 from outrider.edge_client.doctor.finding import Finding, fault, ok, skipped, warning
 from outrider.edge_client.transport.link.probe import Probe, probe
 from outrider.edge_client.transport.link.security import LinkSecurity, link_security

@@ -3,9 +3,10 @@ it for experiments."""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 
+from outrider.common.clock import SYSTEM_CLOCK, Clock
+from outrider.common.sequences import common_prefix
 from outrider.common.types import Draft, SamplingParams, Signals, TokenIds
 from outrider.edge_client.drafting.base import DraftModel, KeepsRunnerUps, ShouldStop, Stop
 
@@ -21,13 +22,15 @@ class Drafter:
         num_prompt_tokens: int,
         num_support: int = 0,
         min_draft_s: float = 0.0,
+        clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         self.model = model
+        self._clock = clock
         self._sequence = model.sequence(
             sampling, num_prompt_tokens=num_prompt_tokens, num_support=num_support
         )
         self._min_draft_s = min_draft_s
-        self.warm_s = 0.0  # `time.monotonic` at the end of `warm_up`
+        self.warm_s = 0.0  # the clock at the end of `warm_up`
         self._assumed: TokenIds = ()  # what the sequence was told that may yet turn out wrong: its end
 
     def propose(
@@ -43,13 +46,13 @@ class Drafter:
         The draft is shorter than asked where `should_stop` ends it or the draft's context is nearly full; it
         is empty at the context limit and where the strategy has no proposal.
         """
-        start_s = time.perf_counter()
+        start_s = self._clock.now()
         self._commit(token_ids, assumed)
         draft = self._sequence.propose(num_draft_tokens, self._stretched(should_stop, start_s))
-        left_s = self._min_draft_s * len(draft.token_ids) - (time.perf_counter() - start_s)
+        left_s = self._min_draft_s * len(draft.token_ids) - (self._clock.now() - start_s)
         if left_s > 0:
-            time.sleep(left_s)
-        return draft, (time.perf_counter() - start_s) * 1e3
+            self._clock.sleep(left_s)
+        return draft, (self._clock.now() - start_s) * 1e3
 
     def keep_runner_ups(self) -> bool:
         """Asks for runner-ups in all later drafts; returns whether the draft can provide them."""
@@ -63,9 +66,7 @@ class Drafter:
         if self._assumed:  # as far as it came true it stays
             start = sequence.position - len(self._assumed)
             now = (*token_ids[start:], *assumed)
-            pairs = enumerate(zip(self._assumed, now, strict=False))
-            num_right = next((i for i, (a, b) in pairs if a != b), min(len(self._assumed), len(now)))
-            sequence.truncate(start + num_right)
+            sequence.truncate(start + common_prefix(self._assumed, now))
         sequence.commit(token_ids[sequence.position :])
         if assumed:
             sequence.commit(assumed[sequence.position - len(token_ids) :])
@@ -77,9 +78,9 @@ class Drafter:
             return should_stop
 
         def stretched(token_id: int, signals: Signals | None, num_drafted: int) -> Stop:
-            left_s = self._min_draft_s * num_drafted - (time.perf_counter() - start_s)
+            left_s = self._min_draft_s * num_drafted - (self._clock.now() - start_s)
             if left_s > 0:
-                time.sleep(left_s)
+                self._clock.sleep(left_s)
             return should_stop(token_id, signals, num_drafted)
 
         return stretched
@@ -102,14 +103,14 @@ class Drafter:
         """Feeds the prompt while the verifier does the same; the proposal is dropped."""
         self._sequence.commit(prompt_ids[self._sequence.position :])
         self._sequence.propose(1)
-        self.warm_s = time.monotonic()
+        self.warm_s = self._clock.now()
 
     def time_token(self) -> float:
         """Returns the seconds that one drafted token takes, measured on one that is dropped, after
         `warm_up`."""
-        start_s = time.perf_counter()
+        start_s = self._clock.now()
         self._sequence.propose(1)
-        return max(self._min_draft_s, time.perf_counter() - start_s)
+        return max(self._min_draft_s, self._clock.now() - start_s)
 
     def close(self) -> None:
         """Frees the sequence."""

@@ -12,6 +12,7 @@ import threading
 from collections.abc import Sequence
 from typing import Protocol, Self, runtime_checkable
 
+from outrider.common.sequences import common_prefix
 from outrider.common.types import Draft, SamplingParams
 from outrider.edge_client.drafting.base import DraftModel, DraftSequence, KeepsRunnerUps, ShouldStop
 
@@ -180,11 +181,3 @@ class _LeasedSequence:
         idle.renew(self._sampling, self._num_prompt_tokens, self._num_support)
         self._lease.num_reused_tokens = num_common
         return idle
-
-
-def common_prefix(one: Sequence[int], other: Sequence[int]) -> int:
-    """Returns how many tokens two sequences have in common at their beginning."""
-    for index, (mine, theirs) in enumerate(zip(one, other, strict=False)):
-        if mine != theirs:
-            return index
-    return min(len(one), len(other))

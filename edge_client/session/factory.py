@@ -16,7 +16,7 @@ from outrider.common.types import SamplingParams, StopParams, TokenIds
 from outrider.edge_client.config.gate import create_gate, gate_settings
 from outrider.edge_client.config.methods import check_method, make_method_params, support_size
 from outrider.edge_client.config.run_config import RunConfig, draft_dir
-from outrider.edge_client.controller.acceptance_prior import Experience
+from outrider.edge_client.controller.acceptance_prior import AcceptancePrior
 from outrider.edge_client.controller.depth.registry import create_depth_policy
 from outrider.edge_client.controller.window import Pipelining, RoundWindow, create_window
 from outrider.edge_client.core.options import Mode, OnTimeout, SessionOptions
@@ -42,7 +42,7 @@ class Edge:
     draft_load_ms: float
     labels: tuple[str, ...]
     dropout_cost: DropoutCost | None = None  # where the draft tells variance
-    experience: Experience = field(default_factory=Experience)
+    acceptance_prior: AcceptancePrior = field(default_factory=AcceptancePrior)
 
     def session(
         self,
@@ -72,7 +72,7 @@ class Edge:
             depth=create_depth_policy(config.depth.policy, config.depth.num_speculative_tokens),
             window=make_window(config),
             gate=create_gate(gating, self.draft, self.tokenizer.decoder),
-            experience=self.experience,
+            acceptance_prior=self.acceptance_prior,
             session_id=session_id,
             min_draft_s=config.min_draft_ms / 1e3,
         )
@@ -218,7 +218,7 @@ def make_window(config: RunConfig) -> RoundWindow:
         num_rounds,
         config.depth.policy,
         has_stream_too=is_auto,
-        may_guess=config.pipelining.guesses == "auto",
+        may_branch=config.pipelining.guesses == "auto",
     )
 
 

@@ -1,21 +1,21 @@
 """One generation, from a prompt to its last token: `EdgeSession.generate()` yields events.
 
-The loops live in `speculative`, `cloud_only` and here (edge-only); this class opens, closes, and keeps the
-result whatever happens.
+The loops are in `decode`, but for edge-only's, which is here; this class opens, closes, and keeps the result
+whatever happens.
 """
 
 from __future__ import annotations
 
 import math
 import secrets
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
+from outrider.common.clock import SYSTEM_CLOCK, Clock
 from outrider.common.errors import LinkError
 from outrider.common.methods import num_support
 from outrider.common.types import FinishReason, Method, ModelInfo, Origin, TokenIds, TokenLogprobs
-from outrider.edge_client.controller.acceptance_prior import Experience
+from outrider.edge_client.controller.acceptance_prior import AcceptancePrior
 from outrider.edge_client.controller.depth.base import DepthPolicy
 from outrider.edge_client.controller.depth.fixed import FixedDepth
 from outrider.edge_client.controller.window import RoundWindow
@@ -24,12 +24,12 @@ from outrider.edge_client.core.options import Mode, OnTimeout, SessionOptions
 from outrider.edge_client.core.stats import SessionStats
 from outrider.edge_client.decode.auto import run_auto
 from outrider.edge_client.decode.cloud_only import stream_cloud_only
-from outrider.edge_client.decode.fallback import go_alone
-from outrider.edge_client.decode.generation_state import Decoding
+from outrider.edge_client.decode.fallback import continue_alone
+from outrider.edge_client.decode.generation_state import GenerationState
 from outrider.edge_client.decode.opening import open_session
 from outrider.edge_client.decode.proposer import Proposer
 from outrider.edge_client.decode.speculative import SpeculativeLoop
-from outrider.edge_client.decode.token_buffer import Decode, SessionText
+from outrider.edge_client.decode.token_buffer import Decode, TokenBuffer
 from outrider.edge_client.drafting.base import DraftModel
 from outrider.edge_client.drafting.drafter import Drafter
 from outrider.edge_client.gate.gate import Gate
@@ -41,7 +41,7 @@ _ALONE_AFTER_S = 1.0  # without a first connection, where the edge may begin by 
 
 @dataclass(frozen=True, slots=True)
 class SessionResult:
-    """What was generated; also after an error or a cancel, as far as it came."""
+    """The result of a generation; after an error or a cancel, as far as it came."""
 
     text: str
     token_ids: TokenIds  # new tokens only
@@ -55,7 +55,7 @@ class SessionResult:
 
     @property
     def token_is_approximate(self) -> tuple[bool, ...]:
-        """Of each new token: whether an approximate method let it in."""
+        """Returns for each new token whether an approximate method accepted it."""
         is_approximate = not self.method.is_exact
         return tuple(is_approximate and origin.is_judged for origin in self.origins)
 
@@ -65,24 +65,26 @@ class SessionResult:
 
 
 def new_session_id() -> bytes:
+    """Returns 16 random bytes."""
     return secrets.token_bytes(16)
 
 
 def _create_drafter(
-    draft: DraftModel, options: SessionOptions, num_prompt_tokens: int, min_draft_s: float
+    draft: DraftModel, options: SessionOptions, num_prompt_tokens: int, min_draft_s: float, clock: Clock
 ) -> Drafter:
-    """Alone, the draft samples from all of its distribution: nobody judges it by a support."""
+    """Creates the draft side. Alone, the draft samples from its whole distribution: there is no verdict that
+    would need a support."""
     is_alone = options.mode is Mode.EDGE_ONLY
     num_ids = 0 if is_alone else num_support(options.method, options.support_size)
-    return Drafter(draft, options.sampling, num_prompt_tokens, num_ids, min_draft_s)
+    return Drafter(draft, options.sampling, num_prompt_tokens, num_ids, min_draft_s, clock)
 
 
 class EdgeSession:
     """Generates once. `verifier` is None in edge-only mode, `draft` in cloud-only and co-located mode.
 
     `decode` turns an id into the text that became final with it; `renew_decode` makes another that has seen
-    the prompt alone, which a text that is taken back needs (None: `decode` has no state). `experience` is
-    shared with other sessions of the same draft. The session closes `verifier`; `draft` stays its owner's.
+    the prompt alone, which a rollback needs (None: `decode` has no state). `acceptance_prior` is shared with other
+    sessions of the same draft. The session closes `verifier`, not `draft`. Its clock is the verifier's.
     """
 
     def __init__(
@@ -97,143 +99,146 @@ class EdgeSession:
         depth: DepthPolicy | None = None,
         window: RoundWindow | None = None,
         gate: Gate | None = None,
-        experience: Experience | None = None,
+        acceptance_prior: AcceptancePrior | None = None,
         session_id: bytes | None = None,
         min_draft_s: float = 0.0,
     ) -> None:
         assert prompt_ids, "an empty prompt"
         self._draft = draft
         self._is_cancelled = False
-        drafter = _create_drafter(draft, options, len(prompt_ids), min_draft_s) if draft else None
-        text = SessionText(
-            prompt_ids, options.stop, decode, is_reverified=options.is_reverified, renew_decode=renew_decode
+        clock = SYSTEM_CLOCK if verifier is None else verifier.clock
+        drafter = _create_drafter(draft, options, len(prompt_ids), min_draft_s, clock) if draft else None
+        tokens = TokenBuffer(
+            prompt_ids,
+            options.stop,
+            decode,
+            clock,
+            is_reverified=options.is_reverified,
+            renew_decode=renew_decode,
         )
-        self._decoding = Decoding(
-            session_id=session_id or new_session_id(),
-            options=options,
-            text=text,
-            proposer=Proposer(text, depth or FixedDepth(), drafter, gate),
-            window=window or RoundWindow(),
-            experience=experience,
-            stats=SessionStats(),
+        self._state = GenerationState(
+            session_id or new_session_id(),
+            options,
+            tokens,
+            Proposer(tokens, depth or FixedDepth(), drafter, gate),
             verifier=verifier,
+            window=window,
+            acceptance_prior=acceptance_prior,
+            clock=clock,
         )
 
     def generate(self) -> Iterator[SessionEvent]:
-        """Yields token events, what becomes of unverified ones (`MarkClearedEvent`, `RolledBackEvent`), and
-        one `EndEvent`.
+        """Yields token events, changes of unverified tokens (`MarkClearedEvent`, `RolledBackEvent`), and one
+        `EndEvent`.
 
-        Raises what cannot be repaired (`OutriderError`) after closing; `result` holds the partial text.
+        Raises `OutriderError` where it cannot repair, after closing; `result` has the tokens so far.
         """
-        text = self._decoding.text
-        self._decoding.stats.start_ns = time.perf_counter_ns()
+        state = self._state
+        state.recorder.started(state.clock.now())
         reason = FinishReason.ERROR  # unless it ends in another way
         try:
             yield from self._run()
-            reason = text.finish or FinishReason.ERROR
+            reason = state.tokens.finish or FinishReason.ERROR
         except CancelledByUser:
             reason = FinishReason.CANCELLED
-            if self._decoding.is_owed:
-                text.finish = None  # it had ended unless the target disagreed, which nobody waits to hear
+            state.cancelled()
         except GeneratorExit:
             reason = FinishReason.CANCELLED
             raise
         finally:
-            held = text.end(reason)
+            held = state.tokens.end(reason)
             self._close()
         yield EndEvent(reason, held)
 
     def cancel(self) -> None:
-        """Ends the generation soon; its text so far stays. Safe in a signal handler and other threads."""
+        """Ends the generation soon; its tokens so far stay. Safe in a signal handler and other threads."""
         self._is_cancelled = True
-        if self._decoding.verifier is not None:
-            self._decoding.verifier.lifeline.cancel()
+        if self._state.verifier is not None:
+            self._state.verifier.cancel()
 
     @property
     def result(self) -> SessionResult:
-        text = self._decoding.text
+        """Returns what was generated so far."""
+        tokens = self._state.tokens
         return SessionResult(
-            text=text.shown,
-            token_ids=text.new_token_ids,
-            origins=tuple(text.origins),
-            is_verified=tuple(text.is_verified),
-            finish_reason=text.finish or FinishReason.ERROR,
-            model=self._decoding.model,
-            stats=self._decoding.stats,
-            logprobs=tuple(text.logprobs),
-            method=self._decoding.options.method,
+            text=tokens.shown,
+            token_ids=tokens.new_token_ids,
+            origins=tuple(tokens.origins),
+            is_verified=tuple(tokens.is_verified),
+            finish_reason=tokens.finish or FinishReason.ERROR,
+            model=self._state.model,
+            stats=self._state.recorder.stats,
+            logprobs=tuple(tokens.logprobs),
+            method=self._state.options.method,
         )
 
     @property
     def way(self) -> str:
-        """How the next tokens come about: synchronous, pipelined, cloud-only, co-located, or alone. For
-        watching; safe in other threads."""
-        decoding, mode = self._decoding, self._decoding.options.mode
-        if decoding.verifier is None or not decoding.verifier.lifeline.breaker.is_closed:
+        """Returns how the next tokens are made: synchronous, pipelined, cloud-only, co-located, or alone. Safe
+        in other threads."""
+        state, mode = self._state, self._state.options.mode
+        if state.verifier is None or not state.verifier.is_link_up:
             return "alone"
         if not mode.has_draft:
             return str(mode)
-        if decoding.is_to_stream:
+        if state.is_to_stream:
             return str(Mode.CLOUD_ONLY)
-        return "pipelined" if decoding.window.size > 1 else "synchronous"
+        return "pipelined" if state.window.size > 1 else "synchronous"
 
     @property
     def deadline_s(self) -> float | None:
-        """Of an ordinary round, now; None without a verifier."""
-        verifier = self._decoding.verifier
+        """Returns the present deadline of an ordinary round; None without a verifier."""
+        verifier = self._state.verifier
         return verifier.deadline.seconds if verifier is not None else None
 
     # --------------------------------------------------------------------------------------- modes
 
     def _run(self) -> Iterator[SessionEvent]:
-        mode = self._decoding.options.mode
+        mode = self._state.options.mode
         if mode is Mode.EDGE_ONLY:
             yield from self._edge_only()
             return
         yield from self._open()
         if mode is Mode.AUTO:
-            yield from run_auto(self._decoding)
+            yield from run_auto(self._state)
         elif mode.has_draft:
-            yield from SpeculativeLoop(self._decoding).run()
+            yield from SpeculativeLoop(self._state).run()
         else:
-            yield from stream_cloud_only(self._decoding)
+            yield from stream_cloud_only(self._state)
 
     def _open(self) -> Iterator[SessionEvent]:
-        """The first contact. Only `edge_only` goes on without one, on the draft's word for the tokenizer."""
-        may_go_alone = self._decoding.options.on_timeout is OnTimeout.EDGE_ONLY and self._draft is not None
+        """Opens the session. Only `edge_only` continues without, with the draft's end-of-sequence ids."""
+        may_go_alone = self._state.options.on_timeout is OnTimeout.EDGE_ONLY and self._draft is not None
         try:
-            self._decoding.remote.connect(_ALONE_AFTER_S if may_go_alone else math.inf)
-            yield from open_session(self._decoding)
+            self._state.remote.connect(_ALONE_AFTER_S if may_go_alone else math.inf)
+            yield from open_session(self._state)
         except LinkError:
-            if not may_go_alone or not self._decoding.options.mode.has_draft:
+            if not may_go_alone or not self._state.options.mode.has_draft:
                 raise
             assert self._draft is not None
-            self._decoding.text.set_eos(self._draft.eos_token_ids)
-            self._decoding.remote.lifeline.suspect()
-            yield from go_alone(self._decoding)
+            self._state.tokens.set_eos(self._draft.eos_token_ids)
+            self._state.remote.mark_suspect()
+            yield from continue_alone(self._state)
 
     def _edge_only(self) -> Iterator[SessionEvent]:
-        """The draft is the only model here, so its end-of-text ends the text."""
-        decoding = self._decoding
+        """Generates with the draft alone, whose end-of-sequence token ends the sequence."""
+        state = self._state
         assert self._draft is not None, "edge-only needs a draft"
-        decoding.text.set_eos(self._draft.eos_token_ids)
-        while decoding.text.finish is None:
+        state.tokens.set_eos(self._draft.eos_token_ids)
+        while state.tokens.finish is None:
             if self._is_cancelled:
                 raise CancelledByUser
-            draft, _ = decoding.proposer.propose(max(1, decoding.num_to_draft()))
+            draft, _ = state.proposer.propose(max(1, state.num_to_draft()))
             if not draft.token_ids:
-                decoding.text.finish = FinishReason.CONTEXT
-            yield from decoding.add(draft.token_ids, (Origin.EDGE_ONLY,) * len(draft.token_ids))
+                state.finish(FinishReason.CONTEXT)
+            yield from state.add(draft.token_ids, (Origin.EDGE_ONLY,) * len(draft.token_ids))
 
     def _close(self) -> None:
-        decoding = self._decoding
-        decoding.remember()
-        if decoding.proposer.drafter is not None:
-            decoding.proposer.drafter.close()
-        if decoding.verifier is None:
+        state = self._state
+        state.remember()
+        if state.proposer.drafter is not None:
+            state.proposer.drafter.close()
+        if state.verifier is None:
             return
-        decoding.verifier.close(is_cancelled=decoding.text.finish is FinishReason.CANCELLED)
-        traffic, lifeline = decoding.verifier.lifeline.traffic, decoding.verifier.lifeline
-        decoding.stats.bytes_up, decoding.stats.bytes_down = traffic.bytes_up, traffic.bytes_down
-        decoding.stats.num_reconnects = lifeline.num_reconnects
-        decoding.stats.num_refusals = decoding.verifier.num_refusals
+        state.verifier.close(is_cancelled=state.tokens.finish is FinishReason.CANCELLED)
+        state.recorder.closed(state.verifier)

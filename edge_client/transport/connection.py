@@ -1,40 +1,42 @@
-"""The one connection a session has, and how it comes by the next one: breaker, probes, cancelling."""
+"""The one connection of a session and its replacement: breaker, reconnection, cancelling."""
 
 from __future__ import annotations
 
 import logging
 import math
-import time
-from collections.abc import Callable
 
+from outrider.common.clock import SYSTEM_CLOCK, Clock
 from outrider.common.errors import LinkError, LinkFaultError, RoundTimeoutError
 from outrider.common.types import SessionRequest, SessionResponse
 from outrider.edge_client.transport.breaker import CircuitBreaker
 from outrider.edge_client.transport.link.base import Connection, Traffic, VerifierLink
-from outrider.edge_client.transport.reconnect import Prober
+from outrider.edge_client.transport.reconnect import Reconnector
+from outrider.edge_client.transport.threads import SYSTEM_THREADS, Threads
 
 log = logging.getLogger(__name__)
 
-_SLICE_S = 0.05  # of waits that a cancel or a probe must be able to end
-_CONNECT_S = 5.0  # a first connection that nobody is patient with has so long, and who is patient is told
+_SLICE_S = 0.05  # the longest wait in one piece: a cancel or a fresh connection must be able to end it
+_CONNECT_S = 5.0  # the time that a first connection has without patience; with patience, a warning follows it
 
 
 class CancelledByUser(Exception):
-    """`cancel` was called: unwinds to the session, never to a caller."""
+    """Unwinds to the session after `cancel` was called; never reaches a caller."""
 
 
-class Lifeline:
+class ConnectionManager:
     """Holds a connection, or looks for one. Used by one thread; `cancel` may come from any."""
 
-    def __init__(self, link: VerifierLink, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, link: VerifierLink, clock: Clock = SYSTEM_CLOCK, threads: Threads = SYSTEM_THREADS
+    ) -> None:
         self.breaker = CircuitBreaker(clock)
+        self.connection: Connection | None = None
         self.num_reconnects = 0
         self._link = link
         self._clock = clock
-        self._prober = Prober(link, self.breaker, self._wake)
-        self._connection: Connection | None = None
+        self._reconnector = Reconnector(link, self.breaker, self._wake, clock, threads)
         self._is_cancelled = False
-        self._last_answer_s = clock()
+        self._last_answer_s = clock.now()
 
     @property
     def address(self) -> str:
@@ -45,84 +47,77 @@ class Lifeline:
         return self._link.traffic
 
     @property
-    def connection(self) -> Connection | None:
-        return self._connection
-
-    @property
-    def now_s(self) -> float:
-        return self._clock()
-
-    @property
     def silent_for_s(self) -> float:
-        """Seconds since the verifier last said anything."""
-        return self._clock() - self._last_answer_s
+        """Returns the seconds since the verifier's last message."""
+        return self._clock.now() - self._last_answer_s
 
     @property
     def trouble(self) -> str:
-        """Why there is no connection, in brackets, or nothing."""
-        error = self._prober.last_error
-        return f" ({error})" if self._connection is None and error else ""
+        """Returns why there is no connection, in brackets; empty where there is one or no reason is known."""
+        error = self._reconnector.last_error
+        return f" ({error})" if self.connection is None and error else ""
 
     # -------------------------------------------------------------------------------- connecting
 
     def connect(self, patience_s: float, at_most_s: float = math.inf) -> None:
-        """The first connection. Raises `LinkError` when every attempt under way has failed, or some have for
-        5 s, after `patience_s` or later; at once for a fault that no patience mends. After `at_most_s` it
-        raises too, and goes on trying."""
-        start_s, told_after_s = self._clock(), _CONNECT_S
-        self._prober.start()
-        while self._connection is None:
+        """Makes the first connection. Raises `LinkError` when every attempt under way has failed, or some
+        have for 5 s, after `patience_s` or later; at once for a fault that waiting does not repair. Raises it
+        after `at_most_s` too, and keeps trying."""
+        start_s, warn_after_s = self._clock.now(), _CONNECT_S
+        self._reconnector.start()
+        while self.connection is None:
             self.check_cancelled()
-            self._connection = self._prober.take(_SLICE_S)
-            if self._connection is None:
-                waited_s = self._clock() - start_s
-                self._check_hope(waited_s, patience_s, at_most_s)
-                if told_after_s <= waited_s < patience_s:
-                    told_after_s = math.inf
+            self.connection = self._reconnector.take(_SLICE_S)
+            if self.connection is None:
+                waited_s = self._clock.now() - start_s
+                self._check_attempts(waited_s, patience_s, at_most_s)
+                if warn_after_s <= waited_s < patience_s:
+                    warn_after_s = math.inf
                     where, left_s = f"{self.address} yet{self.trouble}", patience_s - waited_s
                     log.warning("no connection to %s; trying for %.0f s more", where, left_s)
 
-    def _check_hope(self, waited_s: float, patience_s: float, at_most_s: float) -> None:
-        error = self._prober.last_error
+    def _check_attempts(self, waited_s: float, patience_s: float, at_most_s: float) -> None:
+        error = self._reconnector.last_error
         if error is not None:
-            has_failed = self._prober.has_failed or waited_s >= patience_s + _CONNECT_S
+            has_failed = self._reconnector.has_failed or waited_s >= patience_s + _CONNECT_S
             if isinstance(error, LinkFaultError) or (has_failed and waited_s >= patience_s):
-                self._prober.stop()
+                self._reconnector.stop()
                 raise error
         if waited_s >= at_most_s:
             raise LinkError(f"no connection to {self.address} in {waited_s:.1f} s")
 
     def wait(self, give_up_s: float) -> Connection:
-        """The connection, once there is one. Raises `RoundTimeoutError` when there is none by `give_up_s`."""
-        while self._connection is None:
+        """Returns the connection once there is one. Raises `RoundTimeoutError` at `give_up_s`."""
+        while self.connection is None:
             self.check_cancelled()
-            self._prober.start()
-            if not self._adopt_probe(_SLICE_S) and self._clock() >= give_up_s:
+            self._reconnector.start()
+            if not self._adopt(_SLICE_S) and self._clock.now() >= give_up_s:
                 raise RoundTimeoutError(f"no connection to {self.address}{self.trouble}")
-        return self._connection
+        return self.connection
 
     def drop(self) -> None:
-        """The connection is lost or suspect: a fresh one from now on."""
-        if self._connection is not None:
-            self._connection.close()
-            self._connection = None
-        self.suspect()
+        """Closes the connection and starts to look for another."""
+        if self.connection is not None:
+            self.connection.close()
+            self.connection = None
+        self.mark_suspect()
 
-    def suspect(self) -> None:
-        """A round timed out: keep the connection (a late answer may come), and probe a fresh one."""
+    def mark_suspect(self) -> None:
+        """Looks for a fresh connection after a timeout, and keeps this one: a late answer may arrive on it."""
         self.breaker.record_failure()
-        self._prober.start()
+        self._reconnector.start()
 
-    def take_sign_of_life(self) -> tuple[bool, SessionResponse | None]:
-        """Whether the link seems to work again (a probe connected, or an answer came), and that answer."""
+    def poll_recovery(self) -> tuple[bool, SessionResponse | None]:
+        """Returns whether the link seems to work again (a fresh connection is there, or a message came), and
+        that message."""
         self.check_cancelled()
-        if self._adopt_probe():
+        if self._adopt():
             return True, None
-        if self._connection is None:
-            self._prober.start()
+        if self.connection is None:
+            self._reconnector.start()
             return False, None
         try:
-            reply = self._connection.receive(0.0)
+            reply = self.connection.receive(0.0)
         except LinkError:
             self.drop()
             return False, None
@@ -131,64 +126,55 @@ class Lifeline:
         return reply is not None, reply
 
     def _wake(self) -> None:
-        """A fresh connection is there: whoever listens to the old one should know."""
-        if (connection := self._connection) is not None:
+        """Ends a wait on the old connection: a fresh one is there, or the user cancelled."""
+        if (connection := self.connection) is not None:
             connection.wake()
 
-    def _adopt_probe(self, timeout_s: float = 0.0) -> bool:
-        connection = self._prober.take(timeout_s)
+    def _adopt(self, timeout_s: float = 0.0) -> bool:
+        connection = self._reconnector.take(timeout_s)
         if connection is None:
             return False
-        if self._connection is not None:
-            self._connection.close()
-        self._connection = connection
+        if self.connection is not None:
+            self.connection.close()
+        self.connection = connection
         self.num_reconnects += 1
-        self.breaker.record_probe_connected()
+        self.breaker.record_connected()
         return True
 
     # ---------------------------------------------------------------------------------- messages
 
     def send(self, request: SessionRequest) -> None:
-        """Sends if there is a connection to send on. Raises `LinkError`."""
-        if self._connection is not None:
-            self._connection.send(request)
+        """Sends where there is a connection. Raises `LinkError`."""
+        if self.connection is not None:
+            self.connection.send(request)
 
     def receive(self, until_s: float) -> SessionResponse | None:
-        """A message, or None at `until_s` or a little earlier. Raises `LinkError`.
+        """Returns a message, or None at `until_s` or a little earlier. Raises `LinkError`.
 
-        While the breaker is not closed a probe that connects replaces the connection meanwhile.
+        While the breaker is not closed, a fresh connection replaces this one meanwhile.
         """
-        assert self._connection is not None, "receive without a connection"
-        timeout_s = until_s - self._clock()
+        assert self.connection is not None, "receive without a connection"
+        timeout_s = until_s - self._clock.now()
         if not self.breaker.is_closed:
             timeout_s = min(_SLICE_S, timeout_s)
-        reply = self._connection.receive(timeout_s)
+        reply = self.connection.receive(timeout_s)
         if reply is not None:
             self._note_answer()
         elif not self.breaker.is_closed:
-            self._adopt_probe()
+            self._adopt()
         return reply
 
     @property
     def arrival_s(self) -> float:
-        """When the message that was last received came, by the clock: at times before anybody looked."""
-        lay_here_s = self._connection.lay_here_s if self._connection is not None else 0.0
-        return self._clock() - lay_here_s
-
-    def start_trip(self) -> None:
-        """Times a trip beside what is under way, where the connection can."""
-        if self._connection is not None:
-            self._connection.start_trip()
-
-    def take_trip(self) -> float | None:
-        """What the last one took, in seconds, once."""
-        return self._connection.take_trip() if self._connection is not None else None
+        """Returns the clock's time at which the message last received arrived, before it was read perhaps."""
+        queued_s = self.connection.queued_s if self.connection is not None else 0.0
+        return self._clock.now() - queued_s
 
     def _note_answer(self) -> None:
-        self._last_answer_s = self._clock()
+        self._last_answer_s = self._clock.now()
         if not self.breaker.is_closed:
             self.breaker.record_answer()
-            self._prober.stop()
+            self._reconnector.stop()
 
     # -------------------------------------------------------------------------------- cancelling
 
@@ -198,17 +184,19 @@ class Lifeline:
         self._wake()
 
     def check_cancelled(self) -> None:
+        """Raises `CancelledByUser` after `cancel`."""
         if self._is_cancelled:
             raise CancelledByUser
 
     def sleep(self, seconds: float) -> None:
-        end_s = self._clock() + seconds
-        while (left_s := end_s - self._clock()) > 0:
+        """Sleeps; raises `CancelledByUser` where `cancel` is called meanwhile."""
+        end_s = self._clock.now() + seconds
+        while (left_s := end_s - self._clock.now()) > 0:
             self.check_cancelled()
-            time.sleep(min(_SLICE_S, left_s))
+            self._clock.sleep(min(_SLICE_S, left_s))
 
     def detach(self) -> Connection | None:
-        """Gives the connection away for closing, and stops looking for others."""
-        self._prober.stop()
-        connection, self._connection = self._connection, None
+        """Hands over the connection for closing, and stops looking for others."""
+        self._reconnector.stop()
+        connection, self.connection = self.connection, None
         return connection

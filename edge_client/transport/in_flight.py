@@ -1,6 +1,6 @@
-"""Jobs under way over the lifeline: sent in order, sent again on a fresh connection, answered oldest first.
+"""The requests in flight: sent in order, sent again on a fresh connection, answered oldest first.
 
-Several rounds may be under way at once; an opening is always alone. The verifier takes a session's requests
+Several rounds may be in flight at once; an opening is always alone. The verifier takes a session's requests
 in the order of their arrival, and a request sent twice is answered twice and applied once.
 """
 
@@ -10,6 +10,7 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
+from outrider.common.clock import Clock
 from outrider.common.errors import LinkError, RoundTimeoutError
 from outrider.common.types import (
     Opened,
@@ -20,11 +21,11 @@ from outrider.common.types import (
     Verdict,
     VerifyRequest,
 )
-from outrider.edge_client.transport.connection import Lifeline
+from outrider.edge_client.transport.connection import ConnectionManager
 from outrider.edge_client.transport.link.base import Connection
 
 _MAX_ATTEMPT_S = 10.0
-_MAX_TIMED_OUT = 32  # as many as the verifier keeps replies of
+_MAX_TIMED_OUT = 32  # the number of replies that a verifier keeps of a session
 
 Job = OpenRequest | VerifyRequest
 FinalReply = Opened | Verdict | RoundError
@@ -32,115 +33,113 @@ FinalReply = Opened | Verdict | RoundError
 
 @dataclass(slots=True, eq=False)
 class Outstanding:
-    """A job under way. Its answer counts as late `deadline_s` after it was given, or after the answer before
-    its own: until then the verifier was busy with us. `drafted_s` went by before it was given."""
+    """A request in flight. Its answer is late `deadline_s` after the submission, or after the answer before
+    its own: until then the verifier was busy with this session. Its draft took `drafted_s` before that."""
 
     job: Job
-    given_s: float
+    submitted_s: float
     deadline_s: float
     drafted_s: float = 0.0
     sent_on: Connection | None = None
     sent_s: float = 0.0  # the last time
     reply: FinalReply | None = None
     arrived_s: float = 0.0
-    progress_s: float | None = None  # when it last said that it computes
+    progress_s: float | None = None  # when the verifier last reported that it computes
     is_ordinary: bool = True  # neither sent twice nor computed for long
     bytes_up: int = 0
     bytes_down: int = 0
 
     @property
     def wait_s(self) -> float:
-        return self.arrived_s - self.given_s
+        """Returns the seconds from the submission to the answer."""
+        return self.arrived_s - self.submitted_s
 
     @property
     def round_s(self) -> float:
+        """Returns the seconds from the beginning of the draft to the answer."""
         return self.drafted_s + self.wait_s
 
     @property
     def trip_s(self) -> float:
-        """Since it was last sent, on a connection of its own each time: never more than the wait."""
+        """Returns the seconds from the last sending to the answer; never more than the wait."""
         return self.arrived_s - self.sent_s
 
-    def answers(self, reply: SessionResponse) -> bool:
+    def is_answered_by(self, reply: SessionResponse) -> bool:
+        """Returns whether `reply` is the final reply to this request."""
         if isinstance(reply, Opened):
             return isinstance(self.job, OpenRequest)
         return isinstance(reply, Verdict | RoundError) and reply.round_id == self.job.round_id
 
 
-class Exchange:
-    """`is_patient` (the policy `wait`) resends on fresh connections until `recover_timeout_s`."""
+class InFlight:
+    """Sends requests and collects their answers. `is_patient` (the policy `wait`) sends them again on fresh
+    connections until `recover_timeout_s`."""
 
     def __init__(
-        self, lifeline: Lifeline, recover_timeout_s: float, is_patient: bool, clock: Callable[[], float]
+        self, connections: ConnectionManager, recover_timeout_s: float, is_patient: bool, clock: Clock
     ) -> None:
-        self._lifeline = lifeline
+        self.outstanding: deque[Outstanding] = deque()  # oldest first
+        self.newest_answered = 0  # the highest round id that an answer came to
+        self._connections = connections
         self._recover_timeout_s = recover_timeout_s
         self._is_patient = is_patient
-        self._clock = clock
-        self._outstanding: deque[Outstanding] = deque()
+        self._now = clock.now
         self._last_answer_s = float("-inf")
-        self.newest_answered = 0  # the highest round id that an answer came to
         self._timed_out: OrderedDict[int, Outstanding] = OrderedDict()
         self._late: list[tuple[Outstanding, Verdict]] = []
 
-    @property
-    def outstanding(self) -> deque[Outstanding]:
-        """Oldest first."""
-        return self._outstanding
-
-    def give(self, job: Job, deadline_s: float, drafted_s: float = 0.0) -> None:
-        """Puts `job` behind those under way and sends it if it can be sent now; never waits."""
-        self._outstanding.append(Outstanding(job, self._clock(), deadline_s, drafted_s))
-        connection = self._lifeline.connection
+    def submit(self, job: Job, deadline_s: float, drafted_s: float = 0.0) -> None:
+        """Appends `job` to those in flight and sends it where there is a connection; never waits."""
+        self.outstanding.append(Outstanding(job, self._now(), deadline_s, drafted_s))
+        connection = self._connections.connection
         if connection is not None:
             try:
                 self._send_on(connection)
             except LinkError:
-                self._lifeline.drop()
+                self._connections.drop()
 
-    def forget(self) -> None:
-        """Nobody waits for the jobs under way any more."""
-        self._outstanding.clear()
+    def clear(self) -> None:
+        """Forgets the requests in flight: their answers will be ignored."""
+        self.outstanding.clear()
 
-    def keep(self, are_kept: Sequence[bool]) -> None:
-        """Of the jobs under way, oldest first, nobody waits for the others any more."""
-        self._outstanding = deque(
-            each for each, is_kept in zip(self._outstanding, are_kept, strict=True) if is_kept
-        )
+    def retain(self, are_kept: Sequence[bool]) -> None:
+        """Keeps those flagged of the requests in flight, oldest first, and forgets the others."""
+        pairs = zip(self.outstanding, are_kept, strict=True)
+        self.outstanding = deque(each for each, is_kept in pairs if is_kept)
 
-    def renew(self, next_round_id: Callable[[], int]) -> None:
-        """The jobs under way again, as new ones: what the verifier says to the old ones is no answer."""
-        jobs = [(replace(each.job, round_id=next_round_id()), each.deadline_s) for each in self._outstanding]
-        self.forget()
+    def resubmit(self, refused: Outstanding, next_round_id: Callable[[], int]) -> None:
+        """Submits a refused round and those after it under new ids, so that answers to the old are ignored."""
+        jobs = [(each.job, each.deadline_s) for each in (refused, *self.outstanding)]
+        self.clear()
         for job, deadline_s in jobs:
-            self.give(job, deadline_s)
+            self.submit(replace(job, round_id=next_round_id()), deadline_s)
 
     # ------------------------------------------------------------------------------------- answers
 
     def first_answer(
         self, attempt_s: float, connect_s: float, meanwhile: Callable[[], None] | None = None
     ) -> Outstanding:
-        """The oldest job, once it is answered; it is under way no more.
+        """Waits for the answer to the oldest request, and returns that request, which is in flight no more.
 
         After a silent `attempt_s` all are sent again on a fresh connection, for as long as the oldest one's
         deadline lasts (patient: `recover_timeout_s`). A lost connection has `connect_s` to come back. The
         first fresh connection is a trial of the link, and lasts a whole deadline.
         `meanwhile` runs once, after the sending. Raises `RoundTimeoutError`, or `LinkError` when patient.
         """
-        lifeline, first = self._lifeline, self._outstanding[0]
-        start_s = max(first.given_s, self._last_answer_s)
+        connections, first = self._connections, self.outstanding[0]
+        start_s = max(first.submitted_s, self._last_answer_s)
         give_up_s = start_s + (self._recover_timeout_s if self._is_patient else first.deadline_s)
         attempt_end_s, reconnect_by_s = start_s + attempt_s, start_s + connect_s
         is_trial_due = isinstance(first.job, VerifyRequest)
         while first.reply is None:
-            lifeline.check_cancelled()
+            connections.check_cancelled()
             try:
-                connection = lifeline.wait(min(give_up_s, reconnect_by_s))
+                connection = connections.wait(min(give_up_s, reconnect_by_s))
                 if first.sent_on is not connection:
                     self._send_on(connection)
-                    attempt_end_s = self._clock() + attempt_s
+                    attempt_end_s = self._now() + attempt_s
                     if is_trial_due:
-                        give_up_s, is_trial_due = max(give_up_s, self._clock() + first.deadline_s), False
+                        give_up_s, is_trial_due = max(give_up_s, self._now() + first.deadline_s), False
                 if meanwhile is not None:
                     meanwhile()
                     meanwhile = None
@@ -151,82 +150,83 @@ class Exchange:
             except RoundTimeoutError:
                 raise self._give_up(start_s) from None
             except LinkError:
-                lifeline.drop()
-                reconnect_by_s = self._clock() + connect_s
+                connections.drop()
+                reconnect_by_s = self._now() + connect_s
                 continue
             # Only with nothing left to read: an answer may have come while the edge was drafting.
-            if self._clock() >= give_up_s:
+            if self._now() >= give_up_s:
                 raise self._give_up(start_s)
-            if self._clock() >= attempt_end_s:
+            if self._now() >= attempt_end_s:
                 attempt_s = min(2 * attempt_s, _MAX_ATTEMPT_S)
-                lifeline.drop()
+                connections.drop()
         self._last_answer_s = first.arrived_s
-        return self._outstanding.popleft()
+        return self.outstanding.popleft()
 
     def poll(self) -> None:
-        """Takes in what has arrived, without waiting."""
+        """Reads the messages that have arrived, without waiting."""
         try:
-            while self._lifeline.connection is not None and self._receive(self._clock()):
+            while self._connections.connection is not None and self._receive(self._now()):
                 pass
         except LinkError:
-            self._lifeline.drop()
+            self._connections.drop()
 
     def take_late_verdicts(self) -> list[tuple[Outstanding, Verdict]]:
-        """Verdicts of timed-out rounds that arrived since, oldest first, with what they answer."""
+        """Returns the verdicts of timed-out rounds that arrived since, oldest first, with their requests."""
         late, self._late = self._late, []
         return late
 
     def set_aside(self, reply: SessionResponse) -> None:
-        """Not what we wait for: a late verdict is kept for the session, the rest is ignored.
+        """Keeps a late verdict for `take_late_verdicts`, and ignores any other message.
 
         `Draining` too: rounds of open sessions are still answered, and the stream's end makes us reconnect.
         """
         if isinstance(reply, Verdict) and (round_ := self._timed_out.pop(reply.round_id, None)):
-            round_.arrived_s = self._lifeline.arrival_s
+            round_.arrived_s = self._connections.arrival_s
             self._late.append((round_, reply))
 
     # ------------------------------------------------------------------------------------ messages
 
     def _send_on(self, connection: Connection) -> None:
-        """All that was not sent on this connection and not answered yet, in order. Raises `LinkError`."""
-        traffic = self._lifeline.traffic
-        for each in self._outstanding:
+        """Sends, in order, all that was neither sent on this connection nor answered. Raises `LinkError`."""
+        traffic = self._connections.traffic
+        for each in self.outstanding:
             if each.sent_on is connection or each.reply is not None:
                 continue
             before = traffic.bytes_up
             connection.send(each.job)
             each.bytes_up += traffic.bytes_up - before
             each.is_ordinary = each.is_ordinary and each.sent_on is None
-            each.sent_on, each.sent_s = connection, self._clock()
+            each.sent_on, each.sent_s = connection, self._now()
 
     def _receive(self, until_s: float) -> bool:
-        """Takes one message in; False when there was none. Raises `LinkError`."""
-        before = self._lifeline.traffic.bytes_down
-        reply = self._lifeline.receive(until_s)
+        """Reads one message; returns False when there was none. Raises `LinkError`."""
+        traffic = self._connections.traffic
+        before = traffic.bytes_down
+        reply = self._connections.receive(until_s)
         if reply is None:
             return False
         if isinstance(reply, Verdict | RoundError):
             self.newest_answered = max(self.newest_answered, reply.round_id)
-        for each in self._outstanding:
-            if each.answers(reply):
+        for each in self.outstanding:
+            if each.is_answered_by(reply):
                 assert isinstance(reply, FinalReply)
-                each.reply, each.arrived_s = reply, self._lifeline.arrival_s
-                each.bytes_down += self._lifeline.traffic.bytes_down - before
+                each.reply, each.arrived_s = reply, self._connections.arrival_s
+                each.bytes_down += traffic.bytes_down - before
                 return True
             if isinstance(reply, Progress) and reply.round_id == each.job.round_id:
-                each.is_ordinary, each.progress_s = False, self._clock()
+                each.is_ordinary, each.progress_s = False, self._now()
                 return True
         self.set_aside(reply)
         return True
 
     def _give_up(self, start_s: float) -> LinkError:
-        after_s = self._clock() - start_s
-        text = f"no answer from {self._lifeline.address} within {after_s:.1f} s{self._lifeline.trouble}"
-        self._lifeline.suspect()
-        for each in self._outstanding:
+        connections, after_s = self._connections, self._now() - start_s
+        message = f"no answer from {connections.address} within {after_s:.1f} s{connections.trouble}"
+        connections.mark_suspect()
+        for each in self.outstanding:
             if isinstance(each.job, VerifyRequest):
                 self._timed_out[each.job.round_id] = each
         while len(self._timed_out) > _MAX_TIMED_OUT:
             self._timed_out.popitem(last=False)
-        self.forget()
-        return LinkError(text) if self._is_patient else RoundTimeoutError(text)
+        self.clear()
+        return LinkError(message) if self._is_patient else RoundTimeoutError(message)

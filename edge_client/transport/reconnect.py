@@ -1,8 +1,8 @@
-"""Fresh connections in the background, while the edge goes on drafting or waits.
+"""Connecting in the background, while the edge drafts on or waits.
 
-Attempts overlap (hedged): the next one begins while earlier ones are under way, and the first to connect
-wins. A lost SYN is sent again by TCP only after 1 s, so of a link that came back a fresh attempt hears first;
-on a link whose round trips take long it is the oldest. A connection that nobody takes never sends anything.
+Attempts overlap (hedged): the next one starts while earlier ones are under way, and the first to connect
+wins. TCP repeats a lost SYN only after 1 s, so on a link that came back a fresh attempt connects first; on a
+link with a long round trip the oldest does. A connection that is never taken never sends anything.
 """
 
 from __future__ import annotations
@@ -10,93 +10,112 @@ from __future__ import annotations
 import itertools
 import logging
 import threading
-import time
 from collections.abc import Callable
 from queue import Empty, SimpleQueue
 
+from outrider.common.clock import SYSTEM_CLOCK, Clock
 from outrider.common.errors import LinkError, LinkFaultError, OutriderError
 from outrider.edge_client.transport.breaker import CircuitBreaker
 from outrider.edge_client.transport.link.base import Connection, VerifierLink
+from outrider.edge_client.transport.threads import SYSTEM_THREADS, Threads
 
 log = logging.getLogger(__name__)
 
-# Most attempts are short: after an outage only the last ones count. Each fifth has time for a slow link.
-_LONG_S, _SHORT_S = 4.0, 1.0
-_LONG_EVERY = 5
-# While nothing says that the link is bad (the first connection): seconds to the next attempt beside.
-_PATIENCE_S = (0.5, 1.0, 2.0, 4.0)
+# Most attempts are short: after an outage only the last ones count. Every fifth has time for a slow link.
+_LONG_ATTEMPT_S, _SHORT_ATTEMPT_S = 4.0, 1.0
+_LONG_ATTEMPT_EVERY = 5
+# For the first connection, while nothing indicates that the link is bad: seconds to the next attempt.
+_FIRST_INTERVALS_S = (0.5, 1.0, 2.0, 4.0)
 
 
-def _nobody() -> None:
-    pass
+class Reconnector:
+    """Attempts to connect until one attempt succeeds; while `breaker` is open, at the breaker's interval.
 
-
-class Prober:
-    """Tries to connect until it has a connection: while `breaker` is open, as often as that says.
-
-    `on_ready` is called, on a thread of its own, once there is a connection to take.
+    `on_ready` is called, on a background thread, once there is a connection to take.
     """
 
     def __init__(
-        self, link: VerifierLink, breaker: CircuitBreaker, on_ready: Callable[[], None] = _nobody
+        self,
+        link: VerifierLink,
+        breaker: CircuitBreaker,
+        on_ready: Callable[[], None] = lambda: None,
+        clock: Clock = SYSTEM_CLOCK,
+        threads: Threads = SYSTEM_THREADS,
     ) -> None:
         self._link = link
         self._breaker = breaker
         self._on_ready = on_ready
-        self._connect_s = 0.0  # what the last connection took
-        self._run: _Run | None = None
+        self._clock = clock
+        self._threads = threads
+        self._connect_s = 0.0  # the duration of the last attempt that connected
+        self._race: _Race | None = None
 
     def start(self) -> None:
-        """Begins to try, unless it already does or holds a connection nobody took."""
-        if self._run is None:
-            self._run = _Run(self._link, self._breaker, self._connect_s, self._on_ready)
+        """Begins to connect, unless it already does or holds a connection that was not taken."""
+        if self._race is None:
+            self._race = _Race(
+                self._link, self._breaker, self._connect_s, self._on_ready, self._clock, self._threads
+            )
         else:
-            self._run.hurry()
+            self._race.hurry()
 
     @property
     def last_error(self) -> OutriderError | None:
-        return self._run.last_error if self._run else None
+        """Returns the error of the last attempt that failed."""
+        return self._race.last_error if self._race else None
 
     @property
     def has_failed(self) -> bool:
-        """Whether every attempt so far had failed at some moment: none of them was merely slow."""
-        return self._run is not None and self._run.has_failed
+        """Returns whether at some moment every attempt so far had failed, so that none was merely slow."""
+        return self._race is not None and self._race.has_failed
 
     def take(self, timeout_s: float = 0.0) -> Connection | None:
-        """The connection, once; None when there is none within `timeout_s`."""
-        if self._run is None:
+        """Returns the connection, once; None when there is none within `timeout_s`."""
+        if self._race is None:
             return None
-        connection = self._run.take(timeout_s)
+        connection = self._race.take(timeout_s)
         if connection is not None:
-            self._connect_s = self._run.connect_s
-            self._run = None
+            self._connect_s = self._race.connect_s
+            self._race = None
         return connection
 
     def stop(self) -> None:
-        if self._run is not None:
-            self._run.stop()
-            self._run = None
+        """Starts no more attempts, and closes a connection that was not taken."""
+        if self._race is not None:
+            self._race.stop()
+            self._race = None
 
 
-class _Run:
-    """From a start to one connection: a thread that begins attempts, and one an attempt."""
+class _Race:
+    """The overlapping attempts of one reconnection: one thread starts them, each has its own."""
 
     def __init__(
-        self, link: VerifierLink, breaker: CircuitBreaker, known_s: float, on_ready: Callable[[], None]
+        self,
+        link: VerifierLink,
+        breaker: CircuitBreaker,
+        last_connect_s: float,
+        on_ready: Callable[[], None],
+        clock: Clock,
+        threads: Threads,
     ) -> None:
         self.last_error: OutriderError | None = None
         self.has_failed = False
-        self.connect_s = known_s
+        self.connect_s = last_connect_s
         self._link = link
         self._breaker = breaker
         self._on_ready = on_ready
-        self._lives_s = (max(_SHORT_S, 2 * known_s), max(_LONG_S, 4 * known_s))
-        self._ready: SimpleQueue[Connection] = SimpleQueue()
+        self._clock = clock
+        self._threads = threads
+        self._timeouts_s = (
+            max(_SHORT_ATTEMPT_S, 2 * last_connect_s),
+            max(_LONG_ATTEMPT_S, 4 * last_connect_s),
+        )
+        self._ready: SimpleQueue[Connection] = threads.queue()
         self._lock = threading.Lock()
         self._is_over = False  # stopped, or there is a connection
         self._num_under_way = 0
-        self._wake = threading.Event()  # the next attempt need not wait for those under way
-        threading.Thread(target=self._begin_attempts, name="edge-link-prober", daemon=True).start()
+        self._wake = threads.event()  # the next attempt need not wait for those under way
+        threads.start(self._start_attempts, name="edge-link-reconnect")
 
     def hurry(self) -> None:
         if not self._breaker.is_closed:
@@ -115,30 +134,28 @@ class _Run:
         if (connection := self.take(0.0)) is not None:
             connection.close()
 
-    def _begin_attempts(self) -> None:
+    def _start_attempts(self) -> None:
         for number in itertools.count():
             if number and self._breaker.is_closed:
-                self._wake.wait(_PATIENCE_S[min(number, len(_PATIENCE_S)) - 1])
-            time.sleep(self._breaker.probe_due_in_s)
+                self._wake.wait(_FIRST_INTERVALS_S[min(number, len(_FIRST_INTERVALS_S)) - 1])
+            self._clock.sleep(self._breaker.attempt_due_in_s)
             with self._lock:
                 if self._is_over:
                     return
                 self._num_under_way += 1
                 self._wake.clear()
-            self._breaker.record_probe_started()
-            life_s = self._lives_s[number % _LONG_EVERY == 0]
-            threading.Thread(
-                target=self._attempt, args=(life_s,), name="edge-link-attempt", daemon=True
-            ).start()
+            self._breaker.record_attempt()
+            timeout_s = self._timeouts_s[number % _LONG_ATTEMPT_EVERY == 0]
+            self._threads.start(self._attempt, timeout_s, name="edge-link-attempt")
 
-    def _attempt(self, life_s: float) -> None:
-        start_s = time.monotonic()
+    def _attempt(self, timeout_s: float) -> None:
+        start_s = self._clock.now()
         try:
-            connection = self._link.connect(life_s)
+            connection = self._link.connect(timeout_s)
         except LinkError as error:
             self._note_failure(error)
             return
-        except Exception as error:  # a bug: whoever waits for this thread must hear of it
+        except Exception as error:  # a bug: the thread that waits for this one must learn of it
             log.exception("an attempt to connect to %s failed", self._link.address)
             self._note_failure(LinkFaultError(f"cannot connect to {self._link.address}: {error!r}"))
             return
@@ -148,7 +165,7 @@ class _Run:
         if not is_first:
             connection.close()
             return
-        self.connect_s = time.monotonic() - start_s
+        self.connect_s = self._clock.now() - start_s
         self._ready.put(connection)
         self._on_ready()
 

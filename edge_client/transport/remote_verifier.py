@@ -1,16 +1,17 @@
-"""Openings, rounds and generations, each into its final answer: deadlines, refusals, errors by their meaning.
+"""The verifier as decoding sees it: openings, rounds and generations, each with its final answer.
 
-What must change the text (a rebuild, a fallback token) is the session's business, told by exception. How jobs
-travel, and travel again after a lost connection, is `outrider.edge_client.transport.in_flight`.
+Deadlines, refusals and errors are handled here. What must change the sequence (a rebuild, a fallback token)
+is left to the session, by exception. How requests travel, and travel again after a lost connection, is
+`outrider.edge_client.transport.in_flight`.
 """
 
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from outrider.common.clock import SYSTEM_CLOCK, Clock
 from outrider.common.errors import IncompatibleError, OutriderError, RoundFailedError, RoundTimeoutError
 from outrider.common.types import (
     CancelRequest,
@@ -26,36 +27,37 @@ from outrider.common.types import (
     Verdict,
     VerifyRequest,
 )
-from outrider.edge_client.transport.connection import Lifeline
+from outrider.edge_client.transport.connection import ConnectionManager
 from outrider.edge_client.transport.deadline import RoundDeadline
-from outrider.edge_client.transport.in_flight import Exchange, FinalReply
-from outrider.edge_client.transport.link.base import Connection, VerifierLink
+from outrider.edge_client.transport.in_flight import FinalReply, InFlight
+from outrider.edge_client.transport.link.base import Connection, Traffic, VerifierLink
+from outrider.edge_client.transport.threads import SYSTEM_THREADS, Threads
 
 CLOSE_TIMEOUT_S = 0.3
-OPEN_ATTEMPT_S = 5.0  # an opening that computes says so earlier, by `Progress`
+OPEN_ATTEMPT_S = 5.0  # an opening that computes for longer reports `Progress` earlier
 _MIN_RETRY_S = 0.02
 
 
-class SessionLostError(OutriderError):
-    """The verifier does not know this session (or lost it to a bug of its own): open again."""
+class _SessionError(OutriderError):
+    """Carries the verifier's error to the session, which repairs it."""
 
     def __init__(self, error: RoundError) -> None:
         super().__init__(error.message)
         self.error = error
 
 
-class UnknownPrefixError(OutriderError):
-    """The verifier's text is not ours; `error` says where it is."""
+class SessionLostError(_SessionError):
+    """The verifier has no such session, or lost it to a bug of its own: it must be opened again."""
 
-    def __init__(self, error: RoundError) -> None:
-        super().__init__(error.message)
-        self.error = error
+
+class UnknownPrefixError(_SessionError):
+    """The verifier's sequence differs from the edge's; `error` has its position."""
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """A round's verdict, and what its exchange took: `wait_s` from its sending on, whole messages' bytes.
-    `came_s` is when it came or, where it lay here, was asked for."""
+    """A round's verdict with its times and bytes. `wait_s` is from the submission to the arrival; `came_s` is
+    the arrival, or the later moment at which the verdict was asked for; bytes are of whole messages."""
 
     verdict: Verdict
     came_s: float
@@ -65,7 +67,8 @@ class Answer:
 
 
 class RemoteVerifier:
-    """`is_patient` (the policy `wait`) resends on fresh connections until `recover_timeout_s`."""
+    """One session with a verifier over `link`. `is_patient` (the policy `wait`) sends requests again on fresh
+    connections until `recover_timeout_s`."""
 
     def __init__(
         self,
@@ -74,37 +77,94 @@ class RemoteVerifier:
         *,
         recover_timeout_s: float = 60.0,
         is_patient: bool = False,
-        clock: Callable[[], float] = time.monotonic,
+        clock: Clock = SYSTEM_CLOCK,
+        threads: Threads = SYSTEM_THREADS,
     ) -> None:
-        self.lifeline = Lifeline(link, clock)
+        self.clock = clock
         self.deadline = deadline
-        self._connect_s = math.inf
         self.num_refusals = 0
+        self._connect_s = math.inf
         self._recover_timeout_s = recover_timeout_s
         self._is_patient = is_patient
-        self._clock = clock
+        self._now = clock.now
         self._last_round_id = 0
-        self._exchange = Exchange(self.lifeline, recover_timeout_s, is_patient, clock)
+        self._connections = ConnectionManager(link, clock, threads)
+        self._in_flight = InFlight(self._connections, recover_timeout_s, is_patient, clock)
 
     def next_round_id(self) -> int:
+        """Returns a round id that was not used before."""
         self._last_round_id += 1
         return self._last_round_id
 
+    # -------------------------------------------------------------------------------- connection
+
+    @property
+    def address(self) -> str:
+        return self._connections.address
+
+    @property
+    def traffic(self) -> Traffic:
+        return self._connections.traffic
+
+    @property
+    def num_reconnects(self) -> int:
+        return self._connections.num_reconnects
+
+    @property
+    def is_link_up(self) -> bool:
+        """Returns whether the last round neither timed out nor lost its connection."""
+        return self._connections.breaker.is_closed
+
+    @property
+    def silent_for_s(self) -> float:
+        """Returns the seconds since the verifier's last message."""
+        return self._connections.silent_for_s
+
     def connect(self, at_most_s: float = math.inf) -> None:
-        """The first connection. Raises `LinkError`: once attempts fail, or when patient, after
-        `recover_timeout_s`; after `at_most_s` too, and then goes on trying."""
-        start_s = self._clock()
-        self.lifeline.connect(self._recover_timeout_s if self._is_patient else 0.0, at_most_s)
-        self._connect_s = self._clock() - start_s
+        """Makes the first connection. Raises `LinkError` once attempts fail (patient: after
+        `recover_timeout_s`), and after `at_most_s`, then still trying."""
+        start_s = self._now()
+        self._connections.connect(self._recover_timeout_s if self._is_patient else 0.0, at_most_s)
+        self._connect_s = self._now() - start_s
 
-    def is_back(self) -> bool:
-        """Whether a link that failed seems to work again."""
-        is_alive, reply = self.lifeline.take_sign_of_life()
+    def drop_connection(self) -> None:
+        """Closes the connection and looks for another in the background."""
+        self._connections.drop()
+
+    def mark_suspect(self) -> None:
+        """Looks for a fresh connection in the background, and keeps this one until then."""
+        self._connections.mark_suspect()
+
+    def poll_recovery(self) -> bool:
+        """Returns whether a link that failed seems to work again."""
+        is_back, reply = self._connections.poll_recovery()
         if reply is not None:
-            self._exchange.set_aside(reply)
-        return is_alive
+            self._in_flight.set_aside(reply)
+        return is_back
 
-    # -------------------------------------------------------------------------------------- jobs
+    def start_rtt_probe(self) -> None:
+        """Measures a round trip beside the messages under way, where the connection can."""
+        if (connection := self._connections.connection) is not None:
+            connection.start_rtt_probe()
+
+    def take_rtt(self) -> float | None:
+        """Returns the round trip that the last probe measured in seconds, once."""
+        connection = self._connections.connection
+        return connection.take_rtt() if connection is not None else None
+
+    def cancel(self) -> None:
+        """Ends any wait by `CancelledByUser`. Safe in a signal handler and in other threads."""
+        self._connections.cancel()
+
+    def check_cancelled(self) -> None:
+        """Raises `CancelledByUser` after `cancel`."""
+        self._connections.check_cancelled()
+
+    def sleep(self, seconds: float) -> None:
+        """Sleeps; raises `CancelledByUser` where `cancel` is called meanwhile."""
+        self._connections.sleep(seconds)
+
+    # ---------------------------------------------------------------------------------- openings
 
     def open(
         self,
@@ -113,57 +173,59 @@ class RemoteVerifier:
         timeout_s: float | None = None,
         meanwhile: Callable[[], None] | None = None,
     ) -> Opened:
-        """Runs `meanwhile` once while the verifier computes the prompt.
+        """Opens the session, and runs `meanwhile` once while the verifier computes the prompt.
 
-        Has `timeout_s` until a first sign (default, and after `Progress`: `recover_timeout_s`); unless
+        Waits `timeout_s` for a first message (default, and after `Progress`: `recover_timeout_s`); unless
         patient, a link that breaks meanwhile gets one deadline to return.
         Raises `IncompatibleError`, `RoundFailedError`, `SessionLostError`, `RoundTimeoutError`, `LinkError`.
         """
-        exchange = self._exchange
-        exchange.forget()
-        give_up_s = self._clock() + self._recover_timeout_s
+        in_flight = self._in_flight
+        in_flight.clear()
+        give_up_s = self._now() + self._recover_timeout_s
         total_s = timeout_s or self._recover_timeout_s
-        # A job that has long to compute has not long to connect.
+        # An opening may compute for long, but must not take long to connect.
         connect_s = self._recover_timeout_s if self._is_patient else self.deadline.seconds
         while True:
-            exchange.give(request, total_s)
-            answered = exchange.first_answer(min(OPEN_ATTEMPT_S, total_s), connect_s, meanwhile)
+            in_flight.submit(request, total_s)
+            answered = in_flight.first_answer(min(OPEN_ATTEMPT_S, total_s), connect_s, meanwhile)
             reply = answered.reply
             if isinstance(reply, Opened):
-                # Both are a round trip and more: to connect two or three, to open the prompt's computation.
+                # Connecting takes two or three round trips, opening one and the prompt's computation.
                 self.deadline.expect(min(self._connect_s, answered.wait_s))
                 return reply
             assert isinstance(reply, RoundError), f"an opening answered by {reply}"
             self._handle_error(reply, give_up_s)
             request, meanwhile = replace(request, round_id=self.next_round_id()), None
 
+    # ------------------------------------------------------------------------------------ rounds
+
     def deadline_ms(self, drafted_s: float = 0.0) -> int:
-        """What the next round tells of its deadline; 0, none, where patient: then a late answer serves as
-        well. It counts from the arrival, and each of the rounds before may take its own."""
+        """Returns the deadline to send with the next round; 0, none, where patient: then a late answer serves
+        as well. It counts from the arrival, and each of the rounds before may take its own."""
         if self._is_patient:
             return 0
-        num_before = len(self._exchange.outstanding)
+        num_before = len(self._in_flight.outstanding)
         return math.ceil((num_before + 1) * self.deadline.patience_s(drafted_s) * 1e3)
 
     def submit(self, request: VerifyRequest, drafted_s: float = 0.0) -> None:
-        """A round under way, behind those that are; never waits. `verdict` answers the oldest.
+        """Sends a round after those in flight; never waits. `verdict` answers the oldest.
 
-        Its deadline counts from the beginning of its draft, `drafted_s` ago; where it was drafted behind
-        others (0), from the answer before.
+        Its deadline counts from the beginning of its draft, `drafted_s` ago; where it was drafted while
+        others were in flight (0), from the answer before.
         """
-        self._exchange.give(request, self.deadline.patience_s(drafted_s), drafted_s)
+        self._in_flight.submit(request, self.deadline.patience_s(drafted_s), drafted_s)
 
     def verdict(self) -> Answer:
-        """The oldest round's. Raises `RoundTimeoutError` after its deadline; patient: `LinkError` after
-        `recover_timeout_s`. Also `SessionLostError`, `UnknownPrefixError`, `RoundFailedError`,
-        `CallRejectedError`. After an error no round is under way any more.
+        """Waits for the oldest round's verdict. Raises `RoundTimeoutError` after its deadline; patient:
+        `LinkError` after `recover_timeout_s`. Also `SessionLostError`, `UnknownPrefixError`,
+        `RoundFailedError`, `CallRejectedError`. After an error no round is in flight any more.
         """
-        exchange, asked_s = self._exchange, self._clock()
+        in_flight, asked_s = self._in_flight, self._now()
         give_up_s = asked_s + self._recover_timeout_s
         while True:
-            deadline_s = exchange.outstanding[0].deadline_s
+            deadline_s = in_flight.outstanding[0].deadline_s
             connect_s = self._recover_timeout_s if self._is_patient else deadline_s
-            answered = exchange.first_answer(deadline_s, connect_s)
+            answered = in_flight.first_answer(deadline_s, connect_s)
             reply = answered.reply
             if isinstance(reply, Verdict):
                 if answered.is_ordinary:
@@ -176,73 +238,75 @@ class RemoteVerifier:
             try:
                 self._handle_error(reply, give_up_s)
             except OutriderError:
-                exchange.forget()
+                in_flight.clear()
                 raise
-            # A refused round was not applied, nor any behind it: under fresh ids none is taken for old.
-            exchange.outstanding.appendleft(answered)
-            exchange.renew(self.next_round_id)
+            in_flight.resubmit(answered, self.next_round_id)  # neither it nor those after it were applied
 
     @property
     def num_unanswered(self) -> int:
-        """Rounds that may still wait at the verifier, those that nobody here waits for any more included: it
-        takes them in order."""
-        return self._last_round_id - self._exchange.newest_answered
+        """Returns how many rounds may still be queued at the verifier, dropped ones included."""
+        return self._last_round_id - self._in_flight.newest_answered
 
     def poll(self) -> Sequence[FinalReply | None]:
-        """Of the rounds under way, oldest first: what has arrived, without waiting. Raises no `LinkError`."""
-        self._exchange.poll()
-        return [each.reply for each in self._exchange.outstanding]
+        """Returns the replies that arrived for the rounds in flight, oldest first, None where there is none.
+        Never waits, and raises no `LinkError`."""
+        self._in_flight.poll()
+        return [each.reply for each in self._in_flight.outstanding]
 
-    def keep_rounds(self, are_kept: Sequence[bool]) -> None:
-        """The other rounds under way build on a text that is none: their answers are nobody's."""
-        self._exchange.keep(are_kept)
+    def retain(self, are_kept: Sequence[bool]) -> None:
+        """Keeps those flagged of the rounds in flight, oldest first, and ignores the answers to the others."""
+        self._in_flight.retain(are_kept)
+
+    def take_late_verdicts(self) -> list[tuple[VerifyRequest, Verdict]]:
+        """Returns the verdicts of timed-out rounds that arrived since, oldest first, with their requests."""
+        late = self._in_flight.take_late_verdicts()
+        for round_, _ in late:
+            self.deadline.observe_late(round_.trip_s)
+        return [(round_.job, verdict) for round_, verdict in late if isinstance(round_.job, VerifyRequest)]
+
+    # -------------------------------------------------------------------------------- generation
 
     def generate(
         self, request: GenerateRequest, silence_s: float, patience_s: float
     ) -> Iterator[GeneratedTokens]:
-        """The stream of one `Generate`; ends early after a refusal, once its hint was waited for: within
-        `patience_s`, else the refusal is a `RoundFailedError`.
+        """Yields the stream of one `Generate`. After a refusal it waits for the time that the verifier named
+        and ends early; where that is longer than `patience_s`, the refusal is a `RoundFailedError`.
 
         Raises `RoundTimeoutError` after `silence_s` without a message, `LinkError` when the connection
-        breaks, and the errors of `verify`.
+        breaks, and the errors of `verdict`.
         """
-        lifeline, give_up_s = self.lifeline, self._clock() + patience_s
-        lifeline.wait(self._clock() + self._recover_timeout_s)
-        lifeline.send(request)
-        silent_at_s = self._clock() + silence_s
+        connections, give_up_s = self._connections, self._now() + patience_s
+        connections.wait(self._now() + self._recover_timeout_s)
+        connections.send(request)
+        silent_at_s = self._now() + silence_s
         while True:
-            lifeline.check_cancelled()
-            reply = lifeline.receive(silent_at_s)
-            if reply is None and self._clock() >= silent_at_s:
-                raise RoundTimeoutError(f"no token from {lifeline.address} for {silence_s:.1f} s")
+            connections.check_cancelled()
+            reply = connections.receive(silent_at_s)
+            if reply is None and self._now() >= silent_at_s:
+                raise RoundTimeoutError(f"no token from {connections.address} for {silence_s:.1f} s")
             if getattr(reply, "round_id", 0) != request.round_id:
                 continue
-            silent_at_s = self._clock() + silence_s
+            silent_at_s = self._now() + silence_s
             match reply:
                 case GeneratedTokens():
                     yield reply
                     if reply.is_last:
                         return
                 case Progress():
-                    silent_at_s = self._clock() + self._recover_timeout_s
+                    silent_at_s = self._now() + self._recover_timeout_s
                 case RoundError():
                     self._handle_error(reply, give_up_s)
                     return
 
-    def cancel(self, request: GenerateRequest) -> None:
-        """Asks for the end of a stream, which goes on until its last message. Raises `LinkError`."""
-        self.lifeline.send(CancelRequest(request.round_id))
+    def stop_generating(self, request: GenerateRequest) -> None:
+        """Asks for the end of a stream, which continues until its last message. Raises `LinkError`."""
+        self._connections.send(CancelRequest(request.round_id))
 
-    def take_late_verdicts(self) -> list[tuple[VerifyRequest, Verdict]]:
-        """Verdicts of timed-out rounds that arrived since, oldest first, with what they answer."""
-        late = self._exchange.take_late_verdicts()
-        for round_, _ in late:
-            self.deadline.observe_late(round_.trip_s)
-        return [(round_.job, verdict) for round_, verdict in late if isinstance(round_.job, VerifyRequest)]
+    # ----------------------------------------------------------------------------------- closing
 
     def close(self, is_cancelled: bool = False) -> None:
-        """Closes the session there (briefly waited for), then the connection. Never raises."""
-        connection = self.lifeline.detach()
+        """Closes the session at the verifier (waiting briefly), then the connection. Never raises."""
+        connection = self._connections.detach()
         if connection is None:
             return
         try:
@@ -251,27 +315,27 @@ class RemoteVerifier:
             connection.send(CloseRequest())
             self._wait_until_closed(connection)
         except OutriderError:
-            pass  # the verifier forgets idle sessions by itself
+            pass  # the verifier evicts idle sessions
         finally:
             connection.close()
 
     def _wait_until_closed(self, connection: Connection) -> None:
-        end_s = self._clock() + CLOSE_TIMEOUT_S
-        while (left_s := end_s - self._clock()) > 0:
+        end_s = self._now() + CLOSE_TIMEOUT_S
+        while (left_s := end_s - self._now()) > 0:
             if isinstance(connection.receive(left_s), Closed):
                 return
 
     def _handle_error(self, error: RoundError, give_up_s: float) -> None:
-        """Returns when the request should be sent again, as new; raises otherwise."""
+        """Returns when the request should be sent again, under a new id; raises otherwise."""
         match error.code:
             case RoundErrorCode.REFUSED | RoundErrorCode.DRAINING:
                 self.num_refusals += 1
                 wait_s = max(_MIN_RETRY_S, error.retry_after_ms / 1000.0)
-                if self._clock() + wait_s > give_up_s:
+                if self._now() + wait_s > give_up_s:
                     raise RoundFailedError(error)
                 if error.code is RoundErrorCode.DRAINING:
-                    self.lifeline.drop()
-                self.lifeline.sleep(wait_s)
+                    self._connections.drop()
+                self._connections.sleep(wait_s)
             case RoundErrorCode.UNKNOWN_SESSION | RoundErrorCode.INTERNAL:
                 raise SessionLostError(error)
             case RoundErrorCode.UNKNOWN_PREFIX | RoundErrorCode.STALE:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from outrider.common.errors import UsageError
 from outrider.common.types import Method
 from outrider.edge_client.config.run_config import RunConfig
-from outrider.edge_client.core.options import Mode
+from outrider.edge_client.core.options import REQUESTABLE_MODES, Mode
 from outrider.edge_client.drafting.pool import SequencePool
 from outrider.edge_client.session.factory import Edge, draw_seed
 from outrider.edge_client.session.session import EdgeSession
@@ -57,8 +57,8 @@ class Conversation:
     def set_mode(self, name: str) -> None:
         """Changes the mode of later answers. Raises `UsageError` for an unknown mode, and for one that needs
         a draft where none is loaded."""
-        if name not in tuple(Mode):
-            raise UsageError(f"there is no mode {name}; there are {', '.join(Mode)}")
+        if name not in REQUESTABLE_MODES:
+            raise UsageError(f"there is no mode {name}; there are {', '.join(REQUESTABLE_MODES)}")
         mode = Mode(name)
         if mode.has_draft and self._edge.draft is None:
             raise UsageError(f"mode {name} drafts here, and no draft was loaded: start with --mode {name}")

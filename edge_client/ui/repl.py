@@ -12,7 +12,7 @@ from typing import TextIO
 
 from outrider.common.errors import OutriderError, UsageError
 from outrider.edge_client.config.methods import judging_method
-from outrider.edge_client.core.options import Mode
+from outrider.edge_client.core.options import REQUESTABLE_MODES
 from outrider.edge_client.session.session import EdgeSession, SessionResult
 from outrider.edge_client.ui.conversation import Conversation
 from outrider.edge_client.ui.terminal import TextPrinter, readable, summary
@@ -138,7 +138,7 @@ class Repl:
     def _set_mode(self, name: str) -> None:
         if name:
             self._conversation.set_mode(name)
-        self._say(f"mode {self._conversation.config.mode}; there are {', '.join(Mode)}")
+        self._say(f"mode {self._conversation.config.mode}; there are {', '.join(REQUESTABLE_MODES)}")
 
     def _set_system(self, text: str) -> None:
         self._conversation.set_system(text)

@@ -15,7 +15,7 @@ from outrider.edge_client.core.events import (
     SessionEvent,
     TokenEvent,
 )
-from outrider.edge_client.decode.reverify import hold_back
+from outrider.edge_client.core.unverified import buffer_unverified
 from outrider.edge_client.session.session import SessionResult
 from outrider.edge_client.ui.cells import row_starts, without_control_characters
 
@@ -36,7 +36,7 @@ def can_redraw(out: TextIO) -> bool:
 def readable(events: Iterator[SessionEvent], out: TextIO, is_reverified: bool) -> Iterator[SessionEvent]:
     """Returns the events as `out` can show them: where nothing can be redrawn, unverified tokens are held
     until they are verified."""
-    return hold_back(events) if is_reverified and not can_redraw(out) else events
+    return buffer_unverified(events) if is_reverified and not can_redraw(out) else events
 
 
 class TextPrinter:

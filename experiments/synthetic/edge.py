@@ -12,7 +12,8 @@ from outrider.experiments.synthetic.pair import SyntheticPair
 
 
 def create_synthetic_edge(config: RunConfig, pair: SyntheticPair) -> Edge:
-    """As `outrider.edge_client.session.factory.create_edge`; the configuration's draft and strategy say nothing."""
+    """Returns an edge as `outrider.edge_client.session.factory.create_edge` does; the configuration's
+    draft and strategy are not used."""
     draft = SyntheticDraft(pair) if config.mode.has_draft else None
     tokenizer = cast(EdgeTokenizer, SyntheticTokenizer())
     slowed = (f"min-draft-ms={config.min_draft_ms:g}",) if draft and config.min_draft_ms else ()

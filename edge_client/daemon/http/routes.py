@@ -12,7 +12,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Route
 
-from outrider.edge_client.core.options import Mode
+from outrider.edge_client.core.options import REQUESTABLE_MODES, Mode
 from outrider.edge_client.daemon.http.access import AccessMiddleware
 from outrider.edge_client.daemon.http.endpoint import GenerationEndpoint
 from outrider.edge_client.daemon.http.page import PAGE_HEADERS, page_html
@@ -106,7 +106,7 @@ class _Handlers:
         draft, model = daemon.edge.draft, state.model
         about: dict[str, object] = {
             "mode": daemon.config.mode,
-            "modes": [str(mode) for mode in Mode if draft is not None or not mode.has_draft],
+            "modes": [str(mode) for mode in REQUESTABLE_MODES if draft is not None or not mode.has_draft],
             "method": daemon.config.verification.method,
             "draft_fingerprint": draft.fingerprint if draft else None,
             "draft_context": draft.max_context if draft else None,

@@ -1,4 +1,4 @@
-"""What the edge asks of a transport. The stream and the unary calls look the same from above."""
+"""The protocols of a link: a stream and unary calls look the same to their users."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from outrider.common.types import ModelInfo, SessionRequest, SessionResponse
 
 @dataclass(slots=True)
 class Traffic:
-    """Bytes of whole messages (protobuf and gRPC's 5-byte frame), over every connection of a link."""
+    """Counts the bytes of whole messages (protobuf and gRPC's 5-byte frame), over every connection of a link."""
 
     bytes_up: int = 0
     bytes_down: int = 0
@@ -25,27 +25,29 @@ class Connection(Protocol):
         ...
 
     def receive(self, timeout_s: float) -> SessionResponse | None:
-        """The next message, or None after `timeout_s` or a `wake`. Raises `LinkError` when lost."""
+        """Returns the next message, or None after `timeout_s` or a `wake`. Raises `LinkError` when lost."""
         ...
 
     @property
-    def lay_here_s(self) -> float:
-        """How long the message that `receive` last returned had been here: the edge drafts meanwhile."""
+    def queued_s(self) -> float:
+        """Returns the seconds between arrival and `receive` of the last message: the edge drafts meanwhile."""
         ...
 
-    def start_trip(self) -> None:
-        """Times a round trip beside the messages under way; a connection that cannot does nothing."""
+    def start_rtt_probe(self) -> None:
+        """Measures a round trip beside the messages under way; a connection that cannot does nothing."""
         ...
 
-    def take_trip(self) -> float | None:
-        """What it took in seconds, once."""
+    def take_rtt(self) -> float | None:
+        """Returns the seconds that the last probe measured, once."""
         ...
 
     def wake(self) -> None:
         """Ends a waiting `receive` early. Safe in a signal handler."""
         ...
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Closes it; no message arrives any more."""
+        ...
 
 
 class VerifierLink(Protocol):
@@ -58,13 +60,15 @@ class VerifierLink(Protocol):
     def traffic(self) -> Traffic: ...
 
     def connect(self, timeout_s: float) -> Connection:
-        """A fresh connection, ready to send. Raises `LinkError` when it cannot be made in time."""
+        """Returns a fresh connection, ready to send. Raises `LinkError` when it cannot be made in time."""
         ...
 
-    def describe(self, timeout_s: float) -> ModelInfo: ...
+    def describe(self, timeout_s: float) -> ModelInfo:
+        """Asks the verifier for its model and limits. Raises `LinkError` and `CallRejectedError`."""
+        ...
 
 
 class CallRejectedError(OutriderError):
-    """The verifier refuses the call itself (too large, no such service, not allowed): do not try again."""
+    """The verifier rejects the call itself (too large, no such service, not allowed): a retry is useless."""
 
     exit_code = 4

@@ -1,4 +1,4 @@
-"""gRPC channels as this edge wants them, and gRPC's errors as ours."""
+"""Opening gRPC channels, and translating gRPC's errors to ours."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import grpc
 
 from outrider.common.errors import LinkError, LinkFaultError, OutriderError
-from outrider.edge_client.transport.link.balancing import knock, ring_options
+from outrider.edge_client.transport.link.balancing import connect_by_call, ring_options
 from outrider.edge_client.transport.link.base import CallRejectedError
 from outrider.edge_client.transport.link.diagnosis import diagnose
 from outrider.edge_client.transport.link.security import PLAINTEXT, LinkSecurity
@@ -16,7 +16,7 @@ from outrider.edge_client.transport.link.targets import VerifierTarget, parse_ta
 
 MAX_MESSAGE_BYTES = 64 << 20
 _DIAGNOSIS_S = 1.0
-_LAST_LOOK_S = 0.4  # gRPC's thread that watches a channel looks every 200 ms whether anybody still listens
+_CLOSE_AFTER_S = 0.4  # gRPC's thread that watches a channel's state polls every 200 ms
 _NO_TOKEN = grpc.StatusCode.UNAUTHENTICATED
 _REJECTED = {
     grpc.StatusCode.RESOURCE_EXHAUSTED: "a message is too large for it",
@@ -28,11 +28,11 @@ _REJECTED = {
 _OPTIONS = (
     # A fresh connection must be a new socket, not a shared one that may sit in a TCP retransmission.
     ("grpc.use_local_subchannel_pool", 1),
-    # gRPC's own back-off came back seconds after the server did (DESIGN §10).
+    # gRPC's own back-off came back seconds after the server did (docs/design.md §10).
     ("grpc.initial_reconnect_backoff_ms", 50),
     ("grpc.max_reconnect_backoff_ms", 200),
-    # Not a back-off but the time a connection has to come about: several round trips of a slow link.
-    # `open_channel` and the prober give up sooner where they want to.
+    # Not a back-off but the time that connecting may take: several round trips of a slow link.
+    # `open_channel` and the reconnector give up sooner.
     ("grpc.min_reconnect_backoff_ms", 20_000),
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
@@ -46,10 +46,10 @@ _OPTIONS = (
 def open_channel(
     address: str, timeout_s: float, security: LinkSecurity = PLAINTEXT, session_id: bytes = b""
 ) -> Any:
-    """A connected channel; of several verifiers to the one that `session_id` has, or the next that serves.
+    """Returns a connected channel; of several verifiers to that of `session_id`, or the next that serves.
 
-    Raises `LinkError` when refused, or not there within `timeout_s` (each of several may take as long); its
-    kind `LinkFaultError` when the two sides cannot agree on TLS; `UsageError` for files that are gone.
+    Raises `LinkError` when refused, or not connected within `timeout_s` (each of several may take as long);
+    its kind `LinkFaultError` when the two sides cannot agree on TLS; `UsageError` for files that are gone.
     """
     target = parse_target(address)
     channel = _create_channel(target, security, timeout_s)
@@ -69,7 +69,7 @@ def open_channel(
     channel.subscribe(on_state, try_to_connect=not target.is_balanced)
     wait_s = timeout_s * target.num_tries
     if target.is_balanced:
-        knock(channel, session_id, wait_s, settle)
+        connect_by_call(channel, session_id, wait_s, settle)
     settled.wait(wait_s)
     channel.unsubscribe(on_state)
     if outcomes[:1] == [True]:
@@ -93,14 +93,15 @@ def _create_channel(target: VerifierTarget, security: LinkSecurity, timeout_s: f
 
 
 def _close_later(channel: Any) -> None:
-    """Closed in the very moment of a change of state, gRPC's watching thread dies with a traceback."""
-    timer = threading.Timer(_LAST_LOOK_S, channel.close)
+    """Closes the channel later: at the moment of a change of state, gRPC's watching thread would die with a
+    traceback."""
+    timer = threading.Timer(_CLOSE_AFTER_S, channel.close)
     timer.daemon = True
     timer.start()
 
 
 def translate(error: grpc.RpcError, address: str) -> OutriderError:
-    """Our exception for a failed call."""
+    """Returns our exception for a failed call."""
     code, details = error.code(), error.details()
     if code in _REJECTED:
         fix = "name a token that it knows with --token-file" if code is _NO_TOKEN else ""

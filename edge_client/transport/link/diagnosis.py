@@ -1,6 +1,6 @@
-"""Why a connection failed, in words that name the fix: asked of the far end with a socket of our own.
+"""Diagnosing why a connection failed, by a socket of our own, in a message that names the fix.
 
-gRPC says "failed to connect" for most of it. Only called after a failure, so what it costs nobody waits for.
+gRPC reports "failed to connect" for most causes. Only called after a failure, so its cost does not matter.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from outrider.edge_client.transport.link.targets import parse_target
 # OpenSSL's numbers (X509_V_ERR_...).
 _NOT_YET_VALID, _EXPIRED, _WRONG_NAME, _WRONG_IP = 9, 10, 62, 64
 _HTTP2_ALPN = ["h2"]
-_MOST_BYTES = 16_384
-_FIRST_FRAME = 9  # bytes: an HTTP/2 server speaks first (SETTINGS)
+_MAX_READ_BYTES = 16_384
+_FRAME_HEADER_BYTES = 9  # of SETTINGS, which an HTTP/2 server sends first
 
 _Done = TypeVar("_Done")
 
 
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
-    """What is wrong and, where it is known, what to do. `is_fault`: waiting does not mend it, somebody has to
-    change something."""
+    """Names what is wrong and, where it is known, what to do. `is_fault`: waiting does not repair it, only a
+    change of the configuration does."""
 
     found: str
     fix: str = ""
@@ -35,9 +35,9 @@ class Diagnosis:
 
 
 def diagnose(address: str, security: LinkSecurity, timeout_s: float) -> Diagnosis | None:
-    """What is wrong between here and `address`; None when nothing is, as far as this can see.
+    """Returns what is wrong between here and `address`; None when nothing is, as far as this can see.
 
-    Of several verifiers the first one's trouble; a fault only where no other can serve.
+    Of several verifiers it returns the first one's diagnosis, a fault only where no other can serve.
     """
     addresses = parse_target(address).addresses
     several = [_diagnose_one(host, port, security, timeout_s) for host, port in addresses]
@@ -52,23 +52,23 @@ def _diagnose_one(host: str, port: int, security: LinkSecurity, timeout_s: float
         connection = socket.create_connection((host, port), timeout_s)
     except ConnectionRefusedError:
         return Diagnosis("connection refused: no verifier listens there", is_fault=False)
-    except (socket.gaierror, UnicodeError):  # the latter: what can be no name, an empty label say
+    except (socket.gaierror, UnicodeError):  # the latter: not a valid name, with an empty label for example
         return Diagnosis("there is no such host", is_fault=False)
     except OSError as error:
         return Diagnosis(f"no connection: {error.strerror or error}", is_fault=False)
     with connection:
         if security.is_tls:
-            return _ask_with_tls(connection, host, security)
-        return _ask_plainly(connection, host)
+            return _check_tls(connection, host, security)
+        return _check_plaintext(connection, host)
 
 
-def _ask_plainly(connection: socket.socket, host: str) -> Diagnosis | None:
-    """After plain gRPC failed: does the other side speak TLS?"""
+def _check_plaintext(connection: socket.socket, host: str) -> Diagnosis | None:
+    """Checks, after plain gRPC failed, whether the other side speaks TLS."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE  # asked for its language, sent nothing
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE  # no data is sent
     context.set_alpn_protocols(_HTTP2_ALPN)
     try:
-        _Tls(connection, context, host).shake_hands()
+        _Tls(connection, context, host).handshake()
     except (ssl.SSLEOFError, ssl.SSLZeroReturnError):
         return None
     except ssl.SSLError as error:
@@ -80,20 +80,20 @@ def _ask_plainly(connection: socket.socket, host: str) -> Diagnosis | None:
 
 
 class _Tls:
-    """Over a socket by hand: `wrap_socket` forgets to close it where the other side resets it at once."""
+    """TLS over a socket by hand: `wrap_socket` leaves it open where the other side resets it at once."""
 
     def __init__(self, connection: socket.socket, context: ssl.SSLContext, name: str) -> None:
         self._connection = connection
         self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
         self._tls = context.wrap_bio(self._incoming, self._outgoing, server_hostname=name)
 
-    def shake_hands(self) -> None:
+    def handshake(self) -> None:
         self._until_done(self._tls.do_handshake)
 
-    def first_words(self) -> bytes:
-        """Of the other side; none where it hangs up instead."""
+    def first_frame(self) -> bytes:
+        """Returns the first bytes of the other side; none where it hangs up instead."""
         try:
-            return self._until_done(lambda: self._tls.read(_FIRST_FRAME))
+            return self._until_done(lambda: self._tls.read(_FRAME_HEADER_BYTES))
         except (ssl.SSLEOFError, ssl.SSLZeroReturnError):
             return b""
 
@@ -103,13 +103,13 @@ class _Tls:
                 return step()
             except ssl.SSLWantReadError:
                 self._connection.sendall(self._outgoing.read())
-            if data := self._connection.recv(_MOST_BYTES):
+            if data := self._connection.recv(_MAX_READ_BYTES):
                 self._incoming.write(data)
             else:
                 self._incoming.write_eof()
 
 
-def _ask_with_tls(connection: socket.socket, host: str, security: LinkSecurity) -> Diagnosis | None:
+def _check_tls(connection: socket.socket, host: str, security: LinkSecurity) -> Diagnosis | None:
     name = security.server_name or host
     try:
         context = _context(security)
@@ -119,8 +119,8 @@ def _ask_with_tls(connection: socket.socket, host: str, security: LinkSecurity) 
         return _unusable(security)
     try:
         tls = _Tls(connection, context, name)
-        tls.shake_hands()
-        if not tls.first_words():  # under TLS 1.3 the server looks at our certificate only now
+        tls.handshake()
+        if not tls.first_frame():  # under TLS 1.3 the server checks our certificate only now
             return _hang_up(security)
     except ssl.SSLCertVerificationError as error:
         return _verification_fault(error, name, security)
@@ -169,7 +169,7 @@ def _verification_fault(error: ssl.SSLCertVerificationError, name: str, security
 
 
 def _hang_up(security: LinkSecurity) -> Diagnosis:
-    """gRPC's servers do not say why; an overloaded one would do the same."""
+    """Asks for the likely cause: gRPC's servers give none, and an overloaded one would do the same."""
     if security.certificate is None:
         question = "does it want a client certificate (--tls-cert and --tls-key)?"
     else:

@@ -1,10 +1,11 @@
-"""`VerifierLink` over gRPC: makes stream or unary connections for one session."""
+"""`VerifierLink` over gRPC, with stream or unary connections."""
 
 from __future__ import annotations
 
 import grpc
 
 from outrider.common import codec
+from outrider.common.clock import SYSTEM_CLOCK, Clock
 from outrider.common.errors import LinkFaultError, UsageError
 from outrider.common.pb import outrider_pb2 as pb
 from outrider.common.types import ModelInfo
@@ -24,9 +25,10 @@ TRANSPORTS: dict[str, type[StreamConnection] | type[UnaryConnection]] = {
 
 
 class GrpcLink:
-    """`address` as `outrider.edge_client.transport.link.targets` has it, `transport` is "stream" or "unary".
+    """Makes the connections of one session. `address` is parsed by `outrider.edge_client.transport.link.targets`,
+    `transport` is "stream" or "unary".
 
-    Raises `UsageError` for another, and for a malformed address.
+    Raises `UsageError` for another transport, and for a malformed address.
     """
 
     def __init__(
@@ -35,6 +37,7 @@ class GrpcLink:
         session_id: bytes,
         transport: str = "stream",
         security: LinkSecurity = PLAINTEXT,
+        clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         if transport not in TRANSPORTS:
             raise UsageError(f"--transport {transport}: want one of {', '.join(TRANSPORTS)}")
@@ -43,19 +46,22 @@ class GrpcLink:
         self.traffic = Traffic()
         self._session_id = session_id
         self._security = security
+        self._clock = clock
         self._connection_type = TRANSPORTS[transport]
         self._trace = SessionTrace(address, session_id)
 
     def connect(self, timeout_s: float) -> Connection:
+        """Returns a fresh connection. Raises `LinkError`, its kind `LinkFaultError` included."""
         try:
             credentials = self._security.metadata()
             channel = open_channel(self.address, timeout_s, self._security, self._session_id)
         except UsageError as error:  # a file that was there when we started
             raise LinkFaultError(f"cannot connect to a verifier at {self.address}: {error}") from error
-        call = CallSettings(self.address, self._session_id, credentials, self._security)
+        call = CallSettings(self.address, self._session_id, credentials, self._security, self._clock)
         return self._connection_type(channel, call, self.traffic, self._trace.begin())
 
     def describe(self, timeout_s: float) -> ModelInfo:
+        """Asks the verifier for its model and limits. Raises `LinkError` and `CallRejectedError`."""
         channel = open_channel(self.address, timeout_s, self._security, self._session_id)
         settings = CallSettings(self.address, self._session_id, self._security.metadata(), self._security)
         call = channel.unary_unary(

@@ -1,14 +1,15 @@
-"""A verifier asked a few times over one connection: what it is, how far away, what time it has."""
+"""Measures a verifier over one connection: its model, its round trip and its clock."""
 
 from __future__ import annotations
 
 import secrets
-import time
+import time  # for the wall clock, which is compared with the verifier's
 from dataclasses import dataclass
 
 import grpc
 
 from outrider.common import codec
+from outrider.common.clock import SYSTEM_CLOCK, Clock
 from outrider.common.pb import outrider_pb2 as pb
 from outrider.common.types import ModelInfo
 from outrider.edge_client.transport.link.balancing import SESSION_HEADER
@@ -20,8 +21,8 @@ _TIME_KEY = "x-outrider-time-ms"
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """`answers_ms` are calls on the open connection, in order; `clock_ahead_ms` is how far its clock
-    is ahead of ours, None where it does not tell."""
+    """The result of `probe`. `answers_ms` are the times of the calls on the open connection, in order;
+    `clock_ahead_ms` is how far the verifier's clock is ahead of ours, None where it does not send it."""
 
     model: ModelInfo
     connect_ms: float
@@ -30,14 +31,19 @@ class Probe:
 
 
 def probe(
-    address: str, security: LinkSecurity = PLAINTEXT, *, count: int = 8, timeout_s: float = 5.0
+    address: str,
+    security: LinkSecurity = PLAINTEXT,
+    *,
+    count: int = 8,
+    timeout_s: float = 5.0,
+    clock: Clock = SYSTEM_CLOCK,
 ) -> Probe:
-    """Raises `LinkError` and `CallRejectedError` as a session's first contact would; `InvalidFieldError` for
-    an answer that this edge cannot read."""
+    """Calls `Describe` `count` times. Raises `LinkError` and `CallRejectedError` as a session's opening would;
+    `InvalidFieldError` for an answer that this edge cannot read."""
     session_id = secrets.token_bytes(16)  # that one of several verifiers answers throughout
-    start_s = time.perf_counter()
+    start_s = clock.now()
     channel = open_channel(address, timeout_s, security, session_id)
-    connect_ms = (time.perf_counter() - start_s) * 1e3
+    connect_ms = (clock.now() - start_s) * 1e3
     call = channel.unary_unary(
         "/outrider.v1.Verifier/Describe",
         request_serializer=pb.DescribeRequest.SerializeToString,
@@ -47,13 +53,13 @@ def probe(
     ahead: float | None = None
     try:
         for _ in range(count):
-            sent_ms, start_s = time.time() * 1e3, time.perf_counter()
+            sent_ms, start_s = time.time() * 1e3, clock.now()
             metadata = ((SESSION_HEADER, session_id.hex()), *security.metadata())
             answer, finished = call.with_call(pb.DescribeRequest(), timeout=timeout_s, metadata=metadata)
-            took_ms = (time.perf_counter() - start_s) * 1e3
-            told = dict(finished.trailing_metadata() or ()).get(_TIME_KEY, "")
-            if str(told).isdecimal() and (not answers_ms or took_ms <= min(answers_ms)):
-                ahead = float(told) - (sent_ms + took_ms / 2)  # of the quickest call, the surest
+            took_ms = (clock.now() - start_s) * 1e3
+            sent_back = dict(finished.trailing_metadata() or ()).get(_TIME_KEY, "")
+            if str(sent_back).isdecimal() and (not answers_ms or took_ms <= min(answers_ms)):
+                ahead = float(sent_back) - (sent_ms + took_ms / 2)  # the quickest call is the most exact
             answers_ms.append(took_ms)
     except grpc.RpcError as error:
         raise translate(error, address) from error

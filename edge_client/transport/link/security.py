@@ -1,6 +1,6 @@
-"""How an edge shows who it is, and makes sure of whom it talks to: TLS, a client certificate, a token.
+"""The security of a link: TLS, a client certificate, a token.
 
-Files are read at each connection, so that a renewed certificate or token is taken up without a restart.
+Files are read at each connection, so that a renewed certificate or token is used without a restart.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from typing import Protocol
 from outrider.common.errors import UsageError
 from outrider.edge_client.transport.link.targets import check_names, parse_target
 
-_TOKEN_BEGINS = "outrider_"
+_TOKEN_PREFIX = "outrider_"
 Metadata = tuple[tuple[str, str], ...]
 
 
 class SecurityOptions(Protocol):
-    """The flags of a command that connects (`RunConfig` has them)."""
+    """The security flags of a command that connects (`RunConfig` has them)."""
 
     @property
     def tls(self) -> bool: ...
@@ -40,7 +40,8 @@ class SecurityOptions(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class LinkSecurity:
-    """`ca` of None is this machine's own authorities. Without `is_tls` the rest of TLS says nothing."""
+    """The checked settings. `ca` of None means this machine's own authorities. Without `is_tls` the other TLS
+    settings have no effect."""
 
     is_tls: bool = False
     ca: Path | None = None
@@ -51,20 +52,20 @@ class LinkSecurity:
     token: str = field(default="", repr=False)
 
     def roots(self) -> bytes | None:
-        """Authorities in PEM; None where this machine has no file of them, for gRPC's own."""
+        """Returns the authorities in PEM; None, for gRPC's own, where this machine has no file of them."""
         if self.ca is not None:
             return _read(self.ca, "--tls-ca")
         of_system = ssl.get_default_verify_paths().cafile
         return Path(of_system).read_bytes() if of_system else None
 
     def client_pair(self) -> tuple[bytes | None, bytes | None]:
-        """Key and certificate chain, or twice None."""
+        """Returns the key and the certificate chain, or twice None."""
         if self.certificate is None or self.key is None:
             return None, None
         return _read(self.key, "--tls-key"), _read(self.certificate, "--tls-cert")
 
     def metadata(self) -> Metadata:
-        """What goes with each call. Raises `UsageError` for a token file that cannot be used."""
+        """Returns the headers of each call. Raises `UsageError` for a token file that cannot be used."""
         token = self.token if self.token_file is None else _read_token(self.token_file)
         return (("authorization", f"Bearer {token}"),) if token else ()
 
@@ -73,7 +74,8 @@ PLAINTEXT = LinkSecurity()
 
 
 def link_security(options: SecurityOptions, address: str) -> LinkSecurity:
-    """From a command's flags. Raises `UsageError`, also for a token that would travel in the clear."""
+    """Makes the settings from a command's flags. Raises `UsageError`, also for a token that would travel
+    unencrypted."""
     if options.tls_cert is not None and options.tls_key is None:
         raise UsageError(f"--tls-cert {options.tls_cert}: needs its private key, --tls-key FILE")
     if options.tls_key is not None and options.tls_cert is None:
@@ -92,7 +94,7 @@ def link_security(options: SecurityOptions, address: str) -> LinkSecurity:
         options.token_file,
         options.token,
     )
-    if is_tls:  # read once here, so that mistakes are told before anything is sent
+    if is_tls:  # read once here, so that mistakes are reported before anything is sent
         security.roots()
         security.client_pair()
     target = parse_target(address)
@@ -107,7 +109,7 @@ def link_security(options: SecurityOptions, address: str) -> LinkSecurity:
 
 
 def _read_token(path: Path) -> str:
-    if path.name.startswith(_TOKEN_BEGINS):  # "--token X" is short for --token-file to argparse
+    if path.name.startswith(_TOKEN_PREFIX):  # "--token X" is short for --token-file to argparse
         raise UsageError(
             "--token-file: wants a file, not the token: everybody on this machine can see a command line. "
             "Write it to a file of mode 0600, and take another token if others may have seen this one"

@@ -8,8 +8,7 @@ stream supersedes a session's older one, which a connection held in reserve must
 from __future__ import annotations
 
 import threading
-import time
-from queue import Empty, SimpleQueue
+from queue import SimpleQueue
 from typing import Any
 
 import grpc
@@ -20,6 +19,7 @@ from outrider.common.pb import outrider_pb2 as pb
 from outrider.common.types import SessionRequest, SessionResponse
 from outrider.edge_client.transport.link.base import CallRejectedError, Traffic
 from outrider.edge_client.transport.link.calls import CallSettings
+from outrider.edge_client.transport.link.inbox import Inbox
 from outrider.edge_client.transport.link.trace import ConnectionSpan
 
 METHOD = "/outrider.v1.Verifier/Session"
@@ -28,6 +28,8 @@ FRAME_BYTES = 5  # gRPC's prefix of every message
 
 
 class StreamConnection:
+    """`Connection` over one `Session` stream."""
+
     def __init__(self, channel: Any, call: CallSettings, traffic: Traffic, span: ConnectionSpan) -> None:
         self._channel = channel
         self._span = span
@@ -35,11 +37,15 @@ class StreamConnection:
         self._address = call.address
         self._traffic = traffic
         self._outbox: SimpleQueue[bytes | None] = SimpleQueue()
-        self._inbox: SimpleQueue[tuple[bytes, float] | OutriderError | None] = SimpleQueue()
-        self.lay_here_s = 0.0
+        self._inbox: Inbox[bytes] = Inbox(call.clock)
         self._lost: OutriderError | None = None
-        self._trip_s: float | None = None
+        self._rtt_s: float | None = None
         self._call: Any = None
+        self.wake = self._inbox.wake
+
+    @property
+    def queued_s(self) -> float:
+        return self._inbox.queued_s
 
     def send(self, request: SessionRequest) -> None:
         if self._lost is not None:
@@ -54,38 +60,31 @@ class StreamConnection:
         if self._lost is not None:
             raise self._lost
         try:
-            item = self._inbox.get(timeout=max(0.0, timeout_s))
-        except Empty:
+            message = self._inbox.take(timeout_s)
+        except OutriderError as error:
+            self._lost = error
+            raise
+        if message is None:
             return None
-        if item is None:
-            return None
-        if isinstance(item, OutriderError):
-            self._lost = item
-            raise item
-        message, arrived_s = item
-        self.lay_here_s = time.monotonic() - arrived_s
         self._traffic.bytes_down += len(message) + FRAME_BYTES
         try:
             return codec.decode_response(pb.SessionResponse.FromString(message))
         except InvalidFieldError as error:
             raise CallRejectedError(f"{self._address} answers what this edge cannot read: {error}") from error
 
-    def start_trip(self) -> None:
-        """By a `Describe` on the same connection, which waits for no step of the verifier."""
-        start_s = time.monotonic()
+    def start_rtt_probe(self) -> None:
+        """Sends a `Describe` on the same connection, which waits for no step of the verifier."""
+        start_s = self._settings.clock.now()
         call = self._channel.unary_unary(DESCRIBE).future(b"", metadata=self._settings.metadata)
-        call.add_done_callback(lambda done: self._end_trip(done, time.monotonic() - start_s))
+        call.add_done_callback(lambda done: self._end_probe(done, self._settings.clock.now() - start_s))
 
-    def _end_trip(self, call: Any, trip_s: float) -> None:
+    def _end_probe(self, call: Any, rtt_s: float) -> None:
         if not call.cancelled() and call.exception() is None:
-            self._trip_s = trip_s
+            self._rtt_s = rtt_s
 
-    def take_trip(self) -> float | None:
-        trip_s, self._trip_s = self._trip_s, None
-        return trip_s
-
-    def wake(self) -> None:
-        self._inbox.put(None)
+    def take_rtt(self) -> float | None:
+        rtt_s, self._rtt_s = self._rtt_s, None
+        return rtt_s
 
     def close(self) -> None:
         self._outbox.put(None)
@@ -103,7 +102,7 @@ class StreamConnection:
     def _read(self) -> None:
         try:
             for message in self._call:
-                self._inbox.put((message, time.monotonic()))
-            self._inbox.put(LinkError(f"{self._address} ended the stream"))
+                self._inbox.put(message)
+            self._inbox.fail(LinkError(f"{self._address} ended the stream"))
         except grpc.RpcError as error:
-            self._inbox.put(self._settings.translate(error))
+            self._inbox.fail(self._settings.translate(error))

@@ -1,8 +1,8 @@
-"""What `--verifier` names: one verifier, or several that share the sessions.
+"""The value of `--verifier`: one verifier, or several that share the sessions.
 
 HOST:PORT              one
 HOST:PORT,HOST:PORT    these
-dns:///HOST:PORT       all addresses that the name has now, as a headless service's has
+dns:///HOST:PORT       all present addresses of the name, of a headless service for example
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from outrider.common.config.addresses import is_loopback, split_address
 from outrider.common.errors import LinkError, UsageError
 
 DNS = "dns:///"
-_TRIES_OF_A_NAME = 3  # verifiers behind a name, as far as one connection's patience goes
+_MAX_TRIES = 3  # verifiers that one connection tries before it fails
 _FORMS = "127.0.0.1:7077; or several: A:7077,B:7077 or dns:///NAME:7077"
 
 
 @dataclass(frozen=True, slots=True)
 class VerifierTarget:
-    """`addresses` are hosts and ports as they were given."""
+    """A parsed `--verifier`. `addresses` are hosts and ports as they were given."""
 
     text: str
     addresses: tuple[tuple[str, int], ...]
@@ -36,15 +36,15 @@ class VerifierTarget:
 
     @property
     def num_tries(self) -> int:
-        """How many verifiers one attempt to connect may find dead."""
-        return _TRIES_OF_A_NAME if self.is_name else min(len(self.addresses), _TRIES_OF_A_NAME)
+        """Returns how many verifiers one attempt to connect may try."""
+        return _MAX_TRIES if self.is_name else min(len(self.addresses), _MAX_TRIES)
 
     def tls_name(self, server_name: str) -> str:
-        """The name that certificates must have, unless the user said one; empty is that of `grpc_name`."""
+        """Returns the name that certificates must have, the user's where given; empty is that of `grpc_name`."""
         return server_name or (self.addresses[0][0] if len(self.addresses) > 1 else "")
 
     def grpc_name(self) -> str:
-        """The target as gRPC wants it. Raises `LinkError` where no host of a list has an address."""
+        """Returns the target in gRPC's form. Raises `LinkError` where no host of a list has an address."""
         if len(self.addresses) == 1:
             return self.text
         found = {each for host, port in self.addresses for each in _resolve(host, port)}
@@ -56,7 +56,7 @@ class VerifierTarget:
 
 
 def parse_target(text: str) -> VerifierTarget:
-    """Raises `UsageError` naming `--verifier`."""
+    """Parses the value. Raises `UsageError` naming `--verifier`."""
     is_name = text.startswith(DNS)
     parts = [text.removeprefix(DNS)] if is_name else [part.strip() for part in text.split(",")]
     addresses = tuple(split_address(part, "--verifier", _FORMS) for part in parts)
@@ -66,7 +66,7 @@ def parse_target(text: str) -> VerifierTarget:
 
 
 def check_names(target: VerifierTarget) -> None:
-    """Raises `UsageError` for hosts of several names: a connection checks certificates for one."""
+    """Raises `UsageError` for hosts with different names: a connection checks certificates for one name."""
     if len({host for host, _ in target.addresses}) > 1:
         raise UsageError(
             f"--verifier {target.text}: over TLS several hosts need one name that all their certificates "
@@ -77,7 +77,7 @@ def check_names(target: VerifierTarget) -> None:
 def _resolve(host: str, port: int) -> list[tuple[str, str]]:
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    except (OSError, UnicodeError):  # the latter: what can be no name, an empty label say
+    except (OSError, UnicodeError):  # the latter: not a valid name, with an empty label for example
         return []  # another of the list may have an address
     return [
         ("ipv6", f"[{address[0]}]:{port}") if family == socket.AF_INET6 else ("ipv4", f"{address[0]}:{port}")

@@ -1,7 +1,7 @@
 """The edge's spans: one a connection, all of a session in one trace, sent to the verifier as metadata.
 
-A stream's metadata is sent once, so the rounds on it cannot each bring a context of their own: the verifier's
-spans of rounds are children of the connection's span, told apart by session and round id.
+A stream's metadata is sent once, so the rounds on it cannot each have a context of their own: the verifier's
+spans of rounds are children of the connection's span, distinguished by session and round id.
 """
 
 from __future__ import annotations
@@ -19,19 +19,20 @@ Metadata = tuple[tuple[str, str], ...]
 
 
 class ConnectionSpan:
-    """From connecting to closing; `metadata` carries its context. Without a tracer both are nothing."""
+    """The span of a connection; `metadata` carries its context. Without a tracer both are empty."""
 
     def __init__(self, span: Span | None = None, metadata: Metadata = ()) -> None:
         self.metadata = metadata
         self._span = span
 
     def end(self) -> None:
+        """Ends the span."""
         if self._span is not None:
             self._span.end()
 
 
 class SessionTrace:
-    """Begins connection spans. The first is a child of the caller's span, if any; later ones of the first."""
+    """Starts connection spans. The first is a child of the caller's span, if any; later ones of the first."""
 
     def __init__(self, address: str, session_id: bytes) -> None:
         self._tracer = find_tracer()
@@ -45,6 +46,7 @@ class SessionTrace:
             self._is_first = True
 
     def begin(self) -> ConnectionSpan:
+        """Starts a span; an empty one without a tracer."""
         if self._tracer is None:
             return ConnectionSpan()
         from opentelemetry import propagate, trace

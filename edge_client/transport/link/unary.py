@@ -1,20 +1,18 @@
-"""The same messages as separate calls, for networks that break streams.
+"""The messages of a session as separate calls, for networks that break streams.
 
-Calls run in the background and put their answers in one queue, so a late answer still arrives.
+Calls run in the background and put their answers into one queue, so a late answer still arrives.
 """
 
 from __future__ import annotations
 
 import threading
-import time
 from dataclasses import replace
-from queue import Empty, SimpleQueue
 from typing import Any
 
 import grpc
 
 from outrider.common import codec
-from outrider.common.errors import InvalidFieldError, LinkError, OutriderError
+from outrider.common.errors import InvalidFieldError, LinkError
 from outrider.common.pb import outrider_pb2 as pb
 from outrider.common.types import (
     CancelRequest,
@@ -28,6 +26,7 @@ from outrider.common.types import (
 )
 from outrider.edge_client.transport.link.base import CallRejectedError, Traffic
 from outrider.edge_client.transport.link.calls import CallSettings
+from outrider.edge_client.transport.link.inbox import Inbox
 from outrider.edge_client.transport.link.stream import FRAME_BYTES
 from outrider.edge_client.transport.link.trace import ConnectionSpan
 
@@ -35,6 +34,8 @@ _SERVICE = "/outrider.v1.Verifier/"
 
 
 class UnaryConnection:
+    """`Connection` by separate calls, each in the background."""
+
     def __init__(self, channel: Any, call: CallSettings, traffic: Traffic, span: ConnectionSpan) -> None:
         self._channel = channel
         self._span = span
@@ -43,12 +44,17 @@ class UnaryConnection:
         self._session_id = call.session_id
         self._traffic = traffic
         self._metadata = (*call.metadata, *span.metadata)
-        self._inbox: SimpleQueue[tuple[SessionResponse, float] | OutriderError | None] = SimpleQueue()
-        self.lay_here_s = 0.0
+        self._inbox: Inbox[SessionResponse] = Inbox(call.clock)
+        self.receive = self._inbox.take
+        self.wake = self._inbox.wake
         self._calls = {name: channel.unary_unary(_SERVICE + name) for name in ("Open", "Verify", "Close")}
         self._generate = channel.unary_stream(_SERVICE + "Generate")
         self._generating: dict[int, Any] = {}  # round_id → call
         self._is_closed = False
+
+    @property
+    def queued_s(self) -> float:
+        return self._inbox.queued_s
 
     def send(self, request: SessionRequest) -> None:
         match request:
@@ -66,29 +72,13 @@ class UnaryConnection:
                 if (call := self._generating.pop(request.round_id, None)) is not None:
                     call.cancel()  # the verifier ends the round when its call ends
                     last = GeneratedTokens(request.round_id, (), (), 0, 0, is_last=True)
-                    self._inbox.put((last, time.monotonic()))
+                    self._inbox.put(last)
 
-    def receive(self, timeout_s: float) -> SessionResponse | None:
-        try:
-            item = self._inbox.get(timeout=max(0.0, timeout_s))
-        except Empty:
-            return None
-        if item is None:
-            return None
-        if isinstance(item, OutriderError):
-            raise item
-        response, arrived_s = item
-        self.lay_here_s = time.monotonic() - arrived_s
-        return response
+    def start_rtt_probe(self) -> None:
+        """Does nothing: no mode that needs it uses single calls."""
 
-    def start_trip(self) -> None:
-        """Not built for single calls."""
-
-    def take_trip(self) -> float | None:
+    def take_rtt(self) -> float | None:
         return None
-
-    def wake(self) -> None:
-        self._inbox.put(None)
 
     def close(self) -> None:
         self._is_closed = True
@@ -109,9 +99,9 @@ class UnaryConnection:
         try:
             self._put(call.result(), response_type, decode)
         except grpc.FutureCancelledError:
-            self._inbox.put(LinkError(f"a call to {self._address} was cancelled"))
+            self._inbox.fail(LinkError(f"a call to {self._address} was cancelled"))
         except grpc.RpcError as error:
-            self._inbox.put(self._settings.translate(error))
+            self._inbox.fail(self._settings.translate(error))
 
     def _start_generate(self, request: GenerateRequest) -> None:
         data = codec.encode_generate(request).SerializeToString()
@@ -129,14 +119,14 @@ class UnaryConnection:
                 self._put(data, pb.GenerateResponse, codec.decode_generate_response)
         except grpc.RpcError as error:
             if round_id in self._generating and not self._is_closed:
-                self._inbox.put(self._settings.translate(error))
+                self._inbox.fail(self._settings.translate(error))
         finally:
             self._generating.pop(round_id, None)
 
     def _put(self, data: bytes, response_type: Any, decode: Any) -> None:
         self._traffic.bytes_down += len(data) + FRAME_BYTES
         try:
-            self._inbox.put((decode(response_type.FromString(data)), time.monotonic()))
+            self._inbox.put(decode(response_type.FromString(data)))
         except InvalidFieldError as error:
             unreadable = f"{self._address} answers what this edge cannot read: {error}"
-            self._inbox.put(CallRejectedError(unreadable))
+            self._inbox.fail(CallRejectedError(unreadable))

@@ -26,7 +26,7 @@ from outrider.common.types import (
     StopParams,
     Verdict,
 )
-from outrider.edge_client.decode.branch_tree import Branches, GuessRates
+from outrider.edge_client.decode.branch_tree import BranchAcceptance, BranchTree
 from outrider.edge_client.drafting.onnx.runner import Rows
 from outrider.edge_client.drafting.onnx.sampler import DraftSampler
 
@@ -87,31 +87,33 @@ def test_one_round_at_a_time_guesses_nothing() -> None:
 
 
 def test_what_is_known_of_gaps_decides_what_is_guessed() -> None:
-    rates = GuessRates()
-    assert rates.is_runner_up(CLOSE.gap) > 5 * rates.is_runner_up(FAR.gap)
-    assert rates.stands(CLOSE.gap) < rates.stands(FAR.gap)
+    rates = BranchAcceptance()
+    assert rates.runner_up_rate(CLOSE.gap) > 5 * rates.runner_up_rate(FAR.gap)
+    assert rates.accept_rate(CLOSE.gap) < rates.accept_rate(FAR.gap)
     for _ in range(200):
         rates.observe((FAR, CLOSE), 0, FAR.token_id)  # falls at once, and the runner-up is right
-    assert rates.is_runner_up(FAR.gap) > 0.9 and rates.stands(FAR.gap) < 0.1
-    assert rates.stands(CLOSE.gap) == GuessRates().stands(CLOSE.gap), "no token behind a fallen one is judged"
+    assert rates.runner_up_rate(FAR.gap) > 0.9 and rates.accept_rate(FAR.gap) < 0.1
+    assert rates.accept_rate(CLOSE.gap) == BranchAcceptance().accept_rate(CLOSE.gap), (
+        "no token behind a fallen one is judged"
+    )
 
 
 def test_the_likeliest_branch_comes_first_and_chances_grow_once_a_verdict_is_known() -> None:
-    branches: Branches[str] = Branches(GuessRates())
-    branches.grow("first", 3, 1.0, (FAR, CLOSE, FAR))
+    branches: BranchTree[str] = BranchTree(BranchAcceptance())
+    branches.add("first", 3, 1.0, (FAR, CLOSE, FAR))
     best = branches.best()
-    assert best is not None and (best.host, best.place, best.guess) == ("first", 3, None)
-    branches.take(best)
-    branches.grow("second", 2, best.chance, (FAR, FAR), ("first", 3))
+    assert best is not None and (best.host, best.offset, best.correction) == ("first", 3, None)
+    branches.close(best)
+    branches.add("second", 2, best.chance, (FAR, FAR), ("first", 3))
     behind_both = branches.best()
-    assert behind_both is not None and (behind_both.host, behind_both.guess) == ("second", None)
-    branches.take(behind_both)
+    assert behind_both is not None and (behind_both.host, behind_both.correction) == ("second", None)
+    branches.close(behind_both)
     guess = branches.best()
-    assert guess is not None and (guess.host, guess.place, guess.guess) == ("first", 1, CLOSE.token_id)
-    branches.keep(lambda host: host == "second", best.chance)
+    assert guess is not None and (guess.host, guess.offset, guess.correction) == ("first", 1, CLOSE.token_id)
+    branches.retain(lambda host: host == "second", best.chance)
     left = branches.best()
     assert left is not None and left.host == "second", "the bonus before it is known: its first stands"
-    assert left.place == 1
+    assert left.offset == 1
 
 
 # ------------------------------------------------------------------------------------------ the runner-up

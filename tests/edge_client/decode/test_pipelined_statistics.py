@@ -124,7 +124,6 @@ def write(method: Method, seed: int, faults: Chances) -> tuple[tuple[int, ...], 
         is_patient=True,
         clock=link.clock,
     )
-    verifier.lifeline.sleep = link.clock.sleep  # type: ignore[method-assign]
     options = SessionOptions(
         sampling=SamplingParams(temperature=TEMPERATURE, seed=seed * 0x9E3779B97F4A7C15 % 2**64),
         stop=StopParams(NUM_NEW, ignore_eos=True),

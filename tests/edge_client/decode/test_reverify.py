@@ -6,6 +6,7 @@ import asyncio
 import random
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -33,7 +34,7 @@ from outrider.common.types import (
 from outrider.edge_client.config.methods import check_method
 from outrider.edge_client.config.run_config import run_config
 from outrider.edge_client.controller.depth.fixed import FixedDepth
-from outrider.edge_client.controller.mode_policy import ModeChoice, Way
+from outrider.edge_client.controller.mode_policy import CHOOSABLE_MODES, ModePolicy
 from outrider.edge_client.controller.window import RoundWindow
 from outrider.edge_client.core.events import (
     EndEvent,
@@ -42,9 +43,9 @@ from outrider.edge_client.core.events import (
     SessionEvent,
     TokenEvent,
 )
-from outrider.edge_client.core.options import Mode, OnTimeout, SessionOptions
+from outrider.edge_client.core.options import ExecutionMode, Mode, OnTimeout, SessionOptions
+from outrider.edge_client.core.unverified import buffer_unverified
 from outrider.edge_client.daemon.generation import Generation
-from outrider.edge_client.decode.reverify import hold_back
 from outrider.edge_client.gate.gate import GateUse
 from outrider.edge_client.session.session import EdgeSession, SessionResult
 from outrider.edge_client.transport.deadline import RoundDeadline
@@ -55,7 +56,7 @@ NEW = TARGET[2:]
 WRONG_FROM_3 = [*TARGET[:3], 77, 78, *TARGET[5:]]
 
 
-class PromptProber:
+class PromptReconnector:
     """Connects when it is asked, once it was asked in vain as often as `num_vain` says."""
 
     last_error = None
@@ -84,10 +85,13 @@ class PromptProber:
         self._left = None
 
 
+def reconnect_with(remote: RemoteVerifier, reconnector: PromptReconnector) -> None:
+    remote._connections._reconnector = reconnector  # type: ignore[assignment]
+
+
 def make(verifier: FakeVerifier, draft: FakeDraft, num_vain: int = 0, **given: Any) -> EdgeSession:
     session = make_session(verifier, draft, is_reverified=True, **given)
-    lifeline = session._decoding.remote.lifeline
-    lifeline._prober = PromptProber(verifier, lambda: num_vain, lambda: None)  # type: ignore[assignment]
+    reconnect_with(session._state.remote, PromptReconnector(verifier, lambda: num_vain, lambda: None))
     return session
 
 
@@ -227,15 +231,14 @@ def test_a_text_begun_without_any_contact_is_judged_from_its_first_token() -> No
     verifier.is_down = lambda: is_down[0]
     draft = FakeDraft([*PROMPT, 77, *TARGET[3:]])
     session = make_session(verifier, draft, on_timeout=OnTimeout.EDGE_ONLY, is_reverified=True)
-    lifeline = session._decoding.remote.lifeline
-    lifeline._prober = FailingProber(verifier, is_down)  # type: ignore[assignment]
+    reconnect_with(session._state.remote, FailingReconnector(verifier, is_down))
     events = list(session.generate())
     assert isinstance(events[0], TokenEvent) and events[0].token_id == 77
     assert verifier.of(OpenRequest)[0].token_ids == PROMPT
     assert session.result.token_ids == NEW[:12] and session.result.text == shown(events)
 
 
-class FailingProber(PromptProber):
+class FailingReconnector(PromptReconnector):
     """The first attempt fails; the next ones find the link after three looks."""
 
     has_failed = True
@@ -281,7 +284,7 @@ def test_unverified_text_is_held_back_until_it_is_verified_or_taken_back() -> No
             yield event
 
     out: list[TokenEvent | EndEvent] = []
-    for event in hold_back(events()):
+    for event in buffer_unverified(events()):
         assert isinstance(event, TokenEvent | EndEvent)
         out.append(event)
     assert [text for _, text in seen] == ["", "0", "0", "0", "01", "01", "012", "012"]
@@ -295,7 +298,7 @@ def test_what_was_held_back_comes_before_the_error_that_ends_the_text() -> None:
 
     out = []
     with pytest.raises(LinkError):
-        for event in hold_back(events()):
+        for event in buffer_unverified(events()):
             out.append(event)
     assert [event.index for event in out if isinstance(event, TokenEvent)] == [0]
 
@@ -373,16 +376,16 @@ def expected(sampling: SamplingParams, stop: StopParams) -> tuple[list[int], str
     return kept, text + stopper.flush(), FinishReason.CONTEXT
 
 
-class Restless(ModeChoice):
+class Restless(ModePolicy):
     """Changes its mind by chance, whatever was measured."""
 
     def __init__(self, seed: int) -> None:
-        super().__init__(tuple(Way))
+        super().__init__(CHOOSABLE_MODES)
         self._random = random.Random(seed)
 
-    def choose(self, num_remaining: int) -> Way:
+    def choose(self, num_remaining: int) -> ExecutionMode:
         if self._random.random() < 0.3:
-            self.current = self._random.choice(self._ways)
+            self.current = self._random.choice(self._modes)
         return self.current
 
 
@@ -394,7 +397,7 @@ def decode(
     draft = ChanceDraft(target_text, run["accuracy"], run["seed"], run["draft_context"])
     is_gated, is_auto = run.get("is_gated", False), run.get("is_auto", False)
     choice = Restless(run["seed"]) if is_auto else None
-    window = RoundWindow(run["window"], choice, run.get("may_guess", False))
+    window = RoundWindow(run["window"], choice, run.get("may_branch", False))
     verifier = RemoteVerifier(
         link,  # type: ignore[arg-type]
         RoundDeadline(0.5),
@@ -402,11 +405,8 @@ def decode(
         clock=link.clock,
     )
     chance = random.Random(run["seed"])
-    lifeline = verifier.lifeline
-    lifeline.sleep = link.clock.sleep  # type: ignore[method-assign]
-    lifeline._prober = PromptProber(  # type: ignore[assignment]
-        link, lambda: chance.choice((0, 0, 1, 3, 12)), lambda: link.clock.sleep(0.02)
-    )
+    num_vain = partial(chance.choice, (0, 0, 1, 3, 12))
+    reconnect_with(verifier, PromptReconnector(link, num_vain, lambda: link.clock.sleep(0.02)))
     options = SessionOptions(
         mode=Mode.AUTO if is_auto and not is_gated else Mode.SPECULATIVE,
         sampling=sampling,
@@ -436,7 +436,7 @@ def decode(
 def runs() -> st.SearchStrategy[dict[str, Any]]:
     endings = st.sampled_from([(), (",9>",), ("<3,", "7>")])
     fields = run_fields(4, (0.0, 0.5, 0.9, 1.0), short_context=20, stop_strings=endings)
-    return st.fixed_dictionaries(fields | dict.fromkeys(("is_gated", "is_auto", "may_guess"), st.booleans()))
+    return st.fixed_dictionaries(fields | dict.fromkeys(("is_gated", "is_auto", "may_branch"), st.booleans()))
 
 
 def check(run: dict[str, Any], on_timeout: OnTimeout) -> SessionResult:
@@ -449,7 +449,7 @@ def check(run: dict[str, Any], on_timeout: OnTimeout) -> SessionResult:
     assert list(result.token_ids) == token_ids
     assert result.text == shown(events) == text and result.finish_reason is finish
     assert len(result.stats.token_times_ns) == len(result.logprobs) == len(token_ids)
-    held = "".join(e.text for e in hold_back(iter(events)) if isinstance(e, TokenEvent | EndEvent))
+    held = "".join(e.text for e in buffer_unverified(iter(events)) if isinstance(e, TokenEvent | EndEvent))
     assert held == text
     return result
 

@@ -13,7 +13,7 @@ from outrider.common.errors import ConfigError, UsageError
 from outrider.common.types import Draft, Signals
 from outrider.edge_client.config.gate import create_gate, gate_settings, has_place, without_gate
 from outrider.edge_client.config.run_config import RunConfig, run_config
-from outrider.edge_client.controller.depth.costs import RoundCosts
+from outrider.edge_client.controller.round_costs import RoundCosts
 from outrider.edge_client.core.stats import RoundRecord
 from outrider.edge_client.drafting.base import Stop, ended
 from outrider.edge_client.drafting.prompt_lookup import PromptLookupModel

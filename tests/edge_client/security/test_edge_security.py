@@ -28,7 +28,7 @@ from outrider.common.errors import LinkError, LinkFaultError, UsageError
 from outrider.common.types import OpenRequest, SamplingParams
 from outrider.edge_client.commands.cli import main
 from outrider.edge_client.config.run_config import run_config
-from outrider.edge_client.transport.connection import Lifeline
+from outrider.edge_client.transport.connection import ConnectionManager
 from outrider.edge_client.transport.link.base import CallRejectedError
 from outrider.edge_client.transport.link.channel import open_channel
 from outrider.edge_client.transport.link.diagnosis import diagnose
@@ -199,9 +199,9 @@ def test_what_resets_every_connection_costs_no_socket(edge: LinkSecurity) -> Non
 
 
 def test_a_patient_edge_does_not_wait_for_a_fault_to_mend_itself(server: VerifierServer) -> None:
-    lifeline = Lifeline(GrpcLink(f"localhost:{server.port}", SESSION_ID))
+    connections = ConnectionManager(GrpcLink(f"localhost:{server.port}", SESSION_ID))
     with pytest.raises(LinkFaultError, match="it speaks TLS"):
-        lifeline.connect(patience_s=3600.0)
+        connections.connect(patience_s=3600.0)
 
 
 # ------------------------------------------------------------------------------------------ tokens

@@ -14,8 +14,11 @@ class Clock:
     def __init__(self) -> None:
         self.now_s = 100.0
 
-    def __call__(self) -> float:
+    def now(self) -> float:
         return self.now_s
+
+    def sleep(self, seconds: float) -> None:
+        self.now_s += seconds
 
 
 def test_the_deadline_is_at_least_400_ms() -> None:
@@ -62,11 +65,11 @@ def test_an_answer_is_waited_for_so_that_a_token_of_ones_own_is_out_by_the_deadl
 
 def test_the_breaker_opens_on_a_failure_half_opens_on_a_probe_and_closes_on_an_answer() -> None:
     breaker = CircuitBreaker(Clock())
-    breaker.record_probe_connected()
+    breaker.record_connected()
     assert breaker.state is BreakerState.CLOSED
     breaker.record_failure()
     assert breaker.state is BreakerState.OPEN
-    breaker.record_probe_connected()
+    breaker.record_connected()
     assert breaker.state is BreakerState.HALF_OPEN
     breaker.record_failure()
     assert breaker.state is BreakerState.OPEN and breaker.num_opened == 1
@@ -76,13 +79,13 @@ def test_the_breaker_opens_on_a_failure_half_opens_on_a_probe_and_closes_on_an_a
 
 def test_probes_start_an_interval_apart_and_the_first_at_once() -> None:
     clock = Clock()
-    breaker = CircuitBreaker(clock, probe_interval_s=0.2)
-    assert breaker.probe_due_in_s == 0.0
-    breaker.record_probe_started()
+    breaker = CircuitBreaker(clock, attempt_interval_s=0.2)
+    assert breaker.attempt_due_in_s == 0.0
+    breaker.record_attempt()
     clock.now_s += 0.15
-    assert breaker.probe_due_in_s == pytest.approx(0.05)
+    assert breaker.attempt_due_in_s == pytest.approx(0.05)
     clock.now_s += 0.15
-    assert breaker.probe_due_in_s == 0.0
+    assert breaker.attempt_due_in_s == 0.0
 
 
 def test_acceptance_per_position_counts_only_rounds_that_drafted_so_far() -> None:

@@ -12,14 +12,15 @@ from support.edge.edge_fakes import make_model
 from support.fakes import FakeBackend
 from support.processes.server import serving
 
+from outrider.common.clock import SYSTEM_CLOCK
 from outrider.common.errors import LinkError
 from outrider.common.types import ModelInfo, Opened, OpenRequest, SamplingParams, Verdict, VerifyRequest
-from outrider.edge_client.transport import reconnect as prober_module
+from outrider.edge_client.transport import reconnect as reconnect_module
 from outrider.edge_client.transport.breaker import CircuitBreaker
-from outrider.edge_client.transport.connection import Lifeline
+from outrider.edge_client.transport.connection import ConnectionManager
 from outrider.edge_client.transport.link.base import Traffic
 from outrider.edge_client.transport.link.grpc_link import GrpcLink
-from outrider.edge_client.transport.reconnect import Prober
+from outrider.edge_client.transport.reconnect import Reconnector
 
 PATIENCE_S = 10.0  # of these tests with a thread; nothing is waited for so long unless something is broken
 
@@ -49,6 +50,16 @@ class Attempt:
 
     def close(self) -> None:
         self.is_closed.set()
+
+
+class FastClock:
+    """Runs 20 times as fast as the machine's."""
+
+    def now(self) -> float:
+        return 20 * SYSTEM_CLOCK.now()
+
+    def sleep(self, seconds: float) -> None:
+        SYSTEM_CLOCK.sleep(seconds / 20)
 
 
 class SlowLink:
@@ -94,11 +105,11 @@ def link() -> Iterator[SlowLink]:
 
 @pytest.fixture
 def no_patience(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(prober_module, "_PATIENCE_S", (0.0,))
+    monkeypatch.setattr(reconnect_module, "_FIRST_INTERVALS_S", (0.0,))
 
 
 def make_breaker(*, is_open: bool) -> CircuitBreaker:
-    breaker = CircuitBreaker(time.monotonic, probe_interval_s=0.005)
+    breaker = CircuitBreaker(SYSTEM_CLOCK, attempt_interval_s=0.005)
     if is_open:
         breaker.record_failure()
     return breaker
@@ -109,40 +120,40 @@ def test_a_slow_first_attempt_wins_though_a_later_one_runs(
     link: SlowLink, is_open: bool, no_patience: None
 ) -> None:
     ready = threading.Event()
-    prober = Prober(link, make_breaker(is_open=is_open), ready.set)  # type: ignore[arg-type]
-    prober.start()
+    reconnector = Reconnector(link, make_breaker(is_open=is_open), ready.set)  # type: ignore[arg-type]
+    reconnector.start()
     link.wait_for(3)
     link.attempts[0].succeed()
     assert ready.wait(PATIENCE_S)
-    assert prober.take(PATIENCE_S) is link.attempts[0]
+    assert reconnector.take(PATIENCE_S) is link.attempts[0]
     link.attempts[1].succeed()
     assert link.attempts[1].is_closed.wait(PATIENCE_S), "one connection is enough"
     assert not link.attempts[0].is_closed.is_set()
 
 
 def test_a_later_attempt_wins_where_the_first_was_lost(link: SlowLink, no_patience: None) -> None:
-    prober = Prober(link, make_breaker(is_open=False))  # type: ignore[arg-type]
-    prober.start()
+    reconnector = Reconnector(link, make_breaker(is_open=False))  # type: ignore[arg-type]
+    reconnector.start()
     link.wait_for(2)
     link.attempts[1].succeed()
-    assert prober.take(PATIENCE_S) is link.attempts[1]
+    assert reconnector.take(PATIENCE_S) is link.attempts[1]
 
 
 def test_some_attempts_have_time_for_a_slow_link_and_all_have_what_the_last_connection_took(
     link: SlowLink,
 ) -> None:
-    prober = Prober(link, make_breaker(is_open=True))  # type: ignore[arg-type]
-    prober.start()
+    reconnector = Reconnector(link, make_breaker(is_open=True))  # type: ignore[arg-type]
+    reconnector.start()
     link.wait_for(7)
     assert [attempt.timeout_s for attempt in link.attempts[:7]] == [4.0, 1.0, 1.0, 1.0, 1.0, 4.0, 1.0]
     link.attempts[0].succeed()
-    assert prober.take(PATIENCE_S) is not None
-    prober._connect_s = 3.0
+    assert reconnector.take(PATIENCE_S) is not None
+    reconnector._connect_s = 3.0
     num_before = len(link.attempts)
-    prober.start()
+    reconnector.start()
     link.wait_for(num_before + 2)
     assert [each.timeout_s for each in link.attempts[num_before : num_before + 2]] == [12.0, 6.0]
-    prober.stop()
+    reconnector.stop()
 
 
 def in_background(function: Callable[[], None]) -> tuple[threading.Thread, list[Exception]]:
@@ -160,18 +171,18 @@ def in_background(function: Callable[[], None]) -> tuple[threading.Thread, list[
 
 
 def test_a_failed_attempt_is_no_end_while_another_is_under_way(link: SlowLink, no_patience: None) -> None:
-    lifeline = Lifeline(link)  # type: ignore[arg-type]
-    thread, raised = in_background(lambda: lifeline.connect(0.0))
+    connections = ConnectionManager(link)  # type: ignore[arg-type]
+    thread, raised = in_background(lambda: connections.connect(0.0))
     link.wait_for(2)
     link.attempts[1].fail()
     link.wait_for(3)
     link.attempts[0].succeed()
     thread.join(PATIENCE_S)
-    assert not raised and lifeline.connection is link.attempts[0]
+    assert not raised and connections.connection is link.attempts[0]
 
 
 def test_without_patience_the_first_failure_of_all_ends_the_search(link: SlowLink) -> None:
-    thread, raised = in_background(lambda: Lifeline(link).connect(0.0))  # type: ignore[arg-type]
+    thread, raised = in_background(lambda: ConnectionManager(link).connect(0.0))  # type: ignore[arg-type]
     link.wait_for(1)
     link.attempts[0].fail()
     thread.join(PATIENCE_S)
@@ -183,23 +194,23 @@ def test_who_waits_for_a_connection_is_told_so_once(link: SlowLink, caplog: pyte
         logging.WARNING, logger="outrider.edge_client"
     )  # whatever a test before this one has set
     link.end()
-    lifeline = Lifeline(link, clock=lambda: 20 * time.monotonic())  # type: ignore[arg-type]
+    connections = ConnectionManager(link, clock=FastClock())  # type: ignore[arg-type]
     with pytest.raises(LinkError, match="no answer in"):
-        lifeline.connect(60.0)
+        connections.connect(60.0)
     (line,) = [record.getMessage() for record in caplog.records]
     assert line.startswith("no connection to slow:1 yet (no answer in") and "trying for" in line
 
 
 def test_who_may_go_alone_does_not_wait_for_a_slow_link_and_gets_it_later(link: SlowLink) -> None:
-    lifeline = Lifeline(link)  # type: ignore[arg-type]
+    connections = ConnectionManager(link)  # type: ignore[arg-type]
     with pytest.raises(LinkError, match="no connection to slow:1"):
-        lifeline.connect(0.0, at_most_s=0.0)
+        connections.connect(0.0, at_most_s=0.0)
     link.wait_for(1)
     link.attempts[0].succeed()
     end_s = time.monotonic() + PATIENCE_S
-    while not lifeline.take_sign_of_life()[0]:
+    while not connections.poll_recovery()[0]:
         assert time.monotonic() < end_s
-    assert lifeline.connection is link.attempts[0]
+    assert connections.connection is link.attempts[0]
 
 
 def test_a_connection_in_reserve_does_not_supersede_the_one_in_use() -> None:

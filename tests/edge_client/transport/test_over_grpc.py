@@ -25,9 +25,9 @@ from outrider.common.types import (
     StopParams,
 )
 from outrider.edge_client.controller.depth.fixed import FixedDepth
-from outrider.edge_client.controller.mode_policy import ModeChoice, Way
+from outrider.edge_client.controller.mode_policy import ModePolicy
 from outrider.edge_client.controller.window import RoundWindow
-from outrider.edge_client.core.options import Mode, OnTimeout, SessionOptions
+from outrider.edge_client.core.options import ExecutionMode, Mode, OnTimeout, SessionOptions
 from outrider.edge_client.session.session import EdgeSession, SessionResult, new_session_id
 from outrider.edge_client.transport.deadline import RoundDeadline
 from outrider.edge_client.transport.link.base import CallRejectedError
@@ -86,7 +86,7 @@ def decode(
     num_new: int = 60,
     on_token: Callable[[int, EdgeSession], None] = lambda index, session: None,
     tokenizer_fingerprint: str = "",
-    choice: ModeChoice | None = None,
+    choice: ModePolicy | None = None,
     num_rounds: int | None = None,
     depth: int = 4,
 ) -> SessionResult:
@@ -152,18 +152,18 @@ def test_every_transport_and_mode_gives_the_targets_text(
     assert backend.num_free_tokens == backend.kv_tokens, "the session was closed, its KV freed"
 
 
-class Alternating(ModeChoice):
+class Alternating(ModePolicy):
     """Streams and rounds in turns."""
 
-    def choose(self, num_remaining: int) -> Way:
+    def choose(self, num_remaining: int) -> ExecutionMode:
         self.num_changes += 1
-        self.current = self._ways[self.num_changes % 2]
+        self.current = self._modes[self.num_changes % 2]
         return self.current
 
 
 @pytest.mark.parametrize("transport", ["stream", "unary"])
 def test_a_stream_is_left_for_rounds_at_once(port: int, backend: FakeBackend, transport: str) -> None:
-    choice = Alternating((Way.SYNCHRONOUS, Way.CLOUD_ONLY))
+    choice = Alternating((ExecutionMode.SPECULATIVE, ExecutionMode.CLOUD_ONLY))
     fail = OnTimeout.FAIL
     result = decode(
         port, backend, mode=Mode.AUTO, transport=transport, on_timeout=fail, deadline_s=5.0, choice=choice
@@ -187,13 +187,13 @@ def test_a_sessions_own_rounds_before_it_get_none_refused() -> None:
 def test_an_answer_is_stamped_when_it_comes(port: int, transport: str) -> None:
     remote = RemoteVerifier(GrpcLink(f"127.0.0.1:{port}", new_session_id(), transport), RoundDeadline())
     remote.connect()
-    connection = remote.lifeline.connection
+    connection = remote._connections.connection
     assert connection is not None
     connection.send(CloseRequest())
-    assert _eventually(lambda: not connection._inbox.empty())  # type: ignore[attr-defined]
+    assert _eventually(lambda: not connection._inbox._items.empty())  # type: ignore[attr-defined]
     time.sleep(0.05)
     assert isinstance(connection.receive(1.0), Closed)
-    assert connection.lay_here_s >= 0.05
+    assert connection.queued_s >= 0.05
     remote.close()
 
 

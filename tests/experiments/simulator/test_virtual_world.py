@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import time
-from queue import Empty
+from queue import Empty, SimpleQueue
 
 import pytest
 
-import outrider.edge_client.transport.connection
-import outrider.edge_client.transport.reconnect
+import outrider.common.clock
+import outrider.edge_client.transport.threads
 from outrider.edge_client.transport.remote_verifier import RemoteVerifier
 from outrider.experiments.simulator.world.product import product_in
 from outrider.experiments.simulator.world.standins import (
@@ -142,13 +142,11 @@ def test_secrets_are_the_same_for_the_same_seed():
 
 
 def test_the_product_lives_in_virtual_time_inside_and_in_real_time_after(world):
-    real = outrider.edge_client.transport.connection.time, RemoteVerifier.__init__.__kwdefaults__["clock"]
+    clock = RemoteVerifier.__init__.__kwdefaults__["clock"]
     with product_in(world, 1, lambda *_: None, lambda *_: None):
-        assert outrider.edge_client.transport.connection.time.monotonic() == world.now_s == 0.0
-        assert RemoteVerifier.__init__.__kwdefaults__["clock"]() == 0.0
-        assert outrider.edge_client.transport.reconnect.SimpleQueue is not real
-    assert (
-        outrider.edge_client.transport.connection.time,
-        RemoteVerifier.__init__.__kwdefaults__["clock"],
-    ) == real
-    assert outrider.edge_client.transport.connection.time is time
+        assert clock.now() == world.now_s == 0.0
+        assert outrider.common.clock.time.monotonic() == 0.0
+        assert outrider.edge_client.transport.threads.SimpleQueue is not SimpleQueue
+    assert clock.now() > 0.0
+    assert outrider.common.clock.time is time
+    assert outrider.edge_client.transport.threads.SimpleQueue is SimpleQueue

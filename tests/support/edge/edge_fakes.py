@@ -256,7 +256,7 @@ def _with_round(action: RoundError, request: SessionRequest) -> RoundError:
 
 
 class FakeConnection:
-    lay_here_s = 0.0
+    queued_s = 0.0
 
     def __init__(self, verifier: FakeVerifier) -> None:
         self.inbox: SimpleQueue[SessionResponse | LinkError | None] = SimpleQueue()
@@ -282,9 +282,9 @@ class FakeConnection:
             raise item
         return item
 
-    def start_trip(self) -> None: ...
+    def start_rtt_probe(self) -> None: ...
 
-    def take_trip(self) -> float | None:
+    def take_rtt(self) -> float | None:
         return None
 
     def lose(self) -> None:

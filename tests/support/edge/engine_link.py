@@ -7,6 +7,8 @@ random numbers say, so that any number of rounds gets under way in any order of 
 from __future__ import annotations
 
 import random
+import threading
+import time
 from collections import Counter, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -15,7 +17,7 @@ from support.fakes import FakeBackend
 
 from outrider.cloud_verifier.config import ServeConfig
 from outrider.cloud_verifier.engine.engine import Engine
-from outrider.cloud_verifier.engine.work import Job
+from outrider.cloud_verifier.engine.job import Job
 from outrider.cloud_verifier.server.server import make_model_info
 from outrider.common.codec import decode_request, encode_request
 from outrider.common.errors import LinkError
@@ -40,12 +42,16 @@ from outrider.edge_client.transport.link.base import Traffic
 class VirtualClock:
     def __init__(self) -> None:
         self.now_s = 100.0
+        self._owner = threading.current_thread()
 
-    def __call__(self) -> float:
+    def now(self) -> float:
         return self.now_s
 
     def sleep(self, seconds: float) -> None:
-        self.now_s += seconds
+        if threading.current_thread() is self._owner:
+            self.now_s += seconds
+        else:  # the thread that reconnects must not move the test's time
+            time.sleep(seconds)
 
 
 @dataclass(frozen=True)
@@ -116,14 +122,14 @@ class EngineLink:
 
     def disturb(self) -> None:
         for session in list(self.engine.sessions):
-            if session.work is None and self.fires("lose_kv"):
-                self.engine.free(session)
-            if session.work is None and self.fires("lose_session"):
-                self.engine.forget(session)
+            if session.running is None and self.fires("lose_kv"):
+                self.engine.sessions.free(session)
+            if session.running is None and self.fires("lose_session"):
+                self.engine.sessions.forget(session)
 
 
 class EngineConnection:
-    lay_here_s = 0.0
+    queued_s = 0.0
 
     def __init__(self, link: EngineLink) -> None:
         self._link = link
@@ -210,9 +216,9 @@ class EngineConnection:
         self._link.check_integrity()
         self._link.disturb()
 
-    def start_trip(self) -> None: ...
+    def start_rtt_probe(self) -> None: ...
 
-    def take_trip(self) -> float | None:
+    def take_rtt(self) -> float | None:
         return 0.01 if self._link.happens(0.3) else None
 
     def wake(self) -> None: ...

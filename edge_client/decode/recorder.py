@@ -1,0 +1,163 @@
+"""The statistics of a generation: the one place that writes them while it runs."""
+
+from __future__ import annotations
+
+from outrider.common.types import GeneratedTokens
+from outrider.edge_client.controller.depth.base import DepthPolicy
+from outrider.edge_client.controller.window import RoundWindow
+from outrider.edge_client.core.stats import RoundRecord, SessionStats
+from outrider.edge_client.decode.rounds import Proposal, Round
+from outrider.edge_client.transport.remote_verifier import Answer, RemoteVerifier
+
+
+class Recorder:
+    """Writes `stats`, and passes each round's record on to the depth policy and the window."""
+
+    def __init__(self, depth: DepthPolicy, window: RoundWindow) -> None:
+        self.stats = SessionStats()
+        self._depth = depth
+        self._window = window
+
+    def started(self, now_s: float) -> None:
+        """Notes the beginning."""
+        self.stats.start_ns = int(now_s * 1e9)
+
+    def record(self, record: RoundRecord) -> None:
+        """Adds a round's record."""
+        self.stats.rounds.append(record)
+        self._depth.observe(record)
+        self._window.observe(record)
+
+    def judged(self, round_: Round, num_accepted_tokens: int, answer: Answer) -> None:
+        """Adds a round whose verdict was applied. Kept tokens are no draft; where one was rejected, what was
+        drafted after them was not judged."""
+        draft, metrics, judgement = round_.draft, answer.verdict.metrics, round_.judgement
+        is_judged = answer.verdict.accepted_len >= round_.num_kept
+        num_draft_tokens = len(draft.token_ids)
+        if not is_judged:
+            self.stats.num_wasted_draft_tokens += num_draft_tokens
+            num_draft_tokens = 0
+        self.record(
+            RoundRecord(
+                round_id=answer.verdict.round_id,
+                num_draft_tokens=num_draft_tokens,
+                num_accepted_tokens=num_accepted_tokens,
+                draft_ms=round_.draft_ms,
+                rtt_ms=answer.wait_s * 1e3,
+                net_ms=answer.wait_s * 1e3 - metrics.total_ns / 1e6,
+                queue_ms=metrics.queue_ns / 1e6,
+                forward_ms=metrics.forward_ns / 1e6,
+                verifier_ms=metrics.total_ns / 1e6,
+                batch_size=metrics.batch_size,
+                alpha_mean=metrics.alpha_mean,
+                bytes_up=answer.bytes_up,
+                bytes_down=answer.bytes_down,
+                confidences=draft.confidences if is_judged else (),
+                window=round_.window,
+                pipelined_hit=True if round_.is_ahead else None,
+                is_guess_hit=round_.is_branch_hit,
+                num_dropped_tokens=int(draft.doubted is not None),
+                hard_ratio=None if judgement is None else judgement.hard_ratio,
+                escalated=None if judgement is None else judgement.is_escalated,
+            )
+        )
+
+    def invalidated(self, round_: Round, *, is_first_wrong: bool) -> None:
+        """Adds a round whose assumption was wrong. `is_first_wrong`: from its first token on."""
+        num_draft_tokens, assumes_correction = len(round_.draft.token_ids), round_.assumes_correction
+        self.stats.num_stale_rounds += not assumes_correction
+        self.stats.num_wasted_draft_tokens += num_draft_tokens
+        self.record(
+            RoundRecord(
+                round_.request.round_id,
+                num_draft_tokens,
+                draft_ms=round_.draft_ms,
+                is_answered=False,
+                window=round_.window,
+                pipelined_hit=None if assumes_correction else False,
+                is_first_wrong=is_first_wrong,
+            )
+        )
+
+    def kept(self, proposal: Proposal) -> None:
+        """Adds a draft that the commit-gate kept."""
+        assert proposal.judgement is not None
+        self.record(
+            RoundRecord(
+                0,
+                len(proposal.draft.token_ids),
+                draft_ms=proposal.draft_ms,
+                is_answered=False,
+                is_kept=True,
+                hard_ratio=proposal.judgement.hard_ratio,
+                escalated=False,
+            )
+        )
+
+    def timed_out(self, num_draft_tokens: int, draft_ms: float) -> None:
+        """Adds a round that was not answered in time."""
+        self.stats.num_timeouts += 1
+        self.record(RoundRecord(0, num_draft_tokens, draft_ms=draft_ms, is_answered=False))
+
+    def opened(self, wait_s: float, *, is_rebuild: bool) -> None:
+        """Adds an opening."""
+        self.stats.open_ms += wait_s * 1e3
+        self.stats.num_rebuilds += is_rebuild
+
+    def streamed(self, tokens: GeneratedTokens, num_added: int, num_accepted: int | None) -> None:
+        """Adds a message of the verifier's stream. Where it is co-located, it is a round that crossed no
+        network, with `num_accepted` tokens."""
+        stats, metrics = self.stats, tokens.metrics
+        stats.num_generate_tokens += num_added
+        if num_accepted is not None:
+            self.record(
+                RoundRecord(
+                    round_id=tokens.round_id,
+                    num_draft_tokens=tokens.num_draft_tokens,
+                    num_accepted_tokens=num_accepted,
+                    draft_ms=tokens.draft_ns / 1e6,
+                    queue_ms=metrics.queue_ns / 1e6,
+                    forward_ms=metrics.forward_ns / 1e6,
+                    batch_size=metrics.batch_size,
+                    alpha_mean=metrics.alpha_mean,
+                )
+            )
+        elif metrics.forward_ns:
+            stats.generate_forward_ms.append(metrics.forward_ns / 1e6)
+            stats.generate_batch_sizes.append(metrics.batch_size)
+
+    def stream_timed_out(self) -> None:
+        """Counts a stream that fell silent."""
+        self.stats.num_timeouts += 1
+
+    def sent(self, round_: Round) -> None:
+        """Counts a round that was sent on a predicted correction."""
+        self.stats.num_guessed_rounds += round_.assumes_correction
+
+    def promoted(self, round_: Round) -> None:
+        """Counts a round that is judged because a predicted correction came."""
+        self.stats.num_guess_hits += round_.is_branch_hit
+
+    def abandoned(self, num_draft_tokens: int) -> None:
+        """Counts drafted tokens that are not sent."""
+        self.stats.num_wasted_draft_tokens += num_draft_tokens
+
+    def late_verdict(self, num_cleared: int) -> None:
+        """Counts a verdict that came after its deadline and cleared the marks of `num_cleared` tokens."""
+        self.stats.num_late_verdicts += 1
+        self.stats.num_marks_cleared += num_cleared
+
+    def reverified(self, num_tokens: int) -> None:
+        """Counts tokens that were kept unverified and that the target has chosen too."""
+        self.stats.num_reverified_tokens += num_tokens
+
+    def rolled_back(self, num_dropped: int, num_left: int) -> None:
+        """Adds a rollback of `num_dropped` new tokens to `num_left`."""
+        self.stats.num_rolled_back_tokens += num_dropped
+        del self.stats.token_times_ns[num_left:]
+
+    def closed(self, verifier: RemoteVerifier) -> None:
+        """Adds the totals of the connection."""
+        stats, traffic = self.stats, verifier.traffic
+        stats.bytes_up, stats.bytes_down = traffic.bytes_up, traffic.bytes_down
+        stats.num_reconnects, stats.num_refusals = verifier.num_reconnects, verifier.num_refusals
