@@ -91,7 +91,7 @@ def test_a_request_may_have_a_gate_of_its_own(asked: openai.OpenAI, client: open
 @pytest.mark.parametrize(
     ("outrider", "words"),
     [
-        ({"gate": "commit", "gate_nll": 1, "pipeline": "on"}, "not with pipeline on"),
+        ({"gate": "commit", "gate_nll": 1, "pipeline": "on"}, "does not go with pipeline on"),
         ({"gate_nll": 1}, "gate_nll goes with gate stop"),
         ({"gate": "stop"}, "has no criterion"),
         ({"gate": "never"}, "one of off, stop, commit"),
