@@ -1,14 +1,11 @@
 """Pipelined rounds with guesses at what follows a rejection against those without, in virtual time.
 
-    python -m benchmarks.controller.guesses
-
-Acceptance, gaps and runner-ups are recorded (`benchmarks.controller.record_acceptance`). Both sides take the
-depth policy `optimal`; with guesses the draft's reading of tokens again after a change of branch is charged.
+Acceptance, gaps and runner-ups are recorded (`benchmarks.controller.record_acceptance`). Both sides take the depth
+policy `optimal`; with guesses the draft's reading of tokens again after a change of branch is charged.
 """
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import math
 import statistics
@@ -18,8 +15,7 @@ from dataclasses import dataclass
 from benchmarks.controller.grid import Point
 from benchmarks.controller.simulated import play_texts
 from outrider.edge_client.core.options import ExecutionMode
-from outrider.experiments.shared.acceptance_traces import TraceSet, load_traces
-from outrider.experiments.shared.command import run_command
+from outrider.experiments.shared.acceptance_traces import TraceSet
 from outrider.experiments.shared.results import Measure, at_most, judged
 
 RTTS_MS = (20, 60, 200)
@@ -82,19 +78,3 @@ def guess_measures(sets: Sequence[TraceSet]) -> tuple[list[Measure], dict[str, s
     text = f"the same over RTT 20-200, forward 5-30, draft 0.25-12 ms, worst: {where} (mean {mean:.3f})"
     measures.append(judged("ctl.guesses_worst", text, max(ratios[worst]), "ratio", at_most(1.0)))
     return measures, details
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the command."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.controller.guesses", description=__doc__)
-    parser.parse_args(argv)
-    measures, details = guess_measures(load_traces())
-    for name, text in details.items():
-        print(f"{name}: {text}")
-    for measure in measures:
-        print(f"{measure.id} {measure.value:.3f}: {measure.measure}")
-    return 0
-
-
-if __name__ == "__main__":
-    run_command("bench_guesses", main)

@@ -21,6 +21,7 @@ from outrider.edge_client.core.stats import RoundRecord
 from outrider.edge_client.planning.samples import acceptance_by_position, known, sequences_of
 from outrider.experiments.links.base import LinkRealisation, check_realisable
 from outrider.experiments.links.profile import LinkProfile
+from outrider.experiments.shared.decoding import Case
 from outrider.experiments.shared.results import Measure, at_most, judged
 from outrider.experiments.shared.short_texts import alphas_of, models_of, text_token_s
 from outrider.experiments.synthetic.pair import SyntheticPair
@@ -48,6 +49,7 @@ def plan_check(
     realisation: LinkRealisation,
     pair: SyntheticPair | None = None,
     *,
+    cases: Sequence[Case] = CASES,
     rtts_ms: Sequence[float] = RTTS_MS,
     num_repeats: int = 6,
     num_new: int = 128,
@@ -56,7 +58,8 @@ def plan_check(
     say: Callable[[str], None] = lambda line: None,
 ) -> Found:
     """Runs and predicts every case with the embedded pair, slowed down to resemble a larger one, or with a
-    synthetic pair. `num_repeats` is even: each two share a prompt.
+    synthetic pair. `num_repeats` is even: each two share a prompt. Of `cases` without all baselines no plan can
+    be made: only the cost model is checked.
 
     Raises `UsageError` where the realisation refuses a constant delay.
     """
@@ -72,23 +75,25 @@ def plan_check(
     with decoding(pair, min_forward_ms, min_draft_ms) as (address, decoder_at):
         for profile in profiles:
             with realisation.open(profile, address) as link:
-                runs = run_all(decoder_at(link.address), num_repeats, num_new)
+                runs = run_all(decoder_at(link.address), num_repeats, num_new, cases)
                 facts[profile.name] = link.facts()
-            planned += compare(runs, profile.rtt_ms)
             own += compare_own(runs, profile.rtt_ms)
-            for each in planned[-len(CASES) :]:
+            if cases is CASES:
+                planned += compare(runs, profile.rtt_ms)
+            for each in (planned or own)[-len(cases) :]:
                 say(
                     f"{profile.name} {each.name}: {1e3 * each.measured_s:.2f} ms a token measured, "
                     f"{1e3 * each.predicted_s:.2f} predicted ({100 * each.error:+.1f} %, A/A {each.aa:.3f})"
                 )
     where = f"{labels[0]}, {realisation.name}"
-    return [_error_measure(planned, where), model_measure(own, where)], {
+    measures = [_error_measure(planned, where)] if planned else []
+    return [*measures, _model_measure(own, where)], {
         "labels": list(labels),
         "realisation": realisation.name,
         "num_repeats": num_repeats,
         "num_new": num_new,
-        "plan": [as_json(each) for each in planned],
-        "own_parts": [as_json(each) for each in own],
+        "plan": [_as_json(each) for each in planned],
+        "own_parts": [_as_json(each) for each in own],
         "links": facts,
     }
 
@@ -144,8 +149,7 @@ def _error_measure(planned: list[Checked], where: str) -> Measure:
     return judged("exp.plan_error", text, abs(worst.error), "share", at_most(0.10))
 
 
-def model_measure(own: Sequence[Checked], where: str) -> Measure:
-    """Returns `ctl.model`: how much slower than the model says the worst case is, in parts it lacks."""
+def _model_measure(own: Sequence[Checked], where: str) -> Measure:
     slowest = max(own, key=lambda c: -c.error)
     spread = max(abs(each.aa - 1) for each in own)
     text = (
@@ -155,8 +159,7 @@ def model_measure(own: Sequence[Checked], where: str) -> Measure:
     return judged("ctl.model", text, slowest.measured_s / slowest.predicted_s, "ratio", at_most(1.10))
 
 
-def as_json(each: Checked) -> dict[str, Any]:
-    """Returns the figures of a case by name, times in ms."""
+def _as_json(each: Checked) -> dict[str, Any]:
     return {
         "case": each.name,
         "rtt_ms": each.rtt_ms,

@@ -31,18 +31,21 @@ from benchmarks.controller.grid import (
 )
 from benchmarks.controller.guesses import guess_measures
 from benchmarks.controller.guesses_real import measure_guesses_real
-from benchmarks.controller.model import measure_model
 from benchmarks.controller.outage import outage_measures
+from benchmarks.controller.plan_check import plan_check
+from benchmarks.controller.plan_check_runs import SPECULATIVE
 from benchmarks.controller.same_text import measure_same_text
 from benchmarks.controller.simulated import play_texts
 from benchmarks.controller.ways import pipelined_measures
 from benchmarks.controller.ways_real import measure_ways_real
+from benchmarks.matrix import best_realisation
 from benchmarks.results_file import Found, write_results
 from outrider.edge_client.controller.cost_model import expected_tokens, round_s, round_token_s, tokens_per_s
 from outrider.edge_client.controller.depth.fixed import DEFAULT_DEPTH
 from outrider.edge_client.controller.depth.optimal import OptimalDepth
 from outrider.edge_client.core.options import ExecutionMode
 from outrider.edge_client.core.stats import RoundRecord
+from outrider.experiments.links.base import create_realisation
 from outrider.experiments.shared.acceptance_traces import (
     MAX_DEPTH,
     RECORDED,
@@ -317,6 +320,21 @@ def _guesses(arguments: argparse.Namespace) -> Found:
     return measures, {"guesses": details}
 
 
+def _model(arguments: argparse.Namespace) -> Found:
+    """Checks synchronous rounds of the embedded pair against the cost model, over real links."""
+    named = arguments.realisation
+    measures, details = plan_check(
+        create_realisation(named) if named else best_realisation(),
+        cases=SPECULATIVE,
+        num_repeats=2 if arguments.quick else 6,
+        num_new=64 if arguments.quick else 128,
+        min_forward_ms=30.0,  # with 3 ms a drafted token: a pair that one would speculate with
+        min_draft_ms=3.0,
+        say=lambda line: print(line, flush=True),
+    )
+    return measures, {"model": details}
+
+
 Part = Callable[[argparse.Namespace], Found]
 VIRTUAL: dict[str, Part] = {"depth": _depth, "ways": _ways, "guesses": _guesses}
 # Measured only when asked for: after `ways`, or by sessions that take real time.
@@ -324,7 +342,7 @@ ASKED_FOR: dict[str, Part] = {
     "ways_above": lambda arguments: measure_above(arguments.traces),
     "outage": lambda arguments: outage_measures(),
     "gate": lambda arguments: gate_measures(),
-    "model": lambda arguments: measure_model(arguments.realisation, is_quick=arguments.quick),
+    "model": _model,
     "ways_real": lambda arguments: measure_ways_real(arguments.realisation, is_quick=arguments.quick),
     "guesses_real": lambda arguments: measure_guesses_real(arguments.realisation, is_quick=arguments.quick),
     "same_text": lambda arguments: measure_same_text(arguments.realisation, is_quick=arguments.quick),

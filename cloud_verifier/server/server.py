@@ -41,8 +41,10 @@ LAST_ANSWERS_S = 2.0  # after a drain's grace: for the rounds that are being com
 RELOAD_S = 1.0  # between two looks at the files of TLS and tokens
 
 
-def make_model_info(backend: TargetBackend, config: ServeConfig, draft_fingerprint: str = "") -> ModelInfo:
-    """Returns what this verifier answers to `Describe`."""
+def make_model_info(
+    backend: TargetBackend, config: ServeConfig, draft_fingerprint: str = "", labels: tuple[str, ...] = ()
+) -> ModelInfo:
+    """Returns what this verifier answers to `Describe`. `labels` are added to those of `config`."""
     limits = Limits(
         max_context=min(backend.max_context, config.session_max_tokens or backend.max_context),
         max_draft_tokens=config.max_draft_tokens,
@@ -50,7 +52,7 @@ def make_model_info(backend: TargetBackend, config: ServeConfig, draft_fingerpri
         max_sessions=config.max_sessions,
         session_idle_ttl_ms=int(config.session_idle_ttl_s * 1000),
     )
-    labels = (f"min-forward-ms={config.min_forward_ms:g}",) if config.min_forward_ms else ()
+    own_labels = (f"min-forward-ms={config.min_forward_ms:g}",) if config.min_forward_ms else ()
     return ModelInfo(
         protocol_version=PROTOCOL_VERSION,
         model_id=backend.model_id,
@@ -63,7 +65,7 @@ def make_model_info(backend: TargetBackend, config: ServeConfig, draft_fingerpri
         limits=limits,
         methods=parse_methods(config.methods),
         server_version=own_version(),
-        labels=labels,
+        labels=(*own_labels, *labels),
         draft_fingerprint=draft_fingerprint,
     )
 
@@ -77,13 +79,14 @@ class VerifierServer:
         config: ServeConfig,
         drafter: CoLocatedDrafter | None = None,
         security: ServerSecurity | None = None,
+        labels: tuple[str, ...] = (),
     ) -> None:
         """`drafter`, closed with the server, makes co-located generation possible. `security` comes from
         `config` where none is given."""
         load_row_kernels()  # compiled here, so that no round waits for it
         self._config = config
         self._listen, admin_listen = check_addresses(config)
-        model = make_model_info(backend, config, drafter.fingerprint if drafter else "")
+        model = make_model_info(backend, config, drafter.fingerprint if drafter else "", labels)
         self.engine = Engine(
             backend,
             model,

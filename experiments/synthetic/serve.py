@@ -30,10 +30,8 @@ def create_server(pair: SyntheticPair, config: ServeConfig) -> VerifierServer:
     """Returns a server with a co-located draft; its model info carries the labels of the pair."""
     backend = SyntheticBackend(pair)
     draft = SyntheticDraft(replace(pair, draft_token_s=pair.colocated_draft_s))
-    server = VerifierServer(backend, config, CoLocatedDrafter(draft, backend.max_context))
-    model = server.engine.model
-    server.engine.model = replace(model, labels=(*model.labels, *pair.labels))
-    return server
+    drafter = CoLocatedDrafter(draft, backend.max_context)
+    return VerifierServer(backend, config, drafter, labels=tuple(pair.labels))
 
 
 @contextlib.contextmanager

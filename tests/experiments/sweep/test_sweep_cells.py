@@ -81,7 +81,7 @@ def test_settings_of_other_methods_do_not_concern_a_cell() -> None:
     common = {"support_size": 32, "threshold_pass": 0.5, "logprobs": 1, "transport": "unary"}
     sparse = make_cell(method="sparse").edge_settings(common)
     assert sparse["support_size"] == 32 and "threshold_pass" not in sparse
-    assert make_edge_config(sparse).transport == "unary"
+    assert make_edge_config(sparse).connection.transport == "unary"
     assert "logprobs" not in make_cell("edge-only").edge_settings(common)
 
 
