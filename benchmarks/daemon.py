@@ -20,11 +20,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+from benchmarks.results_file import write_results
 from outrider.experiments.links.base import create_realisation
 from outrider.experiments.links.profiles import named_profile
 from outrider.experiments.shared.processes import VerifierProcess, run_edge, running_verifier, start_server
 from outrider.experiments.shared.prompts import load_prompts
-from outrider.experiments.shared.results import Measure, at_least, at_most, judged, write_results
+from outrider.experiments.shared.results import Measure, at_least, at_most, judged
 
 LINKS = ("loopback", "metro")
 NUM_TOKENS = 96
@@ -32,7 +33,7 @@ MAX_TTFT_MS = 10.0
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class _Seen:
     ttft_ms: float
     tokens_per_s: float
     text: str
@@ -40,6 +41,7 @@ class Seen:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the command."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.daemon", description=__doc__)
     parser.add_argument("--pairs", type=int, default=20, metavar="N", help="pairs a link (default 20)")
     parser.add_argument("--quick", action="store_true", help="4 pairs: does it run?")
@@ -59,9 +61,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _measure(verifier: str, num_pairs: int) -> dict[str, Any]:
     prompts = [prompt.text for prompt in load_prompts()]
-    runs: list[Seen] = []
-    again: list[Seen] = []
-    daemons: list[Seen] = []
+    runs: list[_Seen] = []
+    again: list[_Seen] = []
+    daemons: list[_Seen] = []
     with _daemon(verifier) as daemon:
         for number in range(-1, num_pairs):  # the first one warms up
             prompt, seed = prompts[number % len(prompts)], 100 + number
@@ -135,17 +137,17 @@ def _daemon(verifier: str) -> Iterator[VerifierProcess]:
         daemon.stop()
 
 
-def _run(verifier: str, prompt: str, seed: int) -> Seen:
+def _run(verifier: str, prompt: str, seed: int) -> _Seen:
     flags = ("--verifier", verifier, "--seed", str(seed), "--max-new-tokens", str(NUM_TOKENS))
     done = run_edge(["run", *flags, "--on-timeout", "wait", "--ignore-eos", "--json", prompt])
     if done.returncode:
         raise RuntimeError(done.stderr)
     told = json.loads(done.stdout)
-    return Seen(told["stats"]["ttft_ms"], told["stats"]["tokens_per_s"], told["text"])
+    return _Seen(told["stats"]["ttft_ms"], told["stats"]["tokens_per_s"], told["text"])
 
 
-def _ask(address: str, prompt: str, seed: int) -> Seen:
-    """As a client sees it, over a connection of its own."""
+def _ask(address: str, prompt: str, seed: int) -> _Seen:
+    """Measures a request as a client sees it, over a connection of its own."""
     body = {"prompt": prompt, "seed": seed, "max_tokens": NUM_TOKENS, "stream": True}
     extras = {"stream_options": {"include_usage": True}, "outrider": {"ignore_eos": True, "tokens": True}}
     content = json.dumps({**body, **extras})
@@ -168,7 +170,7 @@ def _ask(address: str, prompt: str, seed: int) -> Seen:
             counts.append(len(chunk["outrider"]["tokens"]))
     connection.close()
     speed = sum(counts[1:]) / (times_s[-1] - times_s[0])
-    return Seen((times_s[0] - start_s) * 1e3, speed, text, own_ttft_ms)
+    return _Seen((times_s[0] - start_s) * 1e3, speed, text, own_ttft_ms)
 
 
 if __name__ == "__main__":

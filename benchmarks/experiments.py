@@ -11,10 +11,11 @@ import argparse
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from benchmarks.controller.plan_check import plan_check
 from benchmarks.matrix import (
     RUNS,
     best_realisation,
@@ -24,85 +25,70 @@ from benchmarks.matrix import (
     run_named,
     text_measure,
 )
-from outrider.common.errors import UsageError
+from benchmarks.results_file import Found, pick_names, write_results
+from benchmarks.simulator_checks import exp_repeat, exp_sim_10k, exp_sim_error
+from outrider.experiments.links.base import REALISATIONS
+from outrider.experiments.links.calibrate import exp_links, run
+from outrider.experiments.links.calibration.measure import Plan
 from outrider.experiments.shared.command import run_command
-from outrider.experiments.shared.results import Measure, at_most, judged, write_results
-
-Found = tuple[list[Measure], dict[str, Any]]
+from outrider.experiments.shared.results import Measure, at_most, judged
 
 QUICK_SWEEPS = ("quick",)
 FULL_SWEEPS = ("matrix", "slower-30", "slower-70")
 CI_SECONDS = 180.0
 
 
-def measure_links(is_quick: bool, is_resumed: bool) -> Found:
-    from outrider.experiments.links.base import REALISATIONS
-    from outrider.experiments.links.calibrate import exp_links, run
-    from outrider.experiments.links.calibration.measure import Plan
-
-    plan = Plan(num_trips=20, throughput_s=2.0) if is_quick else Plan()
+def _links(arguments: argparse.Namespace) -> Found:
+    plan = Plan(num_trips=20, throughput_s=2.0) if arguments.quick else Plan()
     measure, found = exp_links(run(REALISATIONS, plan))
     return [measure], found
 
 
-def measure_plan(is_quick: bool, is_resumed: bool) -> Found:
-    """`exp.plan_error`, and ctl.model beside it."""
-    from benchmarks.controller.plan_check import plan_check
-
-    check = plan_check(
+def _plan(arguments: argparse.Namespace) -> Found:
+    return plan_check(
         best_realisation(),
         min_forward_ms=30.0,
         min_draft_ms=3.0,
-        num_repeats=2 if is_quick else 6,
-        num_new=64 if is_quick else 128,
+        num_repeats=2 if arguments.quick else 6,
+        num_new=64 if arguments.quick else 128,
         say=lambda line: print(f"  {line}", flush=True),
     )
-    return list(check.measures), check.details
 
 
-def measure_simulator(is_quick: bool, is_resumed: bool) -> Found:
-    """`exp.sim_error` and `exp.sim_10k`, by the simulator's own checks."""
-    from benchmarks.simulator_checks import exp_sim_10k, exp_sim_error
-
-    error, error_details = exp_sim_error(is_quick)
+def _simulator(arguments: argparse.Namespace) -> Found:
+    error, error_details = exp_sim_error(arguments.quick)
     many, many_details = exp_sim_10k()
     return [*error, *many], {"sim_error": error_details, "sim_10k": many_details}
 
 
-def measure_repeat(is_quick: bool, is_resumed: bool) -> Found:
-    from benchmarks.simulator_checks import exp_repeat
-
-    return exp_repeat()
-
-
-def measure_ci(is_quick: bool, is_resumed: bool) -> Found:
-    """The whole chain at its smallest, as the test runs it."""
+def _ci(arguments: argparse.Namespace) -> Found:
     with tempfile.TemporaryDirectory() as directory:
         ran = run_named("ci", Path(directory) / "ci")
     text = "sweep with every baseline over two links, texts checked, report written"
     return [judged("exp.ci", text, ran.wall_s, "s", at_most(CI_SECONDS))], {"wall_s": round(ran.wall_s, 1)}
 
 
-def measure_matrix(is_quick: bool, is_resumed: bool) -> Found:
-    names = QUICK_SWEEPS if is_quick else FULL_SWEEPS
-    if not is_resumed:
+def _matrix(arguments: argparse.Namespace) -> Found:
+    names = QUICK_SWEEPS if arguments.quick else FULL_SWEEPS
+    if not arguments.resume:
         for name in names:
             shutil.rmtree(RUNS / name, ignore_errors=True)
-    ran = [run_named(name, is_resumed=is_resumed) for name in names]
+    ran = [run_named(name, is_resumed=arguments.resume) for name in names]
     return [text_measure(ran), *matrix_measures(ran), *noise_measures(ran)], details(ran)
 
 
-CASES: dict[str, Callable[[bool, bool], Found]] = {
-    "links": measure_links,
-    "plan": measure_plan,
-    "simulator": measure_simulator,
-    "repeat": measure_repeat,
-    "ci": measure_ci,
-    "matrix": measure_matrix,
+CASES: dict[str, Callable[[argparse.Namespace], Found]] = {
+    "links": _links,
+    "plan": _plan,
+    "simulator": _simulator,
+    "repeat": lambda arguments: exp_repeat(),
+    "ci": _ci,
+    "matrix": _matrix,
 }
 
 
 def main() -> int:
+    """Runs the command."""
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.experiments",
         description=__doc__,
@@ -114,23 +100,14 @@ def main() -> int:
     arguments = parser.parse_args()
     measures: list[Measure] = []
     found: dict[str, Any] = {}
-    for name in pick_cases(arguments.only):
+    for name in pick_names(arguments.only, CASES):
         print(f"\n=== {name}", flush=True)
         start_s = time.monotonic()
-        its_measures, its_details = CASES[name](arguments.quick, arguments.resume)
+        its_measures, its_details = CASES[name](arguments)
         measures += its_measures
         found[name] = its_details | {"seconds": round(time.monotonic() - start_s, 1)}
     write_results("experiments" if arguments.quick else "experiments_full", measures, found)
     return 0
-
-
-def pick_cases(only: str) -> Sequence[str]:
-    """Raises `UsageError` naming the known ones."""
-    names = [name.strip() for name in only.split(",") if name.strip()] or list(CASES)
-    for name in names:
-        if name not in CASES:
-            raise UsageError(f"--only {name}: want one of {', '.join(CASES)}")
-    return names
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """`python -m benchmarks.loop`: processor time of a synchronous round in the edge's loop, nothing else.
 
-The verifier and the draft are stand-ins that know the text: no model, no wire, no other thread. Other work on
+The verifier and the draft are stand-ins with the text at hand: no model, no wire, no other thread. Other work on
 the machine errs in one direction only, so the tenth percentile of many stretches of rounds is to be compared.
 """
 
@@ -51,7 +51,7 @@ _MISS_EVERY = 3  # rounds whose third token falls, by where they begin
 
 
 class _Verifier:
-    """A link and its connection at once; answers lie ready as soon as a request is sent."""
+    """Is a link and its connection at once; an answer is ready as soon as its request is sent."""
 
     address = "stand-in:1"
     queued_s = 0.0
@@ -136,7 +136,7 @@ class _Draft:
 
 
 def round_us(num_tokens: int = NUM_TOKENS) -> list[float]:
-    """Of one text, a figure for each stretch of rounds."""
+    """Returns the µs a round of one text, a figure for each stretch of rounds."""
     options = SessionOptions(
         stop=StopParams(max_new_tokens=num_tokens, ignore_eos=True), tokenizer_fingerprint="tokenizer"
     )
@@ -154,6 +154,7 @@ def round_us(num_tokens: int = NUM_TOKENS) -> list[float]:
 
 
 def main() -> None:
+    """Runs the command."""
     round_us()
     found = sorted(each for _ in range(NUM_TEXTS) for each in round_us())
     tenth, middle = found[len(found) // 10], statistics.median(found)

@@ -1,4 +1,4 @@
-"""The sweeps of `make experiments`: run, and told as measures. Where a baseline wins, that comes first."""
+"""The sweeps of `make experiments`: run, and turned into measures. Where a baseline wins, that comes first."""
 
 from __future__ import annotations
 
@@ -9,13 +9,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from benchmarks.results_file import ROOT
 from outrider.common.errors import OutriderError
 from outrider.experiments.links.base import LinkRealisation, create_realisation
 from outrider.experiments.links.profiles import LinkProfile
 from outrider.experiments.report import render
 from outrider.experiments.report.naming import Arm
 from outrider.experiments.report.terminal import print_results
-from outrider.experiments.shared.results import ROOT, Measure
+from outrider.experiments.shared.results import Measure
 from outrider.experiments.sweep.config.loading import load_sweep
 from outrider.experiments.sweep.results.records import BASELINES, CellRow, Comparison, Sweep, read_manifest
 from outrider.experiments.sweep.running import make_plan, run_sweep
@@ -26,7 +27,7 @@ RUNS = ROOT / "benchmarks" / "runs"  # not part of the repository
 
 @dataclass(frozen=True, slots=True)
 class Ran:
-    """A sweep that was run: its results, its folder with the report, and how long that took."""
+    """Holds a sweep that was run: its results, its folder with the report, and how long that took."""
 
     name: str
     sweep: Sweep
@@ -36,7 +37,7 @@ class Ran:
 
 
 def run_named(name: str, folder: Path | None = None, is_resumed: bool = False) -> Ran:
-    """`benchmarks/sweeps/NAME.yaml`, over TUN where this machine allows it, else through the proxy.
+    """Runs `benchmarks/sweeps/NAME.yaml`, over TUN where this machine allows it, else through the proxy.
 
     Raises KeyboardInterrupt where it was interrupted; the folder is valid and can be gone on with.
     """
@@ -56,7 +57,7 @@ def run_named(name: str, folder: Path | None = None, is_resumed: bool = False) -
 
 
 def best_realisation() -> LinkRealisation:
-    """TUN where this machine allows it; else the proxy, said aloud."""
+    """Returns TUN where this machine allows it; else the proxy, with a line that says so."""
     tun = create_realisation("tun")
     if not (reasons := tun.refusals(LinkProfile(rtt_ms=1.0))):
         return tun
@@ -65,14 +66,14 @@ def best_realisation() -> LinkRealisation:
 
 
 def matrix_measures(ran: Sequence[Ran]) -> list[Measure]:
-    """`exp.matrix`: TPOT of every cell of ours against each baseline, the worst first."""
+    """Returns `exp.matrix`: TPOT of every cell of ours against each baseline, the worst first."""
     rows = [row for each in ran for row in _rows(each.sweep)]
     rows.sort(key=lambda row: (row[1].kind not in ("cloud-only", "co-located"), row[1].ratio))
     return [_measure(cell, comparison) for cell, comparison in rows]
 
 
 def text_measure(ran: Sequence[Ran]) -> Measure:
-    """Speed-ups of another text would be none: how many of all texts were not what they must be."""
+    """Returns how many of all texts were not what they must be: a speed-up of another text would be none."""
     wrong = sum(each.sweep.num_different_texts for each in ran)
     checks = [cell.texts for each in ran for cell in each.sweep.cells if cell.texts.is_exact_text]
     compared, ties = sum(check.num_compared for check in checks), sum(check.num_ties for check in checks)
@@ -81,6 +82,7 @@ def text_measure(ran: Sequence[Ran]) -> Measure:
 
 
 def noise_measures(ran: Sequence[Ran]) -> list[Measure]:
+    """Returns the A/A measures."""
     found = []
     for each in ran:
         for cell in each.sweep.cells:
@@ -91,6 +93,7 @@ def noise_measures(ran: Sequence[Ran]) -> list[Measure]:
 
 
 def details(ran: Sequence[Ran]) -> dict[str, Any]:
+    """Returns the figures of each sweep."""
     return {each.name: _details(each) for each in ran}
 
 

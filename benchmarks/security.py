@@ -16,17 +16,18 @@ from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
 
-from benchmarks.engine.recorded_drafts import ask
+from benchmarks.results_file import write_results
 from outrider.common.types import CloseRequest, Verdict
 from outrider.edge_client.session.session import new_session_id
 from outrider.edge_client.transport.link.base import Connection
 from outrider.edge_client.transport.link.grpc_link import GrpcLink
 from outrider.edge_client.transport.link.security import PLAINTEXT, LinkSecurity
+from outrider.experiments.load.record import ask
 from outrider.experiments.load.recording import RecordedSession
 from outrider.experiments.shared.command import run_command
 from outrider.experiments.shared.dev_security import dev_security
 from outrider.experiments.shared.processes import VerifierProcess
-from outrider.experiments.shared.results import at_most, judged, write_results
+from outrider.experiments.shared.results import at_most, judged
 from outrider.experiments.synthetic.pair import SyntheticPair
 from outrider.experiments.synthetic.recording import synthetic_recording
 from outrider.experiments.synthetic.serve import running_synthetic
@@ -36,8 +37,8 @@ ROUNDS_A_PASS = 24
 
 
 @dataclass
-class Side:
-    """One verifier and what its turns took: seconds of processor time a round, of connecting."""
+class _Side:
+    """Holds one verifier and what its turns took: seconds of processor time a round, of connecting."""
 
     verifier: VerifierProcess
     security: LinkSecurity
@@ -51,13 +52,12 @@ class Side:
         return GrpcLink(self.verifier.address, session_id, security=self.security)
 
     def cpu_s(self) -> float:
-        """Of the verifier's process so far."""
         fields = Path(f"/proc/{self.verifier.process.pid}/stat").read_text().rpartition(")")[2].split()
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 @contextlib.contextmanager
-def opened_streams(side: Side, sessions: tuple[RecordedSession, ...]) -> Iterator[list[Connection]]:
+def _opened_streams(side: _Side, sessions: tuple[RecordedSession, ...]) -> Iterator[list[Connection]]:
     connections = []
     for session in sessions:
         session_id = new_session_id()
@@ -69,9 +69,9 @@ def opened_streams(side: Side, sessions: tuple[RecordedSession, ...]) -> Iterato
         connection.close()
 
 
-def time_rounds(side: Side, sessions: tuple[RecordedSession, ...], num_passes: int) -> None:
-    """Every stream's round is sent, then every answer is read: as many in one step as there are streams."""
-    with opened_streams(side, sessions) as connections:
+def _time_rounds(side: _Side, sessions: tuple[RecordedSession, ...], num_passes: int) -> None:
+    """Sends every stream's round, then reads every answer: as many in one step as there are streams."""
+    with _opened_streams(side, sessions) as connections:
         rounds = [session.requests() for session in sessions]
         server_s, client_s, start_s = side.cpu_s(), time.process_time(), time.perf_counter()
         round_id = 1
@@ -89,8 +89,8 @@ def time_rounds(side: Side, sessions: tuple[RecordedSession, ...], num_passes: i
         side.server_s.append((side.cpu_s() - server_s) / num_rounds)
 
 
-def time_connecting(side: Side, num_connections: int) -> None:
-    """From nothing to the first answer on a stream: TCP, the handshake, the token."""
+def _time_connecting(side: _Side, num_connections: int) -> None:
+    """Times TCP, the handshake and the token, up to the first answer on a stream."""
     cpu_s, start_s = side.cpu_s() + time.process_time(), time.perf_counter()
     connections = []
     for _ in range(num_connections):
@@ -102,25 +102,27 @@ def time_connecting(side: Side, num_connections: int) -> None:
         connection.close()
 
 
-def take_turns(plain: Side, secured: Side, is_quick: bool) -> None:
+def _take_turns(plain: _Side, secured: _Side, is_quick: bool) -> None:
     sessions = synthetic_recording(NUM_STREAMS, ROUNDS_A_PASS).sessions
     num_turns, num_passes, num_connections = (2, 4, 5) if is_quick else (10, 20, 50)
     for turn in range(-1, num_turns):
         for side in (plain, secured):
-            time_rounds(side, sessions, num_passes)
-            time_connecting(side, num_connections)
+            _time_rounds(side, sessions, num_passes)
+            _time_connecting(side, num_connections)
         if turn < 0:  # to warm up
             for side in (plain, secured):
                 for times in (side.server_s, side.client_s, side.round_s, side.connect_s, side.connect_cpu_s):
                     times.clear()
 
 
-def report(plain: Side, secured: Side) -> None:
-    def ratio(of: Callable[[Side], list[float]]) -> float:
+def report(plain: _Side, secured: _Side) -> None:
+    """Writes the results."""
+
+    def ratio(of: Callable[[_Side], list[float]]) -> float:
         pairs = zip(of(secured), of(plain), strict=True)
         return statistics.median(upper / lower for upper, lower in pairs)
 
-    def both(side: Side) -> list[float]:
+    def both(side: _Side) -> list[float]:
         return [s + c for s, c in zip(side.server_s, side.client_s, strict=True)]
 
     def us(values: list[float]) -> str:
@@ -154,6 +156,7 @@ def report(plain: Side, secured: Side) -> None:
 
 
 def main() -> int:
+    """Runs the command."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.security", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="a smoke test: its figures say little")
     is_quick = parser.parse_args().quick
@@ -163,8 +166,8 @@ def main() -> int:
         running_synthetic(pair) as plain_verifier,
         running_synthetic(pair, *security.serve_flags) as secured_verifier,
     ):
-        plain, secured = Side(plain_verifier, PLAINTEXT), Side(secured_verifier, security.link)
-        take_turns(plain, secured, is_quick)
+        plain, secured = _Side(plain_verifier, PLAINTEXT), _Side(secured_verifier, security.link)
+        _take_turns(plain, secured, is_quick)
         report(plain, secured)
     return 0
 

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from outrider.edge_client.config.run_config import RunConfig
+from outrider.edge_client.config.run_config import RunConfig, run_config
 from outrider.experiments.links.base import LinkRealisation, create_realisation
 from outrider.experiments.links.profile import LinkProfile
 from outrider.experiments.shared.processes import running_verifier
@@ -49,7 +49,8 @@ NUM_TOKENS, DRAFT_LENGTH = 48, 4
 
 @dataclass(slots=True)
 class Compared:
-    """One setting: real repeats, and the one simulated run. TPOT in ms, tokens a second of all sessions."""
+    """Holds one setting: real repeats, and the one simulated run. TPOT in ms, tokens a second of all
+    sessions."""
 
     rtt_ms: float
     num_sessions: int
@@ -61,7 +62,7 @@ class Compared:
 
     @property
     def errors(self) -> tuple[float, float]:
-        """Simulated : real - 1, of TPOT and of tokens a second; the median of the real repeats."""
+        """Returns simulated : real - 1, of TPOT and of tokens a second; the median of the real repeats."""
         return (
             self.simulated_tpot_ms / statistics.median(self.tpot_ms) - 1,
             self.simulated_tokens_per_s / statistics.median(self.tokens_per_s) - 1,
@@ -69,13 +70,14 @@ class Compared:
 
     @property
     def spreads(self) -> tuple[float, float]:
-        """The A/A: (largest - smallest) : mean of the real repeats."""
+        """Returns the A/A: (largest - smallest) : mean of the real repeats."""
         return tuple(  # type: ignore[return-value]
             (max(values) - min(values)) / statistics.fmean(values)
             for values in (self.tpot_ms, self.tokens_per_s)
         )
 
     def as_json(self) -> dict[str, Any]:
+        """Returns the setting's figures."""
         tpot_error, rate_error = self.errors
         return {
             "rtt_ms": self.rtt_ms,
@@ -116,13 +118,13 @@ def compare(is_quick: bool = False, realisation: str = "tun") -> list[Compared]:
 
 
 def worst(cells: Sequence[Compared]) -> tuple[float, float]:
-    """The largest error of all, whatever its sign, and the largest spread."""
+    """Returns the largest error of all, whatever its sign, and the largest spread."""
     errors = [abs(error) for cell in cells for error in cell.errors]
     return max(errors), max(spread for cell in cells for spread in cell.spreads)
 
 
 def _settings() -> RunConfig:
-    return RunConfig(max_new_tokens=NUM_TOKENS, on_timeout="wait", num_speculative_tokens=DRAFT_LENGTH)
+    return run_config(max_new_tokens=NUM_TOKENS, on_timeout="wait", num_speculative_tokens=DRAFT_LENGTH)
 
 
 def _run(

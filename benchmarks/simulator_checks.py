@@ -1,38 +1,30 @@
-"""The simulator against what it promises, as measures: `exp.sim_error`, `exp.sim_10k`, `exp.repeat`.
-
-python -m benchmarks.simulator_checks [--only sim_error,sim_10k,repeat] [--quick]
-"""
+"""The simulator against what it promises, as measures: `exp.sim_error`, `exp.sim_10k`, `exp.repeat`."""
 
 from __future__ import annotations
 
-import argparse
-import json
 import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
-from outrider.common.errors import UsageError
-from outrider.experiments.shared.results import ROOT, Measure, at_most, judged, print_table
+from benchmarks.results_file import ROOT, Found
+from outrider.experiments.shared.results import Measure, at_most, judged
 from outrider.experiments.simulator.config import load_system
 from outrider.experiments.simulator.figures.outcome import figures_of
 from outrider.experiments.simulator.run import Played
 from outrider.experiments.simulator.shards import num_parts, play_parts
 
-Found = tuple[list[Measure], dict[str, Any]]
-
-TEN_THOUSAND = ROOT / "benchmarks" / "systems" / "ten-thousand.yaml"
+SYSTEMS = ROOT / "experiments" / "simulator" / "systems"
+TEN_THOUSAND = SYSTEMS / "ten-thousand.yaml"
 REPEATED_SWEEP = ROOT / "benchmarks" / "sweeps" / "quick.yaml"
-REPEATED_SYSTEM = ROOT / "benchmarks" / "systems" / "small.yaml"
+REPEATED_SYSTEM = SYSTEMS / "small.yaml"
 MIN_ROUNDS, MAX_WALL_S = 500_000, 120.0
 
 
 def exp_sim_error(is_quick: bool = False) -> Found:
-    """Real edges over a real link beside the simulator; see `benchmarks.simulator_against_real`."""
+    """Compares real edges over a real link with the simulator; see `benchmarks.simulator_against_real`."""
     from benchmarks.simulator_against_real import compare, worst
 
     cells = compare(is_quick)
@@ -46,7 +38,7 @@ def exp_sim_error(is_quick: bool = False) -> Found:
 
 
 def exp_sim_10k(is_quick: bool = False) -> Found:
-    """`is_quick` plays a tenth of the edges, and judges nothing."""
+    """Times a system of 10,000 edges; `is_quick` plays a tenth of them, and judges nothing."""
     system = load_system(TEN_THOUSAND)
     if is_quick:
         system = system.with_edges(system.num_edges // 10)
@@ -70,8 +62,8 @@ def exp_sim_10k(is_quick: bool = False) -> Found:
     return [judged("exp.sim_10k", text, played.wall_s, "s", target)], details
 
 
-def exp_repeat(is_quick: bool = False) -> Found:
-    """A sweep and a system, twice each, in processes with different hash seeds."""
+def exp_repeat() -> Found:
+    """Simulates a sweep and a system, twice each, in processes with different hash seeds."""
     compared: dict[str, int] = {}
     different: list[str] = []
     with tempfile.TemporaryDirectory() as scratch:
@@ -106,38 +98,4 @@ def _files(out: Path, source: list[str], hash_seed: str) -> dict[str, bytes]:
 
 
 def _num_rounds(played: Played) -> int:
-    """That the verifiers answered: those under way at the end too."""
     return sum(verifier.num_rounds for verifier in played.verifiers)
-
-
-CHECKS: dict[str, Callable[[bool], Found]] = {
-    "sim_error": exp_sim_error,
-    "sim_10k": exp_sim_10k,
-    "repeat": exp_repeat,
-}
-
-
-def main() -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.simulator_checks",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("--only", default=",".join(CHECKS), metavar="NAMES")
-    parser.add_argument("--quick", action="store_true", help="shortened; judges nothing of the 10,000 edges")
-    arguments = parser.parse_args()
-    measures: list[Measure] = []
-    for name in arguments.only.split(","):
-        if name not in CHECKS:
-            raise UsageError(f"--only {name}: want one of {', '.join(CHECKS)}")
-        found, details = CHECKS[name](arguments.quick)
-        measures += found
-        print(json.dumps(details, indent=1))
-    print_table(measures)
-    return 0
-
-
-if __name__ == "__main__":
-    from outrider.experiments.shared.command import run_command
-
-    run_command("checks", main)

@@ -6,7 +6,6 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from outrider.cloud_verifier.engine.backlog import QueueLimits
 from outrider.common.config.fields import option
 from outrider.common.config.loader import did_you_mean
 from outrider.common.errors import ConfigError
@@ -23,7 +22,7 @@ _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([A-Z]*)", re.ASCII)
 
 
 def parse_size(text: str, flag: str) -> int:
-    """Bytes of "512MiB", "1.5GiB", "65536"; raises `ConfigError` naming `flag` for anything else."""
+    """Returns the bytes of "512MiB", "1.5GiB" or "65536"; raises `ConfigError` naming `flag` for anything else."""
     match = _SIZE.fullmatch(text.strip().upper())
     if match is None or match[2] not in _UNITS or not (num_bytes := int(float(match[1]) * _UNITS[match[2]])):
         raise ConfigError(f"{flag} {text}: not a size; write bytes, or a number with KiB, MiB or GiB: 512MiB")
@@ -31,7 +30,7 @@ def parse_size(text: str, flag: str) -> int:
 
 
 def parse_methods(text: str) -> tuple[Method, ...]:
-    """The methods of "coupled,sparse", all of them for ""; raises `ConfigError` for a name that is none."""
+    """Returns the methods of "coupled,sparse", all of them for "". Raises `ConfigError` for an unknown name."""
     names = [name.strip() for name in text.split(",") if name.strip()] or list(Method)
     for name in names:
         if name not in set(Method):
@@ -43,18 +42,27 @@ def parse_methods(text: str) -> tuple[Method, ...]:
 
 
 @dataclass(frozen=True, slots=True)
+class QueueLimits:
+    """Bounds the requests that wait. A limit of 0 tokens is none."""
+
+    max_queue_ms: float = 100.0  # a round waits for others at most this long, or two steps of its own
+    max_queue_tokens: int = 65_536
+    tenant_max_queue_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class ServeConfig:
-    """`cloud-verifier serve`."""
+    """Holds the options of `cloud-verifier serve`."""
 
     target: Path = option(EMBEDDED_TARGET, "Hugging Face model directory with safetensors", metavar="DIR")
     draft: str = option(
         "",
-        "exported draft that makes co-located speculation possible; "
-        "empty is the embedded one beside the embedded target, and none beside another",
+        "exported draft for co-located speculation; empty means the embedded draft with the embedded target, "
+        "and none with any other target",
         metavar="DIR|none",
     )
-    draft_strategy: str = option("onnx", "how that draft is run", metavar="NAME")
-    draft_threads: int = option(1, "CPU threads of that draft", metavar="N", minimum=1)
+    draft_strategy: str = option("onnx", "draft strategy of --draft", metavar="NAME")
+    draft_threads: int = option(1, "CPU threads of --draft", metavar="N", minimum=1)
     listen: str = option(
         "127.0.0.1:7077", "address to serve on; port 0 takes a free one", metavar="HOST:PORT"
     )
@@ -67,108 +75,110 @@ class ServeConfig:
     probe_listen: str = option(
         "none",
         "address of gRPC health alone, in plain text and without credentials, for probes that have neither "
-        "(Kubernetes'); it tells whether this verifier serves and lives, and nothing else",
+        "(Kubernetes'); it reports whether this verifier is ready and alive, and nothing else",
         metavar="HOST:PORT",
     )
     tls_cert: Path | None = option(
         None,
-        "certificate of this verifier, with those between it and its authority; PEM. Files of TLS and tokens "
-        "are taken up again when they change, and on SIGHUP",
+        "certificate chain of this verifier, PEM; files of certificates and tokens are read again when they "
+        "change, and on SIGHUP",
         metavar="FILE",
     )
-    tls_key: Path | None = option(None, "its private key; PEM, without a password", metavar="FILE")
+    tls_key: Path | None = option(None, "private key of --tls-cert; PEM, without a password", metavar="FILE")
     tls_client_ca: Path | None = option(
         None,
-        "authorities of client certificates: a client must have one; without --tokens its common name is the "
-        "tenant",
+        "certificate authorities of clients, PEM: every client must present a certificate of one; without "
+        "--tokens its common name is the tenant",
         metavar="FILE",
     )
     tokens: Path | None = option(
         None,
-        "file of bearer tokens, made by `cloud-verifier token new`: a client must have one",
+        "file of bearer tokens, made by `cloud-verifier token new`: every client must send one",
         metavar="FILE",
     )
     insecure: bool = option(
-        False, "serve beyond loopback with less than encryption and credentials; for networks you trust"
+        False, "serve beyond loopback without encryption or credentials; for networks you trust"
     )
-    reflection: bool = option(False, "answer gRPC reflection, for grpcurl and the like")
+    reflection: bool = option(False, "answer gRPC reflection, for tools such as grpcurl")
     device: str = option("cpu", "where the target runs", choices=("cpu", "cuda"))
     dtype: str = option(
         "auto",
-        "of weights and arithmetic; auto is float32 on a CPU and bfloat16 on CUDA",
+        "data type of weights and arithmetic; auto is float32 on a CPU and bfloat16 on CUDA",
         choices=("auto", "float32", "bfloat16"),
     )
     num_threads: int = option(0, "CPU threads of a forward; 0 is torch's choice", metavar="N", minimum=0)
     kv_memory: str = option(
-        "512MiB", "memory of the KV pool, for all sessions; 1.5GiB, 800MiB ...", metavar="SIZE"
+        "512MiB", "memory of the KV pool for all sessions, such as 800MiB or 1.5GiB", metavar="SIZE"
     )
-    max_step_tokens: int = option(512, "tokens in one packed forward at most", metavar="N", minimum=2)
+    max_step_tokens: int = option(512, "most tokens in one packed forward", metavar="N", minimum=2)
     prefill_chunk_tokens: int = option(
         0,
-        "tokens of prompts in a forward that carries rounds too; 0 is 32 on a CPU and 256 on CUDA",
+        "most tokens of prompts in a forward that also carries rounds; 0 is 32 on a CPU and 256 on CUDA",
         metavar="N",
         minimum=0,
     )
     max_queue_ms: float = option(
         100.0,
-        "a round that would wait longer (and longer than two steps) for others is refused with a retry hint",
+        "a round is refused, with a retry hint, if it would wait for others longer than this and two steps",
         metavar="MS",
         minimum=0.0,
     )
     max_queue_tokens: int = option(
         65_536,
-        "tokens of rounds, and as many of prompts, that may wait; 0 is no limit",
+        "most tokens of rounds that may wait, and as many of prompts; 0 is no limit",
         metavar="N",
         minimum=0,
     )
     tenant_max_queue_tokens: int = option(
-        0, "the same for one tenant; 0 is no limit of its own", metavar="N", minimum=0
+        0, "--max-queue-tokens for each tenant; 0 is no limit of its own", metavar="N", minimum=0
     )
     methods: str = option(
         "",
         "verification methods that sessions may ask for, with commas between: coupled,sparse; empty is all",
         metavar="NAMES",
     )
-    max_draft_tokens: int = option(64, "drafted tokens in one round at most", metavar="N", minimum=1)
-    max_message_bytes: int = option(1 << 20, "size of one message at most", metavar="BYTES", minimum=1024)
-    max_sessions: int = option(1024, "sessions held at once", metavar="N", minimum=1)
+    max_draft_tokens: int = option(64, "most drafted tokens in one round", metavar="N", minimum=1)
+    max_message_bytes: int = option(1 << 20, "largest size of one message", metavar="BYTES", minimum=1024)
+    max_sessions: int = option(1024, "most sessions at once", metavar="N", minimum=1)
     tenant_max_sessions: int = option(
-        0, "sessions of one tenant; 0 is no limit of its own", metavar="N", minimum=0
+        0, "most sessions of one tenant; 0 is no limit of its own", metavar="N", minimum=0
     )
     session_max_tokens: int = option(
-        0, "tokens in one session's text at most; 0 is the target's context", metavar="N", minimum=0
+        0, "most tokens in one session; 0 is the target's context", metavar="N", minimum=0
     )
     max_unread_bytes: int = option(
-        1 << 18, "a stream that leaves more answers than this unread is ended", metavar="BYTES", minimum=1024
+        1 << 18,
+        "a stream whose client leaves more answers than this unread is ended",
+        metavar="BYTES",
+        minimum=1024,
     )
     session_idle_ttl_s: float = option(
-        600.0, "a session silent for longer is forgotten", metavar="S", minimum=0.1
+        600.0, "a session idle for longer than this is closed", metavar="S", minimum=0.1
     )
     drain_grace_s: float = option(10.0, "how long a stop waits for open streams", metavar="S", minimum=0.0)
     min_forward_ms: float = option(
         0.0,
-        "stretch every forward to this, to stand for a larger target; answers carry the label",
+        "make every forward take at least this long, to emulate a larger target; marked by a label",
         metavar="MS",
         minimum=0.0,
     )
     log_level: str = option("info", "how much to log", choices=("debug", "info", "warning", "error"))
-    log_json: bool = option(False, "log one JSON object a line")
-    otlp_endpoint: str = option(
-        "", "collector to send OpenTelemetry spans to; needs the otel extra", metavar="URL"
-    )
+    log_json: bool = option(False, "log one JSON object per line")
+    otlp_endpoint: str = option("", "OpenTelemetry collector for spans; needs the otel extra", metavar="URL")
 
     @property
     def queue_limits(self) -> QueueLimits:
+        """Returns the bounds of what may wait."""
         return QueueLimits(self.max_queue_ms, self.max_queue_tokens, self.tenant_max_queue_tokens)
 
     @property
     def prefill_chunk(self) -> int:
-        """Its time is the longest that a prompt can add to a round of others, twice at worst."""
+        """Returns the size of a prompt's chunk, whose time a prompt adds to rounds of others, at worst twice."""
         return self.prefill_chunk_tokens or (32 if self.device == "cpu" else 256)
 
     @property
     def draft_dir(self) -> Path | None:
-        """Where the draft is, or None for a verifier without one."""
+        """Returns the draft's directory, None for a verifier without a draft."""
         if self.draft:
             return None if self.draft == "none" else Path(self.draft)
         is_embedded = self.target.resolve() == EMBEDDED_TARGET

@@ -1,1 +1,1 @@
-"""Outrider: what both sides must agree on. numpy only; imports none of our other packages."""
+"""Code that both sides share. Imports numpy alone, and none of our other packages."""

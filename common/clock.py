@@ -1,4 +1,4 @@
-"""The one clock of both sides: what measures time or waits takes a `Clock`, so that tests and the simulator give theirs."""
+"""The clock of both sides: code that measures time or waits takes a `Clock`, so tests can pass theirs."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Protocol
 
 
 class Clock(Protocol):
-    """Reads and spends time. Seconds, from an arbitrary beginning; never goes back."""
+    """Measures time and waits. Seconds count from an arbitrary beginning and never go back."""
 
     def now(self) -> float:
         """Returns the time in seconds."""
@@ -18,8 +18,8 @@ class Clock(Protocol):
         ...
 
 
-class SystemClock:
-    """The machine's monotonic clock, which `time.perf_counter_ns` counts in nanoseconds."""
+class SystemClock(Clock):
+    """Reads the machine's monotonic clock, which `time.perf_counter_ns` counts in nanoseconds."""
 
     def now(self) -> float:
         return time.perf_counter()

@@ -6,9 +6,9 @@ from outrider.common.types import RoundError
 
 
 class OutriderError(Exception):
-    """Root of all errors with a message meant for a person; `exit_code` is the command's.
+    """Carries a message meant for a person; all our errors derive from it. `exit_code` is the command's.
 
-    What to do is `fix` where it is said apart from what was `found`; the message has both.
+    Where the message says what to do, `fix` is that part and `found` the rest.
     """
 
     exit_code = 1
@@ -33,7 +33,7 @@ class ModelError(OutriderError):
 
 
 class InvalidFieldError(OutriderError):
-    """A request carries a value out of range. `field` is its name on the wire."""
+    """Reports a request with a value out of range. `field` is its name on the wire."""
 
     def __init__(self, field: str, message: str) -> None:
         super().__init__(f"{field}: {message}")
@@ -42,7 +42,7 @@ class InvalidFieldError(OutriderError):
 
 
 class UnimplementedFieldError(InvalidFieldError):
-    """A request asks for something the protocol has and this verifier has not built."""
+    """Reports a request for something that the protocol has and this verifier has not built."""
 
 
 class LinkError(OutriderError):
@@ -52,11 +52,11 @@ class LinkError(OutriderError):
 
 
 class LinkFaultError(LinkError):
-    """It cannot be reached for a reason that waiting does not mend: TLS on one side only, a wrong name."""
+    """The verifier cannot be reached, and waiting will not help: TLS on one side only, a wrong name."""
 
 
 class RoundTimeoutError(LinkError):
-    """No answer within the deadline."""
+    """A round was not answered within its deadline."""
 
 
 class RoundFailedError(OutriderError):

@@ -1,4 +1,4 @@
-"""What each verification method asks of the draft, and what of it crosses the wire (DESIGN §5)."""
+"""What each verification method needs from the draft, and which of it is sent (docs/design.md §5)."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ _IS_COUPLED = frozenset({Method.COUPLED, Method.TYPICAL})  # drafted with the no
 
 
 def num_support(method: Method, support_size: int = DEFAULT_SUPPORT_SIZE) -> int:
-    """How many ids the draft is sampled from at each position; 0: all, with the shared noise.
+    """Returns how many ids the draft is sampled from at each position; 0 means all, with the shared noise.
 
-    `support_size` counts where the support is sent. Where it stays on the edge it costs nothing to be large.
+    `support_size` applies where the support is sent. Where it stays on the edge, it has the largest size.
     """
     if method in _IS_COUPLED:
         return 0
@@ -22,10 +22,10 @@ def num_support(method: Method, support_size: int = DEFAULT_SUPPORT_SIZE) -> int
 
 
 def sends_support(method: Method) -> bool:
-    """Whether rounds carry `q_support`."""
+    """Returns whether rounds contain `q_support`."""
     return method in _SENDS_SUPPORT
 
 
 def sends_probs(method: Method) -> bool:
-    """Whether rounds carry `q_token_probs`; with `coupled` they are telemetry alone."""
+    """Returns whether rounds contain `q_token_probs`; with `coupled` they are telemetry alone."""
     return method not in _SENDS_SUPPORT and method is not Method.TYPICAL

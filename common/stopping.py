@@ -1,7 +1,7 @@
-"""Where a text ends, decided here for every mode and on both sides (DESIGN §4, "Text").
+"""The end of a sequence, decided by the same code in every mode and on both sides (docs/design.md §4).
 
-Token ids end with the token that completes a stop; text ends before the stop string; nothing after a stop
-is kept. The verifier knows ids alone (`stop_ids`, `first_stop`); the edge has the text too (`TextStopper`).
+Token ids end with the token that completes a stop; text ends before the stop string; nothing after a stop is
+kept. The verifier has ids alone (`stop_ids`, `first_stop`); the edge has the text too (`TextStopper`).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from outrider.common.types import FinishReason, StopParams
 
 
 def check_stop_params(stop: StopParams, num_tokens: int) -> None:
-    """Raise InvalidFieldError naming the first value out of range; ids must be below `num_tokens`."""
+    """Raises InvalidFieldError naming the first value out of range; ids must be below `num_tokens`."""
     if stop.max_new_tokens < 1:
         raise InvalidFieldError("max_new_tokens", f"is {stop.max_new_tokens}; it must be at least 1")
     for token_id in stop.stop_token_ids:
@@ -25,18 +25,18 @@ def check_stop_params(stop: StopParams, num_tokens: int) -> None:
 
 
 def stop_ids(stop: StopParams, eos_token_ids: Iterable[int]) -> frozenset[int]:
-    """Return the ids that end a text by themselves."""
+    """Returns the ids that end a sequence by themselves."""
     return frozenset(stop.stop_token_ids).union(() if stop.ignore_eos else eos_token_ids)
 
 
 def first_stop(token_ids: Iterable[int], stop_ids: Collection[int]) -> int | None:
-    """Return the index of the first token that ends the text, or None. The token itself is kept."""
+    """Returns the index of the first token that ends the sequence, or None. The token itself is kept."""
     return next((index for index, token_id in enumerate(token_ids) if token_id in stop_ids), None)
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What one token did: the text that may be shown now, and whether generation ends with this token."""
+    """Contains the text that may be shown after one token, and whether generation ends with this token."""
 
     text: str
     finish: FinishReason | None = None
@@ -64,7 +64,7 @@ class TextStopper:
         self.finish: FinishReason | None = None
 
     def push(self, token_id: int) -> Step:
-        """Take the next token. Must not be called after a step with a `finish`."""
+        """Takes the next token. Must not be called after a step with a `finish`."""
         assert self.finish is None, "a token after the end of the text"
         self._num_left -= 1
         is_stopped = token_id in self._stop_ids
@@ -78,12 +78,12 @@ class TextStopper:
         return Step(self.flush() if self.finish else self._release(), self.finish)
 
     def flush(self) -> str:
-        """Release the text held back, when generation ends for a reason of the caller's."""
+        """Releases the text held back, when generation ends for a reason of the caller's."""
         text, self._held = self._held, ""
         return text
 
     def _cut_at_stop_string(self) -> bool:
-        # No stop string lies wholly in text held before, so the first completed is found in what is held now.
+        # No stop string is wholly in text held before, so the first completed is found in what is held now.
         matches = [(start + len(s), start) for s in self._stop_strings if (start := self._held.find(s)) >= 0]
         if matches:
             self._held = self._held[: min(matches)[1]]

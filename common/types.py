@@ -1,4 +1,4 @@
-"""The data both sides speak: parameters, drafts, rounds and their answers.
+"""Data that both sides exchange: parameters, drafts, rounds and their answers.
 
 Dataclasses here, protobuf only in `outrider.common.codec`. Token ids are plain ints in tuples; probabilities
 are Python floats (float32 on the wire); hashes are ints (64 bits); durations end in `_ns`.
@@ -10,11 +10,15 @@ import enum
 import math
 from dataclasses import dataclass, field
 
+PROTOCOL_VERSION = 1  # of the messages; sides with different versions refuse each other
+
 TokenIds = tuple[int, ...]
+
+PROTOCOL_VERSION = 1  # of the messages; a verifier and an edge of different versions do not talk
 
 
 class Origin(enum.StrEnum):
-    """Where a token of the text came from."""
+    """Names where a committed token came from."""
 
     ACCEPTED = "accepted"  # drafted, and confirmed by the target
     CORRECTION = "correction"  # the target's token at the first rejection
@@ -27,11 +31,12 @@ class Origin(enum.StrEnum):
 
     @property
     def is_verified(self) -> bool:
+        """Returns whether the target has verified the token."""
         return self not in _UNVERIFIED
 
     @property
     def is_judged(self) -> bool:
-        """Whether the verification method decided about it: an approximate one makes it approximate."""
+        """Returns whether a verification method judged the token; an approximate one makes it approximate."""
         return self in (Origin.ACCEPTED, Origin.CORRECTION)
 
 
@@ -39,6 +44,8 @@ _UNVERIFIED = (Origin.GATE, Origin.FALLBACK, Origin.EDGE_ONLY)
 
 
 class FinishReason(enum.StrEnum):
+    """Names why a generation ended."""
+
     STOP = "stop"
     LENGTH = "length"
     CONTEXT = "context"
@@ -47,7 +54,7 @@ class FinishReason(enum.StrEnum):
 
 
 class Method(enum.StrEnum):
-    """Verification methods; which of them a verifier has built, `ModelInfo.methods` says."""
+    """Names the verification methods; `ModelInfo.methods` lists those that a verifier offers."""
 
     COUPLED = "coupled"
     SPARSE = "sparse"
@@ -60,17 +67,24 @@ class Method(enum.StrEnum):
 
     @property
     def is_exact(self) -> bool:
-        """Whether the text is distributed as the target's (but for `coupled`, given an honest q)."""
+        """Returns whether the sequence has the target's distribution.
+
+        Given an honest q, that is; `coupled` needs none.
+        """
         return self in (Method.COUPLED, Method.SPARSE, Method.CANDIDATES, Method.BLOCK)
 
 
 class CorrectionKind(enum.StrEnum):
+    """Names the token after the accepted ones: a correction, a bonus, or none."""
+
     NONE = "none"
     CORRECTION = "correction"
     BONUS = "bonus"
 
 
 class RoundErrorCode(enum.StrEnum):
+    """Names why a round was not verified (docs/protocol.md)."""
+
     STALE = "stale"
     UNKNOWN_PREFIX = "unknown_prefix"
     UNKNOWN_SESSION = "unknown_session"
@@ -84,9 +98,9 @@ class RoundErrorCode(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """How logits become a distribution, in the order of DESIGN §5; `seed` fixes the noise.
+    """Holds the parameters that turn logits into a distribution (docs/design.md §5), and the noise's seed.
 
-    `outrider.common.sampling.processors.check_sampling_params` raises `InvalidFieldError` for values out of range.
+    Values out of range are rejected by `outrider.common.sampling.processors.check_sampling_params`.
     """
 
     temperature: float = 0.8  # 0 is greedy
@@ -104,7 +118,7 @@ class SamplingParams:
 
 @dataclass(frozen=True, slots=True)
 class StopParams:
-    """When a text ends. Stop strings never cross the wire: the edge detokenises."""
+    """Holds the conditions that end a sequence. Stop strings are never sent: the edge detokenises."""
 
     max_new_tokens: int = 256
     stop_token_ids: TokenIds = ()
@@ -114,7 +128,7 @@ class StopParams:
 
 @dataclass(frozen=True, slots=True)
 class Signals:
-    """The draft's uncertainty at one position, from its unprocessed distribution."""
+    """Holds the draft's uncertainty at one position, from its unprocessed distribution."""
 
     entropy_bits: float
     nll: float  # of the drafted token, nats
@@ -126,7 +140,7 @@ class Signals:
 
 @dataclass(frozen=True, slots=True)
 class Support:
-    """The draft's truncated distribution at one position; q = weight / Σ weights, in float64."""
+    """Holds the draft's truncated distribution at one position; q = weight / Σ weights, in float64."""
 
     token_ids: TokenIds
     weights: tuple[int, ...]
@@ -134,8 +148,10 @@ class Support:
 
 @dataclass(frozen=True, slots=True)
 class RunnerUp:
-    """The token that would have been drafted, had the drafted one not been there. `gap`: how much less it
-    scored, in nats, the noise that both sides share included."""
+    """Holds the token that the draft would have chosen instead of the drafted one.
+
+    It scored `gap` nats less, shared noise included.
+    """
 
     token_id: int
     gap: float
@@ -143,11 +159,11 @@ class RunnerUp:
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """One proposal: `token_ids[i]` was sampled with probability `draft_probs[i]` (q).
+    """Holds one proposal: `token_ids[i]` was sampled with probability `draft_probs[i]` (q).
 
-    `supports[i]`, where the method asks for one, is the distribution it was sampled from. `doubted` are the
-    signals of the token that a stop rule ended the draft before: it was sampled, and dropped. `runner_ups[i]`
-    is told by sequences that were asked for it (`outrider.edge_client.drafting.base.KeepsRunnerUps`).
+    `supports[i]`, where the method needs one, is the distribution it was sampled from. `doubted` are the
+    signals of the token at which a stop rule ended the draft: it was sampled, and dropped. `runner_ups[i]` is
+    filled where a sequence was asked for it (`outrider.edge_client.drafting.base.KeepsRunnerUps`).
     """
 
     token_ids: TokenIds
@@ -159,13 +175,13 @@ class Draft:
 
     @property
     def confidences(self) -> tuple[float, ...]:
-        """The probability the draft gave each token before any sampling parameter; none without signals."""
+        """Returns the draft's probability of each token before any sampling parameter; needs signals."""
         return tuple(math.exp(-each.nll) for each in self.signals)
 
 
 @dataclass(frozen=True, slots=True)
 class MethodParams:
-    """Parameters of single methods; None takes the method's default."""
+    """Holds parameters of single methods; None means the method's default."""
 
     threshold_pass: float | None = None
     threshold_ratio: float | None = None
@@ -176,6 +192,8 @@ class MethodParams:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
+    """Holds a verifier's limits; a session is dropped when it was idle for `session_idle_ttl_ms`."""
+
     max_context: int
     max_draft_tokens: int
     max_message_bytes: int
@@ -185,7 +203,7 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class ModelInfo:
-    """What a verifier serves (`Describe`)."""
+    """Describes the target that a verifier serves (`Describe`)."""
 
     protocol_version: int
     model_id: str
@@ -204,6 +222,8 @@ class ModelInfo:
 
 @dataclass(slots=True, unsafe_hash=True)  # not frozen, which takes seven times as long to make: one a round
 class RoundMetrics:
+    """Holds a round's acceptance and times, as the verifier measured them."""
+
     alpha_mean: float = float("nan")  # mean min(1, p/q) over the positions judged
     la_over_k: float = 0.0
     queue_ns: int = 0
@@ -214,6 +234,8 @@ class RoundMetrics:
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprobs:
+    """Holds one token's log-probabilities, and the most probable ids with theirs."""
+
     raw_logprob: float
     processed_logprob: float
     top_token_ids: TokenIds = ()
@@ -222,6 +244,8 @@ class TokenLogprobs:
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
+    """Holds a sample of the target's distribution and its probability p."""
+
     token_id: int
     target_prob: float
 
@@ -231,6 +255,8 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class OpenRequest:
+    """Opens a session with a prompt, or rebuilds one with all committed tokens."""
+
     session_id: bytes  # 16 bytes
     token_ids: TokenIds
     num_prompt_tokens: int
@@ -248,6 +274,8 @@ class OpenRequest:
 
 @dataclass(slots=True, unsafe_hash=True)  # not frozen: see RoundMetrics
 class VerifyRequest:
+    """Sends one round: tokens committed since the last answer, and a draft to be verified."""
+
     round_id: int
     base_position: int
     base_hash: int
@@ -266,6 +294,8 @@ class VerifyRequest:
 
 @dataclass(frozen=True, slots=True)
 class GenerateRequest:
+    """Lets the verifier decode a number of tokens and stream them, with a co-located draft or without."""
+
     round_id: int
     base_position: int
     base_hash: int
@@ -279,11 +309,15 @@ class GenerateRequest:
 
 @dataclass(frozen=True, slots=True)
 class CancelRequest:
+    """Ends the `GenerateRequest` of a round; its committed tokens stay."""
+
     round_id: int
 
 
 @dataclass(frozen=True, slots=True)
 class CloseRequest:
+    """Ends a session."""
+
     session_id: bytes = b""  # unary calls only
 
 
@@ -294,6 +328,8 @@ SessionRequest = OpenRequest | VerifyRequest | GenerateRequest | CancelRequest |
 
 @dataclass(frozen=True, slots=True)
 class Opened:
+    """Answers an opening with the target's first token and the model's description."""
+
     model: ModelInfo
     first_token: int
     position: int  # committed tokens, `first_token` included
@@ -307,7 +343,7 @@ class Opened:
 
 @dataclass(slots=True, unsafe_hash=True)  # not frozen: see RoundMetrics
 class Verdict:
-    """The answer to a round: `accepted_len` draft tokens stand, then `correction` (unless NONE)."""
+    """Answers a round: `accepted_len` draft tokens are accepted, then follows `correction` (unless NONE)."""
 
     round_id: int
     accepted_len: int
@@ -323,6 +359,11 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True)
 class RoundError:
+    """Answers a request that failed, with the verifier's own `position` and `hash`.
+
+    A refusal has `retry_after_ms`.
+    """
+
     round_id: int
     code: RoundErrorCode
     message: str
@@ -334,6 +375,8 @@ class RoundError:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
+    """Reports how many of the tokens of a long prefill are done."""
+
     round_id: int
     done: int
     total: int
@@ -341,6 +384,8 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class GeneratedTokens:
+    """Contains tokens of a `GenerateRequest`, streamed step by step."""
+
     round_id: int
     token_ids: TokenIds
     origins: tuple[Origin, ...]
@@ -355,12 +400,16 @@ class GeneratedTokens:
 
 @dataclass(frozen=True, slots=True)
 class Closed:
+    """Answers a `CloseRequest`."""
+
     was_open: bool
     position: int
 
 
 @dataclass(frozen=True, slots=True)
 class Draining:
+    """Announces that the verifier will stop after `grace_ms`."""
+
     grace_ms: int
     reason: str
 

@@ -21,6 +21,7 @@ EXAMPLE = Path(__file__).resolve().parent / "sweep" / "example.yaml"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the flags of `edge-client bench`."""
     parser.add_argument("sweep", nargs="?", type=Path, metavar="SWEEP.yaml", help="what to run")
     parser.add_argument("--example", action="store_true", help="print a sweep with all its keys explained")
     parser.add_argument("--list", action="store_true", help="check the sweep, print its cells")
@@ -33,7 +34,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(namespace: argparse.Namespace) -> int:
-    """0; 1 where texts differ that must not; 130 after Ctrl-C, with valid results."""
+    """Runs the command. Returns 0, 1 where texts differ that must not, or 130 after Ctrl-C, with valid
+    results."""
     if namespace.example:
         print(EXAMPLE.read_text(encoding="utf-8"), end="")
         return 0
@@ -86,7 +88,6 @@ def _run(namespace: argparse.Namespace, plan: Plan, out: Path) -> Sweep:
 
 
 def _simulate(namespace: argparse.Namespace, plan: Plan, out: Path) -> Sweep:
-    """The whole sweep in virtual time, in seconds."""
     from outrider.experiments.simulator.sweeps import play_sweep
 
     return play_sweep(plan.config, out, namespace.only or ())

@@ -22,7 +22,7 @@ MODES = (*EXACT, "edge-only")
 
 
 @dataclass(frozen=True)
-class Run:
+class _Run:
     mode: str
     temperature: float
     result: dict[str, Any]
@@ -37,8 +37,7 @@ class Run:
         return 1000.0 / tpot_ms if tpot_ms else 0.0
 
 
-def decode(address: str, prompt: Prompt, mode: str, temperature: float, num_tokens: int) -> Run:
-    """One `edge-client run --json`. Raises SystemExit with its message when it fails."""
+def _decode(address: str, prompt: Prompt, mode: str, temperature: float, num_tokens: int) -> _Run:
     arguments = ["run", "-", "--json", "--mode", mode, "--seed", "7", "--on-timeout", "wait"]
     arguments += ["--temperature", str(temperature), "--max-new-tokens", str(num_tokens)]
     if mode != "edge-only":
@@ -46,11 +45,10 @@ def decode(address: str, prompt: Prompt, mode: str, temperature: float, num_toke
     done = run_edge(arguments, prompt=prompt.text)
     if done.returncode != 0:
         raise SystemExit(f"demo: edge-client {' '.join(arguments)} failed:\n{done.stderr}")
-    return Run(mode, temperature, json.loads(done.stdout))
+    return _Run(mode, temperature, json.loads(done.stdout))
 
 
-def check_same(by_mode: dict[str, Run], prompt: Prompt) -> None:
-    """Raises SystemExit when texts differ that must not, or anything in them is unverified."""
+def _check_same(by_mode: dict[str, _Run], prompt: Prompt) -> None:
     for mode in EXACT:
         result = by_mode[mode].result
         if result["num_unverified_tokens"] or result["stats"]["num_fallback_tokens"]:
@@ -59,7 +57,7 @@ def check_same(by_mode: dict[str, Run], prompt: Prompt) -> None:
             raise SystemExit(f"demo: {mode} and cloud-only text of {prompt.id} differ")
 
 
-def print_table(runs: list[Run]) -> None:
+def _print_table(runs: list[_Run]) -> None:
     header = ("mode", "temp.", "tokens/s", "accepted", "calls/token", "bytes/token")
     print(f"\n{header[0]:<12}{header[1]:>6}{header[2]:>10}{header[3]:>10}{header[4]:>13}{header[5]:>13}")
     for temperature in sorted({run.temperature for run in runs}):
@@ -68,7 +66,7 @@ def print_table(runs: list[Run]) -> None:
             print(_row(mode, temperature, group))
 
 
-def _row(mode: str, temperature: float, group: list[Run]) -> str:
+def _row(mode: str, temperature: float, group: list[_Run]) -> str:
     num_tokens = sum(r.num_tokens for r in group)
     stats = [r.result["stats"] for r in group]
     speed = num_tokens / sum(r.num_tokens / r.tokens_per_s for r in group if r.tokens_per_s)
@@ -82,21 +80,22 @@ def _row(mode: str, temperature: float, group: list[Run]) -> str:
 
 
 def main() -> int:
+    """Runs the command."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--quick", action="store_true", help="two short prompts, for CI")
     quick = parser.parse_args().quick
     prompts, num_tokens = load_prompts(limit=2 if quick else 3), 32 if quick else 96
-    runs: list[Run] = []
+    runs: list[_Run] = []
     print("starting cloud-verifier on loopback with the embedded target ...", flush=True)
     with running_verifier("--log-level", "warning") as verifier:
         print(f"serving on {verifier.address} after {verifier.start_s:.1f} s", flush=True)
         for prompt in prompts:
             for temperature in (0.0, 0.8):
-                by_mode = {m: decode(verifier.address, prompt, m, temperature, num_tokens) for m in MODES}
+                by_mode = {m: _decode(verifier.address, prompt, m, temperature, num_tokens) for m in MODES}
                 runs += by_mode.values()
-                check_same(by_mode, prompt)
+                _check_same(by_mode, prompt)
                 print(f"\n--- {prompt.id}, temperature {temperature}: {' = '.join(EXACT)}, token for token")
                 print(
                     prompt.text.rstrip()
@@ -105,7 +104,7 @@ def main() -> int:
                     end="",
                 )
                 print(by_mode["speculative"].result["text"] + "\033[0m" * sys.stdout.isatty(), flush=True)
-    print_table(runs)
+    _print_table(runs)
     num_same = len(prompts) * 2
     print(f"\n{num_same} of {num_same} texts identical, no token unverified, verifier stopped.")
     return 0

@@ -1,12 +1,12 @@
 """The row kernels for CUDA, in Triton: `outrider.kernels.reference` for all rows of a step in one launch.
 
-No probabilities and no noise reach memory: each program reads a span of a row, in tiles, and leaves its
-largest logit, its sum of exponentials and its best sum of weight and noise; spans are combined in order. A
-tile whose float32 upper bound (-log v, as in `outrider.kernels.host`) cannot reach the best so far needs no float64;
-in the others every sum is float64. So the token is the reference's, but where two sums lie within the last
-bits of float64 (a GPU's logarithm may round otherwise); equal sums go to the lowest id. A sum of exponentials
-is float32 within a span: log_sum and entropy are 1e-5 off at most. Tested under Triton's interpreter and
-compiled for three generations of GPUs; none has run it yet.
+No probabilities and no noise are written to memory: each program reads a span of a row, in tiles, and writes
+its largest logit, its sum of exponentials and its best sum of weight and noise; spans are combined in order.
+A tile whose float32 upper bound (-log v, as in `outrider.kernels.host`) cannot reach the best so far needs no
+float64; in the others every sum is float64. So the token is the reference's, except where two sums differ in
+the last bits of float64 (a GPU's logarithm may round otherwise); equal sums go to the lowest id. A sum of
+exponentials is float32 within a span: log_sum and entropy are 1e-5 off at most. Tested under Triton's
+interpreter and compiled for three generations of GPUs; not run on a GPU yet.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import torch
 import triton
 import triton.language as tl
 
-SPAN = 16_384  # ids a program looks at
+SPAN = 16_384  # ids a program reads
 TILE_BLOCKS = 128  # Philox blocks of eight ids that it has in registers at once
 _BLOCK = tl.constexpr(8)
 _ROUNDS = tl.constexpr(10)
@@ -31,7 +31,7 @@ _SLACK, _SLACK_OF_SCORE = tl.constexpr(1e-4), tl.constexpr(5e-7)  # several time
 
 @triton.jit
 def _words(seed, purpose, position, index, blocks):  # type: ignore[no-untyped-def]
-    """The four words of numpy's Philox 4x64-10 of each block, uint64 like all it is given."""
+    """Returns the four words of numpy's Philox 4x64-10 of each block; everything is uint64."""
     zero = blocks * 0
     multiplier_0, multiplier_1 = zero + 0xD2E7470EE14C6C93, zero + 0xCA5A826395121157
     weyl_0, weyl_1 = zero + 0x9E3779B97F4A7C15, zero + 0xBB67AE8584CAA73B
@@ -48,7 +48,7 @@ def _words(seed, purpose, position, index, blocks):  # type: ignore[no-untyped-d
 
 @triton.jit
 def _lanes(key, blocks, lane):  # type: ignore[no-untyped-def]
-    """32-bit lane 0 ... 7 of each block, low half of a word first, as int64; `key`: of four int64."""
+    """Returns 32-bit lanes 0 ... 7 of each block as int64, low half of a word first; `key` is four int64."""
     seed = tl.load(key).to(tl.uint64, bitcast=True)
     purpose = tl.load(key + 1).to(tl.uint64, bitcast=True)
     position = tl.load(key + 2).to(tl.uint64, bitcast=True)
@@ -60,30 +60,30 @@ def _lanes(key, blocks, lane):  # type: ignore[no-untyped-def]
 
 @triton.jit
 def _gumbel(lanes):  # type: ignore[no-untyped-def]
-    """-log(-log1p(-v)) in float64. 1 - v is exact there, so log does for log1p."""
+    """Returns -log(-log1p(-v)) in float64. 1 - v is exact there, so log replaces log1p."""
     v = (lanes.to(tl.float64) + 0.5) * (1.0 / 4294967296.0)
     return -tl.log(-tl.log(1.0 - v))
 
 
 @triton.jit
 def _pick(sums, ids):  # type: ignore[no-untyped-def]
-    """The largest sum and its lowest id."""
+    """Returns the largest sum and its lowest id."""
     best = tl.max(sums)
     return best, tl.min(tl.where(sums == best, ids, _NO_ID))
 
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _search(  # type: ignore[no-untyped-def]
-    logits, row_stride, num_tokens, temperatures, edges, keys,
+    logits, row_stride, num_tokens, temperatures, thresholds, keys,
     known_tops, known_log_sums, changed_ids, changed_weights,
     tops, totals, weighted_totals, bests, best_ids,
     IS_RESIDUAL: tl.constexpr, HAS_NOISE: tl.constexpr, NUM_CHANGED: tl.constexpr, NUM_BLOCKS: tl.constexpr,
     SPAN: tl.constexpr,
 ):  # fmt: skip
-    """Program (row, span). With IS_RESIDUAL log p and what changed compete for the noise, else the scores."""
+    """Runs program (row, span). With IS_RESIDUAL log p and the changed weights compete, else the scores."""
     row, span = tl.program_id(0), tl.program_id(1)
     out = row * tl.num_programs(1) + span
-    temperature, edge = tl.load(temperatures + row), tl.load(edges + row)
+    temperature, threshold = tl.load(temperatures + row), tl.load(thresholds + row)
     is_greedy = temperature == 0
     temperature = tl.where(is_greedy, 1.0, temperature)
     lane = tl.arange(0, _BLOCK)[None, :]
@@ -103,7 +103,7 @@ def _search(  # type: ignore[no-untyped-def]
         values = tl.load(place, mask=ids < num_tokens, other=-float("inf"))
         num_nan += tl.sum((values != values).to(tl.int32))
         scores = tl.div_rn(values, tl.broadcast_to(temperature, values.shape))
-        is_kept = (scores >= edge) & (values > -float("inf"))
+        is_kept = (scores >= threshold) & (values > -float("inf"))
         if IS_RESIDUAL:
             for each in range(NUM_CHANGED):
                 is_kept = is_kept & (ids != tl.load(changed_ids + row * NUM_CHANGED + each))
@@ -139,8 +139,8 @@ def _search(  # type: ignore[no-untyped-def]
 
 
 @dataclass(frozen=True)
-class Scanned:
-    """Of every row, on the device; see `outrider.kernels.reference`."""
+class SampledRows:
+    """Holds what `gumbel_argmax` found in every row: [rows] on the device (`outrider.kernels.reference`)."""
 
     token_ids: torch.Tensor  # int64, -1 where the row has NaN
     tops: torch.Tensor  # float32
@@ -148,72 +148,77 @@ class Scanned:
     entropies: torch.Tensor  # float64
 
 
-def scan(
+def gumbel_argmax(
     logits: torch.Tensor,
     temperatures: torch.Tensor,
-    edges: torch.Tensor,
+    thresholds: torch.Tensor,
     keys: torch.Tensor,
     *,
     has_noise: bool = True,
-) -> Scanned:
-    """`logits` float32 [rows, vocab], last dimension contiguous; `temperatures`, `edges` float32 [rows];
-    `keys` int64 [rows, 4], the bits of uint64 [seed, purpose, position, index]. All on one device. At
-    temperature 0 the token is the argmax and the rest is as at 1; without noise the tokens mean nothing.
+) -> SampledRows:
+    """Samples every row and sums it up.
+
+    `logits` is float32 [rows, vocab], last dimension contiguous; `temperatures` and `thresholds` float32
+    [rows]; `keys` int64 [rows, 4], the bits of uint64 [seed, purpose, position, index]. All are on one
+    device. At temperature 0 the token is the argmax and the rest is as at 1; without noise the tokens have no
+    meaning.
     """
     known = torch.zeros(logits.shape[0], dtype=torch.float64, device=logits.device)
     tops, totals, weighted, bests, best_ids = _launch(
-        logits, temperatures, edges, keys, known, known, None, has_noise=has_noise
+        logits, temperatures, thresholds, keys, known, known, None, has_noise=has_noise
     )
     used = torch.where(temperatures == 0, 1.0, temperatures.double())
     top = tops.amax(1)
-    behind = torch.where(totals > 0, (tops - top[:, None]).double(), 0.0)  # no infinity less another
-    shares = torch.where(totals > 0, (behind / used[:, None]).exp(), 0.0)
+    distance_to_top = torch.where(totals > 0, (tops - top[:, None]).double(), 0.0)  # no infinity less another
+    shares = torch.where(totals > 0, (distance_to_top / used[:, None]).exp(), 0.0)
     total = (shares * totals).sum(1)
-    distance = (shares * (weighted.double() + behind * totals)).sum(1) / used
+    distance = (shares * (weighted.double() + distance_to_top * totals)).sum(1) / used
     token_ids = _combine(bests, best_ids, nothing=0)
     token_ids = torch.where(top.isnan(), -1, token_ids)
-    return Scanned(token_ids, top, total.log(), total.log() - distance / total)
+    return SampledRows(token_ids, top, total.log(), total.log() - distance / total)
 
 
 def draft_signals(
     logits: torch.Tensor, token_ids: torch.Tensor, num_top: int
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Of each row: entropy in bits, nll of its token in nats, margin (float64 [rows]), and the ids of the
-    `num_top` ≥ 2 largest logits [rows, num_top]. See `outrider.kernels.reference.draft_signals`.
+    """Returns entropy in bits, nll in nats and margin, float64 [rows], and the top ids [rows, num_top].
+
+    The nll is of `token_ids`; `num_top` is 2 or more. See `outrider.kernels.reference.draft_signals`.
     """
     ones = torch.ones(logits.shape[0], device=logits.device)
     keys = torch.zeros((logits.shape[0], 4), dtype=torch.int64, device=logits.device)
-    scanned = scan(logits, ones, torch.full_like(ones, -torch.inf), keys, has_noise=False)
-    log_total = scanned.tops.double() + scanned.log_sums
+    sampled = gumbel_argmax(logits, ones, torch.full_like(ones, -torch.inf), keys, has_noise=False)
+    log_total = sampled.tops.double() + sampled.log_sums
     largest, top_ids = logits.topk(num_top, dim=1)
     first, second = (largest[:, :2].double() - log_total[:, None]).exp().unbind(1)
     nll = log_total - logits.gather(1, token_ids[:, None])[:, 0].double()
-    return scanned.entropies / math.log(2), nll, first - second, top_ids
+    return sampled.entropies / math.log(2), nll, first - second, top_ids
 
 
 def sample(
     logits: torch.Tensor,
     temperatures: torch.Tensor,
-    edges: torch.Tensor,
+    thresholds: torch.Tensor,
     keys: torch.Tensor,
     tops: torch.Tensor,
     log_sums: torch.Tensor,
     changed_ids: torch.Tensor,
     changed_weights: torch.Tensor,
 ) -> torch.Tensor:
-    """int64 [rows], -1 where every weight is -inf. As `scan`; `tops` and `log_sums` float64 [rows].
+    """Returns samples int64 [rows], -1 where every weight is -inf (`outrider.kernels.reference.sample`).
 
-    `changed_ids` int32 and `changed_weights` float64 [rows, MAX_CHANGED], filled up with NO_CHANGE and -inf.
+    The first arguments are those of `gumbel_argmax`; `tops` and `log_sums` are float64 [rows]; `changed_ids`
+    int32 and `changed_weights` float64 [rows, MAX_CHANGED], filled up with NO_CHANGE and -inf.
     """
     changed = changed_ids, changed_weights
-    _, _, _, bests, best_ids = _launch(logits, temperatures, edges, keys, tops, log_sums, changed)
+    _, _, _, bests, best_ids = _launch(logits, temperatures, thresholds, keys, tops, log_sums, changed)
     return _combine(bests, best_ids, nothing=-1)
 
 
 def _launch(
     logits: torch.Tensor,
     temperatures: torch.Tensor,
-    edges: torch.Tensor,
+    thresholds: torch.Tensor,
     keys: torch.Tensor,
     tops: torch.Tensor,
     log_sums: torch.Tensor,
@@ -221,14 +226,14 @@ def _launch(
     *,
     has_noise: bool = True,
 ) -> tuple[torch.Tensor, ...]:
-    """What each span leaves: tops, totals, weighted totals, best sums, best ids, each [rows, spans]."""
+    """Returns each span's tops, totals, weighted totals, best sums and best ids, each [rows, spans]."""
     num_rows, vocab_size = logits.shape
     grid = num_rows, triton.cdiv(vocab_size, SPAN)
     new = partial(torch.empty, grid, device=logits.device)
     found = *(new(dtype=torch.float32) for _ in range(3)), new(dtype=torch.float64), new(dtype=torch.int32)
     changed_ids, changed_weights = (found[4], found[3]) if changed is None else changed  # read in one case
     _search[grid](
-        logits, logits.stride(0), vocab_size, temperatures, edges, keys,
+        logits, logits.stride(0), vocab_size, temperatures, thresholds, keys,
         tops, log_sums, changed_ids, changed_weights, *found,
         IS_RESIDUAL=changed is not None, HAS_NOISE=has_noise, NUM_CHANGED=changed_ids.shape[1],
         NUM_BLOCKS=TILE_BLOCKS, SPAN=SPAN, enable_fp_fusion=False,

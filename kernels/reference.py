@@ -1,8 +1,8 @@
-"""What the kernels compute, in plain numpy and float64: their specification, and the way without a compiler.
+"""The kernels in plain numpy and float64: their specification, and what runs where nothing is compiled.
 
-A row is float32 logits [vocab]; its scores are logits / temperature in float32; an `edge` on the scores'
-scale (-inf: none) keeps scores >= edge (`sampling.truncation`). `key` is uint64 [seed, purpose, position,
-index] of the noise (`outrider.common.noise.draws`).
+A row is float32 logits [vocab]; its scores are logits / temperature in float32. A `threshold` on the scores'
+scale (-inf: none) keeps scores >= threshold (`outrider.common.sampling.truncation`). `key` is the uint64
+[seed, purpose, position, index] of the noise (`outrider.common.noise.draws`).
 """
 
 from __future__ import annotations
@@ -17,20 +17,21 @@ Key = NDArray[np.uint64]
 
 
 def noise(key: Key, num_tokens: int) -> NDArray[np.float64]:
-    """Return the Gumbel noise of token ids 0 ... num_tokens-1: float64 [num_tokens]."""
+    """Returns the Gumbel noise of token ids 0 ... num_tokens-1: float64 [num_tokens]."""
     counter = np.array([0, key[2], key[3], 0], np.uint64)
     words = np.random.Philox(key=key[:2], counter=counter).random_raw((num_tokens + 1) // 2)
     lanes = words.astype("<u8", copy=False).view("<u4")[:num_tokens]
     return np.asarray(-np.log(-np.log1p((lanes + 0.5) * -(2.0**-32))))
 
 
-def scores_of(row: Row, temperature: float, edge: float) -> Row:
+def scores_of(row: Row, temperature: float, threshold: float) -> Row:
+    """Returns the scores [vocab], -inf below the threshold."""
     scores = row / np.float32(temperature)
-    return scores if edge == -math.inf else np.where(scores >= edge, scores, np.float32(-math.inf))
+    return scores if threshold == -math.inf else np.where(scores >= threshold, scores, np.float32(-math.inf))
 
 
-def survey(row: Row, temperature: float, edge: float) -> tuple[float, float]:
-    """Return (top, log_sum): the largest logit, and log sum exp((logit - top) / temperature) of those kept.
+def logsumexp(row: Row, temperature: float, threshold: float) -> tuple[float, float]:
+    """Returns (top, log_sum): the largest logit, and log sum exp((logit - top) / temperature) of those kept.
 
     So log p of a kept id is (logit - top) / temperature - log_sum. (NaN, NaN) where the row has NaN; log_sum
     is -inf where every logit is, and NaN where one is +inf.
@@ -38,74 +39,74 @@ def survey(row: Row, temperature: float, edge: float) -> tuple[float, float]:
     top = float(row.max())
     if not math.isfinite(top):
         return top, -math.inf if top == -math.inf else math.nan
-    is_kept = scores_of(row, temperature, edge) > -math.inf
+    is_kept = scores_of(row, temperature, threshold) > -math.inf
     return top, math.log(np.exp((row[is_kept].astype(np.float64) - top) / temperature).sum())
 
 
-def scan(row: Row, temperature: float, edge: float, key: Key) -> tuple[int, float, float]:
-    """Return (token_id, top, log_sum): the argmax of score + noise, then what `survey` gives.
+def gumbel_argmax(row: Row, temperature: float, threshold: float, key: Key) -> tuple[int, float, float]:
+    """Returns (token_id, top, log_sum): the argmax of score + noise, then what `logsumexp` returns.
 
     Equal sums go to the lowest id; with +inf among the scores it is the first of those, in a row of -inf
     alone id 0, in a row with NaN -1.
     """
-    top, log_sum = survey(row, temperature, edge)
+    top, log_sum = logsumexp(row, temperature, threshold)
     if math.isnan(top):
         return -1, top, log_sum
-    sums = scores_of(row, temperature, edge).astype(np.float64) + noise(key, row.size)
+    sums = scores_of(row, temperature, threshold).astype(np.float64) + noise(key, row.size)
     return int(sums.argmax()), top, log_sum
 
 
 def sample(
     row: Row,
     temperature: float,
-    edge: float,
+    threshold: float,
     key: Key,
     top: float,
     log_sum: float,
     changed_ids: NDArray[np.int64],
     changed_weights: NDArray[np.float64],
 ) -> int:
-    """Return the argmax of w + noise, w = `changed_weights` at `changed_ids` and log p elsewhere.
+    """Returns the argmax of w + noise, where w is `changed_weights` at `changed_ids` and log p elsewhere.
 
     Equal sums go to the lowest id; -1 where every w is -inf. The row must be finite at its `top`.
     """
     weights = (row.astype(np.float64) - top) / temperature - log_sum
-    weights[scores_of(row, temperature, edge) == -math.inf] = -math.inf
+    weights[scores_of(row, temperature, threshold) == -math.inf] = -math.inf
     weights[changed_ids] = changed_weights
     if weights.max() == -math.inf:
         return -1
     return int((weights + noise(key, row.size)).argmax())
 
 
-def entropy(row: Row, temperature: float, edge: float, top: float, log_sum: float) -> float:
-    """Return H(p) in nats."""
-    is_kept = scores_of(row, temperature, edge) > -math.inf
+def entropy(row: Row, temperature: float, threshold: float, top: float, log_sum: float) -> float:
+    """Returns H(p) in nats."""
+    is_kept = scores_of(row, temperature, threshold) > -math.inf
     logs = (row[is_kept].astype(np.float64) - top) / temperature - log_sum
     return float(-(np.exp(logs) * logs).sum())
 
 
-def find_edge(row: Row, temperature: float, top_k: int, top_p: float, min_p: float) -> float:
-    """Return the lower edge that top-k, top-p and min-p set a row's scores (see `outrider.common.sampling.truncation`).
+def truncation_threshold(row: Row, temperature: float, top_k: int, top_p: float, min_p: float) -> float:
+    """Returns the lowest score that top-k, top-p and min-p keep (`outrider.common.sampling.truncation`).
 
-    -inf where nothing is cut, or the largest logit is not finite.
+    It is -inf where nothing is cut, or the largest logit is not finite.
     """
     descending = np.sort(scores_of(row, temperature, -math.inf).astype(np.float64))[::-1]
-    edge = -math.inf
+    threshold = -math.inf
     if not math.isfinite(descending[0]):
-        return edge
+        return threshold
     if 0 < top_k < row.size:
-        edge = float(descending[top_k - 1])
-        descending = descending[descending >= edge]
+        threshold = float(descending[top_k - 1])
+        descending = descending[descending >= threshold]
     if top_p < 1:
         weights = np.exp(descending - descending[0])
         is_kept = weights.cumsum() - weights < top_p * weights.sum()
-        edge = float(descending[np.count_nonzero(is_kept) - 1])
+        threshold = float(descending[np.count_nonzero(is_kept) - 1])
     if min_p > 0:
-        edge = max(edge, float(descending[0]) + math.log(min_p))
-    return edge
+        threshold = max(threshold, float(descending[0]) + math.log(min_p))
+    return threshold
 
 
-def scan_draft(
+def gumbel_argmax_draft(
     rows: NDArray[np.float32],
     num_tokens: int,
     first: int,
@@ -117,11 +118,13 @@ def scan_draft(
     position: int,
     drafted: NDArray[np.int64],
 ) -> NDArray[np.float64]:
-    """Return [(token_id, top, log_sum, edge)] of the rows from `first` on, up to one whose token is not the
-    one drafted after it: what `scan` gives at the edge that `find_edge` gives.
+    """Returns float64 [n, 4], (token_id, top, log_sum, threshold) of the rows from `first` on, up to the
+    first whose token differs from the one drafted there: `gumbel_argmax` at each row's
+    `truncation_threshold`.
 
     `rows` is [num_rows, at least num_tokens], ids from `num_tokens` on do not exist; `position` is row 0's.
-    The noise is that of own samples, purpose 0. At temperature 0 a token is the first argmax, with log_sum 0.
+    The noise is that of target samples, purpose 0. At temperature 0 a token is the first argmax, and log_sum
+    0.
     """
     found = []
     for index in range(first, len(rows)):
@@ -130,16 +133,16 @@ def scan_draft(
             top = float(row.max())
             found.append((-1 if math.isnan(top) else int(row.argmax()), top, 0.0, -math.inf))
         else:
-            edge = find_edge(row, temperature, top_k, top_p, min_p)
+            threshold = truncation_threshold(row, temperature, top_k, top_p, min_p)
             key = np.array([seed, 0, position + index, 0], np.uint64)
-            found.append((*scan(row, temperature, float(np.float32(edge)), key), edge))
+            found.append((*gumbel_argmax(row, temperature, float(np.float32(threshold)), key), threshold))
         if index >= drafted.size or found[-1][0] != drafted[index]:
             break
     return np.array(found, np.float64)
 
 
 def draft_signals(logits: Row, token_id: int) -> tuple[float, float, float]:
-    """Return (entropy in bits, nll of `token_id` in nats, probability of the first minus the second id)."""
+    """Returns (entropy in bits, nll of `token_id` in nats, margin: the largest minus the second probability)."""
     wide = logits.astype(np.float64)
     logs = wide - wide.max() - math.log(np.exp(wide - wide.max()).sum())
     second, first = np.sort(np.exp(logs))[-2:]

@@ -1,4 +1,4 @@
-"""The draft's signals at one position, in numpy: what the edge computes beside every drafted token."""
+"""The draft's signals at one position, in numpy: the edge computes them for every drafted token."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ _BITS_A_NAT = 1 / math.log(2)
 def draft_signals(
     logits: NDArray[np.float32], probs: NDArray[np.float32], token_id: int, top_id: int
 ) -> tuple[float, float, float]:
-    """Return (entropy in bits, nll of `token_id` in nats, margin) as `outrider.kernels.reference.draft_signals` does.
+    """Returns (entropy in bits, nll of `token_id` in nats, margin) as
+    `outrider.kernels.reference.draft_signals` does.
 
-    `probs` [vocab] is softmax(logits), `top_id` its argmax: whoever has them at hand spares the passes that
-    make them. Entropy = log Σ exp(logits) − Σ probs · logits, so one dot product is all it takes. `probs` is
-    written to and restored.
+    `probs` [vocab] is softmax(logits) and `top_id` its argmax; the caller has both already. Entropy is
+    log Σ exp(logits) − Σ probs · logits, one dot product. `probs` is written to and restored.
     """
     top_prob = float(probs[top_id])
     log_total = float(logits[top_id]) - math.log(top_prob)

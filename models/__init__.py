@@ -1,4 +1,4 @@
-"""The embedded draft–target pair and where it is installed. Imports nothing of ours."""
+"""The embedded draft–target pair and its directory. Imports nothing of ours."""
 
 from __future__ import annotations
 

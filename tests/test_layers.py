@@ -8,6 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.house.source import import_graph, read_modules
+from benchmarks.house.structure import circles, largest_folder, loose_modules, num_levels, room_graph
+
 ROOT = Path(__file__).resolve().parents[1]
 OURS = {
     "common",
@@ -82,3 +85,26 @@ def test_protobuf_stays_at_the_edge_of_the_code() -> None:
             is_link = name.startswith(("edge_client/transport/link/", "common/pb/", "common/codec/"))
             if not is_link and name not in may:
                 assert "outrider.common.pb" not in path.read_text(encoding="utf-8"), name
+
+
+def test_no_module_imports_itself_through_others() -> None:
+    assert not circles(import_graph(read_modules(ROOT)))
+
+
+@pytest.mark.parametrize(("package", "max_levels"), [("edge_client", 8), ("cloud_verifier", 6)])
+def test_rooms_import_one_way_on_few_levels(package: str, max_levels: int) -> None:
+    rooms = room_graph(read_modules(ROOT), package)
+    assert not circles(rooms)
+    assert num_levels(rooms) <= max_levels
+
+
+def test_rooms_stay_small() -> None:
+    modules = read_modules(ROOT)
+    assert len(loose_modules(modules)) <= 12
+    folder, size = largest_folder(modules)
+    assert size <= 18, folder
+
+
+def test_every_folder_says_what_belongs_there() -> None:
+    inits = [module for module in read_modules(ROOT) if module.parts[-1] == "__init__"]
+    assert not ["/".join(module.parts) for module in inits if not ast.get_docstring(module.tree)]

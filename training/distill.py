@@ -3,7 +3,7 @@
     python -m outrider.training.distill --target DIR --text FILES --out DIR --draft-size 192x2 --minutes 60
     python -m outrider.training.distill --target DIR --text FILES --out DIR --draft DIR --device cuda --tokens 1e8
 
-The target is a Hugging Face directory whose layers lie at `model.layers` (Llama, Qwen2, Qwen3 and their kin);
+The target is a Hugging Face directory whose layers are at `model.layers` (Llama, Qwen2, Qwen3 and their kin);
 the draft is a new one, or a saved one with the same tokenizer. docs/training.md walks through it.
 """
 
@@ -35,7 +35,7 @@ def distil(
     is_resumed: bool,
     group: Group,
 ) -> dict[str, Any] | None:
-    """One worker's part of a run (a slice of it: None); resumes where there is a checkpoint."""
+    """Runs one worker's part (a slice of it: None); resumes where there is a checkpoint."""
     distiller = Distiller(config, target, stream, out, group, draft_dir=draft, reference_dir=reference)
     if is_resumed and not distiller.resume() and group.is_first:
         print(f"no checkpoint in {out}: starting from the beginning")
@@ -43,7 +43,7 @@ def distil(
 
 
 def parse_args(arguments: list[str]) -> argparse.Namespace:
-    """The options; what is wrong with them is named."""
+    """Returns the options; exits naming what is wrong with them."""
     default = DistillConfig()
     parser = argparse.ArgumentParser(
         prog="python -m outrider.training.distill",
@@ -102,7 +102,7 @@ def make_config(args: argparse.Namespace) -> DistillConfig:
 
 
 def load_stream(args: argparse.Namespace) -> Tokens:
-    """The corpus, encoded. Raises ValueError or FileNotFoundError naming the file."""
+    """Returns the corpus, encoded. Raises ValueError or FileNotFoundError naming the file."""
     if args.data is not None:
         return load_train(args.data)
     fields = read_config(args.target)
@@ -113,7 +113,7 @@ def load_stream(args: argparse.Namespace) -> Tokens:
 
 
 def main() -> None:
-    """Command line."""
+    """Runs the command."""
     args = parse_args(sys.argv[1:])
     keep_freed_memory()
     try:

@@ -1,8 +1,9 @@
 """The choice of the mode in virtual time, against each way alone: `ctl.auto`.
 
-Measured twice over the same texts: each as the first of a process, which knows nothing of the draft, and
-behind others, in processes that serve eight texts and the first two of them again, of which the last eight
-count. What a session teaches the next one is the product's own (`outrider.edge_client.controller.acceptance_prior`).
+It is measured twice over the same texts: each as the first of a process, which knows nothing of the draft,
+and after others, in processes that serve eight texts and the first two of them again, of which the last eight
+count. A process is an edge of the simulator (`simulated`), whose sessions share the product's acceptance
+prior.
 """
 
 from __future__ import annotations
@@ -16,86 +17,79 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.controller.grid import POINTS, SYNTHETIC, Point
-from benchmarks.controller.ways import Total, run_text, run_ways, total_of
+from benchmarks.controller.grid import MODE_POINTS, SYNTHETIC, Point
+from benchmarks.controller.simulated import play_texts
+from benchmarks.controller.ways import Total, run_mode, total_of
+from benchmarks.results_file import RESULTS
 from outrider.common.errors import UsageError
-from outrider.edge_client.controller.acceptance_prior import Circumstances, Experience
-from outrider.edge_client.controller.mode_policy import Way
+from outrider.edge_client.controller.mode_policy import CHOOSABLE_MODES
+from outrider.edge_client.core.options import ExecutionMode
 from outrider.experiments.shared.acceptance_traces import TraceSet, load_traces, synthetic_traces
-from outrider.experiments.shared.results import RESULTS, Measure, at_most, judged
+from outrider.experiments.shared.results import Measure, at_most, judged
 
 TARGET = 1.05
-FIXED_WAYS = tuple((way,) for way in Way)
 NUM_BEFORE = 2  # texts of a process that do not count as later ones
 NUM_COUNTED = 8
 AGAIN_SEED, NUM_AGAIN = 2, 64  # of other texts
 _TEXTS = ("first texts", "later texts")  # by is_later
-_SAME_DRAFT = Circumstances("the target", 0)
 
 
 @dataclass(frozen=True, slots=True)
 class AutoRun:
-    """`auto` on one set at one point, beside each way alone: milliseconds a token."""
+    """Holds `auto` on one set at one point, beside each mode alone: milliseconds a token."""
 
     traces: str  # their name
     label: str
     point: Point
-    fixed_ms: dict[Way, float]
+    fixed_ms: dict[ExecutionMode, float]
     first_ms: float  # of texts that are the first of a process
     later_ms: float  # of the third to the tenth
-    num_changes: tuple[int, int]  # of both
 
     def ratio(self, is_later: bool) -> float:
-        """To the best of the fixed ways."""
+        """Returns auto's TPOT : the best of the fixed modes."""
         return self._auto_ms(is_later) / min(self.fixed_ms.values())
 
     def cloud_ratio(self, is_later: bool) -> float:
-        return self._auto_ms(is_later) / self.fixed_ms[Way.CLOUD_ONLY]
+        """Returns auto's TPOT : cloud-only's."""
+        return self._auto_ms(is_later) / self.fixed_ms[ExecutionMode.CLOUD_ONLY]
 
     def _auto_ms(self, is_later: bool) -> float:
         return self.later_ms if is_later else self.first_ms
 
     @property
     def place(self) -> str:
+        """Returns the set and the point in words."""
         return f"{self.traces} {self.point}"
 
     def __str__(self) -> str:
-        times = ", ".join(f"{way} {ms:.1f}" for way, ms in self.fixed_ms.items())
-        first, later = self.num_changes
+        times = ", ".join(f"{mode} {ms:.1f}" for mode, ms in self.fixed_ms.items())
         return (
-            f"{times}, auto {self.first_ms:.1f} ms a token ({first} changes), {self.ratio(False):.3f} of the "
-            f"best; later texts {self.later_ms:.1f} ms ({later}), {self.ratio(True):.3f}"
+            f"{times}, auto {self.first_ms:.1f} ms a token, {self.ratio(False):.3f} of the best; later texts "
+            f"{self.later_ms:.1f} ms, {self.ratio(True):.3f}"
         )
 
 
 def run_auto(case: tuple[TraceSet, Point]) -> AutoRun:
+    """Returns one set at one point, in each mode and in `auto`."""
     traces, point = case
-    fixed = {ways[0]: run_ways(traces, point.models, point.link, ways).tpot_ms for ways in FIXED_WAYS}
-    first = run_ways(traces, point.models, point.link, tuple(Way))
+    fixed = {mode: run_mode(traces, point, mode).tpot_ms for mode in CHOOSABLE_MODES}
+    first = run_mode(traces, point, ExecutionMode.AUTO)
     later = run_later(traces, point)
-    changes = first.num_changes, later.num_changes
-    return AutoRun(traces.name, traces.label, point, fixed, first.tpot_ms, later.tpot_ms, changes)
+    return AutoRun(traces.name, traces.label, point, fixed, first.tpot_ms, later.tpot_ms)
 
 
 def run_later(traces: TraceSet, point: Point) -> Total:
-    """Every text once, behind two others or more of its process."""
-    counted = []
-    for start in range(0, len(traces.texts), NUM_COUNTED):
-        texts = traces.texts[start : start + NUM_COUNTED]
-        experience = Experience()
-        for number, trace in enumerate((*texts, *texts[:NUM_BEFORE])):
-            belief = experience.belief(_SAME_DRAFT)
-            text = run_text(trace, point.models, point.link, tuple(Way), belief)
-            if (choice := text.window.choice) is not None and choice.has_judged:
-                experience.learn(_SAME_DRAFT, choice.belief)
-            if number >= NUM_BEFORE:
-                counted.append(text)
-    return total_of(counted)
+    """Returns the total of every text once, after two others or more of its process."""
+    chunks = [traces.texts[i : i + NUM_COUNTED] for i in range(0, len(traces.texts), NUM_COUNTED)]
+    orders = [(*texts, *texts[:NUM_BEFORE]) for texts in chunks]
+    played = play_texts(orders, point, ExecutionMode.AUTO)
+    return total_of([text for texts in played for text in texts[NUM_BEFORE:]])
 
 
 def measure_auto(sets: Sequence[TraceSet]) -> tuple[list[Measure], dict[str, Any]]:
-    """`ctl.auto`: at every point, on each set; against the best fixed way and against not speculating."""
-    runs = _run_all(list(itertools.product(sets, POINTS)))
+    """Measures `ctl.auto` at every point, on each set; against the best fixed mode and against not
+    speculating."""
+    runs = _run_all(list(itertools.product(sets, MODE_POINTS)))
     above = [run.place for run in runs if max(run.ratio(False), run.ratio(True)) > TARGET]
     return _measures(runs), {"auto": {run.place: str(run) for run in runs}, "auto_above": above}
 
@@ -110,7 +104,7 @@ def measure_above(recorded: Path) -> tuple[list[Measure], dict[str, Any]]:
     except (OSError, ValueError, KeyError) as error:
         raise UsageError(f"{path}: nothing found by --only ways: {error}") from error
     others = [synthetic_traces(*each, num_texts=NUM_AGAIN, seed=AGAIN_SEED) for each in SYNTHETIC]
-    cases = itertools.product([*load_traces(recorded), *others], POINTS)
+    cases = itertools.product([*load_traces(recorded), *others], MODE_POINTS)
     runs = _run_all([(traces, point) for traces, point in cases if f"{traces.name} {point}" in places])
     return _measures(runs, "_above"), {"auto_above": {run.place: str(run) for run in runs}}
 

@@ -11,33 +11,34 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from benchmarks.results_file import RESULTS
 from outrider.common.errors import OutriderError
 from outrider.edge_client.calibration.curve import KEEP_ALL, NO_GATE
 from outrider.experiments.shared.processes import run_edge, running_verifier
-from outrider.experiments.shared.results import RESULTS, Measure
+from outrider.experiments.shared.results import Measure
 
 TEMPERATURES = (0.8, 0.0)
 PASSAGES = "24"
 NEW_TOKENS = "96"
 PERCENTILES = "50,60,70,80,90,95,99"
-SETTING = "80"  # what `calibrate` sets by default, and the measures are taken at
+SETTING = "80"  # what `_calibrate` sets by default, and the measures are taken at
 
 
 def gate_measures() -> tuple[list[Measure], dict[str, Any]]:
-    """Measures at the default percentile and at both ends, the whole curves, and a figure beside the JSON."""
+    """Runs `edge-client calibrate` at every temperature. Returns measures at the default percentile and at
+    both ends, the whole curves, and writes a figure beside the JSON."""
     measures: list[Measure] = []
     details: dict[str, Any] = {}
     with running_verifier("--log-level", "warning") as verifier, tempfile.TemporaryDirectory() as folder:
         for temperature in TEMPERATURES:
             name = f"gate_curve_t{temperature:g}.svg"
-            report = calibrate(verifier.address, temperature, Path(folder) / "gate.yaml", RESULTS / name)
+            report = _calibrate(verifier.address, temperature, Path(folder) / "gate.yaml", RESULTS / name)
             details[f"T={temperature:g}"] = {**report, "out": "", "figure": name}
             measures += make_measures(report["curve"], temperature)
     return measures, details
 
 
-def calibrate(address: str, temperature: float, out: Path, svg: Path) -> dict[str, Any]:
-    """What `edge-client calibrate --json` prints. Raises `OutriderError` where it fails."""
+def _calibrate(address: str, temperature: float, out: Path, svg: Path) -> dict[str, Any]:
     svg.parent.mkdir(parents=True, exist_ok=True)
     arguments = ["calibrate", "--json", "--verifier", address, "--temperature", f"{temperature:g}"]
     arguments += ["--out", str(out), "--svg", str(svg), "--curve", PERCENTILES]
@@ -50,7 +51,7 @@ def calibrate(address: str, temperature: float, out: Path, svg: Path) -> dict[st
 
 
 def make_measures(curve: dict[str, Any], temperature: float) -> list[Measure]:
-    """Nothing is asked of them."""
+    """Returns the measures of one curve, without targets."""
     by_setting = {point["setting"]: point for point in curve["points"]}
     suffix = "" if temperature == TEMPERATURES[0] else f"_t{temperature:g}"
     measures = []

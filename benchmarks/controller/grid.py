@@ -15,17 +15,21 @@ VERIFY_TOKEN_SHARE = 0.015  # of a forward, each token more: what large targets 
 
 @dataclass(frozen=True, slots=True)
 class Point:
+    """Holds a point of models and link."""
+
     rtt_ms: float
     forward_ms: float
     draft_ms: float
 
     @property
     def models(self) -> ModelCosts:
+        """Returns the models' costs."""
         forward_s = self.forward_ms / 1e3
         return ModelCosts(self.draft_ms / 1e3, forward_s, forward_s, VERIFY_TOKEN_SHARE * forward_s)
 
     @property
     def link(self) -> LinkCosts:
+        """Returns the link's costs."""
         return LinkCosts(rtt_s=self.rtt_ms / 1e3)
 
     def __str__(self) -> str:
@@ -33,6 +37,8 @@ class Point:
 
 
 POINTS = [Point(*parts) for parts in itertools.product(RTTS_MS, FORWARDS_MS, DRAFTS_MS)]
+# Of them where the modes are compared, which takes four sessions a text: the ends of the forwards are enough.
+MODE_POINTS = [point for point in POINTS if point.rtt_ms != 5 and point.forward_ms != 30]
 
 # Acceptances that real pairs have seldom, and what the draft knows of its tokens.
 SYNTHETIC = ((0.3, "none"), (0.8, "none"), (0.95, "none"), (0.8, "certain"), (0.8, "knows"))

@@ -2,8 +2,8 @@
 
     python -m benchmarks.controller.guesses
 
-Acceptance, gaps and runner-ups are recorded (`benchmarks.controller.record_acceptance`). Both sides take the depth
-policy `optimal`; with guesses a message's handling is charged to both ends, without them it is not.
+Acceptance, gaps and runner-ups are recorded (`benchmarks.controller.record_acceptance`). Both sides take the
+depth policy `optimal`; with guesses the draft's reading of tokens again after a change of branch is charged.
 """
 
 from __future__ import annotations
@@ -15,11 +15,9 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from benchmarks.controller.virtual_pipeline import VirtualText
-from outrider.edge_client.controller.cost_model import LinkCosts, ModelCosts
-from outrider.edge_client.controller.depth.optimal import OptimalDepth
-from outrider.edge_client.controller.mode_policy import ModeChoice, Way
-from outrider.edge_client.controller.window import RoundWindow
+from benchmarks.controller.grid import Point
+from benchmarks.controller.simulated import play_texts
+from outrider.edge_client.core.options import ExecutionMode
 from outrider.experiments.shared.acceptance_traces import TraceSet, load_traces
 from outrider.experiments.shared.command import run_command
 from outrider.experiments.shared.results import Measure, at_most, judged
@@ -27,13 +25,12 @@ from outrider.experiments.shared.results import Measure, at_most, judged
 RTTS_MS = (20, 60, 200)
 FORWARDS_MS = (5, 30)
 DRAFTS_MS = (0.25, 2, 12)
-VERIFY_TOKEN_SHARE = 0.015
 JUDGED = [(rtt_ms, 30, 0.25) for rtt_ms in (60, 200)]  # the embedded draft's own speed
 
 
 @dataclass(frozen=True, slots=True)
 class Total:
-    """Of all texts of a set; the counts are for one token of the text."""
+    """Sums up all texts of a set; the counts are for one token of the text."""
 
     tpot_ms: float
     rounds_sent: float
@@ -42,40 +39,32 @@ class Total:
     tokens_wasted: float
 
 
-def run_texts(traces: TraceSet, models: ModelCosts, link: LinkCosts, may_guess: bool) -> Total:
-    texts = [
-        VirtualText(
-            each,
-            models,
-            lambda _: link,
-            OptimalDepth(),
-            RoundWindow(None, ModeChoice((Way.PIPELINED,)), may_guess),
-        ).run()
-        for each in traces.texts
-    ]
-    num_tokens = sum(len(text.token_times_s) for text in texts)
+def run_texts(traces: TraceSet, point: Point, has_branches: bool) -> Total:
+    """Returns the total of the set, pipelined."""
+    orders = [[each] for each in traces.texts]
+    played = play_texts(orders, point, ExecutionMode.PIPELINED, has_branches=has_branches)
+    texts = [text for (text,) in played]
+    num_tokens = sum(text.num_tokens for text in texts)
     return Total(
-        1e3 * math.fsum(text.token_times_s[-1] for text in texts) / num_tokens,
-        sum(len(text.records) for text in texts) / num_tokens,
-        sum(text.num_guessed_rounds for text in texts) / num_tokens,
-        sum(text.num_guess_hits for text in texts) / num_tokens,
-        sum(text.num_wasted_tokens for text in texts) / num_tokens,
+        1e3 * math.fsum(text.seconds for text in texts) / num_tokens,
+        sum(len(text.stats.rounds) for text in texts) / num_tokens,
+        sum(text.stats.num_guessed_rounds for text in texts) / num_tokens,
+        sum(text.stats.num_guess_hits for text in texts) / num_tokens,
+        sum(text.stats.num_wasted_draft_tokens for text in texts) / num_tokens,
     )
 
 
 def guess_measures(sets: Sequence[TraceSet]) -> tuple[list[Measure], dict[str, str]]:
-    """`ctl.guesses` where the draft is fast, and the worst of the whole grid."""
+    """Measures `ctl.guesses` where the draft is fast, and the worst of the whole grid."""
     ratios: dict[tuple[float, float, float], list[float]] = {}
     details = {}
     for traces in sets:
         if any(text.gaps is None for text in traces.texts):
             continue
         for rtt_ms, forward_ms, draft_ms in itertools.product(RTTS_MS, FORWARDS_MS, DRAFTS_MS):
-            forward_s = forward_ms / 1e3
-            models = ModelCosts(draft_ms / 1e3, forward_s, forward_s, VERIFY_TOKEN_SHARE * forward_s)
-            link = LinkCosts(rtt_s=rtt_ms / 1e3)
-            alone = run_texts(traces, models, link, False)
-            guessed = run_texts(traces, models, link, True)
+            point = Point(rtt_ms, forward_ms, draft_ms)
+            alone = run_texts(traces, point, has_branches=False)
+            guessed = run_texts(traces, point, has_branches=True)
             ratio = guessed.tpot_ms / alone.tpot_ms
             ratios.setdefault((rtt_ms, forward_ms, draft_ms), []).append(ratio)
             details[f"{traces.name} RTT {rtt_ms} forward {forward_ms} draft {draft_ms:g} ms"] = (
@@ -96,6 +85,7 @@ def guess_measures(sets: Sequence[TraceSet]) -> tuple[list[Measure], dict[str, s
 
 
 def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the command."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.controller.guesses", description=__doc__)
     parser.parse_args(argv)
     measures, details = guess_measures(load_traces())

@@ -30,7 +30,7 @@ CASES = {
 def measure_guesses_real(
     realisation_name: str | None = None, *, is_quick: bool = False
 ) -> tuple[list[Measure], dict[str, Any]]:
-    """`ctl.guesses_real`. Raises `OutriderError` where texts differ."""
+    """Measures `ctl.guesses_real`. Raises `OutriderError` where texts differ."""
     realisation = create_realisation(realisation_name) if realisation_name else best_realisation()
     num_prompts, num_new = (1, 64) if is_quick else (4, 256)
     prompts = [prompt.text for prompt in load_prompts(None, num_prompts)]

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from benchmarks.controller.plan_check import RTTS_MS, as_json, model_measure
-from benchmarks.controller.plan_check_parts import Checked, compare_own
+from benchmarks.controller.plan_check import RTTS_MS, Checked, as_json, compare_own, model_measure
 from benchmarks.controller.plan_check_runs import SPECULATIVE, decoding, run_all
 from benchmarks.matrix import best_realisation
 from outrider.experiments.links.base import check_realisable, create_realisation
@@ -23,7 +22,7 @@ MIN_FORWARD_MS, MIN_DRAFT_MS = 30.0, 3.0  # a pair that one would speculate with
 def measure_model(
     realisation_name: str | None = None, *, is_quick: bool = False
 ) -> tuple[list[Measure], dict[str, Any]]:
-    """`ctl.model`. Raises `UsageError` where the realisation refuses a constant delay."""
+    """Measures `ctl.model`. Raises `UsageError` where the realisation refuses a constant delay."""
     realisation = create_realisation(realisation_name) if realisation_name else best_realisation()
     profiles = [LinkProfile(name=f"rtt{rtt:g}", rtt_ms=rtt) for rtt in RTTS_MS]
     for profile in profiles:

@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from outrider.common.errors import OutriderError
-from outrider.edge_client.config.run_config import RunConfig
+from outrider.edge_client.config.run_config import run_config
 from outrider.edge_client.core.events import MarkClearedEvent, RolledBackEvent, SessionEvent, TokenEvent
 from outrider.edge_client.session.factory import Edge, create_edge
 from outrider.edge_client.session.session import EdgeSession
@@ -37,7 +37,8 @@ _LEAD_S = 1.0  # and as long as this and eight round trips, to its begin: the de
 
 @dataclass(frozen=True, slots=True)
 class OutageRun:
-    """Seconds since the outage's begin or the link's return. `deadline_s` is a round's when it began."""
+    """Holds seconds since the outage's begin or the link's return. `deadline_s` is a round's when it
+    began."""
 
     rtt_ms: float
     deadline_s: float
@@ -49,23 +50,27 @@ class OutageRun:
 
     @property
     def next_share(self) -> float:
+        """Returns the wait for the next token : the deadline."""
         return self.next_token_s / self.deadline_s
 
     @property
     def bound_s(self) -> float:
+        """Returns the attempt interval + 3 round trips + the verifier's time."""
         return ATTEMPT_INTERVAL_S + 3 * self.rtt_ms / 1e3 + self.verifier_s
 
     @property
     def exact_share(self) -> float:
+        """Returns the time until the text is exact again : its bound."""
         return self.exact_again_s / self.bound_s
 
 
 def outage_measures(num_runs: int = NUM_RUNS) -> tuple[list[Measure], dict[str, Any]]:
-    """Raises `OutriderError` where a text ended before its outage did."""
+    """Runs texts through outages at every RTT. Raises `OutriderError` where a text ended before its outage
+    did."""
     measures, details = [], {}
     prompts = [prompt.text for prompt in load_prompts(None, num_runs)]
     with running_verifier("--log-level", "warning", "--min-forward-ms", f"{FORWARD_MS:g}") as verifier:
-        edge = create_edge(RunConfig(verifier=verifier.address, max_new_tokens=2000, ignore_eos=True))
+        edge = create_edge(run_config(verifier=verifier.address, max_new_tokens=2000, ignore_eos=True))
         for rtt_ms in RTTS_MS:
             runs = [
                 _run(edge, verifier.address, rtt_ms, prompts[number % len(prompts)], number)
@@ -116,7 +121,7 @@ def _run(edge: Edge, address: str, rtt_ms: float, prompt: str, number: int) -> O
 
 
 class _Watch:
-    """Sets the outage going, and notes what happens when."""
+    """Starts the outage, and records when what happens."""
 
     def __init__(self, session: EdgeSession, link: OpenLink, start_s: float) -> None:
         self._session, self._link, self._start_s = session, link, start_s
@@ -128,7 +133,7 @@ class _Watch:
         self._verifier_s = 0.0
 
     def see(self, event: SessionEvent) -> bool:
-        """Whether all is seen."""
+        """Returns whether everything was seen."""
         now_s = time.monotonic()
         if self._begin_s == float("inf"):
             if isinstance(event, TokenEvent) and event.index >= _FIRST_TOKENS:

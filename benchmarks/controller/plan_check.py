@@ -1,40 +1,47 @@
 """What `edge-client plan` predicts against real runs over real links: `exp.plan_error` and `ctl.model`.
 
-    python -m benchmarks.controller.plan_check --realisation tun
-    python -m benchmarks.controller.plan_check --realisation proxy --synthetic --quick
-
 At each RTT every case decodes the same prompts in turn, several times. The plan gets the parts of those runs
-(draft, verifier, trip, acceptance; the target's step from the cloud-only stream's forwards) and predicts
-ms a token of each case; what the runs themselves took a token is held against it. A plan is for long texts.
-These are short, so what is predicted counts their ends in: the last round is cut to what is wanted, and
-asking for a stream costs one round trip. The A/A spread is what the same case differs by between its odd and
-its even repeats.
+(draft, verifier, round trip, acceptance; the target's step from the cloud-only stream's forwards) and
+predicts ms a token of each case, which is compared with what the runs themselves took. A plan is for long
+texts. These are short, so the prediction includes their ends: the last round is cut to what is wanted, and
+asking for a stream costs one round trip. The A/A spread is the difference of a case's odd and even repeats.
 """
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from benchmarks.controller.plan_check_parts import Checked, compare, compare_own
-from benchmarks.controller.plan_check_runs import CASES, decoding, run_all
-from outrider.experiments.links.base import LinkRealisation, check_realisable, create_realisation
+from benchmarks.controller.plan_check_runs import CASES, SPECULATIVE, Runs, decoding, run_all
+from benchmarks.results_file import Found
+from outrider.edge_client.controller.cost_model import LinkCosts, ModelCosts
+from outrider.edge_client.core.options import Mode
+from outrider.edge_client.core.stats import RoundRecord
+from outrider.edge_client.planning.samples import acceptance_by_position, known, sequences_of
+from outrider.experiments.links.base import LinkRealisation, check_realisable
 from outrider.experiments.links.profile import LinkProfile
-from outrider.experiments.shared.command import run_command
-from outrider.experiments.shared.results import Measure, at_most, judged, print_table
+from outrider.experiments.shared.results import Measure, at_most, judged
+from outrider.experiments.shared.short_texts import alphas_of, models_of, text_token_s
 from outrider.experiments.synthetic.pair import SyntheticPair
 
 RTTS_MS = (10.0, 50.0, 150.0)
-# A draft of 3 ms and a target of 30: a plan is for a pair that one would plan for.
-SYNTHETIC = SyntheticPair((0.85, 0.8, 0.75), draft_token_s=0.003, target_s=0.03, verify_token_s=0.0003)
 
 
 @dataclass(frozen=True, slots=True)
-class PlanCheck:
-    measures: list[Measure]
-    details: dict[str, Any]
+class Checked:
+    """Holds a case at an RTT: seconds a token, measured and predicted."""
+
+    name: str
+    rtt_ms: float
+    measured_s: float
+    predicted_s: float
+    aa: float
+
+    @property
+    def error(self) -> float:
+        """Returns predicted : measured - 1."""
+        return self.predicted_s / self.measured_s - 1
 
 
 def plan_check(
@@ -47,9 +54,9 @@ def plan_check(
     min_forward_ms: float = 0.0,
     min_draft_ms: float = 0.0,
     say: Callable[[str], None] = lambda line: None,
-) -> PlanCheck:
-    """With the embedded pair, stretched to stand for a larger one, or with a synthetic pair. An even
-    `num_repeats`: each two share a prompt.
+) -> Found:
+    """Runs and predicts every case with the embedded pair, slowed down to resemble a larger one, or with a
+    synthetic pair. `num_repeats` is even: each two share a prompt.
 
     Raises `UsageError` where the realisation refuses a constant delay.
     """
@@ -74,7 +81,8 @@ def plan_check(
                     f"{profile.name} {each.name}: {1e3 * each.measured_s:.2f} ms a token measured, "
                     f"{1e3 * each.predicted_s:.2f} predicted ({100 * each.error:+.1f} %, A/A {each.aa:.3f})"
                 )
-    details = {
+    where = f"{labels[0]}, {realisation.name}"
+    return [_error_measure(planned, where), model_measure(own, where)], {
         "labels": list(labels),
         "realisation": realisation.name,
         "num_repeats": num_repeats,
@@ -83,41 +91,72 @@ def plan_check(
         "own_parts": [as_json(each) for each in own],
         "links": facts,
     }
-    return PlanCheck(_measures(planned, own, realisation.name, labels[0]), details)
 
 
-def _measures(planned: list[Checked], own: list[Checked], realisation: str, label: str) -> list[Measure]:
-    worst = max(planned, key=lambda c: abs(c.error))
-    spread = max(abs(each.aa - 1) for each in planned)
-    where = f"{label}, {realisation}"
+def compare(runs: dict[str, Runs], rtt_ms: float) -> list[Checked]:
+    """Compares each case with what a plan made from the parts of all cases predicts."""
+    speculative = [runs[case.name] for case in CASES if case.mode is Mode.SPECULATIVE]
+    colocated = [runs[case.name] for case in CASES if case.mode is Mode.CO_LOCATED]
+    streamed = [runs[case.name] for case in CASES if case.mode is Mode.CLOUD_ONLY]
+    rounds = [each for its_runs in speculative for each in its_runs.rounds]
+    forwards_ms = [ms for r in streamed for result in r.results for ms in result.stats.generate_forward_ms]
+    models = models_of(
+        rounds,
+        stream_forward_s=known(forwards_ms).value / 1e3,
+        colocated_rounds=[each for its_runs in colocated for each in its_runs.rounds],
+    )
+    texts = sequences_of([text for its_runs in speculative for text in its_runs.texts])
     return [
-        judged(
-            "exp.plan_error",
-            f"TPOT predicted by plan : measured, worst of {len(planned)} cases ({worst.name} at RTT "
-            f"{worst.rtt_ms:g} ms; {where}; A/A spread {spread:.3f})",
-            abs(worst.error),
-            "share",
-            at_most(0.10),
-        ),
-        model_measure(own, where),
+        _checked(runs[case.name], rtt_ms, models, rounds, alphas_of(texts, case.num_speculative_tokens or 1))
+        for case in CASES
     ]
 
 
+def compare_own(runs: dict[str, Runs], rtt_ms: float) -> list[Checked]:
+    """Compares synchronous rounds with the cost model given nothing but their own parts."""
+    found = []
+    for case in SPECULATIVE:
+        own = runs[case.name]
+        models = models_of(own.rounds, stream_forward_s=0.0)  # which asks for no stream
+        shares = acceptance_by_position(each for text in own.texts for each in text)
+        alphas = [each.value for each in shares]
+        found.append(_checked(own, rtt_ms, models, own.rounds, alphas))
+    return found
+
+
+def _checked(
+    runs: Runs, rtt_ms: float, models: ModelCosts, rounds: Sequence[RoundRecord], alphas: Sequence[float]
+) -> Checked:
+    case, link = runs.case, LinkCosts(rtt_s=known([each.net_ms / 1e3 for each in rounds]).value)
+    predicted_s = text_token_s(
+        case.mode, case.num_speculative_tokens, alphas, runs.num_after_first, models, link
+    )
+    return Checked(case.name, rtt_ms, runs.tpot_s(), predicted_s, runs.aa)
+
+
+def _error_measure(planned: list[Checked], where: str) -> Measure:
+    worst = max(planned, key=lambda c: abs(c.error))
+    spread = max(abs(each.aa - 1) for each in planned)
+    text = (
+        f"TPOT predicted by plan : measured, worst of {len(planned)} cases ({worst.name} at RTT "
+        f"{worst.rtt_ms:g} ms; {where}; A/A spread {spread:.3f})"
+    )
+    return judged("exp.plan_error", text, abs(worst.error), "share", at_most(0.10))
+
+
 def model_measure(own: Sequence[Checked], where: str) -> Measure:
-    """`ctl.model`. Slower than the model says is what counts: a round has parts that it does not know."""
+    """Returns `ctl.model`: how much slower than the model says the worst case is, in parts it lacks."""
     slowest = max(own, key=lambda c: -c.error)
     spread = max(abs(each.aa - 1) for each in own)
-    return judged(
-        "ctl.model",
+    text = (
         f"measured TPOT of synchronous rounds : cost model from their own parts, worst of {len(own)} "
-        f"({slowest.name} at RTT {slowest.rtt_ms:g} ms; {where}; A/A spread {spread:.3f})",
-        slowest.measured_s / slowest.predicted_s,
-        "ratio",
-        at_most(1.10),
+        f"({slowest.name} at RTT {slowest.rtt_ms:g} ms; {where}; A/A spread {spread:.3f})"
     )
+    return judged("ctl.model", text, slowest.measured_s / slowest.predicted_s, "ratio", at_most(1.10))
 
 
 def as_json(each: Checked) -> dict[str, Any]:
+    """Returns the figures of a case by name, times in ms."""
     return {
         "case": each.name,
         "rtt_ms": each.rtt_ms,
@@ -126,34 +165,3 @@ def as_json(each: Checked) -> dict[str, Any]:
         "error": round(each.error, 4),
         "aa": round(each.aa, 4),
     }
-
-
-def main() -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.controller.plan_check",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("--realisation", default="tun", metavar="NAME", help="of the link; default tun")
-    parser.add_argument("--synthetic", action="store_true", help=f"without weights: {SYNTHETIC.labels[1]}")
-    for name, default in (("--min-forward-ms", 30.0), ("--min-draft-ms", 3.0)):
-        parser.add_argument(
-            name, type=float, default=default, metavar="MS", help=f"of the embedded pair; default {default:g}"
-        )
-    parser.add_argument("--quick", action="store_true", help="four repeats of 64 tokens")
-    namespace = parser.parse_args()
-    check = plan_check(
-        create_realisation(namespace.realisation),
-        SYNTHETIC if namespace.synthetic else None,
-        say=lambda line: print(f"  {line}", flush=True),
-        min_forward_ms=namespace.min_forward_ms,
-        min_draft_ms=namespace.min_draft_ms,
-        num_repeats=4 if namespace.quick else 6,
-        num_new=64 if namespace.quick else 128,
-    )
-    print_table(check.measures)
-    return 0
-
-
-if __name__ == "__main__":
-    run_command("plan_check", main)

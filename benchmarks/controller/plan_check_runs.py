@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import cast
 
+from benchmarks.sessions import tpot_s
 from outrider.edge_client.core.options import Mode
 from outrider.edge_client.core.stats import RoundRecord
 from outrider.edge_client.session.session import SessionResult
@@ -35,35 +36,36 @@ DecodeAt = Callable[[str], Decoder]
 
 @dataclass(slots=True)
 class Runs:
-    """One case at one RTT."""
+    """Holds the sessions of one case at one RTT."""
 
     case: Case
     results: list[SessionResult] = field(default_factory=list)
 
     def tpot_s(self, results: Sequence[SessionResult] | None = None) -> float:
-        """The mean over texts, as a plan is for their mean; of each the median over its repeats."""
+        """Returns seconds a token: the mean over texts, as a plan is for their mean, of the repeats' medians."""
         by_text: dict[tuple[int, ...], list[float]] = {}
         for result in self.results if results is None else results:
-            by_text.setdefault(tuple(result.token_ids), []).append(_tpot_s(result))
+            by_text.setdefault(tuple(result.token_ids), []).append(tpot_s(result))
         return statistics.fmean(map(statistics.median, by_text.values()))
 
     @property
     def aa(self) -> float:
-        """Odd repeats : even repeats."""
+        """Returns the A/A ratio: odd repeats : even repeats."""
         return self.tpot_s(self.results[1::2]) / self.tpot_s(self.results[::2])
 
     @property
     def rounds(self) -> list[RoundRecord]:
+        """Returns the answered rounds of all sessions."""
         return [each for result in self.results for each in result.stats.rounds if each.is_answered]
 
     @property
     def num_after_first(self) -> int:
-        """Tokens of each text after its first, which comes with the opening."""
+        """Returns the tokens of each text after its first one, which comes with the opening."""
         return len(self.results[0].token_ids) - 1
 
     @property
     def texts(self) -> list[list[tuple[int, int]]]:
-        """Of each result its rounds' (accepted, drafted)."""
+        """Returns (accepted, drafted) of each round, by session."""
         return [
             [(each.num_accepted_tokens, each.num_draft_tokens) for each in result.stats.rounds]
             for result in self.results
@@ -74,7 +76,7 @@ class Runs:
 def decoding(
     pair: SyntheticPair | None, min_forward_ms: float, min_draft_ms: float
 ) -> Iterator[tuple[str, DecodeAt]]:
-    """A verifier's address, and how to decode through an address that leads there."""
+    """Starts a verifier; yields its address, and a function from an address that leads there to a decoder."""
     if pair is not None:
         tokenizer = cast(EdgeTokenizer, SyntheticTokenizer())
         with running_synthetic(pair) as verifier:
@@ -91,7 +93,7 @@ def decoding(
 def run_all(
     decoder: Decoder, num_repeats: int, num_new: int, cases: Sequence[Case] = CASES
 ) -> dict[str, Runs]:
-    """Every case in every repeat, each second time in the opposite order, after one to warm up."""
+    """Runs every case in every repeat, every second time in the opposite order, after one to warm up."""
     prompts = load_prompts(limit=num_repeats)
     runs = {case.name: Runs(case) for case in cases}
     for case in cases:
@@ -104,8 +106,3 @@ def run_all(
             length = num_new * (4 if case.mode is Mode.EDGE_ONLY else 1)
             runs[case.name].results.append(decoder.decode(prompt.text, case, length, seed))
     return runs
-
-
-def _tpot_s(result: SessionResult) -> float:
-    times_ns = result.stats.token_times_ns
-    return (times_ns[-1] - times_ns[0]) / 1e9 / (len(times_ns) - 1)

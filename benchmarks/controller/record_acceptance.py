@@ -1,4 +1,4 @@
-"""Records what of a real draft would stand, at every position of the texts of the embedded prompts.
+"""Records what of a real draft would be accepted, at every position of the texts of the embedded prompts.
 
 python -m benchmarks.controller.record_acceptance [--texts 16 --positions 128]
 
@@ -14,19 +14,16 @@ import argparse
 import sys
 from pathlib import Path
 
-import numpy as np
-
-from outrider.common.types import SamplingParams, TokenIds
+from outrider.common.types import SamplingParams
 from outrider.edge_client.core.options import Mode
-from outrider.edge_client.drafting.base import DraftModel, KeepsRunnerUps
 from outrider.edge_client.drafting.onnx.model import OnnxDraftModel
 from outrider.edge_client.tokenization.tokenizer import EdgeTokenizer
 from outrider.experiments.shared.acceptance_traces import (
     MAX_DEPTH,
     RECORDED,
-    TextTrace,
     TraceSet,
     save_traces,
+    trace_text,
 )
 from outrider.experiments.shared.command import run_command
 from outrider.experiments.shared.decoding import Case, Decoder
@@ -38,33 +35,8 @@ TEMPERATURES = (0.8, 0.0)
 SEED = 1
 
 
-def trace_text(
-    draft: DraftModel, prompt_ids: TokenIds, text: TokenIds, sampling: SamplingParams, num_positions: int
-) -> TextTrace:
-    """`text`: at least num_positions + MAX_DEPTH tokens the target wrote with `sampling` after the prompt."""
-    runs = np.zeros(num_positions, np.uint8)
-    confidences = np.zeros((num_positions, MAX_DEPTH), np.float32)
-    gaps, seconds = np.zeros(num_positions, np.float32), np.zeros(num_positions, bool)
-    sequence = draft.sequence(sampling, num_prompt_tokens=len(prompt_ids))
-    assert isinstance(sequence, KeepsRunnerUps)
-    sequence.keep_runner_ups()
-    sequence.commit(prompt_ids)
-    for position in range(num_positions):
-        sequence.commit(text[position : position + 1])
-        drafted = sequence.propose(MAX_DEPTH)
-        num_drafted = len(drafted.token_ids)
-        actual = text[position + 1 : position + 1 + num_drafted]
-        pairs = zip(drafted.token_ids, actual, strict=True)
-        runs[position] = next((i for i, (ours, theirs) in enumerate(pairs) if ours != theirs), num_drafted)
-        confidences[position, :num_drafted] = np.exp([-signals.nll for signals in drafted.signals])
-        gaps[position] = drafted.runner_ups[0].gap
-        seconds[position] = drafted.runner_ups[0].token_id == actual[0]
-    sequence.close()
-    return TextTrace(runs, confidences, gaps, seconds)
-
-
 def record(address: str, num_texts: int, num_positions: int) -> list[TraceSet]:
-    """One set a temperature, of the first `num_texts` embedded prompts."""
+    """Records one set a temperature, of the first `num_texts` embedded prompts."""
     tokenizer = EdgeTokenizer(EMBEDDED / "draft" / "tokenizer.json")
     sets = []
     with OnnxDraftModel.open(EMBEDDED / "draft") as draft:
@@ -84,6 +56,7 @@ def record(address: str, num_texts: int, num_positions: int) -> list[TraceSet]:
 
 
 def main() -> int:
+    """Runs the command."""
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.controller.record_acceptance", description=__doc__
     )
@@ -95,7 +68,7 @@ def main() -> int:
         sets = record(verifier.address, arguments.texts, arguments.positions)
     save_traces(arguments.out, sets)
     for traces in sets:
-        print(f"{traces.name}: first token of a draft stands {traces.acceptance_rate:.3f}")
+        print(f"{traces.name}: first token of a draft accepted {traces.acceptance_rate:.3f}")
     print(f"{arguments.out}: {arguments.out.stat().st_size} bytes")
     return 0
 

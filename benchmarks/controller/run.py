@@ -1,8 +1,9 @@
 """`make bench-controller`: depth policies, pipelined rounds and the choice of the mode, in virtual time.
 
-Acceptance is recorded (`experiments/shared/traces/`) or, where labelled so, synthetic; times are the cost model's.
-Every text is a session of its own, which a policy starts knowing nothing; the best fixed length, chosen
-afterwards from a full sweep, knows all. `--only` asks for a part, and for those that take real sessions.
+Acceptance is recorded (`experiments/shared/traces/`) or, where labelled so, synthetic; times are the cost
+model's. Every text is a session of its own, played by the simulator (`simulated`), and a policy starts each
+without knowledge; the best fixed length is chosen afterwards from a full sweep. `--only` selects a part;
+parts with real sessions run only when selected.
 """
 
 from __future__ import annotations
@@ -12,11 +13,14 @@ import itertools
 import math
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from benchmarks.controller.auto import measure_above, measure_auto
+from benchmarks.controller.gate import gate_measures
 from benchmarks.controller.grid import (
     DRAFTS_MS,
     FORWARDS_MS,
@@ -25,64 +29,77 @@ from benchmarks.controller.grid import (
     VERIFY_TOKEN_SHARE,
     Point,
 )
-from benchmarks.controller.virtual_rounds import VirtualRound, replay
+from benchmarks.controller.guesses import guess_measures
+from benchmarks.controller.guesses_real import measure_guesses_real
+from benchmarks.controller.model import measure_model
+from benchmarks.controller.outage import outage_measures
+from benchmarks.controller.same_text import measure_same_text
+from benchmarks.controller.simulated import play_texts
+from benchmarks.controller.ways import pipelined_measures
+from benchmarks.controller.ways_real import measure_ways_real
+from benchmarks.results_file import Found, write_results
 from outrider.edge_client.controller.cost_model import expected_tokens, round_s, round_token_s, tokens_per_s
-from outrider.edge_client.controller.depth.base import DepthPolicy
-from outrider.edge_client.controller.depth.fixed import DEFAULT_DEPTH, FixedDepth
+from outrider.edge_client.controller.depth.fixed import DEFAULT_DEPTH
 from outrider.edge_client.controller.depth.optimal import OptimalDepth
-from outrider.edge_client.controller.depth.ratio import RatioDepth
-from outrider.edge_client.controller.depth.window import WindowDepth
+from outrider.edge_client.core.options import ExecutionMode
 from outrider.edge_client.core.stats import RoundRecord
 from outrider.experiments.shared.acceptance_traces import (
     MAX_DEPTH,
     RECORDED,
+    TextTrace,
     TraceSet,
     load_traces,
     signals_of,
     synthetic_traces,
 )
 from outrider.experiments.shared.command import run_command
-from outrider.experiments.shared.results import Measure, at_most, judged, write_results
+from outrider.experiments.shared.results import Measure, at_most, judged
 
 STEP_MS = (20, 200, 20)
 STEP_ROUNDS = 40  # between two steps
 STEP_ALPHAS = (0.6, 0.8, 0.95)
 SETTLED = 0.95  # of the tokens/s of the length a policy ends with
 
-MakePolicy = Callable[[], DepthPolicy]
-Found = tuple[list[Measure], dict[str, Any]]  # with details
-
 
 @dataclass(frozen=True, slots=True)
 class Totals:
-    """Of all texts of a set. Rounds' times are linear in their lengths, so these serve every point."""
+    """Sums up all texts of a set. Rounds' times are linear in their lengths, so these serve every point."""
 
     num_rounds: int
     num_draft_tokens: int
     num_tokens: float
 
     def tpot_s(self, point: Point) -> float:
+        """Returns the seconds a token at a point."""
         drafting_s = self.num_draft_tokens * round_token_s(point.models, point.link)
         return (self.num_rounds * round_s(0, point.models, point.link) + drafting_s) / self.num_tokens
 
 
-def run_set(traces: TraceSet, make_policy: MakePolicy, point: Point) -> Totals:
-    """Where all tokens stand alike a round counts for the tokens that its length is expected to commit: luck,
-    of which the best of 64 lengths has most, then decides nothing but what the policy sees."""
-    rounds: list[VirtualRound] = []
-    for text in traces.texts:
-        rounds += replay(text, make_policy(), point.models, lambda number: point.link)
-    return Totals(
-        num_rounds=len(rounds),
-        num_draft_tokens=sum(r.num_draft_tokens for r in rounds),
-        num_tokens=math.fsum(_num_tokens(r, traces.alpha) for r in rounds),
-    )
+def play_set(case: tuple[TraceSet, str, Point]) -> Totals:
+    """Returns a set's synchronous rounds by a depth policy at a point, played by the simulator."""
+    traces, policy, point = case
+    orders = [[each] for each in traces.texts]
+    played = play_texts(orders, point, ExecutionMode.SPECULATIVE, policy=policy)
+    records = [each for (text,) in played for each in text.stats.rounds]
+    return _totals([(each.num_accepted_tokens, each.num_draft_tokens) for each in records], traces.alpha)
 
 
-def _num_tokens(each: VirtualRound, alpha: float | None) -> float:
-    if alpha is None:
-        return each.num_accepted_tokens + 1
-    return expected_tokens(alpha, each.num_draft_tokens)
+def fixed_rounds(text: TextTrace, num_draft_tokens: int) -> Iterator[tuple[int, int]]:
+    """Yields (accepted, drafted) of a text's rounds of one length, the last ones no longer than what is
+    left."""
+    position = 0
+    while position < text.num_positions:
+        num_drafted = min(num_draft_tokens, text.num_positions - position - 1)
+        num_accepted = min(int(text.runs[position]), num_drafted)
+        yield num_accepted, num_drafted
+        position += num_accepted + 1
+
+
+def _totals(rounds: Sequence[tuple[int, int]], alpha: float | None) -> Totals:
+    """Counts a round for the tokens that its length is expected to commit where all have one acceptance:
+    luck, of which the best of 64 lengths has most, then decides nothing but what the policy sees."""
+    tokens = (n + 1 if alpha is None else expected_tokens(alpha, drafted) for n, drafted in rounds)
+    return Totals(len(rounds), sum(drafted for _, drafted in rounds), math.fsum(tokens))
 
 
 # -------------------------------------------------------------------------------- against fixed lengths
@@ -90,32 +107,40 @@ def _num_tokens(each: VirtualRound, alpha: float | None) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """One policy over all points of one set."""
+    """Holds one policy over all points of one set."""
 
     ratios: dict[Point, float]  # TPOT : the best fixed length's
     mean_lengths: dict[Point, float]
 
     @property
     def worst(self) -> Point:
+        """Returns the point with the largest ratio."""
         return max(self.ratios, key=self.ratios.__getitem__)
 
 
 class FixedSweep:
-    """Every fixed length from 1 to 64 on one set."""
+    """Plays every fixed length from 1 to 64 on one set."""
 
     def __init__(self, traces: TraceSet) -> None:
         self._by_length = {
-            n: run_set(traces, lambda n=n: FixedDepth(n), POINTS[0])  # type: ignore[misc]
+            n: _totals([each for text in traces.texts for each in fixed_rounds(text, n)], traces.alpha)
             for n in range(1, MAX_DEPTH + 1)
         }
 
+    def totals(self, num_draft_tokens: int) -> Totals:
+        """Returns those of one length."""
+        return self._by_length[num_draft_tokens]
+
     def best(self, point: Point) -> int:
+        """Returns the length of the lowest TPOT at a point."""
         return min(self._by_length, key=lambda n: self._by_length[n].tpot_s(point))
 
     def tpot_s(self, num_draft_tokens: int, point: Point) -> float:
+        """Returns the seconds a token of one length at a point."""
         return self._by_length[num_draft_tokens].tpot_s(point)
 
     def compare(self, totals: dict[Point, Totals]) -> Comparison:
+        """Compares a policy's totals with the best length of each point."""
         return Comparison(
             {point: t.tpot_s(point) / self.tpot_s(self.best(point), point) for point, t in totals.items()},
             {point: t.num_draft_tokens / t.num_rounds for point, t in totals.items()},
@@ -123,12 +148,19 @@ class FixedSweep:
 
 
 def compare_policies(traces: TraceSet) -> tuple[FixedSweep, dict[str, Comparison]]:
-    """`optimal` is run at every point; the others do not look at times, so one run tells all points."""
+    """Returns every policy against the best fixed length. `optimal` is played at every point; the others do
+    not look at times, so one point tells all."""
     sweep = FixedSweep(traces)
-    found = {"optimal": {point: run_set(traces, OptimalDepth, point) for point in POINTS}}
-    for name, make_policy in (("ratio", RatioDepth), ("window", WindowDepth)):
-        found[name] = dict.fromkeys(POINTS, run_set(traces, make_policy, POINTS[0]))
-    found["fixed"] = dict.fromkeys(POINTS, run_set(traces, lambda: FixedDepth(DEFAULT_DEPTH), POINTS[0]))
+    cases = [(traces, "optimal", point) for point in POINTS]
+    cases += [(traces, name, POINTS[0]) for name in ("ratio", "window")]
+    with ProcessPoolExecutor() as pool:
+        *optimal, ratio, window = pool.map(play_set, cases)
+    found = {
+        "optimal": dict(zip(POINTS, optimal, strict=True)),
+        "ratio": dict.fromkeys(POINTS, ratio),
+        "window": dict.fromkeys(POINTS, window),
+        "fixed": dict.fromkeys(POINTS, sweep.totals(DEFAULT_DEPTH)),
+    }
     return sweep, {name: sweep.compare(totals) for name, totals in found.items()}
 
 
@@ -136,29 +168,53 @@ def compare_policies(traces: TraceSet) -> tuple[FixedSweep, dict[str, Comparison
 
 
 def rounds_to_settle(alpha: float, forward_ms: float, draft_ms: float) -> int:
-    """The most rounds after a step of the link until ten in a row make, by the cost model, at least SETTLED
-    of the tokens/s of the length that the policy ends with."""
+    """Returns the most rounds after a step of the link until ten in a row make, by the cost model, at least
+    SETTLED of the tokens/s of the length that `optimal` ends with."""
     points = [Point(rtt_ms, forward_ms, draft_ms) for rtt_ms in STEP_MS]
-    num_positions = 20 * STEP_ROUNDS * len(points)  # of which as many as the rounds need
-    text = synthetic_traces(alpha, "none", num_texts=1, num_positions=num_positions).texts[0]
+    lengths = _lengths_over(points, alpha)
     models = points[0].models
-    last = len(points) - 1
-    rounds = replay(text, OptimalDepth(), models, lambda i: points[min(i // STEP_ROUNDS, last)].link)
     most = 0
     for number, point in list(enumerate(points))[1:]:
-        lengths = [r.num_draft_tokens for r in rounds[number * STEP_ROUNDS : (number + 1) * STEP_ROUNDS]]
-        rates = [tokens_per_s(alpha, n, models, point.link) for n in lengths]
-        least = SETTLED * tokens_per_s(alpha, round(statistics.median(lengths[-10:])), models, point.link)
+        here = lengths[number * STEP_ROUNDS : (number + 1) * STEP_ROUNDS]
+        rates = [tokens_per_s(alpha, n, models, point.link) for n in here]
+        least = SETTLED * tokens_per_s(alpha, round(statistics.median(here[-10:])), models, point.link)
         starts = range(len(rates) - 9)
         most = max(most, next((i for i in starts if min(rates[i : i + 10]) >= least), STEP_ROUNDS))
     return most
+
+
+def _lengths_over(points: Sequence[Point], alpha: float) -> list[int]:
+    """Returns the lengths that `optimal` asks for where each point lasts STEP_ROUNDS rounds: the policy
+    alone, as links of the simulator have no steps."""
+    num_positions = 20 * STEP_ROUNDS * len(points)  # of which as many as the rounds need
+    text = synthetic_traces(alpha, "none", num_texts=1, num_positions=num_positions).texts[0]
+    policy, position = OptimalDepth(), 0
+    lengths: list[int] = []
+    for point in points:
+        for _ in range(STEP_ROUNDS):
+            length = min(policy.next_depth(), num_positions - position - 1)
+            num_accepted = min(int(text.runs[position]), length)
+            policy.observe(
+                RoundRecord(
+                    round_id=len(lengths) + 1,
+                    num_draft_tokens=length,
+                    num_accepted_tokens=num_accepted,
+                    draft_ms=length * point.draft_ms,
+                    net_ms=point.rtt_ms,
+                    verifier_ms=1e3 * point.models.verify_s(length),
+                )
+            )
+            lengths.append(length)
+            position += num_accepted + 1
+    return lengths
 
 
 # ------------------------------------------------------------------------------------- what it takes
 
 
 def measure_cost_us() -> tuple[float, float]:
-    """A round's share of `optimal` (observing, planning), and a drafted token's (the stop rule), in µs."""
+    """Returns the µs of a round's share of `optimal` (observing, planning), and of a drafted token's (the
+    stop rule)."""
     policy = OptimalDepth()
     record = RoundRecord(1, 8, 4, draft_ms=4, rtt_ms=60, net_ms=50, verifier_ms=10, confidences=(0.5,) * 8)
     num_rounds, num_tokens = 2000, 8
@@ -181,7 +237,7 @@ def measure_cost_us() -> tuple[float, float]:
 
 
 def make_measures(found: dict[str, list[dict[str, Comparison]]], settled: int) -> list[Measure]:
-    """`found`: by label, recorded or synthetic, the sets' comparisons."""
+    """Returns the measures of `found`: by label, recorded or synthetic, the sets' comparisons."""
     measures = []
     for policy, label in itertools.product(("optimal", "ratio", "window", "fixed"), found):
         comparisons = [policies[policy] for policies in found[label]]
@@ -206,7 +262,7 @@ def make_measures(found: dict[str, list[dict[str, Comparison]]], settled: int) -
 
 
 def details_of(sweep: FixedSweep, policies: dict[str, Comparison]) -> dict[str, str]:
-    """A line a point."""
+    """Returns one line a point."""
     optimal = policies["optimal"]
     return {
         str(point): f"best fixed {sweep.best(point)}, optimal drafts {optimal.mean_lengths[point]:.1f}, TPOT "
@@ -216,6 +272,7 @@ def details_of(sweep: FixedSweep, policies: dict[str, Comparison]) -> dict[str, 
 
 
 def print_set(traces: TraceSet, policies: dict[str, Comparison]) -> None:
+    """Prints one line a policy."""
     print(f"\n{traces.name} ({traces.label}, first token stands {traces.acceptance_rate:.3f})")
     print(f"{'policy':<10}{'mean':>8}{'worst':>8}  TPOT : best fixed length, over {len(POINTS)} points")
     for name, comparison in policies.items():
@@ -224,7 +281,7 @@ def print_set(traces: TraceSet, policies: dict[str, Comparison]) -> None:
 
 
 def measure_depth(sets: Sequence[TraceSet], details: dict[str, Any]) -> list[Measure]:
-    """Every depth policy against the best fixed length, and after a step of the link."""
+    """Measures every depth policy against the best fixed length, and after a step of the link."""
     found: dict[str, list[dict[str, Comparison]]] = {}
     details["sets"] = {}
     for traces in sets:
@@ -238,97 +295,44 @@ def measure_depth(sets: Sequence[TraceSet], details: dict[str, Any]) -> list[Mea
     return make_measures(found, max(settled.values()))
 
 
-def depth_part(arguments: argparse.Namespace) -> Found:
+def load_sets(path: Path) -> list[TraceSet]:
+    """Returns recorded texts, and synthetic ones."""
+    synthetic = [synthetic_traces(alpha, confidence, num_texts=8) for alpha, confidence in SYNTHETIC]
+    return [*load_traces(path), *synthetic]
+
+
+def _depth(arguments: argparse.Namespace) -> Found:
     details: dict[str, Any] = {"verify_token_share": VERIFY_TOKEN_SHARE}
     return measure_depth(load_sets(arguments.traces), details), details
 
 
-def ways_part(arguments: argparse.Namespace) -> Found:
-    from benchmarks.controller.auto import measure_auto
-    from benchmarks.controller.ways import pipelined_measures
-
+def _ways(arguments: argparse.Namespace) -> Found:
     ahead, pipelined = pipelined_measures()
     auto, details = measure_auto(load_sets(arguments.traces))
     return [*ahead, *auto], {"pipelined": pipelined, **details}
 
 
-def ways_above_part(arguments: argparse.Namespace) -> Found:
-    from benchmarks.controller.auto import measure_above
-
-    return measure_above(arguments.traces)
-
-
-def guesses_part(arguments: argparse.Namespace) -> Found:
-    from benchmarks.controller.guesses import guess_measures
-
+def _guesses(arguments: argparse.Namespace) -> Found:
     measures, details = guess_measures(load_traces(arguments.traces))
     return measures, {"guesses": details}
 
 
-def outage_part(arguments: argparse.Namespace) -> Found:
-    from benchmarks.controller.outage import outage_measures
-
-    return outage_measures()
-
-
-def gate_part(arguments: argparse.Namespace) -> Found:
-    from benchmarks.controller.gate import gate_measures
-
-    return gate_measures()
-
-
-def signals_part(arguments: argparse.Namespace) -> Found:
-    from benchmarks.controller.signals import signals_measures
-
-    return signals_measures()
-
-
-def ways_real_part(arguments: argparse.Namespace) -> Found:
-    from benchmarks.controller.ways_real import measure_ways_real
-
-    return measure_ways_real(arguments.realisation, is_quick=arguments.quick)
-
-
-def guesses_real_part(arguments: argparse.Namespace) -> Found:
-    from benchmarks.controller.guesses_real import measure_guesses_real
-
-    return measure_guesses_real(arguments.realisation, is_quick=arguments.quick)
-
-
-def model_part(arguments: argparse.Namespace) -> Found:
-    from benchmarks.controller.model import measure_model
-
-    return measure_model(arguments.realisation, is_quick=arguments.quick)
-
-
-def same_text_part(arguments: argparse.Namespace) -> Found:
-    from benchmarks.controller.same_text import measure_same_text
-
-    return measure_same_text(arguments.realisation, is_quick=arguments.quick)
-
-
 Part = Callable[[argparse.Namespace], Found]
-VIRTUAL: dict[str, Part] = {"depth": depth_part, "ways": ways_part, "guesses": guesses_part}
-# Measured only when asked for: behind `ways`, or by sessions that take real time.
+VIRTUAL: dict[str, Part] = {"depth": _depth, "ways": _ways, "guesses": _guesses}
+# Measured only when asked for: after `ways`, or by sessions that take real time.
 ASKED_FOR: dict[str, Part] = {
-    "ways_above": ways_above_part,
-    "outage": outage_part,
-    "gate": gate_part,
-    "signals": signals_part,
-    "model": model_part,
-    "ways_real": ways_real_part,
-    "guesses_real": guesses_real_part,
-    "same_text": same_text_part,
+    "ways_above": lambda arguments: measure_above(arguments.traces),
+    "outage": lambda arguments: outage_measures(),
+    "gate": lambda arguments: gate_measures(),
+    "model": lambda arguments: measure_model(arguments.realisation, is_quick=arguments.quick),
+    "ways_real": lambda arguments: measure_ways_real(arguments.realisation, is_quick=arguments.quick),
+    "guesses_real": lambda arguments: measure_guesses_real(arguments.realisation, is_quick=arguments.quick),
+    "same_text": lambda arguments: measure_same_text(arguments.realisation, is_quick=arguments.quick),
 }
 
 
-def load_sets(path: Path) -> list[TraceSet]:
-    """Recorded texts, and synthetic ones."""
-    synthetic = [synthetic_traces(alpha, confidence, num_texts=8) for alpha, confidence in SYNTHETIC]
-    return [*load_traces(path), *synthetic]
-
-
 def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the command."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.controller.run", description=__doc__)
     parser.add_argument(
         "--only",

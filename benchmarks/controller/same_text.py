@@ -41,7 +41,7 @@ TEMPERATURES = (0.8, 0.0)
 
 @dataclass(frozen=True, slots=True)
 class BadLink:
-    """`resets`: at which new tokens of a text its connection is broken."""
+    """Describes a link. `resets`: at which new tokens of a text its connection is broken."""
 
     profile: LinkProfile
     resets: tuple[int, ...] = ()
@@ -66,8 +66,8 @@ LINKS = (
 
 
 @dataclass(frozen=True, slots=True)
-class Handling:
-    """Of rounds, or in mode auto of the whole text."""
+class _Handling:
+    """Says how rounds are sent, or in mode auto how the whole text is made."""
 
     pipelining: Pipelining
     is_auto: bool = False
@@ -79,15 +79,17 @@ class Handling:
 
 
 HANDLINGS = (
-    *map(Handling, Pipelining),
-    Handling(Pipelining.AUTO, is_auto=True),
-    Handling(Pipelining.OFF, transport="unary"),  # single calls keep no order: one round at a time
-    Handling(Pipelining.OFF, is_auto=True, transport="unary"),
+    *map(_Handling, Pipelining),
+    _Handling(Pipelining.AUTO, is_auto=True),
+    _Handling(Pipelining.OFF, transport="unary"),  # single calls keep no order: one round at a time
+    _Handling(Pipelining.OFF, is_auto=True, transport="unary"),
 )
 
 
 @dataclass(frozen=True, slots=True)
 class Text:
+    """Holds a text of cloud-only."""
+
     prompt: str
     temperature: float
     seed: int
@@ -96,7 +98,7 @@ class Text:
 
 @dataclass(slots=True)
 class Found:
-    """Over one link."""
+    """Holds what was found over one link."""
 
     num_texts: int = 0
     num_tokens: int = 0
@@ -105,6 +107,7 @@ class Found:
     happened: Counter[str] = field(default_factory=Counter)
 
     def count(self, result: SessionResult) -> None:
+        """Adds a session."""
         stats = result.stats
         self.num_tokens += len(result.token_ids)
         self.happened += Counter(
@@ -125,13 +128,13 @@ def measure_same_text(
     links: Sequence[BadLink] = LINKS,
     policies: Sequence[str] = DEPTH_POLICIES,
 ) -> tuple[list[Measure], dict[str, Any]]:
-    """`ctl.same_text`: how many texts are not cloud-only's. A link that cannot be had here is left out, and
-    said. Links run beside each other."""
+    """Measures `ctl.same_text`: how many texts are not cloud-only's. A link that cannot be had here is
+    left out, and printed. Links run beside each other."""
     realisation = create_realisation(realisation_name) if realisation_name else best_realisation()
     links = list(_possible(realisation, links))
     num_prompts, num_new = (1, 32) if is_quick else (2, 64)
     with decoding(None, MIN_FORWARD_MS, 0.0) as (address, decoder_at):
-        texts = list(cloud_only_texts(decoder_at(address), num_prompts, num_new))
+        texts = list(_cloud_only_texts(decoder_at(address), num_prompts, num_new))
 
         def run(bad: BadLink) -> tuple[Found, dict[str, Any]]:
             with realisation.open(bad.profile, address) as link:
@@ -150,7 +153,7 @@ def _possible(realisation: LinkRealisation, links: Sequence[BadLink]) -> Iterato
             yield link
 
 
-def cloud_only_texts(decoder: Decoder, num_prompts: int, num_new: int) -> Iterator[Text]:
+def _cloud_only_texts(decoder: Decoder, num_prompts: int, num_new: int) -> Iterator[Text]:
     prompts = load_prompts(limit=num_prompts)
     for (seed, prompt), temperature in itertools.product(enumerate(prompts, start=1), TEMPERATURES):
         result = decoder.decode(prompt.text, Case(Mode.CLOUD_ONLY, temperature), num_new, seed)
@@ -160,7 +163,7 @@ def cloud_only_texts(decoder: Decoder, num_prompts: int, num_new: int) -> Iterat
 def compare_texts(
     link: OpenLink, bad: BadLink, decoder: Decoder, texts: Sequence[Text], policies: Sequence[str]
 ) -> Found:
-    """One text after the other over `link`, whose outages begin anew with each."""
+    """Decodes one text after the other over `link`, whose outages begin anew with each."""
     found = Found()
     for text, policy, handling in itertools.product(texts, policies, HANDLINGS):
         what = f"{bad.profile.name}, {policy}, {handling}, T={text.temperature:g}, seed {text.seed}"
@@ -184,7 +187,7 @@ def compare_texts(
 
 
 def _decode(
-    decoder: Decoder, link: OpenLink, bad: BadLink, text: Text, policy: str, handling: Handling
+    decoder: Decoder, link: OpenLink, bad: BadLink, text: Text, policy: str, handling: _Handling
 ) -> SessionResult:
     def break_off(event: SessionEvent) -> None:
         if isinstance(event, TokenEvent) and event.index in bad.resets:
@@ -206,7 +209,7 @@ def _decode(
 
 
 def _is_tie(decoder: Decoder, text: Text, written: Sequence[int], at: int) -> bool:
-    """Asks the target in this process, loaded for that."""
+    """Asks the target, loaded into this process."""
     from outrider.experiments.sweep.results.scoring import Scorer
 
     if at >= min(len(written), len(text.token_ids)):

@@ -37,7 +37,7 @@ FIXED = ("cloud-only", "synchronous", "pipelined")
 def measure_ways_real(
     realisation_name: str | None = None, *, is_quick: bool = False
 ) -> tuple[list[Measure], dict[str, Any]]:
-    """`ctl.auto_real`. Raises `OutriderError` where texts differ."""
+    """Measures `ctl.auto_real`. Raises `OutriderError` where texts differ."""
     realisation = create_realisation(realisation_name) if realisation_name else best_realisation()
     num_prompts, num_new = (1, 64) if is_quick else (4, 256)
     prompts = [prompt.text for prompt in load_prompts(None, num_prompts)]
@@ -63,7 +63,7 @@ def measure_ways_real(
 def measure_cases(
     address: str, prompts: Sequence[str], flags: Sequence[str], cases: Mapping[str, Sequence[str]]
 ) -> dict[str, float]:
-    """Milliseconds a token of each case, flags by name, the mean over prompts."""
+    """Returns the milliseconds a token of each case, flags by name, the mean over prompts."""
     times: dict[str, list[float]] = defaultdict(list)
     for number, prompt in enumerate(prompts):
         print(f"  prompt {number + 1} of {len(prompts)}", flush=True)

@@ -1,4 +1,4 @@
-"""Clients that stop reading, die mid-round, or fall silent: gone on time, and nobody else feels them."""
+"""Clients that stop reading, die mid-round, or fall silent: they are gone on time, and nobody else is slower."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ import urllib.request
 from collections.abc import AsyncIterator, Awaitable, Iterator
 from dataclasses import dataclass, field
 
-from benchmarks.engine.setup import QUIET, Bench, Found
+from benchmarks.engine.setup import QUIET, Bench
+from benchmarks.results_file import Found
 from outrider.experiments.load.cloud import CloudStream
 from outrider.experiments.load.command import LoadPlan, open_streams, run_closed
 from outrider.experiments.load.report import Tally, percentile_ms
@@ -35,9 +36,7 @@ FLAGS = (
 
 
 @dataclass
-class Gauges:
-    """Reads the verifier's own counts from its admin port."""
-
+class _Gauges:
     url: str
 
     async def read(self, name: str) -> int:
@@ -48,7 +47,7 @@ class Gauges:
         raise RuntimeError(f"no gauge {name} at {self.url}")
 
     async def wait_until(self, name: str, at_most: int, timeout_s: float) -> float:
-        """Seconds until the gauge was that low; infinite when it was not within `timeout_s`."""
+        """Returns the seconds until the gauge was that low; infinite where it was not within `timeout_s`."""
         begin_s = time.perf_counter()
         while time.perf_counter() < begin_s + timeout_s:
             if await self.read(name) <= at_most:
@@ -63,14 +62,14 @@ def _fetch(url: str) -> str:
 
 
 @dataclass
-class Healthy:
-    """Rounds of the sessions beside, by the window in which they ended."""
+class _Healthy:
+    """Holds the rounds of the sessions beside, by the window in which they ended."""
 
     tally: Tally
     windows: dict[str, tuple[float, float]] = field(default_factory=dict)
 
     async def watch(self, name: str, quiet_s: float, work: Awaitable[float]) -> float:
-        """Awaits `work`, and `quiet_s` at least; what `work` gives."""
+        """Awaits `work`, and `quiet_s` at least; returns what `work` gives."""
         begin_s = time.perf_counter()
         found, _ = await asyncio.gather(work, asyncio.sleep(quiet_s))
         self.windows[name] = (begin_s, time.perf_counter())
@@ -84,7 +83,7 @@ class Healthy:
 
 
 def measure_dead_clients(bench: Bench) -> Found:
-    """8 sessions go on while a generation is not read, 8 sessions are killed, and 1,000 lie idle."""
+    """Runs 8 sessions while a generation is not read, 8 sessions are killed, and 1,000 are idle."""
     with running_verifier(*QUIET, *FLAGS) as verifier:
         healthy, gone_s = asyncio.run(_run(bench, verifier))
     tally = healthy.tally
@@ -103,14 +102,14 @@ def measure_dead_clients(bench: Bench) -> Found:
         "ratio",
         (f"on time; <= {MAX_P99_RATIO:g}", lambda ratio: ratio <= MAX_P99_RATIO and not late and not refused),
     )
-    return Found(
+    return (
         [measure],
         {"p99_ms": p99_ms, "gone_s": gone_s, "on_time_s": ON_TIME_S, "late": late, "refused": refused},
     )
 
 
-async def _run(bench: Bench, verifier: VerifierProcess) -> tuple[Healthy, dict[str, float]]:
-    gauges, healthy, is_over = Gauges(verifier.admin_url), Healthy(Tally()), asyncio.Event()
+async def _run(bench: Bench, verifier: VerifierProcess) -> tuple[_Healthy, dict[str, float]]:
+    gauges, healthy, is_over = _Gauges(verifier.admin_url), _Healthy(Tally()), asyncio.Event()
     plan, quiet_s = LoadPlan(NUM_HEALTHY, think_s=THINK_S), bench.pick(5.0, 1.0)
     gone_s: dict[str, float] = {}
     async with open_streams(verifier.address, bench.recording, plan, healthy.tally) as streams:
@@ -135,8 +134,8 @@ async def _run(bench: Bench, verifier: VerifierProcess) -> tuple[Healthy, dict[s
 
 
 @contextlib.asynccontextmanager
-async def _stop_reading(address: str, bench: Bench, gauges: Gauges) -> AsyncIterator[tuple[str, int]]:
-    """A long generation whose client takes 2 KB and no more."""
+async def _stop_reading(address: str, bench: Bench, gauges: _Gauges) -> AsyncIterator[tuple[str, int]]:
+    """Starts a long generation whose client takes 2 KB and no more."""
     connection = await connect(address, STALL_WINDOW)
     stream = CloudStream(connection, bench.recording.sessions[0].prompt_ids)
     opened = (await stream.open()).opened
@@ -146,12 +145,11 @@ async def _stop_reading(address: str, bench: Bench, gauges: Gauges) -> AsyncIter
 
 
 @contextlib.asynccontextmanager
-async def _die(address: str, bench: Bench, gauges: Gauges) -> AsyncIterator[tuple[str, int]]:
-    """Another generator, killed with its rounds under way."""
+async def _die(address: str, bench: Bench, gauges: _Gauges) -> AsyncIterator[tuple[str, int]]:
     command = [
         sys.executable,
         "-m",
-        "outrider.experiments.load.command",
+        "outrider.experiments.load",
         "--address",
         address,
         "--closed",
@@ -172,8 +170,7 @@ async def _die(address: str, bench: Bench, gauges: Gauges) -> AsyncIterator[tupl
 
 
 @contextlib.asynccontextmanager
-async def _lie_idle(address: str, bench: Bench, gauges: Gauges) -> AsyncIterator[tuple[str, int]]:
-    """1,000 sessions opened and left."""
+async def _lie_idle(address: str, bench: Bench, gauges: _Gauges) -> AsyncIterator[tuple[str, int]]:
     num_idle = bench.pick(NUM_IDLE, 100)
     connection = await connect(address)
     for group in _groups(num_idle, 50):

@@ -5,14 +5,16 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import statistics
-import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from benchmarks.engine.setup import NUM_THREADS, Bench, Found, alternate, median_ratio
+from benchmarks.engine.setup import NUM_THREADS, Bench
+from benchmarks.hf_target import HfTarget, compare_with_generate
+from benchmarks.results_file import Found
+from benchmarks.sessions import tpot_s
+from benchmarks.timing import alternate, median_ratio
 from outrider.edge_client.core.options import Mode
 from outrider.edge_client.drafting.onnx.model import OnnxDraftModel
-from outrider.edge_client.session.session import SessionResult
 from outrider.edge_client.tokenization.tokenizer import EdgeTokenizer
 from outrider.experiments.load.cloud import CloudStream, decode_all
 from outrider.experiments.load.wire import connect
@@ -23,68 +25,10 @@ from outrider.models import EMBEDDED
 
 NUM_TOGETHER = 8
 DRAFT_LENGTH = 4
-MAX_BATCH_S = 120.0
-CLOUD_ONLY = Case(Mode.CLOUD_ONLY, 0.0)
-
-
-class HfTarget:
-    """The embedded target in transformers, float32, its own cache, on as many threads as the verifier."""
-
-    def __init__(self) -> None:
-        import torch
-        from transformers import AutoModelForCausalLM
-
-        from outrider.cloud_verifier.backends.loading import quiet_transformers
-
-        torch.set_num_threads(NUM_THREADS)
-        with quiet_transformers():
-            self.model = AutoModelForCausalLM.from_pretrained(
-                EMBEDDED / "target", dtype=torch.float32, local_files_only=True
-            ).eval()
-        self.model.generation_config.eos_token_id = None
-        self.model.generation_config.pad_token_id = 0
-
-    def generate_s(self, prompts: Sequence[Sequence[int]], num_new: int) -> float:
-        """Seconds of one static batch, left-padded, greedy, `num_new` tokens each."""
-        import torch
-
-        width = max(len(prompt) for prompt in prompts)
-        ids = torch.tensor([[0] * (width - len(prompt)) + list(prompt) for prompt in prompts])
-        mask = torch.tensor([[0] * (width - len(p)) + [1] * len(p) for p in prompts])
-        begin_s = time.perf_counter()
-        self.model.generate(
-            ids, attention_mask=mask, do_sample=False, min_new_tokens=num_new, max_new_tokens=num_new
-        )
-        return time.perf_counter() - begin_s
-
-    @contextlib.contextmanager
-    def batching_continuously(self) -> Iterator[Callable[[Sequence[Sequence[int]], int], float]]:
-        """Its continuous batching: `run(prompts, num_new)` gives seconds. Switches the model's attention."""
-        from transformers import ContinuousBatchingConfig, GenerationConfig
-
-        generation = GenerationConfig(do_sample=False, eos_token_id=-1, pad_token_id=0)
-        pool = ContinuousBatchingConfig(num_blocks=64, max_batch_tokens=2048)
-        with self.model.continuous_batching_context_manager(
-            generation, timeout=10.0, continuous_batching_config=pool
-        ) as manager:
-
-            def run(prompts: Sequence[Sequence[int]], num_new: int) -> float:
-                begin_s = time.perf_counter()
-                manager.add_requests([list(prompt) for prompt in prompts], max_new_tokens=num_new)
-                lengths: list[int] = []
-                while len(lengths) < len(prompts) and time.perf_counter() < begin_s + MAX_BATCH_S:
-                    if (result := manager.get_result(timeout=1.0)) is not None and result.is_finished():
-                        lengths.append(len(result.generated_tokens))
-                if lengths != [num_new] * len(prompts):
-                    raise RuntimeError(f"continuous batching gave texts of {lengths} tokens")
-                return time.perf_counter() - begin_s
-
-            yield run
 
 
 @contextlib.contextmanager
 def _decoding(bench: Bench) -> Iterator[Decoder]:
-    """The embedded pair: the verifier in its own process, the edge here."""
     with OnnxDraftModel.open(EMBEDDED / "draft") as draft:
         yield Decoder(bench.verifier.address, draft, EdgeTokenizer(EMBEDDED / "draft" / "tokenizer.json"))
 
@@ -93,21 +37,11 @@ def _decoding(bench: Bench) -> Iterator[Decoder]:
 
 
 def measure_vs_hf(bench: Bench) -> Found:
-    """One greedy session, after its first token, prompt by prompt in turn with `generate`."""
-    prompts, num_new = load_prompts(limit=bench.pick(12, 2)), bench.pick(96, 16)
-    target = HfTarget()
+    """Decodes one greedy session a prompt, in turn with `generate`; compared after the first token."""
     with _decoding(bench) as decoder:
-        seconds: dict[str, list[float]] = {"ours": [], "transformers": [], "again": []}
-        for number, prompt in enumerate(prompts):
-            ids = [decoder.tokenizer.encode(prompt.text)]
-            if number == 0:
-                decoder.decode(prompt.text, CLOUD_ONLY, 8)
-                target.generate_s(ids, 2)
-            seconds["ours"].append(_s_per_token(decoder.decode(prompt.text, CLOUD_ONLY, num_new)))
-            whole_s, first_s = target.generate_s(ids, num_new), target.generate_s(ids, 1)
-            seconds["transformers"].append((whole_s - first_s) / (num_new - 1))
-            seconds["again"].append(_s_per_token(decoder.decode(prompt.text, CLOUD_ONLY, num_new)))
-            bench.say(f"prompt {number + 1} of {len(prompts)}")
+        seconds = compare_with_generate(
+            decoder, load_prompts(limit=bench.pick(12, 2)), bench.pick(96, 16), NUM_THREADS
+        )
     aa = median_ratio(seconds["again"], seconds["ours"])
     measure = judged(
         "engine.vs_hf",
@@ -117,15 +51,16 @@ def measure_vs_hf(bench: Bench) -> Found:
         at_least(1.2),
     )
     rates = {name: round(1 / statistics.median(times), 1) for name, times in seconds.items()}
-    return Found([measure], {"tokens_per_s": rates, "aa": round(aa, 4)})
+    return ([measure], {"tokens_per_s": rates, "aa": round(aa, 4)})
 
 
 def measure_vs_hf_batch(bench: Bench) -> Found:
-    """8 requests at once, from the first request to the last token, prompts included on both sides."""
+    """Decodes 8 requests at once, from the first request to the last token, prompts included on both
+    sides."""
     num_new = bench.pick(64, 16)
     tokenizer = EdgeTokenizer(EMBEDDED / "draft" / "tokenizer.json")
     texts = [tokenizer.encode(prompt.text) for prompt in load_prompts(limit=NUM_TOGETHER)]
-    heads, static = iter(range(1, 1000)), HfTarget()
+    heads, static = iter(range(1, 1000)), HfTarget(NUM_THREADS)
 
     def prompts() -> list[list[int]]:
         """Each turn begins with another token, so that no prefix is found again."""
@@ -140,7 +75,7 @@ def measure_vs_hf_batch(bench: Bench) -> Found:
         cases: dict[str, Callable[[], float]] = {"ours": ours, "again": ours}
         cases["static"] = lambda: static.generate_s(prompts(), num_new)
         try:
-            run = stack.enter_context(HfTarget().batching_continuously())
+            run = stack.enter_context(HfTarget(NUM_THREADS).batching_continuously())
             run(prompts(), 4)
             cases["continuous"] = lambda: run(prompts(), num_new)
         except Exception as error:  # it is written for GPUs, and says so in many ways
@@ -158,7 +93,7 @@ def measure_vs_hf_batch(bench: Bench) -> Found:
     )
     total = NUM_TOGETHER * num_new
     rates = {name: round(total / statistics.median(times), 1) for name, times in seconds.items()}
-    return Found([measure], {"tokens_per_s": rates, "ratios": ratios, "new_tokens_each": num_new})
+    return ([measure], {"tokens_per_s": rates, "ratios": ratios, "new_tokens_each": num_new})
 
 
 async def _decode_together(address: str, prompts: Sequence[Sequence[int]], num_new: int) -> float:
@@ -168,16 +103,11 @@ async def _decode_together(address: str, prompts: Sequence[Sequence[int]], num_n
     return seconds
 
 
-def _s_per_token(result: SessionResult) -> float:
-    times_ns = result.stats.token_times_ns
-    return (times_ns[-1] - times_ns[0]) / 1e9 / (len(times_ns) - 1)
-
-
 # ------------------------------------------------------------------------------------------ co-located
 
 
 def measure_colocated(bench: Bench) -> Found:
-    """Draft and target in the verifier against the draft at the edge, prompt by prompt in turn."""
+    """Compares draft and target in the verifier with the draft at the edge, prompt by prompt in turn."""
     prompts, num_new = load_prompts(limit=bench.pick(12, 2)), bench.pick(96, 16)
     found: dict[str, Any] = {}
     ratios: dict[float, float] = {}
@@ -199,7 +129,7 @@ def measure_colocated(bench: Bench) -> Found:
         "ratio",
         at_least(1.0),
     )
-    return Found([measure], found)
+    return ([measure], found)
 
 
 def _alternate_modes(
@@ -214,6 +144,6 @@ def _alternate_modes(
         results = {name: decoder.decode(prompt.text, case, num_new) for name, case in cases.items()}
         assert results["colocated"].token_ids == results["edge"].token_ids, f"{prompt.id}: the texts differ"
         for name, result in results.items():
-            seconds[name].append(_s_per_token(result))
+            seconds[name].append(tpot_s(result))
         bench.say(f"temperature {temperature:g}, prompt {number + 1} of {len(prompts)}")
     return seconds

@@ -9,11 +9,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from benchmarks.engine.setup import Bench, Found, alternate, median_ratio, time_s
+from benchmarks.engine.setup import Bench
+from benchmarks.results_file import Found
+from benchmarks.timing import alternate, median_ratio, time_s
 from outrider.cloud_verifier.backends.base import ForwardItem, Logits, TargetBackend
 from outrider.cloud_verifier.backends.loading import load_target
 from outrider.cloud_verifier.config import EMBEDDED_TARGET, ServeConfig
-from outrider.cloud_verifier.engine.work import Job
+from outrider.cloud_verifier.engine.job import Job
 from outrider.cloud_verifier.server.server import VerifierServer
 from outrider.common.types import (
     CloseRequest,
@@ -39,8 +41,8 @@ AT_ONCE = 8
 
 
 @dataclass
-class Asked:
-    """A session's one request under way, and its final answer."""
+class _Asked:
+    """Holds a session's one request under way, and its final answer."""
 
     reply: SessionResponse | None = None
 
@@ -49,35 +51,32 @@ class Asked:
             self.reply = reply
 
 
-class SteppedEngine:
-    """The engine as a server would make it, stepped by hand."""
+class _SteppedEngine:
+    """Steps the engine by hand, made as a server would make it."""
 
     def __init__(self, backend: TargetBackend) -> None:
         # Whoever steps by hand has no deadline.
         self.engine = VerifierServer(backend, ServeConfig(max_queue_ms=60_000.0)).engine
 
-    def submit(self, session_id: bytes, request: SessionRequest, tenant: str = "default") -> Asked:
-        asked = Asked()
+    def submit(self, session_id: bytes, request: SessionRequest, tenant: str = "default") -> _Asked:
+        asked = _Asked()
         self.engine.submit(Job(session_id, request, asked.take, time.perf_counter_ns(), tenant=tenant))
         return asked
 
     def settle(self) -> None:
-        """Steps until there is nothing left to do."""
         while self.engine.step():
             pass
 
     def ask(self, session_id: bytes, request: SessionRequest, tenant: str = "default") -> SessionResponse:
         asked = self.submit(session_id, request, tenant)
         self.settle()
-        assert asked.reply is not None, "the engine went idle and owes an answer"
+        assert asked.reply is not None, "the engine went idle with a request unanswered"
         return asked.reply
 
 
 @dataclass
-class InsideSession:
-    """A recorded session in an `SteppedEngine`."""
-
-    driver: SteppedEngine
+class _InsideSession:
+    driver: _SteppedEngine
     recorded: RecordedSession
     tenant: str = "default"
 
@@ -90,7 +89,7 @@ class InsideSession:
         assert isinstance(opened, Opened), opened
         return opened
 
-    def submit(self, request: VerifyRequest) -> Asked:
+    def submit(self, request: VerifyRequest) -> _Asked:
         self.round_id += 1
         return self.driver.submit(self.session_id, replace(request, round_id=self.round_id), self.tenant)
 
@@ -102,10 +101,11 @@ class InsideSession:
 
 
 def measure_batch8(bench: Bench) -> Found:
-    """One engine step of 8 rounds, verification included, against 8 bare forwards of one session each."""
+    """Compares one engine step of 8 rounds, verification included, with 8 bare forwards of one session
+    each."""
     backend = load_target(EMBEDDED_TARGET, dtype="float32")
-    driver = SteppedEngine(backend)
-    sessions = [InsideSession(driver, recorded) for recorded in bench.recording.sessions[:NUM_READY]]
+    driver = _SteppedEngine(backend)
+    sessions = [_InsideSession(driver, recorded) for recorded in bench.recording.sessions[:NUM_READY]]
     requests = []
     for number, session in enumerate(sessions):
         opened = session.open()
@@ -145,11 +145,10 @@ def measure_batch8(bench: Bench) -> Found:
     )
     details = {f"{name}_ms": round(1e3 * statistics.median(times), 3) for name, times in seconds.items()}
     packed_ratio = round(median_ratio(seconds["packed"], seconds["separate"]), 4)
-    return Found([measure], {**details, "packed_forward_ratio": packed_ratio, "aa": round(aa, 4)})
+    return ([measure], {**details, "packed_forward_ratio": packed_ratio, "aa": round(aa, 4)})
 
 
 def _bare_sequence(backend: TargetBackend, recorded: RecordedSession) -> tuple[Any, int, list[int]]:
-    """A sequence that holds the prompt, its length, and the tokens to feed."""
     sequence = backend.new_sequence()
     backend.forward([ForwardItem(sequence, recorded.prompt_ids[sequence.length :], 1)])
     return sequence, sequence.length, list(recorded.output_ids[:TOKENS_EACH])
@@ -164,9 +163,7 @@ def _forward_s(backend: TargetBackend, sequence: Any, length: int, token_ids: li
 # -------------------------------------------------------------------------------------------- outside
 
 
-class TimedForwards:
-    """Counts the time inside a backend's `forward`."""
-
+class _TimedForwards:
     def __init__(self, backend: Any) -> None:
         self.seconds = 0.0
         self._forward = backend.forward
@@ -180,16 +177,17 @@ class TimedForwards:
 
 
 def measure_outside(bench: Bench) -> Found:
-    """Steps of 16 recorded rounds, mixed parameters: time of `Engine.step` that is not `backend.forward`."""
+    """Times steps of 16 recorded rounds, mixed parameters: the part of `Engine.step` that is not
+    `backend.forward`."""
     backend = load_target(EMBEDDED_TARGET, dtype="float32")
-    driver, forwards = SteppedEngine(backend), TimedForwards(backend)
+    driver, forwards = _SteppedEngine(backend), _TimedForwards(backend)
     shares: dict[str, list[float]] = {"mixed": [], "greedy": []}
     recorded = bench.recording.sessions
     greedy = [s for s in recorded if s.sampling.temperature == 0 and s.sampling.presence_penalty == 0]
     groups = {"mixed": list(recorded), "greedy": greedy}
     for turn in range(bench.pick(6, 2)):
         for name, group in groups.items():
-            sessions = [InsideSession(driver, group[i % len(group)], f"t{i}") for i in range(NUM_BUSY)]
+            sessions = [_InsideSession(driver, group[i % len(group)], f"t{i}") for i in range(NUM_BUSY)]
             for session in sessions:
                 session.open()
             share = _share_outside(driver, sessions, forwards)
@@ -206,10 +204,10 @@ def measure_outside(bench: Bench) -> Found:
         "%",
         at_most(15),
     )
-    return Found([measure], {name: [round(share, 4) for share in found] for name, found in shares.items()})
+    return ([measure], {name: [round(share, 4) for share in found] for name, found in shares.items()})
 
 
-def _share_outside(driver: SteppedEngine, sessions: list[InsideSession], forwards: TimedForwards) -> float:
+def _share_outside(driver: _SteppedEngine, sessions: list[_InsideSession], forwards: _TimedForwards) -> float:
     inside_s = step_s = 0.0
     for requests in zip(*(session.recorded.requests() for session in sessions), strict=True):
         asked = [s.submit(request) for s, (request, _, _) in zip(sessions, requests, strict=True)]
@@ -228,15 +226,15 @@ def _is_right(reply: SessionResponse | None, expected: tuple[VerifyRequest, int,
 
 
 def measure_evict(bench: Bench) -> Found:
-    """100 sessions of different tenants, in random order, over KV that holds 20 of them."""
+    """Verifies 100 sessions of different tenants, in random order, over KV that holds 20 of them."""
     recorded, num_rounds = bench.recording.sessions, bench.pick(6, 2)
     lengths = [len(s.prompt_ids) + len(s.output_ids) for s in recorded]
     blocks_each = -(-int(statistics.fmean(lengths)) // BLOCK_TOKENS)
     kv_bytes = NUM_FITTING * blocks_each * BLOCK_TOKENS * KV_BYTES_A_TOKEN
     backend = load_target(EMBEDDED_TARGET, dtype="float32", kv_bytes=kv_bytes)
-    driver, num_free = SteppedEngine(backend), backend.num_free_tokens
+    driver, num_free = _SteppedEngine(backend), backend.num_free_tokens
     num_open = bench.pick(NUM_OPEN, 40)
-    sessions = [InsideSession(driver, recorded[i % len(recorded)], f"t{i}") for i in range(num_open)]
+    sessions = [_InsideSession(driver, recorded[i % len(recorded)], f"t{i}") for i in range(num_open)]
     wrong: set[int] = set()
     num_refused = 0
     for number, session in enumerate(sessions):
@@ -259,7 +257,7 @@ def measure_evict(bench: Bench) -> Found:
         "",
         ("unchanged, all free", lambda value: value == 0),
     )
-    return Found(
+    return (
         [measure],
         {"kv_tokens": num_free, "rounds": num_rounds * num_open, "refused_and_resent": num_refused},
     )
@@ -272,8 +270,8 @@ def _random_groups(num_sessions: int, seed: int) -> Iterator[list[int]]:
         yield order[start : start + AT_ONCE]
 
 
-def _verify_group(sessions: list[InsideSession], group: list[int], index: int, wrong: set[int]) -> int:
-    """Sends one round of each at once, again where it was refused; returns how often that was."""
+def _verify_group(sessions: list[_InsideSession], group: list[int], index: int, wrong: set[int]) -> int:
+    """Sends one round of each at once, again where it is refused; returns how often that was."""
     num_refused, left = 0, list(group)
     while left:
         expected = {number: sessions[number].recorded.requests()[index] for number in left}

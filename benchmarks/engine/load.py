@@ -9,7 +9,8 @@ import statistics
 from dataclasses import asdict
 from pathlib import Path
 
-from benchmarks.engine.setup import QUIET, Bench, Found, generate_load, pinned
+from benchmarks.engine.setup import QUIET, Bench, generate_load, pinned
+from benchmarks.results_file import Found
 from outrider.experiments.load.report import LoadReport, Tally
 from outrider.experiments.load.stream import ReplayStream
 from outrider.experiments.load.wire import connect
@@ -30,7 +31,8 @@ PAGE_KIB = os.sysconf("SC_PAGE_SIZE") / 1024
 
 
 def measure_overload(bench: Bench) -> Found:
-    """torch on one thread and core, the generator on the other; a round is in time within 400 ms.
+    """Offers more and more rounds: torch on one thread and core, the generator on the other; a round is in
+    time within 400 ms.
 
     Capacity is the best goodput of a sweep of open-loop rates; 1x and 10x are multiples of it.
     """
@@ -61,7 +63,7 @@ def measure_overload(bench: Bench) -> Found:
         flood = offer(OVERLOAD * peak, bench.pick(30.0, 2.0))
     named = {"closed": closed, "1x": once, "10x": flood}
     details = {name: asdict(report) for name, report in named.items()}
-    return Found(_judge_overload(peak, once, flood), {**details, "sweep": [asdict(r) for r in sweep]})
+    return (_judge_overload(peak, once, flood), {**details, "sweep": [asdict(r) for r in sweep]})
 
 
 def _judge_overload(peak: float, once: LoadReport, flood: LoadReport) -> list[Measure]:
@@ -96,7 +98,8 @@ def _judge_overload(peak: float, once: LoadReport, flood: LoadReport) -> list[Me
 
 
 def measure_leak(bench: Bench) -> Found:
-    """Sessions of one round each, four at a time; resident memory of the verifier as they go."""
+    """Runs sessions of one round each, four at a time, and reads the verifier's resident memory as they
+    go."""
     num_cycles = bench.pick(NUM_CYCLES, 100)
     warmup = bench.pick(WARMUP_CYCLES, 50)
     # A small pool: what a larger one touches for the first time would look like a leak.
@@ -115,15 +118,14 @@ def measure_leak(bench: Bench) -> Found:
         "KiB",
         (f"flat: <= {MAX_KIB_A_CYCLE:g}", lambda value: value <= MAX_KIB_A_CYCLE),
     )
-    return Found([measure], {"rss_mib": [(cycle, round(kib / 1024, 2)) for cycle, kib in samples]})
+    return ([measure], {"rss_mib": [(cycle, round(kib / 1024, 2)) for cycle, kib in samples]})
 
 
 async def _cycle(
     bench: Bench, address: str, pid: int, tally: Tally, num_cycles: int
 ) -> list[tuple[int, float]]:
-    """Returns (cycles done, resident KiB) every `CYCLES_A_SAMPLE`."""
     sessions = sorted(bench.recording.sessions, key=lambda s: len(s.prompt_ids))[:8]
-    connection, samples = await connect(address), [(0, resident_kib(pid))]
+    connection, samples = await connect(address), [(0, _resident_kib(pid))]
     started = 0
 
     async def work() -> None:
@@ -136,14 +138,14 @@ async def _cycle(
             await stream.round()
             await stream.close()
             if number % CYCLES_A_SAMPLE == 0:
-                samples.append((number, resident_kib(pid)))
+                samples.append((number, _resident_kib(pid)))
             if number % 500 == 0:
-                bench.say(f"cycle {number} of {num_cycles}: {resident_kib(pid) / 1024:.1f} MiB")
+                bench.say(f"cycle {number} of {num_cycles}: {_resident_kib(pid) / 1024:.1f} MiB")
 
     await asyncio.gather(*(work() for _ in range(4)))
     connection.close()
     return samples
 
 
-def resident_kib(pid: int) -> float:
+def _resident_kib(pid: int) -> float:
     return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * PAGE_KIB

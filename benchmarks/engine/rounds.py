@@ -7,11 +7,12 @@ import time
 from dataclasses import asdict, replace
 from typing import Any, NamedTuple
 
-from benchmarks.engine.recorded_drafts import ask
-from benchmarks.engine.setup import Bench, Found, generate_load, running_stub
+from benchmarks.engine.setup import Bench, generate_load, running_stub
+from benchmarks.results_file import Found
 from outrider.common.types import CloseRequest, Verdict
 from outrider.edge_client.session.session import new_session_id
 from outrider.edge_client.transport.link.grpc_link import GrpcLink
+from outrider.experiments.load.record import ask
 from outrider.experiments.load.recording import RecordedSession
 from outrider.experiments.load.report import LoadReport
 from outrider.experiments.shared.results import at_least, at_most, judged
@@ -21,7 +22,8 @@ DRAFT_S = 0.001  # four tokens of the embedded draft
 
 
 def measure_stub_rounds(bench: Bench) -> Found:
-    """Closed loop without think time: a connection for each stream, as 32 edges have, and one for all."""
+    """Runs a closed loop without think time: a connection for each stream, as 32 edges have, and one for
+    all."""
     seconds = bench.pick(5.0, 1.0)
     reports: dict[int, list[LoadReport]] = {1: [], NUM_STREAMS: []}
     with running_stub() as stub:
@@ -44,21 +46,20 @@ def measure_stub_rounds(bench: Bench) -> Found:
         "rounds/s",
         at_least(5000),
     )
-    return Found([measure], {str(n): [asdict(r) for r in found] for n, found in reports.items()})
+    return ([measure], {str(n): [asdict(r) for r in found] for n, found in reports.items()})
 
 
 # ---------------------------------------------------------------------------------- one round alone
 
 
-class RoundTime(NamedTuple):
-    """Milliseconds of one round, less the verifier's forward."""
-
+class _RoundTime(NamedTuple):
     beyond_forward_ms: float  # as the edge saw it
     inside_ms: float  # as the verifier saw it
 
 
-def time_rounds(address: str, recorded: RecordedSession, think_s: float, num_passes: int) -> list[RoundTime]:
-    """Replays one session through the edge's own link and codec."""
+def _time_rounds(
+    address: str, recorded: RecordedSession, think_s: float, num_passes: int
+) -> list[_RoundTime]:
     session_id = new_session_id()
     connection = GrpcLink(address, session_id).connect(10.0)
     ask(connection, recorded.opening(session_id))
@@ -74,14 +75,15 @@ def time_rounds(address: str, recorded: RecordedSession, think_s: float, num_pas
             assert (verdict.position, verdict.hash) == (position, hash_), "not the recorded text"
             metrics = verdict.metrics
             beyond_ns, inside_ns = wall_ns - metrics.forward_ns, metrics.total_ns - metrics.forward_ns
-            times.append(RoundTime(beyond_ns / 1e6, inside_ns / 1e6))
+            times.append(_RoundTime(beyond_ns / 1e6, inside_ns / 1e6))
     ask(connection, CloseRequest())
     connection.close()
     return times
 
 
 def measure_overhead(bench: Bench) -> Found:
-    """One session alone, a draft's time between rounds; for comparison also back to back."""
+    """Times the rounds of one session alone, a draft's time between them; for comparison also back to
+    back."""
     sampled = [s for s in bench.recording.sessions if s.sampling.temperature][:3]
     greedy = [s for s in bench.recording.sessions if not s.sampling.temperature][:3]
     kinds = {
@@ -89,11 +91,11 @@ def measure_overhead(bench: Bench) -> Found:
         "greedy": (greedy, DRAFT_S),
         "sampled, back to back": (sampled, 0.0),
     }
-    times: dict[str, list[RoundTime]] = {kind: [] for kind in kinds}
+    times: dict[str, list[_RoundTime]] = {kind: [] for kind in kinds}
     for turn in range(bench.pick(4, 1)):
         for kind, (sessions, think_s) in kinds.items():
             for session in sessions:
-                times[kind] += time_rounds(bench.verifier.address, session, think_s, bench.pick(3, 1))
+                times[kind] += _time_rounds(bench.verifier.address, session, think_s, bench.pick(3, 1))
         bench.say(f"turn {turn + 1}: {_median_beyond(times['sampled']):.2f} ms beyond the forward")
     details: dict[str, Any] = {
         kind: {
@@ -113,8 +115,8 @@ def measure_overhead(bench: Bench) -> Found:
         "ms",
         at_most(1.0),
     )
-    return Found([measure], details)
+    return ([measure], details)
 
 
-def _median_beyond(times: list[RoundTime]) -> float:
+def _median_beyond(times: list[_RoundTime]) -> float:
     return round(statistics.median(t.beyond_forward_ms for t in times), 4)

@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.engine.setup import Bench
-from outrider.common.errors import UsageError
+from benchmarks.results_file import pick_names, write_results
 from outrider.experiments.shared.command import run_command
-from outrider.experiments.shared.results import Measure, print_table, write_results
+from outrider.experiments.shared.results import Measure, print_table
 
 # Case → the ids it measures; in order, the shortest first.
 CASES = {
@@ -41,6 +41,7 @@ CASES = {
 
 
 def main() -> int:
+    """Runs the command."""
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.engine.run",
         description=__doc__,
@@ -59,9 +60,9 @@ def main() -> int:
             print(f"[{number}/{len(cases)}] {', '.join(ids)}", flush=True)
             begin_s = time.monotonic()
             module, _, function = case.partition(":")
-            found = getattr(importlib.import_module(module), function)(bench)
-            measures += found.measures
-            details |= {ids[0]: found.details}
+            its_measures, its_details = getattr(importlib.import_module(module), function)(bench)
+            measures += its_measures
+            details |= {ids[0]: its_details}
             print(f"  {time.monotonic() - begin_s:.1f} s", flush=True)
     if arguments.quick or arguments.only:
         print(json.dumps(details, indent=1))
@@ -72,12 +73,9 @@ def main() -> int:
 
 
 def pick_cases(only: str) -> list[str]:
-    """Raises `UsageError` for an id that does not exist."""
-    wanted = {name.strip().removeprefix("engine.") for name in only.split(",") if name.strip()}
-    known = {id for ids in CASES.values() for id in ids}
-    if unknown := wanted - known:
-        raise UsageError(f"--only {', '.join(sorted(unknown))}: want one of {', '.join(sorted(known))}")
-    return [case for case, ids in CASES.items() if not wanted or wanted & set(ids)]
+    """Returns the cases that measure one of the ids. Raises `UsageError` for an id that does not exist."""
+    ids = pick_names(only, [id for ids in CASES.values() for id in ids], "engine.")
+    return [case for case, its_ids in CASES.items() if set(ids) & set(its_ids)]
 
 
 if __name__ == "__main__":

@@ -10,7 +10,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from benchmarks.engine.setup import Bench, Found, median_ratio
+from benchmarks.engine.setup import Bench
+from benchmarks.results_file import Found
+from benchmarks.timing import median_ratio
 from outrider.common.types import TokenIds
 from outrider.experiments.load.cloud import CloudStream, Opening, open_and_close
 from outrider.experiments.load.command import LoadPlan, open_streams, run_closed
@@ -30,7 +32,8 @@ VOCAB = 8000  # ids below it exist in the embedded tokenizer
 
 
 def measure_same_text(bench: Bench) -> Found:
-    """16 recorded sessions at once, half speculative and half cloud-only; then the halves change places."""
+    """Runs 16 recorded sessions at once, half speculative and half cloud-only; then the halves change
+    places."""
     recorded = bench.recording.sessions[:NUM_AT_ONCE]
     differing: list[str] = []
     for first in (0, 1):
@@ -45,11 +48,11 @@ def measure_same_text(bench: Bench) -> Found:
         ("every one equals", lambda value: value == 0),
     )
     lengths = sorted(len(session.prompt_ids) for session in recorded)
-    return Found([measure], {"differing": differing, "tokens": num_tokens, "prompt_lengths": lengths})
+    return ([measure], {"differing": differing, "tokens": num_tokens, "prompt_lengths": lengths})
 
 
 async def _find_differing(address: str, recorded: Sequence[RecordedSession], first: int) -> list[str]:
-    """Every second session from `first` on replays its rounds, the others decode cloud-only."""
+    """Replays every second session from `first` on; the others decode cloud-only."""
     connection, tally = await connect(address), Tally()
     replays = [ReplayStream(connection, session, tally) for session in recorded[first::2]]
     clouds = [CloudStream(connection, s.prompt_ids, s.sampling) for s in recorded[1 - first :: 2]]
@@ -78,7 +81,7 @@ async def _find_differing(address: str, recorded: Sequence[RecordedSession], fir
 
 
 def measure_prefix_ttft(bench: Bench) -> Found:
-    """A prompt of 1,000 tokens, opened, closed, and opened again by another session of the same tenant."""
+    """Opens a prompt of 1,000 tokens, closes it, and opens it again by another session of the same tenant."""
     return asyncio.run(_measure_prefix_ttft(bench, bench.verifier.address))
 
 
@@ -109,7 +112,7 @@ async def _measure_prefix_ttft(bench: Bench, address: str) -> Found:
         "reopened_ms": round(1e3 * statistics.median(again), 2),
         "aa": round(aa, 4),
     }
-    return Found([measure], details)
+    return ([measure], details)
 
 
 def _random_ids(num_tokens: int, seed: int) -> TokenIds:
@@ -121,8 +124,8 @@ def _random_ids(num_tokens: int, seed: int) -> TokenIds:
 
 
 @dataclass
-class StallSamples:
-    """Latencies of rounds that ended while nothing else ran, and while a prompt prefilled; seconds."""
+class _StallSamples:
+    """Holds latencies of rounds that ended while nothing else ran, and while a prompt prefilled; seconds."""
 
     idle: list[float]
     idle_again: list[float]
@@ -132,7 +135,7 @@ class StallSamples:
 
 
 def measure_prefill_stall(bench: Bench) -> Found:
-    """4 sessions of rounds, 5 ms between them; every so often a prompt of 2,000 tokens beside them."""
+    """Runs 4 sessions of rounds, 5 ms between them; every so often a prompt of 2,000 tokens beside them."""
     samples = asyncio.run(_sample_stalls(bench, bench.verifier.address))
     idle_ms, stalled_ms = (percentile_ms(sorted(s), 0.99) for s in (samples.idle, samples.stalled))
     chunk_ms = 1e3 * statistics.median(
@@ -159,11 +162,10 @@ def measure_prefill_stall(bench: Bench) -> Found:
         "refused": samples.num_refused,
         "aa": round(aa, 4),
     }
-    return Found([measure], details)
+    return ([measure], details)
 
 
-async def _sample_stalls(bench: Bench, address: str) -> StallSamples:
-    """Turns of idle, prompt, idle, while the rounds go on."""
+async def _sample_stalls(bench: Bench, address: str) -> _StallSamples:
     tally, idle_s, num_turns = Tally(), bench.pick(0.8, 0.4), bench.pick(20, 3)
     plan = LoadPlan(NUM_BESIDE, think_s=THINK_S)
     windows: dict[str, list[tuple[float, float]]] = {"idle": [], "again": [], "stalled": []}
@@ -187,4 +189,4 @@ async def _sample_stalls(bench: Bench, address: str) -> StallSamples:
     def within(name: str) -> list[float]:
         return [r.latency_s for r in tally.rounds if any(a <= r.end_s < b for a, b in windows[name])]
 
-    return StallSamples(within("idle"), within("again"), within("stalled"), openings, len(tally.refusals))
+    return _StallSamples(within("idle"), within("again"), within("stalled"), openings, len(tally.refusals))

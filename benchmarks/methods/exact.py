@@ -10,12 +10,13 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
+from benchmarks.results_file import ROOT
 from outrider.common.types import Method
-from outrider.experiments.shared.results import ROOT, Measure, at_least, judged
+from outrider.experiments.shared.results import Measure, at_least, judged
 
 
 def ask_tests(*, is_quick: bool) -> tuple[Measure, dict[str, Any]]:
-    """How many exact methods pass every test that names them.
+    """Returns how many exact methods pass every test that names them.
 
     None of them counts where a test fails that names no method: a control that was not detected, an oracle.
     """
@@ -42,7 +43,6 @@ def ask_tests(*, is_quick: bool) -> tuple[Measure, dict[str, Any]]:
 
 
 def _run_tests(is_quick: bool) -> dict[str, bool]:
-    """Test → whether it passed."""
     marks = () if is_quick else ("-m", "slow or not slow", "--timeout", "1800")
     with tempfile.TemporaryDirectory() as scratch:
         report = Path(scratch) / "report.xml"
@@ -58,5 +58,4 @@ def _run_tests(is_quick: bool) -> dict[str, bool]:
 
 
 def _names(test: str, methods: Collection[str]) -> bool:
-    """Whether a method is among a test's parameters."""
     return not set(test.partition("[")[2].rstrip("]").split("-")).isdisjoint(methods)

@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.engine.setup import alternate, median_ratio, time_s
+from benchmarks.timing import alternate, median_ratio, time_s
 from outrider.cloud_verifier.verification.methods.base import Outcome, RoundInput
 from outrider.cloud_verifier.verification.methods.registry import create_method
-from outrider.cloud_verifier.verification.rows import HostRows, KeyedCoins, StepRound
+from outrider.cloud_verifier.verification.rows import HostRows, KeyedDraws, StepRound
 from outrider.common.methods import num_support, sends_probs, sends_support
 from outrider.common.noise.draws import Purpose, coupled_argmax
 from outrider.common.noise.philox import first_word
@@ -33,8 +33,8 @@ SIZES = {"8k": 8192, "152k": VOCAB_SIZE}
 
 
 @dataclass(frozen=True)
-class Drafted:
-    """One session's round, and what the edge would have sent by how its draft was sampled."""
+class _Drafted:
+    """Holds one session's round, and what the edge would have sent by how its draft was sampled."""
 
     sampling: SamplingParams
     logits: NDArray[np.float32]  # [NUM_DRAFTED + 1, vocab], the target's
@@ -46,7 +46,7 @@ class Drafted:
         rows = HostRows(self.logits, step_round, (0,), self.logits.shape[1])
         round_input = RoundInput(
             rows=rows,
-            coins=KeyedCoins(self.sampling.seed, POSITION),
+            draws=KeyedDraws(self.sampling.seed, POSITION),
             position=POSITION,
             draft_tokens=draft.token_ids,
             draft_probs=draft.draft_probs if sends_probs(method) else (),
@@ -58,7 +58,7 @@ class Drafted:
 
 
 def time_methods(num_turns: int) -> dict[str, dict[str, float]]:
-    """Milliseconds (medians) that verifying takes, by method.
+    """Returns the milliseconds (medians) that verifying takes, by method.
 
     Rounds of 4 drafted tokens at temperature 0.8, of one session and of 16, over 8,192 and 152,064 logits.
     """
@@ -67,7 +67,7 @@ def time_methods(num_turns: int) -> dict[str, dict[str, float]]:
         _, drafted = _make_rounds(vocab_size)
         for num_sessions in (1, NUM_SESSIONS):
 
-            def verify(method: Method, rounds: list[Drafted] = drafted[:num_sessions]) -> None:
+            def verify(method: Method, rounds: list[_Drafted] = drafted[:num_sessions]) -> None:
                 for each in rounds:
                     each.verify(method)
 
@@ -80,8 +80,9 @@ def time_methods(num_turns: int) -> dict[str, dict[str, float]]:
 
 
 def measure_cpu_verify(num_turns: int = 15) -> dict[str, float]:
-    """16 rounds of 4 drafted tokens over 152,064 logits, through the methods, against `torch.logsumexp` of
-    the same [80, 152064] float32: milliseconds (medians), ratios within a turn, tokens accepted of drafted.
+    """Verifies 16 rounds of 4 drafted tokens over 152,064 logits, through the methods, and compares with
+    `torch.logsumexp` of the same [80, 152064] float32: milliseconds (medians), ratios within a turn, tokens
+    accepted of drafted.
 
     `*_ratio` is a method's time over torch's; `numpy_ratio` the same of logsumexp in numpy; `aa` torch over
     torch. torch runs with its own number of threads, the methods as the engine runs them.
@@ -116,7 +117,7 @@ def measure_cpu_verify(num_turns: int = 15) -> dict[str, float]:
     return {name: round(value, 4) for name, value in figures.items()} | {"threads": torch.get_num_threads()}
 
 
-def _make_rounds(vocab_size: int) -> tuple[NDArray[np.float32], list[Drafted]]:
+def _make_rounds(vocab_size: int) -> tuple[NDArray[np.float32], list[_Drafted]]:
     rng = np.random.default_rng(2026)
     num_rows = NUM_DRAFTED + 1
     logits = rng.standard_normal((NUM_SESSIONS * num_rows, vocab_size), np.float32) * np.float32(BULK_SCALE)
@@ -127,16 +128,16 @@ def _make_rounds(vocab_size: int) -> tuple[NDArray[np.float32], list[Drafted]]:
     return logits, [_draft(rows, seed, rng) for seed, rows in enumerate(each)]
 
 
-def _draft(logits: NDArray[np.float32], seed: int, rng: np.random.Generator) -> Drafted:
+def _draft(logits: NDArray[np.float32], seed: int, rng: np.random.Generator) -> _Drafted:
     sampling = SamplingParams(temperature=TEMPERATURE, seed=seed)
     error = rng.standard_normal((NUM_DRAFTED, logits.shape[1]), np.float32) * np.float32(DRAFT_ERROR)
     scores = shape(np, logits[:NUM_DRAFTED] + error, sampling)
     drafts = {size: _sample_draft(scores, seed, size) for size in {num_support(method) for method in Method}}
-    return Drafted(sampling, logits, drafts)
+    return _Drafted(sampling, logits, drafts)
 
 
 def _sample_draft(scores: NDArray[np.float32], seed: int, size: int) -> Draft:
-    """A draft sampled from `size` ids a position; 0: from all, with the noise both sides share."""
+    """Samples a draft from `size` ids a position; 0: from all, with the noise both sides share."""
     if size == 0:
         tokens = tuple(coupled_argmax(scores, seed, range(POSITION, POSITION + NUM_DRAFTED)).tolist())
         probs = np.exp(scores - _logsumexp(scores)[:, None])

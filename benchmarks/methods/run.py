@@ -19,6 +19,7 @@ from typing import Any
 
 from benchmarks.methods.exact import ask_tests
 from benchmarks.methods.kernels import measure_cpu_verify, time_methods
+from benchmarks.results_file import write_results
 from outrider.common.methods import MAX_SUPPORT_SIZE
 from outrider.common.types import Method
 from outrider.edge_client.core.options import Mode
@@ -29,7 +30,7 @@ from outrider.experiments.shared.command import run_command
 from outrider.experiments.shared.decoding import Case, Decoder
 from outrider.experiments.shared.processes import running_verifier
 from outrider.experiments.shared.prompts import Prompt, load_prompts
-from outrider.experiments.shared.results import Measure, at_least, at_most, judged, print_table, write_results
+from outrider.experiments.shared.results import Measure, at_least, at_most, judged, print_table
 from outrider.models import EMBEDDED
 
 DRAFT_LENGTH = 4
@@ -41,7 +42,7 @@ SHIPPED = Case(Mode.SPECULATIVE, 0.7, DRAFT_LENGTH)
 
 @dataclass(frozen=True)
 class Plan:
-    """How much is measured."""
+    """Says how much is measured."""
 
     num_prompts: int = 8  # of the grid over all methods and settings
     num_new: int = 96
@@ -56,36 +57,22 @@ QUICK = Plan(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class TextFigures:
-    """Of the texts of one case, end-of-text ignored."""
-
-    acceptance_rate: float
-    tokens_per_round: float
-    bytes_up_per_draft_token: float
-    bytes_up_per_token: float  # openings included
-    bytes_down_per_token: float
-    verifier_ms: float  # of a round, forward included
-    tokens_per_s: float
-    tokens_per_s_at_rtt: float  # of RTT_S more
-
-
-def figures_of(results: Sequence[SessionResult]) -> TextFigures:
+def _figures_of(results: Sequence[SessionResult]) -> dict[str, float]:
     rounds = [r for result in results for r in result.stats.rounds if r.is_answered]
     num_drafted = sum(r.num_draft_tokens for r in rounds)
     num_tokens = sum(len(result.token_ids) for result in results)
     in_rounds = num_tokens - len(results)  # the first of each came with its opening
     wall_s = sum(r.stats.token_times_ns[-1] - r.stats.token_times_ns[0] for r in results) / 1e9
-    return TextFigures(
-        acceptance_rate=_ratio(sum(r.num_accepted_tokens for r in rounds), num_drafted),
-        tokens_per_round=_ratio(in_rounds, len(rounds)),
-        bytes_up_per_draft_token=_ratio(sum(r.bytes_up for r in rounds), num_drafted),
-        bytes_up_per_token=_ratio(sum(result.stats.bytes_up for result in results), num_tokens),
-        bytes_down_per_token=_ratio(sum(result.stats.bytes_down for result in results), num_tokens),
-        verifier_ms=round(statistics.median(r.verifier_ms for r in rounds), 3),
-        tokens_per_s=_ratio(in_rounds, wall_s),
-        tokens_per_s_at_rtt=_ratio(in_rounds, wall_s + RTT_S * len(rounds)),
-    )
+    return {
+        "acceptance_rate": _ratio(sum(r.num_accepted_tokens for r in rounds), num_drafted),
+        "tokens_per_round": _ratio(in_rounds, len(rounds)),
+        "bytes_up_per_draft_token": _ratio(sum(r.bytes_up for r in rounds), num_drafted),
+        "bytes_up_per_token": _ratio(sum(result.stats.bytes_up for result in results), num_tokens),
+        "bytes_down_per_token": _ratio(sum(result.stats.bytes_down for result in results), num_tokens),
+        "verifier_ms": round(statistics.median(r.verifier_ms for r in rounds), 3),
+        "tokens_per_s": _ratio(in_rounds, wall_s),
+        "tokens_per_s_at_rtt": _ratio(in_rounds, wall_s + RTT_S * len(rounds)),
+    }
 
 
 def _ratio(part: float, whole: float) -> float:
@@ -95,15 +82,15 @@ def _ratio(part: float, whole: float) -> float:
 # ------------------------------------------------------------------------------------------ texts
 
 
-def decode_all(decoder: Decoder, cases: Iterable[Case], prompts: Sequence[Prompt], plan: Plan) -> list[Any]:
-    """One row a case; the cases take turns prompt by prompt, so that no hour is one method's own."""
+def _decode_all(decoder: Decoder, cases: Iterable[Case], prompts: Sequence[Prompt], plan: Plan) -> list[Any]:
+    """Returns one row a case; the cases take turns prompt by prompt, so that no hour is one method's own."""
     cases = list(cases)
     results: dict[Case, list[SessionResult]] = {case: [] for case in cases}
     for number, prompt in enumerate(prompts, start=1):
         for case in cases:
             results[case].append(decoder.decode(prompt.text, case, plan.num_new, seed=number))
         print(f"  prompt {number} of {len(prompts)}", flush=True)
-    return [{**_facts(case), **asdict(figures_of(found))} for case, found in results.items()]
+    return [{**_facts(case), **_figures_of(found)} for case, found in results.items()]
 
 
 def _facts(case: Case) -> dict[str, Any]:
@@ -116,8 +103,9 @@ def _facts(case: Case) -> dict[str, Any]:
 
 
 @dataclass(frozen=True)
-class Compared:
-    """Two methods' mean of one figure over the same prompts and seeds, and the ratio's standard error."""
+class _Compared:
+    """Holds two methods' means of one figure over the same prompts and seeds, and the ratio's standard
+    error."""
 
     upper: float
     lower: float
@@ -126,10 +114,10 @@ class Compared:
     num_rounds: int
 
 
-def compare(
+def _compare(
     decoder: Decoder, upper: Case, lower: Case, prompts: Sequence[Prompt], plan: Plan, *, is_acceptance: bool
-) -> Compared:
-    """Acceptance rate, or tokens a round, of `upper` against `lower`; the error is by texts."""
+) -> _Compared:
+    """Compares acceptance rate, or tokens a round, of `upper` and `lower`; the error is by texts."""
     parts: list[tuple[float, float, float, float]] = []  # of each text: part and whole, upper and lower
     num_rounds = 0
     for seed in range(1, plan.num_seeds + 1):
@@ -154,7 +142,7 @@ def compare(
     ]
     ratio = mean_upper / mean_lower
     standard_error = ratio * math.sqrt(sum(error * error for error in errors))
-    return Compared(
+    return _Compared(
         round(mean_upper, 4), round(mean_lower, 4), round(ratio, 4), round(standard_error, 4), num_rounds
     )
 
@@ -162,7 +150,7 @@ def compare(
 # -------------------------------------------------------------------------------------------- main
 
 
-def measure_texts(plan: Plan, prompts: Sequence[Prompt]) -> tuple[list[Measure], dict[str, Any]]:
+def _measure_texts(plan: Plan, prompts: Sequence[Prompt]) -> tuple[list[Measure], dict[str, Any]]:
     tokenizer = EdgeTokenizer(EMBEDDED / "draft" / "tokenizer.json")
     threads = ("--num-threads", str(os.cpu_count() or 1))
     with (
@@ -181,14 +169,14 @@ def measure_texts(plan: Plan, prompts: Sequence[Prompt]) -> tuple[list[Measure],
             for size in SUPPORT_SIZES
         ]
         decoder.decode(prompts[0].text, SHIPPED, plan.num_new)  # warms both sides up
-        rows = decode_all(decoder, grid, prompts[: plan.num_prompts], plan)
-        size_rows = decode_all(decoder, sizes, prompts[: plan.num_prompts], plan)
+        rows = _decode_all(decoder, grid, prompts[: plan.num_prompts], plan)
+        size_rows = _decode_all(decoder, sizes, prompts[: plan.num_prompts], plan)
         compared = prompts[: plan.num_compared_prompts]
         sparse = replace(SHIPPED, method=Method.SPARSE)
-        loss = compare(decoder, SHIPPED, sparse, compared, plan, is_acceptance=True)
+        loss = _compare(decoder, SHIPPED, sparse, compared, plan, is_acceptance=True)
         print(f"  coupled : sparse {loss}", flush=True)
         hot = replace(sparse, temperature=1.0)
-        gain = compare(decoder, replace(hot, method=Method.BLOCK), hot, compared, plan, is_acceptance=False)
+        gain = _compare(decoder, replace(hot, method=Method.BLOCK), hot, compared, plan, is_acceptance=False)
         print(f"  block : sparse {gain}", flush=True)
     most = max(rows, key=lambda row: row["bytes_up_per_draft_token"])
     measures = [
@@ -226,8 +214,7 @@ def measure_texts(plan: Plan, prompts: Sequence[Prompt]) -> tuple[list[Measure],
     return measures, details
 
 
-def print_rows(rows: Sequence[dict[str, Any]]) -> None:
-    """The rows of the table in docs/exactness.md."""
+def _print_rows(rows: Sequence[dict[str, Any]]) -> None:
     print(
         f"{'method':<17}{'T':>5}{'top-p':>6}{'ids':>5}{'accept':>8}{'tok/round':>10}{'up/token':>9}", end=""
     )
@@ -253,6 +240,7 @@ def _judge_cpu_verify(figures: dict[str, float]) -> Measure:
 
 
 def main() -> int:
+    """Runs the command."""
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.methods.run",
         description=__doc__,
@@ -267,7 +255,7 @@ def main() -> int:
     times = time_methods(plan.num_repeats)
     cpu_verify = measure_cpu_verify(plan.num_repeats)
     print("texts", flush=True)
-    measures, details = measure_texts(plan, prompts)
+    measures, details = _measure_texts(plan, prompts)
     print("exactness: the tests", flush=True)
     exact, exact_details = ask_tests(is_quick=arguments.quick)
     measures = [exact, *measures, _judge_cpu_verify(cpu_verify)]
@@ -280,7 +268,7 @@ def main() -> int:
         "exact": exact_details,
         "gpu_verify": "not measured: no GPU at hand",
     }
-    print_rows([*details["texts"], *details["sparse_by_support_size"]])
+    _print_rows([*details["texts"], *details["sparse_by_support_size"]])
     if arguments.quick:
         print_table(measures)
     else:

@@ -6,17 +6,15 @@ import contextlib
 import statistics
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from benchmarks.main import conditional_acceptance
-from outrider.common.types import Origin
+from benchmarks.sessions import Sessions, tpot_s, warn_of_other_texts
 from outrider.edge_client.controller.cost_model import LinkCosts, ModelCosts, tokens_per_s
 from outrider.edge_client.core.options import Mode
-from outrider.edge_client.core.stats import RoundRecord
 from outrider.edge_client.drafting.base import DraftModel
 from outrider.edge_client.drafting.export.exporter import export_draft
 from outrider.edge_client.drafting.registry import create_draft_model
@@ -35,7 +33,7 @@ RTTS_S = {"loopback": 0.0, "50 ms": 0.05}  # on top of what loopback itself take
 def open_strategies(
     pair: Path, scratch: Path, first_layers: Sequence[int]
 ) -> Iterator[dict[str, DraftModel]]:
-    """By name: the pair's draft, prompt lookup, and INT4 drafts of the target's first layers."""
+    """Opens by name: the pair's draft, prompt lookup, and INT4 drafts of the target's first layers."""
     with contextlib.ExitStack() as stack:
         strategies = {
             TRAINED: stack.enter_context(create_draft_model("onnx", pair / "draft")),
@@ -49,40 +47,7 @@ def open_strategies(
         yield strategies
 
 
-@dataclass
-class Rounds:
-    """Of one strategy at one draft length, over all prompts."""
-
-    results: list[SessionResult] = field(default_factory=list)
-
-    @property
-    def rounds(self) -> list[RoundRecord]:
-        return [record for result in self.results for record in result.stats.rounds]
-
-    @property
-    def acceptance_rate(self) -> float:
-        return sum(r.num_accepted_tokens for r in self.rounds) / sum(r.num_draft_tokens for r in self.rounds)
-
-    @property
-    def tokens_per_round(self) -> float:
-        """Committed tokens a round; the first token of a text came with its opening."""
-        origins = (origin for result in self.results for origin in result.origins)
-        return sum(origin is not Origin.TARGET for origin in origins) / len(self.rounds)
-
-    @property
-    def num_drafted(self) -> float:
-        return statistics.fmean(r.num_draft_tokens for r in self.rounds)
-
-    @property
-    def draft_ms_per_token(self) -> float:
-        return statistics.median(r.draft_ms / r.num_draft_tokens for r in self.rounds if r.num_draft_tokens)
-
-    def conditional_acceptance(self, num_draft_tokens: int) -> list[float]:
-        """A round whose draft was shorter counts as one whose missing tokens were wrong."""
-        return conditional_acceptance(self.rounds, num_draft_tokens)
-
-
-Sampled = dict[str, dict[int, Rounds]]  # strategy → draft length → rounds
+Sampled = dict[str, dict[int, Sessions]]  # strategy → draft length → sessions
 
 
 def sample_strategies(
@@ -93,35 +58,28 @@ def sample_strategies(
     temperature: float,
     num_new: int,
 ) -> tuple[Sampled, list[SessionResult]]:
-    """Every strategy on every prompt, taking turns, and the target alone; to the end of each text."""
+    """Runs every strategy on every prompt, taking turns, and the target alone; to the end of each text."""
     decoders = {name: Decoder(address, model, tokenizer) for name, model in strategies.items()}
-    found: Sampled = {name: {n: Rounds() for n in (DRAFT_LENGTH, LONG)} for name in strategies}
+    found: Sampled = {name: {n: Sessions() for n in (DRAFT_LENGTH, LONG)} for name in strategies}
     alone = []
     for number, prompt in enumerate(prompts):
         print(f"\rdrafts: prompt {number + 1} of {len(prompts)}", end="", flush=True)
         case = Case(Mode.CLOUD_ONLY, temperature)
         alone.append(decoders[TRAINED].decode(prompt.text, case, num_new, ignore_eos=False))
         for name, decoder in decoders.items():
-            for n, rounds in found[name].items():
+            for n, sessions in found[name].items():
                 case = Case(Mode.SPECULATIVE, temperature, n)
-                rounds.results.append(decoder.decode(prompt.text, case, num_new, ignore_eos=False))
+                sessions.results.append(decoder.decode(prompt.text, case, num_new, ignore_eos=False))
     print()
-    _check_same(found, alone)
-    return found, alone
-
-
-def _check_same(found: Sampled, alone: Sequence[SessionResult]) -> None:
-    """Every strategy was judged on the same text; a tie of two tokens may part them, and is printed."""
     for name, by_length in found.items():
-        for n, rounds in by_length.items():
-            pairs = zip(rounds.results, alone, strict=True)
-            if differing := sum(a.token_ids != b.token_ids for a, b in pairs):
-                print(f"WARNING {name} n={n}: {differing} of {len(alone)} texts differ from cloud-only")
+        for n, sessions in by_length.items():
+            warn_of_other_texts(f"{name} n={n}", sessions.results, alone)
+    return found, alone
 
 
 @dataclass(frozen=True, slots=True)
 class SharedCosts:
-    """What a round costs whoever drafts: verification by draft length, loopback, a cloud-only token."""
+    """Holds what a round costs whoever drafts: verification by draft length, loopback, a cloud-only token."""
 
     verify_fixed_s: float
     verify_token_s: float
@@ -130,7 +88,7 @@ class SharedCosts:
 
 
 def shared_costs(found: Sampled, alone: Sequence[SessionResult]) -> SharedCosts:
-    """Medians by draft length, and a line through them."""
+    """Fits a line through the medians by draft length."""
     rounds = [r for by_length in found.values() for case in by_length.values() for r in case.rounds]
     by_count: dict[int, list[float]] = defaultdict(list)
     for record in rounds:
@@ -139,35 +97,41 @@ def shared_costs(found: Sampled, alone: Sequence[SessionResult]) -> SharedCosts:
     medians = [statistics.median(by_count[count]) for count in counts]
     weights = [len(by_count[count]) ** 0.5 for count in counts]
     slope, fixed = np.polyfit(counts, medians, 1, w=weights)
-    times = [result.stats.token_times_ns for result in alone if len(result.stats.token_times_ns) > 1]
     return SharedCosts(
         verify_fixed_s=float(fixed),
         verify_token_s=max(0.0, float(slope)),
         loopback_s=statistics.median(r.net_ms for r in rounds) / 1e3,
-        target_token_s=statistics.median((t[-1] - t[0]) / 1e9 / (len(t) - 1) for t in times),
+        target_token_s=statistics.median(tpot_s(each) for each in alone if len(each.token_ids) > 1),
     )
 
 
-def strategy_figures(by_length: dict[int, Rounds], costs: SharedCosts) -> dict[str, Any]:
-    """One strategy's measured figures and what the cost model makes of them, by round-trip time."""
-    draft_ms = by_length[DRAFT_LENGTH].draft_ms_per_token
+def strategy_figures(by_length: dict[int, Sessions], costs: SharedCosts) -> dict[str, Any]:
+    """Returns one strategy's measured figures and the cost model's predictions from them, by round-trip
+    time."""
+    drafted = [r for r in by_length[DRAFT_LENGTH].rounds if r.num_draft_tokens]
+    draft_ms = statistics.median(r.draft_ms / r.num_draft_tokens for r in drafted)
     return {
         "tokens_per_round": {str(n): round(rounds.tokens_per_round, 3) for n, rounds in by_length.items()},
         "acceptance_rate": {str(n): round(rounds.acceptance_rate, 4) for n, rounds in by_length.items()},
-        "drafted_per_round": {str(n): round(rounds.num_drafted, 2) for n, rounds in by_length.items()},
+        "drafted_per_round": {str(n): round(_num_drafted(rounds), 2) for n, rounds in by_length.items()},
         "draft_ms_per_token": round(draft_ms, 4),
         "predicted_tokens_per_s": predict(by_length[LONG], draft_ms / 1e3, costs),
     }
 
 
-def predict(long: Rounds, draft_token_s: float, costs: SharedCosts) -> dict[str, dict[str, float]]:
-    """Tokens/s at the length that is compared and at the best one, whether or not cloud-only beats it."""
+def _num_drafted(sessions: Sessions) -> float:
+    return statistics.fmean(r.num_draft_tokens for r in sessions.rounds)
+
+
+def predict(long: Sessions, draft_token_s: float, costs: SharedCosts) -> dict[str, dict[str, float]]:
+    """Predicts tokens/s at the length that is compared and at the best one, whether or not cloud-only
+    beats it."""
     # A strategy that often has nothing to say neither drafts nor has verified what it does not say.
-    share = long.num_drafted / LONG
+    share = _num_drafted(long) / LONG
     models = ModelCosts(
         draft_token_s * share, costs.target_token_s, costs.verify_fixed_s, costs.verify_token_s * share
     )
-    acceptance = long.conditional_acceptance(LONG)
+    acceptance = long.acceptance(LONG)
     predicted: dict[str, dict[str, float]] = {}
     for name, rtt_s in RTTS_S.items():
         link = LinkCosts(rtt_s=costs.loopback_s + rtt_s)
@@ -182,6 +146,7 @@ def predict(long: Rounds, draft_token_s: float, costs: SharedCosts) -> dict[str,
 
 
 def print_strategies(figures: dict[str, Any], cloud_only: float) -> None:
+    """Prints one line a strategy."""
     print(f"\n{'draft':<24}{'tokens a round':>16}{'ms a token':>12}", end="")
     print("".join(f"{'predicted, ' + name:>22}" for name in RTTS_S))
     for draft, values in figures.items():

@@ -20,7 +20,8 @@ from outrider.training.judge.evaluate import Evaluator
 
 
 def held_out_figures(evaluator: Evaluator, max_files: int | None = None) -> dict[str, Any]:
-    """Teacher-forced figures on the held-out files as this installation has them, at most `max_files`."""
+    """Returns teacher-forced figures on the held-out files as this installation has them, at most
+    `max_files`."""
     paths = sysconfig.get_paths()
     texts = dict(list(read_held_out(Path(paths["stdlib"]), Path(paths["purelib"])).items())[:max_files])
     files: dict[str, Tokens] = {}
@@ -38,7 +39,8 @@ def sampled_overlap(
     texts: Sequence[SessionResult],
     temperature: float,
 ) -> float:
-    """Mean Σ min(target, draft) over the tokens of texts that the target wrote at `temperature`."""
+    """Returns the mean Σ min(target, draft) over the tokens of texts that the target wrote at
+    `temperature`."""
     means, lengths = [], []
     for prompt_ids, text in zip(prompts_ids, texts, strict=True):
         count = len(text.token_ids)
@@ -50,17 +52,18 @@ def sampled_overlap(
 
 
 @dataclass(frozen=True, slots=True)
-class ParseFigures:
+class _ParseFigures:
     num_parsed: int
     num_cut_off: int  # the function did not end within the tokens there were
     num_prompts: int
 
 
-def parse_figures(prompts: Sequence[str], texts: Sequence[SessionResult]) -> ParseFigures:
+def parse_figures(prompts: Sequence[str], texts: Sequence[SessionResult]) -> _ParseFigures:
+    """Counts functions that parse with their prompt, and those that were cut off."""
     functions = [first_function(text.text) for text in texts]
     are_cut_off = (
         function == text.text and text.finish_reason is FinishReason.LENGTH
         for function, text in zip(functions, texts, strict=True)
     )
     parsed = map(is_python, prompts, functions)
-    return ParseFigures(sum(parsed), sum(are_cut_off), len(prompts))
+    return _ParseFigures(sum(parsed), sum(are_cut_off), len(prompts))

@@ -1,1 +1,4 @@
-"""Engines that run the target model behind one small protocol (`backends.base`)."""
+"""The target model behind one small protocol (`backends.base`).
+
+Imports `kv`, `verification.row_kernels`, `common`.
+"""

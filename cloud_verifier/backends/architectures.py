@@ -1,6 +1,6 @@
-"""Which decoders the paged forward computes rightly. Everything else is refused by name.
+"""The decoders that the paged forward computes correctly. Everything else is refused by name.
 
-The packed forward knows one kind of attention: softmax over all earlier tokens of the same sequence. A model
+The packed forward has one kind of attention: softmax over all earlier tokens of the same sequence. A model
 with another kind would load and run, and be silently wrong, so its configuration is read before its weights.
 """
 
@@ -29,7 +29,7 @@ FULL_LAYER_TYPES = ("full_attention", "attention", "global_attention")
 
 
 def check_supported(config: Any, max_context: int) -> None:
-    """Raise `ModelError` naming the model type and the reason unless the decoder is a full-attention one."""
+    """Raises `ModelError` naming the model type and the reason unless the decoder is a full-attention one."""
     reason = _unsupported_reason(config, max_context)
     if reason:
         raise ModelError(
@@ -63,7 +63,7 @@ def _unsupported_reason(config: Any, max_context: int) -> str | None:
 
 
 def _sliding_window(config: Any, kinds: set[str]) -> int | None:
-    """The window in tokens, None where the configuration has none or switches it off."""
+    """Returns the window in tokens, None where the configuration has none or switches it off."""
     if kinds and "sliding_attention" not in kinds:
         return None
     if getattr(config, "use_sliding_window", None) is False:
@@ -75,7 +75,7 @@ def _sliding_window(config: Any, kinds: set[str]) -> int | None:
 
 
 def _rope_types(parameters: Any) -> set[str]:
-    """rope_parameters is one dict, or one dict per layer type."""
+    """Returns the types in rope_parameters, which is one dict, or one dict per layer type."""
     if not isinstance(parameters, dict):
         return set()
     nested = [value for value in parameters.values() if isinstance(value, dict)]

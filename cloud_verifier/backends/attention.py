@@ -1,9 +1,9 @@
-"""Our paged attention, as transformers sees it: one function registered under `ATTENTION_NAME`.
+"""Our paged attention as a transformers attention function, registered under `ATTENTION_NAME`.
 
-transformers builds no mask for an attention name it has no mask function for, and hands the keyword
-arguments of `model(...)` through to every layer. So the plan of a forward travels as `outrider_plan`, and
-each layer writes its keys and values into the pool and attends over the pool as the plan says. How that is
-done is a planner's business: `backends.sdpa` anywhere, `backends.varlen` on CUDA where torch can.
+transformers builds no mask for an attention name without a mask function, and passes the keyword arguments of
+`model(...)` to every layer. So the plan of a forward is passed as `outrider_plan`; each layer writes its keys
+and values into the pool and attends over the pool by that plan. A planner decides how: `backends.sdpa`
+anywhere, `backends.varlen` on CUDA where torch can.
 """
 
 from __future__ import annotations
@@ -22,25 +22,28 @@ UNSUPPORTED_KWARGS = ("softcap", "s_aux", "sinks", "head_mask", "position_bias")
 
 
 class PagedAttention(Protocol):
-    """Attention of one packed forward, for any of its layers."""
+    """Computes the attention of one packed forward, for any of its layers."""
 
     def __call__(
         self, query: torch.Tensor, key_pool: torch.Tensor, value_pool: torch.Tensor, scaling: float | None
     ) -> torch.Tensor:
-        """query [heads, rows, head_dim], pools [num_blocks, block_size, kv_heads, head_dim], the rows' own
-        keys and values written → [rows, heads, head_dim]. `scaling` None is 1/√head_dim."""
+        """Returns [rows, heads, head_dim] for queries [heads, rows, head_dim].
+
+        The pools [num_blocks, block_size, kv_heads, head_dim] have the rows' own keys and values. `scaling`
+        None is 1/√head_dim.
+        """
 
 
 class AttentionPlanner(Protocol):
-    """One way to attend over the pool."""
+    """Prepares attention over the pool in one way."""
 
     def plan(self, sequences: Sequence[PackedSequence]) -> PagedAttention:
-        """What can be prepared once for all layers of a forward."""
+        """Returns the attention of a forward, with everything prepared that its layers share."""
 
 
 @dataclass(slots=True)
 class ForwardPlan:
-    """What a layer needs to know about one packed forward."""
+    """Holds what every layer needs of one packed forward."""
 
     key_pools: list[torch.Tensor]  # per layer [num_blocks, block_size, kv_heads, head_dim]
     value_pools: list[torch.Tensor]
@@ -59,10 +62,11 @@ def paged_attention(
     outrider_plan: ForwardPlan | None = None,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Write the new keys and values, then attend over the pool.
+    """Writes the new keys and values, then attends over the pool.
 
-    query [1, heads, num_rows, head_dim], key and value [1, kv_heads, num_rows, head_dim]; returns
-    [1, num_rows, heads, head_dim]. `scaling` is the model's own.
+    query [1, heads, num_rows, head_dim], key and value [1, kv_heads, num_rows, head_dim]; returns [1,
+    num_rows, heads, head_dim]. `scaling` is the model's own. Raises NotImplementedError for other attention
+    kinds.
     """
     plan = outrider_plan
     assert plan is not None, "the model does not hand keyword arguments to its attention"
@@ -81,7 +85,7 @@ def attend(
     value: torch.Tensor,
     scaling: float | None,
 ) -> torch.Tensor:
-    """One layer's attention over the pool, the new keys and values written first.
+    """Writes one layer's new keys and values, and returns its attention over the pool.
 
     query [heads, rows, head_dim], key and value [kv_heads, rows, head_dim] → [rows, heads, head_dim].
     """
@@ -101,7 +105,7 @@ def _write(pool: torch.Tensor, slots: slice | torch.Tensor, rows: torch.Tensor) 
 
 
 def register_attention() -> None:
-    """Make `ATTENTION_NAME` known to transformers (idempotent)."""
+    """Registers `ATTENTION_NAME` with transformers (idempotent)."""
     from transformers import AttentionInterface
 
     AttentionInterface.register(ATTENTION_NAME, paged_attention)

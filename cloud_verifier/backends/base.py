@@ -1,8 +1,8 @@
 """The target-backend protocol: one packed ragged forward for prefill, verification and decoding.
 
-Every backend keeps its KV in sequences. A sequence's length is the number of tokens whose keys and values
-it holds; `forward` feeds the tokens that follow. KV invariant (DESIGN §4): length ≤ position − 1, so every
-forward feeds at least one token of the text.
+Every backend keeps its KV in sequences. A sequence's length is the number of tokens whose keys and values it
+holds; `forward` feeds the tokens that follow. KV invariant (docs/design.md §4): length ≤ position − 1, so
+every forward feeds at least one token of the sequence.
 """
 
 from __future__ import annotations
@@ -27,23 +27,23 @@ class KVExhausted(OutriderError):
 
 
 class KVSequence(Protocol):
-    """A handle to one sequence's KV; made by `new_sequence` or `fork`, ended by `close`."""
+    """Identifies one sequence's KV; made by `new_sequence` or `fork`, ended by `close`."""
 
     @property
     def length(self) -> int:
-        """Tokens whose keys and values are held."""
+        """Returns the number of tokens whose keys and values are held."""
 
     @property
     def num_reused(self) -> int:
-        """Tokens that the prefix cache held when the sequence was made."""
+        """Returns the number of tokens that came from the prefix cache when the sequence was made."""
 
 
 @dataclass(slots=True)
 class ForwardItem:
-    """One sequence's share of a forward.
+    """Holds one sequence's part of a forward.
 
-    `token_ids` follow the sequence's `length` tokens; the logits after the last `num_logit_rows` of them
-    come back (0: a prefill chunk that nobody reads).
+    `token_ids` follow the sequence's `length` tokens; the logits after the last `num_logit_rows` of them are
+    returned (0: a prefill chunk whose logits are not needed).
     """
 
     sequence: KVSequence
@@ -52,7 +52,7 @@ class ForwardItem:
 
 
 class TargetBackend(Protocol):
-    """A loaded target. Used by one thread at a time, not always the same."""
+    """Runs a loaded target. Used by one thread at a time, not always the same."""
 
     num_tokens: int  # ids the tokenizer has
     vocab_size: int  # columns of the logits, ≥ num_tokens where the vocabulary is padded
@@ -68,41 +68,41 @@ class TargetBackend(Protocol):
 
     @property
     def num_free_tokens(self) -> int:
-        """Token slots that can be had: in empty blocks, and in blocks only the prefix cache remembers."""
+        """Returns the number of token slots that can be taken: in empty blocks and in idle cached ones."""
 
     @property
     def kv_usage(self) -> BlockUsage:
-        """Read by scrapes, from any thread."""
+        """Returns block counts; read by scrapes, from any thread."""
 
     def new_sequence(self, tenant: str = "", token_ids: Sequence[int] = ()) -> KVSequence:
-        """A sequence that begins with the longest cached prefix of `token_ids`, of this tenant's own.
+        """Returns a sequence that begins with the tenant's longest cached prefix of `token_ids`.
 
-        At most all but the last token: that one is fed, so that its logits can be read.
+        The prefix has at most all but the last token: that one is fed, so that its logits can be read.
         """
 
     def publish(self, sequence: KVSequence, token_ids: Sequence[int]) -> None:
-        """Let later sequences of the same tenant begin with this one's KV, as far as it is of `token_ids`.
+        """Lets later sequences of the same tenant begin with this one's KV of `token_ids`.
 
         The KV must be of these tokens; either may be longer than the other.
         """
 
     def forward(self, items: Sequence[ForwardItem]) -> Logits:
-        """Run all items in one packed pass and advance their lengths.
+        """Runs all items in one packed pass and advances their lengths.
 
         Returns float32 [Σ num_logit_rows, vocab_size], in item order; row r of an item with n rows scores the
-        token after its token n_fed − n + r. The array is only valid until the next forward.
-        Raises `KVExhausted`, with nothing changed, when blocks run out. Feeding a sequence twice in one
-        forward, past `max_context`, or nothing at all is a bug (AssertionError).
+        token after its token n_fed − n + r. The array is only valid until the next forward. Raises
+        `KVExhausted`, with nothing changed, when blocks run out. Feeding a sequence twice in one forward,
+        past `max_context`, or nothing at all is a bug (AssertionError).
         """
 
     def truncate(self, sequence: KVSequence, length: int) -> None:
-        """Forget all but the first `length` tokens: a length change plus freed blocks."""
+        """Keeps the first `length` tokens: changes the length and frees blocks."""
 
     def fork(self, sequence: KVSequence) -> KVSequence:
-        """A second sequence with the same tokens, sharing blocks until one of the two writes."""
+        """Returns a second sequence with the same tokens, sharing blocks until one of the two writes."""
 
     def close(self, sequence: KVSequence) -> None:
-        """Release a sequence's blocks. Closing twice does nothing."""
+        """Releases a sequence's blocks. Closing twice does nothing."""
 
     def check_integrity(self) -> None:
-        """Raise AssertionError when the KV bookkeeping contradicts itself."""
+        """Raises AssertionError when the KV bookkeeping contradicts itself."""

@@ -1,8 +1,8 @@
 """The same decoder with less between its matrix products: Llama, Qwen2 and Qwen3 in float32 on a CPU.
 
-A small target spends a third of a transformers forward in Python and in tiny operations, and twice the time
-of one row on five (MKL packs the weights anew for every call). Here query, key and value are one product,
-so are gate and up; weights are packed once for oneDNN; only the rows somebody reads go through the head.
+With a small target a third of a transformers forward is Python and tiny operations, and five rows take twice
+the time of one (MKL packs the weights anew for every call). Here query, key and value are one product, so are
+gate and up; weights are packed once for oneDNN; only rows whose logits are needed go through the head.
 `backends.loading` compares it with the transformers forward at load and drops it if the two disagree.
 """
 
@@ -23,6 +23,7 @@ PACK_ROWS = 8  # oneDNN's hint: of 1, 4, 8 and 16 the best over 1 to 64 rows
 
 
 def can_be_lean(model: Any, device: str, dtype: str) -> bool:
+    """Returns whether a model's architecture, device and dtype are those that `LeanDecoder` computes."""
     config = model.config
     return (
         config.model_type in LEAN_MODEL_TYPES
@@ -35,7 +36,7 @@ def can_be_lean(model: Any, device: str, dtype: str) -> bool:
 
 
 class PackedLinear:
-    """x [rows, in] → x Wᵀ + b [rows, out] for weights that never change."""
+    """Computes x [rows, in] → x Wᵀ + b [rows, out] for weights that never change."""
 
     def __init__(self, weights: list[torch.Tensor], biases: list[torch.Tensor | None], *, is_doubled: bool):
         weight = torch.cat(weights)  # [out, in]
@@ -54,7 +55,7 @@ class PackedLinear:
 
 
 class RootMeanSquareNorm:
-    """x / √(mean(x²) + ε) · weight over the last dimension, in four operations instead of seven."""
+    """Computes x / √(mean(x²) + ε) · weight over the last dimension, in four operations instead of seven."""
 
     def __init__(self, norm: Any) -> None:
         size = norm.weight.shape[0]
@@ -68,6 +69,8 @@ class RootMeanSquareNorm:
 
 @dataclass(slots=True)
 class LeanLayer:
+    """Holds one layer's packed weights."""
+
     input_norm: RootMeanSquareNorm
     qkv: PackedLinear
     query_norm: RootMeanSquareNorm | None
@@ -117,7 +120,7 @@ class LeanDecoder:
     def __call__(
         self, token_ids: torch.Tensor, positions: torch.Tensor, rows: torch.Tensor | None, plan: ForwardPlan
     ) -> torch.Tensor:
-        """token_ids, positions int64 [num_rows]; `rows` selects (None: all) → float32 [rows, vocab_size]."""
+        """Returns float32 logits [rows, vocab_size]; token ids and positions are int64 [num_rows]."""
         x = self._embedding[token_ids]  # [num_rows, hidden_size]
         cos, sin = self._rotary(x, positions[None])
         cos, sin = cos[0].unsqueeze(1), sin[0].unsqueeze(1)  # [num_rows, 1, head_dim]

@@ -1,4 +1,4 @@
-"""`load_target`: a local Hugging Face directory becomes a `TargetBackend`. Nothing is ever downloaded."""
+"""Loads a local Hugging Face directory as a `TargetBackend`. Nothing is ever downloaded."""
 
 from __future__ import annotations
 
@@ -45,15 +45,14 @@ def load_target(
     num_threads: int = 0,
     is_lean: bool = True,
 ) -> TransformersBackend:
-    """Load a decoder from a local directory (config.json, tokenizer.json, *.safetensors).
+    """Loads a decoder from a local directory (config.json, tokenizer.json, *.safetensors).
 
-    `device`: "cpu", "cuda" or "cuda:N"; `dtype`: "float32", "bfloat16" or "auto" (float32 on a CPU,
-    bfloat16 on CUDA); `kv_bytes`: size of the KV pool, for all sequences, or `kv_tokens`: the same in tokens,
-    for those who know the model; `block_size`: tokens in one of its blocks, unless CUDA's paged attention
-    wants another; `num_threads`: torch's CPU threads (0 leaves torch's own choice; a setting of the whole
-    process); `is_lean`: use the faster forward of `backends.lean` where there is one.
-    Raises `ModelError` for a directory that is incomplete, unsafe (pickled weights, remote code) or of an
-    architecture the packed forward does not compute.
+    `device` is "cpu", "cuda" or "cuda:N"; `dtype` "float32", "bfloat16" or "auto" (float32 on a CPU, bfloat16
+    on CUDA); `kv_bytes` the size of the KV pool for all sequences, or `kv_tokens` the same in tokens;
+    `block_size` the tokens of a block, unless CUDA's paged attention needs another; `num_threads` torch's CPU
+    threads (0 leaves torch's own choice; a setting of the whole process); `is_lean` whether the faster
+    forward of `backends.lean` may be used. Raises `ModelError` for a directory that is incomplete, unsafe
+    (pickled weights, remote code) or of an architecture that the packed forward does not compute.
     """
     import torch
 
@@ -103,7 +102,7 @@ def _check_device(device: str) -> None:
 
 @contextlib.contextmanager
 def quiet_transformers() -> Iterator[None]:
-    """No progress bars, advice or warnings on stderr while loading; the settings are restored."""
+    """Silences progress bars, advice and warnings on stderr while loading, and restores the settings."""
     from transformers.utils import logging as hf_logging
 
     verbosity, had_bar = hf_logging.get_verbosity(), hf_logging.is_progress_bar_enabled()
@@ -199,7 +198,7 @@ def _facts(directory: Path, model: Any, max_context: int, device: str, dtype: st
 
 
 def _eos_token_ids(directory: Path, config: Any) -> tuple[int, ...]:
-    """End-of-text ids. generation_config.json speaks first: chat models list several there."""
+    """Returns the end-of-text ids: generation_config.json's first, for chat models list several there."""
     value = None
     with contextlib.suppress(OSError, ValueError):
         text = (directory / "generation_config.json").read_text(encoding="utf-8")

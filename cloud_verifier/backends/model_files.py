@@ -1,4 +1,4 @@
-"""Whether a directory holds a target that may be loaded, told before torch is imported."""
+"""Checks that a directory has a target that may be loaded, before torch is imported."""
 
 from __future__ import annotations
 
@@ -11,7 +11,10 @@ from outrider.common.models.shards import read_shard_names
 
 
 def check_model_files(directory: Path) -> dict[str, Any]:
-    """The parsed config.json of a complete directory. Raises `ModelError` for what is missing or unsafe."""
+    """Returns the parsed config.json of a complete directory.
+
+    Raises `ModelError` for what is missing or unsafe.
+    """
     if not directory.is_dir():
         raise ModelError(f"no model directory at {directory}")
     for name in ("config.json", "tokenizer.json"):

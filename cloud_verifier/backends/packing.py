@@ -1,4 +1,4 @@
-"""A packed forward as integers: which rows, which slots, which sequences are padded together. No tensors."""
+"""A packed forward as integers: its rows, slots and groups of sequences padded together. No tensors."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ GATHER_ROWS = 4  # gathering a token's keys and values costs about as much as th
 
 @dataclass(slots=True)  # not frozen: see RoundMetrics
 class PackedSequence:
-    """One sequence's share of a packed forward: rows start … start + num_queries − 1."""
+    """Holds one sequence's part of a packed forward: rows start … start + num_queries − 1."""
 
     start: int
     num_queries: int
@@ -24,20 +24,23 @@ class PackedSequence:
 
     @property
     def past(self) -> int:
+        """Returns the number of tokens in KV before the queries."""
         return self.length - self.num_queries
 
     @property
     def stop(self) -> int:
+        """Returns the row after the last."""
         return self.start + self.num_queries
 
     @property
     def rows(self) -> range:
+        """Returns the rows as a range."""
         return range(self.start, self.stop)
 
 
 @dataclass(frozen=True, slots=True)
 class VarlenIndex:
-    """The arguments of variable-length paged attention, as `torch.nn.attention.varlen` names them."""
+    """Holds the arguments of variable-length paged attention, named as in `torch.nn.attention.varlen`."""
 
     cu_seq_q: list[int]  # [num_sequences + 1]: where each sequence's rows begin
     cu_seq_k: list[int]  # [num_sequences + 1]: the same over KV lengths
@@ -48,6 +51,7 @@ class VarlenIndex:
 
 
 def make_varlen_index(sequences: Sequence[PackedSequence]) -> VarlenIndex:
+    """Returns the kernel's arguments for sequences packed without gaps."""
     cu_seq_q, cu_seq_k = [0], [0]
     for sequence in sequences:
         assert sequence.start == cu_seq_q[-1], "rows are packed without gaps"
@@ -64,13 +68,13 @@ def make_varlen_index(sequences: Sequence[PackedSequence]) -> VarlenIndex:
 
 
 def pad_tables(sequences: Sequence[PackedSequence]) -> list[list[int]]:
-    """Block ids [num_sequences, max_blocks], padded with block 0."""
+    """Returns block ids [num_sequences, max_blocks], padded with block 0."""
     num_blocks = max(len(sequence.block_ids) for sequence in sequences)
     return [[*s.block_ids, *([0] * (num_blocks - len(s.block_ids)))] for s in sequences]
 
 
 def group_similar(sequences: Sequence[PackedSequence]) -> list[list[PackedSequence]]:
-    """Sequences to attend together, each group in packed order; those on their own are groups of one."""
+    """Returns groups of sequences to attend together, each in packed order; longer ones are groups of one."""
     short, groups = [], []
     for sequence in sequences:
         if sequence.num_queries <= MAX_BATCHED_QUERIES and sequence.length <= MAX_BATCHED_LENGTH:

@@ -1,4 +1,4 @@
-"""Faster ways through the model are tried at load against the plain one, and dropped where they differ."""
+"""Compares faster forwards with the plain one at load, and drops those that differ."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ MAX_LEAN_ERROR = 2e-4  # of the largest logit; two orders of operations in float
 
 
 def find_varlen_page_size(facts: TargetFacts) -> int | None:
-    """The block size with which torch's paged attention is right on this device; None: use SDPA."""
+    """Returns the block size with which torch's paged attention is correct on this device; None: use SDPA."""
     kernel = varlen.find_kernel()
     if not facts.device.startswith("cuda") or facts.dtype != "bfloat16" or kernel is None:
         return None
@@ -37,7 +37,7 @@ def find_varlen_page_size(facts: TargetFacts) -> int | None:
 
 
 def use_varlen_if_right(backend: TransformersBackend, reference: Logits) -> None:
-    """Attend through torch's paged kernel, unless the model's own logits come out differently."""
+    """Switches to torch's paged kernel, unless the model's logits then differ from `reference`."""
     kernel, planner = varlen.find_kernel(), backend.planner
     assert kernel is not None, "a page size was found with it"
     backend.planner = varlen.VarlenPlanner(kernel, torch.device(backend.device))
@@ -48,7 +48,7 @@ def use_varlen_if_right(backend: TransformersBackend, reference: Logits) -> None
 
 
 def use_lean_if_right(backend: TransformersBackend, model: Any, reference: Logits) -> None:
-    """Run the model through `backends.lean`, unless its logits come out differently."""
+    """Switches to the forward of `backends.lean`, unless its logits differ from `reference`."""
     decoder = backend.decoder
     backend.use_decoder(LeanDecoder(model))
     if (reason := _difference(backend, reference, MAX_LEAN_ERROR)) is not None:
@@ -58,7 +58,7 @@ def use_lean_if_right(backend: TransformersBackend, model: Any, reference: Logit
 
 
 def _difference(backend: TransformersBackend, reference: Logits, tolerance: float) -> str | None:
-    """Why `backend` as it is now must not be used; None where its logits are the reference's."""
+    """Returns why `backend` as it is now must not be used; None where its logits equal the reference."""
     try:
         error = float(abs(probe(backend) - reference).max())
     except ModelError as failure:
@@ -68,7 +68,10 @@ def _difference(backend: TransformersBackend, reference: Logits, tolerance: floa
 
 
 def probe(backend: TransformersBackend) -> Logits:
-    """Logits of a few tokens in two forwards; each layer must attend once, in the shape we expect."""
+    """Returns the logits of a few tokens in two forwards.
+
+    Raises `ModelError` unless each layer attends once, with the expected shapes.
+    """
     sequence = backend.new_sequence()
     ids = [(7 * i + 1) % backend.num_tokens for i in range(PROBE_TOKENS)]
     try:

@@ -1,9 +1,9 @@
 """Paged attention by scaled_dot_product_attention over views and gathered blocks: any device, any dtype.
 
-A step of many short sequences is a few padded calls: what a call costs beside its arithmetic (and waking the
-second core) is paid once, and gathering whole blocks is cheap. A long sequence attends on its own, over a
-view of the pool where its blocks are one run. Blocks are gathered into buffers that stay: fresh memory of
-that size costs more than the copy.
+A step of many short sequences is a few padded calls: the fixed cost of a call (and of waking the second core)
+is paid once, and gathering whole blocks is cheap. A long sequence attends alone, over a view of the pool
+where its blocks are one run. Blocks are gathered into buffers that are kept: allocating memory of that size
+costs more than the copy.
 """
 
 from __future__ import annotations
@@ -14,22 +14,22 @@ from dataclasses import dataclass
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
-from outrider.cloud_verifier.backends.attention import PagedAttention
+from outrider.cloud_verifier.backends.attention import AttentionPlanner, PagedAttention
 from outrider.cloud_verifier.backends.packing import PackedSequence, group_similar, pad_tables
 
 MAX_FOLDED_QUERIES = 64  # beyond it the mask of folded heads costs more than repeating keys
 
 
 class BlockGatherer:
-    """Copies blocks out of a pool into memory that is used again by the next call."""
+    """Copies blocks out of a pool into memory that the next call uses again."""
 
     def __init__(self) -> None:
         self._buffers: list[torch.Tensor | None] = [None, None]
 
     def __call__(self, pool: torch.Tensor, block_ids: torch.Tensor, which: int) -> torch.Tensor:
-        """pool [num_blocks, block_size, kv_heads, head_dim] → [tokens, kv_heads, head_dim].
+        """Returns [tokens, kv_heads, head_dim] from a pool [num_blocks, block_size, kv_heads, head_dim].
 
-        Valid until the next call with the same `which` (0: keys, 1: values).
+        It is valid until the next call with the same `which` (0: keys, 1: values).
         """
         num_blocks, num_tokens = block_ids.shape[0], block_ids.shape[0] * pool.shape[1]
         flat = pool.flatten(1)
@@ -43,12 +43,12 @@ class BlockGatherer:
 
 @dataclass(slots=True)
 class Segment:
-    """One sequence's rows, attending alone.
+    """Holds the attention of one sequence on its own.
 
     Rows start … stop−1 of the packed queries attend over `kv_length` tokens: a slice of the pool's slots
-    where the sequence is one run, else gathered blocks.
-    `mask` is additive: [num_groups * num_queries, kv_length] when heads are folded, [num_queries, kv_length]
-    when not, None where every row sees everything it is given (or `is_causal` says the rest).
+    where the sequence is one run, else gathered blocks. `mask` is additive: [num_groups * num_queries,
+    kv_length] when heads are folded, [num_queries, kv_length] when not, None where every row sees all keys
+    (or those that `is_causal` leaves).
     """
 
     start: int
@@ -67,7 +67,7 @@ class Segment:
         scaling: float | None,
         gather: BlockGatherer,
     ) -> torch.Tensor:
-        """query [heads, rows, head_dim] → [stop − start, heads, head_dim]."""
+        """Returns [stop − start, heads, head_dim] for queries [heads, rows, head_dim]."""
         # [1, kv_heads, kv_length, head_dim]
         keys = self._tokens(key_pool, gather, 0).transpose(0, 1)[None]
         values = self._tokens(value_pool, gather, 1).transpose(0, 1)[None]
@@ -98,7 +98,7 @@ class Segment:
 
 @dataclass(slots=True)
 class PaddedGroup:
-    """Several sequences in one call: rows padded to the most, KV to the longest, the rest masked."""
+    """Holds the attention of several sequences in one call: rows padded to the most, KV to the longest."""
 
     rows: slice | torch.Tensor  # packed rows in order of the group, padding included
     answered: torch.Tensor | None  # of these the real ones; None: all
@@ -114,7 +114,7 @@ class PaddedGroup:
         scaling: float | None,
         gather: BlockGatherer,
     ) -> torch.Tensor:
-        """query [heads, rows, head_dim] → [answered rows, heads, head_dim]."""
+        """Returns [answered rows, heads, head_dim] for queries [heads, rows, head_dim]."""
         num_sequences, num_heads, head_dim = self.mask.shape[0], query.shape[0], query.shape[2]
         keys = gather(key_pool, self.block_ids, 0)
         values = gather(value_pool, self.block_ids, 1)
@@ -131,7 +131,7 @@ class PaddedGroup:
         return out if self.answered is None else out.index_select(0, self.answered)
 
 
-class SdpaPlanner:
+class SdpaPlanner(AttentionPlanner):
     """Implements `AttentionPlanner`. Not thread-safe: a plan is used before the next one is made."""
 
     def __init__(
@@ -218,7 +218,7 @@ class SdpaPlanner:
         )
 
     def _row_index(self, rows: list[int]) -> slice | torch.Tensor:
-        """A slice where the rows follow one another, which costs nothing to take."""
+        """Returns a slice where the rows follow one another, which costs nothing to take."""
         if rows == list(range(rows[0], rows[0] + len(rows))):
             return slice(rows[0], rows[0] + len(rows))
         return self._tensor(rows)

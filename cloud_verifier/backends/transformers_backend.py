@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from outrider.cloud_verifier.backends.attention import AttentionPlanner, ForwardPlan
-from outrider.cloud_verifier.backends.base import ForwardItem, KVExhausted, KVSequence, Logits
+from outrider.cloud_verifier.backends.base import ForwardItem, KVExhausted, KVSequence, Logits, TargetBackend
 from outrider.cloud_verifier.backends.packing import PackedSequence
 from outrider.cloud_verifier.backends.sdpa import SdpaPlanner
 from outrider.cloud_verifier.kv.blocks import BlockCopy, BlockManager, BlockTable, BlockUsage
@@ -21,7 +21,7 @@ BLOCK_SIZE = 16
 
 @dataclass(frozen=True, slots=True)
 class TargetFacts:
-    """What a loaded model says about itself."""
+    """Holds what is known of a loaded model: its sizes, limits and identity."""
 
     num_tokens: int
     vocab_size: int
@@ -39,33 +39,38 @@ class TargetFacts:
 
     @property
     def kv_bytes_per_token(self) -> int:
+        """Returns the bytes of one token's keys and values over all layers."""
         itemsize = int(getattr(torch, self.dtype).itemsize)
         return 2 * self.num_layers * self.num_kv_heads * self.head_dim * itemsize
 
 
 @dataclass(eq=False, slots=True)
 class PagedSequence:
-    """One sequence's KV handle."""
+    """Holds one sequence's block table."""
 
     table: BlockTable = field(repr=False)
     num_reused: int = 0
 
     @property
     def length(self) -> int:
+        """Returns the number of tokens in KV."""
         return self.table.length
 
 
 class Decoder(Protocol):
-    """The model itself: packed tokens in, logits out."""
+    """Computes the model itself: packed tokens in, logits out."""
 
     def __call__(
         self, token_ids: torch.Tensor, positions: torch.Tensor, rows: torch.Tensor | None, plan: ForwardPlan
     ) -> torch.Tensor:
-        """token_ids, positions int64 [num_rows]; `rows` selects (None: all) → [rows, vocab_size]."""
+        """Returns logits [rows, vocab_size] of the selected rows, all where `rows` is None.
+
+        `token_ids` and `positions` are int64 [num_rows].
+        """
 
 
 class TransformersDecoder:
-    """Any transformers decoder whose attention is ours."""
+    """Runs any transformers decoder whose attention is ours."""
 
     def __init__(self, model: Any) -> None:
         self._model = model
@@ -84,7 +89,7 @@ class TransformersDecoder:
         return logits
 
 
-class TransformersBackend:
+class TransformersBackend(TargetBackend):
     """Implements `TargetBackend`. Made by `backends.loading.load_target`."""
 
     def __init__(
@@ -114,11 +119,11 @@ class TransformersBackend:
         )
 
     def use_decoder(self, decoder: Decoder) -> None:
-        """Run the model through another implementation of the same function."""
+        """Runs the model through another implementation of the same function from now on."""
         self.decoder = decoder
 
     def clear_kv(self) -> None:
-        """Fresh memory for the pool: nothing of what was written before is ever read again."""
+        """Allocates fresh memory for the pool: what was written before is never read again."""
         facts, blocks = self.facts, self.blocks
         assert blocks.num_free == blocks.num_blocks, "the KV of open sequences would be lost"
         shape = (facts.num_layers, blocks.num_blocks, blocks.block_size, facts.num_kv_heads, facts.head_dim)
@@ -129,7 +134,7 @@ class TransformersBackend:
 
     @property
     def num_kv_tokens(self) -> int:
-        """Token slots of the whole pool."""
+        """Returns the number of token slots of the whole pool."""
         return self.blocks.num_blocks * self.blocks.block_size
 
     @property
@@ -177,7 +182,7 @@ class TransformersBackend:
         return logits
 
     def _reserve(self, items: Sequence[ForwardItem]) -> list[int]:
-        """Take all blocks or none; returns the lengths before."""
+        """Takes all blocks or none; returns the lengths before."""
         num_needed = 0
         for item in items:
             num_fed = len(item.token_ids)
@@ -240,9 +245,9 @@ class TransformersBackend:
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """Masked columns of a padded call are multiplied by zero, which only finite garbage survives.
+    """Returns zeros: masked columns of a padded call are multiplied by zero, and would not survive NaN.
 
-    On a CPU the zeros come from the operating system, page by page as they are written to.
+    On a CPU they come from the operating system, page by page as they are written to.
     """
     if device.type != "cpu":
         return torch.zeros(shape, dtype=dtype, device=device)

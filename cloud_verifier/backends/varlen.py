@@ -1,9 +1,9 @@
 """Paged attention by torch's own variable-length kernel, through a block table. CUDA only.
 
-`find_page_size` tries the kernel against plain attention before anything relies on it: which page sizes it
-takes, and whether it takes a block table at all, depends on torch, on the flash-attention behind it and on
-the GPU. One KV split always: split over several, torch 2.13's flash-attention 2 writes rows of a ragged batch
-to the wrong place (pytorch issue 194167), and with one a sequence's numbers do not depend on its neighbours.
+`find_page_size` compares the kernel with plain attention before it is used: which page sizes it takes, and
+whether it takes a block table at all, depends on torch, on its flash-attention and on the GPU. One KV split
+always: split over several, torch 2.13's flash-attention 2 writes rows of a ragged batch to the wrong place
+(pytorch issue 194167), and with one a sequence's numbers do not depend on its neighbours.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import cast
 
 import torch
 
-from outrider.cloud_verifier.backends.attention import PagedAttention
+from outrider.cloud_verifier.backends.attention import AttentionPlanner, PagedAttention
 from outrider.cloud_verifier.backends.packing import PackedSequence, make_varlen_index
 from outrider.cloud_verifier.backends.sdpa import SdpaPlanner
 
@@ -26,7 +26,7 @@ MAX_PROBE_ERROR = 2e-2  # bfloat16 rounds at 2^-8 of values below about 3
 
 
 def find_kernel() -> VarlenKernel | None:
-    """torch's variable-length attention, where the installed torch has it."""
+    """Returns torch's variable-length attention, None where the installed torch lacks it."""
     try:
         from torch.nn.attention.varlen import varlen_attn
     except ImportError:
@@ -34,8 +34,8 @@ def find_kernel() -> VarlenKernel | None:
     return cast(VarlenKernel, varlen_attn)  # a pair only where `return_aux` asks for one
 
 
-class VarlenPlanner:
-    """Implements `AttentionPlanner` with one kernel call a layer, whatever the lengths."""
+class VarlenPlanner(AttentionPlanner):
+    """Implements `AttentionPlanner` with one kernel call a layer, for any lengths."""
 
     def __init__(self, kernel: VarlenKernel, device: torch.device) -> None:
         self._kernel = kernel
@@ -81,7 +81,10 @@ def find_page_size(
     device: torch.device,
     page_sizes: Sequence[int] = PAGE_SIZES,
 ) -> int | None:
-    """The first page size with which `kernel` gives what plain attention gives; without one a warning."""
+    """Returns the first page size with which `kernel` agrees with plain attention.
+
+    Where there is none, it logs a warning and returns None.
+    """
     reason = ""
     for page_size in page_sizes:
         try:
@@ -105,7 +108,7 @@ def _probe_error(
     dtype: torch.dtype,
     device: torch.device,
 ) -> float:
-    """The largest difference on a ragged batch: decode, verification, prefill, blocks out of order."""
+    """Returns the largest difference on a ragged batch: decode, verification, prefill, blocks out of order."""
     lengths, num_queries = (3 * page_size + 5, 2 * page_size, 40, 1), (1, 5, 40, 1)
     num_blocks = [-(-length // page_size) for length in lengths]
     free = list(range(sum(num_blocks), 0, -1))  # block 0 pads the tables: garbage, were it read
@@ -130,7 +133,7 @@ def _probe_error(
 
 
 def _exchange_blocks(first: PackedSequence, second: PackedSequence) -> tuple[PackedSequence, PackedSequence]:
-    """The two with their first blocks exchanged, so that neither is one run."""
+    """Returns the two with their first blocks exchanged, so that neither is one run."""
     mine, yours = list(first.block_ids), list(second.block_ids)
     mine[0], yours[0] = yours[0], mine[0]
     return (

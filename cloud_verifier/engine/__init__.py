@@ -1,1 +1,1 @@
-"""Sessions, admission, scheduling and the step. Imports `verification`, `backends`, `kv`."""
+"""Sessions, admission, scheduling and the step. Imports `backends`, `verification`, `security.metadata`, `config`."""

@@ -1,7 +1,7 @@
-"""How much waits and how long it will take: whether one more round still can be served in time.
+"""How much waits and how long it will take: the one place that decides whether a round is let in or refused.
 
-Asked from the event loop for every round, so that a refusal costs the engine nothing; told by the engine
-thread, once a step, what it holds. Nothing is taken back when work ends: the next step tells anew.
+A stream asks for every new round before it decodes it, so that a refusal costs the engine nothing; the engine
+reports once a step what it holds. Nothing is taken off when work ends: the next report replaces the last one.
 """
 
 from __future__ import annotations
@@ -11,62 +11,31 @@ import threading
 from collections import Counter
 from dataclasses import dataclass, field
 
+from outrider.cloud_verifier.config import QueueLimits
+from outrider.common.step_time import LeastSquaresTime
+
 MIN_RETRY_MS = 20
 MAX_RETRY_MS = 10_000
-MAX_KNOWN = 256
-_MEMORY = 0.98  # weight a step's time keeps with every later step
-
-
-@dataclass(frozen=True, slots=True)
-class QueueLimits:
-    """Bounds of what waits. A limit of 0 tokens is none."""
-
-    max_queue_ms: float = 100.0  # a round waits for others at most this long, or two steps of its own
-    max_queue_tokens: int = 65_536
-    tenant_max_queue_tokens: int = 0
+MAX_KNOWN_REFUSALS = 256
+_STEP_MEMORY = 0.98  # weight that a step's time keeps with every later step
 
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
+    """Holds the reason why a request is not served now, and when it may be sent again."""
+
     reason: str  # one of a few words, for counting
     message: str
     retry_after_ms: int  # at least MIN_RETRY_MS
 
 
-class StepTimes:
-    """A step's time as base + per token, fitted to recent steps.
+@dataclass(slots=True)  # not frozen: one is made for every round
+class AdmissionTicket:
+    """Shows that a round was let in: the engine does not ask again."""
 
-    Steps of one size cannot tell the two apart: all of it then counts per token, which
-    overestimates larger steps until one is seen.
-    """
-
-    def __init__(self) -> None:
-        self.base_s = 0.0
-        self.token_s = 0.0
-        self._sums = [0.0] * 5  # of weights, n, t, n², n·t
-
-    @property
-    def is_known(self) -> bool:
-        return self._sums[0] > 0
-
-    @property
-    def is_sloped(self) -> bool:
-        """Whether sizes differed by enough to tell the two apart."""
-        weight, sum_n, _, sum_nn, _ = self._sums
-        return self.is_known and sum_nn * weight > 1.01 * sum_n * sum_n
-
-    def observe(self, num_tokens: int, step_s: float) -> None:
-        n, t = float(num_tokens), step_s
-        new = (1.0, n, t, n * n, n * t)
-        self._sums = [_MEMORY * old + x for old, x in zip(self._sums, new, strict=True)]
-        weight, sum_n, sum_t, sum_nn, sum_nt = self._sums
-        mean_n, mean_t = sum_n / weight, sum_t / weight
-        self.token_s = mean_t / mean_n
-        if self.is_sloped:
-            variance = sum_nn / weight - mean_n * mean_n
-            slope = (sum_nt / weight - mean_n * mean_t) / variance
-            self.token_s = min(max(slope, 0.0), self.token_s)
-        self.base_s = mean_t - self.token_s * mean_n
+    tenant: str
+    num_tokens: int
+    is_counted: bool  # among the tokens that wait; a round that follows its session's own is not
 
 
 @dataclass(slots=True)
@@ -80,7 +49,7 @@ class _Tokens:
 
 
 class _Lane:
-    """Tokens the engine held at its last step, took since, and has not taken yet."""
+    """Counts the tokens that the engine held at its last report, took since, and has not taken yet."""
 
     def __init__(self) -> None:
         self.held, self.taken, self.arrived = _Tokens(), _Tokens(), _Tokens()
@@ -104,100 +73,110 @@ class _Lane:
 
 
 class Backlog:
-    """Thread-safe. `enter_*` counts a job in and returns None, or says why it is refused."""
+    """Counts waiting tokens by tenant and refuses what could not be served in time. Thread-safe."""
 
     def __init__(self, limits: QueueLimits, max_step_tokens: int, prefill_chunk_tokens: int) -> None:
         self._limits = limits
         self._max_step_tokens = max_step_tokens
         self._prefill_chunk_tokens = prefill_chunk_tokens
-        self._times = StepTimes()
+        self._times = LeastSquaresTime(_STEP_MEMORY)
         self._rounds, self._prefills = _Lane(), _Lane()
         self._lock = threading.Lock()
-        self._known: dict[tuple[str, int, int, int], Refusal] = {}  # until anything here changes
+        self._known_refusals: dict[tuple[str, int, int, int], Refusal] = {}  # until anything here changes
         self.num_refused: Counter[str] = Counter()  # by reason
 
-    # ----------------------------------------------------------------------------------- from the engine
-
-    def take_arrived(self) -> None:
-        """The engine takes everything that has arrived so far."""
-        with self._lock:
-            self._rounds.taken, self._rounds.arrived = self._rounds.arrived, _Tokens()
-
-    def hold(self, round_tokens: dict[str, int], prefill_tokens: dict[str, int]) -> None:
-        """All that the engine holds now, by tenant; what it took before is in it.
-
-        Told before a forward and after it: an idle engine must not look busy.
-        """
-        with self._lock:
-            self._known.clear()
-            self._rounds.hold(round_tokens)
-            self._prefills.hold(prefill_tokens)
-
-    def observe(self, num_tokens: int, step_s: float) -> None:
-        """A step that fed `num_tokens` took `step_s`."""
-        with self._lock:
-            self._known.clear()
-            self._times.observe(num_tokens, step_s)
-
-    def enter_prefill(self, tenant: str, num_tokens: int) -> Refusal | None:
-        """Bounded by tokens alone: nobody expects a prompt to be instant."""
-        with self._lock:
-            refusal = self._check_tokens(self._prefills, tenant, num_tokens)
-            if refusal is None:
-                self._known.clear()
-                self._prefills.taken.add(tenant, num_tokens)
-            else:
-                self.num_refused[refusal.reason] += 1
-            return refusal
-
-    # ----------------------------------------------------------------------------- from any thread
+    # ------------------------------------------------------------------------------ from any thread
 
     def enter_round(
-        self, tenant: str, num_tokens: int, deadline_ms: int, *, is_taken: bool, num_own_tokens: int = 0
-    ) -> Refusal | None:
-        """`is_taken`: asked by the engine for a job it has taken already. A deadline of 0 is none.
+        self, tenant: str, num_tokens: int, deadline_ms: int = 0, *, num_own_tokens: int = 0
+    ) -> AdmissionTicket | Refusal:
+        """Counts a round in and returns its ticket, or the reason why it is refused. A deadline of 0 is none.
 
-        `num_own_tokens`: of the session's own round before this one, where one is under way: this one comes
-        after it, so it neither waits for it as for others nor delays anybody until then, and is not counted.
-        A round that finds nobody else before it is always served, so that one slow step cannot shut the door.
+        `num_own_tokens` are those of the session's own round before this one, where one is under way: this
+        one comes after it, so it neither waits for it as for others nor delays anybody until then, and is
+        not counted. A round that finds nobody else before it is always let in: one slow step refuses nothing.
         """
         with self._lock:
-            refusal = self._refusal_of(tenant, num_tokens, deadline_ms, num_own_tokens)
-            if refusal is None and not num_own_tokens:
-                self._known.clear()
-                (self._rounds.taken if is_taken else self._rounds.arrived).add(tenant, num_tokens)
-            return refusal
+            if (refusal := self._refusal_of(tenant, num_tokens, deadline_ms, num_own_tokens)) is not None:
+                return refusal
+            if not num_own_tokens:
+                self._known_refusals.clear()
+                self._rounds.arrived.add(tenant, num_tokens)
+            return AdmissionTicket(tenant, num_tokens, is_counted=not num_own_tokens)
 
-    def would_refuse(
-        self, tenant: str, num_tokens: int, deadline_ms: int, *, num_own_tokens: int = 0
-    ) -> Refusal | None:
-        """`enter_round` without counting the round in."""
-        with self._lock:
-            return self._refusal_of(tenant, num_tokens, deadline_ms, num_own_tokens)
+    def withdraw(self, ticket: AdmissionTicket) -> None:
+        """Takes back a round that will not reach the engine."""
+        if ticket.is_counted:
+            with self._lock:
+                self._known_refusals.clear()
+                self._rounds.arrived.add(ticket.tenant, -ticket.num_tokens)
 
     def num_tokens(self) -> tuple[int, int]:
-        """Of rounds and of prefills, that are to be fed."""
+        """Returns the tokens that wait, those of rounds and those of prefills."""
         with self._lock:
             return self._rounds.total, self._prefills.total
 
     def step_s(self, num_tokens: int) -> float:
-        """What a step of `num_tokens`, cut to the largest step, takes by those before; infinite at first."""
+        """Returns how long a step of `num_tokens`, at most the largest step, will take; infinite at first."""
         with self._lock:
             if not self._times.is_known:
                 return math.inf
             return self._times.base_s + self._times.token_s * min(num_tokens, self._max_step_tokens)
 
     def step_line_ns(self) -> tuple[int, int]:
-        """What a step takes, fixed and a token; twice 0 before steps of different sizes were seen."""
+        """Returns a step's fixed time and its time per token; zeros until steps of two sizes were measured."""
         with self._lock:
             if not self._times.is_sloped:
                 return 0, 0
             return round(1e9 * self._times.base_s), round(1e9 * self._times.token_s)
 
     def retry_ms(self) -> int:
-        """How long what waits now will take."""
+        """Returns how long the rounds that wait now will take."""
         with self._lock:
             return self._retry_ms(self._wait_s(self._rounds.total))
+
+    # ------------------------------------------------------------------------------ from the engine
+
+    def take_arrived(self) -> None:
+        """Marks everything that has arrived so far as taken by the engine."""
+        with self._lock:
+            self._rounds.taken, self._rounds.arrived = self._rounds.arrived, _Tokens()
+
+    def take_round(self, tenant: str, num_tokens: int, deadline_ms: int) -> Refusal | None:
+        """Counts in a round that came without a ticket, or returns the reason why it is refused."""
+        with self._lock:
+            refusal = self._refusal_of(tenant, num_tokens, deadline_ms, 0)
+            if refusal is None:
+                self._known_refusals.clear()
+                self._rounds.taken.add(tenant, num_tokens)
+            return refusal
+
+    def take_prefill(self, tenant: str, num_tokens: int) -> Refusal | None:
+        """Counts a prompt in, or returns the reason why it is refused: too many tokens, never their time."""
+        with self._lock:
+            refusal = self._check_tokens(self._prefills, tenant, num_tokens)
+            if refusal is None:
+                self._known_refusals.clear()
+                self._prefills.taken.add(tenant, num_tokens)
+            else:
+                self.num_refused[refusal.reason] += 1
+            return refusal
+
+    def hold(self, round_tokens: dict[str, int], prefill_tokens: dict[str, int]) -> None:
+        """Replaces what the engine holds, by tenant; what it took before is included.
+
+        Reported before a forward and after it: an idle engine must not look busy.
+        """
+        with self._lock:
+            self._known_refusals.clear()
+            self._rounds.hold(round_tokens)
+            self._prefills.hold(prefill_tokens)
+
+    def observe(self, num_tokens: int, step_s: float) -> None:
+        """Adds the time of a step that fed `num_tokens`."""
+        with self._lock:
+            self._known_refusals.clear()
+            self._times.observe(num_tokens, step_s)
 
     # ------------------------------------------------------------------------------------ estimates
 
@@ -205,15 +184,15 @@ class Backlog:
         self, tenant: str, num_tokens: int, deadline_ms: int, num_own_tokens: int
     ) -> Refusal | None:
         key = (tenant, num_tokens, deadline_ms, num_own_tokens)
-        if (refusal := self._known.get(key)) is None:
+        if (refusal := self._known_refusals.get(key)) is None:
             refusal = self._check_tokens(self._rounds, tenant, num_tokens)
             if refusal is None and self._rounds.total > num_own_tokens:
                 refusal = self._check_time(tenant, num_tokens, deadline_ms, num_own_tokens)
             if refusal is None:
                 return None
-            if len(self._known) >= MAX_KNOWN:
-                self._known.clear()
-            self._known[key] = refusal
+            if len(self._known_refusals) >= MAX_KNOWN_REFUSALS:
+                self._known_refusals.clear()
+            self._known_refusals[key] = refusal
         self.num_refused[refusal.reason] += 1
         return refusal
 
@@ -230,7 +209,7 @@ class Backlog:
     def _check_time(
         self, tenant: str, num_tokens: int, deadline_ms: int, num_own_tokens: int
     ) -> Refusal | None:
-        """Of the wait for others; the session's own `num_own_tokens` are among those that are counted."""
+        """Checks the wait for others: the session's own `num_own_tokens` are among those that are counted."""
         step_ms = (self._times.base_s + self._times.token_s * num_tokens) * 1000.0
         most_ms = max(self._limits.max_queue_ms, 2 * step_ms)  # two must be able to share any target
         wait_ms = self._wait_s(self._rounds.total - num_own_tokens) * 1000.0
@@ -249,7 +228,7 @@ class Backlog:
         return None
 
     def _wait_s(self, num_tokens: int) -> float:
-        """What `num_tokens` of others cost a round: their time, and the steps before the one it shares."""
+        """Returns how long a round waits for `num_tokens` of others: all steps before the one it is part of."""
         num_steps = max(1, math.ceil(num_tokens / self._max_step_tokens))
         num_tokens += num_steps * self._prefill_chunk_tokens if self._prefills.total else 0
         return (num_steps - 1) * self._times.base_s + num_tokens * self._times.token_s

@@ -1,20 +1,20 @@
 """Co-located speculation: a draft beside the target, proposing for `Generate` before each step.
 
-The baseline that edge–cloud speculation is measured against, so it drafts, samples and verifies with the
-same code: the draft's text is the edge's draft, the verification the session's method. This is the one module
-here that imports `outrider.edge_client.drafting` (docs/decisions.md).
+It is the baseline that edge–cloud speculation is measured against, so it drafts, samples and verifies with the
+same code: the edge's draft, the session's method. This is the one module here that imports
+`outrider.edge_client.drafting` (docs/decisions.md).
 """
 
 from __future__ import annotations
 
 import logging
 import os
-import time
-from collections.abc import Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Sequence
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from pathlib import Path
 
 from outrider.cloud_verifier.engine.work import Work
+from outrider.common.clock import SYSTEM_CLOCK, Clock
 from outrider.common.errors import IncompatibleError
 from outrider.common.methods import num_support
 from outrider.common.types import Draft, GenerateRequest
@@ -22,13 +22,13 @@ from outrider.edge_client.drafting.base import DraftModel, DraftSequence
 
 log = logging.getLogger(__name__)
 
-READ_CHUNK = 256  # tokens the draft reads within a step at most; longer texts it reads beside the steps
+READ_CHUNK = 256  # tokens the draft reads within a step at most; longer sequences it reads beside the steps
 POOL_FROM_NS = 3_000_000  # drafts shorter than this gain nothing by threads, measured on two cores
 _MAX_THREADS = 8
 
 
 def load_draft(strategy: str, directory: Path, tokenizer_fingerprint: str, *, num_threads: int) -> DraftModel:
-    """The draft in `directory`, for a target whose tokenizer has this fingerprint.
+    """Returns the draft in `directory`, for a target whose tokenizer has this fingerprint.
 
     Raises `IncompatibleError` for another tokenizer, `ModelError` for a directory that cannot be loaded.
     """
@@ -46,44 +46,55 @@ def load_draft(strategy: str, directory: Path, tokenizer_fingerprint: str, *, nu
 
 
 class CoLocatedDrafter:
-    """Drafts for running co-located generations. Called by the engine only.
+    """Makes drafts for running co-located generations. Called by the engine only.
 
     A generation's draft sequence lives from its first step to its last. Drafts are made within its step;
     for several generations at once on a pool, where a draft takes long enough outside the interpreter lock.
     """
 
-    def __init__(self, model: DraftModel, max_context: int) -> None:
-        """`max_context` is the target's. The drafter closes `model`."""
+    def __init__(
+        self,
+        model: DraftModel,
+        max_context: int,
+        *,
+        clock: Clock = SYSTEM_CLOCK,
+        pool: Executor | None = None,
+    ) -> None:
+        """`max_context` is the target's. The drafter closes `model` and `pool`, its own where none is given."""
         self._model = model
         self._max_context = max_context
+        self._clock = clock
         self._readers: dict[int, _Reader] = {}  # by identity of the work, which the reader keeps alive
         self._fastest_ns: int | None = None  # of all drafts so far
-        self._pool = ThreadPoolExecutor(min(_MAX_THREADS, os.cpu_count() or 1), thread_name_prefix="draft")
+        num_threads = min(_MAX_THREADS, os.cpu_count() or 1)
+        self._pool = pool or ThreadPoolExecutor(num_threads, thread_name_prefix="draft")
 
     @property
     def fingerprint(self) -> str:
+        """Returns the draft's fingerprint."""
         return self._model.fingerprint
 
     @property
     def num_sequences(self) -> int:
+        """Returns how many generations have a draft sequence."""
         return len(self._readers)
 
     def draft_for(self, works: Sequence[Work]) -> None:
         """Gives a draft to every co-located generation among `works`, the active ones, that waits for none.
 
-        Where the draft is not there yet (it still reads a long text), cannot go on (its context is full) or
-        failed, the work stays without one: its step gives one token.
+        Where the draft still reads a long sequence, has its context full or failed, the work stays without a
+        draft: its step gives one token.
         """
         wanting = [work for work in works if _is_co_located(work) and not work.draft_tokens]
         if not wanting and not self._readers:
             return
         self._close_all_but({id(work) for work in works})
-        start_ns = time.perf_counter_ns()
+        start_ns = self._now_ns()
         ready = [reader for work in wanting if (reader := self._reader(work)).is_ready(self._pool)]
         is_slow = self._fastest_ns is not None and self._fastest_ns >= POOL_FROM_NS
         propose = self._pool.map if is_slow and len(ready) > 1 else map
         durations_ns = list(propose(_Reader.propose, ready, [self._max_context] * len(ready)))
-        draft_ns = time.perf_counter_ns() - start_ns
+        draft_ns = self._now_ns() - start_ns
         for reader, duration_ns in zip(ready, durations_ns, strict=True):
             reader.work.draft_ns = draft_ns
             reader.work.start_ns = reader.work.start_ns or start_ns
@@ -91,12 +102,13 @@ class CoLocatedDrafter:
                 self._fastest_ns = min(self._fastest_ns or duration_ns, duration_ns)
 
     def close(self) -> None:
+        """Closes the draft and all its sequences."""
         self._close_all_but(set())
         self._pool.shutdown()
         self._model.close()
 
     def check_integrity(self) -> None:
-        """Tests only: what the drafts read is the text they draft for."""
+        """Raises AssertionError where a draft has read other ids than those it drafts for. For tests."""
         for reader in self._readers.values():
             reader.check_integrity()
 
@@ -109,8 +121,12 @@ class CoLocatedDrafter:
                 num_prompt_tokens=opening.num_prompt_tokens,
                 num_support=num_support(opening.method),
             )
-            reader = self._readers[id(work)] = _Reader(work, sequence, self._model.max_context)
+            reader = _Reader(work, sequence, self._model.max_context, self._now_ns)
+            self._readers[id(work)] = reader
         return reader
+
+    def _now_ns(self) -> int:
+        return int(self._clock.now() * 1e9)
 
     def _close_all_but(self, active: set[int]) -> None:
         for key in self._readers.keys() - active:
@@ -118,46 +134,49 @@ class CoLocatedDrafter:
 
 
 class _Reader:
-    """The draft's view of one generation's text."""
+    """Keeps the draft's sequence of one generation in step with the generation."""
 
-    def __init__(self, work: Work, sequence: DraftSequence, draft_context: int) -> None:
+    def __init__(
+        self, work: Work, sequence: DraftSequence, draft_context: int, now_ns: Callable[[], int]
+    ) -> None:
         self.work = work
         self._sequence = sequence
         self._draft_context = draft_context
+        self._now_ns = now_ns
         self._reading: Future[None] | None = None
         self._is_over = False  # closed, failed, or past the draft's context
 
-    def is_ready(self, pool: ThreadPoolExecutor) -> bool:
-        """Whether a proposal takes no long reading first; starts that reading on `pool` otherwise."""
+    def is_ready(self, pool: Executor) -> bool:
+        """Returns whether a proposal needs no long reading first; starts that reading on `pool` otherwise."""
         if self._is_over or (self._reading is not None and not self._reading.done()):
             return False
-        text = self.work.session.chain.token_ids
-        if len(text) >= self._draft_context:
+        token_ids = self.work.session.chain.token_ids
+        if len(token_ids) >= self._draft_context:
             self._is_over = True
             return False
-        if len(text) - self._sequence.position <= READ_CHUNK:
+        if len(token_ids) - self._sequence.position <= READ_CHUNK:
             return True
-        self._reading = pool.submit(self._read, text[self._sequence.position :])
+        self._reading = pool.submit(self._read, token_ids[self._sequence.position :])
         return False
 
     def propose(self, max_context: int) -> int:
-        """Drafts as many as asked for, never past the last token wanted or the target's context.
+        """Drafts as many tokens as asked for, never past the last one wanted or the target's context.
 
-        Returns what it took, in ns.
+        Returns how long it took, in ns.
         """
-        start_ns = time.perf_counter_ns()
+        start_ns = self._now_ns()
         work, request = self.work, self.work.request
         assert isinstance(request, GenerateRequest), "only generations are drafted for here"
-        text = work.session.chain.token_ids
+        token_ids = work.session.chain.token_ids
         num_draft_tokens = min(
             request.num_speculative_tokens,
             request.max_new_tokens - work.num_generated - 1,
-            max_context - len(text) - 1,
+            max_context - len(token_ids) - 1,
         )
         if num_draft_tokens <= 0:
             return 0
         try:
-            self._sequence.commit(text[self._sequence.position :])
+            self._sequence.commit(token_ids[self._sequence.position :])
             draft = self._sequence.propose(num_draft_tokens)
         except Exception:
             self._fail()
@@ -165,10 +184,10 @@ class _Reader:
         work.draft_tokens, work.draft_probs = draft.token_ids, draft.draft_probs
         work.supports = draft.supports
         work.total_tokens = work.num_pending
-        return time.perf_counter_ns() - start_ns
+        return self._now_ns() - start_ns
 
     def close(self) -> None:
-        """A reading under way stops after its chunk."""
+        """Closes the sequence; a reading under way stops after its chunk first."""
         self._is_over = True
         if self._reading is None:
             self._sequence.close()
@@ -181,7 +200,7 @@ class _Reader:
             assert self._sequence.position <= self.work.session.chain.position, "the draft read ahead"
 
     def _read(self, token_ids: list[int]) -> None:
-        """On the pool. The proposals are thrown away; what they computed of the text is kept."""
+        """Reads on the pool. The proposals are dropped; what they computed of the sequence is kept."""
         try:
             for start in range(0, len(token_ids), READ_CHUNK):
                 if self._is_over:

@@ -1,4 +1,4 @@
-"""Who runs the engine's steps: the event loop itself where they are short, a thread beside it where long.
+"""Runs the engine's steps: on the event loop where they are short, on a thread beside it where they are long.
 
 A step on another thread costs two hand-overs of the interpreter lock, and its Python and the loop's wait for
 each other; the loop alone has a third more rounds a second. While a long step runs the loop goes on reading,
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 
 from outrider.cloud_verifier.engine.engine import Engine
 
@@ -23,18 +23,24 @@ LOOP_TURNS, CROWDED_S = 4, 0.0005
 
 
 class EngineDriver:
-    """Lives on one event loop. One step at a time, so that nothing of the engine's needs a lock."""
+    """Calls `engine.step()` whenever there is work. One step at a time: nothing of the engine's needs a lock.
 
-    def __init__(self, engine: Engine) -> None:
+    Lives on one event loop.
+    """
+
+    def __init__(self, engine: Engine, pool: Executor | None = None) -> None:
+        """`pool` runs the long steps and is closed here; one thread where none is given."""
         self._engine = engine
+        self._clock = engine.clock
         self._loop = asyncio.get_running_loop()
-        self._pool = ThreadPoolExecutor(1, thread_name_prefix="engine")
+        self._pool = pool or ThreadPoolExecutor(1, thread_name_prefix="engine")
         self._next: asyncio.Handle | None = None  # the next turn
         self._is_due = False  # it comes as soon as the loop gets to it
         self._step: Future[bool] | None = None  # on the thread
         self._last_end_s = 0.0  # of a step that did something
 
     def start(self) -> None:
+        """Steps from now on."""
         self._engine.on_job = self._hurry
         self._engine.is_running = True
         self._plan(False)
@@ -50,12 +56,12 @@ class EngineDriver:
         self._pool.shutdown()
 
     def _hurry(self) -> None:
-        """There is a job: the next turn comes with this turn of the loop, unless a step runs already."""
+        """Plans a step for the next turn of the loop, as there is a job, unless one runs already."""
         if self._is_due or self._step is not None:
             return
         if self._next is not None:
             self._next.cancel()
-        is_crowded = self._loop.time() - self._last_end_s < CROWDED_S
+        is_crowded = self._clock.now() - self._last_end_s < CROWDED_S
         self._is_due, self._next = True, self._loop.call_soon(self._wait, LOOP_TURNS if is_crowded else 0)
 
     def _wait(self, num_turns: int) -> None:
@@ -69,7 +75,7 @@ class EngineDriver:
         if not engine.is_running:
             return
         if did_work:
-            self._last_end_s = self._loop.time()
+            self._last_end_s = self._clock.now()
         if engine.num_jobs and did_work:
             self._hurry()
         else:
@@ -78,7 +84,7 @@ class EngineDriver:
 
     def _turn(self) -> None:
         self._is_due, self._next = False, None
-        if self._engine.expected_step_s() > INLINE_S:
+        if self._engine.expected_step_s > INLINE_S:
             self._step = self._pool.submit(self._engine.step)
             self._step.add_done_callback(lambda step: self._loop.call_soon_threadsafe(self._end_step, step))
             return
@@ -97,6 +103,6 @@ class EngineDriver:
             self._plan(step.result() or bool(self._engine.num_arrived))
 
     def _fail(self, error: BaseException) -> None:
-        """A bug outside of any round: nothing more is computed, and the health port says so."""
+        """Stops for a bug outside of any round: nothing more is computed, and the health port reports it."""
         self._engine.is_running = False
         log.error("the engine stopped", exc_info=error)

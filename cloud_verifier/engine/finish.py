@@ -1,24 +1,25 @@
-"""From logits to an answer: verify, commit, truncate KV to what stands, reply."""
+"""From logits to an answer: verify, commit, cut KV to what is committed, reply."""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from itertools import accumulate
 
 import numpy as np
 
-from outrider.cloud_verifier.backends.base import Logits, TargetBackend
+from outrider.cloud_verifier.backends.base import Logits
 from outrider.cloud_verifier.engine.backlog import Backlog
 from outrider.cloud_verifier.engine.observe import EngineObserver
-from outrider.cloud_verifier.engine.session import Bonus
+from outrider.cloud_verifier.engine.session import Bonus, Session
+from outrider.cloud_verifier.engine.session_manager import SessionManager
 from outrider.cloud_verifier.engine.work import Work
-from outrider.cloud_verifier.verification.device_rows import scan_step
+from outrider.cloud_verifier.verification.device_rows import make_device_rows
 from outrider.cloud_verifier.verification.logprobs import logprobs_of
 from outrider.cloud_verifier.verification.methods.base import Outcome, RoundInput
 from outrider.cloud_verifier.verification.methods.candidates import choose_here
 from outrider.cloud_verifier.verification.methods.registry import create_method
-from outrider.cloud_verifier.verification.rows import HostRows, KeyedCoins, ProcessedRows, StepRound
+from outrider.cloud_verifier.verification.rows import HostRows, KeyedDraws, ProcessedRows, StepRound
+from outrider.common.clock import Clock
 from outrider.common.sampling.processors import is_plain
 from outrider.common.types import (
     CorrectionKind,
@@ -37,157 +38,172 @@ from outrider.common.types import (
 _ORIGIN_OF = {CorrectionKind.CORRECTION: Origin.CORRECTION, CorrectionKind.BONUS: Origin.BONUS}
 
 
-def split_rows(works: Sequence[Work], logits: Logits, model: ModelInfo) -> Sequence[ProcessedRows]:
-    """The rows of each of `works`, which are those that end with this step, in the order of their logits."""
-    rounds = [_make_step_round(work) for work in works]
-    if not isinstance(logits, np.ndarray):
-        return scan_step(logits, rounds, model.eos_token_ids, model.num_tokens)
-    ends = accumulate(each.num_rows for each in rounds)
-    return [
-        HostRows(logits[end - each.num_rows : end], each, model.eos_token_ids, model.num_tokens)
-        for each, end in zip(rounds, ends, strict=True)
-    ]
+class RoundFinisher:
+    """Turns the logits of a step into verdicts and other answers, and commits them."""
 
+    def __init__(
+        self,
+        sessions: SessionManager,
+        model: ModelInfo,
+        backlog: Backlog,
+        observer: EngineObserver,
+        clock: Clock,
+    ) -> None:
+        self._sessions = sessions
+        self._model = model
+        self._backlog = backlog
+        self._observer = observer
+        self._clock = clock
 
-def finish(
-    work: Work,
-    rows: ProcessedRows,
-    backend: TargetBackend,
-    model: ModelInfo,
-    observer: EngineObserver,
-    batch_size: int,
-    backlog: Backlog,
-) -> bool:
-    """Answers `work` from its rows; returns whether it is done."""
-    session = work.session
-    session.last_round_id = max(session.last_round_id, work.request.round_id)
-    session.was_pipelined = isinstance(work.request, VerifyRequest) and work.request.pipelined
-    round_input = _make_round_input(work, rows)
-    outcome = create_method(session.opening.method).verify(round_input)
-    if outcome.candidates and isinstance(work.request, GenerateRequest):
-        outcome = choose_here(round_input, outcome, session.opening.sampling.seed)
-    logprobs = _make_logprobs(work, rows, outcome)
-    _commit(work, outcome, backend)
-    if not round_input.candidates_from:  # which leaves what is owed as it is
-        is_owed = bool(outcome.candidates) and outcome.accepted_len > 0
-        session.choice_position = session.chain.position if is_owed else None
-    session.bonus = _announced_bonus(work, outcome, logprobs)
-    metrics = _make_metrics(work, outcome, batch_size)
-    observer.on_round(
-        work.request,
-        session.opening.session_id,
-        session.opening.method,
-        num_draft_tokens=len(work.draft_tokens),
-        num_accepted_tokens=outcome.accepted_len,
-        has_correction=outcome.correction_kind is not CorrectionKind.NONE,
-        metrics=metrics,
-    )
-    match work.request:
-        case VerifyRequest() as request:
-            verdict = Verdict(
-                round_id=request.round_id,
-                accepted_len=outcome.accepted_len + work.num_confirmed,
-                correction=outcome.correction,
-                correction_kind=outcome.correction_kind,
-                position=session.chain.position,
-                hash=session.chain.hash,
-                candidates=outcome.candidates,
-                logprobs=(*(work.confirmed or ()), *logprobs),
-                metrics=metrics,
-            )
-            session.store_reply(request, verdict)
-            work.job.reply(verdict)
-            return True
-        case OpenRequest():
-            chain = session.chain
-            step_fixed_ns, step_token_ns = backlog.step_line_ns()
-            opened = Opened(
-                model,
-                outcome.correction,
+    def process_rows(self, works: Sequence[Work], logits: Logits) -> Sequence[ProcessedRows]:
+        """Returns the rows of each of `works`, those that end with this step, in the order of their logits."""
+        rounds = [_make_step_round(work) for work in works]
+        eos_token_ids, num_tokens = self._model.eos_token_ids, self._model.num_tokens
+        if not isinstance(logits, np.ndarray):
+            return make_device_rows(logits, rounds, eos_token_ids, num_tokens)
+        ends = accumulate(each.num_rows for each in rounds)
+        return [
+            HostRows(logits[end - each.num_rows : end], each, eos_token_ids, num_tokens)
+            for each, end in zip(rounds, ends, strict=True)
+        ]
+
+    def finish(self, work: Work, rows: ProcessedRows, batch_size: int) -> bool:
+        """Answers `work` from its rows; returns whether its session is free for its next job."""
+        request, session = work.request, work.session
+        session.last_round_id = max(session.last_round_id, request.round_id)
+        session.was_pipelined = isinstance(request, VerifyRequest) and request.pipelined
+        outcome, logprobs = _judge(work, rows)
+        self._commit(work, outcome)
+        if isinstance(request, VerifyRequest):
+            _note_for_next_round(session, request, outcome, logprobs)
+        else:
+            session.bonus, session.choice_position = None, _choice_position(session, outcome)
+        metrics = self._make_metrics(work, outcome, batch_size)
+        self._observer.on_round(
+            request,
+            session.opening.session_id,
+            session.opening.method,
+            num_draft_tokens=len(work.draft_tokens),
+            num_accepted_tokens=outcome.accepted_len,
+            has_correction=outcome.correction_kind is not CorrectionKind.NONE,
+            metrics=metrics,
+        )
+        chain = session.chain
+        match request:
+            case VerifyRequest():
+                verdict = Verdict(
+                    round_id=request.round_id,
+                    accepted_len=outcome.accepted_len + work.num_confirmed,
+                    correction=outcome.correction,
+                    correction_kind=outcome.correction_kind,
+                    position=chain.position,
+                    hash=chain.hash,
+                    candidates=outcome.candidates,
+                    logprobs=(*(work.confirmed or ()), *logprobs),
+                    metrics=metrics,
+                )
+                session.store_reply(request, verdict)
+                work.job.reply(verdict)
+                return True
+            case OpenRequest():
+                step_fixed_ns, step_token_ns = self._backlog.step_line_ns()
+                session.opening_reply = Opened(
+                    self._model,
+                    outcome.correction,
+                    chain.position,
+                    chain.hash,
+                    metrics=metrics,
+                    logprobs=logprobs[0] if logprobs else None,
+                    step_fixed_ns=step_fixed_ns,
+                    step_token_ns=step_token_ns,
+                )
+                work.job.reply(session.opening_reply)
+                self._sessions.publish(session)  # now: others open with the same prompt meanwhile
+                return True
+            case GenerateRequest():
+                return self._continue_generation(work, request, outcome, metrics, logprobs)
+
+    def _commit(self, work: Work, outcome: Outcome) -> None:
+        """Adds the accepted tokens and the correction; KV keeps what was fed of them: all but the correction."""
+        session = work.session
+        accepted = work.draft_tokens[: outcome.accepted_len]
+        has_correction = outcome.correction_kind is not CorrectionKind.NONE
+        session.chain.extend((*accepted, outcome.correction) if has_correction else accepted)
+        self._sessions.truncate_kv(session, session.chain.position - 1)
+
+    def _make_metrics(self, work: Work, outcome: Outcome, batch_size: int) -> RoundMetrics:
+        num_draft_tokens = len(work.draft_tokens) + work.num_confirmed
+        num_accepted = outcome.accepted_len + work.num_confirmed
+        return RoundMetrics(
+            alpha_mean=outcome.alpha_mean,
+            la_over_k=num_accepted / num_draft_tokens if num_draft_tokens else 0.0,
+            queue_ns=work.start_ns - work.job.arrival_ns if work.num_generated == 0 else 0,
+            forward_ns=work.forward_ns,
+            total_ns=int(self._clock.now() * 1e9) - work.job.arrival_ns,
+            batch_size=batch_size,
+        )
+
+    def _continue_generation(
+        self,
+        work: Work,
+        request: GenerateRequest,
+        outcome: Outcome,
+        metrics: RoundMetrics,
+        logprobs: tuple[TokenLogprobs, ...],
+    ) -> bool:
+        """Sends the step's tokens; returns whether they are the last ones, or another request waits."""
+        session, chain = work.session, work.session.chain
+        token_ids = work.draft_tokens[: outcome.accepted_len]
+        origins = (Origin.ACCEPTED,) * len(token_ids)
+        if outcome.correction_kind is not CorrectionKind.NONE:
+            extra = _ORIGIN_OF[outcome.correction_kind] if request.is_co_located else Origin.TARGET
+            token_ids, origins = (*token_ids, outcome.correction), (*origins, extra)
+        work.num_generated += len(token_ids)
+        is_last = (
+            work.num_generated >= request.max_new_tokens
+            or token_ids[-1] in session.stop_ids
+            or chain.position >= self._model.limits.max_context
+        )
+        work.job.reply(
+            GeneratedTokens(
+                request.round_id,
+                token_ids,
+                origins,
                 chain.position,
                 chain.hash,
+                is_last=is_last,
                 metrics=metrics,
-                logprobs=logprobs[0] if logprobs else None,
-                step_fixed_ns=step_fixed_ns,
-                step_token_ns=step_token_ns,
+                logprobs=logprobs,
+                num_draft_tokens=len(work.draft_tokens),
+                draft_ns=work.draft_ns,
             )
-            session.opening_reply = opened
-            work.job.reply(opened)
-            return True
-        case GenerateRequest() as request:
-            return _continue_generation(work, request, outcome, model, metrics, logprobs)
-
-
-def _announced_bonus(work: Work, outcome: Outcome, logprobs: tuple[TokenLogprobs, ...]) -> Bonus | None:
-    """What the next round's first draft token is checked against: the bonus of a pipelined round's draft. One
-    without a draft announces nothing, so that an edge which lost its verdict may build on the same base."""
-    request = work.request
-    if not isinstance(request, VerifyRequest) or not request.pipelined or not request.draft_tokens:
-        return None
-    if outcome.correction_kind is not CorrectionKind.BONUS:
-        return None
-    return Bonus(work.session.chain.position - 1, logprobs[-1:])
-
-
-def _continue_generation(
-    work: Work,
-    request: GenerateRequest,
-    outcome: Outcome,
-    model: ModelInfo,
-    metrics: RoundMetrics,
-    logprobs: tuple[TokenLogprobs, ...],
-) -> bool:
-    chain = work.session.chain
-    token_ids = work.draft_tokens[: outcome.accepted_len]
-    origins = (Origin.ACCEPTED,) * len(token_ids)
-    if outcome.correction_kind is not CorrectionKind.NONE:
-        extra = _ORIGIN_OF[outcome.correction_kind] if request.is_co_located else Origin.TARGET
-        token_ids, origins = (*token_ids, outcome.correction), (*origins, extra)
-    work.num_generated += len(token_ids)
-    is_last = (
-        work.num_generated >= request.max_new_tokens
-        or token_ids[-1] in work.session.stop_ids
-        or chain.position >= model.limits.max_context
-    )
-    work.job.reply(
-        GeneratedTokens(
-            request.round_id,
-            token_ids,
-            origins,
-            chain.position,
-            chain.hash,
-            is_last=is_last,
-            metrics=metrics,
-            logprobs=logprobs,
-            num_draft_tokens=len(work.draft_tokens),
-            draft_ns=work.draft_ns,
         )
-    )
-    work.start_ns, work.forward_ns, work.draft_ns = 0, 0, 0
-    work.draft_tokens, work.draft_probs, work.supports = (), (), ()
-    return is_last
+        work.start_ns, work.forward_ns, work.draft_ns = 0, 0, 0
+        work.draft_tokens, work.draft_probs, work.supports = (), (), ()
+        return is_last or bool(session.waiting)
 
 
 def _make_step_round(work: Work) -> StepRound:
     session = work.session
     sampling = session.opening.sampling
-    needs_text = not is_plain(sampling)  # a long text is not copied for a round that ignores it
+    needs_ids = not is_plain(sampling)  # a long sequence is not copied for a round that ignores it
     return StepRound(
         sampling,
         session.chain.position,
-        prompt_ids=session.prompt_ids if needs_text else (),
-        output_ids=session.output_ids if needs_text else (),
+        prompt_ids=session.prompt_ids if needs_ids else (),
+        output_ids=session.output_ids if needs_ids else (),
         draft_token_ids=work.draft_tokens,
         supports=work.supports,
     )
 
 
-def _make_round_input(work: Work, rows: ProcessedRows) -> RoundInput:
+def _judge(work: Work, rows: ProcessedRows) -> tuple[Outcome, tuple[TokenLogprobs, ...]]:
+    """Has the session's method verify the draft; returns the outcome and the logprobs that were asked for."""
     opening, position = work.session.opening, work.session.chain.position
     request = work.request if isinstance(work.request, VerifyRequest) else None
-    return RoundInput(
+    round_input = RoundInput(
         rows=rows,
-        coins=KeyedCoins(opening.sampling.seed, position),
+        draws=KeyedDraws(opening.sampling.seed, position),
         position=position,
         draft_tokens=work.draft_tokens,
         draft_probs=work.draft_probs,
@@ -197,35 +213,29 @@ def _make_round_input(work: Work, rows: ProcessedRows) -> RoundInput:
         candidates_from=request.candidates_from if request else 0,
         is_pipelined=request is not None and request.pipelined,
     )
+    outcome = create_method(opening.method).verify(round_input)
+    if outcome.candidates and isinstance(work.request, GenerateRequest):
+        outcome = choose_here(round_input, outcome, opening.sampling.seed)
+    if not opening.num_logprobs:
+        return outcome, ()
+    return outcome, logprobs_of(rows.raw_logits(), rows, work.draft_tokens, outcome, opening.num_logprobs)
 
 
-def _make_logprobs(work: Work, rows: ProcessedRows, outcome: Outcome) -> tuple[TokenLogprobs, ...]:
-    num_top = work.session.opening.num_logprobs
-    if not num_top:
-        return ()
-    return logprobs_of(rows.raw_logits(), rows, work.draft_tokens, outcome, num_top)
+def _note_for_next_round(
+    session: Session, request: VerifyRequest, outcome: Outcome, logprobs: tuple[TokenLogprobs, ...]
+) -> None:
+    """Notes what the next round must begin with: a bonus that was announced, or a choice among candidates.
 
-
-def _commit(work: Work, outcome: Outcome, backend: TargetBackend) -> None:
-    """Text += accepted + correction; KV keeps what was fed of it: all but the correction."""
-    session = work.session
-    accepted = work.draft_tokens[: outcome.accepted_len]
-    has_correction = outcome.correction_kind is not CorrectionKind.NONE
-    session.chain.extend((*accepted, outcome.correction) if has_correction else accepted)
-    kv_length = session.chain.position - 1
-    assert session.kv is not None, "a session that computed has KV"
-    if session.kv.length > kv_length:
-        backend.truncate(session.kv, kv_length)
-
-
-def _make_metrics(work: Work, outcome: Outcome, batch_size: int) -> RoundMetrics:
-    num_draft_tokens = len(work.draft_tokens) + work.num_confirmed
-    num_accepted = outcome.accepted_len + work.num_confirmed
-    return RoundMetrics(
-        alpha_mean=outcome.alpha_mean,
-        la_over_k=num_accepted / num_draft_tokens if num_draft_tokens else 0.0,
-        queue_ns=work.start_ns - work.job.arrival_ns if work.num_generated == 0 else 0,
-        forward_ns=work.forward_ns,
-        total_ns=time.perf_counter_ns() - work.job.arrival_ns,
-        batch_size=batch_size,
+    Only a pipelined round's draft announces its bonus. A round without a draft announces nothing, so that an
+    edge which lost its verdict may build on the same base.
+    """
+    is_announced = (
+        request.pipelined and request.draft_tokens and outcome.correction_kind is CorrectionKind.BONUS
     )
+    session.bonus = Bonus(session.chain.position - 1, logprobs[-1:]) if is_announced else None
+    if not request.candidates_from:  # which leaves the choice as it is
+        session.choice_position = _choice_position(session, outcome)
+
+
+def _choice_position(session: Session, outcome: Outcome) -> int | None:
+    return session.chain.position if outcome.candidates and outcome.accepted_len > 0 else None

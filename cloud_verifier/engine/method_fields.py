@@ -1,7 +1,7 @@
-"""What each verification method wants in a request, and what it would ignore: docs/protocol.md.
+"""Checks of the fields that depend on the verification method: docs/protocol.md.
 
-A field that the session's method has no use for is refused, not ignored: whoever sent it believes that it
-does something. Raises `InvalidFieldError` naming the field.
+A field that the session's method has no use for is rejected, not ignored: whoever sent it believes that it
+does something. Every check raises `InvalidFieldError` naming the field.
 """
 
 from __future__ import annotations
@@ -41,6 +41,7 @@ assert set(_PARAMS) == {field.name for field in fields(MethodParams)}, "a parame
 
 
 def check_method_params(request: OpenRequest) -> None:
+    """Raises `InvalidFieldError` for a parameter out of range, or of another method than the request's."""
     for name, (method, is_valid, expected) in _PARAMS.items():
         value = getattr(request.method_params, name)
         if value is None:
@@ -53,7 +54,10 @@ def check_method_params(request: OpenRequest) -> None:
 
 
 def check_draft_fields(request: VerifyRequest, method: Method, num_tokens: int) -> None:
-    """`q_support`, `q_token_probs` and `candidates_from`; ids at or above `num_tokens` do not exist."""
+    """Raises `InvalidFieldError` for `q_support`, `q_token_probs` or `candidates_from` that `method` cannot use.
+
+    Ids at or above `num_tokens` do not exist.
+    """
     if request.draft_tokens:
         _check_supports(request, method, num_tokens)
         _check_probs(request, method)
@@ -87,7 +91,7 @@ def _check_probs(request: VerifyRequest, method: Method) -> None:
                 "q_token_probs", f"method {method} needs the probability of each draft token"
             )
     elif request.q_token_probs:
-        instead = "q_support says it" if sends_support(method) else "it does not look at the draft's"
+        instead = "q_support has them" if sends_support(method) else "it does not look at the draft's"
         raise InvalidFieldError("q_token_probs", f"method {method} takes none: {instead}")
 
 

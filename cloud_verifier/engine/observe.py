@@ -1,8 +1,8 @@
-"""What the engine tells about itself: plain counters on the hot path, a few rate-limited lines in the log.
+"""The engine's measurements: plain counters on the hot path, a few rate-limited lines in the log.
 
 The engine is the only writer; a scrape reads from another thread and may see a step half counted.
-Nothing here takes a lock or knows Prometheus: `metrics.py` turns the numbers into families when it is asked.
-Counts, times and ids only: no text and no tokens.
+Nothing here takes a lock or imports Prometheus: `metrics.py` makes families of the numbers when it is asked.
+It holds counts, times and ids only: no text and no tokens.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import logging
 from bisect import bisect_left
 from collections.abc import Sequence
 
+from outrider.common.clock import SYSTEM_CLOCK, Clock
 from outrider.common.process.logs import LogLimiter, session_tag
 from outrider.common.types import (
     GenerateRequest,
@@ -32,7 +33,7 @@ _KIND_OF: dict[type, str] = {OpenRequest: "open", VerifyRequest: "verify", Gener
 
 
 class Histogram:
-    """Counts of integers by bucket; `bounds` are inclusive upper ends, one bucket more takes the rest."""
+    """Counts integers by bucket; `bounds` are inclusive upper ends, one bucket more takes the rest."""
 
     __slots__ = ("bounds", "counts", "total")
 
@@ -42,14 +43,15 @@ class Histogram:
         self.total = 0
 
     def add(self, value: int) -> None:
+        """Counts `value`."""
         self.counts[bisect_left(self.bounds, value)] += 1
         self.total += value
 
 
 class EngineObserver:
-    """Everything counted since the start. Its methods are called by the engine."""
+    """Holds everything counted since the start. The engine calls its methods."""
 
-    def __init__(self, limiter: LogLimiter | None = None) -> None:
+    def __init__(self, limiter: LogLimiter | None = None, clock: Clock = SYSTEM_CLOCK) -> None:
         self.batch_size = Histogram(SESSIONS)
         self.step_tokens = Histogram(TOKENS)
         self.forward_ns = Histogram(TIMES_NS)
@@ -67,12 +69,12 @@ class EngineObserver:
         self.refusals = dict.fromkeys(("sessions", "waiting", "kv", "expired"), 0)
         self.evictions = {"kv": 0, "session": 0}
         self.num_expired = 0
-        self._limiter = limiter or LogLimiter(log)
+        self._limiter = limiter or LogLimiter(log, clock=clock.now)
 
     # ------------------------------------------------------------------------------------- hot path
 
     def on_step(self, batch_size: int, num_tokens: int, forward_ns: int, verify_ns: int) -> None:
-        """One packed forward of `num_tokens` for `batch_size` sessions, and verifying after it."""
+        """Counts one packed forward of `num_tokens` for `batch_size` sessions, and verifying after it."""
         self.batch_size.add(batch_size)
         self.step_tokens.add(num_tokens)
         self.forward_ns.add(forward_ns)
@@ -89,7 +91,7 @@ class EngineObserver:
         has_correction: bool,
         metrics: RoundMetrics,
     ) -> None:
-        """An opening, a round or a step of a generation was computed; its answer goes out now."""
+        """Counts an opening, a round or a step of a generation that was computed and is answered now."""
         kind = _KIND_OF[type(request)]
         self.num_rounds[kind] += 1
         if kind != "generate":  # whose times run from the request that began it, not from the last step
@@ -115,14 +117,14 @@ class EngineObserver:
             log.debug("answered", extra=facts)
 
     def on_prefix(self, num_hit_tokens: int, num_miss_tokens: int) -> None:
-        """A sequence began with KV of `num_hit_tokens` from the prefix cache; the rest is computed."""
+        """Counts a sequence that began with `num_hit_tokens` from the prefix cache; the rest is computed."""
         self.num_hit_tokens += num_hit_tokens
         self.num_miss_tokens += num_miss_tokens
 
     # ------------------------------------------------------------------------------------ exceptions
 
     def on_error(self, code: RoundErrorCode, session_id: bytes, round_id: int, field: str = "") -> None:
-        """A request was answered with an error. Its message may quote the request: it is not logged."""
+        """Counts a request answered with an error. Its message may quote the request: it is not logged."""
         self.errors[str(code)] += 1
         if code is RoundErrorCode.REFUSED and self._limiter.is_due("refused"):
             facts = {"session": session_tag(session_id), "round_id": round_id}
@@ -132,19 +134,21 @@ class EngineObserver:
             log.debug("answered with an error", extra=facts | ({"field": field} if field else {}))
 
     def on_refused(self, reason: str) -> None:
-        """There was no room for a request; the backlog counts its own refusals."""
+        """Counts a request that there was no room for; the backlog counts its own refusals."""
         self.refusals[reason] += 1
 
     def on_evicted(self, what: str, session_id: bytes) -> None:
-        """An idle session made room: `what` is "kv" (its ids stay) or "session" (all of it)."""
+        """Counts an idle session that made room: `what` is "kv" (its ids stay) or "session" (all of it)."""
         self.evictions[what] += 1
         facts = {"what": what, "session": session_tag(session_id)}
         self._limiter.info(f"evicted {what}", "evicted an idle session", facts)
 
     def on_expired(self, session_id: bytes, idle_ttl_s: float) -> None:
+        """Counts a session that was idle for longer than its TTL."""
         self.num_expired += 1
         facts = {"session": session_tag(session_id), "idle_ttl_s": idle_ttl_s}
         self._limiter.info("expired", "a session expired", facts)
 
     def on_failed_step(self) -> None:
+        """Counts a step that raised."""
         self.num_failed_steps += 1

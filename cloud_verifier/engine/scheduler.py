@@ -1,4 +1,4 @@
-"""Which tokens of which work go into the next packed forward, fair between tenants. Pure.
+"""Plans which tokens of which work go into the next packed forward, fair between tenants. Pure.
 
 Two lanes share a step: rounds (verification rounds and decoding steps, which somebody waits for) and prefills
 (openings, rebuilds, recomputations, which may be cut into chunks). Tenants are served by virtual time, as in
@@ -17,19 +17,32 @@ ROUNDS_ABOUT_S = 1.0  # rounds are expected this long after the last answer: pre
 
 
 class Schedulable(Protocol):
+    """Provides what the scheduler needs of work."""
+
     @property
-    def tenant(self) -> str: ...
+    def tenant(self) -> str:
+        """Returns whose it is."""
+        ...
+
     @property
-    def is_prefill(self) -> bool: ...
+    def is_prefill(self) -> bool:
+        """Returns whether it may be fed in chunks beside rounds."""
+        ...
+
     @property
-    def num_pending(self) -> int: ...
+    def num_pending(self) -> int:
+        """Returns how many tokens are to be fed."""
+        ...
+
     @property
-    def num_logit_rows(self) -> int: ...
+    def num_logit_rows(self) -> int:
+        """Returns how many of the last tokens give a row of logits."""
+        ...
 
 
 @dataclass(slots=True)  # not frozen: see RoundMetrics
 class Share:
-    """What one work feeds in a step. `is_final`: its logits are read, the work can be answered."""
+    """Gives how many tokens one work feeds in a step. `is_final`: its logits are read, it can be answered."""
 
     index: int
     num_tokens: int
@@ -38,7 +51,7 @@ class Share:
 
 @dataclass(slots=True)  # not frozen: see RoundMetrics
 class Plan:
-    """One step, and all that waits (the step's own tokens included) by tenant."""
+    """Holds one step, and all tokens that wait (the step's own included) by tenant."""
 
     shares: list[Share]
     round_tokens: dict[str, int]
@@ -56,7 +69,7 @@ class _Item:
 
 
 class _Lane:
-    """Turns of the tenants in one lane. Virtual time is the tokens a tenant was served."""
+    """Gives the tenants of one lane their turns. Virtual time is the tokens a tenant was served."""
 
     def __init__(self, max_lead_tokens: int) -> None:
         self._max_lead_tokens = max_lead_tokens
@@ -95,7 +108,7 @@ class _Lane:
         left[tenant] -= num_tokens
 
     def _let_catch_up(self, tenants: Iterable[str]) -> None:
-        """Who wanted nothing gains no credit by it; who was served alone owes no more than the lead."""
+        """Bounds virtual times: no credit for a tenant that wanted nothing, no debt above the lead for one alone."""
         known = [self._served[tenant] for tenant in tenants if tenant in self._served]
         floor = self._floor = max(self._floor, min(known, default=self._floor))
         self._served = {tenant: served for tenant, served in self._served.items() if served > floor}
@@ -106,8 +119,8 @@ class _Lane:
 class Scheduler:
     """Plans steps of at most `max_step_tokens`, of which `prefill_chunk_tokens` go to prefills.
 
-    When no round came for a while a prefill may take the whole step. A tenant is never more than
-    four steps' tokens behind another, however much it was served while nobody else wanted anything.
+    When no round came for a while a prefill may take the whole step. A tenant that was served alone waits for
+    at most four steps' tokens of the others once they have work.
     """
 
     def __init__(self, max_step_tokens: int = 512, prefill_chunk_tokens: int = 32) -> None:
@@ -119,7 +132,7 @@ class Scheduler:
         self._quiet_at_s = float("-inf")
 
     def plan(self, works: Sequence[Schedulable], now_s: float) -> Plan:
-        """`works` in order of their turn: one that was served goes to the end.
+        """Returns the next step. `works` come in order of their turn: one that was served goes to the end.
 
         At least one share comes back when there is work, whatever the budget; a round is never split below
         its logit rows. The first work of each lane and tenant is never passed by a later one.

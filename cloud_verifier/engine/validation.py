@@ -1,6 +1,6 @@
-"""What a request must satisfy before any work is done for it: docs/protocol.md, "Limits and errors".
+"""Checks that a request must pass before any work is done for it: docs/protocol.md, "Limits and errors".
 
-Every check raises `InvalidFieldError` (or `UnimplementedFieldError`) naming the field; nothing is changed.
+Every check raises `InvalidFieldError` (or `UnimplementedFieldError`) naming the field, and changes nothing.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from outrider.common.types import GenerateRequest, Method, ModelInfo, OpenReques
 
 
 def check_open(request: OpenRequest, model: ModelInfo) -> None:
+    """Raises `InvalidFieldError` for an opening that this model cannot serve."""
     _check_session_id(request.session_id)
     # Before the ids: those of another tokenizer mean nothing, and may even look valid.
     _check_fingerprint("tokenizer_fingerprint", request.tokenizer_fingerprint, model.tokenizer_fingerprint)
@@ -42,6 +43,7 @@ def check_open(request: OpenRequest, model: ModelInfo) -> None:
 
 
 def check_verify(request: VerifyRequest, session: Session, model: ModelInfo) -> None:
+    """Raises `InvalidFieldError` for a round that does not fit the session, its method or the model."""
     if request.parents:
         raise UnimplementedFieldError("parents", "trees are not built yet")
     _check_base(request, session)
@@ -49,7 +51,7 @@ def check_verify(request: VerifyRequest, session: Session, model: ModelInfo) -> 
     _check_ids("draft_tokens", request.draft_tokens, model.num_tokens)
     check_draft_fields(request, session.opening.method, model.num_tokens)
     if not request.candidates_from:
-        _check_choice(request, session)
+        _check_choice(request.base_position, request.committed_tokens, session)
     num_draft_tokens = len(request.draft_tokens)
     if num_draft_tokens > model.limits.max_draft_tokens:
         raise InvalidFieldError(
@@ -63,17 +65,18 @@ def check_verify(request: VerifyRequest, session: Session, model: ModelInfo) -> 
 
 
 def check_generate(request: GenerateRequest, session: Session, model: ModelInfo) -> None:
+    """Raises `InvalidFieldError` for a generation that does not fit the session or the model."""
     if request.is_co_located:
         _check_co_located(request, model)
     _check_base(request, session)
     _check_ids("committed_tokens", request.committed_tokens, model.num_tokens)
-    _check_choice(request, session)
+    _check_choice(request.base_position, request.committed_tokens, session)
     if request.max_new_tokens < 1:
         raise InvalidFieldError("max_new_tokens", "must be at least 1")
     total = request.base_position + len(request.committed_tokens) + 1
     if total > model.limits.max_context:
         raise InvalidFieldError(
-            "committed_tokens", f"the text would reach {total} tokens of {model.limits.max_context}"
+            "committed_tokens", f"the sequence would reach {total} tokens of {model.limits.max_context}"
         )
 
 
@@ -95,16 +98,16 @@ def _check_base(request: VerifyRequest | GenerateRequest, session: Session) -> N
     if request.base_position < session.opening.num_prompt_tokens:
         raise InvalidFieldError(
             "base_position",
-            f"{request.base_position} lies inside the prompt of {session.opening.num_prompt_tokens} tokens",
+            f"{request.base_position} is inside the prompt of {session.opening.num_prompt_tokens} tokens",
         )
 
 
-def _check_choice(request: VerifyRequest | GenerateRequest, session: Session) -> None:
-    """The token after a rejection is the edge's to choose; a sample of the target in its place is biased."""
-    if request.base_position == session.choice_position and not request.committed_tokens:
+def _check_choice(base_position: int, committed_tokens: Sequence[int], session: Session) -> None:
+    """Checks that the edge commits the token after a rejection: the target's sample in its place is biased."""
+    if base_position == session.choice_position and not committed_tokens:
         raise InvalidFieldError(
             "committed_tokens",
-            f"the token at {request.base_position} is one of the candidates: commit the one that was chosen, "
+            f"the token at {base_position} is one of the candidates: commit the one that was chosen, "
             "or ask for more with candidates_from",
         )
 

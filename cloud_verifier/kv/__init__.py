@@ -1,1 +1,1 @@
-"""Paged KV bookkeeping: pure integers, no tensors."""
+"""Paged KV as pure integers: blocks, tables and the prefix cache. Imports nothing of ours."""

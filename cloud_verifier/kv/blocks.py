@@ -1,16 +1,16 @@
-"""Paged KV as pure integers: who owns which block, and how often it is shared.
+"""Paged KV as pure integers: which sequence owns which block, and how often it is shared.
 
-A pool of `num_blocks` blocks of `block_size` token slots. A `BlockTable` lists one sequence's blocks in
-order; token i of the sequence lives in slot `block_ids[i // block_size] * block_size + i % block_size`.
-Blocks are reference-counted: `fork` shares them, and the first append into a shared, partly filled block
-moves that sequence to a copy of its own (copy-on-write).
+A pool has `num_blocks` blocks of `block_size` token slots. A `BlockTable` lists one sequence's blocks in
+order; token i of the sequence is in slot `block_ids[i // block_size] * block_size + i % block_size`. Blocks
+are reference-counted: `fork` shares them, and the first append into a shared, partly filled block moves that
+sequence to a copy of its own (copy-on-write).
 
-A block is free, held by at least one table, or idle: held by none and still registered in the prefix cache
-(`kv.prefixes`), where the next table with the same text finds it. Idle blocks count as free and are taken,
-least recently used first, when no other is left.
+A block is empty, held by at least one table, or idle: held by none and still registered in the prefix cache
+(`kv.prefixes`), where the next table with the same tokens finds it. Idle blocks count as free and are taken,
+least recently used first, when no empty one is left.
 
-The block after a sequence's last one is preferred, and a new run starts where there is most room to grow,
-so that a sequence is usually one run of slots: attention on a CPU then views the pool instead of gathering.
+The block after a sequence's last one is preferred, and a new run starts where there is most room to grow, so
+that a sequence is usually one run of slots: attention on a CPU then views the pool instead of gathering.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class OutOfBlocks(Exception):
 
 @dataclass(frozen=True, slots=True)
 class BlockCopy:
-    """Copy block `source` to `destination` in every layer's pool before the next write."""
+    """Orders a copy of block `source` to `destination` in every layer's pool before the next write."""
 
     source: int
     destination: int
@@ -42,7 +42,7 @@ class BlockCopy:
 
 @dataclass(frozen=True, slots=True)
 class BlockUsage:
-    """Where the blocks of a pool are: held by tables, known only to the prefix cache, empty."""
+    """Counts a pool's blocks: held by tables, registered in the prefix cache alone, empty."""
 
     block_size: int
     num_used: int
@@ -53,7 +53,7 @@ class BlockUsage:
 
 @dataclass(eq=False, slots=True)
 class BlockTable:
-    """One sequence's blocks. Only `BlockManager` writes to it."""
+    """Lists one sequence's blocks. Only `BlockManager` writes to it."""
 
     tenant: str = ""
     block_ids: list[int] = field(default_factory=list)
@@ -62,6 +62,7 @@ class BlockTable:
 
     @property
     def is_contiguous(self) -> bool:
+        """Returns whether all blocks follow one another in the pool."""
         return self.num_leading == len(self.block_ids)
 
 
@@ -82,22 +83,23 @@ class BlockManager:
 
     @property
     def num_free(self) -> int:
-        """Blocks that can be had: empty ones, and those only the prefix cache remembers."""
+        """Returns the number of blocks that can be taken: empty and idle ones."""
         return self._num_empty + self._prefixes.num_idle
 
     @property
     def usage(self) -> BlockUsage:
-        """May be read by any thread; a block that is just being moved may count wrongly."""
+        """Returns counts for any thread; a block that is being moved may be counted wrongly."""
         num_empty, num_cached = self._num_empty, self._prefixes.num_idle
         num_used = self.num_blocks - num_empty - num_cached
         return BlockUsage(self.block_size, num_used, num_cached, num_empty, self._num_evicted)
 
     @property
     def num_idle(self) -> int:
+        """Returns the number of blocks registered in the prefix cache and held by no table."""
         return self._prefixes.num_idle
 
     def new_table(self, tenant: str = "", token_ids: Sequence[int] = ()) -> BlockTable:
-        """A table that holds what the tenant's cache has of `token_ids`, all but the last token at most."""
+        """Returns a table with the tenant's cached blocks of `token_ids`, for all but the last token at most."""
         table = BlockTable(tenant)
         for block_id in self._prefixes.match(tenant, token_ids[: max(0, len(token_ids) - 1)]):
             self._hold(block_id)
@@ -107,9 +109,9 @@ class BlockManager:
         return table
 
     def publish(self, table: BlockTable, token_ids: Sequence[int]) -> None:
-        """Let `new_table` find the table's full blocks, which hold KV of `token_ids`.
+        """Registers the table's full blocks, KV of `token_ids`, so that `new_table` finds them.
 
-        Where another block with the same text is known already, the table goes on with that one.
+        Where another block with the same tokens is registered already, the table takes that one.
         """
         self._check_owned(table)
         num_full = min(table.length, len(token_ids)) // self.block_size
@@ -128,7 +130,7 @@ class BlockManager:
             self._push(table, block_id)
 
     def num_blocks_needed(self, table: BlockTable, num_tokens: int) -> int:
-        """Free blocks that `append(table, num_tokens)` would take."""
+        """Returns the number of free blocks that `append(table, num_tokens)` would take."""
         if num_tokens == 0:
             return 0
         num_held = len(table.block_ids)
@@ -136,7 +138,7 @@ class BlockManager:
         return num_after - num_held + int(self._must_copy_last(table))
 
     def append(self, table: BlockTable, num_tokens: int) -> BlockCopy | None:
-        """Make room for `num_tokens` more tokens and advance the length.
+        """Makes room for `num_tokens` more tokens and advances the length.
 
         Returns the copy to do first when the last block was shared. Raises `OutOfBlocks`, changing nothing.
         """
@@ -148,19 +150,19 @@ class BlockManager:
         copy = None
         if num_tokens and self._must_copy_last(table):
             source = self._pop(table)
-            # The source stays alive: somebody else holds it, or it would not have been shared.
+            # The source stays: another table holds it, or it would not have been shared.
             self._push(table, self._take_after(table))
             self._ref_counts[source] -= 1
             copy = BlockCopy(source, table.block_ids[-1])
         elif num_tokens and table.length % self.block_size and table.block_ids[-1] in self._prefixes:
-            self._drop(table.block_ids[-1])  # its tail is about to be another text
+            self._drop(table.block_ids[-1])  # its tail is about to be overwritten
         table.length += num_tokens
         while len(table.block_ids) * self.block_size < table.length:
             self._push(table, self._take_after(table))
         return copy
 
     def truncate(self, table: BlockTable, length: int) -> None:
-        """Keep the first `length` tokens; whole blocks beyond them are released."""
+        """Keeps the first `length` tokens; whole blocks beyond them are released."""
         self._check_owned(table)
         assert 0 <= length <= table.length, f"cannot truncate {table.length} tokens to {length}"
         num_kept = -(-length // self.block_size)
@@ -169,7 +171,7 @@ class BlockManager:
         table.length = length
 
     def fork(self, table: BlockTable) -> BlockTable:
-        """A second sequence with the same tokens, sharing every block until one of the two writes."""
+        """Returns a second sequence with the same tokens, sharing every block until one of the two writes."""
         self._check_owned(table)
         for block_id in table.block_ids:
             self._ref_counts[block_id] += 1
@@ -178,13 +180,13 @@ class BlockManager:
         return twin
 
     def free(self, table: BlockTable) -> None:
-        """Release a sequence; its table is dead afterwards. Freeing twice does nothing."""
+        """Releases a sequence; its table must not be used again. Freeing twice does nothing."""
         if table in self._tables:
             self.truncate(table, 0)
             self._tables.remove(table)
 
     def slots(self, table: BlockTable, start: int, stop: int) -> Iterable[int]:
-        """Pool slots of tokens start … stop−1 (a `range` when the blocks follow one another)."""
+        """Returns the pool slots of tokens start … stop−1 (a `range` when the blocks follow one another)."""
         assert 0 <= start <= stop <= table.length, "slots outside the sequence"
         size, block_ids = self.block_size, table.block_ids
         if start == stop:
@@ -195,7 +197,7 @@ class BlockManager:
         return [block_ids[i // size] * size + i % size for i in range(start, stop)]
 
     def check_integrity(self) -> None:
-        """Raise AssertionError unless counts, lengths and free blocks all agree."""
+        """Raises AssertionError unless counts, lengths and free blocks all agree."""
         holders = [0] * self.num_blocks
         for table in self._tables:
             expected = -(-table.length // self.block_size)
@@ -223,7 +225,7 @@ class BlockManager:
         assert table in self._tables, "this block table was freed, or belongs to another manager"
 
     def _must_copy_last(self, table: BlockTable) -> bool:
-        """The next token would be written into a block that another sequence also reads."""
+        """Returns whether the next token would be written into a block that another sequence also reads."""
         return table.length % self.block_size != 0 and self._ref_counts[table.block_ids[-1]] > 1
 
     def _push(self, table: BlockTable, block_id: int) -> None:
@@ -250,7 +252,7 @@ class BlockManager:
                 self._set_empty(block_id)
 
     def _drop(self, block_id: int) -> None:
-        """The prefix cache forgets a block, and with it those that continue it."""
+        """Removes a block from the prefix cache, and with it those that continue it."""
         for freed in self._prefixes.drop(block_id):
             self._set_empty(freed)
 
@@ -259,7 +261,7 @@ class BlockManager:
         self._num_empty += 1
 
     def _take_after(self, table: BlockTable) -> int:
-        """Take the block that follows the table's last one, else the start of a new run."""
+        """Takes the block that follows the table's last one, else the start of a new run."""
         assert self.num_free > 0, "blocks are counted before they are taken"
         if self._num_empty == 0:
             self._drop(self._prefixes.oldest_idle())
@@ -273,7 +275,7 @@ class BlockManager:
         return block_id
 
     def _roomiest(self) -> int:
-        """Where a new run can grow furthest: half-way into the longest gap behind another run.
+        """Returns where a new run can grow furthest: half-way into the longest gap after another run.
 
         The front half stays for the run before the gap; a gap at the front of the pool has no such run.
         """

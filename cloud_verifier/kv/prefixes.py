@@ -1,7 +1,7 @@
-"""Which full blocks hold which text: a trie a tenant, whose edges are the tokens of one block.
+"""The prefix cache's index: a trie per tenant, with the tokens of one block on each branch.
 
-Found is only what is equal token for token from the first token on: no hash stands between a text and its
-KV. Blocks that nobody holds stay findable; the least recently used goes first, and with it what continues it.
+Only blocks that are equal token for token from the first token on are found; no hash is trusted. Blocks held
+by no table stay registered; the least recently used is evicted first, and with it those that continue it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ Edge = tuple[str, tuple[int, ...]]  # tenant, the block's own tokens
 
 @dataclass(eq=False, slots=True)
 class PrefixNode:
-    """A registered block: KV of its tokens after those of all nodes above it."""
+    """Holds a registered block: KV of its tokens after those of all nodes above it."""
 
     block_id: int
     edge: Edge
@@ -24,27 +24,29 @@ class PrefixNode:
 
 
 class PrefixIndex:
-    """Registered blocks, and the order in which those that nobody holds are given up."""
+    """Finds registered blocks by their tokens, and orders those held by no table for eviction."""
 
     def __init__(self, block_size: int) -> None:
         self._block_size = block_size
         self._root = PrefixNode(-1, ("", ()), None)
         self._nodes: dict[int, PrefixNode] = {}  # by block
-        self._idle: OrderedDict[int, None] = OrderedDict()  # blocks nobody holds, least recently used first
+        self._idle: OrderedDict[int, None] = OrderedDict()  # held by no table, least recently used first
 
     def __contains__(self, block_id: int) -> bool:
         return block_id in self._nodes
 
     @property
     def num_idle(self) -> int:
+        """Returns the number of registered blocks held by no table."""
         return len(self._idle)
 
     @property
     def idle_blocks(self) -> frozenset[int]:
+        """Returns the registered blocks held by no table."""
         return frozenset(self._idle)
 
     def match(self, tenant: str, token_ids: Sequence[int]) -> list[int]:
-        """The blocks of the longest known prefix of `token_ids`, in whole blocks."""
+        """Returns the blocks of the longest registered prefix of `token_ids`, in whole blocks."""
         size, node, found = self._block_size, self._root, []
         for start in range(0, len(token_ids) - size + 1, size):
             child = node.children.get((tenant, tuple(token_ids[start : start + size])))
@@ -55,33 +57,35 @@ class PrefixIndex:
         return found
 
     def register(self, tenant: str, token_ids: Sequence[int], block_ids: Sequence[int]) -> list[int]:
-        """Make `block_ids`, KV of `token_ids`, findable; returns for each the block that is found now.
+        """Registers `block_ids`, KV of `token_ids`; returns for each the block that is found from now on.
 
-        That is another one where the same text was registered before.
+        That is another one where the same tokens were registered before.
         """
         size, node, found = self._block_size, self._root, []
         for index, block_id in enumerate(block_ids):
             edge = (tenant, tuple(token_ids[index * size : (index + 1) * size]))
             child = node.children.get(edge)
             if child is None:
-                assert block_id not in self._nodes, "this block is registered as KV of another text"
+                assert block_id not in self._nodes, "this block is registered as KV of other tokens"
                 child = node.children[edge] = self._nodes[block_id] = PrefixNode(block_id, edge, node)
             found.append(child.block_id)
             node = child
         return found
 
     def set_idle(self, block_id: int) -> None:
-        """Nobody holds this registered block any more."""
+        """Marks a registered block as held by no table."""
         self._idle[block_id] = None
 
     def set_held(self, block_id: int) -> None:
+        """Marks a block as held by a table."""
         self._idle.pop(block_id, None)
 
     def oldest_idle(self) -> int:
+        """Returns the idle block that was released longest ago."""
         return next(iter(self._idle))
 
     def drop(self, block_id: int) -> list[int]:
-        """Forget a block and every block after it; returns those of them that nobody held."""
+        """Removes a block and every block after it; returns those of them that were idle."""
         top = self._nodes[block_id]
         assert top.parent is not None, "the root is no block"
         del top.parent.children[top.edge]
@@ -96,7 +100,7 @@ class PrefixIndex:
         return freed
 
     def check_integrity(self) -> None:
-        """Raise AssertionError unless the trie and the look-up tables agree."""
+        """Raises AssertionError unless the trie and the look-up tables agree."""
         stack, seen = [self._root], set()
         while stack:
             node = stack.pop()

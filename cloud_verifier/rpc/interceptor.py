@@ -1,4 +1,4 @@
-"""Exceptions to gRPC status codes, in one place (docs/protocol.md, "Limits and errors")."""
+"""Translates exceptions to gRPC status codes, in one place (docs/protocol.md, "Limits and errors")."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 import grpc
 
-from outrider.cloud_verifier.rpc.outbox import UnreadError
+from outrider.cloud_verifier.rpc.answers import UnreadError
 from outrider.cloud_verifier.rpc.service import ShuttingDownError
 from outrider.cloud_verifier.rpc.stream import SupersededError
 from outrider.cloud_verifier.security.authenticator import AccessError
@@ -38,7 +38,10 @@ def _status_of(error: Exception) -> tuple[grpc.StatusCode, str]:
 
 
 class ErrorInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
+    """Ends a call that raises with the status of its exception."""
+
     async def intercept_service(self, continuation: Callable[[Any], Awaitable[Any]], details: Any) -> Any:
+        """Returns the call's handler, guarded."""
         handler = await continuation(details)
         if handler is None:
             return None
@@ -62,7 +65,7 @@ async def _abort(context: Any, error: Exception) -> None:
     except grpc.aio.AbortError:
         raise
     except Exception as gone:  # gRPC's own kind, which it does not export
-        log.debug("nobody was left to be told %r: %s", error, gone)
+        log.debug("the call had ended before %r could: %s", error, gone)
 
 
 def _guard(behaviour: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Awaitable[Any]]:

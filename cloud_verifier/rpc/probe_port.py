@@ -20,7 +20,7 @@ READY, LIVE = "", "live"
 
 
 class ProbePort:
-    """`open` binds and serves on the running event loop; raises `UsageError` when it cannot bind."""
+    """Answers gRPC health checks on a port of its own."""
 
     def __init__(self, listen: str, engine: Engine) -> None:
         self.port = 0
@@ -29,6 +29,7 @@ class ProbePort:
         self._server: Any = None
 
     async def open(self) -> None:
+        """Binds and serves on the running event loop. Raises `UsageError` where it cannot bind."""
         self._server = grpc.aio.server(options=(("grpc.so_reuseport", 0),))
         health_pb2_grpc.add_HealthServicer_to_server(_Health(self._engine), self._server)
         try:
@@ -40,6 +41,7 @@ class ProbePort:
         await self._server.start()
 
     async def close(self) -> None:
+        """Stops at once."""
         await self._server.stop(grace=None)
 
 

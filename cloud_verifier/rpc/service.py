@@ -1,4 +1,4 @@
-"""The servicer: protobuf in, jobs to the engine, replies out. Thin; decisions live in the engine.
+"""The servicer: protobuf in, jobs to the engine, replies out. It is thin; decisions are the engine's.
 
 Replies reach the event loop through a `Mailbox`, from whatever thread the engine's step ran on.
 """
@@ -9,16 +9,16 @@ import asyncio
 import contextlib
 import time
 from collections.abc import AsyncIterator, Callable, Collection, Iterator
+from functools import cached_property
 from typing import Any
 
 import grpc
 
-from outrider.cloud_verifier.engine.backlog import Refusal
 from outrider.cloud_verifier.engine.engine import Engine
-from outrider.cloud_verifier.engine.work import Job, Reply
-from outrider.cloud_verifier.rpc.answers import Answers
-from outrider.cloud_verifier.rpc.outbox import Mailbox, UnreadError
-from outrider.cloud_verifier.rpc.stream import SessionStream, SupersededError, ignore, invalid
+from outrider.cloud_verifier.engine.job import Job, Reply
+from outrider.cloud_verifier.rpc.answers import Answers, UnreadError
+from outrider.cloud_verifier.rpc.mailbox import Mailbox
+from outrider.cloud_verifier.rpc.stream import SessionStream, StreamContext, StreamRegistry, ignore, invalid
 from outrider.cloud_verifier.rpc.tracing import RoundTracer
 from outrider.cloud_verifier.security.metadata import Caller, claimed_caller, same_session_id, session_id_of
 from outrider.common import codec
@@ -31,14 +31,13 @@ from outrider.common.types import (
     GeneratedTokens,
     Progress,
     RoundError,
-    RoundErrorCode,
     SessionRequest,
     SessionResponse,
-    VerifyRequest,
 )
 
 SERVICE_NAME = "outrider.v1.Verifier"
-CutOff = Callable[[Exception], None]  # ends one call with this error
+CutOff = Callable[[Exception], None]
+"""Ends one call with this error."""
 
 
 class ShuttingDownError(Exception):
@@ -46,6 +45,8 @@ class ShuttingDownError(Exception):
 
 
 class VerifierService(outrider_pb2_grpc.VerifierServicer):  # type: ignore[misc]
+    """Serves the calls of `outrider.v1.Verifier`. Lives on one event loop."""
+
     def __init__(
         self,
         engine: Engine,
@@ -58,14 +59,13 @@ class VerifierService(outrider_pb2_grpc.VerifierServicer):  # type: ignore[misc]
         self._tracer = tracer
         self._caller_of = caller_of
         self._max_unread_bytes = max_unread_bytes
-        self._streams: dict[tuple[str, bytes], SessionStream] = {}  # those whose session is known
+        self._streams = StreamRegistry()
         self._callers: dict[CutOff, Caller] = {}  # of all calls that stream answers
-        self._mailbox: Mailbox | None = None
         self._num_unary = 0
         self._is_ending = False
 
     def add_to(self, server: grpc.aio.Server) -> None:
-        """What streams write is serialised already: its size is asked for, and a refusal is made once."""
+        """Registers the calls. Streams write bytes: their size is needed, and a refusal is encoded once."""
         outrider_pb2_grpc.add_VerifierServicer_to_server(self, server)
         streams = {
             "Session": grpc.stream_stream_rpc_method_handler(self.Session, pb.SessionRequest.FromString),
@@ -73,30 +73,39 @@ class VerifierService(outrider_pb2_grpc.VerifierServicer):  # type: ignore[misc]
         }
         server.add_registered_method_handlers(SERVICE_NAME, streams)
 
-    @property
-    def mailbox(self) -> Mailbox:
-        """Of the event loop that serves; asked for on that loop."""
-        if self._mailbox is None:
-            self._mailbox = Mailbox(asyncio.get_running_loop())
-        return self._mailbox
+    @cached_property
+    def _stream_context(self) -> StreamContext:
+        """Made on the event loop that serves."""
+        engine = self._engine
+        return StreamContext(
+            backlog=engine.backlog,
+            submit=engine.submit if self._tracer is None else self._submit,
+            mailbox=Mailbox(asyncio.get_running_loop()),
+            observer=engine.observer,
+            clock=engine.clock,
+            max_unread_bytes=self._max_unread_bytes,
+            registry=self._streams,
+        )
 
     @property
     def num_streams(self) -> int:
+        """Returns how many `Session` calls are open and have named their session."""
         return len(self._streams)
 
     @property
     def num_calls(self) -> int:
-        """Calls of sessions that have not ended."""
+        """Returns how many calls of sessions have not ended."""
         return len(self._streams) + self._num_unary
 
     def announce_draining(self, grace_s: float, reason: str) -> None:
-        for stream in list(self._streams.values()):
+        """Sends `Draining` on all streams."""
+        for stream in self._streams:
             stream.push(Draining(int(grace_s * 1000), reason), None)
 
     def end_calls(self) -> None:
-        """Takes nothing new. Streams end with `ShuttingDownError` once what they owe is answered."""
+        """Takes nothing new. Streams end with `ShuttingDownError` once their requests are answered."""
         self._is_ending = True
-        for stream in list(self._streams.values()):
+        for stream in self._streams:
             stream.finish(ShuttingDownError("the verifier is shutting down"))
 
     def end_streams_of(self, token_ids: Collection[str], error: Exception) -> None:
@@ -104,61 +113,17 @@ class VerifierService(outrider_pb2_grpc.VerifierServicer):  # type: ignore[misc]
         for cut_off in [each for each, caller in self._callers.items() if caller.token_id in token_ids]:
             cut_off(error)
 
-    # ----------------------------------------------------------------------------------- streams
-
-    async def Session(self, request_iterator: AsyncIterator[pb.SessionRequest], context: Any) -> None:
-        self._check_taking()
-        caller = self._caller_of(context)
-        stream = SessionStream(self, caller.tenant, session_id_of(context), self._max_unread_bytes)
-        stream.read(request_iterator)
-        try:
-            with self._may_be_cut_off(stream.cut_off, caller):
-                await stream.answers.write_to(context)
-        finally:
-            stream.detach()
-
-    def bind(self, key: tuple[str, bytes], stream: SessionStream) -> None:
-        """`stream` carries the session of this tenant and id from now on; an older stream of it ends."""
-        older = self._streams.get(key)
-        if older is not None and older is not stream:
-            older.end(SupersededError("a newer stream carries this session"))
-        self._streams[key] = stream
-
-    def unbind(self, key: tuple[str, bytes], stream: SessionStream) -> None:
-        if self._streams.get(key) is stream:
-            del self._streams[key]
-
-    def submit(
-        self,
-        tenant: str,
-        session_id: bytes,
-        request: SessionRequest,
-        reply: Reply,
-        *,
-        has_entered: bool = False,
-    ) -> None:
-        """`has_entered`: `refuse` was asked, and let it in."""
+    def _submit(self, job: Job) -> None:
         if self._tracer is not None:
-            reply = self._tracer.follow(tenant, session_id, request, reply)
-        self._engine.submit(Job(session_id, request, reply, time.perf_counter_ns(), tenant, has_entered))
+            job.reply = self._tracer.follow(job.tenant, job.session_id, job.request, job.reply)
+        self._engine.submit(job)
 
-    def refuse(self, tenant: str, request: VerifyRequest, num_own_tokens: int) -> Refusal | None:
-        """Why a new round cannot be served in time, without asking the engine; else it is counted in."""
-        return self._engine.enter_round(tenant, request, num_own_tokens=num_own_tokens)
+    def _submit_unary(self, tenant: str, session_id: bytes, request: SessionRequest, reply: Reply) -> None:
+        arrival_ns = int(self._engine.clock.now() * 1e9)
+        self._submit(Job(session_id, request, reply, arrival_ns, tenant))
 
-    def would_refuse(
-        self, tenant: str, num_tokens: int, deadline_ms: int, num_own_tokens: int
-    ) -> Refusal | None:
-        """`refuse` for a round that is not decoded yet; nothing is counted in."""
-        return self._engine.backlog.would_refuse(
-            tenant, num_tokens, deadline_ms, num_own_tokens=num_own_tokens
-        )
-
-    def count_refusal(self, session_id: bytes, round_id: int) -> None:
-        self._engine.observer.on_error(RoundErrorCode.REFUSED, session_id, round_id)
-
-    def count(self, session_id: bytes, response: SessionResponse) -> None:
-        """Errors are counted here, where they leave: one thread, whoever made them."""
+    def _count(self, session_id: bytes, response: SessionResponse) -> None:
+        """Counts an error where it leaves: on one thread, wherever it was made."""
         if isinstance(response, RoundError):
             self._engine.observer.on_error(response.code, session_id, response.round_id, response.field)
 
@@ -166,29 +131,48 @@ class VerifierService(outrider_pb2_grpc.VerifierServicer):  # type: ignore[misc]
         if self._is_ending:
             raise ShuttingDownError("the verifier is shutting down")
 
+    # --------------------------------------------------------------------------------- the stream
+
+    async def Session(self, request_iterator: AsyncIterator[pb.SessionRequest], context: Any) -> None:
+        """Carries a session's requests and answers, in both directions, until either side ends the call."""
+        self._check_taking()
+        caller = self._caller_of(context)
+        stream = SessionStream(self._stream_context, caller.tenant, session_id_of(context))
+        stream.read(request_iterator)
+        try:
+            with self._may_be_cut_off(stream.cut_off, caller):
+                await stream.answers.write_to(context)
+        finally:
+            stream.detach()
+
     # ------------------------------------------------------------------------------------- unary
 
     async def Describe(self, request: pb.DescribeRequest, context: Any) -> pb.DescribeResponse:
+        """Returns what is served: model, limits, methods."""
         # For `edge-client doctor`: certificates and tokens expire by clocks that should agree.
         context.set_trailing_metadata((("x-outrider-time-ms", str(time.time_ns() // 1_000_000)),))
         return codec.encode_model_info(self._engine.model)
 
     async def Open(self, request: pb.OpenRequest, context: Any) -> pb.OpenResponse:
+        """Opens a session or replaces its sequence."""
         reply = await self._answer(codec.decode_open, request, context)
         assert isinstance(reply, codec.OpenReply)
         return codec.encode_open_response(reply)
 
     async def Verify(self, request: pb.VerifyRequest, context: Any) -> pb.VerifyResponse:
+        """Verifies one round."""
         reply = await self._answer(codec.decode_verify, request, context)
         assert isinstance(reply, codec.VerifyReply)
         return codec.encode_verify_response(reply)
 
     async def Close(self, request: pb.CloseRequest, context: Any) -> pb.CloseResponse:
+        """Closes a session."""
         reply = await self._answer(codec.decode_close, request, context)
         assert not isinstance(reply, RoundError), reply
         return codec.encode_closed(reply)  # type: ignore[arg-type]
 
     async def Generate(self, request: pb.GenerateRequest, context: Any) -> None:
+        """Streams tokens that the target decodes; the end of the call ends it."""
         try:
             decoded = codec.decode_generate(request)
         except InvalidFieldError as error:
@@ -204,7 +188,7 @@ class VerifierService(outrider_pb2_grpc.VerifierServicer):  # type: ignore[misc]
             nonlocal is_over
             if is_over or answers.error is not None:
                 return
-            self.count(session_id, reply)
+            self._count(session_id, reply)
             assert isinstance(reply, codec.GenerateReply)
             try:
                 answers.put(codec.encode_generate_response(reply).SerializeToString())
@@ -215,40 +199,40 @@ class VerifierService(outrider_pb2_grpc.VerifierServicer):  # type: ignore[misc]
                 is_over = True
                 answers.end()
 
-        post = self.mailbox.post
+        post = self._stream_context.mailbox.post
         with self._unary_call():
-            self.submit(caller.tenant, session_id, decoded, lambda reply: post(push, reply))
+            self._submit_unary(caller.tenant, session_id, decoded, lambda reply: post(push, reply))
             try:
                 with self._may_be_cut_off(answers.cut_off, caller):
                     await answers.write_to(context)
             finally:
                 if not is_over:
                     is_over = True
-                    self.submit(caller.tenant, session_id, CancelRequest(decoded.round_id), ignore)
+                    self._submit_unary(caller.tenant, session_id, CancelRequest(decoded.round_id), ignore)
 
     async def _answer(self, decode: Callable[[Any], Any], message: Any, context: Any) -> SessionResponse:
-        """The final reply to one unary message; `Progress` has nowhere to go and is dropped."""
+        """Returns the final reply to one unary message; `Progress` is dropped."""
         try:
             request = decode(message)
         except InvalidFieldError as error:
             return self._answer_invalid(message, error)
         session_id = same_session_id(request.session_id, session_id_of(context))
         answer: asyncio.Future[SessionResponse] = asyncio.get_running_loop().create_future()
-        post = self.mailbox.post
+        post = self._stream_context.mailbox.post
 
         def resolve(reply: SessionResponse) -> None:
             if not isinstance(reply, Progress):
                 post(_set_once, answer, reply)
 
         with self._unary_call():
-            self.submit(self._caller_of(context).tenant, session_id, request, resolve)
+            self._submit_unary(self._caller_of(context).tenant, session_id, request, resolve)
             response = await answer
-        self.count(session_id, response)
+        self._count(session_id, response)
         return response
 
     @contextlib.contextmanager
     def _may_be_cut_off(self, cut_off: CutOff, caller: Caller) -> Iterator[None]:
-        """Meanwhile the call ends when its token does."""
+        """Lets the call be ended with its token, inside."""
         self._callers[cut_off] = caller
         try:
             yield
@@ -266,7 +250,7 @@ class VerifierService(outrider_pb2_grpc.VerifierServicer):  # type: ignore[misc]
 
     def _answer_invalid(self, message: Any, error: InvalidFieldError) -> RoundError:
         response = invalid(getattr(message, "round_id", 0), error)
-        self.count(message.session_id, response)
+        self._count(message.session_id, response)
         return response
 
 

@@ -1,4 +1,4 @@
-"""Spans of the verifier: one an opening, a round, a generation. Made only where a provider is configured.
+"""Spans of the verifier: one an opening, a round, a generation. They exist only with a span provider.
 
 Their parent is the context that came with the call (W3C `traceparent` in its metadata); a stream has one
 for all its rounds. Attributes are ids, counts and times; never text, never tokens.
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import grpc
 
-from outrider.cloud_verifier.engine.work import Reply
+from outrider.cloud_verifier.engine.job import Reply
 from outrider.common.process.logs import session_tag
 from outrider.common.process.tracing import find_tracer
 from outrider.common.types import (
@@ -34,11 +34,13 @@ _MS_PER_NS = 1e-6
 
 
 class RoundTracer:
+    """Makes the spans of requests."""
+
     def __init__(self, tracer: Tracer) -> None:
         self._tracer = tracer
 
     def follow(self, tenant: str, session_id: bytes, request: SessionRequest, reply: Reply) -> Reply:
-        """`reply` with a span from now until its last answer. Called in the context of the call."""
+        """Returns `reply` with a span from now until its last answer. Called in the context of the call."""
         match request:
             case OpenRequest():
                 name, facts = "outrider.open", {"outrider.num_prompt_tokens": request.num_prompt_tokens}
@@ -58,7 +60,7 @@ class RoundTracer:
 
 
 class _Follower:
-    """Passes answers on and sums up what they say of time, where the engine runs."""
+    """Passes answers on and adds up their times, on the engine's thread."""
 
     def __init__(self, span: Span, reply: Reply) -> None:
         self._span = span
@@ -105,6 +107,7 @@ class TraceContextInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
     """Takes the caller's context from the metadata; the call's task, and what it starts, run in it."""
 
     async def intercept_service(self, continuation: Callable[[Any], Awaitable[Any]], details: Any) -> Any:
+        """Attaches the context to the call's task."""
         from opentelemetry import context, propagate
 
         metadata = {key: value for key, value in details.invocation_metadata or () if isinstance(value, str)}
@@ -113,6 +116,6 @@ class TraceContextInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
 
 
 def create_round_tracer() -> RoundTracer | None:
-    """None where this process has no span provider."""
+    """Returns the tracer, None where this process has no span provider."""
     tracer = find_tracer()
     return RoundTracer(tracer) if tracer is not None else None

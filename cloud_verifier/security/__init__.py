@@ -1,1 +1,1 @@
-"""Who may call a verifier, and over what: tokens, certificates, interceptors."""
+"""Authentication and TLS: tokens, certificates, interceptors. Imports `config` and `common`."""

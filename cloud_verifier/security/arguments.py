@@ -1,4 +1,4 @@
-"""The flags of `cloud-verifier token` and `cert`, apart from the work so that `--help` is quick."""
+"""The flags of `cloud-verifier token` and `cert`, in a file without heavy imports so that `--help` is quick."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ DEFAULT_DIRECTORY = Path("outrider-dev-certs")
 
 
 def add_token_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the verbs and flags of `cloud-verifier token`."""
     verbs = parser.add_subparsers(dest="token_verb", required=True, metavar="VERB")
     new = verbs.add_parser("new", help="make a token and print it, once; only its hash is kept")
     new.add_argument("--tenant", required=True, metavar="NAME", help="whose calls it makes")
@@ -30,6 +31,7 @@ def add_token_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def add_cert_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the verbs and flags of `cloud-verifier cert`."""
     verbs = parser.add_subparsers(dest="cert_verb", required=True, metavar="VERB")
     dev = verbs.add_parser("dev", help="make a local authority, and certificates of a server and a client")
     dev.add_argument(

@@ -1,4 +1,4 @@
-"""From the `authorization` of a call to whose the call is. Pure: records and a clock in, a caller out."""
+"""Identifies a call's caller from its `authorization`. Pure: records and a clock in, a caller out."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from outrider.common.errors import OutriderError
 
 REASONS = ("missing", "malformed", "unknown", "expired", "revoked", "denied")
 _MAX_HEADER = 256  # characters; ours have 73
-_NO_DIGEST = "0" * 64  # of no text that anybody knows
+_NO_DIGEST = "0" * 64  # no token has it
 
 
 class AccessError(OutriderError):
-    """A call without the credentials it needs. `reason` is one of REASONS; the message is for the caller.
+    """Reports a call without the credentials it needs, for the caller. `reason` is one of REASONS.
 
-    `token_id` names a token that was the right one once.
+    `token_id` names a token that was valid once.
     """
 
     def __init__(self, reason: str, message: str, token_id: str = "") -> None:
@@ -29,6 +29,8 @@ class AccessError(OutriderError):
 
 
 class Authenticator:
+    """Checks tokens against the records of a token file."""
+
     def __init__(
         self, records: Iterable[TokenRecord], clock: Callable[[], datetime] = lambda: datetime.now(UTC)
     ) -> None:
@@ -42,12 +44,12 @@ class Authenticator:
         return len(self._records)
 
     def replace(self, records: Iterable[TokenRecord]) -> None:
-        """From now on these tokens are known, and no others."""
+        """Replaces all known tokens by these."""
         self._records = {record.id: record for record in records}
         self._look_again: datetime | None = self.clock()
 
     def take_ended(self) -> frozenset[str]:
-        """Ids that were valid at the last call and are not now: expired, revoked or gone."""
+        """Returns ids that were valid at the last call and are not now: expired, revoked or removed."""
         now = self.clock()
         if self._look_again is None or now < self._look_again:
             return frozenset()
@@ -57,7 +59,10 @@ class Authenticator:
         return ended
 
     def identify(self, authorizations: Sequence[str | bytes]) -> Caller:
-        """Whose a call with these `authorization` values is. Raises `AccessError`, that quotes none."""
+        """Returns the caller for a call's `authorization` values.
+
+        Raises `AccessError`, which quotes none of them.
+        """
         if not authorizations:
             raise AccessError("missing", "the call has no token")
         record = self._find(_bearer_token(authorizations))
@@ -70,10 +75,10 @@ class Authenticator:
         return Caller(record.tenant, record.id, record.is_admin)
 
     def _find(self, token: str) -> TokenRecord:
-        """The record of a token that is exactly the one given out. Only its holder learns more about it."""
+        """Returns the record of a token that equals the one issued. Only its holder learns more about it."""
         match = TOKEN_PATTERN.fullmatch(token)
         if match is None:
-            raise AccessError("malformed", "what the call has for a token is none; is it truncated?")
+            raise AccessError("malformed", "the call's token is malformed; is it truncated?")
         record = self._records.get(match[1])
         kept = _NO_DIGEST if record is None else record.digest
         is_same = hmac.compare_digest(digest_of(token), kept)  # takes as long wherever they differ
@@ -87,7 +92,7 @@ def _bearer_token(authorizations: Sequence[str | bytes]) -> str:
         raise AccessError("malformed", "the call has more than one authorization")
     value = authorizations[0]
     if not isinstance(value, str) or len(value) > _MAX_HEADER:
-        raise AccessError("malformed", "the call's authorization is none of a token")
+        raise AccessError("malformed", "the call's authorization is no token")
     scheme, _, token = value.partition(" ")
     if scheme.lower() != "bearer":
         raise AccessError("malformed", "the call's authorization is not 'Bearer TOKEN'")

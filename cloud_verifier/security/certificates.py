@@ -1,7 +1,7 @@
-"""The verifier's certificate, its key and the authority of its clients: checked, and taken up on change.
+"""The verifier's certificate, its key and its clients' authority: checked, and loaded again on change.
 
-gRPC asks for them at every handshake, so a change holds for connections made from then on; those that are
-open keep what they have. Files that do not belong together (one is not written yet, say) change nothing.
+gRPC asks for them at every handshake, so a change applies to connections made from then on; open ones keep
+theirs. Files that do not belong together (one is not written yet, say) change nothing.
 """
 
 from __future__ import annotations
@@ -25,13 +25,15 @@ from outrider.common.errors import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class TlsPaths:
+    """Holds the paths of PEM files."""
+
     certificate: Path
     key: Path
     client_ca: Path | None = None
 
 
 class ServerCertificates:
-    """Raises `ConfigError` where the files cannot be used; later, `reload` raises it and keeps what was."""
+    """Holds loaded certificates. Raises `ConfigError` where the files cannot be used."""
 
     def __init__(self, paths: TlsPaths, clock: Callable[[], datetime] = lambda: datetime.now(UTC)) -> None:
         self._paths = paths
@@ -41,7 +43,7 @@ class ServerCertificates:
         self.load()
 
     def load(self) -> None:
-        """Reads the files; raises `ConfigError` and keeps what was there when they are no good."""
+        """Reads the files; raises `ConfigError` and keeps the previous ones where they cannot be used."""
         paths = self._paths
         chain, key = read_file(paths.certificate, "--tls-cert"), read_key(paths.key, "--tls-key")
         client_ca = None if paths.client_ca is None else read_file(paths.client_ca, "--tls-client-ca")
@@ -59,14 +61,20 @@ class ServerCertificates:
         self._config = grpc.ssl_server_certificate_configuration([(key, chain)], root_certificates=client_ca)
 
     def reload(self, is_forced: bool = False) -> bool:
-        """Loads again what changed. True when it did; raises `ConfigError` and keeps what was."""
+        """Loads changed files and returns whether there were any.
+
+        Raises `ConfigError` and keeps the previous ones where they cannot be used.
+        """
         if not self._watch.has_changed() and not is_forced:
             return False
         self.load()
         return True
 
     def grpc_credentials(self) -> Any:
-        """For `add_secure_port`. With an authority of clients, one without its certificate is refused."""
+        """Returns credentials for `add_secure_port`.
+
+        With a clients' authority, a client without its certificate is refused.
+        """
         handed_out = self._config
 
         def fetch() -> Any:  # on a thread of gRPC's, at each handshake; None is "as before"
@@ -81,7 +89,7 @@ class ServerCertificates:
 
 
 def _check_pair(chain: bytes, key: bytes, paths: TlsPaths, now: datetime) -> datetime:
-    """When the chain's first certificate expires. Raises `ConfigError`."""
+    """Returns when the chain's first certificate expires. Raises `ConfigError`."""
     flag = f"--tls-cert {paths.certificate}"
     certificate = _parse_certificates(chain, flag)[0]
     try:

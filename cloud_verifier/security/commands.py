@@ -1,4 +1,4 @@
-"""`cloud-verifier token new|list|revoke` and `cloud-verifier cert dev`."""
+"""The commands `cloud-verifier token new|list|revoke` and `cloud-verifier cert dev`."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from outrider.common.errors import UsageError
 
 
 def token(namespace: argparse.Namespace) -> int:
+    """Runs `cloud-verifier token` and returns its exit status."""
     path = _tokens_path(namespace)
     match namespace.token_verb:
         case "new":
@@ -28,6 +29,7 @@ def token(namespace: argparse.Namespace) -> int:
 
 
 def cert(namespace: argparse.Namespace) -> int:
+    """Runs `cloud-verifier cert dev` and returns its exit status."""
     from outrider.cloud_verifier.security.dev_certs import make_dev_certificates
 
     check_tenant(namespace.tenant)
@@ -106,7 +108,7 @@ def _revoke(path: Path, token_id: str) -> int:
         ]
 
     if not path.exists():
-        read_tokens(path)  # raises: says what to do
+        read_tokens(path)  # raises, with what to do
     change_tokens(path, change)
     print(f"{token_id} is revoked; a running verifier knows within a second", file=sys.stderr)
     return 0

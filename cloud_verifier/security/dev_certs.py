@@ -1,7 +1,7 @@
-"""A local authority and what it signs, for trying out TLS: `cloud-verifier cert dev`.
+"""A local authority and the certificates it signs, to try TLS with: `cloud-verifier cert dev`.
 
-The authority is kept, so that certificates made again later need no change at the edges. Its key lies in the
-directory in the clear: nobody should trust it beyond the machines they try things on.
+The authority is kept, so that certificates made again later need no change at the edges. Its key is stored
+unencrypted in the directory: trust it only on machines for trials.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from outrider.common.errors import UsageError
 AUTHORITY_DAYS = 365
 LEAF_DAYS = 30
 LOCAL_HOSTS = ("localhost", "127.0.0.1", "::1")
-_SKEW = timedelta(minutes=5)  # for clocks that are behind
+_SKEW = timedelta(minutes=5)  # for clocks that are slow
 _AUTHORITY_NAME = "Outrider development authority"
 _CERTIFICATES = ("ca.crt", "server.crt", "client.crt")
 _LEAF_FILES = ("server.crt", "server.key", "client.crt", "client.key")
@@ -33,7 +33,7 @@ Signer = tuple[x509.Certificate, ec.EllipticCurvePrivateKey]
 
 @dataclass(frozen=True, slots=True)
 class DevCertificates:
-    """Paths of PEM files; keys have mode 0600."""
+    """Holds the paths of PEM files; keys have mode 0600."""
 
     directory: Path
     expires: datetime  # of server and client; the authority lasts longer
@@ -42,15 +42,17 @@ class DevCertificates:
 
     @property
     def ca(self) -> Path:
+        """Returns the path of the authority's certificate."""
         return self.directory / "ca.crt"
 
     @property
     def server(self) -> tuple[Path, Path]:
-        """Certificate and key."""
+        """Returns the paths of the server's certificate and key."""
         return self.directory / "server.crt", self.directory / "server.key"
 
     @property
     def client(self) -> tuple[Path, Path]:
+        """Returns the paths of the client's certificate and key."""
         return self.directory / "client.crt", self.directory / "client.key"
 
 
@@ -62,10 +64,10 @@ def make_dev_certificates(
     clock: Callable[[], datetime] = lambda: datetime.now(UTC),
     lifetime: timedelta = timedelta(days=LEAF_DAYS),
 ) -> DevCertificates:
-    """Writes ca, server and client to `directory`; the authority that is there goes on.
+    """Writes ca, server and client to `directory`; an authority that is there already is kept.
 
     The server's is for this machine's loopback names and `hosts` (names or IP addresses), the client's common
-    name is `tenant`. Raises `UsageError` for a host that is none, and for a directory that cannot be used, or
+    name is `tenant`. Raises `UsageError` for a malformed host, and for a directory that cannot be used, or
     that holds certificates which this function did not make.
     """
     now = clock()
@@ -87,7 +89,7 @@ def make_dev_certificates(
 
 
 def _check_ours(directory: Path) -> None:
-    """Raises `UsageError` where a certificate of somebody else's would be written over."""
+    """Raises `UsageError` where a certificate made by others would be overwritten."""
     for name in _CERTIFICATES:
         path = directory / name
         try:
@@ -102,7 +104,7 @@ def _check_ours(directory: Path) -> None:
 
 
 def _authority(directory: Path, now: datetime) -> tuple[Signer, bool]:
-    """The one in `directory` while it lasts, else a new one; and whether it was there."""
+    """Returns the authority in `directory` while it is valid, else a new one; and whether it was there."""
     certificate_path, key_path = directory / "ca.crt", directory / "ca.key"
     if certificate_path.exists() and key_path.exists():
         try:
@@ -194,14 +196,14 @@ def _general_name(host: str) -> x509.GeneralName:
 
 
 def _write_pair(paths: tuple[Path, Path], pair: Signer) -> None:
-    """The key first: a server that reads between the two sees a pair that does not fit and keeps its own."""
+    """Writes the key first: a server that reads between the two finds no pair and keeps its own."""
     pem, pkcs8 = serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8
     _write(paths[1], pair[1].private_bytes(pem, pkcs8, serialization.NoEncryption()), 0o600)
     _write(paths[0], pair[0].public_bytes(pem), 0o644)
 
 
 def _write(path: Path, content: bytes, mode: int) -> None:
-    """Beside `path` and over it, so that nobody reads half a file, or a key before it has its mode."""
+    """Writes beside `path` and renames: half a file, or a key before it has its mode, is never read."""
     beside = path.with_name(f".{path.name}.new")
     beside.unlink(missing_ok=True)
     with open(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:

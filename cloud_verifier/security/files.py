@@ -1,4 +1,4 @@
-"""Reading files that hold secrets, and whether they changed since: by inode, size and time of change."""
+"""Reads files that hold secrets, and detects changes by inode, size and time of change."""
 
 from __future__ import annotations
 
@@ -15,12 +15,14 @@ Signature = tuple[tuple[int, int, int] | None, ...]
 
 
 class FileWatch:
+    """Detects changes of some files."""
+
     def __init__(self, paths: Sequence[Path]) -> None:
         self._paths = tuple(paths)
         self._seen = self._signature()
 
     def has_changed(self) -> bool:
-        """Since the last call, or since this object was made."""
+        """Returns whether a file changed since the last call, or since this object was made."""
         before, self._seen = self._seen, self._signature()
         return self._seen != before
 
@@ -37,7 +39,7 @@ def _signature_of(path: Path) -> tuple[int, int, int] | None:
 
 
 def read_file(path: Path, flag: str) -> bytes:
-    """Raises `ConfigError` naming `flag`."""
+    """Returns a file's content; raises `ConfigError` naming `flag`."""
     try:
         return path.read_bytes()
     except OSError as error:
@@ -45,7 +47,7 @@ def read_file(path: Path, flag: str) -> bytes:
 
 
 def read_key(path: Path, flag: str) -> bytes:
-    """As `read_file`; says once when others may read a private key."""
+    """Returns a key file's content as `read_file` does; warns when others may read it."""
     content = read_file(path, flag)
     if path.stat().st_mode & 0o004:
         log.warning("everybody on this machine may read a private key: chmod 600 it", extra={"path": path})

@@ -1,6 +1,7 @@
-"""What stands before every call but health: no credentials, no call. One of the two, or neither (loopback).
+"""Checks of every call's credentials, health excepted: by token or by certificate.
 
-Both set `CALLER` in the call's task, where `admitted_caller` reads it. A stream is checked when it begins.
+Both set `CALLER` in the call's task, where `admitted_caller` reads it. A stream is checked when it begins. On
+loopback there may be neither.
 """
 
 from __future__ import annotations
@@ -22,13 +23,14 @@ Continuation = Callable[[Any], Awaitable[Any]]
 
 
 class TokenInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
-    """Refuses before any message is read. The token says whose the call is."""
+    """Refuses calls without a valid token, before any message is read. The token identifies the caller."""
 
     def __init__(self, authenticator: Authenticator, on_refused: OnRefused) -> None:
         self._authenticator = authenticator
         self._on_refused = on_refused
 
     async def intercept_service(self, continuation: Continuation, details: Any) -> Any:
+        """Checks the call's token and tenant header."""
         if details.method.startswith(OPEN_SERVICE):
             return await continuation(details)
         metadata = details.invocation_metadata or ()
@@ -45,12 +47,13 @@ class TokenInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
 
 
 class CertificateInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
-    """The common name of the client's certificate, verified by the handshake, says whose the call is."""
+    """Identifies the caller by the common name of the client's certificate, which the handshake verified."""
 
     def __init__(self, on_refused: OnRefused) -> None:
         self._on_refused = on_refused
 
     async def intercept_service(self, continuation: Continuation, details: Any) -> Any:
+        """Returns a handler that checks the call's certificate and tenant header first."""
         handler = await continuation(details)
         if details.method.startswith(OPEN_SERVICE) or handler is None:
             return handler  # of a method that is unknown there is nothing to guard
@@ -68,11 +71,12 @@ class CertificateInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
 
 
 def admitted_caller(_context: Any) -> Caller:
-    """Whose the call is that runs. Raises LookupError where no interceptor has let it in."""
+    """Returns the running call's caller. Raises LookupError where no interceptor has admitted it."""
     return CALLER.get()
 
 
 def caller_of_certificate(auth_context: dict[str, Sequence[bytes]]) -> Caller:
+    """Returns the caller named by a client certificate; raises `AccessError` without a usable name."""
     names = [bytes(name).decode("utf-8", "replace") for name in auth_context.get("x509_common_name", ())]
     if len(names) != 1:
         raise AccessError("missing", "the call came without a client certificate that has a common name")
@@ -83,7 +87,7 @@ def caller_of_certificate(auth_context: dict[str, Sequence[bytes]]) -> Caller:
 
 
 def check_header(caller: Caller, metadata: Sequence[tuple[str, str | bytes]]) -> None:
-    """`x-outrider-tenant` counts for nothing beside credentials; one that differs is not overlooked."""
+    """Raises `AccessError` where `x-outrider-tenant` names another tenant than the credentials."""
     if any(key == TENANT_KEY and value != caller.tenant for key, value in metadata):
         whose = f"the credentials are of tenant {caller.tenant}"
         raise AccessError("denied", f"{whose}, and {TENANT_KEY} names another; leave it out")
@@ -97,7 +101,7 @@ def _refusing(error: AccessError) -> Any:
 
 
 def _with_check(handler: Any, admit: Callable[[Any], None]) -> Any:
-    """`handler` that asks `admit` first."""
+    """Returns `handler` with a call of `admit` before it."""
     behaviour = handler.unary_unary or handler.unary_stream or handler.stream_unary or handler.stream_stream
 
     def checked(request: Any, context: Any) -> Any:

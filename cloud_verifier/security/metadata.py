@@ -1,4 +1,4 @@
-"""What a call's metadata says: which session, whose call. Malformed values raise `InvalidFieldError`."""
+"""Reads a call's metadata: its session and its caller. Malformed values raise `InvalidFieldError`."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-from outrider.cloud_verifier.engine.session import DEFAULT_TENANT
 from outrider.common.errors import InvalidFieldError
 
 SESSION_ID_KEY = "x-session-id"
+DEFAULT_TENANT = "default"  # of a call that names no tenant
 TENANT_KEY = "x-outrider-tenant"
 TENANT_PATTERN = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Whose a call is; `token_id` is empty where no token said so."""
+    """Identifies whose call it is; `token_id` is empty where there was no token."""
 
     tenant: str
     token_id: str = ""
@@ -24,7 +24,7 @@ class Caller:
 
 
 def session_id_of(context: Any) -> bytes:
-    """Empty when the call carries none."""
+    """Returns the call's session id, empty when the call has none."""
     for key, value in context.invocation_metadata() or ():
         if key == SESSION_ID_KEY:
             try:
@@ -38,7 +38,7 @@ def session_id_of(context: Any) -> bytes:
 
 
 def claimed_caller(context: Any) -> Caller:
-    """Who the call says it is. Believed only where no credentials are asked for."""
+    """Returns the caller that the call itself names. Used only where no credentials are required."""
     for key, value in context.invocation_metadata() or ():
         if key == TENANT_KEY:
             if TENANT_PATTERN.fullmatch(value) is None:
@@ -48,6 +48,7 @@ def claimed_caller(context: Any) -> Caller:
 
 
 def same_session_id(in_message: bytes, in_header: bytes) -> bytes:
+    """Returns the session id of message and header; raises `InvalidFieldError` unless there is exactly one."""
     if in_message and in_header and in_message != in_header:
         raise InvalidFieldError("session_id", f"differs from the {SESSION_ID_KEY} header")
     session_id = in_message or in_header

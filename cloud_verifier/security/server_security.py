@@ -1,4 +1,4 @@
-"""A verifier's certificates, tokens and interceptors as its configuration wants them, and their reloading."""
+"""A verifier's certificates, tokens and interceptors by its configuration, and their reloading."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from outrider.common.process.logs import LogLimiter
 
 log = logging.getLogger(__name__)
 
-_WHY = {  # in the log; the caller is told more (`AccessError`)
+_WHY = {  # for the log; `AccessError` has more for the caller
     "missing": "it has no credentials",
-    "malformed": "what it has for a token is none",
-    "unknown": "nobody knows its token",
+    "malformed": "its token is malformed",
+    "unknown": "its token is unknown",
     "expired": "its token has expired",
     "revoked": "its token is revoked",
     "denied": "its credentials do not allow it",
@@ -32,7 +32,10 @@ _WHY = {  # in the log; the caller is told more (`AccessError`)
 
 
 class ServerSecurity:
-    """Raises `ConfigError` for files that cannot be used. Lives on the event loop."""
+    """Holds a verifier's credentials.
+
+    Raises `ConfigError` for files that cannot be used. Lives on the event loop.
+    """
 
     def __init__(self, config: ServeConfig) -> None:
         self.certificates = None
@@ -61,16 +64,17 @@ class ServerSecurity:
 
     @property
     def has_files(self) -> bool:
+        """Returns whether there are files to reload."""
         return self.certificates is not None or self.authenticator is not None
 
     def add_port(self, server: Any, listen: str) -> int:
-        """Binds a gRPC server. Raises RuntimeError when the address cannot be bound."""
+        """Binds a gRPC server and returns the port. Raises RuntimeError when the address cannot be bound."""
         if self.certificates is None:
             return int(server.add_insecure_port(listen))
         return int(server.add_secure_port(listen, self.certificates.grpc_credentials()))
 
     def reload(self, is_forced: bool = False) -> frozenset[str]:
-        """Takes up files that changed, all of them if forced; what is no good is logged and changes nothing.
+        """Loads files that changed, all of them if forced; unusable ones are logged and change nothing.
 
         Returns the ids of tokens that were valid before and are not any more.
         """
@@ -99,7 +103,7 @@ class ServerSecurity:
         log.info("took up tokens", extra={"num_tokens_known": len(self.authenticator)})
 
     def on_refused(self, error: AccessError) -> None:
-        """A call, or an admin request from a thread of its own, without the credentials it needs."""
+        """Counts and logs a refused call, or a refused admin request from a thread of its own."""
         self.num_refused[error.reason] += 1
         facts = {"reason": error.reason} | ({"token_id": error.token_id} if error.token_id else {})
         self._limiter.info(error.reason, f"refused a call: {_WHY[error.reason]}", facts)

@@ -1,6 +1,6 @@
-"""The file of a verifier's tokens: JSON of mode 0600, replaced whole, never written in place.
+"""The file of a verifier's tokens: JSON of mode 0600, replaced as a whole, never written in place.
 
-A verifier reads it, `cloud-verifier token` changes it; two that change it at once take turns.
+A verifier reads it, `cloud-verifier token` changes it; two that change it at once wait for each other.
 """
 
 from __future__ import annotations
@@ -29,7 +29,10 @@ Records = tuple[TokenRecord, ...]
 
 
 def read_tokens(path: Path) -> Records:
-    """Raises `ConfigError` for a file that is missing, malformed, or that others may write."""
+    """Returns the records.
+
+    Raises `ConfigError` for a file that is missing, malformed, or that others may write.
+    """
     try:
         with open(path, encoding="utf-8") as file:
             mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
@@ -49,7 +52,7 @@ def read_tokens(path: Path) -> Records:
 
 
 def change_tokens(path: Path, change: Callable[[Records], Sequence[TokenRecord]]) -> None:
-    """Replaces the file's records by `change` of them; a missing file has none. Raises `ConfigError`."""
+    """Replaces the file's records by `change(records)`; a missing file has none. Raises `ConfigError`."""
     try:
         with _alone(path):
             records = read_tokens(path) if path.exists() else ()

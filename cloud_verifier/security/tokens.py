@@ -1,9 +1,9 @@
-"""Bearer tokens: what one looks like, and what a verifier keeps of it.
+"""Bearer tokens: their form, and what a verifier stores of them.
 
-A token is `outrider_<id>_<secret>`: 12 hex digits that name it, and 43 characters of base64url that hold 256
-random bits. Kept is SHA-256 of the whole text. A slow hash (bcrypt, Argon2) is for secrets that people
-choose, which can be guessed; nobody guesses 256 random bits, however fast the hash is, and a slow one would
-be work that anybody on the network could ask of the verifier.
+A token is `outrider_<id>_<secret>`: 12 hex digits that name it, and 43 characters of base64url with 256
+random bits. SHA-256 of the whole is stored. A slow hash (bcrypt, Argon2) is for secrets that people choose,
+which can be guessed; 256 random bits cannot, however fast the hash is, and anybody on the network could make
+the verifier compute a slow one.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ _UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days", "w": "weeks
 
 @dataclass(frozen=True, slots=True)
 class TokenRecord:
-    """What is known of a token that was given out; times are in UTC. `digest` is SHA-256 in hex.
+    """Holds what is stored of an issued token; times are in UTC. `digest` is SHA-256 in hex.
 
-    An admin token opens the admin port beyond loopback and nothing else.
+    An admin token is valid for the admin port beyond loopback and nothing else.
     """
 
     id: str
@@ -40,7 +40,7 @@ class TokenRecord:
     is_admin: bool = False
 
     def state(self, now: datetime) -> str:
-        """`valid`, `expired` or `revoked`."""
+        """Returns `valid`, `expired` or `revoked`."""
         if self.revoked is not None:
             return "revoked"
         return "expired" if self.expires is not None and self.expires <= now else "valid"
@@ -49,7 +49,10 @@ class TokenRecord:
 def new_token(
     tenant: str, now: datetime, lifetime: timedelta | None, is_admin: bool = False
 ) -> tuple[str, TokenRecord]:
-    """The token's text, which is kept nowhere, and its record. Raises `UsageError` for a malformed tenant."""
+    """Returns a new token, which is stored nowhere, and its record.
+
+    Raises `UsageError` for a malformed tenant.
+    """
     check_tenant(tenant)
     token_id = secrets.token_hex(6)
     text = f"outrider_{token_id}_{secrets.token_urlsafe(_SECRET_BYTES)}"
@@ -59,16 +62,18 @@ def new_token(
 
 
 def digest_of(text: str) -> str:
+    """Returns the SHA-256 of a token in hex."""
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
 
 
 def check_tenant(tenant: str) -> None:
+    """Raises `UsageError` for a malformed tenant."""
     if TENANT_PATTERN.fullmatch(tenant) is None:
         raise UsageError(f"--tenant {tenant}: must be 1 to 64 letters, digits, '.', '_' or '-'")
 
 
 def parse_lifetime(text: str, flag: str = "--expires") -> timedelta | None:
-    """`90d`, `12h`, `2w`; None for `never`. Raises `UsageError` naming `flag`."""
+    """Returns the duration of `90d`, `12h`, `2w`; None for `never`. Raises `UsageError` naming `flag`."""
     if text == NEVER:
         return None
     match = _LIFETIME.fullmatch(text.strip())

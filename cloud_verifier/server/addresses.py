@@ -1,4 +1,4 @@
-"""Where a verifier may listen: on loopback as it likes, beyond it with encryption and credentials."""
+"""Where a verifier may listen: on loopback freely, beyond it with encryption and credentials."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ ADMIN_OFF = ("", "none")
 
 
 def check_addresses(config: ServeConfig) -> tuple[str, str | None]:
-    """Where to serve, and the admin port's address or None where it is off.
+    """Returns the address to serve at, and the admin port's, None where it is off.
 
     Raises `UsageError` for a malformed address, for TLS flags that lack another, and for an address beyond
     loopback without encryption and credentials, unless `--insecure`.

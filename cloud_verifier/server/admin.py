@@ -1,8 +1,8 @@
 """The admin port: HTTP for operators. `GET /metrics`, `/healthz`, `/readyz`, `/version`.
 
-The event loop accepts, a thread answers: a scrape holds up no reply, and closing waits for nobody.
-On loopback it is plain and open. Beyond, it has the verifier's certificate, and asks for an admin token for
-all but the probes.
+The event loop accepts and a thread answers, so a scrape delays no reply, and closing does not wait for
+clients. On loopback it is plain and open. Beyond, it has the verifier's certificate, and requires an admin
+token for all but the probes.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 REQUEST_TIMEOUT_S = 5.0
-MAX_REQUESTS = 32  # at once; who comes beyond is hung up on
+MAX_REQUESTS = 32  # at once; further connections are closed
 _TEXT = "text/plain; charset=utf-8"
 
 _PROBES = ("/healthz", "/readyz")
@@ -43,9 +43,9 @@ Page = tuple[HTTPStatus, str, bytes]
 
 
 class AdminServer:
-    """`open()` binds and serves on the running event loop; `close()` stops at once. One thread a request.
+    """Serves the admin port between `open()`, on the running event loop, and `close()`. One thread a request.
 
-    Raises `UsageError` when the address cannot be bound.
+    `open` raises `UsageError` when the address cannot be bound.
     """
 
     def __init__(
@@ -65,13 +65,16 @@ class AdminServer:
 
     @property
     def is_tls(self) -> bool:
+        """Returns whether requests are encrypted."""
         return self._security is not None and self._security.certificates is not None
 
     @property
     def url(self) -> str:
+        """Returns the port's URL, known after `open`."""
         return f"http{'s' * self.is_tls}://{self._listen.rpartition(':')[0]}:{self.port}"
 
     def open(self) -> None:
+        """Binds the port and serves on the running event loop. Raises `UsageError`."""
         server_type = _HTTPServerV6 if ":" in self._host else _HTTPServer
         try:
             self._http = server_type((self._host, self._listen_port), _handler_of(self.page, self._admit))
@@ -87,7 +90,7 @@ class AdminServer:
         asyncio.get_running_loop().add_reader(self._http.fileno(), self._http.handle_request)
 
     def _tls_context(self) -> SSLContext | None:
-        """The present one; None for plain HTTP."""
+        """Returns the present certificate's context; None for plain HTTP."""
         certificates = self._security.certificates if self._security is not None else None
         return certificates.http_context if certificates is not None else None
 
@@ -103,13 +106,14 @@ class AdminServer:
             raise
 
     def close(self) -> None:
+        """Stops serving; running requests are not waited for."""
         if self._http is not None:
             asyncio.get_running_loop().remove_reader(self._http.fileno())
             self._http.server_close()
             self._http = None
 
     def page(self, path: str, accept: str) -> Page:
-        """Status, content type and body of `GET path`. Called on a request's thread."""
+        """Returns status, content type and body of `GET path`. Called on a request's thread."""
         match path:
             case "/metrics":
                 encode, content_type = choose_encoder(accept)
@@ -140,7 +144,7 @@ def _yes_or_no(is_so: bool, why_not: str) -> Page:
 
 @contextlib.contextmanager
 def _ended_in_time(connection: socket) -> Iterator[None]:
-    """However slowly its client sends or reads: a socket's own timeout begins anew with every byte."""
+    """Ends a connection after REQUEST_TIMEOUT_S: a socket's own timeout begins anew with every byte."""
 
     def end() -> None:
         with contextlib.suppress(OSError):
@@ -176,7 +180,7 @@ class _HTTPServer(ThreadingHTTPServer):
             self._places.release()
 
     def finish_request(self, request: Any, client_address: Any) -> None:
-        """On the request's thread, so that a client that is slow to shake hands keeps nobody waiting."""
+        """Handles a request on its own thread, so that a client slow to shake hands delays nobody."""
         context = self.tls_context()
         if context is None:
             with _ended_in_time(request):
@@ -191,7 +195,7 @@ class _HTTPServer(ThreadingHTTPServer):
             super().finish_request(wrapped, client_address)
 
     def server_bind(self) -> None:
-        """As the base class, without its reverse look-up of the host's name."""
+        """Binds as the base class does, without its reverse look-up of the host's name."""
         TCPServer.server_bind(self)
         self.server_name, self.server_port = str(self.server_address[0]), self.server_address[1]
 
@@ -229,6 +233,6 @@ def _handler_of(
             return "outrider"
 
         def log_message(self, format: str, *args: object) -> None:
-            """Not a line a probe; what went wrong is in the answer."""
+            """Logs nothing: a line a probe is too many, and errors are in the answers."""
 
     return Handler

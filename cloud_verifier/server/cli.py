@@ -1,4 +1,4 @@
-"""`cloud-verifier`: serve a target, say who may call it, or show how it is configured."""
+"""The command `cloud-verifier`: serve a target, manage tokens and certificates, show the configuration."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from outrider.cloud_verifier.security.arguments import add_cert_arguments, add_t
 from outrider.common.config.arguments import VerbParser
 from outrider.common.config.loader import Loaded, add_flags, given_flags, load_config
 from outrider.common.errors import ModelError, OutriderError, UsageError
+from outrider.common.process.extras import MissingExtraError, needs_extra
 from outrider.common.process.version import own_version
 
 if TYPE_CHECKING:
@@ -31,25 +32,27 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Returns the exit status: 0, 1 (failed), 2 (used wrongly), 130 (interrupted while starting)."""
     namespace = _make_parser().parse_args(arguments)
     try:
-        if namespace.verb in ("token", "cert"):
-            from outrider.cloud_verifier.security import commands
-
-            return commands.token(namespace) if namespace.verb == "token" else commands.cert(namespace)
-        loaded = load_config(
-            ServeConfig,
-            scope=SCOPE,
-            yaml_path=namespace.config,
-            flags=given_flags(namespace, ServeConfig),
-        )
-        if namespace.verb == "config":
-            print("\n".join(loaded.lines(with_origins=namespace.origin)))
-            return 0
-        return _serve(loaded)
+        with needs_extra("cloud", namespace.verb):
+            return _dispatch(namespace)
     except OutriderError as error:
         print(f"cloud-verifier: {error}", file=sys.stderr)
         return error.exit_code
     except KeyboardInterrupt:
         return 130
+
+
+def _dispatch(namespace: argparse.Namespace) -> int:
+    if namespace.verb in ("token", "cert"):
+        from outrider.cloud_verifier.security import commands
+
+        return commands.token(namespace) if namespace.verb == "token" else commands.cert(namespace)
+    loaded = load_config(
+        ServeConfig, scope=SCOPE, yaml_path=namespace.config, flags=given_flags(namespace, ServeConfig)
+    )
+    if namespace.verb == "config":
+        print("\n".join(loaded.lines(with_origins=namespace.origin)))
+        return 0
+    return _serve(loaded)
 
 
 def _make_parser() -> argparse.ArgumentParser:
@@ -120,7 +123,7 @@ def _serve(loaded: Loaded[ServeConfig]) -> int:
 
 
 def check_directories(config: ServeConfig) -> None:
-    """Raises `UsageError` for what is seen to be no model, which loading would say many seconds later."""
+    """Raises `UsageError` for a directory that is no model, before anything is loaded."""
     try:
         check_model_files(config.target)
     except ModelError as error:
@@ -131,9 +134,11 @@ def check_directories(config: ServeConfig) -> None:
 
 
 def create_drafter(config: ServeConfig, backend: TargetBackend) -> CoLocatedDrafter | None:
-    """The draft of `--draft`; one nobody named may be missing (no onnxruntime, say): then there is none.
+    """Returns the draft of `--draft`, None where it is off or the default one cannot be loaded (no
+    onnxruntime, say).
 
-    Raises `ModelError` for a named one that cannot be loaded, `IncompatibleError` for another tokenizer.
+    Raises `ModelError` for one named by the user that cannot be loaded, `IncompatibleError` for another
+    tokenizer.
     """
     if config.draft_dir is None:
         return None
@@ -146,7 +151,7 @@ def create_drafter(config: ServeConfig, backend: TargetBackend) -> CoLocatedDraf
             backend.tokenizer_fingerprint,
             num_threads=config.draft_threads,
         )
-    except ModelError as error:
+    except (ModelError, MissingExtraError) as error:
         if config.draft:
             raise
         log.warning("no co-located speculation: %s", error)

@@ -1,4 +1,4 @@
-"""A verifier's numbers as Prometheus families, read when a scrape asks. docs/observability.md lists them."""
+"""A verifier's numbers as Prometheus families, read at every scrape. docs/observability.md lists them."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _OF_METHOD = ("method", "exact")  # exact="no": that text is not the target's
 def make_registry(
     engine: Engine, num_streams: Callable[[], int], security: ServerSecurity | None = None
 ) -> CollectorRegistry:
-    """A registry of this one verifier and of its process; nothing global, so a process may hold several."""
+    """Returns a registry of this verifier and its process; nothing is global, so a process may have several."""
     registry = CollectorRegistry()
     registry.register(VerifierCollector(engine, num_streams))
     if security is not None:
@@ -40,16 +40,18 @@ def make_registry(
 
 
 class VerifierCollector(Collector):
-    """Reads counters and lengths that the engine writes; takes no lock and stops nobody."""
+    """Reads counters and lengths that the engine writes; takes no lock."""
 
     def __init__(self, engine: Engine, num_streams: Callable[[], int]) -> None:
         self._engine = engine
         self._num_streams = num_streams
 
     def describe(self) -> list[Metric]:
+        """Returns nothing: families are fixed, so registering need not collect."""
         return []  # families are fixed: registering need not collect
 
     def collect(self) -> Iterator[Metric]:
+        """Yields every family with its present values."""
         yield self._info()
         yield from self._state()
         yield from self._kv()
@@ -150,15 +152,17 @@ class VerifierCollector(Collector):
 
 
 class SecurityCollector(Collector):
-    """Who was turned away, and until when the certificate lasts."""
+    """Reads the number of refused calls, and when the certificate expires."""
 
     def __init__(self, security: ServerSecurity) -> None:
         self._security = security
 
     def describe(self) -> list[Metric]:
+        """Returns nothing: families are fixed."""
         return []
 
     def collect(self) -> Iterator[Metric]:
+        """Yields the families that the verifier's credentials need."""
         if self._security.authenticator is not None or self._security.interceptors:
             about, refused = "Calls without the credentials they need.", self._security.num_refused
             yield _counters("refused_calls", about, refused, label="reason")
@@ -203,7 +207,7 @@ def _seconds(name: str, text: str, by_label: Mapping[str, Histogram], label: str
 
 
 def _buckets(histogram: Histogram, scale: float) -> tuple[list[tuple[str, float]], float]:
-    """Cumulative counts up to each bound, as the format wants them, and the sum."""
+    """Returns cumulative counts up to each bound, in Prometheus' format, and the sum."""
     counts, total = list(histogram.counts), histogram.total
     buckets: list[tuple[str, float]] = []
     num_so_far = 0

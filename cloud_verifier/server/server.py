@@ -30,11 +30,10 @@ from outrider.cloud_verifier.server.supervision import Supervision
 from outrider.cloud_verifier.verification.row_kernels import load_row_kernels
 from outrider.common.errors import UsageError
 from outrider.common.process.version import own_version
-from outrider.common.types import Limits, ModelInfo
+from outrider.common.types import PROTOCOL_VERSION, Limits, ModelInfo
 
 log = logging.getLogger(__name__)
 
-PROTOCOL_VERSION = 1
 # The forward takes the interpreter lock back after every operation. At Python's 5 ms it waits that long for
 # an event loop busy with refusals, and a refusal as long for the Python of a step.
 SWITCH_INTERVAL_S = 0.0005
@@ -43,7 +42,7 @@ RELOAD_S = 1.0  # between two looks at the files of TLS and tokens
 
 
 def make_model_info(backend: TargetBackend, config: ServeConfig, draft_fingerprint: str = "") -> ModelInfo:
-    """What this verifier answers to `Describe`."""
+    """Returns what this verifier answers to `Describe`."""
     limits = Limits(
         max_context=min(backend.max_context, config.session_max_tokens or backend.max_context),
         max_draft_tokens=config.max_draft_tokens,
@@ -70,7 +69,7 @@ def make_model_info(backend: TargetBackend, config: ServeConfig, draft_fingerpri
 
 
 class VerifierServer:
-    """`async with VerifierServer(backend, config) as server:` serves on `server.port`."""
+    """Serves on `server.port` inside `async with VerifierServer(backend, config) as server:`."""
 
     def __init__(
         self,
@@ -151,7 +150,10 @@ class VerifierServer:
         return self
 
     def reload(self, is_forced: bool = True) -> None:
-        """Takes up certificates and tokens; streams whose token has ended end. Sessions and others go on."""
+        """Loads certificates and tokens again, and ends streams whose token has ended.
+
+        Other streams continue.
+        """
         if ended := self.security.reload(is_forced):
             self.service.end_streams_of(ended, AccessError("revoked", "the token of this call has ended"))
 
@@ -175,7 +177,10 @@ class VerifierServer:
             self.admin.close()
 
     async def drain(self) -> None:
-        """No new sessions; open ones go on until they close or the grace ends, and are answered then."""
+        """Takes no new sessions; open ones continue until they close or the grace ends.
+
+        Rounds that are then being computed are still answered.
+        """
         grace_s = self._config.drain_grace_s
         self.engine.is_draining = True
         await self._set_health(health_pb2.HealthCheckResponse.NOT_SERVING)
@@ -203,7 +208,7 @@ def _add_reflection(server: Any) -> None:
 
 
 def run_until_signalled(server: VerifierServer, on_ready: Callable[[VerifierServer], None]) -> None:
-    """`serve_until_signalled` on uvloop: a round costs a tenth less than on asyncio's own loop."""
+    """Runs `serve_until_signalled` on uvloop: a round costs a tenth less than on asyncio's own loop."""
     import uvloop
 
     gc.collect()

@@ -1,7 +1,8 @@
-"""A verifier under systemd: says that it serves, that it drains, and that its engine gets on.
+"""A verifier under systemd: reports that it serves, that it drains, and that its engine makes progress.
 
-An event loop that hangs says nothing, and an engine that has work and does no step for half an interval of
-the watchdog is not called alive either. After a whole interval of silence systemd restarts the service.
+An event loop that hangs reports nothing, and neither is an engine reported alive that has work and does no
+step for half an interval of the watchdog. After a whole interval without a report systemd restarts the
+service.
 """
 
 from __future__ import annotations
@@ -15,15 +16,24 @@ BEATS_AN_INTERVAL = 2
 
 
 class Engine(Protocol):
+    """Declares what is read of an engine."""
+
     @property
-    def is_running(self) -> bool: ...
+    def is_running(self) -> bool:
+        """Returns whether its thread runs."""
+
     @property
-    def num_jobs(self) -> int: ...
+    def num_jobs(self) -> int:
+        """Returns the number of requests that wait or are being computed."""
+
     @property
-    def num_steps(self) -> int: ...
+    def num_steps(self) -> int:
+        """Returns the number of steps so far."""
 
 
 class Supervision:
+    """Notifies systemd of the verifier's state."""
+
     def __init__(self, engine: Engine, notifier: Notifier | None = None) -> None:
         self._engine = engine
         self._notifier = notifier or Notifier()
@@ -31,26 +41,27 @@ class Supervision:
         self._beating: asyncio.Task[None] | None = None
 
     def ready(self, status: str) -> None:
-        """It serves. Called on the event loop, whose task calls it alive from now on."""
+        """Reports that the verifier serves, and begins the watchdog's reports. Called on the event loop."""
         self._notifier.ready(status)
         if self._notifier.watchdog_s is not None:
             self._beating = asyncio.create_task(self._beat(self._notifier.watchdog_s / BEATS_AN_INTERVAL))
 
     def stopping(self) -> None:
-        """It drains; the watchdog is still served."""
+        """Reports that the verifier drains; the watchdog's reports continue."""
         self._notifier.stopping("draining")
 
     def close(self) -> None:
+        """Ends the watchdog's reports."""
         if self._beating is not None:
             self._beating.cancel()
 
-    def gets_on(self) -> bool:
-        """Whether the engine runs, and has nothing to do or did a step since the last call."""
+    def makes_progress(self) -> bool:
+        """Returns whether the engine runs, and has nothing to do or did a step since the last call."""
         before, self._num_steps_seen = self._num_steps_seen, self._engine.num_steps
         return self._engine.is_running and (not self._engine.num_jobs or self._num_steps_seen != before)
 
     async def _beat(self, interval_s: float) -> None:
         while True:
-            if self.gets_on():
+            if self.makes_progress():
                 self._notifier.alive()
             await asyncio.sleep(interval_s)

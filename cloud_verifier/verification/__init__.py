@@ -1,1 +1,1 @@
-"""From logits to a verdict: rows, methods, log-probabilities. Imports `kernels` and `common`."""
+"""From logits to a verdict: processed rows, methods, log-probabilities. Imports `kernels` and `common`."""

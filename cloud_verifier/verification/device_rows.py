@@ -1,6 +1,6 @@
-"""`TargetRows` over logits that stay on a GPU: one launch for all rows of a step, one copy of what it found.
+"""`TargetRows` over logits that stay on a GPU: one launch for all rows of a step, one copy of the results.
 
-A residual sample, and p of an id that nobody drafted, is a launch of its own.
+A residual sample is a launch of its own, and so is p of an id that was not drafted.
 """
 
 from __future__ import annotations
@@ -15,48 +15,49 @@ from numpy.typing import NDArray
 from outrider.cloud_verifier.verification.methods.base import NoiseKey
 from outrider.cloud_verifier.verification.rows import ProcessedRows, StepRound, check_total
 from outrider.common.noise.draws import Purpose
-from outrider.common.sampling.processors import apply_text, is_plain, wire
-from outrider.common.sampling.truncation import row_edges
+from outrider.common.sampling.processors import apply_penalties, is_plain, wire
+from outrider.common.sampling.truncation import row_thresholds
 from outrider.common.types import SamplingParams, TokenIds
 
 if TYPE_CHECKING:
     import torch
 
-_FOUND = 5  # columns of a step's table: token id, top, log_sum, entropy, edge; then the logits foreseen
+_FOUND = 5  # columns of a step's table: token id, top, log_sum, entropy, threshold; then logits of needed ids
 
 
-def scan_step(
+def make_device_rows(
     logits: torch.Tensor, rounds: Sequence[StepRound], eos_token_ids: TokenIds, num_tokens: int
 ) -> list[DeviceRows]:
-    """The rows of each round, in order, out of float32 [Σ num_rows, vocab_size]; ids at or above `num_tokens`
-    do not exist.
+    """Returns the rows of each round, in order, from float32 logits [Σ num_rows, vocab_size] on a GPU.
+
+    Ids at or above `num_tokens` do not exist.
     """
     raw = logits[:, :num_tokens]
     ends = np.cumsum([each.num_rows for each in rounds]).tolist()
-    places = [slice(end - each.num_rows, end) for each, end in zip(rounds, ends, strict=True)]
-    texted = _apply_texts(raw, rounds, places, eos_token_ids)
-    edges = raw.new_full((len(raw),), -math.inf)
-    for each, place in zip(rounds, places, strict=True):
-        if (found := _find_edges(texted[place], each.sampling)) is not None:
-            edges[place] = found
-    foreseen = [each.foreseen(row) for each in rounds for row in range(each.num_rows)]
-    table = _scan(texted, edges, rounds, foreseen)
+    slices = [slice(end - each.num_rows, end) for each, end in zip(rounds, ends, strict=True)]
+    penalized = _penalize(raw, rounds, slices, eos_token_ids)
+    thresholds = raw.new_full((len(raw),), -math.inf)
+    for each, place in zip(rounds, slices, strict=True):
+        if (found := _thresholds_of(penalized[place], each.sampling)) is not None:
+            thresholds[place] = found
+    needed_ids = [each.needed_ids(row) for each in rounds for row in range(each.num_rows)]
+    table = _compute_table(penalized, thresholds, rounds, needed_ids)
     return [
-        DeviceRows(each, raw[p], texted[p], table[p], foreseen[p])
-        for each, p in zip(rounds, places, strict=True)
+        DeviceRows(each, raw[p], penalized[p], table[p], needed_ids[p])
+        for each, p in zip(rounds, slices, strict=True)
     ]
 
 
-def _apply_texts(
-    raw: torch.Tensor, rounds: Sequence[StepRound], places: Sequence[slice], eos_token_ids: TokenIds
+def _penalize(
+    raw: torch.Tensor, rounds: Sequence[StepRound], slices: Sequence[slice], eos_token_ids: TokenIds
 ) -> torch.Tensor:
     import torch
 
     if all(is_plain(each.sampling) and not each.sampling.logit_bias for each in rounds):
         return raw
-    texted = raw.clone()
-    for each, place in zip(rounds, places, strict=True):
-        texted[place] = apply_text(
+    penalized = raw.clone()
+    for each, place in zip(rounds, slices, strict=True):
+        penalized[place] = apply_penalties(
             torch,
             raw[place],
             each.sampling,
@@ -65,11 +66,11 @@ def _apply_texts(
             draft_token_ids=each.draft_token_ids,
             eos_token_ids=eos_token_ids,
         )
-    return texted
+    return penalized
 
 
-def _find_edges(logits: torch.Tensor, sampling: SamplingParams) -> torch.Tensor | None:
-    """float32 [rows] on the scores' scale, None where nothing is cut."""
+def _thresholds_of(logits: torch.Tensor, sampling: SamplingParams) -> torch.Tensor | None:
+    """Returns float32 [rows] on the scores' scale, None where nothing is cut."""
     import torch
 
     top_k = sampling.top_k if sampling.top_k < logits.shape[1] else 0
@@ -77,14 +78,19 @@ def _find_edges(logits: torch.Tensor, sampling: SamplingParams) -> torch.Tensor 
     if sampling.temperature == 0 or is_whole:
         return None
     scores = logits / wire(sampling.temperature)
-    edges: torch.Tensor = row_edges(torch, scores, top_k, wire(sampling.top_p), wire(sampling.min_p))
-    return edges[:, 0].float()
+    thresholds: torch.Tensor = row_thresholds(
+        torch, scores, top_k, wire(sampling.top_p), wire(sampling.min_p)
+    )
+    return thresholds[:, 0].float()
 
 
-def _scan(
-    texted: torch.Tensor, edges: torch.Tensor, rounds: Sequence[StepRound], foreseen: Sequence[TokenIds]
+def _compute_table(
+    penalized: torch.Tensor,
+    thresholds: torch.Tensor,
+    rounds: Sequence[StepRound],
+    needed_ids: Sequence[TokenIds],
 ) -> NDArray[np.float64]:
-    """[rows, _FOUND + most ids foreseen]: one launch, one copy to the host."""
+    """Returns [rows, _FOUND + the most needed ids of a row]: one launch, one copy to the host."""
     import torch
 
     from outrider.kernels import device
@@ -95,39 +101,41 @@ def _scan(
         for row in range(each.num_rows)
     ]
     temperatures = [wire(each.sampling.temperature) for each in rounds for _ in range(each.num_rows)]
-    ids = np.zeros((len(foreseen), max(map(len, foreseen))), np.int64)
-    for row, row_ids in enumerate(foreseen):
+    ids = np.zeros((len(needed_ids), max(map(len, needed_ids))), np.int64)
+    for row, row_ids in enumerate(needed_ids):
         ids[row, : len(row_ids)] = row_ids
-    scanned = device.scan(texted, texted.new_tensor(temperatures), edges, _on_device(_bits(keys), texted))
-    found = (scanned.token_ids, scanned.tops, scanned.log_sums, scanned.entropies, edges)
+    sampled = device.gumbel_argmax(
+        penalized, penalized.new_tensor(temperatures), thresholds, _on_device(_bits(keys), penalized)
+    )
+    found = (sampled.token_ids, sampled.tops, sampled.log_sums, sampled.entropies, thresholds)
     columns = torch.stack([each.double() for each in found], 1)
-    logits = texted.gather(1, _on_device(ids, texted)).double()
+    logits = penalized.gather(1, _on_device(ids, penalized)).double()
     return np.asarray(torch.cat((columns, logits), 1).cpu().numpy())
 
 
 class DeviceRows(ProcessedRows):
-    """One round's rows of a step. Made by `scan_step`."""
+    """Holds one round's rows of a step, made by `make_device_rows`."""
 
     def __init__(
         self,
         step_round: StepRound,
         raw: torch.Tensor,
-        texted: torch.Tensor,
+        penalized: torch.Tensor,
         table: NDArray[np.float64],
-        foreseen: Sequence[TokenIds],
+        needed_ids: Sequence[TokenIds],
     ) -> None:
-        """Each its rows alone: `raw` and `texted` [rows, num_tokens], `table` [rows, _FOUND + foreseen]."""
+        """Takes one round's `raw` and `penalized` [rows, num_tokens] and `table` [rows, _FOUND + needed ids]."""
         super().__init__(step_round.sampling, step_round.position)
-        self._raw, self._texted, self._table = raw, texted, table
+        self._raw, self._penalized_logits, self._table = raw, penalized, table
         self._known = [
             dict(zip(ids, logits.tolist(), strict=False))
-            for ids, logits in zip(foreseen, table[:, _FOUND:], strict=True)
+            for ids, logits in zip(needed_ids, table[:, _FOUND:], strict=True)
         ]
 
     def raw_logits(self) -> NDArray[np.float32]:
         return np.asarray(self._raw.cpu().numpy())
 
-    def own_sample(self, row: int) -> int:
+    def target_sample(self, row: int) -> int:
         self._total(row)  # raises where the row has NaN
         return int(self._table[row, 0])
 
@@ -135,10 +143,10 @@ class DeviceRows(ProcessedRows):
         known = self._known[row]
         if all(token_id in known for token_id in token_ids):
             return [known[token_id] for token_id in token_ids]
-        logits: list[float] = self._texted[row, list(token_ids)].tolist()
+        logits: list[float] = self._penalized_logits[row, list(token_ids)].tolist()
         return logits
 
-    def _edge(self, row: int) -> float:
+    def _threshold(self, row: int) -> float:
         return float(self._table[row, 4])
 
     def _total(self, row: int) -> tuple[float, float]:
@@ -155,12 +163,12 @@ class DeviceRows(ProcessedRows):
         ids = np.full((1, device.MAX_CHANGED), device.NO_CHANGE, np.int32)
         weights = np.full((1, device.MAX_CHANGED), -math.inf)
         ids[0, : len(changed)], weights[0, : len(changed)] = list(changed), list(changed.values())
-        logits = self._texted[row : row + 1]
+        logits = self._penalized_logits[row : row + 1]
         top, log_sum = self._total(row)
         picked = device.sample(
             logits,
             logits.new_tensor([self._temperature]),
-            logits.new_tensor([self._edge(row)]),
+            logits.new_tensor([self._threshold(row)]),
             _on_device(_bits([tuple(self._key(key).tolist())]), logits),
             _on_device(np.array([top]), logits),
             _on_device(np.array([log_sum]), logits),

@@ -1,7 +1,7 @@
-"""Log-probabilities of emitted tokens, for openings that ask for them (`num_logprobs`).
+"""Log-probabilities of emitted tokens, computed for sessions opened with `num_logprobs`.
 
-Raw is the log-softmax of the target's logits as they come, over the ids that exist; processed is log p of the
-distribution that was sampled from, so 0 at temperature 0. Nothing here runs where nobody asked.
+Raw is the log-softmax of the target's logits before processing, over the ids that exist; processed is log p
+of the distribution that was sampled from, so 0 at temperature 0.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ MAX_LOGPROBS = 20
 def logprobs_of(
     logits: NDArray[np.float32], rows: TargetRows, draft_tokens: TokenIds, outcome: Outcome, num_top: int
 ) -> tuple[TokenLogprobs, ...]:
-    """One entry for each token that the round committed: the accepted ones, then the correction or bonus.
+    """Returns one entry for each committed token: the accepted ones, then the correction or bonus.
 
-    `logits` [num_draft_tokens + 1, num_tokens] are `rows` before processing, and of ids that exist alone.
+    `logits` [num_draft_tokens + 1, num_tokens] are `rows` before processing, without ids that do not exist.
     """
     token_ids = draft_tokens[: outcome.accepted_len]
     if outcome.correction_kind is not CorrectionKind.NONE:
@@ -38,7 +38,7 @@ def logprobs_of(
 def _logprobs_at(
     logits: NDArray[np.float32], processed_logprob: float, token_id: int, num_top: int
 ) -> TokenLogprobs:
-    log_total = sum(load_row_kernels().survey(logits, 1.0, -math.inf))
+    log_total = sum(load_row_kernels().logsumexp(logits, 1.0, -math.inf))
     top_ids = most_probable(logits, num_top)
     return TokenLogprobs(
         raw_logprob=float(logits[token_id]) - log_total,

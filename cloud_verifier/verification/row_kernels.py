@@ -1,4 +1,4 @@
-"""Which kernels a verifier's rows run on: compiled ones, or the plain reference where those do not work."""
+"""The choice of kernels for a verifier's rows: compiled ones, or the reference where those fail a check."""
 
 from __future__ import annotations
 
@@ -14,15 +14,19 @@ log = logging.getLogger(__name__)
 
 
 class RowKernels(Protocol):
-    """The functions of `outrider.kernels.reference`, which says what each gives."""
+    """Declares the functions of `outrider.kernels.reference`, whose docstrings specify them."""
 
-    def survey(self, row: NDArray[np.float32], temperature: float, edge: float, /) -> tuple[float, float]: ...
+    def logsumexp(
+        self, row: NDArray[np.float32], temperature: float, threshold: float, /
+    ) -> tuple[float, float]:
+        """Computes `outrider.kernels.reference.logsumexp`."""
 
-    def scan(
-        self, row: NDArray[np.float32], temperature: float, edge: float, key: NDArray[np.uint64], /
-    ) -> tuple[int, float, float]: ...
+    def gumbel_argmax(
+        self, row: NDArray[np.float32], temperature: float, threshold: float, key: NDArray[np.uint64], /
+    ) -> tuple[int, float, float]:
+        """Computes `outrider.kernels.reference.gumbel_argmax`."""
 
-    def scan_draft(
+    def gumbel_argmax_draft(
         self,
         rows: NDArray[np.float32],
         num_tokens: int,
@@ -35,33 +39,40 @@ class RowKernels(Protocol):
         position: int,
         drafted: NDArray[np.int64],
         /,
-    ) -> NDArray[np.float64]: ...
+    ) -> NDArray[np.float64]:
+        """Computes `outrider.kernels.reference.gumbel_argmax_draft`."""
 
     def sample(
         self,
         row: NDArray[np.float32],
         temperature: float,
-        edge: float,
+        threshold: float,
         key: NDArray[np.uint64],
         top: float,
         log_sum: float,
         changed_ids: NDArray[np.int64],
         changed_weights: NDArray[np.float64],
         /,
-    ) -> int: ...
+    ) -> int:
+        """Computes `outrider.kernels.reference.sample`."""
 
     def entropy(
-        self, row: NDArray[np.float32], temperature: float, edge: float, top: float, log_sum: float, /
-    ) -> float: ...
+        self, row: NDArray[np.float32], temperature: float, threshold: float, top: float, log_sum: float, /
+    ) -> float:
+        """Computes `outrider.kernels.reference.entropy`."""
 
-    def find_edge(
+    def truncation_threshold(
         self, row: NDArray[np.float32], temperature: float, top_k: int, top_p: float, min_p: float, /
-    ) -> float: ...
+    ) -> float:
+        """Computes `outrider.kernels.reference.truncation_threshold`."""
 
 
 @functools.cache
 def load_row_kernels() -> RowKernels:
-    """The kernels of this process. The first call compiles or loads them: seconds, so make it at start."""
+    """Returns the kernels of this process.
+
+    The first call compiles or loads them for seconds: make it at start.
+    """
     from outrider.kernels import reference
 
     try:
@@ -78,16 +89,16 @@ def _check(kernels: RowKernels, reference: RowKernels) -> None:
     """Raises RuntimeError where the two disagree on a row."""
     row = np.sin(np.arange(3001, dtype=np.float32) * 12.9898) * np.float32(6)
     key = np.array([2**64 - 1, 0, 77, 0], np.uint64)
-    expected, got = reference.scan(row, 0.5, 2.0, key), kernels.scan(row, 0.5, 2.0, key)
+    expected, got = reference.gumbel_argmax(row, 0.5, 2.0, key), kernels.gumbel_argmax(row, 0.5, 2.0, key)
     if got[:2] != expected[:2] or not math.isclose(got[2], expected[2], rel_tol=1e-5):
         raise RuntimeError(f"the compiled kernels give {got} instead of {expected}")
 
 
 def has_device_kernels(device: str, vocab_size: int, num_tokens: int) -> bool:
-    """Whether `outrider.kernels.device` gives there what the reference gives. Compiles it, for rows of this shape."""
+    """Compiles `outrider.kernels.device` and returns whether it agrees with the reference on such rows."""
     try:
         _check_device(device, vocab_size, num_tokens)
-    except Exception as error:  # no Triton, no compiler behind it, a GPU it does not know
+    except Exception as error:  # no Triton, no compiler for it, a GPU that it does not support
         log.warning("logits are verified on the CPU, not on %s: %s", device, error)
         return False
     return True
@@ -104,11 +115,13 @@ def _check_device(device: str, vocab_size: int, num_tokens: int) -> None:
     logits = torch.from_numpy(rows).to(device)[:, :num_tokens]
     key = np.array([2**64 - 1, 0, 77, 0], np.uint64)
     bits = torch.from_numpy(key.view(np.int64)).to(device)
-    edge = float(np.float32(2.0)) if num_tokens > 1000 else -math.inf
-    scanned = kernels.scan(logits, logits.new_full((2,), 0.5), logits.new_full((2,), edge), bits.repeat(2, 1))
+    threshold = float(np.float32(2.0)) if num_tokens > 1000 else -math.inf
+    sampled = kernels.gumbel_argmax(
+        logits, logits.new_full((2,), 0.5), logits.new_full((2,), threshold), bits.repeat(2, 1)
+    )
     for row in range(2):  # of different alignment, which may be compiled differently
         one = rows[row, :num_tokens]
-        token_id, top, log_sum = reference.scan(one, 0.5, edge, key)
+        token_id, top, log_sum = reference.gumbel_argmax(one, 0.5, threshold, key)
         changed = np.full((1, kernels.MAX_CHANGED), kernels.NO_CHANGE, np.int32)
         changed[0, 0] = token_id
         weights = torch.full(changed.shape, -math.inf, dtype=torch.float64, device=device)
@@ -116,7 +129,7 @@ def _check_device(device: str, vocab_size: int, num_tokens: int) -> None:
         picked = kernels.sample(
             logits[row : row + 1],
             logits.new_full((1,), 0.5),
-            logits.new_full((1,), edge),
+            logits.new_full((1,), threshold),
             bits[None],
             tops,
             log_sums,
@@ -124,9 +137,9 @@ def _check_device(device: str, vocab_size: int, num_tokens: int) -> None:
             weights,
         )
         expected_pick = reference.sample(
-            one, 0.5, edge, key, top, log_sum, changed[0, :1].astype(np.int64), np.array([-math.inf])
+            one, 0.5, threshold, key, top, log_sum, changed[0, :1].astype(np.int64), np.array([-math.inf])
         )
-        got = int(scanned.token_ids[row]), int(picked[0]), float(scanned.log_sums[row])
+        got = int(sampled.token_ids[row]), int(picked[0]), float(sampled.log_sums[row])
         expected = token_id, expected_pick, log_sum
         if got[:2] != expected[:2] or not math.isclose(got[2], log_sum, rel_tol=1e-4, abs_tol=1e-4):
             raise RuntimeError(f"the kernels give {got} instead of {expected}")

@@ -1,4 +1,4 @@
-"""`TargetRows` over logits in host memory, and the coins of a round."""
+"""`TargetRows` over logits in host memory, and a round's uniform draws."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from outrider.cloud_verifier.verification.methods.base import NoiseKey
+from outrider.cloud_verifier.verification.methods.base import NoiseKey, TargetRows, UniformDraws
 from outrider.cloud_verifier.verification.row_kernels import load_row_kernels
 from outrider.common.errors import ModelError
 from outrider.common.noise.draws import Purpose, uniform
-from outrider.common.sampling.processors import apply_text, wire
+from outrider.common.sampling.processors import apply_penalties, wire
 from outrider.common.types import SamplingParams, Support, TokenIds
 
 _UNCUT = 0, 1.0, 0.0  # top-k, top-p and min-p that are off
-_NOTHING = np.empty(0, np.int64), np.empty(0, np.float64)
+_NO_CHANGES = np.empty(0, np.int64), np.empty(0, np.float64)
 
 
-class KeyedCoins:
-    """`Coins` at one start."""
+class KeyedDraws(UniformDraws):
+    """Draws the numbers of the rounds that start at one position, keyed by the session's seed."""
 
     def __init__(self, seed: int, start: int) -> None:
         self._seed, self._start = seed, start
@@ -33,7 +33,7 @@ class KeyedCoins:
 
 @dataclass(slots=True)  # not frozen: see RoundMetrics
 class StepRound:
-    """One session's rows of a step: the text they follow, and the supports whose p will be asked for."""
+    """Holds one session's part of a step: the sequence before its rows, and its draft's supports."""
 
     sampling: SamplingParams
     position: int
@@ -44,16 +44,17 @@ class StepRound:
 
     @property
     def num_rows(self) -> int:
+        """Returns the number of rows: one for each drafted token, and one for the bonus."""
         return len(self.draft_token_ids) + 1
 
-    def foreseen(self, row: int) -> TokenIds:
-        """Ids whose p the methods ask for."""
+    def needed_ids(self, row: int) -> TokenIds:
+        """Returns the ids whose p the methods read at a row: the drafted one and its support."""
         drafted = self.draft_token_ids[row : row + 1]
         return (*drafted, *self.supports[row].token_ids) if row < len(self.supports) else drafted
 
 
-class ProcessedRows(abc.ABC):
-    """`TargetRows` over raw logits that its kinds hold; every method raises ModelError where a row has NaN.
+class ProcessedRows(TargetRows, abc.ABC):
+    """Implements `TargetRows` over raw logits. Methods raise ModelError where a row has NaN.
 
     p of a kept id is exp((logit - top) / temperature - log_sum), `top` the row's largest logit.
     """
@@ -65,14 +66,14 @@ class ProcessedRows(abc.ABC):
 
     def log_probs(self, row: int, token_ids: Sequence[int]) -> list[float]:
         if self._is_certain(row):
-            best = self.own_sample(row)
+            best = self.target_sample(row)
             return [0.0 if token_id == best else -math.inf for token_id in token_ids]
         top, log_sum = self._total(row)
-        temperature, edge = self._temperature, self._edge(row)
+        temperature, threshold = self._temperature, self._threshold(row)
         logits = self._logits_at(row, token_ids)  # few: numpy's calls would cost more than they do
         logs = [(logit - top) / temperature - log_sum for logit in logits]
-        if edge > -math.inf:
-            least = np.float32(edge)
+        if threshold > -math.inf:
+            least = np.float32(threshold)
             for index, logit in enumerate(logits):  # rounded twice, the quotient is float32's all the same
                 if np.float32(logit / temperature) < least:
                     logs[index] = -math.inf
@@ -82,11 +83,12 @@ class ProcessedRows(abc.ABC):
         return 0.0 if self._is_certain(row) else self._entropy(row)
 
     @abc.abstractmethod
-    def own_sample(self, row: int) -> int: ...
+    def target_sample(self, row: int) -> int:
+        """Returns the target's token at a row."""
 
     @abc.abstractmethod
     def raw_logits(self) -> NDArray[np.float32]:
-        """The model's own, on the host: [num_draft_tokens + 1, num_tokens]."""
+        """Returns the logits before processing, on the host: [num_draft_tokens + 1, num_tokens]."""
 
     def sample(self, row: int, key: NoiseKey, changed: Mapping[int, float] | None = None) -> int:
         if self._is_certain(row):
@@ -95,11 +97,11 @@ class ProcessedRows(abc.ABC):
         return self._sample(row, key, {}) if token_id < 0 else token_id
 
     def _is_certain(self, row: int) -> bool:
-        """Whether p is 1 at the own sample: greedy, or nothing is left (which bad words can do) but id 0."""
+        """Returns whether p is 1 at the target's sample: greedy, or bad words removed all but id 0."""
         return self._is_greedy or self._total(row)[0] == -math.inf
 
     def _certain_sample(self, row: int, changed: Mapping[int, float]) -> int:
-        best = self.own_sample(row)
+        best = self.target_sample(row)
         weights = {best: 0.0} | dict(changed)
         most = max(weights.values())
         if most == -math.inf:
@@ -113,28 +115,28 @@ class ProcessedRows(abc.ABC):
     def _logits_at(self, row: int, token_ids: Sequence[int]) -> list[float]: ...
 
     @abc.abstractmethod
-    def _edge(self, row: int) -> float:
-        """What truncation keeps is at or above it: on the scale of the scores, -inf where nothing is cut."""
+    def _threshold(self, row: int) -> float:
+        """Returns the lowest score that truncation keeps, -inf where nothing is cut."""
 
     @abc.abstractmethod
     def _total(self, row: int) -> tuple[float, float]:
-        """(top, log_sum)"""
+        """Returns (top, log_sum)."""
 
     @abc.abstractmethod
     def _entropy(self, row: int) -> float: ...
 
     @abc.abstractmethod
     def _sample(self, row: int, key: NoiseKey, changed: Mapping[int, float]) -> int:
-        """-1 where nothing is left."""
+        """Returns a sample with changed weights, -1 where every weight is -inf."""
 
 
 class HostRows(ProcessedRows):
-    """Over logits [num_draft_tokens + 1, vocab_size] float32 in host memory, which stay unchanged."""
+    """Reads float32 logits [num_draft_tokens + 1, vocab_size] in host memory, which stay unchanged."""
 
     def __init__(
         self, logits: NDArray[np.float32], step_round: StepRound, eos_token_ids: TokenIds, num_tokens: int
     ) -> None:
-        """Ids at or above `num_tokens` do not exist."""
+        """Applies the penalties. Ids at or above `num_tokens` do not exist."""
         sampling = step_round.sampling
         super().__init__(sampling, step_round.position)
         self._raw, self._draft_token_ids = logits, step_round.draft_token_ids
@@ -142,11 +144,11 @@ class HostRows(ProcessedRows):
         self._kernels = load_row_kernels()
         self._is_cut = bool(sampling.top_k or sampling.top_p < 1 or sampling.min_p)
         self._cuts = (sampling.top_k, wire(sampling.top_p), wire(sampling.min_p)) if self._is_cut else _UNCUT
-        # Of rows asked for: [own sample, top, log_sum, edge], or without the first, or the edge alone.
-        self._scanned: dict[int, list[float]] = {}
+        # Computed when a row is read: [target sample, top, log_sum, threshold], or the middle two, or the last.
+        self._sampled: dict[int, list[float]] = {}
         self._totals: dict[int, tuple[float, float]] = {}
-        self._edges: dict[int, float] = {}
-        self._texted: NDArray[np.float32] = apply_text(
+        self._thresholds: dict[int, float] = {}
+        self._penalized_logits: NDArray[np.float32] = apply_penalties(
             np,
             logits,
             sampling,
@@ -159,17 +161,19 @@ class HostRows(ProcessedRows):
     def raw_logits(self) -> NDArray[np.float32]:
         return self._raw[:, : self._num_tokens]
 
-    def own_sample(self, row: int) -> int:
-        token_id, top, log_sum, _ = self._scanned.get(row) or self._scan_from(row)
+    def target_sample(self, row: int) -> int:
+        token_id, top, log_sum, _ = self._sampled.get(row) or self._sample_from(row)
         check_total(top, log_sum)
         return int(token_id)
 
-    def _scan_from(self, row: int) -> list[float]:
-        """This row, and those after it for as long as their drafts are what the target samples: with
-        `coupled` these are the rows that will be asked for, and one call for all costs as one for each."""
+    def _sample_from(self, row: int) -> list[float]:
+        """Samples this row and those after it up to the first that differs from its draft, in one call.
+
+        These are the rows that `coupled` reads.
+        """
         sampling = self._sampling
-        found = self._kernels.scan_draft(
-            self._texted,
+        found = self._kernels.gumbel_argmax_draft(
+            self._penalized_logits,
             self._num_tokens,
             row,
             self._temperature,
@@ -178,53 +182,55 @@ class HostRows(ProcessedRows):
             self._position,
             np.array(self._draft_token_ids, np.int64),
         )
-        self._scanned.update(enumerate(found.tolist(), row))
-        return self._scanned[row]
+        self._sampled.update(enumerate(found.tolist(), row))
+        return self._sampled[row]
 
     def _logits_at(self, row: int, token_ids: Sequence[int]) -> list[float]:
-        item = self._texted.item
+        item = self._penalized_logits.item
         return [item(row, token_id) for token_id in token_ids]
 
-    def _edge(self, row: int) -> float:
+    def _threshold(self, row: int) -> float:
         if not self._is_cut:
             return -math.inf
-        if (scanned := self._scanned.get(row)) is not None:
-            return scanned[3]
-        edge = self._edges.get(row)
-        if edge is None:
-            edge = self._kernels.find_edge(self._row(row), self._temperature, *self._cuts)
-            self._edges[row] = edge
-        return edge
+        if (sampled := self._sampled.get(row)) is not None:
+            return sampled[3]
+        threshold = self._thresholds.get(row)
+        if threshold is None:
+            threshold = self._kernels.truncation_threshold(self._row(row), self._temperature, *self._cuts)
+            self._thresholds[row] = threshold
+        return threshold
 
     def _total(self, row: int) -> tuple[float, float]:
-        if (scanned := self._scanned.get(row)) is not None:
-            return check_total(scanned[1], scanned[2])
+        if (sampled := self._sampled.get(row)) is not None:
+            return check_total(sampled[1], sampled[2])
         total = self._totals.get(row)
         if total is None:
-            total = self._kernels.survey(self._row(row), self._temperature, self._edge(row))
+            total = self._kernels.logsumexp(self._row(row), self._temperature, self._threshold(row))
             self._totals[row] = total
         return check_total(*total)
 
     def _row(self, row: int) -> NDArray[np.float32]:
-        texted: NDArray[np.float32] = self._texted[row, : self._num_tokens]
-        return texted
+        penalized: NDArray[np.float32] = self._penalized_logits[row, : self._num_tokens]
+        return penalized
 
     def _entropy(self, row: int) -> float:
         total = self._total(row)
-        return self._kernels.entropy(self._row(row), self._temperature, self._edge(row), *total)
+        return self._kernels.entropy(self._row(row), self._temperature, self._threshold(row), *total)
 
     def _sample(self, row: int, key: NoiseKey, changed: Mapping[int, float]) -> int:
-        ids, weights = _NOTHING
+        ids, weights = _NO_CHANGES
         if changed:
             ids = np.fromiter(changed, np.int64, len(changed))
             weights = np.fromiter(changed.values(), np.float64, len(changed))
         total = self._total(row)
-        logits, edge = self._row(row), self._edge(row)
-        return self._kernels.sample(logits, self._temperature, edge, self._key(key), *total, ids, weights)
+        logits, threshold = self._row(row), self._threshold(row)
+        return self._kernels.sample(
+            logits, self._temperature, threshold, self._key(key), *total, ids, weights
+        )
 
 
 def check_total(top: float, log_sum: float) -> tuple[float, float]:
-    """(top, log_sum), or ModelError where they are of a row with NaN."""
+    """Returns (top, log_sum); raises ModelError where the row has NaN."""
     if math.isnan(top):
         raise ModelError("the model's logits are not numbers (NaN)")
     return top, log_sum

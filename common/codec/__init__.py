@@ -1,8 +1,8 @@
 """Dataclasses to protobuf and back: the only place where the two meet.
 
-Encoding trusts our own dataclasses. Decoding trusts nobody: what a single message can show to be wrong
-(lengths that disagree, probabilities out of range, unknown enum values) raises `InvalidFieldError` naming
-the field as it stands in docs/protocol.md. What needs the model or the session is checked by the verifier
+Encoding trusts our own dataclasses. Decoding trusts nothing: whatever a single message shows to be wrong
+(lengths that disagree, probabilities out of range, unknown enum values) raises `InvalidFieldError` naming the
+field as in docs/protocol.md. Checks that need the model or the session are the verifier's
 (`outrider.cloud_verifier.engine.validation`).
 """
 

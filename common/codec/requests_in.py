@@ -1,4 +1,4 @@
-"""Requests from protobuf. Trusts nobody: see the package."""
+"""Decodes requests. All decoders raise `InvalidFieldError` for a malformed field (see the package)."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from outrider.common.types import (
 
 
 def decode_request(message: pb.SessionRequest) -> SessionRequest:
-    """Raises `InvalidFieldError`."""
+    """Decodes one message of the `Session` stream."""
     match message.WhichOneof("body"):
         case "verify":
             return decode_verify(message.verify)
@@ -41,6 +41,7 @@ def decode_request(message: pb.SessionRequest) -> SessionRequest:
 
 
 def decode_open(message: pb.OpenRequest) -> OpenRequest:
+    """Decodes an opening."""
     return OpenRequest(
         session_id=message.session_id,
         token_ids=tuple(message.token_ids),
@@ -59,6 +60,7 @@ def decode_open(message: pb.OpenRequest) -> OpenRequest:
 
 
 def decode_verify(message: pb.VerifyRequest) -> VerifyRequest:
+    """Decodes a round, and checks lengths, probabilities and supports."""
     # The hot path: a slice of a repeated field costs half of iterating it, and most fields are empty.
     origins, supports = message.origins, message.q_support
     request = VerifyRequest(
@@ -105,6 +107,7 @@ def _check_support(i: int, support: Support, drafted: int) -> None:
 
 
 def decode_generate(message: pb.GenerateRequest) -> GenerateRequest:
+    """Decodes a request for cloud-only or co-located tokens."""
     request = GenerateRequest(
         round_id=message.round_id,
         base_position=message.base_position,
@@ -121,6 +124,7 @@ def decode_generate(message: pb.GenerateRequest) -> GenerateRequest:
 
 
 def decode_close(message: pb.CloseRequest) -> CloseRequest:
+    """Decodes a close."""
     return CloseRequest(session_id=message.session_id)
 
 

@@ -1,4 +1,4 @@
-"""Requests to protobuf. Trusts our own dataclasses."""
+"""Encodes requests. Trusts our own dataclasses."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from outrider.common.types import (
 
 
 def encode_request(request: SessionRequest) -> pb.SessionRequest:
-    """One message of the `Session` stream."""
+    """Encodes one message of the `Session` stream."""
     match request:
         case VerifyRequest():
             message = pb.SessionRequest()
@@ -37,6 +37,7 @@ def encode_request(request: SessionRequest) -> pb.SessionRequest:
 
 
 def encode_open(request: OpenRequest) -> pb.OpenRequest:
+    """Encodes an opening."""
     return pb.OpenRequest(
         session_id=request.session_id,
         token_ids=request.token_ids,
@@ -55,13 +56,14 @@ def encode_open(request: OpenRequest) -> pb.OpenRequest:
 
 
 def encode_verify(request: VerifyRequest) -> pb.VerifyRequest:
+    """Encodes a round."""
     message = pb.VerifyRequest()
     _fill_verify(message, request)
     return message
 
 
 def _fill_verify(message: pb.VerifyRequest, request: VerifyRequest) -> None:
-    """In place: a message that is given to another's constructor is copied. The hot path."""
+    """Fills a message in place: one passed to another's constructor would be copied. The hot path."""
     message.round_id = request.round_id
     message.base_position = request.base_position
     message.base_hash = request.base_hash
@@ -82,6 +84,7 @@ def _fill_verify(message: pb.VerifyRequest, request: VerifyRequest) -> None:
 
 
 def encode_generate(request: GenerateRequest) -> pb.GenerateRequest:
+    """Encodes a request for cloud-only or co-located tokens."""
     mode = pb.GENERATE_MODE_CO_LOCATED if request.is_co_located else pb.GENERATE_MODE_CLOUD_ONLY
     return pb.GenerateRequest(
         round_id=request.round_id,
@@ -97,6 +100,7 @@ def encode_generate(request: GenerateRequest) -> pb.GenerateRequest:
 
 
 def encode_close(request: CloseRequest) -> pb.CloseRequest:
+    """Encodes a close."""
     return pb.CloseRequest(session_id=request.session_id)
 
 

@@ -1,4 +1,7 @@
-"""Responses from protobuf."""
+"""Decodes responses.
+
+All decoders raise `InvalidFieldError` for an empty message or one of a newer protocol.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +38,7 @@ from outrider.common.types import (
 
 
 def decode_response(message: pb.SessionResponse) -> SessionResponse:
-    """Raises `InvalidFieldError` for an empty message or one of a newer protocol."""
+    """Decodes one message of the `Session` stream."""
     match message.WhichOneof("body"):
         case "verify":
             return decode_verify_response(message.verify)
@@ -52,6 +55,7 @@ def decode_response(message: pb.SessionResponse) -> SessionResponse:
 
 
 def decode_open_response(message: pb.OpenResponse) -> OpenReply:
+    """Decodes the answer to an opening."""
     match message.WhichOneof("body"):
         case "opened":
             opened = message.opened
@@ -75,6 +79,7 @@ def decode_open_response(message: pb.OpenResponse) -> OpenReply:
 
 
 def decode_verify_response(message: pb.VerifyResponse) -> VerifyReply:
+    """Decodes the answer to a round."""
     match message.WhichOneof("body"):
         case "verdict":
             verdict = message.verdict
@@ -99,6 +104,7 @@ def decode_verify_response(message: pb.VerifyResponse) -> VerifyReply:
 
 
 def decode_generate_response(message: pb.GenerateResponse) -> GenerateReply:
+    """Decodes one answer of a stream of generated tokens."""
     match message.WhichOneof("body"):
         case "tokens":
             tokens = message.tokens
@@ -123,10 +129,12 @@ def decode_generate_response(message: pb.GenerateResponse) -> GenerateReply:
 
 
 def decode_closed(message: pb.CloseResponse) -> Closed:
+    """Decodes the answer to a close."""
     return Closed(was_open=message.was_open, position=message.position)
 
 
 def decode_model_info(message: pb.DescribeResponse) -> ModelInfo:
+    """Decodes a `Describe`; methods that this edge does not implement are left out."""
     limits = Limits(
         max_context=message.limits.max_context,
         max_draft_tokens=message.limits.max_draft_tokens,

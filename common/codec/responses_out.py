@@ -1,4 +1,4 @@
-"""Responses to protobuf."""
+"""Encodes responses. Trusts our own dataclasses."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from outrider.common.types import (
 def encode_response(
     response: SessionResponse, kind: type[SessionRequest] | None = None
 ) -> pb.SessionResponse:
-    """One message of the `Session` stream; a `RoundError` or `Progress` answers a request of `kind`."""
+    """Encodes one message of the `Session` stream; a `RoundError` or `Progress` answers a request of `kind`."""
     match response:
         case Verdict():
             message = pb.SessionResponse()
@@ -60,7 +60,7 @@ def encode_response(
 
 
 def encode_refusal(round_id: int, message: str, retry_after_ms: int) -> bytes:
-    """A round's refusal on the `Session` stream, serialised. Only the first of its words costs much."""
+    """Returns a serialised refusal of a round on the `Session` stream. Equal messages are encoded once."""
     refusal = pb.SessionResponse.FromString(_refusal_of_no_round(message, retry_after_ms))
     refusal.verify.error.round_id = round_id
     return bytes(refusal.SerializeToString())
@@ -73,6 +73,7 @@ def _refusal_of_no_round(message: str, retry_after_ms: int) -> bytes:
 
 
 def encode_open_response(response: OpenReply) -> pb.OpenResponse:
+    """Encodes the answer to an opening."""
     if isinstance(response, Opened):
         return pb.OpenResponse(
             opened=pb.Opened(
@@ -93,6 +94,7 @@ def encode_open_response(response: OpenReply) -> pb.OpenResponse:
 
 
 def encode_verify_response(response: VerifyReply) -> pb.VerifyResponse:
+    """Encodes the answer to a round."""
     if isinstance(response, Verdict):
         message = pb.VerifyResponse()
         _fill_verdict(message.verdict, response)
@@ -103,7 +105,10 @@ def encode_verify_response(response: VerifyReply) -> pb.VerifyResponse:
 
 
 def _fill_verdict(message: pb.Verdict, verdict: Verdict) -> None:
-    """In place: a message that is given to another's constructor is copied, twice here. The hot path."""
+    """Fills a message in place: one passed to another's constructor would be copied, twice here.
+
+    The hot path.
+    """
     message.round_id = verdict.round_id
     message.accepted_len = verdict.accepted_len
     message.correction = verdict.correction
@@ -120,6 +125,7 @@ def _fill_verdict(message: pb.Verdict, verdict: Verdict) -> None:
 
 
 def encode_generate_response(response: GenerateReply) -> pb.GenerateResponse:
+    """Encodes one answer of a stream of generated tokens."""
     if isinstance(response, GeneratedTokens):
         tokens = pb.GeneratedTokens(
             round_id=response.round_id,
@@ -140,10 +146,12 @@ def encode_generate_response(response: GenerateReply) -> pb.GenerateResponse:
 
 
 def encode_closed(response: Closed) -> pb.CloseResponse:
+    """Encodes the answer to a close."""
     return pb.CloseResponse(was_open=response.was_open, position=response.position)
 
 
 def encode_model_info(info: ModelInfo) -> pb.DescribeResponse:
+    """Encodes a `Describe`."""
     limits = pb.Limits(
         max_context=info.limits.max_context,
         max_draft_tokens=info.limits.max_draft_tokens,

@@ -1,4 +1,4 @@
-"""Enum tables and the checks every decoder shares."""
+"""Enum tables and the checks that all decoders share."""
 
 from __future__ import annotations
 
@@ -35,10 +35,12 @@ ERRORS = {number: c for c, number in ERROR_NUMBERS.items()}
 
 
 def decode_origins(numbers: Sequence[int]) -> tuple[Origin, ...]:
+    """Returns origins for their numbers on the wire; raises `InvalidFieldError` for an unknown one."""
     return tuple(lookup(ORIGINS, number, "origins") for number in numbers)
 
 
 def lookup(table: dict[int, _T], number: int, field: str) -> _T:
+    """Returns a table's entry; raises `InvalidFieldError` for an unknown number of `field`."""
     try:
         return table[number]
     except KeyError:
@@ -46,5 +48,6 @@ def lookup(table: dict[int, _T], number: int, field: str) -> _T:
 
 
 def check_length(field: str, values: Sequence[object], expected: int, per: str) -> None:
+    """Raises `InvalidFieldError` unless a field is empty or has `expected` entries, one per `per`."""
     if len(values) not in (0, expected):
         raise InvalidFieldError(field, f"has {len(values)} entries; want none or {expected}, one per {per}")

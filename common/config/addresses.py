@@ -1,4 +1,4 @@
-"""Addresses as both commands take them: HOST:PORT, and whether that stays on this machine."""
+"""Parses addresses HOST:PORT, and checks that they can be listened on."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from outrider.common.errors import UsageError
 
 
 def split_address(address: str, flag: str, example: str = "127.0.0.1:7077") -> tuple[str, int]:
-    """Host (without the brackets of IPv6) and port. Raises `UsageError` naming `flag`."""
+    """Returns host (without the brackets of IPv6) and port. Raises `UsageError` naming `flag`."""
     host, separator, port = address.rpartition(":")
     if not separator or not host or not port.isdecimal() or int(port) > 65535:
         raise UsageError(f"{flag} {address}: want HOST:PORT, for example {example}")
@@ -18,6 +18,7 @@ def split_address(address: str, flag: str, example: str = "127.0.0.1:7077") -> t
 
 
 def is_loopback(host: str) -> bool:
+    """Returns whether `host` is reached only from this machine."""
     if host == "localhost":
         return True
     try:
@@ -27,7 +28,7 @@ def is_loopback(host: str) -> bool:
 
 
 def why_unbound(error: OSError) -> str:
-    """Why an address cannot be listened on, and what to do."""
+    """Returns why an address cannot be listened on, and what to do."""
     if error.errno == errno.EADDRINUSE:
         return "another process listens there: stop it, or take another port"
     if error.errno == errno.EADDRNOTAVAIL:

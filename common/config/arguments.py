@@ -1,4 +1,4 @@
-"""A command line that says of a flag it does not know which one may be meant."""
+"""Defines an ArgumentParser that suggests the nearest flag for an unknown one."""
 
 from __future__ import annotations
 
@@ -10,11 +10,12 @@ from outrider.common.config.loader import did_you_mean
 
 
 class VerbParser(argparse.ArgumentParser):
-    """Verbs added to it are of its kind, and each refuses by itself what it does not know."""
+    """Parses verbs, each with a parser of the same kind that rejects unknown arguments itself."""
 
     def parse_known_args(  # type: ignore[override]
         self, args: Sequence[str] | None = None, namespace: Any = None
     ) -> tuple[argparse.Namespace, list[str]]:
+        """Exits with status 2 and a suggestion where an argument is unknown."""
         parsed, unknown = super().parse_known_args(args, namespace)
         if unknown:
             flag = unknown[0].partition("=")[0]

@@ -1,26 +1,25 @@
-"""Command-line flags out of a configuration's fields."""
+"""Command-line flags made from a configuration's fields."""
 
 from __future__ import annotations
 
 import argparse
 import typing
-from collections.abc import Callable, Container
+from collections.abc import Container
 from typing import Any
 
-from outrider.common.config.fields import Leaf, leaves, shown
-from outrider.common.config.values import describe
+from outrider.common.config.fields import leaves, shown
 
 
 def add_flags(
     parser: argparse.ArgumentParser,
     cls: type[Any],
     without: tuple[str, ...] = (),
-    title_of: Callable[[str], str] | None = None,
+    is_grouped: bool = False,
     only: Container[str] | None = None,
 ) -> None:
-    """Add a flag for each field of `cls` and its sections but those in `without`, or for those in `only`.
-    Values stay text; `load_config` converts them. `title_of` a key is the heading that help shows its flag
-    under."""
+    """Adds a flag for every setting of `cls`, or for those in `only`, but for the sections or settings named
+    in `without`. Values stay strings: `load_config` converts them. `is_grouped` lists flags in help under
+    the titles of their sections."""
     groups: dict[str, argparse._ArgumentGroup] = {}
     for leaf in leaves(cls):
         name = leaf.key.partition(".")[0]
@@ -34,27 +33,16 @@ def add_flags(
         if leaf.kind is bool:
             settings["action"] = argparse.BooleanOptionalAction
         else:
-            settings["metavar"] = leaf.option.metavar or _metavar(leaf)
+            names = "|".join(leaf.choices) or leaf.key.rpartition(".")[2].upper()
+            settings["metavar"] = leaf.option.metavar or names
             if typing.get_origin(leaf.kind) is tuple:
                 settings["action"] = "append"
-        if title_of is None:
-            parser.add_argument(leaf.flag, **settings)
-            continue
-        title = title_of(leaf.key)
-        if title not in groups:
-            groups[title] = parser.add_argument_group(title)
-        groups[title].add_argument(leaf.flag, **settings)
-
-
-def _metavar(leaf: Leaf) -> str:
-    expected = describe(leaf.kind)
-    choices = leaf.option.choices or (
-        tuple(expected.removeprefix("one of ").split(", ")) if expected.startswith("one of ") else ()
-    )
-    return "|".join(choices) or leaf.key.rpartition(".")[2].upper()
+        if is_grouped and leaf.title not in groups:
+            groups[leaf.title] = parser.add_argument_group(leaf.title)
+        (groups[leaf.title] if is_grouped else parser).add_argument(leaf.flag, **settings)
 
 
 def given_flags(namespace: argparse.Namespace, cls: type[Any]) -> dict[str, object]:
-    """Return the flags of `cls` that were given, by dotted key, out of what `parse_args` returned."""
+    """Returns the flags of `cls` that were given, by key, out of what `parse_args` returned."""
     given = vars(namespace)
     return {leaf.key: given[leaf.key] for leaf in leaves(cls) if leaf.key in given}

@@ -1,9 +1,10 @@
 """The one loader of configuration: defaults < YAML file < environment < flags.
 
-A configuration is a frozen dataclass by scope; its fields come from `option` and may be dataclasses
-themselves (sections). A value's key is dotted: `link.timeout_ms` is `link: {timeout_ms: ...}` in YAML,
-OUTRIDER_<SCOPE>_LINK_TIMEOUT_MS in the environment and `--timeout-ms` as a flag. Every value remembers
-where it came from. Nothing else reads `os.environ`.
+A configuration is a frozen dataclass; its fields come from `option` and may be dataclasses themselves:
+sections. The key of a value in a section made by `section` is flat: `timeout_ms` in YAML,
+OUTRIDER_<SCOPE>_TIMEOUT_MS in the environment, `--timeout-ms` as a flag. In any other section it is dotted:
+`serve.listen` is `serve: {listen: ...}` in YAML, OUTRIDER_<SCOPE>_SERVE_LISTEN in the environment and
+`--listen` as a flag. Every value keeps its origin. Nothing else reads `os.environ`.
 """
 
 from __future__ import annotations
@@ -17,28 +18,48 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-from outrider.common.config.fields import Leaf, Option, env_prefix, leaves, option, shown, shown_value
+from outrider.common.config.fields import (
+    Leaf,
+    Option,
+    env_prefix,
+    leaves,
+    leaves_by_key,
+    option,
+    section,
+    shown,
+    shown_value,
+)
 from outrider.common.config.flags import add_flags, given_flags
 from outrider.common.config.values import convert, describe
 from outrider.common.errors import ConfigError
 
-__all__ = ["Loaded", "Option", "add_flags", "check_value", "given_flags", "load_config", "option"]
+__all__ = [
+    "Loaded",
+    "Option",
+    "add_flags",
+    "check_value",
+    "given_flags",
+    "load_config",
+    "option",
+    "section",
+    "value_of",
+    "with_values",
+]
 
 ConfigT = TypeVar("ConfigT")
 
 
 @dataclass(frozen=True)
 class Loaded(Generic[ConfigT]):
-    """A configuration and, by dotted key, the origin of each value."""
+    """Holds a configuration and the origin of each value, by key."""
 
     value: ConfigT
     origins: dict[str, str]
 
     def lines(self, with_origins: bool = False) -> list[str]:
-        """Return `key: value` lines for `config show`, with `# origin` behind them on request."""
-        known = {leaf.key: leaf for leaf in leaves(type(self.value))}
-        found = {key: _get(self.value, key) for key in self.origins}
-        texts = {key: f"{key}: {shown_value(known[key], value)}" for key, value in found.items()}
+        """Returns `key: value` lines for `config show`, followed by `# origin` on request."""
+        known = leaves(type(self.value))
+        texts = {leaf.key: f"{leaf.key}: {shown_value(leaf, leaf.value_in(self.value))}" for leaf in known}
         width = max(map(len, texts.values()), default=0)
         return [f"{t:<{width}}  # {self.origins[k]}" if with_origins else t for k, t in texts.items()]
 
@@ -52,13 +73,13 @@ def load_config(
     env: Mapping[str, str] | None = None,
     flags: Mapping[str, object] | None = None,
 ) -> Loaded[ConfigT]:
-    """Return a `cls` from its defaults, a YAML file, the environment and flags, the later ones winning.
+    """Returns a `cls` from its defaults, a YAML file, the environment and flags, the later ones winning.
 
-    `content` stands for a file that was read before: what was in it, and its name for messages. `env`
-    defaults to the process's own; `flags` holds only those given, by dotted key (`given_flags`).
-    Raises ConfigError naming key, origin and what was expected; an unknown key names the nearest known.
+    `content` replaces the file: what was read from it, and its name for messages. `env` defaults to the
+    process's own; `flags` holds only those given, by key (`given_flags`). Raises ConfigError naming key,
+    origin and what was expected; for an unknown key it names the nearest known one.
     """
-    known = {leaf.key: leaf for leaf in leaves(cls)}
+    known = leaves_by_key(cls)
     values = {key: leaf.default for key, leaf in known.items()}
     origins = dict.fromkeys(known, "default")
     for key, raw, origin in (
@@ -68,7 +89,23 @@ def load_config(
         *_from_flags(flags or {}, known),
     ):
         values[key], origins[key] = check_value(known[key], raw, origin), origin
-    return Loaded(_build(cls, values), origins)
+    return Loaded(_build(cls, {known[key].path: value for key, value in values.items()}), origins)
+
+
+def with_values(config: ConfigT, **values: object) -> ConfigT:
+    """Returns `config` with these settings changed, by key. Raises ConfigError as `load_config` does."""
+    known = leaves_by_key(type(config))
+    changed = {leaf.path: leaf.value_in(config) for leaf in known.values()}
+    for key, raw in values.items():
+        if key not in known:
+            raise _unknown(key, "given", known)
+        changed[known[key].path] = check_value(known[key], raw, "given")
+    return _build(type(config), changed)
+
+
+def value_of(config: object, key: str) -> Any:
+    """Returns the value of one setting by its key."""
+    return leaves_by_key(type(config))[key].value_in(config)
 
 
 def _from_yaml(path: Path | None, known: Mapping[str, Leaf]) -> Iterator[tuple[str, object, str]]:
@@ -79,7 +116,7 @@ def _from_yaml(path: Path | None, known: Mapping[str, Leaf]) -> Iterator[tuple[s
 
 
 def read_yaml(path: Path) -> Any:
-    """What is in the file. Raises `ConfigError` naming it, where it cannot be read or is no YAML."""
+    """Returns the file's content. Raises `ConfigError` naming the file where it cannot be read or is not YAML."""
     import yaml
 
     try:
@@ -130,8 +167,8 @@ def _unknown(key: str, origin: str, known: Mapping[str, Any]) -> ConfigError:
 
 
 def did_you_mean(name: str, known: Iterable[str], likeness: float = 0.0) -> str:
-    """A hint to end a message with: the known name that `name` begins, or is nearest to, where they are alike
-    at least so much (`difflib`'s ratio)."""
+    """Returns the end of a message: the known name that begins with `name`, or else the nearest one whose
+    `difflib` ratio is at least `likeness`; empty where there is none."""
     names = list(known)
     longer = [each for each in names if each.startswith(name)]
     nearest = longer or difflib.get_close_matches(name, names, n=1, cutoff=likeness)
@@ -139,9 +176,9 @@ def did_you_mean(name: str, known: Iterable[str], likeness: float = 0.0) -> str:
 
 
 def check_value(leaf: Leaf, raw: object, origin: str) -> Any:
-    """`raw` as the value of this one field. Raises ConfigError as `load_config`."""
+    """Returns `raw` converted to the type of one setting. Raises ConfigError as `load_config` does."""
     option, expected, given = leaf.option, describe(leaf.kind), shown_value(leaf, raw)
-    if isinstance(raw, bool) and {"on", "off"} & {*(option.choices or ())}:  # as YAML reads these words
+    if isinstance(raw, bool) and {"on", "off"} & {*leaf.choices}:  # as YAML reads these words
         raw = "on" if raw else "off"
     if option.choices:
         expected = "one of " + ", ".join(option.choices)
@@ -161,18 +198,14 @@ def check_value(leaf: Leaf, raw: object, origin: str) -> Any:
     return value
 
 
-def _build(cls: type[ConfigT], values: Mapping[str, Any], prefix: str = "") -> ConfigT:
+def _build(cls: type[ConfigT], values: Mapping[tuple[str, ...], Any], path: tuple[str, ...] = ()) -> ConfigT:
+    """Returns a `cls` of values by their paths; `path` is that of the section itself."""
     kinds = typing.get_type_hints(cls)
-    arguments = {
-        field.name: _build(kinds[field.name], values, f"{prefix}{field.name}.")
-        if dataclasses.is_dataclass(kinds[field.name])
-        else values[prefix + field.name]
-        for field in dataclasses.fields(typing.cast(Any, cls))
-    }
+    arguments = {}
+    for field in dataclasses.fields(typing.cast(Any, cls)):
+        here, kind = (*path, field.name), kinds[field.name]
+        is_section = dataclasses.is_dataclass(kind)
+        arguments[field.name] = (
+            _build(typing.cast(type[Any], kind), values, here) if is_section else values[here]
+        )
     return cls(**arguments)
-
-
-def _get(value: Any, key: str) -> Any:
-    for name in key.split("."):
-        value = getattr(value, name)
-    return value

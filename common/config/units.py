@@ -1,4 +1,4 @@
-"""Durations and rates as people write them on a command line: 10ms, 1.5s, 800us; 10mbit, 500kbit."""
+"""Parses and shows quantities as people write them on a command line: 10ms, 10mbit, 7B, 900GB/s, 300T."""
 
 from __future__ import annotations
 
@@ -9,11 +9,13 @@ from outrider.common.errors import UsageError
 
 _NUMBER = re.compile(r"(\d+(?:\.\d+)?|\.\d+)\s*([a-zµ/]*)", re.ASCII | re.IGNORECASE)
 _SECONDS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "min": 60.0}
+_SCALED = re.compile(r"(\d+(?:\.\d+)?(?:e\+?\d+)?|\.\d+)\s*([kmgbtp]?)([a-z/]*)", re.ASCII | re.IGNORECASE)
+_PREFIXES = {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9, "b": 1e9, "t": 1e12, "p": 1e15}
 _BITS_PER_S = {"bit": 1.0, "kbit": 1e3, "mbit": 1e6, "gbit": 1e9}
 
 
 def parse_duration(text: str, flag: str) -> float:
-    """Seconds of "10ms", "1.5s", "800us", and of a bare 0; raises `UsageError` naming `flag` for others."""
+    """Returns the seconds of "10ms", "1.5s", "800us" or a bare 0; raises `UsageError` naming `flag`."""
     number, unit = _split(text)
     if number is None or (unit not in _SECONDS and number != 0):
         raise UsageError(f"{flag} {text}: not a duration; write a number and its unit: 10ms, 1.5s, 800us")
@@ -21,7 +23,7 @@ def parse_duration(text: str, flag: str) -> float:
 
 
 def parse_rate(text: str, flag: str) -> float:
-    """Bytes a second of "10mbit" or "500kbit" (a second); raises `UsageError` naming `flag` for others."""
+    """Returns the bytes a second of "10mbit" or "500kbit"; raises `UsageError` naming `flag`."""
     number, unit = _split(text)
     bits = _BITS_PER_S.get(unit.removesuffix("/s").removesuffix("ps"))
     if not number or bits is None:
@@ -30,7 +32,7 @@ def parse_rate(text: str, flag: str) -> float:
 
 
 def parse_share(text: str, flag: str) -> float:
-    """A number in [0, 1]; raises `UsageError` naming `flag` for anything else."""
+    """Returns a number in [0, 1]; raises `UsageError` naming `flag`."""
     try:
         value = float(text)
     except ValueError:
@@ -40,8 +42,30 @@ def parse_share(text: str, flag: str) -> float:
     return value
 
 
+def parse_num_params(text: str, flag: str) -> float:
+    """Returns the parameters of "7B", "350M" or "7e9"; raises `UsageError` naming `flag`."""
+    return _parse_scaled(text, flag, ("",), "a number of parameters", "7B, 350M or 7e9")
+
+
+def parse_bandwidth(text: str, flag: str) -> float:
+    """Returns the bytes a second of "900GB/s", "3.3TB/s" or "9e11"; raises `UsageError` naming `flag`."""
+    return _parse_scaled(text, flag, ("", "b/s"), "a memory bandwidth", "900GB/s or 3.3TB/s")
+
+
+def parse_flops(text: str, flag: str) -> float:
+    """Returns the operations a second of "300T", "300TFLOPS" or "3e14"; raises `UsageError` naming `flag`."""
+    return _parse_scaled(text, flag, ("", "flops", "flop/s"), "operations a second", "300T or 300TFLOPS")
+
+
+def _parse_scaled(text: str, flag: str, units: tuple[str, ...], what: str, examples: str) -> float:
+    match = _SCALED.fullmatch(text.strip())
+    if match is None or match[3].lower() not in units or not float(match[1]):
+        raise UsageError(f"{flag} {text}: not {what} above 0; write {examples}")
+    return float(match[1]) * _PREFIXES[match[2].lower()]
+
+
 def show_duration(seconds: float) -> str:
-    """Three digits and the unit that suits: 46.3 ms, 800 µs, 1.5 s."""
+    """Returns three digits and the unit that suits: 46.3 ms, 800 µs, 1.5 s."""
     if seconds == 0 or not math.isfinite(seconds):
         return "0 ms" if seconds == 0 else "∞"
     for unit, size in (("s", 1.0), ("ms", 1e-3)):
@@ -50,7 +74,14 @@ def show_duration(seconds: float) -> str:
     return f"{_three(seconds * 1e6)} µs"
 
 
+def show_scaled(value: float, unit: str = "") -> str:
+    """Returns three digits, a decimal prefix and the unit: 900 GB/s, 7 B."""
+    prefix, size = next((p, s) for p, s in (("T", 1e12), ("G", 1e9), ("M", 1e6), ("", 0.0)) if value >= s)
+    return f"{_three(value / (size or 1))} {prefix}{unit}".rstrip()
+
+
 def show_rate(bytes_per_s: float) -> str:
+    """Returns a link's rate in three digits of bits a second."""
     if not math.isfinite(bytes_per_s):
         return "not limited"
     bits = bytes_per_s * 8
@@ -64,7 +95,7 @@ def _split(text: str) -> tuple[float | None, str]:
 
 
 def _three(value: float) -> str:
-    """Three significant digits, never as 1e+03."""
+    """Returns three significant digits, never as 1e+03."""
     digits = max(0, 2 - math.floor(math.log10(abs(value)))) if value else 0
     text = f"{value:.{digits}f}"
     return text.rstrip("0").rstrip(".") if "." in text else text

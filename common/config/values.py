@@ -1,4 +1,4 @@
-"""One configuration value from text or YAML to the type its field declares."""
+"""Converts one configuration value from a string or YAML to the type that its field declares."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ _TRUE, _FALSE = frozenset(("true", "yes", "on", "1")), frozenset(("false", "no",
 
 
 def convert(value: object, kind: Any) -> Any:
-    """Return `value` as `kind`: bool, int, float, str, Path, an enum, Literal, T | None or tuple[T, ...]; as
+    """Returns `value` as `kind`: bool, int, float, str, Path, an enum, Literal, T | None or tuple[T, ...]; as
     it is where `kind` is Any.
 
-    Text (environment, flags) is parsed; YAML values must have the type already, except that numbers written
-    as text by YAML's own rules ("1e-3") are taken. Raises ValueError whose message says what was expected.
+    Strings (environment, flags) are parsed; YAML values must have the type already, except for numbers that
+    YAML reads as strings ("1e-3"). Raises ValueError for any other value.
     """
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
     if origin in (typing.Union, types.UnionType):
@@ -35,17 +35,23 @@ def convert(value: object, kind: Any) -> Any:
 
 
 def describe(kind: Any) -> str:
-    """Return what a value of this kind looks like, for messages."""
+    """Returns what a value of this type looks like, for messages."""
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
     if origin in (typing.Union, types.UnionType):
         return describe(next(each for each in arguments if each is not type(None))) + " or none"
     if origin is tuple:
         return f"a list, each item {describe(arguments[0])}"
-    if origin is typing.Literal:
-        return "one of " + ", ".join(map(str, arguments))
-    if isinstance(kind, type) and issubclass(kind, enum.Enum):
-        return "one of " + ", ".join(str(member.value) for member in kind)
+    if choices := choices_of(kind):
+        return "one of " + ", ".join(choices)
     return _NAMES[kind]
+
+
+def choices_of(kind: Any) -> tuple[str, ...]:
+    """Returns the values of an enum or a Literal as users write them; of any other type none."""
+    if typing.get_origin(kind) is typing.Literal:
+        return tuple(map(str, typing.get_args(kind)))
+    is_enum = isinstance(kind, type) and issubclass(kind, enum.Enum)
+    return tuple(str(member.value) for member in kind) if is_enum else ()
 
 
 def _items(value: object) -> list[object]:

@@ -14,9 +14,9 @@ _CHUNK_BYTES = 1 << 20
 
 
 def tokenizer_fingerprint(tokenizer_json: Path) -> str:
-    """Return the hex SHA-256 of what a `tokenizer.json` maps text to.
+    """Returns the hex SHA-256 of how a `tokenizer.json` maps text to ids.
 
-    Covered: the table of (id, token, special) sorted by id, added tokens included; the merges (for a unigram
+    It covers the table of (id, token, special) sorted by id, added tokens included; the merges (for a unigram
     model its scores); the normaliser; the pre-tokeniser. Raises ModelError when the file is missing or is not
     a tokenizer.
     """
@@ -33,12 +33,12 @@ def tokenizer_fingerprint(tokenizer_json: Path) -> str:
 
 
 def num_tokens(tokenizer_json: Path) -> int:
-    """Return the highest token id plus one; ids at or above it do not exist. Raises ModelError."""
+    """Returns the highest token id plus one; ids at or above it do not exist. Raises ModelError as above."""
     return max(_table(_read(tokenizer_json)), default=-1) + 1
 
 
 def directory_fingerprint(paths: Iterable[Path]) -> str:
-    """Return the hex SHA-256 of some files' names and content, in the order of their names.
+    """Returns the hex SHA-256 of some files' names and content, in the order of their names.
 
     Raises ModelError when one cannot be read.
     """

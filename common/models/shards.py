@@ -1,4 +1,4 @@
-"""The files that the index of a sharded model names."""
+"""The files that the index of a sharded model lists."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from outrider.common.errors import ModelError
 
 
 def read_shard_names(index: Path) -> list[str]:
-    """Sorted names out of a `model.safetensors.index.json`.
+    """Returns the sorted names in a `model.safetensors.index.json`.
 
     Raises ModelError for a file that is no index, and for a name that is not of a safetensors file beside it:
-    who loads what an index names may be made to unpickle, or to read elsewhere.
+    loading what such an index lists could unpickle, or read elsewhere.
     """
     try:
         names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))

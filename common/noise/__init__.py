@@ -1,1 +1,4 @@
-"""Counter-based randomness: the same draw for the same key on both sides. Imports numpy alone."""
+"""Counter-based randomness: the same draw for the same key on both sides.
+
+Imports numpy and `common.errors`.
+"""

@@ -1,9 +1,9 @@
-"""Counter-based randomness: the same number for the same key, on both sides, in any order (DESIGN §5).
+"""Counter-based randomness: the same number for the same key, on both sides, in any order.
 
-Gumbel noise for a token id at a position is -log(E), E = -log1p(-v), v = (x + 1/2) 2^-32 in float64, with x
-the id's 32-bit lane (`noise.philox`) under the key (seed, purpose) and the counter (position, index). It
-does not depend on the vocabulary's size, and any subset can be computed alone. Golden values:
-docs/protocol.md.
+Gumbel noise for a token id at a position (docs/design.md §5) is -log(E), E = -log1p(-v), v = (x + 1/2) 2^-32
+in float64, with x the id's 32-bit lane (`outrider.common.noise.philox`) under the key (seed, purpose) and the
+counter (position, index). It does not depend on the vocabulary's size, and any subset can be computed alone.
+Golden values: docs/protocol.md.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _LOWEST = float(np.finfo(np.float32).min)
 def gumbel_row(
     seed: int, position: int, num_tokens: int, purpose: int = Purpose.COUPLED, index: int = 0
 ) -> NDArray[np.float64]:
-    """Return the Gumbel noise of a whole vocabulary at one position: float64 [num_tokens].
+    """Returns the Gumbel noise of a whole vocabulary at one position: float64 [num_tokens].
 
     `seed` is a uint64; `index` separates draws of one purpose at one position (candidate i).
     """
@@ -38,20 +38,20 @@ def gumbel_row(
 def gumbel_at(
     seed: int, position: int, token_ids: TokenIdArray, purpose: int = Purpose.COUPLED, index: int = 0
 ) -> NDArray[np.float64]:
-    """Return `gumbel_row(...)[token_ids]` without computing the row where that is cheaper: float64 [n]."""
+    """Returns `gumbel_row(...)[token_ids]` without computing the row where that is cheaper: float64 [n]."""
     return gumbel_of_lanes(lanes_at(seed, position, token_ids, purpose, index))
 
 
 def gumbel_of_lanes(lanes: NDArray[np.uint32]) -> NDArray[np.float64]:
-    """Return the noise of 32-bit lanes: float64, finite, in [-3.14, 22.88]."""
+    """Returns the noise of 32-bit lanes: float64, finite, in [-3.14, 22.88]."""
     exponential = -np.log1p((lanes + 0.5) * -(2.0**-32))
     return np.asarray(-np.log(exponential))
 
 
 def uniform(seed: int, start: int, offset: int, purpose: int) -> float:
-    """Return one number in (0, 1), keyed (seed, start, offset, purpose): the chain methods' draws.
+    """Returns one number in (0, 1), keyed (seed, start, offset, purpose): the chain methods' draws.
 
-    (w // 2^11 + 1/2) 2^-53, w the first word under the key (seed, purpose), counter (start, offset).
+    It is (w // 2^11 + 1/2) 2^-53, w the first word under the key (seed, purpose), counter (start, offset).
     """
     return ((first_word(seed, purpose, start, offset) >> 11) + 0.5) * 2.0**-53
 
@@ -59,7 +59,7 @@ def uniform(seed: int, start: int, offset: int, purpose: int) -> float:
 def coupled_argmax(
     scores: NDArray[np.floating[Any]], seed: int, positions: Sequence[int]
 ) -> NDArray[np.int64]:
-    """Return argmax_i(float64(scores[r, i]) + gumbel_i(seed, positions[r])): int64 [rows].
+    """Returns argmax_i(float64(scores[r, i]) + gumbel_i(seed, positions[r])): int64 [rows].
 
     `scores` is float32 or float64 [rows, vocab]; -inf never wins against a finite score; equal sums go to the
     lowest id. The result is exactly that of the formula, though float64 noise is computed only for the few
@@ -75,7 +75,7 @@ def coupled_argmax(
 
 
 def _pick(row: NDArray[np.floating[Any]], lanes: NDArray[np.uint32]) -> int:
-    """The formula for one row. A cheap upper bound of every sum leaves the few ids that can win."""
+    """Returns the argmax of one row. A cheap upper bound of every sum leaves the few ids that can win."""
     most = _upper_bounds(row, lanes)
     likeliest = int(most.argmax())
     score = float(row[likeliest])
@@ -93,11 +93,11 @@ def _pick(row: NDArray[np.floating[Any]], lanes: NDArray[np.uint32]) -> int:
 
 
 def coupled_two(row: NDArray[np.floating[Any]], seed: int, position: int) -> tuple[int, int, float]:
-    """Return what `coupled_argmax` picks in one row of two scores or more, what it would pick were that not
-    there, and the difference of their sums; infinite where nothing else can be picked. Raises as that does.
+    """Returns the token that `coupled_argmax` picks, its runner-up, and the difference of their sums.
 
-    The two likeliest ids by their upper bounds have two sums, and the second of all sums is no less than the
-    lesser of these: what is bounded below that cannot be either.
+    The row has two scores or more; the difference is infinite where nothing else can be picked. Raises
+    ModelError where it has NaN. The two ids with the highest upper bounds have two sums, and the second
+    largest of all sums is no less than the smaller of these: an id bounded below that is neither.
     """
     lanes = lanes_row(seed, position, row.size, Purpose.COUPLED, 0)
     most = _upper_bounds(row, lanes)
@@ -123,12 +123,12 @@ def coupled_two(row: NDArray[np.floating[Any]], seed: int, position: int) -> tup
 
 
 def _gumbel(lane: int) -> float:
-    """Near enough for a bound."""
+    """Returns the noise of a lane, near enough for a bound."""
     return -math.log(-math.log1p((lane + 0.5) * -(2.0**-32)))
 
 
 def _upper_bounds(row: NDArray[np.floating[Any]], lanes: NDArray[np.uint32]) -> NDArray[np.float32]:
-    """Return an upper bound of each score plus noise, less `_MOST_OF_ZERO_BITS`: float32 [vocab].
+    """Returns an upper bound of each score plus noise, less `_MOST_OF_ZERO_BITS`: float32 [vocab].
 
     -log(E) <= -log(v), and the bits of a float32 x, read as an integer b, give b 2^-23 - 127 <= log2(x), so
     the noise is at most log(2) (32 + 127 - b 2^-23); b is at most 0.09 bits below. No logarithm is computed.

@@ -24,7 +24,10 @@ _SEEK_NS = 2600.0  # moving to another counter and drawing one block there
 
 
 class Purpose(enum.IntEnum):
-    """Second word of the key: draws for different purposes are independent. Values are the protocol's."""
+    """Separates draws for different purposes, as the second word of the key.
+
+    The values are the protocol's.
+    """
 
     COUPLED = 0
     ACCEPT = 1
@@ -35,7 +38,7 @@ class Purpose(enum.IntEnum):
 
 
 class _Stream(threading.local):
-    """One Philox a thread, moved by setting its state: eight times cheaper than making a new one."""
+    """Moves one Philox a thread by setting its state: eight times cheaper than making a new one."""
 
     def __init__(self) -> None:
         self._generator = np.random.Philox(key=0)
@@ -56,12 +59,12 @@ _stream = _Stream()
 
 
 def first_word(seed: int, purpose: int, position: int, index: int) -> int:
-    """Return the first 64-bit word of a counter."""
+    """Returns the first 64-bit word of a counter."""
     return int(_stream.words(seed, purpose, position, index, 0, 1)[0])
 
 
 def lanes_row(seed: int, position: int, num_tokens: int, purpose: int, index: int) -> NDArray[np.uint32]:
-    """Return the lanes of token ids 0 ... num_tokens-1: uint32 [num_tokens]."""
+    """Returns the lanes of token ids 0 ... num_tokens-1: uint32 [num_tokens]."""
     words = _stream.words(seed, purpose, position, index, 0, (num_tokens + 1) // 2)
     return _low_half_first(words)[:num_tokens]
 
@@ -69,7 +72,7 @@ def lanes_row(seed: int, position: int, num_tokens: int, purpose: int, index: in
 def lanes_at(
     seed: int, position: int, token_ids: TokenIdArray, purpose: int, index: int
 ) -> NDArray[np.uint32]:
-    """Return the lanes of some token ids: uint32 [n], by whichever way is cheaper."""
+    """Returns the lanes of some token ids: uint32 [n], in the cheaper of two ways."""
     ids = np.asarray(token_ids, dtype=np.int64)
     if not ids.size:
         return np.empty(0, np.uint32)

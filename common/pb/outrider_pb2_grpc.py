@@ -70,22 +70,22 @@ class VerifierServicer(object):
     """Missing associated documentation comment in .proto file."""
 
     def Describe(self, request, context):
-        """What this verifier serves. Needs no session.
+        """Returns what this verifier serves. Needs no session.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Session(self, request_iterator, context):
-        """Everything of one session on one stream; the hot path.
+        """Carries everything of one session on one stream; the hot path.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Open(self, request, context):
-        """The same, message by message, for networks that break streams. Errors of a round come back as
-        RoundError in the response; errors of the call as a gRPC status.
+        """These four do the same message by message, for networks that break streams. Errors of a round are
+        answered by RoundError in the response, errors of the call by a gRPC status.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

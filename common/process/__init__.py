@@ -1,1 +1,1 @@
-"""What a process of ours needs around its work: logs, tracing, systemd notification, version."""
+"""Services for a process of ours: logs, tracing, systemd notification, version."""

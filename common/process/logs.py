@@ -1,7 +1,7 @@
 """Logging for both commands: lines for a person or JSON for a collector, on stderr.
 
-Logs never carry a user's text: no prompt, no completion, no token ids. Loggers pass facts as `extra`, and
-the names below are dropped even where a call forgets the rule.
+Logs never contain a user's text: no prompt, no completion, no token ids. Loggers pass facts as `extra`, and
+the names below are dropped even where a call breaks the rule.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ _PACKAGE = "outrider"
 
 
 def setup_logging(level: str = "info", json: bool = False, stream: TextIO | None = None) -> None:
-    """Send our package's logs at `level` (debug, info, warning, error) to `stream` (stderr).
+    """Sends our package's logs at `level` (debug, info, warning, error) to `stream` (stderr).
 
-    Other libraries stay at warning. May be called again; the last call holds. Raises ValueError for a level
-    that is none of these.
+    Other libraries stay at warning. It may be called again; the last call counts. Raises ValueError for a
+    level that is none of these.
     """
     if level not in _LEVELS:
         raise ValueError(f"log level {level!r} is none of {', '.join(_LEVELS)}")
@@ -40,14 +40,17 @@ def setup_logging(level: str = "info", json: bool = False, stream: TextIO | None
 
 
 def session_tag(session_id: bytes) -> str:
-    """A session in logs and spans: the first 8 hex digits. The whole id would let a reader speak for it."""
+    """Returns a session's name for logs: its first 8 hex digits.
+
+    The whole id would let a reader use the session.
+    """
     return session_id[:4].hex()
 
 
 class LogLimiter:
-    """At most one line a key every `interval_s`; the next one says how many were left out.
+    """Writes at most one line a key every `interval_s`; the next one contains how many were left out.
 
-    For lines that an overload writes thousands of. Used by one thread; keys are few.
+    It is for lines that an overload would write by the thousand. Used by one thread; keys are few.
     """
 
     def __init__(
@@ -58,7 +61,7 @@ class LogLimiter:
         self._num_left_out: dict[str, int] = {}
 
     def is_due(self, key: str) -> bool:
-        """Whether `info` would write; else the line counts as left out, and its facts need not be made."""
+        """Returns whether `info` would write, before facts are made for it; else counts the line as left out."""
         now_s = self._clock()
         if now_s < self._next_s.get(key, now_s):
             self._num_left_out[key] = self._num_left_out.get(key, 0) + 1
@@ -66,6 +69,7 @@ class LogLimiter:
         return True
 
     def info(self, key: str, message: str, facts: Mapping[str, object]) -> None:
+        """Writes a line with its facts, unless one with this key was written within `interval_s`."""
         if not self.is_due(key):
             return
         self._next_s[key] = self._clock() + self._interval_s

@@ -1,7 +1,7 @@
-"""Tells systemd how a service is doing (sd_notify(3)): ready, reloading, stopping, alive.
+"""Notifies systemd of a service's state (sd_notify(3)): ready, stopping, alive.
 
-Datagrams to the socket that systemd names; where it named none, nothing happens. NOTIFY_SOCKET and
-WATCHDOG_USEC are how systemd speaks to a process, no configuration of ours. The packages that do this are
+Datagrams go to the socket in NOTIFY_SOCKET; where it is not set, nothing happens. NOTIFY_SOCKET and
+WATCHDOG_USEC are systemd's interface to a process, no configuration of ours. The packages that do this are
 either old or need a compiler.
 """
 
@@ -15,7 +15,7 @@ _PER_S = 1e6
 
 
 class Notifier:
-    """`watchdog_s` is how often systemd wants to hear `alive` at least; None where it does not care."""
+    """Sends a service's state. `watchdog_s` is how often `alive` must be called; None: never."""
 
     def __init__(self, env: Mapping[str, str] | None = None) -> None:
         env = os.environ if env is None else env
@@ -23,16 +23,19 @@ class Notifier:
         self.watchdog_s = _watchdog_s(env) if self._address else None
 
     def ready(self, status: str = "") -> None:
+        """Reports that the service has started."""
         self._say("READY=1", status)
 
     def stopping(self, status: str = "") -> None:
+        """Reports that the service is shutting down."""
         self._say("STOPPING=1", status)
 
     def status(self, status: str) -> None:
-        """The line that `systemctl status` shows."""
+        """Sets the line that `systemctl status` shows."""
         self._say(status=status)
 
     def alive(self) -> None:
+        """Resets systemd's watchdog."""
         self._say("WATCHDOG=1")
 
     def _say(self, state: str = "", status: str = "") -> None:

@@ -1,8 +1,8 @@
-"""OpenTelemetry where somebody set it up; nothing, not even an import, where nobody did.
+"""OpenTelemetry where it is set up; nothing, not even an import, where it is not.
 
-A span provider is either ours (`exporting_spans`, from --otlp-endpoint) or that of the program around us.
-Whoever configures one has imported the API, so its absence from `sys.modules` says there is nothing to do.
-Spans carry ids, counts and times, never text or tokens.
+A span provider is either ours (`exporting_spans`, from --otlp-endpoint) or that of the surrounding program,
+which has then imported the API: where it is not in `sys.modules`, there is nothing to do. Spans contain ids,
+counts and times, never text or tokens.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from outrider.common.errors import UsageError
+from outrider.common.process.extras import needs_extra
 from outrider.common.process.version import own_version
 
 if TYPE_CHECKING:
@@ -33,14 +34,12 @@ def exporting_spans(endpoint: str, service_name: str) -> Iterator[None]:
         return
     if not endpoint.startswith(("http://", "https://")):
         raise UsageError(f"--otlp-endpoint {endpoint}: want a URL, for example http://127.0.0.1:4317")
-    try:
+    with needs_extra("otel", "--otlp-endpoint"):
         from opentelemetry import trace
         from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
         from opentelemetry.sdk.resources import Resource
         from opentelemetry.sdk.trace import TracerProvider
         from opentelemetry.sdk.trace.export import BatchSpanProcessor
-    except ImportError as error:
-        raise UsageError("--otlp-endpoint needs OpenTelemetry: pip install 'outrider[otel]'") from error
     resource = Resource.create({"service.name": service_name, "service.version": own_version()})
     provider = TracerProvider(resource=resource, shutdown_on_exit=False)
     exporter = OTLPSpanExporter(endpoint=endpoint, timeout=EXPORT_TIMEOUT_S)
@@ -53,7 +52,7 @@ def exporting_spans(endpoint: str, service_name: str) -> Iterator[None]:
 
 
 def find_tracer() -> Tracer | None:
-    """A tracer of the provider this process has, or None where it has none."""
+    """Returns a tracer of this process's provider, or None where it has none."""
     trace = sys.modules.get("opentelemetry.trace")
     if trace is None:
         return None

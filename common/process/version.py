@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 def own_version() -> str:
-    """Of the installed distribution, or of the source tree when it is not installed."""
+    """Returns the version of the installed distribution, or the source tree's where it is not installed."""
     from importlib.metadata import PackageNotFoundError, version
 
     try:

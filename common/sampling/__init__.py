@@ -1,1 +1,1 @@
-"""Logit processing, truncation and draft supports: one implementation for both sides, over numpy or torch arrays."""
+"""Logit processing, truncation and draft supports for both sides, over numpy or torch arrays."""

@@ -1,7 +1,7 @@
-"""The processors that look at the text so far, and the fixed biases. All change `scores` in place.
+"""The processors that depend on the sequence so far, and the fixed biases. All change `scores` in place.
 
-Row i follows the text and `draft_token_ids[:i]`. What a row gets must not depend on which tokens are drafts
-and which are committed, to the last bit: the same text is computed again with other splits.
+Row i follows the sequence and `draft_token_ids[:i]`. A row's result must not depend on which tokens are
+drafts and which are committed, to the last bit: the same sequence is computed again with other splits.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from outrider.common.types import TokenIds
 def apply_repetition_penalty(
     xp: Any, scores: Any, penalty: float, text_ids: Iterable[int], draft_token_ids: Sequence[int]
 ) -> None:
-    """Divide positive scores of seen tokens by `penalty`, multiply negative ones (Keskar et al. 2019)."""
+    """Divides positive scores of seen tokens by `penalty`, multiplies negative ones (Keskar et al. 2019)."""
     seen = set(text_ids)
     rows, ids, _ = _drafted_before(scores.shape[0], draft_token_ids, seen)
     for where in ((slice(None), _id_array(seen)), (rows, ids)):
@@ -38,7 +38,7 @@ def apply_count_penalties(
     output_ids: Iterable[int],
     draft_token_ids: Sequence[int],
 ) -> None:
-    """Subtract frequency * count and then presence from the scores of tokens in the output (OpenAI's API)."""
+    """Subtracts frequency * count and then presence from scores of tokens in the output (OpenAI's API)."""
     counts = Counter(output_ids)
     rows, ids, drafted = _drafted_before(scores.shape[0], draft_token_ids)
     committed = np.array([counts[token_id] for token_id in ids.tolist()], np.float32)
@@ -57,7 +57,7 @@ def _id_array(ids: Any) -> NDArray[np.int64]:
 def _drafted_before(
     num_rows: int, draft_token_ids: Sequence[int], but_not: Iterable[int] = ()
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float32]]:
-    """Return (row, id, count) of each id drafted before each row."""
+    """Returns (row, id, count) of each id drafted before each row."""
     entries: list[tuple[int, int, int]] = []
     counts: dict[int, int] = {}
     for row, token_id in enumerate(draft_token_ids[: num_rows - 1], start=1):
@@ -68,7 +68,7 @@ def _drafted_before(
 
 
 def apply_bias(xp: Any, scores: Any, logit_bias: Sequence[tuple[int, float]]) -> None:
-    """Add a bias to single ids, each given once."""
+    """Adds a bias to single ids, each listed once."""
     ids = native(xp, np.array([token_id for token_id, _ in logit_bias], np.int64), scores)
     bias = native(xp, np.array([bias for _, bias in logit_bias], np.float32), scores)
     scores[:, ids] = scores[:, ids] + bias
@@ -77,7 +77,7 @@ def apply_bias(xp: Any, scores: Any, logit_bias: Sequence[tuple[int, float]]) ->
 def apply_bad_words(
     scores: Any, bad_words: Sequence[TokenIds], text_ids: Sequence[int], draft_token_ids: Sequence[int]
 ) -> None:
-    """Mask the last token of a word wherever the text before it ends with the rest of the word."""
+    """Masks the last token of a word wherever the sequence before it ends with the rest of the word."""
     longest = max(len(word) for word in bad_words) - 1
     text = (*text_ids[max(len(text_ids) - longest, 0) :], *draft_token_ids)
     num_committed = len(text) - len(draft_token_ids)
@@ -89,6 +89,6 @@ def apply_bad_words(
 
 
 def mask_end_of_text(scores: Any, eos_token_ids: Iterable[int], num_rows: int) -> None:
-    """Mask the end-of-text ids in the first `num_rows` rows: the text is too short to end there."""
+    """Masks the end-of-text ids in the first `num_rows` rows: the sequence is too short to end there."""
     for token_id in eos_token_ids:
         scores[:num_rows, token_id] = -math.inf

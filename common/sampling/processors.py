@@ -1,7 +1,7 @@
-"""How logits become scores to choose from: one place for both sides (DESIGN §5).
+"""The processing of logits into scores: one implementation for both sides (docs/design.md §5).
 
-Order: repetition penalty (prompt and output), presence and frequency penalties (output) -> logit bias and
-bad words -> temperature -> top-k -> top-p -> min-p. The penalties of row i see the draft tokens before it.
+Order: repetition penalty (prompt and output), presence and frequency penalties (output) -> logit bias and bad
+words -> temperature -> top-k -> top-p -> min-p. The penalties of row i see the draft tokens before it.
 Written once against the array namespace passed in, numpy or torch.
 """
 
@@ -28,12 +28,12 @@ from outrider.common.sampling.penalties import (
 from outrider.common.sampling.truncation import truncate
 from outrider.common.types import SamplingParams
 
-_MIN_TEMPERATURE = 1e-3  # below it float32 scores lose the noise; 0 says greedy
+_MIN_TEMPERATURE = 1e-3  # below it float32 scores lose the noise; 0 is greedy
 _MAX_BIAS = 1e4
 
 
 def check_sampling_params(params: SamplingParams, num_tokens: int) -> None:
-    """Raise InvalidFieldError naming the wire field of the first value out of range.
+    """Raises InvalidFieldError naming the wire field of the first value out of range.
 
     `num_tokens` is the tokenizer's size: ids in `logit_bias` and `bad_words` must be below it.
     """
@@ -72,12 +72,13 @@ def _check_ids(params: SamplingParams, num_tokens: int) -> None:
 
 
 def _require(is_valid: bool, name: str, value: object, expected: str) -> None:
+    """Raises InvalidFieldError naming a parameter, its value and what it must be."""
     if not is_valid:
         raise InvalidFieldError(f"sampling.{name}", f"is {value}; it must be {expected}")
 
 
 def is_plain(params: SamplingParams) -> bool:
-    """Whether the scores depend on the last forward alone: no penalty, bad word or minimum length."""
+    """Returns whether the scores depend on the last forward alone: no penalty, bad word or minimum length."""
     return (
         params.repetition_penalty == 1
         and params.presence_penalty == 0
@@ -98,14 +99,14 @@ def process_logits(
     eos_token_ids: Sequence[int] = (),
     num_tokens: int | None = None,
 ) -> Any:
-    """Return scores [rows, vocab], masked entries -inf; `logits` (float32 [rows, vocab]) stay unchanged.
+    """Returns scores [rows, vocab], masked entries -inf; `logits` (float32 [rows, vocab]) stay unchanged.
 
-    `xp` is the module `numpy` or `torch`, and logits an array of it. Row i follows
-    `prompt_ids + output_ids + draft_token_ids[:i]`. Ids at or above `num_tokens` (default: none) do not exist
-    and are masked. At temperature 0 the scores are for an argmax: neither scaled nor truncated. The result
-    may be `logits` itself where there is nothing to do.
+    `xp` is the module `numpy` or `torch`, and logits an array of it. Row i follows `prompt_ids + output_ids +
+    draft_token_ids[:i]`. Ids at or above `num_tokens` (default: none) do not exist and are masked. At
+    temperature 0 the scores are for an argmax: neither scaled nor truncated. The result may be `logits`
+    itself where there is nothing to do.
     """
-    scores = apply_text(
+    scores = apply_penalties(
         xp,
         logits,
         params,
@@ -118,7 +119,7 @@ def process_logits(
     return shape(xp, scores, params)
 
 
-def apply_text(
+def apply_penalties(
     xp: Any,
     logits: Any,
     params: SamplingParams,
@@ -129,7 +130,10 @@ def apply_text(
     eos_token_ids: Sequence[int] = (),
     num_tokens: int | None = None,
 ) -> Any:
-    """The first half of `process_logits`: what depends on the text and on single ids."""
+    """Applies the first half of `process_logits`: penalties, biases, bad words.
+
+    Returns scores [rows, vocab].
+    """
     num_rows, vocab_size = logits.shape
     assert num_rows <= len(draft_token_ids) + 1, f"{num_rows} rows for {len(draft_token_ids)} draft tokens"
     is_padded = num_tokens is not None and num_tokens < vocab_size
@@ -145,7 +149,10 @@ def apply_text(
 
 
 def shape(xp: Any, scores: Any, params: SamplingParams) -> Any:
-    """The second half: temperature and truncation, row by row, so that rows nobody reads need not be made."""
+    """Applies the second half to some rows: temperature and truncation.
+
+    Rows that are not read can be left out.
+    """
     if params.temperature == 0:
         return scores
     if params.temperature != 1:
@@ -175,16 +182,16 @@ def _apply_history(
 
 @functools.lru_cache(256)
 def wire(value: float) -> float:
-    """The value as the wire carries it: both sides compute with that one."""
+    """Returns a value as it is after the wire, in float32: both sides compute with that one."""
     return float(np.float32(value))
 
 
 def choose(
     scores: NDArray[np.floating[Any]], params: SamplingParams, positions: Sequence[int]
 ) -> NDArray[np.int64]:
-    """Return the target's own token for each row: int64 [rows].
+    """Returns the target's token for each row: int64 [rows].
 
-    `scores` is float [rows, vocab] from `process_logits`; `positions[i]` is the length of the text before
+    `scores` is float [rows, vocab] from `process_logits`; `positions[i]` is the length of the sequence before
     the token of row i. Greedy at temperature 0 (ties to the lowest id), else `coupled_argmax`. Raises
     ModelError where the logits are NaN.
     """

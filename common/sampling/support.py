@@ -1,7 +1,8 @@
 """The draft's truncated distribution at one position, as integers: q(x) = w(x) / Σ w on both sides.
 
-Integers, so that what the edge samples from is what it sends, bit for bit (DESIGN §5). Ids stand in the order
-of their probability, equal ones by id, and the draw is an inverse CDF over that order in integer arithmetic.
+Integers, so that the distribution sampled from is the one sent, bit for bit (docs/design.md §5). Ids are in
+the order of their probability, equal ones by id, and the draw is an inverse CDF over that order in integer
+arithmetic.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ _LOWEST = float(np.finfo(np.float32).min)
 
 
 def make_support(scores: NDArray[np.floating[Any]], num_ids: int) -> Support:
-    """Return the `num_ids` most probable ids of a distribution ∝ exp(scores), and their weights.
+    """Returns the `num_ids` most probable ids of a distribution ∝ exp(scores), and their weights.
 
     `scores` is float [vocab] from `process_logits`, with temperature and truncation in it; masked ids are
     −inf. w = round(2^14 exp(s) / Σ exp(s)) over the ids kept; those whose weight is 0 are left out. A lone id
@@ -48,13 +49,15 @@ def make_support(scores: NDArray[np.floating[Any]], num_ids: int) -> Support:
 
 
 def certain(token_id: int) -> Support:
-    """The distribution of a draft that had no other choice: greedy, or a copy."""
+    """Returns the support of a deterministic draft: greedy, or a copy."""
     return Support((token_id,), (1,))
 
 
 def most_probable(scores: NDArray[np.floating[Any]], count: int) -> NDArray[np.int64]:
-    """The ids of the `count` largest finite scores (infinite ones and NaN are the caller's to refuse),
-    descending, equal ones by id."""
+    """Returns the ids of the `count` largest finite scores, descending, equal ones by id.
+
+    Infinite scores and NaN must be rejected by the caller.
+    """
     edge = _LOWEST
     num_columns = scores.size // _NUM_GROUPS
     if num_columns > count:
@@ -66,9 +69,9 @@ def most_probable(scores: NDArray[np.floating[Any]], count: int) -> NDArray[np.i
 
 
 def sample_support(support: Support, word: int) -> int:
-    """Return the id that a uint64 `word` picks: the first whose cumulative weight exceeds ⌊word · Σw / 2^64⌋.
+    """Returns the id picked by a uint64 `word`: the first whose cumulative weight exceeds ⌊word · Σw / 2^64⌋.
 
-    Exact: each id is picked by its weight's share of the 2^64 words, to within one word.
+    Each id is picked by its weight's share of the 2^64 words, to within one word.
     """
     picked = (word * sum(support.weights)) >> 64
     cumulative = accumulate(support.weights)
@@ -76,7 +79,7 @@ def sample_support(support: Support, word: int) -> int:
 
 
 def support_prob(support: Support, token_id: int) -> float:
-    """Return q = w / Σw in float64; 0 for an id that is not in the support."""
+    """Returns q = w / Σw in float64; 0 for an id that is not in the support."""
     if token_id not in support.token_ids:
         return 0.0
     return support.weights[support.token_ids.index(token_id)] / sum(support.weights)
@@ -85,9 +88,9 @@ def support_prob(support: Support, token_id: int) -> float:
 def choose_candidate(
     support: Support, candidates: Sequence[Candidate], seed: int, position: int, first_index: int
 ) -> int | None:
-    """Return the correction among samples of p that stands for a sample of the residual; None: ask for more.
+    """Returns the first candidate that passes as a sample of the residual; None where more are needed.
 
-    The first y_j with u_j < max(0, 1 − q(y_j) / p(y_j)), u_j = uniform(seed, position, first_index + j,
+    It is the first y_j with u_j < max(0, 1 − q(y_j) / p(y_j)), u_j = uniform(seed, position, first_index + j,
     RESIDUAL): a rejection sampler whose proposal is p and whose target is max(p − q, 0) / Σ max(p − q, 0).
     `position` is the index of the token to be corrected, `first_index` the number of candidates seen before.
     """

@@ -1,8 +1,8 @@
-"""top-k, top-p and min-p as one lower edge a row: scores below it become -inf.
+"""Truncation by top-k, top-p and min-p as one threshold a row: scores below it become -inf.
 
-Each keeps every score equal to its edge, so the order among equal scores never matters: top-k keeps scores
->= the k-th largest; top-p keeps the fewest largest scores whose probability (after top-k) reaches p; min-p
-keeps probabilities >= min_p times the largest. Masses are summed in float64.
+Each keeps every score equal to its threshold, so the order among equal scores never matters: top-k keeps
+scores >= the k-th largest; top-p keeps the fewest largest scores whose probability (after top-k) reaches p;
+min-p keeps probabilities >= min_p times the largest. Masses are summed in float64.
 """
 
 from __future__ import annotations
@@ -20,58 +20,62 @@ _NUM_SHARES = 64
 
 
 def truncate(xp: Any, scores: Any, top_k: int, top_p: float, min_p: float) -> Any:
-    """Return scores [rows, vocab] with everything below the edge at -inf; the largest of a row stays.
+    """Returns scores [rows, vocab] with everything below the threshold at -inf; the largest of a row stays.
 
-    `scores` itself when nothing is to be cut: top_k 0 or at least the vocabulary, top_p 1, min_p 0.
+    It returns `scores` itself when nothing is to be cut: top_k 0 or at least the vocabulary, top_p 1, min_p
+    0.
     """
     top_k = top_k if top_k < scores.shape[1] else 0
     if not top_k and top_p >= 1 and min_p <= 0:
         return scores
     if is_numpy(xp):
-        edges = [find_edge(row, top_k, top_p, min_p) for row in scores]
+        thresholds = [truncation_threshold(row, top_k, top_p, min_p) for row in scores]
         kept = np.full_like(scores, -math.inf)  # filling and copying is several times faster than np.where
-        np.copyto(kept, scores, where=scores >= np.array(edges, scores.dtype)[:, None])
+        np.copyto(kept, scores, where=scores >= np.array(thresholds, scores.dtype)[:, None])
         return kept
-    return xp.where(scores >= row_edges(xp, scores, top_k, top_p, min_p), scores, -math.inf)
+    return xp.where(scores >= row_thresholds(xp, scores, top_k, top_p, min_p), scores, -math.inf)
 
 
-def row_edges(xp: Any, scores: Any, top_k: int, top_p: float, min_p: float) -> Any:
-    """Return the edge of each row, [rows, 1]: the specification, by sorting everything."""
+def row_thresholds(xp: Any, scores: Any, top_k: int, top_p: float, min_p: float) -> Any:
+    """Returns the threshold of each row, [rows, 1], by sorting everything: the specification."""
     largest = sorted_descending(xp, scores)  # [rows, vocab]
-    top, edge = largest[:, :1], largest[:, -1:]
+    top, threshold = largest[:, :1], largest[:, -1:]
     probs = xp.exp(as_float64(xp, largest) - as_float64(xp, top))
     if top_k:
-        edge = largest[:, top_k - 1 : top_k]
-        probs = xp.where(largest >= edge, probs, 0.0)
+        threshold = largest[:, top_k - 1 : top_k]
+        probs = xp.where(largest >= threshold, probs, 0.0)
     if top_p < 1:
         before = xp.cumsum(probs, -1) - probs  # mass of what is larger
         is_kept = (before < top_p * probs.sum(-1)[:, None]) & (probs > 0)
-        edge = xp.where(is_kept, largest, math.inf).min(-1)
-        edge = (edge if is_numpy(xp) else edge.values)[:, None]
+        threshold = xp.where(is_kept, largest, math.inf).min(-1)
+        threshold = (threshold if is_numpy(xp) else threshold.values)[:, None]
     if min_p > 0:
-        edge = xp.where(edge > top + math.log(min_p), edge, top + math.log(min_p))
-    return edge
+        threshold = xp.where(threshold > top + math.log(min_p), threshold, top + math.log(min_p))
+    return threshold
 
 
-def find_edge(row: NDArray[np.floating[Any]], top_k: int, top_p: float, min_p: float) -> float:
-    """The edge of one numpy row, sorting only what can be kept; -inf where the largest is not finite."""
+def truncation_threshold(row: NDArray[np.floating[Any]], top_k: int, top_p: float, min_p: float) -> float:
+    """Returns the threshold of one numpy row, sorting only what can be kept.
+
+    It is -inf where the largest score is not finite.
+    """
     top = row.max()
     if not math.isfinite(top):
         return -math.inf
-    edge = -math.inf
+    threshold = -math.inf
     if top_k:
         largest = _largest(row, top_k)
-        edge = float(largest[-1])
+        threshold = float(largest[-1])
         if top_p < 1:
-            edge = _nucleus_edge(largest, np.exp(largest - top), top_p)
+            threshold = _nucleus_threshold(largest, np.exp(largest - top), top_p)
     elif top_p < 1:
-        edge = _row_nucleus_edge(row, np.exp(row - top), top_p)
+        threshold = _row_nucleus_threshold(row, np.exp(row - top), top_p)
     if min_p > 0:
-        edge = max(edge, float(top) + math.log(min_p))
-    return edge
+        threshold = max(threshold, float(top) + math.log(min_p))
+    return threshold
 
 
-def _row_nucleus_edge(
+def _row_nucleus_threshold(
     row: NDArray[np.floating[Any]], weights: NDArray[np.floating[Any]], top_p: float
 ) -> float:
     mass = float(weights.sum(dtype=np.float64))
@@ -84,23 +88,23 @@ def _row_nucleus_edge(
         kept_weights = np.exp(largest - row.max())
         if float(kept_weights.sum(dtype=np.float64)) >= top_p * mass:
             break
-    return _nucleus_edge(largest, kept_weights, top_p, mass)
+    return _nucleus_threshold(largest, kept_weights, top_p, mass)
 
 
-def _nucleus_edge(
+def _nucleus_threshold(
     largest: NDArray[np.floating[Any]],
     weights: NDArray[np.floating[Any]],
     top_p: float,
     mass: float | None = None,
 ) -> float:
-    """Return the smallest kept of some descending scores with their weights, out of a total mass."""
+    """Returns the smallest kept of some descending scores with their weights, out of a total mass."""
     reached = np.cumsum(weights, dtype=np.float64)
     num_kept = 1 + int(np.searchsorted(reached, top_p * (reached[-1] if mass is None else mass)))
     return float(largest[min(num_kept, largest.size) - 1])
 
 
 def _largest(row: NDArray[np.floating[Any]], count: int) -> NDArray[np.floating[Any]]:
-    """Return all values >= the `count`-th largest, descending."""
+    """Returns all values >= the `count`-th largest, descending."""
     num_columns = row.size // _NUM_GROUPS
     if num_columns > count:
         # Maxima of disjoint groups are values of the row, so their count-th largest is at most the row's.

@@ -14,9 +14,6 @@ packages() { # prefix, extras
     [ "$source" = - ] && return
     [ -x "$1/bin/python" ] || "$python" -m venv "$1"
     "$1/bin/python" -m pip install --quiet --disable-pip-version-check "$source[$2]"
-    # The embedded pair is no part of the package; this is where the programs look for it by themselves.
-    site=$("$1/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
-    [ ! -d "$source/models/embedded" ] || { mkdir -p "$site/models" && cp -R "$source/models/embedded" "$site/models/"; }
 }
 
 keep() { # a file that the operator may have changed

@@ -1,1 +1,2 @@
-"""What `edge-client calibrate` finds: a gate's thresholds, and what the gate saves and costs."""
+"""`edge-client calibrate`: a gate's thresholds, and what the gate saves and costs. Imports session, config and
+all below."""

@@ -1,6 +1,7 @@
-"""The commit-gate's curve: how many calls to the verifier it saves at each threshold, and what of the text.
+"""Measures the commit-gate: how many calls to the verifier it saves at each threshold, and how the text
+differs.
 
-How texts are written and judged is given, so that this is pure.
+The functions that write texts and measure losses are parameters, so that this needs no model.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import statistics
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
+from outrider.common.sequences import common_prefix
 from outrider.common.types import TokenIds
 
 NO_GATE = "no gate"
@@ -18,8 +20,8 @@ KEEP_ALL = "keep all"
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """One text. `num_calls` are rounds with the verifier; the opening, one a text whatever the gate does, is
-    none of them. `num_kept` tokens were kept without asking."""
+    """Holds one text. `num_calls` counts rounds with the verifier, without the opening that every text has;
+    `num_kept` counts tokens that the gate kept."""
 
     token_ids: TokenIds
     num_calls: int
@@ -28,10 +30,13 @@ class Written:
 
 @dataclass(frozen=True, slots=True)
 class CurvePoint:
-    """Over all texts. `calls_saved`: share of the calls a token without a gate. `share_equal`: tokens that
-    are cloud-only's at the same place; `share_before`: tokens before the first that is not. Loss in nats a
-    token, None: not measured; its `error` is half the 95 % interval of what it differs from cloud-only's by,
-    text for text."""
+    """Holds one setting's figures over all texts.
+
+    `calls_saved` is the share of the calls per token that no gate takes. `share_equal` counts tokens equal to
+    cloud-only's at the same position, `share_before` those before the first difference. The target's loss is
+    in nats a token, None where it was not measured; its `error` is half the 95 % interval of the difference
+    from cloud-only, paired by text.
+    """
 
     setting: str  # a percentile ("80"), NO_GATE or KEEP_ALL
     num_tokens: int
@@ -47,8 +52,8 @@ class CurvePoint:
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """`points`: without a gate, percentiles rising, all kept. The target's loss of its own text in nats a
-    token, None: not measured."""
+    """Holds the points: no gate, rising percentiles, all kept. `cloud_only_nats` is the target's loss of its
+    own text in nats a token, None where it was not measured."""
 
     points: tuple[CurvePoint, ...]
     cloud_only_nats: float | None
@@ -59,8 +64,8 @@ Nats = Callable[[int, TokenIds], float | None]  # passage, tokens: the target's 
 
 
 def measure_curve(references: Sequence[TokenIds], writers: Sequence[tuple[str, Write]], nats: Nats) -> Curve:
-    """A point for each of `writers`, named by its setting; the first is without a gate. `references` are
-    cloud-only's texts."""
+    """Returns the curve with a point for each of `writers`, named by its setting; the first writes without a
+    gate. `references` are cloud-only's texts."""
     return Curve(tuple(_points(references, writers, nats)), _mean_nats(references, nats))
 
 
@@ -96,7 +101,7 @@ def _make_point(
         calls_saved=1 - calls_per_token / calls_without if calls_without else 0.0,
         kept_share=_ratio(sum(text.num_kept for text in texts), num_tokens),
         share_equal=_ratio(num_equal, num_longest),
-        share_before=_ratio(sum(_num_before(ours, theirs) for ours, theirs in pairs), num_longest),
+        share_before=_ratio(sum(common_prefix(ours, theirs) for ours, theirs in pairs), num_longest),
         target_nats=_mean_nats([ours for ours, _ in pairs], nats),
         target_nats_error=_error(pairs, nats),
     )
@@ -113,7 +118,7 @@ def _mean_nats(texts: Sequence[TokenIds], nats: Nats) -> float | None:
 
 
 def _error(pairs: Sequence[tuple[TokenIds, TokenIds]], nats: Nats) -> float | None:
-    """None for fewer than two texts, too."""
+    """Returns half the 95 % interval of the loss's difference; None for fewer than two texts."""
     ours, theirs = ([pair[side] for pair in pairs] for side in (0, 1))
     losses, references = _losses(ours, nats), _losses(theirs, nats)
     if len(pairs) < 2 or not (losses and references and all(ours) and all(theirs)):
@@ -125,15 +130,10 @@ def _error(pairs: Sequence[tuple[TokenIds, TokenIds]], nats: Nats) -> float | No
 
 
 def _losses(texts: Sequence[TokenIds], nats: Nats) -> list[float]:
-    """Of each; none at all where one is not known."""
+    """Returns each text's loss; an empty list where one is not known."""
     losses = [nats(index, token_ids) for index, token_ids in enumerate(texts)]
     known = [loss for loss in losses if loss is not None]
     return known if len(known) == len(losses) else []
-
-
-def _num_before(ours: TokenIds, theirs: TokenIds) -> int:
-    pairs = enumerate(zip(ours, theirs, strict=False))
-    return next((i for i, (a, b) in pairs if a != b), min(len(ours), len(theirs)))
 
 
 def _ratio(part: float, whole: float) -> float:

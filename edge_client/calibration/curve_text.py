@@ -1,4 +1,4 @@
-"""A curve for a terminal and for programs."""
+"""Prints a curve for a terminal and as CSV."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _COLUMNS = ("calls saved", "calls/token", "kept unasked", "equal", "before diffe
 
 
 def curve_table(points: Sequence[CurvePoint], cloud_only_nats: float | None) -> str:
-    """One line a point; cloud-only's own loss beneath, where it was measured."""
+    """Returns the curve with a line for each point, and cloud-only's own loss below."""
     lines = [_line("percentile", _COLUMNS)]
     for point in points:
         shares = [f"{each:.1%}" for each in (point.kept_share, point.share_equal, point.share_before)]
@@ -25,6 +25,7 @@ def curve_table(points: Sequence[CurvePoint], cloud_only_nats: float | None) -> 
 
 
 def curve_csv(points: Sequence[CurvePoint]) -> str:
+    """Returns the points as CSV, with a header."""
     out = io.StringIO()
     writer = csv.DictWriter(out, [field.name for field in fields(CurvePoint)], lineterminator="\n")
     writer.writeheader()

@@ -1,4 +1,4 @@
-"""Texts and signals of a calibration, out of a loaded draft and, where one is named, a verifier."""
+"""Makes the texts and signals of a calibration with a loaded draft and, where one is named, a verifier."""
 
 from __future__ import annotations
 
@@ -7,17 +7,20 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 
+from outrider.common.config.loader import with_values
 from outrider.common.methods import num_support
-from outrider.common.types import Method, Origin, TokenIds
+from outrider.common.types import Origin, TokenIds
 from outrider.edge_client.calibration.curve import KEEP_ALL, NO_GATE, Curve, Write, Written, measure_curve
 from outrider.edge_client.calibration.passages import Passage
 from outrider.edge_client.calibration.quantiles import thresholds_at
 from outrider.edge_client.calibration.samples import Sample, draft_along
 from outrider.edge_client.calibration.target_loss import target_nats
+from outrider.edge_client.config.draft_sections import GateConfig
 from outrider.edge_client.config.gate import without_gate
 from outrider.edge_client.config.methods import support_size
 from outrider.edge_client.config.run_config import RunConfig
 from outrider.edge_client.controller.depth.registry import create_depth_policy
+from outrider.edge_client.controller.window import Pipelining
 from outrider.edge_client.core.options import Mode, OnTimeout
 from outrider.edge_client.gate.gate import GateUse
 from outrider.edge_client.gate.thresholds import GateThresholds
@@ -26,8 +29,8 @@ from outrider.edge_client.session.session import SessionResult, new_session_id
 
 
 class Calibration:
-    """Texts of `num_new` tokens at most; passage i is written after with the i-th seed from `asked`'s, or 1,
-    on. `on_text` is called after each text, with what it was for."""
+    """Writes texts of at most `num_new` tokens after passages. Passage i uses the i-th seed after the
+    configured one, or after 1. `on_text` is called after each text, with its purpose."""
 
     def __init__(
         self,
@@ -39,7 +42,7 @@ class Calibration:
     ) -> None:
         assert edge.draft is not None, "a calibration drafts"
         self._edge, self._draft = edge, edge.draft
-        self._config = replace(ungated(asked), on_timeout=str(OnTimeout.WAIT), max_new_tokens=num_new)
+        self._config = with_values(ungated(asked), on_timeout=OnTimeout.WAIT, max_new_tokens=num_new)
         self._asked = asked
         self._passages = passages
         self._first_seed = first_seed(asked)
@@ -48,16 +51,16 @@ class Calibration:
         self.target_fingerprint = ""
 
     def cloud_only(self) -> list[TokenIds]:
-        """The target's own text after each passage."""
-        config = replace(self._config, mode=str(Mode.CLOUD_ONLY))
+        """Returns the target's own text after each passage."""
+        config = replace(self._config, mode=Mode.CLOUD_ONLY)
         return [self._write(index, config, "cloud-only").token_ids for index in range(len(self._passages))]
 
     def samples(self, texts: Sequence[TokenIds]) -> list[Sample]:
-        """Of drafts along `texts`, one a passage."""
+        """Returns the signals of tokens drafted along `texts`, one text a passage."""
         config = self._config
-        words = tuple(tuple(self._edge.tokenizer.encode(word)) for word in config.bad_word)
-        policy = create_depth_policy(config.depth_policy, config.num_speculative_tokens)
-        num_ids = num_support(Method(config.method), support_size(config))
+        words = tuple(tuple(self._edge.tokenizer.encode(word)) for word in config.sampling.bad_word)
+        policy = create_depth_policy(config.depth.policy, config.depth.num_speculative_tokens)
+        num_ids = num_support(config.verification.method, support_size(config))
         found: list[Sample] = []
         for index, (passage, text) in enumerate(zip(self._passages, texts, strict=True)):
             sampling = make_sampling(config, self._first_seed + index, words)
@@ -73,8 +76,8 @@ class Calibration:
         percentiles: Sequence[float],
         gate_file: Path,
     ) -> Curve:
-        """Without a gate, then at each percentile, then keeping all. Rules, words and the hard ratio are the
-        file's."""
+        """Returns the curve: without a gate, at each percentile, and keeping all. Rules, words and the hard
+        ratio are those of the gate file."""
         signals = [sample.signals for sample in samples]
         gates = [(f"{each:g}", thresholds_at(signals, each)) for each in sorted(percentiles)]
         gates.append((KEEP_ALL, _nothing_is_hard(gates[0][1])))
@@ -83,15 +86,15 @@ class Calibration:
         return measure_curve(references, writers, self._nats)
 
     def _gated(self, thresholds: GateThresholds, gate_file: Path) -> RunConfig:
-        values = {f"gate_{name}": value for name, value in asdict(thresholds).items()}
-        return replace(
-            self._config,
-            gate=str(GateUse.COMMIT),
-            gate_file=gate_file,
-            gate_ner=self._asked.gate_ner,
-            gate_rare_per_million=self._asked.gate_rare_per_million,
-            **values,
+        asked = self._asked.gate
+        gate = GateConfig(
+            GateUse.COMMIT,
+            file=gate_file,
+            ner=asked.ner,
+            rare_per_million=asked.rare_per_million,
+            **asdict(thresholds),
         )
+        return replace(self._config, gate=gate)
 
     def _writer(self, name: str, config: RunConfig) -> Write:
         def write(index: int) -> Written:
@@ -122,19 +125,21 @@ class Calibration:
 
 
 def first_seed(config: RunConfig) -> int:
+    """Returns the first passage's seed."""
     return 1 if config.seed is None else config.seed
 
 
 def _nothing_is_hard(like: GateThresholds) -> GateThresholds:
-    """Of the same signals, passed by none: what is asked about are texts' ends, and what rules find."""
+    """Returns thresholds of the same signals that no token passes; only rules and the ends of texts then call
+    the target."""
     return GateThresholds(**{name: 0.0 if name == "margin" else math.inf for name in like.names})
 
 
 def ungated(config: RunConfig) -> RunConfig:
-    """The same in synchronous rounds, nothing kept, nothing judged later."""
-    return replace(without_gate(config), mode=str(Mode.SPECULATIVE), pipeline="off", reverify=False)
+    """Returns the configuration without a gate, in synchronous rounds, with nothing reverified."""
+    return with_values(without_gate(config), mode=Mode.SPECULATIVE, pipeline=Pipelining.OFF, reverify=False)
 
 
 def with_variance(config: RunConfig) -> RunConfig:
-    """What a draft is loaded with whose signals tell the variance: a gate that looks at it."""
-    return replace(config, gate=str(GateUse.STOP), gate_variance=0.0)
+    """Returns a configuration whose draft measures the variance: with a gate that looks at it."""
+    return with_values(config, gate=GateUse.STOP, gate_variance=0.0)

@@ -1,4 +1,4 @@
-"""Validation text: read from files, cut into passages."""
+"""Reads validation text from files and cuts it into passages."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from outrider.common.types import TokenIds
 
 @dataclass(frozen=True, slots=True)
 class ValidationText:
-    """`documents` are the files, or of a .jsonl each line's text; `sha256` is over the files' bytes."""
+    """Holds the documents: each file is one, or each line of a .jsonl. `sha256` is over the files' bytes."""
 
     documents: tuple[str, ...]
     names: tuple[str, ...]
@@ -23,14 +23,15 @@ class ValidationText:
 
 @dataclass(frozen=True, slots=True)
 class Passage:
-    """A prompt, and how the document goes on after it."""
+    """Holds a prompt, and the document's tokens after it."""
 
     prompt_ids: TokenIds
     following_ids: TokenIds
 
 
 def read_texts(paths: Sequence[Path]) -> ValidationText:
-    """A .jsonl file has an object a line, its text under "text" or "prompt". Raises `UsageError`."""
+    """Returns the documents of all files. A line of a .jsonl has its text under "text" or "prompt". Raises
+    `UsageError`."""
     digest = hashlib.sha256()
     documents: list[str] = []
     for path in paths:
@@ -58,8 +59,8 @@ def cut_passages(
     num_following_tokens: int,
     needs_following: bool,
 ) -> list[Passage]:
-    """At most `num_passages`, spread evenly over all there are. A document that is no longer than a prompt is
-    one as a whole, unless `needs_following`. Raises `UsageError` where there is none."""
+    """Returns at most `num_passages`, spread evenly over all documents. A document that is no longer than a
+    prompt is one passage, unless `needs_following`. Raises `UsageError` where there is none."""
     stride = num_prompt_tokens + num_following_tokens if needs_following else num_prompt_tokens
     passages = []
     for document in documents:

@@ -1,4 +1,4 @@
-"""Thresholds from signals: the percentile of each, and what they come to together. Pure."""
+"""Computes thresholds as percentiles of signals, and how many tokens they call hard."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from outrider.edge_client.gate.thresholds import GateThresholds
 
 
 def thresholds_at(signals: Sequence[Signals], percentile: float) -> GateThresholds:
-    """That percentile of NLL, entropy and, where every signal has it, variance; of the margin, which is small
-    where a draft is unsure, the same share from the other end."""
+    """Returns the percentile of NLL, entropy and, where every sample has it, variance. The margin is small
+    where a draft is unsure, so its threshold is the percentile from the other end."""
     assert signals, "thresholds of nothing"
     variances = [each.variance for each in signals if each.variance is not None]
     return GateThresholds(
@@ -27,8 +27,8 @@ def thresholds_at(signals: Sequence[Signals], percentile: float) -> GateThreshol
 
 @dataclass(frozen=True, slots=True)
 class Sorting:
-    """How thresholds sort the drafted tokens. Shares of what is not there are None: `right_of_*` needs
-    samples along the target's own text, and counts those it judged."""
+    """Holds how thresholds sort the drafted tokens. `right_of_*` compare with the target's own text, and are
+    None where there is none."""
 
     hard_share: float  # that pass any threshold
     hard_share_of: dict[str, float]  # by signal
@@ -37,6 +37,8 @@ class Sorting:
 
 
 def sort_samples(samples: Sequence[Sample], thresholds: GateThresholds, is_target: bool) -> Sorting:
+    """Returns which share of the samples is hard, by any threshold and by each, and how often the target
+    agrees."""
     hard = _are_hard(samples, thresholds)
     judged = [
         (is_hard, sample.is_right)
@@ -55,12 +57,12 @@ def sort_samples(samples: Sequence[Sample], thresholds: GateThresholds, is_targe
 
 
 def by_name(thresholds: GateThresholds) -> dict[str, float]:
-    """Those that are looked at."""
+    """Returns the thresholds that are set, by signal."""
     return {name: getattr(thresholds, name) for name in thresholds.names}
 
 
 def _are_hard(samples: Sequence[Sample], thresholds: GateThresholds) -> list[bool]:
-    return [thresholds.hard(sample.signals) for sample in samples]
+    return [thresholds.is_hard(sample.signals) for sample in samples]
 
 
 def _at(values: Sequence[float], percentile: float) -> float:

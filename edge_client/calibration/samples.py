@@ -1,17 +1,19 @@
-"""The draft's signals at tokens it drafts, as a session drafts them: what thresholds are applied to."""
+"""Collects the draft's signals at tokens that it drafts as a session does."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from outrider.common.sequences import common_prefix
 from outrider.common.types import SamplingParams, Signals
 from outrider.edge_client.drafting.base import DraftModel
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One drafted token. `is_right`: whether the text has it there; None: behind one that it has not."""
+    """Holds one drafted token's signals. `is_right` says whether the text has the token there; None after a
+    token that it does not have."""
 
     signals: Signals
     is_right: bool | None
@@ -25,8 +27,8 @@ def draft_along(
     text_ids: Sequence[int],
     num_draft_tokens: int,
 ) -> Iterator[Sample]:
-    """Rounds of `num_draft_tokens` through a text that stands: each drafts behind the tokens before it, as
-    many stand as are the text's, and the next round begins behind those and one more.
+    """Yields samples of rounds of `num_draft_tokens` along a given text: each round accepts the tokens that
+    are the text's, and the next begins after those and one more.
 
     Along a target's own text these are the drafts of a session with `coupled`, token for token.
     """
@@ -39,8 +41,7 @@ def draft_along(
             if not drafted.token_ids:  # the draft's context is full
                 return
             theirs = text_ids[done : done + len(drafted.token_ids)]
-            pairs = zip(drafted.token_ids, theirs, strict=True)
-            num_right = next((i for i, (a, b) in enumerate(pairs) if a != b), len(theirs))
+            num_right = common_prefix(drafted.token_ids, theirs)
             for index, signals in enumerate(drafted.signals):
                 yield Sample(signals, index < num_right if index <= num_right else None)
             sequence.commit(text_ids[done : done + num_right + 1])

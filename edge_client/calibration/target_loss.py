@@ -1,7 +1,7 @@
-"""The loss of any text under a verifier's target, by the protocol alone: no weights on this side.
+"""Measures the loss of any text under a verifier's target, through the protocol alone.
 
-With the method `threshold` and a threshold that everything passes the target accepts whatever is sent and
-tells each token's log-probability.
+With the method `threshold` and a threshold that every token passes, the target accepts whatever is sent and
+returns each token's log-probability.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ _DEADLINE_S = 10.0
 def target_nats(
     link: VerifierLink, session_id: bytes, prompt_ids: Sequence[int], text_ids: Sequence[int]
 ) -> float | None:
-    """Summed over `text_ids` behind the prompt, at temperature 1; None where the verifier does not offer what
-    it takes. Raises `OutriderError` as a session does."""
+    """Returns the loss of `text_ids` after the prompt in nats, summed, at temperature 1; None where the
+    verifier does not offer the method. Raises `OutriderError` as a session does."""
     remote = RemoteVerifier(link, RoundDeadline(_DEADLINE_S), is_patient=True)
     try:
         remote.connect()

@@ -1,1 +1,1 @@
-"""One module a verb of `edge-client`."""
+"""The verbs of `edge-client`, a module each, and their parser. Imports every room; nothing imports it."""

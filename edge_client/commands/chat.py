@@ -1,4 +1,4 @@
-"""`edge-client chat`: a conversation in the terminal, with the same decode loop as `run`."""
+"""Runs `edge-client chat`: a conversation in the terminal, with the same decode loop as `run`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from outrider.common.process.logs import setup_logging
 from outrider.edge_client.config.flags import add_config, load_run_config
 from outrider.edge_client.config.gate import gate_warning
 from outrider.edge_client.config.methods import warning
-from outrider.edge_client.config.run_config import RunConfig, default_draft_dir
+from outrider.edge_client.config.run_config import RunConfig, draft_dir
 from outrider.edge_client.session.factory import create_edge
 from outrider.edge_client.tokenization.chat_template import ChatTemplate, load_chat_template
 from outrider.edge_client.ui.conversation import Conversation
@@ -20,7 +20,7 @@ from outrider.edge_client.ui.repl import Repl
 _DESCRIPTION = """\
 Talk with the model. What you type becomes the user's message, by the model's own chat template
 (chat_template.jinja or tokenizer_config.json beside the draft, or --chat-template FILE). A model without
-one has learnt no conversation: your lines and its answers are then one running text that it continues."""
+one is not trained for conversation: your lines and its answers then form one text that it continues."""
 _EPILOG = """\
 while you type:
   a line that ends in \\ goes on in the next one; \"\"\" begins and ends a message of several lines
@@ -32,12 +32,13 @@ while you type:
   Ctrl-C    stops the answer, and never the program
   arrow keys bring back what you typed; --history FILE keeps it for the next time; without, nothing is
 
-Green was drafted here and confirmed there, yellow is the target's correction, red and underlined is
-unverified; NO_COLOR=1 turns colours off.
+Accepted drafts are green, the target's corrections yellow, unverified tokens red and underlined;
+NO_COLOR=1 turns colours off.
 Flags from --verifier on are also keys of --config FILE and variables OUTRIDER_EDGE_<KEY>."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the flags of `chat`."""
     parser.description, parser.epilog = _DESCRIPTION, _EPILOG
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("--system", metavar="TEXT", help="the system message")
@@ -53,8 +54,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(namespace: argparse.Namespace) -> int:
+    """Returns the exit status when the user leaves. Raises `OutriderError`."""
     config = load_run_config(namespace).value
-    setup_logging(config.log_level)
+    setup_logging(config.logs.level)
     template = _load_template(config)
     edge = create_edge(config, has_draft=None)
     for line in filter(None, (warning(config), gate_warning(config))):
@@ -70,9 +72,8 @@ def main(namespace: argparse.Namespace) -> int:
 
 
 def _load_template(config: RunConfig) -> ChatTemplate | None:
-    directory = Path(config.draft) if config.draft else default_draft_dir()
     try:
-        return load_chat_template(directory, config.serve.chat_template)
+        return load_chat_template(draft_dir(config), config.serve.chat_template)
     except ModuleNotFoundError:
         print("edge-client: chat templates need jinja2: pip install 'outrider[daemon]'", file=sys.stderr)
         return None

@@ -1,12 +1,10 @@
-"""`edge-client completion SHELL`: the script that makes TAB know verbs and flags. Written by shtab."""
+"""Runs `edge-client completion SHELL`: prints the script that completes verbs and flags, made by shtab."""
 
 from __future__ import annotations
 
 import argparse
 from collections.abc import Mapping, Sequence
 from typing import Any
-
-from outrider.common.errors import UsageError
 
 SHELLS = ("bash", "zsh", "tcsh")
 _EPILOG = """\
@@ -17,21 +15,21 @@ examples:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the arguments of `completion`."""
     parser.epilog, parser.formatter_class = _EPILOG, argparse.RawDescriptionHelpFormatter
     parser.add_argument("shell", choices=SHELLS, help="which shell's script to print")
 
 
 def main(namespace: argparse.Namespace) -> int:
-    try:
-        import shtab
-    except ModuleNotFoundError as error:
-        raise UsageError("completion needs shtab: pip install 'outrider[edge]'") from error
+    """Prints the script and returns the exit status."""
+    import shtab
+
     from outrider.common.config.fields import leaves
-    from outrider.edge_client.commands.cli import whole_parser
+    from outrider.edge_client.commands.parser import make_parser
     from outrider.edge_client.config.run_config import RunConfig
 
-    parser = whole_parser()
-    choices = {leaf.key: leaf.option.choices for leaf in leaves(RunConfig) if leaf.option.choices}
+    parser = make_parser(is_whole=True)
+    choices = {leaf.key: leaf.choices for leaf in leaves(RunConfig) if leaf.choices}
     _describe_values(parser, choices, {"FILE": shtab.FILE, "DIR": shtab.DIRECTORY})
     print(shtab.complete(parser, namespace.shell))
     return 0
@@ -42,7 +40,8 @@ def _describe_values(
     choices: Mapping[str, Sequence[str]],
     files: Mapping[str, Mapping[str, Any]],
 ) -> None:
-    """What a flag takes: the choices of the configuration, which argparse is not told; files by metavar."""
+    """Adds to each flag the values it takes, which argparse is not given: the configuration's choices, and
+    files by metavar."""
     for action in parser._actions:
         if isinstance(action, argparse._SubParsersAction):
             for each in action.choices.values():

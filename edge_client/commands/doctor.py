@@ -1,4 +1,4 @@
-"""`edge-client doctor`: is everything in order, and if not, what is to be done."""
+"""Runs `edge-client doctor`: checks that everything is in order, and says what to do where it is not."""
 
 from __future__ import annotations
 
@@ -25,14 +25,16 @@ _COLOURS = {Status.OK: "32", Status.WARNING: "33", Status.FAULT: "31", Status.SK
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the flags of `doctor`."""
     parser.description, parser.epilog = _DESCRIPTION, _EPILOG
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("--json", action="store_true", help="print one JSON object")
-    parser.add_argument("--no-trial", action="store_true", help="decode nothing")
+    parser.add_argument("--no-trial", action="store_true", help="skip the check that decodes a dozen tokens")
     add_config(parser)
 
 
 def main(namespace: argparse.Namespace) -> int:
+    """Prints the findings; returns 0, or 1 where there is a fault."""
     config = load_run_config(namespace).value
     setup_logging("error")
     findings = examine(config, has_trial=not namespace.no_trial)
@@ -46,22 +48,22 @@ def main(namespace: argparse.Namespace) -> int:
 
 
 def examine(config: RunConfig, has_trial: bool = True) -> list[Finding]:
-    """Every check that the ones before leave possible."""
+    """Returns the findings of all checks; a fault leaves out the checks that depend on it."""
     from outrider.edge_client.core.options import Mode
-    from outrider.edge_client.doctor.far import check_far
-    from outrider.edge_client.doctor.fit import check_fit, check_trial
+    from outrider.edge_client.doctor.compatibility import check_compatibility, check_trial
     from outrider.edge_client.doctor.local import check_local
+    from outrider.edge_client.doctor.remote import check_remote
 
     local = check_local(config)
     findings, edge = list(local.findings), local.edge
     try:
-        if config.mode == Mode.EDGE_ONLY:
+        if config.mode is Mode.EDGE_ONLY:
             return [*findings, skipped("verifier", "mode edge-only asks none")]
-        far = check_far(config)
-        findings += far.findings
-        if edge is None or far.model is None:
+        remote = check_remote(config)
+        findings += remote.findings
+        if edge is None or remote.model is None:
             return findings
-        findings += check_fit(config, edge, far.model)
+        findings += check_compatibility(config, edge, remote.model)
         if has_trial and all(finding.status is not Status.FAULT for finding in findings):
             findings.append(check_trial(config, edge))
         return findings

@@ -1,4 +1,4 @@
-"""`edge-client draft export HF_DIR OUT_DIR` and `draft add-dropout DRAFT_DIR`."""
+"""Runs `edge-client draft export HF_DIR OUT_DIR` and `draft add-dropout DRAFT_DIR`."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from outrider.edge_client.commands.progress import show_progress
 
 
 def main(namespace: argparse.Namespace) -> int:
+    """Returns the exit status. Raises `OutriderError`."""
     numbers = _dropout_numbers(namespace)
     if namespace.draft_verb == "add-dropout":
         return _add_dropout(namespace.draft_dir, *numbers)
@@ -19,7 +20,7 @@ def main(namespace: argparse.Namespace) -> int:
 
 
 def _dropout_numbers(namespace: argparse.Namespace) -> tuple[int, float]:
-    """Samples and rate, checked before an export takes its minutes."""
+    """Returns samples and rate, checked before an export takes its minutes."""
     from outrider.edge_client.drafting.export.dropout_graph import check_numbers
     from outrider.edge_client.drafting.onnx.dropout import DEFAULT_RATE, DEFAULT_SAMPLES
 

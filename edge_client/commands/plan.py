@@ -1,4 +1,4 @@
-"""`edge-client plan`: what this link and these models will give; from flags alone, or from a live link."""
+"""`edge-client plan`: predicts what a link and two models give, from flags alone or from a live link."""
 
 from __future__ import annotations
 
@@ -7,19 +7,36 @@ import json
 import math
 import os
 import sys
-from collections.abc import Callable
-from dataclasses import dataclass, fields, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
 from outrider.common.config.loader import add_flags
-from outrider.common.config.units import parse_duration, parse_rate, parse_share
+from outrider.common.config.units import (
+    parse_bandwidth,
+    parse_duration,
+    parse_flops,
+    parse_num_params,
+    parse_rate,
+    parse_share,
+)
 from outrider.common.errors import UsageError
 from outrider.edge_client.commands.progress import show_progress
 from outrider.edge_client.config.run_config import RunConfig
-from outrider.edge_client.planning.plan import ASSUMED, GIVEN, MAX_DRAFT_TOKENS, Known, PlanParts, make_plan
+from outrider.edge_client.core.options import Mode
+from outrider.edge_client.planning.plan import (
+    ASSUMED,
+    COMPUTED,
+    GIVEN,
+    MAX_DRAFT_TOKENS,
+    Known,
+    PlanParts,
+    make_plan,
+)
 from outrider.edge_client.planning.report import plan_json, plan_text
-from outrider.edge_client.planning.samples import Standing
+from outrider.edge_client.planning.roofline import Roofline
+from outrider.edge_client.planning.samples import AcceptanceSequence
 
 _DURATIONS = {  # by part: flag, and what it is
     "draft_token": ("--t-draft", "a token of the draft, at the edge"),
@@ -30,27 +47,47 @@ _DURATIONS = {  # by part: flag, and what it is
     "colocated_draft_token": ("--t-draft-colocated", "the same beside the target; default --t-draft"),
     "rtt": ("--rtt", "round trip of a small message"),
 }
+_SIZES: dict[str, tuple[Callable[[str, str], float], str, str]] = {  # by flag: parser, metavar, help
+    "--draft-params": (parse_num_params, "N", "parameters of the draft (350M), in place of --t-draft"),
+    "--target-params": (parse_num_params, "N", "parameters of the target (7B, 7e9), in place of --t-target"),
+    "--edge-bandwidth": (parse_bandwidth, "B", "memory bandwidth of the edge: 60GB/s"),
+    "--edge-flops": (parse_flops, "F", "operations a second that the edge computes: 2T"),
+    "--cloud-bandwidth": (parse_bandwidth, "B", "memory bandwidth of the target's machine: 900GB/s"),
+    "--cloud-flops": (parse_flops, "F", "operations a second that it computes: 300T"),
+}
+DEFAULT_BYTES_PER_PARAM = "0.5,2"  # an INT4 draft, a bfloat16 target
 _EXAMPLES = {"--t-draft": "10ms", "--t-target": "70ms", "--rtt": "50ms", "--alpha": "0.8"}
 _MEASURING = frozenset(  # settings of a run that a measurement uses
     ("draft", "draft_strategy", "lookup_ngram", "draft_threads", "temperature", "top_k", "top_p", "method")
     + ("support_size", "transport", "min_draft_ms", "seed", "log_level")
     + ("tls", "tls_ca", "tls_cert", "tls_key", "tls_server_name", "token_file", "insecure_token")
 )
-_DESCRIPTION = """Say what a link and two models will give, by the cost model: the best draft length, ms a
+_DESCRIPTION = """Predict what a link and two models give, by the cost model: the best draft length, ms a
 token in every mode, and the round trip below which drafting at the edge pays. Needs no models and no network:
 
   edge-client plan --t-draft 10ms --t-target 70ms --rtt 50ms --alpha 0.8
+  edge-client plan --draft-params 0.5B --edge-bandwidth 60GB/s --edge-flops 1T --rtt 50ms --alpha 0.8 \\
+    --target-params 70B --cloud-bandwidth 3.3TB/s --cloud-flops 900T
   edge-client plan --measure 127.0.0.1:7077"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the flags of `plan`."""
     parser.description, parser.formatter_class = _DESCRIPTION, argparse.RawDescriptionHelpFormatter
     for flag, what in _DURATIONS.values():
         parser.add_argument(flag, metavar="T", help=f"{what} (10ms, 1.5s, 800us)")
+    for flag, (_, metavar, what) in _SIZES.items():
+        parser.add_argument(flag, metavar=metavar, help=what)
+    parser.add_argument(
+        "--bytes-per-param",
+        default=DEFAULT_BYTES_PER_PARAM,
+        metavar="B[,B]",
+        help=f"of both models, or of the draft and the target; default {DEFAULT_BYTES_PER_PARAM}",
+    )
     parser.add_argument(
         "--alpha",
         metavar="A[,A...]",
-        help="chance of a drafted token to stand, given that those before it do: 0.8, or by position "
+        help="chance that a drafted token is accepted, given that those before it are: 0.8, or by position "
         "0.9,0.8,0.7 (the last repeats)",
     )
     parser.add_argument("--bandwidth-up", metavar="R", help="edge to cloud: 10mbit; default no limit")
@@ -83,7 +120,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(namespace: argparse.Namespace) -> int:
-    """Returns 0 whether speculation pays or not; `OutriderError` says what is wrong."""
+    """Prints the plan and returns 0, whether speculation pays or not. Raises `OutriderError`."""
     given = _given(namespace)
     price = namespace.price_per_hour
     if namespace.max_draft_tokens < 1:
@@ -106,7 +143,7 @@ def main(namespace: argparse.Namespace) -> int:
 
 @dataclass(frozen=True, slots=True)
 class _Given:
-    """What flags say; None: nothing."""
+    """Holds the parts that flags give; None: not given."""
 
     draft_token: Known | None = None
     draft_fixed: Known | None = None
@@ -118,7 +155,8 @@ class _Given:
     rate_up: Known | None = None
     rate_down: Known | None = None
     acceptance: tuple[Known, ...] = ()
-    texts: tuple[Standing, ...] = ()
+    sequences: tuple[AcceptanceSequence, ...] = ()
+    rooflines: Mapping[str, Roofline] = field(default_factory=dict)
 
 
 def _given(namespace: argparse.Namespace) -> _Given:
@@ -134,11 +172,68 @@ def _given(namespace: argparse.Namespace) -> _Given:
         found["acceptance"] = tuple(Known(alpha, GIVEN) for alpha in alphas)
     if (target := found.get("target_token")) is not None and not target.value:
         raise UsageError(f"--t-target {namespace.t_target}: want a time above 0")
-    return _Given(**found)
+    return _with_rooflines(_Given(**found), namespace)
+
+
+def _with_rooflines(given: _Given, namespace: argparse.Namespace) -> _Given:
+    """Returns `given` with the times that sizes and machines give, where no flag gives a time."""
+    sizes = {
+        flag: parse(text, flag)
+        for flag, (parse, _, _) in _SIZES.items()
+        if (text := getattr(namespace, _dest(flag))) is not None
+    }
+    per_param = _bytes_per_param(namespace.bytes_per_param)
+    draft = target = there = None
+    if given.draft_token is None:
+        draft = _roofline(sizes, "draft", "edge", per_param[0])
+    if given.target_token is None:
+        target = _roofline(sizes, "target", "cloud", per_param[1])
+    if draft is not None and "--cloud-bandwidth" in sizes and "--cloud-flops" in sizes:
+        there = _roofline(sizes, "draft", "cloud", per_param[0])
+    return replace(
+        given,
+        draft_token=given.draft_token or _row(draft),
+        target_token=given.target_token or _row(target),
+        verify_fixed=given.verify_fixed or _row(target),
+        verify_token=given.verify_token or (Known(0.0, COMPUTED) if target is not None else None),
+        colocated_draft_token=given.colocated_draft_token or _row(there),
+        rooflines={name: each for name, each in (("draft", draft), ("target", target)) if each is not None},
+    )
+
+
+def _roofline(
+    sizes: Mapping[str, float], model: str, machine: str, bytes_per_param: float
+) -> Roofline | None:
+    """Returns None where none of its flags is given; raises `UsageError` where only some are."""
+    flags = [f"--{model}-params", f"--{machine}-bandwidth", f"--{machine}-flops"]
+    missing = [flag for flag in flags if flag not in sizes]
+    if flags[0] in missing:
+        return None
+    if missing:
+        raise UsageError(f"{flags[0]} needs {', '.join(missing)} too; or give --t-{model} instead")
+    num_params, bandwidth, flops = (sizes[flag] for flag in flags)
+    return Roofline(num_params, bytes_per_param, bandwidth, flops)
+
+
+def _row(roofline: Roofline | None) -> Known | None:
+    return None if roofline is None else Known(roofline.forward_s(1), COMPUTED)
+
+
+def _bytes_per_param(text: str) -> tuple[float, float]:
+    """Returns those of draft and target."""
+    try:
+        values = [float(part) for part in text.split(",")]
+    except ValueError:
+        values = []
+    if not 1 <= len(values) <= 2 or not all(0 < value < math.inf for value in values):
+        raise UsageError(
+            f"--bytes-per-param {text}: want one number above 0, or two: of the draft, of the target"
+        )
+    return values[0], values[-1]
 
 
 def _complete(given: _Given) -> PlanParts:
-    """With what may be left out assumed. Raises `UsageError` for what may not."""
+    """Returns all parts, optional ones assumed. Raises `UsageError` for needed ones that are missing."""
     needed = {
         "--t-draft": given.draft_token,
         "--t-target": given.target_token,
@@ -149,7 +244,8 @@ def _complete(given: _Given) -> PlanParts:
         example = " ".join(f"{flag} {_EXAMPLES[flag]}" for flag in missing)
         raise UsageError(
             f"plan needs {', '.join(missing)}: give for example {example}; "
-            "or --measure HOST:PORT takes it from a verifier and the draft"
+            "or --measure HOST:PORT takes it from a verifier and the draft; or --draft-params and "
+            "--target-params with the bandwidth and flops of their machines compute --t-draft and --t-target"
         )
     draft, target, rtt = given.draft_token, given.target_token, given.rtt
     assert draft is not None and target is not None and rtt is not None
@@ -165,14 +261,15 @@ def _complete(given: _Given) -> PlanParts:
         rate_up=given.rate_up or unlimited,
         rate_down=given.rate_down or unlimited,
         acceptance=given.acceptance,
-        texts=given.texts,
+        sequences=given.sequences,
+        rooflines=given.rooflines,
     )
 
 
 def _measure(
     namespace: argparse.Namespace, given: _Given
 ) -> tuple[PlanParts, tuple[str, ...], dict[str, Any]]:
-    """What flags leave open, measured; labels of both ends; and what JSON says of the measurement."""
+    """Returns all parts, measured where flags give none, the labels of both ends, and a JSON record."""
     from outrider.common.process.logs import setup_logging
     from outrider.edge_client.config.flags import load_run_config
     from outrider.edge_client.planning.measure import PROMPTS, measure, parts_from
@@ -181,8 +278,8 @@ def _measure(
     seconds = namespace.measure_s
     if not 0 < seconds < math.inf:
         raise UsageError(f"--measure-s {seconds}: want seconds above 0")
-    config = replace(load_run_config(namespace).value, verifier=namespace.measure, mode="speculative")
-    setup_logging(config.log_level)
+    config = replace(load_run_config(namespace).value, verifier=namespace.measure, mode=Mode.SPECULATIVE)
+    setup_logging(config.logs.level)
     edge = create_edge(config)
     try:
         prompts = namespace.prompt or PROMPTS
@@ -193,7 +290,7 @@ def _measure(
     parts = parts_from(samples)
     known = {f.name: getattr(given, f.name, ()) or getattr(parts, f.name) for f in fields(parts)}
     if given.acceptance:
-        known["texts"] = ()
+        known["sequences"] = ()
     model = samples.model
     labels = (*edge.labels, *(model.labels if model else ()))
     about = {"verifier": namespace.measure, "seconds": seconds, "num_rounds": len(samples.rounds)}
@@ -202,7 +299,7 @@ def _measure(
 
 
 def _progress(seconds: float) -> Callable[[float, int], None]:
-    """A line on stderr that a terminal shows while it measures."""
+    """Returns a function that shows the progress on stderr, where that is a terminal."""
     last_percent = -1
 
     def show(share: float, num_rounds: int) -> None:

@@ -1,4 +1,4 @@
-"""One line that a terminal shows while something takes its time."""
+"""Shows progress on a terminal."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import sys
 
 
 def show_progress(line: str) -> None:
-    """On stderr, in place of the line before; "" leaves none. Nothing where it is no terminal."""
+    """Shows a line on stderr in place of the one before; "" removes it. Does nothing where stderr is not a
+    terminal."""
     if sys.stderr.isatty():
         sys.stderr.write(f"\r\x1b[K{line}")
         sys.stderr.flush()

@@ -1,4 +1,4 @@
-"""`edge-client ps`: what a daemon on this machine is generating, one line a request."""
+"""Runs `edge-client ps`: lists what a daemon on this machine is generating, a line for each request."""
 
 from __future__ import annotations
 
@@ -19,15 +19,21 @@ OUTRIDER_EDGE_SERVE_LISTEN and OUTRIDER_EDGE_SERVE_API_KEY. No text of any reque
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the flags of `ps`."""
     parser.epilog, parser.formatter_class = _EPILOG, argparse.RawDescriptionHelpFormatter
-    parser.add_argument("--json", action="store_true", help="print what the daemon says as it is")
+    parser.add_argument("--json", action="store_true", help="print the daemon's answer as JSON")
     parser.add_argument("--config", type=Path, metavar="FILE", help="the daemon's YAML file")
     parser.add_argument(
-        "--listen", dest="serve.listen", default=argparse.SUPPRESS, metavar="HOST:PORT", help="the daemon"
+        "--listen",
+        dest="serve.listen",
+        default=argparse.SUPPRESS,
+        metavar="HOST:PORT",
+        help="the daemon's address",
     )
 
 
 def main(namespace: argparse.Namespace) -> int:
+    """Prints the list and returns the exit status. Raises `OutriderError`."""
     config = load_run_config(namespace).value
     found = ask_daemon(config.serve.listen, "/v1/sessions", api_key(config))
     if namespace.json:
@@ -40,13 +46,15 @@ def main(namespace: argparse.Namespace) -> int:
 
 
 def api_key(config: RunConfig) -> str:
-    """One that the daemon takes: the configured one, or the first of its file where we may read it."""
+    """Returns a key that the daemon takes: the configured one, or the first of its file where that can be
+    read."""
     if config.serve.api_key or not config.serve.api_key_file:
         return config.serve.api_key
     return read_keys(Path(config.serve.api_key_file))[0]
 
 
 def table(sessions: list[dict[str, Any]]) -> list[str]:
+    """Returns the lines of the list, header first."""
     rows = [_COLUMNS, *(_row(session) for session in sessions)]
     widths = [max(len(row[column]) for row in rows) for column in range(len(_COLUMNS))]
     return [

@@ -1,4 +1,4 @@
-"""`edge-client run`: one prompt, its text on stdout as it comes, or one JSON object at the end."""
+"""Runs `edge-client run`: prints one prompt's text as it comes, or one JSON object at the end."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import sys
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from outrider.common.errors import OutriderError, UsageError
+from outrider.common.process.extras import needs_extra
 from outrider.common.process.logs import setup_logging
 from outrider.common.types import FinishReason, ModelInfo, TokenLogprobs
 from outrider.edge_client.config.gate import gate_warning
@@ -35,8 +35,9 @@ EXIT_INTERRUPTED = 130
 def run(
     config: RunConfig, prompt: str | None, prompt_file: Path | None, is_json: bool, is_live: bool = False
 ) -> int:
-    """Returns the exit status. Errors keep the partial text: it is printed before they are reported."""
-    setup_logging(config.log_level)
+    """Returns the exit status. Text that was decoded before an error is printed before the error is
+    raised."""
+    setup_logging(config.logs.level)
     is_live = is_live and _can_live(is_json)
     text = read_prompt(prompt, prompt_file)
     seed = config.seed if config.seed is not None else draw_seed()
@@ -69,11 +70,11 @@ def run(
 
 
 def _can_live(is_json: bool) -> bool:
-    """Raises `UsageError` where it is asked for and cannot be had anywhere here."""
+    """Returns whether `--live` can be used here. Raises `UsageError` where it cannot be used at all."""
     if is_json:
-        raise UsageError("--live is for a person, --json for a program: give one of them")
-    if find_spec("rich") is None:
-        raise UsageError("--live needs rich: pip install 'outrider[live]'")
+        raise UsageError("--live and --json do not go together: give one of them")
+    with needs_extra("live", "--live"):
+        import rich  # noqa: F401
     if not can_redraw(sys.stdout):
         print("edge-client: --live needs a terminal on standard output; plain text instead", file=sys.stderr)
         return False
@@ -81,16 +82,18 @@ def _can_live(is_json: bool) -> bool:
 
 
 def _show(session: EdgeSession, config: RunConfig, has_colour: bool, is_live: bool) -> None:
-    """The text as it comes, and the end of its last line, after an error too."""
+    """Prints the text as it comes, and ends its last line, after an error too."""
     view: TextPrinter | LiveView
     events: Iterator[SessionEvent | None]
     if is_live:
         from outrider.edge_client.ui.live import LiveView, ticking
 
-        events, is_alone = ticking(session.generate()), config.mode == Mode.EDGE_ONLY
-        view = LiveView(session, sys.stdout, has_colour, is_alone=is_alone, is_reverified=config.reverify)
+        events, is_alone = ticking(session.generate()), config.mode is Mode.EDGE_ONLY
+        view = LiveView(
+            session, sys.stdout, has_colour, is_alone=is_alone, is_reverified=config.outage.reverify
+        )
     else:
-        events = readable(session.generate(), sys.stdout, config.reverify)
+        events = readable(session.generate(), sys.stdout, config.outage.reverify)
         view = TextPrinter(sys.stdout, has_colour)
     try:
         for event in events:
@@ -100,7 +103,8 @@ def _show(session: EdgeSession, config: RunConfig, has_colour: bool, is_live: bo
 
 
 def read_prompt(prompt: str | None, prompt_file: Path | None) -> str:
-    """From the argument, a file, or standard input (`-`, or a pipe). Raises `UsageError`."""
+    """Returns the prompt from the argument, a file, or standard input (`-`, or a pipe). Raises
+    `UsageError`."""
     if prompt is not None and prompt_file is not None:
         raise UsageError("give a PROMPT or --prompt-file, not both")
     try:
@@ -126,7 +130,7 @@ def read_prompt(prompt: str | None, prompt_file: Path | None) -> str:
 def make_report(
     edge: Edge, result: SessionResult, seed: int, error: OutriderError | None
 ) -> dict[str, object]:
-    """The object that `--json` prints."""
+    """Returns the object that `--json` prints."""
     model, method = result.model, judging_method(edge.config)
     report: dict[str, object] = {
         "text": result.text,
@@ -140,7 +144,7 @@ def make_report(
         "num_approximate_tokens": sum(result.token_is_approximate),
         "mode": edge.config.mode,
         "method": method,
-        "gate": edge.config.gate,
+        "gate": edge.config.gate.use,
         "exact": (method is None or method.is_exact) and result.num_unverified_tokens == 0,
         "target_fingerprint": model.target_fingerprint if model else None,
         "draft_fingerprint": _draft_fingerprint(edge, model),
@@ -155,7 +159,8 @@ def make_report(
 
 
 def _logprobs(tokenizer: EdgeTokenizer, entry: TokenLogprobs | None) -> dict[str, object] | None:
-    """None for a token the target gave none for: kept unverified, or chosen here (method candidates)."""
+    """Returns a token's log-probabilities; None where the target gave none: kept unverified, or chosen here
+    (method candidates)."""
     if entry is None:
         return None
     top = zip(entry.top_token_ids, entry.top_logprobs, strict=True)
@@ -167,16 +172,16 @@ def _logprobs(tokenizer: EdgeTokenizer, entry: TokenLogprobs | None) -> dict[str
 
 
 def _draft_fingerprint(edge: Edge, model: ModelInfo | None) -> str | None:
-    """Of the draft that drafted: ours, or the verifier's when co-located."""
+    """Returns the fingerprint of the draft that drafted: ours, or the verifier's in mode co-located."""
     if edge.draft is not None:
         return edge.draft.fingerprint
-    return model.draft_fingerprint if model and edge.config.mode == Mode.CO_LOCATED else None
+    return model.draft_fingerprint if model and edge.config.mode is Mode.CO_LOCATED else None
 
 
 @contextmanager
 def _cancel_on_interrupt(session: EdgeSession, is_live: bool) -> Iterator[None]:
-    """The first Ctrl-C ends the text and closes the session; a second one ends the process, at once but for
-    the live view's way out of the screen."""
+    """Ends the text at the first Ctrl-C, which closes the session. A second one ends the process at once; the
+    live view first restores the screen."""
 
     def on_interrupt(number: int, frame: object) -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler if is_live else signal.SIG_DFL)

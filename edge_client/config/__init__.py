@@ -1,1 +1,1 @@
-"""The edge's configuration: one dataclass a section, parsed once."""
+"""The edge's configuration: one dataclass in sections, parsed once. Imports controller, core, drafting and gate."""

@@ -1,4 +1,4 @@
-"""What `--method` and the flags of single methods come to."""
+"""Makes the method and its parameters from `--method` and the flags of single methods."""
 
 from __future__ import annotations
 
@@ -21,63 +21,66 @@ METHODS_OF = {  # settings that only some methods have
 
 def check_method(config: RunConfig) -> None:
     """Raises `UsageError` naming the first flag that would have no effect."""
+    chosen = config.verification.method
     for name, methods in METHODS_OF.items():
-        if getattr(config, name) is not None and config.method not in methods:
+        if getattr(config.verification, name) is not None and chosen not in methods:
             wanted = " or ".join(f"--method {method}" for method in methods)
-            raise UsageError(f"{_flag(name)} goes with {wanted}, not with --method {config.method}")
-    if config.support_size is not None and config.mode == Mode.CO_LOCATED:
-        raise UsageError("--support-size is of the edge's draft; in mode co-located the verifier drafts")
-    if config.logprobs and config.mode == Mode.EDGE_ONLY:
-        raise UsageError("--logprobs are the target's, and mode edge-only asks none")
-    if config.reverify and (why := why_no_reverify(config)):
+            flag = "--" + name.replace("_", "-")
+            raise UsageError(f"{flag} goes with {wanted}, not with --method {chosen}")
+    if config.verification.support_size is not None and config.mode is Mode.CO_LOCATED:
+        raise UsageError("--support-size has no effect in mode co-located: the verifier drafts")
+    if config.logprobs and config.mode is Mode.EDGE_ONLY:
+        raise UsageError("--logprobs needs a target, and mode edge-only uses none")
+    if config.outage.reverify and (why := why_no_reverify(config)):
         raise UsageError(f"--reverify {why}")
 
 
 def why_no_reverify(config: RunConfig) -> str:
-    """Why `--reverify` cannot be had, or would have no effect; empty: it can."""
-    if config.method != Method.COUPLED:
+    """Returns why `--reverify` is refused or would have no effect; empty where it can be used."""
+    method, on_timeout = config.verification.method, config.outage.on_timeout
+    if method is not Method.COUPLED:
         return (
-            f"goes with --method coupled, not with --method {config.method}, which judges a token by the "
-            "distribution it was drafted from: that of a kept token is gone"
+            f"goes with --method coupled, not with --method {method}, which needs the distribution that a "
+            "token was drafted from: kept tokens have none any more"
         )
     if config.mode not in (Mode.SPECULATIVE, Mode.AUTO):
         return (
-            f"goes with --mode speculative or auto: mode {config.mode} keeps no token that a verifier could "
-            "judge later"
+            f"goes with --mode speculative or auto: mode {config.mode} keeps no token that could be verified "
+            "later"
         )
-    is_kept = config.on_timeout in (OnTimeout.FIRST_TOKEN, OnTimeout.EDGE_ONLY)
-    if not is_kept and config.gate != GateUse.COMMIT:
-        return f"is for tokens kept unverified, and --on-timeout {config.on_timeout} keeps none"
+    is_kept = on_timeout in (OnTimeout.FIRST_TOKEN, OnTimeout.EDGE_ONLY)
+    if not is_kept and config.gate.use is not GateUse.COMMIT:
+        return f"is for tokens kept unverified, and --on-timeout {on_timeout} keeps none"
     return ""
 
 
 def make_method_params(config: RunConfig) -> MethodParams:
+    """Returns the parameters that the verifier is sent; None in one is the verifier's own choice."""
+    section = config.verification
     return MethodParams(
-        threshold_pass=config.threshold_pass,
-        threshold_ratio=config.threshold_ratio,
-        typical_epsilon=config.typical_epsilon,
-        typical_delta=config.typical_delta,
-        num_candidates=config.num_candidates,
+        threshold_pass=section.threshold_pass,
+        threshold_ratio=section.threshold_ratio,
+        typical_epsilon=section.typical_epsilon,
+        typical_delta=section.typical_delta,
+        num_candidates=section.num_candidates,
     )
 
 
 def support_size(config: RunConfig) -> int:
-    return DEFAULT_SUPPORT_SIZE if config.support_size is None else config.support_size
+    """Returns how many ids a drafted token's distribution is sent with, in the methods that send one."""
+    size = config.verification.support_size
+    return DEFAULT_SUPPORT_SIZE if size is None else size
 
 
 def judging_method(config: RunConfig) -> Method | None:
-    """The method that judges drafted tokens; None where none are judged."""
+    """Returns the method that drafted tokens are verified by; None where none are verified."""
     is_judged = config.mode in (Mode.SPECULATIVE, Mode.CO_LOCATED, Mode.AUTO)
-    return Method(config.method) if is_judged else None
+    return config.verification.method if is_judged else None
 
 
 def warning(config: RunConfig) -> str | None:
-    """The one line that an approximate method owes its user."""
+    """Returns the warning that an approximate method's text is not the target's; None for an exact one."""
     method = judging_method(config)
     if method is None or method.is_exact:
         return None
-    return f"--method {method} is approximate: the text is no longer distributed as the target's own"
-
-
-def _flag(name: str) -> str:
-    return "--" + name.replace("_", "-")
+    return f"--method {method} is approximate: the text no longer has the target's distribution"

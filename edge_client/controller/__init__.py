@@ -1,1 +1,4 @@
-"""Draft length, window and execution mode, chosen from measured costs and acceptance. Imports `core`, `drafting`."""
+"""Chooses draft length, window and execution mode from measured costs and acceptance.
+
+Imports `core` and `drafting`.
+"""

@@ -1,8 +1,4 @@
-"""How likely a drafted token is believed to stand: a distribution over a few acceptances. Pure.
-
-Of a draft that nothing is known of most of the belief lies near what drafts usually have, the rest is spread
-evenly: so a little luck moves little, and one that is much better or worse than usual is soon seen to be.
-"""
+"""The acceptance rate of a draft as a probability distribution over a grid of rates (grid Bayes)."""
 
 from __future__ import annotations
 
@@ -11,22 +7,26 @@ import math
 from collections.abc import Sequence
 from itertools import pairwise
 
+from outrider.edge_client.controller.settings import SETTINGS
+
 ALPHAS = (
     *(0.1, 0.2, 0.3, 0.4, 0.5, 0.57, 0.63, 0.68, 0.72, 0.76, 0.795, 0.825),
     *(0.855, 0.88, 0.905, 0.925, 0.945, 0.96, 0.975, 0.99),
 )
 _BORDERS = (0.0, *((low + high) / 2 for low, high in pairwise(ALPHAS)), 1.0)
 _LOGS = tuple((math.log(alpha), math.log(1 - alpha)) for alpha in ALPHAS)
-USUAL_STOOD, USUAL_FELL = 16.0, 4.0  # a Beta distribution: as if so many tokens had been judged
-USUAL_SHARE = 0.95  # of the belief; the rest is uniform
 
 
-def beliefs(num_stood: float, num_fell: float, first: Sequence[float] | None = None) -> list[float]:
-    """The probability of each of ALPHAS, after so many judged tokens. `first`: before them, what is usual
-    where it is None; none of it is 0."""
+def posterior_of(
+    num_accepted: float, num_rejected: float, prior: Sequence[float] | None = None
+) -> list[float]:
+    """Returns the probability of each of `ALPHAS` after so many judged tokens.
+
+    `prior` [len(ALPHAS)] is positive everywhere; None is `usual_prior()`.
+    """
     logs = [
-        math.log(before) + num_stood * stands + num_fell * falls
-        for before, (stands, falls) in zip(first or usual_belief(), _LOGS, strict=True)
+        math.log(before) + num_accepted * accept + num_rejected * reject
+        for before, (accept, reject) in zip(prior or usual_prior(), _LOGS, strict=True)
     ]
     top = max(logs)
     weights = [math.exp(each - top) for each in logs]
@@ -35,13 +35,42 @@ def beliefs(num_stood: float, num_fell: float, first: Sequence[float] | None = N
 
 
 @functools.cache
-def usual_belief() -> tuple[float, ...]:
-    """Of a draft that nothing is known of."""
-    stood, fell = USUAL_STOOD, USUAL_FELL
-    scale = math.lgamma(stood + fell) - math.lgamma(stood) - math.lgamma(fell)
+def usual_prior() -> tuple[float, ...]:
+    """Returns the prior of an unknown draft: mostly a Beta distribution around the usual rate, the rest
+    uniform, so that an unusual draft is recognised soon."""
+    accepted, rejected = SETTINGS.usual_accepted_tokens, SETTINGS.usual_rejected_tokens
+    scale = math.lgamma(accepted + rejected) - math.lgamma(accepted) - math.lgamma(rejected)
     weights = []
     for alpha, (low, high) in zip(ALPHAS, pairwise(_BORDERS), strict=True):
-        usual = math.exp(scale + (stood - 1) * math.log(alpha) + (fell - 1) * math.log(1 - alpha))
-        weights.append((USUAL_SHARE * usual + 1 - USUAL_SHARE) * (high - low))
+        usual = math.exp(scale + (accepted - 1) * math.log(alpha) + (rejected - 1) * math.log(1 - alpha))
+        weights.append((SETTINGS.usual_share * usual + 1 - SETTINGS.usual_share) * (high - low))
     total = sum(weights)
     return tuple(each / total for each in weights)
+
+
+class AcceptancePosterior:
+    """Holds the posterior of one sequence's acceptance rate; old tokens are gradually forgotten."""
+
+    def __init__(self) -> None:
+        self._prior: Sequence[float] | None = None
+        self._num_accepted = self._num_rejected = 0.0
+
+    @property
+    def has_observed(self) -> bool:
+        """Returns whether any token was judged."""
+        return self._num_accepted + self._num_rejected > 0
+
+    @property
+    def probabilities(self) -> list[float]:
+        """Returns the probability of each of `ALPHAS`."""
+        return posterior_of(self._num_accepted, self._num_rejected, self._prior)
+
+    def start_from(self, prior: Sequence[float]) -> None:
+        """Replaces the usual prior, before any token of this sequence was judged."""
+        self._prior = prior
+
+    def observe(self, num_accepted: int, num_rejected: int) -> None:
+        """Adds judged tokens."""
+        kept = SETTINGS.posterior_memory_per_token ** (num_accepted + num_rejected)
+        self._num_accepted = kept * self._num_accepted + num_accepted
+        self._num_rejected = kept * self._num_rejected + num_rejected

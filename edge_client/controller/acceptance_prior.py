@@ -1,13 +1,12 @@
-"""How much of a draft stood in the texts before this one, as the next one's first belief. Thread-safe.
+"""The prior of a new sequence's acceptance rate, from the posteriors of earlier sequences. Thread-safe.
 
-A session that knows nothing decides its first tokens by luck. One behind others of the same draft, target and
-kind of temperature begins with the mean of what was believed at their ends, each text counting
-once however long it was: so it is narrow where texts are alike and wide where they are not. What is believed
-of any draft stays in it as one text, and the last ones count most: a text unlike all before is soon seen to
-be. This is predictive recursion (Newton 2002) with a floor under its weights. A link or a busy verifier
-changes nothing in it: what stands does not depend on them. It is of `coupled` alone, where a token that the
-draft would have said of a stream is one that would have stood; with other methods it need not be, and a
-session that streamed would teach the next one to stream.
+The prior is the mean of the usual prior and of the posteriors of earlier sequences with the same draft,
+target and similar temperature, each counted once however long it was; the last ones count most. So it is
+narrow where sequences are alike and wide where they differ (predictive recursion, Newton 2002, with a floor
+under its weights). Link and load do not enter: acceptance does not depend on them. It is used with method
+`coupled` alone: there a token that the draft predicts of a stream is one that would have been accepted. With
+other methods the probe underestimates acceptance, and a session that streamed would make the next one stream
+too.
 """
 
 from __future__ import annotations
@@ -15,49 +14,50 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Self
 
-from outrider.edge_client.controller.acceptance_posterior import usual_belief
-
-MOST_TEXTS = 9  # that count beside what is usual
+from outrider.edge_client.controller.acceptance_posterior import usual_prior
+from outrider.edge_client.controller.settings import SETTINGS
 
 
 @dataclass(frozen=True, slots=True)
-class Circumstances:
-    """What the acceptance of one draft depends on, beside the text."""
+class PriorKey:
+    """Identifies what the acceptance of one draft depends on, beside the sequence itself."""
 
     target_fingerprint: str
-    temperature: int  # to the nearest half, in halves: what is drawn at 0.7 stands about as at 0.8
+    temperature_halves: int  # temperatures within a quarter share a prior: acceptance is nearly the same
 
     @classmethod
-    def of(cls, target_fingerprint: str, temperature: float) -> Circumstances:
+    def at(cls, target_fingerprint: str, temperature: float) -> Self:
+        """Returns the key of a target and a sampling temperature."""
         return cls(target_fingerprint, round(2 * temperature))
 
 
 @dataclass(slots=True)
-class _Texts:
+class _Sequences:
     num: int
-    mean: list[float]  # of their beliefs
+    mean: list[float]  # of their posteriors
 
 
-class Experience:
-    """Of one draft. Beliefs are probabilities of each of `beliefs.ALPHAS`."""
+class AcceptancePrior:
+    """Holds the priors of one draft by `PriorKey`, as probabilities of `acceptance_posterior.ALPHAS`."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._texts: dict[Circumstances, _Texts] = {}
+        self._sequences: dict[PriorKey, _Sequences] = {}
 
-    def belief(self, circumstances: Circumstances) -> list[float]:
-        """Of a text that is about to begin."""
-        usual = usual_belief()
+    def probabilities(self, key: PriorKey) -> list[float]:
+        """Returns the prior of a sequence that is about to begin."""
+        usual = usual_prior()
         with self._lock:
-            texts = self._texts.get(circumstances)
-            if texts is None:
+            known = self._sequences.get(key)
+            if known is None:
                 return list(usual)
-            return [(u + texts.num * m) / (1 + texts.num) for u, m in zip(usual, texts.mean, strict=True)]
+            return [(u + known.num * m) / (1 + known.num) for u, m in zip(usual, known.mean, strict=True)]
 
-    def learn(self, circumstances: Circumstances, belief: Sequence[float]) -> None:
-        """`belief` of a text that ended, some of whose tokens were judged."""
+    def learn(self, key: PriorKey, posterior: Sequence[float]) -> None:
+        """Adds the posterior of a sequence that ended, some of whose tokens were judged."""
         with self._lock:
-            texts = self._texts.setdefault(circumstances, _Texts(0, [0.0] * len(belief)))
-            texts.num = min(texts.num + 1, MOST_TEXTS)
-            texts.mean = [m + (b - m) / texts.num for m, b in zip(texts.mean, belief, strict=True)]
+            known = self._sequences.setdefault(key, _Sequences(0, [0.0] * len(posterior)))
+            known.num = min(known.num + 1, SETTINGS.max_remembered_sequences)
+            known.mean = [m + (p - m) / known.num for m, p in zip(known.mean, posterior, strict=True)]

@@ -1,27 +1,28 @@
-"""What pipelined rounds take, beside `costmodel`: the edge drafts on, and sends, while rounds are in flight.
+"""Expected times of pipelined rounds: the edge drafts and sends on while earlier rounds are in flight.
 
-Derivation. Rounds of n drafted tokens follow one another as if all before them were accepted. Call a run
-what lies between two rejections. Its first verdict comes one whole round after its first draft token,
+Rounds of n drafted tokens follow one another as if all before them were accepted. A run is what lies between
+two rejections. Its first verdict comes one whole round after its first drafted token,
 
-    L = n t_draft + RTT + t_verify(n) + bytes / rate,
+    L = n t_draft + RTT + t_verify(n) + bytes / rate                     seconds,
 
-and while everything stands a verdict follows every T = max(n t_draft, t_verify(n), bytes / rate), the slowest
-of drafting, verifying and sending. A round that stands whole commits n tokens, not n + 1: what the verifier
-says after them is what the next round's first token, drafted before it was known, is judged by. The run ends
-with the round in which a token falls; that commits the tokens before it and the correction. With P(j) the
-chance that j tokens in a row stand,
+and while everything is accepted a verdict follows every T = max(n t_draft, t_verify(n), bytes / rate)
+seconds. A round accepted as a whole commits n tokens, not n + 1: its bonus position is judged by the next
+round's first token, drafted before the bonus was known. The run ends with the round that has a rejection;
+that one commits the tokens before it and the correction. With P(j) the probability that j tokens in a row are
+accepted,
 
-    tokens of a run   1 + sum over j >= 1 of P(j)                (one alpha: 1 / (1 - alpha))
-    time of a run     L + T sum over k >= 1 of P(k n) + R        (one alpha: alpha^n / (1 - alpha^n))
+    tokens of a run   1 + sum over j >= 1 of P(j)                        (one alpha: 1 / (1 - alpha))
+    seconds of a run  L + T sum over k >= 1 of P(k n) + R                (one alpha: the sum is
+                                                                         alpha^n / (1 - alpha^n))
 
-where R = (n t_draft / T) t_draft / 2 is the rest of the draft token under way when a rejection arrives, for a
-forward is not interrupted. Where at most W rounds may be in flight and W T < L, the edge waits L - W T after
-each W rounds that stand: (L - W T) sum over k >= 1 of P(k W n) more. With nothing ever rejected this is T / n
-a token: draft, trip and verification overlap. With everything rejected it is L + R: each costs the trip.
+where R = (n t_draft / T) t_draft / 2 is the rest of the drafted token under way when a rejection arrives,
+since a forward is not interrupted. Where at most W rounds may be in flight and W T < L, the edge waits L - W
+T after each W accepted rounds: (L - W T) sum over k >= 1 of P(k W n) more. With no rejection this is T / n
+seconds a token; with nothing accepted, L + R.
 
-Assumed: rounds behind a rejection are answered without a forward and delay nobody; one session's rounds are
-verified one after the other; the edge drafts, sends and listens at once; a token's chance to stand depends on
-how many have stood since the last rejection, and is what it is for that position of a long draft.
+Assumptions: rounds after a rejection are answered without a forward and delay nothing; one session's rounds
+are verified one after the other; the edge drafts, sends and receives at once; acceptance depends on the
+number of tokens accepted since the last rejection, as it does on the position in a long draft.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ import math
 from collections.abc import Sequence
 
 from outrider.edge_client.controller.cost_model import Acceptance, LinkCosts, ModelCosts, round_s
+from outrider.edge_client.controller.settings import SETTINGS
 
 
 def pipelined_token_s(
@@ -39,9 +41,9 @@ def pipelined_token_s(
     link: LinkCosts,
     max_in_flight: int | None = None,
 ) -> float:
-    """Return seconds a token of pipelined rounds of n >= 1 tokens, `max_in_flight` unanswered at most.
+    """Returns seconds a token of pipelined rounds of n >= 1 tokens, `max_in_flight` unanswered at most.
 
-    None: as many as need be.
+    None is no limit.
     """
     first_s = round_s(num_draft_tokens, models, link)
     period_s = _period_s(num_draft_tokens, models, link)
@@ -56,17 +58,40 @@ def pipelined_token_s(
     return (first_s + period_s * rounds + wait_s * waits + rest_s) / (1.0 + tokens)
 
 
+def branching_token_s(
+    alpha: float,
+    num_draft_tokens: int,
+    models: ModelCosts,
+    link: LinkCosts,
+    max_in_flight: int | None = None,
+    hit_share: float = 0.0,
+) -> float:
+    """Returns seconds a token of pipelined rounds whose verdicts bring a bonus, with speculative branches.
+
+    The bonus shows that the next round's first token is rejected a period T before that round's own verdict.
+    After the share `hit_share` of all rejections the next round is in flight already, which spares
+    `branch_spared_share` of the round trip.
+    """
+    seconds = pipelined_token_s(alpha, num_draft_tokens, models, link, max_in_flight)
+    verify_s = models.verify_s(num_draft_tokens)
+    period_s = max(num_draft_tokens * models.draft_token_s, verify_s)
+    whole = alpha**num_draft_tokens
+    seconds -= period_s * (1 - alpha) ** 2 * whole / (1 - whole)
+    spared_s = SETTINGS.branch_spared_share * (round_s(num_draft_tokens, models, link) - verify_s)
+    return seconds - hit_share * (1 - alpha) * spared_s
+
+
 def fastest_pipelined(
     acceptance: Acceptance, models: ModelCosts, link: LinkCosts, max_num_draft_tokens: int
 ) -> tuple[int, float]:
-    """Return the length of rounds, 1 to the maximum, of the fewest seconds a token, and those seconds."""
+    """Returns the length of rounds, 1 to the maximum, of the fewest seconds a token, and those seconds."""
     lengths = range(1, max_num_draft_tokens + 1)
     seconds, best = min((pipelined_token_s(acceptance, n, models, link), n) for n in lengths)
     return best, seconds
 
 
 def pipelined_rounds_per_token(acceptance: Acceptance, num_draft_tokens: int) -> float:
-    """Return how many rounds of n are verified for one token; those behind a rejection are not."""
+    """Returns how many rounds of n are verified for one token; those after a rejection are not."""
     tokens, rounds = _run_sums(acceptance, num_draft_tokens)
     return 1.0 / num_draft_tokens if math.isinf(tokens) else (1.0 + rounds) / (1.0 + tokens)
 
@@ -74,8 +99,8 @@ def pipelined_rounds_per_token(acceptance: Acceptance, num_draft_tokens: int) ->
 def pipelined_break_even_rtt_s(
     acceptance: Acceptance, num_draft_tokens: int, models: ModelCosts, link: LinkCosts, rival_s: float
 ) -> float:
-    """Return the RTT below which pipelined rounds of n beat `rival_s` seconds a token; negative where none
-    does, infinite where all do. `link.rtt_s` itself is not used; as many rounds as need be are in flight."""
+    """Returns the RTT below which pipelined rounds of n beat `rival_s` seconds a token; negative where none
+    does, infinite where all do. `link.rtt_s` itself is not used; the number in flight is not limited."""
     period_s = _period_s(num_draft_tokens, models, link)
     tokens, rounds = _run_sums(acceptance, num_draft_tokens)
     if math.isinf(tokens):
@@ -85,7 +110,7 @@ def pipelined_break_even_rtt_s(
 
 
 def num_in_flight(num_draft_tokens: int, models: ModelCosts, link: LinkCosts) -> int:
-    """Return how many rounds are in flight while everything stands and nothing holds the edge back."""
+    """Returns how many rounds are in flight while everything is accepted, without a limit."""
     period_s = _period_s(num_draft_tokens, models, link)
     return math.ceil(round_s(num_draft_tokens, models, link) / period_s) if period_s else 1
 
@@ -102,12 +127,12 @@ def _rest_s(num_draft_tokens: int, models: ModelCosts, period_s: float) -> float
 
 
 def _run_sums(acceptance: Acceptance, num_draft_tokens: int) -> tuple[float, float]:
-    """Return (sum over j >= 1 of P(j), sum over k >= 1 of P(k n)); both infinite where the run never ends."""
+    """Returns (sum over j >= 1 of P(j), sum over k >= 1 of P(k n)); both infinite where a run never ends."""
     alphas = list(acceptance) if isinstance(acceptance, Sequence) else [acceptance]
     if not alphas or not all(0 <= alpha <= 1 for alpha in alphas):
         raise ValueError(f"an acceptance of {acceptance} is not in [0, 1]")
     tokens, rounds, reached, position = 0.0, 0.0, 1.0, 0
-    # Until the last alpha holds and a round ends: from there on both sums are geometric.
+    # From the last alpha and a round's end on, both sums are geometric.
     while position < len(alphas) - 1 or position % num_draft_tokens:
         reached *= alphas[min(position, len(alphas) - 1)]
         position += 1

@@ -1,91 +1,95 @@
-"""How many rounds may be under way at once. Pure."""
+"""How many rounds may be in flight at once. Pure."""
 
 from __future__ import annotations
 
 import enum
 
-from outrider.edge_client.controller.mode_policy import ModeChoice, Way
+from outrider.edge_client.controller.mode_policy import ModePolicy
+from outrider.edge_client.controller.settings import SETTINGS
+from outrider.edge_client.core.options import ExecutionMode
 from outrider.edge_client.core.stats import RoundRecord
 
-MAX_UNDER_WAY = 16  # guesses included
-MAX_UNANSWERED = 30  # rounds, dropped ones included: a verifier lets 32 of a session's requests wait
+MAX_UNANSWERED = SETTINGS.max_unanswered
 
 
 class Pipelining(enum.StrEnum):
+    """Names when several rounds are in flight."""
+
     OFF = "off"  # one round at a time
     ON = "on"  # always several
     AUTO = "auto"  # while that is expected to be faster
 
     @property
-    def ways(self) -> tuple[Way, ...]:
+    def modes(self) -> tuple[ExecutionMode, ...]:
+        """Returns the modes of rounds that it allows."""
         match self:
             case Pipelining.OFF:
-                return (Way.SYNCHRONOUS,)
+                return (ExecutionMode.SPECULATIVE,)
             case Pipelining.ON:
-                return (Way.PIPELINED,)
+                return (ExecutionMode.PIPELINED,)
             case Pipelining.AUTO:
-                return (Way.SYNCHRONOUS, Way.PIPELINED)
+                return (ExecutionMode.SPECULATIVE, ExecutionMode.PIPELINED)
 
 
 class RoundWindow:
-    """`size` rounds; 1 is a synchronous edge, which waits for each verdict before it drafts on.
-
-    Without a `choice` always `num_rounds`; with one as many as it says, or `num_rounds` while it pipelines.
-    `may_guess`: rounds behind guesses at a rejection (`decode.branch_tree`) may be under way besides.
-    """
+    """Bounds the rounds in flight to `size`; 1 waits for each verdict before the next draft."""
 
     def __init__(
-        self, num_rounds: int | None = None, choice: ModeChoice | None = None, may_guess: bool = False
+        self, num_rounds: int | None = None, policy: ModePolicy | None = None, may_branch: bool = False
     ) -> None:
-        self.choice = choice
-        self.may_guess = may_guess
+        """Without a `policy` the size is always `num_rounds`; with one, what the policy wants, or
+        `num_rounds` while it pipelines. `may_branch`: speculative branches (`decode.branch_tree`) may be in
+        flight too."""
+        self.policy = policy
+        self.may_branch = may_branch
         self._num_rounds = num_rounds
         self.size = 1
         self._resize()
 
     @property
-    def has_guesses(self) -> bool:
-        """Whether to guess now."""
-        return self.may_guess and self.size > 1
+    def is_branching(self) -> bool:
+        """Returns whether speculative branches are to be sent now."""
+        return self.may_branch and self.size > 1
 
     @property
-    def most(self) -> int:
-        """Rounds under way at most, guesses included."""
-        return self._num_rounds or MAX_UNDER_WAY if self.has_guesses else self.size
+    def max_rounds(self) -> int:
+        """Returns the most rounds in flight, those on speculative branches included."""
+        return self._num_rounds or SETTINGS.max_in_flight if self.is_branching else self.size
 
     def observe(self, record: RoundRecord) -> None:
-        if self.choice is not None:
-            self.choice.observe(record)
+        """Adds a round, answered or not."""
+        if self.policy is not None:
+            self.policy.observe(record)
 
     def choose(self, num_remaining: int) -> None:
-        """Decides anew, where there is a choice."""
-        if self.choice is not None:
-            self.choice.choose(num_remaining)
+        """Lets the policy decide, and resizes the window."""
+        if self.policy is not None:
+            self.policy.choose(num_remaining)
             self._resize()
 
     def _resize(self) -> None:
-        if self.choice is None:
+        if self.policy is None:
             self.size = self._num_rounds or 1
-        elif self.choice.current is Way.PIPELINED and self._num_rounds:
+        elif self.policy.current is ExecutionMode.PIPELINED and self._num_rounds:
             self.size = self._num_rounds
         else:
-            self.size = self.choice.window
+            self.size = self.policy.window
 
 
 def create_window(
     pipelining: Pipelining,
     num_rounds: int | None,
-    policy: str,
+    depth_policy: str,
     *,
     has_stream_too: bool = False,
-    may_guess: bool = False,
+    may_branch: bool = False,
 ) -> RoundWindow:
-    """`policy`: the depth policy's name; `has_stream_too`: the target's own stream may be chosen (auto)."""
-    ways = pipelining.ways
+    """Returns a new window for a depth policy by name; `has_stream_too`: cloud-only may be chosen as well."""
+    modes = pipelining.modes
     if has_stream_too:
-        ways = (*ways, Way.CLOUD_ONLY)
-    if ways == (Way.SYNCHRONOUS,):
+        modes = (*modes, ExecutionMode.CLOUD_ONLY)
+    if modes == (ExecutionMode.SPECULATIVE,):
         return RoundWindow()
-    may_guess = may_guess and Way.PIPELINED in ways
-    choice = ModeChoice(ways, has_best_length=policy == "optimal", may_guess=may_guess)
-    return RoundWindow(num_rounds, choice, may_guess)
+    may_branch = may_branch and ExecutionMode.PIPELINED in modes
+    policy = ModePolicy(modes, has_best_length=depth_policy == "optimal", may_branch=may_branch)
+    return RoundWindow(num_rounds, policy, may_branch)

@@ -9,19 +9,25 @@ from outrider.common.methods import DEFAULT_SUPPORT_SIZE
 from outrider.common.types import Method, MethodParams, SamplingParams, StopParams
 
 
-class Mode(enum.StrEnum):
-    """Where drafts and tokens are computed."""
+class ExecutionMode(enum.StrEnum):
+    """Names where tokens are drafted and verified, in settings, plans and the choice that `auto` makes."""
 
-    SPECULATIVE = "speculative"  # the draft proposes, the verifier decides
+    SPECULATIVE = "speculative"  # the edge drafts a round, the verifier judges it, one at a time
+    PIPELINED = "pipelined"  # the same, with rounds sent before the verdicts of earlier ones
     CLOUD_ONLY = "cloud-only"  # the target alone, streamed
     CO_LOCATED = "co-located"  # draft and target both in the verifier, streamed
     EDGE_ONLY = "edge-only"  # the draft alone, unverified
-    AUTO = "auto"  # rounds, pipelined rounds or the target's stream, whichever is fastest
+    AUTO = "auto"  # speculative, pipelined or cloud-only, whichever is expected to be the fastest
 
     @property
     def has_draft(self) -> bool:
         """Returns whether the edge drafts."""
-        return self in (Mode.SPECULATIVE, Mode.EDGE_ONLY, Mode.AUTO)
+        return self not in (ExecutionMode.CLOUD_ONLY, ExecutionMode.CO_LOCATED)
+
+
+# What `--mode` takes: whether speculative rounds are pipelined is a setting of its own (`--pipeline`).
+REQUESTABLE_MODES = tuple(mode for mode in ExecutionMode if mode is not ExecutionMode.PIPELINED)
+Mode = ExecutionMode
 
 
 class OnTimeout(enum.StrEnum):

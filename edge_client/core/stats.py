@@ -6,6 +6,7 @@ import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
+from outrider.common.sequences import acceptance_by_position
 from outrider.common.types import Origin
 
 _NS_PER_MS = 1e6
@@ -152,12 +153,8 @@ def _hit_rate(rounds: Sequence[RoundRecord]) -> float | None:
 
 def acceptance_per_position(rounds: Sequence[RoundRecord]) -> list[float]:
     """Returns, for each i, how often the i-th draft token was accepted, of the rounds that had one."""
-    depth = max((r.num_draft_tokens for r in rounds), default=0)
-    rates = []
-    for i in range(depth):
-        having = [r for r in rounds if r.num_draft_tokens > i]
-        rates.append(round(sum(r.num_accepted_tokens > i for r in having) / len(having), 4))
-    return rates
+    counts = acceptance_by_position((r.num_accepted_tokens, r.num_draft_tokens) for r in rounds)
+    return [round(each.accepted / each.drafted, 4) for each in counts]
 
 
 def draft_length(rounds: Sequence[RoundRecord]) -> dict[str, float] | None:

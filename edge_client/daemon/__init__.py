@@ -1,1 +1,1 @@
-"""`edge-client serve`: the decode loop behind OpenAI's HTTP interface. Imported by that verb alone."""
+"""`edge-client serve`: sessions behind OpenAI's HTTP interface. Imports session, config and all below."""

@@ -1,4 +1,4 @@
-"""The requests under way, as `/v1/sessions` and `edge-client ps` list them: never a word of their text."""
+"""Lists the requests under way for `/v1/sessions` and `edge-client ps`, without any of their text."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from outrider.edge_client.session.session import EdgeSession
 
 @dataclass(slots=True)
 class Entry:
+    """Describes one request from its arrival to its end; `session` is None while it waits for its turn."""
+
     request_id: str
     parsed: ParsedRequest
     client: str
@@ -24,10 +26,12 @@ class Entry:
     num_reused_tokens: int = 0
 
     def begin(self, session: EdgeSession, mode: str, method: str | None, num_prompt_tokens: int) -> None:
+        """Records the session that the request got with its turn."""
         self.session, self.live = session, LiveStats(session.result.stats)
         self.mode, self.method, self.num_prompt_tokens = mode, method, num_prompt_tokens
 
     def describe(self) -> dict[str, object]:
+        """Returns the request as JSON: its state, and once it runs its modes, counts and rates."""
         about: dict[str, object] = {
             "id": self.request_id,
             "object": "session",
@@ -53,22 +57,25 @@ class Entry:
 
 
 class Activity:
-    """In order of arrival."""
+    """Holds the requests under way in order of arrival."""
 
     def __init__(self) -> None:
         self.entries: dict[str, Entry] = {}
 
     def add(self, entry: Entry) -> None:
+        """Adds a request that has been read."""
         self.entries[entry.request_id] = entry
 
     def remove(self, entry: Entry) -> None:
+        """Removes a request; one that is not there is ignored."""
         self.entries.pop(entry.request_id, None)
 
     def describe(self) -> list[dict[str, object]]:
+        """Returns all requests as JSON."""
         return [entry.describe() for entry in self.entries.values()]
 
     def cancel_all(self) -> int:
-        """How many were running."""
+        """Cancels every running session and returns how many there were."""
         running = [entry.session for entry in self.entries.values() if entry.session is not None]
         for session in running:
             session.cancel()

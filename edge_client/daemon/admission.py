@@ -1,4 +1,4 @@
-"""How many requests generate at once and how many wait for their turn, first come, first served."""
+"""Limits how many requests generate at once and how many wait; turns are given in order of arrival."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ _MAX_RETRY_S = 60
 
 
 class Admission:
-    """Used by the event loop's thread. The bounds may be changed while requests run."""
+    """Gives turns to requests. Only the event loop's thread may use it; bounds may change while requests
+    run."""
 
     def __init__(self, max_running: int, max_waiting: int) -> None:
         self.max_running, self.max_waiting = max_running, max_waiting
@@ -29,6 +30,7 @@ class Admission:
 
     @property
     def num_waiting(self) -> int:
+        """Returns how many requests wait for a turn."""
         return len(self._waiting)
 
     @asynccontextmanager
@@ -44,11 +46,12 @@ class Admission:
             self._release()
 
     def set_bounds(self, max_running: int, max_waiting: int) -> None:
+        """Changes the bounds; requests that wait and now fit get their turn."""
         self.max_running, self.max_waiting = max_running, max_waiting
         self._admit()
 
     def stop(self) -> None:
-        """Nobody is admitted any more; those who wait are told."""
+        """Admits nobody any more; those who wait get `ApiError` 503."""
         self.is_stopping = True
         for future in self._waiting:
             if not future.done():
@@ -56,16 +59,18 @@ class Admission:
         self._waiting.clear()
 
     async def idle(self) -> None:
+        """Returns once no request generates."""
         await self._idle.wait()
 
     def check_integrity(self) -> None:
+        """Asserts that counts, waiting requests and the idle event agree."""
         assert 0 <= self.num_running, "more turns ended than began"
         assert self._idle.is_set() == (self.num_running == 0), "idle and running disagree"
         assert not self._waiting or self.num_running >= self.max_running, "a turn is free and somebody waits"
 
     @property
     def retry_after_s(self) -> int:
-        """When a turn is likely: as long as those before take, by what requests took lately."""
+        """Returns the expected wait for a turn in seconds, from the mean time of recent requests."""
         wait_s = self._mean_s * (self.num_waiting + 1) / self.max_running
         return min(_MAX_RETRY_S, max(1, math.ceil(wait_s)))
 

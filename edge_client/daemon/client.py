@@ -1,4 +1,4 @@
-"""What the command line asks a running daemon, with Python's own HTTP client."""
+"""Calls a running daemon for the command line, with Python's own HTTP client."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ TIMEOUT_S = 5.0
 
 
 def ask_daemon(address: str, path: str, api_key: str = "") -> Any:
-    """The JSON that `path` answers with. Raises `LinkError` where no daemon answers at `address` (HOST:PORT),
-    `UsageError` where it refuses."""
+    """Returns the JSON that `path` answers with. Raises `LinkError` where no daemon answers at `address`
+    (HOST:PORT), `UsageError` where it refuses."""
     request = urllib.request.Request(f"http://{address}{path}")
     if api_key:
         request.add_header("Authorization", f"Bearer {api_key}")

@@ -8,7 +8,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from outrider.common.config.loader import Loaded
-from outrider.common.errors import UsageError
+from outrider.common.process.extras import needs_extra
 from outrider.common.process.logs import setup_logging
 from outrider.edge_client.config.flags import add_config, load_run_config
 from outrider.edge_client.config.run_config import RunConfig
@@ -43,6 +43,7 @@ see also: edge-client ps, edge-client doctor, docs/daemon.md"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the flags of `serve`."""
     parser.description, parser.epilog = _DESCRIPTION, _EPILOG
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     add_config(parser, has_serve=True)
@@ -61,7 +62,7 @@ def main(namespace: argparse.Namespace) -> int:
 
     # A second series for each counter, which nobody here reads.
     disable_created_metrics()  # type: ignore[no-untyped-call]
-    with exporting_spans(loaded.value.otlp_endpoint, "edge-client"):
+    with exporting_spans(loaded.value.logs.otlp_endpoint, "edge-client"):
         daemon = Daemon(lambda: load_run_config(namespace))
         listener = open_socket(daemon.serve.listen)
         try:
@@ -82,17 +83,16 @@ def _say_ready(daemon: Daemon, listener: socket.socket) -> None:
 
 
 def _set_up_logs(loaded: Loaded[RunConfig]) -> None:
-    """A daemon says more than a command, unless somebody chose."""
+    """Sets up logging at level info, unless the level was configured."""
     config = loaded.value
     is_default = loaded.origins["log_level"] == "default"
-    setup_logging("info" if is_default else config.log_level, json=config.serve.log_json, stream=sys.stderr)
+    setup_logging("info" if is_default else config.logs.level, json=config.serve.log_json, stream=sys.stderr)
 
 
 def _require_packages() -> None:
-    try:
+    """Raises `UsageError` before anything is loaded; the modules that need these are imported later."""
+    with needs_extra("daemon", "serve"):
         import jinja2  # noqa: F401
         import prometheus_client  # noqa: F401
         import starlette  # noqa: F401
         import uvicorn  # noqa: F401
-    except ModuleNotFoundError as error:
-        raise UsageError(f"serve needs {error.name}: pip install 'outrider[daemon]'") from error

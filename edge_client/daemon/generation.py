@@ -1,4 +1,4 @@
-"""One session on a thread of its own; what it yields comes to the event loop in batches."""
+"""Runs one session on a thread of its own and brings its events to the event loop in batches."""
 
 from __future__ import annotations
 
@@ -15,10 +15,11 @@ log = logging.getLogger(__name__)
 
 
 class Generation:
-    """Started at once. `next_batch` and `ended` are for the loop that made it; `cancel` for any thread.
+    """Starts the session's thread at once. `next_batch` and `ended` are for the loop that made it; `cancel`
+    may be called from any thread.
 
-    What waits unread is at most the text that was asked for. Of a text that `is_reverified` clients get what
-    cannot be taken back any more.
+    Unread events are bounded by the length of the text that was asked for. Where the session `is_reverified`,
+    events of unverified tokens are held until they are verified.
     """
 
     def __init__(self, session: EdgeSession, is_reverified: bool = False) -> None:
@@ -35,8 +36,8 @@ class Generation:
         self._thread.start()
 
     async def next_batch(self) -> list[SessionEvent]:
-        """Everything since the last call, once there is something; empty at the end. Raises what the
-        session raised, after the events before it."""
+        """Returns all events since the last call, once there is one; an empty list at the end. Raises what
+        the session raised, after the events before it."""
         while True:
             with self._lock:
                 batch, self._waiting = self._waiting, []

@@ -1,9 +1,9 @@
-"""The daemon's numbers for Prometheus. docs/daemon.md lists them; none of them carries a text or a name."""
+"""Counts for Prometheus; docs/daemon.md lists them. None of them carries a text or a name."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, ProcessCollector, generate_latest
 from prometheus_client.core import GaugeMetricFamily, InfoMetricFamily, Metric
@@ -12,21 +12,31 @@ from prometheus_client.registry import Collector
 from outrider.common.process.version import own_version
 from outrider.edge_client.session.session import SessionResult
 
-if TYPE_CHECKING:
-    from outrider.edge_client.daemon.service import Daemon
-
 PREFIX = "outrider_edge_"
 _TTFT_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 6.4, 12.8, 30)
 _TPOT_S = (0.0005, 0.001, 0.002, 0.004, 0.008, 0.016, 0.032, 0.064, 0.125, 0.25, 0.5, 1)
 _RTT_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28)
 
 
-class DaemonMetrics:
-    """A registry of this one daemon and its process; nothing global."""
+@dataclass(frozen=True, slots=True)
+class DaemonState:
+    """Holds what the daemon is doing at the moment of a scrape."""
 
-    def __init__(self, daemon: Daemon) -> None:
+    model_name: str
+    num_running: int
+    num_waiting: int
+    max_running: int
+    num_idle_sequences: int
+    num_idle_bytes: int
+    is_verifier_reachable: bool | None  # None: nobody has asked yet
+
+
+class DaemonMetrics:
+    """Holds the metrics of one daemon and of its process in a registry of their own."""
+
+    def __init__(self, read_state: Callable[[], DaemonState]) -> None:
         self.registry = registry = CollectorRegistry()
-        registry.register(_StateCollector(daemon))
+        registry.register(_StateCollector(read_state))
         ProcessCollector(registry=registry)
         make = _Maker(registry)
         self.requests = make.counter("requests", "Requests answered.", "route", "status")
@@ -48,7 +58,7 @@ class DaemonMetrics:
     def observe(
         self, result: SessionResult, mode: str, method: str | None, num_prompt: int, num_reused: int
     ) -> None:
-        """A generation that ended, in whatever way."""
+        """Counts a generation that has ended, whether complete or not."""
         stats = result.stats
         self.finishes.labels(mode, str(result.finish_reason)).inc()
         for origin in set(result.origins):
@@ -79,6 +89,7 @@ class DaemonMetrics:
             self.tpot.observe((times[-1] - times[0]) / 1e9 / (len(times) - 1))
 
     def text(self) -> bytes:
+        """Returns all metrics in Prometheus' text format."""
         return generate_latest(self.registry)
 
 
@@ -94,28 +105,28 @@ class _Maker:
 
 
 class _StateCollector(Collector):
-    """Read when a scrape asks."""
+    """Reads the daemon's state at each scrape."""
 
-    def __init__(self, daemon: Daemon) -> None:
-        self._daemon = daemon
+    def __init__(self, read_state: Callable[[], DaemonState]) -> None:
+        self._read_state = read_state
 
     def describe(self) -> list[Metric]:
         return []
 
     def collect(self) -> Iterator[Metric]:
-        daemon = self._daemon
-        facts = {"version": own_version(), "model": daemon.config.serve.model_name}
+        state = self._read_state()
+        facts = {"version": own_version(), "model": state.model_name}
         yield InfoMetricFamily(PREFIX.rstrip("_"), "What this daemon is.", facts)
-        gauges: tuple[tuple[str, str, Callable[[], float]], ...] = (
-            ("requests_running", "Requests generating.", lambda: daemon.admission.num_running),
-            ("requests_waiting", "Requests waiting for a turn.", lambda: daemon.admission.num_waiting),
-            ("requests_limit", "Requests generating at once at most.", lambda: daemon.admission.max_running),
-            ("draft_cache_texts", "Texts whose KV the draft keeps.", lambda: daemon.num_idle_sequences),
-            ("draft_cache_bytes", "What that takes.", lambda: daemon.num_idle_bytes),
+        gauges = (
+            ("requests_running", "Requests generating.", state.num_running),
+            ("requests_waiting", "Requests waiting for a turn.", state.num_waiting),
+            ("requests_limit", "Requests generating at once at most.", state.max_running),
+            ("draft_cache_texts", "Texts whose KV the draft keeps.", state.num_idle_sequences),
+            ("draft_cache_bytes", "What that takes.", state.num_idle_bytes),
         )
-        for name, about, read in gauges:
-            yield GaugeMetricFamily(PREFIX + name, about, value=read())
-        state = daemon.watch.state
-        if state is not None:
+        for name, about, value in gauges:
+            yield GaugeMetricFamily(PREFIX + name, about, value=value)
+        if state.is_verifier_reachable is not None:
             about = "1 when it answered the last time somebody asked /ready."
-            yield GaugeMetricFamily(PREFIX + "verifier_reachable", about, value=float(state.is_reachable))
+            is_up = float(state.is_verifier_reachable)
+            yield GaugeMetricFamily(PREFIX + "verifier_reachable", about, value=is_up)

@@ -1,24 +1,23 @@
-"""What the daemon holds, whoever asks: the edge, its pool, the requests under way, and the configuration."""
+"""Holds what all requests share: the edge, its pool of draft sequences, the queue and the configuration."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from outrider.common.config.addresses import is_loopback, split_address
-from outrider.common.config.loader import Loaded
+from outrider.common.config.loader import Loaded, value_of, with_values
 from outrider.common.errors import UsageError
 from outrider.common.types import Method, SamplingParams
-from outrider.edge_client.config.run_config import RunConfig, default_draft_dir
-from outrider.edge_client.config.serve import SECTION, ServeConfig
+from outrider.edge_client.config.daemon import DaemonConfig
+from outrider.edge_client.config.run_config import RunConfig, draft_dir
 from outrider.edge_client.core.options import Mode
 from outrider.edge_client.daemon.activity import Activity
 from outrider.edge_client.daemon.admission import Admission
 from outrider.edge_client.daemon.http.keys import Keys
-from outrider.edge_client.daemon.metrics import DaemonMetrics
+from outrider.edge_client.daemon.metrics import DaemonMetrics, DaemonState
 from outrider.edge_client.daemon.openai.errors import ApiError
 from outrider.edge_client.daemon.openai.parsed import Kind, ParsedRequest
 from outrider.edge_client.daemon.openai.request_config import config_of
@@ -53,7 +52,7 @@ _NO_TEMPLATE = (
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """A session ready to start, and what its answer tells about it."""
+    """Holds a session that is ready to start, and facts for its answer."""
 
     session: EdgeSession
     config: RunConfig
@@ -63,16 +62,18 @@ class Prepared:
 
     @property
     def num_reused_tokens(self) -> int:
+        """Returns how many tokens of the prompt the draft's KV cache holds already."""
         return self.lease.num_reused_tokens if self.lease else 0
 
 
 class Daemon:
-    """`load` reads the configuration again. Raises as `create_edge` and `load_chat_template`."""
+    """Loads the models at once. `load` reads the configuration again. Raises what `create_edge` and
+    `load_chat_template` raise."""
 
     def __init__(self, load: Callable[[], Loaded[RunConfig]]) -> None:
         self._load = load
         self.config = load().value
-        self.directory = Path(self.config.draft) if self.config.draft else default_draft_dir()
+        self.directory = draft_dir(self.config)
         self.keys = Keys.read(self.config.serve)
         _check(self.config, self.keys)
         self.template: ChatTemplate | None = self._load_template(self.config)
@@ -83,20 +84,25 @@ class Daemon:
         self.admission = Admission(self.serve.max_requests, self.serve.max_queue)
         self.activity = Activity()
         self.watch = VerifierWatch()
-        self.metrics = DaemonMetrics(self)
+        self.metrics = DaemonMetrics(self._state)
         self._warm_up()
 
     @property
-    def serve(self) -> ServeConfig:
+    def serve(self) -> DaemonConfig:
+        """Returns the configuration of the daemon itself."""
         return self.config.serve
 
-    @property
-    def num_idle_sequences(self) -> int:
-        return self._pool.num_idle if self._pool else 0
-
-    @property
-    def num_idle_bytes(self) -> int:
-        return self._pool.num_idle_bytes if self._pool else 0
+    def _state(self) -> DaemonState:
+        verifier = self.watch.state
+        return DaemonState(
+            model_name=self.serve.model_name,
+            num_running=self.admission.num_running,
+            num_waiting=self.admission.num_waiting,
+            max_running=self.admission.max_running,
+            num_idle_sequences=self._pool.num_idle if self._pool else 0,
+            num_idle_bytes=self._pool.num_idle_bytes if self._pool else 0,
+            is_verifier_reachable=verifier.is_reachable if verifier else None,
+        )
 
     def check_model(self, name: str | None) -> None:
         """Raises `ApiError` 404 for a model that is not served; None asks for the one there is."""
@@ -107,7 +113,8 @@ class Daemon:
             raise ApiError(404, message, param="model", code="model_not_found")
 
     def prepare(self, parsed: ParsedRequest) -> Prepared:
-        """Reads the prompt; may take a moment for a long one. Raises `OutriderError`, `ApiError`."""
+        """Returns a session for a request; encoding a long prompt takes time. Raises `OutriderError` and
+        `ApiError`."""
         config = config_of(self.config, parsed)
         seed = draw_seed() if config.seed is None else config.seed
         prompt_ids = self._encode(parsed)
@@ -125,17 +132,18 @@ class Daemon:
         return tokenizer.encode(self.template.render(parsed.messages), is_complete=True)
 
     def _lease(self, config: RunConfig) -> DraftLease | None:
-        """Only where the target decides alone may the draft's memory come from another text (pool.py)."""
-        is_drafted = Mode(config.mode).has_draft and config.mode != Mode.EDGE_ONLY
-        if self._pool is None or not is_drafted or config.method != Method.COUPLED:
+        """Returns a draft sequence with the KV of an earlier text. None where drafts decide what is written,
+        so that the text would depend on what was in the cache (see pool.py)."""
+        is_drafted = config.mode.has_draft and config.mode is not Mode.EDGE_ONLY
+        if self._pool is None or not is_drafted or config.verification.method is not Method.COUPLED:
             return None
         return self._pool.lease()
 
     # -------------------------------------------------------------------------------------- changes
 
     def reload(self) -> list[str]:
-        """Takes up the configuration as it is now; returns the keys that wait for a restart. Raises
-        `OutriderError` and changes nothing where it is wrong."""
+        """Reads the configuration again and applies it; returns the keys that need a restart. Raises
+        `OutriderError` and changes nothing where it is invalid."""
         config, held_back = _keep(self.config, self._load().value, NEEDS_RESTART)
         keys, template = Keys.read(config.serve), self._load_template(config)
         _check(config, keys)
@@ -146,7 +154,7 @@ class Daemon:
         return held_back
 
     def _warm_up(self) -> None:
-        """So that the first request does not pay for imports and first runs."""
+        """Drafts two tokens and prepares a session, so that the first request does not wait for imports."""
         if self.edge.draft is not None:
             sequence = self.edge.draft.sequence(SamplingParams())
             sequence.commit([0])
@@ -155,11 +163,13 @@ class Daemon:
         self.prepare(ParsedRequest(Kind.COMPLETION, prompt=(0,)))
 
     def close(self) -> None:
+        """Frees the pool and the draft."""
         if self._pool is not None:
             self._pool.close()
         self.edge.close()
 
     def check_integrity(self) -> None:
+        """Asserts that the queue and the pool are consistent."""
         self.admission.check_integrity()
         if self._pool is not None:
             self._pool.check_integrity()
@@ -169,7 +179,8 @@ class Daemon:
 
 
 def _check(config: RunConfig, keys: Keys) -> None:
-    """Raises `UsageError` for addresses that are none, and for a port that others reach and nobody guards."""
+    """Raises `UsageError` for malformed addresses, and for an address that others reach without an API
+    key."""
     create_link(config, new_session_id())
     listen = config.serve.listen
     host, _ = split_address(listen, "--listen", "127.0.0.1:7079")
@@ -181,21 +192,13 @@ def _check(config: RunConfig, keys: Keys) -> None:
 
 
 def _has_draft(config: RunConfig, directory: Path) -> bool:
-    """A request may choose a mode that drafts, so the draft is loaded where there is one."""
-    is_there = config.draft_strategy in WITHOUT_MODEL or (directory / SPEC_FILE).is_file()
-    return Mode(config.mode).has_draft or is_there
+    """Returns whether to load a draft: where there is one it is loaded, since a request may choose another
+    mode."""
+    is_there = config.draft.strategy in WITHOUT_MODEL or (directory / SPEC_FILE).is_file()
+    return config.mode.has_draft or is_there
 
 
 def _keep(old: RunConfig, new: RunConfig, keys: tuple[str, ...]) -> tuple[RunConfig, list[str]]:
-    """`new` with what `old` has under `keys`; and which of those differed."""
-    differing = []
-    serve_changes: dict[str, Any] = {}
-    changes: dict[str, Any] = {}
-    for key in keys:
-        section, _, name = key.rpartition(".")
-        mine, theirs = (old.serve, new.serve) if section == SECTION else (old, new)
-        assert name in {field.name for field in fields(mine)}, f"no field {key}"
-        if getattr(mine, name) != getattr(theirs, name):
-            differing.append(key)
-            (serve_changes if section else changes)[name] = getattr(mine, name)
-    return replace(new, serve=replace(new.serve, **serve_changes), **changes), differing
+    """Returns `new` with the values that `old` has under `keys`, and which of those differed."""
+    differing = [key for key in keys if value_of(old, key) != value_of(new, key)]
+    return with_values(new, **{key: value_of(old, key) for key in differing}), differing

@@ -1,4 +1,4 @@
-"""Whether the verifier answers, what it is and how far away: asked when somebody wants to know."""
+"""Checks on request whether the verifier answers, and keeps its description and answer time."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ FRESH_S = 2.0  # so many callers as may ask, the verifier is asked once in this 
 
 @dataclass(frozen=True, slots=True)
 class VerifierState:
-    """`answer_ms`: connecting and one call. `model` is the last one told, also while it is unreachable."""
+    """Holds one check's result. `answer_ms` covers connecting and one call; `model` is the last description,
+    kept while the verifier is unreachable."""
 
     is_reachable: bool
     checked_s: float
@@ -28,11 +29,14 @@ class VerifierState:
 
 
 class VerifierWatch:
+    """Calls the verifier at most once in `FRESH_S`, however many ask."""
+
     def __init__(self) -> None:
         self.state: VerifierState | None = None
         self._lock = asyncio.Lock()
 
     async def check(self, config: RunConfig) -> VerifierState:
+        """Returns the state, from a new call where the last one is too old."""
         async with self._lock:
             state = self.state
             if state is None or time.monotonic() - state.checked_s > FRESH_S:
@@ -40,7 +44,7 @@ class VerifierWatch:
             return state
 
     def forget(self) -> None:
-        """The configuration may name another verifier now."""
+        """Drops the state, since the configuration may name another verifier now."""
         self.state = None
 
 

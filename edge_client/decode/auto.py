@@ -19,7 +19,7 @@ from outrider.edge_client.decode.stream_watch import StreamWatch
 
 def run_auto(state: GenerationState) -> Iterator[SessionEvent]:
     """Runs rounds or the stream, as the mode policy chooses, until the sequence ends."""
-    choice = state.window.choice
+    choice = state.window.policy
     assert choice is not None, "auto chooses"
     state.window.choose(state.tokens.num_remaining)
     while not state.is_over:

@@ -16,50 +16,12 @@ I/O.
 
 from __future__ import annotations
 
-from bisect import bisect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from outrider.common.types import RunnerUp
-
-_GAP_BOUNDS = (0.1, 0.25, 0.5, 1.0, 2.0, 4.0)  # nats: the bins of gaps
-# The rates of the embedded pair in each bin: of rejections, and of those whose correction is the runner-up.
-_PRIOR_REJECTED = (0.63, 0.48, 0.37, 0.26, 0.06, 0.01, 0.002)
-_PRIOR_CORRECT = (0.33, 0.30, 0.24, 0.17, 0.035, 0.008, 0.001)
-_PRIOR_WEIGHT = 8.0  # tokens
-_DECAY = 0.995  # of a token's weight with every later one of its bin
-
-
-class RejectionRates:
-    """Estimates, by the gap between a drafted token and its runner-up, how often a judged token is rejected
-    and how often its runner-up is the correction then."""
-
-    def __init__(self) -> None:
-        self._judged = [_PRIOR_WEIGHT] * (len(_GAP_BOUNDS) + 1)
-        self._rejected = [_PRIOR_WEIGHT * rate for rate in _PRIOR_REJECTED]
-        self._correct = [_PRIOR_WEIGHT * rate for rate in _PRIOR_CORRECT]
-
-    def observe(self, runner_ups: Sequence[RunnerUp], num_accepted: int, correction: int) -> None:
-        """Counts a round in which `num_accepted` tokens were accepted, followed by `correction`."""
-        for number, each in enumerate(runner_ups[: num_accepted + 1]):
-            is_rejected = number == num_accepted
-            index = bisect(_GAP_BOUNDS, each.gap)
-            self._judged[index] = _DECAY * self._judged[index] + 1
-            self._rejected[index] = _DECAY * self._rejected[index] + is_rejected
-            is_correct = is_rejected and each.token_id == correction
-            self._correct[index] = _DECAY * self._correct[index] + is_correct
-
-    def acceptance(self, gap: float) -> float:
-        """Returns the probability that a token is accepted."""
-        index = bisect(_GAP_BOUNDS, gap)
-        return 1 - self._rejected[index] / self._judged[index]
-
-    def runner_up_rate(self, gap: float) -> float:
-        """Returns the probability that a token is rejected and its runner-up is the correction."""
-        index = bisect(_GAP_BOUNDS, gap)
-        return self._correct[index] / self._judged[index]
-
+from outrider.edge_client.controller.acceptance import BranchAcceptance
 
 Host = TypeVar("Host")
 
@@ -78,7 +40,7 @@ class Branch(Generic[Host]):
 class BranchTree(Generic[Host]):
     """Holds the open branches of the rounds in flight: those that nothing was drafted on yet."""
 
-    def __init__(self, rates: RejectionRates) -> None:
+    def __init__(self, rates: BranchAcceptance) -> None:
         self._rates = rates
         self._open: list[Branch[Host]] = []
 
@@ -109,7 +71,7 @@ class BranchTree(Generic[Host]):
             where = before if offset == 0 and before is not None else (host, offset)
             rate = self._rates.runner_up_rate(each.gap)
             self._open.append(Branch(*where, each.token_id, chance * rate))
-            chance *= self._rates.acceptance(each.gap)
+            chance *= self._rates.accept_rate(each.gap)
         self._open.append(Branch(host, length, None, chance))
 
     def retain(self, is_kept: Callable[[Host], bool], chance: float = 1.0) -> None:

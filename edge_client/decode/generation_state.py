@@ -21,12 +21,12 @@ from outrider.common.types import (
     Support,
     TokenLogprobs,
 )
-from outrider.edge_client.controller.acceptance_prior import Circumstances, Experience
-from outrider.edge_client.controller.mode_policy import Way
+from outrider.edge_client.controller.acceptance_prior import AcceptancePrior, PriorKey
+from outrider.edge_client.controller.mode_policy import ModePolicy
 from outrider.edge_client.controller.window import RoundWindow
+from outrider.edge_client.core.correction import PendingCorrection
 from outrider.edge_client.core.events import RolledBackEvent, TokenEvent
-from outrider.edge_client.core.options import SessionOptions
-from outrider.edge_client.decode.correction import PendingCorrection
+from outrider.edge_client.core.options import ExecutionMode, SessionOptions
 from outrider.edge_client.decode.proposer import Proposer
 from outrider.edge_client.decode.recorder import Recorder
 from outrider.edge_client.decode.token_buffer import TokenBuffer
@@ -50,7 +50,7 @@ class GenerationState:
         *,
         verifier: RemoteVerifier | None = None,
         window: RoundWindow | None = None,
-        experience: Experience | None = None,
+        acceptance_prior: AcceptancePrior | None = None,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         self.session_id: Final = session_id
@@ -61,9 +61,7 @@ class GenerationState:
         self.window: Final = window or RoundWindow()
         self.recorder: Final = Recorder(proposer.depth, self.window)
         self.clock: Final = clock
-        self._experience = experience  # of other generations
-        # The mode policy that learns from it, with `coupled` alone, whose acceptance it is.
-        self._learner = self.window.choice if options.method is Method.COUPLED else None
+        self._acceptance_prior = acceptance_prior  # from earlier generations, for the choice of the mode
         self._model: ModelInfo | None = None
         self._must_open = True
         self._pending: PendingCorrection | None = None
@@ -108,8 +106,8 @@ class GenerationState:
     @property
     def is_to_stream(self) -> bool:
         """Returns whether the mode policy has chosen the target's own stream."""
-        choice = self.window.choice
-        return choice is not None and choice.current is Way.CLOUD_ONLY
+        choice = self.window.policy
+        return choice is not None and choice.current is ExecutionMode.CLOUD_ONLY
 
     @property
     def context_room(self) -> int:
@@ -229,18 +227,23 @@ class GenerationState:
             log.warning("%d tokens stay unverified: silent for %.0f s", num_left, silent_for_s)
             self._has_given_up = True
 
-    # -------------------------------------------------------------------- experience between generations
+    # --------------------------------------------------------------- acceptance between generations
 
     def recall(self, model: ModelInfo) -> None:
         """Starts the mode policy with the acceptance of earlier generations."""
-        if self._experience is not None and self._learner is not None:
-            self._learner.expect(self._experience.belief(self._circumstances(model)))
+        if self._acceptance_prior is not None and (policy := self._learning_policy) is not None:
+            policy.posterior.start_from(self._acceptance_prior.probabilities(self._prior_key(model)))
 
     def remember(self) -> None:
         """Keeps the measured acceptance for later generations."""
-        learner = self._learner
-        if self._experience is not None and self._model is not None and learner and learner.has_judged:
-            self._experience.learn(self._circumstances(self._model), learner.belief)
+        if self._acceptance_prior is None or self._model is None:
+            return
+        if (policy := self._learning_policy) is not None and policy.posterior.has_observed:
+            self._acceptance_prior.learn(self._prior_key(self._model), policy.posterior.probabilities)
 
-    def _circumstances(self, model: ModelInfo) -> Circumstances:
-        return Circumstances.of(model.target_fingerprint, self.options.sampling.temperature)
+    @property
+    def _learning_policy(self) -> ModePolicy | None:
+        return self.window.policy if self.options.method is Method.COUPLED else None
+
+    def _prior_key(self, model: ModelInfo) -> PriorKey:
+        return PriorKey.at(model.target_fingerprint, self.options.sampling.temperature)

@@ -6,14 +6,20 @@ from dataclasses import replace
 
 from outrider.common.alignment import extend_hash
 from outrider.common.errors import IncompatibleError, RoundFailedError
-from outrider.common.types import Opened, OpenRequest, Origin, RoundError, RoundErrorCode
+from outrider.common.types import (
+    PROTOCOL_VERSION,
+    Opened,
+    OpenRequest,
+    Origin,
+    RoundError,
+    RoundErrorCode,
+)
 from outrider.edge_client.core.events import SessionEvent
 from outrider.edge_client.core.options import Mode, OnTimeout
 from outrider.edge_client.decode.generation_state import GenerationState
 from outrider.edge_client.decode.reverify import reconcile
 from outrider.edge_client.transport.remote_verifier import SessionLostError
 
-PROTOCOL_VERSION = 1
 _NO_DRAFT_THERE = RoundError(
     round_id=0,
     code=RoundErrorCode.UNIMPLEMENTED,
@@ -59,7 +65,7 @@ def open_session(state: GenerationState) -> list[SessionEvent]:
 def _observe_opening(state: GenerationState, opened: Opened, wait_s: float) -> None:
     """Passes on to the mode policy what an opening measures of the link, the target and the draft. Where the
     draft's prefill took longer than the verifier's, the wait measures nothing."""
-    choice, drafter = state.window.choice, state.proposer.drafter
+    choice, drafter = state.window.policy, state.proposer.drafter
     if choice is None or drafter is None or state.clock.now() - drafter.warm_s < _MIN_WAIT_S:
         return
     metrics = opened.metrics

@@ -11,7 +11,7 @@ from outrider.edge_client.decode.token_buffer import TokenBuffer
 from outrider.edge_client.drafting.base import ShouldStop, Stop
 from outrider.edge_client.drafting.drafter import Drafter
 from outrider.edge_client.gate.gate import Gate, Judgement
-from outrider.edge_client.gate.rules import CONTEXT_TOKENS
+from outrider.edge_client.gate.text_rule import CONTEXT_TOKENS
 
 
 @dataclass(slots=True)

@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from outrider.common.types import Method, Verdict
+from outrider.edge_client.controller.acceptance import BranchAcceptance
+from outrider.edge_client.controller.settings import SETTINGS
 from outrider.edge_client.controller.window import RoundWindow
-from outrider.edge_client.decode.branch_tree import Branch, BranchTree, RejectionRates
+from outrider.edge_client.decode.branch_tree import Branch, BranchTree
 from outrider.edge_client.decode.generation_state import GenerationState
 from outrider.edge_client.decode.rounds import Round
-
-MIN_CHANCE = 0.05  # of a branch that is drafted on: a round costs both sides the handling of a message
 
 
 class Speculation:
@@ -23,16 +23,16 @@ class Speculation:
 
     def __init__(self, predicts_corrections: bool) -> None:
         self._predicts_corrections = predicts_corrections
-        self._rates = RejectionRates()
+        self._rates = BranchAcceptance()
         self._branches: BranchTree[Round] = BranchTree(self._rates)
 
     def best(self, num_in_flight: int, window: RoundWindow) -> Branch[Round] | None:
         """Returns the branch to draft on; None where enough rounds are in flight or no branch is likely
         enough."""
-        if num_in_flight >= (window.most if self._predicts_corrections else window.size):
+        if num_in_flight >= (window.max_rounds if self._predicts_corrections else window.size):
             return None
-        branch = self._branches.best(None if window.has_guesses else _assumes_acceptance)
-        return branch if branch is not None and branch.chance >= MIN_CHANCE else None
+        branch = self._branches.best(None if window.is_branching else _assumes_acceptance)
+        return branch if branch is not None and branch.chance >= SETTINGS.min_branch_probability else None
 
     def close(self, branch: Branch[Round]) -> None:
         """Closes a branch that a round was drafted on, or on which none can be."""
@@ -77,5 +77,5 @@ def _assumes_acceptance(branch: Branch[Round]) -> bool:
 def create_speculation(state: GenerationState) -> Speculation:
     """Creates it, with predicted corrections where several rounds may be in flight and they are possible."""
     drafter = state.proposer.drafter
-    may_predict = state.window.may_guess and state.options.method is Method.COUPLED
+    may_predict = state.window.may_branch and state.options.method is Method.COUPLED
     return Speculation(may_predict and drafter is not None and drafter.keep_runner_ups())

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from outrider.common.types import GeneratedTokens
-from outrider.edge_client.controller.mode_policy import ModeChoice
+from outrider.edge_client.controller.mode_policy import ModePolicy
+from outrider.edge_client.controller.settings import SETTINGS
 from outrider.edge_client.core.options import OnTimeout
 from outrider.edge_client.decode.generation_state import GenerationState
-
-_LOOK_EVERY = 4  # tokens
-_RTT_PROBE_EVERY_S = 1.0
 
 
 class StreamWatch:
     """Follows a stream for the mode policy."""
 
-    def __init__(self, state: GenerationState, choice: ModeChoice) -> None:
+    def __init__(self, state: GenerationState, choice: ModePolicy) -> None:
         self.is_left = False
         self._state = state
         self._choice = choice
@@ -29,13 +27,13 @@ class StreamWatch:
             return False
         self._compare(tokens.token_ids[0])
         self._num_tokens += len(tokens.token_ids)
-        if self._choice.wants_shadow(self._num_tokens):
+        if self._choice.should_probe_draft(self._num_tokens):
             self._draft()
-        if self._num_tokens % _LOOK_EVERY:
+        if self._num_tokens % SETTINGS.stream_sample_tokens:
             return False
         now_s = self._state.clock.now()
         if self._looked_s:
-            self._choice.observe_stream((now_s - self._looked_s) / _LOOK_EVERY)
+            self._choice.observe_stream((now_s - self._looked_s) / SETTINGS.stream_sample_tokens)
         self._looked_s = now_s
         self._probe_rtt(now_s)
         self._state.window.choose(self._state.tokens.num_remaining)
@@ -53,7 +51,7 @@ class StreamWatch:
     def _compare(self, token_id: int) -> None:
         if self._shadow is not None:
             expected, draft_s = self._shadow
-            self._choice.observe_shadow(token_id == expected, draft_s)
+            self._choice.observe_probe(token_id == expected, draft_s)
             self._shadow = None
 
     def _draft(self) -> None:
@@ -64,7 +62,7 @@ class StreamWatch:
     def _probe_rtt(self, now_s: float) -> None:
         remote = self._state.remote
         if (rtt_s := remote.take_rtt()) is not None:
-            self._choice.observe_trip(rtt_s)
-        if now_s - self._probed_s > _RTT_PROBE_EVERY_S:
+            self._choice.observe_rtt(rtt_s)
+        if now_s - self._probed_s > SETTINGS.rtt_probe_interval_s:
             self._probed_s = now_s
             remote.start_rtt_probe()

@@ -1,1 +1,1 @@
-"""`edge-client doctor`: one check a file or function, each with what it found and what to do."""
+"""`edge-client doctor`: checks, each with what it found and what to do. Imports session, config and all below."""

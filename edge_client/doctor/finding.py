@@ -1,4 +1,4 @@
-"""What one check found."""
+"""Defines the result of one check."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from dataclasses import asdict, dataclass, field
 
 
 class Status(enum.StrEnum):
+    """Grades a finding."""
+
     OK = "ok"
     WARNING = "warning"  # it works, but not as well as it could, or not for long
     FAULT = "fault"
@@ -15,7 +17,8 @@ class Status(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """`todo` is empty where nothing is to be done; `facts` are for `--json`."""
+    """Holds what one check found. `todo` says what to do and is empty where nothing is; `facts` are for
+    `--json`."""
 
     check: str
     status: Status
@@ -24,20 +27,25 @@ class Finding:
     facts: dict[str, object] = field(default_factory=dict)
 
     def as_json(self) -> dict[str, object]:
+        """Returns the finding as JSON."""
         return asdict(self)
 
 
 def ok(check: str, found: str, **facts: object) -> Finding:
+    """Returns a finding that needs nothing done."""
     return Finding(check, Status.OK, found, "", facts)
 
 
 def warning(check: str, found: str, todo: str, **facts: object) -> Finding:
+    """Returns a finding that something works, but not as well as it could."""
     return Finding(check, Status.WARNING, found, todo, facts)
 
 
 def fault(check: str, found: str, todo: str, **facts: object) -> Finding:
+    """Returns a finding that something does not work."""
     return Finding(check, Status.FAULT, found, todo, facts)
 
 
 def skipped(check: str, why: str) -> Finding:
+    """Returns a finding for a check that was not made."""
     return Finding(check, Status.SKIPPED, why)

@@ -1,15 +1,14 @@
-"""What can be checked without a network: the draft, the tokenizer, the clock."""
+"""Checks what needs no network: the draft, the chat template, the clock."""
 
 from __future__ import annotations
 
 import ctypes
 import time
 from dataclasses import dataclass
-from pathlib import Path
 
 from outrider.common.errors import OutriderError
 from outrider.common.types import SamplingParams
-from outrider.edge_client.config.run_config import RunConfig, default_draft_dir
+from outrider.edge_client.config.run_config import RunConfig, draft_dir
 from outrider.edge_client.doctor.finding import Finding, fault, ok, skipped, warning
 from outrider.edge_client.session.factory import Edge, create_edge
 from outrider.edge_client.tokenization.chat_template import load_chat_template
@@ -22,13 +21,14 @@ _EARLIEST = 1_735_689_600  # 2025-01-01: this software did not exist before
 
 @dataclass(frozen=True, slots=True)
 class LocalResult:
-    """`edge` is None where a fault keeps it from being made."""
+    """Holds the findings and the loaded edge; None where a fault prevented it."""
 
     findings: list[Finding]
     edge: Edge | None
 
 
 def check_local(config: RunConfig) -> LocalResult:
+    """Loads the edge as configured and returns what was found."""
     try:
         edge = create_edge(config)
     except OutriderError as error:
@@ -70,7 +70,7 @@ def _check_draft(config: RunConfig, edge: Edge) -> Finding:
 
 
 def _check_template(config: RunConfig) -> Finding:
-    directory = Path(config.draft) if config.draft else default_draft_dir()
+    directory = draft_dir(config)
     try:
         template = load_chat_template(directory, config.serve.chat_template)
     except ModuleNotFoundError:
@@ -83,7 +83,7 @@ def _check_template(config: RunConfig) -> Finding:
 
 
 def check_clock() -> Finding:
-    """This machine's own: later than its software, and kept by somebody."""
+    """Checks this machine's clock: later than the software's date, and synchronised."""
     if time.time() < _EARLIEST:
         year = time.strftime("%Y", time.gmtime())
         return fault("clock", f"this machine says it is {year}", "set it; certificates are judged by it")
@@ -94,7 +94,7 @@ def check_clock() -> Finding:
 
 
 def _is_synchronised() -> bool | None:
-    """By the kernel; None where it does not say."""
+    """Returns whether the kernel calls the clock synchronised; None where it cannot be read."""
     try:
         libc = ctypes.CDLL(None, use_errno=True)
         state = ctypes.create_string_buffer(512)

@@ -1,1 +1,2 @@
-"""Draft strategies: the INT4 ONNX small model, its export and its sampling."""
+"""Draft strategies: the INT4 ONNX model, its export, prompt lookup, and the pool of sequences. Imports
+tokenization."""

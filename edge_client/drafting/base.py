@@ -1,7 +1,7 @@
-"""What a draft strategy offers: shared weights (`DraftModel`) and one text's state (`DraftSequence`).
+"""Defines a draft: shared weights (`DraftModel`) and the state of one sequence (`DraftSequence`).
 
-The two are apart so that several requests share one set of weights. A sequence knows the committed
-text and nothing else between rounds: what it proposed is speculation, kept only as reusable KV.
+The two are separate so that several requests share one set of weights. Between rounds a sequence holds the
+committed tokens; proposed tokens are speculation, kept only as reusable KV.
 """
 
 from __future__ import annotations
@@ -13,14 +13,16 @@ from typing import Protocol, Self, runtime_checkable
 
 from outrider.common.types import Draft, SamplingParams, Signals
 
+DEFAULT_MAX_NGRAM = 4  # prompt-lookup looks for runs of at most so many tokens
+
 
 class Stop(enum.Enum):
-    """What a stop rule says of the token just sampled.
+    """Answers, after a token was sampled, whether the draft ends.
 
-    BEFORE drops it, so it may depend on nothing but the tokens before it and signals that are functions of
-    the distribution (entropy, margin, variance): a draft without the tokens that fell out badly is no sample
-    of the draft's, and methods that trust its probabilities would go wrong. Whatever looks at the token
-    itself says AFTER.
+    BEFORE drops the token, so it may depend on nothing but the tokens before it and signals that are
+    functions of the distribution (entropy, margin, variance): a draft that leaves out tokens by their own
+    value is no sample of the draft model, and methods that use its probabilities would be wrong. A rule that
+    looks at the token itself answers AFTER.
     """
 
     NO = "no"
@@ -34,95 +36,100 @@ tells no signals."""
 
 
 class DraftSequence(Protocol):
-    """One text as the draft sees it. Not thread-safe; sequences of one model may run in parallel."""
+    """Drafts one sequence. Not thread-safe; sequences of one model may run in parallel."""
 
     @property
     def position(self) -> int:
-        """Length of the committed text, prompt included."""
+        """Returns the number of committed tokens, prompt included."""
         ...
 
     def commit(self, token_ids: Sequence[int]) -> None:
-        """Append committed ids. KV of proposed tokens that agree is kept, the rest is rolled back.
+        """Appends committed ids. KV of proposed tokens that agree is kept, the rest is rolled back.
 
-        Cheap: ids the KV lacks are fed by the next `propose`. Ids may lie past the draft's context;
-        the sequence then proposes nothing. Raises `InvalidFieldError` for ids >= `num_tokens`.
+        Cheap: ids without KV are fed by the next `propose`. Ids may exceed the draft's context; the sequence
+        then proposes nothing. Raises `InvalidFieldError` for ids >= `num_tokens`.
         """
         ...
 
     def truncate(self, position: int) -> None:
-        """Roll the committed text back to its first `position` tokens (0 <= position <= length)."""
+        """Rolls back to the first `position` tokens (0 <= position <= length)."""
         ...
 
     def propose(self, num_draft_tokens: int, should_stop: ShouldStop | None = None) -> Draft:
-        """Sample up to `num_draft_tokens` tokens after the committed text, which stays as it is.
+        """Samples up to `num_draft_tokens` tokens after the committed ones, which stay unchanged.
 
-        `should_stop` ends the draft early: its tokens are then the first of those it would else have had,
-        or none where it ends before the first.
+        `should_stop` ends the draft early: it then has the first of the tokens that it would have had, or
+        none.
 
-        Fewer near the context limit, none at it; none too where the strategy has nothing to say, and the
-        verifier then gives the one next token. The committed text must hold at least one token.
+        Returns fewer tokens near the context limit and none at it, and none where the strategy has no
+        proposal; the verifier then samples the next token. At least one token must be committed.
         """
         ...
 
     def close(self) -> None:
-        """Free the KV. A closed sequence must not be used again; closing twice is fine."""
+        """Frees the KV. A closed sequence must not be used again; closing twice is allowed."""
         ...
 
     def check_integrity(self) -> None:
-        """Assert that KV and text agree (tests)."""
+        """Asserts that KV and committed tokens agree (tests)."""
         ...
 
 
 @runtime_checkable
 class KeepsRunnerUps(Protocol):
-    """A sequence that can say what it would have drafted instead of each token."""
+    """Records what a sequence would have drafted instead of each token."""
 
     def keep_runner_ups(self) -> None:
-        """From now on `Draft.runner_ups` are told. Only where drafts are sampled without a support."""
+        """Fills `Draft.runner_ups` from now on. Allowed only where drafts are sampled without a support."""
         ...
 
 
 class DraftModel(Protocol):
-    """Weights shared by sequences, and what identifies them."""
+    """Holds weights that sequences share, and their identity."""
 
     @property
     def num_tokens(self) -> int:
-        """Size of the tokenizer: ids at or above it do not exist and are never proposed."""
+        """Returns the tokenizer's size: ids at or above it do not exist and are never proposed."""
         ...
 
     @property
     def max_context(self) -> int:
-        """Longest text, draft tokens included, that the draft can hold."""
+        """Returns the longest sequence, drafted tokens included, that the draft supports."""
         ...
 
     @property
-    def eos_token_ids(self) -> tuple[int, ...]: ...
+    def eos_token_ids(self) -> tuple[int, ...]:
+        """Returns the ids that end a text."""
 
     @property
     def fingerprint(self) -> str:
-        """Hex SHA-256 over configuration and weights."""
+        """Returns the SHA-256 over configuration and weights, in hex."""
         ...
 
     @property
-    def tokenizer_fingerprint(self) -> str: ...
+    def tokenizer_fingerprint(self) -> str:
+        """Returns the SHA-256 of the tokenizer, in hex."""
 
     @property
     def signal_names(self) -> tuple[str, ...]:
-        """Which of nll, entropy, margin, variance its drafts tell; none where it is a copy, say."""
+        """Returns which of nll, entropy, margin and variance its drafts carry; empty for a draft that
+        copies."""
         ...
 
     def sequence(
         self, sampling: SamplingParams, *, num_prompt_tokens: int | None = None, num_support: int = 0
     ) -> DraftSequence:
-        """A new, empty sequence. Penalties treat its first `num_prompt_tokens` ids as the prompt;
-        None means everything the first `commit` brings.
+        """Returns a new, empty sequence. Penalties treat its first `num_prompt_tokens` ids as the prompt;
+        None means all ids of the first `commit`.
 
-        `num_support` (`outrider.common.methods.num_support`): 0 samples from the whole distribution with the noise
-        both sides share; n from integer weights over the n most probable ids, told in `Draft.supports`.
+        `num_support` (`outrider.common.methods.num_support`): 0 samples from the whole distribution with the
+        noise that both sides share; n samples from integer weights over the n most probable ids, returned in
+        `Draft.supports`.
         """
         ...
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Frees the weights once no sequence uses them."""
 
     def __enter__(self) -> Self: ...
 
@@ -130,7 +137,7 @@ class DraftModel(Protocol):
 
 
 def ended(draft: Draft, should_stop: ShouldStop | None) -> Draft:
-    """What a stop rule leaves of a draft whose tokens were known beforehand."""
+    """Returns what a stop rule leaves of a draft whose tokens were known beforehand."""
     if should_stop is None:
         return draft
     for number, token_id in enumerate(draft.token_ids, start=1):

@@ -1,16 +1,19 @@
-"""The draft of one session: kept in step with the text, timed, and stretched for experiments."""
+"""Drafts for one session: keeps the draft's sequence equal to the session's, measures drafting, and stretches
+it for experiments."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from outrider.common.clock import SYSTEM_CLOCK, Clock
+from outrider.common.sequences import common_prefix
 from outrider.common.types import Draft, SamplingParams, Signals, TokenIds
 from outrider.edge_client.drafting.base import DraftModel, KeepsRunnerUps, ShouldStop, Stop
 
 
 class Drafter:
-    """`min_draft_s` stretches every drafted token to stand for a larger draft; results carry the label."""
+    """Drafts for one session. `min_draft_s` stretches each drafted token to simulate a larger draft; results
+    carry a label then."""
 
     def __init__(
         self,
@@ -37,11 +40,11 @@ class Drafter:
         should_stop: ShouldStop | None = None,
         assumed: TokenIds = (),
     ) -> tuple[Draft, float]:
-        """A draft after the whole text `token_ids` and what is `assumed` to follow it, and the time it took
-        in ms.
+        """Returns a draft after `token_ids` and the tokens `assumed` to follow them, and the time it took in
+        ms.
 
-        Shorter than asked where `should_stop` ends it and near the draft's own context limit, empty at it and
-        where the strategy has no idea.
+        The draft is shorter than asked where `should_stop` ends it or the draft's context is nearly full; it
+        is empty at the context limit and where the strategy has no proposal.
         """
         start_s = self._clock.now()
         self._commit(token_ids, assumed)
@@ -52,7 +55,7 @@ class Drafter:
         return draft, (self._clock.now() - start_s) * 1e3
 
     def keep_runner_ups(self) -> bool:
-        """Whether drafts tell them from now on."""
+        """Asks for runner-ups in all later drafts; returns whether the draft can provide them."""
         if not isinstance(self._sequence, KeepsRunnerUps):
             return False
         self._sequence.keep_runner_ups()
@@ -63,16 +66,14 @@ class Drafter:
         if self._assumed:  # as far as it came true it stays
             start = sequence.position - len(self._assumed)
             now = (*token_ids[start:], *assumed)
-            pairs = enumerate(zip(self._assumed, now, strict=False))
-            num_right = next((i for i, (a, b) in pairs if a != b), min(len(self._assumed), len(now)))
-            sequence.truncate(start + num_right)
+            sequence.truncate(start + common_prefix(self._assumed, now))
         sequence.commit(token_ids[sequence.position :])
         if assumed:
             sequence.commit(assumed[sequence.position - len(token_ids) :])
         self._assumed = assumed
 
     def _stretched(self, should_stop: ShouldStop | None, start_s: float) -> ShouldStop | None:
-        """Where drafting is stretched, each token is, so that `should_stop` is asked when it would be."""
+        """Returns `should_stop` delayed to the time at which a stretched token would be ready."""
         if should_stop is None or not self._min_draft_s:
             return should_stop
 
@@ -85,7 +86,7 @@ class Drafter:
         return stretched
 
     def roll_back(self, position: int) -> None:
-        """The text keeps its first `position` tokens."""
+        """Keeps the first `position` tokens."""
         sequence = self._sequence
         num_dropped = sequence.position - position
         if num_dropped > 0:
@@ -94,20 +95,23 @@ class Drafter:
 
     @property
     def is_full(self) -> bool:
-        """Whether the text has reached the draft's context limit: there will be no draft any more."""
+        """Returns whether the sequence has reached the draft's context limit, so that no draft is possible
+        any more."""
         return self._sequence.position >= self.model.max_context
 
     def warm_up(self, prompt_ids: Sequence[int]) -> None:
-        """Feeds the prompt while the verifier does the same; the proposal is thrown away."""
+        """Feeds the prompt while the verifier does the same; the proposal is dropped."""
         self._sequence.commit(prompt_ids[self._sequence.position :])
         self._sequence.propose(1)
         self.warm_s = self._clock.now()
 
     def time_token(self) -> float:
-        """Seconds a drafted token takes, by one that is thrown away, after `warm_up`."""
+        """Returns the seconds that one drafted token takes, measured on one that is dropped, after
+        `warm_up`."""
         start_s = self._clock.now()
         self._sequence.propose(1)
         return max(self._min_draft_s, self._clock.now() - start_s)
 
     def close(self) -> None:
+        """Frees the sequence."""
         self._sequence.close()

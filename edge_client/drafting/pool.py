@@ -1,8 +1,9 @@
-"""KV of texts that ended, kept for texts that begin like them: the next turn of a conversation, mostly.
+"""Keeps the KV of sequences that have ended for later ones with the same beginning: the next turn of a
+conversation.
 
-A sequence that read a prefix in one go and one that wrote it token by token differ in the last digits
-(DESIGN §10), so what is reused here may propose another token now and then. That is harmless where the
-target decides alone (method coupled), which is where callers use it.
+A sequence that read a prefix at once and one that decoded it token by token differ in the last digits
+(design.md §10), so a reused sequence may propose another token now and then. Only callers whose text the
+target alone decides (method coupled) may use the pool.
 """
 
 from __future__ import annotations
@@ -11,25 +12,29 @@ import threading
 from collections.abc import Sequence
 from typing import Protocol, Self, runtime_checkable
 
+from outrider.common.sequences import common_prefix
 from outrider.common.types import Draft, SamplingParams
 from outrider.edge_client.drafting.base import DraftModel, DraftSequence, KeepsRunnerUps, ShouldStop
 
 
 @runtime_checkable
 class RenewableSequence(DraftSequence, Protocol):
-    """A sequence whose KV can serve another text."""
+    """Allows its KV to be used for another text."""
 
     @property
-    def cached_token_ids(self) -> Sequence[int]: ...
+    def cached_token_ids(self) -> Sequence[int]:
+        """Returns the ids whose KV is in the buffers."""
 
     @property
-    def num_kv_bytes(self) -> int: ...
+    def num_kv_bytes(self) -> int:
+        """Returns the size of the buffers in bytes."""
 
-    def renew(self, sampling: SamplingParams, num_prompt_tokens: int | None, num_support: int) -> None: ...
+    def renew(self, sampling: SamplingParams, num_prompt_tokens: int | None, num_support: int) -> None:
+        """Begins another text under other parameters; KV of their common prefix is reused."""
 
 
 class SequencePool:
-    """Idle sequences of one model, `max_bytes` of KV at most; the least recently used goes first.
+    """Holds idle sequences of one model with at most `max_bytes` of KV; the least recently used are evicted.
 
     Thread-safe. Sequences that cannot be renewed are closed instead.
     """
@@ -41,12 +46,12 @@ class SequencePool:
         self._lock = threading.Lock()
 
     def lease(self) -> DraftLease:
-        """The model for one session, whose sequence comes from here and returns."""
+        """Returns the model for one session, whose sequence comes from the pool and returns to it."""
         return DraftLease(self)
 
     def take(self, token_ids: Sequence[int]) -> tuple[RenewableSequence | None, int]:
-        """The idle sequence with the longest common prefix, and that length. None where more of every one
-        would be lost than serves again: its own conversation may go on."""
+        """Returns the idle sequence with the longest common prefix, and that prefix's length. Returns None
+        where each would lose more tokens than are reused, since its own conversation may go on."""
         with self._lock:
             found = [(common_prefix(each.cached_token_ids, token_ids), each) for each in self._idle]
             worth = [(n, each) for n, each in found if n and 2 * n >= len(each.cached_token_ids)]
@@ -57,6 +62,7 @@ class SequencePool:
         return best, num_common
 
     def give_back(self, sequence: DraftSequence) -> None:
+        """Adds a sequence, and evicts the least recently used ones beyond `max_bytes`."""
         dropped: list[DraftSequence] = []
         with self._lock:
             if isinstance(sequence, RenewableSequence):
@@ -70,64 +76,49 @@ class SequencePool:
 
     @property
     def num_idle(self) -> int:
+        """Returns how many sequences are idle."""
         return len(self._idle)
 
     @property
     def num_idle_bytes(self) -> int:
+        """Returns the KV of idle sequences in bytes."""
         with self._lock:
             return sum(each.num_kv_bytes for each in self._idle)
 
     def close(self) -> None:
+        """Frees all idle sequences."""
         with self._lock:
             idle, self._idle = self._idle, []
         for each in idle:
             each.close()
 
     def check_integrity(self) -> None:
+        """Asserts that no sequence is idle twice and the bound is kept."""
         with self._lock:
             assert len({id(each) for each in self._idle}) == len(self._idle), "a sequence is idle twice"
             assert sum(each.num_kv_bytes for each in self._idle) <= self._max_bytes, "too much is kept"
 
 
 class DraftLease:
-    """A `DraftModel` for one session. `num_reused_tokens` says how much of its prompt was there already."""
+    """Lends the pool's model to one session as a `DraftModel`. `num_reused_tokens` counts the prompt's tokens
+    whose KV was reused."""
 
     def __init__(self, pool: SequencePool) -> None:
         self.pool = pool
         self.num_reused_tokens = 0
-        self._model = pool.model
-
-    @property
-    def num_tokens(self) -> int:
-        return self._model.num_tokens
-
-    @property
-    def max_context(self) -> int:
-        return self._model.max_context
-
-    @property
-    def eos_token_ids(self) -> tuple[int, ...]:
-        return self._model.eos_token_ids
-
-    @property
-    def fingerprint(self) -> str:
-        return self._model.fingerprint
-
-    @property
-    def tokenizer_fingerprint(self) -> str:
-        return self._model.tokenizer_fingerprint
-
-    @property
-    def signal_names(self) -> tuple[str, ...]:
-        return self._model.signal_names
+        model = pool.model
+        self.num_tokens, self.max_context = model.num_tokens, model.max_context
+        self.eos_token_ids, self.signal_names = model.eos_token_ids, model.signal_names
+        self.fingerprint, self.tokenizer_fingerprint = model.fingerprint, model.tokenizer_fingerprint
 
     def sequence(
         self, sampling: SamplingParams, *, num_prompt_tokens: int | None = None, num_support: int = 0
     ) -> DraftSequence:
+        """Returns a sequence that is taken from the pool at its first commit."""
         return _LeasedSequence(self, sampling, num_prompt_tokens, num_support)
 
     def close(self) -> None:
-        """The weights are the pool's."""
+        """Does nothing: the weights belong to the pool."""
 
     def __enter__(self) -> Self:
         return self
@@ -190,11 +181,3 @@ class _LeasedSequence:
         idle.renew(self._sampling, self._num_prompt_tokens, self._num_support)
         self._lease.num_reused_tokens = num_common
         return idle
-
-
-def common_prefix(one: Sequence[int], other: Sequence[int]) -> int:
-    """How many tokens two texts begin with alike."""
-    for index, (mine, theirs) in enumerate(zip(one, other, strict=False)):
-        if mine != theirs:
-            return index
-    return min(len(one), len(other))

@@ -1,4 +1,4 @@
-"""Drafting without a model: what followed the last tokens where they last occurred in the text is proposed.
+"""Drafts without a model: proposes the tokens that followed the last earlier occurrence of the newest ones.
 
 Saxena 2023, "Prompt Lookup Decoding". The longest run of tokens wins, the most recent of equally long ones.
 """
@@ -17,16 +17,15 @@ from outrider.common.errors import InvalidFieldError, ModelError, UsageError
 from outrider.common.models.fingerprint import num_tokens, tokenizer_fingerprint
 from outrider.common.sampling.support import certain
 from outrider.common.types import Draft, SamplingParams
-from outrider.edge_client.drafting.base import ShouldStop, ended
+from outrider.edge_client.drafting.base import DEFAULT_MAX_NGRAM, ShouldStop, ended
 from outrider.edge_client.drafting.export.hf_config import read_eos_token_ids
-from outrider.edge_client.drafting.registry import DEFAULT_MAX_NGRAM
 from outrider.edge_client.drafting.spec import SPEC_FILE, TOKENIZER_FILE
 
 
 class NgramIndex:
-    """A text, and for each of its positions where the run of 1 … `max_ngram` tokens ending there occurred
-    before. Adding and dropping a token cost `max_ngram` dictionary accesses; looking one up costs none.
-    """
+    """Holds a sequence, and for each position the end of the previous occurrence of the 1 … `max_ngram`
+    tokens before it. Adding and dropping a token cost `max_ngram` dictionary accesses; a look-up costs
+    none."""
 
     def __init__(self, max_ngram: int) -> None:
         self.text: list[int] = []
@@ -36,6 +35,7 @@ class NgramIndex:
         self._earlier = [array("q") for _ in range(max_ngram)]
 
     def extend(self, token_ids: Sequence[int]) -> None:
+        """Appends tokens."""
         for token_id in token_ids:
             self.text.append(token_id)
             end = len(self.text)
@@ -48,6 +48,7 @@ class NgramIndex:
                 latest[ngram] = end
 
     def truncate(self, position: int) -> None:
+        """Drops all tokens but the first `position`."""
         while len(self.text) > position:
             end = len(self.text)
             for n, (latest, earlier) in enumerate(zip(self._latest, self._earlier, strict=True), start=1):
@@ -59,18 +60,20 @@ class NgramIndex:
             self.text.pop()
 
     def match(self) -> int:
-        """Where the most recent earlier occurrence of the longest repeated run at the end of the text ends;
-        0 for none."""
+        """Returns the end of the most recent earlier occurrence of the longest run that ends the sequence; 0
+        where there is none."""
         return next((earlier[-1] for earlier in reversed(self._earlier) if earlier and earlier[-1]), 0)
 
     def check_integrity(self) -> None:
+        """Asserts that the index equals one built anew."""
         fresh = NgramIndex(len(self._latest))
         fresh.extend(self.text)
         assert (fresh._latest, fresh._earlier) == (self._latest, self._earlier), "the index is not the text's"
 
 
 class PromptLookupSequence:
-    """A `DraftSequence` that copies. Without a match it proposes nothing, and the target goes on alone."""
+    """Proposes copies of earlier tokens. Without a match it proposes nothing, and the target samples
+    alone."""
 
     def __init__(self, num_tokens: int, max_ngram: int, has_supports: bool = False) -> None:
         self._num_tokens = num_tokens
@@ -79,10 +82,11 @@ class PromptLookupSequence:
 
     @property
     def position(self) -> int:
+        """Returns the number of committed tokens."""
         return len(self._index.text)
 
     def commit(self, token_ids: Sequence[int]) -> None:
-        """See `DraftSequence.commit`."""
+        """Appends committed ids. Raises `InvalidFieldError` for ids >= `num_tokens`."""
         for token_id in token_ids:
             if not 0 <= token_id < self._num_tokens:
                 raise InvalidFieldError(
@@ -91,13 +95,14 @@ class PromptLookupSequence:
         self._index.extend(token_ids)
 
     def truncate(self, position: int) -> None:
-        """See `DraftSequence.truncate`."""
+        """Rolls back to the first `position` tokens."""
         assert 0 <= position <= self.position, f"cannot truncate {self.position} tokens to {position}"
         self._index.truncate(position)
 
     def propose(self, num_draft_tokens: int, should_stop: ShouldStop | None = None) -> Draft:
-        """See `DraftSequence.propose`. A copy that reaches the end of the text goes on with itself, so a
-        repetition is proposed as often as it fits. Each probability is 1: the draft had no other choice."""
+        """Returns a copy as a draft. A copy that reaches the end of the sequence continues with itself, so a
+        repetition is proposed as often as it fits. Each probability is 1, since the draft had no other
+        choice."""
         assert self._index.text, "a draft needs at least one committed token"
         start = self._index.match()
         if not start or num_draft_tokens <= 0:
@@ -109,14 +114,16 @@ class PromptLookupSequence:
         return ended(Draft(token_ids, (1.0,) * num_draft_tokens, supports=supports), should_stop)
 
     def close(self) -> None:
+        """Frees the index."""
         self._index = NgramIndex(0)
 
     def check_integrity(self) -> None:
+        """Asserts that index and sequence agree."""
         self._index.check_integrity()
 
 
 class PromptLookupModel:
-    """A `DraftModel` without weights, for texts of any length."""
+    """Makes sequences without weights, of any length."""
 
     max_context = sys.maxsize
     signal_names = ()
@@ -135,10 +142,10 @@ class PromptLookupModel:
 
     @classmethod
     def open(cls, directory: Path, *, max_ngram: int = DEFAULT_MAX_NGRAM) -> Self:
-        """From any directory with a tokenizer.json. Raises `ModelError` without one.
+        """Opens any directory with a tokenizer.json. Raises `ModelError` without one.
 
-        A draft.json or the target's own configuration beside it tells the end-of-text ids, which matter only
-        to what is kept unverified.
+        A draft.json or the target's own configuration beside it has the end-of-text ids, which matter only to
+        tokens kept unverified.
         """
         if max_ngram < 1:
             raise UsageError(f"prompt lookup compares at least one token, not {max_ngram}")
@@ -149,17 +156,18 @@ class PromptLookupModel:
 
     @property
     def fingerprint(self) -> str:
+        """Returns a SHA-256 over tokenizer and run length."""
         content = f"prompt-lookup {self._max_ngram} {self.tokenizer_fingerprint}"
         return hashlib.sha256(content.encode()).hexdigest()
 
     def sequence(
         self, sampling: SamplingParams, *, num_prompt_tokens: int | None = None, num_support: int = 0
     ) -> PromptLookupSequence:
-        """See `DraftModel.sequence`. A copy is a copy whatever the sampling parameters."""
+        """Returns an empty sequence. Sampling parameters do not change a copy."""
         return PromptLookupSequence(self.num_tokens, self._max_ngram, has_supports=num_support > 0)
 
     def close(self) -> None:
-        """There is nothing to free."""
+        """Does nothing: there are no weights."""
 
     def __enter__(self) -> Self:
         return self

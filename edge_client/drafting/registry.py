@@ -1,4 +1,4 @@
-"""Draft strategies by name, each imported when it is asked for."""
+"""Lists draft strategies by name; each is imported when it is used."""
 
 from __future__ import annotations
 
@@ -7,14 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from outrider.common.errors import UsageError
-from outrider.edge_client.drafting.base import DraftModel
-
-DEFAULT_MAX_NGRAM = 4
+from outrider.edge_client.drafting.base import DEFAULT_MAX_NGRAM, DraftModel
 
 
 @dataclass(frozen=True, slots=True)
 class DraftSettings:
-    """What strategies can be told; each reads what concerns it."""
+    """Holds the settings of all strategies; each uses its own."""
 
     threads: int  # onnx
     max_ngram: int  # prompt-lookup: the longest run of tokens it looks for
@@ -49,7 +47,8 @@ def create_draft_model(
     max_ngram: int = DEFAULT_MAX_NGRAM,
     has_variance: bool = False,
 ) -> DraftModel:
-    """Raises `UsageError` for an unknown name, `ModelError` for a directory that cannot be loaded."""
+    """Returns the draft in a directory. Raises `UsageError` for an unknown name, `ModelError` for a directory
+    that cannot be loaded."""
     factory = _FACTORIES.get(name)
     if factory is None:
         raise UsageError(f"unknown draft strategy {name!r}; known: {', '.join(STRATEGIES)}")

@@ -1,4 +1,4 @@
-"""`draft.json`: what an exported draft directory says about itself."""
+"""Reads and writes `draft.json`, the description of an exported draft."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ CANDIDATE_LOGITS = "candidate_logits"  # [samples, candidates]
 
 @dataclass(frozen=True, slots=True)
 class DraftSpec:
-    """Fields the runtime needs, and those a person asks for. `files` maps names to sizes in bytes."""
+    """Holds fields for the runtime, and some for people. `files` maps names to sizes in bytes."""
 
     architecture: str
     num_tokens: int
@@ -45,6 +45,7 @@ class DraftSpec:
     num_source_layers: int | None = None  # of the model these layers are the first of; None: it has no more
 
     def write(self, directory: Path) -> None:
+        """Writes `draft.json` into a directory."""
         content = dataclasses.asdict(self)
         if self.num_source_layers is None:
             del content["num_source_layers"]
@@ -53,9 +54,9 @@ class DraftSpec:
 
 
 def read_spec(directory: Path) -> DraftSpec:
-    """Read and check a draft directory, weights unread.
+    """Returns the description of a draft directory, checked; the weights are not read.
 
-    Raises `ModelError` naming what is missing, truncated, exchanged or of another version.
+    Raises `ModelError` naming what is missing, truncated, replaced or of another version.
     """
     path = directory / SPEC_FILE
     try:
@@ -79,6 +80,7 @@ def read_spec(directory: Path) -> DraftSpec:
 
 
 def file_sha256(path: Path) -> str:
+    """Returns a file's SHA-256 in hex."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 

@@ -1,1 +1,1 @@
-"""Which drafted tokens are doubted, and what follows: the draft ends, or what it drafted is sent."""
+"""The gate: which drafted tokens are hard, and what is done with them. Imports drafting."""

@@ -1,5 +1,4 @@
-"""The file that `edge-client calibrate` writes and `--gate-file` reads: YAML, thresholds and where they come
-from."""
+"""Reads and writes gate files: YAML from `edge-client calibrate`, for `--gate-file`."""
 
 from __future__ import annotations
 
@@ -14,8 +13,8 @@ from outrider.edge_client.gate.words import WordCounts
 
 @dataclass(frozen=True, slots=True)
 class GateFile:
-    """What is not in the file is not looked at. `source` is for people: the draft, the text, the share of
-    tokens that are hard by each threshold, or whatever else its writer can tell."""
+    """Holds thresholds and their origin; a signal without a threshold is not looked at. `source` is for
+    people: the draft, the text, the share of hard tokens."""
 
     nll: float | None = option(None, "nats", minimum=0.0)
     entropy: float | None = option(None, "bits", minimum=0.0)
@@ -29,7 +28,8 @@ class GateFile:
 
     @property
     def word_counts(self) -> WordCounts | None:
-        """None where there are none. Raises `ConfigError` where they are something else."""
+        """Returns the counts of words; None where there are none. Raises `ConfigError` where they are
+        malformed."""
         if self.words is None:
             return None
         try:
@@ -40,12 +40,12 @@ class GateFile:
 
 
 def read_gate_file(path: Path) -> GateFile:
-    """Raises `ConfigError` naming the file, the key and what was expected."""
+    """Returns the file's content. Raises `ConfigError` naming the file, the key and what was expected."""
     return load_config(GateFile, yaml_path=path, env={}).value
 
 
 def write_gate_file(path: Path, content: GateFile) -> None:
-    """Without keys that say nothing."""
+    """Writes the file, without keys that are empty."""
     import yaml
 
     told = {name: getattr(content, name) for name in GateFile.__dataclass_fields__}

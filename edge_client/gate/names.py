@@ -1,9 +1,9 @@
-"""Named entities by their looks: capitalised words inside a sentence, acronyms, words like iPhone.
+"""Finds named entities by their spelling: capitalised words inside a sentence, acronyms, words like iPhone.
 
-A light stand-in for a recogniser (`--gate-ner` takes a real one). What it misses: a name of one word at the
-start of a sentence or a line; names in lower case; scripts without upper case (Chinese, Arabic, Hindi). What
-it takes for a name and is none: German nouns, titles in capitals, a quoted sentence, and in program text
-classes and constants (`None`, `ValueError`). Each costs a trip to the target and nothing else.
+This replaces a recogniser (`--gate-ner` takes a real one). It misses one-word names at the start of a
+sentence or a line, names in lower case, and scripts without upper case (Chinese, Arabic, Hindi). It wrongly
+finds German nouns, titles in capitals, quoted sentences, and classes and constants of programs (`None`,
+`ValueError`). Each of these costs one call to the target.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ _LOOK_BACK = 48  # characters before a word that say whether it begins a sentenc
 
 
 def find_names(text: str, start: int) -> Iterator[Span]:
+    """Yields the spans of names that end after `start`."""
     for match in _WORD.finditer(text):
         before = text[max(0, match.start() - _LOOK_BACK) : match.start()]
         if match.end() > start and _is_name(match[0], before):

@@ -1,8 +1,8 @@
-"""Digits, dates and amounts in text, by regular expressions.
+"""Finds digits, dates and amounts in text by regular expressions.
 
-What they miss: numbers, dates and amounts written in words other than the English ones below ("the first of
-May", "fünf Euro"), months of other languages, relative dates ("tomorrow"). A part of a date that comes in a
-block before it can be known for one ("12" of "12 March") fires nothing there; that is what `digits` is for.
+They miss numbers, dates and amounts written in words other than the English ones below ("the first of May",
+"fünf Euro"), months of other languages, and relative dates ("tomorrow"). A date whose first part is in an
+earlier block ("12" of "12 March") is not found there; the rule `digits` finds it.
 """
 
 from __future__ import annotations

@@ -1,55 +1,21 @@
-"""Text rules: what only the target may write, however sure the draft is. By name, each made when asked for.
+"""Makes text rules by name: which drafted text only the target may write, however sure the draft is.
 
-A rule looks at the tokens themselves, so it ends a draft after the token that it doubts, never before it.
+A rule looks at the tokens themselves, so it ends a draft after the token that it finds, never before it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 from outrider.common.errors import UsageError
+from outrider.edge_client.gate.text_rule import TextRule
 from outrider.edge_client.gate.words import DEFAULT_RARE_PER_MILLION, WordCounts
-
-CONTEXT_TOKENS = 32  # of the text before a block, decoded for the rules
-
-NewDecoder = Callable[[list[int] | None], Callable[[int], str]]
-"""`EdgeTokenizer.decoder`: given what came before, an id in, the text that became final with it out."""
-
-
-class BlockText:
-    """A drafted block as text, as it grows. `pieces[i]` is what token i makes final: empty while a character
-    is not whole. A word or a number may begin in the `context`."""
-
-    def __init__(self, text_ids: Sequence[int], new_decoder: NewDecoder) -> None:
-        context_ids = list(text_ids[-CONTEXT_TOKENS:])
-        self.context = "".join(map(new_decoder(None), context_ids))
-        self.token_ids: list[int] = []
-        self.pieces: list[str] = []
-        self._decode = new_decoder(context_ids)
-
-    def append(self, token_id: int) -> None:
-        self.token_ids.append(token_id)
-        self.pieces.append(self._decode(token_id))
-
-    @property
-    def text(self) -> str:
-        return "".join(self.pieces)
-
-
-class TextRule(Protocol):
-    """Keeps nothing between calls: one serves all sessions."""
-
-    def doubted(self, block: BlockText) -> Collection[int]:
-        """Indices of the block's tokens that are for the target, as far as the block and what comes before
-        it tell by now; empty where none is. Asked after every drafted token."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
 class RuleNeeds:
-    """What single rules need beside the text."""
+    """Holds what single rules need beside the text."""
 
     ner: str = ""  # a spaCy pipeline for `entities`; empty: by the looks of words
     words: WordCounts | None = None  # for `rare`
@@ -57,7 +23,8 @@ class RuleNeeds:
 
 
 def create_rules(names: Sequence[str], needs: RuleNeeds = RuleNeeds()) -> tuple[TextRule, ...]:
-    """Raises `UsageError` for a name that is not built, and for what a rule needs and has not."""
+    """Returns the rules with these names. Raises `UsageError` for an unknown name, and where a rule lacks
+    what it needs."""
     unknown = [name for name in names if name not in _FACTORIES]
     if unknown:
         raise UsageError(f"unknown gate rule {unknown[0]!r}; known: {', '.join(RULES)}")

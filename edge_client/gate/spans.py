@@ -1,11 +1,11 @@
-"""A text rule that looks for stretches of text, and what it finds told in tokens of the block."""
+"""Turns spans of text that a rule finds into tokens of the block."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from itertools import accumulate
 
-from outrider.edge_client.gate.rules import BlockText
+from outrider.edge_client.gate.text_rule import BlockText
 from outrider.edge_client.gate.words import Span
 
 Find = Callable[[str, int], Iterable[Span]]
@@ -13,12 +13,13 @@ Find = Callable[[str, int], Iterable[Span]]
 
 
 class SpanRule:
-    """Every token that has a part in what `find` finds in context and block, as far as they go by now."""
+    """Marks every token that overlaps with a span that `find` returns in context and block so far."""
 
     def __init__(self, find: Find) -> None:
         self._find = find
 
-    def doubted(self, block: BlockText) -> set[int]:
+    def hard_tokens(self, block: BlockText) -> set[int]:
+        """Returns the indices of those tokens."""
         start = len(block.context)
         spans = self._find(block.context + block.text, start)
         found = [(a - start, b - start) for a, b in spans if b > start]
@@ -29,8 +30,8 @@ class SpanRule:
 
 
 def token_ranges(pieces: Iterable[str]) -> list[Span]:
-    """Where each token's text lies in the block's. A token that is the beginning of a character has that of
-    the token that makes it whole, or none yet."""
+    """Returns each token's range of characters in the block. A token with only the first bytes of a character
+    has the range of the token that completes it, or none yet."""
     pieces = list(pieces)
     ends = list(accumulate(map(len, pieces)))
     ranges: list[Span] = []

@@ -1,8 +1,8 @@
-"""Rare words, by counts of the words in the text that a gate was calibrated with.
+"""Finds rare words, by counts of the words in the text that a gate was calibrated with.
 
-Counts of the user's own text, not a general list: a draft that writes programs, letters or another language
-than English has its own common words. Words are runs of letters without regard to case; identifiers are cut
-at `_` and digits. It takes a script that puts something between words.
+The counts are of the user's own text: a draft that writes programs, letters or another language than English
+has its own common words. Words are runs of letters without regard to case; identifiers are cut at `_` and
+digits. Scripts without spaces between words are not supported.
 """
 
 from __future__ import annotations
@@ -20,25 +20,28 @@ _WORD = re.compile(r"[^\W\d_]+")
 
 @dataclass(frozen=True, slots=True)
 class WordCounts:
-    """Of `num_words` words of a text; `counts` may leave out those rarer than one in a million."""
+    """Holds how often words occur in a text of `num_words` words; words rarer than one in a million may be
+    left out."""
 
     num_words: int = 0
     counts: Mapping[str, int] = field(default_factory=dict)
 
     def common(self, per_million: float) -> CommonWords:
-        """Words that occur at least `per_million` times in a million words, and at least once."""
+        """Returns words that occur at least `per_million` times in a million words, and at least once."""
         least = per_million * self.num_words / 1e6
         return CommonWords(word for word, count in self.counts.items() if count >= least)
 
 
 class CommonWords:
+    """Holds a set of words and finds all others in a text."""
+
     def __init__(self, words: Iterable[str]) -> None:
         self._sorted = sorted(words)
         self._words = frozenset(self._sorted)
 
     def find_others(self, text: str, start: int) -> Iterator[Span]:
-        """Words that are not among these. The last one may go on yet: it is one of the others for certain
-        where none of these begins so. Single letters never are."""
+        """Yields the spans of other words that end after `start`. The last word may be incomplete, and is
+        reported only where no common word begins with it. Single letters are never reported."""
         for match in _WORD.finditer(text):
             if match.end() <= start or match.end() - match.start() == 1:
                 continue
@@ -52,7 +55,7 @@ class CommonWords:
 
 
 def count_words(texts: Iterable[str]) -> WordCounts:
-    """Words rarer than one in a million are left out."""
+    """Returns the counts of all texts together, without words rarer than one in a million."""
     counts: Counter[str] = Counter()
     for text in texts:
         counts.update(word.casefold() for word in _WORD.findall(text))
@@ -61,7 +64,7 @@ def count_words(texts: Iterable[str]) -> WordCounts:
 
 
 def packed(words: WordCounts) -> dict[str, object]:
-    """Counts as a gate file has them: the words of a count in one line, frequent ones first."""
+    """Returns counts in the form of a gate file: the words of one count on one line, frequent ones first."""
     by_count: dict[int, list[str]] = {}
     for word, count in words.counts.items():
         by_count.setdefault(count, []).append(word)

@@ -1,8 +1,7 @@
-"""The parts of a plan from the live link: drafting, verifying and streaming for a few seconds.
+"""Measures the parts of a plan over the live link: drafting, verifying and streaming for a few seconds.
 
-Sessions of several draft lengths, one after the other, with a cloud-only stream between them, again and again
-until the time is up. The first round of a session is not counted: it finds the draft's and the verifier's
-caches cold.
+Sessions of several draft lengths run one after the other, with cloud-only streams between them, until the
+time is up. The first round of a session is not counted: the draft's and the verifier's caches are cold then.
 """
 
 from __future__ import annotations
@@ -12,25 +11,27 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import count, cycle, pairwise
 
+from outrider.common.config.loader import with_values
 from outrider.common.errors import UsageError
 from outrider.common.types import ModelInfo
 from outrider.edge_client.config.run_config import RunConfig
+from outrider.edge_client.core.options import Mode
 from outrider.edge_client.core.stats import RoundRecord
 from outrider.edge_client.planning.plan import MAX_DRAFT_TOKENS
 from outrider.edge_client.planning.samples import (
+    AcceptanceSequence,
     Known,
-    Standing,
     acceptance_by_position,
     cost_line,
     known,
-    replayed,
-    standing_texts,
+    replay_rounds,
+    sequences_of,
 )
 from outrider.edge_client.session.factory import Edge
 
-LENGTHS = (8, 1, 4, 0, 12, 2)  # 0: what a verification takes without any draft
-FIRST_TOKENS, LATER_TOKENS = 24, 64  # of a session: the first turn is quick, later ones open less often
-MIN_PATIENCE_S = 2.0  # with a link that does not answer
+LENGTHS = (8, 1, 4, 0, 12, 2)  # 0: a verification without any draft
+FIRST_TOKENS, LATER_TOKENS = 24, 64  # of a session: a quick first turn, then fewer openings
+MIN_PATIENCE_S = 2.0  # to wait for a link that does not answer
 MIN_ROUNDS, MIN_STREAMED, MIN_JUDGED = 6, 8, 8
 PROMPTS = (
     "def read_lines(path):\n",
@@ -41,11 +42,11 @@ PROMPTS = (
 
 @dataclass(slots=True)
 class Samples:
-    """`token_gaps_s`: between two tokens of a stream, the first left out. `texts`: sessions, each as all of
-    its rounds' (accepted, drafted)."""
+    """Holds what was measured. `token_gaps_s` are the times between two tokens of a stream, without the
+    first; `sessions` are all of their rounds' (accepted, drafted)."""
 
     rounds: list[RoundRecord] = field(default_factory=list)
-    texts: list[list[tuple[int, int]]] = field(default_factory=list)
+    sessions: list[list[tuple[int, int]]] = field(default_factory=list)
     token_gaps_s: list[float] = field(default_factory=list)
     num_draft_tokens: int = 0
     model: ModelInfo | None = None
@@ -53,7 +54,7 @@ class Samples:
 
 @dataclass(frozen=True, slots=True)
 class MeasuredParts:
-    """As in `outrider.edge_client.planning.plan.PlanParts`."""
+    """Holds the measured parts of a `outrider.edge_client.planning.plan.PlanParts`."""
 
     draft_token: Known
     draft_fixed: Known
@@ -62,7 +63,7 @@ class MeasuredParts:
     verify_token: Known
     rtt: Known
     acceptance: tuple[Known, ...]
-    texts: tuple[Standing, ...]
+    sequences: tuple[AcceptanceSequence, ...]
 
 
 def measure(
@@ -73,7 +74,7 @@ def measure(
     on_progress: Callable[[float, int], None] = lambda share, num_rounds: None,
     clock: Callable[[], float] = time.monotonic,
 ) -> Samples:
-    """Measures for `seconds`. Raises `LinkError` and what else a session raises."""
+    """Returns what sessions of `seconds` measured. Raises `LinkError` and what else a session raises."""
     samples, end_s = Samples(), clock() + seconds
     begin_s = end_s - seconds
     for config, prompt, seed in _errands(edge.config, prompts, seconds):
@@ -86,8 +87,10 @@ def measure(
         samples.model = session.result.model or samples.model
         samples.rounds += [each for each in stats.rounds[1:] if each.is_answered]
         if stats.rounds and all(each.is_answered for each in stats.rounds):
-            samples.texts.append([(each.num_accepted_tokens, each.num_draft_tokens) for each in stats.rounds])
-        if config.mode == "cloud-only":
+            samples.sessions.append(
+                [(each.num_accepted_tokens, each.num_draft_tokens) for each in stats.rounds]
+            )
+        if config.mode is Mode.CLOUD_ONLY:
             times_ns = stats.token_times_ns[1:]
             samples.token_gaps_s += [(after - before) / 1e9 for before, after in pairwise(times_ns)]
         if clock() >= end_s:
@@ -98,28 +101,28 @@ def measure(
 def _errands(
     config: RunConfig, prompts: Sequence[str], seconds: float
 ) -> Iterator[tuple[RunConfig, str, int]]:
-    """Sessions to run: configuration, prompt, seed. A slow round is waited for and measured."""
-    texts, seeds = cycle(prompts), count(1 if config.seed is None else config.seed)
+    """Yields the sessions to run: configuration, prompt, seed. A slow round is waited for and measured."""
+    own_prompts, seeds = cycle(prompts), count(1 if config.seed is None else config.seed)
     for turn in count():
         num_tokens = FIRST_TOKENS if turn == 0 else LATER_TOKENS
-        common = replace(
+        common = with_values(
             config,
             on_timeout="wait",
-            recover_timeout_s=min(config.recover_timeout_s, max(seconds, MIN_PATIENCE_S)),
+            recover_timeout_s=min(config.outage.recover_timeout_s, max(seconds, MIN_PATIENCE_S)),
             ignore_eos=True,
             max_new_tokens=num_tokens,
             depth_policy="fixed",
         )
-        speculative = replace(common, mode="speculative")
-        prompt = next(texts)
+        speculative = replace(common, mode=Mode.SPECULATIVE)
+        prompt = next(own_prompts)
         for number, length in enumerate(LENGTHS):
-            yield replace(speculative, num_speculative_tokens=length), prompt, next(seeds)
+            yield with_values(speculative, num_speculative_tokens=length), prompt, next(seeds)
             if number % 3 == 0:
-                yield replace(common, mode="cloud-only"), prompt, next(seeds)
+                yield replace(common, mode=Mode.CLOUD_ONLY), prompt, next(seeds)
 
 
 def parts_from(samples: Samples, flag: str = "--measure-s") -> MeasuredParts:
-    """Raises `UsageError` naming `flag` where the time was too short to tell."""
+    """Returns the parts; raises `UsageError` naming `flag` where too little was measured."""
     rounds = samples.rounds
     drafted = [each for each in rounds if each.num_draft_tokens]
     judged = sum(min(each.num_accepted_tokens + 1, each.num_draft_tokens) for each in drafted)
@@ -132,7 +135,7 @@ def parts_from(samples: Samples, flag: str = "--measure-s") -> MeasuredParts:
     draft_fixed, draft_token = cost_line(
         [(r.num_draft_tokens, r.draft_ms / 1e3) for r in drafted], is_flat=False
     )
-    texts = standing_texts(samples.texts)
+    sequences = sequences_of(samples.sessions)
     return MeasuredParts(
         draft_token=draft_token,
         draft_fixed=draft_fixed,
@@ -140,6 +143,6 @@ def parts_from(samples: Samples, flag: str = "--measure-s") -> MeasuredParts:
         verify_fixed=verify_fixed,
         verify_token=verify_token,
         rtt=known([each.net_ms / 1e3 for each in rounds]),
-        acceptance=acceptance_by_position(replayed(texts, MAX_DRAFT_TOKENS)),
-        texts=texts,
+        acceptance=acceptance_by_position(replay_rounds(sequences, MAX_DRAFT_TOKENS)),
+        sequences=sequences,
     )

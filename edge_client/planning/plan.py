@@ -1,12 +1,13 @@
-"""What a link and two models will give, by the cost model: every mode, the best draft length, break-evens.
+"""Predicts every mode, the best draft length and break-evens for a link and two models, by the cost model.
 
-Pure. What is known of each part (`Known`) carries where it comes from; all that a `Plan` adds is predicted.
+Pure. Each part (`Known`) carries where it comes from; everything that a `Plan` adds is predicted.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from outrider.edge_client.controller.cost_model import (
     LinkCosts,
@@ -25,22 +26,29 @@ from outrider.edge_client.controller.cost_model_pipelined import (
     pipelined_break_even_rtt_s,
     pipelined_rounds_per_token,
 )
-from outrider.edge_client.planning.samples import MEASURED, Known, Standing, acceptance_by_position, replayed
+from outrider.edge_client.core.options import ExecutionMode
+from outrider.edge_client.planning.roofline import Roofline
+from outrider.edge_client.planning.samples import (
+    MEASURED,
+    AcceptanceSequence,
+    Known,
+    acceptance_by_position,
+    replay_rounds,
+)
 
 __all__ = ["MEASURED", "Known"]
 
-GIVEN, ASSUMED = "given", "assumed"
-SPECULATIVE, PIPELINED, CLOUD_ONLY, CO_LOCATED, EDGE_ONLY = (
-    *("speculative", "pipelined", "cloud-only", "co-located", "edge-only"),
-)
-MAX_DRAFT_TOKENS = 64  # what a verifier takes in a round unless told otherwise
+GIVEN, COMPUTED, ASSUMED = "given", "computed", "assumed"
+MAX_DRAFT_TOKENS = 64  # what a verifier takes in a round unless configured otherwise
 
 
 @dataclass(frozen=True, slots=True)
 class PlanParts:
-    """Seconds, bytes a second. `acceptance[i]`: of a draft's token i given those before; the last repeats.
+    """Holds what a plan is made from, in seconds and bytes a second.
 
-    Where `texts` are known, each draft length has the acceptance that its rounds would have had in them.
+    `acceptance[i]` is that of a draft's token i given those before it; the last repeats. Where `sequences`
+    are known, each draft length has the acceptance that its rounds would have had in them. `rooflines` are
+    those that computed times come from, by "draft" and "target".
     """
 
     draft_token: Known
@@ -53,10 +61,13 @@ class PlanParts:
     rate_up: Known
     rate_down: Known
     acceptance: tuple[Known, ...]
-    texts: tuple[Standing, ...] = ()
+    sequences: tuple[AcceptanceSequence, ...] = ()
+    rooflines: Mapping[str, Roofline] = field(default_factory=dict)
 
     @property
     def models(self) -> ModelCosts:
+        """Returns the compute times in the terms of the cost model."""
+        target = self.rooflines.get("target")
         return ModelCosts(
             draft_token_s=self.draft_token.value,
             target_token_s=self.target_token.value,
@@ -64,41 +75,45 @@ class PlanParts:
             verify_token_s=self.verify_token.value,
             colocated_draft_token_s=self.colocated_draft_token.value,
             draft_fixed_s=self.draft_fixed.value,
+            verify_row_s=target.row_s if target and self.verify_fixed.source == COMPUTED else 0.0,
         )
 
     @property
     def link(self) -> LinkCosts:
+        """Returns the link in the terms of the cost model."""
         return LinkCosts(self.rtt.value, self.rate_up.value, self.rate_down.value)
 
     def alphas(self, num_draft_tokens: int) -> list[float]:
-        """By position, in rounds of this length."""
+        """Returns the acceptance by position in rounds of this length."""
         known = self.acceptance
-        if self.texts:
-            known = acceptance_by_position(replayed(self.texts, num_draft_tokens))
+        if self.sequences:
+            known = acceptance_by_position(replay_rounds(self.sequences, num_draft_tokens))
         return [each.value for each in known]
 
 
 @dataclass(frozen=True, slots=True)
 class ModePlan:
-    """One mode at its best. `target_s`: seconds a token that it alone keeps the cloud's machine busy."""
+    """Holds one mode at its best draft length. `target_s` is the target's own time for a token."""
 
-    mode: str
+    mode: ExecutionMode
     num_draft_tokens: int | None
     token_s: float
     target_s: float
-    num_in_flight: int = 0  # pipelined: rounds under way at once
+    num_in_flight: int = 0  # pipelined: rounds in flight at once
 
     @property
     def tokens_per_s(self) -> float:
+        """Returns committed tokens a second."""
         return 1.0 / self.token_s if self.token_s else math.inf
 
     def cost_per_million(self, price_per_hour: float) -> float:
+        """Returns the price of the target's machine for a million tokens."""
         return self.target_s * 1e6 / 3600.0 * price_per_hour
 
 
 @dataclass(frozen=True, slots=True)
 class LengthPlan:
-    """Synchronous rounds of one length. Below `break_even_rtt_s` they beat cloud-only; negative: never."""
+    """Holds rounds of one length. They beat cloud-only below `break_even_rtt_s`; negative: never."""
 
     num_draft_tokens: int
     tokens_per_round: float
@@ -108,37 +123,46 @@ class LengthPlan:
 
     @property
     def token_s(self) -> float:
+        """Returns seconds a committed token."""
         return self.round_s / self.tokens_per_round
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
+    """Holds the predictions made from `parts`."""
+
     parts: PlanParts
     modes: dict[str, ModePlan]
     lengths: tuple[LengthPlan, ...]  # 1 to the longest allowed
 
     @property
     def pays(self) -> bool:
-        """Whether drafting at the edge, in either way, is faster than streaming cloud-only."""
-        return self.best_edge.token_s < self.modes[CLOUD_ONLY].token_s
+        """Returns whether drafting at the edge, pipelined or not, is faster than cloud-only."""
+        return self.best_edge.token_s < self.modes[ExecutionMode.CLOUD_ONLY].token_s
 
     @property
     def best_edge(self) -> ModePlan:
-        return min(self.modes[SPECULATIVE], self.modes[PIPELINED], key=lambda each: each.token_s)
+        """Returns the faster of speculative and pipelined."""
+        return min(
+            self.modes[ExecutionMode.SPECULATIVE],
+            self.modes[ExecutionMode.PIPELINED],
+            key=lambda each: each.token_s,
+        )
 
     @property
     def is_colocated_faster(self) -> bool:
-        return self.modes[CO_LOCATED].token_s < self.best_edge.token_s
+        """Returns whether drafting beside the target is faster than drafting at the edge."""
+        return self.modes[ExecutionMode.CO_LOCATED].token_s < self.best_edge.token_s
 
     def speedup(self, mode: ModePlan) -> float:
-        """Over cloud-only."""
-        return self.modes[CLOUD_ONLY].token_s / mode.token_s if mode.token_s else math.inf
+        """Returns how many times faster than cloud-only the mode is."""
+        return self.modes[ExecutionMode.CLOUD_ONLY].token_s / mode.token_s if mode.token_s else math.inf
 
-    def break_even_rtt_s(self, mode: str, rival: str = CLOUD_ONLY) -> float:
-        """The RTT below which `mode`, speculative or pipelined, beats `rival` at the length that is best for
-        that; negative: at none. A rival's time does not depend on the RTT."""
+    def break_even_rtt_s(self, mode: ExecutionMode, rival: ExecutionMode = ExecutionMode.CLOUD_ONLY) -> float:
+        """Returns the RTT below which `mode`, speculative or pipelined, beats `rival` at its best length;
+        negative: at none. A rival's time does not depend on the RTT."""
         models, link, rival_s = self.parts.models, self.parts.link, self.modes[rival].token_s
-        if mode == PIPELINED:
+        if mode == ExecutionMode.PIPELINED:
             alphas = self.lengths[-1].alphas
             rtts_s = (pipelined_break_even_rtt_s(alphas, n, models, link, rival_s) for n in self._lengths())
         else:
@@ -153,15 +177,16 @@ class Plan:
 
 
 def make_plan(parts: PlanParts, max_draft_tokens: int = MAX_DRAFT_TOKENS) -> Plan:
-    """`max_draft_tokens` >= 1. Raises ValueError for an acceptance outside [0, 1]."""
+    """Returns the plan for drafts of 1 to `max_draft_tokens`; raises ValueError for an impossible
+    acceptance."""
     models, link = parts.models, parts.link
     lengths = tuple(_length(n, parts) for n in range(1, max_draft_tokens + 1))
     modes = (
         _speculative(lengths, models),
         _pipelined(lengths, models, link),
-        ModePlan(CLOUD_ONLY, None, cloud_only_s(models, link), models.target_token_s),
+        ModePlan(ExecutionMode.CLOUD_ONLY, None, cloud_only_s(models, link), models.target_token_s),
         _colocated(lengths, models, link),
-        ModePlan(EDGE_ONLY, None, edge_only_s(models), 0.0),
+        ModePlan(ExecutionMode.EDGE_ONLY, None, edge_only_s(models), 0.0),
     )
     return Plan(parts, {each.mode: each for each in modes}, lengths)
 
@@ -175,15 +200,15 @@ def _length(n: int, parts: PlanParts) -> LengthPlan:
 def _speculative(lengths: tuple[LengthPlan, ...], models: ModelCosts) -> ModePlan:
     best = min(lengths, key=lambda each: each.token_s)
     target_s = models.verify_s(best.num_draft_tokens) / best.tokens_per_round
-    return ModePlan(SPECULATIVE, best.num_draft_tokens, best.token_s, target_s)
+    return ModePlan(ExecutionMode.SPECULATIVE, best.num_draft_tokens, best.token_s, target_s)
 
 
 def _pipelined(lengths: tuple[LengthPlan, ...], models: ModelCosts, link: LinkCosts) -> ModePlan:
-    """Its rounds follow one another as one long draft, and that is the acceptance they have."""
+    """Its rounds continue one long draft, so they have a long draft's acceptance."""
     alphas = lengths[-1].alphas
     n, token_s = fastest_pipelined(alphas, models, link, len(lengths))
     target_s = models.verify_s(n) * pipelined_rounds_per_token(alphas, n)
-    return ModePlan(PIPELINED, n, token_s, target_s, num_in_flight(n, models, link))
+    return ModePlan(ExecutionMode.PIPELINED, n, token_s, target_s, num_in_flight(n, models, link))
 
 
 def _colocated(lengths: tuple[LengthPlan, ...], models: ModelCosts, link: LinkCosts) -> ModePlan:
@@ -192,4 +217,6 @@ def _colocated(lengths: tuple[LengthPlan, ...], models: ModelCosts, link: LinkCo
 
     best = min(lengths, key=token_s)
     round_there_s = round_s(best.num_draft_tokens, colocated_models(models), LinkCosts(rtt_s=0.0))
-    return ModePlan(CO_LOCATED, best.num_draft_tokens, token_s(best), round_there_s / best.tokens_per_round)
+    return ModePlan(
+        ExecutionMode.CO_LOCATED, best.num_draft_tokens, token_s(best), round_there_s / best.tokens_per_round
+    )

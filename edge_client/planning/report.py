@@ -1,24 +1,15 @@
-"""A plan for a person, and as JSON. Pure."""
+"""Renders a plan as text and as JSON. Pure."""
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Sequence
 from typing import Any
 
 from outrider.common.config.units import show_duration, show_rate
-from outrider.edge_client.planning.plan import (
-    ASSUMED,
-    CLOUD_ONLY,
-    CO_LOCATED,
-    EDGE_ONLY,
-    PIPELINED,
-    SPECULATIVE,
-    Known,
-    LengthPlan,
-    ModePlan,
-    Plan,
-)
+from outrider.edge_client.core.options import ExecutionMode
+from outrider.edge_client.planning.plan import ASSUMED, COMPUTED, Known, LengthPlan, ModePlan, Plan
 
 _GREEN, _YELLOW, _DIM, _RESET = "\x1b[32m", "\x1b[33m", "\x1b[2m", "\x1b[0m"
 _FIRST_LENGTHS, _LATER_LENGTHS = 8, (12, 16, 24, 32, 48, 64, 96, 128)
@@ -39,12 +30,19 @@ _ASSUMPTIONS = {
     "verify_token": "a forward of several tokens takes as long as one of one",
     "colocated_draft_token": "as fast as at the edge",
 }
+_ROOFLINE_PARTS = {
+    "draft_token": "one row of the draft at the edge",
+    "target_token": "one row of the target",
+    "verify_fixed": "one row of the target",
+    "verify_token": "as many rows as are memory-bound cost nothing more",
+    "colocated_draft_token": "one row of the draft in the cloud",
+}
 
 
 def plan_text(
     plan: Plan, *, price_per_hour: float | None, labels: Sequence[str] = (), is_coloured: bool = False
 ) -> str:
-    """The verdict first, then modes, draft lengths, break-evens, and what all of it is made from."""
+    """Returns the conclusion, the modes, draft lengths and break-evens, and the parts that they come from."""
     verdict = headline(plan)
     if is_coloured:
         verdict[0] = f"{_GREEN if plan.pays else _YELLOW}{verdict[0]}{_RESET}"
@@ -59,12 +57,15 @@ def plan_text(
 
 
 def headline(plan: Plan) -> list[str]:
-    """Whether to draft at the edge; what would be faster still."""
-    cloud, synchronous, pipelined = (plan.modes[mode] for mode in (CLOUD_ONLY, SPECULATIVE, PIPELINED))
+    """Returns whether to draft at the edge, and whether co-located drafting is faster still, as sentences."""
+    cloud, synchronous, pipelined = (
+        plan.modes[mode]
+        for mode in (ExecutionMode.CLOUD_ONLY, ExecutionMode.SPECULATIVE, ExecutionMode.PIPELINED)
+    )
     if not plan.pays:
         best = plan.best_edge
-        told = f"cloud-only takes {_ms(cloud)} a token, the best of drafting here {_ms(best)}"
-        lines = [f"Speculation does not pay on this link: {told} ({best.mode}, {_length(best)})."]
+        found = f"cloud-only takes {_ms(cloud)} a token, the best of drafting here {_ms(best)}"
+        lines = [f"Speculation does not pay on this link: {found} ({best.mode}, {_length(best)})."]
     elif synchronous.token_s >= cloud.token_s:
         lines = [
             f"Speculation pays only pipelined: {_length(pipelined)}, {_ms(pipelined)} a token, "
@@ -79,19 +80,19 @@ def headline(plan: Plan) -> list[str]:
         if pipelined.token_s < synchronous.token_s:
             line += f"; pipelined {plan.speedup(pipelined):.2f} times"
         lines = [f"{line}."]
-    colocated = plan.modes[CO_LOCATED]
+    colocated = plan.modes[ExecutionMode.CO_LOCATED]
     if plan.is_colocated_faster and colocated.token_s < cloud.token_s:
-        is_told = "would be faster still" if plan.pays else "would pay"
-        told = f"Co-located speculation {is_told}, with a draft in the verifier"
-        lines.append(f"{told}: {_ms(colocated)} a token.")
+        verb = "would be faster still" if plan.pays else "would pay"
+        found = f"Co-located speculation {verb}, with a draft in the verifier"
+        lines.append(f"{found}: {_ms(colocated)} a token.")
     return lines
 
 
 def advice(plan: Plan) -> str:
-    """How to run that; `auto` finds it by itself."""
+    """Returns the command that runs the best mode."""
     if not plan.pays:
         flags = "--mode cloud-only"
-    elif plan.best_edge.mode == PIPELINED:
+    elif plan.best_edge.mode == ExecutionMode.PIPELINED:
         flags = f"--pipeline on --num-speculative-tokens {plan.best_edge.num_draft_tokens}"
     else:
         flags = f"--num-speculative-tokens {plan.best_edge.num_draft_tokens}"
@@ -101,13 +102,14 @@ def advice(plan: Plan) -> str:
 def plan_json(
     plan: Plan, *, price_per_hour: float | None, labels: Sequence[str], more: dict[str, Any]
 ) -> dict[str, Any]:
-    """Times in ms, rates in bytes a second; null is "without limit", of a break-even "at every RTT"."""
+    """Returns the plan with times in ms and rates in bytes a second; null is "no limit", for a break-even "at
+    every RTT"."""
     parts = {name: _known_json(name, getattr(plan.parts, name)) for name in _PART_NAMES}
     modes = {name: _mode_json(plan, each, price_per_hour) for name, each in plan.modes.items()}
     return {
         "schema": 1,
         "pays": plan.pays,
-        "best": min(plan.modes.values(), key=lambda m: (m.mode == EDGE_ONLY, m.token_s)).mode,
+        "best": min(plan.modes.values(), key=lambda m: (m.mode == ExecutionMode.EDGE_ONLY, m.token_s)).mode,
         "headline": " ".join(headline(plan)),
         "parts": {**parts, "acceptance": [_known_json("", each) for each in plan.parts.acceptance]},
         "predicted": {
@@ -115,11 +117,12 @@ def plan_json(
             "draft_lengths": [_length_json(each) for each in plan.lengths],
             "break_even_rtt_ms": {
                 f"{mode} : {rival}": _finite(plan.break_even_rtt_s(mode, rival) * 1e3)
-                for mode in (SPECULATIVE, PIPELINED)
-                for rival in (CLOUD_ONLY, CO_LOCATED)
+                for mode in (ExecutionMode.SPECULATIVE, ExecutionMode.PIPELINED)
+                for rival in (ExecutionMode.CLOUD_ONLY, ExecutionMode.CO_LOCATED)
             },
         },
         "labels": list(labels),
+        **({"rooflines": _rooflines_json(plan)} if plan.parts.rooflines else {}),
         **more,
     }
 
@@ -142,18 +145,18 @@ def _mode_lines(plan: Plan, price_per_hour: float | None) -> list[str]:
 
 def _remark(mode: ModePlan) -> str:
     match mode.mode:
-        case "pipelined":
+        case ExecutionMode.PIPELINED:
             return f"   {mode.num_in_flight} rounds in flight"
-        case "edge-only":
+        case ExecutionMode.EDGE_ONLY:
             return "   the draft's text, not the target's"
     return ""
 
 
 def _length_lines(plan: Plan) -> list[str]:
-    best = plan.modes[SPECULATIVE].num_draft_tokens
+    best = plan.modes[ExecutionMode.SPECULATIVE].num_draft_tokens
     head = f"{'draft, predicted':<17}{'tokens/round':>14}{'ms/round':>10}{'ms/token':>10}{': cloud-only':>14}"
     lines = [head + f"{'pays below RTT':>17}"]
-    cloud_s = plan.modes[CLOUD_ONLY].token_s
+    cloud_s = plan.modes[ExecutionMode.CLOUD_ONLY].token_s
     for each in plan.lengths:
         n = each.num_draft_tokens
         if n > _FIRST_LENGTHS and n not in _LATER_LENGTHS and n != best:
@@ -166,9 +169,12 @@ def _length_lines(plan: Plan) -> list[str]:
 
 def _break_even_lines(plan: Plan) -> list[str]:
     lines = ["break-even round trip, predicted, each at its best draft length"]
-    for rival in (CLOUD_ONLY, CO_LOCATED):
-        told = (f"{mode} {_below(plan.break_even_rtt_s(mode, rival))}" for mode in (SPECULATIVE, PIPELINED))
-        lines.append(f"  against {rival:<12}" + " · ".join(told))
+    for rival in (ExecutionMode.CLOUD_ONLY, ExecutionMode.CO_LOCATED):
+        found = (
+            f"{mode} {_below(plan.break_even_rtt_s(mode, rival))}"
+            for mode in (ExecutionMode.SPECULATIVE, ExecutionMode.PIPELINED)
+        )
+        lines.append(f"  against {rival:<12}" + " · ".join(found))
     return lines
 
 
@@ -178,7 +184,9 @@ def _part_lines(plan: Plan, labels: Sequence[str]) -> list[str]:
         known: Known = getattr(plan.parts, name)
         show = show_rate if name.startswith("rate") else show_duration
         lines.append(f"  {title:<32}{show(known.value):<14}{_origin(name, known)}")
-    lines += [*_acceptance_lines(plan), *(f"  {label}" for label in labels)]
+    lines += _acceptance_lines(plan)
+    lines += [f"  {name} computed: {roofline}" for name, roofline in plan.parts.rooflines.items()]
+    lines += [f"  {label}" for label in labels]
     return lines
 
 
@@ -189,8 +197,8 @@ def _acceptance_lines(plan: Plan) -> list[str]:
     if len(known) > 1:
         shown = [f"{each.value:.2f}" for each in known[1 : _FIRST_LENGTHS + 1]]
         shown += ["…"] if len(known) > _FIRST_LENGTHS + 1 else []
-        lines.append(f"  {'  tokens behind it':<32}{' '.join(shown)}")
-    if plan.parts.texts:
+        lines.append(f"  {'  tokens after it':<32}{' '.join(shown)}")
+    if plan.parts.sequences:
         lines.append(f"  {'':<32}in long drafts; each length has the one its rounds would have had")
     return lines
 
@@ -198,6 +206,8 @@ def _acceptance_lines(plan: Plan) -> list[str]:
 def _origin(name: str, known: Known) -> str:
     if known.source == ASSUMED:
         return f"{ASSUMED}: {_ASSUMPTIONS[name]}" if name in _ASSUMPTIONS else ASSUMED
+    if known.source == COMPUTED:
+        return f"{COMPUTED}: {_ROOFLINE_PARTS[name]}"
     if known.low is None or known.high is None:
         return known.source
     if name:
@@ -234,6 +244,13 @@ def _known_json(name: str, known: Known) -> dict[str, Any]:
     if known.low is not None and known.high is not None:
         record |= {"low": known.low * scale, "high": known.high * scale, "n": known.num_samples}
     return record
+
+
+def _rooflines_json(plan: Plan) -> dict[str, Any]:
+    return {
+        name: {**dataclasses.asdict(roofline), "compute_bound_rows": roofline.compute_bound_rows}
+        for name, roofline in plan.parts.rooflines.items()
+    }
 
 
 def _mode_json(plan: Plan, mode: ModePlan, price_per_hour: float | None) -> dict[str, Any]:

@@ -1,4 +1,5 @@
-"""From samples to what a plan knows: times as lines, acceptance by position, whole texts replayed. Pure."""
+"""Turns samples into the parts of a plan: times as lines, acceptance by position, replayed sequences.
+Pure."""
 
 from __future__ import annotations
 
@@ -8,39 +9,45 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-MEASURED = "measured"
-JUDGED_APART = 30  # times a position must have been judged to have an acceptance of its own
-LONG_ENOUGH = 4  # drafted tokens of a round
-RARE = 0.05  # a length seen more seldom than this, against the one seen most, draws no line
+from outrider.common import sequences
+from outrider.common.step_time import LeastSquaresTime
 
-Standing = tuple[bool, ...]
-"""Of a text, position by position: whether the draft's token there, made after the text before it, stands."""
+MEASURED = "measured"
+MIN_JUDGED = 30  # times a position must have been judged to have an acceptance of its own
+LONG_ENOUGH = 4  # drafted tokens of a round
+RARE = 0.05  # a length seen more seldom than this share of the most frequent one is left out of a line
+
+AcceptanceSequence = tuple[bool, ...]
+"""By position of a sequence: whether the target accepts the token drafted there after all before it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """A part, where it comes from, and for a measured one the 10th and 90th percentile of its samples (of an
-    acceptance: the 95 % interval)."""
+    """Holds a part and its source; of a measured one the 10th and 90th percentile of its samples too (of an
+    acceptance the 95 % interval)."""
 
     value: float
-    source: str  # "given" | "measured" | "assumed"
+    source: str  # "given" | "computed" | "measured" | "assumed"
     low: float | None = None
     high: float | None = None
     num_samples: int = 0
 
 
 def known(samples: Sequence[float]) -> Known:
-    """Their mean without the highest and the lowest tenth, and those bounds: what is usual counts, one stall
-    does not."""
+    """Returns the mean without the highest and the lowest tenth, and those bounds: one stall does not
+    count."""
     ordered = sorted(samples)
     low, high = (ordered[round(share * (len(ordered) - 1))] for share in (0.1, 0.9))
     return Known(_trimmed_mean(ordered), MEASURED, low, high, len(ordered))
 
 
 def cost_line(times: Sequence[tuple[int, float]], *, is_flat: bool) -> tuple[Known, Known]:
-    """(drafted tokens, seconds) as fixed + per token, neither below 0: least squares through the means of the
-    lengths, so that none counts more, but for the rare ones, which the ends of texts make: one slow sample
-    there would tilt the line. One length alone is all fixed (`is_flat`) or all per token."""
+    """Returns (drafted tokens, seconds) as fixed and per-token time, neither below 0.
+
+    It fits the means of the lengths, so that none counts more. Rare lengths, which only the ends of sequences
+    have, are left out: one slow sample would tilt the line. The time of a single length is all fixed
+    (`is_flat`) or all per token.
+    """
     by_length: dict[int, list[float]] = defaultdict(list)
     for length, seconds in times:
         by_length[length].append(seconds)
@@ -50,9 +57,10 @@ def cost_line(times: Sequence[tuple[int, float]], *, is_flat: bool) -> tuple[Kno
     if len(lengths) == 1:
         fixed_s, token_s = (means[0], 0.0) if is_flat or not lengths[0] else (0.0, means[0] / lengths[0])
     else:
-        line = statistics.linear_regression(lengths, means)
-        through_zero = statistics.linear_regression(lengths, means, proportional=True)
-        token_s = max(0.0, line.slope if line.intercept >= 0 else through_zero.slope)
+        line = LeastSquaresTime()
+        for length, mean_s in sorted(zip(lengths, means, strict=True), reverse=True):
+            line.observe(length, mean_s)
+        token_s = line.token_s if line.base_s > 0 else line.through_origin_s
         fixed_s = max(0.0, _trimmed_mean([seconds - token_s * length for length, seconds in times]))
     fixed = known([max(0.0, seconds - token_s * length) for length, seconds in times])
     token = known([max(0.0, seconds - fixed_s) / length for length, seconds in times if length] or [token_s])
@@ -60,57 +68,53 @@ def cost_line(times: Sequence[tuple[int, float]], *, is_flat: bool) -> tuple[Kno
 
 
 def acceptance_by_position(rounds: Iterable[tuple[int, int]]) -> tuple[Known, ...]:
-    """Of (accepted, drafted): how often token i stood where those before it did, and the 95 % interval
-    (Wilson 1927). Positions judged fewer than JUDGED_APART times share the last one."""
-    tried: dict[int, int] = defaultdict(int)
-    stood: dict[int, int] = defaultdict(int)
-    for num_accepted, num_drafted in rounds:
-        for position in range(min(num_accepted + 1, num_drafted)):
-            tried[position] += 1
-            stood[position] += position < num_accepted
-    apart = [i for i in sorted(tried) if tried[i] >= JUDGED_APART]
-    rest = [i for i in sorted(tried) if tried[i] < JUDGED_APART]
-    shares = [(stood[i], tried[i]) for i in apart]
-    if rest:
-        shares.append((sum(stood[i] for i in rest), sum(tried[i] for i in rest)))
-    if len(shares) > 1 and shares[-1][1] < JUDGED_APART:  # too few even together: with the position before
+    """Returns from (accepted, drafted) how often token i was accepted after all before it, and the 95 %
+    interval (Wilson 1927). Positions judged fewer than MIN_JUDGED times share the last one."""
+    counts = [each for each in sequences.acceptance_by_position(rounds) if each.reached]
+    shares = [(each.accepted, each.reached) for each in counts if each.reached >= MIN_JUDGED]
+    if rest := [each for each in counts if each.reached < MIN_JUDGED]:
+        shares.append((sum(each.accepted for each in rest), sum(each.reached for each in rest)))
+    if len(shares) > 1 and shares[-1][1] < MIN_JUDGED:  # too few even together: with the position before
         last, before = shares.pop(), shares.pop()
         shares.append((last[0] + before[0], last[1] + before[1]))
-    return tuple(_share(num_stood, num_tried) for num_stood, num_tried in shares)
+    return tuple(_share(num_accepted, num_judged) for num_accepted, num_judged in shares)
 
 
-def standing_of(rounds: Sequence[tuple[int, int]], alphas: Sequence[float]) -> Standing:
-    """One text from its rounds of (accepted, drafted), in order and without a gap.
+def sequence_of(rounds: Sequence[tuple[int, int]], alphas: Sequence[float]) -> AcceptanceSequence:
+    """Returns one session's sequence from its rounds of (accepted, drafted), in order and without a gap.
 
-    Texts have easy and hard stretches, and rounds begin where those before them end: short ones mostly in
-    easy stretches, long ones after a rejection. So acceptance by position holds for the length it was seen
-    with, while a token's standing does not depend on how it was drafted (under `coupled` not at all), and
-    `replayed` tells every length. Where nothing was drafted (a bonus) it is drawn with the chance of that
-    position, `alphas` (the last repeats).
+    Sequences have easy and hard stretches, and rounds begin where those before them end: short ones mostly in
+    easy stretches, long ones after a rejection. So acceptance by position is valid for the measured length
+    only, while whether a token is accepted does not depend on how it was drafted (exactly so with `coupled`),
+    and `replay_rounds` predicts every length. A bonus, where nothing was drafted, is drawn with the
+    acceptance of that position in `alphas` (the last repeats).
     """
-    luck = random.Random(len(rounds))
+    chance = random.Random(len(rounds))
     found: list[bool] = []
     for num_accepted, num_drafted in rounds:
         found += [True] * num_accepted
-        chance = alphas[min(num_drafted, len(alphas) - 1)]
-        found.append(luck.random() < chance if num_accepted == num_drafted else False)
+        alpha = alphas[min(num_drafted, len(alphas) - 1)]
+        found.append(chance.random() < alpha if num_accepted == num_drafted else False)
     return tuple(found)
 
 
-def standing_texts(texts: Sequence[Sequence[tuple[int, int]]]) -> tuple[Standing, ...]:
-    """Of those that were drafted far enough to be known but for few tokens; of all, where none was."""
-    long = [text for text in texts if max(drafted for _, drafted in text) >= LONG_ENOUGH] or texts
-    alphas = [each.value for each in acceptance_by_position(each for text in long for each in text)]
-    return tuple(standing_of(text, alphas) for text in long)
+def sequences_of(sessions: Sequence[Sequence[tuple[int, int]]]) -> tuple[AcceptanceSequence, ...]:
+    """Returns the sequences of sessions with long drafts, of which few tokens are unknown; of all where none
+    has."""
+    long = [rounds for rounds in sessions if max(drafted for _, drafted in rounds) >= LONG_ENOUGH] or sessions
+    alphas = [each.value for each in acceptance_by_position(each for rounds in long for each in rounds)]
+    return tuple(sequence_of(rounds, alphas) for rounds in long)
 
 
-def replayed(texts: Iterable[Standing], num_draft_tokens: int) -> Iterator[tuple[int, int]]:
-    """(accepted, drafted) of rounds of one length through the texts; one that an end cuts off counts as far
-    as it goes."""
-    for text in texts:
+def replay_rounds(
+    sequences: Iterable[AcceptanceSequence], num_draft_tokens: int
+) -> Iterator[tuple[int, int]]:
+    """Yields (accepted, drafted) of rounds of one length through the sequences, the last one cut to its
+    end."""
+    for sequence in sequences:
         position = 0
-        while position < len(text):
-            draft = text[position : position + num_draft_tokens]
+        while position < len(sequence):
+            draft = sequence[position : position + num_draft_tokens]
             num_accepted = draft.index(False) if False in draft else len(draft)
             yield num_accepted, len(draft)
             position += num_accepted + 1

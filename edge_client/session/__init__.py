@@ -1,1 +1,1 @@
-"""`EdgeSession` and the factory that builds it from a configuration."""
+"""A session, and the factory that makes it from a configuration. Imports config, decode and all below."""

@@ -1,4 +1,4 @@
-"""From a configuration to a session: parameters checked, parts created, heavy imports made."""
+"""Makes sessions from a configuration: checks parameters, creates parts, imports heavy packages."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING
 from outrider.common.errors import IncompatibleError, InvalidFieldError, UsageError
 from outrider.common.sampling.processors import check_sampling_params
 from outrider.common.stopping import check_stop_params
-from outrider.common.types import Method, SamplingParams, StopParams, TokenIds
+from outrider.common.types import SamplingParams, StopParams, TokenIds
 from outrider.edge_client.config.gate import create_gate, gate_settings
 from outrider.edge_client.config.methods import check_method, make_method_params, support_size
-from outrider.edge_client.config.run_config import RunConfig, default_draft_dir
-from outrider.edge_client.controller.acceptance_prior import Experience
+from outrider.edge_client.config.run_config import RunConfig, draft_dir
+from outrider.edge_client.controller.acceptance_prior import AcceptancePrior
 from outrider.edge_client.controller.depth.registry import create_depth_policy
 from outrider.edge_client.controller.window import Pipelining, RoundWindow, create_window
 from outrider.edge_client.core.options import Mode, OnTimeout, SessionOptions
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class Edge:
-    """What outlives one session: the tokenizer, the draft's weights, and what its texts taught."""
+    """Holds what outlives one session: the tokenizer, the draft's weights, and the acceptance prior."""
 
     config: RunConfig
     tokenizer: EdgeTokenizer
@@ -42,7 +42,7 @@ class Edge:
     draft_load_ms: float
     labels: tuple[str, ...]
     dropout_cost: DropoutCost | None = None  # where the draft tells variance
-    experience: Experience = field(default_factory=Experience)
+    acceptance_prior: AcceptancePrior = field(default_factory=AcceptancePrior)
 
     def session(
         self,
@@ -51,9 +51,9 @@ class Edge:
         config: RunConfig | None = None,
         draft: DraftModel | None = None,
     ) -> EdgeSession:
-        """`prompt` is text or token ids; `config` is this session's own and `draft` a stand-in for the loaded
-        one, where several sessions share this. Raises `UsageError` for parameters out of range, for an
-        empty prompt and for a mode that needs a draft where none was loaded."""
+        """Returns a session. `prompt` is text or token ids; `config` is this session's own configuration, and
+        `draft` replaces the loaded one where several sessions share it. Raises `UsageError` for parameters
+        out of range, for an empty prompt and for a mode that needs a draft where none is loaded."""
         prompt_ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
         if not prompt_ids:
             raise UsageError("the prompt is empty")
@@ -69,10 +69,10 @@ class Edge:
             renew_decode=lambda: self.tokenizer.decoder(prompt_ids),
             verifier=_create_verifier(config, options, session_id),
             draft=self._draft_for(options.mode, draft),
-            depth=create_depth_policy(config.depth_policy, config.num_speculative_tokens),
+            depth=create_depth_policy(config.depth.policy, config.depth.num_speculative_tokens),
             window=make_window(config),
             gate=create_gate(gating, self.draft, self.tokenizer.decoder),
-            experience=self.experience,
+            acceptance_prior=self.acceptance_prior,
             session_id=session_id,
             min_draft_s=config.min_draft_ms / 1e3,
         )
@@ -91,25 +91,27 @@ class Edge:
 
     def _make_options(self, config: RunConfig, seed: int) -> SessionOptions:
         num_tokens = self.tokenizer.num_tokens
-        sampling = make_sampling(config, seed, tuple(self._encode_word(word) for word in config.bad_word))
-        stop = StopParams(config.max_new_tokens, config.stop_token_id, config.stop, config.ignore_eos)
+        sampling = make_sampling(config, seed, tuple(map(self._encode_word, config.sampling.bad_word)))
+        stop = StopParams(
+            config.max_new_tokens, config.stop.token_ids, config.stop.strings, config.stop.ignore_eos
+        )
         try:
             check_sampling_params(sampling, num_tokens)
             check_stop_params(stop, num_tokens)
         except InvalidFieldError as error:
             raise UsageError(f"{_setting(error.field)}: {error.reason}") from error
         return SessionOptions(
-            mode=Mode(config.mode),
+            mode=config.mode,
             sampling=sampling,
             stop=stop,
-            method=Method(config.method),
+            method=config.verification.method,
             method_params=make_method_params(config),
             support_size=support_size(config),
             num_logprobs=config.logprobs,
-            on_timeout=OnTimeout(config.on_timeout),
-            recover_timeout_s=config.recover_timeout_s,
-            is_reverified=config.reverify,
-            is_target_change_allowed=config.allow_target_change,
+            on_timeout=config.outage.on_timeout,
+            recover_timeout_s=config.outage.recover_timeout_s,
+            is_reverified=config.outage.reverify,
+            is_target_change_allowed=config.outage.allow_target_change,
             tokenizer_fingerprint=self.tokenizer.fingerprint,
         )
 
@@ -117,19 +119,20 @@ class Edge:
         return tuple(self.tokenizer.encode(word))
 
     def close(self) -> None:
+        """Frees the draft."""
         if self.draft is not None:
             self.draft.close()
 
 
 def create_edge(config: RunConfig, has_draft: bool | None = None) -> Edge:
-    """Loads the tokenizer and, where the edge drafts (or `has_draft` says so), the draft. Raises
-    `ModelError`, `IncompatibleError`; `UsageError` for flags that do not go together."""
+    """Loads the tokenizer and, where the mode drafts here or `has_draft` is true, the draft. Raises
+    `ModelError`, `IncompatibleError`, and `UsageError` for flags that do not go together."""
     check_method(config)
     gate_settings(config)
     make_window(config)  # flags that do not go together are said before anything is loaded
-    directory = Path(config.draft) if config.draft else default_draft_dir()
+    directory = draft_dir(config)
     if has_draft is None:
-        has_draft = Mode(config.mode).has_draft
+        has_draft = config.mode.has_draft
     if not directory.is_dir():
         hint = (
             "no draft at {}: name one with --draft DIR (`edge-client draft export` makes one)"
@@ -147,8 +150,8 @@ def create_edge(config: RunConfig, has_draft: bool | None = None) -> Edge:
 
 
 def _create_draft(config: RunConfig, directory: Path, tokenizer: EdgeTokenizer) -> DraftModel:
-    strategy = config.draft_strategy
-    if config.mode == Mode.EDGE_ONLY and strategy in WITHOUT_MODEL:
+    strategy = config.draft.strategy
+    if config.mode is Mode.EDGE_ONLY and strategy in WITHOUT_MODEL:
         raise UsageError(
             f"--mode edge-only needs a model to write with, and --draft-strategy {strategy} has none"
         )
@@ -156,14 +159,16 @@ def _create_draft(config: RunConfig, directory: Path, tokenizer: EdgeTokenizer) 
     draft = create_draft_model(
         strategy,
         directory,
-        threads=config.draft_threads,
-        max_ngram=config.lookup_ngram,
+        threads=config.draft.threads,
+        max_ngram=config.draft.lookup_ngram,
         has_variance=gating is not None and gating.thresholds.variance is not None,
     )
     if draft.tokenizer_fingerprint != tokenizer.fingerprint:
         theirs, ours = draft.tokenizer_fingerprint, tokenizer.fingerprint
         draft.close()
-        raise IncompatibleError(f"the draft was exported with tokenizer {theirs}, but beside it lies {ours}")
+        raise IncompatibleError(
+            f"the draft was exported with tokenizer {theirs}, but the one beside it is {ours}"
+        )
     return draft
 
 
@@ -178,76 +183,84 @@ def _dropout_cost(draft: DraftModel | None) -> DropoutCost | None:
 def _create_verifier(config: RunConfig, options: SessionOptions, session_id: bytes) -> RemoteVerifier | None:
     if options.mode is Mode.EDGE_ONLY:
         return None
+    timeout_ms = config.outage.timeout_ms
     return RemoteVerifier(
         create_link(config, session_id),
-        RoundDeadline(config.timeout_ms / 1e3 if config.timeout_ms else None),
-        recover_timeout_s=config.recover_timeout_s,
+        RoundDeadline(timeout_ms / 1e3 if timeout_ms else None),
+        recover_timeout_s=config.outage.recover_timeout_s,
         is_patient=options.on_timeout is OnTimeout.WAIT,
     )
 
 
 def create_link(config: RunConfig, session_id: bytes) -> GrpcLink:
-    """Raises `UsageError` for a malformed address, and for flags of TLS and tokens that cannot be used."""
+    """Returns the link to the verifier, not yet connected. Raises `UsageError` for a malformed address, and
+    for TLS or token flags that cannot be used."""
     from outrider.edge_client.transport.link.grpc_link import GrpcLink
     from outrider.edge_client.transport.link.security import link_security
 
-    return GrpcLink(config.verifier, session_id, config.transport, link_security(config, config.verifier))
+    security = link_security(config.connection, config.verifier)
+    return GrpcLink(config.verifier, session_id, config.connection.transport, security)
 
 
 def make_window(config: RunConfig) -> RoundWindow:
-    """Raises `UsageError` for flags that would have no effect. Single calls keep no order, a stream does."""
+    """Returns the limit on rounds in flight. Raises `UsageError` for flags that would have no effect.
+
+    Pipelined rounds need a stream, since single calls may arrive in another order."""
     _check_pipelining(config)
-    pipelining, is_auto = Pipelining(config.pipeline), config.mode == Mode.AUTO
-    if is_auto and config.transport != "unary":
+    pipelining, is_auto = config.pipelining.use, config.mode is Mode.AUTO
+    if is_auto and config.connection.transport != "unary":
         pipelining = Pipelining.AUTO
-    num_rounds = config.num_rounds_in_flight
+    num_rounds = config.pipelining.num_rounds_in_flight
     if num_rounds is not None and pipelining is Pipelining.OFF:
         raise UsageError(f"--num-rounds-in-flight {num_rounds} goes with --pipeline on or auto")
     return create_window(
         pipelining,
         num_rounds,
-        config.depth_policy,
+        config.depth.policy,
         has_stream_too=is_auto,
-        may_guess=config.guesses == "auto",
+        may_branch=config.pipelining.guesses == "auto",
     )
 
 
 def _check_pipelining(config: RunConfig) -> None:
-    mode, flag = Mode(config.mode), f"--pipeline {config.pipeline}"
-    if config.pipeline == Pipelining.OFF:
+    mode, use = config.mode, config.pipelining.use
+    flag = f"--pipeline {use}"
+    if use is Pipelining.OFF:
         return
     if mode not in (Mode.SPECULATIVE, Mode.AUTO):
         raise UsageError(f"{flag} goes with --mode speculative: in mode {mode} the edge sends no rounds")
-    if config.transport == "unary":
+    if config.connection.transport == "unary":
         raise UsageError(f"{flag} needs --transport stream")
-    if mode is Mode.AUTO and config.pipeline == Pipelining.ON:
+    if mode is Mode.AUTO and use is Pipelining.ON:
         raise UsageError(f"{flag} goes with --mode speculative: mode auto decides it by itself")
 
 
 def _setting(field: str) -> str:
-    """The key and the flag of what a request has in `field`."""
+    """Returns the key and the flag of a request's field."""
     name = field.removeprefix("sampling.")
     key = {"bad_words": "bad_word", "stop_token_ids": "stop_token_id", "stop_strings": "stop"}.get(name, name)
     return f"{key} (--{key.replace('_', '-')})"
 
 
 def draw_seed() -> int:
-    """53 bits: every JSON reader keeps them exactly."""
+    """Returns a random seed of 53 bits, which every JSON reader keeps exactly."""
     return secrets.randbits(53)
 
 
 def make_sampling(config: RunConfig, seed: int, bad_words: tuple[TokenIds, ...] = ()) -> SamplingParams:
+    """Returns the sampling parameters that draft and target share. Raises `UsageError` for a bad bias."""
+    section = config.sampling
     return SamplingParams(
-        temperature=config.temperature,
-        top_k=config.top_k,
-        top_p=config.top_p,
-        min_p=config.min_p,
-        repetition_penalty=config.repetition_penalty,
-        presence_penalty=config.presence_penalty,
-        frequency_penalty=config.frequency_penalty,
-        logit_bias=_parse_biases(config.logit_bias),
+        temperature=section.temperature,
+        top_k=section.top_k,
+        top_p=section.top_p,
+        min_p=section.min_p,
+        repetition_penalty=section.repetition_penalty,
+        presence_penalty=section.presence_penalty,
+        frequency_penalty=section.frequency_penalty,
+        logit_bias=_parse_biases(section.logit_bias),
         bad_words=bad_words,
-        min_new_tokens=config.min_new_tokens,
+        min_new_tokens=config.stop.min_new_tokens,
         seed=seed,
     )
 

@@ -15,7 +15,7 @@ from outrider.common.clock import SYSTEM_CLOCK, Clock
 from outrider.common.errors import LinkError
 from outrider.common.methods import num_support
 from outrider.common.types import FinishReason, Method, ModelInfo, Origin, TokenIds, TokenLogprobs
-from outrider.edge_client.controller.acceptance_prior import Experience
+from outrider.edge_client.controller.acceptance_prior import AcceptancePrior
 from outrider.edge_client.controller.depth.base import DepthPolicy
 from outrider.edge_client.controller.depth.fixed import FixedDepth
 from outrider.edge_client.controller.window import RoundWindow
@@ -83,7 +83,7 @@ class EdgeSession:
     """Generates once. `verifier` is None in edge-only mode, `draft` in cloud-only and co-located mode.
 
     `decode` turns an id into the text that became final with it; `renew_decode` makes another that has seen
-    the prompt alone, which a rollback needs (None: `decode` has no state). `experience` is shared with other
+    the prompt alone, which a rollback needs (None: `decode` has no state). `acceptance_prior` is shared with other
     sessions of the same draft. The session closes `verifier`, not `draft`. Its clock is the verifier's.
     """
 
@@ -99,7 +99,7 @@ class EdgeSession:
         depth: DepthPolicy | None = None,
         window: RoundWindow | None = None,
         gate: Gate | None = None,
-        experience: Experience | None = None,
+        acceptance_prior: AcceptancePrior | None = None,
         session_id: bytes | None = None,
         min_draft_s: float = 0.0,
     ) -> None:
@@ -123,7 +123,7 @@ class EdgeSession:
             Proposer(tokens, depth or FixedDepth(), drafter, gate),
             verifier=verifier,
             window=window,
-            experience=experience,
+            acceptance_prior=acceptance_prior,
             clock=clock,
         )
 

@@ -1,1 +1,1 @@
-"""Tokenizer and chat template of the edge. Imports `common` alone."""
+"""The tokenizer and the chat template. Imports `common` alone."""

@@ -1,7 +1,7 @@
-"""A model's chat template: messages in, the prompt it was trained on out. Hugging Face's form of Jinja.
+"""Renders messages with a model's chat template, in Hugging Face's form of Jinja.
 
-Templates come with a model, so they are somebody else's code: they run in Jinja's immutable sandbox, with the
-variables and helpers that `transformers.apply_chat_template` gives them and nothing else.
+A template comes with a model and is untrusted code: it runs in Jinja's immutable sandbox, with the variables
+and helpers that `transformers.apply_chat_template` passes and nothing else.
 """
 
 from __future__ import annotations
@@ -21,12 +21,13 @@ Message = Mapping[str, object]
 
 
 class TemplateRefusedError(UsageError):
-    """The template itself refuses these messages, by `raise_exception`, or cannot be run on them."""
+    """Raised where the template rejects these messages by `raise_exception`, or fails on them."""
 
 
 @dataclass(frozen=True)
 class ChatTemplate:
-    """`source` is Jinja; `origin` names the file it came from; `special_tokens` are variables in it."""
+    """Holds a template. `source` is Jinja, `origin` the file it came from; `special_tokens` are variables in
+    it."""
 
     source: str
     origin: str
@@ -37,7 +38,7 @@ class ChatTemplate:
         _ = self._compiled
 
     def render(self, messages: Sequence[Message]) -> str:
-        """The prompt that asks for the assistant's next message. Raises `TemplateRefusedError`."""
+        """Returns the prompt for the assistant's next message. Raises `TemplateRefusedError`."""
         template = self._compiled
         try:
             text: str = template.render(
@@ -53,7 +54,8 @@ class ChatTemplate:
 
     @cached_property
     def _compiled(self) -> Any:
-        """Once: that takes longer than most prompts take to fill in. Threads may render at once."""
+        """Returns the compiled template, cached since compiling takes longer than rendering. Threads may
+        render at once."""
         import jinja2
 
         try:
@@ -63,8 +65,9 @@ class ChatTemplate:
 
 
 def load_chat_template(directory: Path, override: str = "") -> ChatTemplate | None:
-    """The file `override`, else chat_template.jinja or tokenizer_config.json in `directory`; None: there is
-    none. Raises `UsageError` for an `override` that cannot be read, `ModelError` for a damaged one."""
+    """Returns the template of the file `override`, else of chat_template.jinja or tokenizer_config.json in
+    `directory`; None where there is none. Raises `UsageError` for an `override` that cannot be read,
+    `ModelError` for a template that is damaged."""
     if override:
         path = Path(override)
         try:
@@ -112,7 +115,7 @@ def _read_config(directory: Path) -> dict[str, Any]:
 
 
 def _special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
-    """bos_token, eos_token …: text, or an object that holds it."""
+    """Returns bos_token, eos_token and so on, each given as text or as an object that holds it."""
     tokens = {}
     for name, value in config.items():
         text = value.get("content") if isinstance(value, dict) else value
@@ -122,7 +125,7 @@ def _special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _environment() -> Any:
-    """As transformers makes it, so that a template gives the same text here."""
+    """Returns the same environment that transformers makes, so that a template renders the same text."""
     from jinja2 import nodes
     from jinja2.exceptions import TemplateError
     from jinja2.ext import Extension, loopcontrols

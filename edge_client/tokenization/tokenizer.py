@@ -1,4 +1,5 @@
-"""The tokenizer both models share, by Hugging Face `tokenizers`: encodes prompts, decodes token by token."""
+"""Encodes prompts and decodes tokens with the tokenizer that draft and target share, by Hugging Face
+`tokenizers`."""
 
 from __future__ import annotations
 
@@ -11,7 +12,7 @@ from outrider.common.models import fingerprint
 
 
 class EdgeTokenizer:
-    """Raises `ModelError` when `tokenizer.json` is missing or unreadable."""
+    """Loads a tokenizer. Raises `ModelError` where `tokenizer.json` is missing or unreadable."""
 
     def __init__(self, tokenizer_json: Path) -> None:
         from tokenizers import Tokenizer
@@ -30,17 +31,18 @@ class EdgeTokenizer:
 
     @cached_property
     def fingerprint(self) -> str:
-        """Hex SHA-256 (DESIGN §4)."""
+        """Returns the tokenizer's SHA-256 in hex."""
         return fingerprint.tokenizer_fingerprint(self._path)
 
     @cached_property
     def num_tokens(self) -> int:
+        """Returns the number of token ids."""
         return fingerprint.num_tokens(self._path)
 
     def encode(self, text: str, is_complete: bool = False) -> list[int]:
-        """With whatever the tokenizer itself puts around a text (a begin-of-text token, say); without it
-        where the text `is_complete`, as a chat template's is. Raises `UsageError` for text that is no
-        Unicode: bytes of another encoding reach us as lone surrogates."""
+        """Returns the token ids of a text, with the special tokens that the tokenizer adds (begin of text,
+        say), or without them where the text `is_complete`, as a rendered chat template is. Raises
+        `UsageError` for text that is not Unicode: bytes of another encoding arrive as lone surrogates."""
         try:
             return list(self._tokenizer.encode(text, add_special_tokens=not is_complete).ids)
         except TypeError as error:
@@ -48,14 +50,15 @@ class EdgeTokenizer:
             raise UsageError(f"text is not UTF-8, from its character {where + 1} on") from error
 
     def token_text(self, token_id: int) -> str:
-        """A token by itself, special ones by name; part of a character shows as U+FFFD."""
+        """Returns one token's text, of a special token its name; a part of a character is U+FFFD."""
         return str(self._tokenizer.decode([token_id], skip_special_tokens=False))
 
     def decoder(self, prompt_ids: list[int] | None = None) -> Callable[[int], str]:
-        """A new incremental decoder: an id in, the text that became final with it out.
+        """Returns a new incremental decoder: it takes an id and returns the text that became complete with
+        it.
 
-        Special tokens show as nothing, and so does a partial character until its last token. `prompt_ids`
-        tell it what came before, so that a leading space is kept.
+        Special tokens give no text, and a partial character gives none until its last token. `prompt_ids` are
+        the tokens before, so that a leading space is kept.
         """
         from tokenizers.decoders import DecodeStream
 

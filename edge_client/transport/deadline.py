@@ -12,7 +12,7 @@ _OUT_DECAY = 0.99  # a round, of the longest time that a token of the edge's own
 
 
 class RoundDeadline:
-    """The larger of 400 ms and twice the 95th percentile of recent ordinary rounds (DESIGN §6), each from the
+    """The larger of 400 ms and twice the 95th percentile of recent ordinary rounds (docs/design.md §6), each from the
     beginning of its draft to its answer.
 
     `fixed_s`, the user's own value, replaces the rule. Rounds that opened, rebuilt, recomputed or waited

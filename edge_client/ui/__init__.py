@@ -1,1 +1,1 @@
-"""Terminal output: coloured text, the live view, the chat prompt."""
+"""Terminal output: coloured text, the live view, the chat prompt. Imports session, config and all below."""

@@ -1,18 +1,17 @@
-"""How text looks on a terminal: what of it may be written there, and how it breaks into rows, so that the end
-of it can be written anew. Pure."""
+"""Cuts text into the rows that a terminal shows it in, and removes the characters that would control it."""
 
 from __future__ import annotations
-
-import unicodedata
 
 _TAB = 8
 
 
 def row_starts(text: str, num_columns: int) -> list[int]:
-    """The index of the character that each row begins with; the text begins in the first column.
+    """Returns the index of the character that each row begins with; the text begins in the first column.
 
     A row that is just full wraps with the next character, as terminals do.
     """
+    from wcwidth import wcwidth  # takes 0.1 s to import, and most runs never redraw
+
     starts, column = [0], 0
     for index, char in enumerate(text):
         if char == "\n":
@@ -22,7 +21,7 @@ def row_starts(text: str, num_columns: int) -> list[int]:
         if char == "\t":
             column = min(num_columns - 1, (column // _TAB + 1) * _TAB)
             continue
-        width = _width(char)
+        width = max(0, wcwidth(char))  # -1 for a control character, which shows nothing
         if column + width > num_columns:
             starts.append(index)
             column = 0
@@ -30,14 +29,7 @@ def row_starts(text: str, num_columns: int) -> list[int]:
     return starts
 
 
-def unsteering(text: str) -> str:
-    """What a model writes must not steer the terminal: no control characters but line ends and tabs."""
+def without_control_characters(text: str) -> str:
+    """Returns the text without control characters but line ends and tabs, so that no model's output can
+    control the terminal."""
     return "".join(c if c in "\n\t" or c.isprintable() or ord(c) > 159 else "\ufffd" for c in text)
-
-
-def _width(char: str) -> int:
-    if char < "\x7f":
-        return char >= " "
-    if unicodedata.category(char) in ("Cc", "Cf", "Mn", "Me"):
-        return 0
-    return 2 if unicodedata.east_asian_width(char) in "WF" else 1

@@ -1,4 +1,4 @@
-"""A conversation: what was said so far, and sessions that continue it. No terminal in it."""
+"""Holds a conversation: its messages so far, and the sessions that continue it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import replace
 from outrider.common.errors import UsageError
 from outrider.common.types import Method
 from outrider.edge_client.config.run_config import RunConfig
-from outrider.edge_client.core.options import Mode
+from outrider.edge_client.core.options import REQUESTABLE_MODES, Mode
 from outrider.edge_client.drafting.pool import SequencePool
 from outrider.edge_client.session.factory import Edge, draw_seed
 from outrider.edge_client.session.session import EdgeSession
@@ -17,10 +17,8 @@ _POOL_BYTES = 256 << 20
 
 
 class Conversation:
-    """With a template: messages. Without one: a single running text.
-
-    Raises `UsageError` for a system message that no template can place.
-    """
+    """Holds messages where there is a chat template, a single running text where there is none. Raises
+    `UsageError` for a system message without a template."""
 
     def __init__(self, edge: Edge, template: ChatTemplate | None, system: str | None = None) -> None:
         self.config: RunConfig = edge.config
@@ -36,33 +34,39 @@ class Conversation:
 
     @property
     def has_template(self) -> bool:
+        """Returns whether messages are rendered by a chat template."""
         return self._template is not None
 
     @property
     def labels(self) -> tuple[str, ...]:
+        """Returns the labels that results carry."""
         return self._edge.labels
 
     def reset(self) -> None:
+        """Forgets all messages but the system message."""
         self._text = ""
         self._messages = [{"role": "system", "content": self._system}] if self._system else []
 
     def set_system(self, text: str) -> None:
-        """Begins anew. Raises `UsageError` without a template."""
+        """Sets the system message and begins anew. Raises `UsageError` without a template."""
         if self._template is None:
             raise UsageError("a system message needs a chat template, and this model has none")
         self._system = text
         self.reset()
 
     def set_mode(self, name: str) -> None:
-        """Raises `UsageError` for a mode that is none, or that needs a draft where none is loaded."""
-        if name not in tuple(Mode):
-            raise UsageError(f"there is no mode {name}; there are {', '.join(Mode)}")
-        if Mode(name).has_draft and self._edge.draft is None:
+        """Changes the mode of later answers. Raises `UsageError` for an unknown mode, and for one that needs
+        a draft where none is loaded."""
+        if name not in REQUESTABLE_MODES:
+            raise UsageError(f"there is no mode {name}; there are {', '.join(REQUESTABLE_MODES)}")
+        mode = Mode(name)
+        if mode.has_draft and self._edge.draft is None:
             raise UsageError(f"mode {name} drafts here, and no draft was loaded: start with --mode {name}")
-        self.config = replace(self.config, mode=name)
+        self.config = replace(self.config, mode=mode)
 
     def begin(self, words: str) -> EdgeSession:
-        """A session that answers `words`. Raises `OutriderError`; the conversation is as before then."""
+        """Returns a session that answers `words`. Raises `OutriderError`, and leaves the conversation
+        unchanged then."""
         self.seed = self.config.seed if self.config.seed is not None else draw_seed()
         tokenizer = self._edge.tokenizer
         if self._template is not None:
@@ -74,15 +78,15 @@ class Conversation:
         return self._edge.session(prompt_ids, self.seed, self.config, lease)
 
     def add(self, words: str, answer: str) -> None:
-        """What was said, and what was answered, belong to the conversation from now on."""
+        """Adds a message and its answer to the conversation."""
         self._messages += [{"role": "user", "content": words}, {"role": "assistant", "content": answer}]
         self._text = self._joined(words) + answer
 
     def _joined(self, words: str) -> str:
-        """The running text with a line more."""
+        """Returns the running text with one more line."""
         return words if not self._text else self._text.rstrip("\n") + "\n" + words
 
     @property
     def _may_reuse(self) -> bool:
         """See `outrider.edge_client.drafting.pool`."""
-        return self.config.method == Method.COUPLED and self.config.mode != Mode.EDGE_ONLY
+        return self.config.verification.method is Method.COUPLED and self.config.mode is not Mode.EDGE_ONLY

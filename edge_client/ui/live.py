@@ -1,8 +1,7 @@
-"""`edge-client run --live`: the text coloured by where each token came from, above a line of what is
-measured.
+"""Shows `edge-client run --live`: the text coloured by origin, above a line of measurements.
 
-Only the end of the text is drawn anew: lines that will not change any more are printed, and scroll away as
-text does. What the target took back is struck through for a moment.
+Only the end of the text is redrawn: lines that cannot change any more are printed and scroll away. Text that
+was taken back is struck through for a moment.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from outrider.edge_client.core.events import (
 )
 from outrider.edge_client.core.live_stats import LiveStats
 from outrider.edge_client.session.session import EdgeSession
-from outrider.edge_client.ui.cells import row_starts, unsteering
+from outrider.edge_client.ui.cells import row_starts, without_control_characters
 
 _TICK_S = 0.08
 _STRUCK_S = 1.2  # how long what was taken back stays
@@ -47,16 +46,16 @@ _NUM_ROWS_BELOW = 2  # legend and status
 
 
 def name_of(event: TokenEvent, is_alone: bool) -> str:
-    """Under which name of the legend a token goes. Local is what the edge kept because it was told to (the
-    commit-gate, mode edge-only), unverified what it kept because the link failed."""
+    """Returns a token's name in the legend. `local` was kept by the edge as configured (commit-gate, mode
+    edge-only), `unverified` because the link failed."""
     if event.is_verified:
         return _NAME_OF.get(event.origin, "target")
     return "local" if is_alone or event.origin is Origin.GATE else "unverified"
 
 
 def ticking(events: Iterator[SessionEvent], seconds: float = _TICK_S) -> Iterator[SessionEvent | None]:
-    """The events, and None where there was none for a while. They are made on another thread; what is raised
-    there is raised here."""
+    """Yields the events, and None after each `seconds` without one. A thread of its own makes them; its
+    exceptions are raised here."""
     queue: SimpleQueue[SessionEvent | Exception | None] = SimpleQueue()
 
     def run() -> None:
@@ -82,7 +81,7 @@ def ticking(events: Iterator[SessionEvent], seconds: float = _TICK_S) -> Iterato
 
 
 class LiveView:
-    """`show` each of the session's events, as `ticking` has them, and `finish`. `is_reverified`: unverified
+    """Draws a session's events as `ticking` yields them, until `finish`. `is_reverified` says that unverified
     text may be taken back."""
 
     def __init__(
@@ -111,11 +110,12 @@ class LiveView:
     # ------------------------------------------------------------------------------------- events
 
     def show(self, event: SessionEvent | None) -> None:
+        """Draws one event, or only the passing of time."""
         match event:
             case TokenEvent():
-                self._pieces.append((unsteering(event.text), name_of(event, self._is_alone)))
+                self._pieces.append((without_control_characters(event.text), name_of(event, self._is_alone)))
             case EndEvent():
-                self._pieces.append((unsteering(event.text), "target"))
+                self._pieces.append((without_control_characters(event.text), "target"))
             case MarkClearedEvent():
                 self._pieces[event.index] = (self._pieces[event.index][0], "accepted")
             case RolledBackEvent():
@@ -126,7 +126,7 @@ class LiveView:
             self._draw()
 
     def finish(self) -> None:
-        """Leaves the whole text, and nothing else, on the screen. Also after an error or a Ctrl-C."""
+        """Leaves the text alone on the screen, also after an error or a Ctrl-C."""
         self._struck = None
         self._live.stop()
         rest = self._tail()
@@ -153,12 +153,13 @@ class LiveView:
         if self._struck is not None and self._clock() > self._struck[2]:
             self._struck = None
         if self.console.size != self._size:
-            self._begin_anew()
+            self._redraw_all()
         self._print_settled()
         self._live.refresh()
 
-    def _begin_anew(self) -> None:
-        """After a change of size, the terminal having wrapped everything otherwise."""
+    def _redraw_all(self) -> None:
+        """Draws the screen again after a change of its size, since the terminal wraps lines otherwise
+        then."""
         self._size = self.console.size
         self._live.stop()
         self.console.clear()
@@ -172,27 +173,28 @@ class LiveView:
         self._live = self._start()
 
     def _print_settled(self) -> None:
-        """Whole lines that stand; and the upper rows of what is too much for the screen."""
+        """Prints lines that cannot change any more, and the upper rows of what does not fit the screen."""
         tail = self._tail()
-        end = tail.plain.rfind("\n", 0, self._num_standing()) + 1
+        end = tail.plain.rfind("\n", 0, self._num_settled()) + 1
         starts = row_starts(tail.plain[end:], self._size.width)
         num_over = len(starts) - max(1, self._size.height - _NUM_ROWS_BELOW - 1)
         if num_over > 0:
             end += starts[num_over]
         if end:
             lines = tail[:end]
-            self._pass_over(end)
+            self._mark_printed(end)
             self.console.print(lines, soft_wrap=True, end="" if lines.plain.endswith("\n") else "\n")
 
-    def _pass_over(self, num_chars: int) -> None:
-        """The first characters of the tail are printed."""
+    def _mark_printed(self, num_chars: int) -> None:
+        """Records that the first characters of the tail are printed."""
         self._num_cut += num_chars
         while self._first < len(self._pieces) and self._num_cut >= len(self._pieces[self._first][0]):
             self._num_cut -= len(self._pieces[self._first][0])
             self._first += 1
 
-    def _num_standing(self) -> int:
-        """Characters of the tail before the first that may be taken back, or that something is struck at."""
+    def _num_settled(self) -> int:
+        """Returns how many characters of the tail come before the first that may be taken back or is struck
+        through."""
         tail = self._pieces[self._first :]
         number = len(tail)
         if self._is_reverified:
@@ -202,7 +204,7 @@ class LiveView:
         return max(0, sum(len(text) for text, _ in tail[:number]) - self._num_cut)
 
     def _tail(self) -> Text:
-        """What is not printed for good, without what is struck."""
+        """Returns the text that may still be redrawn, without what is struck through."""
         pieces = [(text, _STYLES[name]) for text, name in self._pieces[self._first :]]
         if self._num_cut and pieces:
             pieces[0] = (pieces[0][0][self._num_cut :], pieces[0][1])

@@ -1,4 +1,4 @@
-"""The terminal's side of a conversation: lines in, answers out, commands that begin with a slash."""
+"""Runs a conversation in the terminal: lines in, answers out, commands that begin with a slash."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import TextIO
 
 from outrider.common.errors import OutriderError, UsageError
 from outrider.edge_client.config.methods import judging_method
-from outrider.edge_client.core.options import Mode
+from outrider.edge_client.core.options import REQUESTABLE_MODES
 from outrider.edge_client.session.session import EdgeSession, SessionResult
 from outrider.edge_client.ui.conversation import Conversation
 from outrider.edge_client.ui.terminal import TextPrinter, readable, summary
@@ -22,16 +22,14 @@ _BLOCK = '"""'
 _HELP = "/stats  /mode [M]  /system TEXT  /reset  /quit   Ctrl-C stops an answer, Ctrl-D leaves"
 _WELCOME = "Type a message; /help lists commands."
 _NO_TEMPLATE = (
-    "This model has no chat template, so this is no conversation to it: what you type is continued as plain\n"
-    "text, and your next line goes behind its answer. --chat-template FILE gives it one."
+    "This model has no chat template, so it does not see a conversation: what you type is continued as plain\n"
+    "text, and your next line is added after its answer. --chat-template FILE gives it one."
 )
 
 
 class Repl:
-    """`run` returns when the user leaves. Prompts and remarks go to `out` only when it is a terminal.
-
-    `history` is a file that keeps what was typed there for the next time.
-    """
+    """Reads messages from `words` and writes answers to `out`; prompts and remarks only where both are a
+    terminal. `history` is a file that keeps typed lines for the next time."""
 
     def __init__(
         self,
@@ -50,6 +48,7 @@ class Repl:
         self._last: SessionResult | None = None
 
     def run(self) -> None:
+        """Returns when the user leaves. Raises `UsageError` for a history file that cannot be used."""
         if not self._is_terminal:
             self._converse()
             return
@@ -73,7 +72,8 @@ class Repl:
     # --------------------------------------------------------------------------------------- input
 
     def _read(self) -> str | None:
-        """A message of one line or several; None at the end. Ctrl-C drops what was begun."""
+        """Returns a message of one line or several; None at the end. Ctrl-C drops a message that was
+        begun."""
         while True:
             try:
                 return self._read_message()
@@ -111,7 +111,7 @@ class Repl:
     # ------------------------------------------------------------------------------------ commands
 
     def _obey(self, name: str, argument: str) -> bool:
-        """False ends the program. Raises `UsageError` for what is no command."""
+        """Runs a command; returns False where it ends the program. Raises `UsageError` for an unknown one."""
         commands: dict[str, Callable[[str], None]] = {
             "stats": self._show_stats,
             "mode": self._set_mode,
@@ -138,7 +138,7 @@ class Repl:
     def _set_mode(self, name: str) -> None:
         if name:
             self._conversation.set_mode(name)
-        self._say(f"mode {self._conversation.config.mode}; there are {', '.join(Mode)}")
+        self._say(f"mode {self._conversation.config.mode}; there are {', '.join(REQUESTABLE_MODES)}")
 
     def _set_system(self, text: str) -> None:
         self._conversation.set_system(text)
@@ -155,7 +155,7 @@ class Repl:
         printer = TextPrinter(self._out, self._has_colour)
         try:
             with _stop_on_interrupt(session):
-                is_reverified = self._conversation.config.reverify
+                is_reverified = self._conversation.config.outage.reverify
                 for event in readable(session.generate(), self._out, is_reverified):
                     printer.show(event)
         finally:
@@ -176,14 +176,15 @@ class Repl:
         print(text, file=self._out, flush=True)
 
     def _remark(self, text: str) -> None:
-        """For a person only: a pipe gets answers and what it asked for."""
+        """Prints a remark on a terminal; a pipe gets answers only."""
         if self._is_terminal:
             self._say(text)
 
 
 @contextmanager
 def _editable_lines(history: Path | None) -> Iterator[None]:
-    """Lines can be edited, and come back with the arrow keys; those of `history` too. Raises `UsageError`."""
+    """Lets lines be edited, and recalled with the arrow keys. Raises `UsageError` for a `history` file that
+    cannot be used."""
     try:
         import readline
     except ImportError:  # Python can be built without it
@@ -216,7 +217,7 @@ def _stop_on_interrupt(session: EdgeSession) -> Iterator[None]:
 
 
 def _words(value: object) -> str:
-    """A figure of the stats, or several."""
+    """Returns a figure of the statistics as text."""
     if isinstance(value, dict):
         return ", ".join(f"{name} {each}" for name, each in value.items())
     return ", ".join(map(str, value)) if isinstance(value, list) else str(value)

@@ -1,4 +1,4 @@
-"""What a person sees: text on stdout as it comes, coloured by origin on a terminal; a summary on stderr."""
+"""Prints text as it comes, coloured by origin on a terminal, and a summary on stderr."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from outrider.edge_client.core.events import (
 )
 from outrider.edge_client.core.unverified import buffer_unverified
 from outrider.edge_client.session.session import SessionResult
-from outrider.edge_client.ui.cells import row_starts, unsteering
+from outrider.edge_client.ui.cells import row_starts, without_control_characters
 
 _RESET = "\x1b[0m"
 _COLOURS = {
@@ -28,21 +28,22 @@ _UNVERIFIED = "\x1b[31;4m"  # red, underlined: nobody checked it
 
 
 def can_redraw(out: TextIO) -> bool:
-    """Whether what was written can be written anew: on a terminal that is not a dumb one (TERM is no setting
-    of ours but a convention of terminals)."""
+    """Returns whether written text can be redrawn: on a terminal that is not a dumb one. TERM is no setting
+    of ours but a convention of terminals."""
     return out.isatty() and os.environ.get("TERM", "dumb") != "dumb"
 
 
 def readable(events: Iterator[SessionEvent], out: TextIO, is_reverified: bool) -> Iterator[SessionEvent]:
-    """The events as `out` can show them: what may be taken back only where it can be."""
+    """Returns the events as `out` can show them: where nothing can be redrawn, unverified tokens are held
+    until they are verified."""
     return buffer_unverified(events) if is_reverified and not can_redraw(out) else events
 
 
 class TextPrinter:
     """Prints events: on a terminal in colour (unless NO_COLOR is set), elsewhere the bare text.
 
-    Text that is taken back is erased there, and a mark that went changes its colour, as far up as the screen
-    reaches. It counts on the text to begin in the first column.
+    On a terminal, text that is taken back is erased and a token that is verified later changes its colour, as
+    far up as the screen reaches. The text must begin in the first column.
     """
 
     def __init__(self, out: TextIO, has_colour: bool = True) -> None:
@@ -55,6 +56,7 @@ class TextPrinter:
         self._last = ""
 
     def show(self, event: SessionEvent | None) -> None:
+        """Prints one event."""
         if not isinstance(event, MarkClearedEvent):
             self._redraw()
         match event:
@@ -70,18 +72,18 @@ class TextPrinter:
                 self._take_back(event.num_tokens)
 
     def finish(self) -> None:
-        """Ends the last line, for a person."""
+        """Ends the last line on a terminal."""
         self._redraw()
         if self._is_terminal and not self._last.endswith("\n"):
             self._out.write("\n")
         self._out.flush()
 
     def _add(self, text: str, colour: str) -> None:
-        self._pieces.append((unsteering(text) if self._is_terminal else text, colour))
+        self._pieces.append((without_control_characters(text) if self._is_terminal else text, colour))
         self._write(*self._pieces[-1])
 
     def _redraw(self) -> None:
-        """Tokens that have another colour now, and what is behind them."""
+        """Prints tokens again whose colour has changed, and all after them."""
         first, self._redraw_from = self._redraw_from, None
         if first is not None and self._is_coloured and self._erase_from(first):
             for text, colour in self._pieces[first:]:
@@ -93,7 +95,7 @@ class TextPrinter:
         del self._pieces[num_tokens:]
 
     def _erase_from(self, num_tokens: int) -> bool:
-        """Leaves what the first tokens show; False where the rest reaches up beyond the screen."""
+        """Erases all tokens but the first `num_tokens`; returns False where they begin above the screen."""
         if not self._can_redraw:
             return False
         num_columns, num_rows = shutil.get_terminal_size()
@@ -122,7 +124,7 @@ class TextPrinter:
 
 
 def _gate_words(stats: dict[str, Any]) -> str:
-    """What a gate did; nothing where there was none."""
+    """Returns what a gate did; empty where there was none."""
     if stats["hard_ratio"] is None:
         return ""
     calls = f"{stats['verifier_calls_per_token']:.2f} calls a token"
@@ -147,7 +149,8 @@ def summary(
     is_coloured: bool,
     method: Method | None = None,
 ) -> str:
-    """A few words for a person, on one or two lines. `method` judged the draft; None: there was none."""
+    """Returns one or two lines about a finished text. `method` verified the drafts; None where there were
+    none."""
     stats: dict[str, Any] = result.stats.summary(result.origins)
     parts = [f"{len(result.token_ids)} tokens"]
     if stats["tokens_per_s"]:

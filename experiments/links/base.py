@@ -29,22 +29,25 @@ NO_REORDER = "reorder: packets overtake one another on tun alone"
 
 
 class OpenLink(Protocol):
-    """A link that is there now. Its profile's outages count from its opening, or from `restart_outages`."""
+    """Is a link that is open. Its profile's outages count from its opening, or from `restart_outages`."""
 
     @property
     def address(self) -> str:
-        """HOST:PORT that the edge dials, from this process's own network namespace."""
+        """Returns the HOST:PORT that the edge dials, from this process's own network namespace."""
         ...
 
     def facts(self) -> dict[str, Any]:
-        """What a result should carry: realisation, kernel, congestion control, and what else matters."""
+        """Returns what a result should carry: realisation, kernel, congestion control, and what else
+        matters."""
         ...
 
     def wire_bytes(self) -> tuple[int, int] | None:
-        """IP bytes carried so far, up and down, headers and retransmissions included; None: not counted."""
+        """Returns the IP bytes carried so far, up and down, headers and retransmissions included; None:
+        not counted."""
         ...
 
-    def restart_outages(self) -> None: ...
+    def restart_outages(self) -> None:
+        """Lets the profile's outages count from now on."""
 
     def reset(self) -> int:
         """Breaks every connection with a TCP reset; returns how many. UsageError where it cannot."""
@@ -52,10 +55,12 @@ class OpenLink(Protocol):
 
 
 class LinkRealisation(Protocol):
+    """Makes links of a profile in one way."""
+
     name: str
 
     def refusals(self, profile: LinkProfile) -> list[str]:
-        """Why this profile cannot be had this way, here; empty: it can."""
+        """Returns the reasons why this profile cannot be had this way, here; empty: it can."""
         ...
 
     def open(self, profile: LinkProfile, upstream: str) -> AbstractContextManager[OpenLink]:
@@ -80,7 +85,7 @@ def check_realisable(realisation: LinkRealisation, profile: LinkProfile) -> None
 
 
 def kernel_facts() -> dict[str, str]:
-    """The kernel, and the congestion control that its TCP takes when nobody chooses."""
+    """Returns the kernel, and the congestion control that its TCP takes when nobody chooses."""
     control = Path("/proc/sys/net/ipv4/tcp_congestion_control")
     default = control.read_text(encoding="ascii").strip() if control.exists() else "unknown"
     return {"kernel": f"{platform.system()} {platform.release()}", "congestion_control": default}

@@ -15,17 +15,19 @@ from outrider.experiments.links.traces import OPPORTUNITY_BYTES, CapacityTrace, 
 
 
 class Bottleneck(Protocol):
+    """Limits the rate of one direction."""
+
     def depart(self, now_s: float, num_bytes: int) -> float:
-        """The time at which the last of `num_bytes`, there at `now_s`, has left."""
+        """Returns the time at which the last of `num_bytes`, which come at `now_s`, has left."""
         ...
 
 
-class Unlimited:
+class _Unlimited:
     def depart(self, now_s: float, num_bytes: int) -> float:
         return now_s
 
 
-class FixedRate:
+class _FixedRate:
     def __init__(self, mbit: float) -> None:
         self._byte_s = 8 / (mbit * 1e6)
         self._free_s = 0.0
@@ -37,7 +39,7 @@ class FixedRate:
 
 
 class TraceRate:
-    """Opportunity number i is at `times_ms[i % n]` of round i // n through the trace."""
+    """Follows a capacity trace: opportunity number i is at `times_ms[i % n]` of round i // n through it."""
 
     def __init__(self, trace: CapacityTrace) -> None:
         self._times_ms, self._period_ms = trace.times_ms, trace.period_ms
@@ -57,6 +59,7 @@ class TraceRate:
             rounds += 1
 
     def depart(self, now_s: float, num_bytes: int) -> float:
+        """Returns when the last byte has left, opportunity after opportunity."""
         now_ms = math.ceil(now_s * 1000 - 1e-6)  # a ms is not missed because seconds are rounded
         if self._time_ms(self._next) < now_ms:
             self._next, self._left = self._first_from(now_ms), OPPORTUNITY_BYTES
@@ -71,18 +74,20 @@ class TraceRate:
 
 
 class Backlog:
-    """Bytes that have come and not left, for a drop-tail queue."""
+    """Counts the bytes that have come and not left, for a drop-tail queue."""
 
     def __init__(self) -> None:
         self._waiting: deque[tuple[float, int]] = deque()
         self._num_bytes = 0
 
     def num_bytes(self, now_s: float) -> int:
+        """Returns the bytes that are queued at `now_s`."""
         while self._waiting and self._waiting[0][0] <= now_s:
             self._num_bytes -= self._waiting.popleft()[1]
         return self._num_bytes
 
     def add(self, departure_s: float, num_bytes: int) -> None:
+        """Queues `num_bytes` until `departure_s`."""
         self._waiting.append((departure_s, num_bytes))
         self._num_bytes += num_bytes
 
@@ -92,4 +97,4 @@ def bottleneck_of(profile: LinkProfile, is_up: bool) -> Bottleneck:
     mbit, trace = (profile.up_mbit, profile.up_trace) if is_up else (profile.down_mbit, profile.down_trace)
     if trace:
         return TraceRate(load_trace(trace))
-    return FixedRate(mbit) if mbit else Unlimited()
+    return _FixedRate(mbit) if mbit else _Unlimited()

@@ -27,7 +27,7 @@ from outrider.experiments.shared.results import Measure, at_most, judged, print_
 
 
 def exp_links(found: Calibration) -> tuple[Measure, dict[str, Any]]:
-    """The measure `exp.links` and its details: the worst deviation as a share of its tolerance."""
+    """Returns the measure `exp.links` and its details: the worst deviation as a share of its tolerance."""
     names = ", ".join(dict.fromkeys(point.realisation for point in found.points))
     rtts = "/".join(f"{rtt:g}" for rtt in sorted({point.rtt_ms for point in found.points}))
     text = f"worst deviation : tolerance, {names}, RTT {rtts} ms, {len(found.points)} points"
@@ -52,6 +52,7 @@ def run(names: Sequence[str], plan: Plan) -> Calibration:
 
 
 def main() -> int:
+    """Runs the command."""
     parser = argparse.ArgumentParser(
         prog="python -m outrider.experiments.links.calibrate", description=(__doc__ or "").partition("\n")[0]
     )

@@ -15,7 +15,7 @@ PAUSE_S = 0.1  # ends a run of losses: what spoils a radio link passes while nob
 
 
 def make_random(profile: LinkProfile, is_up: bool, key: str = "") -> random.Random:
-    """The same for the same seed, direction and key, on any machine."""
+    """Returns a source of chance that is the same for the same seed, direction and key, on any machine."""
     return random.Random(f"{profile.seed}/{key}/{'up' if is_up else 'down'}")
 
 

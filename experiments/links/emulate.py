@@ -18,7 +18,7 @@ from outrider.experiments.links.profiles import NAMED, load_profile
 from outrider.experiments.shared.command import run_command
 
 
-def parse_arguments() -> argparse.Namespace:
+def _parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m outrider.experiments.links.emulate",
         description=(__doc__ or "").partition("\n")[0],
@@ -32,8 +32,7 @@ def parse_arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def chosen_profile(name: str, changes: list[str]) -> LinkProfile:
-    """Raises UsageError naming the field. Values are as in YAML."""
+def _chosen_profile(name: str, changes: list[str]) -> LinkProfile:
     import yaml
 
     fields = dict(change.partition("=")[::2] for change in changes)
@@ -41,8 +40,9 @@ def chosen_profile(name: str, changes: list[str]) -> LinkProfile:
 
 
 def main() -> int:
-    arguments = parse_arguments()
-    profile = chosen_profile(arguments.profile, arguments.set)
+    """Runs the command."""
+    arguments = _parse_arguments()
+    profile = _chosen_profile(arguments.profile, arguments.set)
     split_address(arguments.upstream, "--upstream")
     realisation = create_realisation(arguments.realisation)
     check_realisable(realisation, profile)

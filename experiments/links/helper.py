@@ -27,8 +27,8 @@ _SERVERS = {
 }
 
 
-class Served(Protocol):
-    """What a server module's `serve(profile, upstream)` yields."""
+class _Served(Protocol):
+    """Is what a server module's `serve(profile, upstream)` yields."""
 
     @property
     def address(self) -> str: ...
@@ -38,8 +38,8 @@ class Served(Protocol):
     def reset(self) -> int: ...
 
 
-def answer(served: Served, what: str) -> dict[str, Any]:
-    """One line of standard input, as the methods of `RemoteLink` send it."""
+def answer(served: _Served, what: str) -> dict[str, Any]:
+    """Answers one line of standard input, as the methods of `RemoteLink` send it."""
     if what == "facts":
         return served.facts()
     if what == "wire_bytes":
@@ -53,25 +53,26 @@ def answer(served: Served, what: str) -> dict[str, Any]:
     return {"error": f"unknown request {what!r}"}
 
 
-async def input_lines() -> AsyncIterator[str]:
+async def _input_lines() -> AsyncIterator[str]:
     loop, reader = asyncio.get_running_loop(), asyncio.StreamReader()
     await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
     while line := await reader.readline():
         yield line.decode().strip()
 
 
-async def serve(realisation: str, profile: LinkProfile, upstream: str) -> None:
+async def _serve(realisation: str, profile: LinkProfile, upstream: str) -> None:
     module = importlib.import_module(_SERVERS[realisation])
-    opening: AbstractAsyncContextManager[Served] = module.serve(profile, upstream)
+    opening: AbstractAsyncContextManager[_Served] = module.serve(profile, upstream)
     async with opening as served:
         facts = {"realisation": realisation, "scheduling": ask_for_real_time()}
         _say({"address": served.address, "facts": facts})
-        async for line in input_lines():
+        async for line in _input_lines():
             _say(answer(served, line))
 
 
-def make_loop() -> asyncio.AbstractEventLoop:
-    """select(2) takes microseconds; the default epoll rounds timers up to whole milliseconds."""
+def _make_loop() -> asyncio.AbstractEventLoop:
+    """Returns a loop of select(2), which takes microseconds; the default epoll rounds timers up to whole
+    milliseconds."""
     return asyncio.SelectorEventLoop(selectors.SelectSelector())
 
 
@@ -80,10 +81,11 @@ def _say(line: dict[str, Any]) -> None:
 
 
 def main() -> int:
+    """Runs the command."""
     request = json.loads(sys.argv[1])
     try:
-        with asyncio.Runner(loop_factory=make_loop) as runner:
-            runner.run(serve(request["realisation"], load_profile(request["profile"]), request["upstream"]))
+        with asyncio.Runner(loop_factory=_make_loop) as runner:
+            runner.run(_serve(request["realisation"], load_profile(request["profile"]), request["upstream"]))
     except (OutriderError, OSError) as error:
         _say({"error": str(error)})
         return 1

@@ -21,7 +21,7 @@ _STEP_MS = 10
 
 
 @dataclass(frozen=True, slots=True)
-class TraceModel:
+class _TraceModel:
     name: str
     story: str
     mean_mbit: float  # median of the wandering rate
@@ -34,16 +34,16 @@ class TraceModel:
 
 
 MODELS = (
-    TraceModel("lte-walk-up.trace", "LTE upwards, on foot", 2.0, 0.5, 2.0, 20),
-    TraceModel("lte-walk-down.trace", "LTE downwards, on foot", 6.0, 0.5, 2.0, 20),
-    TraceModel("lte-drive-up.trace", "LTE upwards, by car", 1.5, 1.0, 0.7, 20, 7.0, (60, 500)),
-    TraceModel("lte-drive-down.trace", "LTE downwards, by car", 5.0, 1.0, 0.7, 20, 7.0, (60, 500)),
+    _TraceModel("lte-walk-up.trace", "LTE upwards, on foot", 2.0, 0.5, 2.0, 20),
+    _TraceModel("lte-walk-down.trace", "LTE downwards, on foot", 6.0, 0.5, 2.0, 20),
+    _TraceModel("lte-drive-up.trace", "LTE upwards, by car", 1.5, 1.0, 0.7, 20, 7.0, (60, 500)),
+    _TraceModel("lte-drive-down.trace", "LTE downwards, by car", 5.0, 1.0, 0.7, 20, 7.0, (60, 500)),
     # Starlink gives dishes their satellites anew every 15 s, all at once (arXiv:2310.09242).
-    TraceModel("leo-up.trace", "satellites in low orbit, upwards", 6.0, 0.3, 3.0, 15, 5.0, (80, 200)),
+    _TraceModel("leo-up.trace", "satellites in low orbit, upwards", 6.0, 0.3, 3.0, 15, 5.0, (80, 200)),
 )
 
 
-def opportunities(model: TraceModel) -> list[int]:
+def opportunities(model: _TraceModel) -> list[int]:
     """Times in ms, from 0 to the period, which is the last one."""
     source, times = random.Random(f"{model.name}/{model.seed}"), []
     pull = math.exp(-_STEP_MS / 1000 / model.memory_s)
@@ -60,7 +60,6 @@ def opportunities(model: TraceModel) -> list[int]:
 
 
 def _poisson(mean: float, source: random.Random) -> int:
-    """Knuth's way, for small means."""
     bound, product, count = math.exp(-mean), source.random(), 0
     while product > bound:
         product *= source.random()
@@ -68,11 +67,13 @@ def _poisson(mean: float, source: random.Random) -> int:
     return count
 
 
-def trace_lines(model: TraceModel) -> Iterator[str]:
+def trace_lines(model: _TraceModel) -> Iterator[str]:
+    """Yields the lines of a trace's file."""
     yield from map(str, opportunities(model))
 
 
 def main() -> int:
+    """Runs the command."""
     parser = argparse.ArgumentParser(
         prog="python -m outrider.experiments.links.make_traces", description=__doc__
     )

@@ -29,7 +29,7 @@ SUBNETS = ipaddress.IPv4Network("198.18.0.0/15")
 
 
 class Namespace:
-    """Made by this process, which goes on living in the one it came from."""
+    """Holds a network namespace made by this process, which goes on running in its own."""
 
     def __init__(self) -> None:
         self._home = os.open("/proc/thread-self/ns/net", os.O_RDONLY)
@@ -41,12 +41,12 @@ class Namespace:
 
     @property
     def path(self) -> str:
-        """For commands that ask for a namespace."""
+        """Returns the path for commands that ask for a namespace."""
         return f"/proc/{os.getpid()}/fd/{self._far}"
 
     @contextlib.contextmanager
     def entered(self) -> Iterator[None]:
-        """Sockets, devices and processes made inside belong to the namespace for good."""
+        """Enters the namespace: sockets, devices and processes made inside belong to it for good."""
         _check(_libc().setns(self._far, CLONE_NEWNET), "setns")
         try:
             yield
@@ -54,12 +54,13 @@ class Namespace:
             _check(_libc().setns(self._home, CLONE_NEWNET), "setns")
 
     def close(self) -> None:
+        """Closes the namespace; its devices go with it."""
         os.close(self._far)
         os.close(self._home)
 
 
 def free_addresses() -> tuple[str, str]:
-    """Ours and the far one: two of SUBNETS that no device here has."""
+    """Returns our address and the far one: two of SUBNETS that no device here has."""
     taken = ip("-4", "-o", "addr", "show")
     for number in range(1000):
         low = SUBNETS.network_address + 4 * ((os.getpid() + number) % (SUBNETS.num_addresses // 4))
@@ -70,7 +71,8 @@ def free_addresses() -> tuple[str, str]:
 
 
 def set_up_device(device: str, own: str, peer: str, control: str) -> None:
-    """Addresses, and a route that tells sockets which congestion control to take: the edge's are not ours."""
+    """Adds addresses, and a route that gives sockets their congestion control: the edge's are not
+    ours."""
     ip("addr", "add", own, "peer", peer, "dev", device)
     ip("link", "set", device, "mtu", str(MTU), "txqueuelen", _KERNEL_QUEUE, "up")
     ip("route", "replace", peer, "dev", device, "src", own, "congctl", control)
@@ -82,6 +84,7 @@ def ip(*arguments: str) -> str:
 
 
 def run_tool(*command: str) -> str:
+    """Runs a command. Raises `UsageError` with what it printed where it fails."""
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode != 0:
         said = " ".join((done.stderr or done.stdout).split())
@@ -90,7 +93,7 @@ def run_tool(*command: str) -> str:
 
 
 def listen_in(namespace: Namespace, address: tuple[str, int], congestion_control: str) -> socket.socket:
-    """A listening socket over there; what it accepts takes the same congestion control."""
+    """Opens a listening socket in the namespace; what it accepts takes the same congestion control."""
     with namespace.entered():
         listener = socket.create_server(address)
         listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, congestion_control.encode())
@@ -98,14 +101,14 @@ def listen_in(namespace: Namespace, address: tuple[str, int], congestion_control
 
 
 def pick_congestion_control() -> str:
-    """cubic, which Linux ships with, wherever the kernel has it; else the machine's default."""
+    """Returns cubic, which Linux ships with, wherever the kernel has it; else the machine's default."""
     known = Path("/proc/sys/net/ipv4/tcp_available_congestion_control").read_text(encoding="ascii").split()
     return "cubic" if "cubic" in known else known[0]
 
 
 @functools.cache
 def refusals() -> tuple[str, ...]:
-    """Why this machine lends us no namespace; empty: it does."""
+    """Returns the reasons why this machine gives us no namespace; empty: it does."""
     if sys.platform != "linux":
         return (f"network namespaces are Linux's, this is {sys.platform}",)
     if shutil.which("ip") is None:

@@ -12,7 +12,8 @@ from outrider.experiments.links.profile import LinkProfile
 
 
 class PacketPath:
-    """`send` says when a packet arrives, or None: lost, met a full queue, or left during an outage."""
+    """Decides when a packet arrives: `send` returns None for one that is lost, met a full queue, or left
+    in an outage."""
 
     def __init__(self, profile: LinkProfile, is_up: bool, key: str = "") -> None:
         self.profile = profile
@@ -29,35 +30,37 @@ class PacketPath:
         self._last_arrival_s = 0.0
 
     def restart_outages(self, now_s: float) -> None:
-        """They count from `now_s` on."""
+        """Lets outages count from `now_s` on."""
         self._outages = tuple((now_s + each.start_s, now_s + each.end_s) for each in self.profile.outages)
 
     def has_room(self, now_s: float, num_bytes: int) -> bool:
-        """Whether the queue takes `num_bytes` more."""
+        """Returns whether the queue takes `num_bytes` more."""
         return not self.queue_bytes or self._backlog.num_bytes(now_s) + num_bytes <= self.queue_bytes
 
     def depart(self, now_s: float, num_bytes: int) -> float:
-        """When they have left the bottleneck; the queue holds them until then."""
+        """Returns when the bytes have left the bottleneck; the queue holds them until then."""
         departure_s = self.bottleneck.depart(now_s, num_bytes)
         if self.queue_bytes:
             self._backlog.add(departure_s, num_bytes)
         return departure_s
 
     def outage_end_s(self, time_s: float) -> float:
-        """When the outage that `time_s` lies in ends; 0 when it lies in none."""
+        """Returns the end of the outage that `time_s` is in; 0 when it is in none."""
         for start_s, end_s in self._outages:
             if start_s <= time_s < end_s:
                 return end_s
         return 0.0
 
     def is_lost(self, departure_s: float) -> bool:
+        """Returns whether a packet that leaves at `time_s` is lost, by an outage or by chance."""
         return bool(self.draw_loss and self.draw_loss(departure_s)) or self.outage_end_s(departure_s) > 0
 
     def travel_s(self) -> float:
-        """From the bottleneck to the far end."""
+        """Returns the time from the bottleneck to the far end."""
         return self.delay_s + self.draw_jitter() if self.draw_jitter else self.delay_s
 
     def send(self, now_s: float, num_bytes: int) -> float | None:
+        """Returns when a packet sent at `now_s` arrives, or None."""
         if not self.has_room(now_s, num_bytes):
             return None
         departure_s = self.depart(now_s, num_bytes)

@@ -10,7 +10,8 @@ _LEVEL = 10
 
 
 def ask_for_real_time() -> str:
-    """For the calling thread and those it starts: before every ordinary one. Says which it is now."""
+    """Asks for the calling thread, and those it starts, to run before every ordinary one. Returns what it
+    is now."""
     with contextlib.suppress(OSError, AttributeError):
         os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(_LEVEL))
         return "real-time"
@@ -19,7 +20,7 @@ def ask_for_real_time() -> str:
 
 @contextlib.contextmanager
 def real_time() -> Iterator[None]:
-    """For a while: then the thread is an ordinary one again."""
+    """Runs the thread before ordinary ones while the context lasts."""
     is_granted = ask_for_real_time() == "real-time"
     try:
         yield

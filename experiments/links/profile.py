@@ -13,13 +13,14 @@ JITTERS = ("uniform", "exponential", "pareto")
 
 @dataclass(frozen=True, slots=True)
 class Outage:
-    """Nothing passes, in either direction, from `start_s` for `duration_s` after the link opened."""
+    """Describes a time in which nothing passes: from `start_s` for `duration_s` after the link opened."""
 
     start_s: float
     duration_s: float
 
     @property
     def end_s(self) -> float:
+        """Returns when the outage is over."""
         return self.start_s + self.duration_s
 
 
@@ -78,12 +79,12 @@ class LinkProfile:
 
     @property
     def is_plain(self) -> bool:
-        """A constant delay and nothing else."""
+        """Returns whether the link is a constant delay and nothing else."""
         limits = (self.up_mbit, self.down_mbit, self.up_trace, self.down_trace)
         return not any((self.jitter_ms, self.reorder, self.loss, self.outages, *limits))
 
     def with_changes(self, **changes: object) -> LinkProfile:
-        """A copy with other values. Raises UsageError for a field that is not one."""
+        """Returns a copy with other values. Raises UsageError for a field that is not one."""
         known = {field.name for field in dataclasses.fields(self)}
         for name in changes:
             if name not in known:

@@ -63,11 +63,11 @@ def named_profile(name: str) -> LinkProfile:
 
 
 def load_profile(source: str | Mapping[str, Any] | LinkProfile) -> LinkProfile:
-    """A profile from its name or from a mapping of fields, as YAML gives it.
+    """Returns a profile from its name or from a mapping of fields, as YAML gives it.
 
-    `base: 4g` in a mapping starts from that named profile. A mapping without `name` is called after what
-    it sets: `{rtt_ms: 30}` is "rtt_ms=30". `outages` is a list of `{start_s: ..., duration_s: ...}`.
-    Raises UsageError naming the field.
+    `base: 4g` in a mapping starts from that named profile. A mapping without `name` is called after what it
+    sets: `{rtt_ms: 30}` is "rtt_ms=30". `outages` is a list of `{start_s: ..., duration_s: ...}`. Raises
+    UsageError naming the field.
     """
     if isinstance(source, LinkProfile):
         return source

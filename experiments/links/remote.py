@@ -22,7 +22,7 @@ _CLOSE_S = 5.0
 
 
 class RemoteLink:
-    """An `OpenLink`."""
+    """Is an `OpenLink` that a helper process serves."""
 
     def __init__(self, process: subprocess.Popen[str]) -> None:
         self._process = process
@@ -31,23 +31,29 @@ class RemoteLink:
 
     @property
     def address(self) -> str:
+        """Returns the HOST:PORT to dial."""
         return str(self._opened["address"])
 
     @property
     def process_id(self) -> int:
+        """Returns the helper's process id."""
         return self._process.pid
 
     def facts(self) -> dict[str, Any]:
+        """Returns the helper's facts, with the realisation's name."""
         return {**self._opened["facts"], **self._ask("facts")}
 
     def wire_bytes(self) -> tuple[int, int] | None:
+        """Returns the bytes carried so far, up and down."""
         counted = self._ask("wire_bytes")
         return int(counted["up"]), int(counted["down"])
 
     def restart_outages(self) -> None:
+        """Lets outages count from now on."""
         self._ask("restart_outages")
 
     def reset(self) -> int:
+        """Breaks every connection; returns how many."""
         return int(self._ask("reset")["num_connections"])
 
     def _ask(self, what: str) -> dict[str, Any]:

@@ -11,13 +11,18 @@ from outrider.experiments.links.virtual import VirtualLink
 
 
 class Simulated:
+    """Makes links in virtual time, which nothing can dial."""
+
     name = "simulated"
 
     def refusals(self, profile: LinkProfile) -> list[str]:
+        """Returns no reason: every profile can be simulated but one whose packets overtake one another."""
         return [NO_REORDER] if profile.reorder else []
 
     def link(self, profile: LinkProfile, key: str = "") -> VirtualLink:
+        """Returns a link in virtual time."""
         return VirtualLink(profile, key)
 
     def open(self, profile: LinkProfile, upstream: str) -> AbstractContextManager[OpenLink]:
+        """Raises `UsageError`: there is no address to dial."""
         raise UsageError("a simulated link has no address to dial; use proxy, tun or netem")

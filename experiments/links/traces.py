@@ -19,19 +19,24 @@ OWN_TRACES = Path(__file__).resolve().parent / "traces"
 
 @dataclass(frozen=True, slots=True)
 class CapacityTrace:
+    """Holds the times of a trace's delivery opportunities."""
+
     times_ms: tuple[int, ...]  # ascending; the last one is the period
 
     @property
     def period_ms(self) -> int:
+        """Returns the time after which the trace repeats."""
         return self.times_ms[-1]
 
     @property
     def mean_mbit(self) -> float:
+        """Returns the mean rate."""
         return len(self.times_ms) * OPPORTUNITY_BYTES * 8 / self.period_ms / 1000
 
 
 def parse_trace(lines: Sequence[str], where: str) -> CapacityTrace:
-    """Empty lines and those that begin with # are passed over. Raises UsageError naming the line."""
+    """Returns a trace from its lines; empty ones and those that begin with # are passed over. Raises
+    UsageError naming the line."""
     times: list[int] = []
     for number, line in enumerate(lines, 1):
         text = line.strip()
@@ -47,8 +52,8 @@ def parse_trace(lines: Sequence[str], where: str) -> CapacityTrace:
     return CapacityTrace(tuple(times))
 
 
-def trace_path(name: str) -> Path:
-    """The file a profile means: as given, or one of `experiments/links/traces`."""
+def _trace_path(name: str) -> Path:
+    """Returns the file that a profile means: as given, or one of `experiments/links/traces`."""
     given = Path(name).expanduser()
     return given if given.exists() or len(given.parts) > 1 else OWN_TRACES / name
 
@@ -56,7 +61,7 @@ def trace_path(name: str) -> Path:
 @lru_cache(maxsize=64)
 def load_trace(name: str) -> CapacityTrace:
     """Raises UsageError when the file cannot be read or is not a trace."""
-    path = trace_path(name)
+    path = _trace_path(name)
     try:
         lines = path.read_text(encoding="ascii").splitlines()
     except (OSError, UnicodeDecodeError) as error:

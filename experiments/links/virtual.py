@@ -4,12 +4,12 @@
     arrival_s = link.up.deliver(now_s, num_bytes)
 
 No socket and no clock: times are the caller's, in seconds since the link opened, and never go back. A
-message is cut into segments as TCP would (1,448 bytes of it behind 52 of headers), which pass the bottleneck
+message is cut into segments as TCP would (1,448 bytes of it after 52 of headers), which pass the bottleneck
 one after the other. What TCP would send again comes later, by these rules, after Linux:
 
 - RTO = RTT + 200 ms, or + 4 jitters where that is more. What was sent again and lost again waits the RTO,
   then twice that, and so on.
-- A lost segment with others of its message behind it is sent again when the far end tells of those: after one
+- A lost segment with others of its message after it is sent again when the far end reports those: after one
   RTT, 1.25 when fewer than three came (RACK, RFC 8985).
 - The last of several is probed for after 2 RTT (tail loss probe, the same RFC), a message of one segment
   after an RTO.
@@ -37,21 +37,20 @@ SYN_RETRIES_S = (1.0, 1.0, 1.0, 1.0, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0)  # net.ipv4
 
 
 def wire_bytes(num_bytes: int) -> int:
-    """Bytes of the IP packets that carry a message of `num_bytes`."""
+    """Returns the bytes of the IP packets that carry a message of `num_bytes`."""
     return num_bytes + HEADER_BYTES * -(-num_bytes // SEGMENT_BYTES)
 
 
 class Flow(Protocol):
-    """One direction of a connection."""
+    """Carries one direction of a connection."""
 
     def deliver(self, now_s: float, num_bytes: int) -> float:
-        """When the last byte of a message sent at `now_s` is at the far end, after all sent before."""
+        """Returns when the last byte of a message sent at `now_s` is at the far end, after all sent
+        before."""
         ...
 
 
-class PlainFlow:
-    """Delay, and a bottleneck perhaps."""
-
+class _PlainFlow:
     __slots__ = ("_delay_s", "_depart", "_last_s")
 
     def __init__(self, path: PacketPath) -> None:
@@ -67,9 +66,7 @@ class PlainFlow:
         return self._last_s
 
 
-class TcpFlow:
-    """Segment by segment, with whatever the profile has."""
-
+class _TcpFlow:
     def __init__(self, path: PacketPath) -> None:
         self._path = path
         jitter_s = path.profile.jitter_ms / 1000
@@ -95,7 +92,7 @@ class TcpFlow:
         return self._last_s
 
     def _resend(self, departure_s: float, num_behind: int, is_alone: bool) -> float:
-        """When a segment lost at `departure_s` arrives."""
+        """Returns when a segment lost at `departure_s` arrives."""
         if num_behind:
             wait_s = self.rtt_s * (1.0 if num_behind >= 3 else 1.25)
         else:
@@ -112,7 +109,8 @@ class TcpFlow:
 
 
 class VirtualLink:
-    """Both directions of one connection over a link; `key` tells links of one profile apart for chance."""
+    """Holds both directions of one connection over a link; `key` gives links of one profile chances of
+    their own."""
 
     __slots__ = ("down", "paths", "profile", "up")
 
@@ -132,7 +130,7 @@ class VirtualLink:
 
     def _open(self) -> None:
         link = self.profile
-        kind = TcpFlow if link.jitter_ms or link.loss or link.outages or link.queue_kb else PlainFlow
+        kind = _TcpFlow if link.jitter_ms or link.loss or link.outages or link.queue_kb else _PlainFlow
         self.up, self.down = (kind(path) for path in self.paths)
 
     def connect(self, now_s: float) -> float:

@@ -5,13 +5,10 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
 
 from outrider.common import codec
-from outrider.common.pb import outrider_pb2 as pb
 from outrider.common.types import (
-    CloseRequest,
     GeneratedTokens,
     GenerateRequest,
     Opened,
@@ -20,10 +17,9 @@ from outrider.common.types import (
     RoundError,
     RoundErrorCode,
     SamplingParams,
-    SessionRequest,
+    SessionResponse,
 )
-from outrider.edge_client.session.session import new_session_id
-from outrider.experiments.load.stream import METHOD, MIN_RETRY_S, TENANT_KEY
+from outrider.experiments.load.stream import MIN_RETRY_S, SessionCall
 from outrider.experiments.load.wire import StreamLost, WireConnection
 
 GREEDY = SamplingParams(temperature=0.0)
@@ -31,7 +27,7 @@ GREEDY = SamplingParams(temperature=0.0)
 
 @dataclass(frozen=True, slots=True)
 class Opening:
-    """How an opening went."""
+    """Describes how an opening went."""
 
     opened: Opened
     ttft_s: float
@@ -40,31 +36,27 @@ class Opening:
     end_s: float
 
 
-@dataclass(slots=True)
-class CloudStream:
-    """One session that decodes cloud-only. `token_ids` and `times_s` grow as tokens arrive."""
+class CloudStream(SessionCall):
+    """Decodes one session cloud-only. `token_ids` and `times_s` grow as tokens arrive."""
 
-    connection: WireConnection
-    prompt_ids: Sequence[int]
-    sampling: SamplingParams = GREEDY
-    tenant: str = ""
-    token_ids: list[int] = field(default_factory=list)
-    times_s: list[float] = field(default_factory=list)
-    _call: Any = None
-    _round_id: int = 1
+    def __init__(
+        self, connection: WireConnection, prompt_ids: Sequence[int], sampling: SamplingParams = GREEDY
+    ) -> None:
+        super().__init__(connection)
+        self.token_ids: list[int] = []
+        self.times_s: list[float] = []
+        self._prompt_ids, self._sampling = tuple(prompt_ids), sampling
+        self._round_id = 1
 
     async def open(self) -> Opening:
-        """Raises `StreamLost` for any other answer."""
-        session_id = new_session_id()
-        metadata = [("x-session-id", session_id.hex())]
-        if self.tenant:
-            metadata.append((TENANT_KEY, self.tenant))
-        self._call = self.connection.open_stream(METHOD, metadata)
-        prompt = tuple(self.prompt_ids)
+        """Opens the session. Raises `StreamLost` for any other answer."""
+        prompt = self._prompt_ids
         begin_s = time.perf_counter()
-        self._send(OpenRequest(session_id, prompt, len(prompt), self.sampling, ignore_eos=True, round_id=1))
+        self.send(
+            OpenRequest(self.session_id, prompt, len(prompt), self._sampling, ignore_eos=True, round_id=1)
+        )
         num_chunks = 1
-        while isinstance(reply := await self._hear(), Progress):
+        while isinstance(reply := await self._reply(), Progress):
             num_chunks += reply.done > 0
         end_s = time.perf_counter()
         if not isinstance(reply, Opened):
@@ -73,8 +65,9 @@ class CloudStream:
         return Opening(reply, end_s - begin_s, num_chunks, begin_s, end_s)
 
     def ask_to_generate(self, num_new: int, position: int, hash: int) -> None:
+        """Asks for `num_new` tokens after `position`."""
         self._round_id += 1
-        self._send(GenerateRequest(self._round_id, position, hash, num_new))
+        self.send(GenerateRequest(self._round_id, position, hash, num_new))
 
     async def run(self, num_new: int) -> list[int]:
         """Opens, decodes `num_new` tokens, closes; returns them. A refusal is waited for.
@@ -85,7 +78,7 @@ class CloudStream:
         if num_new > 1:
             self.ask_to_generate(num_new - 1, opened.position, opened.hash)
         while len(self.token_ids) < num_new:
-            reply = await self._hear()
+            reply = await self._reply()
             if isinstance(reply, GeneratedTokens):
                 self._take(reply.token_ids)
             elif isinstance(reply, RoundError) and reply.code is RoundErrorCode.REFUSED:
@@ -96,21 +89,8 @@ class CloudStream:
         await self.close()
         return self.token_ids
 
-    async def close(self) -> None:
-        """Never raises: a lost stream is closed."""
-        try:
-            self._send(CloseRequest())
-            self._call.done_writing()
-            while True:
-                await self._call.read()
-        except StreamLost:
-            pass
-
-    def _send(self, request: SessionRequest) -> None:
-        self._call.write(codec.encode_request(request).SerializeToString())
-
-    async def _hear(self) -> Any:
-        return codec.decode_response(pb.SessionResponse.FromString(await self._call.read()))
+    async def _reply(self) -> SessionResponse:
+        return codec.decode_response(await self.hear())
 
     def _take(self, token_ids: Sequence[int]) -> None:
         self.token_ids += token_ids
@@ -118,6 +98,7 @@ class CloudStream:
 
 
 async def open_and_close(connection: WireConnection, prompt_ids: Sequence[int]) -> Opening:
+    """Opens a session and closes it."""
     stream = CloudStream(connection, prompt_ids)
     opening = await stream.open()
     await stream.close()
@@ -125,7 +106,7 @@ async def open_and_close(connection: WireConnection, prompt_ids: Sequence[int]) 
 
 
 async def decode_all(streams: Sequence[CloudStream], num_new: int) -> float:
-    """All at once; returns the seconds from the first request to the last token."""
+    """Decodes all streams at once; returns the seconds from the first request to the last token."""
     begin_s = time.perf_counter()
     await asyncio.gather(*(stream.run(num_new) for stream in streams))
     return max(stream.times_s[-1] for stream in streams) - begin_s

@@ -38,7 +38,7 @@ GRACE_S = 5.0  # how long rounds under way at the end may take before they count
 
 @dataclass(frozen=True, slots=True)
 class LoadPlan:
-    """`rate` 0 is the closed loop."""
+    """Says what is offered to the verifier; a `rate` of 0 is the closed loop."""
 
     num_sessions: int
     rate: float = 0.0  # arrivals a second
@@ -68,7 +68,7 @@ async def run_load(address: str, recording: Recording, plan: LoadPlan) -> LoadRe
 async def open_streams(
     address: str, recording: Recording, plan: LoadPlan, tally: Tally
 ) -> AsyncIterator[list[ReplayStream]]:
-    """Opened sessions, the recorded ones in turn, over several connections. Raises `LinkError`."""
+    """Opens sessions, the recorded ones in turn, over several connections. Raises `LinkError`."""
     recording.check_target(GrpcLink(address, new_session_id()).describe(DESCRIBE_TIMEOUT_S))
     connections = [await connect(address) for _ in range(plan.num_connections)]
     try:
@@ -115,7 +115,8 @@ async def _run_closed(
 
 
 async def run_closed(stream: ReplayStream, think_s: float, tally: Tally, is_over: Callable[[], bool]) -> None:
-    """Round after round of one session; a refused one is sent again after the time it was told."""
+    """Sends round after round of one session; a refused one is sent again after the time the verifier
+    gave."""
     with _counting_losses(tally):
         while not is_over():
             await stream.round_at_last()
@@ -129,7 +130,6 @@ async def run_closed(stream: ReplayStream, think_s: float, tally: Tally, is_over
 async def _run_open(
     streams: Sequence[ReplayStream], plan: LoadPlan, tally: Tally, until_s: float
 ) -> set[asyncio.Task[None]]:
-    """Poisson arrivals. `tally.lags_s`: how late this process was with each."""
     arrivals = random.Random(plan.seed)
     free = deque(streams)
     running: set[asyncio.Task[None]] = set()
@@ -156,7 +156,6 @@ async def _run_open(
 
 @contextlib.contextmanager
 def _counting_losses(tally: Tally) -> Iterator[None]:
-    """A stream that is lost ends its session's part in the run, and is counted."""
     try:
         yield
     except StreamLost as error:
@@ -166,7 +165,6 @@ def _counting_losses(tally: Tally) -> Iterator[None]:
 
 
 async def _settle(tasks: set[asyncio.Task[None]]) -> int:
-    """Waits for what is under way; returns how many rounds hung."""
     if not tasks:
         return 0
     done, pending = await asyncio.wait(tasks, timeout=GRACE_S)
@@ -181,6 +179,7 @@ async def _settle(tasks: set[asyncio.Task[None]]) -> int:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the command."""
     parser = argparse.ArgumentParser(
         prog="python -m outrider.experiments.load",
         description=__doc__,

@@ -2,7 +2,7 @@
 
 With `coupled` a text is a function of target, prompt, parameters and seed, so a recorded round gets the same
 verdict from every verifier of the same target: what a replay hears back can be checked, token for token.
-`benchmarks.engine.recorded_drafts` makes them.
+`outrider.experiments.load.record` makes them.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ FORMAT = 1
 
 @dataclass(frozen=True, slots=True)
 class RecordedRound:
-    """A draft and what the target said to it; `token_ids` are what the round committed."""
+    """Holds a draft and the verdict on it; `token_ids` are what the round committed."""
 
     draft_tokens: TokenIds
     draft_probs: tuple[float, ...]
@@ -30,12 +30,13 @@ class RecordedRound:
 
     @property
     def token_ids(self) -> TokenIds:
+        """Returns the accepted tokens and the correction."""
         return (*self.draft_tokens[: self.accepted_len], self.correction)
 
 
 @dataclass(frozen=True, slots=True)
 class RecordedSession:
-    """One text from its prompt on. End-of-text is ignored, so that every round commits a token."""
+    """Holds one text from its prompt on. End-of-text is ignored, so that every round commits a token."""
 
     prompt_ids: TokenIds
     sampling: SamplingParams
@@ -44,15 +45,17 @@ class RecordedSession:
 
     @property
     def output_ids(self) -> TokenIds:
+        """Returns the new tokens."""
         return (self.first_token, *(t for each in self.rounds for t in each.token_ids))
 
     def opening(self, session_id: bytes) -> OpenRequest:
+        """Returns the request that opens the session."""
         return OpenRequest(
             session_id, self.prompt_ids, len(self.prompt_ids), self.sampling, ignore_eos=True, round_id=1
         )
 
     def requests(self) -> list[tuple[VerifyRequest, int, int]]:
-        """Per round: the request (round ids from 2), and position and hash of the text after it."""
+        """Returns per round: the request (round ids from 2), and position and hash of the text after it."""
         chain = TokenChain((*self.prompt_ids, self.first_token))
         found = []
         for number, each in enumerate(self.rounds):
@@ -71,7 +74,7 @@ class RecordedSession:
 
 @dataclass(frozen=True, slots=True)
 class Recording:
-    """Sessions, and the target they are true of."""
+    """Holds sessions, and the target that they were recorded with."""
 
     target_fingerprint: str
     dtype: str
@@ -83,10 +86,11 @@ class Recording:
             raise UsageError(
                 f"--recording: made with target {self.target_fingerprint} in {self.dtype}, but the verifier "
                 f"serves {model.target_fingerprint} in {model.dtype}: make another with "
-                "python -m benchmarks.engine.recorded_drafts"
+                "python -m outrider.experiments.load.record"
             )
 
     def save(self, path: Path) -> Path:
+        """Writes one JSON line a session; returns the path."""
         header = {"format": FORMAT, "target_fingerprint": self.target_fingerprint, "dtype": self.dtype}
         lines = [json.dumps(header), *(json.dumps(asdict(session)) for session in self.sessions)]
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -12,7 +12,7 @@ MAX_EXAMPLES = 5
 
 
 class RoundSample(NamedTuple):
-    """One verdict; times in seconds on the client's clock, nanoseconds from the verifier's metrics."""
+    """Holds one verdict's times: seconds on the client's clock, nanoseconds from the verifier's metrics."""
 
     end_s: float
     latency_s: float
@@ -23,6 +23,8 @@ class RoundSample(NamedTuple):
 
 
 class Refusal(NamedTuple):
+    """Holds when a round was refused, and when to try again."""
+
     end_s: float
     latency_s: float
     retry_after_ms: int
@@ -30,7 +32,7 @@ class Refusal(NamedTuple):
 
 @dataclass
 class Tally:
-    """Filled by every stream of a run; `since_s` cuts the warm-up off."""
+    """Collects what every stream of a run sees; `since_s` cuts the warm-up off."""
 
     rounds: list[RoundSample] = field(default_factory=list)
     refusals: list[Refusal] = field(default_factory=list)
@@ -42,12 +44,13 @@ class Tally:
     num_hung: int = 0
 
     def note_mismatch(self, text: str) -> None:
+        """Counts a verdict that is not the recorded one, and keeps the first few."""
         self.num_mismatches += 1
         if len(self.mismatches) < MAX_EXAMPLES:
             self.mismatches.append(text)
 
     def report(self, since_s: float, until_s: float, deadline_s: float) -> LoadReport:
-        """Figures of what was answered in the window."""
+        """Returns the figures of what was answered in the window."""
         rounds = [r for r in self.rounds if since_s <= r.end_s < until_s]
         refusals = [r for r in self.refusals if since_s <= r.end_s < until_s]
         seconds = until_s - since_s
@@ -78,7 +81,7 @@ class Tally:
 
 @dataclass(frozen=True)
 class LoadReport:
-    """Rates a second, times in ms as the client saw them; 0.0 where there was nothing to measure."""
+    """Holds rates a second and times in ms as the client saw them; 0.0 where there was nothing to measure."""
 
     seconds: float
     num_rounds: int
@@ -102,10 +105,11 @@ class LoadReport:
 
     @property
     def is_right(self) -> bool:
-        """Every verdict was the recorded one, and nothing failed or hung."""
+        """Returns whether every verdict was the recorded one, and nothing failed or hung."""
         return not (self.num_mismatches or self.num_hung or self.errors)
 
     def lines(self) -> list[str]:
+        """Returns the report for a person."""
         text = [
             f"{self.num_rounds} rounds in {self.seconds:g} s: {self.rounds_per_s:g} a second, "
             f"{self.goodput:g} in time; batches of {self.mean_batch:g}",
@@ -119,7 +123,7 @@ class LoadReport:
 
 
 def percentile_ms(ordered_s: Sequence[float], share: float) -> float:
-    """Nearest rank of ascending seconds, in milliseconds."""
+    """Returns the nearest rank of ascending seconds, in milliseconds."""
     if not ordered_s:
         return 0.0
     return round(1e3 * ordered_s[max(0, math.ceil(share * len(ordered_s)) - 1)], 4)

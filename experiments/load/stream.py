@@ -12,20 +12,54 @@ from dataclasses import replace
 
 from outrider.common import codec
 from outrider.common.pb import outrider_pb2 as pb
-from outrider.common.types import CloseRequest
+from outrider.common.types import CloseRequest, SessionRequest
 from outrider.edge_client.session.session import new_session_id
 from outrider.experiments.load.recording import RecordedSession
 from outrider.experiments.load.report import Refusal, RoundSample, Tally
 from outrider.experiments.load.wire import StreamLost, WireConnection
 
 METHOD = "/outrider.v1.Verifier/Session"
-TENANT_KEY = "x-outrider-tenant"
 MAX_ATTEMPTS = 200
 MIN_RETRY_S = 0.005
 
 
-class ReplayStream:
-    """`open`, then `round` again and again, then `close`. One task at a time."""
+class SessionCall:
+    """Carries one session's messages on a stream of its own."""
+
+    def __init__(self, connection: WireConnection) -> None:
+        self.session_id = new_session_id()
+        self._call = connection.open_stream(METHOD, [("x-session-id", self.session_id.hex())])
+
+    def send(self, request: SessionRequest) -> None:
+        """Sends a request. Raises `StreamLost`."""
+        self._call.write(codec.encode_request(request).SerializeToString())
+
+    def write(self, message: bytes) -> None:
+        """Sends an encoded request. Raises `StreamLost`."""
+        self._call.write(message)
+
+    async def hear(self) -> pb.SessionResponse:
+        """Awaits the next response. Raises `StreamLost`."""
+        reply: pb.SessionResponse = pb.SessionResponse.FromString(await self._call.read())
+        return reply
+
+    async def close(self) -> None:
+        """Ends session and stream. Never raises: a lost stream is closed."""
+        try:
+            self.send(CloseRequest())
+            self._call.done_writing()
+            while True:
+                await self._call.read()
+        except StreamLost:
+            pass
+
+    def cancel(self) -> None:
+        """Drops the stream without a word, as a client that dies does."""
+        self._call.cancel()
+
+
+class ReplayStream(SessionCall):
+    """Replays a session: `open`, then `round` again and again, then `close`. One task at a time."""
 
     def __init__(
         self,
@@ -34,10 +68,9 @@ class ReplayStream:
         tally: Tally,
         *,
         deadline_ms: int = 0,
-        tenant: str = "",
     ) -> None:
+        super().__init__(connection)
         self.recorded = recorded
-        self.session_id = new_session_id()
         self._tally = tally
         self._index = 0
         self._round_id = 1
@@ -48,20 +81,16 @@ class ReplayStream:
             )
             for each, (request, position, hash_) in zip(recorded.rounds, recorded.requests(), strict=True)
         ]
-        metadata = [("x-session-id", self.session_id.hex())]
-        if tenant:
-            metadata.append((TENANT_KEY, tenant))
-        self._call = connection.open_stream(METHOD, metadata)
 
     async def open(self) -> float:
         """Returns the seconds until the first token; a refused opening is waited for. Raises `StreamLost`."""
         message = codec.encode_request(self.recorded.opening(self.session_id)).SerializeToString()
         for _ in range(MAX_ATTEMPTS):
             start_s = time.perf_counter()
-            self._call.write(message)
-            reply = await self._hear()
+            self.write(message)
+            reply = await self.hear()
             while reply.open.WhichOneof("body") == "progress":
-                reply = await self._hear()
+                reply = await self.hear()
             if reply.open.WhichOneof("body") == "opened":
                 if reply.open.opened.first_token != self.recorded.first_token:
                     self._tally.note_mismatch(
@@ -75,14 +104,14 @@ class ReplayStream:
         raise StreamLost(f"the opening was refused {MAX_ATTEMPTS} times")
 
     async def round(self) -> bool:
-        """One round; False when it was refused (the same one comes next). Raises `StreamLost`."""
+        """Sends one round; False when it was refused (the same one comes next). Raises `StreamLost`."""
         message, expected = self._rounds[self._index]
         self._round_id += 1
         message.verify.round_id = self._round_id
         start_s = time.perf_counter()
-        self._call.write(message.SerializeToString())
+        self.write(message.SerializeToString())
         while True:
-            reply = (await self._hear()).verify
+            reply = (await self.hear()).verify
             kind = reply.WhichOneof("body")
             if kind == "verdict" and reply.verdict.round_id == self._round_id:
                 self._take(reply.verdict, expected, start_s)
@@ -93,7 +122,8 @@ class ReplayStream:
                 raise StreamLost(f"round {self._round_id} was answered by: {reply}")
 
     async def round_at_last(self) -> None:
-        """One round; a refused one is sent again after the time it was told, at most `MAX_ATTEMPTS` times."""
+        """Sends one round, again after the time the verifier gave where it is refused, at most
+        `MAX_ATTEMPTS` times."""
         for _ in range(MAX_ATTEMPTS):
             if await self.round():
                 return
@@ -130,21 +160,3 @@ class ReplayStream:
         name = pb.RoundErrorCode.Name(error.code).removeprefix("ROUND_ERROR_CODE_").lower()
         self._tally.errors[name] += 1
         raise StreamLost(f"{name}: {error.message}")
-
-    async def close(self) -> None:
-        """Ends session and stream. Never raises: a lost stream is closed."""
-        try:
-            self._call.write(codec.encode_request(CloseRequest()).SerializeToString())
-            self._call.done_writing()
-            while True:
-                await self._call.read()
-        except StreamLost:
-            pass
-
-    def cancel(self) -> None:
-        """Drops the stream without a word, as a client that dies does."""
-        self._call.cancel()
-
-    async def _hear(self) -> pb.SessionResponse:
-        reply: pb.SessionResponse = pb.SessionResponse.FromString(await self._call.read())
-        return reply

@@ -26,11 +26,11 @@ CONNECT_TIMEOUT_S = 10.0
 
 
 class StreamLost(Exception):
-    """The verifier ended the stream, or does not answer as the protocol says."""
+    """Is raised when the verifier ended the stream, or does not answer as the protocol says."""
 
 
 class WireStream:
-    """One call. `write` queues a message; `read` awaits the next one."""
+    """Is one call: `write` queues a message, `read` awaits the next one."""
 
     def __init__(self, connection: WireConnection, stream_id: int) -> None:
         self._connection = connection
@@ -57,6 +57,7 @@ class WireStream:
         return self._inbox.popleft()
 
     def done_writing(self) -> None:
+        """Ends this side of the stream."""
         self._connection.send_frame(DATA, END_STREAM, self._stream_id, b"")
 
     def cancel(self) -> None:
@@ -67,6 +68,7 @@ class WireStream:
     # ------------------------------------------------------------------------ from the connection
 
     def take(self, data: bytes) -> None:
+        """Takes data of the stream, as far as a message or beyond."""
         data = self._partial + data
         while len(data) >= 5 and len(data) >= (size := 5 + int.from_bytes(data[1:5], "big")):
             self._inbox.append(data[5:size])
@@ -75,6 +77,7 @@ class WireStream:
         self._wake()
 
     def end(self, why: str) -> None:
+        """Ends the stream for a reason."""
         self._lost = self._lost or why
         self._wake()
 
@@ -84,7 +87,8 @@ class WireStream:
 
 
 class WireConnection(asyncio.Protocol):
-    """One TCP connection; made by `connect`. `receive_window`: bytes a stream may send us, never renewed."""
+    """Multiplexes calls on one TCP connection; made by `connect`. `receive_window`: bytes a stream may
+    send us, never renewed."""
 
     def __init__(self, authority: str, receive_window: int) -> None:
         self._authority = authority
@@ -99,6 +103,7 @@ class WireConnection(asyncio.Protocol):
         self._is_flush_due = False
 
     def open_stream(self, path: str, metadata: Sequence[tuple[str, str]]) -> WireStream:
+        """Starts a call."""
         headers = (
             (":method", "POST"),
             (":scheme", "http"),
@@ -115,6 +120,7 @@ class WireConnection(asyncio.Protocol):
         return stream
 
     def send_data(self, stream_id: int, body: bytes) -> None:
+        """Sends a message, or queues it until the peer's window allows it."""
         if self._blocked or len(body) > self._window:
             self._blocked.append((stream_id, body))
             return
@@ -123,6 +129,7 @@ class WireConnection(asyncio.Protocol):
             self.send_frame(DATA, 0, stream_id, body[start : start + 16_384])
 
     def send_frame(self, kind: int, flags: int, stream_id: int, body: bytes) -> None:
+        """Queues a frame; all of one turn of the event loop leave in one write."""
         self._outgoing.append(struct.pack(">IBI", len(body) << 8 | kind, flags, stream_id) + body)
         if not self._is_flush_due:
             self._is_flush_due = True
@@ -135,6 +142,7 @@ class WireConnection(asyncio.Protocol):
         self._outgoing.clear()
 
     def close(self) -> None:
+        """Sends what is queued and closes the connection."""
         self._flush()
         if self._transport is not None:
             self._transport.close()
@@ -142,6 +150,7 @@ class WireConnection(asyncio.Protocol):
     # ------------------------------------------------------------------------- asyncio's callbacks
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Sends the preface and the settings."""
         assert isinstance(transport, asyncio.Transport)
         self._transport = transport
         self._outgoing.append(PREFACE)
@@ -149,6 +158,7 @@ class WireConnection(asyncio.Protocol):
         self.send_frame(WINDOW_UPDATE, 0, 0, (MAX_WINDOW - DEFAULT_WINDOW).to_bytes(4, "big"))
 
     def data_received(self, data: bytes) -> None:
+        """Handles every whole frame."""
         data = self._received + data if self._received else data
         start = 0
         while len(data) - start >= 9:
@@ -161,6 +171,7 @@ class WireConnection(asyncio.Protocol):
         self._received = data[start:]
 
     def connection_lost(self, exc: Exception | None) -> None:
+        """Ends every stream."""
         for stream in self._streams.values():
             stream.end("the connection was lost")
 
@@ -184,7 +195,7 @@ class WireConnection(asyncio.Protocol):
 
 
 def _string(text: str) -> bytes:
-    """HPACK: a literal of at most 126 bytes, not compressed."""
+    """Encodes as HPACK a literal of at most 126 bytes, not compressed."""
     data = text.encode()
     assert len(data) < 127, f"a header of {len(data)} bytes"
     return len(data).to_bytes(1, "big") + data

@@ -11,6 +11,7 @@ from outrider.experiments.report import render
 
 
 def main(arguments: list[str] | None = None) -> int:
+    """Runs the command."""
     parser = argparse.ArgumentParser(prog="python -m outrider.experiments.report", description=__doc__)
     parser.add_argument("folder", type=Path, nargs="+", help="results folder of `edge-client bench`")
     try:

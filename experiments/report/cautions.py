@@ -17,7 +17,7 @@ LOSS = "target_nats_per_token"
 
 
 def cautions(view: View) -> list[str]:
-    """In the order of their weight; empty where there is nothing to warn of."""
+    """Returns the warnings in the order of their weight; empty where there is nothing to warn of."""
     return [line for check in _CHECKS for line in check(view)]
 
 
@@ -82,7 +82,8 @@ def _errors(view: View) -> Iterator[str]:
 
 
 def _inexact(view: View) -> Iterator[str]:
-    """What arms lose that are not the target's own, a line each; the draft alone is another text anyway."""
+    """Says what arms lose that are not the target's own, a line each; the draft alone is another text
+    anyway."""
     by_arm: dict[Arm, list[CellRow]] = {}
     for cell in view.cells:
         if cell.mode != EDGE_ONLY and not view.is_exact(cell):
@@ -112,7 +113,6 @@ def _losses(view: View, cells: Sequence[CellRow]) -> Iterator[str]:
 
 
 def _nats(cells: Sequence[CellRow]) -> str:
-    """One cell's with its interval, or from which to which."""
     found = [cell.metrics[LOSS] for cell in cells if LOSS in cell.metrics]
     if not found:
         return ""
@@ -123,7 +123,7 @@ def _spread_of_equals(view: View) -> Iterator[str]:
     twins = [cell for cell in view.sweep.cells if cell.twin]
     measures = [cell.a_a[TPOT] for cell in twins if isinstance(cell.a_a.get(TPOT), dict)]
     if not measures:
-        yield "No A/A cells: how far apart equal cells lie was not measured."
+        yield "No A/A cells: how far apart equal cells are was not measured."
         return
     ids = {cell.id for cell in twins}
     compared = [each for each in view.sweep.comparisons if each.metric == TPOT and each.cell not in ids]
@@ -133,12 +133,12 @@ def _spread_of_equals(view: View) -> Iterator[str]:
         told = [f"{times(m['speedup'])} {interval(m.get('low'), m.get('high'))}".strip() for m in measures]
         yield (
             f"A/A: an equal cell's TPOT compares as {listed(told)}. Of {len(compared)} comparisons with a "
-            f"baseline {len(close)} lie no further from 1 than that: noise alone can make them."
+            f"baseline {len(close)} are no further from 1 than that: noise alone can make them."
         )
 
 
 def _widest(measure: Mapping[str, Any]) -> float:
-    """The end of the interval that lies further from 1, as a factor above it."""
+    """Returns the end of the interval that is further from 1, as a factor above it."""
     ends = [float(end) for end in (measure.get("low"), measure.get("high")) if end]
     return max([1.0, *(max(end, 1 / end) for end in ends)])
 

@@ -21,7 +21,8 @@ LOG_FROM = 12.0  # an axis whose ends lie further apart than this many times is 
 
 
 def spread_axis(axes: Axes, which: str, values: Sequence[float], size: Size) -> None:
-    """Ticks at the values themselves, as many as fit; logarithmic where they lie far apart, 0 allowed."""
+    """Sets ticks at the values themselves, as many as fit; logarithmic where they are far apart, 0
+    allowed."""
     axis = axes.xaxis if which == "x" else axes.yaxis
     wanted = sorted(set(values))
     above = [value for value in wanted if value > 0]
@@ -47,7 +48,7 @@ def spread_axis(axes: Axes, which: str, values: Sequence[float], size: Size) -> 
 
 
 def number_axis(axes: Axes, which: str) -> None:
-    """Plain numbers for ticks; linear from zero, unless the values lie far apart."""
+    """Sets plain numbers for ticks; linear from zero, unless the values are far apart."""
     from matplotlib.ticker import FuncFormatter, MaxNLocator
 
     axis = axes.xaxis if which == "x" else axes.yaxis
@@ -61,7 +62,7 @@ def number_axis(axes: Axes, which: str) -> None:
 
 
 def log_axis(axes: Axes, which: str) -> None:
-    """Plain numbers at 1, 2 and 5, or at powers of ten over many decades."""
+    """Sets plain numbers at 1, 2 and 5, or at powers of ten over many decades."""
     from matplotlib.ticker import FuncFormatter, LogLocator
 
     axis = axes.xaxis if which == "x" else axes.yaxis
@@ -73,7 +74,7 @@ def log_axis(axes: Axes, which: str) -> None:
 
 
 def legend_below(figure: Figure, axes: Axes, size: Size, columns: int = 0) -> None:
-    """Under the plot, where it hides nothing; long names are broken, not cut."""
+    """Draws the legend under the plot, where it hides nothing; long names are broken, not cut."""
     pairs = list(zip(*axes.get_legend_handles_labels(), strict=True))
     if not pairs:
         return
@@ -99,7 +100,7 @@ def points(
     label: str,
     is_joined: bool = True,
 ) -> None:
-    """A series with its 95 % intervals as bars."""
+    """Draws a series with its 95 % intervals as bars."""
     arguments = style.line_arguments() | ({} if is_joined else {"linestyle": "none"})
     values = [metric.value for metric in metrics]
     below = [max(0.0, m.value - m.low) if m.low is not None else 0.0 for m in metrics]
@@ -108,13 +109,14 @@ def points(
 
 
 def predicted_points(axes: Axes, pairs: Sequence[tuple[float, float]], style: SeriesStyle) -> None:
-    """Larger hollow marks over a series' own, joined by a thin dotted line; the caption explains them."""
+    """Draws larger hollow marks over a series' own, joined by a thin dotted line; the caption explains
+    them."""
     hollow = {"markerfacecolor": "none", "linestyle": (0, (1, 2)), "linewidth": 1.0, "markersize": 8.5}
     axes.plot([x for x, _ in pairs], [y for _, y in pairs], **(style.line_arguments() | hollow))
 
 
 def upright_line(axes: Axes, place: float, label: str, is_dotted: bool) -> None:
-    """A marked place on the x axis, named in the legend."""
+    """Draws a marked place on the x axis, named in the legend."""
     name = "muted" if is_dotted else "ink"
     axes.axvline(place, color=colour(name), linestyle=":" if is_dotted else "-", linewidth=1.3, label=label)
 

@@ -6,22 +6,22 @@ import itertools
 from collections.abc import Mapping, Sequence
 
 from outrider.experiments.report.numbers import listed, plain, spread
-from outrider.experiments.report.verdicts import Outcome
+from outrider.experiments.report.verdicts import Relation
 
 Curve = Mapping[float, float]
 
 
-def standings(outcomes: Mapping[str, Mapping[float, Outcome]], hero: str, axis: str, unit: str) -> list[str]:
-    """What can be said of the hero against each rival along `axis`: losses, then draws, then wins.
+def standings(outcomes: Mapping[str, Mapping[float, Relation]], hero: str, axis: str, unit: str) -> list[str]:
+    """Returns what can be said of the hero against each rival along `axis`: losses, then draws, then wins.
 
     `outcomes` are the hero's, by rival and place. "co-located beats speculation at every RTT measured (1 to
     600 ms)"; "speculation beats cloud-only up to 60 ms RTT". Empty where nothing was compared.
     """
     lost, even, won = [], [], []
     for rival, by_place in outcomes.items():
-        known = {place: result for place, result in by_place.items() if result is not Outcome.UNKNOWN}
-        worse = _places(known, Outcome.WORSE)
-        better = _places(known, Outcome.BETTER)
+        known = {place: result for place, result in by_place.items() if result is not Relation.UNKNOWN}
+        worse = _places(known, Relation.WORSE)
+        better = _places(known, Relation.BETTER)
         if worse:
             lost.append(f"{rival} beats {hero} {_where(worse, sorted(known), axis, unit)}")
         if better:
@@ -32,12 +32,13 @@ def standings(outcomes: Mapping[str, Mapping[float, Outcome]], hero: str, axis: 
     return [*lost, *even, *won]
 
 
-def _places(results: Mapping[float, Outcome], wanted: Outcome) -> list[float]:
+def _places(results: Mapping[float, Relation], wanted: Relation) -> list[float]:
     return sorted(place for place, result in results.items() if result is wanted)
 
 
 def _where(some: Sequence[float], known: Sequence[float], axis: str, unit: str) -> str:
-    """`some` of the ascending places `known`: a beginning, an end, all, or the places themselves."""
+    """Describes `some` of the ascending places `known`: a beginning, an end, all, or the places
+    themselves."""
     rest = [place for place in known if place not in some]
     if not rest and len(some) > 1:
         return f"at every {axis} measured ({spread(some, unit)})"
@@ -49,7 +50,7 @@ def _where(some: Sequence[float], known: Sequence[float], axis: str, unit: str) 
 
 
 def crossing(lower: Curve, upper: Curve) -> float | None:
-    """Where `lower` rises past `upper`, by straight lines between the places that both have.
+    """Returns where `lower` rises past `upper`, by straight lines between the places that both have.
 
     None where it does not, or does more than once.
     """
@@ -65,6 +66,6 @@ def crossing(lower: Curve, upper: Curve) -> float | None:
 
 
 def sentence(parts: Sequence[str]) -> str:
-    """Parts joined by "; ", the first letter large."""
+    """Joins parts by "; " and capitalises the first letter."""
     text = "; ".join(part for part in parts if part)
     return text[:1].upper() + text[1:]

@@ -1,4 +1,4 @@
-"""The commit-gate's curve as an SVG that stands by itself: quality against the calls it saves."""
+"""The commit-gate's curve as an SVG of its own: quality against the calls it saves."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _STYLE = (
 
 
 def draw_curve(curve: Curve) -> str:
-    """The file's content. Raises `ModuleNotFoundError` without matplotlib."""
+    """Returns the SVG. Raises `ModuleNotFoundError` without matplotlib."""
     last = curve.points[-1]
     label = (
         f"Quality against calls saved by the commit-gate, at {len(curve.points)} settings, up to "
@@ -75,7 +75,7 @@ def _draw_loss(curve: Curve, axes: Axes) -> None:
 def _name_points(
     axes: Axes, points: Sequence[CurvePoint], places: Sequence[float], values: Sequence[float]
 ) -> None:
-    """By percentile; those that would lie on one another's name stay without."""
+    """Names points by percentile, but for those whose names would overlap."""
     last = -100.0
     for point, x, y in zip(points, places, values, strict=True):
         is_end = point.setting in (NO_GATE, KEEP_ALL)

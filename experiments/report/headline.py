@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from outrider.experiments.report.naming import TPOT, Arm, Setting
 from outrider.experiments.report.numbers import listed, ratio_spread, spread, with_interval
-from outrider.experiments.report.verdicts import RIVALS, Outcome, Verdict, verdicts
+from outrider.experiments.report.verdicts import RIVALS, Relation, Verdict, verdicts
 from outrider.experiments.report.view import View
 from outrider.experiments.sweep.results.records import CellRow
 
@@ -15,15 +15,13 @@ LOSS, EVEN, WIN, NOTE = "loss", "even", "win", "note"
 
 
 @dataclass(frozen=True, slots=True)
-class Statement:
+class _Statement:
     kind: str  # LOSS, EVEN, WIN or NOTE
     text: str
 
 
 @dataclass(frozen=True, slots=True)
-class WinnerRow:
-    """One link: TPOT with interval of each way to decode, and who wins."""
-
+class _WinnerRow:
     kind: str
     link: str
     rtt: str
@@ -35,42 +33,43 @@ class WinnerRow:
 
 
 @dataclass(frozen=True, slots=True)
-class SettingHeadline:
+class _SettingHeadline:
     setting: str
-    statements: list[Statement]
-    rows: list[WinnerRow]  # losses first
+    statements: list[_Statement]
+    rows: list[_WinnerRow]  # losses first
 
 
-def headlines(view: View) -> list[SettingHeadline]:
-    """Settings in which speculation loses somewhere come before the others."""
+def headlines(view: View) -> list[_SettingHeadline]:
+    """Returns a headline a setting; those in which speculation loses somewhere come first."""
     made = [_headline(view, setting) for setting in view.settings]
     return sorted(made, key=lambda each: all(s.kind != LOSS for s in each.statements))
 
 
-def statements(found: Sequence[Verdict]) -> list[Statement]:
-    """Rival by rival: losses, then what cannot be told apart, then wins; links by RTT within each."""
+def statements(found: Sequence[Verdict]) -> list[_Statement]:
+    """Returns sentences rival by rival: losses, then what cannot be told apart, then wins; links by RTT
+    within each."""
     lines = []
     for kind in RIVALS:
-        lost = [v for v in found if v.outcomes.get(kind) is Outcome.WORSE]
+        lost = [v for v in found if v.outcomes.get(kind) is Relation.WORSE]
         if lost:
             ratios = ratio_spread([1 / v.against[kind].ratio for v in lost])
             text = f"{kind} is {ratios} times as fast as speculation over the link {_where(lost, found)}."
-            lines.append(Statement(LOSS, text[:1].upper() + text[1:]))
+            lines.append(_Statement(LOSS, text[:1].upper() + text[1:]))
     for kind in RIVALS:
-        even = [v for v in found if v.outcomes.get(kind) is Outcome.EVEN]
+        even = [v for v in found if v.outcomes.get(kind) is Relation.EVEN]
         if even:
             text = f"Speculation over the link and {kind} cannot be told apart {_where(even, found)}."
-            lines.append(Statement(EVEN, text))
+            lines.append(_Statement(EVEN, text))
     for kind in RIVALS:
-        won = [v for v in found if v.outcomes.get(kind) is Outcome.BETTER]
+        won = [v for v in found if v.outcomes.get(kind) is Relation.BETTER]
         if won:
             ratios = ratio_spread([v.against[kind].ratio for v in won])
             text = f"Speculation over the link is {ratios} times as fast as {kind} {_where(won, found)}."
-            lines.append(Statement(WIN, text))
+            lines.append(_Statement(WIN, text))
     unknown = [v for v in found if not v.outcomes]
     if unknown:
         text = f"Nothing to compare {_where(unknown, found)}: cloud-only and co-located did not run there."
-        lines.append(Statement(NOTE, text))
+        lines.append(_Statement(NOTE, text))
     return lines
 
 
@@ -81,15 +80,15 @@ def _where(some: Sequence[Verdict], found: Sequence[Verdict]) -> str:
     return f"on {listed([v.name for v in some])} (RTT {rtts})"
 
 
-def _headline(view: View, setting: Setting) -> SettingHeadline:
+def _headline(view: View, setting: Setting) -> _SettingHeadline:
     found = verdicts(view, setting)
     rows = [_row(view, setting, verdict) for verdict in found]
     order = [LOSS, EVEN, WIN, NOTE]
     rows.sort(key=lambda row: order.index(row.kind))
-    return SettingHeadline(view.describe(setting), statements(found), rows)
+    return _SettingHeadline(view.describe(setting), statements(found), rows)
 
 
-def _row(view: View, setting: Setting, verdict: Verdict) -> WinnerRow:
+def _row(view: View, setting: Setting, verdict: Verdict) -> _WinnerRow:
     kinds: dict[str, Callable[[Verdict], bool]] = {
         LOSS: lambda v: v.winner in RIVALS,
         WIN: lambda v: bool(v.winner),
@@ -97,7 +96,7 @@ def _row(view: View, setting: Setting, verdict: Verdict) -> WinnerRow:
     }
     kind = next((name for name, holds in kinds.items() if holds(verdict)), NOTE)
     best = verdict.best
-    return WinnerRow(
+    return _WinnerRow(
         kind=kind,
         link=verdict.name,
         rtt=spread([verdict.rtt_ms]),

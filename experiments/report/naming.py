@@ -20,6 +20,8 @@ TPOT, TTFT, OTPS = "tpot_ms", "ttft_ms", "otps"
 
 @dataclass(frozen=True, slots=True, order=True)
 class Setting:
+    """Holds what cells share to be comparable on one link."""
+
     is_synthetic: bool
     realisation: str
     min_forward_ms: float
@@ -30,6 +32,7 @@ class Setting:
 
     @classmethod
     def of(cls, cell: CellRow) -> Setting:
+        """Returns the setting of a cell."""
         return cls(
             is_synthetic=cell.is_synthetic,
             realisation=cell.realisation,
@@ -41,7 +44,7 @@ class Setting:
         )
 
     def fits(self, cell: CellRow) -> bool:
-        """Whether a cell belongs here, by what concerns its mode.
+        """Returns whether a cell belongs here, by what concerns its mode.
 
         Edge-only has no link and no target; the edge's draft has no part in cloud-only and co-located.
         """
@@ -57,6 +60,8 @@ class Setting:
 
 @dataclass(frozen=True, slots=True)
 class Arm:
+    """Holds how tokens are made."""
+
     mode: str
     depth_policy: str
     num_speculative_tokens: int | None
@@ -65,24 +70,27 @@ class Arm:
 
     @classmethod
     def of(cls, cell: CellRow) -> Arm:
+        """Returns the arm of a cell."""
         return cls(cell.mode, cell.depth_policy, cell.num_speculative_tokens, cell.method, cell.variant)
 
     @property
     def is_edge_drafting(self) -> bool:
+        """Returns whether the draft runs at the edge."""
         return self.mode not in (CLOUD_ONLY, CO_LOCATED)
 
     @property
     def is_speculation(self) -> bool:
-        """Whether it speculates over the link: whatever is none of the three other ways to decode."""
+        """Returns whether it speculates over the link: whatever is none of the three other ways to decode."""
         return self.mode not in (CLOUD_ONLY, CO_LOCATED, EDGE_ONLY)
 
     @property
     def is_exact(self) -> bool:
+        """Returns whether its method is exact."""
         return self.method not in list(Method) or Method(self.method).is_exact
 
 
 def setting_label(setting: Setting, among: Sequence[Setting]) -> str:
-    """What tells a setting from the others; empty where there is one alone."""
+    """Returns what distinguishes a setting from the others; empty where there is one alone."""
     words = {
         "is_synthetic": "synthetic" if setting.is_synthetic else "measured",
         "realisation": f"{setting.realisation} link",
@@ -101,7 +109,7 @@ def setting_label(setting: Setting, among: Sequence[Setting]) -> str:
 
 
 def arm_label(arm: Arm, among: Sequence[Arm]) -> str:
-    """The mode, and what tells it from the other arms of its mode."""
+    """Returns the mode, and what distinguishes it from the other arms of its mode."""
     peers = [each for each in among if each.mode == arm.mode]
     n = arm.num_speculative_tokens
     words = {
@@ -116,9 +124,10 @@ def arm_label(arm: Arm, among: Sequence[Arm]) -> str:
 
 
 def link_label(link: Mapping[str, Any]) -> str:
+    """Returns the link's name."""
     return str(link.get("name") or NO_LINK)
 
 
 def outages_of(link: Mapping[str, Any]) -> list[tuple[float, float]]:
-    """From and to, in seconds after the link opened."""
+    """Returns the beginning and end of each outage, in seconds after the link opened."""
     return [(each["start_s"], each["start_s"] + each["duration_s"]) for each in link.get("outages") or ()]

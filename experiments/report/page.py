@@ -29,16 +29,16 @@ from outrider.experiments.sweep.results.records import REPORT, SWEEP, read_resul
 
 
 @dataclass(frozen=True, slots=True)
-class DrawnChart:
+class _DrawnChart:
     chart: Chart
     svgs: list[str]  # wide, narrow: the page shows the one that fits
 
 
 @dataclass(frozen=True, slots=True)
-class Section:
+class _Section:
     name: str
     figure: ReportFigure
-    charts: list[DrawnChart]
+    charts: list[_DrawnChart]
 
 
 def render(folder: Path) -> Path:
@@ -54,6 +54,7 @@ def render(folder: Path) -> Path:
 
 
 def page(view: View) -> str:
+    """Returns the page as HTML."""
     from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescape
     from markupsafe import Markup
 
@@ -88,14 +89,14 @@ def _context(view: View) -> dict[str, Any]:
     }
 
 
-def _section(view: View, name: str, figure: ReportFigure) -> Section:
+def _section(view: View, name: str, figure: ReportFigure) -> _Section:
     charts = figure.charts(view)
-    return Section(name, figure, [_drawn(chart, f"{name}-{i}") for i, chart in enumerate(charts)])
+    return _Section(name, figure, [_drawn(chart, f"{name}-{i}") for i, chart in enumerate(charts)])
 
 
-def _drawn(chart: Chart, prefix: str) -> DrawnChart:
+def _drawn(chart: Chart, prefix: str) -> _DrawnChart:
     sizes = [replace(size, height=round(size.height * chart.height)) for size in (WIDE, NARROW)]
-    return DrawnChart(chart, [draw_svg(chart.draw, size, prefix, chart.finding) for size in sizes])
+    return _DrawnChart(chart, [draw_svg(chart.draw, size, prefix, chart.finding) for size in sizes])
 
 
 def _style() -> str:

@@ -1,4 +1,4 @@
-"""How the figures look: one palette, two sizes. A series is told by colour, line style and marker together.
+"""How the figures look: one palette, two sizes. A series is recognised by colour, line style and marker together.
 
 matplotlib draws with stand-in colours; `svg.py` turns each into a CSS variable, so that one drawing serves
 light, dark and print. Colours after Okabe and Ito (2008), darkened or lightened for 3:1 against each.
@@ -32,19 +32,21 @@ NUM_SERIES = 8
 
 
 def colour(name: str) -> str:
-    """The stand-in for a colour of the palette."""
+    """Returns the stand-in for a colour of the palette."""
     return COLOURS[name][0]
 
 
 @dataclass(frozen=True, slots=True)
 class SeriesStyle:
+    """Holds the look of one series."""
+
     colour: str
     line: Any  # a name, or matplotlib's (offset, (on, off, ...))
     marker: str
     hatch: str
 
     def line_arguments(self) -> dict[str, Any]:
-        """Keyword arguments of `Axes.plot` and `Axes.errorbar`."""
+        """Returns keyword arguments of `Axes.plot` and `Axes.errorbar`."""
         return {
             "color": self.colour,
             "linestyle": self.line,
@@ -55,7 +57,8 @@ class SeriesStyle:
 
 
 def series_style(index: int) -> SeriesStyle:
-    """The look of the index-th series; the ninth has the first one's colour with the second one's line."""
+    """Returns the look of the index-th series; the ninth has the first one's colour with the second one's
+    line."""
     turn = index // NUM_SERIES
     place = index % NUM_SERIES
     shifted = (place + turn) % NUM_SERIES
@@ -64,7 +67,7 @@ def series_style(index: int) -> SeriesStyle:
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """A drawing's size in CSS pixels, and the type on it."""
+    """Holds a drawing's size in CSS pixels, and the type on it."""
 
     name: str
     width: int
@@ -73,6 +76,7 @@ class Size:
 
     @property
     def is_narrow(self) -> bool:
+        """Returns whether the drawing is the one for narrow screens."""
         return self.name == "narrow"
 
 
@@ -81,7 +85,7 @@ NARROW = Size("narrow", 344, 320, 11.5)
 
 
 def rc_parameters(size: Size) -> dict[str, Any]:
-    """matplotlib's settings for one drawing; 1 point is 1 CSS pixel."""
+    """Returns matplotlib's settings for one drawing; 1 point is 1 CSS pixel."""
     ink, muted, grid = colour("ink"), colour("muted"), colour("grid")
     return {
         "svg.fonttype": "none",
@@ -121,6 +125,6 @@ def rc_parameters(size: Size) -> dict[str, Any]:
 
 
 def css_variables(is_dark: bool) -> str:
-    """`--ink: #1d2126; ...` of one theme."""
+    """Returns `--ink: #1d2126; ...` of one theme."""
     place = 2 if is_dark else 1
     return " ".join(f"--{name}: {values[place]};" for name, values in COLOURS.items())

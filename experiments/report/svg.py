@@ -25,7 +25,8 @@ _HEX = re.compile(r"#0[0-9a-f]{5}\b")
 
 
 def draw_svg(draw: Draw, size: Size, prefix: str, label: str) -> str:
-    """`draw` fills an empty figure; `label` is for screen readers; `prefix` makes ids the drawing's own."""
+    """Lets `draw` fill an empty figure, and returns its SVG; `label` is for screen readers, `prefix` makes
+    ids unique."""
     import matplotlib
     from matplotlib.backends.backend_svg import FigureCanvasSVG
     from matplotlib.figure import Figure
@@ -38,11 +39,10 @@ def draw_svg(draw: Draw, size: Size, prefix: str, label: str) -> str:
         metadata = dict.fromkeys(("Date", "Creator", "Format", "Type"))
         canvas: Any = FigureCanvasSVG(figure)
         canvas.print_svg(out, metadata=metadata)  # `savefig` would draw everything twice
-    return clean(out.getvalue(), f"{prefix}-{size.name}-", f"{size.name} figure", label)
+    return _clean(out.getvalue(), f"{prefix}-{size.name}-", f"{size.name} figure", label)
 
 
-def clean(text: str, prefix: str, css_class: str, label: str) -> str:
-    """The SVG element alone, ready to stand in HTML."""
+def _clean(text: str, prefix: str, css_class: str, label: str) -> str:
     ElementTree.register_namespace("", SVG)
     root = ElementTree.fromstring(text)
     for parent in list(root.iter()):
@@ -60,7 +60,6 @@ def clean(text: str, prefix: str, css_class: str, label: str) -> str:
 
 
 def _clean_element(element: ElementTree.Element, prefix: str) -> None:
-    """Own ids, references within the drawing, the theme's colours, one decimal of a pixel."""
     attributes = element.attrib
     if XLINK_HREF in attributes:
         attributes["href"] = attributes.pop(XLINK_HREF)

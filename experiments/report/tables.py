@@ -19,7 +19,7 @@ _FIRST = ("tpot_ms", "ttft_ms", "otps")  # the columns a reader looks for first
 
 
 def cells_table(view: View) -> Table:
-    """A row a cell, the A/A twins too; a column for each metric that any cell has."""
+    """Returns a row a cell, the A/A twins too; a column for each metric that any cell has."""
     cells = view.sweep.cells
     units = {name: metric.unit for cell in cells for name, metric in cell.metrics.items()}
     names = [name for name in _FIRST if name in units] + [name for name in units if name not in _FIRST]
@@ -77,7 +77,7 @@ def _setting(cell: CellRow, name: str) -> str:
 
 
 def meanings(view: View) -> list[tuple[str, str]]:
-    """The metrics' columns in a sentence each."""
+    """Returns the metrics' columns in a sentence each."""
     units = {name: metric.unit for cell in view.sweep.cells for name, metric in cell.metrics.items()}
     found = []
     for name, unit in units.items():
@@ -89,7 +89,6 @@ def meanings(view: View) -> list[tuple[str, str]]:
 
 
 def _head(name: str, unit: str) -> str:
-    """tpot, ms; round draft, ms."""
     words = name
     for ending in ("_ms", "_share", "_per_s"):
         words = words.removesuffix(ending) if unit in ("ms", "share", "tokens/s") else words
@@ -97,7 +96,8 @@ def _head(name: str, unit: str) -> str:
 
 
 def _texts(cell: CellRow) -> str:
-    """Requests with cloud-only's very tokens of those compared; the share of equal tokens where not all."""
+    """Returns requests with cloud-only's very tokens of those compared; the share of equal tokens where
+    not all."""
     texts = cell.texts
     if not texts.num_compared:
         return ABSENT
@@ -113,7 +113,7 @@ def _a_a(cell: CellRow) -> str:
 
 
 def manifest_rows(view: View) -> list[tuple[str, str]]:
-    """What is needed to run it again and to believe it, in words."""
+    """Returns what is needed to run the sweep again and to believe it, in words."""
     manifest = view.results.manifest
     rows: list[tuple[str, str]] = [
         ("sweep", manifest.name),
@@ -130,7 +130,7 @@ def manifest_rows(view: View) -> list[tuple[str, str]]:
 
 
 def facts_table(view: View) -> Table | None:
-    """What the link realisations say of themselves: links that say the same share a row."""
+    """Returns what the link realisations report of themselves: links that report the same share a row."""
     same: dict[str, list[str]] = {}
     for name, facts in view.results.manifest.realisation.items():
         same.setdefault(json.dumps(facts, sort_keys=True), []).append(name)
@@ -139,7 +139,7 @@ def facts_table(view: View) -> Table | None:
 
 
 def calibration_table(view: View) -> Table | None:
-    """As the calibration run wrote it; its keys are the columns, its points the rows."""
+    """Returns the calibration as its run wrote it; its keys are the columns, its points the rows."""
     records: list[dict[str, Any]] = []
     for record in view.results.manifest.calibration:
         points = record.get("points")
@@ -148,7 +148,7 @@ def calibration_table(view: View) -> Table | None:
 
 
 def links_table(view: View) -> Table:
-    """Every link of the sweep: the fields in which any of them is not an ideal one."""
+    """Returns every link of the sweep: the fields in which any of them is not an ideal one."""
     links = {json.dumps(cell.link, sort_keys=True): cell.link for cell in view.sweep.cells if cell.link}
     ideal = dataclasses.asdict(LinkProfile())
     told = dict.fromkeys(["name", "rtt_ms"])
@@ -183,6 +183,7 @@ def _pairs(record: Mapping[str, Any]) -> str:
 
 
 def config_text(view: View) -> str:
+    """Returns the resolved sweep as JSON."""
     import yaml
 
     return yaml.safe_dump(view.results.manifest.config, sort_keys=False, allow_unicode=True, width=100)

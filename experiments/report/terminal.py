@@ -19,13 +19,14 @@ _SAID = {LOSS: "LOSES"}  # of speculation over the link; the other kinds as they
 
 
 def print_results(folder: Path, out: TextIO = sys.stdout) -> None:
-    """Of a folder with a sweep.json, of an interrupted run too."""
+    """Prints the results of a folder with a sweep.json, of an interrupted run too."""
     results = read_results(folder)
     assert results.sweep is not None, "nobody prints a run that has not ended"
     print("\n".join(lines_of(View(results, results.sweep))), file=out)
 
 
 def lines_of(view: View) -> Iterator[str]:
+    """Returns the lines that `print_results` prints."""
     yield from _wrong_texts(view.sweep)
     yield _title(view)
     for each in headlines(view):
@@ -81,7 +82,6 @@ def _table(sweep: Sweep) -> Iterator[str]:
 
 
 def _worst(comparisons: dict[str, Comparison]) -> float:
-    """Cells that lose to cloud-only or co-located first; those that are not compared last."""
     ratios = [comparisons[kind].ratio for kind in ("cloud-only", "co-located") if kind in comparisons]
     return min(ratios, default=float("inf"))
 

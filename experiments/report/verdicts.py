@@ -1,4 +1,4 @@
-"""Who wins on each link of a setting, told by TPOT. Pure.
+"""Who wins on each link of a setting, by TPOT. Pure.
 
 A difference counts where the interval of the paired comparison leaves 1 out and the difference is larger than
 what two equal cells of the folder differ by (the A/A spread).
@@ -18,7 +18,9 @@ from outrider.experiments.sweep.results.records import CellRow, Comparison
 RIVALS = (CO_LOCATED, CLOUD_ONLY)
 
 
-class Outcome(enum.StrEnum):
+class Relation(enum.StrEnum):
+    """Says how a cell compares with another."""
+
     BETTER = "better"
     WORSE = "worse"
     EVEN = "even"  # not told apart
@@ -27,36 +29,38 @@ class Outcome(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """One link. `best` is the exact speculation over the link of the lowest TPOT; an approximate one where
-    there is no other. Cells that chose to stream instead are none."""
+    """Compares the cells of one link. `best` is the exact speculation over the link of the lowest TPOT; an
+    approximate one where there is no other. Cells that chose to stream instead are none."""
 
     link: dict[str, Any]
     best: CellRow | None
     rivals: dict[str, CellRow] = field(default_factory=dict)  # by kind: the one of the lowest TPOT
     against: dict[str, Comparison] = field(default_factory=dict)
-    outcomes: dict[str, Outcome] = field(default_factory=dict)
+    outcomes: dict[str, Relation] = field(default_factory=dict)
 
     @property
     def name(self) -> str:
+        """Returns the link's name."""
         return link_label(self.link)
 
     @property
     def rtt_ms(self) -> float:
+        """Returns the link's nominal RTT."""
         return float(self.link.get("rtt_ms", 0.0))
 
     @property
     def winner(self) -> str:
-        """A rival's kind, "speculation", or "" where nobody clearly wins."""
-        beating = [kind for kind, outcome in self.outcomes.items() if outcome is Outcome.WORSE]
+        """Returns a rival's kind, "speculation", or "" where nobody clearly wins."""
+        beating = [kind for kind, outcome in self.outcomes.items() if outcome is Relation.WORSE]
         if beating:
             return min(beating, key=lambda kind: self.rivals[kind].metrics[TPOT].value)
-        if self.outcomes and all(outcome is Outcome.BETTER for outcome in self.outcomes.values()):
+        if self.outcomes and all(outcome is Relation.BETTER for outcome in self.outcomes.values()):
             return "speculation"
         return ""
 
 
 def verdicts(view: View, setting: Setting) -> list[Verdict]:
-    """By RTT; links are told apart by everything but the seed."""
+    """Returns a verdict a link, by RTT; links are told apart by everything but the seed."""
     cells: dict[str, list[CellRow]] = {}
     for cell in view.cells_of(setting):
         cells.setdefault(_link_key(cell.link), []).append(cell)
@@ -66,7 +70,7 @@ def verdicts(view: View, setting: Setting) -> list[Verdict]:
 
 
 def aa_factor(view: View) -> float:
-    """How many times apart equal cells of the folder lie at most; 1 where it was not measured."""
+    """Returns how many times apart equal cells of the folder are at most; 1 where it was not measured."""
     factors = [1.0]
     for cell in view.sweep.cells:
         measure = cell.a_a.get(TPOT)
@@ -76,20 +80,21 @@ def aa_factor(view: View) -> float:
     return max(factors)
 
 
-def outcome(comparison: Comparison | None, factor: float) -> Outcome:
-    """How a cell fares; `factor` is the A/A spread that a difference must exceed."""
+def outcome(comparison: Comparison | None, factor: float) -> Relation:
+    """Returns how a cell compares; `factor` is the A/A spread that a difference must exceed."""
     if comparison is None:
-        return Outcome.UNKNOWN
+        return Relation.UNKNOWN
     if comparison.low is None or comparison.high is None:  # too few pairs for an interval
-        return Outcome.EVEN
+        return Relation.EVEN
     if comparison.low > 1 and comparison.ratio > factor:
-        return Outcome.BETTER
+        return Relation.BETTER
     if comparison.high < 1 and comparison.ratio < 1 / factor:
-        return Outcome.WORSE
-    return Outcome.EVEN
+        return Relation.WORSE
+    return Relation.EVEN
 
 
 def fastest(cells: Sequence[CellRow]) -> CellRow | None:
+    """Returns the cell of the lowest TPOT."""
     return min(cells, key=lambda cell: cell.metrics[TPOT].value, default=None)
 
 

@@ -1,6 +1,6 @@
 """A results folder as the report looks at it: settings, arms, who is compared with whom. Pure.
 
-Cells that repeat another for the A/A measure are left out: they only tell how far apart two equal things lie.
+Cells that repeat another for the A/A measure are left out: they only show how far apart two equal things are.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from functools import cached_property
 from typing import TypeVar
 
 from outrider.common.types import Origin
-from outrider.edge_client.core.options import Mode
+from outrider.edge_client.core.options import REQUESTABLE_MODES
 from outrider.experiments.report.naming import EDGE_ONLY, TPOT, Arm, Setting, arm_label, setting_label
 from outrider.experiments.report.style import NUM_SERIES
 from outrider.experiments.sweep.results.records import (
@@ -29,7 +29,7 @@ RowT = TypeVar("RowT", RequestRow, RoundRow)
 
 
 class View:
-    """Lookups over one folder. Everything is in the order of sweep.json."""
+    """Looks things up in one folder. Everything is in the order of sweep.json."""
 
     def __init__(self, results: Results, sweep: Sweep) -> None:
         self.results = results
@@ -38,7 +38,7 @@ class View:
 
     @cached_property
     def settings(self) -> list[Setting]:
-        """Those of speculation over a link, and of whatever fits none of these.
+        """Returns the settings of speculation over a link, and of whatever fits none of these.
 
         Measured before synthetic; those with more cells first.
         """
@@ -51,23 +51,24 @@ class View:
         return sorted(found, key=lambda setting: (setting.is_synthetic, -sizes[setting], setting))
 
     def cells_of(self, setting: Setting) -> list[CellRow]:
-        """Those over a link."""
+        """Returns the setting's cells over a link."""
         return [cell for cell in self.cells if cell.realisation != NO_LINK and setting.fits(cell)]
 
     def edge_only_of(self, setting: Setting) -> CellRow | None:
-        """What the draft alone takes."""
+        """Returns the setting's cell of the draft alone."""
         return next((c for c in self.cells if c.mode == EDGE_ONLY and setting.fits(c)), None)
 
     def describe(self, setting: Setting) -> str:
-        """What tells this setting from the others of the folder; empty where there is one alone."""
+        """Returns what distinguishes this setting from the others of the folder; empty where there is one alone."""
         return setting_label(setting, self.settings)
 
     @cached_property
     def arms(self) -> list[Arm]:
-        """Each mode's arm of most cells in the order of `Mode`, then the others: a mode keeps its colour."""
+        """Returns each mode's arm of most cells in the order of `Mode`, then the others: a mode keeps its
+        colour."""
         counts = Counter(Arm.of(cell) for cell in self.cells)
         found = list(counts)
-        order = [str(mode) for mode in Mode]
+        order = [str(mode) for mode in REQUESTABLE_MODES]
         leading = {arm.mode: arm for arm, _ in reversed(counts.most_common())}
         leaders = sorted(
             leading.values(), key=lambda a: order.index(a.mode) if a.mode in order else len(order)
@@ -75,14 +76,15 @@ class View:
         return leaders + [arm for arm in found if arm not in leaders]
 
     def styles(self, arms: Sequence[Arm]) -> dict[Arm, int]:
-        """Places in the palette, no two alike in one drawing as far as it goes; an arm keeps its own."""
+        """Returns places in the palette, no two alike in one drawing as far as it goes; an arm keeps its
+        own."""
         own = {arm: self.arms.index(arm) for arm in arms}
         kept = {arm: place for arm, place in own.items() if place < NUM_SERIES}
         free = iter([place for place in range(NUM_SERIES) if place not in kept.values()])
         return {arm: kept[arm] if arm in kept else next(free, own[arm]) for arm in arms}
 
     def label(self, arm: Arm) -> str:
-        """The mode, and what tells it from the other arms of its mode."""
+        """Returns the mode, and what distinguishes it from the other arms of its mode."""
         return arm_label(arm, self.arms)
 
     @cached_property
@@ -90,6 +92,7 @@ class View:
         return {(each.cell, each.kind, each.metric): each for each in self.sweep.comparisons}
 
     def comparison(self, cell: CellRow, kind: str, metric: str = TPOT) -> Comparison | None:
+        """Returns the cell's comparison of TPOT with a kind of baseline."""
         return self._comparisons.get((cell.id, kind, metric))
 
     @cached_property
@@ -100,7 +103,8 @@ class View:
         return found
 
     def predicted(self, cell: CellRow, metric: str = TPOT) -> float | None:
-        """By the cost model; by whatever else predicted where that did not."""
+        """Returns the TPOT that the cost model predicted; what something else predicted where that did
+        not."""
         found = self._predictions.get((cell.id, metric), [])
         return min(found, key=lambda each: each.source != "costmodel").value if found else None
 
@@ -113,23 +117,25 @@ class View:
         return _by_cell(self.results.rounds)
 
     def requests_of(self, cell: CellRow) -> list[RequestRow]:
-        """Those that ended as they should."""
+        """Returns the cell's requests that ended as they should."""
         return self._requests.get(cell.id, [])
 
     def is_exact(self, cell: CellRow) -> bool:
-        """Whether its text is the target's own, in distribution at least: judged by an exact method, and no
-        token kept that the target never confirmed."""
+        """Returns whether the text is the target's own, in distribution at least: judged by an exact
+        method, and no token kept that the target never confirmed."""
         kept = cell.metrics.get("unverified_share")
         return Arm.of(cell).is_exact and (kept is None or kept.value == 0)
 
     def is_speculating(self, cell: CellRow) -> bool:
-        """Whether it speculates over the link, and did: a mode that chooses may have streamed instead."""
+        """Returns whether the cell speculates over the link, and did: a mode that chooses may have
+        streamed instead."""
         if not Arm.of(cell).is_speculation:
             return False
         origins = [origin for row in self.requests_of(cell) for origin in row.token_origins]
         return 2 * origins.count(Origin.TARGET) <= len(origins)
 
     def rounds_of(self, cell: CellRow) -> list[RoundRow]:
+        """Returns the cell's rounds."""
         return self._rounds.get(cell.id, [])
 
 

@@ -1,4 +1,4 @@
-"""Acceptance traces: at every position of some texts, how many tokens of a draft made there would stand.
+"""Acceptance traces: at every position of some texts, how many tokens of a draft made there would be accepted.
 
 Under `coupled` a text does not depend on how it was drafted, so one trace replays every depth policy: a round
 at position t that drafts n tokens commits min(n, run of t) of them and one more. Recorded traces are a real
@@ -18,7 +18,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from outrider.common.errors import UsageError
-from outrider.common.types import Signals
+from outrider.common.sequences import common_prefix
+from outrider.common.types import SamplingParams, Signals, TokenIds
+from outrider.edge_client.drafting.base import DraftModel, KeepsRunnerUps
 
 MAX_DEPTH = 64  # tokens of the draft known at every position
 RECORDED = Path(__file__).resolve().parent / "traces" / "embedded.npz"
@@ -30,7 +32,7 @@ _QUIET = 0.0  # entropy and margin are not recorded
 
 @dataclass(frozen=True, slots=True)
 class TextTrace:
-    """One text. The draft at position t is that after the text's first t + 1 new tokens."""
+    """Holds one text's trace. The draft at position t is that after the text's first t + 1 new tokens."""
 
     runs: NDArray[np.uint8]  # [num_positions]: draft tokens that stand, MAX_DEPTH at most
     confidences: NDArray[
@@ -41,12 +43,13 @@ class TextTrace:
 
     @property
     def num_positions(self) -> int:
+        """Returns the number of positions."""
         return len(self.runs)
 
 
 @dataclass(frozen=True, slots=True)
 class TraceSet:
-    """The texts of one prompt set and one way to sample. `label` says recorded or synthetic."""
+    """Holds the texts of one prompt set and one way to sample. `label` says recorded or synthetic."""
 
     name: str
     label: str
@@ -55,17 +58,45 @@ class TraceSet:
 
     @property
     def acceptance_rate(self) -> float:
-        """Of the first token of a draft."""
+        """Returns how often the first token of a draft is accepted."""
         return float(np.mean(np.concatenate([text.runs for text in self.texts]) > 0))
 
 
 @lru_cache(256)
 def signals_of(confidence: float) -> Signals:
-    """Of a token with that confidence, as a draft would tell them."""
+    """Returns the signals of a token with that confidence, as a draft would give them."""
     return Signals(_QUIET, -math.log(max(confidence, _MIN_CONFIDENCE)), _QUIET)
 
 
+def trace_text(
+    draft: DraftModel, prompt_ids: TokenIds, text: TokenIds, sampling: SamplingParams, num_positions: int
+) -> TextTrace:
+    """Drafts MAX_DEPTH tokens at every position of a text and counts those that agree with it.
+
+    `text` is at least num_positions + MAX_DEPTH tokens that the target wrote with `sampling` after the prompt.
+    """
+    runs = np.zeros(num_positions, np.uint8)
+    confidences = np.zeros((num_positions, MAX_DEPTH), np.float32)
+    gaps, seconds = np.zeros(num_positions, np.float32), np.zeros(num_positions, bool)
+    sequence = draft.sequence(sampling, num_prompt_tokens=len(prompt_ids))
+    assert isinstance(sequence, KeepsRunnerUps)
+    sequence.keep_runner_ups()
+    sequence.commit(prompt_ids)
+    for position in range(num_positions):
+        sequence.commit(text[position : position + 1])
+        drafted = sequence.propose(MAX_DEPTH)
+        num_drafted = len(drafted.token_ids)
+        actual = text[position + 1 : position + 1 + num_drafted]
+        runs[position] = common_prefix(drafted.token_ids, actual)
+        confidences[position, :num_drafted] = np.exp([-signals.nll for signals in drafted.signals])
+        gaps[position] = drafted.runner_ups[0].gap
+        seconds[position] = drafted.runner_ups[0].token_id == actual[0]
+    sequence.close()
+    return TextTrace(runs, confidences, gaps, seconds)
+
+
 def save_traces(path: Path, sets: Sequence[TraceSet]) -> None:
+    """Writes the sets to an .npz file."""
     arrays: dict[str, NDArray[np.uint8]] = {}
     for number, traces in enumerate(sets):
         confidences = np.concatenate([text.confidences for text in traces.texts])
@@ -99,8 +130,9 @@ def load_traces(path: Path = RECORDED) -> list[TraceSet]:
 def synthetic_traces(
     alpha: float, confidence: str, num_texts: int = 16, num_positions: int = 256, seed: int = 1
 ) -> TraceSet:
-    """Every token stands with probability alpha. `confidence`: "none" is told, the draft is "certain" of each
-    token, or it "knows": each token has a probability of its own to stand, alpha on average."""
+    """Draws texts whose every drafted token is accepted with probability alpha. `confidence`: the draft
+    gives "none", is "certain" of each token, or "knows": each token has a probability of its own, alpha on
+    average."""
     random = np.random.default_rng(seed)
     texts = []
     for _ in range(num_texts):

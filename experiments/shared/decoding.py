@@ -25,7 +25,7 @@ from outrider.experiments.shared.watched import watched
 
 @dataclass(frozen=True)
 class Case:
-    """How to decode: a mode, a draft length, the distribution, and the method that judges the draft."""
+    """Says how to decode: a mode, a draft length, the distribution, and the method that judges the draft."""
 
     mode: Mode
     temperature: float
@@ -37,6 +37,7 @@ class Case:
 
     @property
     def name(self) -> str:
+        """Returns the case in words; what is usual is left out."""
         has_depth = self.mode in (Mode.SPECULATIVE, Mode.CO_LOCATED)
         depth = f" n={self.num_speculative_tokens}" if has_depth else ""
         method = "" if self.method is Method.COUPLED else f" {self.method}"
@@ -45,7 +46,7 @@ class Case:
 
 
 class Decoder:
-    """One draft and one verifier; `decode` runs a whole session. Exact: `--on-timeout wait`."""
+    """Holds one draft and one verifier; `decode` runs a whole session. Exact: `--on-timeout wait`."""
 
     def __init__(
         self, address: str, draft: DraftModel, tokenizer: EdgeTokenizer, min_draft_s: float = 0.0
@@ -69,7 +70,7 @@ class Decoder:
         hangs_s: float = math.inf,
         on_event: Callable[[SessionEvent], None] = lambda event: None,
     ) -> SessionResult:
-        """At most `num_new` tokens; exactly as many while end-of-text is ignored.
+        """Decodes at most `num_new` tokens; exactly as many while end-of-text is ignored.
 
         `policy` drafts instead of the case's length. A `deadline_s` of None is the product's own rule. Raises
         `HungError` for a session still at work after `hangs_s`.

@@ -24,33 +24,37 @@ LIFETIME = timedelta(days=1)
 
 @dataclass(frozen=True, slots=True)
 class DevSecurity:
+    """Holds the certificates and tokens of a verifier and its edges."""
+
     certificates: DevCertificates
     tokens_file: Path  # the verifier's
     token_file: Path  # the edge's
 
     @property
     def serve_settings(self) -> dict[str, str]:
-        """Keys of the verifier's `ServeConfig`."""
+        """Returns the keys of the verifier's `ServeConfig`."""
         certificate, key = self.certificates.server
         return {"tls_cert": str(certificate), "tls_key": str(key), "tokens": str(self.tokens_file)}
 
     @property
     def edge_settings(self) -> dict[str, str]:
-        """Keys of the edge's `RunConfig`."""
+        """Returns the keys of the edge's `RunConfig`."""
         ca, token_file = str(self.certificates.ca), str(self.token_file)
         return {"tls_ca": ca, "tls_server_name": SERVER_NAME, "token_file": token_file}
 
     @property
     def serve_flags(self) -> list[str]:
+        """Returns `serve_settings` as flags."""
         return _flags(self.serve_settings)
 
     @property
     def edge_flags(self) -> list[str]:
+        """Returns `edge_settings` as flags."""
         return _flags(self.edge_settings)
 
     @property
     def link(self) -> LinkSecurity:
-        """For a `GrpcLink` made here."""
+        """Returns what a `GrpcLink` made here needs."""
         return LinkSecurity(
             is_tls=True, ca=self.certificates.ca, server_name=SERVER_NAME, token_file=self.token_file
         )
@@ -69,7 +73,7 @@ def make_dev_security(directory: Path, tenant: str = "default") -> DevSecurity:
 
 @contextlib.contextmanager
 def dev_security(tenant: str = "default") -> Iterator[DevSecurity]:
-    """`make_dev_security` in a directory that goes when the block ends."""
+    """Yields `make_dev_security` in a directory that is removed when the block ends."""
     with tempfile.TemporaryDirectory(prefix="outrider-dev-") as directory:
         yield make_dev_security(Path(directory), tenant)
 

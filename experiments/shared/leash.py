@@ -18,8 +18,7 @@ import time
 _PATIENCE_S = 15.0  # of draining, when there is nobody left to be served
 
 
-def end_with_owner() -> None:
-    """Waits for the end of standard input, then ends this process as its owner would have."""
+def _end_with_owner() -> None:
     while os.read(0, 4096):
         pass
     os.kill(os.getpid(), signal.SIGTERM)
@@ -28,7 +27,8 @@ def end_with_owner() -> None:
 
 
 def main() -> None:
-    threading.Thread(target=end_with_owner, daemon=True).start()
+    """Runs the command."""
+    threading.Thread(target=_end_with_owner, daemon=True).start()
     sys.argv = sys.argv[1:]
     runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
 

@@ -30,7 +30,7 @@ READY = re.compile(r"serving .* on (\S+:\d+)(?:, admin port at (\S+))?")
 
 @dataclass
 class VerifierProcess:
-    """`address` is `HOST:PORT`; `admin_url` is empty without an admin port.
+    """Holds a server's process. `address` is `HOST:PORT`; `admin_url` is empty without an admin port.
 
     `stop` and `kill` end the process, each at most once.
     """
@@ -41,7 +41,7 @@ class VerifierProcess:
     admin_url: str = ""
 
     def stop(self, timeout_s: float = 20.0) -> int:
-        """SIGTERM and wait; SIGKILL when it does not end in time. Returns the exit status."""
+        """Sends SIGTERM and waits; SIGKILL when it does not end in time. Returns the exit status."""
         if self.process.poll() is None:
             self.process.terminate()
             try:
@@ -51,7 +51,7 @@ class VerifierProcess:
         return self._reap()
 
     def kill(self) -> int:
-        """SIGKILL, as a crash would."""
+        """Sends SIGKILL, as a crash would end it."""
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGKILL)
         return self._reap()
@@ -114,7 +114,6 @@ def _close_pipes(process: subprocess.Popen[str]) -> None:
 
 
 def _lines_until(descriptor: int, deadline: float) -> Iterator[str]:
-    """Lines from a pipe, until its end or the deadline."""
     buffer = b""
     while (remaining := deadline - time.monotonic()) > 0:
         if not select.select([descriptor], [], [], remaining)[0]:
@@ -132,7 +131,7 @@ def _lines_until(descriptor: int, deadline: float) -> Iterator[str]:
 def running_verifier(
     *arguments: str, target: Path | None = None, security: DevSecurity | None = None
 ) -> Iterator[VerifierProcess]:
-    """`with running_verifier() as verifier: ... verifier.address`."""
+    """Runs a verifier: `with running_verifier() as verifier: ... verifier.address`."""
     verifier = start_verifier(*arguments, target=target, security=security)
     try:
         yield verifier
@@ -143,7 +142,7 @@ def running_verifier(
 def run_edge(
     arguments: Sequence[str], timeout_s: float = 300.0, prompt: str | None = None
 ) -> subprocess.CompletedProcess[str]:
-    """`edge-client ARGUMENTS` in this interpreter's environment, output captured."""
+    """Runs `edge-client ARGUMENTS` in this interpreter's environment, output captured."""
     command = [sys.executable, "-m", "outrider.edge_client", *arguments]
     return subprocess.run(
         command, input=prompt, capture_output=True, text=True, timeout=timeout_s, check=False

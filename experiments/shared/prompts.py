@@ -14,6 +14,8 @@ EMBEDDED_PROMPTS = EMBEDDED / "prompts.jsonl"
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
+    """Holds a prompt and its name."""
+
     id: str
     text: str
 
@@ -21,8 +23,8 @@ class Prompt:
 def load_prompts(
     path: Path | None = None, limit: int | None = None, named: str = "--prompts"
 ) -> list[Prompt]:
-    """The prompts of `path`, or the embedded held-out set. Raises `UsageError` naming file and line; `named`
-    is the flag or key that gave the file."""
+    """Returns the prompts of `path`, or the embedded held-out set. Raises `UsageError` naming file and
+    line; `named` is the flag or key that gave the file."""
     path = path or EMBEDDED_PROMPTS
     prompts = []
     try:

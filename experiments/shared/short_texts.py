@@ -18,22 +18,36 @@ from outrider.edge_client.controller.cost_model import (
     rounds_s,
 )
 from outrider.edge_client.core.options import Mode
-from outrider.edge_client.planning.samples import Standing, acceptance_by_position, cost_line, replayed
+from outrider.edge_client.planning.samples import (
+    AcceptanceSequence,
+    acceptance_by_position,
+    cost_line,
+    replay_rounds,
+)
 
 
 class MeasuredRound(Protocol):
-    """What `RoundRecord` and the sweeps' `RoundRow` have in common, as far as it is asked for here."""
+    """Is what `RoundRecord` and the sweeps' `RoundRow` have in common, as far as it is asked for here."""
 
     @property
-    def num_draft_tokens(self) -> int: ...
+    def num_draft_tokens(self) -> int:
+        """Returns the tokens drafted."""
+
     @property
-    def draft_ms(self) -> float: ...
+    def draft_ms(self) -> float:
+        """Returns the draft's time."""
+
     @property
-    def queue_ms(self) -> float: ...
+    def queue_ms(self) -> float:
+        """Returns the time queued at the verifier."""
+
     @property
-    def forward_ms(self) -> float: ...
+    def forward_ms(self) -> float:
+        """Returns the target's time."""
+
     @property
-    def verifier_ms(self) -> float: ...
+    def verifier_ms(self) -> float:
+        """Returns all of the verifier's time."""
 
 
 def models_of(
@@ -42,7 +56,7 @@ def models_of(
     stream_forward_s: float,
     colocated_rounds: Sequence[MeasuredRound] = (),
 ) -> ModelCosts:
-    """Drafting and verifying as `edge-client plan --measure` finds them in answered rounds. A step of the
+    """Fits drafting and verifying as `edge-client plan --measure` does, to answered rounds. A step of the
     target alone is a forward of its stream and what the verifier does beside one, without any draft."""
     drafted = [(each.num_draft_tokens, each.draft_ms / 1e3) for each in rounds if each.num_draft_tokens]
     draft_fixed, draft_token = cost_line(drafted, is_flat=False)
@@ -62,9 +76,9 @@ def models_of(
     )
 
 
-def alphas_of(texts: Sequence[Standing], num_draft_tokens: int) -> list[float]:
-    """By position, in rounds of this length through the texts."""
-    return [each.value for each in acceptance_by_position(replayed(texts, num_draft_tokens))]
+def alphas_of(texts: Sequence[AcceptanceSequence], num_draft_tokens: int) -> list[float]:
+    """Returns acceptance by position, in rounds of this length through the texts."""
+    return [each.value for each in acceptance_by_position(replay_rounds(texts, num_draft_tokens))]
 
 
 def text_token_s(
@@ -75,8 +89,8 @@ def text_token_s(
     models: ModelCosts,
     link: LinkCosts,
 ) -> float:
-    """Seconds a token of the `num_tokens` after a text's first, which comes with the opening. Edge-only, the
-    first ones come with it: `num_draft_tokens` at once, again and again."""
+    """Returns the seconds a token of the `num_tokens` after a text's first, which comes with the opening.
+    Edge-only, the first ones come with it: `num_draft_tokens` at once, again and again."""
     match mode:
         case Mode.CLOUD_ONLY:
             return cloud_only_s(models, link) + link.rtt_s / num_tokens

@@ -11,18 +11,20 @@ from typing import Protocol
 
 
 class Cancellable(Protocol):
+    """Is what can be watched."""
+
     def cancel(self) -> None:
         """Ends it soon; from any thread."""
         ...
 
 
 class HungError(AssertionError):
-    """With the stacks of all threads, from when time was up."""
+    """Is raised with the stacks of all threads, from when time was up."""
 
 
 @contextlib.contextmanager
 def watched(session: Cancellable, limit_s: float) -> Iterator[None]:
-    """A session still at work after `limit_s` is cancelled, and `HungError` raised once it has ended."""
+    """Cancels a session that is still at work after `limit_s`, and raises `HungError` once it has ended."""
     stacks: list[str] = []
 
     def bark() -> None:

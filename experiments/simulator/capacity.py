@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from outrider.common.config.units import parse_duration
 from outrider.common.errors import UsageError
 from outrider.experiments.simulator.config import System
-from outrider.experiments.simulator.figures.outcome import Outcome, Quantiles, figures_of
+from outrider.experiments.simulator.figures.outcome import Quantiles, SystemFigures, figures_of
 from outrider.experiments.simulator.shards import play_parts
 
 MAX_EDGES = 100_000
@@ -21,18 +21,21 @@ _OBJECTIVE = re.compile(r"(p50|p95|p99|mean)_(ttft|tpot|commit_gap)\s*[=<]=?\s*(
 
 @dataclass(frozen=True, slots=True)
 class Objective:
-    """`quantile` of `figure` over all edges is at most `limit_ms`, and next to nobody is left waiting."""
+    """Is met where `quantile` of `figure` over all edges is at most `limit_ms`, and next to nobody is left
+    waiting."""
 
     quantile: str
     figure: str
     limit_ms: float
 
-    def value_ms(self, outcome: Outcome) -> float | None:
+    def value_ms(self, outcome: SystemFigures) -> float | None:
+        """Returns the figure; None where there is none."""
         quantiles: Quantiles = getattr(outcome.total, f"{self.figure}_ms")
         value: float | None = getattr(quantiles, self.quantile)
         return value
 
-    def is_met(self, outcome: Outcome) -> bool:
+    def is_met(self, outcome: SystemFigures) -> bool:
+        """Returns whether the outcome meets it."""
         value_ms, total = self.value_ms(outcome), outcome.total
         num_unserved = max(total.num_starved, total.num_failed)
         if value_ms is None or num_unserved > MAX_UNSERVED * total.num_edges:
@@ -44,7 +47,7 @@ class Objective:
 
 
 def parse_objective(text: str) -> Objective:
-    """Of "p95_commit_gap=250ms"; raises `UsageError`."""
+    """Returns the objective of "p95_commit_gap=250ms". Raises `UsageError`."""
     match = _OBJECTIVE.fullmatch(text.strip())
     if match is None:
         raise UsageError(
@@ -56,20 +59,22 @@ def parse_objective(text: str) -> Objective:
 
 @dataclass(frozen=True, slots=True)
 class Capacity:
-    """`num_edges` of 0: not even the fewest. `outcome` is theirs, `missed` of the fewest too many."""
+    """Holds what was found. `num_edges` of 0: not even the fewest. `outcome` is theirs, `missed` of the
+    fewest too many."""
 
     num_edges: int
-    outcome: Outcome | None
+    outcome: SystemFigures | None
     too_many: int | None
-    missed: Outcome | None
+    missed: SystemFigures | None
 
 
 def find_capacity(
-    system: System, objective: Objective, on_trial: Callable[[int, Outcome, bool], None] | None = None
+    system: System, objective: Objective, on_trial: Callable[[int, SystemFigures, bool], None] | None = None
 ) -> Capacity:
-    """The largest number found to meet it: more edges are taken to be slower, as they share verifiers."""
+    """Returns the largest number found to meet the objective: more edges are taken to be slower, as they
+    share verifiers."""
 
-    def trial(num_edges: int) -> tuple[Outcome, bool]:
+    def trial(num_edges: int) -> tuple[SystemFigures, bool]:
         outcome = figures_of(play_parts(system.with_edges(num_edges)))
         is_met = objective.is_met(outcome)
         if on_trial is not None:
@@ -77,8 +82,8 @@ def find_capacity(
         return outcome, is_met
 
     good, most = 0, None
-    good_outcome: Outcome | None = None
-    bad_outcome: Outcome | None = None
+    good_outcome: SystemFigures | None = None
+    bad_outcome: SystemFigures | None = None
     num_edges = len(system.edges)
     while most is None and num_edges <= MAX_EDGES:
         outcome, is_met = trial(num_edges)

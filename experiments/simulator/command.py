@@ -18,11 +18,12 @@ from pathlib import Path
 
 from outrider.common.errors import UsageError
 from outrider.experiments.simulator.config import System, load_system
-from outrider.experiments.simulator.figures.outcome import Outcome, figures_of, table
+from outrider.experiments.simulator.figures.outcome import SystemFigures, figures_of, table
 from outrider.experiments.simulator.shards import play_parts
 
 
 def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the command."""
     arguments = _parse(argv)
     if arguments.sweep is not None:
         return _sweep(arguments)
@@ -72,7 +73,7 @@ def _find_capacity(system: System, goal: str, is_json: bool) -> int:
 
     objective = parse_objective(goal)
 
-    def tell(num_edges: int, outcome: Outcome, is_met: bool) -> None:
+    def tell(num_edges: int, outcome: SystemFigures, is_met: bool) -> None:
         value_ms = objective.value_ms(outcome)
         shown = "no answers" if value_ms is None else f"{value_ms:.1f} ms"
         shown += f", {outcome.total.num_starved} starved" if outcome.total.num_starved else ""
@@ -103,13 +104,11 @@ def _sweep(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _print(outcome: Outcome, is_json: bool) -> None:
+def _print(outcome: SystemFigures, is_json: bool) -> None:
     print(json.dumps(outcome.as_json(), indent=1) if is_json else table(outcome))
 
 
 class _Progress:
-    """A line on a terminal, rewritten twice a second at most."""
-
     def __init__(self, seconds: float, is_silent: bool) -> None:
         self._seconds = seconds
         self._is_shown = not is_silent and sys.stderr.isatty()

@@ -32,7 +32,7 @@ _HINT = "docs/simulator.md has an example"
 
 @dataclass(frozen=True, slots=True)
 class EdgeGroup:
-    """`count` edges alike. One with a `rate` sends requests whatever became of those before."""
+    """Describes `count` edges alike. One with a `rate` sends requests whatever became of those before."""
 
     name: str = option("edges", "of the group, in figures")
     count: int = option(1, "edges", minimum=1)
@@ -55,6 +55,8 @@ class EdgeGroup:
 
 @dataclass(frozen=True, slots=True)
 class VerifierGroup:
+    """Describes `count` verifiers alike."""
+
     name: str = option("verifiers", "of the group, in figures")
     count: int = option(1, "verifiers", minimum=1)
     serve: Any = option(None, "settings of cloud-verifier serve")
@@ -66,7 +68,7 @@ class VerifierGroup:
 
 @dataclass(frozen=True, slots=True)
 class SystemConfig:
-    """What `python -m outrider.experiments.simulator` plays."""
+    """Describes what `python -m outrider.experiments.simulator` plays."""
 
     name: str = option("system", "title of the results")
     seconds: float = option(60.0, "of virtual time; less where all requests are answered", minimum=0.001)
@@ -79,7 +81,7 @@ class SystemConfig:
 
 @dataclass(frozen=True, slots=True)
 class EdgePlan:
-    """A group, checked and resolved."""
+    """Holds a group of edges, checked and resolved."""
 
     group: EdgeGroup
     link: LinkProfile
@@ -93,6 +95,8 @@ class EdgePlan:
 
 @dataclass(frozen=True, slots=True)
 class VerifierPlan:
+    """Holds a group of verifiers, checked and resolved."""
+
     group: VerifierGroup
     config: ServeConfig
     times: VerifierTimes
@@ -101,6 +105,8 @@ class VerifierPlan:
 
 @dataclass(frozen=True, slots=True)
 class System:
+    """Holds a whole system, checked and resolved."""
+
     config: SystemConfig
     times: SystemTimes
     edges: tuple[EdgePlan, ...]
@@ -108,10 +114,11 @@ class System:
 
     @property
     def num_edges(self) -> int:
+        """Returns the edges of all groups."""
         return sum(plan.group.count for plan in self.edges)
 
     def with_edges(self, count: int) -> System:
-        """The same mixture of as many edges as asked for, at least one of each group."""
+        """Returns the same mixture of as many edges as asked for, at least one of each group."""
         share = count / self.num_edges
         edges = [
             dataclasses.replace(
@@ -124,7 +131,8 @@ class System:
 
 
 def load_system(source: Path | Mapping[str, Any], **changes: Any) -> System:
-    """From a file, or from what would be in it; `changes` of top-level keys. Raises `UsageError`."""
+    """Reads a system from a file, or from what would be in it; `changes` of top-level keys. Raises
+    `UsageError`."""
     where = str(source) if isinstance(source, Path) else "system"
     content = {**(read_mapping(source, _HINT) if isinstance(source, Path) else source), **changes}
     config = load_config(SystemConfig, content=(content, where), env={}).value

@@ -8,7 +8,7 @@ The draft is timed by itself.
 - an answer: what the verifier takes beyond queue and forward
 - messages: what a round takes beyond the verifier, a quarter for each of the four ways through the software;
   and on the way to the engine, what an idle one takes to begin
-- the edge: what lies between two rounds that is neither draft nor wait
+- the edge: what is between two rounds and neither draft nor wait
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from pathlib import Path
 
 import numpy as np
 
-from outrider.edge_client.config.run_config import RunConfig
+from outrider.edge_client.config.run_config import run_config
 from outrider.edge_client.core.options import Mode
 from outrider.edge_client.core.stats import RoundRecord
 from outrider.edge_client.drafting.onnx.model import OnnxDraftModel
@@ -61,7 +61,7 @@ class Rounds:
 
     @property
     def records(self) -> list[RoundRecord]:
-        """Ordinary ones: answered, and drafted to the full."""
+        """Returns the ordinary rounds: answered, and drafted to the full."""
         return [
             each
             for request in self.requests
@@ -71,7 +71,7 @@ class Rounds:
 
 
 def collect(edges: ReplayEdges, address: str) -> list[Rounds]:
-    """One turn of every length with every number of sessions."""
+    """Runs one turn of every length with every number of sessions."""
     return [
         Rounds(length, num_sessions, edges.run(address, num_sessions, 1, num_speculative_tokens=length))
         for num_sessions in SESSIONS
@@ -80,7 +80,8 @@ def collect(edges: ReplayEdges, address: str) -> list[Rounds]:
 
 
 def measure(address: str, texts: Sequence[KnownText], num_turns: int = 3) -> SystemTimes:
-    edges = ReplayEdges(texts, THINK, RunConfig(max_new_tokens=NUM_TOKENS, on_timeout="wait"))
+    """Measures every part of a system with the embedded pair."""
+    edges = ReplayEdges(texts, THINK, run_config(max_new_tokens=NUM_TOKENS, on_timeout="wait"))
     edges.run(address, 1, len(texts))  # warms up
     turns = [collect(edges, address) for _ in range(num_turns)]
     colocated = edges.run(address, 1, len(texts), mode=str(Mode.CO_LOCATED), num_speculative_tokens=4)
@@ -88,13 +89,14 @@ def measure(address: str, texts: Sequence[KnownText], num_turns: int = 3) -> Sys
     return SystemTimes(
         verifier=middle([verifier_times(turn) for turn in turns]),
         edge=middle([edge_times(turn, address) for turn in turns]),
-        draft=measure_draft(texts),
+        draft=_measure_draft(texts),
         cloud_draft=_cloud_draft(colocated),
         source=f"python -m outrider.experiments.simulator.measure on {facts['cpu']}, {facts['cores']} cores",
     )
 
 
 def verifier_times(found: Sequence[Rounds]) -> VerifierTimes:
+    """Fits the verifier's times to one turn."""
     shapes, forwards_ms = [], []
     for rounds in found:
         for record in rounds.records:
@@ -116,6 +118,7 @@ def verifier_times(found: Sequence[Rounds]) -> VerifierTimes:
 
 
 def edge_times(found: Sequence[Rounds], address: str) -> EdgeTimes:
+    """Returns the edge's times of one turn."""
     way_ms = round(_mean(r.net_ms for r in _single(found)) / 4, 4)
     alone = [request for rounds in found if rounds.num_sessions == 1 for request in rounds.requests]
     return EdgeTimes(
@@ -124,26 +127,25 @@ def edge_times(found: Sequence[Rounds], address: str) -> EdgeTimes:
 
 
 def think_times(found: Sequence[Rounds]) -> DraftTimes:
-    """What drafts that only take time took indeed: sleeping ends late."""
+    """Returns what drafts that only take time took indeed: sleeping ends late."""
     records = [record for rounds in found for record in rounds.records]
     late_ms = _mean(r.draft_ms - r.num_draft_tokens * THINK.token_ms for r in records)
     return DraftTimes(token_ms=THINK.token_ms, call_ms=max(0.0, late_ms))
 
 
 def middle(turns: Sequence[PartT]) -> PartT:
-    """Each number's median over the turns: a burst of somebody else's work spoils a turn, not the times."""
+    """Returns each number's median over the turns: a burst of other work changes one turn, not the
+    times."""
     names = [each.name for each in dataclasses.fields(turns[0])]  # type: ignore[arg-type]
     found = {name: statistics.median(getattr(turn, name) for turn in turns) for name in names}
     return dataclasses.replace(turns[0], **found)  # type: ignore[type-var]
 
 
 def _single(found: Sequence[Rounds]) -> list[RoundRecord]:
-    """Of an edge that is alone."""
     return [record for rounds in found if rounds.num_sessions == 1 for record in rounds.records]
 
 
 def _commit_ms(requests: Iterable[RealRequest]) -> float:
-    """A request's time from its first to its last token, less drafts and waits, a round."""
     found = []
     for request in requests:
         rounds = [each for each in request.result.stats.rounds if each.is_answered]
@@ -164,14 +166,12 @@ def _connect_ms(address: str, repeats: int = 10) -> float:
 
 
 def _cloud_draft(requests: Sequence[RealRequest]) -> DraftTimes:
-    """A draft made within a step, by the line through its lengths: the last of a text are shorter."""
     rounds = [each for r in requests for each in r.result.stats.rounds if each.num_draft_tokens]
     token_ms = _mean(each.draft_ms / each.num_draft_tokens for each in rounds)
     return DraftTimes(token_ms=token_ms)
 
 
-def measure_draft(texts: Sequence[KnownText], repeats: int = 12) -> DraftTimes:
-    """The embedded draft on an idle machine: reading a prompt, then drafts of several lengths."""
+def _measure_draft(texts: Sequence[KnownText], repeats: int = 12) -> DraftTimes:
     shapes, drafts_ms, reads_ms = [], [], []
     with OnnxDraftModel.open(EMBEDDED / "draft") as model:
         for known in texts:
@@ -193,7 +193,7 @@ def measure_draft(texts: Sequence[KnownText], repeats: int = 12) -> DraftTimes:
 
 
 def _fit(shapes: Sequence[Sequence[float]], values_ms: Sequence[float]) -> list[float]:
-    """Least squares; a coefficient below zero is noise, and is left out."""
+    """Fits by least squares; a coefficient below zero is noise, and is left out."""
     rows, values = np.array(shapes), np.array(values_ms)
     columns, found = list(range(rows.shape[1])), [0.0] * rows.shape[1]
     while columns:
@@ -207,11 +207,12 @@ def _fit(shapes: Sequence[Sequence[float]], values_ms: Sequence[float]) -> list[
 
 
 def _mean(values_ms: Iterable[float]) -> float:
-    """Means throughout a turn: they add up to the mean time per token, tails included."""
+    """Returns the mean: means add up to the mean time per token, tails included."""
     return round(statistics.fmean(values_ms), 4)
 
 
 def main() -> int:
+    """Runs the command."""
     parser = argparse.ArgumentParser(
         prog="python -m outrider.experiments.simulator.measure",
         description=__doc__,

@@ -1,7 +1,7 @@
 """Real edges that replay known texts: the product over the real wire, with a draft that only takes its time.
 
 So four edges and a verifier can be timed on two cores: no draft model competes for them, as in
-`outrider.experiments.load`. What the drafts say, and how much of it stands, is the real pair's.
+`outrider.experiments.load`. What the drafts propose, and how much of it is accepted, is the real pair's.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from benchmarks.controller.record_acceptance import trace_text
+from outrider.common.config.loader import with_values
 from outrider.common.types import SamplingParams, TokenIds
 from outrider.edge_client.config.run_config import RunConfig
 from outrider.edge_client.core.options import Mode
@@ -19,7 +19,7 @@ from outrider.edge_client.drafting.onnx.model import OnnxDraftModel
 from outrider.edge_client.session.factory import Edge, create_edge
 from outrider.edge_client.session.session import SessionResult
 from outrider.edge_client.tokenization.tokenizer import EdgeTokenizer
-from outrider.experiments.shared.acceptance_traces import MAX_DEPTH
+from outrider.experiments.shared.acceptance_traces import MAX_DEPTH, trace_text
 from outrider.experiments.shared.decoding import Case, Decoder
 from outrider.experiments.shared.prompts import load_prompts
 from outrider.experiments.simulator.parts.drafts import TracedDraft, TracedSequence, TracedText
@@ -31,14 +31,14 @@ GREEDY = SamplingParams(temperature=0.0, seed=1)
 
 @dataclass(frozen=True, slots=True)
 class KnownText:
-    """What the target writes after a prompt, greedily, and how far drafts of it stand."""
+    """Holds what the target writes after a prompt, greedily, and how far drafts of it are accepted."""
 
     prompt_ids: TokenIds
     new_ids: TokenIds
     trace: TracedText
 
     def drafted(self, position: int, num_drafted: int, num_right: int) -> TokenIds:
-        """See `outrider.experiments.simulator.parts.text.drafted`."""
+        """Returns a draft as `outrider.experiments.simulator.parts.text.drafted` does."""
         start = position - len(self.prompt_ids)
         token_ids = list(self.new_ids[start : start + num_drafted])
         token_ids += [0] * (num_drafted - len(token_ids))  # past its end nobody reads
@@ -48,7 +48,7 @@ class KnownText:
 
 
 class ReplayDraft(TracedDraft):
-    """A `DraftModel` for one known text, in real time."""
+    """Is a `DraftModel` for one known text, in real time."""
 
     def __init__(self, known: KnownText, times: DraftTimes, model: EdgeTokenizer) -> None:
         super().__init__(times, [known.trace], time.sleep)
@@ -59,6 +59,7 @@ class ReplayDraft(TracedDraft):
     def sequence(
         self, sampling: SamplingParams, *, num_prompt_tokens: int | None = None, num_support: int = 0
     ) -> TracedSequence:
+        """Returns a sequence of the known text."""
         known = self._known
         num_prompt_tokens = num_prompt_tokens or len(known.prompt_ids)
         return TracedSequence(
@@ -67,8 +68,8 @@ class ReplayDraft(TracedDraft):
 
 
 def learn_texts(address: str, num_texts: int, num_positions: int) -> list[KnownText]:
-    """Texts of the embedded prompts, written by the target at `address`; drafted at each position by the
-    embedded draft."""
+    """Returns texts of the embedded prompts, written by the target at `address`, drafted at each position
+    by the embedded draft."""
     tokenizer = EdgeTokenizer(EMBEDDED / "draft" / "tokenizer.json")
     found = []
     with OnnxDraftModel.open(EMBEDDED / "draft") as draft:
@@ -84,7 +85,7 @@ def learn_texts(address: str, num_texts: int, num_positions: int) -> list[KnownT
 
 @dataclass(frozen=True, slots=True)
 class RealRequest:
-    """One request; times in seconds on this machine's clock."""
+    """Holds one request; times in seconds on this machine's clock."""
 
     text: int
     start_s: float
@@ -93,27 +94,28 @@ class RealRequest:
 
     @property
     def tpot_s(self) -> float:
+        """Returns (last - first token) / (tokens - 1)."""
         times = self.token_times_s
         return (times[-1] - times[0]) / (len(times) - 1)
 
 
 class ReplayEdges:
-    """Sessions at once, a thread each, over one address after the other."""
+    """Runs sessions at once, a thread each, over one address after the other."""
 
     def __init__(self, texts: Sequence[KnownText], times: DraftTimes, settings: RunConfig) -> None:
-        """`settings` are of greedy texts without an end; their address is given to `run`."""
+        """Takes `settings` of greedy texts without an end; their address is given to `run`."""
         self._texts, self._times = texts, times
-        self._config = replace(settings, temperature=0.0, ignore_eos=True)
-        self._edge: Edge = create_edge(replace(self._config, mode=str(Mode.CLOUD_ONLY)))
+        self._config = with_values(settings, temperature=0.0, ignore_eos=True)
+        self._edge: Edge = create_edge(replace(self._config, mode=Mode.CLOUD_ONLY))
 
     def run(
         self, address: str, num_sessions: int, requests_each: int, **settings: object
     ) -> list[RealRequest]:
-        """Every session asks for `requests_each` texts one after the other, starting with another one.
+        """Lets every session ask for `requests_each` texts one after the other, starting with another one.
 
         Raises the first error that a session met.
         """
-        config = replace(self._config, verifier=address, **settings)  # type: ignore[arg-type]
+        config = with_values(self._config, verifier=address, **settings)
         found: list[RealRequest] = []
         errors: list[BaseException] = []
 
@@ -146,6 +148,6 @@ class ReplayEdges:
 
 
 def tokens_per_s(requests: Sequence[RealRequest]) -> float:
-    """From the first request's begin to the last token."""
+    """Returns tokens a second from the first request's begin to the last token."""
     start_s, end_s = min(each.start_s for each in requests), max(each.token_times_s[-1] for each in requests)
     return sum(len(each.token_times_s) for each in requests) / (end_s - start_s)

@@ -40,12 +40,14 @@ OnRequest = Callable[[RequestLog], None]
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Of a system whose verifiers share no edges: every `of`-th verifier of each group, from `number` on."""
+    """Is a part of a system whose verifiers share no edges: every `of`-th verifier of each group, from
+    `number` on."""
 
     number: int = 0
     of: int = 1
 
     def has(self, place: int) -> bool:
+        """Returns whether the verifier at `place` belongs to this part."""
         return place % self.of == self.number
 
 
@@ -54,7 +56,7 @@ WHOLE = Part()
 
 @dataclass(slots=True)
 class Played:
-    """What happened."""
+    """Holds what happened."""
 
     system: System
     tallies: list[Tally]  # by group of edges
@@ -74,7 +76,7 @@ def play(
     traces: Sequence[TracedText] | None = None,
     part: Part = WHOLE,
 ) -> Played:
-    """The same system gives the same history, in any process.
+    """Plays a system. The same system gives the same history, in any process.
 
     `follow_session` runs each request, `on_request` hears of its end. `asks` are each edge's requests,
     `traces` the texts of all of them, in place of what the groups say.
@@ -108,7 +110,7 @@ class _Given:
 
 
 class _Stage:
-    """Everything that is in the world."""
+    """Holds everything that is in the world."""
 
     def __init__(self, world: World, system: System, part: Part, given: _Given) -> None:
         self.network = Network(world)
@@ -136,7 +138,6 @@ class _Stage:
     def _add_verifiers(
         self, plan: VerifierPlan, texts: Sequence[TracedText]
     ) -> list[SimulatedVerifier | None]:
-        """None where another part has it."""
         found: list[SimulatedVerifier | None] = []
         for place in range(plan.group.count):
             made = None
@@ -175,7 +176,6 @@ class _Stage:
 
 
 def _load_texts(system: System, given: _Given) -> tuple[list[TracedText], list[range]]:
-    """All of them, and the places of each group's own. Raises `UsageError` naming the group."""
     if given.traces is not None:
         return list(given.traces), [range(len(given.traces))] * len(system.edges)
     texts: list[TracedText] = []
@@ -183,7 +183,7 @@ def _load_texts(system: System, given: _Given) -> tuple[list[TracedText], list[r
     for place, plan in enumerate(system.edges):
         where = f"edges[{place}]: acceptance"
         found = load_acceptance(plan.group.acceptance, where, system.config.seed)
-        if plan.config.gate != GateUse.OFF and not all(each.signals(0) for each in found):
+        if plan.config.gate.use is not GateUse.OFF and not all(each.signals(0) for each in found):
             raise UsageError(f"{where}: a gate asks how sure the draft is: name traces that were recorded")
         places.append(range(len(texts), len(texts) + len(found)))
         texts += found
@@ -191,7 +191,6 @@ def _load_texts(system: System, given: _Given) -> tuple[list[TracedText], list[r
 
 
 def _run(world: World, stage: _Stage, on_progress: Progress | None, start_s: float) -> float:
-    """Returns the virtual seconds played: until the last request ended, where there is a last one."""
     seconds = stage.seconds
     for number in range(1, NUM_SLICES + 1):
         world.run(seconds * number / NUM_SLICES)
@@ -204,7 +203,7 @@ def _run(world: World, stage: _Stage, on_progress: Progress | None, start_s: flo
 
 @contextlib.contextmanager
 def _prepared() -> Iterator[None]:
-    """Few garbage collections, and no log lines of repairs and refusals: they are counted."""
+    """Sets few garbage collections, and no log lines of repairs and refusals: they are counted."""
     thresholds, logger_levels = gc.get_threshold(), {}
     for name in ("outrider.edge_client", "outrider.cloud_verifier"):
         logger_levels[name] = logging.getLogger(name).level

@@ -16,7 +16,8 @@ MIN_EDGES = 500  # a process takes a second to start
 
 
 def num_parts(system: System, num_processes: int | None = None) -> int:
-    """Into how many it may be cut, for as many processes (default: the cores this one may use)."""
+    """Returns into how many parts the system may be cut, for as many processes (default: the cores this
+    one may use)."""
     if system.num_edges < MIN_EDGES or any(plan.group.requests is not None for plan in system.edges):
         return 1  # where all edges have an end, it ends with the last of all
     counts = [each.group.count for each in system.verifiers if each.group.balance == "edge"]
@@ -28,7 +29,7 @@ def num_parts(system: System, num_processes: int | None = None) -> int:
 def play_parts(
     system: System, on_progress: Progress | None = None, num_processes: int | None = None
 ) -> Played:
-    """As `play`, on as many cores as there are."""
+    """Plays a system as `play` does, on as many cores as there are."""
     count = num_parts(system, num_processes)
     if count == 1:
         return play(system, on_progress)

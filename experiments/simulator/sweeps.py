@@ -41,8 +41,9 @@ LONGEST_S = 3600.0  # of virtual time, for one visit
 def play_sweep(
     config: SweepConfig, out: Path, only: Sequence[str] = (), program: str = "edge-client"
 ) -> Sweep:
-    """Whatever its realisation; `only` as in `make_plan`, `program` is whose arguments the manifest tells.
-    Raises `UsageError` for a sweep that cannot be simulated, or a folder that cannot be used."""
+    """Plays a sweep, whatever its realisation; `only` as in `make_plan`, `program` is whose arguments the
+    manifest gives. Raises `UsageError` for a sweep that cannot be simulated, or a folder that cannot be
+    used."""
     config = replace(config, realisation=SIMULATED)
     check_sweep(config)
     plan = make_plan(config, only)
@@ -68,7 +69,8 @@ def play_sweep(
 
 
 def _waves(asks: list[list[Ask]], has_outages: bool) -> Iterator[list[list[Ask]]]:
-    """All at once; where the link has outages, which begin anew with each request, one of each session."""
+    """Yields all at once; where the link has outages, which begin anew with each request, one of each
+    session."""
     if not has_outages:
         yield asks
         return
@@ -91,7 +93,6 @@ class _Stage:
         return load_acceptance(acceptance, "the sweep's acceptance", config.seed)
 
     def asks(self, cell: Cell, repeat: int) -> list[list[Ask]]:
-        """By session."""
         places = {prompt.id: place for place, prompt in enumerate(self.plan.prompts)}
         found: list[list[Ask]] = [[] for _ in range(cell.num_sessions)]
         num_texts = len(self.traces(cell))
@@ -133,7 +134,6 @@ class _Stage:
 
 
 def _adapted(times: SystemTimes, config: SweepConfig) -> SystemTimes:
-    """A synthetic pair has its own models' times."""
     if not config.is_synthetic:
         return times
     pair = pair_from(config.synthetic or {})

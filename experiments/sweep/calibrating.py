@@ -14,8 +14,8 @@ _LONGEST_MS = 200.0  # a longer one is made as this one is, and takes long to me
 
 
 def calibrate_links(realisation: str, profiles: Sequence[LinkProfile]) -> list[dict[str, Any]]:
-    """The points of a short calibration, as `calibration.measure` has them, with the kernel and the
-    congestion control that they were measured under; none without a link."""
+    """Returns the points of a short calibration, as `calibration.measure` has them, with the kernel and
+    the congestion control that they were measured under; none without a link."""
     if realisation == DIRECT:
         return []
     rtts_ms = sorted({p.rtt_ms for p in profiles if 0 < p.rtt_ms <= _LONGEST_MS})

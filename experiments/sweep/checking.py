@@ -1,4 +1,4 @@
-"""What a run would refuse, told before anything runs: by the product itself, of every cell."""
+"""What a run would refuse, reported before anything runs: by the product itself, of every cell."""
 
 from __future__ import annotations
 
@@ -55,7 +55,6 @@ def check_verifier(plan: Plan) -> None:
 
 
 def _own_verifier(config: SweepConfig, cell: Cell) -> dict[str, Any]:
-    """What an edge needs for the verifier that the sweep names."""
     if not config.verifier:
         return {}
     return {"verifier": config.verifier} | ({"tls": True} if cell.tls else {})

@@ -14,11 +14,11 @@ from outrider.common.errors import OutriderError, UsageError
 
 
 class EdgeEndedError(OutriderError):
-    """The edge's process ended with a job under way."""
+    """Is raised when the edge's process ended with a job under way."""
 
 
 class EdgeProcess:
-    """`python -m outrider.experiments.sweep.worker`; what it logs goes to the end of `log`."""
+    """Runs `python -m outrider.experiments.sweep.worker`; what it logs goes to the end of `log`."""
 
     def __init__(self, log: Path) -> None:
         self._log: IO[bytes] = log.open("ab")
@@ -47,10 +47,11 @@ class EdgeProcess:
         return answer
 
     def kill(self) -> None:
-        """At once: whoever waits for an answer gets `EdgeEndedError`."""
+        """Ends the process at once: whoever waits for an answer gets `EdgeEndedError`."""
         self._process.kill()
 
     def close(self) -> None:
+        """Ends the process and waits for it."""
         assert self._process.stdin is not None and self._process.stdout is not None
         try:
             self._process.stdin.close()  # the end of its input ends it
@@ -66,7 +67,7 @@ class EdgeProcess:
 
 
 class EdgePool:
-    """As many edges as any cell asked for so far."""
+    """Holds as many edges as any cell asked for so far."""
 
     def __init__(self, log: Path) -> None:
         self._log = log
@@ -84,10 +85,12 @@ class EdgePool:
             edge.close()
 
     def take(self, number: int) -> Sequence[EdgeProcess]:
+        """Returns so many edges, started where there are too few."""
         while len(self._edges) < number:
             self._edges.append(EdgeProcess(self._log))
         return self._edges[:number]
 
     def kill(self) -> None:
+        """Ends every edge at once."""
         for edge in self._edges:
             edge.kill()

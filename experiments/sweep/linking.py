@@ -16,11 +16,11 @@ from outrider.experiments.sweep.config.schema import DIRECT
 
 @contextlib.contextmanager
 def open_link(realisation: str, cell: Cell, upstream: str) -> Iterator[OpenLink | None]:
-    """None for a cell that sends nothing."""
+    """Opens the cell's link; yields None for a cell that sends nothing."""
     if not cell.has_link:
         yield None
     elif realisation == DIRECT:
-        yield DirectLink(upstream)
+        yield _DirectLink(upstream)
     else:
         with create_realisation(realisation).open(cell.link, upstream) as link:
             yield link
@@ -44,8 +44,8 @@ def check_links(realisation: str, profiles: Sequence[LinkProfile]) -> None:
             )
 
 
-class DirectLink:
-    """An `OpenLink` that is none: the verifier's own address."""
+class _DirectLink:
+    """Is an `OpenLink` without a link: the verifier's own address."""
 
     def __init__(self, upstream: str) -> None:
         self.address = upstream
@@ -57,7 +57,7 @@ class DirectLink:
         return None
 
     def restart_outages(self) -> None:
-        """It has none."""
+        """Does nothing: it has none."""
 
     def reset(self) -> int:
         return 0

@@ -1,4 +1,4 @@
-"""What the machine can tell: its facts, a process's peak memory, and energy where counters exist."""
+"""What can be read from the machine: its facts, a process's peak memory, and energy where counters exist."""
 
 from __future__ import annotations
 
@@ -15,8 +15,9 @@ _CONGESTION = Path("/proc/sys/net/ipv4/tcp_congestion_control")
 
 
 def machine_facts() -> dict[str, Any]:
+    """Returns what is known of the machine."""
     return {
-        "cpu": _cpu_model(),
+        "cpu": cpu_model(),
         "cores": os.cpu_count(),
         "usable_cores": len(os.sched_getaffinity(0)),
         "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
@@ -28,6 +29,7 @@ def machine_facts() -> dict[str, Any]:
 
 
 def package_versions() -> dict[str, str]:
+    """Returns the versions of the packages that decode."""
     versions = {}
     for name in _PACKAGES:
         try:
@@ -38,7 +40,7 @@ def package_versions() -> dict[str, str]:
 
 
 def reset_peak_rss(pid: int) -> bool:
-    """Forget a process's peak memory so far; False where the kernel does not allow it."""
+    """Resets a process's peak memory; False where the kernel does not allow it."""
     try:
         Path(f"/proc/{pid}/clear_refs").write_text("5")
     except OSError:
@@ -47,7 +49,7 @@ def reset_peak_rss(pid: int) -> bool:
 
 
 def peak_rss_bytes(pid: int) -> int | None:
-    """Since the last reset, or the process's start. None where it cannot be read."""
+    """Returns the peak since the last reset, or the process's start. None where it cannot be read."""
     try:
         lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     except OSError:
@@ -56,7 +58,7 @@ def peak_rss_bytes(pid: int) -> int | None:
 
 
 class EnergyMeter:
-    """Joules of the processor packages between `start` and `stop` (RAPL). Without counters: None."""
+    """Measures joules of the processor packages between `start` and `stop` (RAPL). Without counters: None."""
 
     def __init__(self, root: Path = _RAPL) -> None:
         # intel-rapl:0 is a zone, intel-rapl:0:0 a part of it; AMD machines use the same names. A zone "psys",
@@ -69,9 +71,11 @@ class EnergyMeter:
         self._start: Mapping[Path, int] = {}
 
     def start(self) -> None:
+        """Reads the counters."""
         self._start = self._read()
 
     def stop(self) -> float | None:
+        """Returns the joules since `start`."""
         end = self._read()
         if not end or end.keys() != self._start.keys():
             return None
@@ -95,7 +99,8 @@ def _text_of(path: Path) -> str:
         return ""
 
 
-def _cpu_model() -> str:
+def cpu_model() -> str:
+    """Returns the processor's name."""
     cpuinfo = Path("/proc/cpuinfo")
     lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]

@@ -20,7 +20,7 @@ from outrider.experiments.sweep.results.records import RequestRow, RoundRow
 
 @dataclass(frozen=True, slots=True)
 class Errand:
-    """Which request this is."""
+    """Says which request this is."""
 
     cell: str
     request: str
@@ -32,8 +32,8 @@ class Errand:
 
 
 @dataclass(slots=True)
-class Times:
-    """When things happened, `perf_counter_ns`."""
+class _Times:
+    """Holds when things happened, `perf_counter_ns`."""
 
     commits_ns: list[int]
     rounds_ns: list[int]
@@ -45,7 +45,7 @@ def observe(
     """Runs the session to its end; an error that the product reports is a row with `error`."""
     started_s, age_s = time.time(), time.monotonic() - errand.link_opened_s
     error = ""
-    times = Times([], [])
+    times = _Times([], [])
     try:
         times = _watch(session)
     except OutriderError as failure:
@@ -56,14 +56,15 @@ def observe(
 
 
 def token_hash(token_ids: Sequence[int]) -> str:
-    """BLAKE2b-64 of the ids as uint32 little-endian, hex."""
+    """Returns the BLAKE2b-64 of the ids as uint32 little-endian, hex."""
     return hashlib.blake2b(np.asarray(token_ids, "<u4").tobytes(), digest_size=8).hexdigest()
 
 
-def _watch(session: EdgeSession) -> Times:
-    """Tokens that a consumer gets at once share one commit: they were timed before the first was given."""
+def _watch(session: EdgeSession) -> _Times:
+    """Counts tokens that a consumer gets at once as one commit: they were timed before the first was
+    given."""
     stats = session.result.stats
-    times, group_end = Times([], []), 0
+    times, group_end = _Times([], []), 0
     for event in session.generate():
         now_ns = time.perf_counter_ns()
         if isinstance(event, RolledBackEvent):
@@ -79,7 +80,7 @@ def _watch(session: EdgeSession) -> Times:
 def _request_row(
     errand: Errand,
     result: SessionResult,
-    times: Times,
+    times: _Times,
     num_prompt_tokens: int,
     started_s: float,
     link_age_ms: float,
@@ -135,7 +136,8 @@ def _request_row(
 
 
 def _is_over_there(record: RoundRecord) -> bool:
-    """A co-located round: it crossed no network, and its draft was made by the verifier."""
+    """Returns whether the round was co-located: it crossed no network, and its draft was made by the
+    verifier."""
     return record.rtt_ms == 0
 
 
@@ -145,7 +147,7 @@ def _forward_share_ms(stats: SessionStats, answered: Sequence[RoundRecord]) -> f
     return in_rounds + sum(forward_ms / max(1, batch_size) for forward_ms, batch_size in streamed)
 
 
-def _round_rows(errand: Errand, stats: SessionStats, times: Times) -> list[RoundRow]:
+def _round_rows(errand: Errand, stats: SessionStats, times: _Times) -> list[RoundRow]:
     # Rounds that an error cut off before anybody saw them have no time of their own.
     last_ns = stats.token_times_ns[-1] if stats.token_times_ns else stats.start_ns
     ends_ns = times.rounds_ns + [last_ns] * (len(stats.rounds) - len(times.rounds_ns))

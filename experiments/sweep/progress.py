@@ -10,19 +10,22 @@ _LINE_EVERY_S = 10.0
 
 
 class Progress(Protocol):
+    """Shows how far a sweep is."""
+
     def begin(self) -> None:
-        """Everything is started: from here on requests take the time."""
+        """Starts the clock: from here on requests take the time."""
 
     def step(self, what: str) -> None:
-        """One more request is done; `what` names its cell."""
+        """Counts one more request; `what` names its cell."""
 
     def say(self, text: str) -> None:
-        """A line of its own."""
+        """Prints a line of its own."""
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Ends the display."""
 
 
-class Silent:
+class _Silent:
     def begin(self) -> None: ...
 
     def step(self, what: str) -> None: ...
@@ -32,9 +35,7 @@ class Silent:
     def close(self) -> None: ...
 
 
-class Lines:
-    """For logs: a line at the start, and then one every ten seconds."""
-
+class _Lines:
     def __init__(self, total: int, done: int, out: TextIO) -> None:
         self._total, self._first, self._done = total, done, done
         self._out = out
@@ -60,7 +61,7 @@ class Lines:
     def close(self) -> None: ...
 
 
-class Bar:
+class _Bar:
     def __init__(self, total: int, done: int) -> None:
         from tqdm import tqdm
 
@@ -81,9 +82,10 @@ class Bar:
 
 
 def create_progress(total: int, done: int, is_silent: bool) -> Progress:
+    """Returns a bar at a terminal, lines on a pipe, nothing where it is silent."""
     if is_silent:
-        return Silent()
-    return Bar(total, done) if sys.stderr.isatty() else Lines(total, done, sys.stderr)
+        return _Silent()
+    return _Bar(total, done) if sys.stderr.isatty() else _Lines(total, done, sys.stderr)
 
 
 def _minutes(seconds: float) -> str:

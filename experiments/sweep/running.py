@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import datetime
 import hashlib
 import json
 import random
-import shlex
 import signal
-import sys
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -18,17 +15,20 @@ from typing import Any
 
 from outrider.common.errors import UsageError
 from outrider.experiments.shared.prompts import Prompt, load_prompts
-from outrider.experiments.shared.results import git_state
 from outrider.experiments.sweep.config.cells import Cell, make_cells
 from outrider.experiments.sweep.config.schema import SweepConfig, resolved
 from outrider.experiments.sweep.edges import EdgePool
 from outrider.experiments.sweep.linking import check_links
-from outrider.experiments.sweep.machine import machine_facts, package_versions
 from outrider.experiments.sweep.progress import Progress, create_progress
-from outrider.experiments.sweep.results.folder import ResultsFolder, create_folder, resume_folder
+from outrider.experiments.sweep.results.folder import (
+    ResultsFolder,
+    create_folder,
+    new_manifest,
+    resume_folder,
+    timestamp,
+)
 from outrider.experiments.sweep.results.judging import Judge
 from outrider.experiments.sweep.results.records import (
-    Manifest,
     RequestRow,
     RoundRow,
     Sweep,
@@ -43,14 +43,14 @@ from outrider.experiments.sweep.visiting import Request, Visitor
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Everything that is decided before anything runs."""
+    """Holds everything that is decided before anything runs."""
 
     config: SweepConfig
     cells: list[Cell]
     prompts: list[Prompt]
 
     def requests_of(self, cell: Cell, repeat: int) -> list[Request]:
-        """Each session decodes every prompt, and starts with another one."""
+        """Returns the requests of a cell: each session decodes every prompt, and starts with another one."""
         found = []
         for session in range(cell.num_sessions):
             shift = session % len(self.prompts)
@@ -60,7 +60,7 @@ class Plan:
         return found
 
     def visits(self) -> Iterator[tuple[int, Cell]]:
-        """Every cell once in each repeat, in an order of its own: what drifts hits all cells alike."""
+        """Yields every cell once in each repeat, in an order of its own: what drifts hits all cells alike."""
         for repeat in range(self.config.repeats):
             order = list(self.cells)
             random.Random(f"{self.config.seed} {repeat}").shuffle(order)
@@ -68,15 +68,17 @@ class Plan:
 
     @property
     def num_requests(self) -> int:
+        """Returns the requests of all repeats."""
         sessions = sum(cell.num_sessions for cell in self.cells)
         return self.config.repeats * sessions * len(self.prompts)
 
 
 def make_plan(config: SweepConfig, only: Sequence[str] = ()) -> Plan:
-    """`only`: cells whose id contains one of these. Raises `UsageError` for what cannot be run."""
+    """Makes the plan of the cells whose id contains one of `only`, or of all. Raises `UsageError` for what
+    cannot be run."""
     cells = make_cells(config)
     if only:
-        cells = pick_cells(cells, only)
+        cells = _pick_cells(cells, only)
     check_links(config.realisation, [cell.link for cell in cells if cell.has_link])
     path = Path(config.prompts) if config.prompts else None
     prompts = load_prompts(path, config.num_prompts, named="prompts:")
@@ -91,7 +93,8 @@ def run_sweep(plan: Plan, out: Path, is_resumed: bool, is_silent: bool) -> Sweep
     Raises `UsageError` for a folder that cannot be used, and what the product raises where it cannot start.
     """
     config = resolved(plan.config) | {"cells": [cell.id for cell in plan.cells]}
-    folder = resume_folder(out, config) if is_resumed else create_folder(out, _new_manifest(plan, config))
+    manifest = new_manifest("edge-client", plan.config.name, config, plan.config.seed)
+    folder = resume_folder(out, config) if is_resumed else create_folder(out, manifest)
     progress = create_progress(plan.num_requests, len(folder.done), is_silent)
     judge = Judge(plan.config, plan.cells, plan.prompts)
     is_complete, losses = False, Losses()
@@ -110,12 +113,11 @@ def run_sweep(plan: Plan, out: Path, is_resumed: bool, is_silent: bool) -> Sweep
 
 
 def _finish(plan: Plan, folder: ResultsFolder, is_tie: JudgeTie, losses: Losses, is_complete: bool) -> Sweep:
-    """Writes sweep.json, summary.csv and the last of the manifest."""
     results = read_results(folder.path)
     sweep = summarise(plan.config, plan.cells, _rows_of(folder), is_tie, losses, is_complete)
     write_summary(folder.path, sweep)
     folder.update_manifest(
-        finished=_now(),
+        finished=timestamp(),
         models=_models(results.requests) | {"prompts": _prompts_hash(plan.prompts)},
         realisation=_link_facts(plan, results.visits),
     )
@@ -127,7 +129,7 @@ def _rows_of(folder: ResultsFolder) -> ByCell:
     return by_cell(results.requests, results.rounds, results.visits)
 
 
-def pick_cells(cells: Sequence[Cell], only: Sequence[str]) -> list[Cell]:
+def _pick_cells(cells: Sequence[Cell], only: Sequence[str]) -> list[Cell]:
     picked = [cell for cell in cells if any(part in cell.id for part in only)]
     if not picked:
         raise UsageError(f"--only {' '.join(only)}: no cell's name has it; --list prints them")
@@ -168,7 +170,6 @@ def _run_visits(plan: Plan, folder: ResultsFolder, progress: Progress) -> None:
 
 
 def _calibrate(plan: Plan, folder: ResultsFolder, progress: Progress) -> None:
-    """Measures each profile's link against its nominal values, into the manifest."""
     if not plan.config.calibrate or folder.manifest.calibration:
         return
     from outrider.experiments.sweep.calibrating import calibrate_links
@@ -180,24 +181,6 @@ def _calibrate(plan: Plan, folder: ResultsFolder, progress: Progress) -> None:
 
 
 # ----------------------------------------------------------------------------------------- manifest
-
-
-def _new_manifest(plan: Plan, config: dict[str, Any]) -> Manifest:
-    commit, is_dirty = git_state()
-    return Manifest(
-        name=plan.config.name,
-        commit=commit,
-        is_dirty=is_dirty,
-        command=shlex.join(["edge-client", *sys.argv[1:]]),
-        config=config,
-        models={},
-        machine=machine_facts(),
-        seeds={"sampling": plan.config.seed, "order": plan.config.seed},
-        realisation={},
-        calibration=[],
-        started=_now(),
-        versions=package_versions(),
-    )
 
 
 def _models(requests: Sequence[RequestRow]) -> dict[str, str]:
@@ -214,13 +197,11 @@ def _models(requests: Sequence[RequestRow]) -> dict[str, str]:
 
 
 def _prompts_hash(prompts: Sequence[Prompt]) -> str:
-    """SHA-256 of ids and texts, in order."""
     lines = [json.dumps([prompt.id, prompt.text]) for prompt in prompts]
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()
 
 
 def _link_facts(plan: Plan, visits: Sequence[VisitRow]) -> dict[str, Any]:
-    """By link name, as the first visit found them."""
     names = {cell.id: cell.link.name for cell in plan.cells if cell.has_link}
     found: dict[str, Any] = {}
     for visit in visits:
@@ -233,13 +214,9 @@ def _unknown(row: RequestRow, index: int, token_id: int) -> bool | None:
     return None
 
 
-def _now() -> str:
-    return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-
-
 @contextmanager
 def _no_interrupts() -> Iterator[None]:
-    """A second Ctrl-C must not leave half a folder: writing it takes moments."""
+    """Ignores a second Ctrl-C, which must not leave half a folder: writing it takes moments."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

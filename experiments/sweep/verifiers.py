@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 
 class VerifierPool:
+    """Starts and keeps the verifiers of a sweep."""
+
     def __init__(self, config: SweepConfig) -> None:
         self._config = config
         self._processes: dict[tuple[float, bool], VerifierProcess] = {}
@@ -35,15 +37,15 @@ class VerifierPool:
         self._stack.close()
 
     def address_for(self, cell: Cell) -> str:
-        """HOST:PORT of a verifier with the cell's settings."""
+        """Returns the HOST:PORT of a verifier with the cell's settings."""
         return self._config.verifier or self._process_for(cell).address
 
     def pid_for(self, cell: Cell) -> int | None:
-        """None for a verifier that somebody else runs."""
+        """Returns the verifier's process id; None for one that somebody else runs."""
         return None if self._config.verifier else self._process_for(cell).process.pid
 
     def edge_settings(self, cell: Cell) -> dict[str, Any]:
-        """What an edge needs to be let in, beside the address."""
+        """Returns what an edge needs to be let in, beside the address."""
         if not cell.tls:
             return {}
         if self._config.verifier:

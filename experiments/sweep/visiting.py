@@ -29,7 +29,7 @@ OnRequest = Callable[[RequestRow, list[RoundRow]], None]
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What one edge is to do next; `id` as in `RequestRow.request`."""
+    """Says what one edge is to do next; `id` as in `RequestRow.request`."""
 
     id: str
     session: int
@@ -47,8 +47,8 @@ class Visitor:
     warm: set[tuple[int, str]] = dataclasses.field(default_factory=set)
 
     def read_prompts(self, cells: Sequence[Cell]) -> None:
-        """Every verifier reads every prompt once before anything counts: afterwards its prefix cache serves
-        all cells alike, where the first visits would have paid for those that follow."""
+        """Lets every verifier read every prompt once before anything counts: afterwards its prefix cache
+        serves all cells alike, where the first visits would have paid for those that follow."""
         by_verifier = {self.verifiers.address_for(cell): cell for cell in cells if cell.has_link}
         [edge] = self.edges.take(1)
         for address, cell in by_verifier.items():
@@ -56,6 +56,7 @@ class Visitor:
                 self._ask_briefly(edge, cell, Request("", 0, prompt), address, 2)
 
     def visit(self, cell: Cell, repeat: int, todo: Sequence[Request], on_request: OnRequest) -> VisitRow:
+        """Runs the requests of one cell in one repeat; returns its row."""
         upstream = self.verifiers.address_for(cell) if cell.has_link else ""
         edges = self.edges.take(cell.num_sessions)
         self._warm_up(cell, edges, upstream)
@@ -143,12 +144,12 @@ class Visitor:
         }
 
     def settings(self, cell: Cell, address: str) -> dict[str, Any]:
-        """Of `edge-client run`, for an edge that dials `address`."""
+        """Returns the settings of `edge-client run`, for an edge that dials `address`."""
         settings = cell.run_settings(self.config) | self.verifiers.edge_settings(cell)
         return settings | ({"verifier": address} if address else {})
 
     def _warm_up(self, cell: Cell, edges: Sequence[EdgeProcess], upstream: str) -> None:
-        """Weights loaded and a few tokens written, without the link, before the first visit counts."""
+        """Loads weights and writes a few tokens, without the link, before the first visit counts."""
         for index, edge in enumerate(edges):
             if (index, cell.id) in self.warm:
                 continue
@@ -158,7 +159,8 @@ class Visitor:
     def _ask_briefly(
         self, edge: EdgeProcess, cell: Cell, request: Request, address: str, num_tokens: int
     ) -> None:
-        """A request that does not count. Raises where it fails, naming the cell: so would all that follow."""
+        """Runs a request that does not count. Raises where it fails, naming the cell: so would all that
+        follow."""
         job = self._job(cell, 0, request, address, 0.0)
         try:
             answer = edge.ask(job | {"settings": job["settings"] | {"max_new_tokens": num_tokens}})
@@ -170,7 +172,7 @@ class Visitor:
 
 @contextlib.contextmanager
 def _killing_on_error(edges: Sequence[EdgeProcess]) -> Iterator[None]:
-    """Nobody waits for the answers of the others once one failed, or after Ctrl-C."""
+    """Ends the edges once one failed, or after Ctrl-C: nobody waits for the others' answers."""
     try:
         yield
     except BaseException:
@@ -180,7 +182,6 @@ def _killing_on_error(edges: Sequence[EdgeProcess]) -> Iterator[None]:
 
 
 def _waves(todo: Sequence[Request], num_edges: int, has_outages: bool) -> Iterator[list[list[Request]]]:
-    """Requests by edge: all at once, or one of each edge at a time."""
     by_edge = [[request for request in todo if request.session == index] for index in range(num_edges)]
     if not has_outages:
         yield by_edge

@@ -26,8 +26,7 @@ from typing import Any, TextIO
 from outrider.common.errors import OutriderError
 from outrider.common.process.logs import setup_logging
 from outrider.edge_client.config.run_config import RunConfig
-from outrider.edge_client.controller.acceptance_prior import Experience
-from outrider.edge_client.core.options import Mode
+from outrider.edge_client.controller.acceptance_prior import AcceptancePrior
 from outrider.edge_client.session.factory import Edge, create_edge
 from outrider.experiments.sweep.config.settings import make_edge_config
 from outrider.experiments.sweep.machine import peak_rss_bytes, reset_peak_rss
@@ -35,27 +34,25 @@ from outrider.experiments.sweep.observing import Errand, observe
 from outrider.experiments.sweep.results.records import to_json
 
 
-class Edges:
-    """Edges by what they load: the same weights serve every cell that uses them."""
+class _Edges:
+    """Keeps edges by what they load: the same weights serve every cell that uses them."""
 
     def __init__(self) -> None:
         self._loaded: dict[tuple[object, ...], Edge] = {}
 
     def get(self, config: RunConfig, synthetic: Mapping[str, object] | None) -> Edge:
-        """`synthetic`: the pair's description instead of weights."""
-        weights = _loaded_by(config) if Mode(config.mode).has_draft else ()
-        key = (config.draft, json.dumps(synthetic), *weights)
+        weights = _loaded_by(config) if config.mode.has_draft else ()
+        key = (config.draft.directory, json.dumps(synthetic), *weights)
         if key not in self._loaded:
             is_real = synthetic is None
             self._loaded[key] = create_edge(config) if is_real else _create_synthetic(config, synthetic or {})
         # What a cell's text teaches is not for the next cell: a figure must not depend on what ran before it.
-        return dataclasses.replace(self._loaded[key], config=config, experience=Experience())
+        return dataclasses.replace(self._loaded[key], config=config, acceptance_prior=AcceptancePrior())
 
 
 def _loaded_by(config: RunConfig) -> tuple[object, ...]:
-    """What a draft is loaded by, beside its directory; one that tells a variance is another."""
-    names = [each.name for each in dataclasses.fields(config) if each.name.startswith(("draft_", "lookup_"))]
-    return (*(getattr(config, name) for name in names), config.gate_variance is not None, config.gate_file)
+    draft = dataclasses.replace(config.draft, directory="")
+    return (draft, config.gate.variance is not None, config.gate.file)
 
 
 def _create_synthetic(config: RunConfig, description: Mapping[str, object]) -> Edge:
@@ -65,9 +62,10 @@ def _create_synthetic(config: RunConfig, description: Mapping[str, object]) -> E
     return create_synthetic_edge(config, pair_from(description))
 
 
-def run(edges: Edges, job: dict[str, Any]) -> dict[str, Any]:
+def run(edges: _Edges, job: dict[str, Any]) -> dict[str, Any]:
+    """Runs one request; returns its rows."""
     config = make_edge_config(job["settings"])
-    setup_logging(config.log_level)
+    setup_logging(config.logs.level)
     errand = Errand(**job["errand"])
     edge = edges.get(config, job.get("synthetic"))
     num_prompt_tokens = len(edge.tokenizer.encode(job["text"]))
@@ -77,14 +75,16 @@ def run(edges: Edges, job: dict[str, Any]) -> dict[str, Any]:
     return {"request": to_json(request), "rounds": [to_json(row) for row in rounds]}
 
 
-def check(edges: Edges, job: dict[str, Any]) -> dict[str, Any]:
+def check(edges: _Edges, job: dict[str, Any]) -> dict[str, Any]:
+    """Makes a session of the settings, which asks nobody."""
     config = make_edge_config(job["settings"])
     edges.get(config, job.get("synthetic")).session(job["text"], seed=0)
     return {}
 
 
 def serve(lines: TextIO, answers: TextIO) -> None:
-    edges = Edges()
+    """Answers jobs until the end of the input."""
+    edges = _Edges()
     operations: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
         "run": lambda job: run(edges, job),
         "check": lambda job: check(edges, job),
@@ -101,6 +101,7 @@ def serve(lines: TextIO, answers: TextIO) -> None:
 
 
 def main() -> None:
+    """Runs the command."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which then ends us
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)  # whatever a library prints must not be taken for an answer

@@ -1,4 +1,4 @@
-"""A draft that errs as often as it is told, and takes the time it is told."""
+"""A draft that errs as often, and takes as long, as the pair says."""
 
 from __future__ import annotations
 
@@ -27,25 +27,28 @@ TOKENIZER_FINGERPRINT = hashlib.sha256(b"outrider synthetic bytes").hexdigest()
 
 
 class SyntheticTokenizer:
-    """A byte is a token. What `EdgeTokenizer` offers, as far as sessions ask for it."""
+    """Makes every byte a token. Offers what sessions ask of an `EdgeTokenizer`."""
 
     fingerprint = TOKENIZER_FINGERPRINT
     num_tokens = VOCAB_SIZE
 
     def encode(self, text: str) -> list[int]:
+        """Returns the text's bytes."""
         return list(text.encode())
 
     def token_text(self, token_id: int) -> str:
+        """Returns the token's character."""
         return bytes((token_id,)).decode(errors="replace")
 
     def decoder(self, prompt_ids: list[int] | None = None) -> Callable[[int], str]:
+        """Returns `token_text`."""
         return self.token_text
 
 
 class SyntheticSequence:
-    """A `DraftSequence`. Token t of the text, drafted as token i of a proposal, is right where coin t is
-    below alphas[i]. So whether it stands does not depend on how many are drafted, and given that those before
-    it stand it does with exactly that chance: a verdict tells of no coin that a later round is judged by.
+    """A synthetic `DraftSequence`. Token t of the text, drafted as token i of a proposal, is right where coin t is
+    below alphas[i]. So whether it is accepted does not depend on how many are drafted, and given that those
+    before it are, it is with exactly that chance: no coin is used by two rounds' verdicts.
     """
 
     def __init__(
@@ -65,10 +68,11 @@ class SyntheticSequence:
 
     @property
     def position(self) -> int:
+        """Returns the tokens that the text has."""
         return len(self._text)
 
     def commit(self, token_ids: Sequence[int]) -> None:
-        """See `DraftSequence.commit`."""
+        """Adds tokens to the text."""
         for token_id in token_ids:
             if not 0 <= token_id < VOCAB_SIZE:
                 raise InvalidFieldError("token_ids", f"{token_id} is not below {VOCAB_SIZE}")
@@ -77,12 +81,12 @@ class SyntheticSequence:
         self._text += token_ids
 
     def truncate(self, position: int) -> None:
-        """See `DraftSequence.truncate`."""
+        """Drops what is past `position`."""
         assert 0 <= position <= self.position, f"cannot truncate {self.position} tokens to {position}"
         del self._text[position:]
 
     def propose(self, num_draft_tokens: int, should_stop: ShouldStop | None = None) -> Draft:
-        """See `DraftSequence.propose`. It tells a probability of 1 and no confidence: it knows nothing."""
+        """Proposes with a probability of 1 and no confidence: it knows nothing."""
         assert self._text, "a draft needs at least one committed token"
         start_s = time.perf_counter()
         if num_draft_tokens <= 0:
@@ -96,7 +100,7 @@ class SyntheticSequence:
         return draft
 
     def _paced(self, should_stop: ShouldStop, start_s: float) -> ShouldStop:
-        """A rule that looks at the world sees it as late as it would with a draft of these times."""
+        """Lets a rule that looks at the world see it as late as it would with a draft of these times."""
 
         def paced(token_id: int, signals: Signals | None, num_drafted: int) -> Stop:
             wait_until(start_s + num_drafted * self._pair.draft_token_s)
@@ -113,7 +117,6 @@ class SyntheticSequence:
         return tuple(np.where(errs, wrong, right).tolist())
 
     def _coins_here(self) -> KeyedCoins:
-        """Of this prompt. While a long one is still being read in chunks, of as much as there is."""
         assert self._num_prompt_tokens is not None, "nothing was committed"
         if self._coins is not None:
             return self._coins
@@ -124,14 +127,14 @@ class SyntheticSequence:
         return coins
 
     def close(self) -> None:
-        """There is nothing to free."""
+        """Does nothing: there is nothing to free."""
 
     def check_integrity(self) -> None:
-        """There is nothing beside the text."""
+        """Does nothing: there is nothing beside the text."""
 
 
 class SyntheticDraft:
-    """A `DraftModel` for texts of any length. `is_colocated`: as the verifier runs it."""
+    """Is a `DraftModel` for texts of any length. `is_colocated`: as the verifier runs it."""
 
     num_tokens = VOCAB_SIZE
     max_context = 1 << 30
@@ -145,16 +148,17 @@ class SyntheticDraft:
 
     @property
     def fingerprint(self) -> str:
+        """Returns a name of the pair."""
         return hashlib.sha256(f"synthetic draft {self.pair.alphas} {self.pair.seed}".encode()).hexdigest()
 
     def sequence(
         self, sampling: SamplingParams, *, num_prompt_tokens: int | None = None, num_support: int = 0
     ) -> SyntheticSequence:
-        """See `DraftModel.sequence`. Sampling parameters but the seed change nothing."""
+        """Returns a sequence. Sampling parameters but the seed change nothing."""
         return SyntheticSequence(self.pair, self._tokens, sampling, num_prompt_tokens, num_support > 0)
 
     def close(self) -> None:
-        """There is nothing to free."""
+        """Does nothing: there is nothing to free."""
 
     def __enter__(self) -> Self:
         return self

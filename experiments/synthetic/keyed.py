@@ -16,15 +16,15 @@ _BLOCK = 1024  # words at least
 _TOKENS, _COINS = 0, 1  # second words of the key
 
 
-class KeyedWords:
-    """Word t of a stream is a function of (key, t): Philox words, computed ahead and kept."""
+class _KeyedWords:
+    """Computes Philox words ahead and keeps them: word t of a stream is a function of (key, t)."""
 
     def __init__(self, key: int, purpose: int) -> None:
         self._key = [key, purpose]
         self._words = np.empty(0, np.uint64)
 
     def upto(self, end: int) -> NDArray[np.uint64]:
-        """At least `end` words from the first on: uint64 [>= end]."""
+        """Returns at least `end` words from the first on: uint64 [>= end]."""
         if end > len(self._words):
             num_words = max(end, 2 * len(self._words), _BLOCK)
             bits = np.random.Philox(key=np.array(self._key, np.uint64))
@@ -33,14 +33,14 @@ class KeyedWords:
 
 
 class KeyedTokens:
-    """The text that every prompt has: token t at position t of any text."""
+    """Holds the text that every prompt has: token t at position t of any text."""
 
     def __init__(self, seed: int) -> None:
-        self._words = KeyedWords(seed, _TOKENS)
+        self._words = _KeyedWords(seed, _TOKENS)
         self._tokens = np.empty(0, np.int64)
 
     def between(self, start: int, end: int) -> NDArray[np.int64]:
-        """int64 [end - start]"""
+        """Returns the tokens from `start` to `end`, int64 [end - start]."""
         if end > len(self._tokens):
             words = self._words.upto(end)
             self._tokens = (FIRST_TOKEN + words % np.uint64(NUM_TOKENS)).astype(np.int64)
@@ -48,19 +48,21 @@ class KeyedTokens:
 
 
 class KeyedCoins:
-    """Coin t in [0, 1): by how much the draft errs at position t, for one prompt and one sampling seed."""
+    """Holds coin t in [0, 1): by how much the draft errs at position t, for one prompt and one sampling
+    seed."""
 
     def __init__(self, pair_seed: int, sampling_seed: int, prompt_ids: Sequence[int]) -> None:
         prompt_key = extend_hash(0, (*prompt_ids, pair_seed % 2**32))
-        self._words = KeyedWords(prompt_key ^ sampling_seed, _COINS)
+        self._words = _KeyedWords(prompt_key ^ sampling_seed, _COINS)
 
     def between(self, start: int, end: int) -> NDArray[np.float64]:
-        """float64 [end - start]"""
+        """Returns the coins from `start` to `end`, float64 [end - start]."""
         return np.asarray((self._words.upto(end)[start:end] >> np.uint64(11)) * 2.0**-53)
 
 
 def wait_until(end_s: float) -> None:
-    """Until `perf_counter` says `end_s`. The last tenth of a millisecond is spun: a sleep ends late."""
+    """Waits until `perf_counter` reaches `end_s`. The last tenth of a millisecond is spun: a sleep ends
+    late."""
     if (left_s := end_s - time.perf_counter() - 1e-4) > 0:
         time.sleep(left_s)
     while time.perf_counter() < end_s:

@@ -1,4 +1,4 @@
-"""What a synthetic pair is told: how likely drafted tokens stand, and what its two models take."""
+"""What describes a synthetic pair: how likely drafted tokens are accepted, and what its two models take."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ DEFAULT_ALPHA = 0.8
 
 @dataclass(frozen=True, slots=True)
 class SyntheticPair:
-    """`alphas[i]`: the chance of a draft's token i to stand, given that those before it do; the last repeats.
+    """Describes a pair. `alphas[i]` is the chance that a draft's token i is accepted, given that those before
+    it are; the last repeats.
 
     A forward of the target over m tokens takes target_s + (m - 1) verify_token_s, so that verifying n drafted
     tokens takes target_s + n verify_token_s. Texts and luck are functions of the seed.
@@ -35,12 +36,13 @@ class SyntheticPair:
 
     @property
     def colocated_draft_s(self) -> float:
+        """Returns the seconds of a token drafted beside the target."""
         here = self.colocated_draft_token_s
         return self.draft_token_s if here is None else here
 
     @property
     def labels(self) -> tuple[str, ...]:
-        """For everything made with it."""
+        """Returns the labels of everything made with the pair."""
         alphas = ",".join(f"{alpha:g}" for alpha in self.alphas)
         draft, target = show_duration(self.draft_token_s), show_duration(self.target_s)
         more = f" + {show_duration(self.verify_token_s)} a token" if self.verify_token_s else ""
@@ -52,6 +54,7 @@ class SyntheticPair:
 
     @property
     def costs(self) -> ModelCosts:
+        """Returns the pair's costs for the cost model."""
         return ModelCosts(
             draft_token_s=self.draft_token_s,
             target_token_s=self.target_s,
@@ -61,7 +64,7 @@ class SyntheticPair:
         )
 
     def flags(self) -> list[str]:
-        """Of `python -m outrider.experiments.synthetic.serve`."""
+        """Returns the flags of `python -m outrider.experiments.synthetic.serve`."""
         flags = ["--alpha", ",".join(map(repr, self.alphas)), "--synthetic-seed", str(self.seed)]
         times = {"--t-target": self.target_s, "--t-verify-token": self.verify_token_s}
         times["--t-draft"] = self.colocated_draft_s
@@ -71,13 +74,13 @@ class SyntheticPair:
 
 
 def parse_alphas(text: str, flag: str) -> tuple[float, ...]:
-    """ "0.8", or "0.9,0.8,0.7" by position; raises `UsageError` naming `flag`."""
+    """Returns the chances of "0.8", or of "0.9,0.8,0.7" by position. Raises `UsageError` naming `flag`."""
     return tuple(parse_share(part.strip(), flag) for part in text.split(","))
 
 
 def pair_from(mapping: Mapping[str, object]) -> SyntheticPair:
-    """From YAML: alpha (a number or a list), t_draft, t_target, t_verify_token, t_draft_colocated ("10ms"),
-    seed; all may be left out. Raises `UsageError` naming the key."""
+    """Returns a pair from YAML: alpha (a number or a list), t_draft, t_target, t_verify_token,
+    t_draft_colocated ("10ms"), seed; all may be left out. Raises `UsageError` naming the key."""
     known = {
         "t_draft": "draft_token_s",
         "t_target": "target_s",

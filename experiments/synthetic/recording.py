@@ -12,7 +12,7 @@ PROMPT_TOKENS = 64
 
 
 def synthetic_recording(num_sessions: int = 32, num_rounds: int = 24) -> Recording:
-    """Of the default pair's target, greedily: all drafts stand."""
+    """Returns a recording of the default pair's target, greedy: all drafts are accepted."""
     backend = SyntheticBackend()
     tokens = KeyedTokens(backend.pair.seed)
     starts = [PROMPT_TOKENS + 1 + number * (DRAFTS_A_ROUND + 1) for number in range(num_rounds)]

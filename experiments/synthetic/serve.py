@@ -27,7 +27,7 @@ from outrider.experiments.synthetic.target import SyntheticBackend
 
 
 def create_server(pair: SyntheticPair, config: ServeConfig) -> VerifierServer:
-    """With a co-located draft; what it says of itself carries the pair's labels."""
+    """Returns a server with a co-located draft; its model info carries the labels of the pair."""
     backend = SyntheticBackend(pair)
     draft = SyntheticDraft(replace(pair, draft_token_s=pair.colocated_draft_s))
     server = VerifierServer(backend, config, CoLocatedDrafter(draft, backend.max_context))
@@ -40,7 +40,8 @@ def create_server(pair: SyntheticPair, config: ServeConfig) -> VerifierServer:
 def running_synthetic(
     pair: SyntheticPair, *flags: str, listen: str = "127.0.0.1:0"
 ) -> Iterator[VerifierProcess]:
-    """`with running_synthetic(pair) as verifier: ... verifier.address`; in a process of its own."""
+    """Runs a verifier in a process of its own: `with running_synthetic(pair) as verifier: ...
+    verifier.address`."""
     verifier = start_server(serve_command(pair, *flags, listen=listen))
     try:
         yield verifier
@@ -49,11 +50,13 @@ def running_synthetic(
 
 
 def serve_command(pair: SyntheticPair, *flags: str, listen: str = "127.0.0.1:0") -> list[str]:
+    """Returns the command that serves a pair."""
     command = [sys.executable, "-m", "outrider.experiments.synthetic.serve", *pair.flags()]
     return [*command, "--listen", listen, "--admin-listen", "none", "--log-level", "warning", *flags]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the command."""
     parser = argparse.ArgumentParser(
         prog="python -m outrider.experiments.synthetic.serve",
         description=__doc__,

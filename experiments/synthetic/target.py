@@ -1,4 +1,4 @@
-"""A target that knows what it will write, and takes the time it is told."""
+"""A target whose text is known beforehand, and that takes the time that the pair says."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ OTHERS = -1e4  # a logit: no noise and no temperature makes another token the sa
 
 
 @dataclass(eq=False, slots=True)
-class SyntheticKV:
+class _SyntheticKV:
     length: int = 0
     num_reused: int = 0
 
@@ -52,25 +52,29 @@ class SyntheticBackend:
 
     @property
     def num_free_tokens(self) -> int:
+        """Returns the tokens that the pool has room for: no limit."""
         return self.num_kv_tokens
 
     @property
     def kv_usage(self) -> BlockUsage:
+        """Returns a pool of empty blocks."""
         empty = self.num_kv_tokens
         return BlockUsage(block_size=1, num_used=0, num_cached=0, num_empty=empty, num_evicted=0)
 
-    def new_sequence(self, tenant: str = "", token_ids: Sequence[int] = ()) -> SyntheticKV:
-        return SyntheticKV()
+    def new_sequence(self, tenant: str = "", token_ids: Sequence[int] = ()) -> _SyntheticKV:
+        """Returns an empty sequence."""
+        return _SyntheticKV()
 
     def publish(self, sequence: KVSequence, token_ids: Sequence[int]) -> None:
-        """Nothing is worth finding again."""
+        """Does nothing: nothing is worth finding again."""
 
     def forward(self, items: Sequence[ForwardItem]) -> Logits:
+        """Returns one-hot logits of the text, after the time that a forward takes."""
         start_s = time.perf_counter()
         num_tokens, peaks = 0, []
         for item in items:
             kv = item.sequence
-            assert isinstance(kv, SyntheticKV)
+            assert isinstance(kv, _SyntheticKV)
             kv.length += len(item.token_ids)
             num_tokens += len(item.token_ids)
             peaks.append(self._tokens.between(kv.length - item.num_logit_rows + 1, kv.length + 1))
@@ -81,7 +85,7 @@ class SyntheticBackend:
         return logits
 
     def _peaked(self, peaks: np.ndarray[tuple[int], np.dtype[np.int64]]) -> Logits:
-        """A view [len(peaks), vocab] of the one array, the last forward's peaks taken back."""
+        """Returns a view [len(peaks), vocab] of the one array, the last forward's peaks taken back."""
         if len(peaks) > len(self._rows):
             self._rows, self._peaks = _blank(2 * len(peaks)), self._peaks[:0]
         self._rows[np.arange(len(self._peaks)), self._peaks] = OTHERS
@@ -90,17 +94,19 @@ class SyntheticBackend:
         return self._rows[: len(peaks)]
 
     def truncate(self, sequence: KVSequence, length: int) -> None:
-        assert isinstance(sequence, SyntheticKV)
+        """Drops what is past `length`."""
+        assert isinstance(sequence, _SyntheticKV)
         sequence.length = length
 
-    def fork(self, sequence: KVSequence) -> SyntheticKV:
-        return SyntheticKV(sequence.length)
+    def fork(self, sequence: KVSequence) -> _SyntheticKV:
+        """Returns a sequence of the same length."""
+        return _SyntheticKV(sequence.length)
 
     def close(self, sequence: KVSequence) -> None:
-        """Lengths need no freeing."""
+        """Does nothing: lengths need no freeing."""
 
     def check_integrity(self) -> None:
-        """There is no bookkeeping."""
+        """Does nothing: there is no bookkeeping."""
 
 
 def _blank(num_rows: int) -> Logits:

@@ -11,7 +11,7 @@ from benchmarks.controller import auto as bench_auto
 from benchmarks.controller.auto import AutoRun, measure_above, run_auto, run_later
 from benchmarks.controller.grid import Point
 from outrider.common.errors import UsageError
-from outrider.edge_client.controller.mode_policy import Way
+from outrider.edge_client.core.options import ExecutionMode
 from outrider.experiments.shared.acceptance_traces import RECORDED, synthetic_traces
 
 # Where a draft that is better than usual makes rounds the best way, and what is usual says the stream.
@@ -20,11 +20,11 @@ POINT = Point(600, 70, 2)
 
 @pytest.fixture(scope="module")
 def run() -> AutoRun:
-    return run_auto((synthetic_traces(0.95, "none", num_texts=8, num_positions=128, seed=3), POINT))
+    return run_auto((synthetic_traces(0.95, "none", num_texts=32, num_positions=128, seed=3), POINT))
 
 
 def test_later_texts_of_a_process_need_not_learn_the_draft_anew(run: AutoRun) -> None:
-    assert run.fixed_ms[Way.PIPELINED] < 0.8 * run.fixed_ms[Way.CLOUD_ONLY]
+    assert run.fixed_ms[ExecutionMode.PIPELINED] < 0.8 * run.fixed_ms[ExecutionMode.CLOUD_ONLY]
     assert run.ratio(is_later=False) > 1.15 and run.ratio(is_later=True) < 1.05
 
 

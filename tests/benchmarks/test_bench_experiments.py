@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.experiments import CASES, FULL_SWEEPS, QUICK_SWEEPS, pick_cases
+from benchmarks.experiments import CASES, FULL_SWEEPS, QUICK_SWEEPS
 from benchmarks.matrix import SWEEPS
+from benchmarks.results_file import pick_names
 from outrider.common.errors import UsageError
 from outrider.experiments.sweep.config.loading import load_sweep
 from outrider.experiments.sweep.results.records import BASELINES
@@ -30,7 +31,7 @@ def test_the_full_matrix_has_the_round_trips_and_slow_downs_asked_for() -> None:
 
 
 def test_cases_are_picked_by_name_and_an_unknown_one_is_named() -> None:
-    assert pick_cases("") == list(CASES)
-    assert pick_cases("ci, links") == ["ci", "links"]
+    assert pick_names("", CASES) == list(CASES)
+    assert pick_names("ci, links", CASES) == ["links", "ci"]
     with pytest.raises(UsageError, match=r"speed.*want one of links, plan"):
-        pick_cases("speed")
+        pick_names("speed", CASES)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.pair.drafts import LONG, Rounds, SharedCosts, predict
+from benchmarks.pair.drafts import LONG, SharedCosts, predict
 from benchmarks.pair.quality import parse_figures
+from benchmarks.sessions import Sessions
 from outrider.common.types import FinishReason, Origin
 from outrider.edge_client.core.stats import RoundRecord, SessionStats
 from outrider.edge_client.session.session import SessionResult
@@ -57,21 +58,20 @@ def test_functions_that_the_token_limit_cut_are_told_apart() -> None:
     assert (figures.num_parsed, figures.num_cut_off, figures.num_prompts) == (2, 1, 3)
 
 
-def make_rounds(*counts: tuple[int, int]) -> Rounds:
+def make_rounds(*counts: tuple[int, int]) -> Sessions:
     """(drafted, accepted) of each round, after the opening's token."""
     stats = SessionStats(rounds=[RoundRecord(i, n, a, draft_ms=n * 0.5) for i, (n, a) in enumerate(counts)])
     accepted = sum(a for _, a in counts)
     origins = (Origin.TARGET, *[Origin.ACCEPTED] * accepted, *[Origin.CORRECTION] * len(counts))
     num = len(origins)
-    return Rounds([SessionResult("", (0,) * num, origins, (True,) * num, FinishReason.LENGTH, None, stats)])
+    return Sessions([SessionResult("", (0,) * num, origins, (True,) * num, FinishReason.LENGTH, None, stats)])
 
 
 def test_tokens_a_round_leave_out_the_openings_and_count_rounds_without_a_draft() -> None:
     rounds = make_rounds((4, 4), (4, 1), (0, 0))
     assert rounds.tokens_per_round == pytest.approx((5 + 2 + 1) / 3)
     assert rounds.acceptance_rate == pytest.approx(5 / 8)
-    assert rounds.draft_ms_per_token == pytest.approx(0.5)
-    assert rounds.conditional_acceptance(4) == pytest.approx([2 / 3, 1 / 2, 1.0, 1.0])
+    assert rounds.acceptance(4) == pytest.approx([2 / 3, 1 / 2, 1.0, 1.0])
 
 
 def test_a_prediction_charges_a_strategy_for_what_it_drafts() -> None:

@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.controller.plan_check import plan_check
-from benchmarks.controller.plan_check_parts import Checked
+from benchmarks.controller.plan_check import Checked, plan_check
 from outrider.common.errors import UsageError
 from outrider.experiments.links.profile import LinkProfile
 from outrider.experiments.synthetic.pair import SyntheticPair
@@ -41,16 +40,18 @@ def test_every_case_is_run_and_held_against_its_prediction() -> None:
     pair = SyntheticPair((0.8,), draft_token_s=0.001, target_s=0.008)
     lines: list[str] = []
     realisation: Any = Straight()
-    check = plan_check(realisation, pair, rtts_ms=(0.0,), num_repeats=2, num_new=16, say=lines.append)
-    names = [each["case"] for each in check.details["plan"]]
+    measures, details = plan_check(
+        realisation, pair, rtts_ms=(0.0,), num_repeats=2, num_new=16, say=lines.append
+    )
+    names = [each["case"] for each in details["plan"]]
     assert len(lines) == len(names) == 6 and len(set(names)) == 6
-    assert check.details["labels"] == list(pair.labels), "synthetic runs say so"
-    error, model = check.measures
+    assert details["labels"] == list(pair.labels), "synthetic runs say so"
+    error, model = measures
     assert (error.id, model.id) == ("exp.plan_error", "ctl.model") and "synthetic" in error.measure
-    worst = max(abs(each["error"]) for each in check.details["plan"])
+    worst = max(abs(each["error"]) for each in details["plan"])
     assert error.value == pytest.approx(worst, abs=1e-3) and error.met is (error.value <= 0.1)
     # On a busy machine a run is slower than its parts say, never much faster.
-    assert all(-0.5 < each["error"] < 0.3 for each in check.details["plan"]), check.details["plan"]
+    assert all(-0.5 < each["error"] < 0.3 for each in details["plan"]), details["plan"]
     assert model.value < 1.5
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from outrider.common.errors import InvalidFieldError, ModelError
 from outrider.common.sampling.processors import check_sampling_params, choose, is_plain, process_logits
-from outrider.common.sampling.truncation import row_edges, truncate
+from outrider.common.sampling.truncation import row_thresholds, truncate
 from outrider.common.types import SamplingParams
 
 VOCAB = 500
@@ -185,13 +185,13 @@ def test_truncating_rows_equals_sorting_everything(vocab, top_k, top_p, min_p, s
     scores = logits(rows=6, vocab=vocab, scale=scale, seed=vocab)
     scores[3:] = np.round(scores[3:])  # ties
     scores[5, 7:] = -np.inf
-    expected = np.where(scores >= row_edges(np, scores, top_k, top_p, min_p), scores, -np.inf)
+    expected = np.where(scores >= row_thresholds(np, scores, top_k, top_p, min_p), scores, -np.inf)
     got = truncate(np, scores, top_k, top_p, min_p)
     num_ids = np.isfinite(got).sum(axis=1)
     probs = np.exp(scores - scores.max(axis=1, keepdims=True)).astype(np.float64)
     probs /= probs.sum(axis=1, keepdims=True)
     is_at_edge = np.isfinite(got) != np.isfinite(expected)
-    # Equal scores of a tied top-p edge go together; float32 weights may move that edge by 1e-6 of the mass.
+    # Equal scores of a tied top-p threshold go together; float32 weights may move that threshold by 1e-6 of the mass.
     assert not is_at_edge[probs > 1e-3].any() and is_at_edge.sum() <= 6
     assert (num_ids >= 1).all()
     assert np.array_equal(got.max(axis=1), scores.max(axis=1))

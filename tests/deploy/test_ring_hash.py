@@ -19,7 +19,7 @@ from outrider.cloud_verifier.config import ServeConfig
 from outrider.cloud_verifier.server.server import VerifierServer
 from outrider.common.errors import LinkError, LinkFaultError, UsageError
 from outrider.common.types import SamplingParams
-from outrider.edge_client.config.run_config import RunConfig
+from outrider.edge_client.config.run_config import run_config
 from outrider.edge_client.session.session import new_session_id
 from outrider.edge_client.transport.link.grpc_link import GrpcLink
 from outrider.edge_client.transport.link.probe import probe
@@ -146,8 +146,8 @@ def test_addresses_that_cannot_work_are_refused_by_name() -> None:
         with pytest.raises(UsageError, match=r"--verifier .*want HOST:PORT"):
             parse_target(text)
     with pytest.raises(UsageError, match="--tls-server-name"):
-        link_security(RunConfig(tls=True), "a.example:7077,b.example:7077")
-    token = RunConfig(token="outrider_x")
+        link_security(run_config(tls=True).connection, "a.example:7077,b.example:7077")
+    token = run_config(token="outrider_x").connection
     link_security(token, "127.0.0.1:7077,localhost:7078")
     with pytest.raises(UsageError, match="the token would travel unencrypted"):
         link_security(token, "127.0.0.1:7077,b.example:7078")

@@ -142,13 +142,13 @@ class FakeEngine:
 def test_an_engine_that_has_work_and_does_no_step_does_not_get_on() -> None:
     engine = FakeEngine()
     supervision = Supervision(engine, Notifier({}))
-    assert supervision.gets_on() and supervision.gets_on(), "idle"
+    assert supervision.makes_progress() and supervision.makes_progress(), "idle"
     engine.num_jobs = 1
-    assert not supervision.gets_on()
+    assert not supervision.makes_progress()
     engine.num_steps = 1
-    assert supervision.gets_on() and not supervision.gets_on()
+    assert supervision.makes_progress() and not supervision.makes_progress()
     engine.num_jobs, engine.is_running = 0, False
-    assert not supervision.gets_on()
+    assert not supervision.makes_progress()
 
 
 def test_the_watchdog_hears_nothing_of_an_engine_that_hangs(systemd: Systemd) -> None:

@@ -17,9 +17,9 @@ from test_faults import (
 from test_same_text import make_prompt
 
 from outrider.edge_client.controller.depth.registry import DEPTH_POLICIES
-from outrider.edge_client.controller.mode_policy import ModeChoice, Way
+from outrider.edge_client.controller.mode_policy import ModePolicy
 from outrider.edge_client.controller.window import Pipelining, RoundWindow, create_window
-from outrider.edge_client.core.options import Mode, OnTimeout
+from outrider.edge_client.core.options import ExecutionMode, Mode, OnTimeout
 from outrider.edge_client.drafting.base import DraftModel
 from outrider.experiments.shared.processes import VerifierProcess
 
@@ -72,7 +72,7 @@ def test_under_wait_a_killed_and_restarted_verifier_leaves_no_trace(
         draft=own_draft,
         num_new=NUM_NEW,
         depth=2,
-        mode=Mode.AUTO if window.choice is not None else None,
+        mode=Mode.AUTO if window.policy is not None else None,
         window=window,
         on_token=mortal.dies_at(15),
     )
@@ -80,14 +80,14 @@ def test_under_wait_a_killed_and_restarted_verifier_leaves_no_trace(
     assert result.token_ids == expected and result.num_unverified_tokens == 0
 
 
-class StreamFirst(ModeChoice):
+class StreamFirst(ModePolicy):
     """The stream, whatever is measured, until it breaks."""
 
     def __init__(self) -> None:
-        super().__init__((Way.SYNCHRONOUS, Way.CLOUD_ONLY))
-        self.current = Way.CLOUD_ONLY
+        super().__init__((ExecutionMode.SPECULATIVE, ExecutionMode.CLOUD_ONLY))
+        self.current = ExecutionMode.CLOUD_ONLY
 
-    def choose(self, num_remaining: int) -> Way:
+    def choose(self, num_remaining: int) -> ExecutionMode:
         return self.current
 
 
@@ -139,7 +139,7 @@ def test_every_depth_policy_gives_the_same_text_pipelined_and_auto(
         draft=own_draft,
         num_new=200,
         deadline_s=DEADLINE_S,
-        mode=Mode.AUTO if window.choice is not None else None,
+        mode=Mode.AUTO if window.policy is not None else None,
         wrap=lambda link: FaultyLink(link, faults),  # type: ignore[arg-type,return-value]
         window=window,
         policy=create_depth_policy(policy),

@@ -14,10 +14,9 @@ from test_same_text import make_prompt
 from transformers import AutoModelForCausalLM
 
 from outrider.cloud_verifier.backends.loading import load_target
-from outrider.cloud_verifier.config import ServeConfig
-from outrider.cloud_verifier.engine.backlog import QueueLimits
+from outrider.cloud_verifier.config import QueueLimits, ServeConfig
 from outrider.cloud_verifier.engine.engine import Engine
-from outrider.cloud_verifier.engine.work import Job
+from outrider.cloud_verifier.engine.job import Job
 from outrider.cloud_verifier.server.server import make_model_info
 from outrider.common.alignment import TokenChain
 from outrider.common.types import GeneratedTokens, GenerateRequest, Opened, OpenRequest, SamplingParams

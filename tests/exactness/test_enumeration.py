@@ -20,7 +20,7 @@ from support.exact.planted import Mistake, PlantedMethod, RedrawnCoupling
 from support.exact.worlds import KINDS, TOTAL_WEIGHT, VOCAB, make_world
 
 from outrider.cloud_verifier.verification.methods.registry import create_method
-from outrider.cloud_verifier.verification.rows import KeyedCoins
+from outrider.cloud_verifier.verification.rows import KeyedDraws
 from outrider.common.noise.draws import Purpose, uniform
 from outrider.common.sampling.support import sample_support
 from outrider.common.types import Candidate, Method, MethodParams, Support
@@ -213,7 +213,7 @@ def test_coins_reused_every_round_are_detected(show):
         rules = Rules(num_tokens=4, coin_key=lambda start, offset: (Purpose.ACCEPT, math.inf, offset))
         biases = bias(create_method(method), make_world(kind), rules)
         assert biases[0] < TOLERANCE and biases[-1] > LEAST_BIAS
-        show(f"{method}: the same coins in every round", kind, biases)
+        show(f"{method}: the same draws in every round", kind, biases)
 
 
 def by_position_alone(start, offset):
@@ -226,7 +226,7 @@ def test_block_keyed_by_position_alone_is_biased_from_the_second_token_on(show):
         biases = bias(create_method(Method.BLOCK), make_world(kind), rules)
         assert biases[0] < TOLERANCE, "the first token cannot show it"
         assert 0.01 < biases[1] < 0.1
-        show("block: coins keyed by position alone", kind, biases)
+        show("block: draws keyed by position alone", kind, biases)
 
 
 def test_rejection_in_order_would_bear_keys_by_position_alone():
@@ -299,5 +299,5 @@ def test_a_support_is_sampled_by_the_exact_shares_of_all_words():
 def test_the_products_coins_have_the_key_that_is_enumerated():
     for seed, start, offset in itertools.product((1, 2**64 - 1), (2, 9), (0, 1, 7)):
         number = uniform(seed, start, offset, Purpose.ACCEPT)
-        coins = KeyedCoins(seed, start)
-        assert not coins.accepts(number, offset) and coins.accepts(math.nextafter(number, 1), offset)
+        draws = KeyedDraws(seed, start)
+        assert not draws.accepts(number, offset) and draws.accepts(math.nextafter(number, 1), offset)

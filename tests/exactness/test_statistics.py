@@ -195,7 +195,7 @@ def test_a_planted_bias_of_a_hundredth_is_detected(show):
 
 
 class PositionCoins:
-    """`KeyedCoins` but for the key: the position alone."""
+    """`KeyedDraws` but for the key: the position alone."""
 
     def __init__(self, seed, start):
         self._seed, self._start = seed, start
@@ -205,7 +205,7 @@ class PositionCoins:
 
 
 def test_block_keyed_by_position_alone_is_detected_and_not_in_the_first_token(show):
-    tally = sample(Method.BLOCK, make_coins=PositionCoins)
+    tally = sample(Method.BLOCK, make_draws=PositionCoins)
     values = p_values(tally)
     show("block keyed by position alone", tally.num_texts, values)
     assert values[0] > ALPHA > values[2]
@@ -214,7 +214,7 @@ def test_block_keyed_by_position_alone_is_detected_and_not_in_the_first_token(sh
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 def test_block_keyed_by_position_alone_is_detected_in_tokens_3_to_5_of_200_000_texts(show):
-    tally = sample(Method.BLOCK, make_coins=PositionCoins, count=NUM_SLOW_TEXTS)
+    tally = sample(Method.BLOCK, make_draws=PositionCoins, count=NUM_SLOW_TEXTS)
     values = p_values(tally)
     show("block keyed by position alone", tally.num_texts, values)
     assert values[0] > ALPHA > max(values[1:])

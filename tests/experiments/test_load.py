@@ -13,7 +13,6 @@ import pytest
 from support.fakes import FakeBackend
 from support.processes.server import serving
 
-from benchmarks.engine.recorded_drafts import record
 from outrider.cloud_verifier.server.server import VerifierServer
 from outrider.common.errors import LinkError, UsageError
 from outrider.common.sampling.processors import choose, process_logits
@@ -21,6 +20,7 @@ from outrider.common.types import Draft, SamplingParams
 from outrider.experiments.load import command as load
 from outrider.experiments.load.cloud import CloudStream
 from outrider.experiments.load.command import LoadPlan, run_load
+from outrider.experiments.load.record import record
 from outrider.experiments.load.recording import Recording
 from outrider.experiments.load.report import Refusal, RoundSample, Tally
 from outrider.experiments.load.wire import connect
@@ -157,7 +157,7 @@ def test_the_command_prints_its_report_and_fails_on_a_mismatch(
 
 def test_a_recording_of_another_target_is_refused_by_name(server: VerifierServer) -> None:
     other = replace(record_on(server, num_sessions=1), target_fingerprint="abc123")
-    with pytest.raises(UsageError, match=r"abc123.*recorded_drafts"):
+    with pytest.raises(UsageError, match=r"abc123.*load.record"):
         asyncio.run(run_load(address_of(server), other, LoadPlan(1, seconds=0.1)))
 
 

@@ -17,7 +17,7 @@ from outrider.cloud_verifier.verification.rows import HostRows, StepRound
 from outrider.common.errors import ModelError
 from outrider.common.noise.draws import Purpose, gumbel_row
 from outrider.common.sampling.processors import choose, process_logits
-from outrider.common.sampling.truncation import find_edge
+from outrider.common.sampling.truncation import truncation_threshold
 from outrider.common.types import SamplingParams
 from outrider.kernels import host, reference
 
@@ -27,19 +27,19 @@ INF = math.inf
 
 
 def random_case(rng):
-    """(row, temperature, edge, key): any scale, ties, masked entries, edges at a value, seeds to 2^64 - 1."""
+    """(row, temperature, threshold, key): any scale, ties, masked entries, thresholds at a value, seeds to 2^64 - 1."""
     row = (rng.normal(size=rng.choice(VOCAB_SIZES)) * rng.choice([0, 0.1, 1, 3, 10, 50])).astype(np.float32)
     if rng.random() < 0.3:
         row = np.round(row)
     if rng.random() < 0.3:
         row[rng.random(row.size) < rng.choice([0.1, 0.9, 1])] = -INF
-    temperature, edge = float(np.float32(rng.choice([1, 0.8, 0.1, 1e-3, 3, 1000]))), -INF
+    temperature, threshold = float(np.float32(rng.choice([1, 0.8, 0.1, 1e-3, 3, 1000]))), -INF
     if rng.random() < 0.5:
         descending = np.sort(row / np.float32(temperature))[::-1]
-        edge = float(descending[min(row.size - 1, rng.choice([0, 1, 3, 50]))])
+        threshold = float(descending[min(row.size - 1, rng.choice([0, 1, 3, 50]))])
     seed = 2**64 - 1 - int(rng.integers(5)) if rng.random() < 0.2 else int(rng.integers(2**63))
     key = np.array([seed, rng.integers(6), rng.integers(2**40), rng.integers(9)], np.uint64)
-    return row, temperature, edge, key
+    return row, temperature, threshold, key
 
 
 def random_changes(rng, row):
@@ -64,16 +64,18 @@ def test_random_rows_give_the_same_tokens_sums_and_entropy(seed):
     rng = np.random.default_rng(seed)
     for _ in range(1500):
         case = random_case(rng)
-        expected, got = reference.scan(*case), host.scan(*case)
+        expected, got = reference.gumbel_argmax(*case), host.gumbel_argmax(*case)
         assert got[:2] == expected[:2], case
         np.testing.assert_allclose(got[2], expected[2], rtol=2e-6, atol=2e-6)
-        row, temperature, edge, key = case
-        np.testing.assert_allclose(host.survey(row, temperature, edge), got[1:], rtol=1e-12, atol=1e-12)
+        row, temperature, threshold, key = case
+        np.testing.assert_allclose(
+            host.logsumexp(row, temperature, threshold), got[1:], rtol=1e-12, atol=1e-12
+        )
         if math.isfinite(got[1]):
             total = expected[1:]
-            case = (row, temperature, edge, key, *total, *random_changes(rng, row))
+            case = (row, temperature, threshold, key, *total, *random_changes(rng, row))
             assert host.sample(*case) == reference.sample(*case), case
-            entropies = [each.entropy(row, temperature, edge, *total) for each in (host, reference)]
+            entropies = [each.entropy(row, temperature, threshold, *total) for each in (host, reference)]
             np.testing.assert_allclose(*entropies, rtol=2e-6, atol=2e-6)
 
 
@@ -84,8 +86,11 @@ def test_rows_of_real_sizes_give_the_same_tokens(vocab_size):
         row = (rng.normal(size=vocab_size) * 2.5).astype(np.float32)
         row[rng.integers(vocab_size, size=5)] += 15 * (position % 2)
         key = np.array([2**64 - 1, 0, position, 0], np.uint64)
-        for edge in (-INF, 9.0):
-            assert host.scan(row, 0.8, edge, key)[0] == reference.scan(row, 0.8, edge, key)[0]
+        for threshold in (-INF, 9.0):
+            assert (
+                host.gumbel_argmax(row, 0.8, threshold, key)[0]
+                == reference.gumbel_argmax(row, 0.8, threshold, key)[0]
+            )
 
 
 def random_cuts(rng):
@@ -101,10 +106,10 @@ def test_rows_are_cut_where_the_reference_and_the_processors_cut_them(seed):
     for _ in range(600):
         row, temperature, _, _ = random_case(rng)
         temperature, cuts = min(temperature, 3.0), random_cuts(rng)
-        edge = host.find_edge(row, temperature, *cuts)
-        assert edge == reference.find_edge(row, temperature, *cuts)
+        threshold = host.truncation_threshold(row, temperature, *cuts)
+        assert threshold == reference.truncation_threshold(row, temperature, *cuts)
         top_k = cuts[0] if cuts[0] < row.size else 0
-        assert edge == find_edge(row / np.float32(temperature), top_k, *cuts[1:])
+        assert threshold == truncation_threshold(row / np.float32(temperature), top_k, *cuts[1:])
 
 
 @pytest.mark.parametrize("seed", range(2))
@@ -120,13 +125,13 @@ def test_a_drafts_rows_are_scanned_up_to_the_first_that_samples_another_token(se
             for first in range(4):
                 ids = np.array([*drafted, 0, 0, 0][:3], np.int64)
                 args = (rows, num_tokens, first, temperature, *cuts, *seed_and_position, ids)
-                found, expected = kernels.scan_draft(*args), reference.scan_draft(*args)
+                found, expected = kernels.gumbel_argmax_draft(*args), reference.gumbel_argmax_draft(*args)
                 assert found[:, [0, 1, 3]].tolist() == expected[:, [0, 1, 3]].tolist(), args
                 np.testing.assert_allclose(found[:, 2], expected[:, 2], rtol=2e-6, atol=2e-6)
                 ends = (int(t) != d for t, d in zip(found[:, 0], [*ids[first:], -2], strict=False))
                 assert next(i for i, is_end in enumerate(ends, 1) if is_end) == len(found)
             rest = (temperature, *cuts, *seed_and_position, ids)
-            own = [int(reference.scan_draft(rows, num_tokens, i, *rest)[0, 0]) for i in range(3)]
+            own = [int(reference.gumbel_argmax_draft(rows, num_tokens, i, *rest)[0, 0]) for i in range(3)]
             drafted = own[: int(rng.integers(4))]
 
 
@@ -134,11 +139,11 @@ def test_rows_without_a_finite_largest_logit():
     key = np.array([1, 0, 2, 0], np.uint64)
     nan, inf = (np.array([1, 2, each, 3, each, 0], np.float32) for each in (np.nan, np.inf))
     for kernels in (host, reference):
-        token_id, top, _ = kernels.scan(nan, 1.0, -INF, key)
+        token_id, top, _ = kernels.gumbel_argmax(nan, 1.0, -INF, key)
         assert token_id == -1 and math.isnan(top)
-        assert math.isnan(kernels.survey(-nan, 1.0, -INF)[0])  # NaN with a sign too
-        assert kernels.scan(inf, 1.0, -INF, key)[0] == 2
-        assert kernels.scan(np.full(9, -np.inf, np.float32), 1.0, -INF, key) == (0, -INF, -INF)
+        assert math.isnan(kernels.logsumexp(-nan, 1.0, -INF)[0])  # NaN with a sign too
+        assert kernels.gumbel_argmax(inf, 1.0, -INF, key)[0] == 2
+        assert kernels.gumbel_argmax(np.full(9, -np.inf, np.float32), 1.0, -INF, key) == (0, -INF, -INF)
 
 
 def test_the_numbers_that_exp_and_the_search_bound_are_made_of_hold_far_from_the_top():
@@ -147,7 +152,7 @@ def test_the_numbers_that_exp_and_the_search_bound_are_made_of_hold_far_from_the
     for gap in (1, 20, 85, 87, 88, 200, 1e4):  # the top is changed away: what is left lies far below it
         row = np.concatenate([[0], rng.normal(size=3000) - gap]).astype(np.float32)
         changed = np.array([0]), np.array([-INF])
-        total = reference.survey(row, 1.0, -INF)
+        total = reference.logsumexp(row, 1.0, -INF)
         assert host.sample(row, 1.0, -INF, key, *total, *changed) == reference.sample(
             row, 1.0, -INF, key, *total, *changed
         )
@@ -183,7 +188,7 @@ def test_host_rows_choose_and_weigh_as_the_processors_say(changes):
             np, logits, sampling, prompt_ids=(1, 2), output_ids=(3, 3), draft_token_ids=(4, 5),
             eos_token_ids=(0,), num_tokens=290,
         )  # fmt: skip
-        assert [rows.own_sample(i) for i in range(3)] == choose(scores, sampling, (7, 8, 9)).tolist()
+        assert [rows.target_sample(i) for i in range(3)] == choose(scores, sampling, (7, 8, 9)).tolist()
         assert (logits == before).all()
         if sampling.temperature == 0:
             continue
@@ -216,7 +221,7 @@ def test_logits_that_are_nan_are_the_models_error(changes):
     logits[1, 7] = np.nan
     rows = rows_of(logits, SamplingParams(**changes), draft_token_ids=(1,))
     with pytest.raises(ModelError, match="NaN"):
-        rows.own_sample(1)
+        rows.target_sample(1)
     with pytest.raises(ModelError, match="NaN"):
         rows.log_probs(1, (3,))
 
@@ -250,10 +255,10 @@ def test_the_interpreter_is_free_while_a_row_is_computed():
     took_s = []
     for _ in range(5):
         start_s = time.perf_counter()
-        host.scan(row, 1.0, -INF, key)
+        host.gumbel_argmax(row, 1.0, -INF, key)
         took_s.append(time.perf_counter() - start_s)
     alone_s = min(took_s)
-    thread = threading.Thread(target=host.scan, args=(row, 1.0, -INF, key))
+    thread = threading.Thread(target=host.gumbel_argmax, args=(row, 1.0, -INF, key))
     thread.start()
     start_s = time.perf_counter()
     while time.perf_counter() - start_s < alone_s / 4:

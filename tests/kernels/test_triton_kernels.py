@@ -27,7 +27,7 @@ from triton.compiler import ASTSource, compile
 from outrider.kernels import device
 
 kinds = {
-    "*fp32": "logits temperatures edges tops totals weighted_totals",
+    "*fp32": "logits temperatures thresholds tops totals weighted_totals",
     "*fp64": "known_tops known_log_sums changed_weights bests",
     "*i32": "changed_ids best_ids", "*i64": "keys", "i32": "row_stride num_tokens",
 }

@@ -12,9 +12,9 @@ import torch
 from support.fakes import FakeBackend
 
 from outrider.cloud_verifier.engine.engine import Engine
-from outrider.cloud_verifier.engine.work import Job
+from outrider.cloud_verifier.engine.job import Job
 from outrider.cloud_verifier.verification import row_kernels
-from outrider.cloud_verifier.verification.device_rows import scan_step
+from outrider.cloud_verifier.verification.device_rows import make_device_rows
 from outrider.cloud_verifier.verification.methods.base import NoiseKey
 from outrider.cloud_verifier.verification.rows import HostRows, StepRound
 from outrider.common.errors import ModelError
@@ -45,19 +45,19 @@ def short_spans(monkeypatch):
 
 
 def random_rows(rng, num_rows, vocab_size):
-    """(rows, temperatures, edges, keys) as numpy: ties, masked ids, edges at a value, seeds near 2^64."""
+    """(rows, temperatures, thresholds, keys) as numpy: ties, masked ids, thresholds at a value, seeds near 2^64."""
     rows = (rng.normal(size=(num_rows, vocab_size)) * rng.choice([0, 0.1, 1, 3, 10])).astype(np.float32)
     if rng.random() < 0.3:
         rows = np.round(rows)
     if rng.random() < 0.3:
         rows[rng.random(rows.shape) < 0.5] = -INF
     temperatures = rng.choice([1, 0.8, 0.1, 3], size=num_rows).astype(np.float32)
-    edges = np.full(num_rows, -INF, np.float32)
+    thresholds = np.full(num_rows, -INF, np.float32)
     if rng.random() < 0.5:
         descending = np.sort(rows / temperatures[:, None], axis=1)[:, ::-1]
-        edges = descending[:, min(vocab_size - 1, 20)].copy()
+        thresholds = descending[:, min(vocab_size - 1, 20)].copy()
     keys = [(2**64 - 1 - int(rng.integers(9)), rng.integers(6), rng.integers(2**40), 3) for _ in rows]
-    return rows, temperatures, edges, np.array(keys, np.uint64)
+    return rows, temperatures, thresholds, np.array(keys, np.uint64)
 
 
 def as_tensors(*arrays):
@@ -69,11 +69,11 @@ def test_rows_give_the_references_tokens_sums_entropy_and_residuals(vocab_size):
     rng = np.random.default_rng(vocab_size)
     for _ in range(2):
         case = random_rows(rng, 3, vocab_size)
-        got = device.scan(*as_tensors(*case))
+        got = device.gumbel_argmax(*as_tensors(*case))
         totals, ids, weights = np.zeros((3, 2)), *_no_changes(3)
         expected_picks = []
         for row, one in enumerate(zip(*case, strict=True)):
-            token_id, top, log_sum = reference.scan(*one)
+            token_id, top, log_sum = reference.gumbel_argmax(*one)
             assert (int(got.token_ids[row]), float(got.tops[row])) == (token_id, top)
             np.testing.assert_allclose(float(got.log_sums[row]), log_sum, rtol=1e-5, atol=1e-5)
             if not math.isfinite(top):
@@ -101,9 +101,9 @@ def test_greedy_rows_nan_rows_and_rows_of_nothing():
     rows = np.array([[1, 3, 2, 3], [1, np.nan, 2, 3], [-INF] * 4], np.float32)
     keys = np.zeros((3, 4), np.uint64)
     case = as_tensors(rows, np.zeros(3, np.float32), np.full(3, -INF, np.float32), keys)
-    assert device.scan(*case).token_ids.tolist() == [1, -1, 0]
+    assert device.gumbel_argmax(*case).token_ids.tolist() == [1, -1, 0]
     case[1] = torch.ones(3)
-    assert device.scan(*case).token_ids.tolist()[1:] == [-1, 0]
+    assert device.gumbel_argmax(*case).token_ids.tolist()[1:] == [-1, 0]
 
 
 def test_signals_are_the_references():
@@ -130,18 +130,18 @@ ROUNDS = (
 def test_device_rows_answer_as_host_rows_do():
     logits = (np.random.default_rng(0).normal(size=(10, 1100)) * 3).astype(np.float32)
     logits[1, 17] = logits[1].max()  # a tie
-    found = scan_step(torch.from_numpy(logits), ROUNDS, (0,), 1090)
+    found = make_device_rows(torch.from_numpy(logits), ROUNDS, (0,), 1090)
     first = 0
     for step_round, rows in zip(ROUNDS, found, strict=True):
         mine = logits[first : first + step_round.num_rows]
         host = HostRows(mine, step_round, (0,), 1090)
         assert (rows.raw_logits() == mine[:, :1090]).all()
         for row in range(step_round.num_rows):
-            assert rows.own_sample(row) == host.own_sample(row)
+            assert rows.target_sample(row) == host.target_sample(row)
             for ids in (step_round.draft_token_ids[row : row + 1], (1, 500, 1089)):
                 np.testing.assert_allclose(rows.log_probs(row, ids), host.log_probs(row, ids), atol=2e-5)
             assert rows.entropy(row) == pytest.approx(host.entropy(row), abs=1e-4)
-            key, changed = NoiseKey(Purpose.RESIDUAL, 15, row), {host.own_sample(row): -INF, 9: -0.3}
+            key, changed = NoiseKey(Purpose.RESIDUAL, 15, row), {host.target_sample(row): -INF, 9: -0.3}
             assert rows.sample(row, key) == host.sample(row, key)
             assert rows.sample(row, key, changed) == host.sample(row, key, changed)
         first += step_round.num_rows
@@ -150,10 +150,10 @@ def test_device_rows_answer_as_host_rows_do():
 def test_a_row_of_nan_is_the_models_error_and_no_other_rows():
     logits = torch.zeros((2, 12))
     logits[1, 7] = torch.nan
-    good, bad = scan_step(logits, (replace(ROUNDS[2], prompt_ids=()),) * 2, (), 12)
-    assert 0 <= good.own_sample(0) < 12
+    good, bad = make_device_rows(logits, (replace(ROUNDS[2], prompt_ids=()),) * 2, (), 12)
+    assert 0 <= good.target_sample(0) < 12
     with pytest.raises(ModelError, match="NaN"):
-        bad.own_sample(0)
+        bad.target_sample(0)
 
 
 class FakeGpu(FakeBackend):
@@ -238,7 +238,9 @@ def test_an_engine_whose_logits_are_on_a_device_gives_the_same_answers():
 
 def test_the_check_at_load_passes_right_kernels_and_tells_of_wrong_ones(monkeypatch, caplog):
     assert row_kernels.has_device_kernels("cpu", 400, 390)
-    right = device.scan
-    monkeypatch.setattr(device, "scan", lambda *case: replace(right(*case), token_ids=torch.tensor([1, 1])))
+    right = device.gumbel_argmax
+    monkeypatch.setattr(
+        device, "gumbel_argmax", lambda *case: replace(right(*case), token_ids=torch.tensor([1, 1]))
+    )
     assert not row_kernels.has_device_kernels("cpu", 400, 390)
     assert "verified on the CPU" in caplog.text

@@ -6,9 +6,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from outrider.experiments.shared.prompts import load_prompts
 from outrider.training.data.corpus import Corpus, CorpusConfig, _definitions, _repeated
 from outrider.training.data.functions import documented_functions
-from outrider.training.data.prompts import load_prompts, make_prompts, save_prompts
+from outrider.training.data.prompts import make_prompts, save_prompts
 from outrider.training.data.source_filter import normalise, shingles, why_dropped
 from outrider.training.data.streams import Batches, encode_corpus, load_functions, windows
 from outrider.training.data.tokenizer import train_tokenizer
@@ -97,7 +98,7 @@ def test_prompts_end_after_the_docstring_and_survive_the_file(tmp_path: Path) ->
         "module.function_sum",
         "module.function_max",
     ]
-    assert prompts[0].prompt == 'def function_abs(value):\n    """Say abs."""\n'
+    assert prompts[0].text == 'def function_abs(value):\n    """Say abs."""\n'
     save_prompts(prompts, tmp_path / "prompts.jsonl")
     assert load_prompts(tmp_path / "prompts.jsonl") == prompts
 
@@ -113,9 +114,3 @@ def test_functions_with_a_docstring_are_whole_and_begin_with_their_heads(tmp_pat
     stream = load_functions(tmp_path)
     assert stream[0] == 0 and (stream == 0).sum() == 3
     assert tokenizer.decode(stream[1:].tolist()).startswith(functions[0].head)
-
-
-def test_a_bad_line_of_prompts_is_named(tmp_path: Path) -> None:
-    (tmp_path / "prompts.jsonl").write_text('{"id": "a", "prompt": "b"}\n{"id": "c"}\n')
-    with pytest.raises(ValueError, match=r"prompts\.jsonl:2"):
-        load_prompts(tmp_path / "prompts.jsonl")

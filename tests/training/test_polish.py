@@ -1,6 +1,5 @@
 """Functions of the target's own: which are kept, and that a target trained on them writes more such."""
 
-import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,8 +10,6 @@ import torch
 from outrider.training.common.model import create_model, save_model
 from outrider.training.common.schedule import Phase
 from outrider.training.common.workers import SOLO
-from outrider.training.data.prompts import Prompt, save_prompts
-from outrider.training.judge.judge_target import judge_target
 from outrider.training.target.polish import PolishConfig, Writer, heads_by_length, keep, polish
 from outrider.training.target.unlikelihood import UnlikelihoodConfig
 from tests.training.test_target import CONFIG, TOY, toy_stream
@@ -76,17 +73,3 @@ def test_a_polished_target_writes_more_functions_that_parse(tmp_path: Path) -> N
     assert figures is not None and figures["own_functions"]["written"] == 400
     assert 0 < figures["own_functions"]["kept"] < 400
     assert _parsing_share(tmp_path / "out") > before + 0.2
-
-
-def test_a_target_is_judged_by_itself(tmp_path: Path) -> None:
-    model = create_model(TOY)
-    torch.nn.init.zeros_(model.lm_head.weight)  # every token is as likely as every other; the first is greedy
-    save_model(model, tmp_path)
-    toy_tokenizer().save(str(tmp_path / "tokenizer.json"))
-    ids = np.asarray([0, 17, 18, 19, 20], np.uint16)
-    np.savez(tmp_path / "heldout.npz", module=ids)
-    head = Prompt("one", "".join(LINES[index] for index in HEAD))
-    save_prompts([head, head], tmp_path / "prompts.jsonl")
-    figures = judge_target(tmp_path, tmp_path, tmp_path / "prompts.jsonl")
-    assert figures.bits_per_byte == pytest.approx(math.log2(64) / len(LINES[20]))
-    assert (figures.parse, figures.ended, figures.tokens) == (0.0, 1.0, 1.0)

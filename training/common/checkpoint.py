@@ -24,11 +24,6 @@ def load_checkpoint(path: Path) -> dict[str, Any] | None:
     return state
 
 
-def variant_directory(out: Path, name: str) -> Path:
-    """Where a comparison keeps the variant of that name."""
-    return out / name.replace(" ", "-").replace("%", "percent")
-
-
 def write_json(path: Path, value: object) -> None:
     """Write indented JSON, whole or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True)

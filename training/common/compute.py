@@ -12,7 +12,7 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Compute:
-    """A device and how models run on it. Weights and optimiser states are float32 on both."""
+    """Describes a device and how models run on it. Weights and optimiser states are float32 on both."""
 
     device: str = "cpu"
     is_compiled: bool = False
@@ -23,7 +23,7 @@ class Compute:
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of the matrix products and the residual stream."""
+        """Returns the dtype of the matrix products and the residual stream."""
         return torch.bfloat16 if self.device.startswith("cuda") else torch.float32
 
     def place(self, model: Any) -> Any:
@@ -38,17 +38,18 @@ class Compute:
         return model
 
     def autocast(self) -> AbstractContextManager[Any]:
-        """Matrix products in `dtype`."""
+        """Runs matrix products in `dtype`."""
         kind = self.device.split(":")[0]
         return torch.autocast(kind, dtype=torch.bfloat16, enabled=self.dtype != torch.float32)
 
     def ids(self, batch: npt.NDArray[np.int64]) -> Tensor:
-        """Token ids on the device, int64."""
+        """Returns token ids on the device, int64."""
         ids = torch.from_numpy(batch)
         return ids if self.device == "cpu" else ids.pin_memory().to(self.device, non_blocking=True)
 
     def last_hidden(self, model: Any, ids: Tensor, weights: dict[str, Tensor] | None = None) -> Tensor:
-        """[rows, length] ids → [rows * length, hidden_size] in `dtype`, before the output embedding.
+        """Runs [rows, length] ids → [rows * length, hidden_size] in `dtype`, before the output embedding.
+        `weights` (names below `model.model`) stand in for the model's own.
 
         `weights` (names below `model.model`) stand in for the model's own.
         """
@@ -60,5 +61,4 @@ class Compute:
 
 
 def _to_bfloat16(_module: Any, _inputs: Any, embedded: Tensor) -> Tensor:
-    """The residual stream takes its dtype from the embedding: half the memory traffic of float32."""
     return embedded.to(torch.bfloat16)

@@ -9,7 +9,6 @@ from torch import Tensor
 
 
 def _chunks(hidden: Tensor, vocab_size: int) -> Iterator[slice]:
-    """Rows to take at a time: few on a CPU, so that the logits stay in the cache; many on a GPU."""
     num_logits = 2**26 if hidden.is_cuda else 2**21
     size = max(16, num_logits // vocab_size)
     for start in range(0, hidden.size(0), size):
@@ -17,7 +16,6 @@ def _chunks(hidden: Tensor, vocab_size: int) -> Iterator[slice]:
 
 
 def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
-    """total += left @ right; the total may be of a wider dtype than the product."""
     if total.dtype == left.dtype:
         total.addmm_(left, right)
     else:
@@ -25,7 +23,8 @@ def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
 
 
 class _LinearCrossEntropy(torch.autograd.Function):
-    """Cross-entropy of `hidden @ weight.T` whose gradients are made in the forward pass, chunk by chunk."""
+    """Computes the cross-entropy of `hidden @ weight.T`, its gradients in the forward pass, chunk by
+    chunk."""
 
     @staticmethod
     def forward(
@@ -62,7 +61,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
 def linear_cross_entropy(
     hidden: Tensor, weight: Tensor, targets: Tensor, z_weight: float = 1e-4
 ) -> tuple[Tensor, Tensor]:
-    """Mean cross-entropy in nats, with the z-loss (PaLM, section 5) and without it.
+    """Returns the mean cross-entropy in nats, with the z-loss (PaLM, section 5) and without it.
 
     Args:
         hidden: [num_rows, hidden_size] float32 or bfloat16 (the products' dtype), the last hidden states.
@@ -105,7 +104,7 @@ def _total_variation(target_log: Tensor, draft_log: Tensor) -> Rows:
 
 
 def _through_softmax(probs: Tensor, slope: Tensor) -> Tensor:
-    """From the derivative by each probability to the derivative by each logit."""
+    """Turns the derivative by each probability into the derivative by each logit."""
     return slope.sub_((probs * slope).sum(-1, keepdim=True)).mul_(probs)
 
 
@@ -121,7 +120,8 @@ that rejection sampling accepts (DistillSpec, Zhou et al. 2024, section 3 and ap
 
 
 class _LinearDivergence(torch.autograd.Function):
-    """Mean divergence between two linear heads whose gradient is made in the forward pass, chunk by chunk."""
+    """Computes the mean divergence between two linear heads, its gradient in the forward pass, chunk by
+    chunk."""
 
     @staticmethod
     def forward(
@@ -151,7 +151,8 @@ class _LinearDivergence(torch.autograd.Function):
 def linear_divergence(
     kind: str, hidden: Tensor, weight: Tensor, target_hidden: Tensor, target_weight: Tensor
 ) -> Tensor:
-    """Mean divergence in nats per row (total variation: a share) between a draft's and a target's next token.
+    """Returns the mean divergence in nats per row (total variation: a share) between a draft's and a target's
+    next token.
 
     Args:
         kind: one of `DIVERGENCES`.
@@ -171,7 +172,7 @@ def linear_divergence(
 def row_divergence(
     kind: str, hidden: Tensor, weight: Tensor, target_hidden: Tensor, target_weight: Tensor
 ) -> Tensor:
-    """The divergence of each row, [num_rows] float32, without a gradient."""
+    """Returns the divergence of each row, [num_rows] float32, without a gradient."""
     head, target_head = weight.to(hidden.dtype), target_weight.to(target_hidden.dtype)
     values = [
         DIVERGENCES[kind](_log_probs(target_hidden[rows], target_head), _log_probs(hidden[rows], head))[0]

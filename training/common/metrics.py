@@ -6,10 +6,12 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from outrider.edge_client.planning.samples import replay_rounds
+
 
 @dataclass(frozen=True)
 class Acceptance:
-    """Rounds of one draft length over many texts."""
+    """Holds the figures of rounds of one draft length over many texts."""
 
     num_speculative_tokens: int
     acceptance_rate: float
@@ -29,31 +31,21 @@ def acceptance(matches: Sequence[npt.NDArray[np.bool_]], num_speculative_tokens:
     judged when all before it matched, so the matches alone decide every round. A round at the end of a text
     counts the positions that are left.
     """
-    reached = np.zeros(num_speculative_tokens, dtype=np.int64)
-    drafted = rounds = committed = 0
-    for match in matches:
-        start = 0
-        while start < len(match):
-            window = match[start : start + num_speculative_tokens]
-            accepted = int(np.argmin(window)) if not window.all() else len(window)
-            reached[:accepted] += 1
-            drafted += len(window)
-            rounds += 1
-            advance = min(accepted + 1, len(match) - start)
-            committed += advance
-            start += advance
+    rounds = list(replay_rounds([tuple(match.tolist()) for match in matches], num_speculative_tokens))
     if not rounds:
         raise ValueError("no text to replay")
+    num_accepted = [accepted for accepted, _ in rounds]
     return Acceptance(
         num_speculative_tokens,
-        acceptance_rate=int(reached.sum()) / drafted,
-        tokens_per_round=committed / rounds,
-        per_position=[int(count) / rounds for count in reached],
+        acceptance_rate=sum(num_accepted) / sum(num_drafted for _, num_drafted in rounds),
+        tokens_per_round=sum(map(len, matches)) / len(rounds),
+        per_position=[sum(n > i for n in num_accepted) / len(rounds) for i in range(num_speculative_tokens)],
     )
 
 
 def repeated_runs(token_ids: Sequence[int], size: int = 12) -> list[bool]:
-    """For each run of `size` tokens, in order: whether it already occurred earlier in the same text."""
+    """Returns for each run of `size` tokens, in order, whether it already occurred earlier in the same
+    text."""
     seen: set[tuple[int, ...]] = set()
     marks = []
     for start in range(len(token_ids) - size + 1):
@@ -64,7 +56,7 @@ def repeated_runs(token_ids: Sequence[int], size: int = 12) -> list[bool]:
 
 
 def repeated_share(texts: Sequence[Sequence[int]]) -> float:
-    """Share of the runs of 12 tokens of all texts that are repeats; 0 where all are shorter."""
+    """Returns the share of the runs of 12 tokens of all texts that are repeats; 0 where all are shorter."""
     marks = [mark for token_ids in texts for mark in repeated_runs(token_ids)]
     return sum(marks) / len(marks) if marks else 0.0
 
@@ -72,15 +64,14 @@ def repeated_share(texts: Sequence[Sequence[int]]) -> float:
 def overlap(
     target_logits: npt.NDArray[np.float32], draft_logits: npt.NDArray[np.float32], temperature: float
 ) -> float:
-    """Mean Σ min(target, draft) over rows of [num_rows, vocab] logits: the chance that rejection sampling
-    accepts.
-    """
+    """Returns the mean Σ min(target, draft) over rows of [num_rows, vocab] logits: the chance that
+    rejection sampling accepts."""
     return float(
         np.minimum(softmax(target_logits / temperature), softmax(draft_logits / temperature)).sum(-1).mean()
     )
 
 
 def softmax(logits: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
-    """Row-wise, [num_rows, vocab]."""
+    """Returns the row-wise softmax, [num_rows, vocab]."""
     powers = np.exp(logits - logits.max(-1, keepdims=True))
     return np.asarray(powers / powers.sum(-1, keepdims=True), dtype=np.float32)

@@ -10,7 +10,7 @@ import torch
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """A Llama-style decoder with grouped-query attention."""
+    """Describes a Llama-style decoder with grouped-query attention."""
 
     hidden_size: int
     num_layers: int
@@ -40,7 +40,8 @@ DRAFT = ModelConfig(192, num_layers=2, num_heads=6, num_kv_heads=2, head_dim=32,
 
 
 def create_model(config: ModelConfig, num_layers: int | None = None) -> Any:
-    """A `LlamaForCausalLM` in float32; the projections that write to the residual stream start at zero."""
+    """Creates a `LlamaForCausalLM` in float32; the projections that write to the residual stream start at
+    zero."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
     model = LlamaForCausalLM(
@@ -100,7 +101,7 @@ def grow(model: Any, num_layers: int) -> Any:
 
 
 def num_params(model: Any) -> int:
-    """Parameters, a tied embedding counted once."""
+    """Returns the number of parameters, a tied embedding counted once."""
     return sum(param.numel() for param in model.parameters())
 
 

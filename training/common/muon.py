@@ -24,7 +24,8 @@ POLAR_EXPRESS = (
 
 
 def orthogonalise(matrix: Tensor) -> Tensor:
-    """Nearest semi-orthogonal matrix, roughly: the singular values of the result lie about 1.
+    """Returns the nearest semi-orthogonal matrix, roughly: the singular values of the result are about 1.
+    [..., rows, cols] in the dtype of the arithmetic.
 
     [..., rows, cols] in the dtype of the arithmetic.
     """
@@ -38,8 +39,8 @@ def orthogonalise(matrix: Tensor) -> Tensor:
 
 
 class Muon(torch.optim.Optimizer):
-    """Momentum, orthogonalised (Jordan et al. 2024, https://kellerjordan.github.io/posts/muon/). Matrices
-    only.
+    """Moves along the momentum, orthogonalised (Jordan et al. 2024,
+    https://kellerjordan.github.io/posts/muon/). Takes matrices only.
 
     With several workers each orthogonalises its share of the matrices; gradients must be the same on all.
     """
@@ -59,7 +60,7 @@ class Muon(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> None:  # type: ignore[override]
-        """One update of every parameter that has a gradient."""
+        """Updates every parameter that has a gradient."""
         assert closure is None, "Muon takes no closure"
         for options in self.param_groups:
             params = [param for param in options["params"] if param.grad is not None]
@@ -79,7 +80,7 @@ class Muon(torch.optim.Optimizer):
         return param.grad.lerp(buffer, momentum)
 
     def _updates(self, directions: list[Tensor]) -> list[Tensor]:
-        """Orthogonalise, one stack a shape; a worker makes every size-th matrix and learns the others."""
+        """Orthogonalises, one stack a shape; a worker makes every size-th matrix and receives the others."""
         updates = [torch.zeros_like(direction) for direction in directions]
         by_shape: dict[torch.Size, list[int]] = {}
         for index, direction in enumerate(directions):

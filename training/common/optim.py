@@ -1,5 +1,4 @@
-"""The optimisers of a training run: Muon for the matrices inside the layers, AdamW for everything else (or,
-for comparison, for all)."""
+"""The optimisers of a training run: Muon for the matrices inside the layers, AdamW for everything else."""
 
 from dataclasses import dataclass, replace
 from typing import Any
@@ -12,24 +11,22 @@ from outrider.training.common.workers import SOLO, Group
 
 @dataclass(frozen=True)
 class Rates:
-    """Peak learning rates by kind of parameter."""
+    """Holds peak learning rates by kind of parameter."""
 
     muon: float = 0.03
     embed: float = 0.006
     head: float = 0.002
     norm: float = 0.003
     weight_decay: float = 0.01
-    adamw: float | None = None
-    """Where given, the matrices inside the layers have AdamW at this rate, and not Muon."""
 
     def times(self, factor: float) -> "Rates":
-        """All learning rates scaled: below 1 to train on from weights that are not new."""
+        """Returns all learning rates scaled: below 1 to train on from weights that are not new."""
         rates = {name: getattr(self, name) * factor for name in ("muon", "embed", "head", "norm")}
-        return replace(self, **rates, adamw=self.adamw and self.adamw * factor)
+        return replace(self, **rates)
 
 
 def make_optimizers(model: Any, rates: Rates, group: Group = SOLO) -> list[torch.optim.Optimizer]:
-    """[Muon, AdamW] for a Llama-style `ForCausalLM`, or [AdamW]; `scale_rates` moves their rates."""
+    """Returns [Muon, AdamW] for a Llama-style `ForCausalLM`; `scale_rates` moves their rates."""
     matrices: list[torch.Tensor] = []
     norms: list[torch.Tensor] = []
     for param in model.model.layers.parameters():
@@ -41,12 +38,10 @@ def make_optimizers(model: Any, rates: Rates, group: Group = SOLO) -> list[torch
     ]
     if not model.config.tie_word_embeddings:
         groups.append({"params": [model.lm_head.weight], "lr": rates.head})
-    optimizers: list[torch.optim.Optimizer] = []
-    if rates.adamw is None:
-        optimizers.append(Muon(matrices, lr=rates.muon, weight_decay=rates.weight_decay, group=group))
-    else:
-        groups.append({"params": matrices, "lr": rates.adamw, "weight_decay": rates.weight_decay})
-    optimizers.append(torch.optim.AdamW(groups, betas=(0.9, 0.95), eps=1e-10, weight_decay=0.0, fused=True))
+    optimizers = [
+        Muon(matrices, lr=rates.muon, weight_decay=rates.weight_decay, group=group),
+        torch.optim.AdamW(groups, betas=(0.9, 0.95), eps=1e-10, weight_decay=0.0, fused=True),
+    ]
     for optimizer in optimizers:
         for options in optimizer.param_groups:
             options["base_lr"] = options["lr"]

@@ -7,7 +7,7 @@ from outrider.training.common.compute import Compute
 
 
 def add_run_options(parser: argparse.ArgumentParser) -> None:
-    """Budget, slices, workers and device."""
+    """Adds the flags of budget, slices, workers and device."""
     parser.add_argument("--minutes", type=float, help="budget of training time")
     parser.add_argument("--tokens", type=float, help="budget of tokens seen (1e9), in place of --minutes")
     parser.add_argument(
@@ -23,7 +23,8 @@ def add_run_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run_options(args: argparse.Namespace) -> dict[str, Any]:
-    """The fields of `RunConfig` that were given. Raises SystemExit naming an option that cannot be."""
+    """Returns the fields of `RunConfig` that were given. Raises SystemExit naming an option that cannot
+    be."""
     for name in ("minutes", "tokens", "slice_minutes", "workers", "threads", "micro_tokens"):
         value = getattr(args, name)
         if value is not None and value <= 0:

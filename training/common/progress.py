@@ -12,7 +12,7 @@ _PLAIN_INTERVAL_S = 30.0
 
 
 class Progress:
-    """Share of the budget done, with the loss, the speed and the time left. A context manager."""
+    """Shows the share of the budget done, with the loss, the speed and the time left. A context manager."""
 
     def __init__(self, name: str, done: float = 0.0, is_shown: bool = True) -> None:
         self._name, self._done, self._first = name, done, done
@@ -38,7 +38,6 @@ class Progress:
             print(f"{self._name}: {done:.1%}, {text}", file=sys.stderr, flush=True)
 
     def _left(self, done: float) -> str:
-        """At the pace of this process, from when it first got on."""
         gained = done - self._first
         if gained <= 0:
             self._started_at = time.monotonic()  # sampling before the first step is not of the budget

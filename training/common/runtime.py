@@ -2,9 +2,9 @@
 
 import ctypes
 import os
-import platform
 import sys
-from pathlib import Path
+
+from outrider.experiments.sweep.machine import cpu_model
 
 _M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_MAX, _M_ARENA_MAX = -1, -2, -4, -8  # malloc.h
 
@@ -28,15 +28,9 @@ def keep_freed_memory() -> bool:
 
 
 def describe_machine(device: str = "cpu") -> str:
-    """What a run ran on, in words, for reports: the GPU, or the processor and its number of cores."""
+    """Returns what a run ran on, in words, for reports: the GPU, or the processor and its number of cores."""
     if device.startswith("cuda"):
         import torch
 
         return torch.cuda.get_device_name(device)
-    cpuinfo = Path("/proc/cpuinfo")
-    names = [
-        line.split(":", 1)[1].strip()
-        for line in (cpuinfo.read_text().splitlines() if cpuinfo.is_file() else [])
-        if line.startswith("model name")
-    ]
-    return f"{os.cpu_count()} cores, {(names or [platform.processor() or platform.machine()])[0]}"
+    return f"{os.cpu_count()} cores, {cpu_model()}"

@@ -5,10 +5,9 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Phase:
-    """From `start` (share of the budget) on: batches of `rows` windows of `length` tokens, `num_layers`
-    deep (0: as deep as the model is). `functions` is the share of the batches that are whole functions with
-    docstrings in place of the corpus, where a training has such.
-    """
+    """Describes a phase from `start` (share of the budget) on: batches of `rows` windows of `length`
+    tokens, `num_layers` deep (0: as deep as the model is). `functions` is the share of the batches that
+    are whole functions with docstrings in place of the corpus, where a training has such."""
 
     start: float
     length: int
@@ -19,16 +18,15 @@ class Phase:
 
 @dataclass(frozen=True)
 class Schedule:
-    """Warm-up, a plateau, then a linear decay to `final` that ends with the budget (Hu et al. 2024, section
-    4).
-    """
+    """Warms up, stays on a plateau, then decays linearly to `final` at the end of the budget (Hu et al.
+    2024, section 4)."""
 
     warmup: float = 0.02
     decay_start: float = 0.6
     final: float = 0.02
 
     def scale(self, done: float) -> float:
-        """Learning-rate factor after the share `done` (0 to 1) of the budget."""
+        """Returns the learning-rate factor after the share `done` (0 to 1) of the budget."""
         if done < self.warmup:
             return max(0.05, done / self.warmup)
         if done < self.decay_start:
@@ -38,5 +36,5 @@ class Schedule:
 
 
 def phase_at(phases: tuple[Phase, ...], done: float) -> Phase:
-    """The last phase that has begun."""
+    """Returns the last phase that has begun."""
     return [phase for phase in phases if phase.start <= done or phase is phases[0]][-1]

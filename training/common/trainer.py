@@ -33,7 +33,7 @@ from outrider.training.common.workers import SOLO, Group
 
 @dataclass(frozen=True)
 class RunConfig:
-    """What decides a run beside the model and the data."""
+    """Holds what decides a run beside the model and the data."""
 
     phases: tuple[Phase, ...]
     minutes: float = 60.0
@@ -54,7 +54,7 @@ class RunConfig:
 
 @dataclass
 class RunState:
-    """Position in the run; with the weights and the optimisers it is the checkpoint."""
+    """Holds the position in the run; with the weights and the optimisers it is the checkpoint."""
 
     elapsed_s: float = 0.0
     step: int = 0
@@ -62,9 +62,8 @@ class RunState:
 
 
 class StepClock:
-    """Time that counts. A step that took far longer than those before it was suspended from outside, and
-    counts as four median steps.
-    """
+    """Counts time. A step that took far longer than those before it was suspended from outside, and counts
+    as four median steps."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -72,7 +71,7 @@ class StepClock:
         self._recent: deque[float] = deque(maxlen=31)
 
     def lap_s(self, is_step: bool = True) -> float:
-        """Seconds to count since the last lap."""
+        """Returns the seconds to count since the last lap."""
         now_s = self._clock()
         lap_s, self._last_s = now_s - self._last_s, now_s
         if not is_step:
@@ -105,30 +104,32 @@ class Trainer(ABC):
 
     @abstractmethod
     def _batch(self, phase: Phase) -> npt.NDArray[np.int64]:
-        """The next batch of all workers: [rows, length + 1] ids."""
+        """Returns the next batch of all workers: [rows, length + 1] ids."""
 
     def _draw(self) -> float:
-        """A number from 0 to 1 for the step: the same on every worker, and in a run that was resumed."""
+        """Returns a number from 0 to 1 for the step: the same on every worker, and in a run that was
+        resumed."""
         return float(np.random.default_rng([self.config.seed, self.state.step]).random())
 
     @abstractmethod
     def _loss(self, ids: Tensor, done: float) -> tuple[Tensor, Tensor]:
-        """Of [rows, length + 1] ids: the mean loss to differentiate, and the figure to print."""
+        """Returns of [rows, length + 1] ids the mean loss to differentiate, and the figure to print."""
 
     @abstractmethod
     def _finish(self) -> dict[str, Any]:
-        """Save the weights to be used, and return the figures that are this training's own."""
+        """Saves the weights to be used, and returns the figures that are this training's own."""
 
     @abstractmethod
     def _extra_state(self) -> dict[str, Any]:
-        """What a subclass adds to the checkpoint."""
+        """Returns what a subclass adds to the checkpoint."""
 
     @abstractmethod
     def _take_extra_state(self, saved: dict[str, Any]) -> None:
-        """Restore it."""
+        """Restores it."""
 
     def _prepare(self) -> int:
-        """Do a piece of what must be done before the next step, and return its tokens; 0: there is none."""
+        """Does a piece of what must be done before the next step, and returns its tokens; 0: there is
+        none."""
         return 0
 
     def train(self) -> dict[str, Any] | None:
@@ -164,7 +165,7 @@ class Trainer(ABC):
 
     @property
     def done(self) -> float:
-        """Share of the budget that is spent."""
+        """Returns the share of the budget that is spent."""
         if self.config.tokens is not None:
             return self.state.tokens / self.config.tokens
         return self.state.elapsed_s / (self.config.minutes * 60)
@@ -195,7 +196,6 @@ class Trainer(ABC):
         self.optimizers = make_optimizers(self.model, self.config.rates, self.group)
 
     def _step(self, done: float) -> tuple[int, float]:
-        """One optimiser step: tokens seen, and the figure before it."""
         config, phase = self.config, phase_at(self.config.phases, done)
         scale_rates(self.optimizers, config.schedule.scale(done))
         batch = self._batch(phase)

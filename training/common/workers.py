@@ -30,14 +30,15 @@ _PATIENCE = timedelta(days=1)
 
 @dataclass(frozen=True)
 class Group:
-    """This process's place among the workers; the methods are collective, and do nothing for one worker."""
+    """Is this process's place among the workers; the methods are collective, and do nothing for one
+    worker."""
 
     rank: int = 0
     size: int = 1
 
     @property
     def is_first(self) -> bool:
-        """Whether this worker keeps the clock, prints and saves."""
+        """Returns whether this worker keeps the clock, prints and saves."""
         return self.rank == 0
 
     def average(self, tensors: Sequence[Tensor]) -> None:
@@ -49,7 +50,7 @@ class Group:
         self._reduce(tensors, 1)
 
     def follow(self, values: Sequence[float]) -> list[float]:
-        """The first worker's values, on every worker."""
+        """Returns the first worker's values, on every worker."""
         if self.size == 1:
             return list(values)
         message = torch.tensor(values, dtype=torch.float64)
@@ -57,7 +58,8 @@ class Group:
         return [float(value) for value in message]
 
     def gather(self, tensor: Tensor) -> Tensor:
-        """Rows of all workers, in order of rank: [rows, ...] each, of one shape → [size * rows, ...]."""
+        """Returns the rows of all workers, in order of rank: [rows, ...] each, of one shape → [size *
+        rows, ...]."""
         if self.size == 1:
             return tensor
         parts = [torch.empty_like(tensor) for _ in range(self.size)]
@@ -65,7 +67,7 @@ class Group:
         return torch.cat(parts)
 
     def own(self, num_rows: int) -> slice:
-        """This worker's rows of a batch. Raises ValueError where they cannot be shared out evenly."""
+        """Returns this worker's rows of a batch. Raises ValueError where they cannot be shared out evenly."""
         if num_rows % self.size:
             raise ValueError(f"--workers {self.size} does not divide a batch of {num_rows} rows")
         share = num_rows // self.size
@@ -117,7 +119,7 @@ def run_workers(num_workers: int, task: Callable[[Group], T]) -> T:
 
 
 def _wait_for(process: BaseProcess, ready: Connection) -> None:
-    """Until the worker runs: one that cannot would be waited for at the first meeting, patiently."""
+    """Waits until the worker runs: one that cannot would be waited for at the first meeting, patiently."""
     if process.sentinel in multiprocessing.connection.wait([process.sentinel, ready]):
         process.join()
         raise RuntimeError(
@@ -141,8 +143,6 @@ def _run_other(group: Group, store: Path, task: Callable[[Group], object], is_re
 
 
 class _Joined:
-    """Membership of the process group, over loopback."""
-
     def __init__(self, group: Group, store: Path) -> None:
         self._group, self._store = group, store
 

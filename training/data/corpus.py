@@ -31,7 +31,7 @@ _PACKAGE_SKIP = frozenset(
 
 @dataclass(frozen=True)
 class CorpusConfig:
-    """What goes in. `packages` maps a directory below site-packages to the most bytes taken from it."""
+    """Says what goes in. `packages` maps a directory below site-packages to the most bytes taken from it."""
 
     max_stdlib_bytes: int = 12_000_000
     packages: dict[str, int] = field(
@@ -104,7 +104,7 @@ follow one rule of what is dropped, and hold out the same modules.
 
 @dataclass(frozen=True)
 class Corpus:
-    """Documents (each one string), and a manifest of where they come from."""
+    """Holds documents (each one string), and a manifest of where they come from."""
 
     train: list[str]
     functions: list[str]
@@ -158,6 +158,7 @@ def build_corpus(config: CorpusConfig = CorpusConfig()) -> Corpus:
 
 
 def read_held_out(stdlib: Path, site: Path) -> dict[str, str]:
+    """Reads the held-out files by name."""
     paths = {f"{name}.py": stdlib / f"{name}.py" for name in HELD_OUT_STDLIB}
     paths |= {name: site / name for name in HELD_OUT_PACKAGES}
     return {name: normalise(path.read_text("utf-8")) for name, path in paths.items() if path.is_file()}
@@ -179,9 +180,8 @@ def _sources(config: CorpusConfig, stdlib: Path, site: Path) -> Iterator[tuple[s
 
 
 def _files(package: str, root: Path) -> list[Path]:
-    """Files in an order that is fixed and has nothing to do with their names, so that a cap takes a fair
-    sample.
-    """
+    """Returns files in an order that is fixed and has nothing to do with their names, so that a cap takes
+    a fair sample."""
     skip = _STDLIB_SKIP if package == STDLIB else _PACKAGE_SKIP
     files = [path for path in root.rglob("*.py") if not skip.intersection(path.relative_to(root).parts[:-1])]
     return sorted(files, key=lambda path: hashlib.sha256(path.relative_to(root).as_posix().encode()).digest())
@@ -215,7 +215,7 @@ def _documents(texts: list[str], config: CorpusConfig) -> list[str]:
 
 
 def _definitions(text: str) -> list[str]:
-    """Cut one module into its functions and classes; what lies between them is one document more."""
+    """Cuts one module into its functions and classes; what is between them is one document more."""
     lines = text.splitlines(keepends=True)
     pieces: list[str] = []
     rest: list[str] = []

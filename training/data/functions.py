@@ -10,9 +10,8 @@ _FunctionNode = ast.FunctionDef | ast.AsyncFunctionDef
 
 @dataclass(frozen=True)
 class Function:
-    """Source text of one top-level function. `head` is its beginning, up to and with the newline after the
-    docstring's closing quotes.
-    """
+    """Holds the source text of one top-level function. `head` is its beginning, up to and with the newline
+    after the docstring's closing quotes."""
 
     name: str
     head: str
@@ -20,9 +19,8 @@ class Function:
 
 
 def documented_functions(module: str) -> Iterator[Function]:
-    """The top-level functions of a module's source that have a docstring, a short head and a body of 2 to 40
-    lines, in file order. Raises SyntaxError where it does not parse.
-    """
+    """Yields the top-level functions of a module's source that have a docstring, a short head and a body
+    of 2 to 40 lines, in file order. Raises SyntaxError where it does not parse."""
     lines = module.splitlines(keepends=True)
     for node in ast.parse(module).body:
         if isinstance(node, _FunctionNode) and (end := _end_of_head(node)) is not None:
@@ -33,7 +31,6 @@ def documented_functions(module: str) -> Iterator[Function]:
 
 
 def _end_of_head(node: _FunctionNode) -> int | None:
-    """The docstring's last line; None where it is missing or long, or nothing follows it."""
     docstring = node.body[0]
     if ast.get_docstring(node) is None or len(node.body) < 2 or node.decorator_list:
         return None
@@ -43,15 +40,16 @@ def _end_of_head(node: _FunctionNode) -> int | None:
 
 
 def first_function(completion: str) -> str:
-    """The rest of the function whose head the prompt was: up to the first line of code at column 0."""
+    """Returns the rest of the function whose head the prompt was: up to the first line of code at column
+    0."""
     lines = completion.split("\n")
     ends = (index for index, line in enumerate(lines) if line.strip() and line[0] not in " \t#")
     return "\n".join(lines[: next(ends, len(lines))])
 
 
 def is_python(prompt: str, function: str) -> bool:
-    """Whether prompt and function parse together. A function without a line of code behind the prompt does
-    not count, though the prompt's docstring alone would parse."""
+    """Returns whether prompt and function parse together. A function without a line of code after the
+    prompt does not count, though the prompt's docstring alone would parse."""
     if all(not line.strip() or line.lstrip().startswith("#") for line in function.split("\n")):
         return False
     try:

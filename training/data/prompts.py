@@ -7,20 +7,12 @@ python -m outrider.training.data.prompts --out models/embedded/prompts.jsonl
 import argparse
 import json
 import sysconfig
-from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
 
+from outrider.experiments.shared.prompts import Prompt
 from outrider.training.data.corpus import read_held_out
 from outrider.training.data.functions import documented_functions
-
-
-@dataclass(frozen=True)
-class Prompt:
-    """`prompt` ends with the newline after the docstring's closing quotes."""
-
-    id: str
-    prompt: str
 
 
 def make_prompts(held_out: dict[str, str], count: int = 40) -> list[Prompt]:
@@ -33,19 +25,7 @@ def make_prompts(held_out: dict[str, str], count: int = 40) -> list[Prompt]:
 def save_prompts(prompts: list[Prompt], path: Path) -> None:
     """Write JSON lines."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("".join(json.dumps({"id": item.id, "prompt": item.prompt}) + "\n" for item in prompts))
-
-
-def load_prompts(path: Path) -> list[Prompt]:
-    """Read JSON lines. Raises ValueError naming the line that is not `{"id", "prompt"}`."""
-    prompts = []
-    for number, line in enumerate(path.read_text("utf-8").splitlines(), 1):
-        try:
-            record = json.loads(line)
-            prompts.append(Prompt(str(record["id"]), str(record["prompt"])))
-        except (ValueError, KeyError, TypeError) as error:
-            raise ValueError(f'{path}:{number} is not {{"id", "prompt"}}: {error}') from error
-    return prompts
+    path.write_text("".join(json.dumps({"id": item.id, "prompt": item.text}) + "\n" for item in prompts))
 
 
 def _module_prompts(name: str, text: str) -> list[Prompt]:
@@ -54,7 +34,7 @@ def _module_prompts(name: str, text: str) -> list[Prompt]:
 
 
 def main() -> None:
-    """Command line."""
+    """Runs the command."""
     parser = argparse.ArgumentParser(
         prog="python -m outrider.training.data.prompts", description="Make the benchmark prompts."
     )

@@ -13,9 +13,8 @@ _NUM_SHINGLE_TOKENS = 8
 
 
 def normalise(text: str) -> str:
-    """LF line ends, no trailing blanks, no leading comment block that is only a licence or an encoding
-    line.
-    """
+    """Returns the text with LF line ends, no trailing blanks, no leading comment block that is only a
+    licence or an encoding line."""
     lines = [line.rstrip() for line in text.replace("\r\n", "\n").replace("\r", "\n").split("\n")]
     end = 0
     while end < len(lines) and (not lines[end] or lines[end].startswith("#")):
@@ -27,7 +26,8 @@ def normalise(text: str) -> str:
 
 
 def why_dropped(path: Path, raw: str, text: str) -> str | None:
-    """Reason not to train on this file, or None. `raw` is the file, `text` its normalised form."""
+    """Returns the reason not to train on this file, or None. `raw` is the file, `text` its normalised
+    form."""
     if _GENERATED.search(raw[:1500]) or path.name.endswith(("_pb2.py", "_pb2_grpc.py")):
         return "generated"
     if "/test" in path.as_posix().rsplit("site-packages", 1)[-1] or path.name.startswith("test_"):
@@ -54,7 +54,7 @@ def why_dropped(path: Path, raw: str, text: str) -> str | None:
 
 
 def shingles(text: str) -> set[int]:
-    """Hashes of all runs of 8 tokens (words and punctuation), layout ignored.
+    """Returns hashes of all runs of 8 tokens (words and punctuation), layout ignored.
 
     Python's string hash is salted per process, so these are compared within one run only.
     """

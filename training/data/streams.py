@@ -37,17 +37,17 @@ def encode_corpus(corpus: Corpus, tokenizer: "Tokenizer", directory: Path) -> No
 
 
 def load_train(directory: Path) -> Tokens:
-    """The training stream, [num_tokens] uint16. Raises FileNotFoundError naming the file."""
+    """Reads the training stream, [num_tokens] uint16. Raises FileNotFoundError naming the file."""
     return _load_stream(directory, "train")
 
 
 def load_functions(directory: Path) -> Tokens:
-    """The training text's functions with docstrings, likewise."""
+    """Reads the training text's functions with docstrings, likewise."""
     return _load_stream(directory, "functions")
 
 
 def load_held_out(directory: Path) -> dict[str, Tokens]:
-    """Held-out files by name, each [num_tokens] uint16 with the separator in front."""
+    """Reads the held-out files by name, each [num_tokens] uint16 with the separator in front."""
     with np.load(directory / "heldout.npz") as archive:
         return {name: archive[name] for name in archive.files}
 
@@ -60,10 +60,11 @@ def _load_stream(directory: Path, name: str) -> Tokens:
 
 @dataclass
 class Batches:
-    """Random windows of the stream without replacement within an epoch; the state is (seed, epoch, cursor).
+    """Draws random windows of the stream without replacement within an epoch; the state is (seed, epoch,
+    cursor).
 
-    Each epoch cuts the stream into windows at another phase and takes them in another order.
-    `next(length, rows)` gives [rows, length + 1] int64: inputs and, shifted by one, their targets.
+    Each epoch cuts the stream into windows at another phase and takes them in another order. `next(length,
+    rows)` gives [rows, length + 1] int64: inputs and, shifted by one, their targets.
     """
 
     stream: Tokens
@@ -76,6 +77,7 @@ class Batches:
         self._order: tuple[tuple[int, int], npt.NDArray[np.int64]] = ((-1, 0), np.empty(0, np.int64))
 
     def next(self, length: int, rows: int) -> npt.NDArray[np.int64]:
+        """Returns the next batch, [rows, length + 1] int64."""
         starts = self._starts(self.epoch, length)
         first = -(-self.cursor // length)
         if first + rows > len(starts):
@@ -89,7 +91,6 @@ class Batches:
         return batch
 
     def _starts(self, epoch: int, length: int) -> npt.NDArray[np.int64]:
-        """Where the windows of an epoch begin, in the order they are taken."""
         if self._order[0] != (epoch, length):
             rng = np.random.default_rng([self.seed, epoch])
             phase = int(rng.integers(length)) if epoch else 0

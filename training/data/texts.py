@@ -12,8 +12,8 @@ _SUFFIXES = (".txt", ".md", ".py", ".jsonl")
 
 
 def read_texts(paths: Sequence[Path]) -> Iterator[str]:
-    """The documents of files and directories: a file is one, a line of .jsonl is one (its "text", or its
-    "prompt").
+    """Yields the documents of files and directories: a file is one, a line of .jsonl is one (its "text", or
+    its "prompt").
 
     Raises ValueError naming the path, and the line, that cannot be read.
     """
@@ -29,7 +29,7 @@ def read_texts(paths: Sequence[Path]) -> Iterator[str]:
 
 
 def encode_texts(texts: Iterator[str], tokenizer_json: Path, separator_id: int, vocab_size: int) -> Tokens:
-    """One stream, the separator before each document. Raises ValueError where there is no text."""
+    """Returns one stream, the separator before each document. Raises ValueError where there is no text."""
     from tokenizers import Tokenizer
 
     if not tokenizer_json.is_file():

@@ -37,7 +37,7 @@ from outrider.training.draft.sampling import continue_together
 
 @dataclass(frozen=True)
 class DistillConfig(RunConfig):
-    """Everything that decides the run, beside the target and the data."""
+    """Holds everything that decides the run, beside the target and the data."""
 
     model: ModelConfig = DRAFT
     minutes: float = 20.0
@@ -133,7 +133,6 @@ class Distiller(Trainer):
         self.draft_text_step = -1
 
     def _prepare(self) -> int:
-        """Sample one batch of text, where one is missing or the draft's is old."""
         if self.config.target_share and self.needs_target_text():
             return self.sample_target_text()
         if self.config.draft_share and self._is_draft_text_old():
@@ -141,11 +140,11 @@ class Distiller(Trainer):
         return 0
 
     def needs_target_text(self) -> bool:
-        """Whether the target has written less than `target_text_tokens`."""
+        """Returns whether the target has written less than `target_text_tokens`."""
         return sum(rows.numel() for rows in self.target_rows) < self.config.target_text_tokens
 
     def sample_target_text(self) -> int:
-        """Let the target write one batch more; its tokens."""
+        """Lets the target write one batch more; returns its tokens."""
         self.target_rows.append(self._sample(self.target))
         self.target_text = None
         return self.target_rows[-1].numel()
@@ -162,7 +161,7 @@ class Distiller(Trainer):
         return rows.numel()
 
     def _sample(self, model: Any) -> Tensor:
-        """Let a model go on from random places of the corpus: [sample_rows, prompt + tokens] int32."""
+        """Lets a model go on from random places of the corpus: [sample_rows, prompt + tokens] int32."""
         config, group = self.config, self.group
         prompts = self.corpus.next(config.sample_prompt, config.sample_rows)[:, :-1]
         seed = np.random.SeedSequence([config.seed, self.state.step, len(self.target_rows), group.rank])
@@ -183,7 +182,7 @@ class Distiller(Trainer):
         return self._source(self._draw()).next(phase.length, phase.rows)
 
     def _source(self, draw: float) -> Batches:
-        """Whose text the next batch is, by a number drawn from 0 to 1."""
+        """Returns whose text the next batch is, by a number drawn from 0 to 1."""
         if draw < self.config.target_share:
             if self.target_text is None:
                 self.target_text = Batches(_as_stream(torch.cat(self.target_rows)), seed=self.config.seed)
@@ -214,7 +213,7 @@ class Distiller(Trainer):
     def _easiest(
         self, inputs: Tensor, hidden: Tensor, head: Tensor, target_hidden: Tensor, target_head: Tensor
     ) -> Tensor:
-        """Rows to learn from: the `easy_share` of largest draft loss less reference loss."""
+        """Returns the rows to learn from: the `easy_share` of largest draft loss less reference loss."""
         kind = self.config.divergence
         reference_hidden = self.compute.last_hidden(self.reference, inputs)
         assert self.reference is not None, "asked for with a reference only"
@@ -231,7 +230,7 @@ class Distiller(Trainer):
         }
 
     def _take_extra_state(self, saved: dict[str, Any]) -> None:
-        """The draft's own text is not kept: it is sampled anew."""
+        """Restores it but for the draft's own text, which is sampled anew."""
         self.corpus.epoch, self.corpus.cursor = saved["corpus"]
         self.target_rows = saved["target_rows"]
         if saved["target_text_at"] is not None:
@@ -239,7 +238,6 @@ class Distiller(Trainer):
             self.target_text = Batches(stream, self.config.seed, *saved["target_text_at"])
 
     def _finish(self) -> dict[str, Any]:
-        """Save the quantised draft in float32, with the target's tokenizer."""
         quantize_in_place(self.model)
         if self.group.is_first:
             save_model(self.model, self.out, torch.float32)

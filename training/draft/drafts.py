@@ -17,7 +17,7 @@ _TOKENIZER = "tokenizer.json"
 
 
 def parse_size(size: str) -> tuple[int, int]:
-    """ "192x2" → (192, 2): hidden size and layers. Raises ValueError naming `--draft-size`."""
+    """Returns hidden size and layers: "192x2" → (192, 2). Raises ValueError naming `--draft-size`."""
     match = re.fullmatch(r"(\d+)x(\d+)", size)
     if match is None:
         raise ValueError(f"--draft-size {size}: give hidden size x layers, such as 192x2")
@@ -28,9 +28,8 @@ def parse_size(size: str) -> tuple[int, int]:
 
 
 def draft_shape(size: str, vocab_size: int, context: int) -> ModelConfig:
-    """A Llama-style draft with tied embeddings: heads of 32 (64 from a hidden size of 512 on), a third of
-    them at most for keys and values, an FFN of 8/3 of the width in whole INT4 blocks.
-    """
+    """Returns a Llama-style draft with tied embeddings: heads of 32 (64 from a hidden size of 512 on), a
+    third of them at most for keys and values, an FFN of 8/3 of the width in whole INT4 blocks."""
     hidden_size, num_layers = parse_size(size)
     head_dim = 64 if hidden_size >= 512 and hidden_size % 64 == 0 else 32
     num_heads = hidden_size // head_dim
@@ -49,7 +48,7 @@ def draft_shape(size: str, vocab_size: int, context: int) -> ModelConfig:
 
 
 def saved_shape(directory: Path) -> ModelConfig:
-    """The shape of a saved draft. Raises ValueError naming the directory without a configuration."""
+    """Returns the shape of a saved draft. Raises ValueError naming the directory without a configuration."""
     fields = read_config(directory)
     hidden_size, num_heads = fields["hidden_size"], fields["num_attention_heads"]
     return ModelConfig(
@@ -66,7 +65,8 @@ def saved_shape(directory: Path) -> ModelConfig:
 
 
 def read_config(directory: Path) -> dict[str, Any]:
-    """The fields of a model directory's config.json. Raises ValueError naming the directory without one."""
+    """Reads the fields of a model directory's config.json. Raises ValueError naming the directory without
+    one."""
     path = directory / "config.json"
     if not path.is_file():
         raise ValueError(f"{directory} has no config.json: give a Hugging Face model directory")
@@ -75,9 +75,8 @@ def read_config(directory: Path) -> dict[str, Any]:
 
 
 def load_target(directory: Path, dtype: torch.dtype) -> Any:
-    """A target to learn from: evaluation mode, no gradients. Raises ValueError for a head that is not
-    linear.
-    """
+    """Loads a target to learn from: evaluation mode, no gradients. Raises ValueError for a head that is
+    not linear."""
     from transformers import AutoModelForCausalLM
 
     target = AutoModelForCausalLM.from_pretrained(str(directory), dtype=dtype, local_files_only=True).eval()
@@ -91,7 +90,7 @@ def load_target(directory: Path, dtype: torch.dtype) -> Any:
 
 
 def load_draft(directory: Path, target_dir: Path) -> Any:
-    """A saved draft to train on, float32. Raises ValueError where its tokenizer is not the target's."""
+    """Loads a saved draft to train on, float32. Raises ValueError where its tokenizer is not the target's."""
     from transformers import AutoModelForCausalLM
 
     require_same_tokenizer(target_dir, directory)
@@ -103,7 +102,8 @@ def load_draft(directory: Path, target_dir: Path) -> Any:
 
 
 def create_draft(shape: ModelConfig, target: Any) -> Any:
-    """A new draft with the target's special tokens, its embedding from the target's principal components."""
+    """Creates a draft with the target's special tokens, its embedding from the target's principal
+    components."""
     draft = create_model(shape)
     for field in ("bos_token_id", "eos_token_id"):
         setattr(draft.config, field, getattr(target.config, field, None))
@@ -126,7 +126,8 @@ def require_same_tokenizer(target_dir: Path, draft_dir: Path) -> None:
 
 
 def num_common_ids(target_dir: Path, *models: Any) -> int:
-    """Ids that exist: the tokenizer's, or where there is none the rows that all embeddings have."""
+    """Returns how many ids exist: the tokenizer's, or where there is none the rows that all embeddings
+    have."""
     rows = min(int(model.get_output_embeddings().weight.size(0)) for model in models)
     if not (target_dir / _TOKENIZER).is_file():
         return rows
@@ -146,7 +147,7 @@ def copy_tokenizer(source: Path, destination: Path) -> None:
 
 @torch.no_grad()
 def _inherit_embedding(draft: Any, target: Any) -> None:
-    """Start the draft's embedding at the principal components of the target's output embedding."""
+    """Starts the draft's embedding at the principal components of the target's output embedding."""
     weight = target.get_output_embeddings().weight.float()  # [vocab, target_size]
     size = draft.config.hidden_size
     if weight.size(1) < size:

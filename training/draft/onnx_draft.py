@@ -11,7 +11,7 @@ from outrider.edge_client.drafting.spec import GRAPH_FILE, read_spec
 
 
 class OnnxDraft:
-    """Logits of `draft.onnx` after each token of a given text. One thread, as on the edge."""
+    """Runs `draft.onnx` after each token of a given text. One thread, as on the edge."""
 
     def __init__(self, directory: Path) -> None:
         """Raises `ModelError` naming what is wrong with the directory."""
@@ -24,7 +24,7 @@ class OnnxDraft:
         )
 
     def logits(self, token_ids: npt.NDArray[np.int64]) -> npt.NDArray[np.float32]:
-        """[num_tokens] ids → [num_tokens, vocab] logits, row t after token t."""
+        """Returns [num_tokens, vocab] logits of [num_tokens] ids, row t after token t."""
         runner = OnnxRunner(self._session, self._spec, temperature=0.0)
         rows = [runner.feed([int(id_)], position).logits[0].copy() for position, id_ in enumerate(token_ids)]
         return np.stack(rows)

@@ -24,21 +24,24 @@ def fake_quantize(weight: Tensor) -> Tensor:
 
 
 def straight_through(weight: Tensor) -> Tensor:
-    """Quantised in the forward pass, the identity in the backward pass (Bengio et al. 2013)."""
+    """Returns the weight quantised in the forward pass, the identity in the backward pass (Bengio et al.
+    2013)."""
     with torch.no_grad():
         change = fake_quantize(weight) - weight
     return weight + change
 
 
 def quantized_weights(model: Any) -> dict[str, Tensor]:
-    """Every matrix of the decoder stack under `straight_through`, for `torch.func.functional_call`."""
+    """Returns every matrix of the decoder stack under `straight_through`, for
+    `torch.func.functional_call`."""
     return {
         name: straight_through(param) for name, param in model.model.named_parameters() if param.ndim == 2
     }
 
 
 def head_weight(model: Any, weights: dict[str, Tensor]) -> Tensor:
-    """The output embedding, [vocab, hidden_size], that belongs to `weights` of the stack (none: as it is)."""
+    """Returns the output embedding, [vocab, hidden_size], that belongs to `weights` of the stack (none: as
+    it is)."""
     head: Tensor = model.get_output_embeddings().weight
     if not weights:
         return head
@@ -55,7 +58,7 @@ def quantize_in_place(model: Any) -> None:
 
 @contextmanager
 def quantized(model: Any) -> Iterator[None]:
-    """The model as the edge will have it, for as long as the context lasts."""
+    """Makes the model as the edge will have it, for as long as the context lasts."""
     kept = [param.detach().clone() for param in model.parameters()]
     quantize_in_place(model)
     try:

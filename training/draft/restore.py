@@ -19,13 +19,13 @@ RECORD = "training.json"
 
 
 def is_graph(directory: Path) -> bool:
-    """Whether a directory holds an exported draft."""
+    """Returns whether a directory holds an exported draft."""
     return (directory / GRAPH_FILE).is_file()
 
 
 def restore_draft(graph_dir: Path, out: Path) -> None:
     """Write the draft of `graph_dir`, made by our recipe, to `out` in float32, and the record of its training
-    that lies beside it. Raises ModelError for a damaged directory, ValueError for another recipe's draft.
+    beside it. Raises ModelError for a damaged directory, ValueError for another recipe's draft.
     """
     import onnx
     from onnx import numpy_helper
@@ -62,7 +62,8 @@ def _shape(weights: dict[str, torch.Tensor], spec: DraftSpec) -> ModelConfig:
 
 
 def _weights(constants: dict[str, Any], spec: DraftSpec) -> dict[str, torch.Tensor]:
-    """Parameters by name: matrices dequantised, projections that the graph has side by side apart again."""
+    """Returns parameters by name: matrices dequantised, projections that the graph has side by side apart
+    again."""
     found = {"model.embed_tokens.weight": _matrix(constants, "embedding.packed", "embedding.block_scales")}
     if "lm_head.packed" in constants:
         found["lm_head.weight"] = _matrix(constants, "lm_head.packed", "lm_head.scales")
@@ -80,7 +81,6 @@ def _weights(constants: dict[str, Any], spec: DraftSpec) -> dict[str, torch.Tens
 
 
 def _split(matrix: Float32, parts: list[str], spec: DraftSpec) -> list[Float32]:
-    """The rows of each projection."""
     if parts != ["q_proj", "k_proj", "v_proj"]:
         return np.split(matrix, len(parts))
     kv_size = spec.num_kv_heads * spec.head_dim

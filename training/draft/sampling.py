@@ -53,9 +53,8 @@ def continue_together(
     generator: torch.Generator | None = None,
     num_ids: int | None = None,
 ) -> Tensor:
-    """`continue_rows` by all workers, each its share of the prompts: all rows on every worker, int32 on the
-    CPU.
-    """
+    """Runs `continue_rows` by all workers, each its share of the prompts: all rows on every worker, int32
+    on the CPU."""
     own = compute.ids(prompts[group.own(len(prompts))])
     with compute.autocast(), torch.compiler.set_stance("force_eager"):  # every step has a new shape
         rows = continue_rows(model, own, num_tokens, temperature, generator, num_ids)

@@ -16,9 +16,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from outrider.experiments.shared.prompts import load_prompts
 from outrider.training.common.checkpoint import write_json
 from outrider.training.common.metrics import acceptance, overlap, repeated_share, softmax
-from outrider.training.data.prompts import load_prompts
 from outrider.training.data.streams import Tokens, load_held_out, windows
 from outrider.training.data.tokenizer import load_tokenizer
 from outrider.training.draft.onnx_draft import OnnxDraft
@@ -27,7 +27,7 @@ from outrider.training.draft.sampling import continue_one
 
 @dataclass(frozen=True)
 class EvaluationConfig:
-    """How much is measured. Figures of different configs are not comparable."""
+    """Says how much is measured. Figures of different configs are not comparable."""
 
     window: int = 1024
     max_tokens_per_file: int = 4096
@@ -40,7 +40,7 @@ class EvaluationConfig:
 
 
 class Evaluator:
-    """Both models of a pair, loaded once."""
+    """Holds both models of a pair, loaded once."""
 
     def __init__(self, pair: Path, config: EvaluationConfig) -> None:
         from transformers import AutoModelForCausalLM
@@ -53,14 +53,15 @@ class Evaluator:
 
     @torch.no_grad()
     def target_logits(self, token_ids: npt.NDArray[np.int64]) -> npt.NDArray[np.float32]:
-        """[num_tokens] ids → [num_tokens, vocab]."""
+        """Returns [num_tokens, vocab] logits of [num_tokens] ids."""
         logits: npt.NDArray[np.float32] = (
             self.target(input_ids=torch.from_numpy(token_ids)[None]).logits[0].numpy()
         )
         return logits
 
     def held_out(self, files: dict[str, Tokens], texts_bytes: dict[str, float]) -> dict[str, Any]:
-        """Teacher-forced figures over the held-out files. `texts_bytes` is bytes per token of each file."""
+        """Returns teacher-forced figures over the held-out files. `texts_bytes` is bytes per token of each
+        file."""
         sums = {
             "target_nats": 0.0,
             "draft_nats": 0.0,
@@ -91,7 +92,8 @@ class Evaluator:
         }
 
     def generated(self, prompts: list[str], temperature: float) -> dict[str, Any]:
-        """Acceptance and loops on the target's own continuations of the prompts, greedy at temperature 0."""
+        """Returns acceptance and loops on the target's own continuations of the prompts, greedy at
+        temperature 0."""
         rng = np.random.default_rng(self.config.seed)
         matches, overlaps, repeats, lengths = [], [], [], []
         for prompt in prompts:
@@ -124,14 +126,14 @@ def _nats(logits: npt.NDArray[np.float32], targets: npt.NDArray[np.int64]) -> fl
 
 
 def evaluate(pair: Path, data: Path, config: EvaluationConfig = EvaluationConfig()) -> dict[str, Any]:
-    """All figures of a pair, from its directory and the encoded held-out files."""
+    """Returns all figures of a pair, from its directory and the encoded held-out files."""
     evaluator = Evaluator(pair, config)
     files = load_held_out(data)
     bytes_per_token = {
         name: len(evaluator.tokenizer.decode(tokens[1:].tolist()).encode()) / (len(tokens) - 1)
         for name, tokens in files.items()
     }
-    prompts = [item.prompt for item in load_prompts(pair / "prompts.jsonl")]
+    prompts = [item.text for item in load_prompts(pair / "prompts.jsonl")]
     return {
         "config": asdict(config),
         "held_out": evaluator.held_out(files, bytes_per_token),
@@ -141,7 +143,7 @@ def evaluate(pair: Path, data: Path, config: EvaluationConfig = EvaluationConfig
 
 
 def main() -> None:
-    """Command line."""
+    """Runs the command."""
     parser = argparse.ArgumentParser(
         prog="python -m outrider.training.judge.evaluate", description="Measure a pair."
     )

@@ -211,7 +211,6 @@ def _before_it(run: dict[str, Any]) -> str:
 
 
 def _before(run: dict[str, Any]) -> list[dict[str, Any]]:
-    """The trainings whose weights this one began with."""
     runs: list[dict[str, Any]] = run.get("before", [])
     return runs
 
@@ -221,7 +220,7 @@ def _longest(target: dict[str, Any]) -> int:
 
 
 def main() -> None:
-    """Command line."""
+    """Runs the command."""
     parser = argparse.ArgumentParser(
         prog="python -m outrider.training.pair.card", description="Write the model card of a pair."
     )

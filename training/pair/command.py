@@ -33,7 +33,7 @@ CORPUS_NAMES = ("small", "large")  # of outrider.training.data.corpus
 
 @dataclass(frozen=True)
 class PairConfig:
-    """Where things are, and what the two trainings may take."""
+    """Says where things are, and what the two trainings may take."""
 
     run: Path = Path("training/runs/pair")
     out: Path = Path("models/embedded")
@@ -62,8 +62,7 @@ class PairConfig:
     is_compiled: bool = False
 
 
-def make_corpus(config: PairConfig) -> bool:
-    """Corpus, manifest, tokenizer and encoded data in the run directory."""
+def _make_corpus(config: PairConfig) -> bool:
     from outrider.training.data.corpus import CORPORA, build_corpus, save_manifest
     from outrider.training.data.prompts import make_prompts, save_prompts
     from outrider.training.data.streams import encode_corpus
@@ -81,10 +80,9 @@ def make_corpus(config: PairConfig) -> bool:
     return True
 
 
-def make_target(config: PairConfig) -> bool:
-    """The target's weights in `target/` of the run, those of `out` where no minutes are given for more; False
-    where the slice ended first.
-    """
+def _make_target(config: PairConfig) -> bool:
+    """Returns False where the slice ended first. Where no minutes are given for more, the target of `out`
+    is taken."""
     from outrider.training.target.train import PRESETS, train_target
 
     if config.minutes_target == 0:
@@ -102,10 +100,7 @@ def make_target(config: PairConfig) -> bool:
     return True
 
 
-def make_polished(config: PairConfig) -> bool:
-    """The target trained on with functions of its own, in `polished/` of the run; False where the slice ended
-    first.
-    """
+def _make_polished(config: PairConfig) -> bool:
     from outrider.training.target.polish import PRESETS, polish
     from outrider.training.target.train import PRESETS as TARGETS
 
@@ -120,8 +115,7 @@ def make_polished(config: PairConfig) -> bool:
     return True
 
 
-def make_draft(config: PairConfig) -> bool:
-    """The quantised draft in Hugging Face form in `draft/` of the run; False where the slice ended first."""
+def _make_draft(config: PairConfig) -> bool:
     import numpy as np
 
     from outrider.training.data.streams import load_functions, load_train
@@ -155,7 +149,6 @@ def make_draft(config: PairConfig) -> bool:
 
 
 def _run_fields(config: PairConfig, minutes: float | None, tokens: int | None) -> dict[str, Any]:
-    """What a training takes from the pair's configuration; a budget that is not given is the preset's."""
     fields: dict[str, Any] = {
         "num_threads": config.num_threads,
         "slice_minutes": config.slice_minutes,
@@ -200,10 +193,10 @@ def judge(config: PairConfig) -> bool:
 
 
 STAGES: dict[str, Callable[[PairConfig], bool]] = {
-    "corpus": make_corpus,
-    "target": make_target,
-    "polish": make_polished,
-    "draft": make_draft,
+    "corpus": _make_corpus,
+    "target": _make_target,
+    "polish": _make_polished,
+    "draft": _make_draft,
     "install": install,
     "judge": judge,
 }
@@ -224,7 +217,6 @@ def make_pair(config: PairConfig) -> None:
 
 
 def _run_stage(name: str, stage: Callable[[PairConfig], bool], config: PairConfig, marker: Path) -> bool:
-    """Run one stage; False where the slice ended before it."""
     print(f"{name}: started", flush=True)
     if not stage(config):
         print(f"{name}: slice over; the same command (without --fresh) goes on")
@@ -242,7 +234,7 @@ def _copy(names: tuple[str, ...], source: Path, destination: Path) -> None:
 
 
 def parse_args(arguments: list[str]) -> tuple[PairConfig, bool]:
-    """The configuration, and whether the run directory is to be emptied first."""
+    """Returns the configuration, and whether the run directory is to be emptied first."""
     default = PairConfig()
     parser = argparse.ArgumentParser(
         prog="python -m outrider.training.pair", description="Make the embedded pair."
@@ -300,7 +292,7 @@ def _tokens(text: str) -> int:
 
 
 def main() -> None:
-    """Command line."""
+    """Runs the command."""
     from outrider.training.common.runtime import keep_freed_memory
 
     config, is_fresh = parse_args(sys.argv[1:])

@@ -2,7 +2,7 @@
 
 Dong et al. 2023 (RAFT, https://arxiv.org/abs/2304.06767): let the model write, keep what a judge accepts,
 train on that. The judge here is Python's parser, and that nothing in the text repeats; the heads are those of
-the training text's functions with docstrings. Next-token loss alone knows nothing of a bracket left open.
+the training text's functions with docstrings. Next-token loss alone does not see a bracket left open.
 """
 
 from collections import defaultdict
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class PolishConfig:
-    """How much the target writes, and how it learns from it."""
+    """Says how much the target writes, and how it learns from it."""
 
     samples: int = 2
     """Of each head; a multiple of the workers."""
@@ -75,7 +75,7 @@ PRESETS = {
 def heads_by_length(
     functions: Tokens, tokenizer: "Tokenizer", longest: int
 ) -> dict[int, npt.NDArray[np.int64]]:
-    """Heads of a stream of functions: number of ids → [heads, ids]."""
+    """Returns the heads of a stream of functions: number of ids → [heads, ids]."""
     found = defaultdict(list)
     for ids in np.split(functions, np.flatnonzero(functions == 0)):
         for function in documented_functions(tokenizer.decode(ids.tolist())):
@@ -86,9 +86,8 @@ def heads_by_length(
 
 
 def keep(head: list[int], new: list[int], tokenizer: "Tokenizer") -> list[int] | None:
-    """Head and first function of a completion, the separator in front, where the function has ended, parses
-    and repeats nothing; otherwise None.
-    """
+    """Returns head and first function of a completion, the separator in front, where the function has
+    ended, parses and repeats nothing; otherwise None."""
     has_ended = 0 in new
     text = tokenizer.decode(new[: new.index(0)] if has_ended else new)
     body = first_function(text)
@@ -108,7 +107,7 @@ class Writer:
         self.num_written = self.num_kept = 0
 
     def write(self, functions: Tokens) -> Tokens:
-        """A stream of functions that were kept, from the heads of `functions`."""
+        """Returns a stream of functions that were kept, from the heads of `functions`."""
         kept: list[int] = []
         generator = torch.Generator(self._compute.device)
         generator.manual_seed(self._config.training.seed * self._group.size + self._group.rank)
@@ -142,9 +141,8 @@ class Writer:
 
 
 def polish(config: PolishConfig, data: Path, target: Path, out: Path, group: Group) -> dict[str, Any] | None:
-    """One worker's part: let the target in `target` write, and train it on into `out`; goes on where an
-    earlier run stopped. None where the slice ended first.
-    """
+    """Runs one worker's part: lets the target in `target` write, and trains it on into `out`; goes on
+    where an earlier run stopped. None where the slice ended first."""
     own, record = _own_functions(config, data, target, out, group)
     trainer = TargetTrainer(config.training, load_train(data), own, out, group)
     trainer.warm_start(target)
@@ -160,7 +158,6 @@ def polish(config: PolishConfig, data: Path, target: Path, out: Path, group: Gro
 def _own_functions(
     config: PolishConfig, data: Path, target: Path, out: Path, group: Group
 ) -> tuple[Tokens, dict[str, int]]:
-    """The stream of kept functions, and how many were written and kept; from `out` where they lie there."""
     from transformers import AutoModelForCausalLM
 
     from outrider.training.data.tokenizer import load_tokenizer

@@ -33,7 +33,7 @@ from outrider.training.target.unlikelihood import GreedyText, UnlikelihoodConfig
 
 @dataclass(frozen=True)
 class TargetConfig(RunConfig):
-    """Everything that decides the run, beside the data."""
+    """Holds everything that decides the run, beside the data."""
 
     model: ModelConfig = TARGET
     minutes: float = 66.0
@@ -81,7 +81,7 @@ PRESETS = {
 
 
 class TargetTrainer(Trainer):
-    """Next-token prediction over one stream."""
+    """Trains next-token prediction over one stream."""
 
     name = "target"
     config: TargetConfig
@@ -141,7 +141,6 @@ class TargetTrainer(Trainer):
                 self.average[name] = param.detach().clone()
 
     def _deepen(self, num_layers: int) -> None:
-        """Grow to `num_layers`; the momentum of the layers that stay is kept."""
         if len(self.model.model.layers) >= num_layers:
             return
         states = [optimizer.state for optimizer in self.optimizers]
@@ -153,7 +152,7 @@ class TargetTrainer(Trainer):
 
     @torch.no_grad()
     def validate(self) -> float:
-        """Cross-entropy in nats per token on the reserved end of the training stream."""
+        """Returns the cross-entropy in nats per token on the reserved end of the training stream."""
         length, group = 512, self.group
         starts = np.arange(0, len(self.validation) - length, length)
         num_rows = max(1, self.config.micro_tokens // length)
@@ -183,7 +182,7 @@ class TargetTrainer(Trainer):
         self.average = {name: value.to(self.compute.device) for name, value in saved["average"].items()}
 
     def _finish(self) -> dict[str, Any]:
-        """Keep whichever of the last and the averaged weights validates better."""
+        """Keeps whichever of the last and the averaged weights validates better."""
         last = {name: param.detach().clone() for name, param in self.model.named_parameters()}
         loss_last = loss_average = self.validate()
         if self.average:
@@ -202,7 +201,7 @@ class TargetTrainer(Trainer):
 def train_target(
     config: TargetConfig, data: Path, out: Path, warm_start: Path | None, is_resumed: bool, group: Group
 ) -> dict[str, Any] | None:
-    """One worker's part of a run (a slice of it: None); resumes where there is a checkpoint."""
+    """Runs one worker's part (a slice of it: None); resumes where there is a checkpoint."""
     trainer = TargetTrainer(config, load_train(data), load_functions(data), out, group)
     if warm_start is not None:
         trainer.warm_start(warm_start)
@@ -212,7 +211,7 @@ def train_target(
 
 
 def main() -> None:
-    """Command line."""
+    """Runs the command."""
     parser = argparse.ArgumentParser(
         prog="python -m outrider.training.target.train", description="Train the target."
     )

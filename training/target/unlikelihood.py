@@ -1,4 +1,4 @@
-"""Unlikelihood of repeats: a target that is trained on next tokens alone falls into loops when it decodes
+"""Unlikelihood of repeats: a target that is trained on next tokens alone repeats itself when it decodes
 greedily.
 
 Welleck et al. 2020 (https://arxiv.org/abs/1908.04319, section 5.2): let the model write, and lower the
@@ -24,7 +24,7 @@ RUN = 8
 
 @dataclass(frozen=True)
 class UnlikelihoodConfig:
-    """How much text is written, and when it is learnt from."""
+    """Says how much text is written, and when it is learnt from."""
 
     start: float
     """Share of the budget from which the loss is added to the next-token loss of every step."""
@@ -38,7 +38,7 @@ class UnlikelihoodConfig:
 
 
 class GreedyText:
-    """What the model in training writes itself, `step_rows` texts at a time, none twice.
+    """Holds what the model in training writes itself, `step_rows` texts at a time, none twice.
 
     Args:
         places: where the prompts come from.
@@ -50,7 +50,8 @@ class GreedyText:
         """Texts that nothing has been learnt from yet: with `places`, the state."""
 
     def next(self, model: Any, compute: Compute) -> Tensor:
-        """This worker's texts of the step: [its share of step_rows, prompt + tokens] int64 on the device."""
+        """Returns this worker's texts of the step: [its share of step_rows, prompt + tokens] int64 on the
+        device."""
         config = self._config
         if not self.rows:
             prompts = self._places.next(config.prompt, config.rows)[:, :-1]
@@ -60,15 +61,14 @@ class GreedyText:
 
 
 def repeats(rows: Tensor, first: int) -> Tensor:
-    """[rows, length] ids → [rows, length - first] bool: whether the run of `RUN` tokens that ends at each
-    position from `first` on occurred earlier in the same row.
-    """
+    """Returns [rows, length - first] bool of [rows, length] ids: whether the run of `RUN` tokens that ends
+    at each position from `first` on occurred earlier in the same row."""
     marks = [[False] * (RUN - 1) + repeated_runs(row, RUN) for row in rows.tolist()]
     return torch.tensor(marks, device=rows.device)[:, first:]
 
 
 def repeat_loss(model: Any, compute: Compute, rows: Tensor, first: int) -> Tensor:
-    """-log(1 - p) of the tokens that end a repeat, summed, over the number of all from `first` on."""
+    """Returns -log(1 - p) of the tokens that end a repeat, summed, over the number of all from `first` on."""
     marks = repeats(rows, first).flatten()
     hidden = compute.last_hidden(model, rows[:, :-1]).view(rows.size(0), rows.size(1) - 1, -1)
     chosen = hidden[:, first - 1 :].flatten(0, 1)[marks]  # [num_marked, hidden_size]

@@ -1,1 +1,1 @@
-"""Verification methods behind one registry: a new method is a new file."""
+"""Verification methods, one file each, listed in `registry`. They import `common` alone."""

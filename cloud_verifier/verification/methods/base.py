@@ -1,7 +1,7 @@
-"""What a verification method gets, and what it answers.
+"""The input and the answer of a verification method.
 
-A method is pure decisions: all numbers come from `TargetRows`, all chance from `TargetRows.sample` and
-`Coins`. So its code is the same over numpy, a GPU or an exact enumeration of every random outcome.
+A method only decides: all numbers come from `TargetRows`, all chance from `TargetRows.sample` and
+`UniformDraws`. So its code is the same over numpy, a GPU or an exact enumeration of every random outcome.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from outrider.common.types import Candidate, CorrectionKind, MethodParams, Suppo
 
 @dataclass(slots=True)  # not frozen: see RoundMetrics
 class NoiseKey:
-    """Which row of noise a sample is drawn with (DESIGN §5, "Randomness"); the seed is the session's."""
+    """Names the row of noise that a sample is drawn with, beside the session's seed (docs/design.md §5)."""
 
     purpose: Purpose
     position: int
@@ -24,52 +24,57 @@ class NoiseKey:
 
 
 class TargetRows(Protocol):
-    """One session's rows of a step, processed: row i is the target's distribution p of the token at index
-    `position + i`, after the text and the first i draft tokens. At temperature 0 p is 1 at the argmax.
-    Rows are computed as they are asked for.
+    """Computes one session's processed rows of a step when they are read.
+
+    Row i is the target's distribution p of the token at index `position + i`, after the sequence and the
+    first i draft tokens. At temperature 0 p is 1 at the argmax.
     """
 
     def log_probs(self, row: int, token_ids: Sequence[int]) -> Sequence[float]:
-        """log p of these ids; −inf where truncation or a bad word removed them."""
+        """Returns log p of these ids; −inf where truncation or a bad word removed them."""
 
     def entropy(self, row: int) -> float:
-        """H(p) in nats."""
+        """Returns H(p) in nats."""
 
-    def own_sample(self, row: int) -> int:
-        """The target's own token: a sample of p keyed (COUPLED, position + row), as cloud-only decodes it."""
+    def target_sample(self, row: int) -> int:
+        """Returns the target's token as cloud-only decodes it: a sample of p keyed (COUPLED, position + row)."""
 
     def sample(self, row: int, key: NoiseKey, changed: Mapping[int, float] | None = None) -> int:
-        """A sample ∝ exp(w), with w = `changed`[id] where given and log p elsewhere: argmax of w + noise.
+        """Returns a sample ∝ exp(w), w = `changed`[id] where given and log p elsewhere: argmax of w + noise.
 
-        Where nothing is left (every w −inf, by rounding alone) it is a sample of p.
+        Where every w is −inf (by rounding alone) it is a sample of p.
         """
 
 
-class Coins(Protocol):
-    """A session's keyed coins at one round's start."""
+class UniformDraws(Protocol):
+    """Draws a round's uniform numbers, keyed by the session's seed and the round's start."""
 
     def accepts(self, probability: float, offset: int) -> bool:
-        """Whether uniform(seed, start, offset, ACCEPT) < `probability`; `offset` is a draft position."""
+        """Returns whether uniform(seed, start, offset, ACCEPT) < `probability`; `offset` is a draft index."""
 
 
 @dataclass(slots=True)  # not frozen: see RoundMetrics
 class RoundInput:
+    """Holds one draft to be judged, and the target's rows for it."""
+
     rows: TargetRows  # num_draft_tokens + 1 of them
-    coins: Coins
-    position: int  # length of the text before the draft: the `start` of the keys
+    draws: UniformDraws
+    position: int  # length of the sequence before the draft: the `start` of the keys
     draft_tokens: TokenIds
     draft_probs: tuple[float, ...]  # q of each draft token, or empty
     supports: tuple[Support, ...]  # the draft's own distribution at each position, or empty
-    stop_ids: frozenset[int]  # a token of these ends the text
+    stop_ids: frozenset[int]  # each of these tokens ends the sequence
     method_params: MethodParams
     candidates_from: int = 0
-    is_pipelined: bool = False  # the next round is on its way: no bonus, but for `coupled`
+    is_pipelined: bool = False  # the next round has been sent: no bonus, except with `coupled`
 
 
 @dataclass(slots=True)  # not frozen: see RoundMetrics
 class Outcome:
-    """`correction` stands after the accepted tokens unless its kind is NONE: then the text ended with a stop
-    token, or the bonus was not wanted, or (with `candidates`) the edge chooses the correction.
+    """Contains a method's decision: how many tokens are accepted, and the token after them.
+
+    There is none where its kind is NONE: the sequence ended with a stop token, no bonus was wanted, or (with
+    `candidates`) the edge chooses the correction.
     """
 
     accepted_len: int
@@ -80,6 +85,7 @@ class Outcome:
 
 
 class VerificationMethod(Protocol):
-    """Stateless: a verdict is a function of its input, so a replayed round gives the same one."""
+    """Judges drafts without state: a round that is verified again has the same outcome."""
 
-    def verify(self, round_input: RoundInput) -> Outcome: ...
+    def verify(self, round_input: RoundInput) -> Outcome:
+        """Returns which draft tokens are accepted and what follows them."""

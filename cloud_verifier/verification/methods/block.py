@@ -1,13 +1,13 @@
 """Block verification (Sun et al. 2024, "Block Verification Accelerates Speculative Decoding", algorithm 2).
 
-Exact, given an honest q, as `sparse` is, and it accepts at least as many tokens on average. A prefix of the
-draft is worth c₀ = 1, cᵢ = min(1, cᵢ₋₁ p(xᵢ)/q(xᵢ)): the probability that it stands, given its tokens. Each
-length i has a coin of its own that takes it with hᵢ = R/(R + 1 − cᵢ), R = Σₓ max(cᵢ p(x) − q(x), 0), the
-last with its c alone; the longest that is taken stands, and a sample ∝ max(c p − q, 0) follows it. The coins
-are keyed (seed, start, i): they decide with later positions' tokens, so that a coin used again for the same
-position in the next round would bias the text (DESIGN §5).
+Exact, given an honest q, as `sparse` is, and accepts at least as many tokens on average. A prefix of i
+drafted tokens has c₀ = 1, cᵢ = min(1, cᵢ₋₁ p(xᵢ)/q(xᵢ)): the probability that it is accepted, given its
+tokens. Each length i is taken with probability hᵢ = R/(R + 1 − cᵢ), R = Σₓ max(cᵢ p(x) − q(x), 0), the last
+with its c alone; the longest taken is accepted, and a sample ∝ max(c p − q, 0) follows it. Each length has a
+draw of its own, keyed (seed, start, i). It decides together with later positions' tokens: used again for the
+same position in the next round, it would bias the sequence (docs/design.md §5).
 
-Where the support is all of q, R = c − Σₓ∈S min(c p(x), q(x)): no sum over the vocabulary is needed.
+The support is all of q, so R = c − Σₓ∈S min(c p(x), q(x)): no sum over the vocabulary is needed.
 """
 
 from __future__ import annotations
@@ -17,18 +17,20 @@ from typing import NamedTuple
 
 import numpy as np
 
-from outrider.cloud_verifier.verification.methods.base import Outcome, RoundInput
+from outrider.cloud_verifier.verification.methods.base import Outcome, RoundInput, VerificationMethod
 from outrider.cloud_verifier.verification.methods.chain import conclude
 from outrider.cloud_verifier.verification.methods.supports import sample_residual, support_probs, target_probs
 from outrider.common.stopping import first_stop
 
 
 class _Prefix(NamedTuple):
-    kept: float  # c: the probability that this prefix of the draft stands, given its tokens
+    kept: float  # c: the probability that this prefix of the draft is accepted, given its tokens
     residual: float  # R: mass of max(c p − q, 0) after it; 0 after the last, where nothing is drafted
 
 
-class BlockMethod:
+class BlockMethod(VerificationMethod):
+    """Accepts the longest prefix that its draw takes, and corrects from that prefix's residual."""
+
     def verify(self, round_input: RoundInput) -> Outcome:
         prefixes, ratios = _weigh(round_input)
         accepted_len = _longest_taken(round_input, prefixes)
@@ -40,7 +42,7 @@ class BlockMethod:
 
 
 def _weigh(round_input: RoundInput) -> tuple[list[_Prefix], list[float]]:
-    """Every prefix of the draft, the empty one first; and min(1, p/q) of each token."""
+    """Returns every prefix of the draft, the empty one first, and min(1, p/q) of each token."""
     prefixes: list[_Prefix] = []
     ratios: list[float] = []
     kept = 1.0
@@ -59,14 +61,14 @@ def _weigh(round_input: RoundInput) -> tuple[list[_Prefix], list[float]]:
 
 
 def _longest_taken(round_input: RoundInput, prefixes: list[_Prefix]) -> int:
-    """The longest offered prefix whose coin takes it; the empty one where none does."""
+    """Returns the length of the longest prefix that its draw takes, 0 where none does."""
     last = len(prefixes) - 1
     for length in range(last, 0, -1):
         kept, residual = prefixes[length]
         if length == last:
             probability = kept
-        else:  # 0/0 where the target agrees with the draft in all: a later prefix stands then
+        else:  # 0/0 where p equals q: then a longer prefix is accepted
             probability = residual / (residual + (1.0 - kept)) if residual > 0.0 else 0.0
-        if round_input.coins.accepts(probability, length - 1):
+        if round_input.draws.accepts(probability, length - 1):
             return length
     return 0

@@ -1,11 +1,11 @@
-"""Speculative sampling where only the edge knows all of q (DESIGN §5). Exact, given an honest q.
+"""Speculative sampling where only the edge has all of q (docs/design.md §5). Exact, given an honest q.
 
 The verifier judges with the scalar q of each drafted token, as `sparse` does. At the first rejection it sends
-`num_candidates` samples of p with their p and stops there: the edge, which kept its support, takes the first
-y with u < max(0, 1 − q(y)/p(y)), which is a sample ∝ max(p − q, 0) by rejection (von Neumann 1951), and
-commits it with its next round. Where none passes it asks for the next ones (`candidates_from`), and never
-settles for the last: that would be a sample of p, and biased. Candidate j for the token at index t is keyed
-(seed, t, CANDIDATE, j), so that no two are the same draw, whichever round brings them.
+`num_candidates` samples of p with their p. The edge, which kept its support, takes the first y with u <
+max(0, 1 − q(y)/p(y)), which is a sample ∝ max(p − q, 0) by rejection (von Neumann 1951), and commits it with
+its next round. Where none passes it requests the next ones (`candidates_from`); taking the last instead would
+be a sample of p, and biased. Candidate j for the token at index t is keyed (seed, t, CANDIDATE, j), so that
+no two are the same draw, whichever round contains them.
 """
 
 from __future__ import annotations
@@ -13,7 +13,12 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from outrider.cloud_verifier.verification.methods.base import NoiseKey, Outcome, RoundInput
+from outrider.cloud_verifier.verification.methods.base import (
+    NoiseKey,
+    Outcome,
+    RoundInput,
+    VerificationMethod,
+)
 from outrider.cloud_verifier.verification.methods.chain import conclude, ending, mean_ratio, reject_in_order
 from outrider.cloud_verifier.verification.methods.supports import sample_residual
 from outrider.common.noise.draws import Purpose
@@ -24,7 +29,9 @@ NUM_CANDIDATES = 4
 MAX_HERE = 64
 
 
-class CandidatesMethod:
+class CandidatesMethod(VerificationMethod):
+    """Accepts with min(1, p/q) and sends candidates for the correction."""
+
     def verify(self, round_input: RoundInput) -> Outcome:
         if round_input.candidates_from:
             more = sample_candidates(round_input, 0, round_input.candidates_from)
@@ -33,14 +40,14 @@ class CandidatesMethod:
         if ending(round_input, accepted_len) is CorrectionKind.CORRECTION:
             candidates = sample_candidates(round_input, accepted_len, 0)
             return Outcome(accepted_len, 0, CorrectionKind.NONE, mean_ratio(ratios), candidates)
-        return conclude(round_input, accepted_len, ratios, round_input.rows.own_sample)
+        return conclude(round_input, accepted_len, ratios, round_input.rows.target_sample)
 
 
 def choose_here(round_input: RoundInput, outcome: Outcome, seed: int) -> Outcome:
-    """`outcome` with the correction the edge would choose, for a draft whose supports are here (co-located).
+    """Returns `outcome` with the correction that the edge would choose, for a co-located draft with supports.
 
-    Where none of the first `MAX_HERE` passes, which takes a draft all but equal to its target, the residual
-    itself is sampled: choosing among samples of p is a way to do that without q, and here q is known.
+    Where none of the first `MAX_HERE` passes (draft and target nearly equal), the residual is sampled
+    directly: choosing among samples of p does the same without q, and here q is known.
     """
     row = outcome.accepted_len
     support, position = round_input.supports[row], round_input.position + row
@@ -52,13 +59,13 @@ def choose_here(round_input: RoundInput, outcome: Outcome, seed: int) -> Outcome
         token_id = choose_candidate(support, candidates, seed, position, num_seen)
         num_seen += len(candidates)
     if token_id is None:
-        unused = NoiseKey(Purpose.RESIDUAL, position, num_seen)  # no coin had this key yet
+        unused = NoiseKey(Purpose.RESIDUAL, position, num_seen)  # no draw had this key yet
         token_id = sample_residual(round_input, row, key=unused)
     return replace(outcome, correction=token_id, correction_kind=CorrectionKind.CORRECTION, candidates=())
 
 
 def sample_candidates(round_input: RoundInput, row: int, first_index: int) -> tuple[Candidate, ...]:
-    """The next samples of p at `row`, from `first_index` on, each with its p."""
+    """Returns the next samples of p at `row`, from `first_index` on, each with its p."""
     num = round_input.method_params.num_candidates or NUM_CANDIDATES
     position = round_input.position + row
     token_ids = [

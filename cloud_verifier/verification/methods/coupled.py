@@ -1,29 +1,31 @@
-"""Coupled sampling: the target's own sample is always the answer (DESIGN §5).
+"""Coupled sampling: every committed token is the target's sample (docs/design.md §5). Exact.
 
-The sample at index t is argmax over ids of (score + Gumbel noise keyed by (seed, t, id)); a draft token
-stands where it equals that sample. The text is a function of target, parameters and seed alone,
-so any draft, a hostile one too, changes the speed and nothing else. Gumbel-max: Maddison et al. 2014,
-"A* Sampling", §2; coupling two models through common noise: Daliri et al. 2025, "Coupling without
-Communication and Drafter-Invariant Speculative Decoding".
+The sample at index t is argmax over ids of (score + Gumbel noise keyed by (seed, t, id)); a draft token is
+accepted where it equals that sample. The sequence is a function of target, parameters and seed alone, so any
+draft, a hostile one too, changes only the speed. Gumbel-max: Maddison et al. 2014, "A* Sampling", §2;
+coupling two models through common noise: Daliri et al. 2025, "Coupling without Communication and
+Drafter-Invariant Speculative Decoding".
 """
 
 from __future__ import annotations
 
-from outrider.cloud_verifier.verification.methods.base import Outcome, RoundInput
+from outrider.cloud_verifier.verification.methods.base import Outcome, RoundInput, VerificationMethod
 from outrider.cloud_verifier.verification.methods.chain import conclude, judge_in_order, target_prob
 
 
-class CoupledMethod:
+class CoupledMethod(VerificationMethod):
+    """Accepts drafted tokens that equal the target's sample, which is also the correction."""
+
     def verify(self, round_input: RoundInput) -> Outcome:
         rows, draft_tokens, draft_probs = round_input.rows, round_input.draft_tokens, round_input.draft_probs
         ratios: list[float] = []  # min(1, p/q) of the positions judged
 
         def accepts(index: int) -> bool:
-            own = rows.own_sample(index)  # before its p: the pass over the row that finds it sums p too
+            sampled = rows.target_sample(index)  # before p: the same pass over the row computes its sum
             if draft_probs:
                 ratios.append(min(1.0, target_prob(round_input, index) / draft_probs[index]))
-            return own == draft_tokens[index]
+            return sampled == draft_tokens[index]
 
         accepted_len = judge_in_order(round_input, accepts)
-        # The next round, if on its way, is checked against the bonus: it is always there.
-        return conclude(round_input, accepted_len, ratios, rows.own_sample, has_always_bonus=True)
+        # A pipelined round that follows is checked against the bonus, so there always is one.
+        return conclude(round_input, accepted_len, ratios, rows.target_sample, has_always_bonus=True)

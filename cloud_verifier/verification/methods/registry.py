@@ -1,4 +1,4 @@
-"""Method name → implementation, imported when first asked for."""
+"""Method name → implementation, imported when first used."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ _IMPLEMENTATIONS = {
 
 @cache
 def create_method(method: Method) -> VerificationMethod:
+    """Returns the one instance of a method's implementation."""
     module_name, _, class_name = _IMPLEMENTATIONS[method].partition(":")
     implementation: VerificationMethod = getattr(importlib.import_module(module_name), class_name)()
     return implementation

@@ -1,4 +1,4 @@
-"""The draft's truncated distributions q, as its supports carry them: q = weight / Σ weights in float64."""
+"""The draft's truncated distributions q from its supports: q = weight / Σ weights in float64."""
 
 from __future__ import annotations
 
@@ -13,22 +13,23 @@ from outrider.common.types import Support
 
 
 def support_probs(support: Support) -> NDArray[np.float64]:
-    """q of each id of the support, [n]."""
+    """Returns q of each id of the support, [n]."""
     weights = np.array(support.weights, np.float64)
     return np.asarray(weights / weights.sum())
 
 
 def target_probs(round_input: RoundInput, row: int) -> NDArray[np.float64]:
-    """p of each id of the support at `row`, [n]."""
+    """Returns p of each id of the support at `row`, [n]."""
     return np.asarray(np.exp(round_input.rows.log_probs(row, round_input.supports[row].token_ids)))
 
 
 def sample_residual(
     round_input: RoundInput, row: int, *, kept: float = 1.0, key: NoiseKey | None = None
 ) -> int:
-    """A sample ∝ max(kept · p − q, 0), for 0 < kept ≤ 1; keyed (RESIDUAL, start, row) unless told otherwise.
+    """Returns a sample ∝ max(kept · p − q, 0), for 0 < kept ≤ 1, keyed (RESIDUAL, start, row) by default.
 
-    Outside the support q is 0 and the residual proportional to p: only the ids of the support change.
+    Outside the support q is 0 and the residual proportional to p: only the weights of the support's ids
+    change.
     """
     support = round_input.supports[row]
     residual = target_probs(round_input, row) - support_probs(support) / kept
@@ -37,7 +38,7 @@ def sample_residual(
 
 
 def _logs(values: NDArray[np.float64]) -> Sequence[float]:
-    """log max(value, 0) of each."""
+    """Returns log max(value, 0) of each."""
     with np.errstate(divide="ignore"):
         logs: list[float] = np.log(np.maximum(values, 0.0)).tolist()
     return logs

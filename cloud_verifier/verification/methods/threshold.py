@@ -1,21 +1,22 @@
-"""Accept where p ≥ T_pass or p/q ≥ T_ratio, correct from p. Approximate: not the target's text.
+"""Accept where p ≥ T_pass or p/q ≥ T_ratio, correct from p. Approximate: not the target's distribution.
 
-No chance decides what stands: a draft token the target finds likely enough is kept however much likelier the
-draft finds it. T_pass = 1 with T_ratio above 1 accepts less than `shortcut` does; lower ones accept more, and
-drift further from the target. The defaults keep what the target gives three chances in ten, or half the
-draft's; they are a choice of ours.
+Acceptance is deterministic: a draft token likely enough for the target is accepted however much likelier it
+is for the draft. T_pass = 1 with T_ratio above 1 accepts less than `shortcut` does; lower ones accept more
+and are further from the target. The defaults (p ≥ 0.3, or half of q) are our own choice.
 """
 
 from __future__ import annotations
 
-from outrider.cloud_verifier.verification.methods.base import Outcome, RoundInput
+from outrider.cloud_verifier.verification.methods.base import Outcome, RoundInput, VerificationMethod
 from outrider.cloud_verifier.verification.methods.chain import conclude, judge_in_order, target_prob
 
 THRESHOLD_PASS = 0.3
 THRESHOLD_RATIO = 0.5
 
 
-class ThresholdMethod:
+class ThresholdMethod(VerificationMethod):
+    """Accepts by fixed limits on p and p/q, and corrects with the target's sample."""
+
     def verify(self, round_input: RoundInput) -> Outcome:
         params = round_input.method_params
         least = THRESHOLD_PASS if params.threshold_pass is None else params.threshold_pass
@@ -29,4 +30,4 @@ class ThresholdMethod:
             return prob >= least or ratio >= least_ratio
 
         accepted_len = judge_in_order(round_input, accepts)
-        return conclude(round_input, accepted_len, ratios, round_input.rows.own_sample)
+        return conclude(round_input, accepted_len, ratios, round_input.rows.target_sample)

@@ -1,24 +1,26 @@
-"""Medusa's typical acceptance. Approximate: not the target's text.
+"""Medusa's typical acceptance. Approximate: not the target's distribution.
 
 Cai et al. 2024, "Medusa: Simple LLM Inference Acceleration Framework with Multiple Decoding Heads", §2.3.1: a
-draft token stands while p > min(ε, δ·exp(−H(p))), whatever q was. The defaults are those of Medusa's code
-(`posterior_threshold` ε = 0.09, `posterior_alpha` δ = √ε = 0.3). Medusa keeps the first token of a round
-unchecked, because its own model made it; a draft's first token is another model's and is judged like the
-rest. What follows the tokens that stand is the target's own sample.
+draft token is accepted where p > min(ε, δ·exp(−H(p))), whatever q was. The defaults are those of Medusa's
+code (`posterior_threshold` ε = 0.09, `posterior_alpha` δ = √ε = 0.3). Medusa accepts the first token of a
+round unchecked, because its own model made it; a draft's first token is another model's and is judged like
+the rest. The target's sample follows the accepted tokens.
 """
 
 from __future__ import annotations
 
 import math
 
-from outrider.cloud_verifier.verification.methods.base import Outcome, RoundInput
+from outrider.cloud_verifier.verification.methods.base import Outcome, RoundInput, VerificationMethod
 from outrider.cloud_verifier.verification.methods.chain import conclude, judge_in_order, target_prob
 
 TYPICAL_EPSILON = 0.09
 TYPICAL_DELTA = 0.3
 
 
-class TypicalMethod:
+class TypicalMethod(VerificationMethod):
+    """Accepts tokens that are typical of p by its entropy, and corrects with the target's sample."""
+
     def verify(self, round_input: RoundInput) -> Outcome:
         params, rows = round_input.method_params, round_input.rows
         epsilon = TYPICAL_EPSILON if params.typical_epsilon is None else params.typical_epsilon
@@ -29,4 +31,4 @@ class TypicalMethod:
             # min(ε, δ e^−H) ≤ ε: above ε the entropy, a pass over the vocabulary, does not matter
             return prob > epsilon or prob > delta * math.exp(-rows.entropy(index))
 
-        return conclude(round_input, judge_in_order(round_input, accepts), (), rows.own_sample)
+        return conclude(round_input, judge_in_order(round_input, accepts), (), rows.target_sample)

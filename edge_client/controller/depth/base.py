@@ -1,4 +1,4 @@
-"""What a depth policy is: it decides from the rounds it was shown, and from nothing else."""
+"""The interface of depth policies, which decide from observed rounds and from nothing else."""
 
 from __future__ import annotations
 
@@ -9,16 +9,17 @@ from outrider.edge_client.drafting.base import ShouldStop
 
 
 class DepthPolicy(Protocol):
-    """Pure. The session clips the answer to the text, the context and what the verifier takes."""
+    """Chooses draft lengths. Pure; the session clips them to the end of the sequence, the context and the
+    verifier's limit."""
 
     def next_depth(self) -> int:
-        """The most tokens to draft in the next round."""
+        """Returns the most tokens to draft in the next round."""
         ...
 
     def stop_rule(self) -> ShouldStop | None:
-        """What may end the next round's draft before `next_depth` tokens; None: nothing does."""
+        """Returns the rule that may end the next draft before `next_depth` tokens; None: nothing does."""
         ...
 
     def observe(self, record: RoundRecord) -> None:
-        """A round that was answered, or was not (`is_answered`)."""
+        """Adds a round, answered or not (`is_answered`)."""
         ...

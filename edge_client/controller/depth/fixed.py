@@ -1,4 +1,4 @@
-"""Every round drafts the same number of tokens."""
+"""Draft the same number of tokens in every round."""
 
 from __future__ import annotations
 
@@ -9,14 +9,18 @@ DEFAULT_DEPTH = 4
 
 
 class FixedDepth:
+    """Always answers `num_speculative_tokens`."""
+
     def __init__(self, num_speculative_tokens: int = DEFAULT_DEPTH) -> None:
         self._num_speculative_tokens = num_speculative_tokens
 
     def next_depth(self) -> int:
+        """See `DepthPolicy.next_depth`."""
         return self._num_speculative_tokens
 
     def stop_rule(self) -> ShouldStop | None:
+        """See `DepthPolicy.stop_rule`."""
         return None
 
     def observe(self, record: RoundRecord) -> None:
-        pass
+        """See `DepthPolicy.observe`; nothing is learned."""

@@ -1,4 +1,4 @@
-"""Depth policies by name, each imported when it is asked for."""
+"""Depth policies by name, each imported when it is created."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def _create_window(start: int | None) -> DepthPolicy:
 
 def _create_optimal(start: int | None) -> DepthPolicy:
     from outrider.edge_client.controller.depth import optimal
-    from outrider.edge_client.controller.depth.acceptance import MAX_DEPTH
+    from outrider.edge_client.controller.settings import MAX_DEPTH
 
     start = optimal.DEFAULT_START if start is None else start
     return optimal.OptimalDepth(_checked("optimal", start, 1, MAX_DEPTH))
@@ -46,9 +46,9 @@ DEPTH_POLICIES = tuple(_FACTORIES)
 
 
 def create_depth_policy(name: str, num_speculative_tokens: int | None = None) -> DepthPolicy:
-    """`num_speculative_tokens` is the length of `fixed` and where the others start; None: each its own.
+    """Returns a new policy. `num_speculative_tokens` is the length of `fixed` and the start of the others.
 
-    Raises `UsageError` for a name that is not built and for a start outside the policy's range.
+    None is each policy's own start. Raises `UsageError` for an unknown name and a start outside the range.
     """
     factory = _FACTORIES.get(name)
     if factory is None:

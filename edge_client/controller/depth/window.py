@@ -1,4 +1,4 @@
-"""The length at which the acceptance rate over the last ten rounds is near a target."""
+"""Keep the acceptance rate over the last ten rounds near a target."""
 
 from __future__ import annotations
 
@@ -14,21 +14,24 @@ _LOWEST, _HIGHEST = 0.6, 0.8  # accepted : drafted over the window: the target o
 
 
 class WindowDepth:
-    """`start` in MIN_DEPTH … MAX_DEPTH. Each round may change the length by one."""
+    """Moves the length by at most one a round, from `start` within MIN_DEPTH to MAX_DEPTH."""
 
     def __init__(self, start: int = DEFAULT_START) -> None:
         self._depth = start
         self._rounds: deque[tuple[int, int]] = deque(maxlen=_NUM_ROUNDS)  # accepted, drafted
 
     def next_depth(self) -> int:
+        """See `DepthPolicy.next_depth`."""
         return self._depth
 
     def stop_rule(self) -> ShouldStop | None:
+        """See `DepthPolicy.stop_rule`."""
         return None
 
     def observe(self, record: RoundRecord) -> None:
+        """See `DepthPolicy.observe`."""
         if not record.is_answered or not record.num_draft_tokens:
-            return  # says nothing about acceptance
+            return  # has no acceptance rate
         self._rounds.append((record.num_accepted_tokens, record.num_draft_tokens))
         rate = sum(accepted for accepted, _ in self._rounds) / sum(drafted for _, drafted in self._rounds)
         if rate > _HIGHEST:

@@ -1,7 +1,7 @@
-"""Who may call: API keys, and browsers only from pages that the operator named.
+"""Decides who may call: holders of an API key, and browsers only from pages that the operator named.
 
-A web page anywhere may send requests to 127.0.0.1 from its reader's browser. It gives itself away by the
-`Origin` header; and a page whose own name was made to point here (DNS rebinding) by the `Host` header.
+A web page anywhere may send requests to 127.0.0.1 from its reader's browser. The `Origin` header shows that;
+the `Host` header shows a page whose own name was made to resolve to this machine (DNS rebinding).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from outrider.common.config.addresses import is_loopback, split_address
-from outrider.edge_client.config.serve import ServeConfig
+from outrider.edge_client.config.daemon import DaemonConfig
 from outrider.edge_client.daemon.openai.errors import ApiError
 
 if TYPE_CHECKING:
@@ -84,7 +84,7 @@ def check_body(headers: Headers) -> None:
 
 
 def shown_key(headers: Headers) -> str:
-    """Out of `Bearer KEY`, or `Basic` with the key as password; nothing where there is none."""
+    """Returns the key of `Bearer KEY`, or of `Basic` with the key as password; empty where there is none."""
     scheme, _, value = headers.get("authorization", "").partition(" ")
     if scheme.lower() == "bearer":
         return value.strip()
@@ -107,7 +107,7 @@ def check_origin(headers: Headers, allowed: tuple[str, ...]) -> None:
         raise ApiError(403, message, "permission_error", code="origin_not_allowed")
 
 
-def check_host(headers: Headers, serve: ServeConfig) -> None:
+def check_host(headers: Headers, serve: DaemonConfig) -> None:
     """Raises `ApiError` 403 where a loopback daemon is called by a foreign name."""
     host, _ = split_address(serve.listen, "--listen")
     if not is_loopback(host):
@@ -119,7 +119,7 @@ def check_host(headers: Headers, serve: ServeConfig) -> None:
 
 
 def _place(origin: str) -> str:
-    """HOST:PORT of an `Origin`; nothing where it is none, or `null`."""
+    """Returns HOST:PORT of an `Origin`; empty for `null` and for what cannot be parsed."""
     try:
         return urlsplit(origin).netloc
     except ValueError:
@@ -127,7 +127,7 @@ def _place(origin: str) -> str:
 
 
 def _name(host: str) -> str:
-    """A `Host` without its port; what cannot be read as one is whole, and nobody's name."""
+    """Returns a `Host` without its port; unchanged where it cannot be parsed, which then matches no name."""
     try:
         return urlsplit(f"//{host}").hostname or host
     except ValueError:

@@ -1,4 +1,4 @@
-"""API keys: where they come from, and whether one that is shown is among them."""
+"""Reads API keys and compares the one that a client shows with them."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from outrider.common.errors import UsageError
-from outrider.edge_client.config.serve import ServeConfig
+from outrider.edge_client.config.daemon import DaemonConfig
 
 
 @dataclass(frozen=True, slots=True)
 class Keys:
-    """API keys, as digests: what is compared takes the same time whatever was sent."""
+    """Holds API keys as digests, so that a comparison takes the same time whatever was sent."""
 
     digests: tuple[bytes, ...] = ()
 
     @classmethod
-    def read(cls, serve: ServeConfig) -> Keys:
-        """Raises `UsageError` for a file that cannot be read or holds no key."""
+    def read(cls, serve: DaemonConfig) -> Keys:
+        """Returns the configured keys. Raises `UsageError` for a file that cannot be read or holds no key."""
         keys = [serve.api_key] if serve.api_key else []
         if serve.api_key_file:
             keys += read_keys(Path(serve.api_key_file))
@@ -29,6 +29,7 @@ class Keys:
         return bool(self.digests)
 
     def match(self, shown: str) -> bool:
+        """Returns whether `shown` is one of the keys."""
         digest = _digest(shown)
         return sum(hmac.compare_digest(digest, each) for each in self.digests) > 0  # all of them, always
 
@@ -38,7 +39,8 @@ def _digest(key: str) -> bytes:
 
 
 def read_keys(path: Path) -> list[str]:
-    """One a line; # begins a comment. Raises `UsageError` for a file that cannot be read or holds none."""
+    """Returns the keys of a file, one a line; # begins a comment. Raises `UsageError` for a file that cannot
+    be read or holds none."""
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except OSError as error:

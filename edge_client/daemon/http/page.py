@@ -1,4 +1,4 @@
-"""The web page at `/`: one file, nothing from elsewhere, and headers that hold it to that."""
+"""Serves the web page at `/`: one file, and headers that let it load nothing from elsewhere."""
 
 from __future__ import annotations
 
@@ -13,11 +13,13 @@ _INLINE = re.compile(r"<(script|style)>(.*?)</\1>", re.DOTALL)
 
 @cache
 def page_html() -> str:
+    """Returns the page."""
     return (files("outrider.edge_client.daemon.http") / "page.html").read_text(encoding="utf-8")
 
 
 def _policy() -> str:
-    """Only the page's own script and style run, known by their hashes; only this daemon is talked to."""
+    """Returns the content security policy: only the page's own script and style run, known by their hashes,
+    and they may call only this daemon."""
     found = {"script": [], "style": []}  # type: dict[str, list[str]]
     for kind, content in _INLINE.findall(page_html()):
         digest = base64.b64encode(hashlib.sha256(content.encode()).digest()).decode()

@@ -1,4 +1,4 @@
-"""The daemon's routes, and what is wrong with a request for none of them."""
+"""Makes the daemon's routes, and the answers to requests that match none."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Route
 
-from outrider.edge_client.core.options import Mode
+from outrider.edge_client.core.options import REQUESTABLE_MODES, Mode
 from outrider.edge_client.daemon.http.access import AccessMiddleware
-from outrider.edge_client.daemon.http.exchange import Exchange
+from outrider.edge_client.daemon.http.endpoint import GenerationEndpoint
 from outrider.edge_client.daemon.http.page import PAGE_HEADERS, page_html
 from outrider.edge_client.daemon.openai.errors import ApiError
 from outrider.edge_client.daemon.openai.parsed import Kind
@@ -27,6 +27,7 @@ _METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
 def make_app(daemon: Daemon) -> Starlette:
+    """Returns the daemon as an ASGI application."""
     handlers = _Handlers(daemon)
     app = Starlette(
         routes=make_routes(daemon, handlers),
@@ -38,6 +39,7 @@ def make_app(daemon: Daemon) -> Starlette:
 
 
 def make_routes(daemon: Daemon, handlers: _Handlers) -> list[BaseRoute]:
+    """Returns all routes of the daemon."""
     return [
         Route("/", handlers.page),
         Route("/health", handlers.health),
@@ -46,8 +48,8 @@ def make_routes(daemon: Daemon, handlers: _Handlers) -> list[BaseRoute]:
         Route("/v1/models", handlers.models),
         Route("/v1/models/{name:path}", handlers.model),
         Route("/v1/sessions", handlers.sessions),
-        Route("/v1/completions", Exchange(daemon, Kind.COMPLETION), methods=["POST"]),
-        Route("/v1/chat/completions", Exchange(daemon, Kind.CHAT), methods=["POST"]),
+        Route("/v1/completions", GenerationEndpoint(daemon, Kind.COMPLETION), methods=["POST"]),
+        Route("/v1/chat/completions", GenerationEndpoint(daemon, Kind.CHAT), methods=["POST"]),
     ]
 
 
@@ -60,13 +62,14 @@ class _Handlers:
         return Response(page_html(), media_type="text/html; charset=utf-8", headers=PAGE_HEADERS)
 
     async def health(self, request: Request) -> Response:
-        """The process answers."""
+        """Answers that the process is alive."""
         return JSONResponse({"status": "ok"})
 
     async def ready(self, request: Request) -> Response:
-        """Whether a request would be served now: the draft is loaded, the verifier answers."""
+        """Answers 200 where a request would be served now: the draft is loaded and the verifier answers; else
+        503."""
         daemon = self._daemon
-        needs_verifier = daemon.config.mode != Mode.EDGE_ONLY
+        needs_verifier = daemon.config.mode is not Mode.EDGE_ONLY
         trouble = "stopping" if daemon.admission.is_stopping else ""
         if needs_verifier and not trouble:
             state = await daemon.watch.check(daemon.config)
@@ -97,14 +100,14 @@ class _Handlers:
         return JSONResponse({"object": "list", "data": daemon.activity.describe(), **counts})
 
     async def _model(self) -> dict[str, object]:
-        """Asks the verifier what it is, as far as it answers."""
+        """Returns the model as JSON, with what the verifier describes where it answers."""
         daemon = self._daemon
         state = await daemon.watch.check(daemon.config)
         draft, model = daemon.edge.draft, state.model
         about: dict[str, object] = {
             "mode": daemon.config.mode,
-            "modes": [str(mode) for mode in Mode if draft is not None or not mode.has_draft],
-            "method": daemon.config.method,
+            "modes": [str(mode) for mode in REQUESTABLE_MODES if draft is not None or not mode.has_draft],
+            "method": daemon.config.verification.method,
             "draft_fingerprint": draft.fingerprint if draft else None,
             "draft_context": draft.max_context if draft else None,
             "has_chat_template": daemon.template is not None,
@@ -136,7 +139,7 @@ async def _on_api_error(request: Request, error: Exception) -> Response:
 
 
 async def _on_http_error(request: Request, error: Exception) -> Response:
-    """404 and 405 of the router, in the shape that clients read."""
+    """Answers the router's 404 and 405 in the shape that clients read."""
     assert isinstance(error, HTTPException)
     message = f"{request.method} {request.url.path}: {error.detail}"
     if error.status_code == 404:

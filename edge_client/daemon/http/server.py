@@ -35,10 +35,11 @@ _LAST_ANSWERS_S = 3.0  # after the grace: for sessions to close at the verifier
 
 
 class Protocol(H11Protocol):
-    """Bounded buffers and times, and the transport beside each request: a stuck client can be cut off.
+    """Bounds buffers and times of a connection, and passes its transport to each request, so that a stuck
+    client can be cut off.
 
-    A connection that brings no whole head of a request in `--read-timeout`, or does not take its last answer,
-    is cut off. uvicorn ends only those that send nothing at all, after their first answer.
+    A connection that brings no complete head of a request within `--read-timeout`, or does not read its last
+    answer, is cut off. uvicorn ends only those that send nothing at all after their first answer.
     """
 
     def __init__(self, daemon: Daemon, **of_uvicorn: Any) -> None:
@@ -47,22 +48,26 @@ class Protocol(H11Protocol):
         self._waiting: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: Any) -> None:
+        """Bounds the write buffer and starts the wait for a request."""
         super().connection_made(transport)
         transport.set_write_buffer_limits(high=HIGH_WATER_BYTES)
         self.app_state = {**self.app_state, "transport": transport}
         self._expect_request()
 
     def handle_events(self) -> None:
+        """Ends the wait once a request has come."""
         before = self.cycle
         super().handle_events()
         if self.cycle is not before:  # a request has come
             self._expect_nothing()
 
     def on_response_complete(self) -> None:
+        """Starts the wait for the next request."""
         self._expect_request()
         super().on_response_complete()  # may find the next request there
 
     def connection_lost(self, exc: Exception | None) -> None:
+        """Ends the wait."""
         self._expect_nothing()
         super().connection_lost(exc)
 
@@ -79,15 +84,16 @@ class Protocol(H11Protocol):
 
 
 class Server(uvicorn.Server):
-    """Signals are `serve_until_signalled`'s."""
+    """Leaves signals to `serve_until_signalled`."""
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
+        """Captures no signal."""
         yield
 
 
 def open_socket(listen: str) -> socket.socket:
-    """Raises `UsageError` when the address cannot be bound."""
+    """Returns a listening socket. Raises `UsageError` where the address cannot be bound."""
     host, port = split_address(listen, "--listen", "127.0.0.1:7079")
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     found = socket.socket(family, socket.SOCK_STREAM)
@@ -104,6 +110,7 @@ def open_socket(listen: str) -> socket.socket:
 
 
 def run_until_signalled(daemon: Daemon, listener: socket.socket, on_ready: Callable[[], None]) -> None:
+    """Serves until SIGTERM or SIGINT, with the objects that exist now left out of garbage collection."""
     gc.collect()
     gc.freeze()  # what loading left lives as long as the process
     try:
@@ -115,8 +122,9 @@ def run_until_signalled(daemon: Daemon, listener: socket.socket, on_ready: Calla
 async def serve_until_signalled(
     daemon: Daemon, listener: socket.socket, on_ready: Callable[[], None]
 ) -> None:
-    """SIGTERM and SIGINT stop: nothing new is taken, running requests get `--stop-grace`, then their
-    sessions are cancelled. A second one ends the grace. SIGHUP reloads the configuration."""
+    """Serves until SIGTERM or SIGINT. Then nothing new is taken, running requests get `--stop-grace`, and
+    after that their sessions are cancelled; a second signal ends the grace. SIGHUP reloads the
+    configuration."""
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     loop = asyncio.get_running_loop()
     first, second = asyncio.Event(), asyncio.Event()
@@ -144,7 +152,7 @@ async def serve_until_signalled(
 
 
 def reload(daemon: Daemon) -> None:
-    """A configuration that is wrong changes nothing."""
+    """Reloads the configuration; an invalid one is logged and changes nothing."""
     try:
         held_back = daemon.reload()
     except OutriderError as error:

@@ -1,4 +1,4 @@
-"""A client's side of one request: its body in, its answer out within a bound, or the connection cut off."""
+"""Reads a request's body and writes its answer within bounds of size and time, or cuts the connection off."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from starlette.datastructures import Headers
 from starlette.responses import JSONResponse
 from starlette.types import Message, Receive, Scope, Send
 
-from outrider.edge_client.config.serve import ServeConfig
+from outrider.edge_client.config.daemon import DaemonConfig
 from outrider.edge_client.daemon.openai.errors import ApiError
 
 log = logging.getLogger(__name__)
@@ -28,11 +28,11 @@ _FLUSH_POLL_S = 0.05
 
 
 class ClientGone(Exception):
-    """The client left, or was cut off."""
+    """Raised where the client left or was cut off."""
 
 
 def cut_off(transport: asyncio.Transport) -> None:
-    """Ends a connection at once; what the kernel still holds for it is thrown away."""
+    """Ends a connection at once; unsent bytes in the kernel's buffer are dropped."""
     connection = transport.get_extra_info("socket")
     if connection is not None:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
@@ -40,10 +40,10 @@ def cut_off(transport: asyncio.Transport) -> None:
 
 
 class Wire:
-    """The client's side: reading a body, writing within a bound, cutting off."""
+    """Reads one request's body and writes its answer; a client that is too slow is cut off."""
 
     def __init__(
-        self, scope: Scope, receive: Receive, send: Send, request_id: str, serve: ServeConfig
+        self, scope: Scope, receive: Receive, send: Send, request_id: str, serve: DaemonConfig
     ) -> None:
         self._scope, self._receive, self._asgi_send = scope, receive, send
         self._request_id = (b"x-request-id", request_id.encode())
@@ -54,7 +54,7 @@ class Wire:
         self.client = f"{client[0]}:{client[1]}" if client else ""
 
     async def read_json(self, max_bytes: int) -> Any:
-        """Raises `ApiError` 413, 408 and 400, `ClientGone`."""
+        """Returns the body. Raises `ApiError` 413, 408 and 400, and `ClientGone`."""
         try:
             async with asyncio.timeout(self._read_timeout_s):
                 body = await self._read_body(max_bytes)
@@ -86,16 +86,18 @@ class Wire:
                 return body
 
     async def until_gone(self) -> None:
+        """Returns when the client has left."""
         while (await self._receive())["type"] != "http.disconnect":
             pass
 
     async def send_json(self, body: dict[str, object]) -> None:
+        """Sends the answer as one JSON object."""
         self._is_started = True
         response = JSONResponse(body, headers={"x-request-id": self._request_id[1].decode()})
         await response(self._scope, self._receive, self._send)
 
     async def fail(self, error: ApiError) -> None:
-        """As a status, or in a stream that has begun as its last event."""
+        """Sends an error: as the answer's status, or as the last event of a stream that has begun."""
         if self._is_stream:
             await self._send_data(_event(error.body()))
             await self.end_stream()
@@ -106,6 +108,7 @@ class Wire:
             await JSONResponse(error.body(), error.status, headers)(self._scope, self._receive, self._send)
 
     async def start_stream(self, first: dict[str, object] | None) -> None:
+        """Sends the head of an event stream, and its first chunk if there is one."""
         self._is_started = self._is_stream = True
         headers = [*_SSE_HEADERS, self._request_id]
         await self._send({"type": "http.response.start", "status": 200, "headers": headers})
@@ -113,14 +116,17 @@ class Wire:
             await self.send_chunks([first])
 
     async def send_chunks(self, chunks: list[dict[str, object]]) -> None:
+        """Sends chunks as events of the stream."""
         if chunks:
             await self._send_data(b"".join(map(_event, chunks)))
 
     async def end_stream(self) -> None:
+        """Sends the stream's closing event."""
         await self._send_data(b"data: [DONE]\n\n", is_last=True)
 
     async def flush(self) -> None:
-        """Until the answer has left this process; who does not take it in time is cut off."""
+        """Waits until the kernel has the whole answer. Raises `ClientGone` for a client that does not read it
+        in time."""
         transport = self._transport
         if transport is None:
             return
@@ -156,7 +162,8 @@ class Wire:
 
     @property
     def _transport(self) -> asyncio.Transport | None:
-        """What `server.Protocol` puts beside the request; none under another ASGI server."""
+        """Returns the transport that `server.Protocol` passes with the request; None under another ASGI
+        server."""
         found: asyncio.Transport | None = self._scope.get("state", {}).get("transport")
         return found
 

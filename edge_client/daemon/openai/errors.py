@@ -1,4 +1,4 @@
-"""What goes wrong, as OpenAI's clients read it: a status, and `{"error": {message, type, param, code}}`."""
+"""Turns errors into those of OpenAI's API: a status, and `{"error": {message, type, param, code}}`."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ from outrider.edge_client.tokenization.chat_template import TemplateRefusedError
 
 @dataclass
 class ApiError(Exception):
-    """`param` names the field of the request, `code` is for programs, `headers` go with the answer."""
+    """Answers a request with an error. `param` names the field of the request, `code` is for programs,
+    `headers` go with the answer."""
 
     status: int
     message: str
@@ -32,32 +33,37 @@ class ApiError(Exception):
     headers: dict[str, str] = field(default_factory=dict)
 
     def body(self) -> dict[str, object]:
+        """Returns the answer's JSON; long texts are cut."""
         message, param = _clipped(self.message, 1000), self.param and _clipped(self.param, 100)
         about = {"message": message, "type": self.type, "param": param, "code": self.code}
         return {"error": about}
 
 
 def _clipped(text: str, max_chars: int) -> str:
-    """Errors quote the request, which may hold megabytes."""
+    """Returns at most `max_chars` of a text: errors quote the request, which may hold megabytes."""
     return text if len(text) <= max_chars else text[:max_chars] + "…"
 
 
 def invalid(param: str, message: str, code: str = "invalid_value") -> ApiError:
+    """Returns the 400 for a field whose value is wrong."""
     return ApiError(400, f"{param}: {message}", param=param, code=code)
 
 
 def unsupported(param: str, message: str) -> ApiError:
+    """Returns the 400 for a field that asks for something this server does not do."""
     return ApiError(400, f"{param} is not supported: {message}", param=param, code="unsupported_parameter")
 
 
 def busy(message: str, retry_after_s: int) -> ApiError:
-    """OpenAI's clients read 429 as RateLimitError, wait as long as Retry-After says and try again."""
+    """Returns the 429 for a full queue. OpenAI's clients read it as RateLimitError, wait as long as
+    Retry-After says and try again."""
     return ApiError(
         429, message, "rate_limit_error", code="queue_full", headers={"Retry-After": str(retry_after_s)}
     )
 
 
 def stopping() -> ApiError:
+    """Returns the 503 of a daemon that is stopping."""
     message = "the daemon is stopping"
     return ApiError(503, message, "server_error", code="stopping", headers={"Retry-After": "5"})
 
@@ -74,8 +80,8 @@ _PARAMS = {
 
 
 def from_failure(error: Exception, subject: str = "prompt") -> ApiError:
-    """What a failed generation is to the client; `subject` is the field that holds its text. Anything but our
-    own errors is a bug, and says no more."""
+    """Returns the error for a failed generation; `subject` is the field that holds its text. An exception
+    that is not ours is a bug, and its message stays in the log."""
     match error:
         case ApiError():
             return error
@@ -104,7 +110,8 @@ def from_failure(error: Exception, subject: str = "prompt") -> ApiError:
 
 
 def _from_usage(error: UsageError) -> ApiError:
-    """It speaks of flags, a request has fields. What no request can choose is the operator's mistake."""
+    """Returns the error for wrong flags, with flags renamed to fields of the request. Where no request can
+    choose the flag, the daemon is misconfigured: 500."""
     names = [flag.replace("-", "_") for flag in _FLAG.findall(str(error))]
     if names and names[0] in OF_OPERATOR:
         return ApiError(500, str(error), "server_error", code="daemon_misconfigured")

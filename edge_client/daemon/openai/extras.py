@@ -1,12 +1,11 @@
-"""What a request may say under its key `outrider`: settings of the edge for this request alone."""
+"""Reads a request's key `outrider`: settings of the edge for this request alone."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import cache
 from typing import Any
 
-from outrider.common.config.fields import Leaf, leaves
+from outrider.common.config.fields import leaves_by_key
 from outrider.common.config.loader import check_value, did_you_mean
 from outrider.common.errors import ConfigError
 from outrider.edge_client.config.run_config import RunConfig
@@ -19,7 +18,7 @@ MAX_ITEMS = 256
 
 
 def read_extras(parsed: ParsedRequest, given: Mapping[str, object]) -> None:
-    """Raises `ApiError` naming the key."""
+    """Adds the given settings to `parsed`. Raises `ApiError` naming the key that is wrong."""
     for name, value in given.items():
         if value is None:
             continue
@@ -35,16 +34,10 @@ def read_extras(parsed: ParsedRequest, given: Mapping[str, object]) -> None:
 
 
 def _setting(name: str, value: object) -> Any:
-    """The configuration's own checks: type, range and choices are written down once."""
+    """Returns a value checked as the configuration checks it: type, range and choices."""
     if isinstance(value, list) and len(value) > MAX_ITEMS:
         raise invalid(f"outrider.{name}", f"has {len(value)} items; at most {MAX_ITEMS}")
     try:
-        return check_value(_leaves()[name], value, "outrider")
+        return check_value(leaves_by_key(RunConfig)[name], value, "outrider")
     except ConfigError as error:
         raise invalid(f"outrider.{name}", str(error)) from error
-
-
-@cache
-def _leaves() -> dict[str, Leaf]:
-    """Read off the dataclass once: that takes milliseconds."""
-    return {leaf.key: leaf for leaf in leaves(RunConfig)}

@@ -1,4 +1,4 @@
-"""Readers of single values of a request's JSON: the type and range they must have, or an `ApiError`."""
+"""Reads single values of a request's JSON; raises `ApiError` for a wrong type or range."""
 
 from __future__ import annotations
 
@@ -16,12 +16,14 @@ _PARTS = ("text", "input_text")
 
 
 def boolean(name: str, value: object) -> bool:
+    """Returns a truth value. Raises `ApiError` for anything else."""
     if not isinstance(value, bool):
         raise _type_error(name, value, "true or false")
     return value
 
 
 def text(name: str, value: object, max_chars: int | None = None) -> str:
+    """Returns a string of at most `max_chars`. Raises `ApiError` for anything else."""
     if not isinstance(value, str):
         raise _type_error(name, value, "text")
     if max_chars is not None and len(value) > max_chars:
@@ -30,6 +32,7 @@ def text(name: str, value: object, max_chars: int | None = None) -> str:
 
 
 def integer(name: str, value: object, low: int, high: int) -> int:
+    """Returns an integer between `low` and `high`. Raises `ApiError` for anything else."""
     if isinstance(value, bool) or not isinstance(value, int):
         raise _type_error(name, value, "an integer")
     if not low <= value <= high:
@@ -38,6 +41,7 @@ def integer(name: str, value: object, low: int, high: int) -> int:
 
 
 def number(name: str, value: object, low: float, high: float) -> float:
+    """Returns a number between `low` and `high`. Raises `ApiError` for anything else."""
     if isinstance(value, bool) or not isinstance(value, int | float) or value != value:  # NaN
         raise _type_error(name, value, "a number")
     if not low <= value <= high:
@@ -46,13 +50,14 @@ def number(name: str, value: object, low: float, high: float) -> float:
 
 
 def section(name: str, value: object) -> Mapping[str, object]:
+    """Returns an object. Raises `ApiError` for anything else."""
     if not isinstance(value, dict):
         raise _type_error(name, value, "an object")
     return value
 
 
 def stops(name: str, value: object) -> tuple[str, ...]:
-    """One text or a list of them."""
+    """Returns stop strings, given as one string or a list of them. Raises `ApiError` for anything else."""
     items = [value] if isinstance(value, str) else value
     if not isinstance(items, list):
         raise _type_error(name, value, "text, or a list of texts")
@@ -65,7 +70,8 @@ def stops(name: str, value: object) -> tuple[str, ...]:
 
 
 def biases(name: str, value: object) -> tuple[str, ...]:
-    """An object of token id to bias, as `RunConfig.logit_bias` has them."""
+    """Returns an object of token id to bias as ID:B strings, the form that `logit_bias` has in the
+    configuration."""
     entries = []
     for token_id, bias in section(name, value).items():
         if not token_id.isdecimal() or len(token_id) > _MAX_DIGITS:
@@ -75,7 +81,7 @@ def biases(name: str, value: object) -> tuple[str, ...]:
 
 
 def prompt(name: str, value: object, num_tokens: int) -> str | TokenIds:
-    """Text or token ids; a list that holds one of them is that one."""
+    """Returns a prompt: text or token ids, or a list that holds one of them."""
     if isinstance(value, list) and value and not isinstance(value[0], int):
         if len(value) > 1:
             raise unsupported(name, f"{len(value)} prompts in a request; send one request for each")
@@ -92,6 +98,7 @@ def prompt(name: str, value: object, num_tokens: int) -> str | TokenIds:
 
 
 def messages(name: str, value: object) -> tuple[Mapping[str, object], ...]:
+    """Returns a chat's messages with role and content. Raises `ApiError` naming the part that is wrong."""
     if not isinstance(value, list):
         raise _type_error(name, value, "a list of messages")
     if not value:
@@ -115,7 +122,7 @@ def _message(name: str, value: object) -> Mapping[str, object]:
 
 
 def _content(name: str, value: object) -> str:
-    """Text, or parts that are text."""
+    """Returns a message's text, given as a string or as parts that are text."""
     if not isinstance(value, list):
         return text(f"{name}.content", value)
     parts = []

@@ -1,6 +1,7 @@
-"""Log-probabilities in OpenAI's two shapes. They are the target's own, before sampling parameters.
+"""Shapes log-probabilities as OpenAI does, in two ways. They are the target's own, before sampling
+parameters.
 
-A token that the target gave none for (kept unverified, or chosen here by the method candidates) has null.
+A token without any (kept unverified, or chosen at the edge by the method candidates) has null.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ _REPLACEMENT = "�"
 
 
 def chat_logprobs(tokenizer: EdgeTokenizer, events: Sequence[TokenEvent], num_top: int) -> dict[str, object]:
+    """Returns the `logprobs` of a chat's choice."""
     return {"content": [_chat_token(tokenizer, event, num_top) for event in events], "refusal": None}
 
 
@@ -35,7 +37,8 @@ def _entry(tokenizer: EdgeTokenizer, token_id: int, logprob: float | None) -> di
 def completion_logprobs(
     tokenizer: EdgeTokenizer, events: Sequence[TokenEvent], num_top: int, num_chars: int
 ) -> dict[str, object]:
-    """`num_chars` of text came before `events`; `text_offset` counts from the completion's start."""
+    """Returns the `logprobs` of a completion's choice. `num_chars` of text came before `events`;
+    `text_offset` counts from the completion's start."""
     tokens, offsets, tops = [], [], []
     for event in events:
         tokens.append(tokenizer.token_text(event.token_id))

@@ -1,4 +1,4 @@
-"""A request that was read: what to generate, and how to answer. No HTTP in it."""
+"""Holds a request that has been read: what to generate, and how to answer."""
 
 from __future__ import annotations
 
@@ -11,13 +11,15 @@ from outrider.common.types import TokenIds
 
 
 class Kind(enum.StrEnum):
+    """Distinguishes the two routes that generate."""
+
     COMPLETION = "completion"
     CHAT = "chat"
 
 
 @dataclass(slots=True)
 class ParsedRequest:
-    """`changes` are fields of `RunConfig` for this request alone."""
+    """Holds one request. `changes` are settings of `RunConfig`, by key, for this request alone."""
 
     kind: Kind
     prompt: str | TokenIds = ""  # of a completion

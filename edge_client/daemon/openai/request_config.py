@@ -1,14 +1,13 @@
-"""The daemon's configuration as one request changes it.
+"""Makes the configuration of one request from the daemon's own.
 
-What the operator set as a default and this request makes pointless is dropped; what the request itself asks
-for and would have no effect is refused.
+Defaults of the operator that have no effect with this request are dropped; a setting of the request itself
+that would have no effect is refused.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import Any
-
+from outrider.common.config.loader import value_of, with_values
+from outrider.common.types import Method
 from outrider.edge_client.config.gate import GATE_KEYS, has_place, without_gate
 from outrider.edge_client.config.methods import METHODS_OF, judging_method, why_no_reverify
 from outrider.edge_client.config.run_config import RunConfig
@@ -22,11 +21,12 @@ _IN_ROUNDS = (Mode.SPECULATIVE, Mode.AUTO)
 
 
 def config_of(base: RunConfig, parsed: ParsedRequest) -> RunConfig:
-    """Raises `ApiError` naming a setting of the request that would have no effect."""
+    """Returns the request's configuration. Raises `ApiError` naming a setting of the request that would have
+    no effect."""
     num_top = parsed.num_top_logprobs
     logprobs = 0 if num_top is None else max(1, num_top)
     seed = base.seed if parsed.seed is None else parsed.seed
-    config = replace(base, seed=seed, logprobs=logprobs, **parsed.changes)
+    config = with_values(base, seed=seed, logprobs=logprobs, **parsed.changes)
     for name in parsed.changes:
         if why := _why_without_effect(name, config):
             raise unsupported(f"outrider.{name}", why)
@@ -37,31 +37,32 @@ def _without_pointless_defaults(config: RunConfig, parsed: ParsedRequest) -> Run
     asked = {name: value for name, value in parsed.changes.items() if name in GATE_KEYS}
     if asked == {"gate": GateUse.OFF} or not (asked or has_place(config)):
         config = without_gate(config)
-    pointless: dict[str, Any] = {
+    method = config.verification.method
+    pointless: dict[str, object] = {
         name: None
         for name, methods in METHODS_OF.items()
-        if name not in parsed.changes and config.method not in methods
+        if name not in parsed.changes and method not in methods
     }
     if "reverify" not in parsed.changes and why_no_reverify(config):
         pointless["reverify"] = False
-    return replace(config, **pointless)
+    return with_values(config, **pointless)
 
 
 def _why_without_effect(name: str, config: RunConfig) -> str:
-    mode, asked = Mode(config.mode), getattr(config, name)
+    mode, asked = config.mode, value_of(config, name)
     match name:
         case "depth_policy" | "num_speculative_tokens" if mode not in (*_IN_ROUNDS, Mode.CO_LOCATED):
             return f"mode {mode} has no rounds to draft for"
         case "pipeline" if mode is Mode.AUTO:
             return "mode auto decides it itself"
-        case "pipeline" if asked != Pipelining.OFF and mode not in _IN_ROUNDS:
+        case "pipeline" if asked is not Pipelining.OFF and mode not in _IN_ROUNDS:
             return f"mode {mode} has no rounds to send ahead"
-        case "num_rounds_in_flight" if mode is not Mode.AUTO and config.pipeline == Pipelining.OFF:
+        case "num_rounds_in_flight" if mode is not Mode.AUTO and config.pipelining.use is Pipelining.OFF:
             return "goes with pipeline on or auto, or with mode auto"
         case "on_timeout" | "timeout_ms" | "recover_timeout_s" if mode is Mode.EDGE_ONLY:
             return "mode edge-only waits for no verifier"
         case "reverify" if asked:
             return why_no_reverify(config).replace("--on-timeout", "on_timeout").replace("--", "")
-        case "method" if judging_method(config) is None and asked != "coupled":
+        case "method" if judging_method(config) is None and asked is not Method.COUPLED:
             return f"in mode {mode} no draft is judged"
     return ""

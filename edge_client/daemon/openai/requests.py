@@ -1,6 +1,6 @@
-"""From a request's JSON to a `ParsedRequest`. Every field is read, or refused by name; none is ignored.
+"""Reads a request's JSON into a `ParsedRequest`. Every field is read, or refused by name; none is ignored.
 
-`null` counts as not given. A field of OpenAI's that is not supported may still say what is done anyway
+`null` counts as not given. A field of OpenAI's that is not supported may still ask for what is done anyway
 (`n: 1`, `echo: false`): only asking for more is refused.
 """
 
@@ -21,7 +21,8 @@ _Reader = Callable[[ParsedRequest, str, object], None]
 
 
 def parse_request(kind: Kind, body: object, num_tokens: int) -> ParsedRequest:
-    """`num_tokens` is the tokenizer's size. Raises `ApiError` naming the first field that is wrong."""
+    """Returns the request that `body` describes; `num_tokens` is the tokenizer's size. Raises `ApiError`
+    naming the first field that is wrong."""
     if not isinstance(body, dict):
         raise ApiError(400, "the request's body must be a JSON object", code="invalid_json")
     given = {name: value for name, value in body.items() if value is not None}
@@ -98,7 +99,8 @@ def _read_stream_options(parsed: ParsedRequest, name: str, value: object) -> Non
 
 
 def _read_logprobs(parsed: ParsedRequest, name: str, value: object) -> None:
-    """A number in completions; in chats whether, and `top_logprobs` says how many."""
+    """Reads how many log-probabilities are wanted: a number in completions; a truth value in chats, where
+    `top_logprobs` has the number."""
     if parsed.kind is Kind.COMPLETION:
         parsed.num_top_logprobs = fields.integer(name, value, 0, MAX_TOP_LOGPROBS)
     elif not fields.boolean(name, value):

@@ -1,4 +1,4 @@
-"""Whose a setting of the edge is: a request's, or the operator's alone. Names are fields of `RunConfig`."""
+"""Lists which settings of `RunConfig`, by key, a request may choose, and which only the operator may."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Answers in OpenAI's shapes: whole ones, and the chunks of a stream. Pure: events in, objects out."""
+"""Shapes answers as OpenAI does: complete ones, and the chunks of a stream."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ _Object = dict[str, object]
 
 
 class Shaper:
-    """Of one request. `fingerprint` is the target's, known once a token is there."""
+    """Makes the answer to one request out of its events. `fingerprint` is the target's, set once it is
+    known."""
 
     def __init__(self, parsed: ParsedRequest, tokenizer: EdgeTokenizer, request_id: str, model: str) -> None:
         self.fingerprint: str | None = None
@@ -37,6 +38,7 @@ class Shaper:
     # --------------------------------------------------------------------------------------- whole
 
     def whole(self, events: Sequence[SessionEvent], usage: _Object) -> _Object:
+        """Returns the complete answer."""
         tokens = [event for event in events if isinstance(event, TokenEvent)]
         text = "".join(event.text for event in events if isinstance(event, TokenEvent | EndEvent))
         finish = next(_FINISH.get(e.finish_reason) for e in reversed(events) if isinstance(e, EndEvent))
@@ -52,14 +54,14 @@ class Shaper:
     # -------------------------------------------------------------------------------------- chunks
 
     def first_chunk(self) -> _Object | None:
-        """A chat's stream begins with the role."""
+        """Returns the chunk with the role that a chat's stream begins with; None for a completion."""
         if not self._is_chat:
             return None
         return self._chunk({"index": 0, "delta": {"role": "assistant", "content": ""}}, None, None)
 
     def chunks(self, events: Sequence[SessionEvent], live: _Object | None) -> list[_Object]:
-        """What one moment brought, as one chunk; none where it shows nothing yet. The end is a chunk of its
-        own. `live` goes along where the request asked for tokens."""
+        """Returns the chunks for a batch of events: one where it shows something, and one for the end. `live`
+        goes with the first where the request asked for tokens."""
         tokens = [event for event in events if isinstance(event, TokenEvent)]
         cleared = [event.index for event in events if isinstance(event, MarkClearedEvent)]
         end = next((event for event in events if isinstance(event, EndEvent)), None)
@@ -74,6 +76,7 @@ class Shaper:
         return made
 
     def usage_chunk(self, usage: _Object) -> _Object:
+        """Returns the last chunk, which has the usage."""
         return {**self._head(self._chunk_name), "choices": [], "usage": usage}
 
     def _delta(self, text: str) -> _Object:

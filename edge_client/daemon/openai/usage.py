@@ -41,7 +41,8 @@ _FROM_STATS = (
 def make_usage(
     result: SessionResult, config: RunConfig, num_prompt_tokens: int, seed: int, num_reused_tokens: int
 ) -> dict[str, object]:
-    """`num_reused_tokens` of the prompt were in the draft's memory already."""
+    """Returns the answer's `usage`. `num_reused_tokens` of the prompt were in the draft's KV cache
+    already."""
     num_tokens = len(result.token_ids)
     return {
         "prompt_tokens": num_prompt_tokens,
@@ -54,13 +55,14 @@ def make_usage(
 def make_extras(
     result: SessionResult, config: RunConfig, seed: int, num_reused_tokens: int
 ) -> dict[str, object]:
+    """Returns `usage.outrider`: how the text was made, and its counts and times."""
     stats, method = result.stats.summary(result.origins), judging_method(config)
     num_unverified = result.num_unverified_tokens
     return {
         "seed": seed,
         "mode": config.mode,
         "method": method,
-        "gate": config.gate,
+        "gate": config.gate.use,
         "exact": (method is None or method.is_exact) and num_unverified == 0,
         "finish_reason": str(result.finish_reason),
         "num_unverified_tokens": num_unverified,

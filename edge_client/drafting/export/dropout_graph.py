@@ -24,6 +24,7 @@ from typing import Any
 import numpy as np
 
 from outrider.common.errors import ModelError, UsageError
+from outrider.common.process.extras import needs_extra
 from outrider.edge_client.drafting.export.quantize import BLOCK_SIZE
 from outrider.edge_client.drafting.export.writer import MICROSOFT, OnnxWriter, ValueInfo
 from outrider.edge_client.drafting.onnx.dropout import DEFAULT_RATE, DEFAULT_SAMPLES, MAX_SAMPLES
@@ -44,17 +45,15 @@ _LEAST_SHARED_BYTES = 1024
 
 
 def add_dropout(directory: Path, *, num_samples: int = DEFAULT_SAMPLES, rate: float = DEFAULT_RATE) -> Path:
-    """Write `draft.dropout.onnx` beside an exported draft, whose files stay as they are.
+    """Writes `draft.dropout.onnx` beside an exported draft, whose files stay unchanged.
 
-    Thresholds on the variance depend on `num_samples` masks and `rate`, so both belong to the file. Needs
-    the `export` extra. Raises `ModelError` for a directory that is no exported draft or cannot be
-    written to, `UsageError` for numbers out of range.
+    Thresholds on the variance depend on `num_samples` masks and `rate`, so the file has both. Needs the
+    `export` extra. Raises `ModelError` for a directory that is no exported draft or cannot be written to,
+    `UsageError` for numbers out of range.
     """
     check_numbers(num_samples, rate)
-    try:
+    with needs_extra("export", "draft add-dropout"):
         import onnx
-    except ImportError as error:
-        raise ModelError("the variant needs the onnx package: pip install 'outrider[export]'") from error
     spec = read_spec(directory)
     model = onnx.load(directory / GRAPH_FILE, load_external_data=False)
     _append_branch(model.graph, spec)
@@ -99,7 +98,7 @@ def _append_branch(graph: Any, spec: DraftSpec) -> None:
 
 
 def _behind_attention(graph: Any, spec: DraftSpec) -> tuple[list[Any], Any]:
-    """The nodes between the last layer's second norm and the head, and the head."""
+    """Returns the nodes between the last layer's second norm and the head, and the head."""
     known = {f"model.layers.{spec.num_layers - 1}.post_attention_layernorm.out"}
     nodes: list[Any] = []
     for node in graph.node:
@@ -113,7 +112,7 @@ def _behind_attention(graph: Any, spec: DraftSpec) -> tuple[list[Any], Any]:
 
 
 def _copy_with_masks(writer: OnnxWriter, nodes: Sequence[Any], masks: Iterable[str], result: str) -> str:
-    """Copies of `nodes`, each matrix's input masked; the name of the copy of `result`."""
+    """Adds copies of `nodes` whose matrices have masked inputs; returns the name of the copy of `result`."""
     masks = iter(masks)
     copies: dict[str, str] = {}
     for node in nodes:
@@ -128,7 +127,7 @@ def _copy_with_masks(writer: OnnxWriter, nodes: Sequence[Any], masks: Iterable[s
 
 
 def _score_candidates(writer: OnnxWriter, graph: Any, head: Any, rows: str, spec: DraftSpec) -> None:
-    """The head for the most probable ids alone: for all of them it is the larger part of a small model.
+    """Adds the head for the most probable ids only: for all ids it is the larger part of a small model.
 
     Without masks there are no candidates either, so that the branch takes no time.
     """
@@ -153,7 +152,7 @@ def _score_candidates(writer: OnnxWriter, graph: Any, head: Any, rows: str, spec
 
 
 def _with_last_axis(graph: Any, name: str, new_name: str) -> Any:
-    """The constant `name` [rows, blocks] as [rows, blocks, 1]: the same bytes."""
+    """Returns the constant `name` [rows, blocks] as [rows, blocks, 1], with the same bytes."""
     (found,) = (constant for constant in graph.initializer if constant.name == name)
     copy = type(found)()
     copy.CopyFrom(found)

@@ -1,4 +1,4 @@
-"""Export a Hugging Face decoder directory to the INT4 ONNX form that the edge drafts with."""
+"""Exports a Hugging Face decoder directory to the INT4 ONNX form that the edge drafts with."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any
 
 from outrider.common.errors import ModelError, UsageError
 from outrider.common.models.fingerprint import directory_fingerprint, num_tokens, tokenizer_fingerprint
+from outrider.common.process.extras import needs_extra
 from outrider.edge_client.drafting import spec as files
 from outrider.edge_client.drafting.export.graph import GraphBuilder
 from outrider.edge_client.drafting.export.hf_config import DecoderConfig, read_config
@@ -26,7 +27,7 @@ _MAX_INLINE_BYTES = 256 << 20  # larger weights go beside the graph, so that loa
 
 @dataclass(frozen=True, slots=True)
 class ExportReport:
-    """What was written where."""
+    """Describes what was written."""
 
     out_dir: Path
     architecture: str
@@ -49,10 +50,10 @@ def export_draft(
     accuracy_level: int = INT8_ACTIVATIONS,
     progress: Progress | None = None,
 ) -> ExportReport:
-    """Write `draft.onnx`, `draft.json` and `tokenizer.json` into `out_dir`, made if missing.
+    """Writes `draft.onnx`, `draft.json` and `tokenizer.json` into `out_dir`, made if missing.
 
     The context is the model's own, 32,768 or `max_context` at most. `first_layers` keeps that many decoder
-    layers, with the model's own final norm and head behind them. `accuracy_level` is
+    layers, with the model's own final norm and head after them. `accuracy_level` is
     MatMulNBits': 4 rounds activations to int8, 1 keeps them float32 and is two to four times
     slower. Needs the `export` extra, not torch. Raises `ModelError` for a directory that is not a
     Llama-, Qwen2- or Qwen3-style safetensors model with its tokenizer.json, `UsageError` for more layers
@@ -108,10 +109,8 @@ def _silent(_done: int, _total: int, _what: str) -> None:
 
 
 def _require_onnx() -> None:
-    try:
+    with needs_extra("export", "draft export"):
         import onnx  # noqa: F401
-    except ImportError as error:
-        raise ModelError("export needs the onnx package: pip install 'outrider[export]'") from error
 
 
 def _save(model: Any, out_dir: Path) -> None:
@@ -159,7 +158,8 @@ def _write_spec(
 
 
 def _copy_chat_template(hf_dir: Path, out_dir: Path) -> None:
-    """What conversations need (`edge-client chat` and `serve`); no part of the draft's fingerprint."""
+    """Copies the chat template for `edge-client chat` and `serve`; it is no part of the draft's
+    fingerprint."""
     for name in (TEMPLATE_FILE, CONFIG_FILE):
         if (hf_dir / name).is_file():
             shutil.copyfile(hf_dir / name, out_dir / name)

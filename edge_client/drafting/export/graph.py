@@ -25,13 +25,6 @@ from outrider.edge_client.drafting.export.safetensors_dir import TensorDirectory
 from outrider.edge_client.drafting.export.writer import MICROSOFT, OnnxWriter, ValueInfo
 from outrider.edge_client.drafting.spec import ROW_OUTPUTS
 
-OPSET = 21
-IR_VERSION = 10
-ACCURACY_LEVEL = (
-    4  # activations are rounded to int8 inside MatMulNBits; level 1 costs up to four times as much
-)
-_MS = "com.microsoft"
-
 
 class GraphBuilder:
     """Collects nodes and constants; `build()` returns the `onnx.ModelProto`."""
@@ -153,7 +146,7 @@ class GraphBuilder:
         return quantize(self._tensors.read(name, shape)[: self._num_tokens], name)
 
     def _linear(self, prefix: str, parts: dict[str, int], num_inputs: int, hidden: str) -> str:
-        """The projections `parts` (name → outputs) as one matrix, outputs side by side."""
+        """Adds the projections `parts` (name → outputs) as one matrix, outputs side by side."""
         weights = [self._tensors.read(f"{prefix}.{p}.weight", (n, num_inputs)) for p, n in parts.items()]
         name = f"{prefix}.{'_'.join(parts)}"
         matrix = quantize(np.concatenate(weights), name)

@@ -1,4 +1,4 @@
-"""Read the `config.json` of a Hugging Face decoder into what the graph builder needs, or refuse by name."""
+"""Reads the `config.json` of a Hugging Face decoder for the graph builder, or rejects it with a reason."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ ROPE_TYPES = ("default", "linear", "llama3")
 
 @dataclass(frozen=True, slots=True)
 class DecoderConfig:
-    """A pre-norm decoder with rotary grouped-query attention and a gated SiLU MLP."""
+    """Describes a pre-norm decoder with rotary grouped-query attention and a gated SiLU MLP."""
 
     architecture: str  # "llama", "qwen2", "qwen3"
     vocab_size: int  # rows of the embedding, padding included
@@ -42,6 +42,7 @@ class DecoderConfig:
     eos_token_ids: tuple[int, ...]
 
     def inverse_frequencies(self) -> NDArray[np.float64]:  # [head_dim // 2], radians a position
+        """Returns the rotary frequencies [head_dim // 2] in radians a position."""
         exponents = np.arange(0, self.head_dim, 2) / self.head_dim
         frequencies = 1.0 / float(self.rope["rope_theta"]) ** exponents
         return _scale_frequencies(frequencies, self.rope)
@@ -135,7 +136,8 @@ def _scale_frequencies(frequencies: NDArray[np.float64], rope: Mapping[str, Any]
 
 
 def read_eos_token_ids(hf_dir: Path) -> tuple[int, ...]:
-    """The end-of-text ids of a model directory; none where it has no config.json. Raises `ModelError`."""
+    """Returns the end-of-text ids of a model directory; none where it has no config.json. Raises
+    `ModelError`."""
     if not (hf_dir / "config.json").exists():
         return ()
     try:
@@ -145,7 +147,8 @@ def read_eos_token_ids(hf_dir: Path) -> tuple[int, ...]:
 
 
 def _eos_token_ids(raw: Mapping[str, Any], hf_dir: Path) -> tuple[int, ...]:
-    """generation_config.json knows more end-of-text ids than config.json, where it exists."""
+    """Returns the end-of-text ids; generation_config.json has more of them than config.json, where it
+    exists."""
     generation = hf_dir / "generation_config.json"
     ids = _read_json(generation).get("eos_token_id") if generation.exists() else None
     if ids is None:

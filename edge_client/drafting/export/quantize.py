@@ -29,17 +29,19 @@ Float32 = NDArray[np.float32]
 
 @dataclass(frozen=True, slots=True)
 class QuantizedMatrix:
-    """`[rows, columns]` weights; rows are outputs (or token ids), columns are inputs."""
+    """Holds `[rows, columns]` weights in INT4; rows are outputs (or token ids), columns are inputs."""
 
     packed: NDArray[np.uint8]  # [rows, columns // 32, 16]
     scales: Float32  # [rows, columns // 32]
 
     @property
     def shape(self) -> tuple[int, int]:
+        """Returns (rows, columns)."""
         rows, num_blocks, _ = self.packed.shape
         return rows, num_blocks * BLOCK_SIZE
 
     def dequantize(self) -> Float32:  # [rows, columns]
+        """Returns the weights [rows, columns] in float32."""
         codes = np.empty((*self.packed.shape[:2], BLOCK_SIZE), np.float32)
         codes[..., 0::2] = self.packed & 0x0F
         codes[..., 1::2] = self.packed >> 4
@@ -47,9 +49,9 @@ class QuantizedMatrix:
 
 
 def quantize(weights: NDArray[Any], name: str = "weights") -> QuantizedMatrix:
-    """Quantise a `[rows, columns]` matrix along its columns.
+    """Returns a `[rows, columns]` matrix quantised along its columns.
 
-    Raises `ModelError` when the columns are not a multiple of 32 or a weight is not finite.
+    Raises `ModelError` where the columns are not a multiple of 32 or a weight is not finite.
     """
     if weights.ndim != 2 or weights.shape[1] % BLOCK_SIZE:
         shape = "x".join(map(str, weights.shape))
@@ -64,7 +66,7 @@ def quantize(weights: NDArray[Any], name: str = "weights") -> QuantizedMatrix:
 
 
 def fake_quantize(weights: NDArray[Any]) -> Float32:
-    """What `weights` become after quantising and dequantising, `[rows, columns]` in float32."""
+    """Returns `weights` after quantising and dequantising, `[rows, columns]` in float32."""
     return quantize(weights).dequantize()
 
 

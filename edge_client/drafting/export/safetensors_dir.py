@@ -32,7 +32,7 @@ class _Entry:
 
 
 class TensorDirectory:
-    """All tensors of `model.safetensors` or of the shards its index names."""
+    """Reads the tensors of `model.safetensors`, or of the shards that its index names."""
 
     def __init__(self, hf_dir: Path) -> None:
         """Reads headers only. Raises `ModelError` when files are missing, truncated or of another kind."""
@@ -44,14 +44,17 @@ class TensorDirectory:
 
     @property
     def num_parameters(self) -> int:
+        """Returns the number of parameters."""
         return self.num_parameters_below("")
 
     def num_parameters_below(self, prefix: str) -> int:
+        """Returns the number of parameters whose name begins with `prefix`."""
         entries = (entry for name, entry in self._entries.items() if name.startswith(prefix))
         return sum(int(np.prod(entry.shape)) for entry in entries)
 
     def read(self, name: str, shape: tuple[int, ...]) -> NDArray[np.float32]:
-        """Raises `ModelError` when the tensor is missing or has another shape or an integer dtype."""
+        """Returns a tensor as float32. Raises `ModelError` where it is missing or has another shape or an
+        integer dtype."""
         entry = self._entries.get(name)
         if entry is None:
             raise ModelError(f"{self._hf_dir} has no tensor {name!r}")

@@ -1,4 +1,4 @@
-"""A thin writer of ONNX graphs: nodes and constants by name, and the operators we use most."""
+"""Writes ONNX graphs: nodes and constants by name, and the operators that we use most."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ INT8_ACTIVATIONS = 4  # MatMulNBits' accuracy level; level 1 keeps float32 and c
 
 @dataclass(frozen=True, slots=True)
 class ValueInfo:
-    """An input or output of the graph; strings in the shape are free dimensions."""
+    """Describes an input or output of the graph; strings in the shape are free dimensions."""
 
     name: str
     dtype: str
@@ -27,7 +27,7 @@ class ValueInfo:
 
 
 class OnnxWriter:
-    """Collects a graph. Names are the caller's and must be unique."""
+    """Collects a graph. The caller chooses names, which must be unique."""
 
     def __init__(self, accuracy_level: int) -> None:
         self._accuracy_level = accuracy_level
@@ -37,12 +37,13 @@ class OnnxWriter:
     def node(
         self, op: str, inputs: Sequence[str], outputs: Sequence[str], domain: str = "", **attributes: Any
     ) -> None:
-        """An empty name stands for an optional input or output that is left out."""
+        """Adds a node. An empty name leaves an optional input or output out."""
         from onnx import helper
 
         self._nodes.append(helper.make_node(op, inputs, outputs, domain=domain, **attributes))
 
     def constant(self, name: str, values: NDArray[Any]) -> None:
+        """Adds a constant."""
         from onnx import numpy_helper
 
         self._constants[name] = numpy_helper.from_array(np.ascontiguousarray(values), name)
@@ -50,26 +51,27 @@ class OnnxWriter:
     def matmul(
         self, out: str, hidden: str, packed: str, scales: str, shape: tuple[int, int], bias: str = ""
     ) -> None:
-        """hidden `[..., columns]` times an INT4 matrix `shape` = (rows, columns) → `[..., rows]`."""
+        """Multiplies hidden `[..., columns]` by an INT4 matrix of `shape` (rows, columns), giving `[...,
+        rows]`."""
         inputs = [hidden, packed, scales, "", "", bias] if bias else [hidden, packed, scales]
         sizes = {"N": shape[0], "K": shape[1], "bits": 4, "block_size": BLOCK_SIZE}
         self.node("MatMulNBits", inputs, [out], MICROSOFT, accuracy_level=self._accuracy_level, **sizes)
 
     def split(self, name: str, sizes: Sequence[int]) -> list[str]:
-        """Parts of the last axis."""
+        """Splits the last axis and returns the names of the parts."""
         self.constant(f"{name}.sizes", np.array(sizes, np.int64))
         parts = [f"{name}.{index}" for index in range(len(sizes))]
         self.node("Split", [name, f"{name}.sizes"], parts, axis=-1)
         return parts
 
     def last_row(self, name: str) -> str:
-        """`[1, n, size]` → `[1, 1, size]`."""
+        """Adds `[1, n, size]` → `[1, 1, size]` and returns the result's name."""
         self.constant("last_index", np.array([-1], np.int64))
         self.node("Gather", [name, "last_index"], [f"{name}.last"], axis=1)
         return f"{name}.last"
 
     def model(self, name: str, inputs: Sequence[ValueInfo], outputs: Sequence[ValueInfo]) -> Any:
-        """The finished `onnx.ModelProto`."""
+        """Returns the finished `onnx.ModelProto`."""
         from onnx import helper
 
         infos = [[_value_info(value) for value in values] for values in (inputs, outputs)]
@@ -78,7 +80,7 @@ class OnnxWriter:
         return helper.make_model(graph, opset_imports=opsets, ir_version=IR_VERSION, producer_name="outrider")
 
     def extend(self, graph: Any, *, inputs: Sequence[ValueInfo], outputs: Sequence[ValueInfo]) -> None:
-        """Put what was collected into an existing `onnx.GraphProto`, behind its own nodes."""
+        """Appends the collected nodes to an existing `onnx.GraphProto`, after its own."""
         graph.node.extend(self._nodes)
         graph.initializer.extend(self._constants.values())
         graph.input.extend(map(_value_info, inputs))

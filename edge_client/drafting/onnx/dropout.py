@@ -1,9 +1,9 @@
-"""MC dropout on the draft: masks made of keyed noise, and the variance they cause.
+"""Makes the masks of MC dropout from keyed noise, and measures the variance that they cause.
 
-The variant of the draft's graph (`dropout_graph.py`) says beside the ordinary row what `num_samples` copies
-of the last MLP and what follows say, each with some inputs of that MLP's matrices dropped. Masks are a
-function of the seed and of the token's index alone, so a text has the same ones on any machine, after any
-rollback and however it was drafted.
+The variant of the draft's graph (`dropout_graph.py`) returns, beside the ordinary row, the rows of
+`num_samples` copies of the last MLP and all after it, each with some inputs of that MLP's matrices dropped.
+Masks are a function of the seed and of the token's index alone, so they are the same on any machine, after
+any rollback and however a sequence was drafted.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ MAX_SAMPLES = 64
 
 @dataclass(frozen=True, slots=True)
 class DropoutPlan:
-    """What the variant of one draft was exported with."""
+    """Holds the numbers that the variant of one draft was exported with."""
 
     num_samples: int
     rate: float
@@ -32,28 +32,28 @@ class DropoutPlan:
 
 @dataclass(frozen=True, slots=True)
 class Candidates:
-    """The most probable ids, the first first, and their logits under each mask."""
+    """Holds the most probable ids, best first, and their logits under each mask."""
 
     ids: NDArray[np.int64]  # [num_candidates]
     logits: NDArray[np.float32]  # [num_samples, num_candidates]
 
 
 def fill_masks(masks: NDArray[np.float32], rate: float, seed: int, position: int) -> None:
-    """Write the masks of the token at index `position` into `masks` [num_samples, 1, width].
+    """Writes the masks of the token at index `position` into `masks` [num_samples, 1, width].
 
-    An entry is 0 where its 32-bit lane of `noise.philox` is below rate · 2^32, else 1 / (1 − rate); lanes
-    are counted through the samples in order, so fewer samples are the first of more.
+    An entry is 0 where its 32-bit lane of `noise.philox` is below rate · 2^32, else 1 / (1 − rate); lanes are
+    counted through the samples in order, so fewer samples are the first of more.
     """
     lanes = lanes_row(seed, position, masks.size, Purpose.DROPOUT, 0).reshape(masks.shape)
     np.multiply(lanes >= np.uint32(round(rate * 2**32)), np.float32(1 / (1 - rate)), out=masks)
 
 
 def top_variance(candidates: Candidates) -> float:
-    """Return the variance over the masks of ln p of the most probable id, in nats².
+    """Returns the variance over the masks of ln p of the most probable id, in nats².
 
-    p is among the candidates, so that no mask needs the whole vocabulary. Of the logarithm, because the
-    variance of p itself is smallest where the draft knows least: a flat distribution has no p to vary
-    (docs/mc-dropout.md has both measured). Unbiased: divided by num_samples − 1.
+    p is normalised over the candidates, so that no mask needs the whole vocabulary. The logarithm is used
+    because the variance of p itself is smallest where the draft is least certain (docs/mc-dropout.md has both
+    measured). Unbiased: divided by num_samples − 1.
     """
     scores = candidates.logits - candidates.logits[:, :1]  # [num_samples, num_candidates]; the first's is 0
     highest = scores.max(axis=1, keepdims=True)  # at least 0

@@ -1,4 +1,4 @@
-"""What MC dropout takes of a drafted token: measured on the draft that was loaded, for who pays for it."""
+"""Measures the time that MC dropout adds to a drafted token, on the draft that was loaded."""
 
 from __future__ import annotations
 
@@ -16,19 +16,20 @@ _NUM_WARM, _NUM_TIMED = 2, 7
 
 @dataclass(frozen=True, slots=True)
 class DropoutCost:
-    """Medians of a few steps at the beginning of a text, with masks and with none in turn."""
+    """Holds medians of a few steps at the beginning of a sequence, with masks and without in turn."""
 
     plain_ms: float
     extra_ms: float  # masks, branch and variance
 
     @property
     def ratio(self) -> float:
-        """A step with dropout : one without."""
+        """Returns a step's time with dropout over one without."""
         return (self.plain_ms + self.extra_ms) / self.plain_ms
 
 
 def measure_cost(session: Any, spec: DraftSpec, plan: DropoutPlan) -> DropoutCost:
-    """`session` is over the variant. Without masks its branch has nothing to do: the rest is the draft."""
+    """Returns the cost; `session` runs the variant. Without masks its branch does nothing, which measures the
+    plain draft."""
     varied = OnnxRunner(session, spec, 1.0, plan)
     plain = OnnxRunner(session, spec, 1.0, replace(plan, num_samples=0, num_candidates=0))
     plain_ms, extra_ms = [], []

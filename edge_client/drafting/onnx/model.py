@@ -1,4 +1,4 @@
-"""The INT4 draft in onnxruntime: one session over the weights, shared by every sequence."""
+"""Runs the INT4 draft in onnxruntime: one session over the weights, shared by every sequence."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from outrider.common.errors import ModelError, UsageError
+from outrider.common.process.extras import needs_extra
 from outrider.common.sampling.processors import check_sampling_params
 from outrider.common.types import SamplingParams
 from outrider.edge_client.drafting.onnx.dropout import DropoutPlan
@@ -23,7 +24,8 @@ from outrider.edge_client.drafting.spec import (
 
 
 class OnnxDraftModel:
-    """A `DraftModel`. Sequences may run in parallel threads; their runs leave the interpreter lock."""
+    """Implements `DraftModel`. Sequences may run in parallel threads; their runs release the interpreter
+    lock."""
 
     def __init__(
         self, directory: Path, spec: DraftSpec, session: Any, dropout: DropoutPlan | None = None
@@ -31,13 +33,17 @@ class OnnxDraftModel:
         self.directory = directory
         self.spec = spec
         self.dropout = dropout  # of the variant that runs; None: the plain graph does
+        self.num_tokens, self.max_context = spec.num_tokens, spec.max_context
+        self.eos_token_ids = spec.eos_token_ids
+        self.fingerprint, self.tokenizer_fingerprint = spec.fingerprint, spec.tokenizer_fingerprint
+        self.signal_names = ("nll", "entropy", "margin", *(("variance",) if dropout else ()))
         self._session: Any = session
 
     @classmethod
     def open(cls, directory: Path | str, *, threads: int = 1, has_variance: bool = False) -> Self:
-        """Load an exported draft; `has_variance` its variant that tells the variance instead: the same draft,
-        slower. Raises `ModelError` naming what is wrong with the directory, `UsageError` where it has no
-        such variant."""
+        """Loads an exported draft, or with `has_variance` its variant that also measures the variance: the
+        same draft, slower. Raises `ModelError` naming what is wrong with the directory, `UsageError` where it
+        has no such variant."""
         directory = Path(directory)
         if threads < 1:
             raise UsageError(f"a draft needs at least one thread, not {threads}")
@@ -55,38 +61,14 @@ class OnnxDraftModel:
         return cls(directory, spec, session, _read_plan(session, spec, path) if has_variance else None)
 
     def dropout_cost(self) -> DropoutCost | None:
-        """What the variance takes of each token, by a few steps that are timed now; None without it."""
+        """Returns the time that the variance adds to a token, measured now; None without it."""
         assert self._session is not None, "the draft is closed"
         return measure_cost(self._session, self.spec, self.dropout) if self.dropout else None
-
-    @property
-    def num_tokens(self) -> int:
-        return self.spec.num_tokens
-
-    @property
-    def max_context(self) -> int:
-        return self.spec.max_context
-
-    @property
-    def eos_token_ids(self) -> tuple[int, ...]:
-        return self.spec.eos_token_ids
-
-    @property
-    def fingerprint(self) -> str:
-        return self.spec.fingerprint
-
-    @property
-    def tokenizer_fingerprint(self) -> str:
-        return self.spec.tokenizer_fingerprint
-
-    @property
-    def signal_names(self) -> tuple[str, ...]:
-        return ("nll", "entropy", "margin", *(("variance",) if self.dropout else ()))
 
     def sequence(
         self, sampling: SamplingParams, *, num_prompt_tokens: int | None = None, num_support: int = 0
     ) -> OnnxDraftSequence:
-        """See `DraftModel.sequence`. Raises `InvalidFieldError` for parameters out of range."""
+        """Returns a new, empty sequence. Raises `InvalidFieldError` for parameters out of range."""
         assert self._session is not None, "the draft is closed"
         check_sampling_params(sampling, self.num_tokens)
         return OnnxDraftSequence(
@@ -94,7 +76,7 @@ class OnnxDraftModel:
         )
 
     def close(self) -> None:
-        """Sequences still open keep the weights alive until they are closed."""
+        """Releases the weights; open sequences keep them alive until they are closed."""
         self._session = None
 
     def __enter__(self) -> Self:
@@ -105,12 +87,10 @@ class OnnxDraftModel:
 
 
 def import_onnxruntime() -> Any:
-    """onnxruntime with its telemetry off: the Linux wheels read this variable when they are imported."""
+    """Returns onnxruntime, imported with its telemetry off: the Linux wheels read this variable at import."""
     os.environ["ORT_DISABLE_TELEMETRY"] = "1"
-    try:
+    with needs_extra("edge", "drafting"):
         import onnxruntime
-    except ImportError as error:
-        raise ModelError("drafting needs onnxruntime: pip install 'outrider[edge]'") from error
     return onnxruntime
 
 

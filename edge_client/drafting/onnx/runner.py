@@ -1,4 +1,4 @@
-"""One sequence's way through the shared graph: its KV buffers and its bound inputs and outputs."""
+"""Runs one sequence through the shared graph: holds its KV buffers and its bound inputs and outputs."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ FIRST_CAPACITY = 512  # positions; doubles until the draft's context, by copying
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """What the graph says about the next token, each float32 `[1, num_tokens]`."""
+    """Holds the graph's outputs for the next token, each float32 `[1, num_tokens]`."""
 
     logits: NDArray[np.float32]
     probs: NDArray[np.float32]  # softmax(logits)
@@ -34,10 +34,9 @@ class Rows:
 
 
 class OnnxRunner:
-    """Feeds tokens. Each KV buffer `[1, kv_heads, capacity, head_dim]` is bound as past and present,
-    which onnxruntime recognises by the pointer and then updates in place. How much of it is valid is
-    said anew in each call, so rollback is a smaller number.
-    """
+    """Feeds tokens. Each KV buffer `[1, kv_heads, capacity, head_dim]` is bound as past and present, which
+    onnxruntime recognises by the pointer and then updates in place. Each call states how much of it is valid,
+    so rollback is a smaller number."""
 
     def __init__(
         self, session: Any, spec: DraftSpec, temperature: float, dropout: DropoutPlan | None = None
@@ -67,24 +66,27 @@ class OnnxRunner:
         self._capacity = 0
 
     def set_temperature(self, temperature: float) -> None:
+        """Sets the temperature of the tempered rows; 0 counts as 1."""
         self._temperature.array[0] = temperature or 1.0
 
     def set_seed(self, seed: int) -> None:
-        """Of the masks, where there are any."""
+        """Sets the seed of the masks, where there are any."""
         self._seed = seed
 
     @property
     def capacity(self) -> int:
+        """Returns how many positions the KV buffers hold."""
         return self._capacity
 
     @property
     def num_kv_bytes(self) -> int:
+        """Returns the size of the KV buffers in bytes."""
         return sum(bound.array.nbytes for bound in self._kv.values())
 
     def feed(self, token_ids: Sequence[int], num_past: int) -> Rows:
-        """Run `token_ids` behind the first `num_past` positions; what follows the last.
+        """Runs `token_ids` after the first `num_past` positions and returns the rows after the last.
 
-        The arrays are overwritten by the next call. Raises `ModelError` if the runtime fails.
+        The next call overwrites the arrays. Raises `ModelError` where the runtime fails.
         """
         total = num_past + len(token_ids)
         assert token_ids and total <= self._spec.max_context, f"{total} positions do not fit"
@@ -99,10 +101,11 @@ class OnnxRunner:
         return self._output
 
     def run_again(self) -> None:
-        """The last run once more, nothing else around it (benchmarks)."""
+        """Repeats the last run alone (benchmarks)."""
         self._run()
 
     def check_integrity(self) -> None:
+        """Asserts that buffers have one capacity and were not copied by onnxruntime."""
         for name, bound in self._kv.items():
             assert bound.array.shape[2] == self._capacity, f"{name} has another capacity"
             assert bound.is_shared, f"{name} was copied by onnxruntime"
@@ -162,7 +165,7 @@ class OnnxRunner:
 
 
 class _Bound:
-    """A numpy array and the OrtValue over the same memory."""
+    """Holds a numpy array and the OrtValue over the same memory."""
 
     def __init__(self, array: NDArray[Any]) -> None:
         from onnxruntime import OrtValue

@@ -1,8 +1,8 @@
-"""Turn what the graph says about the next token into a drafted token, its probability and the signals.
+"""Samples a drafted token from the graph's rows, with its probability and signals.
 
-Without a support, scores and noise come from `sampling.processors`, over the whole vocabulary, so the sample is
-the verifier's wherever the distributions agree. With one it is an inverse CDF over integer weights.
-The graph brings its softmax along, which saves most passes over the vocabulary here.
+Without a support, scores and noise come from `sampling.processors`, over the whole vocabulary, so the sample
+equals the verifier's wherever the distributions agree. With one it is an inverse CDF over integer weights.
+The graph returns its softmax too, which saves most passes over the vocabulary here.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class DraftSampler:
 
     @property
     def needs_history(self) -> bool:
-        """Whether `sample` must be given the text (penalties, bad words, minimum length)."""
+        """Returns whether `sample` needs the sequence (penalties, bad words, minimum length)."""
         return self._needs_history
 
     def sample(
@@ -56,9 +56,9 @@ class DraftSampler:
         prompt_ids: Sequence[int] = (),
         output_ids: Sequence[int] = (),
     ) -> Sampled:
-        """Sample the draft token `offset` behind a text of `start` tokens.
+        """Samples the draft token at `offset` after `start` committed tokens.
 
-        At temperature 0 its probability is 1. Raises `ModelError` when the logits are not finite.
+        At temperature 0 its probability is 1. Raises `ModelError` where the logits are not finite.
         """
         probs = rows.probs[0]
         top_id = int(probs.argmax())

@@ -1,4 +1,4 @@
-"""One text as the INT4 draft sees it: committed ids, and the ids whose KV is in the buffers."""
+"""Drafts one sequence with the INT4 draft: its committed ids, and the ids whose KV is in the buffers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ CHUNK_SIZE = 64  # tokens fed at once when catching up
 
 
 class OnnxDraftSequence:
-    """A `DraftSequence` over onnxruntime. Made by `OnnxDraftModel.sequence`.
+    """Drafts one sequence in onnxruntime; `OnnxDraftModel.sequence` makes it.
 
         text    [ prompt … committed … ]
         cached  [ ids whose KV is in the buffers ][ speculated ids, may agree with later commits ]
@@ -45,15 +45,16 @@ class OnnxDraftSequence:
 
     @property
     def position(self) -> int:
+        """Returns the number of committed tokens."""
         return len(self._text)
 
     @property
     def cached_token_ids(self) -> Sequence[int]:
-        """The ids whose KV is in the buffers."""
+        """Returns the ids whose KV is in the buffers."""
         return self._cached
 
     def renew(self, sampling: SamplingParams, num_prompt_tokens: int | None, num_support: int) -> None:
-        """Begin another text under other parameters; KV of what the two begin with serves again."""
+        """Begins another text under other parameters; KV of their common prefix is reused."""
         assert self._runner is not None, "the sequence is closed"
         self._sampler = DraftSampler(sampling, self._spec.eos_token_ids, num_support)
         self._runner.set_temperature(sampling.temperature)
@@ -62,21 +63,22 @@ class OnnxDraftSequence:
         self._text = []
 
     def keep_runner_ups(self) -> None:
-        """See `KeepsRunnerUps`."""
+        """Fills `Draft.runner_ups` from now on."""
         self._sampler.keeps_runner_ups = True
 
     @property
     def num_kv_bytes(self) -> int:
+        """Returns the size of the KV buffers in bytes."""
         return self._runner.num_kv_bytes if self._runner else 0
 
     @property
     def parts(self) -> tuple[OnnxRunner, DraftSampler]:
-        """What a drafted token is made of (benchmarks, tests)."""
+        """Returns the runner and the sampler (benchmarks, tests)."""
         assert self._runner is not None, "the sequence is closed"
         return self._runner, self._sampler
 
     def commit(self, token_ids: Sequence[int]) -> None:
-        """See `DraftSequence.commit`."""
+        """Appends committed ids; KV of proposed tokens that agree is kept. Raises `InvalidFieldError`."""
         for token_id in token_ids:
             if not 0 <= token_id < self._spec.num_tokens:
                 raise InvalidFieldError(
@@ -92,12 +94,12 @@ class OnnxDraftSequence:
                 break
 
     def truncate(self, position: int) -> None:
-        """See `DraftSequence.truncate`. What is dropped stays in the KV as speculation."""
+        """Rolls back to the first `position` tokens; the KV of dropped ones stays as speculation."""
         assert 0 <= position <= len(self._text), f"cannot truncate {len(self._text)} tokens to {position}"
         del self._text[position:]
 
     def propose(self, num_draft_tokens: int, should_stop: ShouldStop | None = None) -> Draft:
-        """See `DraftSequence.propose`."""
+        """Samples up to `num_draft_tokens` tokens; see `DraftSequence.propose`."""
         assert self._text, "a draft needs at least one committed token"
         room = self._spec.max_context - len(self._text)
         num_draft_tokens = min(num_draft_tokens, room)
@@ -129,9 +131,11 @@ class OnnxDraftSequence:
         return Draft(ids, tuple(probs), tuple(signals), tuple(supports), doubted, told)
 
     def close(self) -> None:
+        """Frees the KV."""
         self._runner = None
 
     def check_integrity(self) -> None:
+        """Asserts that KV and committed tokens agree."""
         for index, (cached, committed) in enumerate(zip(self._cached, self._text, strict=False)):
             assert cached == committed, f"KV and text differ at {index}"
         if self._runner is not None:

@@ -13,7 +13,7 @@ from typing import Any
 
 SESSION_HEADER = "x-session-id"
 _CHECK = "/grpc.health.v1.Health/Check"
-# gRPC reads it once, before the first channel; without it `requestHashHeader` is refused (DESIGN §10).
+# gRPC reads it once, before the first channel; without it `requestHashHeader` is refused (docs/design.md §10).
 _IS_ALLOWED = "GRPC_EXPERIMENTAL_RING_HASH_SET_REQUEST_HASH_KEY"
 
 _SERVICE_CONFIG = {

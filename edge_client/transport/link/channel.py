@@ -28,7 +28,7 @@ _REJECTED = {
 _OPTIONS = (
     # A fresh connection must be a new socket, not a shared one that may sit in a TCP retransmission.
     ("grpc.use_local_subchannel_pool", 1),
-    # gRPC's own back-off came back seconds after the server did (DESIGN §10).
+    # gRPC's own back-off came back seconds after the server did (docs/design.md §10).
     ("grpc.initial_reconnect_backoff_ms", 50),
     ("grpc.max_reconnect_backoff_ms", 200),
     # Not a back-off but the time that connecting may take: several round trips of a slow link.

@@ -46,7 +46,7 @@ def _serve(connected: socket.socket) -> None:
             connected.sendall(frame)
 
 
-def dial(address: str, num_bytes: int) -> socket.socket:
+def _dial(address: str, num_bytes: int) -> socket.socket:
     host, _, port = address.rpartition(":")
     connected = socket.create_connection((host, int(port)), timeout=60)
     connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -57,7 +57,7 @@ def dial(address: str, num_bytes: int) -> socket.socket:
 def round_trips_ms(address: str, num_bytes: int, num_trips: int) -> tuple[list[float], str]:
     """Times of frames of `num_bytes` there and back, one after the other; and the congestion control."""
     frame, times_ms = bytes(num_bytes), []
-    with dial(address, num_bytes) as connected:
+    with _dial(address, num_bytes) as connected:
         for _ in range(num_trips + _WARM_UP):
             begin_s = time.perf_counter()
             connected.sendall(frame)
@@ -73,10 +73,10 @@ def round_trips_ms(address: str, num_bytes: int, num_trips: int) -> tuple[list[f
 
 
 def throughput_mbit(address: str, seconds: float, skip_s: float) -> float:
-    """What arrived over there from `skip_s` on until `seconds`, as Mbit/s, sent without a pause."""
+    """Sends without a pause until `seconds`; returns the Mbit/s that arrived from `skip_s` on."""
     end_s = time.perf_counter() + seconds
     counted: list[tuple[float, int]] = []
-    with dial(address, _COUNT) as connected:
+    with _dial(address, _COUNT) as connected:
         reader = threading.Thread(target=_count, args=(connected, counted))
         reader.start()
         block = bytes(16384)

@@ -27,6 +27,8 @@ JITTER_MS = 2.0
 
 @dataclass(frozen=True, slots=True)
 class Point:
+    """Holds one figure of one realisation, beside its nominal value."""
+
     realisation: str
     what: str  # "rtt", "rtt at 20 Mbit/s", "rtt with jitter", "throughput"
     rtt_ms: float
@@ -40,7 +42,7 @@ class Point:
 
     @property
     def share(self) -> float:
-        """Deviation : tolerance; at most 1 is wanted."""
+        """Returns deviation : tolerance; at most 1 is wanted."""
         return abs(self.measured - self.nominal) / self.tolerance
 
     def __str__(self) -> str:
@@ -51,17 +53,21 @@ class Point:
 
 @dataclass(frozen=True, slots=True)
 class Calibration:
+    """Holds every point, and what is known of the realisations."""
+
     points: list[Point]
     facts: dict[str, dict[str, Any]]  # by realisation: congestion control, kernel, ...
     refused: dict[str, list[str]]  # by realisation: why it was not measured
 
     @property
     def worst(self) -> Point:
+        """Returns the point with the largest share of its tolerance."""
         return max(self.points, key=lambda point: point.share)
 
     @property
     def worst_pair(self) -> tuple[float, str]:
-        """The largest difference of two realisations at one point, as a share of the tolerance; and which."""
+        """Returns the largest difference of two realisations at one point, as a share of the tolerance,
+        and which."""
         found = [(0.0, "only one realisation was measured")]
         for one, two in combinations(self.points, 2):
             if one.realisation != two.realisation and _place(one) == _place(two):
@@ -72,10 +78,11 @@ class Calibration:
 
     @property
     def worst_share(self) -> float:
+        """Returns the larger of `worst` and `worst_pair`."""
         return max(self.worst.share, self.worst_pair[0])
 
     def record(self) -> dict[str, Any]:
-        """As JSON has it."""
+        """Returns the calibration as JSON has it."""
         points = [{**asdict(point), "share": round(point.share, 4)} for point in self.points]
         return {
             "worst_share": round(self.worst_share, 4),
@@ -89,7 +96,7 @@ class Calibration:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What is measured of each realisation."""
+    """Says what is measured of each realisation."""
 
     rtts_ms: Sequence[float] = RTTS_MS
     num_trips: int = 40
@@ -122,13 +129,13 @@ def calibrate(
 
 
 def short_calibration(name: str, rtts_ms: Sequence[float] = RTTS_MS) -> dict[str, Any]:
-    """A few seconds' worth for one realisation, to go with a result: worst share, points, kernel, congestion
-    control. Raises UsageError when the realisation is unknown."""
+    """Measures one realisation for a few seconds, to go with a result: worst share, points, kernel,
+    congestion control. Raises UsageError when the realisation is unknown."""
     return calibrate([name], Plan(rtts_ms, SHORT.num_trips, SHORT.has_jitter, SHORT.throughput_s)).record()
 
 
 def num_points(plan: Plan) -> int:
-    """Of one realisation."""
+    """Returns the number of points of one realisation."""
     return len(plan.rtts_ms) * (len(FRAMES) + 1 + plan.has_jitter + (plan.throughput_s > 0))
 
 
@@ -137,7 +144,8 @@ def _place(point: Point) -> tuple[str, float, int]:
 
 
 def _profiles(rtt_ms: float, plan: Plan) -> list[tuple[str, LinkProfile, tuple[int, ...], int]]:
-    """What, the link, the frames and how many of each. Uniform jitter leaves the median at twice its mean."""
+    """Returns what is measured, the link, the frames and how many. Uniform jitter leaves the median at
+    twice its mean."""
     limited = LinkProfile(rtt_ms=rtt_ms, up_mbit=RATE_MBIT, down_mbit=RATE_MBIT)
     found = [
         ("rtt", LinkProfile(rtt_ms=rtt_ms), FRAMES, plan.num_trips),
@@ -201,6 +209,5 @@ def _round_trip_point(
 
 
 def _throughput_point(name: str, rtt_ms: float, mbit: float) -> Point:
-    """Of a message's own bytes, which are 1,448 of 1,500 on the wire."""
     nominal = RATE_MBIT * SEGMENT_BYTES / (SEGMENT_BYTES + HEADER_BYTES)
     return Point(name, "throughput", rtt_ms, 16384, nominal, mbit, mbit, mbit, 0.05 * nominal, "Mbit/s")

@@ -24,9 +24,12 @@ _ETHERNET_BYTES = 14  # counted by the kernel, not by a profile
 
 
 class Netem:
+    """Makes links of `tc netem`."""
+
     name = "netem"
 
     def refusals(self, profile: LinkProfile) -> list[str]:
+        """Returns the reasons why not, as `LinkRealisation.refusals`."""
         reasons = [*namespaces.refusals(), *kernel_refusals()]
         if profile.jitter_ms and profile.jitter_distribution != "uniform":
             reasons.append(
@@ -43,11 +46,12 @@ class Netem:
         return reasons
 
     def open(self, profile: LinkProfile, upstream: str) -> AbstractContextManager[OpenLink]:
+        """Opens the link in a helper process."""
         return remote_link(self.name, profile, upstream)
 
 
 def netem_command(profile: LinkProfile, device: str, is_up: bool) -> list[str]:
-    """The `tc` command for one direction, which leaves through `device`."""
+    """Returns the `tc` command for one direction, which leaves through `device`."""
     mbit = profile.up_mbit if is_up else profile.down_mbit
     half_ms = profile.rtt_ms / 2
     command = ["tc", "qdisc", "add", "dev", device, "root", "netem"]
@@ -66,7 +70,7 @@ def netem_command(profile: LinkProfile, device: str, is_up: bool) -> list[str]:
 
 
 def _limit_packets(profile: LinkProfile, mbit: float) -> int:
-    """netem counts what waits and what is on its way together, in packets."""
+    """Returns netem's limit, which counts what waits and what is on its way together, in packets."""
     if not (mbit and profile.queue_kb):
         return _UNBOUNDED
     on_its_way = mbit * 1e6 / 8 * (profile.rtt_ms / 2 + profile.jitter_ms) / 1000
@@ -79,7 +83,8 @@ def _ms(value: float) -> str:
 
 @functools.cache
 def kernel_refusals() -> tuple[str, ...]:
-    """Why `tc netem` does not work here; empty: it does. Tried on a loopback that nobody uses."""
+    """Returns the reasons why `tc netem` does not work here; empty: it does. Tried on a loopback that
+    nobody uses."""
     if shutil.which("tc") is None:
         return ("the command `tc` (package iproute2) is not installed",)
     if namespaces.refusals():

@@ -27,7 +27,7 @@ from outrider.experiments.links.proxy.server import ProxyServer
 FAR_DEVICE = "orn"
 
 
-class NetemServer:
+class _NetemServer:
     def __init__(self, device: str, relay: ProxyServer, address: str, facts: dict[str, Any]) -> None:
         self.address = address
         self._statistics = Path("/sys/class/net") / device / "statistics"
@@ -37,19 +37,18 @@ class NetemServer:
         return self._facts
 
     def wire_bytes(self) -> tuple[int, int]:
-        """As the device counts them, with Ethernet headers; up is what entered the link."""
+        """Returns the device's counts, with Ethernet headers; up is what entered the link."""
         up, down = ((self._statistics / f"{way}_bytes").read_text() for way in ("tx", "rx"))
         return int(up), int(down)
 
     def restart_outages(self) -> None:
-        """There are none."""
+        """Does nothing: there are none."""
 
     def reset(self) -> int:
         return self._relay.reset()
 
 
-def make_veth(namespace: Namespace, near: str, far: str, control: str) -> str:
-    """The pair, with addresses and routes; returns the name of our end. The far one is `FAR_DEVICE`."""
+def _make_veth(namespace: Namespace, near: str, far: str, control: str) -> str:
     device = f"orn{os.getpid()}"
     ip("link", "add", device, "type", "veth", "peer", "name", FAR_DEVICE, "netns", namespace.path)
     set_up_device(device, near, far, control)
@@ -59,18 +58,19 @@ def make_veth(namespace: Namespace, near: str, far: str, control: str) -> str:
 
 
 @contextlib.asynccontextmanager
-async def serve(profile: LinkProfile, upstream: str) -> AsyncIterator[NetemServer]:
+async def serve(profile: LinkProfile, upstream: str) -> AsyncIterator[_NetemServer]:
+    """Opens the link to `upstream` for as long as the context lasts."""
     target = split_address(upstream, "--upstream")
     near, far = free_addresses()
     control = pick_congestion_control()
     namespace = Namespace()
-    device = make_veth(namespace, near, far, control)
-    run_netem(profile, namespace, device)
+    device = _make_veth(namespace, near, far, control)
+    _run_netem(profile, namespace, device)
     relay = ProxyServer(LinkProfile(), target)
     await relay.listen(listen_in(namespace, (far, target[1]), control))
     facts = {**kernel_facts(), "congestion_control": control, "queue": "bounded in packets, not bytes"}
     try:
-        yield NetemServer(device, relay, f"{far}:{target[1]}", facts)
+        yield _NetemServer(device, relay, f"{far}:{target[1]}", facts)
     finally:
         relay.close()
         with contextlib.suppress(UsageError):
@@ -78,7 +78,7 @@ async def serve(profile: LinkProfile, upstream: str) -> AsyncIterator[NetemServe
         namespace.close()
 
 
-def run_netem(profile: LinkProfile, namespace: Namespace, device: str) -> None:
+def _run_netem(profile: LinkProfile, namespace: Namespace, device: str) -> None:
     run_tool(*netem_command(profile, device, is_up=True))
     with namespace.entered():
         run_tool(*netem_command(profile, FAR_DEVICE, is_up=False))

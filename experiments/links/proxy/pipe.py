@@ -19,14 +19,18 @@ _END, _BREAK = b"", None  # held beside bytes: the source closed its side, or wa
 
 
 class Clock(Protocol):
-    """Seconds since the link opened."""
+    """Counts seconds since the link opened."""
 
-    def now_s(self) -> float: ...
-    def call_at(self, time_s: float, what: Callable[[], None]) -> asyncio.TimerHandle: ...
+    def now_s(self) -> float:
+        """Returns the time."""
+
+    def call_at(self, time_s: float, what: Callable[[], None]) -> asyncio.TimerHandle:
+        """Calls `what` at `time_s`."""
 
 
 class Pipe:
-    """`source` and `sink` are set when their sockets are connected; nothing enters before `first_s`."""
+    """Carries one direction. `source` and `sink` are set when their sockets are connected; nothing enters
+    before `first_s`."""
 
     def __init__(self, clock: Clock, path: PacketPath, flow: Flow, first_s: float) -> None:
         self._clock, self._path, self._flow, self._first_s = clock, path, flow, first_s
@@ -45,18 +49,19 @@ class Pipe:
         self.num_wire_bytes = 0
 
     def put(self, data: bytes) -> None:
+        """Takes what the source sent."""
         self._unsent += data
         self._admit()
 
     def end(self) -> None:
-        """The source closed its side; so will the sink, after what is on its way."""
+        """Closes the sink, after what is on its way: the source closed its side."""
         self.has_ended = True
         self._admit()
         if self.opposite.is_over and self.source is not None:
             self.source.close()
 
     def break_off(self) -> None:
-        """The source was reset; the sink will be."""
+        """Resets the sink, after what is on its way: the source was reset."""
         self._unsent.clear()
         self._hold(_BREAK, 1)
 
@@ -119,7 +124,6 @@ class Pipe:
             sink.write(chunk)
 
     def _regulate(self) -> None:
-        """Reads from the source as long as there is room."""
         source = self.source
         if source is None or source.is_closing() or self.has_ended:
             return

@@ -17,9 +17,12 @@ MAX_MBIT = 1000.0
 
 
 class Proxy:
+    """Makes links of a TCP proxy."""
+
     name = "proxy"
 
     def refusals(self, profile: LinkProfile) -> list[str]:
+        """Returns the reasons why not, as `LinkRealisation.refusals`."""
         reasons = [
             f"{field} is {rate:g}, and the proxy keeps up with {MAX_MBIT:g} at most; 0 does not limit"
             for field, rate in (("up_mbit", profile.up_mbit), ("down_mbit", profile.down_mbit))
@@ -28,4 +31,5 @@ class Proxy:
         return reasons + ([NO_REORDER] if profile.reorder else [])
 
     def open(self, profile: LinkProfile, upstream: str) -> AbstractContextManager[OpenLink]:
+        """Opens the link in a helper process."""
         return remote_link(self.name, profile, upstream)

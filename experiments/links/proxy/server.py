@@ -15,8 +15,8 @@ from outrider.experiments.links.proxy.pipe import Pipe, reset
 from outrider.experiments.links.virtual import VirtualLink
 
 
-class Side(asyncio.Protocol):
-    """One of a connection's two sockets: what it reads goes into `outgoing`, `incoming` writes to it."""
+class _Side(asyncio.Protocol):
+    """Is one of a connection's two sockets: what it reads goes into `outgoing`, `incoming` writes to it."""
 
     def __init__(self, outgoing: Pipe, incoming: Pipe, transports: set[asyncio.Transport]) -> None:
         self._outgoing, self._incoming, self._transports = outgoing, incoming, transports
@@ -50,7 +50,7 @@ class Side(asyncio.Protocol):
 
 
 class ProxyServer:
-    """Every connection it accepts shares the two bottlenecks of one link."""
+    """Relays connections that share the two bottlenecks of one link."""
 
     def __init__(self, profile: LinkProfile, upstream: tuple[str, int]) -> None:
         self.transports: set[asyncio.Transport] = set()
@@ -64,13 +64,16 @@ class ProxyServer:
         self._dialling: set[asyncio.Task[None]] = set()
 
     def now_s(self) -> float:
+        """Returns the seconds since the link opened."""
         return self._loop.time() - self._opened_s
 
     def call_at(self, time_s: float, what: Callable[[], None]) -> asyncio.TimerHandle:
+        """Calls `what` at a time of `now_s`."""
         return self._loop.call_at(self._opened_s + time_s, what)
 
-    def accept(self) -> Side:
-        """The client has its handshake from loopback already: its first bytes wait as long as a real one."""
+    def accept(self) -> _Side:
+        """Takes a connection. The client has its handshake from loopback already: its first bytes wait as
+        long as a real one."""
         connection = VirtualLink(self._link.profile, beside=self._link)
         ready_s = connection.connect(self.now_s())
         up_path, down_path = connection.paths
@@ -81,16 +84,17 @@ class ProxyServer:
         task = self._loop.create_task(self._dial(up, down, ready_s + up_path.delay_s))
         self._dialling.add(task)
         task.add_done_callback(self._dialling.discard)
-        return Side(up, down, self.transports)
+        return _Side(up, down, self.transports)
 
     async def _dial(self, up: Pipe, down: Pipe, at_s: float) -> None:
         await asyncio.sleep(at_s - self.now_s())
         try:
-            await self._loop.create_connection(lambda: Side(down, up, self.transports), *self._upstream)
+            await self._loop.create_connection(lambda: _Side(down, up, self.transports), *self._upstream)
         except OSError:
             down.break_off()
 
     def facts(self) -> dict[str, Any]:
+        """Returns the kernel, and what TCP does and does not see on this link."""
         kernel = kernel_facts()
         return {
             "kernel": kernel["kernel"],
@@ -100,10 +104,12 @@ class ProxyServer:
         }
 
     def wire_bytes(self) -> tuple[int, int]:
-        """Headers as TCP would add them; no acknowledgements, no retransmissions."""
+        """Returns the bytes up and down with headers as TCP would add them; no acknowledgements, no
+        retransmissions."""
         return sum(up.num_wire_bytes for up, _ in self._pipes), sum(d.num_wire_bytes for _, d in self._pipes)
 
     def restart_outages(self) -> None:
+        """Lets outages count from now on."""
         for path in self._link.paths:
             path.restart_outages(self.now_s())
 
@@ -112,12 +118,14 @@ class ProxyServer:
         self._server = await self._loop.create_server(self.accept, sock=listener)
 
     def close(self) -> None:
+        """Stops listening and aborts every connection."""
         if self._server is not None:
             self._server.close()
         for transport in list(self.transports):
             transport.abort()
 
     def reset(self) -> int:
+        """Resets every connection; returns how many there were."""
         num_connections = sum(up.source in self.transports for up, _ in self._pipes)
         for transport in list(self.transports):
             reset(transport)
@@ -126,6 +134,7 @@ class ProxyServer:
 
 @contextlib.asynccontextmanager
 async def serve(profile: LinkProfile, upstream: str) -> AsyncIterator[ProxyServer]:
+    """Opens the link to `upstream` for as long as the context lasts."""
     proxy = ProxyServer(profile, split_address(upstream, "--upstream"))
     listener = socket.create_server(("127.0.0.1", 0))
     proxy.address = f"127.0.0.1:{listener.getsockname()[1]}"

@@ -22,9 +22,12 @@ MAX_MBIT = 200.0
 
 
 class Tun:
+    """Makes links of two TUN devices."""
+
     name = "tun"
 
     def refusals(self, profile: LinkProfile) -> list[str]:
+        """Returns the reasons why not, as `LinkRealisation.refusals`."""
         reasons = list(namespaces.refusals())
         if not TUN.exists():
             reasons.append(f"{TUN} is missing: the kernel or this container has no TUN devices")
@@ -34,4 +37,5 @@ class Tun:
         return reasons
 
     def open(self, profile: LinkProfile, upstream: str) -> AbstractContextManager[OpenLink]:
+        """Opens the link in a helper process."""
         return remote_link(self.name, profile, upstream)

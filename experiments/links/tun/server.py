@@ -27,9 +27,7 @@ from outrider.experiments.links.tun.device import open_tun
 _AT_ONCE = 64  # packets of one direction, before the other has its turn
 
 
-class PacketPipe:
-    """One direction: reads `source`, writes `sink`."""
-
+class _PacketPipe:
     def __init__(self, path: PacketPath, source: int, sink: int, opened_s: float) -> None:
         self.path = path
         self.num_packets = self.num_dropped = self.num_bytes = 0
@@ -41,7 +39,6 @@ class PacketPipe:
         self._loop.add_reader(source, self._read)
 
     def close(self) -> None:
-        """Reads no more; the device goes."""
         if self._timer is not None:
             self._timer.cancel()
         self._loop.remove_reader(self._source)
@@ -78,8 +75,8 @@ class PacketPipe:
             self._timer = self._loop.call_at(held[0][0], self._write)
 
 
-class TunServer:
-    def __init__(self, up: PacketPipe, down: PacketPipe, relay: ProxyServer, facts: dict[str, Any]) -> None:
+class _TunServer:
+    def __init__(self, up: _PacketPipe, down: _PacketPipe, relay: ProxyServer, facts: dict[str, Any]) -> None:
         self._up, self._down, self._relay, self._facts = up, down, relay, facts
         self.address = ""
 
@@ -102,8 +99,7 @@ class TunServer:
         return self._relay.reset()
 
 
-def make_devices(namespace: Namespace, near: str, far: str, control: str) -> tuple[int, int]:
-    """The TUN devices with their addresses and routes; (ours, the far one)."""
+def _make_devices(namespace: Namespace, near: str, far: str, control: str) -> tuple[int, int]:
     device = f"orl{os.getpid()}"
     ours = open_tun(device)
     set_up_device(device, near, far, control)
@@ -114,21 +110,22 @@ def make_devices(namespace: Namespace, near: str, far: str, control: str) -> tup
 
 
 @contextlib.asynccontextmanager
-async def serve(profile: LinkProfile, upstream: str) -> AsyncIterator[TunServer]:
+async def serve(profile: LinkProfile, upstream: str) -> AsyncIterator[_TunServer]:
+    """Opens the link to `upstream` for as long as the context lasts."""
     target = split_address(upstream, "--upstream")
     near, far = free_addresses()
     control = pick_congestion_control()
     up_path, down_path = PacketPath(profile, True), PacketPath(profile, False)
     namespace = Namespace()
-    ours, theirs = make_devices(namespace, near, far, control)
+    ours, theirs = _make_devices(namespace, near, far, control)
     loop = asyncio.get_running_loop()
     relay = ProxyServer(LinkProfile(), target)  # the far end of the link; it adds nothing
     await relay.listen(listen_in(namespace, (far, target[1]), control))
     opened_s = loop.time()
-    up = PacketPipe(up_path, ours, theirs, opened_s)
-    down = PacketPipe(down_path, theirs, ours, opened_s)
+    up = _PacketPipe(up_path, ours, theirs, opened_s)
+    down = _PacketPipe(down_path, theirs, ours, opened_s)
     facts = {**kernel_facts(), "congestion_control": control, "mtu": MTU}
-    server = TunServer(up, down, relay, facts)
+    server = _TunServer(up, down, relay, facts)
     server.address = f"{far}:{target[1]}"
     try:
         yield server

@@ -25,6 +25,8 @@ RATES = ("up_mbit", "down_mbit")
 
 @dataclass(frozen=True, slots=True)
 class Series:
+    """Holds one arm's tokens a second by rate."""
+
     label: str
     style: int
     points: list[tuple[float, Metric]]  # by the slower direction's Mbit/s; inf where there is no limit
@@ -32,36 +34,40 @@ class Series:
 
 @dataclass(frozen=True, slots=True)
 class Shape:
+    """Holds what one chart draws."""
+
     family: str
     rtt_ms: float
     series: list[Series]
 
     @property
     def rates(self) -> list[float]:
+        """Returns every rate of any series, ascending."""
         return sorted({rate for series in self.series for rate, _ in series.points})
 
 
 def charts(view: View) -> list[Chart]:
+    """Returns the charts of a folder."""
     found = [(setting, each) for setting in view.settings for each in shapes(view, setting)]
     return [_chart(view, setting, each) for setting, each in found[:MAX_CHARTS]]
 
 
 def shapes(view: View, setting: Setting) -> list[Shape]:
-    """One for each family of links that differ in nothing but their rates, of at least two rates."""
+    """Returns one shape for each family of links that differ in nothing but their rates, of at least two
+    rates."""
     families: dict[str, list[CellRow]] = {}
     for cell in view.cells_of(setting):
         families.setdefault(_family(cell.link), []).append(cell)
     found = []
     for cells in families.values():
-        if len({rate_of(cell.link) for cell in cells}) > 1:
+        if len({_rate_of(cell.link) for cell in cells}) > 1:
             styles = view.styles(chosen_arms(view, cells))
             series = [_series(view, arm, style, cells) for arm, style in styles.items()]
             found.append(Shape(_family(cells[0].link), cells[0].rtt_ms, series))
     return sorted(found, key=lambda shaped: -len(shaped.rates))
 
 
-def rate_of(link: dict[str, Any]) -> float:
-    """Mbit/s of the slower direction."""
+def _rate_of(link: dict[str, Any]) -> float:
     limits = [float(link[name]) for name in RATES if link.get(name)]
     return min(limits, default=math.inf)
 
@@ -72,12 +78,13 @@ def _family(link: dict[str, Any]) -> str:
 
 
 def _series(view: View, arm: Arm, style: int, cells: Sequence[CellRow]) -> Series:
-    mine = [(rate_of(cell.link), cell.metrics[TPOT]) for cell in cells if Arm.of(cell) == arm]
+    mine = [(_rate_of(cell.link), cell.metrics[TPOT]) for cell in cells if Arm.of(cell) == arm]
     return Series(view.label(arm), style, sorted(mine, key=lambda pair: pair[0]))
 
 
 def finding(shaped: Shape) -> str:
-    """How much slower tokens are at the lowest rate than at the highest: for the arms of most and least."""
+    """Says how much slower tokens are at the lowest rate than at the highest: for the arms of most and
+    least."""
     slowed = {}
     for series in shaped.series:
         if len(series.points) > 1:
@@ -114,7 +121,7 @@ def _chart(view: View, setting: Setting, shaped: Shape) -> Chart:
 def _table(view: View, setting: Setting, shaped: Shape) -> Table:
     cells = [cell for cell in view.cells_of(setting) if _family(cell.link) == shaped.family]
     rows = []
-    for cell in sorted(cells, key=lambda cell: rate_of(cell.link)):
+    for cell in sorted(cells, key=lambda cell: _rate_of(cell.link)):
         up, down = (_rate(float(cell.link.get(name) or math.inf)) for name in RATES)
         metric = cell.metrics[TPOT]
         arm = view.label(Arm.of(cell))
@@ -123,6 +130,7 @@ def _table(view: View, setting: Setting, shaped: Shape) -> Table:
 
 
 def draw(shaped: Shape, figure: Figure, size: Size) -> None:
+    """Draws the shape."""
     axes = figure.add_subplot()
     limits = [rate for rate in shaped.rates if not math.isinf(rate)]
     beyond = max(limits) * 4  # where "no limit" stands

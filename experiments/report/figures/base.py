@@ -21,13 +21,15 @@ ItemT = TypeVar("ItemT")
 
 @dataclass(frozen=True, slots=True)
 class Table:
+    """Holds a chart's figures as text."""
+
     columns: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Chart:
-    """`finding` is computed from the data; `caption` says n and how it was measured."""
+    """Holds a drawing. `finding` is computed from the data; `caption` says n and how it was measured."""
 
     finding: str
     caption: str
@@ -39,7 +41,7 @@ class Chart:
 
 @dataclass(frozen=True, slots=True)
 class ReportFigure:
-    """`needs` ends the sentence "Left out: ..." where the folder has no data for it."""
+    """Describes a figure. `needs` ends the sentence "Left out: ..." where the folder has no data for it."""
 
     title: str
     needs: str
@@ -48,7 +50,7 @@ class ReportFigure:
 
 
 def evenly(items: Sequence[ItemT], most: int) -> list[ItemT]:
-    """At most so many, the first and the last among them."""
+    """Returns at most so many, the first and the last among them."""
     if len(items) <= most:
         return list(items)
     last = len(items) - 1

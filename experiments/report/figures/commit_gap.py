@@ -33,7 +33,7 @@ Values = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """Quantiles of one arm's gaps at `SHARES`, and their 95 % band."""
+    """Holds quantiles of one arm's gaps at `SHARES`, and their 95 % band."""
 
     label: str
     style: int
@@ -47,12 +47,15 @@ class Curve:
 
 @dataclass(frozen=True, slots=True)
 class Shape:
+    """Holds what one chart draws."""
+
     link: str
     rtt_ms: float
     curves: list[Curve]
 
 
 def charts(view: View) -> list[Chart]:
+    """Returns the charts of a folder."""
     found = []
     for setting in view.settings:
         found += [_chart(view, setting, each) for each in shapes(view, setting)]
@@ -60,7 +63,7 @@ def charts(view: View) -> list[Chart]:
 
 
 def shapes(view: View, setting: Setting) -> list[Shape]:
-    """Of the links of a setting, those of the shortest and the longest RTT."""
+    """Returns, of the links of a setting, those of the shortest and the longest RTT."""
     by_link: dict[str, list[CellRow]] = {}
     for cell in view.cells_of(setting):
         by_link.setdefault(link_label(cell.link), []).append(cell)
@@ -75,15 +78,14 @@ def shapes(view: View, setting: Setting) -> list[Shape]:
     return found
 
 
-def gaps_of(request: RequestRow) -> list[float]:
-    """Times between two commits, ms; the wait for the first is TTFT and no gap."""
+def _gaps_of(request: RequestRow) -> list[float]:
     times = request.commit_times_ms
     return [later - earlier for earlier, later in itertools.pairwise(times)]
 
 
 def _curve(view: View, arm: Arm, style: int, cells: Sequence[CellRow]) -> Curve | None:
     mine = [cell for cell in cells if Arm.of(cell) == arm and arm.mode != EDGE_ONLY]
-    per_request = [gaps for cell in mine for row in view.requests_of(cell) if (gaps := gaps_of(row))]
+    per_request = [gaps for cell in mine for row in view.requests_of(cell) if (gaps := _gaps_of(row))]
     if not per_request:
         return None
     shares = np.concatenate([SHARES, TOLD])
@@ -96,7 +98,8 @@ def _curve(view: View, arm: Arm, style: int, cells: Sequence[CellRow]) -> Curve 
 
 
 def quantiles(per_request: Sequence[Sequence[float]], shares: Values) -> tuple[Values, Values, Values]:
-    """Quantiles of all gaps together; bounds by a bootstrap over requests, whose gaps are not independent."""
+    """Returns quantiles of all gaps together; bounds by a bootstrap over requests, whose gaps are not
+    independent."""
     gaps = np.concatenate([np.asarray(each, float) for each in per_request])
     owners = np.repeat(np.arange(len(per_request)), [len(each) for each in per_request])
     order = np.argsort(gaps, kind="stable")
@@ -109,7 +112,6 @@ def quantiles(per_request: Sequence[Sequence[float]], shares: Values) -> tuple[V
 
 
 def _weighted_quantiles(ordered: Values, weights: NDArray[np.int64], shares: Values) -> Values:
-    """Nearest rank."""
     reached = np.cumsum(weights)
     places = np.searchsorted(reached, np.ceil(shares * reached[-1] - 1e-9))
     found: Values = ordered[np.minimum(places, len(ordered) - 1)]
@@ -117,7 +119,7 @@ def _weighted_quantiles(ordered: Values, weights: NDArray[np.int64], shares: Val
 
 
 def finding(shaped: Shape) -> str:
-    """The arm with the shortest p95; whether its median is the shortest too."""
+    """Names the arm with the shortest p95, and whether its median is the shortest too."""
     where = f"on {shaped.link} ({plain(shaped.rtt_ms)} ms RTT)"
     if len(shaped.curves) == 1:
         p95 = shaped.curves[0].told[1][0]
@@ -160,6 +162,7 @@ def _table(shaped: Shape) -> Table:
 
 
 def draw(shaped: Shape, figure: Figure, size: Size) -> None:
+    """Draws the shape."""
     axes = figure.add_subplot()
     for curve in shaped.curves:
         style = series_style(curve.style)

@@ -37,7 +37,7 @@ MAX_GROUPS = 3  # of links with one answer: past it the title tells of the first
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One link: tokens a second by draft length."""
+    """Holds one link's tokens a second by draft length."""
 
     link: str
     rtt_ms: float
@@ -47,29 +47,33 @@ class Line:
 
     @property
     def best(self) -> int:
+        """Returns the fastest length."""
         return max(self.measured, key=lambda n: self.measured[n].value)
 
     @property
     def as_good(self) -> list[int]:
-        """The lengths whose interval reaches the best one's."""
+        """Returns the lengths whose interval reaches the best one's."""
         bar = _low(self.measured[self.best])
         return sorted(n for n, metric in self.measured.items() if _high(metric) >= bar)
 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
+    """Holds what one chart draws."""
+
     arm: str
     lines: list[Line]
     num_left_out: int
 
 
 def charts(view: View) -> list[Chart]:
+    """Returns the charts of a folder."""
     found = [(setting, each) for setting in view.settings for each in shapes(view, setting)]
     return [_chart(view, setting, each) for setting, each in found[:MAX_CHARTS]]
 
 
 def shapes(view: View, setting: Setting) -> list[Shape]:
-    """One for each way to speculate that was run with several draft lengths on a link."""
+    """Returns one shape for each way to speculate that was run with several draft lengths on a link."""
     groups: dict[tuple[str, str, str, str], dict[str, list[CellRow]]] = {}
     for cell in view.cells_of(setting):
         if cell.num_speculative_tokens and (cell.mode == CO_LOCATED or view.is_speculating(cell)):
@@ -90,7 +94,7 @@ def _line(view: View, setting: Setting, cells: Sequence[CellRow]) -> Line:
     for cell in cells:
         n = cell.num_speculative_tokens
         assert n is not None, "only cells with a draft length come here"
-        measured[n] = per_second(cell.metrics[TPOT])
+        measured[n] = _per_second(cell.metrics[TPOT])
         value = view.predicted(cell)
         if value:
             predicted[n] = 1e3 / value
@@ -100,15 +104,14 @@ def _line(view: View, setting: Setting, cells: Sequence[CellRow]) -> Line:
     return Line(link_label(link), cells[0].rtt_ms, dict(sorted(measured.items())), predicted, rate)
 
 
-def per_second(tpot: Metric) -> Metric:
-    """ms a token as tokens a second."""
+def _per_second(tpot: Metric) -> Metric:
     low = 1e3 / tpot.high if tpot.high else None
     high = 1e3 / tpot.low if tpot.low else None
     return Metric(1e3 / tpot.value, "1/s", low, high, tpot.n)
 
 
 def finding(shaped: Shape) -> str:
-    """The best length, and how far apart the lengths are that cannot be told from it."""
+    """Names the best length, and the lengths that cannot be told from it."""
     by_length: dict[tuple[int, ...], list[Line]] = {}
     for line in shaped.lines:
         by_length.setdefault(tuple(line.as_good), []).append(line)
@@ -125,7 +128,6 @@ def finding(shaped: Shape) -> str:
 
 
 def _lengths(lengths: Sequence[int]) -> str:
-    """4; 4 or 8; 3 to 17."""
     if len(lengths) > 3:
         return f"{lengths[0]} to {lengths[-1]}"
     return listed([str(n) for n in lengths]).replace(" and ", " or ")
@@ -170,6 +172,7 @@ def _table(shaped: Shape) -> Table:
 
 
 def draw(shaped: Shape, figure: Figure, size: Size) -> None:
+    """Draws the shape."""
     axes = figure.add_subplot()
     lengths: set[int] = set()
     for index, line in enumerate(shaped.lines):

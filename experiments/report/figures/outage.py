@@ -28,7 +28,7 @@ _UNVERIFIED = tuple(str(origin) for origin in Origin if not origin.is_verified)
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """Tokens a second by origin and time since the link opened, mean over runs (repeat × session)."""
+    """Holds tokens a second by origin and time since the link opened, mean over runs (repeat × session)."""
 
     arm: str
     link: str
@@ -43,10 +43,12 @@ class Shape:
 
     @property
     def verified(self) -> float:
+        """Returns the verified tokens a run during outages."""
         return self.written - self.unverified
 
 
 def charts(view: View) -> list[Chart]:
+    """Returns the charts of a folder."""
     found = []
     for setting in view.settings:
         cells = [cell for cell in view.cells_of(setting) if outages_of(cell.link)]
@@ -57,7 +59,7 @@ def charts(view: View) -> list[Chart]:
 
 
 def shape(view: View, cell: CellRow) -> Shape | None:
-    """None where no request was running when an outage began."""
+    """Returns what is drawn of a cell; None where no request was running when an outage began."""
     outages = outages_of(cell.link)
     rows = view.requests_of(cell)
     tokens = [(row, (row.link_age_ms + at) / 1e3, origin) for row in rows for at, origin in _tokens(row)]
@@ -100,7 +102,6 @@ def _spans(row: RequestRow, at_s: float) -> bool:
 
 
 def _back_after_s(tokens: Sequence[tuple[RequestRow, float, str]], end_s: float) -> float | None:
-    """Mean over runs of the first verified token after the outage."""
     first: dict[tuple[int, int], float] = {}
     for row, time, origin in tokens:
         run = (row.repeat, row.session)
@@ -110,7 +111,8 @@ def _back_after_s(tokens: Sequence[tuple[RequestRow, float, str]], end_s: float)
 
 
 def finding(shaped: Shape) -> str:
-    """How many tokens were written while the link was gone, how many of them unverified, when it went on."""
+    """Says how many tokens were written while the link was gone, how many of them unverified, and when it
+    went on."""
     length = plain(sum(high - low for low, high in shaped.outages))
     written, unverified = plain(round(shaped.written, 1)), plain(round(shaped.unverified, 1))
     if shaped.written < 0.05:
@@ -142,7 +144,6 @@ def _chart(setting: str, shaped: Shape) -> Chart:
 
 
 def _table(shaped: Shape) -> Table:
-    """Tokens a run before, during and after the outages."""
     centres = (shaped.edges_s[:-1] + shaped.edges_s[1:]) / 2
     width = shaped.edges_s[1] - shaped.edges_s[0]
     is_during = np.zeros(len(centres), bool)
@@ -159,6 +160,7 @@ def _table(shaped: Shape) -> Table:
 
 
 def draw(shaped: Shape, figure: Figure, size: Size) -> None:
+    """Draws the shape."""
     axes = figure.add_subplot()
     for index, (low, high) in enumerate(shaped.outages):
         axes.axvspan(low, high, color=colour("muted"), alpha=0.22, linewidth=0,

@@ -18,4 +18,5 @@ NAMES = (
 
 
 def load_figures() -> dict[str, ReportFigure]:
+    """Returns the figures by name."""
     return {name: import_module(f"outrider.experiments.report.figures.{name}").FIGURE for name in NAMES}

@@ -30,7 +30,7 @@ NUM_RESAMPLES = 400
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """Means over answered rounds, ms. `wall_ms` is from one round's end to the next one's."""
+    """Holds means over answered rounds, ms. `wall_ms` is from one round's end to the next one's."""
 
     link: str
     rtt_ms: float
@@ -43,21 +43,23 @@ class Bar:
 
     @property
     def is_overlapping(self) -> bool:
-        """Parts that ran at once (pipelining) add up to more than the wall saw."""
+        """Returns whether parts that ran at once (pipelining) add up to more than the wall time."""
         return sum(self.parts.values()) > 1.02 * self.wall_ms
 
     @property
     def largest(self) -> str:
+        """Returns the part that takes longest."""
         return max(self.parts, key=lambda name: self.parts[name])
 
 
 def charts(view: View) -> list[Chart]:
+    """Returns the charts of a folder."""
     found = [(setting, shape(view, setting)) for setting in view.settings]
     return [_chart(view, setting, bars) for setting, bars in found if bars][:MAX_CHARTS]
 
 
 def shape(view: View, setting: Setting) -> list[Bar]:
-    """On each link the arm that speculates over it with the lowest TPOT; by RTT."""
+    """Returns a bar a link, by RTT: of the arm that speculates over it with the lowest TPOT."""
     by_link: dict[str, list[CellRow]] = {}
     for cell in view.cells_of(setting):
         if view.is_speculating(cell):
@@ -65,14 +67,14 @@ def shape(view: View, setting: Setting) -> list[Bar]:
     bars = []
     for cells in by_link.values():
         best = fastest(cells)
-        bar = bar_of(view, best) if best else None
+        bar = _bar_of(view, best) if best else None
         if bar:
             bars.append(bar)
     return evenly(sorted(bars, key=lambda bar: (bar.rtt_ms, bar.link)), MAX_BARS)
 
 
-def bar_of(view: View, cell: CellRow) -> Bar | None:
-    """A request's first round has no round before it to measure its wall time from: it is left out."""
+def _bar_of(view: View, cell: CellRow) -> Bar | None:
+    """Leaves a request's first round out: there is none before it to measure its wall time from."""
     by_request: dict[str, list[RoundRow]] = {}
     for row in view.rounds_of(cell):
         by_request.setdefault(row.request, []).append(row)
@@ -103,7 +105,6 @@ def _parts(rows: Sequence[RoundRow], wall_ms: float) -> dict[str, float]:
 
 
 def _mean_interval(groups: Sequence[Sequence[float]]) -> tuple[float, float]:
-    """95 % of the mean over all, by resampling requests."""
     sums = np.array([sum(group) for group in groups])
     counts = np.array([len(group) for group in groups])
     picks = np.random.default_rng(0).integers(0, len(groups), (NUM_RESAMPLES, len(groups)))
@@ -113,7 +114,7 @@ def _mean_interval(groups: Sequence[Sequence[float]]) -> tuple[float, float]:
 
 
 def finding(bars: Sequence[Bar]) -> str:
-    """What takes the largest share, and where."""
+    """Says what takes the largest share, and where."""
     groups: dict[str, list[Bar]] = {}
     for bar in bars:
         groups.setdefault(bar.largest, []).append(bar)
@@ -142,7 +143,7 @@ def _chart(view: View, setting: Setting, bars: Sequence[Bar]) -> Chart:
         f"({spread([bar.num_rounds for bar in bars])} rounds a bar). Network is the wait less the verifier's "
         "time; rest is whatever the wall clock saw beyond the parts. The thin mark is a round's mean time "
         "with its 95 % bootstrap interval over requests.",
-        "Where it lies inside the bar parts ran at once." if any(bar.is_overlapping for bar in bars) else "",
+        "Where it is inside the bar parts ran at once." if any(bar.is_overlapping for bar in bars) else "",
     ]
     return Chart(
         finding=finding(bars),
@@ -164,6 +165,7 @@ def _table(bars: Sequence[Bar]) -> Table:
 
 
 def draw(bars: Sequence[Bar], figure: Figure, size: Size) -> None:
+    """Draws the bars."""
     axes = figure.add_subplot()
     ordered = list(reversed(bars))
     places = range(len(ordered))

@@ -14,7 +14,7 @@ from outrider.experiments.report.findings import sentence
 from outrider.experiments.report.naming import CO_LOCATED, Arm, Setting, link_label, setting_label
 from outrider.experiments.report.numbers import interval, plain, ratio_spread, spread, times
 from outrider.experiments.report.style import Size
-from outrider.experiments.report.verdicts import Outcome, aa_factor, outcome
+from outrider.experiments.report.verdicts import Relation, aa_factor, outcome
 from outrider.experiments.report.view import View
 from outrider.experiments.sweep.results.records import CellRow, Comparison
 
@@ -26,33 +26,35 @@ SAME_ACCEPTANCE = 0.03
 
 
 @dataclass(frozen=True, slots=True)
-class Tile:
+class _Tile:
     comparison: Comparison
-    outcome: Outcome
+    outcome: Relation
     link: str
     arm: str
     acceptance: float
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
-    """One acceptance: the mean over its cells."""
-
+class _Row:
     acceptance: float
-    tiles: dict[float, Tile]  # by RTT: the best arm of the row
+    tiles: dict[float, _Tile]  # by RTT: the best arm of the row
 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
+    """Holds what one chart draws."""
+
     rtts: list[float]
-    rows: list[Row]  # by falling acceptance
+    rows: list[_Row]  # by falling acceptance
 
     @property
-    def tiles(self) -> list[Tile]:
+    def tiles(self) -> list[_Tile]:
+        """Returns the tiles of all rows."""
         return [tile for row in self.rows for tile in row.tiles.values()]
 
 
 def charts(view: View) -> list[Chart]:
+    """Returns the charts of a folder."""
     # Temperature changes acceptance and little else, so one map spans every temperature.
     groups: dict[Setting, list[Setting]] = {}
     for setting in view.settings:
@@ -70,8 +72,9 @@ def _group_label(group: Sequence[Setting], groups: Sequence[Setting]) -> str:
 
 
 def shape(view: View, settings: Sequence[Setting]) -> Shape | None:
-    """None without a comparison with co-located at two round-trip times or two acceptances."""
-    rows: dict[tuple[Setting, Arm], list[tuple[CellRow, Tile]]] = {}
+    """Returns the map; None without a comparison with co-located at two round-trip times or two
+    acceptances."""
+    rows: dict[tuple[Setting, Arm], list[tuple[CellRow, _Tile]]] = {}
     factor = aa_factor(view)
     for setting in settings:
         cells = view.cells_of(setting)
@@ -88,17 +91,17 @@ def shape(view: View, settings: Sequence[Setting]) -> Shape | None:
     return Shape(rtts, merged) if len(rtts) > 1 or len(merged) > 1 else None
 
 
-def _tile(view: View, cell: CellRow, factor: float) -> Tile | None:
+def _tile(view: View, cell: CellRow, factor: float) -> _Tile | None:
     arm = Arm.of(cell)
     comparison = view.comparison(cell, CO_LOCATED)
-    acceptance = acceptance_of(view, cell)
+    acceptance = _acceptance_of(view, cell)
     if not view.is_speculating(cell) or comparison is None or acceptance is None:
         return None
-    return Tile(comparison, outcome(comparison, factor), link_label(cell.link), view.label(arm), acceptance)
+    return _Tile(comparison, outcome(comparison, factor), link_label(cell.link), view.label(arm), acceptance)
 
 
-def acceptance_of(view: View, cell: CellRow) -> float | None:
-    """Share of the judged draft tokens that stood.
+def _acceptance_of(view: View, cell: CellRow) -> float | None:
+    """Returns the share of the judged draft tokens that were accepted.
 
     Those after a rejection are not judged, so that the share does not fall with the draft's length.
     """
@@ -107,16 +110,16 @@ def acceptance_of(view: View, cell: CellRow) -> float | None:
     return sum(row.num_accepted_tokens for row in rounds) / judged if judged else None
 
 
-def _row(tiles: Sequence[Tile], rtts: Sequence[float]) -> Row:
-    by_rtt: dict[float, Tile] = {}
+def _row(tiles: Sequence[_Tile], rtts: Sequence[float]) -> _Row:
+    by_rtt: dict[float, _Tile] = {}
     for rtt, tile in zip(rtts, tiles, strict=True):
         if rtt not in by_rtt or tile.comparison.ratio > by_rtt[rtt].comparison.ratio:
             by_rtt[rtt] = tile
-    return Row(statistics.fmean(tile.acceptance for tile in tiles), by_rtt)
+    return _Row(statistics.fmean(tile.acceptance for tile in tiles), by_rtt)
 
 
-def _merge(rows: Sequence[Row]) -> list[Row]:
-    """Rows of nearly one acceptance become one, its best tiles kept, until few enough are left."""
+def _merge(rows: Sequence[_Row]) -> list[_Row]:
+    """Merges rows of nearly one acceptance, the best tiles kept, until few enough are left."""
     step = SAME_ACCEPTANCE
     while len(groups := _groups(rows, step)) > MAX_ROWS:
         step *= 1.5
@@ -127,8 +130,8 @@ def _merge(rows: Sequence[Row]) -> list[Row]:
     return sorted(merged, key=lambda row: -row.acceptance)
 
 
-def _groups(rows: Sequence[Row], step: float) -> list[list[Row]]:
-    groups: list[list[Row]] = []
+def _groups(rows: Sequence[_Row], step: float) -> list[list[_Row]]:
+    groups: list[list[_Row]] = []
     for row in sorted(rows, key=lambda row: row.acceptance):
         if groups and row.acceptance - groups[-1][0].acceptance <= step:
             groups[-1].append(row)
@@ -138,10 +141,10 @@ def _groups(rows: Sequence[Row], step: float) -> list[list[Row]]:
 
 
 def finding(shaped: Shape) -> str:
-    """Losses first."""
+    """Says where co-located is faster, then where speculation over the link is."""
     tiles = shaped.tiles
-    lost = [tile for tile in tiles if tile.outcome is Outcome.WORSE]
-    won = [tile for tile in tiles if tile.outcome is Outcome.BETTER]
+    lost = [tile for tile in tiles if tile.outcome is Relation.WORSE]
+    won = [tile for tile in tiles if tile.outcome is Relation.BETTER]
     if not won and not lost:
         return f"Speculation over the link and co-located cannot be told apart in any of {len(tiles)} places"
     parts = []
@@ -159,7 +162,7 @@ def _chart(setting: str, shaped: Shape) -> Chart:
     caption = (
         "Co-located TPOT / TPOT over the link, by pairs of requests with one prompt, repeat and session "
         f"({spread(n)} pairs a place); links that differ in RTT alone. A place has the best arm of its "
-        "acceptance, the measured share of judged draft tokens that stood; = marks a difference that the "
+        "acceptance, the measured share of judged draft tokens that were accepted; = marks a difference that the "
         "95 % interval or the A/A spread does not bear out."
     )
     return Chart(
@@ -193,6 +196,7 @@ def _table(shaped: Shape) -> Table:
 
 
 def draw(shaped: Shape, figure: Figure, size: Size) -> None:
+    """Draws the map."""
     from matplotlib.colors import LinearSegmentedColormap
     from matplotlib.patches import Rectangle
 
@@ -207,7 +211,7 @@ def draw(shaped: Shape, figure: Figure, size: Size) -> None:
             axes.add_patch(
                 Rectangle((x - 0.48, y - 0.47), 0.96, 0.94, facecolor=shades(share), edgecolor="none")
             )
-            mark = "=" if tile.outcome is Outcome.EVEN else ""
+            mark = "=" if tile.outcome is Relation.EVEN else ""
             ink = "#ffffff" if abs(share - 0.5) > 0.32 else "#111111"
             text = mark + times(tile.comparison.ratio)
             axes.text(x, y, text, ha="center", va="center", color=ink, fontsize=_type_size(shaped, size))
@@ -225,7 +229,6 @@ def draw(shaped: Shape, figure: Figure, size: Size) -> None:
 
 
 def _type_size(shaped: Shape, size: Size) -> float:
-    """As large as a place is wide."""
     room = (size.width - 60) / max(1, len(shaped.rtts))
     return max(7.5, min(size.font_px, room / 3.4))
 

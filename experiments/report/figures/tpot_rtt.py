@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Series:
+    """Holds one arm's TPOT by RTT."""
+
     label: str
     style: int
     joined: list[tuple[float, Metric]]  # links that differ in nothing but RTT
@@ -40,6 +42,8 @@ class Series:
 
 @dataclass(frozen=True, slots=True)
 class Shape:
+    """Holds what one chart draws."""
+
     series: list[Series]
     edge_only: Metric | None
     verdicts: list[Verdict]  # of the links that differ in nothing but RTT
@@ -49,13 +53,14 @@ class Shape:
 
 
 def charts(view: View) -> list[Chart]:
+    """Returns the charts of a folder."""
     found = [(setting, shape(view, setting)) for setting in view.settings]
     drawable = [(setting, each) for setting, each in found if each is not None]
     return [_chart(view, setting, each) for setting, each in drawable[:MAX_CHARTS]]
 
 
 def shape(view: View, setting: Setting) -> Shape | None:
-    """None where the setting has links of one RTT alone."""
+    """Returns what is drawn of a setting; None where it has links of one RTT alone."""
     cells = view.cells_of(setting)
     rtts = sorted({cell.rtt_ms for cell in cells})
     if len(rtts) < 2:
@@ -77,12 +82,13 @@ def shape(view: View, setting: Setting) -> Shape | None:
 
 
 def family_key(link: dict[str, object]) -> str:
-    """Links of one family differ in RTT alone."""
+    """Returns a key that links share which differ in RTT alone."""
     others = {name: value for name, value in link.items() if name not in ("name", "rtt_ms", "seed")}
     return repr(sorted(others.items()))
 
 
 def largest_family(cells: Sequence[CellRow]) -> str:
+    """Returns the key of the family with most round-trip times."""
     by_family: dict[str, set[float]] = {}
     for cell in cells:
         by_family.setdefault(family_key(cell.link), set()).add(cell.rtt_ms)
@@ -90,7 +96,8 @@ def largest_family(cells: Sequence[CellRow]) -> str:
 
 
 def chosen_arms(view: View, cells: Sequence[CellRow], most: int = MAX_SERIES) -> list[Arm]:
-    """In the report's order. Too many: the baselines and those fastest somewhere come first."""
+    """Returns the arms to draw, in the report's order. Too many: the baselines and those fastest somewhere
+    come first."""
     present = {Arm.of(cell) for cell in cells}
     arms = [arm for arm in view.arms if arm in present]
     if len(arms) <= most:
@@ -127,7 +134,7 @@ def _predicted_break_even(view: View, cells: Sequence[CellRow], family: str) -> 
 
 
 def finding(shaped: Shape) -> str:
-    """Losses first."""
+    """Says where speculation loses, then where it wins."""
     outcomes = {
         kind: {v.rtt_ms: v.outcomes[kind] for v in shaped.verdicts if kind in v.outcomes} for kind in RIVALS
     }
@@ -173,6 +180,7 @@ def _table(view: View, setting: Setting) -> Table:
 
 
 def draw(shaped: Shape, figure: Figure, size: Size) -> None:
+    """Draws the shape."""
     axes = figure.add_subplot()
     for series in shaped.series:
         _draw_series(axes, series)

@@ -6,23 +6,18 @@ A group of edges is a cell. Every file but the manifest, which says when, is the
 from __future__ import annotations
 
 import dataclasses
-import datetime
-import shlex
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from outrider.experiments.shared.results import git_state
 from outrider.experiments.simulator.config import EdgePlan, System
-from outrider.experiments.simulator.figures.outcome import Outcome, figures_of
+from outrider.experiments.simulator.figures.outcome import SystemFigures, figures_of
 from outrider.experiments.simulator.parts.edges import PacedSession, RequestLog
 from outrider.experiments.simulator.run import Progress, play
 from outrider.experiments.sweep.config.cells import Cell
 from outrider.experiments.sweep.config.schema import SIMULATED, SweepConfig, Variant, link_record
-from outrider.experiments.sweep.machine import machine_facts, package_versions
 from outrider.experiments.sweep.observing import Errand, observe
-from outrider.experiments.sweep.results.folder import ResultsFolder, create_folder
+from outrider.experiments.sweep.results.folder import ResultsFolder, create_folder, new_manifest, timestamp
 from outrider.experiments.sweep.results.records import Manifest, Sweep, VisitRow, read_results
 from outrider.experiments.sweep.results.summarising import by_cell, summarise, write_summary
 
@@ -35,7 +30,7 @@ class Recorder:
         self._repeat, self._seed = repeat, seed
 
     def follow(self, session: PacedSession, log: RequestLog) -> None:
-        """Requests under way when the world ends leave no row."""
+        """Runs a session and records it. Requests under way when the world ends leave no row."""
         cell = self._cells[log.edge]
         name = log.ask.name or f"text-{log.ask.text}"
         id = f"{cell.id}/{self._repeat}/{log.edge}/{log.number}-{name}"
@@ -45,7 +40,7 @@ class Recorder:
         self._folder.add_request(row, rounds)
 
 
-def play_into(system: System, out: Path, on_progress: Progress | None = None) -> tuple[Outcome, float]:
+def play_into(system: System, out: Path, on_progress: Progress | None = None) -> tuple[SystemFigures, float]:
     """Plays, writes, and returns the figures and the seconds it took. Raises `UsageError` for a folder that
     cannot be used."""
     cells = [_cell_of(plan, system) for plan in system.edges]
@@ -62,7 +57,7 @@ def play_into(system: System, out: Path, on_progress: Progress | None = None) ->
 
 
 def visit_of(cell: Cell, repeat: int, logs: Sequence[RequestLog]) -> VisitRow:
-    """`logs` are the cell's own."""
+    """Returns the row of one visit; `logs` are the cell's own."""
     logs = [log for log in logs if log.is_finished]
     start_s = min((log.start_s for log in logs), default=0.0)
     end_s = max((log.end_s for log in logs), default=0.0)
@@ -77,31 +72,23 @@ def visit_of(cell: Cell, repeat: int, logs: Sequence[RequestLog]) -> VisitRow:
 
 
 def finish(folder: ResultsFolder, config: SweepConfig, cells: Sequence[Cell]) -> Sweep:
+    """Writes the summary and closes the manifest."""
     results = read_results(folder.path)
     rows = by_cell(results.requests, results.rounds, results.visits)
     sweep = summarise(config, cells, rows, lambda row, index, token_id: None, {}, True)
     write_summary(folder.path, sweep)
-    folder.update_manifest(finished=_now())
+    folder.update_manifest(finished=timestamp())
     return sweep
 
 
 def make_manifest(
     name: str, config: dict[str, Any], seed: int, program: str = "python -m outrider.experiments.simulator"
 ) -> Manifest:
-    commit, is_dirty = git_state()
-    return Manifest(
-        name=name,
-        commit=commit,
-        is_dirty=is_dirty,
-        command=f"{program} {shlex.join(sys.argv[1:])}",
-        config=config,
+    """Returns the manifest of a simulated run."""
+    return dataclasses.replace(
+        new_manifest(program, name, config, seed),
         models={"target": "simulated"},
-        machine=machine_facts(),
-        seeds={"sampling": seed, "order": seed},
         realisation={SIMULATED: {"realisation": SIMULATED}},
-        calibration=[],
-        started=_now(),
-        versions=package_versions(),
     )
 
 
@@ -110,11 +97,11 @@ def _cell_of(plan: EdgePlan, system: System) -> Cell:
     return Cell(
         link=plan.link,
         mode=config.mode,
-        depth_policy=config.depth_policy,
-        num_speculative_tokens=config.num_speculative_tokens,
-        method=config.method,
+        depth_policy=config.depth.policy,
+        num_speculative_tokens=config.depth.num_speculative_tokens,
+        method=config.verification.method,
         tls=False,
-        temperature=config.temperature,
+        temperature=config.sampling.temperature,
         num_sessions=plan.group.count,
         min_forward_ms=verifiers[plan.verifiers].config.min_forward_ms,
         min_draft_ms=config.min_draft_ms,
@@ -123,7 +110,6 @@ def _cell_of(plan: EdgePlan, system: System) -> Cell:
 
 
 def _config_of(system: System) -> SweepConfig:
-    """As much of a sweep's configuration as its figures ask for."""
     is_given = any(not isinstance(plan.group.acceptance, str) for plan in system.edges)
     return SweepConfig(
         name=system.config.name,
@@ -140,7 +126,3 @@ def _config_of(system: System) -> SweepConfig:
 
 def _content(system: System) -> dict[str, Any]:
     return {**dataclasses.asdict(system.config), "measured_times": dataclasses.asdict(system.times)}
-
-
-def _now() -> str:
-    return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")

@@ -17,7 +17,7 @@ QUANTILES = (0.5, 0.95, 0.99)
 
 @dataclass(frozen=True, slots=True)
 class Quantiles:
-    """In ms, by nearest rank; None where there is nothing."""
+    """Holds quantiles in ms, by nearest rank; None where there is nothing."""
 
     p50: float | None
     p95: float | None
@@ -27,12 +27,13 @@ class Quantiles:
 
     @property
     def shown(self) -> str:
+        """Returns p50 / p95 / p99 for the table."""
         return " / ".join("-" if each is None else f"{each:.4g}" for each in (self.p50, self.p95, self.p99))
 
 
 @dataclass(frozen=True, slots=True)
 class EdgeFigures:
-    """Of one group, or of all; after the warm-up. Requests count that began after it."""
+    """Holds the figures of one group, or of all, after the warm-up. Requests count that began after it."""
 
     name: str
     num_edges: int
@@ -56,12 +57,13 @@ class EdgeFigures:
 
     @property
     def acceptance(self) -> float | None:
+        """Returns accepted / drafted tokens."""
         return self.num_accepted_tokens / self.num_draft_tokens if self.num_draft_tokens else None
 
 
 @dataclass(frozen=True, slots=True)
 class VerifierFigures:
-    """From the beginning, warm-up included."""
+    """Holds the figures of one verifier from the beginning, warm-up included."""
 
     name: str
     utilisation: float  # share of the time that steps took
@@ -75,7 +77,9 @@ class VerifierFigures:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class SystemFigures:
+    """Holds the figures of a played system."""
+
     name: str
     seed: int
     seconds: float
@@ -86,17 +90,19 @@ class Outcome:
     schema: int = SCHEMA
 
     def as_json(self) -> dict[str, Any]:
+        """Returns the figures as JSON takes them."""
         return asdict(self)
 
 
-def figures_of(played: Played) -> Outcome:
+def figures_of(played: Played) -> SystemFigures:
+    """Computes the figures of what was played."""
     config = played.system.config
     groups = [
         _edges(plan.group.name, plan.group.count, tally, played.seconds)
         for plan, tally in zip(played.system.edges, played.tallies, strict=True)
     ]
     everybody = total(played.tallies, config.warmup_s)
-    return Outcome(
+    return SystemFigures(
         name=config.name,
         seed=config.seed,
         seconds=round(played.seconds, 9),
@@ -153,6 +159,7 @@ def _verifier(verifier: VerifierTally, seconds: float) -> VerifierFigures:
 
 
 def quantiles(seconds: Iterable[float]) -> Quantiles:
+    """Returns the quantiles and the mean of times in seconds."""
     ordered = sorted(seconds)
     if not ordered:
         return Quantiles(None, None, None, None, 0)
@@ -168,7 +175,8 @@ def _rank_ms(ordered_s: Sequence[float], share: float) -> float:
 # ------------------------------------------------------------------------------------------- table
 
 
-def table(outcome: Outcome) -> str:
+def table(outcome: SystemFigures) -> str:
+    """Returns the outcome for a person."""
     times = "ms as p50 / p95 / p99"
     lines = [
         f"{outcome.name}: {outcome.seconds:g} s played, {outcome.warmup_s:g} s of warm-up; {times}",

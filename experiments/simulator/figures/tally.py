@@ -21,7 +21,8 @@ def _seconds() -> array[float]:
 
 @dataclass(slots=True)
 class Tally:
-    """After the warm-up; requests count that began after it. Times in seconds, in no order that matters."""
+    """Adds up requests after the warm-up; those count that began after it. Times in seconds, in no order
+    that matters."""
 
     warmup_s: float
     counts: Counter[str] = field(default_factory=Counter)
@@ -30,7 +31,7 @@ class Tally:
     gaps_s: array[float] = field(default_factory=_seconds)  # between commits
 
     def add(self, log: RequestLog) -> None:
-        """A request that ended, or that the end of the world cut off."""
+        """Adds a request that ended, or that the end of the world cut off."""
         counts, warmup_s = self.counts, self.warmup_s
         counts["tokens"] += sum(num_tokens for at_s, num_tokens in log.commits if at_s >= warmup_s)
         counts["starved"] += _is_starved(log)
@@ -70,6 +71,7 @@ class Tally:
         counts["unverified_tokens"] += sum(origin in _UNVERIFIED for origin in log.result.origins)
 
     def merge(self, other: Tally) -> None:
+        """Adds another tally."""
         self.counts.update(other.counts)
         self.ttfts_s.extend(other.ttfts_s)
         self.tpots_s.extend(other.tpots_s)
@@ -77,6 +79,7 @@ class Tally:
 
 
 def total(tallies: Iterable[Tally], warmup_s: float) -> Tally:
+    """Returns the sum of tallies."""
     everybody = Tally(warmup_s)
     for tally in tallies:
         everybody.merge(tally)

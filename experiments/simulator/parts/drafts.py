@@ -1,16 +1,16 @@
-"""Drafts by acceptance traces: at each position they stand as far as the trace says, and take their time."""
+"""Drafts by acceptance traces: at each position as many tokens are right as the trace says, and take their time."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, Self
 
 import numpy as np
 
 from outrider.common.errors import UsageError
-from outrider.common.types import Draft, SamplingParams, Signals, Support, TokenIds
+from outrider.common.types import Draft, RunnerUp, SamplingParams, Signals, Support, TokenIds
 from outrider.edge_client.drafting.base import ShouldStop, Stop, ended
 from outrider.experiments.shared.acceptance_traces import (
     MAX_DEPTH,
@@ -22,30 +22,54 @@ from outrider.experiments.shared.acceptance_traces import (
 from outrider.experiments.simulator.parts import text
 from outrider.experiments.simulator.parts.times import DraftTimes
 
+_STRIDE = 7919  # to another place of a trace
 NUM_GIVEN_TEXTS, NUM_GIVEN_POSITIONS = 64, 256  # of traces drawn from given acceptance
 
 
 class TracedText:
-    """One text's trace, as lists: `runs[t]` tokens stand of a draft made after t + 1 new tokens.
+    """Holds one text's trace as lists: `runs[t]` tokens are accepted of a draft made after t + 1 new tokens.
 
     It repeats where a text is longer than the trace.
     """
 
-    def __init__(self, trace: TextTrace) -> None:
+    def __init__(self, trace: TextTrace, has_runner_ups: bool = False) -> None:
+        """`has_runner_ups`: the draft names runner-ups, where the trace recorded them."""
         self.runs: list[int] = trace.runs.tolist()
+        self._seconds: list[tuple[float, bool]] | None = None  # by position: gap, and whether it is right
+        if has_runner_ups and trace.gaps is not None and trace.seconds is not None:
+            self._seconds = list(zip(trace.gaps.tolist(), trace.seconds.tolist(), strict=True))
         self._confidences = trace.confidences
         self._signals: dict[int, tuple[Signals, ...]] = {}
 
     def signals(self, index: int) -> tuple[Signals, ...]:
-        """Of MAX_DEPTH tokens drafted there; none where the trace has no confidences."""
+        """Returns the signals of MAX_DEPTH tokens drafted there; none where the trace has no confidences."""
         found = self._signals.get(index)
         if found is None:
             found = self._signals[index] = tuple(map(signals_of, self._confidences[index].tolist()))
         return found
 
+    @property
+    def has_runner_ups(self) -> bool:
+        """Returns whether the draft names runner-ups."""
+        return self._seconds is not None
+
+    def runner_ups(self, index: int, position: int, num_drafted: int, num_right: int) -> tuple[RunnerUp, ...]:
+        """Returns the runner-ups of a draft made at `index`, after `position` tokens. Those of tokens that are
+        not judged are wrong, with the gaps of another place."""
+        assert self._seconds is not None
+        found = []
+        for number in range(num_drafted):
+            place = index + number if number <= num_right else index + _STRIDE * (number + 1)
+            gap, is_second = self._seconds[place % len(self._seconds)]
+            is_right = number == num_right and is_second
+            at = (position + number) & text.MASK
+            found.append(RunnerUp(text.TEXT[at] if is_right else text.OTHERS[0], gap))
+        return tuple(found)
+
 
 def load_acceptance(acceptance: object, where: str, seed: int) -> list[TracedText]:
-    """Of a recorded set's name ("embedded T=0.8"), of one chance for every token, or of one a position.
+    """Returns texts of a recorded set's name ("embedded T=0.8"), of one chance for every token, or of one a
+    position.
 
     Raises `UsageError` naming `where`.
     """
@@ -60,11 +84,10 @@ def load_acceptance(acceptance: object, where: str, seed: int) -> list[TracedTex
             f"{where}: is {acceptance!r}; give the name of recorded traces, a chance between 0 and 1, "
             "or a list of them, one a position"
         )
-    return [TracedText(trace) for trace in draw_traces(list(map(float, alphas)), seed).texts]
+    return [TracedText(trace) for trace in _draw_traces(list(map(float, alphas)), seed).texts]
 
 
-def draw_traces(alphas: Sequence[float], seed: int) -> TraceSet:
-    """Token i of a draft stands with chance alphas[i], given that those before it do; the last repeats."""
+def _draw_traces(alphas: Sequence[float], seed: int) -> TraceSet:
     chances = np.array([alphas[min(i, len(alphas) - 1)] for i in range(MAX_DEPTH)])
     source = np.random.default_rng(seed)
     nothing = np.zeros((NUM_GIVEN_POSITIONS, 0), np.float32)
@@ -78,7 +101,7 @@ def draw_traces(alphas: Sequence[float], seed: int) -> TraceSet:
 
 @dataclass(slots=True)
 class TracedSequence:
-    """A `DraftSequence` that knows how long the text is, and nothing of it.
+    """Is a `DraftSequence` that has the length of the text, and none of its tokens.
 
     `drafted(position, num_drafted, num_right)` are the tokens of a draft of which so many are right.
     """
@@ -91,17 +114,19 @@ class TracedSequence:
     drafted: Callable[[int, int, int], TokenIds] = text.drafted
     position: int = 0
     num_read: int = 0  # tokens that its KV would hold
+    has_runner_ups: bool = False
 
     def commit(self, token_ids: Sequence[int]) -> None:
-        """See `DraftSequence.commit`. Proposed tokens that stand were read when they were proposed."""
+        """Adds tokens to the text; proposed tokens that were accepted were read when they were proposed."""
         self.position += len(token_ids)
 
     def truncate(self, position: int) -> None:
+        """Drops what is past `position`."""
         self.position = position
         self.num_read = min(self.num_read, position)
 
     def propose(self, num_draft_tokens: int, should_stop: ShouldStop | None = None) -> Draft:
-        """See `DraftSequence.propose`."""
+        """Returns a draft after the time that drafting it takes."""
         if num_draft_tokens <= 0:
             return Draft((), ())
         index = max(0, self.position - self.num_prompt_tokens - 1) % len(self.trace.runs)
@@ -109,17 +134,21 @@ class TracedSequence:
         token_ids = self.drafted(self.position, num_draft_tokens, num_right)
         signals = self.trace.signals(index)[:num_draft_tokens]
         supports = tuple(_support(each, self.num_support) for each in token_ids) if self.num_support else ()
-        draft = self._timed(Draft(token_ids, (1.0,) * num_draft_tokens, signals, supports), should_stop)
+        made = Draft(token_ids, (1.0,) * num_draft_tokens, signals, supports)
+        if self.has_runner_ups:
+            runner_ups = self.trace.runner_ups(index, self.position, num_draft_tokens, num_right)
+            made = replace(made, runner_ups=runner_ups)
+        draft = self._timed(made, should_stop)
         self.num_read = self.position + min(num_right, len(draft.token_ids))
         return draft
 
     def _read_s(self) -> float:
-        """The call, and text that its KV lacks: one token always, and more after a prompt."""
+        """Returns the time of the call, and of text that its KV lacks: one token always, and more after a
+        prompt."""
         num_unread = max(0, self.position - self.num_read - 1)
         return (self.times.call_ms + num_unread * self.times.read_token_ms) / 1e3
 
     def _timed(self, draft: Draft, should_stop: ShouldStop | None) -> Draft:
-        """What the rule leaves of it, after the time of the tokens that were drafted."""
         token_s = self.times.token_ms / 1e3
         if should_stop is None:
             self.sleep(self._read_s() + len(draft.token_ids) * token_s)
@@ -133,20 +162,29 @@ class TracedSequence:
         return ended(draft, paced)
 
     def close(self) -> None:
-        """There is nothing to free."""
+        """Does nothing: there is nothing to free."""
 
     def check_integrity(self) -> None:
+        """Asserts that it read no more than there is."""
         assert self.num_read <= self.position, "it read tokens that nobody wrote"
+
+
+@dataclass(slots=True)
+class RunnerUpSequence(TracedSequence):
+    """A `TracedSequence` whose drafts name runner-ups once asked to (`KeepsRunnerUps`)."""
+
+    def keep_runner_ups(self) -> None:
+        """See `KeepsRunnerUps.keep_runner_ups`."""
+        self.has_runner_ups = True
 
 
 @lru_cache(1 << 14)
 def _support(token_id: int, num_ids: int) -> Support:
-    """Of the right size: the drafted id, nearly certain, and ids that the target never says."""
     return Support((token_id, *text.OTHERS[: num_ids - 1]), (1 << 12,) + (1,) * (num_ids - 1))
 
 
 class TracedDraft:
-    """A `DraftModel` over traced texts; a sequence's sampling seed picks its text."""
+    """Is a `DraftModel` over traced texts; a sequence's sampling seed picks its text."""
 
     num_tokens = text.NUM_TOKENS
     max_context = 1 << 30
@@ -163,12 +201,13 @@ class TracedDraft:
     def sequence(
         self, sampling: SamplingParams, *, num_prompt_tokens: int | None = None, num_support: int = 0
     ) -> TracedSequence:
-        """See `DraftModel.sequence`."""
+        """Returns a sequence of the seed's text."""
         trace = self._texts[sampling.seed % len(self._texts)]
-        return TracedSequence(self.times, self._sleep, trace, num_prompt_tokens or 0, num_support)
+        kind = RunnerUpSequence if trace.has_runner_ups else TracedSequence
+        return kind(self.times, self._sleep, trace, num_prompt_tokens or 0, num_support)
 
     def close(self) -> None:
-        """There is nothing to free."""
+        """Does nothing: there is nothing to free."""
 
     def __enter__(self) -> Self:
         return self
@@ -178,16 +217,19 @@ class TracedDraft:
 
 
 class SimulatedTokenizer:
-    """What `outrider.edge_client.tokenization.tokenizer.EdgeTokenizer` offers, as far as sessions ask for it."""
+    """Offers what sessions ask of an `EdgeTokenizer`."""
 
     fingerprint = text.FINGERPRINT
     num_tokens = text.NUM_TOKENS
 
     def encode(self, text: str, is_complete: bool = False) -> list[int]:
+        """Raises `UsageError`: simulated edges have no text."""
         raise UsageError("simulated edges have no text: words to avoid and the like cannot be simulated")
 
     def token_text(self, token_id: int) -> str:
+        """Returns a dot for every token."""
         return "."
 
     def decoder(self, prompt_ids: list[int] | None = None) -> Callable[[int], str]:
+        """Returns `token_text`."""
         return self.token_text

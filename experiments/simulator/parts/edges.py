@@ -20,7 +20,8 @@ from outrider.experiments.simulator.world.world import World
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """One request: `text` is the place of its trace among all of them, `draw` tells it from its likes."""
+    """Describes one request: `text` is the place of its trace among all of them, `draw` distinguishes it
+    from its likes."""
 
     num_prompt_tokens: int
     num_output_tokens: int  # at most
@@ -31,7 +32,7 @@ class Ask:
 
 @dataclass(slots=True)
 class RequestLog:
-    """One request as its edge saw it; times in virtual seconds. Filled while it goes on."""
+    """Records one request as its edge saw it; times in virtual seconds. Filled while it goes on."""
 
     edge: int
     number: int
@@ -45,32 +46,36 @@ class RequestLog:
 
     @property
     def num_tokens(self) -> int:
+        """Returns the tokens committed so far."""
         return sum(num_tokens for _, num_tokens in self.commits)
 
     @property
     def ttft_s(self) -> float | None:
+        """Returns the time to the first token."""
         return self.commits[0][0] - self.start_s if self.commits else None
 
     @property
     def tpot_s(self) -> float | None:
-        """(last - first token) / (tokens - 1)"""
+        """Returns (last - first token) / (tokens - 1)."""
         if self.num_tokens < 2:
             return None
         return (self.commits[-1][0] - self.commits[0][0]) / (self.num_tokens - 1)
 
 
 class PacedSession:
-    """An `EdgeSession` whose tokens somebody shows as they come, which takes time; notes when that was."""
+    """Wraps an `EdgeSession` whose tokens somebody shows as they come, which takes time; notes when that
+    was."""
 
     def __init__(self, session: EdgeSession, world: World, commit_s: float, log: RequestLog) -> None:
         self._session, self._world, self._commit_s, self._log = session, world, commit_s, log
 
     @property
     def result(self) -> SessionResult:
+        """Returns the session's result."""
         return self._session.result
 
     def generate(self) -> Iterator[SessionEvent]:
-        """See `EdgeSession.generate`. Tokens that joined the text together are one commit."""
+        """Yields the session's events. Tokens that joined the text together are one commit."""
         events = self._session.generate()
         assert isinstance(events, Generator)
         with contextlib.closing(events):  # where the world ends, the session closes now, not when forgotten
@@ -93,7 +98,7 @@ class PacedSession:
 
 
 class SimulatedEdge:
-    """`asks` are its requests; `follow` runs the session of each."""
+    """Sends the requests of `asks`, one after the other; `follow` runs the session of each."""
 
     def __init__(
         self,
@@ -115,7 +120,7 @@ class SimulatedEdge:
         self._follow, self._on_end = follow, on_end
 
     def run(self) -> None:
-        """A task: until it has asked all it wanted to, if ever."""
+        """Runs as a task, until it has asked all it wanted to, if ever."""
         group = self._plan.group
         within_s = group.start_within_s if group.start_within_s is not None else group.think_s
         self._world.sleep(self._random.uniform(0.0, within_s))
@@ -142,7 +147,7 @@ class SimulatedEdge:
 
 
 def draw_asks(plan: EdgePlan, texts: range, chance: random.Random) -> Iterator[Ask]:
-    """As many as the group says; of texts by chance."""
+    """Yields as many requests as the group says, of texts by chance."""
     limit = plan.group.requests
     for _ in itertools.count() if limit is None else range(limit):
         yield Ask(
@@ -154,7 +159,7 @@ def draw_asks(plan: EdgePlan, texts: range, chance: random.Random) -> Iterator[A
 
 
 def follow(session: PacedSession, log: RequestLog) -> None:
-    """To the end of the text, or to an error that the product reports."""
+    """Runs a session to the end of its text, or to an error that the product reports."""
     try:
         for _ in session.generate():
             pass

@@ -29,7 +29,8 @@ BALANCES = ("session", "edge")
 
 @dataclass(eq=False)
 class Site:
-    """Where one edge is: its access link, which all its connections share, and the verifiers it may ask."""
+    """Holds where one edge is: its access link, which all its connections share, and the verifiers it may
+    ask."""
 
     number: int
     profile: LinkProfile
@@ -42,7 +43,7 @@ class Site:
         self.link = VirtualLink(self.profile, key=str(self.number))
 
     def verifier_for(self, session_id: bytes) -> SimulatedVerifier:
-        """By the session's id, as a balancer routes by its header; or the edge's own."""
+        """Returns a verifier by the session's id, as a balancer routes by its header; or the edge's own."""
         number = self.number
         if self.balance == "session":
             number = int.from_bytes(blake2b(session_id, digest_size=8).digest(), "little")
@@ -52,35 +53,32 @@ class Site:
 
 
 class Network:
-    """The edges' sites by the address that each calls the cloud."""
+    """Finds the edges' sites by the address that each calls the cloud."""
 
     def __init__(self, world: World) -> None:
         self._world = world
         self._sites: dict[str, Site] = {}
 
     def add(self, site: Site) -> str:
-        """Its address is one of this machine, so that no edge looks for certificates."""
+        """Returns the site's address, one of this machine, so that no edge looks for certificates."""
         high, low = divmod(site.number, 1 << 8)
         address = f"127.{1 + (high >> 8)}.{high & 0xFF}.{low}:7077"
         self._sites[address] = site
         return address
 
-    def make_link(self, address: str, session_id: bytes, *_: object, **__: object) -> SimulatedLink:
-        """In place of `GrpcLink`; its further parameters make no difference here."""
-        return SimulatedLink(self._world, self._sites[address], address, session_id)
+    def make_link(self, address: str, session_id: bytes, *_: object, **__: object) -> _SimulatedLink:
+        """Returns a link in place of `GrpcLink`; its further parameters make no difference here."""
+        return _SimulatedLink(self._world, self._sites[address], address, session_id)
 
 
-class SimulatedLink:
-    """`VerifierLink` of one session."""
-
+class _SimulatedLink:
     def __init__(self, world: World, site: Site, address: str, session_id: bytes) -> None:
         self.address = address
         self.traffic = Traffic()
         self._world, self._site, self._session_id = world, site, session_id
         self._verifier = site.verifier_for(session_id)
 
-    def connect(self, timeout_s: float) -> SimulatedConnection:
-        """TCP's handshake, then HTTP/2's. Raises `LinkError` after `timeout_s`."""
+    def connect(self, timeout_s: float) -> _SimulatedConnection:
         world, site = self._world, self._site
         link = VirtualLink(site.profile, beside=site.link)
         start_s = world.now_s + site.times.connect_ms / 1e3
@@ -90,14 +88,14 @@ class SimulatedLink:
             world.sleep(timeout_s)
             raise LinkError(f"cannot connect to a verifier at {self.address}: no answer in {timeout_s:.1f} s")
         world.sleep(ready_s - world.now_s)
-        return SimulatedConnection(world, link, site.times, self.traffic, self._verifier, self._session_id)
+        return _SimulatedConnection(world, link, site.times, self.traffic, self._verifier, self._session_id)
 
     def describe(self, timeout_s: float) -> ModelInfo:
         return self._verifier.engine.model
 
 
-class SimulatedConnection:
-    """`Connection`. Messages are as long as the codec makes them, and are handed on as they are."""
+class _SimulatedConnection:
+    """Carries messages as they are; they count as long as the codec makes them."""
 
     def __init__(
         self,
@@ -128,7 +126,6 @@ class SimulatedConnection:
         self._world.call_at(arrival_s + self._far_receive_s, function)
 
     def _deliver(self, response: SessionResponse, kind: type[SessionRequest] | None) -> None:
-        """The verifier answers."""
         if self._is_closed:
             return
         num_bytes = response_bytes(response, kind) + FRAME_BYTES
@@ -150,7 +147,7 @@ class SimulatedConnection:
         return response
 
     def start_rtt_probe(self) -> None:
-        """A `Describe`: the verifier's event loop answers it, whatever the engine does."""
+        """Sends a `Describe`: the verifier's event loop answers it, whatever the engine does."""
         start_s = self._world.now_s
 
         def answer() -> None:
@@ -171,7 +168,6 @@ class SimulatedConnection:
         self._inbox.put(None)
 
     def close(self) -> None:
-        """The far end hears of it after the link's delay."""
         if not self._is_closed:
             self._is_closed = True
             self._to_verifier(0, self._stream.detach)

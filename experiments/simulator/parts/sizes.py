@@ -14,7 +14,7 @@ _verdicts: dict[tuple[object, ...], int] = {}
 
 
 def request_bytes(request: SessionRequest) -> int:
-    """Of the message as protobuf."""
+    """Returns the size of the message as protobuf."""
     if not isinstance(request, VerifyRequest) or request.q_support or request.parents:
         return int(codec.encode_request(request).ByteSize())
     shape = (
@@ -35,7 +35,7 @@ def request_bytes(request: SessionRequest) -> int:
 
 
 def response_bytes(response: SessionResponse, kind: type[SessionRequest] | None) -> int:
-    """The same for an answer to a request of `kind`."""
+    """Returns the size of an answer to a request of `kind`."""
     if not isinstance(response, Verdict) or response.candidates or response.logprobs:
         return int(codec.encode_response(response, kind).ByteSize())
     metrics = response.metrics
@@ -58,5 +58,5 @@ def response_bytes(response: SessionResponse, kind: type[SessionRequest] | None)
 
 
 def _varint(value: int) -> int:
-    """Bytes of it; 0 for a zero, which is not sent."""
+    """Returns its bytes; 0 for a zero, which is not sent."""
     return (value.bit_length() + 6) // 7

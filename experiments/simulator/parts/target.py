@@ -24,35 +24,40 @@ _CERTAIN, _NEVER = (0.0,), (-math.inf,)
 
 
 class KnownRows:
-    """Rows of a target that is certain of the text: p is 1 at its token, for every method."""
+    """Holds rows of a target that is certain of the text: p is 1 at its token, for every method."""
 
     __slots__ = ("_position",)
 
     def __init__(self, position: int) -> None:
         self._position = position
 
-    def own_sample(self, row: int) -> int:
+    def target_sample(self, row: int) -> int:
+        """Returns the text's token."""
         return text.TEXT[(self._position + row) & text.MASK]
 
     def log_probs(self, row: int, token_ids: Sequence[int]) -> Sequence[float]:
-        own = self.own_sample(row)
+        """Returns 0 for the text's token and −inf for others."""
+        own = self.target_sample(row)
         if len(token_ids) == 1:
             return _CERTAIN if token_ids[0] == own else _NEVER
         return [0.0 if token_id == own else -math.inf for token_id in token_ids]
 
     def entropy(self, row: int) -> float:
+        """Returns 0."""
         return 0.0
 
     def sample(self, row: int, key: NoiseKey, changed: Mapping[int, float] | None = None) -> int:
-        return self.own_sample(row)
+        """Returns the text's token."""
+        return self.target_sample(row)
 
     def raw_logits(self) -> NDArray[np.float32]:
+        """Raises `NotImplementedError`."""
         raise NotImplementedError("a simulated target has no logits: ask for no log-probabilities")
 
 
 @dataclass(frozen=True, slots=True)
 class KnownLogits:
-    """What a forward gives in place of logits; `known_rows` reads it."""
+    """Is what a forward gives in place of logits; `known_rows` reads it."""
 
     answers_s: float  # what verifying these rows takes
 
@@ -60,14 +65,14 @@ class KnownLogits:
 def known_rows(
     world: World, logits: KnownLogits, rounds: Sequence[StepRound], eos_token_ids: Any, num_tokens: int
 ) -> list[KnownRows]:
-    """What `device_rows.scan_step` is to logits on a GPU. Takes the time of the answers."""
+    """Returns the rows in place of `device_rows.make_device_rows`, after the time of the answers."""
     if logits.answers_s:
         world.sleep(logits.answers_s)
     return [KnownRows(each.position) for each in rounds]
 
 
 @dataclass(eq=False, slots=True)
-class SimulatedKV:
+class _SimulatedKV:
     length: int = 0
     num_reused: int = 0
     num_blocks: int = 0
@@ -87,7 +92,7 @@ class SimulatedTarget:
     eos_token_ids: tuple[int, ...] = ()
 
     def __init__(self, world: World, times: VerifierTimes, kv_tokens: int = 0) -> None:
-        """`kv_tokens` of 0 is a pool that is never full."""
+        """Makes a pool of `kv_tokens`; 0 is one that is never full."""
         self.times = times
         self._world = world
         self.num_forwards = 0
@@ -99,20 +104,23 @@ class SimulatedTarget:
 
     @property
     def num_free_tokens(self) -> int:
+        """Returns the tokens that the pool has room for."""
         return (self._num_blocks - self._num_used) * BLOCK_TOKENS
 
     @property
     def kv_usage(self) -> BlockUsage:
+        """Returns the pool's blocks by use."""
         return BlockUsage(BLOCK_TOKENS, self._num_used, 0, self._num_blocks - self._num_used, 0)
 
-    def new_sequence(self, tenant: str = "", token_ids: Sequence[int] = ()) -> SimulatedKV:
-        return SimulatedKV()
+    def new_sequence(self, tenant: str = "", token_ids: Sequence[int] = ()) -> _SimulatedKV:
+        """Returns an empty sequence."""
+        return _SimulatedKV()
 
     def publish(self, sequence: KVSequence, token_ids: Sequence[int]) -> None:
-        """Nothing is found again."""
+        """Does nothing: no prefix is found again."""
 
     def forward(self, items: Sequence[ForwardItem]) -> Any:
-        """`KnownLogits`, after the time that the step takes."""
+        """Returns `KnownLogits`, after the time that the step takes."""
         num_tokens, num_context, num_ending = 0, 0, 0
         self._make_room(items)
         for item in items:
@@ -141,21 +149,25 @@ class SimulatedTarget:
         self.most_used_tokens = max(self.most_used_tokens, num_used * BLOCK_TOKENS)
 
     def truncate(self, sequence: KVSequence, length: int) -> None:
-        assert isinstance(sequence, SimulatedKV)
+        """Drops what is past `length`."""
+        assert isinstance(sequence, _SimulatedKV)
         sequence.length = length
         self._hold(sequence, -(-length // BLOCK_TOKENS))
 
-    def fork(self, sequence: KVSequence) -> SimulatedKV:
+    def fork(self, sequence: KVSequence) -> _SimulatedKV:
+        """Raises `NotImplementedError`."""
         raise NotImplementedError("a simulated target has no forks")
 
     def close(self, sequence: KVSequence) -> None:
-        assert isinstance(sequence, SimulatedKV)
+        """Frees the sequence's blocks."""
+        assert isinstance(sequence, _SimulatedKV)
         sequence.length = 0
         self._hold(sequence, 0)
 
-    def _hold(self, kv: SimulatedKV, num_blocks: int) -> None:
+    def _hold(self, kv: _SimulatedKV, num_blocks: int) -> None:
         self._num_used += num_blocks - kv.num_blocks
         kv.num_blocks = num_blocks
 
     def check_integrity(self) -> None:
+        """Asserts that the blocks add up."""
         assert 0 <= self._num_used <= self._num_blocks, "blocks are counted wrongly"

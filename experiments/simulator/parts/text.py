@@ -24,12 +24,13 @@ OTHERS = tuple(range(_FIRST_ODD_ID + 1000, _FIRST_ODD_ID + 1100))  # fill the su
 
 
 def prompt_of(num_tokens: int) -> list[int]:
+    """Returns the text's first tokens."""
     return [TEXT[position & MASK] for position in range(num_tokens)]
 
 
 def drafted(position: int, num_drafted: int, num_right: int) -> tuple[int, ...]:
-    """A draft after `position` tokens of which the first `num_right` agree with the target and the next one
-    does not."""
+    """Returns a draft after `position` tokens of which the first `num_right` agree with the target and the
+    next one does not."""
     start = position & MASK
     right = TWICE[start : start + num_drafted]
     if num_right < num_drafted:

@@ -20,9 +20,9 @@ PartT = TypeVar("PartT")
 
 @dataclass(frozen=True, slots=True)
 class VerifierTimes:
-    """A step of s sessions that feeds n tokens, and reads keys of c tokens before them, takes
-    step + s session + n token + c context; then each answer takes `answer`, one after the other.
-    """
+    """Holds a verifier's times. A step of s sessions that feeds n tokens, and reads keys of c tokens
+    before them, takes step + s session + n token + c context; then each answer takes `answer`, one after
+    the other."""
 
     step_ms: float = option(0.0, "of every forward", minimum=0)
     session_ms: float = option(0.0, "more for each session in it", minimum=0)
@@ -33,7 +33,7 @@ class VerifierTimes:
     send_ms: float = option(0.0, "from the engine to a socket", minimum=0)
 
     def step_s(self, num_sessions: int, num_tokens: int, num_context: int) -> float:
-        """A forward, without its answers."""
+        """Returns the seconds of a forward, without its answers."""
         context_ms = num_context * self.context_ms / 1000
         step_ms = self.step_ms + num_sessions * self.session_ms + num_tokens * self.token_ms + context_ms
         return step_ms / 1e3
@@ -41,6 +41,8 @@ class VerifierTimes:
 
 @dataclass(frozen=True, slots=True)
 class EdgeTimes:
+    """Holds an edge's times beside drafting."""
+
     connect_ms: float = option(0.0, "making a connection, beside the link's round trips", minimum=0)
     send_ms: float = option(0.0, "from the session to a socket", minimum=0)
     receive_ms: float = option(0.0, "from a socket to the session", minimum=0)
@@ -49,6 +51,8 @@ class EdgeTimes:
 
 @dataclass(frozen=True, slots=True)
 class DraftTimes:
+    """Holds what drafting takes."""
+
     token_ms: float = option(0.0, "a drafted token", minimum=0)
     call_ms: float = option(0.0, "a draft, whatever its length", minimum=0)
     read_token_ms: float = option(0.0, "a token of text that it reads at once, a prompt's say", minimum=0)
@@ -56,6 +60,8 @@ class DraftTimes:
 
 @dataclass(frozen=True, slots=True)
 class SystemTimes:
+    """Holds the times of every part."""
+
     verifier: VerifierTimes = dataclasses.field(default_factory=VerifierTimes)
     edge: EdgeTimes = dataclasses.field(default_factory=EdgeTimes)
     draft: DraftTimes = dataclasses.field(default_factory=DraftTimes)
@@ -64,8 +70,8 @@ class SystemTimes:
 
 
 def load_times(source: object) -> SystemTimes:
-    """Of a mapping, of a file, or of `experiments/simulator/times/NAME.json`; "none" takes no time at all. Raises
-    `UsageError`."""
+    """Reads times of a mapping, of a file, or of `experiments/simulator/times/NAME.json`; "none" takes no
+    time at all. Raises `UsageError`."""
     if source == "none":
         return SystemTimes(source="none")
     if isinstance(source, Mapping):
@@ -83,12 +89,13 @@ def load_times(source: object) -> SystemTimes:
 
 
 def save_times(times: SystemTimes, path: Path) -> None:
+    """Writes the times as JSON."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(dataclasses.asdict(times), indent=1) + "\n", encoding="utf-8")
 
 
 def changed(part: PartT, changes: Mapping[str, Any] | None, where: str) -> PartT:
-    """`part` with some of its numbers replaced. Raises `ConfigError` naming `where` and the key."""
+    """Returns `part` with some of its numbers replaced. Raises `ConfigError` naming `where` and the key."""
     if not changes:
         return part
     content = {**dataclasses.asdict(part), **changes}  # type: ignore[call-overload]

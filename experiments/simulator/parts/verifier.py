@@ -7,11 +7,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from outrider.cloud_verifier.config import ServeConfig
+from outrider.cloud_verifier.engine.backlog import AdmissionTicket, Refusal
 from outrider.cloud_verifier.engine.colocated import CoLocatedDrafter
 from outrider.cloud_verifier.engine.driver import IDLE_TURN_S
 from outrider.cloud_verifier.engine.engine import Engine
-from outrider.cloud_verifier.engine.session import DEFAULT_TENANT
-from outrider.cloud_verifier.engine.work import Job, num_tokens_of
+from outrider.cloud_verifier.engine.job import Job, num_tokens_of_round
+from outrider.cloud_verifier.security.metadata import DEFAULT_TENANT
 from outrider.cloud_verifier.server.server import make_model_info
 from outrider.common.types import (
     CancelRequest,
@@ -35,7 +36,7 @@ Deliver = Callable[[SessionResponse, type[SessionRequest] | None], None]
 
 @dataclass(frozen=True, slots=True)
 class VerifierTally:
-    """What one verifier did from the beginning on."""
+    """Holds what one verifier did from the beginning on."""
 
     name: str
     busy_s: float  # in steps
@@ -49,7 +50,7 @@ class VerifierTally:
 
 
 class SimulatedVerifier:
-    """Made in virtual time; `busy_s` is how long steps took so far."""
+    """Runs the product's engine in virtual time; `busy_s` is how long steps took so far."""
 
     def __init__(
         self,
@@ -61,7 +62,7 @@ class SimulatedVerifier:
         texts: Sequence[TracedText],
         kv_tokens: int = 0,
     ) -> None:
-        """The co-located draft knows the same `texts` as the edges'. `kv_tokens` of 0 is no limit."""
+        """Gives the co-located draft the same `texts` as the edges'. `kv_tokens` of 0 is no limit."""
         self.name = name
         self.receive_s, self.send_s = times.receive_ms / 1e3, times.send_ms / 1e3
         self.busy_s = 0.0
@@ -76,7 +77,6 @@ class SimulatedVerifier:
             queue_limits=config.queue_limits,
             tenant_max_sessions=config.tenant_max_sessions,
             min_forward_s=config.min_forward_ms / 1e3,
-            clock=lambda: world.now_s,
         )
         self._world = world
         self._waiting = Waiting(world)
@@ -85,7 +85,7 @@ class SimulatedVerifier:
         world.start(self._run)
 
     def _run(self) -> None:
-        """As `EngineDriver`: a step follows the other while there is work, and begins with a job else."""
+        """Steps as `EngineDriver` does: one after the other while there is work, else with the next job."""
         engine, world = self.engine, self._world
         while True:
             start_s = world.now_s
@@ -97,6 +97,7 @@ class SimulatedVerifier:
 
     @property
     def tally(self) -> VerifierTally:
+        """Returns what the verifier did so far."""
         observer = self.engine.observer
         assert not observer.errors["internal"], f"{self.name} failed: its log says where"
         refused = Counter(self.engine.backlog.num_refused)
@@ -113,13 +114,14 @@ class SimulatedVerifier:
             num_evicted=observer.evictions["kv"],
         )
 
-    def open_stream(self, session_id: bytes, deliver: Deliver) -> SimulatedStream:
-        return SimulatedStream(self._world, self.engine, session_id, deliver)
+    def open_stream(self, session_id: bytes, deliver: Deliver) -> _SimulatedStream:
+        """Returns a session's stream, which hands its answers to `deliver`."""
+        return _SimulatedStream(self._world, self.engine, session_id, deliver)
 
 
-class SimulatedStream:
-    """`stream.SessionStream` without messages: what is refused at the door, what a lost call
-    ends."""
+class _SimulatedStream:
+    """Does what `stream.SessionStream` does, without messages: refuses rounds before they are decoded,
+    cancels what a lost call was generating."""
 
     def __init__(self, world: World, engine: Engine, session_id: bytes, deliver: Deliver) -> None:
         self._world = world
@@ -135,34 +137,33 @@ class SimulatedStream:
             return
         if isinstance(request, GenerateRequest):
             self._generating = request.round_id
-        has_entered = False
-        is_new = self._last_round_id is not None and getattr(request, "round_id", 0) > self._last_round_id
-        if is_new and isinstance(request, VerifyRequest):
-            num_own_tokens = next(iter(self._owed_tokens.values()), 0)
-            refusal = self._engine.enter_round(DEFAULT_TENANT, request, num_own_tokens=num_own_tokens)
-            if refusal is not None:
-                self._push(
-                    RoundError(
-                        request.round_id,
-                        RoundErrorCode.REFUSED,
-                        refusal.message,
-                        retry_after_ms=refusal.retry_after_ms,
-                    ),
-                    kind,
-                )
-                return
-            has_entered = True
+        ticket: AdmissionTicket | None = None
         if isinstance(request, VerifyRequest):
-            self._owed_tokens[request.round_id] = num_tokens_of(request)
+            num_tokens = num_tokens_of_round(len(request.committed_tokens), len(request.draft_tokens))
+            if self._last_round_id is not None and request.round_id > self._last_round_id:
+                num_own_tokens = next(iter(self._owed_tokens.values()), 0)
+                admitted = self._engine.backlog.enter_round(
+                    DEFAULT_TENANT, num_tokens, request.deadline_ms, num_own_tokens=num_own_tokens
+                )
+                if isinstance(admitted, Refusal):
+                    message, retry_ms = admitted.message, admitted.retry_after_ms
+                    code = RoundErrorCode.REFUSED
+                    self._push(RoundError(request.round_id, code, message, retry_after_ms=retry_ms), kind)
+                    return
+                ticket = admitted
+            self._owed_tokens[request.round_id] = num_tokens
         if not isinstance(request, CloseRequest):
             self._last_round_id = max(self._last_round_id or 0, request.round_id)
-        self._submit(request, lambda reply: self._push(reply, kind), has_entered)
+        self._submit(request, lambda reply: self._push(reply, kind), ticket)
 
     def _submit(
-        self, request: SessionRequest, reply: Callable[[SessionResponse], object], has_entered: bool = False
+        self,
+        request: SessionRequest,
+        reply: Callable[[SessionResponse], object],
+        ticket: AdmissionTicket | None = None,
     ) -> None:
         arrival_ns = int(self._world.now_s * 1e9)
-        self._engine.submit(Job(self._session_id, request, reply, arrival_ns, has_entered=has_entered))
+        self._engine.submit(Job(self._session_id, request, reply, arrival_ns, ticket=ticket))
 
     def _push(self, response: SessionResponse, kind: type[SessionRequest]) -> None:
         if isinstance(response, RoundError):
@@ -174,6 +175,5 @@ class SimulatedStream:
         self._deliver(response, kind)
 
     def detach(self) -> None:
-        """Nobody reads a running `Generate` any more. The session stays."""
         if self._generating is not None:
             self._submit(CancelRequest(self._generating), lambda reply: None)

@@ -2,7 +2,7 @@
 
 What a product module calls `time`, `threading`, `secrets` and so on is looked up by identity and replaced,
 default arguments included: nothing of the product is copied or knows of it. Only the network (`GrpcLink`) and
-the reading of logits (`scan_step`, which is where other devices do theirs) are other code.
+the reading of logits (`make_device_rows`, which is where other devices do theirs) are other code.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import outrider.common.alignment
-from outrider.cloud_verifier.verification.device_rows import scan_step
+from outrider.cloud_verifier.verification.device_rows import make_device_rows
 from outrider.edge_client.transport.link.grpc_link import GrpcLink
 from outrider.experiments.simulator.world.standins import (
     SeededSecrets,
@@ -58,7 +58,7 @@ def product_in(
 ) -> Iterator[None]:
     """While inside, product code lives in `world`; one at a time in a process.
 
-    `make_link` takes what `GrpcLink` does, `read_rows` what `scan_step` does. Raises RuntimeError where the
+    `make_link` takes what `GrpcLink` does, `read_rows` what `make_device_rows` does. Raises RuntimeError where the
     product imported a module meanwhile that still has real clocks.
     """
     for name in _LATE_MODULES:
@@ -88,7 +88,7 @@ def _replacements(
         (queue.SimpleQueue, functools.partial(VirtualQueue, world)),
         (ThreadPoolExecutor, functools.partial(VirtualPool, world)),
         (GrpcLink, make_link),
-        (scan_step, read_rows),
+        (make_device_rows, read_rows),
         # Both sides hash every text: the second time it is looked up. Remembering changes no value.
         (
             outrider.common.alignment._next_hash,

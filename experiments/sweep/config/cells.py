@@ -24,7 +24,7 @@ _ALONE = LinkProfile(name=NO_LINK)  # what edge-only crosses
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """One thing to run. Equal ids mean equal work."""
+    """Describes one thing to run. Equal ids mean equal work."""
 
     link: LinkProfile
     mode: str
@@ -42,7 +42,7 @@ class Cell:
 
     @property
     def id(self) -> str:
-        """Readable, unique in a sweep; what is usual is not said."""
+        """Returns a readable name, unique in a sweep; what is usual is left out."""
         parts = [self.link.name, self.mode]
         if self.has_depth:
             length = "" if self.num_speculative_tokens is None else f"-{self.num_speculative_tokens}"
@@ -59,22 +59,25 @@ class Cell:
 
     @property
     def has_depth(self) -> bool:
+        """Returns whether a draft length applies."""
         return self.mode not in (Mode.CLOUD_ONLY, Mode.EDGE_ONLY)
 
     @property
     def has_link(self) -> bool:
+        """Returns whether the cell sends anything."""
         return self.mode != Mode.EDGE_ONLY
 
     @property
     def is_exact_text(self) -> bool:
-        """Whether its tokens must be cloud-only's: with `coupled` always, with other exact methods greedy."""
+        """Returns whether its tokens must be cloud-only's: with `coupled` always, with other exact methods
+        greedy."""
         if self.mode == Mode.EDGE_ONLY:
             return False
         method = Method(self.method)
         return method is Method.COUPLED or (method.is_exact and self.temperature == 0)
 
     def edge_settings(self, common: Mapping[str, Any]) -> dict[str, Any]:
-        """Settings of `edge-client run`; those of other methods than its own do not concern it."""
+        """Returns settings of `edge-client run`; those of other methods than its own do not concern it."""
         settings = {**common, **self.variant.edge}
         others = {key for key, methods in METHODS_OF.items() if self.method not in methods}
         others |= {"logprobs"} if self.mode == Mode.EDGE_ONLY else set()
@@ -89,12 +92,13 @@ class Cell:
         }
 
     def run_settings(self, config: SweepConfig) -> dict[str, Any]:
-        """All of `edge-client run` but which verifier it dials, and what that wants to let it in."""
+        """Returns all settings of `edge-client run` but which verifier it dials, and what that wants to
+        let it in."""
         settings = self.edge_settings(config.edge_settings) | {"max_new_tokens": config.max_new_tokens}
         return settings | {key: value for key, value in config.model_dirs.items() if key == "draft"}
 
     def labels(self, config: SweepConfig) -> list[str]:
-        """What a reader must know beside the figures."""
+        """Returns what a reader must know beside the figures."""
         labels = ["synthetic"] if config.is_synthetic else []
         labels += [f"no {kind} baseline" for kind in BASELINES if kind not in config.baselines]
         labels += [f"{config.repeats} repeats"] if config.repeats < MIN_REPEATS else []
@@ -106,8 +110,8 @@ class Cell:
 
 
 def make_cells(config: SweepConfig) -> list[Cell]:
-    """Baselines first, then what is asked for, each piece of work once; the A/A twin last. `ConfigError`
-    where a variant's name makes two cells one."""
+    """Returns baselines first, then what is asked for, each piece of work once; the A/A twin last. Raises
+    `ConfigError` where a variant's name makes two cells one."""
     cells: dict[str, Cell] = {}
     for cell in (*_baselines(config), *_asked(config)):
         known = cells.setdefault(cell.id, cell)
@@ -125,8 +129,9 @@ def _same_name(cell: Cell) -> ConfigError:
     return ConfigError(f"variants: two cells would be called {cell.id!r}; give a variant another name")
 
 
-def baseline_of(cell: Cell, kind: str) -> dict[str, object]:
-    """The fields a baseline of this kind must share with `cell`: those that concern the baseline."""
+def _baseline_of(cell: Cell, kind: str) -> dict[str, object]:
+    """Returns the fields that a baseline of this kind must share with `cell`: those that concern the
+    baseline."""
     shared: dict[str, object] = {"temperature": cell.temperature, "num_sessions": cell.num_sessions}
     if kind != "edge-only":
         shared |= {"link": cell.link, "tls": cell.tls, "min_forward_ms": cell.min_forward_ms}
@@ -136,8 +141,9 @@ def baseline_of(cell: Cell, kind: str) -> dict[str, object]:
 
 
 def find_baselines(cell: Cell, kind: str, cells: list[Cell]) -> list[Cell]:
-    """All baselines of this kind in the setting of `cell`: one for each draft length where it has some."""
-    shared = baseline_of(cell, kind)
+    """Returns all baselines of this kind in the setting of `cell`: one for each draft length where it has
+    some."""
+    shared = _baseline_of(cell, kind)
     return [
         each
         for each in cells
@@ -183,7 +189,7 @@ def _settings(config: SweepConfig) -> Iterator[dict[str, Any]]:
 def _sensible(
     setting: Mapping[str, Any], mode: str, policy: str, length: int | None, method: str, variant: Variant
 ) -> Cell:
-    """The cell with what does not concern its mode put to one value, so that equal work is one cell."""
+    """Sets what does not concern the cell's mode to one value, so that equal work is one cell."""
     setting = dict(setting)
     if mode == Mode.EDGE_ONLY:  # no link, no verifier, and nobody to judge a draft
         setting |= {"link": _ALONE, "tls": False, "min_forward_ms": 0.0}
@@ -212,7 +218,6 @@ def _sensible(
 
 
 def _twin(cells: list[Cell]) -> Cell:
-    """Of the first cell that is asked for and drafts here for a verifier there, else of the first one."""
     ours = [cell for cell in cells if cell.has_link and Mode(cell.mode).has_draft] or cells
     asked = [cell for cell in ours if not cell.baseline] or ours
     return dataclasses.replace(asked[0], baseline="", twin=asked[0].id)

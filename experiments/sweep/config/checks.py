@@ -1,4 +1,4 @@
-"""What one key of a sweep alone cannot tell: names that must be known, keys that do not go together."""
+"""Checks of a sweep that need more than one key: names that must be known, keys that do not go together."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from outrider.common.config.loader import did_you_mean
 from outrider.common.errors import ConfigError, UsageError
 from outrider.common.types import Method
 from outrider.edge_client.controller.depth.registry import DEPTH_POLICIES
-from outrider.edge_client.core.options import Mode
+from outrider.edge_client.core.options import REQUESTABLE_MODES
 from outrider.experiments.links.base import REALISATIONS
 from outrider.experiments.sweep.config.schema import DIRECT, SIMULATED, SweepConfig
 from outrider.experiments.sweep.config.settings import check_edge, check_serve
@@ -22,7 +22,7 @@ _MODELS = ("embedded", "synthetic")
 
 def check_sweep(config: SweepConfig) -> None:
     """Raises `UsageError` naming key and fix."""
-    _check_names("modes", config.modes, tuple(Mode))
+    _check_names("modes", config.modes, REQUESTABLE_MODES)
     _check_names("policies", config.policies, DEPTH_POLICIES)
     _check_names("methods", config.methods, tuple(Method))
     _check_names("baselines", config.baselines, BASELINES)

@@ -36,6 +36,5 @@ _AXES = frozenset(
 
 
 def _as_list(key: str, value: object) -> object:
-    """`sessions: 4` means `sessions: [4]`."""
     is_single = key in _AXES and (value is None or isinstance(value, str | int | float | Mapping))
     return [value] if is_single else value

@@ -19,7 +19,7 @@ MIN_REPEATS = 3
 
 @dataclass(frozen=True, slots=True)
 class Slo:
-    """What a request must keep to count as goodput; None: not asked."""
+    """Says what a request must keep to count as goodput; None: not asked."""
 
     ttft_ms: float | None = option(1000.0, "first token within this", minimum=0.001)
     tpot_ms: float | None = option(100.0, "time per later token at most this", minimum=0.001)
@@ -28,7 +28,8 @@ class Slo:
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """Settings of `edge-client run` that some cells have beside the common ones: of all modes, or of some."""
+    """Holds settings of `edge-client run` that some cells have beside the common ones: of all modes, or of
+    some."""
 
     name: str = ""
     edge: Mapping[str, Any] = dataclasses.field(default_factory=dict)
@@ -37,7 +38,7 @@ class Variant:
 
 @dataclass(frozen=True, slots=True)
 class SweepConfig:
-    """`edge-client bench`. The lists are axes: every combination that makes sense is a cell."""
+    """Configures `edge-client bench`. The lists are axes: every combination that makes sense is a cell."""
 
     name: str = option("sweep", "title of the results")
     links: tuple[Any, ...] = option(("loopback",), "named profiles, or mappings of a profile's fields")
@@ -62,7 +63,7 @@ class SweepConfig:
     a_a: bool = option(True, "run one cell twice under two names, so that noise is visible")
     prompts: str = option("", "file of prompts; empty: the embedded held-out ones", metavar="FILE")
     num_prompts: int = option(4, "the first so many", minimum=1)
-    max_new_tokens: int = option(64, "tokens of a text at most", minimum=2)
+    max_new_tokens: int = option(64, "new tokens of a request at most", minimum=2)
     repeats: int = option(MIN_REPEATS, "how often each cell is visited", minimum=1)
     seed: int = option(1, "repeat r samples with seed + r; also orders the cells", minimum=0)
     slo: Slo = dataclasses.field(default_factory=Slo)
@@ -72,19 +73,22 @@ class SweepConfig:
 
     @property
     def is_synthetic(self) -> bool:
+        """Returns whether the models are synthetic."""
         return bool(self.models == "synthetic")
 
     @property
     def profiles(self) -> list[LinkProfile]:
+        """Returns the links as profiles."""
         return [load_profile(link) for link in self.links]
 
     @property
     def edge_settings(self) -> dict[str, Any]:
+        """Returns the settings of `edge-client run` that all cells share."""
         return {**_EDGE_DEFAULTS, **(self.edge or {})}
 
     @property
     def variant_list(self) -> list[Variant]:
-        """The plain one unless others were given."""
+        """Returns the variants: the plain one unless others were given."""
         found = []
         for each in self.variants:
             modes = each.get("modes") or ()
@@ -94,18 +98,18 @@ class SweepConfig:
 
     @property
     def model_dirs(self) -> dict[str, str]:
-        """`target` and `draft`, as far as they were named."""
+        """Returns the directories of `target` and `draft`, as far as they were named."""
         return dict(self.models) if isinstance(self.models, Mapping) else {}
 
 
 def resolved(config: SweepConfig) -> dict[str, Any]:
-    """The whole of it as JSON, links with every field; `load_sweep` of this gives the same sweep."""
+    """Returns the whole sweep as JSON, links with every field; `load_sweep` of this gives the same sweep."""
     record = dataclasses.asdict(config)
     record["links"] = [link_record(profile) for profile in config.profiles]
     return {key: list(value) if isinstance(value, tuple) else value for key, value in record.items()}
 
 
 def link_record(profile: LinkProfile) -> dict[str, Any]:
-    """A profile as JSON has it."""
+    """Returns a profile as JSON has it."""
     record = dataclasses.asdict(profile)
     return record | {"outages": list(record["outages"])}

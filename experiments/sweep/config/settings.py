@@ -60,6 +60,7 @@ def check_edge(settings: object, where: str, is_variant: bool = False) -> None:
 
 
 def check_serve(settings: object, where: str) -> None:
+    """Raises `ConfigError` for a setting that the verifier does not take."""
     from outrider.cloud_verifier.config import ServeConfig
 
     checked = _mapping(settings, where)
@@ -68,13 +69,13 @@ def check_serve(settings: object, where: str) -> None:
 
 
 def make_edge_config(settings: Mapping[str, Any]) -> RunConfig:
-    """The configuration of one edge. The environment has no say: a sweep is what its file says."""
+    """Returns the configuration of one edge. The environment is not read: a sweep is what its file says."""
     return load_config(RunConfig, content=(dict(settings), "sweep"), env={}).value
 
 
 def home_of(key: str) -> str:
-    """Where a sweep has the setting `key` of `edge-client run` or `cloud-verifier serve`, as the end of a
-    message; empty where neither has it."""
+    """Returns where a sweep has the setting `key` of `edge-client run` or `cloud-verifier serve`, as the
+    end of a message; empty where neither has it."""
     from outrider.cloud_verifier.config import ServeConfig
 
     axes = {**_SERVE_AXES, **_EDGE_AXES}
@@ -88,12 +89,12 @@ def home_of(key: str) -> str:
 
 
 def is_way(key: str) -> bool:
-    """Whether an edge setting is of how it speculates."""
+    """Returns whether an edge setting is of how it speculates."""
     return any(key == way or key.startswith(f"{way}_") for way in _WAYS)
 
 
 def serve_flags(settings: Mapping[str, Any]) -> list[str]:
-    """`cloud-verifier serve` flags of `settings`."""
+    """Returns the `cloud-verifier serve` flags of `settings`."""
     from outrider.cloud_verifier.config import ServeConfig
 
     flags = {leaf.key: (leaf.flag, leaf.kind) for leaf in leaves(ServeConfig)}

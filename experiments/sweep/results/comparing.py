@@ -16,7 +16,8 @@ Rows = Mapping[str, Sequence[RequestRow]]  # by cell, those that ended without a
 
 
 def compare_all(cells: Sequence[Cell], rows: Rows) -> list[Comparison]:
-    """Every cell with the best baseline of each kind in its setting, but a baseline not with its own kind."""
+    """Compares every cell with the best baseline of each kind in its setting, but a baseline not with its
+    own kind."""
     found = []
     for cell in cells:
         for kind in BASELINES:
@@ -27,18 +28,18 @@ def compare_all(cells: Sequence[Cell], rows: Rows) -> list[Comparison]:
 
 
 def best_of(cells: Sequence[Cell], rows: Rows) -> Cell | None:
-    """The one of lowest mean time per token: a baseline may choose its draft length, as ours may."""
-    ranked = [(mean, cell) for cell in cells if (mean := mean_of(rows.get(cell.id, ()), "tpot_ms"))]
+    """Returns the cell of lowest mean time per token: a baseline may choose its draft length, as ours may."""
+    ranked = [(mean, cell) for cell in cells if (mean := _mean_of(rows.get(cell.id, ()), "tpot_ms"))]
     return min(ranked, key=lambda entry: entry[0])[1] if ranked else None
 
 
-def mean_of(rows: Sequence[RequestRow], metric: str) -> float | None:
+def _mean_of(rows: Sequence[RequestRow], metric: str) -> float | None:
     values = [value for row in rows if (value := getattr(row, metric)) is not None]
     return math.fsum(values) / len(values) if values else None
 
 
 def compare(cell: str, baseline: str, kind: str, metric: str, rows: Rows) -> Comparison | None:
-    """How many times faster `cell` is; None without a request that both have."""
+    """Returns how many times faster `cell` is; None without a request that both have."""
     theirs = {_key(row): getattr(row, metric) for row in rows.get(baseline, ())}
     pairs = [
         (theirs[_key(row)], getattr(row, metric))
@@ -54,7 +55,7 @@ def compare(cell: str, baseline: str, kind: str, metric: str, rows: Rows) -> Com
 
 
 def a_a_of(cell: Cell, rows: Rows) -> dict[str, Any]:
-    """The twin against its original: what noise alone makes of a ratio."""
+    """Compares the twin with its original: what noise alone makes of a ratio."""
     found: dict[str, Any] = {"twin": cell.twin}
     for metric in TIMES:
         if result := compare(cell.id, cell.twin, "", metric, rows):

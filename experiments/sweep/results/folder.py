@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import datetime
 import json
+import shlex
+import sys
 import textwrap
 import threading
 from collections.abc import Iterable, Sequence
@@ -11,6 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from outrider.common.errors import UsageError
+from outrider.experiments.shared.results import git_state
+from outrider.experiments.sweep.machine import machine_facts, package_versions
 from outrider.experiments.sweep.results.records import (
     MANIFEST,
     REQUESTS,
@@ -30,7 +35,7 @@ from outrider.experiments.sweep.results.records import (
 
 
 class ResultsFolder:
-    """Rows may come from several threads. A request's rounds are written before its own row, so that a
+    """Writes rows, from several threads too. A request's rounds are written before its own row, so that a
     request that is there is whole."""
 
     def __init__(self, path: Path, manifest: Manifest, done: frozenset[str] = frozenset()) -> None:
@@ -39,21 +44,48 @@ class ResultsFolder:
         self._lock = threading.Lock()
 
     def add_request(self, request: RequestRow, rounds: Iterable[RoundRow]) -> None:
+        """Appends a request and its rounds."""
         with self._lock:
             _append(self.path / ROUNDS, rounds)
             _append(self.path / REQUESTS, [request])
 
     def add_visit(self, visit: VisitRow) -> None:
+        """Appends a visit."""
         with self._lock:
             _append(self.path / VISITS, [visit])
 
     def update_manifest(self, **changes: Any) -> None:
+        """Writes the manifest with some fields changed."""
         self.manifest = dataclasses.replace(self.manifest, **changes)
         write_json(self.path / MANIFEST, self.manifest)
 
 
+def timestamp() -> str:
+    """Returns the time now, ISO 8601, UTC."""
+    return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+
+
+def new_manifest(program: str, name: str, config: dict[str, Any], seed: int) -> Manifest:
+    """Returns the manifest of a run that begins: what is known before anything ran."""
+    commit, is_dirty = git_state()
+    return Manifest(
+        name=name,
+        commit=commit,
+        is_dirty=is_dirty,
+        command=f"{program} {shlex.join(sys.argv[1:])}".strip(),
+        config=config,
+        models={},
+        machine=machine_facts(),
+        seeds={"sampling": seed, "order": seed},
+        realisation={},
+        calibration=[],
+        started=timestamp(),
+        versions=package_versions(),
+    )
+
+
 def create_folder(path: Path, manifest: Manifest) -> ResultsFolder:
-    """Raises `UsageError` for a folder that holds results already, or cannot be made."""
+    """Makes a folder. Raises `UsageError` for one that holds results already, or cannot be made."""
     if any(read_rows(path / REQUESTS, RequestRow)):
         raise UsageError(f"{path} holds results already: go on with them by --resume, or give another --out")
     try:
@@ -65,10 +97,11 @@ def create_folder(path: Path, manifest: Manifest) -> ResultsFolder:
 
 
 def resume_folder(path: Path, config: dict[str, Any]) -> ResultsFolder:
-    """Requests that ended without an error are done; what a crash left of others is removed.
+    """Opens a folder to go on with. Requests that ended without an error are done; what a crash left of
+    others is removed.
 
-    Raises `UsageError` for a folder without results, and for one of another configuration: the message
-    names the first key that differs.
+    Raises `UsageError` for a folder without results, and for one of another configuration: the message names
+    the first key that differs.
     """
     manifest = read_manifest(path)
     theirs, ours = manifest.config, json.loads(json.dumps(config))

@@ -20,26 +20,27 @@ Floats = NDArray[np.float64]
 Interval = tuple[float, float] | None
 
 
-def resamples(num: int, seed: int = 0) -> NDArray[np.int64]:
-    """Which requests each resample takes: int64 [NUM_RESAMPLES, num]."""
+def _resamples(num: int, seed: int = 0) -> NDArray[np.int64]:
+    """Returns which requests each resample takes: int64 [NUM_RESAMPLES, num]."""
     return np.random.default_rng(seed).integers(0, num, (NUM_RESAMPLES, num))
 
 
 def of_mean(values: Sequence[float]) -> tuple[float, Interval]:
-    """The mean of a value a request, and its interval; None for fewer than two."""
+    """Returns the mean of a value a request, and its interval; None for fewer than two."""
     array = np.asarray(values, np.float64)
-    draws = array[resamples(len(array))].mean(axis=1) if len(array) > 1 else None
+    draws = array[_resamples(len(array))].mean(axis=1) if len(array) > 1 else None
     return float(array.mean()), _interval(draws)
 
 
 def of_ratio(parts: Sequence[float], wholes: Sequence[float]) -> tuple[float, Interval] | None:
-    """Sum of parts / sum of wholes, request by request. None where the wholes add to nothing."""
+    """Returns the sum of parts / the sum of wholes, request by request. None where the wholes add to
+    nothing."""
     part, whole = np.asarray(parts, np.float64), np.asarray(wholes, np.float64)
     if not whole.sum():
         return None
     draws = None
     if len(part) > 1:
-        index = resamples(len(part))
+        index = _resamples(len(part))
         sums = whole[index].sum(axis=1)
         draws = part[index].sum(axis=1)[sums > 0] / sums[sums > 0]
     return float(part.sum() / whole.sum()), _interval(draws)
@@ -48,8 +49,8 @@ def of_ratio(parts: Sequence[float], wholes: Sequence[float]) -> tuple[float, In
 def of_quantiles(
     groups: Sequence[Sequence[float]], quantiles: Sequence[float]
 ) -> list[tuple[float, Interval]] | None:
-    """Quantiles of all groups' values together: the smallest value that has such a share at or below it.
-    One group a request. None where there are no values."""
+    """Returns quantiles of all groups' values together: the smallest value that has such a share at or
+    below it. One group a request. None where there are no values."""
     values = np.concatenate([np.asarray(group, np.float64) for group in groups]) if groups else np.empty(0)
     if not len(values):
         return None
@@ -66,8 +67,9 @@ def of_quantiles(
 def _resampled_quantiles(
     values: Floats, owner: NDArray[np.int64], num_groups: int, quantiles: Floats
 ) -> Floats:
-    """float64 [NUM_RESAMPLES, num_quantiles]; the sorted `values` count as often as their group is drawn."""
-    index = resamples(num_groups)
+    """Returns float64 [NUM_RESAMPLES, num_quantiles]; the sorted `values` count as often as their group is
+    drawn."""
+    index = _resamples(num_groups)
     counts = np.stack([np.bincount(row, minlength=num_groups) for row in index])
     chunk = max(1, _MAX_CELLS // len(values))
     rows = []

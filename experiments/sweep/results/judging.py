@@ -1,4 +1,4 @@
-"""After measuring, the target looks at the texts: ties are told from differences, others are scored."""
+"""After measuring, the target looks at the texts: ties are separated from differences, others are scored."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from outrider.experiments.sweep.results.scoring import Scorer
 
 
 class Judge:
-    """Loads tokenizer and target when first asked. Without the right target here it knows nothing."""
+    """Loads tokenizer and target when first asked. Without the right target here it judges nothing."""
 
     def __init__(self, config: SweepConfig, cells: Sequence[Cell], prompts: Sequence[Prompt]) -> None:
         self._config = config
@@ -31,19 +31,20 @@ class Judge:
         self._tokenizer: EdgeTokenizer | None = None
 
     def is_tie(self, row: RequestRow, index: int, token_id: int) -> bool | None:
-        """Whether the row's token at `index` and `token_id` were the same to the target."""
+        """Returns whether the row's token at `index` and `token_id` were the same to the target."""
         scorer = self._scorer_for(row)
         if scorer is None:
             return None
         settings = self._cells[row.cell].edge_settings(self._config.edge_settings)
         config = make_edge_config(settings)
-        words = tuple(tuple(self._encode(word)) for word in config.bad_word)
+        words = tuple(tuple(self._encode(word)) for word in config.sampling.bad_word)
         sampling = make_sampling(config, row.seed, words)
         ids, written = self._encode(self._prompts[row.prompt]), row.token_ids
         return scorer.is_tie(ids, written[:index], written[index], token_id, sampling)
 
     def losses(self, rows: Mapping[str, Sequence[RequestRow]]) -> dict[str, Metric]:
-        """target_nats_per_token of cells whose text is not cloud-only's, and of cloud-only beside them."""
+        """Returns target_nats_per_token of cells whose text is not cloud-only's, and of cloud-only beside
+        them."""
         found: dict[str, Metric] = {}
         known: dict[tuple[str, str], float] = {}  # the same text comes from many cells
         inexact = {id for id, cell in self._cells.items() if not _is_exact(cell, rows.get(id, ()))}
@@ -67,7 +68,7 @@ class Judge:
         return found
 
     def _scorer_for(self, row: RequestRow) -> Scorer | None:
-        """None for synthetic models, and where the target that wrote is not the one that lies here."""
+        """Returns None for synthetic models, and where the target that wrote is not the one at hand."""
         if self._config.is_synthetic:
             return None
         if self._scorer is None:
@@ -85,6 +86,4 @@ class Judge:
 
 
 def _is_exact(cell: Cell, rows: Sequence[RequestRow]) -> bool:
-    """Whether its texts are cloud-only's. Those of the draft alone never are, nor are those in which the edge
-    kept tokens unverified."""
     return cell.is_exact_text and not any(row.num_unverified_tokens for row in rows)

@@ -46,15 +46,16 @@ DESCRIPTIONS: dict[str, tuple[str, str]] = {
 
 
 def unit_of(name: str) -> str:
+    """Returns the metric's unit."""
     return DESCRIPTIONS[_general(name)][0]
 
 
 def describe(name: str) -> str:
+    """Returns what the metric is, in a sentence."""
     return DESCRIPTIONS[_general(name)][1]
 
 
 def _general(name: str) -> str:
-    """`itl_{q}_ms` for `itl_p50_ms`."""
     if name in DESCRIPTIONS:
         return name
     return next(name.replace(f"_{q}_", "_{q}_") for q in QUANTILES if f"_{q}_" in name)

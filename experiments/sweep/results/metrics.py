@@ -1,4 +1,4 @@
-"""What rows say of a cell: every metric of DESIGN §8 as a pure function of requests, rounds and visits."""
+"""What rows say of a cell: every metric of docs/design.md §8 as a pure function of requests, rounds and visits."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
+from outrider.common import sequences
 from outrider.common.types import Origin
 from outrider.experiments.sweep.config.schema import Slo
 from outrider.experiments.sweep.results.intervals import Interval, of_mean, of_quantiles, of_ratio
@@ -17,7 +18,7 @@ _MB = 1e6
 
 @dataclass(frozen=True, slots=True)
 class Observed:
-    """Everything a cell left behind. `requests` are those that ended without an error."""
+    """Holds everything a cell left. `requests` are those that ended without an error."""
 
     requests: Sequence[RequestRow]
     rounds: Sequence[RoundRow]
@@ -25,11 +26,12 @@ class Observed:
 
     @property
     def num_tokens(self) -> list[int]:
+        """Returns the tokens of each request."""
         return [row.num_tokens for row in self.requests]
 
 
 def compute_metrics(seen: Observed, slo: Slo, price_per_hour: float | None) -> dict[str, Metric]:
-    """By name, as in `metric_names`; what was not measured is absent."""
+    """Returns the metrics by name, as in `metric_names`; what was not measured is absent."""
     if not seen.requests:
         return {}
     return {
@@ -47,33 +49,28 @@ def compute_metrics(seen: Observed, slo: Slo, price_per_hour: float | None) -> d
 
 
 def meets(row: RequestRow, slo: Slo) -> bool:
-    """A request too short to have a time per token cannot miss it."""
-    gaps = sorted(commit_gaps(row))
+    """Returns whether a request keeps the SLO. One too short to have a time per token cannot miss it."""
+    gaps = sorted(_commit_gaps(row))
     p95 = gaps[int(0.95 * (len(gaps) - 1))] if gaps else None
     limits = ((row.ttft_ms, slo.ttft_ms), (row.tpot_ms, slo.tpot_ms), (p95, slo.commit_gap_p95_ms))
     return all(limit is None or value is None or value <= limit for value, limit in limits)
 
 
-def commit_gaps(row: RequestRow) -> list[float]:
+def _commit_gaps(row: RequestRow) -> list[float]:
     return [after - before for before, after in itertools.pairwise(row.commit_times_ms)]
 
 
-def token_gaps(row: RequestRow) -> list[float]:
+def _token_gaps(row: RequestRow) -> list[float]:
     return [after - before for before, after in itertools.pairwise(row.token_times_ms)]
 
 
 def acceptance_by_position(rounds: Iterable[RoundRow]) -> tuple[list[float], list[float]]:
-    """alpha_i, how often token i stood of the rounds that drafted it and in which all before it did; and
-    A_cum_i, how often the first i all stood of the rounds that drafted so many."""
-    counts = [(r.num_draft_tokens, r.num_accepted_tokens) for r in rounds if r.is_answered]
-    alphas, cumulative = [], []
-    for i in range(1, max((drafted for drafted, _ in counts), default=0) + 1):
-        having = [accepted for drafted, accepted in counts if drafted >= i]
-        stood = sum(accepted >= i for accepted in having)
-        reached = sum(accepted >= i - 1 for accepted in having)
-        alphas.append(round(stood / reached, 4) if reached else 0.0)
-        cumulative.append(round(stood / len(having), 4))
-    return alphas, cumulative
+    """Returns alpha_i, how often token i was accepted of the rounds that drafted it and in which all
+    before it were; and A_cum_i, how often the first i all were of the rounds that drafted so many."""
+    answered = [r for r in rounds if r.is_answered]
+    counts = sequences.acceptance_by_position((r.num_accepted_tokens, r.num_draft_tokens) for r in answered)
+    alphas = [round(each.accepted / each.reached, 4) if each.reached else 0.0 for each in counts]
+    return alphas, [round(each.accepted / each.drafted, 4) for each in counts]
 
 
 # ------------------------------------------------------------------------------------------ groups
@@ -97,7 +94,7 @@ def _latency(seen: Observed) -> dict[str, Metric]:
 
 def _gaps(seen: Observed) -> dict[str, Metric]:
     found = {}
-    for name, gaps_of in (("itl", token_gaps), ("commit_gap", commit_gaps)):
+    for name, gaps_of in (("itl", _token_gaps), ("commit_gap", _commit_gaps)):
         groups = [gaps_of(row) for row in seen.requests]
         quantiles = of_quantiles(groups, list(QUANTILES.values()))
         for (label, _), result in zip(QUANTILES.items(), quantiles or (), strict=False):
@@ -169,7 +166,6 @@ def _marks(seen: Observed) -> dict[str, Metric]:
 
 
 def _gate(seen: Observed) -> dict[str, Metric]:
-    """Of cells in which one judged the draft."""
     judged = [r for r in seen.rounds if r.hard_ratio is not None]
     if not judged:
         return {}
@@ -183,7 +179,7 @@ def _gate(seen: Observed) -> dict[str, Metric]:
 
 
 def _round_parts(rounds: Sequence[RoundRow]) -> dict[str, Metric]:
-    """Means over answered rounds, without intervals: they explain, they do not compare."""
+    """Returns means over answered rounds, without intervals: they explain, they do not compare."""
     answered = [r for r in rounds if r.is_answered]
     if not answered:
         return {}
@@ -232,5 +228,4 @@ def _metric(name: str, result: tuple[float, Interval], n: int) -> Metric:
 
 
 def _rounded(value: float | None) -> float | None:
-    """Six significant digits."""
     return None if value is None else float(f"{value:.6g}")

@@ -1,7 +1,7 @@
 """What the cost model says of each cell, from parts measured in the same sweep: beside the measurement it
-shows where time goes that the model does not know.
+shows where time goes that is not in the model.
 
-Parts come from all links together (drafting and verifying do not depend on the link), acceptance is told by
+Parts come from all links together (drafting and verifying do not depend on the link), acceptance comes from
 replaying the texts, the round trip is the profile's nominal one and what messages cost without any (the least
 of what cells saw beyond nominal). The model is of one session alone, and so are these predictions.
 """
@@ -17,7 +17,7 @@ from typing import Any
 
 from outrider.edge_client.controller.cost_model import LinkCosts, ModelCosts
 from outrider.edge_client.core.options import Mode
-from outrider.edge_client.planning.samples import Standing, standing_texts
+from outrider.edge_client.planning.samples import AcceptanceSequence, sequences_of
 from outrider.experiments.shared.short_texts import alphas_of, models_of, text_token_s
 from outrider.experiments.sweep.config.cells import Cell
 from outrider.experiments.sweep.results.records import Prediction, RequestRow, RoundRow
@@ -28,9 +28,11 @@ _MODES = (Mode.SPECULATIVE, Mode.CLOUD_ONLY, Mode.CO_LOCATED, Mode.EDGE_ONLY)
 
 @dataclass(frozen=True, slots=True)
 class Parts:
+    """Holds what a prediction is made of."""
+
     models: ModelCosts
     overhead_s: float  # of a round's messages, on a link of no delay
-    texts: tuple[Standing, ...]
+    texts: tuple[AcceptanceSequence, ...]
 
 
 def predict_all(
@@ -38,12 +40,13 @@ def predict_all(
     requests: Mapping[str, Sequence[RequestRow]],
     rounds: Mapping[str, Sequence[RoundRow]],
 ) -> list[Prediction]:
-    """TPOT of cells that draft a fixed length with `coupled`, and of the baselines; other cells have none."""
+    """Predicts the TPOT of cells that draft a fixed length with `coupled`, and of the baselines; other
+    cells have no prediction."""
     found: dict[str, Prediction] = {}
     cells = [cell for cell in cells if cell.num_sessions == 1]
     for lead in {_setting(cell): cell for cell in cells if _is_plain_speculation(cell)}.values():
         group = [cell for cell in cells if _is_of_setting(cell, lead)]
-        parts = measure_parts(group, requests, rounds)
+        parts = _measure_parts(group, requests, rounds)
         if parts is None:
             continue
         for cell in group:
@@ -54,12 +57,12 @@ def predict_all(
     return list(found.values())
 
 
-def measure_parts(
+def _measure_parts(
     cells: Sequence[Cell],
     requests: Mapping[str, Sequence[RequestRow]],
     rounds: Mapping[str, Sequence[RoundRow]],
 ) -> Parts | None:
-    """None where no cell drafts a fixed length, or none streams cloud-only."""
+    """Returns None where no cell drafts a fixed length, or none streams cloud-only."""
     drafting = [cell for cell in cells if _is_plain_speculation(cell)]
     seen = [r for cell in drafting for r in rounds.get(cell.id, ()) if r.is_answered and r.num_draft_tokens]
     streamed = [row for cell in cells if cell.mode == Mode.CLOUD_ONLY for row in requests.get(cell.id, ())]
@@ -84,15 +87,16 @@ def _texts(
     drafting: Sequence[Cell],
     requests: Mapping[str, Sequence[RequestRow]],
     rounds: Mapping[str, Sequence[RoundRow]],
-) -> tuple[Standing, ...]:
-    """What stood where, text by text, each once: over another link the same text comes again."""
+) -> tuple[AcceptanceSequence, ...]:
+    """Returns what was accepted where, text by text, each once: over another link the same text comes
+    again."""
     known = {row.request for cell in drafting for row in requests.get(cell.id, ())}
     by_request: dict[str, list[RoundRow]] = {}
     for each in (r for cell in drafting for r in rounds.get(cell.id, ()) if r.request in known):
         by_request.setdefault(each.request, []).append(each)
     whole = [rows for rows in by_request.values() if all(r.is_answered for r in rows)]
     texts = {tuple((r.num_accepted_tokens, r.num_draft_tokens) for r in rows): None for rows in whole}
-    return standing_texts([text for text in texts if any(drafted for _, drafted in text)])
+    return sequences_of([text for text in texts if any(drafted for _, drafted in text)])
 
 
 def _predict(cell: Cell, parts: Parts, num_tokens: int) -> Prediction | None:
@@ -110,12 +114,11 @@ def _predict(cell: Cell, parts: Parts, num_tokens: int) -> Prediction | None:
 
 
 def _setting(cell: Cell) -> _Setting:
-    """What parts depend on: not the link, and not how long drafts are."""
+    """Returns what parts depend on: not the link, and not how long drafts are."""
     return cell.temperature, cell.min_forward_ms, cell.min_draft_ms, cell.tls
 
 
 def _is_of_setting(cell: Cell, lead: Cell) -> bool:
-    """Equal in what concerns the cell's mode."""
     is_same_draft = cell.min_draft_ms == lead.min_draft_ms or cell.mode in (Mode.CLOUD_ONLY, Mode.CO_LOCATED)
     is_same_target = (cell.min_forward_ms, cell.tls) == (lead.min_forward_ms, lead.tls)
     is_same_target = is_same_target or cell.mode == Mode.EDGE_ONLY

@@ -1,10 +1,10 @@
-"""A results folder: what lies in it, as dataclasses, and how to read it. No other code knows the file names.
+"""A results folder: its contents, as dataclasses, and how to read it. No other code knows the file names.
 
 ```
 manifest.json   one Manifest: what was run, with what, where
 requests.jsonl  a RequestRow a line, appended when a request ends
 rounds.jsonl    a RoundRow a line, appended before its request's line
-visits.jsonl    a VisitRow a line: one cell in one repeat, and what only the machine as a whole can tell
+visits.jsonl    a VisitRow a line: one cell in one repeat, and what is measured of the machine as a whole
 sweep.json      one Sweep, written at the end and on Ctrl-C: cells with metrics and intervals, comparisons
 summary.csv     one line a cell, out of sweep.json
 report.html     by outrider.experiments.report
@@ -37,7 +37,8 @@ RowT = TypeVar("RowT")
 
 @dataclass(frozen=True, slots=True)
 class RoundRow:
-    """One round of speculation (DESIGN §8). A co-located round crosses no network: its `rtt_ms` is 0."""
+    """Holds one round of speculation (docs/design.md §8). A co-located round crosses no network: its `rtt_ms` is
+    0."""
 
     cell: str
     request: str
@@ -66,7 +67,7 @@ class RoundRow:
 
 @dataclass(frozen=True, slots=True)
 class RequestRow:
-    """One request: a prompt decoded once. `error` is empty where it ended as it should."""
+    """Holds one request: a prompt decoded once. `error` is empty where it ended as it should."""
 
     cell: str
     request: str  # "<cell>/<repeat>/<session>/<prompt>", unique in the folder
@@ -114,7 +115,7 @@ class RequestRow:
 
 @dataclass(frozen=True, slots=True)
 class VisitRow:
-    """One cell in one repeat (several where a sweep was resumed): sums over its requests, and peaks."""
+    """Holds one cell in one repeat (several where a sweep was resumed): sums over its requests, and peaks."""
 
     cell: str
     repeat: int
@@ -132,7 +133,7 @@ class VisitRow:
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """A figure of a cell over its requests; `low` and `high` bound the bootstrap 95 % interval."""
+    """Holds a figure of a cell over its requests; `low` and `high` bound the bootstrap 95 % interval."""
 
     value: float
     unit: str
@@ -143,8 +144,8 @@ class Metric:
 
 @dataclass(frozen=True, slots=True)
 class TextCheck:
-    """A cell's token ids against cloud-only's, by prompt and seed. Only cells that promise the same text
-    (`is_exact_text`) fail by a difference; for the others `share_equal` is a quality."""
+    """Compares a cell's token ids with cloud-only's, by prompt and seed. Only cells that promise the same
+    text (`is_exact_text`) fail by a difference; for the others `share_equal` is a quality."""
 
     is_exact_text: bool
     num_compared: int = 0  # requests
@@ -159,7 +160,7 @@ class TextCheck:
 
 @dataclass(frozen=True, slots=True)
 class CellRow:
-    """One cell of the sweep: a link and everything that was set, and its metrics by name."""
+    """Holds one cell of the sweep: a link and everything that was set, and its metrics by name."""
 
     id: str
     link: dict[str, Any]  # the LinkProfile's fields
@@ -188,15 +189,15 @@ class CellRow:
 
     @property
     def rtt_ms(self) -> float:
-        """Nominal."""
+        """Returns the nominal RTT."""
         return float(self.link.get("rtt_ms", 0.0))
 
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """How many times better a cell is than a baseline of the same setting, over requests paired by prompt,
-    repeat and session. `ratio` above 1: the cell is better (baseline / cell for times, cell / baseline for
-    rates)."""
+    """Says how many times better a cell is than a baseline of the same setting, over requests paired by
+    prompt, repeat and session. `ratio` above 1: the cell is better (baseline / cell for times, cell /
+    baseline for rates)."""
 
     cell: str
     baseline: str  # the baseline cell's id: the best one of its kind by TPOT
@@ -210,7 +211,7 @@ class Comparison:
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """What a model says of a cell, beside what was measured."""
+    """Holds what a model predicts of a cell, beside what was measured."""
 
     cell: str
     metric: str
@@ -222,7 +223,7 @@ class Prediction:
 
 @dataclass(frozen=True, slots=True)
 class Sweep:
-    """sweep.json."""
+    """Holds the content of sweep.json."""
 
     cells: list[CellRow]
     comparisons: list[Comparison]
@@ -233,12 +234,13 @@ class Sweep:
     schema: int = SCHEMA
 
     def cell(self, id: str) -> CellRow:
+        """Returns the cell of that id."""
         return next(cell for cell in self.cells if cell.id == id)
 
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """manifest.json."""
+    """Holds the content of manifest.json."""
 
     name: str
     commit: str
@@ -260,7 +262,7 @@ class Manifest:
 
 @dataclass(frozen=True, slots=True)
 class Results:
-    """A whole folder. `sweep` is None where a run has not ended yet."""
+    """Holds a whole folder. `sweep` is None where a run has not ended yet."""
 
     folder: Path
     manifest: Manifest
@@ -282,10 +284,12 @@ def read_results(folder: Path) -> Results:
 
 
 def read_manifest(folder: Path) -> Manifest:
+    """Reads manifest.json. Raises `UsageError`."""
     return from_json(Manifest, _read_json(folder / MANIFEST))
 
 
 def read_sweep(folder: Path) -> Sweep:
+    """Reads sweep.json. Raises `UsageError`."""
     record = _read_json(folder / SWEEP)
     cells = []
     for entry in record["cells"]:
@@ -299,7 +303,8 @@ def read_sweep(folder: Path) -> Sweep:
 
 
 def read_rows(path: Path, cls: type[RowT]) -> Iterator[RowT]:
-    """The rows of a JSONL file; none where it is missing. A last line cut off by a crash is passed over."""
+    """Yields the rows of a JSONL file; none where it is missing. A last line cut off by a crash is passed
+    over."""
     if not path.exists():
         return
     for line in path.read_text(encoding="utf-8").splitlines(keepends=True):
@@ -308,17 +313,17 @@ def read_rows(path: Path, cls: type[RowT]) -> Iterator[RowT]:
 
 
 def latest_requests(rows: Iterable[RequestRow]) -> list[RequestRow]:
-    """One row a request: the last, where one that failed was run again."""
+    """Returns one row a request: the last, where one that failed was run again."""
     return list({row.request: row for row in rows}.values())
 
 
 def to_json(row: Any) -> dict[str, Any]:
-    """A record as JSON takes it, keys in the order of its fields."""
+    """Returns a record as JSON takes it, keys in the order of its fields."""
     return dataclasses.asdict(row)
 
 
 def write_json(path: Path, record: Any) -> None:
-    """Whole or not at all: a reader never sees half a file."""
+    """Writes a record whole or not at all: a reader never sees half a file."""
     partial = path.with_suffix(path.suffix + ".partial")
     partial.write_text(json.dumps(to_json(record), indent=1, allow_nan=False) + "\n", encoding="utf-8")
     partial.replace(path)
@@ -337,6 +342,6 @@ def _read_json(path: Path) -> dict[str, Any]:
 
 
 def from_json(cls: type[RowT], record: Mapping[str, Any]) -> RowT:
-    """A record out of JSON; keys that this program does not know are passed over."""
+    """Returns a record out of JSON; keys that this program does not know are passed over."""
     known = {each.name for each in dataclasses.fields(cls)}  # type: ignore[arg-type]
     return cls(**{key: value for key, value in record.items() if key in known})

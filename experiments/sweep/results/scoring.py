@@ -11,7 +11,7 @@ from outrider.common.noise.draws import gumbel_row
 from outrider.common.sampling.processors import process_logits
 from outrider.common.types import SamplingParams
 
-TIE_SCORE = 1e-4  # DESIGN §7, numerics: what two float32 forwards of different shape may differ by
+TIE_SCORE = 1e-4  # docs/design.md §7, numerics: what two float32 forwards of different shape may differ by
 
 
 class Scorer:
@@ -26,7 +26,8 @@ class Scorer:
     def is_tie(
         self, prompt_ids: Sequence[int], written: Sequence[int], a: int, b: int, sampling: SamplingParams
     ) -> bool:
-        """Whether after prompt and `written` the target could choose `a` as well as `b`, noise included."""
+        """Returns whether after prompt and `written` the target could choose `a` as well as `b`, noise
+        included."""
         logits = self._logits([*prompt_ids, *written], 1)
         scores = process_logits(
             np,
@@ -41,7 +42,8 @@ class Scorer:
         return bool(abs(scores[a] - scores[b]) < TIE_SCORE)
 
     def nats(self, prompt_ids: Sequence[int], written: Sequence[int]) -> float:
-        """Loss of the written tokens, summed, under the target's own distribution at temperature 1."""
+        """Returns the loss of the written tokens, summed, under the target's own distribution at
+        temperature 1."""
         if not written:
             return 0.0
         rows = self._logits([*prompt_ids, *written[:-1]], len(written)).astype(np.float64)

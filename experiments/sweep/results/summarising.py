@@ -34,7 +34,7 @@ Losses = dict[str, Metric]  # target_nats_per_token by cell, where texts were sc
 
 @dataclasses.dataclass(slots=True)
 class ByCell:
-    """Rows of a folder by cell; `requests` those that ended without an error."""
+    """Holds rows of a folder by cell; `requests` those that ended without an error."""
 
     requests: dict[str, list[RequestRow]]
     failed: dict[str, list[RequestRow]]
@@ -43,6 +43,7 @@ class ByCell:
 
 
 def by_cell(requests: Sequence[RequestRow], rounds: Sequence[RoundRow], visits: Sequence[VisitRow]) -> ByCell:
+    """Sorts rows by cell."""
     found = ByCell(defaultdict(list), defaultdict(list), defaultdict(list), defaultdict(list))
     for request in requests:
         (found.failed if request.error else found.requests)[request.cell].append(request)
@@ -61,6 +62,7 @@ def summarise(
     losses: Losses,
     is_complete: bool,
 ) -> Sweep:
+    """Computes the figures of every cell, the comparisons and the predictions."""
     references = collect_references(cells, rows.requests)
     made = []
     for cell in cells:
@@ -78,6 +80,7 @@ def summarise(
 
 
 def write_summary(folder: Path, sweep: Sweep) -> None:
+    """Writes sweep.json and summary.csv."""
     write_json(folder / SWEEP, sweep)
     with (folder / SUMMARY).open("w", encoding="utf-8", newline="") as file:
         writer = csv.writer(file)

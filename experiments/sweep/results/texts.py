@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from outrider.common.sequences import common_prefix
 from outrider.experiments.sweep.config.cells import Cell
 from outrider.experiments.sweep.results.records import RequestRow, TextCheck
 
-MAX_TIE_SHARE = 1e-4  # DESIGN §7: more than 1 token in 10,000 is no float error any more
+MAX_TIE_SHARE = 1e-4  # docs/design.md §7: more than 1 token in 10,000 is no float error any more
 _MAX_EXAMPLES = 5
 
 # Whether two different tokens were a tie for the target: (row, index of the first difference, token of the
@@ -18,16 +19,19 @@ JudgeTie = Callable[[RequestRow, int, int], bool | None]
 
 @dataclass(frozen=True, slots=True)
 class References:
-    """Cloud-only's token ids by (temperature, prompt, seed). The link cannot matter, so one serves all."""
+    """Holds cloud-only's token ids by (temperature, prompt, seed). The link cannot matter, so one serves
+    all."""
 
     by_text: Mapping[tuple[float, str, int], Sequence[int]]
 
     def get(self, cell: Cell, row: RequestRow) -> Sequence[int] | None:
+        """Returns the token ids that the row is compared with; None where there are none."""
         return self.by_text.get((cell.temperature, row.prompt, row.seed))
 
 
 def collect_references(cells: Sequence[Cell], rows: Mapping[str, Sequence[RequestRow]]) -> References:
-    """Of the first cloud-only cell that has the text. The other cloud-only cells are compared with it."""
+    """Takes the texts of the first cloud-only cell that has each. The other cloud-only cells are compared
+    with it."""
     found: dict[tuple[float, str, int], Sequence[int]] = {}
     for cell in cells:
         if cell.mode == "cloud-only":
@@ -69,8 +73,8 @@ def check_texts(cell: Cell, rows: Sequence[RequestRow], references: References, 
 
 
 def num_failures(checks: Iterable[TextCheck], num_tokens: int) -> int:
-    """Texts that differ without excuse; ties above their share are no excuse either (one is always allowed).
-    A difference that nobody could judge counts: it may be real."""
+    """Counts texts that differ without excuse; ties above their share are no excuse either (one is always
+    allowed). A difference that nobody could judge counts: it may be real."""
     exact = [check for check in checks if check.is_exact_text]
     ties = sum(check.num_ties for check in exact)
     failures = sum(check.num_different + check.num_unjudged for check in exact)
@@ -78,11 +82,9 @@ def num_failures(checks: Iterable[TextCheck], num_tokens: int) -> int:
 
 
 def first_difference(ours: Sequence[int], theirs: Sequence[int]) -> int | None:
-    """Index of the first token that differs or is missing on one side; None for equal texts."""
-    for index, (a, b) in enumerate(zip(ours, theirs, strict=False)):
-        if a != b:
-            return index
-    return None if len(ours) == len(theirs) else min(len(ours), len(theirs))
+    """Returns the index of the first token that differs or is missing on one side; None for equal texts."""
+    index = common_prefix(ours, theirs)
+    return None if index == len(ours) == len(theirs) else index
 
 
 def _compare(row: RequestRow, reference: Sequence[int], judge: JudgeTie) -> str:

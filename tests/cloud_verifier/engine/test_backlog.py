@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from outrider.cloud_verifier.engine.backlog import MIN_RETRY_MS, Backlog, QueueLimits, StepTimes
+from outrider.cloud_verifier.config import QueueLimits
+from outrider.cloud_verifier.engine.backlog import MIN_RETRY_MS, AdmissionTicket, Backlog, Refusal
+from outrider.common.step_time import LeastSquaresTime
 
 BASE_S, TOKEN_S = 0.006, 0.0002
 
@@ -19,12 +21,12 @@ def make_backlog(limits: QueueLimits | None = None, max_step_tokens: int = 512) 
 
 def enter(backlog: Backlog, num_tokens: int = 5, tenant: str = "a", deadline_ms: int = 0) -> int:
     """The retry hint, or 0 when it was let in."""
-    refusal = backlog.enter_round(tenant, num_tokens, deadline_ms, is_taken=False)
-    return refusal.retry_after_ms if refusal else 0
+    admitted = backlog.enter_round(tenant, num_tokens, deadline_ms)
+    return admitted.retry_after_ms if isinstance(admitted, Refusal) else 0
 
 
 def test_step_times_tell_the_base_from_the_tokens_once_they_saw_two_sizes() -> None:
-    times = StepTimes()
+    times = LeastSquaresTime(0.98)
     for _ in range(5):
         times.observe(5, 0.007)
     assert times.base_s == pytest.approx(0.0) and times.token_s == pytest.approx(0.0014)
@@ -36,7 +38,7 @@ def test_step_times_tell_the_base_from_the_tokens_once_they_saw_two_sizes() -> N
 
 
 def test_step_times_follow_a_machine_that_became_slower() -> None:
-    times = StepTimes()
+    times = LeastSquaresTime(0.98)
     for factor in (1.0, 3.0):
         for i in range(300):
             num_tokens = (5, 64, 20)[i % 3]
@@ -57,23 +59,31 @@ def test_rounds_enter_until_the_wait_is_longer_than_allowed_and_again_once_they_
     assert enter(backlog) == 0
 
 
-def test_who_asks_whether_it_would_be_refused_hears_the_same_and_is_not_counted_in() -> None:
+def test_a_refusal_repeats_until_what_waits_changes_and_every_one_counts() -> None:
     backlog = make_backlog(QueueLimits(max_queue_ms=100.0))
-    for _ in range(500):
-        assert backlog.would_refuse("a", 5, 0) is None
     while not enter(backlog):
         pass
     waiting = backlog.num_tokens()
-    refusal = backlog.would_refuse("a", 5, 0)
-    assert refusal == backlog.enter_round("a", 5, 0, is_taken=False)
+    first, second = backlog.enter_round("a", 5), backlog.take_round("a", 5, 0)
+    assert isinstance(first, Refusal) and first == second
     assert backlog.num_tokens() == waiting
     assert backlog.num_refused["queue_ms"] == 3, "every refusal counts, worked out anew or not"
     backlog.take_arrived()
     backlog.hold({"a": 400}, {})
-    assert backlog.would_refuse("a", 5, 0) is None
+    assert backlog.take_round("a", 5, 0) is None
     backlog.hold({"a": 4000}, {})
-    later = backlog.would_refuse("a", 5, 0)
-    assert later is not None and later.retry_after_ms > refusal.retry_after_ms
+    later = backlog.enter_round("a", 5)
+    assert isinstance(later, Refusal) and later.retry_after_ms > first.retry_after_ms
+
+
+@pytest.mark.parametrize("num_own_tokens", [0, 7])
+def test_a_round_that_is_withdrawn_no_longer_counts(num_own_tokens: int) -> None:
+    backlog = make_backlog()
+    enter(backlog, 7)
+    ticket = backlog.enter_round("a", 5, num_own_tokens=num_own_tokens)
+    assert isinstance(ticket, AdmissionTicket)
+    backlog.withdraw(ticket)
+    assert backlog.num_tokens() == (7, 0)
 
 
 def test_what_the_engine_took_is_neither_forgotten_nor_counted_twice() -> None:
@@ -120,9 +130,9 @@ def test_a_sessions_own_rounds_neither_wait_for_each_other_as_for_others_nor_cou
     backlog = make_backlog(QueueLimits(max_queue_ms=100.0))
     assert enter(backlog, 80) == 0
     for _ in range(15):  # 80 tokens each would be 240 ms of others
-        assert backlog.enter_round("a", 80, 0, is_taken=False, num_own_tokens=80) is None
+        assert isinstance(backlog.enter_round("a", 80, num_own_tokens=80), AdmissionTicket)
     assert backlog.num_tokens() == (80, 0)
-    assert enter(backlog, 80, tenant="b") == 0, "others do not wait for the rounds behind the first"
+    assert enter(backlog, 80, tenant="b") == 0, "others do not wait for the rounds after the first"
 
 
 def test_a_round_behind_its_own_still_waits_for_others_no_longer_than_allowed() -> None:
@@ -131,8 +141,7 @@ def test_a_round_behind_its_own_still_waits_for_others_no_longer_than_allowed() 
         pass
 
     def is_refused(num_own_tokens: int, deadline_ms: int = 0) -> bool:
-        refusal = backlog.enter_round("a", 5, deadline_ms, is_taken=False, num_own_tokens=num_own_tokens)
-        return refusal is not None
+        return isinstance(backlog.enter_round("a", 5, deadline_ms, num_own_tokens=num_own_tokens), Refusal)
 
     assert is_refused(num_own_tokens=5) and not is_refused(num_own_tokens=200)
     assert is_refused(num_own_tokens=200, deadline_ms=30)
@@ -158,7 +167,7 @@ def test_a_tenants_own_limit_refuses_it_alone() -> None:
 
 def test_prompts_are_bounded_by_tokens_and_never_in_the_way_of_rounds() -> None:
     backlog = make_backlog(QueueLimits(max_queue_ms=10.0, max_queue_tokens=3000))
-    assert backlog.enter_prefill("a", 5000) is None, "an empty queue takes any prompt"
-    refusal = backlog.enter_prefill("a", 10)
+    assert backlog.take_prefill("a", 5000) is None, "an empty queue takes any prompt"
+    refusal = backlog.take_prefill("a", 10)
     assert refusal is not None and refusal.retry_after_ms > MIN_RETRY_MS
     assert enter(backlog) == 0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -14,6 +13,7 @@ from test_engine import GREEDY, SAMPLED, Harness
 
 from outrider.cloud_verifier.config import EMBEDDED_DRAFT, ServeConfig
 from outrider.cloud_verifier.engine.colocated import POOL_FROM_NS, READ_CHUNK, CoLocatedDrafter
+from outrider.cloud_verifier.kv.blocks import BlockManager
 from outrider.cloud_verifier.server.cli import create_drafter
 from outrider.common.alignment import TokenChain
 from outrider.common.errors import IncompatibleError, ModelError
@@ -106,10 +106,10 @@ class CoLocated(Harness):
     """A harness with a draft; `generate` asks one opened session for text."""
 
     def __init__(self, draft: KnownDraft, backend: FakeBackend | None = None, **limits: int) -> None:
-        super().__init__(backend, **limits)
+        backend = backend or FakeBackend()
+        drafter = CoLocatedDrafter(draft, limits.get("max_context", backend.max_context))
+        super().__init__(backend, drafter=drafter, **limits)
         self.draft = draft
-        self.engine.drafter = CoLocatedDrafter(draft, self.engine.model.limits.max_context)
-        self.engine.model = dataclasses.replace(self.engine.model, draft_fingerprint=draft.fingerprint)
 
     def generate(
         self, session_id: bytes, position: int, hash: int, num_new: int, depth: int = 4, round_id: int = 1
@@ -339,8 +339,8 @@ def test_progress_of_an_evicted_session_never_runs_backwards() -> None:
     harness = CoLocated(KnownDraft(text), FakeBackend(max_context=300), max_step_tokens=20)
     session_id, opened = harness.open(prompt=prompt, ignore_eos=True)
     (session,) = harness.engine.sessions
-    session.kv = None  # as after an eviction, with no prefix remembered either
-    harness.backend = harness.engine.backend = FakeBackend(max_context=300)
+    harness.engine.sessions.free(session)
+    harness.backend.blocks = BlockManager(harness.backend.kv_tokens, block_size=1)  # no prefix either
     replies = harness.submit(session_id, make_request(opened.position, opened.hash, 10))
     harness.settle()
     progress = [r.done for r in replies if isinstance(r, Progress)]

@@ -12,9 +12,10 @@ import pytest
 from support.fakes import FakeBackend
 
 from outrider.cloud_verifier.backends.base import ForwardItem, Logits
-from outrider.cloud_verifier.engine.backlog import QueueLimits
+from outrider.cloud_verifier.config import QueueLimits
+from outrider.cloud_verifier.engine.colocated import CoLocatedDrafter
 from outrider.cloud_verifier.engine.engine import Engine
-from outrider.cloud_verifier.engine.work import Job
+from outrider.cloud_verifier.engine.job import Job
 from outrider.common.alignment import TokenChain
 from outrider.common.codec.responses_in import decode_open_response
 from outrider.common.codec.responses_out import encode_open_response
@@ -49,8 +50,11 @@ class Clock:
     def __init__(self) -> None:
         self.now_s = 0.0
 
-    def __call__(self) -> float:
+    def now(self) -> float:
         return self.now_s
+
+    def sleep(self, seconds: float) -> None:
+        self.now_s += max(0.0, seconds)
 
 
 def make_model(backend: FakeBackend, **limits: int) -> ModelInfo:
@@ -85,16 +89,23 @@ class Harness:
         max_step_tokens: int = 512,
         queue_limits: QueueLimits | None = None,
         tenant_max_sessions: int = 0,
+        min_forward_s: float = 0.0,
+        drafter: CoLocatedDrafter | None = None,
+        methods: tuple[Method, ...] = tuple(Method),
         **limits: int,
     ) -> None:
         self.backend = backend or FakeBackend()
         self.clock = Clock()
+        model = make_model(self.backend, **limits)
+        fingerprint = drafter.fingerprint if drafter else ""
         self.engine = Engine(
             self.backend,
-            make_model(self.backend, **limits),
+            dataclasses.replace(model, methods=methods, draft_fingerprint=fingerprint),
+            drafter=drafter,
             max_step_tokens=max_step_tokens,
             queue_limits=queue_limits,
             tenant_max_sessions=tenant_max_sessions,
+            min_forward_s=min_forward_s,
             clock=self.clock,
         )
 
@@ -199,6 +210,21 @@ class SlowBackend(FakeBackend):
     def forward(self, items: Sequence[ForwardItem]) -> Logits:
         self.clock.now_s += 0.005 + 0.001 * sum(len(item.token_ids) for item in items)
         return super().forward(items)
+
+
+def test_all_times_of_a_round_are_of_the_engines_own_clock() -> None:
+    harness = Harness(SlowBackend(), min_forward_s=0.02)
+    harness.backend.clock = harness.clock
+    session_id, opened = harness.open(1, (5, 6, 7))
+    replies = harness.submit(session_id, VerifyRequest(1, opened.position, opened.hash, (), (), (3, 4)))
+    harness.clock.now_s += 0.5
+    harness.settle()
+    (verdict,) = replies
+    assert isinstance(verdict, Verdict)
+    metrics = verdict.metrics
+    assert metrics.queue_ns == pytest.approx(0.5e9, abs=2)
+    assert metrics.forward_ns == pytest.approx(0.02e9, abs=2), "8 ms of 3 tokens, and the rest slept"
+    assert metrics.total_ns == pytest.approx(0.52e9, abs=2)
 
 
 def test_an_opening_says_what_a_step_takes_once_steps_of_several_sizes_were_seen() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -310,8 +309,7 @@ def test_where_bad_words_leave_no_token_id_0_is_certain(method: Method) -> None:
 
 
 def test_a_method_the_operator_left_out_is_refused_by_name() -> None:
-    harness = Harness()
-    harness.engine.model = replace(harness.engine.model, methods=(Method.COUPLED, Method.SPARSE))
+    harness = Harness(methods=(Method.COUPLED, Method.SPARSE))
     error = harness.ask(NAME, OpenRequest(NAME, (5,), 1, GREEDY, Method.THRESHOLD))
     assert isinstance(error, RoundError)
     assert (error.code, error.field) == (RoundErrorCode.UNIMPLEMENTED, "method")

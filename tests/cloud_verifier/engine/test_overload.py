@@ -10,8 +10,8 @@ from support.fakes import FakeBackend
 from test_engine import GREEDY, Clock, Harness
 
 from outrider.cloud_verifier.backends.base import ForwardItem, Logits
+from outrider.cloud_verifier.config import QueueLimits
 from outrider.cloud_verifier.engine.admission import MAX_WAITING
-from outrider.cloud_verifier.engine.backlog import QueueLimits
 from outrider.common.types import (
     CloseRequest,
     GeneratedTokens,

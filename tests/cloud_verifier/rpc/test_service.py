@@ -247,3 +247,16 @@ def test_an_abandoned_generate_stops_computing() -> None:
                 break
             num_steps = server.engine.num_steps
         assert num_steps == server.engine.num_steps < 50_000
+
+
+def test_a_round_that_cannot_be_decoded_is_not_counted_among_those_that_wait(
+    server: VerifierServer, stub: outrider_pb2_grpc.VerifierStub
+) -> None:
+    stream = Stream(stub)
+    opened = stream.ask(open=opening()).open.opened
+    verdict = stream.ask(verify=round_after(opened, draft_tokens=[1])).verify.verdict
+    wrong = round_after(verdict, 2, draft_tokens=[1, 2], q_token_probs=[0.5])
+    error = stream.ask(verify=wrong).verify.error
+    assert (error.code, error.round_id) == (pb.ROUND_ERROR_CODE_INVALID, 2)
+    assert server.engine.backlog.num_tokens() == (0, 0)
+    assert stream.ask(verify=round_after(verdict, 2, draft_tokens=[1])).verify.verdict.round_id == 2

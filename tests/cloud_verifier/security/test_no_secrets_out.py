@@ -71,7 +71,7 @@ def test_neither_side_says_a_token_a_key_or_a_prompt(
     said = shown.err + shown.out.replace(answer["text"], "").replace(PROMPT, "")
     assert (
         "outrider.cloud_verifier.engine.observe: answered" in said
-        and "refused a call: nobody knows its token" in said
+        and "refused a call: its token is unknown" in said
     )
     assert "is revoked" in said and "<secret>" in said
     assert not [secret for secret in (*secrets, "wrongsecret") if secret in shown.out + shown.err]

@@ -1,4 +1,4 @@
-"""Each verification method's decisions, over rows and coins that the test writes out.
+"""Each verification method's decisions, over rows and draws that the test writes out.
 
 That the exact ones are exact is enumerated in tests/exactness.
 """
@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from outrider.cloud_verifier.verification.methods.base import NoiseKey, Outcome, RoundInput
 from outrider.cloud_verifier.verification.methods.candidates import MAX_HERE, NUM_CANDIDATES, choose_here
 from outrider.cloud_verifier.verification.methods.registry import create_method
-from outrider.cloud_verifier.verification.rows import HostRows, KeyedCoins, StepRound
+from outrider.cloud_verifier.verification.rows import HostRows, KeyedDraws, StepRound
 from outrider.common.methods import sends_probs, sends_support
 from outrider.common.noise.draws import Purpose
 from outrider.common.noise.philox import first_word
@@ -27,7 +27,7 @@ from outrider.common.types import Candidate, CorrectionKind, Method, MethodParam
 EXACT = [method for method in Method if method.is_exact]
 CHAIN = [method for method in Method if method is not Method.COUPLED]
 START = 10
-OWN = 7  # what `own_sample` of a written row answers, plus the row
+OWN = 7  # what `target_sample` of a written row answers, plus the row
 
 
 @dataclass
@@ -45,7 +45,7 @@ class WrittenRows:
     def entropy(self, row: int) -> float:
         return -sum(p * math.log(p) for p in self.probs[row] if p > 0)
 
-    def own_sample(self, row: int) -> int:
+    def target_sample(self, row: int) -> int:
         return OWN + row
 
     def sample(self, row: int, key: NoiseKey, changed: Mapping[int, float] | None = None) -> int:
@@ -59,7 +59,7 @@ class WrittenRows:
         return [weight / sum(weights) for weight in weights]
 
 
-class WrittenCoins:
+class WrittenDraws:
     """Uniform numbers by offset; 0.5 where none is given."""
 
     def __init__(self, *uniforms: float) -> None:
@@ -74,7 +74,7 @@ def a_round(
     rows: WrittenRows | HostRows,
     draft: Sequence[int],
     supports: Sequence[Support] = (),
-    coins: WrittenCoins | KeyedCoins | None = None,
+    draws: WrittenDraws | KeyedDraws | None = None,
     stop_ids: Sequence[int] = (),
     params: MethodParams | None = None,
     candidates_from: int = 0,
@@ -85,7 +85,7 @@ def a_round(
     probs = tuple(s.weights[s.token_ids.index(t)] / sum(s.weights) for t, s in pairs)
     return RoundInput(
         rows=rows,
-        coins=coins or WrittenCoins(),
+        draws=draws or WrittenDraws(),
         position=START,
         draft_tokens=tuple(draft),
         draft_probs=probs if sends_probs(method) else (),
@@ -110,7 +110,7 @@ class _Unknown(Exception):
     pass
 
 
-class _ScriptedCoins:
+class _ScriptedDraws:
     def __init__(self, script: Sequence[bool]) -> None:
         self._script, self.probability = list(script), 1.0
 
@@ -128,13 +128,13 @@ def every_outcome(method: Method, draft: Sequence[int]) -> Iterator[tuple[float,
     scripts: list[tuple[bool, ...]] = [()]
     while scripts:
         script = scripts.pop()
-        rows, coins = WrittenRows([TARGET] * 3), _ScriptedCoins(script)
+        rows, draws = WrittenRows([TARGET] * 3), _ScriptedDraws(script)
         try:
-            outcome = verify(method, rows, draft, (DRAFT,) * 2, coins)
+            outcome = verify(method, rows, draft, (DRAFT,) * 2, draws)
         except _Unknown:
             scripts += [(*script, True), (*script, False)]
         else:
-            yield coins.probability, outcome, rows
+            yield draws.probability, outcome, rows
 
 
 @pytest.mark.parametrize(("method", "expected"), [(Method.SPARSE, 10 / 9), (Method.BLOCK, 11 / 9)])
@@ -221,7 +221,7 @@ def test_at_temperature_zero_the_text_is_the_greedy_one(method: Method, num_righ
     greedy = SamplingParams(temperature=0.0, seed=3)
     rows = HostRows(logits, StepRound(greedy, START, (), (), tuple(draft)), (), 40)
     supports = [Support((token,), (1,)) for token in draft]
-    outcome = verify(method, rows, draft, supports, KeyedCoins(3, START))
+    outcome = verify(method, rows, draft, supports, KeyedDraws(3, START))
     assert outcome.accepted_len == num_right
     if method is Method.CANDIDATES and num_right < 4:
         assert outcome.candidates == (Candidate(best[num_right], 1.0),) * NUM_CANDIDATES
@@ -234,50 +234,50 @@ def test_at_temperature_zero_the_text_is_the_greedy_one(method: Method, num_righ
 
 def test_sparse_corrects_from_the_residual_of_the_same_support() -> None:
     rows = WrittenRows([(0.4, 0.1, 0.3, 0.2), LIKELY])
-    outcome = verify(Method.SPARSE, rows, (1,), (SUPPORT,), WrittenCoins(0.2 + 1e-9))
+    outcome = verify(Method.SPARSE, rows, (1,), (SUPPORT,), WrittenDraws(0.2 + 1e-9))
     assert (outcome.accepted_len, outcome.correction_kind) == (0, CorrectionKind.CORRECTION)
     assert rows.last_weights() == pytest.approx([0.4 / 0.45, 0, 0.05 / 0.45, 0])
     assert rows.samples[0][1] == NoiseKey(Purpose.RESIDUAL, START, 0)
     rows = WrittenRows([(0.4, 0.1, 0.3, 0.2), LIKELY])
-    assert verify(Method.SPARSE, rows, (1,), (SUPPORT,), WrittenCoins(0.2 - 1e-9)).accepted_len == 1
+    assert verify(Method.SPARSE, rows, (1,), (SUPPORT,), WrittenDraws(0.2 - 1e-9)).accepted_len == 1
 
 
 def test_a_draft_without_chance_is_rejected_with_the_targets_own_chance() -> None:
     rows = WrittenRows([(0.2, 0.5, 0.2, 0.1), LIKELY])
     certain = Support((1,), (1,))
-    assert verify(Method.SPARSE, rows, (1,), (certain,), WrittenCoins(0.51)).accepted_len == 0
+    assert verify(Method.SPARSE, rows, (1,), (certain,), WrittenDraws(0.51)).accepted_len == 0
     assert rows.last_weights() == pytest.approx([0.4, 0, 0.4, 0.2])
 
 
 def test_block_saves_a_token_that_sparse_rejects_when_a_later_one_makes_up_for_it() -> None:
     first, second = (0.7, 0.1, 0.1, 0.1), (0.0, 1.0, 0.0, 0.0)
-    coins = WrittenCoins(0.9, 0.3)
+    draws = WrittenDraws(0.9, 0.3)
     draft, supports = (1, 1), (SUPPORT, SUPPORT)  # c1 = 0.2, c2 = min(1, 0.2 · 2) = 0.4
     assert (
-        verify(Method.SPARSE, WrittenRows([first, second, LIKELY]), draft, supports, coins).accepted_len == 0
+        verify(Method.SPARSE, WrittenRows([first, second, LIKELY]), draft, supports, draws).accepted_len == 0
     )
     assert (
-        verify(Method.BLOCK, WrittenRows([first, second, LIKELY]), draft, supports, coins).accepted_len == 2
+        verify(Method.BLOCK, WrittenRows([first, second, LIKELY]), draft, supports, draws).accepted_len == 2
     )
 
 
 def test_block_corrects_from_the_residual_of_what_the_prefix_is_worth() -> None:
     first, second = (0.6, 0.2, 0.1, 0.1), (0.5, 0.0, 0.5, 0.0)  # c1 = 0.4; R1 = 0.2 + 0 = 0.2
-    coins = WrittenCoins(0.2 / (0.2 + 0.6) - 1e-9, 0.5)
+    draws = WrittenDraws(0.2 / (0.2 + 0.6) - 1e-9, 0.5)
     rows = WrittenRows([first, second, LIKELY])
-    assert verify(Method.BLOCK, rows, (1, 1), (SUPPORT,) * 2, coins).accepted_len == 1
+    assert verify(Method.BLOCK, rows, (1, 1), (SUPPORT,) * 2, draws).accepted_len == 1
     assert rows.last_weights() == pytest.approx([1, 0, 0, 0]), "0.4 · 0.5 − 0.25 < 0"
     assert rows.samples[0][1] == NoiseKey(Purpose.RESIDUAL, START, 1)
-    coins = WrittenCoins(0.2 / (0.2 + 0.6) + 1e-9, 0.5)
-    assert verify(Method.BLOCK, WrittenRows([first, second, LIKELY]), (1, 1), (SUPPORT,) * 2, coins) == (
+    draws = WrittenDraws(0.2 / (0.2 + 0.6) + 1e-9, 0.5)
+    assert verify(Method.BLOCK, WrittenRows([first, second, LIKELY]), (1, 1), (SUPPORT,) * 2, draws) == (
         Outcome(0, 0, CorrectionKind.CORRECTION, 0.4)
     )
 
 
 def test_block_accepts_all_of_a_draft_that_is_the_targets() -> None:
     same = (0.0, 0.5, 0.25, 0.25)
-    for coins in (WrittenCoins(0.0, 0.0, 0.0), WrittenCoins(*[1 - 2**-53] * 3)):
-        outcome = verify(Method.BLOCK, WrittenRows([same] * 4), (1, 2, 3), (SUPPORT,) * 3, coins)
+    for draws in (WrittenDraws(0.0, 0.0, 0.0), WrittenDraws(*[1 - 2**-53] * 3)):
+        outcome = verify(Method.BLOCK, WrittenRows([same] * 4), (1, 2, 3), (SUPPORT,) * 3, draws)
         assert outcome.accepted_len == 3 and outcome.alpha_mean == 1.0
 
 
@@ -297,7 +297,7 @@ def test_candidates_come_with_their_probability_and_keys_of_their_own_and_more_c
 
 def choose(rows: WrittenRows, seed: int) -> Outcome:
     """What a co-located round does about its rejected token 1."""
-    plain = a_round(Method.CANDIDATES, rows, (1,), (SUPPORT,), WrittenCoins(0.99))
+    plain = a_round(Method.CANDIDATES, rows, (1,), (SUPPORT,), WrittenDraws(0.99))
     round_input = replace(plain, supports=(SUPPORT,))
     return choose_here(round_input, create_method(Method.CANDIDATES).verify(round_input), seed)
 
@@ -327,8 +327,8 @@ def test_the_exchange_of_the_protocols_page_comes_out_as_it_is_written_there() -
     own_support = Support((311, 42, 7), (8192, 4915, 3277))
     probs = {5: 0.66, 42: 0.4, 311: 0.26, 9: 0.3, 7: 0.04}
     assert sample_support(own_support, first_word(42, Purpose.DRAFT, 17, 1)) == 7
-    coins = KeyedCoins(42, 17)
-    assert coins.accepts(probs[5] / 0.8, 0) and not coins.accepts(probs[7] / 0.2, 1)
+    draws = KeyedDraws(42, 17)
+    assert draws.accepts(probs[5] / 0.8, 0) and not draws.accepts(probs[7] / 0.2, 1)
     first = [Candidate(token_id, probs[token_id]) for token_id in (42, 311, 42, 311)]
     assert choose_candidate(own_support, first, 42, 18, 0) is None
     more = [Candidate(token_id, probs[token_id]) for token_id in (42, 9, 7, 42)]

@@ -144,7 +144,7 @@ def test_every_method_runs_and_an_approximate_one_says_so_in_one_line(
     is_judged = [origin in ("accepted", "correction") for origin in report["token_origins"]]
     assert report["token_is_approximate"] == ([False] * len(is_judged) if method.is_exact else is_judged)
     assert report["num_approximate_tokens"] == sum(report["token_is_approximate"])
-    warning = "is approximate: the text is no longer distributed as the target's own"
+    warning = "is approximate: the text no longer has the target's distribution"
     expected = [] if method.is_exact else [f"edge-client: --method {method} {warning}"]
     assert shown.err.splitlines() == expected
     assert main(["run", "def f(", *flags]) == 0

@@ -179,10 +179,10 @@ def test_thresholds_come_from_a_file_and_stay_with_their_draft(
     ("arguments", "words"),
     [
         (["--gate-nll", "1"], "--gate-nll goes with --gate stop or --gate commit"),
-        (["--gate", "commit"], "--gate commit judges by nothing"),
+        (["--gate", "commit"], "--gate commit has no criterion"),
         (["--gate", "commit", "--gate-nll", "1", "--mode", "auto"], "not --mode auto"),
-        (["--gate", "commit", "--gate-nll", "1", "--pipeline", "on"], "not with --pipeline on"),
-        (["--gate", "stop", "--gate-nll", "1", "--draft-strategy", "prompt-lookup"], "lookup cannot tell"),
+        (["--gate", "commit", "--gate-nll", "1", "--pipeline", "on"], "does not go with --pipeline on"),
+        (["--gate", "stop", "--gate-nll", "1", "--draft-strategy", "prompt-lookup"], "lookup has none"),
         (["--gate", "stop", "--gate-variance", "1"], "no variant for MC dropout"),
         (["--gate", "maybe"], "one of off, stop, commit"),
         (["--gate", "stop", "--gate-margin", "2"], "at most 1"),

@@ -10,26 +10,35 @@ import pytest
 from support.processes.server import serving
 
 from outrider.cloud_verifier.engine.colocated import CoLocatedDrafter
-from outrider.common.config.units import parse_duration, parse_rate, show_duration
+from outrider.common.config.units import (
+    parse_bandwidth,
+    parse_duration,
+    parse_flops,
+    parse_num_params,
+    parse_rate,
+    show_duration,
+)
 from outrider.common.errors import UsageError
 from outrider.edge_client.commands.cli import main
-from outrider.edge_client.config.run_config import RunConfig
+from outrider.edge_client.config.run_config import run_config
 from outrider.edge_client.controller.cost_model import LinkCosts, ModelCosts, fastest_round, tokens_per_s
+from outrider.edge_client.core.options import ExecutionMode
 from outrider.edge_client.planning.measure import Samples, measure, parts_from
 from outrider.edge_client.planning.plan import (
-    CLOUD_ONLY,
-    CO_LOCATED,
-    EDGE_ONLY,
     GIVEN,
     MEASURED,
-    PIPELINED,
-    SPECULATIVE,
     Known,
     PlanParts,
     make_plan,
 )
 from outrider.edge_client.planning.report import headline
-from outrider.edge_client.planning.samples import acceptance_by_position, cost_line, replayed, standing_of
+from outrider.edge_client.planning.roofline import Roofline
+from outrider.edge_client.planning.samples import (
+    acceptance_by_position,
+    cost_line,
+    replay_rounds,
+    sequence_of,
+)
 from outrider.edge_client.session.factory import Edge
 from outrider.experiments.synthetic.draft import SyntheticDraft, SyntheticTokenizer
 from outrider.experiments.synthetic.pair import SyntheticPair
@@ -60,19 +69,28 @@ def test_a_plan_is_what_the_cost_model_says() -> None:
     plan = make_plan(parts(0.05))
     models, link = ModelCosts(0.01, 0.07, 0.07), LinkCosts(rtt_s=0.05)
     n, rate = fastest_round([0.8], models, link, 64)
-    best = plan.modes[SPECULATIVE]
+    best = plan.modes[ExecutionMode.SPECULATIVE]
     assert best.num_draft_tokens == n == 6 and best.tokens_per_s == pytest.approx(rate)
     assert plan.lengths[3].token_s == pytest.approx(1 / tokens_per_s(0.8, 4, models, link))
-    assert plan.modes[CLOUD_ONLY].token_s == 0.07 and plan.modes[EDGE_ONLY].token_s == 0.01
-    assert plan.modes[CO_LOCATED].token_s < plan.modes[PIPELINED].token_s < best.token_s
+    assert (
+        plan.modes[ExecutionMode.CLOUD_ONLY].token_s == 0.07
+        and plan.modes[ExecutionMode.EDGE_ONLY].token_s == 0.01
+    )
+    assert (
+        plan.modes[ExecutionMode.CO_LOCATED].token_s
+        < plan.modes[ExecutionMode.PIPELINED].token_s
+        < best.token_s
+    )
 
 
 def test_at_a_modes_break_even_rtt_it_takes_as_long_as_its_rival() -> None:
     plan = make_plan(parts(0.05))
-    for mode in (SPECULATIVE, PIPELINED):
+    for mode in (ExecutionMode.SPECULATIVE, ExecutionMode.PIPELINED):
         rtt_s = plan.break_even_rtt_s(mode)
         assert make_plan(parts(rtt_s)).modes[mode].token_s == pytest.approx(0.07)
-    assert plan.break_even_rtt_s(SPECULATIVE, CO_LOCATED) == pytest.approx(0), "the same without the trip"
+    assert plan.break_even_rtt_s(ExecutionMode.SPECULATIVE, ExecutionMode.CO_LOCATED) == pytest.approx(0), (
+        "the same without the trip"
+    )
 
 
 @pytest.mark.parametrize(
@@ -89,8 +107,8 @@ def test_the_first_line_says_whether_speculation_pays(made: PlanParts, words: st
 
 def test_a_price_counts_the_time_on_the_targets_machine() -> None:
     plan = make_plan(parts(0.05))
-    assert plan.modes[CLOUD_ONLY].cost_per_million(3.6) == pytest.approx(0.07 * 1e6 / 1000)
-    speculative = plan.modes[SPECULATIVE]
+    assert plan.modes[ExecutionMode.CLOUD_ONLY].cost_per_million(3.6) == pytest.approx(0.07 * 1e6 / 1000)
+    speculative = plan.modes[ExecutionMode.SPECULATIVE]
     assert speculative.target_s == pytest.approx(0.07 / plan.lengths[5].tokens_per_round)
 
 
@@ -114,7 +132,13 @@ def test_json_labels_what_is_given_assumed_and_predicted(capsys: pytest.CaptureF
     assert plan["parts"]["rate_up"] == {"value": 125_000.0, "source": "given"}
     assert plan["parts"]["rate_down"] == {"value": None, "source": "assumed"}
     assert [each["value"] for each in plan["parts"]["acceptance"]] == [0.9, 0.7]
-    assert set(plan["predicted"]["modes"]) == {SPECULATIVE, PIPELINED, CLOUD_ONLY, CO_LOCATED, EDGE_ONLY}
+    assert set(plan["predicted"]["modes"]) == {
+        ExecutionMode.SPECULATIVE,
+        ExecutionMode.PIPELINED,
+        ExecutionMode.CLOUD_ONLY,
+        ExecutionMode.CO_LOCATED,
+        ExecutionMode.EDGE_ONLY,
+    }
     assert len(plan["predicted"]["draft_lengths"]) == 64
     assert plan["predicted"]["break_even_rtt_ms"]["speculative : cloud-only"] > 50
 
@@ -162,7 +186,7 @@ def test_measured_parts_are_the_true_ones_of_a_synthetic_pair() -> None:
     pair = SyntheticPair((0.8,), draft_token_s=0.001, target_s=0.008, verify_token_s=0.0005)
     drafter = CoLocatedDrafter(SyntheticDraft(pair), 1 << 20)
     with serving(SyntheticBackend(pair), drafter=drafter) as server:
-        config = RunConfig(verifier=f"127.0.0.1:{server.port}", seed=1)
+        config = run_config(verifier=f"127.0.0.1:{server.port}", seed=1)
         edge = Edge(config, SyntheticTokenizer(), SyntheticDraft(pair), 0.0, ())  # type: ignore[arg-type]
         shares: list[float] = []
         samples = measure(edge, seconds=3.0, on_progress=lambda share, num: shares.append(share))
@@ -213,15 +237,15 @@ def test_positions_judged_too_seldom_share_an_acceptance() -> None:
 
 
 def test_rounds_of_any_length_are_replayed_through_a_text() -> None:
-    text = standing_of([(2, 4), (4, 4), (0, 4), (1, 1)], alphas=[0.0, 1.0])
+    text = sequence_of([(2, 4), (4, 4), (0, 4), (1, 1)], alphas=[0.0, 1.0])
     assert text == (True, True, False, *(True,) * 5, False, True, True)
-    assert list(replayed([text], 1)) == [(1, 1), (0, 1), (1, 1), (1, 1), (1, 1), (1, 1)]
-    assert list(replayed([text], 64)) == [(2, 11), (5, 8), (2, 2)], "what the end cut off fell nowhere"
+    assert list(replay_rounds([text], 1)) == [(1, 1), (0, 1), (1, 1), (1, 1), (1, 1), (1, 1)]
+    assert list(replay_rounds([text], 64)) == [(2, 11), (5, 8), (2, 2)], "what the end cut off fell nowhere"
 
 
 def test_easy_and_hard_stretches_give_each_length_its_own_acceptance() -> None:
     text = ((True,) * 20 + (False,) * 10) * 20
-    short, long = (make_plan(replace(parts(0.05), texts=(text,))).lengths[n - 1] for n in (1, 16))
+    short, long = (make_plan(replace(parts(0.05), sequences=(text,))).lengths[n - 1] for n in (1, 16))
     assert short.alphas[0] == 0.5, "of each stretch, rounds of one begin ten times in the easy part"
     assert long.alphas[0] == pytest.approx(2 / 11, abs=0.01), "rounds of sixteen twice"
 
@@ -237,3 +261,77 @@ def test_rates_are_bits_a_second_and_durations_show_three_digits() -> None:
     assert (parse_rate("10mbit", "--x"), parse_rate("8 kbit/s", "--x")) == (1.25e6, 1000.0)
     shown = [show_duration(s) for s in (0.04553, 0.9999, 8e-4, 0.1, 12.345, 0.0)]
     assert shown == ["45.5 ms", "1 s", "800 µs", "100 ms", "12.3 s", "0 ms"]
+
+
+ROOFLINE_FLAGS = (
+    *("plan", "--rtt", "50ms", "--alpha", "0.8", "--target-params", "70B", "--cloud-bandwidth", "2TB/s"),
+    *(
+        "--cloud-flops",
+        "280T",
+        "--draft-params",
+        "5e8",
+        "--edge-bandwidth",
+        "50GB/s",
+        "--edge-flops",
+        "1TFLOPS",
+    ),
+)
+
+
+def test_a_forward_takes_the_longer_of_reading_weights_and_computing_rows() -> None:
+    roofline = Roofline(num_params=70e9, bytes_per_param=2, bandwidth=2e12, flops=280e12)
+    assert roofline.forward_s(1) == roofline.forward_s(140) == pytest.approx(0.07)
+    assert roofline.forward_s(280) == pytest.approx(0.14)
+    assert roofline.compute_bound_rows == 140
+
+
+def test_sizes_and_machines_stand_in_for_times(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*ROOFLINE_FLAGS, "--json"]) == 0
+    plan = json.loads(capsys.readouterr().out)
+    acceptance = plan["parts"].pop("acceptance")
+    assert acceptance == [{"value": 0.8, "source": "given"}]
+    found = {name: (part["value"], part["source"]) for name, part in plan["parts"].items()}
+    assert found["draft_token"] == (pytest.approx(5.0), "computed") and found["rtt"] == (50.0, "given")
+    assert found["target_token"] == found["verify_fixed"] == (pytest.approx(70.0), "computed")
+    assert found["colocated_draft_token"] == (pytest.approx(0.125), "computed")
+    assert plan["rooflines"]["target"]["compute_bound_rows"] == 140
+    assert main([*ROOFLINE_FLAGS, "--t-draft", "10ms"]) == 0
+    text = capsys.readouterr().out
+    assert "computed: one row of the target" in text and "compute-bound from 140 rows on" in text
+    assert any(line.split() == ["draft,", "a", "token", "10", "ms", "given"] for line in text.splitlines())
+
+
+def test_a_verification_costs_more_once_it_is_compute_bound(capsys: pytest.CaptureFixture[str]) -> None:
+    slow = [*ROOFLINE_FLAGS, "--cloud-flops", "14T", "--json"]  # compute-bound from 7 rows on
+    assert main(slow) == 0
+    lengths = json.loads(capsys.readouterr().out)["predicted"]["draft_lengths"]
+    rounds_ms = [each["round_ms"] for each in lengths]
+    assert rounds_ms[5] - rounds_ms[4] == pytest.approx(5.0), "six tokens and one: still bound by memory"
+    assert rounds_ms[6] - rounds_ms[5] == pytest.approx(15.0), "a row more takes 10 ms"
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (["--target-params", "many"], "--target-params many: not a number of parameters above 0; write 7B"),
+        (["--cloud-bandwidth", "900GHz"], "--cloud-bandwidth 900GHz: not a memory bandwidth above 0"),
+        (["--edge-flops", "0T"], "--edge-flops 0T: not operations a second above 0"),
+        (["--bytes-per-param", "1,2,3"], "--bytes-per-param 1,2,3: want one number above 0, or two"),
+    ],
+)
+def test_a_size_that_cannot_be_read_is_named_with_its_flag(
+    change: list[str], words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*ROOFLINE_FLAGS, *change]) == 2
+    assert words in capsys.readouterr().err
+
+
+def test_a_size_without_its_machine_is_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", "--rtt", "5ms", "--alpha", "0.8", "--t-draft", "1ms", "--target-params", "7B"]) == 2
+    told = capsys.readouterr().err
+    assert "--target-params needs --cloud-bandwidth, --cloud-flops too; or give --t-target instead" in told
+
+
+def test_scaled_quantities_are_read_with_their_prefixes() -> None:
+    assert parse_num_params("7B", "--x") == parse_num_params("7e9", "--x") == 7e9
+    assert parse_bandwidth("900 GB/s", "--x") == 9e11 and parse_flops("300T", "--x") == 3e14

@@ -18,19 +18,16 @@ from support.processes.server import serving
 from outrider.common.errors import UsageError
 from outrider.common.types import GenerateRequest, SamplingParams, Signals, VerifyRequest
 from outrider.edge_client.commands.cli import main
+from outrider.edge_client.controller.acceptance import AcceptanceEstimator
 from outrider.edge_client.controller.cost_model import LinkCosts, ModelCosts, fastest_round, tokens_per_s
-from outrider.edge_client.controller.depth.acceptance import (
-    MAX_DEPTH,
-    ConfidenceCalibration,
-    PositionAcceptance,
-)
 from outrider.edge_client.controller.depth.base import DepthPolicy
-from outrider.edge_client.controller.depth.costs import RoundCosts
 from outrider.edge_client.controller.depth.fixed import FixedDepth
 from outrider.edge_client.controller.depth.optimal import OptimalDepth
 from outrider.edge_client.controller.depth.ratio import RatioDepth
 from outrider.edge_client.controller.depth.registry import DEPTH_POLICIES, create_depth_policy
 from outrider.edge_client.controller.depth.window import WindowDepth
+from outrider.edge_client.controller.round_costs import RoundCosts
+from outrider.edge_client.controller.settings import MAX_DEPTH
 from outrider.edge_client.core.options import Mode
 from outrider.edge_client.core.stats import RoundRecord, draft_length
 from outrider.edge_client.drafting.base import ShouldStop, Stop
@@ -206,34 +203,36 @@ def test_a_verifier_that_became_slower_is_believed_within_eight_rounds() -> None
 
 
 def test_acceptance_by_position_goes_over_into_the_mean_where_nothing_was_tried() -> None:
-    positions = PositionAcceptance()
-    assert positions.estimate() == [pytest.approx(0.85)] * MAX_DEPTH
+    positions = AcceptanceEstimator()
+    assert positions.by_position() == [pytest.approx(0.85)] * MAX_DEPTH
     for number in range(200):  # the first always stands, the second every other time
-        positions.observe(1 + number % 2, 2)
-    alphas = positions.estimate()
+        positions.observe_tokens(1 + number % 2, 2)
+    alphas = positions.by_position()
     assert alphas[0] == pytest.approx(0.97, abs=0.02) and alphas[1] == pytest.approx(0.66, abs=0.05)
     assert all(a <= b for a, b in itertools.pairwise(alphas[1:])) and alphas[2] < 0.72
     assert alphas[-1] == pytest.approx(0.75, abs=0.02), "far behind what was tried the mean is all there is"
 
 
 def test_confidence_is_calibrated_to_what_stands() -> None:
-    calibration = ConfidenceCalibration()
-    assert not calibration.is_known
-    first = calibration.curve()
+    calibration = AcceptanceEstimator()
+    assert not calibration.has_confidences
+    first = calibration.by_confidence()
     assert first(0.9) > first(0.5) > first(0.0) > 0.6, "sure tokens are trusted from the start"
     for number in range(400):  # sure: 19 of 20 stand; unsure: 1 of 4
-        calibration.observe((0.95,), int(number % 20 > 0))
-        calibration.observe((0.2,), int(number % 4 == 0))
-    curve = calibration.curve()
-    assert calibration.is_known
+        calibration.observe_confidences((0.95,), int(number % 20 > 0))
+        calibration.observe_confidences((0.2,), int(number % 4 == 0))
+    curve = calibration.by_confidence()
+    assert calibration.has_confidences
     assert curve(0.95) == pytest.approx(0.95, abs=0.03) and curve(0.2) == pytest.approx(0.25, abs=0.1)
 
 
 def test_tokens_behind_the_first_that_fell_are_not_judged() -> None:
-    some, more = ConfidenceCalibration(), ConfidenceCalibration()
-    some.observe((0.5, 0.5), 1)
-    more.observe((0.5, 0.5, 0.9, 0.1), 1)
-    assert [some.curve()(x / 10) for x in range(11)] == [more.curve()(x / 10) for x in range(11)]
+    some, more = AcceptanceEstimator(), AcceptanceEstimator()
+    some.observe_confidences((0.5, 0.5), 1)
+    more.observe_confidences((0.5, 0.5, 0.9, 0.1), 1)
+    assert [some.by_confidence()(x / 10) for x in range(11)] == [
+        more.by_confidence()(x / 10) for x in range(11)
+    ]
 
 
 def test_the_stop_rule_ends_a_draft_sooner_the_less_sure_it_is() -> None:

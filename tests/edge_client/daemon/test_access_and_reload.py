@@ -15,7 +15,7 @@ import pytest
 from support.daemon.daemons import DaemonProcess, running_daemon, wait_until
 
 from outrider.cloud_verifier.server.server import VerifierServer
-from outrider.edge_client.config.serve import ServeConfig
+from outrider.edge_client.config.daemon import DaemonConfig
 from outrider.edge_client.daemon.http.routes import make_routes
 from outrider.experiments.shared.processes import run_edge
 
@@ -256,4 +256,4 @@ def test_every_metric_is_in_the_documentation_and_no_other(daemon: DaemonProcess
 
 
 def test_the_default_port_is_documented() -> None:
-    assert ServeConfig().listen == "127.0.0.1:7079" and "127.0.0.1:7079" in DOCUMENT.read_text()
+    assert DaemonConfig().listen == "127.0.0.1:7079" and "127.0.0.1:7079" in DOCUMENT.read_text()

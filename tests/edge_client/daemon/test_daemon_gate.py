@@ -93,7 +93,7 @@ def test_a_request_may_have_a_gate_of_its_own(asked: openai.OpenAI, client: open
     [
         ({"gate": "commit", "gate_nll": 1, "pipeline": "on"}, "not with pipeline on"),
         ({"gate_nll": 1}, "gate_nll goes with gate stop"),
-        ({"gate": "stop"}, "judges by nothing"),
+        ({"gate": "stop"}, "has no criterion"),
         ({"gate": "never"}, "one of off, stop, commit"),
         ({"gate_file": "/etc/passwd"}, "unknown parameter outrider.gate_file"),
     ],

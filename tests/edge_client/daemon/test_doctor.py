@@ -15,7 +15,7 @@ from support.processes.server import serving
 from outrider.cloud_verifier.config import ServeConfig
 from outrider.cloud_verifier.server.server import VerifierServer
 from outrider.edge_client.commands.doctor import examine
-from outrider.edge_client.config.run_config import RunConfig
+from outrider.edge_client.config.run_config import run_config
 from outrider.edge_client.doctor.finding import Finding, Status
 from outrider.experiments.shared.dev_security import DevSecurity, make_dev_security
 from outrider.experiments.shared.processes import run_edge
@@ -42,7 +42,7 @@ def secure(security: DevSecurity) -> Iterator[VerifierServer]:
 
 
 def faults(port: int, **settings: object) -> list[Finding]:
-    config = replace(RunConfig(verifier=f"127.0.0.1:{port}"), **settings)  # type: ignore[arg-type]
+    config = run_config(verifier=f"127.0.0.1:{port}", **settings)
     found = examine(config, has_trial=False)
     wrong = [each for each in found if each.status is Status.FAULT]
     assert all(each.todo for each in wrong), "each fault has its remedy"
@@ -78,8 +78,8 @@ def test_the_wrong_port(plain: VerifierServer) -> None:
 
 
 def test_a_port_that_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("outrider.edge_client.doctor.far._TIMEOUT_S", 0.5)
-    monkeypatch.setattr("outrider.edge_client.doctor.far._SNIFF_S", 0.2)
+    monkeypatch.setattr("outrider.edge_client.doctor.remote._TIMEOUT_S", 0.5)
+    monkeypatch.setattr("outrider.edge_client.doctor.remote._SNIFF_S", 0.2)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         check, text = only(faults(silent.getsockname()[1]))
     assert check == "verifier" and "firewall" in text

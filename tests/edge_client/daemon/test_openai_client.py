@@ -158,7 +158,8 @@ def test_another_model_and_another_url_are_not_found(client: openai.OpenAI) -> N
 
 
 def test_curl_reads_well_formed_events(daemon: DaemonProcess) -> None:
-    body = {"prompt": PROMPT, "max_tokens": 12, "stream": True, "outrider": {"tokens": True}}
+    extras = {"tokens": True, "ignore_eos": True}
+    body = {"prompt": PROMPT, "max_tokens": 12, "stream": True, "outrider": extras}
     command = ["curl", "-sN", "-i", f"{daemon.url}/v1/completions", "-d", json.dumps(body)]
     answer = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True).stdout
     head, _, content = answer.replace("\r\n", "\n").partition("\n\n")
@@ -166,8 +167,8 @@ def test_curl_reads_well_formed_events(daemon: DaemonProcess) -> None:
     events = content.split("\n\n")
     assert events.pop() == "" and events.pop() == "data: [DONE]"
     assert all(event.startswith("data: {") and "\n" not in event for event in events)
-    extras = [json.loads(event[6:]).get("outrider", {}) for event in events]
-    told = [token for each in extras for token in each.get("tokens", [])]
+    told_by = [json.loads(event[6:]).get("outrider", {}) for event in events]
+    told = [token for each in told_by for token in each.get("tokens", [])]
     assert [token["index"] for token in told] == list(range(12))
     assert {token["origin"] for token in told} <= {"target", "accepted", "correction", "bonus"}
 

@@ -9,8 +9,8 @@ import pytest
 
 from outrider.common.config.fields import leaves
 from outrider.common.errors import UsageError
-from outrider.edge_client.config.run_config import RunConfig
-from outrider.edge_client.config.serve import SECTION
+from outrider.edge_client.config.daemon import SECTION
+from outrider.edge_client.config.run_config import RunConfig, run_config
 from outrider.edge_client.daemon.openai.errors import ApiError, from_failure
 from outrider.edge_client.daemon.openai.parsed import Kind, ParsedRequest
 from outrider.edge_client.daemon.openai.request_config import config_of
@@ -195,24 +195,28 @@ def test_what_would_have_no_effect_is_refused_by_name(
 
 
 def test_rounds_ahead_may_be_asked_for() -> None:
-    assert asked(pipeline="on", num_rounds_in_flight=4).num_rounds_in_flight == 4
+    assert asked(pipeline="on", num_rounds_in_flight=4).pipelining.num_rounds_in_flight == 4
     assert asked(mode="auto", num_rounds_in_flight=4).mode == "auto"
-    assert asked(mode="cloud-only", pipeline="off", method="coupled").pipeline == "off"
+    assert asked(mode="cloud-only", pipeline="off", method="coupled").pipelining.use == "off"
 
 
 def test_a_default_of_the_operators_that_a_request_makes_pointless_is_dropped() -> None:
-    sparse = RunConfig(method="sparse", support_size=8, logprobs=5, seed=3)
-    assert asked(sparse).support_size == 8 and asked(sparse).logprobs == 0 and asked(sparse).seed == 3
-    assert asked(sparse, method="coupled").support_size is None
-    assert asked(sparse, method="block").support_size == 8
-    reverified = RunConfig(reverify=True)
-    assert asked(reverified).reverify and asked(reverified, mode="auto").reverify
-    assert not asked(reverified, mode="cloud-only").reverify
-    assert not asked(reverified, on_timeout="wait").reverify
-    gated = RunConfig(gate="stop", gate_entropy=1.0)
-    assert asked(gated).gate == "stop" and asked(gated, mode="auto").gate == "stop"
-    assert asked(gated, mode="cloud-only").gate == "off"
-    assert asked(gated, gate="off").gate_entropy is None
+    sparse = run_config(method="sparse", support_size=8, logprobs=5, seed=3)
+    assert (
+        asked(sparse).verification.support_size == 8
+        and asked(sparse).logprobs == 0
+        and asked(sparse).seed == 3
+    )
+    assert asked(sparse, method="coupled").verification.support_size is None
+    assert asked(sparse, method="block").verification.support_size == 8
+    reverified = run_config(reverify=True)
+    assert asked(reverified).outage.reverify and asked(reverified, mode="auto").outage.reverify
+    assert not asked(reverified, mode="cloud-only").outage.reverify
+    assert not asked(reverified, on_timeout="wait").outage.reverify
+    gated = run_config(gate="stop", gate_entropy=1.0)
+    assert asked(gated).gate.use == "stop" and asked(gated, mode="auto").gate.use == "stop"
+    assert asked(gated, mode="cloud-only").gate.use == "off"
+    assert asked(gated, gate="off").gate.entropy is None
 
 
 def test_errors_that_speak_of_flags_reach_a_client_as_its_own_fields() -> None:

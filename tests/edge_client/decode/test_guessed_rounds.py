@@ -26,7 +26,7 @@ from outrider.common.types import (
     StopParams,
     Verdict,
 )
-from outrider.edge_client.decode.branch_tree import BranchTree, RejectionRates
+from outrider.edge_client.decode.branch_tree import BranchAcceptance, BranchTree
 from outrider.edge_client.drafting.onnx.runner import Rows
 from outrider.edge_client.drafting.onnx.sampler import DraftSampler
 
@@ -87,19 +87,19 @@ def test_one_round_at_a_time_guesses_nothing() -> None:
 
 
 def test_what_is_known_of_gaps_decides_what_is_guessed() -> None:
-    rates = RejectionRates()
+    rates = BranchAcceptance()
     assert rates.runner_up_rate(CLOSE.gap) > 5 * rates.runner_up_rate(FAR.gap)
-    assert rates.acceptance(CLOSE.gap) < rates.acceptance(FAR.gap)
+    assert rates.accept_rate(CLOSE.gap) < rates.accept_rate(FAR.gap)
     for _ in range(200):
         rates.observe((FAR, CLOSE), 0, FAR.token_id)  # falls at once, and the runner-up is right
-    assert rates.runner_up_rate(FAR.gap) > 0.9 and rates.acceptance(FAR.gap) < 0.1
-    assert rates.acceptance(CLOSE.gap) == RejectionRates().acceptance(CLOSE.gap), (
+    assert rates.runner_up_rate(FAR.gap) > 0.9 and rates.accept_rate(FAR.gap) < 0.1
+    assert rates.accept_rate(CLOSE.gap) == BranchAcceptance().accept_rate(CLOSE.gap), (
         "no token behind a fallen one is judged"
     )
 
 
 def test_the_likeliest_branch_comes_first_and_chances_grow_once_a_verdict_is_known() -> None:
-    branches: BranchTree[str] = BranchTree(RejectionRates())
+    branches: BranchTree[str] = BranchTree(BranchAcceptance())
     branches.add("first", 3, 1.0, (FAR, CLOSE, FAR))
     best = branches.best()
     assert best is not None and (best.host, best.offset, best.correction) == ("first", 3, None)

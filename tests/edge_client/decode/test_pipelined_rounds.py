@@ -27,12 +27,12 @@ from outrider.common.types import (
     StopParams,
     Verdict,
 )
-from outrider.edge_client.controller.acceptance_prior import Experience
+from outrider.edge_client.controller.acceptance_prior import AcceptancePrior
 from outrider.edge_client.controller.depth.base import DepthPolicy
 from outrider.edge_client.controller.depth.fixed import FixedDepth
-from outrider.edge_client.controller.mode_policy import ModeChoice, Way
+from outrider.edge_client.controller.mode_policy import CHOOSABLE_MODES, ModePolicy
 from outrider.edge_client.controller.window import RoundWindow
-from outrider.edge_client.core.options import Mode, OnTimeout, SessionOptions
+from outrider.edge_client.core.options import ExecutionMode, Mode, OnTimeout, SessionOptions
 from outrider.edge_client.gate.gate import Gate
 from outrider.edge_client.session.session import EdgeSession, SessionResult
 from outrider.edge_client.transport.deadline import RoundDeadline
@@ -88,13 +88,13 @@ def decode(
     num_logprobs: int = 0,
     method: Method = Method.COUPLED,
     mode: Mode = Mode.SPECULATIVE,
-    choice: ModeChoice | None = None,
+    choice: ModePolicy | None = None,
     gate: Gate | None = None,
     tell: Tell | None = None,
     second: float | None = None,
     policy: DepthPolicy | None = None,
     rounds: RoundWindow | None = None,
-    experience: Experience | None = None,
+    acceptance_prior: AcceptancePrior | None = None,
 ) -> SessionResult:
     """`second`: guesses are made, and the draft's runner-up for a wrong token is right by that chance.
     `policy` instead of a fixed `depth`, `rounds` instead of a `window` with a `choice`."""
@@ -123,9 +123,9 @@ def decode(
         verifier=verifier,
         draft=draft if tell is None else TellingDraft(draft, tell),  # type: ignore[arg-type]
         depth=policy or FixedDepth(depth),
-        window=rounds or RoundWindow(window, choice, may_guess=second is not None),
+        window=rounds or RoundWindow(window, choice, may_branch=second is not None),
         gate=gate,
-        experience=experience,
+        acceptance_prior=acceptance_prior,
     )
     with watched(session, HANGS_S):
         for _ in session.generate():
@@ -272,17 +272,17 @@ def test_the_other_methods_pipeline_without_a_bonus(run: dict[str, Any], method:
 # -------------------------------------------------------------------------------- the mode chosen on the way
 
 
-class Restless(ModeChoice):
+class Restless(ModePolicy):
     """Changes its mind by chance, whatever was measured."""
 
     def __init__(self, seed: int) -> None:
-        super().__init__((Way.SYNCHRONOUS, Way.PIPELINED, Way.CLOUD_ONLY))
+        super().__init__((ExecutionMode.SPECULATIVE, ExecutionMode.PIPELINED, ExecutionMode.CLOUD_ONLY))
         self._random = random.Random(seed)
-        self.taken: set[Way] = set()
+        self.taken: set[ExecutionMode] = set()
 
-    def choose(self, num_remaining: int) -> Way:
+    def choose(self, num_remaining: int) -> ExecutionMode:
         if self._random.random() < 0.3:
-            self.current = self._random.choice(self._ways)
+            self.current = self._random.choice(self._modes)
         self.taken.add(self.current)
         return self.current
 
@@ -299,7 +299,7 @@ def test_a_restless_choice_mixes_streamed_tokens_and_rounds() -> None:
         choice = Restless(seed)
         result = decode(EngineLink(make_backend(), seed=seed), mode=Mode.AUTO, choice=choice, seed=seed)
         num_streamed = result.stats.num_generate_tokens
-        num_mixed += 0 < num_streamed < 45 and choice.taken == {*Way}
+        num_mixed += 0 < num_streamed < 45 and choice.taken == {*CHOOSABLE_MODES}
     assert num_mixed >= 3
 
 

@@ -32,9 +32,9 @@ from outrider.common.types import (
     VerifyRequest,
 )
 from outrider.edge_client.config.methods import check_method
-from outrider.edge_client.config.run_config import RunConfig
+from outrider.edge_client.config.run_config import run_config
 from outrider.edge_client.controller.depth.fixed import FixedDepth
-from outrider.edge_client.controller.mode_policy import ModeChoice, Way
+from outrider.edge_client.controller.mode_policy import CHOOSABLE_MODES, ModePolicy
 from outrider.edge_client.controller.window import RoundWindow
 from outrider.edge_client.core.events import (
     EndEvent,
@@ -43,7 +43,7 @@ from outrider.edge_client.core.events import (
     SessionEvent,
     TokenEvent,
 )
-from outrider.edge_client.core.options import Mode, OnTimeout, SessionOptions
+from outrider.edge_client.core.options import ExecutionMode, Mode, OnTimeout, SessionOptions
 from outrider.edge_client.core.unverified import buffer_unverified
 from outrider.edge_client.daemon.generation import Generation
 from outrider.edge_client.gate.gate import GateUse
@@ -329,8 +329,8 @@ def test_the_daemons_clients_never_get_what_is_taken_back() -> None:
 )
 def test_what_it_cannot_go_with_is_refused_by_name(flags: dict[str, Any], words: str) -> None:
     with pytest.raises(UsageError, match=words):
-        check_method(RunConfig(reverify=True, **flags))
-    check_method(RunConfig(reverify=True, mode="auto", on_timeout="edge_only"))
+        check_method(run_config(reverify=True, **flags))
+    check_method(run_config(reverify=True, mode="auto", on_timeout="edge_only"))
 
 
 # --------------------------------------------------------------------- any text, any fault: cloud-only's text
@@ -376,16 +376,16 @@ def expected(sampling: SamplingParams, stop: StopParams) -> tuple[list[int], str
     return kept, text + stopper.flush(), FinishReason.CONTEXT
 
 
-class Restless(ModeChoice):
+class Restless(ModePolicy):
     """Changes its mind by chance, whatever was measured."""
 
     def __init__(self, seed: int) -> None:
-        super().__init__(tuple(Way))
+        super().__init__(CHOOSABLE_MODES)
         self._random = random.Random(seed)
 
-    def choose(self, num_remaining: int) -> Way:
+    def choose(self, num_remaining: int) -> ExecutionMode:
         if self._random.random() < 0.3:
-            self.current = self._random.choice(self._ways)
+            self.current = self._random.choice(self._modes)
         return self.current
 
 
@@ -397,7 +397,7 @@ def decode(
     draft = ChanceDraft(target_text, run["accuracy"], run["seed"], run["draft_context"])
     is_gated, is_auto = run.get("is_gated", False), run.get("is_auto", False)
     choice = Restless(run["seed"]) if is_auto else None
-    window = RoundWindow(run["window"], choice, run.get("may_guess", False))
+    window = RoundWindow(run["window"], choice, run.get("may_branch", False))
     verifier = RemoteVerifier(
         link,  # type: ignore[arg-type]
         RoundDeadline(0.5),
@@ -436,7 +436,7 @@ def decode(
 def runs() -> st.SearchStrategy[dict[str, Any]]:
     endings = st.sampled_from([(), (",9>",), ("<3,", "7>")])
     fields = run_fields(4, (0.0, 0.5, 0.9, 1.0), short_context=20, stop_strings=endings)
-    return st.fixed_dictionaries(fields | dict.fromkeys(("is_gated", "is_auto", "may_guess"), st.booleans()))
+    return st.fixed_dictionaries(fields | dict.fromkeys(("is_gated", "is_auto", "may_branch"), st.booleans()))
 
 
 def check(run: dict[str, Any], on_timeout: OnTimeout) -> SessionResult:

@@ -21,9 +21,9 @@ from test_pipelined_rounds import PROMPT, decode, make_backend, reference, runs
 
 from outrider.common.types import FinishReason, Method, SamplingParams, StopParams
 from outrider.edge_client.controller.depth.registry import DEPTH_POLICIES, create_depth_policy
-from outrider.edge_client.controller.mode_policy import Way
+from outrider.edge_client.controller.mode_policy import CHOOSABLE_MODES
 from outrider.edge_client.controller.window import Pipelining, RoundWindow, create_window
-from outrider.edge_client.core.options import Mode
+from outrider.edge_client.core.options import ExecutionMode, Mode
 from outrider.edge_client.core.stats import RoundRecord
 from outrider.edge_client.session.session import SessionResult
 from outrider.experiments.shared.watched import HungError, watched
@@ -93,31 +93,31 @@ class ToldPolicy:
 
 def told_window(handling: str, policy: str, weather: Weather, ways: Counter[str]) -> RoundWindow:
     """As the product makes it, but for the clock. `ways` counts what was chosen."""
-    is_auto, may_guess = handling == AUTO, handling in (GUESSES, AUTO)
-    pipelining = Pipelining.AUTO if is_auto else Pipelining.ON if may_guess else Pipelining(handling)
-    window = create_window(pipelining, None, policy, has_stream_too=is_auto, may_guess=may_guess)
-    observe, choose, choice = window.observe, window.choose, window.choice
+    is_auto, may_branch = handling == AUTO, handling in (GUESSES, AUTO)
+    pipelining = Pipelining.AUTO if is_auto else Pipelining.ON if may_branch else Pipelining(handling)
+    window = create_window(pipelining, None, policy, has_stream_too=is_auto, may_branch=may_branch)
+    observe, choose, choice = window.observe, window.choose, window.policy
 
     def choose_and_count(num_remaining: int) -> None:
         choose(num_remaining)
-        ways[choice.current if choice is not None else Way.SYNCHRONOUS] += 1
+        ways[choice.current if choice is not None else ExecutionMode.SPECULATIVE] += 1
 
     window.observe = lambda record: observe(weather.of(record))  # type: ignore[method-assign]
     window.choose = choose_and_count  # type: ignore[method-assign]
     if choice is None:
         return window
-    see_stream, see_shadow = choice.observe_stream, choice.observe_shadow
+    see_stream, see_shadow = choice.observe_stream, choice.observe_probe
 
     def see_tokens(token_s: float) -> None:
         see_stream(weather.forward_s)
-        choice.observe_trip(weather.trip_s())
+        choice.observe_rtt(weather.trip_s())
 
     def see_draft(is_right: bool, draft_s: float) -> None:
         see_shadow(is_right, weather.draft_s)
 
     choice.observe_opening(weather.trip_s(), weather.forward_s, weather.draft_s)
     choice.observe_opening = lambda *times: None  # type: ignore[method-assign]
-    choice.observe_stream, choice.observe_shadow = see_tokens, see_draft  # type: ignore[method-assign]
+    choice.observe_stream, choice.observe_probe = see_tokens, see_draft  # type: ignore[method-assign]
     return window
 
 
@@ -187,7 +187,7 @@ def test_texts_like_these_meet_every_fault_with_rounds_under_way_and_take_every_
     assert ahead.num_ahead > 20 and ahead.num_stale > 20 and ahead.num_guessed > 20
     happened = {name for name, count in (ahead.fired + chosen.fired).items() if count}
     assert happened == {field.name for field in fields(Chances)} - {"ripe"}
-    assert chosen.ways.keys() == {*Way}
+    assert chosen.ways.keys() == {*CHOOSABLE_MODES}
 
 
 @pytest.mark.parametrize("handling", HANDLINGS)

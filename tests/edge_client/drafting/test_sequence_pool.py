@@ -6,10 +6,11 @@ from collections.abc import Iterator
 
 import pytest
 
+from outrider.common.sequences import common_prefix
 from outrider.common.types import Draft, SamplingParams
 from outrider.edge_client.config.run_config import default_draft_dir
 from outrider.edge_client.drafting.onnx.model import OnnxDraftModel
-from outrider.edge_client.drafting.pool import DraftLease, SequencePool, common_prefix
+from outrider.edge_client.drafting.pool import DraftLease, SequencePool
 from outrider.edge_client.drafting.prompt_lookup import PromptLookupModel
 
 TEXT = list(range(40, 100))

@@ -3,27 +3,26 @@
 from __future__ import annotations
 
 import os
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from support.edge.telling_draft import HARD_PLACE, HARD_TOKEN, SURE, make_gate
 
-from outrider.common.config.loader import load_config
+from outrider.common.config.loader import load_config, with_values
 from outrider.common.errors import ConfigError, UsageError
 from outrider.common.types import Draft, Signals
 from outrider.edge_client.config.gate import create_gate, gate_settings, has_place, without_gate
-from outrider.edge_client.config.run_config import RunConfig
-from outrider.edge_client.controller.depth.costs import RoundCosts
+from outrider.edge_client.config.run_config import RunConfig, run_config
+from outrider.edge_client.controller.round_costs import RoundCosts
 from outrider.edge_client.core.stats import RoundRecord
 from outrider.edge_client.drafting.base import Stop, ended
 from outrider.edge_client.drafting.prompt_lookup import PromptLookupModel
 from outrider.edge_client.gate.file import GateFile, read_gate_file, write_gate_file
 from outrider.edge_client.gate.gate import Gate, GateSettings, GateUse
-from outrider.edge_client.gate.rules import BlockText
+from outrider.edge_client.gate.text_rule import BlockText
 from outrider.edge_client.gate.thresholds import GateThresholds
 
-STOP = replace(RunConfig(), gate="stop", gate_nll=1.0)
+STOP = run_config(gate="stop", gate_nll=1.0)
 
 
 def make_draft(*signals: Signals) -> Draft:
@@ -46,10 +45,10 @@ def make_draft(*signals: Signals) -> Draft:
 def test_each_threshold_looks_at_its_own_signal(
     thresholds: GateThresholds, hard: Signals, easy: Signals, is_of_the_place: bool
 ) -> None:
-    assert thresholds.hard(hard) and not thresholds.hard(easy)
-    assert thresholds.doubt_place(hard) is is_of_the_place
-    assert thresholds.doubt_token(hard) is not is_of_the_place
-    assert not GateThresholds().hard(hard)
+    assert thresholds.is_hard(hard) and not thresholds.is_hard(easy)
+    assert thresholds.is_position_hard(hard) is is_of_the_place
+    assert thresholds.is_token_hard(hard) is not is_of_the_place
+    assert not GateThresholds().is_hard(hard)
     assert len(thresholds.names) == 1 and GateThresholds().names == ()
 
 
@@ -110,7 +109,7 @@ class Word:
     def __init__(self) -> None:
         self.seen: list[str] = []
 
-    def doubted(self, block: BlockText) -> set[int]:
+    def hard_tokens(self, block: BlockText) -> set[int]:
         self.seen.append(f"{block.context}|{block.text}")
         start = (block.context + block.text).rfind("bad") - len(block.context)
         if "bad" not in block.context + block.text:
@@ -152,8 +151,8 @@ def test_a_draft_without_a_gate_or_signals_is_what_it_was() -> None:
     ("changes", "words"),
     [
         ({"gate": "off"}, "--gate-nll goes with --gate stop or --gate commit"),
-        ({"gate_nll": None}, "--gate stop judges by nothing: give any of --gate-nll"),
-        ({"gate_nll": None, "gate_max_hard_ratio": 0.5}, "judges by nothing"),
+        ({"gate_nll": None}, "--gate stop has no criterion: give any of --gate-nll"),
+        ({"gate_nll": None, "gate_max_hard_ratio": 0.5}, "has no criterion"),
         ({"mode": "cloud-only"}, "stop needs --mode speculative or --mode auto, not --mode cloud-only"),
         ({"mode": "co-located"}, "not --mode co-located"),
         ({"mode": "edge-only"}, "not --mode edge-only"),
@@ -161,16 +160,16 @@ def test_a_draft_without_a_gate_or_signals_is_what_it_was() -> None:
         ({"gate": "commit", "mode": "edge-only"}, "--gate commit needs --mode speculative"),
         ({"gate": "commit", "mode": "cloud-only"}, "--gate commit needs --mode speculative"),
         ({"gate": "commit", "mode": "co-located"}, "--gate commit needs --mode speculative"),
-        ({"gate": "commit", "pipeline": "on"}, "not with --pipeline on"),
-        ({"gate": "commit", "pipeline": "auto"}, "not with --pipeline auto"),
-        ({"draft_strategy": "prompt-lookup"}, "--draft-strategy prompt-lookup cannot tell"),
+        ({"gate": "commit", "pipeline": "on"}, "does not go with --pipeline on"),
+        ({"gate": "commit", "pipeline": "auto"}, "does not go with --pipeline auto"),
+        ({"draft_strategy": "prompt-lookup"}, "--draft-strategy prompt-lookup has none"),
         ({"gate_rules": ("digits,digit",)}, "unknown gate rule 'digit'; known: digits"),
         ({"gate_file": Path("/no/such/file")}, "cannot read /no/such/file"),
     ],
 )
 def test_what_a_gate_cannot_do_is_refused_by_name(changes: dict[str, object], words: str) -> None:
     with pytest.raises(UsageError, match=words):
-        gate_settings(replace(STOP, **changes))  # type: ignore[arg-type]
+        gate_settings(with_values(STOP, **changes))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -178,22 +177,22 @@ def test_what_a_gate_cannot_do_is_refused_by_name(changes: dict[str, object], wo
     [{}, {"mode": "auto"}, {"pipeline": "on"}, {"pipeline": "auto"}, {"gate": "commit"}, {"method": "block"}],
 )
 def test_what_a_gate_goes_with(changes: dict[str, object]) -> None:
-    config = replace(STOP, **changes)  # type: ignore[arg-type]
+    config = with_values(STOP, **changes)
     settings = gate_settings(config)
     assert settings is not None and settings.thresholds == GateThresholds(nll=1.0) and has_place(config)
 
 
 def test_no_gate_is_the_default_and_a_gate_can_be_taken_off() -> None:
     assert gate_settings(RunConfig()) is None and create_gate(None, None, letters) is None  # type: ignore[arg-type]
-    assert without_gate(replace(STOP, gate_rules=("digits",), top_k=5)) == replace(RunConfig(), top_k=5)
+    assert without_gate(with_values(STOP, gate_rules=("digits",), top_k=5)) == run_config(top_k=5)
 
 
 def test_settings_are_read_once_until_the_file_changes(tmp_path: Path) -> None:
     path = tmp_path / "gate.yaml"
     write_gate_file(path, GateFile(nll=1.5))
-    config = replace(RunConfig(), gate="stop", gate_file=path)
+    config = run_config(gate="stop", gate_file=path)
     first = gate_settings(config)
-    assert gate_settings(replace(config, top_k=3)) is first
+    assert gate_settings(with_values(config, top_k=3)) is first
     write_gate_file(path, GateFile(nll=2.5))
     os.utime(path, ns=(1, 1))
     again = gate_settings(config)
@@ -205,12 +204,12 @@ def test_flags_come_before_the_file(tmp_path: Path) -> None:
     content = GateFile(nll=1.5, margin=0.3, max_hard_ratio=0.25, rules=("digits",), source={"text": "x.txt"})
     write_gate_file(path, content)
     assert read_gate_file(path) == content
-    config = replace(RunConfig(), gate="commit", gate_file=path, gate_nll=0.5, gate_entropy=2.0)
+    config = run_config(gate="commit", gate_file=path, gate_nll=0.5, gate_entropy=2.0)
     settings = gate_settings(config)
     assert settings is not None and settings.use is GateUse.COMMIT
     assert settings.thresholds == GateThresholds(nll=0.5, entropy=2.0, margin=0.3)
     assert settings.max_hard_ratio == 0.25 and len(settings.rules) == 1
-    zero = gate_settings(replace(config, gate_max_hard_ratio=0.0, gate_rules=("dates, amounts",)))
+    zero = gate_settings(with_values(config, gate_max_hard_ratio=0.0, gate_rules=("dates, amounts",)))
     assert zero is not None and zero.max_hard_ratio == 0.0 and len(zero.rules) == 2
 
 
@@ -228,14 +227,14 @@ def test_a_file_that_is_none_is_refused_by_its_name_and_key(tmp_path: Path, cont
     path = tmp_path / "gate.yaml"
     path.write_text(content)
     with pytest.raises(ConfigError, match=words):
-        gate_settings(replace(RunConfig(), gate="stop", gate_file=path))
+        gate_settings(run_config(gate="stop", gate_file=path))
 
 
 def test_a_file_without_thresholds_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "gate.yaml"
     path.write_text("source: nothing yet\n")
     with pytest.raises(UsageError, match=r"gate\.yaml has neither a threshold nor a rule"):
-        gate_settings(replace(RunConfig(), gate="stop", gate_file=path))
+        gate_settings(run_config(gate="stop", gate_file=path))
 
 
 def test_thresholds_of_another_draft_and_signals_it_does_not_tell_are_refused() -> None:
@@ -244,7 +243,7 @@ def test_thresholds_of_another_draft_and_signals_it_does_not_tell_are_refused() 
     with pytest.raises(UsageError, match=r"is for the draft 0123456789ab, this one is .*: calibrate again"):
         create_gate(of_another, draft, letters)  # type: ignore[arg-type]
     settings = GateSettings(GateUse.STOP, GateThresholds(variance=0.1))
-    with pytest.raises(UsageError, match=r"a threshold of variance needs a draft .* tells no signals"):
+    with pytest.raises(UsageError, match=r"a threshold of variance needs a draft .* measures no signals"):
         create_gate(settings, draft, letters)  # type: ignore[arg-type]
 
 
@@ -258,7 +257,7 @@ def test_keys_are_the_flags_in_files_and_variables() -> None:
     content = {"gate": "stop", "gate_entropy": 1.5, "gate_rules": ["digits", "dates"]}
     env = {"OUTRIDER_EDGE_GATE_NLL": "2", "OUTRIDER_EDGE_GATE_RULES": "amounts"}
     config = load_config(RunConfig, scope="edge", content=(content, "file x"), env=env).value
-    assert (config.gate, config.gate_entropy, config.gate_nll) == ("stop", 1.5, 2.0)
-    assert config.gate_rules == ("amounts",)
+    assert (config.gate.use, config.gate.entropy, config.gate.nll) == ("stop", 1.5, 2.0)
+    assert config.gate.rules == ("amounts",)
     with pytest.raises(ConfigError, match=r"gate_margin .*at most 1"):
         load_config(RunConfig, content=({"gate_margin": 2}, "file x"), env={})

@@ -14,8 +14,9 @@ from outrider.edge_client.gate.file import GateFile, read_gate_file, write_gate_
 from outrider.edge_client.gate.gate import Gate, GateSettings, GateUse
 from outrider.edge_client.gate.names import find_names
 from outrider.edge_client.gate.patterns import find_amounts, find_dates, find_digits
-from outrider.edge_client.gate.rules import RULES, BlockText, RuleNeeds, create_rules
+from outrider.edge_client.gate.rules import RULES, RuleNeeds, create_rules
 from outrider.edge_client.gate.spans import Find
+from outrider.edge_client.gate.text_rule import BlockText
 from outrider.edge_client.gate.thresholds import GateThresholds
 from outrider.edge_client.gate.words import WordCounts, count_words, packed
 from outrider.edge_client.tokenization.tokenizer import EdgeTokenizer
@@ -46,7 +47,7 @@ def doubted(name: str, context: Pieces, block: Pieces, needs: RuleNeeds | None =
     for token_id in decoder.ids[len(context) :]:
         text.append(token_id)
     (rule,) = create_rules([name], needs or RuleNeeds(words=WORDS, rare_per_million=0))
-    return [block[index] for index in sorted(rule.doubted(text))]
+    return [block[index] for index in sorted(rule.hard_tokens(text))]
 
 
 # ---------------------------------------------------------------------------------- what each rule finds
@@ -168,7 +169,7 @@ def test_special_tokens_and_partial_characters_do_not_disturb(tmp_path: Path) ->
     for token_id in token_ids:
         block.append(token_id)
     (amounts,) = create_rules(["amounts"])
-    texts = [tokenizer.token_text(token_ids[index]) for index in sorted(amounts.doubted(block))]
+    texts = [tokenizer.token_text(token_ids[index]) for index in sorted(amounts.hard_tokens(block))]
     assert block.text == " 5 € each"
     assert "".join(texts).replace("\ufffd", "") == "5 " and len(texts) == 5
 
@@ -239,5 +240,5 @@ def test_a_recogniser_names_entities_in_place_of_the_looks_of_words(tmp_path: Pa
 
 def test_a_missing_spacy_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "spacy", None)
-    with pytest.raises(UsageError, match=r"--gate-ner en needs spaCy: pip install 'outrider\[ner\]'"):
+    with pytest.raises(UsageError, match=r"--gate-ner en needs spacy: pip install 'outrider\[ner\]'"):
         create_rules(["entities"], RuleNeeds(ner="en"))

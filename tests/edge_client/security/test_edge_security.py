@@ -27,7 +27,7 @@ from outrider.cloud_verifier.server.server import VerifierServer
 from outrider.common.errors import LinkError, LinkFaultError, UsageError
 from outrider.common.types import OpenRequest, SamplingParams
 from outrider.edge_client.commands.cli import main
-from outrider.edge_client.config.run_config import RunConfig
+from outrider.edge_client.config.run_config import run_config
 from outrider.edge_client.transport.connection import ConnectionManager
 from outrider.edge_client.transport.link.base import CallRejectedError
 from outrider.edge_client.transport.link.channel import open_channel
@@ -254,7 +254,7 @@ def test_a_token_replaced_in_mid_text_is_taken_up_without_an_error(
 
 
 def check(address: str = "verifier.example:7077", **changes: object) -> LinkSecurity:
-    return link_security(replace(RunConfig(), **changes), address)  # type: ignore[arg-type]
+    return link_security(run_config(**changes).connection, address)
 
 
 def test_a_token_never_travels_in_the_clear_beyond_this_machine(security: DevSecurity) -> None:

@@ -25,9 +25,9 @@ from outrider.common.types import (
     StopParams,
 )
 from outrider.edge_client.controller.depth.fixed import FixedDepth
-from outrider.edge_client.controller.mode_policy import ModeChoice, Way
+from outrider.edge_client.controller.mode_policy import ModePolicy
 from outrider.edge_client.controller.window import RoundWindow
-from outrider.edge_client.core.options import Mode, OnTimeout, SessionOptions
+from outrider.edge_client.core.options import ExecutionMode, Mode, OnTimeout, SessionOptions
 from outrider.edge_client.session.session import EdgeSession, SessionResult, new_session_id
 from outrider.edge_client.transport.deadline import RoundDeadline
 from outrider.edge_client.transport.link.base import CallRejectedError
@@ -86,7 +86,7 @@ def decode(
     num_new: int = 60,
     on_token: Callable[[int, EdgeSession], None] = lambda index, session: None,
     tokenizer_fingerprint: str = "",
-    choice: ModeChoice | None = None,
+    choice: ModePolicy | None = None,
     num_rounds: int | None = None,
     depth: int = 4,
 ) -> SessionResult:
@@ -152,18 +152,18 @@ def test_every_transport_and_mode_gives_the_targets_text(
     assert backend.num_free_tokens == backend.kv_tokens, "the session was closed, its KV freed"
 
 
-class Alternating(ModeChoice):
+class Alternating(ModePolicy):
     """Streams and rounds in turns."""
 
-    def choose(self, num_remaining: int) -> Way:
+    def choose(self, num_remaining: int) -> ExecutionMode:
         self.num_changes += 1
-        self.current = self._ways[self.num_changes % 2]
+        self.current = self._modes[self.num_changes % 2]
         return self.current
 
 
 @pytest.mark.parametrize("transport", ["stream", "unary"])
 def test_a_stream_is_left_for_rounds_at_once(port: int, backend: FakeBackend, transport: str) -> None:
-    choice = Alternating((Way.SYNCHRONOUS, Way.CLOUD_ONLY))
+    choice = Alternating((ExecutionMode.SPECULATIVE, ExecutionMode.CLOUD_ONLY))
     fail = OnTimeout.FAIL
     result = decode(
         port, backend, mode=Mode.AUTO, transport=transport, on_timeout=fail, deadline_s=5.0, choice=choice

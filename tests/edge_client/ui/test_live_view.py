@@ -187,7 +187,7 @@ def test_ticks_come_between_events_and_errors_after_them() -> None:
 
 
 def test_live_and_json_are_refused_together() -> None:
-    with pytest.raises(UsageError, match="--live is for a person, --json for a program"):
+    with pytest.raises(UsageError, match="--live and --json do not go together"):
         run(RunConfig(), "x", None, True, True)
 
 

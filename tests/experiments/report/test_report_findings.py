@@ -33,7 +33,7 @@ from outrider.experiments.report.headline import headlines
 from outrider.experiments.report.naming import EDGE_ONLY, Arm
 from outrider.experiments.report.numbers import plain, times
 from outrider.experiments.report.tables import cells_table
-from outrider.experiments.report.verdicts import Outcome, verdicts
+from outrider.experiments.report.verdicts import Relation, verdicts
 from outrider.experiments.report.view import View
 from outrider.experiments.sweep.results.records import Comparison, Metric, Results
 
@@ -91,7 +91,7 @@ def test_the_break_even_lies_between_the_last_win_and_the_first_loss(mixed: View
     shaped = tpot_rtt.shape(mixed, mixed.settings[0])
     assert shaped is not None and shaped.break_even is not None and shaped.predicted_break_even is not None
     outcomes = {v.rtt_ms: v.outcomes[CLOUD_ONLY] for v in shaped.verdicts}
-    assert outcomes[30] is Outcome.BETTER and outcomes[200] is Outcome.WORSE
+    assert outcomes[30] is Relation.BETTER and outcomes[200] is Relation.WORSE
     assert 30 < shaped.break_even < 200
     assert shaped.predicted_break_even == pytest.approx(shaped.break_even, rel=0.15)
     assert f"break-even with cloud-only near {plain(shaped.break_even)} ms" in tpot_rtt.finding(shaped)
@@ -107,7 +107,7 @@ def test_a_difference_smaller_than_between_equal_cells_is_none() -> None:
     assert kinds_of(view_of(folder)) == [["win"]]
     folder.sweep.cells[-1].a_a["tpot_ms"] = {"speedup": 0.9}
     assert kinds_of(view_of(folder)) == [["even"]]
-    assert any("as 0.90" in line and "1 lie no further" in line for line in cautions(view_of(folder)))
+    assert any("as 0.90" in line and "1 are no further" in line for line in cautions(view_of(folder)))
 
 
 def test_without_an_interval_nobody_wins() -> None:
@@ -129,7 +129,7 @@ def test_without_an_interval_nobody_wins() -> None:
     ],
 )
 def test_standings_say_where_and_losses_first(signs: str, told: list[str]) -> None:
-    meaning = {"+": Outcome.BETTER, "-": Outcome.WORSE, "=": Outcome.EVEN}
+    meaning = {"+": Relation.BETTER, "-": Relation.WORSE, "=": Relation.EVEN}
     outcomes = {float(place): meaning[sign] for place, sign in enumerate(signs, start=1)}
     assert standings({"them": outcomes}, "us", "RTT", "ms") == told
 

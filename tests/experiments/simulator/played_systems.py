@@ -7,7 +7,7 @@ from itertools import pairwise
 from typing import Any
 
 from outrider.experiments.simulator.config import load_system
-from outrider.experiments.simulator.figures.outcome import Outcome, figures_of
+from outrider.experiments.simulator.figures.outcome import SystemFigures, figures_of
 from outrider.experiments.simulator.parts.edges import RequestLog
 from outrider.experiments.simulator.run import play
 
@@ -17,7 +17,7 @@ DRAFT = {"token_ms": 2.0}
 
 @dataclass
 class Seen:
-    outcome: Outcome
+    outcome: SystemFigures
     logs: list[RequestLog]
 
     @property

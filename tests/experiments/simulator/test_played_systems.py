@@ -10,7 +10,7 @@ from outrider.common.errors import UsageError
 from outrider.common.types import Method
 from outrider.edge_client.controller.cost_model import LinkCosts, ModelCosts, cloud_only_s, round_s
 from outrider.edge_client.controller.depth.registry import DEPTH_POLICIES
-from outrider.edge_client.core.options import Mode
+from outrider.edge_client.core.options import REQUESTABLE_MODES
 from outrider.experiments.simulator.parts import network, sizes
 
 MODELS = ModelCosts(
@@ -99,7 +99,7 @@ def test_acceptance_is_what_was_given_and_what_was_recorded():
     assert 0 < recorded.num_accepted_tokens < recorded.num_draft_tokens
 
 
-@pytest.mark.parametrize("mode", list(Mode))
+@pytest.mark.parametrize("mode", REQUESTABLE_MODES)
 def test_every_mode_of_the_product_plays_to_its_end(mode):
     total = seen(system(edges(count=2, requests=2, edge={"mode": str(mode)}))).outcome.total
     assert (total.num_finished, total.num_tokens) == (4, 160)

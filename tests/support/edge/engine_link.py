@@ -17,7 +17,7 @@ from support.fakes import FakeBackend
 
 from outrider.cloud_verifier.config import ServeConfig
 from outrider.cloud_verifier.engine.engine import Engine
-from outrider.cloud_verifier.engine.work import Job
+from outrider.cloud_verifier.engine.job import Job
 from outrider.cloud_verifier.server.server import make_model_info
 from outrider.common.codec import decode_request, encode_request
 from outrider.common.errors import LinkError
@@ -46,8 +46,6 @@ class VirtualClock:
 
     def now(self) -> float:
         return self.now_s
-
-    __call__ = now  # as the engine wants it
 
     def sleep(self, seconds: float) -> None:
         if threading.current_thread() is self._owner:
@@ -124,10 +122,10 @@ class EngineLink:
 
     def disturb(self) -> None:
         for session in list(self.engine.sessions):
-            if session.work is None and self.fires("lose_kv"):
-                self.engine.free(session)
-            if session.work is None and self.fires("lose_session"):
-                self.engine.forget(session)
+            if session.running is None and self.fires("lose_kv"):
+                self.engine.sessions.free(session)
+            if session.running is None and self.fires("lose_session"):
+                self.engine.sessions.forget(session)
 
 
 class EngineConnection:

@@ -32,7 +32,7 @@ class World:
 
 
 def start_and_offset(start: int, offset: int) -> Key:
-    """`KeyedCoins`: (seed, start, offset, ACCEPT)."""
+    """`KeyedDraws`: (seed, start, offset, ACCEPT)."""
     return (Purpose.ACCEPT, start, offset)
 
 
@@ -63,8 +63,8 @@ class BranchingUniform:
         return not self < probability
 
 
-class BranchingCoins:
-    """`Coins` of one start."""
+class BranchingDraws:
+    """`UniformDraws` of one start."""
 
     def __init__(self, rules: Rules, start: int, chance: Chance) -> None:
         self._key, self._start, self._chance = rules.coin_key, start, chance
@@ -148,7 +148,7 @@ class BranchingRows:
     def entropy(self, row: int) -> float:
         return -sum(p * math.log(p) for p in self._probs(row) if p > 0)
 
-    def own_sample(self, row: int) -> int:
+    def target_sample(self, row: int) -> int:
         return self._chance.race((Purpose.COUPLED, self._position + row, 0), self._probs(row))
 
     def sample(self, row: int, key: NoiseKey, changed: Mapping[int, float] | None = None) -> int:

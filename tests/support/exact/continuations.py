@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from outrider.cloud_verifier.verification.methods.base import Coins, Outcome, RoundInput
+from outrider.cloud_verifier.verification.methods.base import Outcome, RoundInput, UniformDraws
 from outrider.cloud_verifier.verification.methods.registry import create_method
-from outrider.cloud_verifier.verification.rows import HostRows, KeyedCoins, StepRound
+from outrider.cloud_verifier.verification.rows import HostRows, KeyedDraws, StepRound
 from outrider.common.codec import decode_request, decode_response, encode_request, encode_response
 from outrider.common.methods import num_support, sends_probs, sends_support
 from outrider.common.sampling.processors import process_logits
@@ -80,12 +80,12 @@ class Writer:
         *,
         num_tokens: int = 5,
         num_draft_tokens: int = 3,
-        make_coins: Callable[[int, int], Coins] = KeyedCoins,
+        make_draws: Callable[[int, int], UniformDraws] = KeyedDraws,
         support_size: int = 8,
     ) -> None:
         self._method, self._tables, self._sampling = method, tables, sampling
         self._num_tokens, self._num_draft_tokens = num_tokens, num_draft_tokens
-        self._make_coins = make_coins
+        self._make_draws = make_draws
         self._num_support = num_support(method, support_size)
         self._implementation = create_method(method)
         self._draft_rows = functools.cache(self._make_draft_rows)
@@ -156,7 +156,7 @@ class Writer:
         outcome = self._implementation.verify(
             RoundInput(
                 rows=rows,
-                coins=self._make_coins(sampling.seed, arrived.base_position),
+                draws=self._make_draws(sampling.seed, arrived.base_position),
                 position=arrived.base_position,
                 draft_tokens=arrived.draft_tokens,
                 draft_probs=arrived.q_token_probs,

@@ -1,6 +1,6 @@
 """The exact law of the first tokens that a verification method writes, over as many rounds as they take.
 
-The method's own code runs over rows and coins that branch (`support.branching`). Rounds follow each other as
+The method's own code runs over rows and draws that branch (`support.branching`). Rounds follow each other as
 the engine and the edge have it: draft from q, verify, text += accepted + correction, again.
 
 Two histories with the same text are one state, once what is known of keys that may be asked again is the same
@@ -17,7 +17,7 @@ from unittest import mock
 
 from support.exact.branching import (
     PROMPT_LENGTH,
-    BranchingCoins,
+    BranchingDraws,
     BranchingRows,
     BranchingUniform,
     Lazy,
@@ -137,7 +137,7 @@ class _Rounds:
         outcome = self._method.verify(
             RoundInput(
                 rows=BranchingRows(world, text, draft, chance),
-                coins=BranchingCoins(rules, position, chance),
+                draws=BranchingDraws(rules, position, chance),
                 position=position,
                 draft_tokens=Lazy(draft.num_tokens, draft.token),  # type: ignore[arg-type]
                 draft_probs=Lazy(draft.num_tokens, draft.prob),  # type: ignore[arg-type]

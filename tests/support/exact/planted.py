@@ -52,7 +52,7 @@ class PlantedMethod:
         ratio = math.exp(log_prob) / _probs(round_input.supports[index])[drafted]
         if self._mistake is Mistake.INVERTED_RATIO:
             ratio = 1.0 / ratio if ratio else math.inf
-        return round_input.coins.accepts(ratio, index)
+        return round_input.draws.accepts(ratio, index)
 
     def _correct(self, round_input: RoundInput, row: int) -> int:
         rows, draft_probs = round_input.rows, _probs(round_input.supports[row])
@@ -74,11 +74,11 @@ class RedrawnCoupling:
     def verify(self, round_input: RoundInput) -> Outcome:
         rows, draft_tokens = round_input.rows, round_input.draft_tokens
         for index, drafted in enumerate(draft_tokens):
-            if rows.own_sample(index) != drafted:
+            if rows.target_sample(index) != drafted:
                 key = NoiseKey(Purpose.RESIDUAL, round_input.position, index)
                 return Outcome(index, rows.sample(index, key), CorrectionKind.CORRECTION, math.nan)
         count = len(draft_tokens)
-        return Outcome(count, rows.own_sample(count), CorrectionKind.BONUS, math.nan)
+        return Outcome(count, rows.target_sample(count), CorrectionKind.BONUS, math.nan)
 
 
 def _probs(support: Support) -> dict[int, float]:

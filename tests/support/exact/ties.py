@@ -1,4 +1,4 @@
-"""Tie-aware comparison of greedy text (DESIGN §7, numerics).
+"""Tie-aware comparison of greedy text (docs/design.md §7, numerics).
 
 Two float32 forwards of different batch shapes differ by about 2e-5, so two tokens whose scores lie within
 `TIE_MARGIN` may swap. A tie is counted and the reference's token forced; anything else is a difference.

@@ -1,4 +1,4 @@
-"""Decode through the product's own edge session, and compare texts the way DESIGN §7 asks."""
+"""Decode through the product's own edge session, and compare texts the way docs/design.md §7 asks."""
 
 from __future__ import annotations
 
@@ -144,7 +144,7 @@ def assert_same_text(
 ) -> None:
     """`again(prefix, n)` decodes n tokens after prompt + prefix; equal to `reference`, ties forced.
 
-    At a tie the reference token is forced and decoding goes on from there (DESIGN §7, numerics).
+    At a tie the reference token is forced and decoding goes on from there (docs/design.md §7, numerics).
     """
     done = 0
     while done < len(reference):

@@ -1,0 +1,1 @@
+"""`make house`: how the code reads, measured: rooms, imports, sizes, docstrings, one request, words of the docs."""

@@ -1,0 +1,57 @@
+"""What a benchmark found: a table for a person, `benchmarks/results/NAME.json` for a machine."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import sys
+from collections.abc import Collection, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from outrider.common.errors import UsageError
+from outrider.experiments.shared.results import Measure, git_state, print_table
+from outrider.experiments.sweep.machine import cpu_model
+
+ROOT = Path(__file__).resolve().parents[1]
+RESULTS = ROOT / "benchmarks" / "results"
+
+Found = tuple[list[Measure], dict[str, Any]]  # measures, and details by name
+
+
+def write_results(name: str, measures: Sequence[Measure], details: dict[str, Any]) -> Path:
+    """Writes the JSON and prints the table; returns the file."""
+    RESULTS.mkdir(parents=True, exist_ok=True)
+    path = RESULTS / f"{name}.json"
+    commit, is_dirty = git_state()
+    spec = getattr(sys.modules["__main__"], "__spec__", None)
+    module = spec.name if spec else Path(sys.argv[0]).name
+    record = {
+        "commit": commit + ("-dirty" if is_dirty else ""),
+        "machine": {
+            "cpu": cpu_model(),
+            "cores": os.cpu_count(),
+            "python": platform.python_version(),
+            "gpu": None,
+        },
+        "command": f"python -m {module} {' '.join(sys.argv[1:])}".strip(),
+        "measures": [asdict(measure) for measure in measures],
+        "details": details,
+    }
+    path.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    print_table(measures)
+    print(f"\nwritten to {path.relative_to(ROOT)}")
+    return path
+
+
+def pick_names(only: str, known: Collection[str], prefix: str = "") -> list[str]:
+    """Returns the known names that `only` lists, separated by commas, or all of them where it is empty.
+
+    Raises `UsageError` naming the known ones.
+    """
+    wanted = {name.strip().removeprefix(prefix) for name in only.split(",") if name.strip()}
+    if unknown := wanted - set(known):
+        raise UsageError(f"--only {', '.join(sorted(unknown))}: want one of {', '.join(known)}")
+    return [name for name in known if not wanted or name in wanted]

@@ -1,0 +1,54 @@
+"""A request on its way to the engine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from outrider.cloud_verifier.engine.backlog import AdmissionTicket
+from outrider.cloud_verifier.security.metadata import DEFAULT_TENANT
+from outrider.common.types import (
+    GenerateRequest,
+    OpenRequest,
+    SessionRequest,
+    SessionResponse,
+    VerifyRequest,
+)
+
+Reply = Callable[[SessionResponse], object]
+"""Takes one answer. Called within a step, on whatever thread that runs; must not block."""
+
+
+@dataclass(slots=True, eq=False)
+class Job:
+    """Holds one request, whose it is, when it arrived and where its answers go."""
+
+    session_id: bytes
+    request: SessionRequest
+    reply: Reply
+    arrival_ns: int  # by the engine's clock
+    tenant: str = DEFAULT_TENANT
+    ticket: AdmissionTicket | None = None  # of a round that the backlog let in when it arrived
+
+    @property
+    def num_tokens(self) -> int:
+        """Returns how many tokens the request brings to be fed, by its own fields alone."""
+        match self.request:
+            case VerifyRequest() as request:
+                return num_tokens_of_round(len(request.committed_tokens), len(request.draft_tokens))
+            case OpenRequest() as request:
+                return len(request.token_ids)
+            case GenerateRequest() as request:
+                return num_tokens_of_round(len(request.committed_tokens), 0)
+            case _:
+                return 0
+
+    @property
+    def round_id(self) -> int:
+        """Returns the request's round, 0 where it has none."""
+        return getattr(self.request, "round_id", 0)
+
+
+def num_tokens_of_round(num_committed_tokens: int, num_draft_tokens: int) -> int:
+    """Returns how many tokens a round feeds: its own, and the last one before them."""
+    return num_committed_tokens + num_draft_tokens + 1

@@ -1,0 +1,240 @@
+"""All sessions of a verifier: which there are, their KV, and which of them is being computed.
+
+Everything that begins, ends or evicts a session or its work happens here. Lives on the engine's thread.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, OrderedDict, deque
+from collections.abc import Iterator
+
+from outrider.cloud_verifier.backends.base import TargetBackend
+from outrider.cloud_verifier.engine.job import Job
+from outrider.cloud_verifier.engine.observe import EngineObserver
+from outrider.cloud_verifier.engine.session import Session
+from outrider.cloud_verifier.engine.work import Work
+from outrider.common.alignment import TokenChain
+from outrider.common.clock import Clock
+from outrider.common.types import (
+    GeneratedTokens,
+    GenerateRequest,
+    Limits,
+    OpenRequest,
+    Progress,
+    RoundErrorCode,
+)
+
+SWEEP_S, NEXT_LOT_S, MAX_SWEPT = 1.0, 0.01, 8  # between looks for expired sessions, and how many go at once
+INTERNAL_MESSAGE = "the verifier failed here (its log says where); open the session again"
+
+
+class SessionManager:
+    """Holds sessions by tenant and id, least recently used first, and owns their KV and active work.
+
+    The tenant is part of the key: a session of one tenant does not exist for another, and the same id may
+    name a session of each.
+    """
+
+    def __init__(
+        self,
+        backend: TargetBackend,
+        observer: EngineObserver,
+        limits: Limits,
+        tenant_max_sessions: int,
+        clock: Clock,
+    ) -> None:
+        """`tenant_max_sessions` of 0 is no limit but `limits.max_sessions`."""
+        self.max_sessions = limits.max_sessions
+        self.active: dict[Session, Work] = {}  # in order of their turn
+        self._tenant_max_sessions = tenant_max_sessions or limits.max_sessions
+        self._idle_ttl_s = limits.session_idle_ttl_ms / 1000.0
+        self._backend = backend
+        self._observer = observer
+        self._clock = clock
+        self._sessions: OrderedDict[tuple[str, bytes], Session] = OrderedDict()
+        self._num_of: Counter[str] = Counter()  # sessions of each tenant that has any
+        self._released: deque[Session] = deque()  # with jobs that waited for the work that has ended
+        self._next_sweep_s = clock.now() + SWEEP_S
+
+    def __len__(self) -> int:
+        return len(self._sessions)
+
+    def __iter__(self) -> Iterator[Session]:
+        return iter(self._sessions.values())
+
+    # ------------------------------------------------------------------------------------ the store
+
+    def get(self, tenant: str, session_id: bytes) -> Session | None:
+        """Returns the session, now the most recently used one, or None."""
+        session = self._sessions.get((tenant, session_id))
+        if session is not None:
+            self._touch(session)
+        return session
+
+    def open(self, tenant: str, opening: OpenRequest, stop_ids: frozenset[int]) -> Session:
+        """Returns a new session, or the known one with its sequence replaced; KV of the common prefix stays."""
+        session = self._sessions.get((tenant, opening.session_id))
+        if session is None:
+            session = Session(opening, TokenChain(opening.token_ids), stop_ids, self._clock.now(), tenant)
+            session.last_round_id = opening.round_id
+            self._sessions[tenant, opening.session_id] = session
+            self._num_of[tenant] += 1
+        else:
+            num_common = session.reopen(opening, stop_ids)
+            # The last token is always fed, so that its logits can be read: KV length ≤ position − 1.
+            self.truncate_kv(session, min(num_common, len(opening.token_ids) - 1))
+        return session
+
+    def make_room(self, tenant: str) -> str:
+        """Makes room for one more session of `tenant`. Returns the limit that is in the way, "" for none.
+
+        An idle session goes, the least recently used one: at the tenant's own limit one of its own, else one
+        of the tenant that has most.
+        """
+        is_own_full = self._num_of[tenant] >= self._tenant_max_sessions
+        if not is_own_full and len(self._sessions) < self.max_sessions:
+            return ""
+        idle = [s for s in self if not s.is_busy and (s.tenant == tenant or not is_own_full)]
+        if not idle:
+            own = f"all {self._tenant_max_sessions} sessions of this tenant"
+            return own if is_own_full else f"all {self.max_sessions} sessions"
+        oldest = max(idle, key=lambda session: self._num_of[session.tenant])  # the first of equals
+        self._observer.on_evicted("session", oldest.opening.session_id)
+        self.forget(oldest)
+        return ""
+
+    def forget(self, session: Session) -> None:
+        """Ends a session: its running work, if any, and its KV."""
+        self.active.pop(session, None)
+        session.running = None
+        self.free(session)
+        if self._sessions.pop((session.tenant, session.opening.session_id), None) is not None:
+            self._num_of[session.tenant] -= 1
+            if not self._num_of[session.tenant]:
+                del self._num_of[session.tenant]
+
+    @property
+    def seconds_to_sweep(self) -> float:
+        """Returns how long it is until idle sessions are looked for again."""
+        return self._next_sweep_s - self._clock.now()
+
+    def sweep(self) -> None:
+        """Ends sessions that were idle for longer than the TTL, where it is time to look for them."""
+        now_s = self._clock.now()
+        if now_s < self._next_sweep_s:
+            return
+        expired: list[Session] = []
+        for session in self:
+            if session.last_used_s >= now_s - self._idle_ttl_s or len(expired) == MAX_SWEPT:
+                break  # used later, and so are all that follow
+            if not session.is_busy:
+                expired.append(session)
+        for session in expired:
+            self._observer.on_expired(session.opening.session_id, self._idle_ttl_s)
+            self.forget(session)
+        # Many that expire together go in small lots, between the steps of the others.
+        self._next_sweep_s = now_s + (SWEEP_S if len(expired) < MAX_SWEPT else NEXT_LOT_S)
+
+    def _touch(self, session: Session) -> None:
+        session.last_used_s = self._clock.now()
+        self._sessions.move_to_end((session.tenant, session.opening.session_id))
+
+    # ------------------------------------------------------------------------------------------- KV
+
+    def publish(self, session: Session) -> None:
+        """Lets later sessions of the tenant reuse this one's KV, as far as it is of its sequence."""
+        if session.kv is not None:
+            self._backend.publish(session.kv, session.chain.token_ids)
+
+    def free(self, session: Session, *, is_published: bool = True) -> None:
+        """Gives the session's KV back; its ids stay. The prefix cache keeps it for as long as it can."""
+        if session.kv is not None:
+            if is_published:
+                self.publish(session)
+            self._backend.close(session.kv)
+            session.kv = None
+
+    def truncate_kv(self, session: Session, length: int) -> None:
+        """Cuts the session's KV to the first `length` tokens of its sequence."""
+        if session.kv is not None and session.kv.length > length:
+            self._backend.truncate(session.kv, length)
+
+    def evict_kv(self) -> bool:
+        """Gives back the KV of the least recently used idle session; returns False where there is none."""
+        for session in self:
+            if session.kv is not None and not session.is_busy:
+                self._observer.on_evicted("kv", session.opening.session_id)
+                self.free(session)
+                return True
+        return False
+
+    # ----------------------------------------------------------------------------------------- work
+
+    def activate(self, work: Work) -> None:
+        """Makes `work` its session's one running job."""
+        session = work.session
+        if session.kv_length == 0:  # before it is planned: what the prefix cache holds need not be fed
+            self.free(session)
+            session.kv = self._backend.new_sequence(session.tenant, session.chain.token_ids)
+            num_reused = session.kv.num_reused
+            self._observer.on_prefix(num_reused, session.chain.position - num_reused)
+        session.running = work.job
+        self.active[session] = work
+        work.total_tokens = work.num_pending
+        if work.is_catching_up:
+            work.job.reply(Progress(work.request.round_id, 0, work.total_tokens))
+
+    def end_turn(self, session: Session) -> None:
+        """Moves the session's work, which goes on, after all others."""
+        self.active[session] = self.active.pop(session)
+
+    def release(self, session: Session) -> None:
+        """Marks the session's work as answered: its next waiting job may start."""
+        del self.active[session]
+        session.running = None
+        self._touch(session)
+        if session.waiting:
+            self._released.append(session)
+
+    def next_released(self) -> Job | None:
+        """Takes the next job that waited for its session and may start now."""
+        while self._released:
+            session = self._released[0]
+            if session.waiting and session.running is None:
+                return session.waiting.popleft()
+            self._released.popleft()
+        return None
+
+    def end_generation(self, session: Session) -> None:
+        """Ends the session's `Generate`, if one is running; its committed tokens stay."""
+        job = session.running
+        if job is not None and isinstance(job.request, GenerateRequest):
+            chain = session.chain
+            job.reply(GeneratedTokens(job.round_id, (), (), chain.position, chain.hash, is_last=True))
+            self.release(session)
+
+    def refuse(self, work: Work, message: str, retry_after_ms: int) -> None:
+        """Refuses `work`, which was active: the session is as it was before its round."""
+        session = work.session
+        if work.num_generated == 0 and not isinstance(work.request, OpenRequest):
+            self.truncate_kv(session, max(0, work.base_position - 1))  # the rest is taken back
+        work.undo()
+        code = RoundErrorCode.REFUSED
+        work.job.reply(session.error(work.request.round_id, code, message, retry_after_ms=retry_after_ms))
+        self.release(session)
+
+    def fail(self, work: Work) -> None:
+        """Answers `work` with an internal error and ends its session, whose KV may hold anything."""
+        session = work.session
+        self.free(session, is_published=False)
+        work.undo()
+        work.job.reply(session.error(work.request.round_id, RoundErrorCode.INTERNAL, INTERNAL_MESSAGE))
+        self.forget(session)
+
+    def check_integrity(self) -> None:
+        """Raises AssertionError where counts, sessions and active work disagree. For tests."""
+        assert len(self._sessions) <= self.max_sessions
+        assert self._num_of == Counter(tenant for tenant, _ in self._sessions)
+        assert {session for session in self if session.running is not None} == set(self.active)
+        for session in self:
+            session.check_integrity()

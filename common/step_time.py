@@ -1,0 +1,111 @@
+"""A forward's time as a line over its tokens: base_s + token_s * num_tokens. Two fits with one interface.
+
+`LeastSquaresTime` costs a few additions a step and is exact on clean data: the verifier refits it after every
+step, and a plan fits means over hundreds of rounds with it. `MedianSlopeTime` looks at few rounds, of which a
+stalled packet or a slow step may be one: it moves a mean, and would shorten drafts for many rounds, while a
+median of slopes is not changed.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections import deque
+from itertools import combinations
+
+
+class LeastSquaresTime:
+    """Fits by least squares. Each later forward multiplies an observation's weight by `memory`.
+
+    `base_s` and `token_s` are never negative. Forwards of one size cannot separate the two: all of their time
+    then counts per token, which overestimates larger ones until one is observed.
+    """
+
+    def __init__(self, memory: float = 1.0) -> None:
+        self.base_s = 0.0
+        self.token_s = 0.0
+        self._memory = memory
+        self._sums = [0.0] * 5  # of weights, n, t, n², n·t
+
+    @property
+    def is_known(self) -> bool:
+        """Returns whether any forward was observed."""
+        return self._sums[0] > 0
+
+    @property
+    def is_sloped(self) -> bool:
+        """Returns whether the numbers of tokens differed by enough to separate base and slope."""
+        weight, sum_n, _, sum_nn, _ = self._sums
+        return self.is_known and sum_nn * weight > 1.01 * sum_n * sum_n
+
+    @property
+    def through_origin_s(self) -> float:
+        """Returns seconds a token of the best line without a base."""
+        return self._sums[4] / self._sums[3]
+
+    def observe(self, num_tokens: int, seconds: float) -> None:
+        """Adds a forward; the first one has at least one token."""
+        n, t = float(num_tokens), seconds
+        new = (1.0, n, t, n * n, n * t)
+        self._sums = [self._memory * old + x for old, x in zip(self._sums, new, strict=True)]
+        weight, sum_n, sum_t, sum_nn, sum_nt = self._sums
+        mean_n, mean_t = sum_n / weight, sum_t / weight
+        self.token_s = mean_t / mean_n
+        if self.is_sloped:
+            variance = sum_nn / weight - mean_n * mean_n
+            slope = (sum_nt / weight - mean_n * mean_t) / variance
+            self.token_s = min(max(slope, 0.0), self.token_s)
+        self.base_s = mean_t - self.token_s * mean_n
+
+
+class MedianSlopeTime:
+    """Fits recent forwards by the median slope between all pairs of them (Theil 1950, Sen 1968), each pair
+    weighted by what its numbers of tokens differ by, beside a prior slope."""
+
+    def __init__(self, num_samples: int, prior_share: float, prior_weight_tokens: float) -> None:
+        """`prior_share` of a forward's time is taken to grow with its tokens, with the weight of a pair whose
+        sizes differ by `prior_weight_tokens`."""
+        self._samples: deque[tuple[int, float]] = deque(maxlen=num_samples)  # tokens, seconds
+        self._prior_share, self._prior_weight = prior_share, prior_weight_tokens
+
+    def observe(self, num_tokens: int, seconds: float) -> None:
+        """Adds a forward."""
+        self._samples.append((num_tokens, seconds))
+
+    @property
+    def median_s(self) -> float:
+        """Returns the median time of recent forwards."""
+        return statistics.median(t for _, t in self._samples)
+
+    @property
+    def is_sloped(self) -> bool:
+        """Returns whether the numbers of tokens differed by enough to separate base and slope."""
+        pairs = combinations((n for n, _ in self._samples), 2)
+        return sum(abs(n - other_n) for n, other_n in pairs) >= self._prior_weight
+
+    def line(self, stated_token_s: float | None = None) -> tuple[float, float]:
+        """Returns (base_s, token_s), neither negative, after at least one observation.
+
+        `stated_token_s` is the slope that the verifier states; it takes the place of the prior slope.
+        """
+        mean_tokens = statistics.fmean(n for n, _ in self._samples)
+        prior_s = stated_token_s
+        if prior_s is None:
+            prior_s = self._prior_share * self.median_s / mean_tokens
+        slopes = [(prior_s, self._prior_weight)]
+        for (n, t), (other_n, other_t) in combinations(self._samples, 2):
+            if n != other_n:
+                slopes.append(((t - other_t) / (n - other_n), float(abs(n - other_n))))
+        token_s = max(0.0, _weighted_median(slopes))
+        base_s = statistics.median(t - token_s * n for n, t in self._samples)
+        return max(0.0, base_s), token_s
+
+
+def _weighted_median(values: list[tuple[float, float]]) -> float:
+    """Returns the first value of (value, weight) pairs up to which half of all weight lies."""
+    values.sort()
+    left = sum(weight for _, weight in values) / 2
+    for value, weight in values:
+        left -= weight
+        if left <= 0:
+            return value
+    return values[-1][0]

@@ -1,0 +1,156 @@
+"""Sections of the configuration about drafting: the draft, its length, pipelining and the gate."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from outrider.common.config.loader import option
+from outrider.edge_client.controller.depth.registry import DEPTH_POLICIES
+from outrider.edge_client.controller.window import Pipelining
+from outrider.edge_client.drafting.base import DEFAULT_MAX_NGRAM
+from outrider.edge_client.drafting.registry import STRATEGIES
+from outrider.edge_client.gate.gate import GateUse
+from outrider.edge_client.gate.rules import RULES
+from outrider.edge_client.gate.words import DEFAULT_RARE_PER_MILLION
+
+
+@dataclass(frozen=True, slots=True)
+class DraftConfig:
+    """Configures the draft."""
+
+    directory: str = option(
+        "",
+        "directory of an exported draft and its tokenizer; empty is the embedded one",
+        metavar="DIR",
+        key="draft",
+    )
+    strategy: str = option(
+        "onnx",
+        "onnx drafts with the exported model; prompt-lookup copies the tokens that followed the same words "
+        "earlier in the text, and needs no model (of --draft only tokenizer.json)",
+        choices=STRATEGIES,
+    )
+    lookup_ngram: int = option(
+        DEFAULT_MAX_NGRAM,
+        "longest run of tokens that prompt-lookup searches for",
+        metavar="N",
+        minimum=1,
+        maximum=64,
+        key="lookup_ngram",
+    )
+    threads: int = option(1, "CPU threads that the draft uses", metavar="N", minimum=1)
+
+
+@dataclass(frozen=True, slots=True)
+class PipeliningConfig:
+    """Configures pipelining: sending the next round before the last verdict has arrived."""
+
+    use: Pipelining = option(
+        Pipelining.OFF,
+        "send the next rounds before the last verdict has arrived: never (off), always (on), or while that "
+        "is expected to be faster (auto). Goes with --mode speculative; --mode auto decides it by itself. "
+        "Needs --transport stream",
+        key="pipeline",
+    )
+    num_rounds_in_flight: int | None = option(
+        None,
+        "most rounds in flight while pipelining; none: chosen from the round trip and the draft's speed",
+        metavar="N",
+        minimum=2,
+        maximum=16,
+    )
+    guesses: Literal["off", "auto"] = option(
+        "auto",
+        "while pipelining with method coupled: also send rounds for a possible rejection and its likeliest "
+        "correction; never (off), or where they are more likely to be used than further drafting (auto)",
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class DepthConfig:
+    """Configures the draft length."""
+
+    num_speculative_tokens: int | None = option(
+        None,
+        "tokens drafted in each round (--depth-policy fixed), or in the first one (other policies); none is "
+        "the policy's own: fixed and window 4, ratio and optimal 6",
+        metavar="N",
+        minimum=0,
+        maximum=1024,
+    )
+    policy: str = option(
+        "fixed",
+        "rule for the draft length: always --num-speculative-tokens (fixed); one more or less than before, by "
+        "the last round's acceptance (ratio) or that of ten rounds (window); or the length, up to 64, with "
+        "the most tokens a second by measured times and the draft's confidence (optimal)",
+        choices=DEPTH_POLICIES,
+        key="depth_policy",
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class GateConfig:
+    """Configures the gate: which drafted tokens are hard, and what is done with them."""
+
+    use: GateUse = option(
+        GateUse.OFF,
+        "what to do by how unsure the draft is: end a draft early and send it (stop; the text stays exact), "
+        "or send only unsure drafts and keep the others without asking the target (commit; approximate, and "
+        "marked so)",
+        key="gate",
+    )
+    nll: float | None = option(
+        None,
+        "a drafted token is hard where its negative log-likelihood is above this, in nats",
+        metavar="X",
+        minimum=0.0,
+    )
+    entropy: float | None = option(
+        None,
+        "a position is hard where the entropy of the draft's distribution is above this, in bits",
+        metavar="X",
+        minimum=0.0,
+    )
+    margin: float | None = option(
+        None,
+        "a position is hard where the draft's two highest probabilities differ by less than this",
+        metavar="P",
+        minimum=0.0,
+        maximum=1.0,
+    )
+    variance: float | None = option(
+        None,
+        "a position is hard where the most probable token's ln p varies by more than this under dropout "
+        "(variance); needs the draft's variant for it (`edge-client draft add-dropout`)",
+        metavar="X",
+        minimum=0.0,
+    )
+    max_hard_ratio: float | None = option(
+        None,
+        "share of a draft's tokens that may be hard before the gate acts; none is 0: one hard token is enough",
+        metavar="R",
+        minimum=0.0,
+        maximum=1.0,
+    )
+    rules: tuple[str, ...] = option(
+        (),
+        f"kinds of text that only the target may write: {', '.join(RULES)}; a list with commas",
+        metavar="RULE",
+    )
+    ner: str = option(
+        "",
+        "spaCy pipeline (extra ner) that finds names for the rule entities, instead of capital letters",
+        metavar="NAME|DIR",
+    )
+    rare_per_million: float | None = option(
+        None,
+        "rule rare: words below this frequency in the text of the --gate-file; none is "
+        f"{DEFAULT_RARE_PER_MILLION:g}",
+        metavar="N",
+        minimum=0.0,
+    )
+    file: Path | None = option(
+        None, "thresholds that `edge-client calibrate` wrote; flags override them", metavar="FILE"
+    )

@@ -1,0 +1,68 @@
+"""What a session measured of its models, its link and its drafts' acceptance, for the cost model. Pure."""
+
+from __future__ import annotations
+
+from outrider.edge_client.controller.acceptance import AcceptanceEstimator
+from outrider.edge_client.controller.cost_model import LinkCosts, ModelCosts
+from outrider.edge_client.controller.cost_model_pipelined import branching_token_s
+from outrider.edge_client.controller.round_costs import RoundCosts
+from outrider.edge_client.controller.settings import MAX_DEPTH, SETTINGS
+from outrider.edge_client.core.stats import RoundRecord
+
+
+class Conditions:
+    """Holds the estimates as of the last observed round."""
+
+    def __init__(self, branch_hit_share: float = 0.0) -> None:
+        """`branch_hit_share` of rejections is expected to be anticipated by a speculative branch, before any
+        was observed."""
+        weight = SETTINGS.branch_prior_weight_rejections
+        self._num_rejections, self._num_hits = weight, weight * branch_hit_share
+        self.costs = RoundCosts()
+        self.acceptance = AcceptanceEstimator()
+        self._length = 4
+
+    @property
+    def are_known(self) -> bool:
+        """Returns whether every part of the cost model was observed."""
+        return self.costs.is_known
+
+    def observe(self, record: RoundRecord) -> None:
+        """Adds a round; of an unanswered one, which has no times, what is known of its first token."""
+        self.acceptance.observe(record)
+        if record.window > 1:
+            self._observe_branches(record)
+        if record.is_answered:
+            self.costs.observe(record)
+
+    def _observe_branches(self, record: RoundRecord) -> None:
+        is_rejected = record.is_answered and record.num_accepted_tokens < record.num_draft_tokens
+        if is_rejected or record.is_first_wrong:
+            self._num_rejections = SETTINGS.branch_memory_per_rejection * self._num_rejections + 1
+            self._num_hits = SETTINGS.branch_memory_per_rejection * self._num_hits
+        self._num_hits += record.is_guess_hit
+
+    @property
+    def branch_hit_share(self) -> float:
+        """Returns the share of rejections that a speculative branch anticipated."""
+        return min(1.0, self._num_hits / self._num_rejections)
+
+    def estimate(self) -> tuple[ModelCosts, LinkCosts]:
+        """Returns the costs; see `RoundCosts.estimate`."""
+        return self.costs.estimate()
+
+    def fastest_pipelined(self, acceptance: float) -> tuple[int, float]:
+        """Returns the length of pipelined rounds with the fewest seconds a token, and those seconds.
+
+        It descends from the last answer, which costs a tenth of looking at all lengths.
+        """
+        models, link = self.estimate()
+
+        def token_s(length: int) -> float:
+            return branching_token_s(acceptance, length, models, link, hit_share=self.branch_hit_share)
+
+        best_s = token_s(self._length)
+        for step in (4, -4, 1, -1):
+            while 1 <= self._length + step <= MAX_DEPTH and (next_s := token_s(self._length + step)) < best_s:
+                self._length, best_s = self._length + step, next_s
+        return self._length, best_s

@@ -1,0 +1,120 @@
+"""What rounds cost lately, in the terms of the cost model. Pure.
+
+Medians rather than means: a verifier's first forwards, a slow step or a stalled packet do not predict the
+next round, and one of them in a mean would shorten drafts for many rounds.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections import deque
+
+from outrider.common.step_time import MedianSlopeTime
+from outrider.edge_client.controller.cost_model import LinkCosts, ModelCosts
+from outrider.edge_client.controller.settings import SETTINGS
+from outrider.edge_client.core.stats import RoundRecord
+
+
+class RoundCosts:
+    """Estimates the draft's time per token, the verifier's as a line over the tokens fed (the draft's and one
+    more) with its queue included, and the link's as the median of recent round trips.
+
+    The link's rates are not separated from its delay: the longest draft is some 800 bytes, which take less
+    than what round trips differ by on all but links of well under a megabit a second.
+    """
+
+    def __init__(self) -> None:
+        self._verify = MedianSlopeTime(
+            SETTINGS.num_verify_samples, SETTINGS.token_share_of_verify, SETTINGS.token_share_weight_tokens
+        )
+        self._rtts_s: deque[float] = deque(maxlen=SETTINGS.num_rtt_samples)
+        self._targets_s: deque[float] = deque(maxlen=SETTINGS.num_verify_samples)
+        self._opening_s: float | None = None
+        self._stated: tuple[float, float] | None = None  # the line that the verifier states
+        self._num_rounds = 0
+        self._draft_s = 0.0
+        self._num_drafted = 0.0
+        self._estimate: tuple[ModelCosts, LinkCosts] | None = None  # until something is observed
+
+    @property
+    def is_known(self) -> bool:
+        """Returns whether draft, link and verifier were observed."""
+        has_verifier = self._num_rounds or self._targets_s or self._opening_s is not None
+        return self._num_drafted > 0 and bool(self._rtts_s) and bool(has_verifier)
+
+    def observe(self, record: RoundRecord) -> None:
+        """Adds an answered round.
+
+        A co-located round has no `net_ms`, and its forward's time in place of the verifier's. A round that
+        was sent ahead waited for our own earlier rounds, which is not part of its verification.
+        """
+        self.observe_draft(record.draft_ms / 1e3, record.num_draft_tokens + record.num_dropped_tokens)
+        verify_ms = record.verifier_ms or record.forward_ms
+        if record.pipelined_hit:
+            verify_ms = max(record.forward_ms, verify_ms - record.queue_ms)
+        self._verify.observe(record.num_draft_tokens + 1, verify_ms / 1e3)
+        self._num_rounds += 1
+        self.observe_rtt(record.net_ms / 1e3)
+
+    def observe_draft(self, seconds: float, num_tokens: int) -> None:
+        """Adds drafted tokens."""
+        self._estimate = None
+        self._draft_s = self._draft_s * SETTINGS.draft_memory_per_round + seconds
+        self._num_drafted = self._num_drafted * SETTINGS.draft_memory_per_round + num_tokens
+
+    def observe_rtt(self, seconds: float) -> None:
+        """Adds a round trip without the verifier's own time."""
+        self._estimate = None
+        self._rtts_s.append(seconds)
+
+    def observe_target(self, token_s: float) -> None:
+        """Adds the time between two tokens of the target's stream."""
+        self._estimate = None
+        self._targets_s.append(token_s)
+
+    def observe_opening(self, forward_s: float, step_fixed_s: float = 0.0, step_token_s: float = 0.0) -> None:
+        """Adds the prompt's forward, an upper bound for one token, and the step times that the verifier
+        states (0: none yet)."""
+        self._estimate = None
+        self._opening_s = forward_s
+        if step_fixed_s or step_token_s:
+            self._stated = (step_fixed_s, step_token_s)
+
+    def estimate(self) -> tuple[ModelCosts, LinkCosts]:
+        """Returns the costs, once `is_known`. A verification that was never observed takes as long as the
+        target's own token."""
+        if self._estimate is None:
+            self._estimate = self._make_estimate()
+        return self._estimate
+
+    def _make_estimate(self) -> tuple[ModelCosts, LinkCosts]:
+        target_s, share = self._target_s(), SETTINGS.token_share_of_target
+        base_s, token_s = target_s * (1 - share), target_s * share
+        if self._num_rounds:
+            base_s, token_s = self._line()
+        elif self._stated:
+            base_s, token_s = self._stated
+        models = ModelCosts(
+            draft_token_s=self._draft_s / self._num_drafted,
+            target_token_s=target_s,
+            verify_fixed_s=base_s + token_s,
+            verify_token_s=token_s,
+        )
+        return models, LinkCosts(rtt_s=max(statistics.median(self._rtts_s), SETTINGS.min_rtt_s))
+
+    def _line(self) -> tuple[float, float]:
+        return self._verify.line(self._stated[1] if self._stated else None)
+
+    def _target_s(self) -> float:
+        """Returns a token's time of the target alone: a stream's, or the line's at one token once lengths
+        differed. Until then it is bounded by the opening's prompt and by a verification."""
+        if self._targets_s:
+            return statistics.median(self._targets_s)
+        known_s = [] if self._opening_s is None else [self._opening_s]
+        if self._num_rounds:
+            if self._stated or self._verify.is_sloped:
+                return sum(self._line())
+            known_s.append(self._verify.median_s)
+        elif self._stated:
+            known_s.append(sum(self._stated))
+        return min(known_s, default=0.0)

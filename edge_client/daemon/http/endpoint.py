@@ -1,0 +1,193 @@
+"""Answers one POST, from its body to the last byte of its answer.
+
+The client may leave at any moment, or stop reading: its session is then closed here and at the verifier, and
+its turn goes to the next request.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+import time
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+from starlette.types import Receive, Scope, Send
+
+from outrider.edge_client.config.methods import judging_method
+from outrider.edge_client.core.events import EndEvent, SessionEvent
+from outrider.edge_client.core.live_stats import LiveStats
+from outrider.edge_client.daemon.activity import Entry
+from outrider.edge_client.daemon.generation import Generation
+from outrider.edge_client.daemon.http.wire import ClientGone, Wire
+from outrider.edge_client.daemon.openai.errors import from_failure, stopping
+from outrider.edge_client.daemon.openai.parsed import Kind
+from outrider.edge_client.daemon.openai.requests import parse_request
+from outrider.edge_client.daemon.openai.shapes import Shaper
+from outrider.edge_client.daemon.openai.usage import make_usage
+
+if TYPE_CHECKING:
+    from outrider.edge_client.daemon.service import Daemon, Prepared
+
+log = logging.getLogger(__name__)
+
+_PREFIX = {Kind.COMPLETION: "cmpl-", Kind.CHAT: "chatcmpl-"}
+_SUBJECT = {Kind.COMPLETION: "prompt", Kind.CHAT: "messages"}
+_GONE = 499  # in logs and metrics: the client left before its answer (nginx's number)
+
+
+class GenerationEndpoint:
+    """Serves one kind of request as an ASGI endpoint."""
+
+    def __init__(self, daemon: Daemon, kind: Kind) -> None:
+        self._daemon = daemon
+        self._kind = kind
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        request_id = _PREFIX[self._kind] + secrets.token_hex(12)
+        start_s = time.perf_counter()
+        status, num_tokens = 200, 0
+        wire = Wire(scope, receive, send, request_id, self._daemon.serve)
+        try:
+            body = await wire.read_json(int(self._daemon.serve.max_body_mb * 2**20))
+            parsed = parse_request(self._kind, body, self._daemon.edge.tokenizer.num_tokens)
+            self._daemon.check_model(parsed.model)
+            entry = Entry(request_id, parsed, wire.client)
+            num_tokens = await _unless_gone(self._answer(entry, wire), wire)
+        except ClientGone:
+            status = _GONE
+        except Exception as error:
+            failure = from_failure(error, _SUBJECT[self._kind])
+            status = failure.status
+            if failure.code == "internal_error":
+                log.exception("a request failed", extra={"request": request_id})
+            with suppress(ClientGone):
+                await wire.fail(failure)
+        facts = {
+            "request": request_id,
+            "route": scope["path"],
+            "status": status,
+            "num_tokens": num_tokens,
+            "ms": round((time.perf_counter() - start_s) * 1e3, 1),
+        }
+        log.info("answered", extra=facts)
+        self._daemon.metrics.requests.labels(scope["path"], str(status)).inc()
+
+    async def _answer(self, entry: Entry, wire: Wire) -> int:
+        """Returns the number of tokens made."""
+        daemon, parsed = self._daemon, entry.parsed
+        daemon.activity.add(entry)
+        try:
+            async with daemon.admission.turn():
+                prepared = await asyncio.to_thread(daemon.prepare, parsed)
+                method = judging_method(prepared.config)
+                entry.begin(
+                    prepared.session, prepared.config.mode, method and str(method), prepared.num_prompt_tokens
+                )
+                generation = Generation(prepared.session, prepared.config.outage.reverify)
+                try:
+                    await self._write(entry, prepared, generation, wire)
+                finally:
+                    generation.cancel()
+                    await _to_the_end(generation)
+                    self._observe(entry, prepared)
+        finally:
+            daemon.activity.remove(entry)
+        await wire.flush()
+        return len(prepared.session.result.token_ids)
+
+    def _observe(self, entry: Entry, prepared: Prepared) -> None:
+        self._daemon.metrics.observe(
+            prepared.session.result,
+            prepared.config.mode,
+            entry.method,
+            prepared.num_prompt_tokens,
+            prepared.num_reused_tokens,
+        )
+
+    async def _write(self, entry: Entry, prepared: Prepared, generation: Generation, wire: Wire) -> None:
+        parsed = entry.parsed
+        shaper = Shaper(parsed, self._daemon.edge.tokenizer, entry.request_id, self._daemon.serve.model_name)
+        batch = await generation.next_batch()  # what fails before it has a status of its own
+        model = prepared.session.result.model
+        shaper.fingerprint = f"fp_{model.target_fingerprint[:12]}" if model else None
+        if parsed.is_stream:
+            await self._write_stream(entry, prepared, generation, wire, shaper, batch)
+            return
+        events = list(batch)
+        while batch := await generation.next_batch():
+            events += batch
+        _check_end(events)
+        await wire.send_json(shaper.whole(events, _usage(prepared)))
+
+    async def _write_stream(
+        self,
+        entry: Entry,
+        prepared: Prepared,
+        generation: Generation,
+        wire: Wire,
+        shaper: Shaper,
+        batch: list[SessionEvent],
+    ) -> None:
+        _check_end(batch)
+        await wire.start_stream(shaper.first_chunk())
+        live = LiveStats(prepared.session.result.stats)  # its own: it tells what is new since its last chunk
+        while batch:
+            _check_end(batch)
+            told = live.snapshot() if entry.parsed.has_tokens else None
+            await wire.send_chunks(shaper.chunks(batch, told))
+            batch = await generation.next_batch()
+        if entry.parsed.has_usage:
+            await generation.ended()  # the last bytes are counted when the session is closed
+            await wire.send_chunks([shaper.usage_chunk(_usage(prepared))])
+        await wire.end_stream()
+
+
+def _usage(prepared: Prepared) -> dict[str, object]:
+    return make_usage(
+        prepared.session.result,
+        prepared.config,
+        prepared.num_prompt_tokens,
+        prepared.seed,
+        prepared.num_reused_tokens,
+    )
+
+
+def _check_end(events: list[SessionEvent]) -> None:
+    """Raises `ApiError` 503 for a session that the daemon cancelled, so that its client does not take the
+    text for complete."""
+    for event in events:
+        if isinstance(event, EndEvent) and event.finish_reason == "cancelled":
+            raise stopping()
+
+
+async def _to_the_end(generation: Generation) -> None:
+    """Waits until the generation's thread has ended, even where this task is cancelled: the turn may not be
+    given away before."""
+    ending = asyncio.ensure_future(generation.ended())
+    cancelled: asyncio.CancelledError | None = None
+    while not ending.done():
+        try:
+            await asyncio.shield(ending)
+        except asyncio.CancelledError as error:
+            cancelled = error
+    if cancelled is not None:
+        raise cancelled
+
+
+async def _unless_gone(work: Any, wire: Wire) -> int:
+    """Returns what `work` returns, which is cancelled when the client leaves before its answer is complete.
+    Raises `ClientGone` then."""
+    working = asyncio.ensure_future(work)
+    leaving = asyncio.ensure_future(wire.until_gone())
+    try:
+        await asyncio.wait((working, leaving), return_when=asyncio.FIRST_COMPLETED)
+        if not working.done() and not wire.is_complete:
+            working.cancel()
+            await asyncio.wait((working,))
+            raise ClientGone
+        return int(await working)
+    finally:
+        leaving.cancel()
+        working.cancel()

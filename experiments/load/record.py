@@ -1,0 +1,196 @@
+"""Records rounds of a real pair once, to be replayed without a draft model (`outrider.experiments.load`).
+
+python -m outrider.experiments.load.record --out FILE [--sessions 32 --rounds 24]
+python -m outrider.experiments.load.record --stub --out FILE
+
+The second form is for the stub of `python -m outrider.experiments.synthetic.serve`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+from outrider.common.errors import LinkError
+from outrider.common.types import (
+    CloseRequest,
+    Opened,
+    Progress,
+    SamplingParams,
+    SessionRequest,
+    SessionResponse,
+    TokenIds,
+    Verdict,
+    VerifyRequest,
+)
+from outrider.edge_client.drafting.base import DraftModel
+from outrider.edge_client.session.session import new_session_id
+from outrider.edge_client.transport.link.base import Connection
+from outrider.experiments.load.recording import RecordedRound, RecordedSession, Recording
+from outrider.experiments.shared.command import run_command
+from outrider.experiments.shared.prompts import load_prompts
+
+ANSWER_S = 60.0
+# Greedy, plain sampling, every truncation, penalties: one after the other over the sessions.
+SAMPLINGS = (
+    SamplingParams(temperature=0.0),
+    SamplingParams(temperature=0.8),
+    SamplingParams(temperature=1.0, top_k=50, top_p=0.95),
+    SamplingParams(temperature=0.8, repetition_penalty=1.1),
+    SamplingParams(temperature=0.7, min_p=0.05),
+    SamplingParams(temperature=0.0, presence_penalty=0.4, frequency_penalty=0.2),
+)
+
+Ask = Callable[[SessionRequest], SessionResponse]
+"""Sends one request of a session and returns its final answer."""
+
+
+def ask(connection: Connection, request: SessionRequest) -> SessionResponse:
+    """Sends one request, waits for its final answer. Raises `LinkError`, after `ANSWER_S` of silence too."""
+    connection.send(request)
+    while isinstance(reply := connection.receive(ANSWER_S), Progress):
+        pass
+    if reply is None:
+        raise LinkError(f"no answer within {ANSWER_S:g} s")
+    return reply
+
+
+def _record_session(
+    ask: Ask,
+    session_id: bytes,
+    draft: DraftModel,
+    prompt_ids: TokenIds,
+    sampling: SamplingParams,
+    *,
+    num_rounds: int,
+    num_draft_tokens: int,
+) -> RecordedSession:
+    session = RecordedSession(prompt_ids, sampling, 0, ())
+    opened = ask(session.opening(session_id))
+    if not isinstance(opened, Opened):
+        raise RuntimeError(f"an opening was answered by {opened}")
+    sequence = draft.sequence(sampling, num_prompt_tokens=len(prompt_ids))
+    sequence.commit((*prompt_ids, opened.first_token))
+    rounds: list[RecordedRound] = []
+    position, hash_ = opened.position, opened.hash
+    for round_id in range(2, num_rounds + 2):
+        proposal = sequence.propose(num_draft_tokens)
+        request = VerifyRequest(
+            round_id,
+            position,
+            hash_,
+            draft_tokens=proposal.token_ids,
+            q_token_probs=proposal.draft_probs,
+        )
+        verdict = ask(request)
+        if not isinstance(verdict, Verdict):
+            raise RuntimeError(f"a round was answered by {verdict}")
+        rounds.append(
+            RecordedRound(proposal.token_ids, proposal.draft_probs, verdict.accepted_len, verdict.correction)
+        )
+        sequence.commit(rounds[-1].token_ids)
+        position, hash_ = verdict.position, verdict.hash
+    sequence.close()
+    ask(CloseRequest())
+    return RecordedSession(prompt_ids, sampling, opened.first_token, tuple(rounds))
+
+
+def record(
+    address: str,
+    draft: DraftModel,
+    prompts: Sequence[TokenIds],
+    *,
+    num_sessions: int = 32,
+    num_rounds: int = 24,
+    num_draft_tokens: int = 4,
+    samplings: Sequence[SamplingParams] = SAMPLINGS,
+    on_session: Callable[[int], None] = lambda number: None,
+) -> Recording:
+    """Records one session after the other, each alone in the verifier: prompts and `samplings` in turn,
+    own seeds."""
+    from outrider.edge_client.transport.link.grpc_link import GrpcLink
+
+    sessions = []
+    model = GrpcLink(address, new_session_id()).describe(10.0)
+    for number in range(num_sessions):
+        sampling = replace(samplings[number % len(samplings)], seed=1000 + number)
+        session_id = new_session_id()
+        connection = GrpcLink(address, session_id).connect(10.0)
+        # A text may not begin twice alike, or the sessions would share its prefix.
+        prompt_ids = (number % model.num_tokens, *prompts[number % len(prompts)])
+
+        sessions.append(
+            _record_session(
+                partial(ask, connection),
+                session_id,
+                draft,
+                prompt_ids,
+                sampling,
+                num_rounds=num_rounds,
+                num_draft_tokens=num_draft_tokens,
+            )
+        )
+        connection.close()
+        on_session(number)
+    return Recording(model.target_fingerprint, model.dtype, tuple(sessions))
+
+
+def record_embedded(address: str, *, num_sessions: int = 32, num_rounds: int = 24) -> Recording:
+    """Records the embedded draft and prompts against the verifier at `address`; shows progress."""
+    from outrider.edge_client.drafting.onnx.model import OnnxDraftModel
+    from outrider.edge_client.tokenization.tokenizer import EdgeTokenizer
+    from outrider.models import EMBEDDED
+
+    tokenizer = EdgeTokenizer(EMBEDDED / "draft" / "tokenizer.json")
+    prompts = [tuple(tokenizer.encode(prompt.text)) for prompt in load_prompts()]
+
+    def show(number: int) -> None:
+        if (number + 1) % 8 == 0 or number + 1 == num_sessions:
+            print(f"  recording: session {number + 1} of {num_sessions}", file=sys.stderr, flush=True)
+
+    with OnnxDraftModel.open(EMBEDDED / "draft") as draft:
+        recording = record(
+            address, draft, prompts, num_sessions=num_sessions, num_rounds=num_rounds, on_session=show
+        )
+    return recording
+
+
+def main() -> int:
+    """Runs the command."""
+    parser = argparse.ArgumentParser(
+        prog="python -m outrider.experiments.load.record",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--out", type=Path, required=True, metavar="FILE")
+    parser.add_argument("--sessions", type=int, default=32, metavar="N")
+    parser.add_argument("--rounds", type=int, default=24, metavar="N", help="rounds a session")
+    parser.add_argument("--verifier", metavar="HOST:PORT", help="a running one; default: start one")
+    parser.add_argument("--stub", action="store_true", help="what a synthetic target answers; needs no model")
+    arguments = parser.parse_args()
+    if arguments.stub:
+        from outrider.experiments.synthetic.recording import synthetic_recording
+
+        recording = synthetic_recording(arguments.sessions, arguments.rounds)
+    elif arguments.verifier:
+        recording = record_embedded(
+            arguments.verifier, num_sessions=arguments.sessions, num_rounds=arguments.rounds
+        )
+    else:
+        from outrider.experiments.shared.processes import running_verifier
+
+        with running_verifier("--log-level", "warning") as verifier:
+            recording = record_embedded(
+                verifier.address, num_sessions=arguments.sessions, num_rounds=arguments.rounds
+            )
+    recording.save(arguments.out)
+    print(f"{len(recording.sessions)} sessions written to {arguments.out}")
+    return 0
+
+
+if __name__ == "__main__":
+    run_command("load.record", main)

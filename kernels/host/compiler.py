@@ -1,0 +1,80 @@
+"""Compiles the kernels with numba and keeps the machine code, in one folder for each state of the sources.
+
+numba's own cache looks at the file of the function alone. A kernel contains the code of its helpers in other
+files, so the folder is named by a hash over all kernel sources and the versions of what compiles them.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import logging
+import platform
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar, cast
+
+import llvmlite
+import numba
+import numpy as np
+from numba.core import config
+from numba.misc.appdirs import AppDirs
+
+log = logging.getLogger(__name__)
+
+_KERNELS = Path(__file__).parents[1]
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+def jit(signature: Any = None, **options: Any) -> Callable[[Function], Function]:
+    """Returns a decorator that compiles a function without the interpreter's lock.
+
+    With a signature it is compiled, or loaded from disk, at once. Without one it becomes part of its callers.
+    """
+
+    def decorate(function: Function) -> Function:
+        folder = _cache_folder() if signature is not None else None
+        configured = config.CACHE_DIR
+        config.CACHE_DIR = str(folder or configured)
+        try:
+            compile_it = numba.njit(
+                signature, nogil=True, error_model="numpy", cache=folder is not None, **options
+            )
+            return cast(Function, compile_it(function))
+        finally:
+            config.CACHE_DIR = configured
+
+    return decorate
+
+
+@functools.cache
+def _cache_folder() -> Path | None:
+    """Returns the folder for compiled kernels, None where nothing can be written.
+
+    Its parent is NUMBA_CACHE_DIR where that is set, else numba's usual places: `__pycache__` beside the
+    kernels, then the user's cache directory.
+    """
+    usual = (_KERNELS / "__pycache__", AppDirs("numba", appauthor=False).user_cache_dir)
+    parents = (config.CACHE_DIR,) if config.CACHE_DIR else usual
+    for parent in parents:
+        folder = Path(parent) / f"outrider-kernels-{_cache_key()}"
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            tempfile.TemporaryFile(dir=folder).close()
+        except OSError:
+            continue
+        return folder
+    places = " nor ".join(map(str, parents))
+    log.warning("cannot write to %s: the kernels are compiled again at every start (NUMBA_CACHE_DIR)", places)
+    return None
+
+
+def _cache_key() -> str:
+    versions = platform.python_version(), numba.__version__, llvmlite.__version__, np.__version__
+    digest = hashlib.sha256(repr(versions).encode())
+    for path in sorted([*_KERNELS.glob("*.py"), *_KERNELS.glob("*/*.py")]):
+        source = path.read_bytes()
+        digest.update(f"{path.relative_to(_KERNELS)} {len(source)} ".encode() + source)
+    return digest.hexdigest()[:16]

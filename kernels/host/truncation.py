@@ -1,0 +1,98 @@
+"""The truncation threshold of a row: the lowest score that top-k, top-p and min-p keep."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+from numba import types
+
+from outrider.kernels.host.compiler import jit
+from outrider.kernels.host.exp import ROW, SLACK, find_top, max_or_nan, sum_exps
+
+_SPAN = 64  # ids that are passed over together where none of them is wanted
+_NUM_SHARES = 64
+_SCORES = types.float32[::1]
+
+
+@jit(_SCORES(ROW, types.float32, types.float64))
+def _scores_above(row: Any, temperature: Any, least: Any) -> Any:
+    """Returns the scores >= least, in the order of their ids."""
+    scores, num_found = np.empty(row.size, np.float32), 0
+    for start in range(0, row.size, _SPAN):
+        values = row[start : start + _SPAN]
+        if max_or_nan(values) / temperature < least:
+            continue
+        for i in range(values.size):
+            scores[num_found] = values[i] / temperature
+            num_found += int(scores[num_found] >= least)
+    return scores[:num_found].copy()
+
+
+@jit()
+def _kth_largest(row: Any, count: Any) -> Any:
+    """Returns the `count`-th largest logit."""
+    span = min(_SPAN, row.size // (2 * count))
+    if span < 2:
+        return np.partition(row, row.size - count)[row.size - count]
+    maxima = np.empty(row.size // span, np.float32)
+    for i in range(maxima.size):
+        maxima[i] = max_or_nan(row[i * span : (i + 1) * span])
+    # They are logits themselves, so their count-th largest is at most the row's.
+    least = np.partition(maxima, maxima.size - count)[maxima.size - count]
+    kept = _scores_above(row, np.float32(1), least)
+    return np.partition(kept, kept.size - count)[kept.size - count]
+
+
+@jit()
+def _nucleus_threshold(descending: Any, least_mass: Any) -> Any:
+    """Returns (the lowest of the fewest first scores that reach a mass, is_reached).
+
+    Masses are relative to the first score's.
+    """
+    reached = 0.0
+    for score in descending:
+        reached += math.exp(np.float64(score) - np.float64(descending[0]))
+        if reached >= least_mass:
+            return score, True
+    return descending[-1], False
+
+
+@jit()
+def _mass(descending: Any) -> Any:
+    total = 0.0
+    for score in descending:
+        total += math.exp(np.float64(score) - np.float64(descending[0]))
+    return total
+
+
+@jit(types.float64(ROW, types.float32, types.int64, types.float64, types.float64))
+def truncation_threshold(row: Any, temperature: Any, top_k: Any, top_p: Any, min_p: Any) -> Any:
+    """Computes `outrider.kernels.reference.truncation_threshold`."""
+    threshold = -np.inf
+    if (top_k < 1 or top_k >= row.size) and top_p >= 1 and min_p <= 0:
+        return threshold
+    top, _ = find_top(row)
+    if not np.isfinite(top):
+        return threshold
+    top_score = top / temperature
+    if 0 < top_k < row.size:
+        threshold = np.float64(_kth_largest(row, top_k) / temperature)
+        if top_p < 1:
+            kept = np.sort(_scores_above(row, temperature, threshold))[::-1]
+            threshold = np.float64(_nucleus_threshold(kept, top_p * _mass(kept))[0])
+    elif top_p < 1:
+        mass = sum_exps(row, temperature, np.float32(-np.inf), top)
+        # Ids below (1 - p) / vocab of the mass hold less than 1 - p together, so none of them is needed; nor,
+        # as long as the others reach p, are those below a far larger share.
+        for num_shares in (float(_NUM_SHARES), row.size * 1.01):
+            least = top_score + min(0.0, math.log(mass * (1 - top_p) / num_shares)) - SLACK
+            kept = np.sort(_scores_above(row, temperature, least))[::-1]
+            score, is_reached = _nucleus_threshold(kept, top_p * mass)
+            threshold = np.float64(score)
+            if is_reached:
+                break
+    if min_p > 0:
+        threshold = max(threshold, np.float64(top_score) + math.log(min_p))
+    return threshold

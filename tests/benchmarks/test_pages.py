@@ -1,0 +1,43 @@
+"""docs/figures.md holds what benchmarks/results/*.json hold."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from benchmarks import pages
+
+
+def _write(folder: Path, **measure: object) -> None:
+    whole = {"id": "x.y", "measure": "a|b", "value": 5078.4, "unit": "rounds/s", "target": "", "met": None}
+    machine = {"cpu": "EPYC", "cores": 2, "python": "3.11.7", "gpu": None}
+    record = {"commit": "abc", "machine": machine, "command": "python -m x", "measures": [whole | measure]}
+    (folder / "x.json").write_text(json.dumps(record))
+
+
+def test_the_page_of_figures_is_up_to_date() -> None:
+    assert pages.main(["--check"]) == 0, "docs/figures.md is out of date: run `make pages`"
+
+
+def test_a_missed_target_is_shown_and_a_bar_in_a_measure_is_escaped(tmp_path: Path) -> None:
+    _write(tmp_path, target=">= 6000", met=False)
+    assert r"| `x.y` | 5,078 rounds/s | >= 6000 | **missed** | a\|b |" in pages.render_page(tmp_path)
+
+
+def test_a_sweep_is_a_line_a_cell_and_what_was_not_measured_is_empty(tmp_path: Path) -> None:
+    names = "id,tpot_ms,tpot_ms_low,tpot_ms_high,ttft_ms,tokens_per_round,acceptance_rate"
+    (tmp_path / "s.csv").write_text(f"{names}\n1 ms cloud-only,8.6298,7.1,10.17,26.45,,\n")
+    assert "| 1 ms cloud-only | 8.63 (7.1–10.17) | 26.45 |  |  |" in pages.render_page(tmp_path)
+
+
+def test_check_fails_where_a_result_changed_after_the_page_was_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pages, "PAGE", tmp_path / "figures.md")
+    monkeypatch.setattr(pages, "RESULTS", tmp_path)
+    _write(tmp_path)
+    assert pages.main([]) == 0 and pages.main(["--check"]) == 0
+    _write(tmp_path, value=5079.4)
+    assert pages.main(["--check"]) == 1

@@ -1,0 +1,160 @@
+"""What texts teach of a draft: the next one's first belief, narrow where they are alike, soon left behind."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from support.edge.engine_link import EngineLink
+
+from outrider.common.types import Method, SamplingParams, StopParams
+from outrider.edge_client.config.run_config import run_config
+from outrider.edge_client.controller.acceptance_posterior import ALPHAS, posterior_of, usual_prior
+from outrider.edge_client.controller.acceptance_prior import AcceptancePrior, PriorKey
+from outrider.edge_client.controller.mode_policy import CHOOSABLE_MODES, ModePolicy
+from outrider.edge_client.controller.settings import SETTINGS
+from outrider.edge_client.core.options import Mode
+from outrider.edge_client.session.factory import Edge
+from tests.edge_client.decode.test_pipelined_rounds import PROMPT, decode, make_backend, reference
+
+HERE = PriorKey("target-1", 2)
+
+
+def mean(belief: Sequence[float]) -> float:
+    return sum(alpha * weight for alpha, weight in zip(ALPHAS, belief, strict=True))
+
+
+def text_of(prior: AcceptancePrior, num_stood: int, num_fell: int) -> list[float]:
+    """What is believed at the end of a text that began with what is known."""
+    return posterior_of(num_stood, num_fell, prior.probabilities(HERE))
+
+
+def after(*texts: tuple[int, int]) -> AcceptancePrior:
+    prior = AcceptancePrior()
+    for stood, fell in texts:
+        prior.learn(HERE, text_of(prior, stood, fell))
+    return prior
+
+
+def test_the_first_text_begins_with_what_is_usual() -> None:
+    assert AcceptancePrior().probabilities(HERE) == pytest.approx(usual_prior())
+    assert posterior_of(0, 0, AcceptancePrior().probabilities(HERE)) == pytest.approx(posterior_of(0, 0))
+
+
+def test_each_text_moves_the_belief_towards_the_draft_that_it_showed() -> None:
+    means = [mean(after(*[(243, 13)] * num).probabilities(HERE)) for num in range(12)]
+    assert means[0] == pytest.approx(0.8, abs=0.03)
+    assert means == sorted(means)
+    assert means[2] > 0.88 and means[-1] == pytest.approx(0.945, abs=0.02)
+    assert sum(after(*[(243, 13)] * 12).probabilities(HERE)) == pytest.approx(1)
+
+
+def test_a_long_text_counts_once_as_a_short_one_does() -> None:
+    long_first = mean(after((2000, 500), (60, 60)).probabilities(HERE))
+    short_first = mean(after((60, 60), (2000, 500)).probabilities(HERE))
+    assert long_first == pytest.approx(short_first, abs=0.02)
+
+
+def test_texts_that_differ_leave_the_belief_wide() -> None:
+    def spread(prior: AcceptancePrior) -> float:
+        belief = prior.probabilities(HERE)
+        middle = mean(belief)
+        return sum(w * (alpha - middle) ** 2 for alpha, w in zip(ALPHAS, belief, strict=True)) ** 0.5
+
+    assert spread(after(*[(180, 20), (120, 80)] * 5)) > 2 * spread(after(*[(150, 50)] * 10))
+
+
+@pytest.mark.parametrize(("usual_fate", "num_stood", "num_fell"), [((243, 13), 15, 15), ((100, 156), 38, 2)])
+def test_a_text_unlike_all_before_is_known_within_forty_tokens(
+    usual_fate: tuple[int, int], num_stood: int, num_fell: int
+) -> None:
+    prior = after(*[usual_fate] * 50)
+    own = num_stood / (num_stood + num_fell)
+    assert abs(mean(text_of(prior, num_stood, num_fell)) - own) < 0.1
+
+
+def test_a_draft_that_changed_is_believed_after_some_texts() -> None:
+    prior = after(*[(243, 13)] * 50, *[(128, 128)] * (SETTINGS.max_remembered_sequences + 3))
+    assert mean(prior.probabilities(HERE)) < 0.65
+
+
+@pytest.mark.parametrize(
+    "elsewhere",
+    [
+        replace(HERE, target_fingerprint="target-2"),
+        replace(HERE, temperature_halves=0),
+    ],
+)
+def test_other_circumstances_know_nothing_of_it(elsewhere: PriorKey) -> None:
+    assert after((10, 90)).probabilities(elsewhere) == pytest.approx(usual_prior())
+
+
+def test_temperatures_that_hardly_differ_are_one() -> None:
+    def at(temperature: float) -> PriorKey:
+        return PriorKey.at("target-1", temperature)
+
+    assert at(0.8) == at(0.9) == at(1.0) != at(0.0)
+    assert at(0.0) != at(0.5) != at(1.5)
+
+
+def test_sessions_may_teach_at_once() -> None:
+    prior = AcceptancePrior()
+
+    def teach() -> None:
+        for _ in range(200):
+            prior.learn(HERE, text_of(prior, 60, 40))
+
+    threads = [threading.Thread(target=teach) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sum(prior.probabilities(HERE)) == pytest.approx(1)
+    assert mean(prior.probabilities(HERE)) < 0.7
+
+
+@pytest.mark.parametrize("accuracy", [0.05, 1.0])
+def test_a_session_begins_with_what_the_last_one_saw_and_its_text_is_the_same(accuracy: float) -> None:
+    prior, wanted = AcceptancePrior(), reference(SamplingParams(seed=1), StopParams(50, ignore_eos=True))
+    first_means = []
+    for _ in range(2):
+        choice = ModePolicy(CHOOSABLE_MODES)
+        link = EngineLink(make_backend())
+        result = decode(link, mode=Mode.AUTO, choice=choice, accuracy=accuracy, acceptance_prior=prior)
+        assert [*PROMPT, *result.token_ids] == wanted
+        assert result.model is not None
+        here = PriorKey.at(result.model.target_fingerprint, 0.8)
+        first_means.append(mean(prior.probabilities(here)))
+    assert first_means == sorted(first_means, reverse=accuracy < 0.5)
+    assert abs(first_means[-1] - 0.8) > 0.05, "the fingerprint is that of the session's verifier"
+
+
+@pytest.mark.parametrize("case", [{}, {"mode": Mode.AUTO, "method": Method.SPARSE}])
+def test_sessions_that_choose_nothing_or_see_something_else_teach_nothing(case: dict[str, Any]) -> None:
+    prior = AcceptancePrior()
+    choice = ModePolicy(CHOOSABLE_MODES) if case else None
+    link = EngineLink(make_backend())
+    result = decode(link, accuracy=0.1, acceptance_prior=prior, choice=choice, **case)
+    assert result.model is not None
+    circumstances = PriorKey.at(result.model.target_fingerprint, 0.8)
+    assert prior.probabilities(circumstances) == pytest.approx(usual_prior())
+
+
+def test_sessions_of_one_edge_share_their_experience() -> None:
+    class Tokenizer:
+        fingerprint, num_tokens = "tokenizer-1", 100
+
+        def encode(self, text: str) -> list[int]:
+            return list(PROMPT)
+
+        def decoder(self, prompt_ids: Sequence[int]) -> object:
+            return lambda token_id: ""
+
+    edge = Edge(run_config(mode="cloud-only"), Tokenizer(), None, 0.0, ())  # type: ignore[arg-type]
+    sessions = [edge.session("prompt", seed) for seed in (1, 2)]
+    priors = {id(session._state._acceptance_prior) for session in sessions}
+    assert priors == {id(edge.acceptance_prior)}
+    assert Edge(edge.config, edge.tokenizer, None, 0.0, ()).acceptance_prior is not edge.acceptance_prior

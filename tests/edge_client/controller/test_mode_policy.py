@@ -1,0 +1,168 @@
+"""The choice of the way to work: pure, from what it is shown; and the window it asks for."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import pytest
+
+from outrider.common.errors import UsageError
+from outrider.edge_client.config.run_config import run_config
+from outrider.edge_client.controller.mode_policy import CHOOSABLE_MODES, ModePolicy
+from outrider.edge_client.controller.settings import SETTINGS
+from outrider.edge_client.controller.window import Pipelining, create_window
+from outrider.edge_client.core.options import ExecutionMode
+from outrider.edge_client.core.stats import RoundRecord
+from outrider.edge_client.session.factory import make_window
+
+ALL = CHOOSABLE_MODES
+
+
+def a_round(rtt_ms: float, forward_ms: float, draft_ms: float, num_accepted: int = 5) -> RoundRecord:
+    return RoundRecord(
+        round_id=1,
+        num_draft_tokens=6,
+        num_accepted_tokens=num_accepted,
+        draft_ms=6 * draft_ms,
+        net_ms=rtt_ms,
+        forward_ms=forward_ms,
+        verifier_ms=forward_ms,
+    )
+
+
+def after(choice: ModePolicy, record: RoundRecord, num_rounds: int = 40) -> ExecutionMode:
+    for _ in range(num_rounds):
+        choice.observe(record)
+        choice.choose(1000)
+    return choice.current
+
+
+@pytest.mark.parametrize(
+    ("rtt_ms", "forward_ms", "draft_ms", "best"),
+    [
+        (600, 5, 0.2, ExecutionMode.CLOUD_ONLY),  # a trip is worth a hundred tokens
+        (1, 20, 12, ExecutionMode.PIPELINED),  # a forward to draft in
+        (60, 70, 12, ExecutionMode.PIPELINED),  # and a trip
+    ],
+)
+def test_each_way_is_taken_where_it_is_the_soonest(
+    rtt_ms: float, forward_ms: float, draft_ms: float, best: ExecutionMode
+) -> None:
+    choice = ModePolicy(ALL)
+    choice.observe_opening(rtt_ms / 1e3, forward_ms / 1e3, draft_ms / 1e3)
+    assert choice.choose(1000) is best, "at once, from the opening"
+    if best is not ExecutionMode.CLOUD_ONLY:
+        assert after(choice, a_round(rtt_ms, forward_ms, draft_ms)) is best
+
+
+def test_a_prompt_says_little_of_the_targets_speed_and_the_verifiers_word_much() -> None:
+    trip_s, prompt_s, draft_s = 0.06, 0.04, 0.0006  # the embedded pair over 60 ms
+    deceived, told = ModePolicy(ALL), ModePolicy(ALL)
+    deceived.observe_opening(trip_s, prompt_s, draft_s)
+    told.observe_opening(trip_s, prompt_s, draft_s, step_fixed_s=0.006, step_token_s=0.001)
+    assert deceived.choose(1000) is not ExecutionMode.CLOUD_ONLY
+    assert told.choose(1000) is ExecutionMode.CLOUD_ONLY
+
+
+def test_before_anything_is_known_the_first_way_holds() -> None:
+    assert ModePolicy(ALL).choose(1000) is ExecutionMode.SPECULATIVE
+
+
+def test_a_draft_that_never_stands_ends_in_the_stream_and_a_good_shadow_brings_rounds_back() -> None:
+    choice = ModePolicy(ALL)
+    choice.observe_opening(0.02, 0.03, 0.0002)
+    assert choice.choose(1000) is not ExecutionMode.CLOUD_ONLY
+    assert after(choice, a_round(20, 30, 0.2, num_accepted=0)) is ExecutionMode.CLOUD_ONLY
+    for _ in range(300):
+        choice.observe_probe(True, 0.0002)
+        choice.observe_stream(0.03)
+        choice.choose(1000)
+    assert choice.current is not ExecutionMode.CLOUD_ONLY
+
+
+def test_a_link_that_becomes_shorter_is_noticed_while_streaming() -> None:
+    choice = ModePolicy(ALL)
+    choice.observe_opening(0.6, 0.03, 0.0002)
+    assert choice.choose(1000) is ExecutionMode.CLOUD_ONLY
+    for _ in range(40):
+        choice.observe_probe(True, 0.0002)
+        choice.observe_stream(0.03)
+        choice.observe_rtt(0.01)
+        choice.choose(1000)
+    assert choice.current is ExecutionMode.SPECULATIVE or choice.current is ExecutionMode.PIPELINED
+
+
+def test_near_a_tie_it_does_not_swing() -> None:
+    choice = ModePolicy(ALL)
+    choice.observe_opening(0.03, 0.03, 0.002)
+    jitter = itertools.cycle((28, 30, 32, 29, 31))
+    for number in range(400):
+        choice.observe(a_round(next(jitter), 30, 2, num_accepted=(2, 3, 4)[number % 3]))
+        choice.choose(1000)
+    assert choice.num_changes <= 3
+
+
+def test_a_trip_for_a_change_is_not_spent_on_the_last_token() -> None:
+    choice = ModePolicy(ALL)
+    choice.observe_opening(0.1, 0.03, 0.0002)
+    choice.choose(1000)
+    before = choice.current
+    for _ in range(40):
+        choice.observe(a_round(100, 30, 0.2, num_accepted=0))
+        choice.choose(1)
+    assert choice.current is before
+
+
+def test_the_window_covers_a_trip_and_a_verification() -> None:
+    window = create_window(Pipelining.ON, None, "optimal")
+    assert window.size == 2, "until something is known"
+    for _ in range(3):
+        window.observe(a_round(60, 30, 12))
+        window.choose(100)
+    assert window.size == 3  # a round of 6 tokens every 72 ms, answered after 162
+    for _ in range(10):
+        window.observe(a_round(600, 5, 0.2))
+        window.choose(100)
+    assert window.size == SETTINGS.max_in_flight
+
+
+def test_a_given_number_of_rounds_holds_while_it_pipelines() -> None:
+    assert create_window(Pipelining.ON, 5, "fixed").size == 5
+    assert create_window(Pipelining.OFF, 5, "fixed").size == 1
+
+
+def test_auto_pipelining_is_off_where_there_is_nothing_to_hide_and_comes_back_with_the_link() -> None:
+    window = create_window(Pipelining.AUTO, None, "optimal")
+    sizes = []
+    for rtt_ms in (1, 200, 1):
+        for _ in range(30):
+            window.observe(a_round(rtt_ms, 5, 12, num_accepted=2))
+            window.choose(1000)
+        sizes.append(window.size)
+    assert sizes[0] == sizes[2] == 1 and sizes[1] > 1
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ({"mode": "edge-only", "pipeline": "on"}, "--pipeline on goes .* speculative: in mode edge-only"),
+        ({"mode": "cloud-only", "pipeline": "auto"}, "--pipeline auto goes with --mode speculative"),
+        ({"mode": "co-located", "pipeline": "on"}, "--pipeline on goes with --mode speculative"),
+        ({"mode": "auto", "pipeline": "on"}, "mode auto decides it by itself"),
+        ({"num_rounds_in_flight": 4}, "--num-rounds-in-flight 4 goes with --pipeline on or auto"),
+    ],
+)
+def test_pipelining_that_would_have_no_effect_is_refused_by_name(flags: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        make_window(run_config(**flags))
+    assert make_window(run_config(mode="auto", pipeline="auto", num_rounds_in_flight=4)).policy is not None
+
+
+def test_single_calls_are_not_pipelined() -> None:
+    with pytest.raises(UsageError, match="--pipeline on needs --transport stream"):
+        make_window(run_config(pipeline="on", transport="unary"))
+    choice = make_window(run_config(mode="auto", transport="unary")).policy
+    assert choice is not None
+    choice.observe_opening(0.06, 0.07, 0.012)
+    assert choice.choose(1000) is not ExecutionMode.PIPELINED

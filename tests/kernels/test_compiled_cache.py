@@ -1,0 +1,70 @@
+"""Compiled kernels are kept on disk, and compiled again after any of their sources has changed."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from outrider import kernels
+
+PROBE = """
+import logging
+from numba import types
+from outrider.kernels.host.compiler import jit
+from outrider.kernels.host.noise import gumbel
+
+logging.basicConfig(format="%(message)s")
+
+@jit(types.float64(types.uint32))
+def probe(lane):
+    return gumbel(lane)
+
+print(probe(7), sum(probe.stats.cache_hits.values()))
+"""
+
+
+@pytest.fixture
+def package(tmp_path):
+    """A copy of the kernels with one small kernel in place of them all, which compiles quickly."""
+    copy = tmp_path / "outrider" / "kernels"
+    shutil.copytree(Path(kernels.__file__).parent, copy, ignore=shutil.ignore_patterns("__pycache__"))
+    for init in (tmp_path / "outrider" / "__init__.py", copy / "host" / "__init__.py"):
+        init.write_text("")
+    (copy / "host" / "probe.py").write_text(PROBE)
+    return copy
+
+
+def run_probe(package, cache_parent):
+    """The kernel's result and how often it came from disk, in a process of its own; and what was logged."""
+    run = subprocess.run(
+        [sys.executable, "-m", "outrider.kernels.host.probe"],
+        cwd=package.parents[1],
+        env=os.environ | {"PYTHONPATH": str(package.parents[1]), "NUMBA_CACHE_DIR": str(cache_parent)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    value, num_hits = run.stdout.split()
+    return float(value), int(num_hits), run.stderr
+
+
+def test_a_changed_helper_in_another_file_is_seen_by_the_next_process(package, tmp_path):
+    first, num_hits, _ = run_probe(package, tmp_path / "cache")
+    assert num_hits == 0
+    assert run_probe(package, tmp_path / "cache")[:2] == (first, 1)
+    helpers = package / "host" / "noise.py"
+    source = helpers.read_text()
+    helpers.write_text(source.replace("return -math.log(", "return 1000.0 - math.log("))
+    assert helpers.read_text() != source
+    assert run_probe(package, tmp_path / "cache")[:2] == (pytest.approx(1000 + first), 0)
+
+
+def test_where_nothing_can_be_written_kernels_work_and_one_line_is_logged(package, tmp_path):
+    (tmp_path / "file").write_text("no folder")
+    for _ in range(2):
+        _, num_hits, logged = run_probe(package, tmp_path / "file" / "cache")
+        assert num_hits == 0
+        assert logged.count("the kernels are compiled again at every start") == 1
