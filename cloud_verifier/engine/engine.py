@@ -16,7 +16,7 @@ from outrider.cloud_verifier.config import QueueLimits
 from outrider.cloud_verifier.engine.admission import Admission
 from outrider.cloud_verifier.engine.backlog import Backlog
 from outrider.cloud_verifier.engine.colocated import CoLocatedDrafter
-from outrider.cloud_verifier.engine.finish import RoundFinisher
+from outrider.cloud_verifier.engine.finish import MakeRows, RoundFinisher, make_rows
 from outrider.cloud_verifier.engine.job import Job
 from outrider.cloud_verifier.engine.observe import EngineObserver
 from outrider.cloud_verifier.engine.scheduler import Plan, Scheduler
@@ -61,8 +61,10 @@ class Engine:
         tenant_max_sessions: int = 0,
         min_forward_s: float = 0.0,
         clock: Clock = SYSTEM_CLOCK,
+        make_rows: MakeRows = make_rows,
     ) -> None:
-        """`tenant_max_sessions` of 0 is no limit of its own. `clock` is what `Job.arrival_ns` counts by."""
+        """`tenant_max_sessions` of 0 is no limit of its own. `clock` is what `Job.arrival_ns` counts by.
+        `make_rows` reads the logits of `backend`."""
         self.backend = backend
         self.model = model
         self.drafter = drafter
@@ -73,7 +75,7 @@ class Engine:
         self.admission = Admission(self.sessions, self.backlog, model, self.observer)
         self.num_steps = 0
         self._scheduler = Scheduler(max_step_tokens, prefill_chunk_tokens)
-        self._finisher = RoundFinisher(self.sessions, model, self.backlog, self.observer, clock)
+        self._finisher = RoundFinisher(self.sessions, model, self.backlog, self.observer, clock, make_rows)
         self._min_forward_s = min_forward_s
         self._inbox: deque[Job] = deque()
         self.is_running = False  # somebody calls `step` whenever there is work

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import accumulate
 
 import numpy as np
@@ -30,12 +30,29 @@ from outrider.common.types import (
     OpenRequest,
     Origin,
     RoundMetrics,
+    TokenIds,
     TokenLogprobs,
     Verdict,
     VerifyRequest,
 )
 
 _ORIGIN_OF = {CorrectionKind.CORRECTION: Origin.CORRECTION, CorrectionKind.BONUS: Origin.BONUS}
+
+MakeRows = Callable[[Logits, Sequence[StepRound], TokenIds, int], Sequence[ProcessedRows]]
+"""Takes a step's logits, its rounds, the target's end-of-sequence ids and the number of ids that exist."""
+
+
+def make_rows(
+    logits: Logits, rounds: Sequence[StepRound], eos_token_ids: TokenIds, num_tokens: int
+) -> Sequence[ProcessedRows]:
+    """Returns the rows of each round, in the order of its logits, computed where the logits are."""
+    if not isinstance(logits, np.ndarray):
+        return make_device_rows(logits, rounds, eos_token_ids, num_tokens)
+    ends = accumulate(each.num_rows for each in rounds)
+    return [
+        HostRows(logits[end - each.num_rows : end], each, eos_token_ids, num_tokens)
+        for each, end in zip(rounds, ends, strict=True)
+    ]
 
 
 class RoundFinisher:
@@ -48,24 +65,19 @@ class RoundFinisher:
         backlog: Backlog,
         observer: EngineObserver,
         clock: Clock,
+        make_rows: MakeRows = make_rows,
     ) -> None:
         self._sessions = sessions
         self._model = model
         self._backlog = backlog
         self._observer = observer
         self._clock = clock
+        self._make_rows = make_rows
 
     def process_rows(self, works: Sequence[Work], logits: Logits) -> Sequence[ProcessedRows]:
         """Returns the rows of each of `works`, those that end with this step, in the order of their logits."""
         rounds = [_make_step_round(work) for work in works]
-        eos_token_ids, num_tokens = self._model.eos_token_ids, self._model.num_tokens
-        if not isinstance(logits, np.ndarray):
-            return make_device_rows(logits, rounds, eos_token_ids, num_tokens)
-        ends = accumulate(each.num_rows for each in rounds)
-        return [
-            HostRows(logits[end - each.num_rows : end], each, eos_token_ids, num_tokens)
-            for each, end in zip(rounds, ends, strict=True)
-        ]
+        return self._make_rows(logits, rounds, self._model.eos_token_ids, self._model.num_tokens)
 
     def finish(self, work: Work, rows: ProcessedRows, batch_size: int) -> bool:
         """Answers `work` from its rows; returns whether its session is free for its next job."""

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from outrider.common.clock import SYSTEM_CLOCK, Clock
 from outrider.common.errors import IncompatibleError, InvalidFieldError, UsageError
 from outrider.common.sampling.processors import check_sampling_params
 from outrider.common.stopping import check_stop_params
@@ -26,10 +27,35 @@ from outrider.edge_client.drafting.registry import WITHOUT_MODEL, create_draft_m
 from outrider.edge_client.session.session import EdgeSession, new_session_id
 from outrider.edge_client.tokenization.tokenizer import EdgeTokenizer
 from outrider.edge_client.transport.deadline import RoundDeadline
+from outrider.edge_client.transport.link.base import VerifierLink
 from outrider.edge_client.transport.remote_verifier import RemoteVerifier
+from outrider.edge_client.transport.threads import SYSTEM_THREADS, Threads
 
 if TYPE_CHECKING:
     from outrider.edge_client.transport.link.grpc_link import GrpcLink
+
+
+def create_link(config: RunConfig, session_id: bytes) -> GrpcLink:
+    """Returns the link to the verifier, not yet connected. Raises `UsageError` for a malformed address, and
+    for TLS or token flags that cannot be used."""
+    from outrider.edge_client.transport.link.grpc_link import GrpcLink
+    from outrider.edge_client.transport.link.security import link_security
+
+    security = link_security(config.connection, config.verifier)
+    return GrpcLink(config.verifier, session_id, config.connection.transport, security)
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """Holds what sessions take from outside the product: time, threads, the network and random ids.
+
+    The defaults are the machine's own; the simulator passes virtual ones.
+    """
+
+    clock: Clock = SYSTEM_CLOCK
+    threads: Threads = SYSTEM_THREADS
+    create_link: Callable[[RunConfig, bytes], VerifierLink] = create_link
+    new_session_id: Callable[[], bytes] = new_session_id
 
 
 @dataclass(slots=True)
@@ -43,6 +69,7 @@ class Edge:
     labels: tuple[str, ...]
     dropout_cost: DropoutCost | None = None  # where the draft tells variance
     acceptance_prior: AcceptancePrior = field(default_factory=AcceptancePrior)
+    surroundings: Surroundings = field(default_factory=Surroundings)
 
     def session(
         self,
@@ -61,13 +88,13 @@ class Edge:
         check_method(config)
         gating = gate_settings(config)
         options = self._make_options(config, seed)
-        session_id = new_session_id()
+        session_id = self.surroundings.new_session_id()
         session = EdgeSession(
             prompt_ids,
             options,
             decode=self.tokenizer.decoder(prompt_ids),
             renew_decode=lambda: self.tokenizer.decoder(prompt_ids),
-            verifier=_create_verifier(config, options, session_id),
+            verifier=_create_verifier(config, options, session_id, self.surroundings),
             draft=self._draft_for(options.mode, draft),
             depth=create_depth_policy(config.depth.policy, config.depth.num_speculative_tokens),
             window=make_window(config),
@@ -75,6 +102,7 @@ class Edge:
             acceptance_prior=self.acceptance_prior,
             session_id=session_id,
             min_draft_s=config.min_draft_ms / 1e3,
+            clock=self.surroundings.clock,
         )
         stats = session.result.stats
         stats.draft_load_ms = self.draft_load_ms
@@ -180,26 +208,20 @@ def _dropout_cost(draft: DraftModel | None) -> DropoutCost | None:
     return draft.dropout_cost() if isinstance(draft, OnnxDraftModel) else None
 
 
-def _create_verifier(config: RunConfig, options: SessionOptions, session_id: bytes) -> RemoteVerifier | None:
+def _create_verifier(
+    config: RunConfig, options: SessionOptions, session_id: bytes, surroundings: Surroundings
+) -> RemoteVerifier | None:
     if options.mode is Mode.EDGE_ONLY:
         return None
     timeout_ms = config.outage.timeout_ms
     return RemoteVerifier(
-        create_link(config, session_id),
+        surroundings.create_link(config, session_id),
         RoundDeadline(timeout_ms / 1e3 if timeout_ms else None),
         recover_timeout_s=config.outage.recover_timeout_s,
         is_patient=options.on_timeout is OnTimeout.WAIT,
+        clock=surroundings.clock,
+        threads=surroundings.threads,
     )
-
-
-def create_link(config: RunConfig, session_id: bytes) -> GrpcLink:
-    """Returns the link to the verifier, not yet connected. Raises `UsageError` for a malformed address, and
-    for TLS or token flags that cannot be used."""
-    from outrider.edge_client.transport.link.grpc_link import GrpcLink
-    from outrider.edge_client.transport.link.security import link_security
-
-    security = link_security(config.connection, config.verifier)
-    return GrpcLink(config.verifier, session_id, config.connection.transport, security)
 
 
 def make_window(config: RunConfig) -> RoundWindow:

@@ -84,7 +84,8 @@ class EdgeSession:
 
     `decode` turns an id into the text that became final with it; `renew_decode` makes another that has seen
     the prompt alone, which a rollback needs (None: `decode` has no state). `acceptance_prior` is shared with other
-    sessions of the same draft. The session closes `verifier`, not `draft`. Its clock is the verifier's.
+    sessions of the same draft. The session closes `verifier`, not `draft`. `clock` is for edge-only mode: the other
+    modes use the verifier's.
     """
 
     def __init__(
@@ -102,11 +103,12 @@ class EdgeSession:
         acceptance_prior: AcceptancePrior | None = None,
         session_id: bytes | None = None,
         min_draft_s: float = 0.0,
+        clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         assert prompt_ids, "an empty prompt"
         self._draft = draft
         self._is_cancelled = False
-        clock = SYSTEM_CLOCK if verifier is None else verifier.clock
+        clock = clock if verifier is None else verifier.clock
         drafter = _create_drafter(draft, options, len(prompt_ids), min_draft_s, clock) if draft else None
         tokens = TokenBuffer(
             prompt_ids,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import gc
 import logging
 import random
@@ -13,6 +12,7 @@ from dataclasses import dataclass, field
 
 from outrider.common.errors import UsageError
 from outrider.edge_client.gate.gate import GateUse
+from outrider.edge_client.session.factory import Surroundings
 from outrider.experiments.simulator.config import EdgePlan, System, VerifierPlan
 from outrider.experiments.simulator.figures.tally import Tally
 from outrider.experiments.simulator.parts.drafts import TracedText, load_acceptance
@@ -25,9 +25,8 @@ from outrider.experiments.simulator.parts.edges import (
     follow,
 )
 from outrider.experiments.simulator.parts.network import Network, Site
-from outrider.experiments.simulator.parts.target import known_rows
 from outrider.experiments.simulator.parts.verifier import SimulatedVerifier, VerifierTally
-from outrider.experiments.simulator.world.product import product_in
+from outrider.experiments.simulator.world.standins import VirtualClock, virtual_threads
 from outrider.experiments.simulator.world.world import World
 
 NUM_SLICES = 200  # of virtual time, between which progress is told
@@ -84,8 +83,7 @@ def play(
     start_s = time.perf_counter()
     world = World()
     stage = _Stage(world, system, part, _Given(follow_session, on_request, asks, traces))
-    read_rows = functools.partial(known_rows, world)
-    with _prepared(), product_in(world, system.config.seed, stage.network.make_link, read_rows):
+    with _prepared():
         try:
             stage.build()
             seconds = _run(world, stage, on_progress, start_s)
@@ -121,6 +119,13 @@ class _Stage:
         self.last_end_s = 0.0
         self.seconds = system.config.seconds
         self._world, self._system, self._part, self._given = world, system, part, given
+        chance = random.Random(f"secrets {system.config.seed}")
+        self._surroundings = Surroundings(
+            VirtualClock(world),
+            virtual_threads(world),
+            self.network.create_link,
+            lambda: chance.randbytes(16),
+        )
 
     def build(self) -> None:
         texts, places = _load_texts(self._system, self._given)
@@ -171,7 +176,9 @@ class _Stage:
                 given.on_request(log)
 
         address = self.network.add(site)
-        edge = SimulatedEdge(self._world, plan, number, address, texts, asks, chance, given.follow, end)
+        edge = SimulatedEdge(
+            self._world, plan, number, address, texts, asks, chance, given.follow, end, self._surroundings
+        )
         self._world.start(edge.run)
 
 

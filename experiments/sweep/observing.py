@@ -5,11 +5,12 @@ from __future__ import annotations
 import hashlib
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
+from outrider.common.clock import SYSTEM_CLOCK, Clock
 from outrider.common.errors import OutriderError
 from outrider.common.types import FinishReason, Origin
 from outrider.edge_client.core.events import RolledBackEvent, TokenEvent
@@ -28,26 +29,33 @@ class Errand:
     session: int
     prompt: str
     seed: int
-    link_opened_s: float  # `time.monotonic`, which all processes of a machine share
+    link_opened_s: float  # on the observer's clock; all processes of a machine share `SYSTEM_CLOCK`
 
 
 @dataclass(slots=True)
 class _Times:
-    """Holds when things happened, `perf_counter_ns`."""
+    """Holds when things happened, in nanoseconds of the observer's clock."""
 
     commits_ns: list[int]
     rounds_ns: list[int]
 
 
 def observe(
-    session: EdgeSession, errand: Errand, num_prompt_tokens: int
+    session: EdgeSession,
+    errand: Errand,
+    num_prompt_tokens: int,
+    clock: Clock = SYSTEM_CLOCK,
+    wall_s: Callable[[], float] = time.time,
 ) -> tuple[RequestRow, list[RoundRow]]:
-    """Runs the session to its end; an error that the product reports is a row with `error`."""
-    started_s, age_s = time.time(), time.monotonic() - errand.link_opened_s
+    """Runs the session to its end; an error that the product reports is a row with `error`.
+
+    `clock` is the session's; `wall_s` returns the seconds since 1970 that rows are dated by.
+    """
+    started_s, age_s = wall_s(), clock.now() - errand.link_opened_s
     error = ""
     times = _Times([], [])
     try:
-        times = _watch(session)
+        times = _watch(session, clock)
     except OutriderError as failure:
         error = str(failure)
     result = session.result
@@ -60,13 +68,13 @@ def token_hash(token_ids: Sequence[int]) -> str:
     return hashlib.blake2b(np.asarray(token_ids, "<u4").tobytes(), digest_size=8).hexdigest()
 
 
-def _watch(session: EdgeSession) -> _Times:
+def _watch(session: EdgeSession, clock: Clock) -> _Times:
     """Counts tokens that a consumer gets at once as one commit: they were timed before the first was
     given."""
     stats = session.result.stats
     times, group_end = _Times([], []), 0
     for event in session.generate():
-        now_ns = time.perf_counter_ns()
+        now_ns = int(clock.now() * 1e9)
         if isinstance(event, RolledBackEvent):
             group_end = event.num_tokens
         if isinstance(event, TokenEvent) and event.index >= group_end:

@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
+from outrider.common.clock import SYSTEM_CLOCK
 from outrider.common.errors import LinkError, UsageError
 from outrider.experiments.links.base import OpenLink
 from outrider.experiments.shared.prompts import Prompt
@@ -66,7 +67,7 @@ class Visitor:
         is_reset = pid is not None and reset_peak_rss(pid)
         meter, started_s = EnergyMeter(), time.time()
         with open_link(self.config.realisation, cell, upstream) as link:
-            opened_s = time.monotonic()
+            opened_s = SYSTEM_CLOCK.now()
             meter.start()
             rows, wall_s = self._run(cell, repeat, todo, edges, link, opened_s, on_request)
             energy_j, wire = meter.stop(), link.wire_bytes() if link is not None else None
@@ -113,7 +114,7 @@ class Visitor:
         for wave in _waves(todo, len(edges), has_outages=bool(cell.link.outages)):
             if cell.link.outages and link is not None:
                 link.restart_outages()
-                opened_s = time.monotonic()
+                opened_s = SYSTEM_CLOCK.now()
             start_s = time.monotonic()
             with ThreadPoolExecutor(len(edges)) as threads, _killing_on_error(edges):
                 pairs = zip(edges, wave, strict=True)

@@ -35,7 +35,8 @@ class Recorder:
         name = log.ask.name or f"text-{log.ask.text}"
         id = f"{cell.id}/{self._repeat}/{log.edge}/{log.number}-{name}"
         errand = Errand(cell.id, id, self._repeat, log.edge, name, self._seed, link_opened_s=0.0)
-        row, rounds = observe(session, errand, log.ask.num_prompt_tokens)  # type: ignore[arg-type]
+        clock, num_prompt_tokens = session.clock, log.ask.num_prompt_tokens
+        row, rounds = observe(session, errand, num_prompt_tokens, clock, clock.now)  # type: ignore[arg-type]
         log.error, log.is_finished = row.error, not row.error
         self._folder.add_request(row, rounds)
 

@@ -7,14 +7,16 @@ import itertools
 import random
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from outrider.common.errors import OutriderError
 from outrider.edge_client.core.events import SessionEvent, TokenEvent
-from outrider.edge_client.session.factory import Edge
+from outrider.edge_client.session.factory import Edge, Surroundings
 from outrider.edge_client.session.session import EdgeSession, SessionResult
 from outrider.experiments.simulator.config import EdgePlan
 from outrider.experiments.simulator.parts import text
 from outrider.experiments.simulator.parts.drafts import SimulatedTokenizer, TracedDraft, TracedText
+from outrider.experiments.simulator.world.standins import VirtualClock
 from outrider.experiments.simulator.world.world import World
 
 
@@ -64,9 +66,10 @@ class RequestLog:
 
 class PacedSession:
     """Wraps an `EdgeSession` whose tokens somebody shows as they come, which takes time; notes when that
-    was."""
+    was. `clock` is the session's."""
 
     def __init__(self, session: EdgeSession, world: World, commit_s: float, log: RequestLog) -> None:
+        self.clock = VirtualClock(world)
         self._session, self._world, self._commit_s, self._log = session, world, commit_s, log
 
     @property
@@ -111,12 +114,14 @@ class SimulatedEdge:
         chance: random.Random,
         follow: Follow,
         on_end: Callable[[RequestLog], None],
+        surroundings: Surroundings,
     ) -> None:
         self._world, self._plan, self._number, self._num_texts = world, plan, number, len(texts)
         self._asks, self._random = asks, chance
         self._config = replace(plan.config, verifier=address)
         draft = TracedDraft(plan.draft, texts, world.sleep)
-        self._edge = Edge(self._config, SimulatedTokenizer(), draft, 0.0, ())  # type: ignore[arg-type]
+        tokenizer: Any = SimulatedTokenizer()
+        self._edge = Edge(self._config, tokenizer, draft, 0.0, (), surroundings=surroundings)
         self._follow, self._on_end = follow, on_end
 
     def run(self) -> None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from outrider.common.errors import LinkError
 from outrider.common.types import ModelInfo, SessionRequest, SessionResponse
+from outrider.edge_client.config.run_config import RunConfig
 from outrider.edge_client.transport.link.base import Traffic
 from outrider.edge_client.transport.link.stream import FRAME_BYTES
 from outrider.experiments.links.profile import LinkProfile
@@ -66,9 +67,9 @@ class Network:
         self._sites[address] = site
         return address
 
-    def make_link(self, address: str, session_id: bytes, *_: object, **__: object) -> _SimulatedLink:
-        """Returns a link in place of `GrpcLink`; its further parameters make no difference here."""
-        return _SimulatedLink(self._world, self._sites[address], address, session_id)
+    def create_link(self, config: RunConfig, session_id: bytes) -> _SimulatedLink:
+        """Returns a link to the verifier that the configuration names."""
+        return _SimulatedLink(self._world, self._sites[config.verifier], config.verifier, session_id)
 
 
 class _SimulatedLink:

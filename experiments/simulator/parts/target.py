@@ -14,6 +14,7 @@ from outrider.cloud_verifier.backends.base import ForwardItem, KVExhausted, KVSe
 from outrider.cloud_verifier.kv.blocks import BlockUsage
 from outrider.cloud_verifier.verification.methods.base import NoiseKey
 from outrider.cloud_verifier.verification.rows import StepRound
+from outrider.common.types import TokenIds
 from outrider.experiments.simulator.parts import text
 from outrider.experiments.simulator.parts.times import VerifierTimes
 from outrider.experiments.simulator.world.world import World
@@ -57,18 +58,9 @@ class KnownRows:
 
 @dataclass(frozen=True, slots=True)
 class KnownLogits:
-    """Is what a forward gives in place of logits; `known_rows` reads it."""
+    """Is what a forward gives in place of logits; `SimulatedTarget.make_rows` reads it."""
 
     answers_s: float  # what verifying these rows takes
-
-
-def known_rows(
-    world: World, logits: KnownLogits, rounds: Sequence[StepRound], eos_token_ids: Any, num_tokens: int
-) -> list[KnownRows]:
-    """Returns the rows in place of `device_rows.make_device_rows`, after the time of the answers."""
-    if logits.answers_s:
-        world.sleep(logits.answers_s)
-    return [KnownRows(each.position) for each in rounds]
 
 
 @dataclass(eq=False, slots=True)
@@ -135,6 +127,15 @@ class SimulatedTarget:
         self.forward_s += step_s
         self._world.sleep(step_s)
         return KnownLogits(num_ending * self.times.answer_ms / 1e3)
+
+    def make_rows(
+        self, logits: Any, rounds: Sequence[StepRound], eos_token_ids: TokenIds, num_tokens: int
+    ) -> list[Any]:
+        """Returns the `KnownRows` of each round, after the time of the answers."""
+        assert isinstance(logits, KnownLogits)
+        if logits.answers_s:
+            self._world.sleep(logits.answers_s)
+        return [KnownRows(each.position) for each in rounds]
 
     def _make_room(self, items: Sequence[ForwardItem]) -> None:
         wanted = [-(-(item.sequence.length + len(item.token_ids)) // BLOCK_TOKENS) for item in items]

@@ -29,8 +29,10 @@ from outrider.common.types import (
 from outrider.experiments.simulator.parts.drafts import TracedDraft, TracedText
 from outrider.experiments.simulator.parts.target import SimulatedTarget
 from outrider.experiments.simulator.parts.times import DraftTimes, VerifierTimes
+from outrider.experiments.simulator.world.standins import VirtualClock, VirtualPool
 from outrider.experiments.simulator.world.world import Waiting, World
 
+NUM_DRAFT_THREADS = 2  # of a co-located draft: the cores of the machine whose times are the default
 Deliver = Callable[[SessionResponse, type[SessionRequest] | None], None]
 
 
@@ -67,7 +69,13 @@ class SimulatedVerifier:
         self.receive_s, self.send_s = times.receive_ms / 1e3, times.send_ms / 1e3
         self.busy_s = 0.0
         self.target = SimulatedTarget(world, times, kv_tokens)
-        drafter = CoLocatedDrafter(TracedDraft(draft_times, texts, world.sleep), self.target.max_context)
+        clock = VirtualClock(world)
+        drafter = CoLocatedDrafter(
+            TracedDraft(draft_times, texts, world.sleep),
+            self.target.max_context,
+            clock=clock,
+            pool=VirtualPool(world, NUM_DRAFT_THREADS),  # type: ignore[arg-type]
+        )
         self.engine = Engine(
             self.target,
             make_model_info(self.target, config, drafter.fingerprint),
@@ -77,6 +85,8 @@ class SimulatedVerifier:
             queue_limits=config.queue_limits,
             tenant_max_sessions=config.tenant_max_sessions,
             min_forward_s=config.min_forward_ms / 1e3,
+            clock=clock,
+            make_rows=self.target.make_rows,
         )
         self._world = world
         self._waiting = Waiting(world)

@@ -1,64 +1,31 @@
-"""What product code gets in virtual time for `time`, `threading`, thread pools and `secrets`."""
+"""The clock, threads, events, queues and pools that product code is given in virtual time."""
 
 from __future__ import annotations
 
-import random
-import threading
-import types
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
 from typing import Any
 
-from outrider.experiments.simulator.world.world import Waiting, World
+from outrider.common.clock import Clock
+from outrider.edge_client.transport.threads import Threads
+from outrider.experiments.simulator.world.world import VirtualQueue, Waiting, World
 
 
-class VirtualTime(types.ModuleType):
-    """The module `time`, as far as clocks and sleeping go."""
+class VirtualClock(Clock):
+    """Reads a world's clock."""
 
     def __init__(self, world: World) -> None:
-        super().__init__("time")
-        # Plain functions: they are asked several times a round.
-        self.time = self.monotonic = self.perf_counter = lambda: world.now_s
-        self.time_ns = self.monotonic_ns = self.perf_counter_ns = lambda: int(world.now_s * 1e9)
-        self.sleep = world.sleep
+        self._world = world
 
+    def now(self) -> float:
+        """Returns the virtual time in seconds."""
+        return self._world.now_s
 
-class VirtualThread:
-    """`threading.Thread`, as a task."""
-
-    def __init__(
-        self,
-        group: None = None,
-        target: Callable[..., object] | None = None,
-        name: str | None = None,
-        args: Iterable[Any] = (),
-        kwargs: dict[str, Any] | None = None,
-        *,
-        daemon: bool | None = None,
-        world: World,
-    ) -> None:
-        assert target is not None, "threads here are made with a target"
-        self.name = name or "task"
-        self._world, self._target = world, target
-        self._args, self._kwargs = tuple(args), kwargs or {}
-        self._is_done = False
-        self._waiting = Waiting(world)
-
-    def start(self) -> None:
-        self._world.start(self._run)
-
-    def _run(self) -> None:
-        self._target(*self._args, **self._kwargs)
-        self._is_done = True
-        self._waiting.wake()
-
-    def is_alive(self) -> bool:
-        return not self._is_done
-
-    def join(self, timeout: float | None = None) -> None:
-        if not self._is_done:
-            self._waiting.wait(timeout)
+    def sleep(self, seconds: float) -> None:
+        """Lets the running task go on after `seconds`; at once where they are not above 0."""
+        if seconds > 0:
+            self._world.sleep(seconds)
 
 
 class VirtualEvent:
@@ -84,32 +51,21 @@ class VirtualEvent:
         return self._is_set
 
 
-class VirtualThreading(types.ModuleType):
-    """The module `threading`. Locks stay real: whoever holds one does not give way."""
-
-    Lock = staticmethod(threading.Lock)
-    RLock = staticmethod(threading.RLock)
-    get_ident = staticmethod(threading.get_ident)
-    current_thread = staticmethod(threading.current_thread)
-    main_thread = staticmethod(threading.main_thread)
-
-    def __init__(self, world: World) -> None:
-        super().__init__("threading")
-        self._world = world
-
-    def Thread(self, *args: Any, **kwargs: Any) -> VirtualThread:
-        return VirtualThread(*args, world=self._world, **kwargs)
-
-    def Event(self) -> VirtualEvent:
-        return VirtualEvent(self._world)
+def virtual_threads(world: World) -> Threads:
+    """Returns threads that are tasks of `world`. Locks stay real: whoever holds one does not give way."""
+    return Threads(
+        start=lambda target, name: world.start(target),
+        event=lambda: VirtualEvent(world),  # type: ignore[arg-type, return-value]
+        queue=lambda: VirtualQueue(world),  # type: ignore[arg-type, return-value]
+    )
 
 
 class VirtualPool:
     """`ThreadPoolExecutor`: at most `max_workers` calls at once, each of which may sleep."""
 
-    def __init__(self, world: World, max_workers: int | None = None, thread_name_prefix: str = "") -> None:
+    def __init__(self, world: World, max_workers: int) -> None:
         self._world = world
-        self._num_free = max_workers or 1
+        self._num_free = max_workers
         self._calls: deque[tuple[Future[Any], Callable[[], Any]]] = deque()
 
     def submit(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
@@ -142,20 +98,3 @@ class VirtualPool:
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
         """What was submitted is still done."""
-
-
-class SeededSecrets(types.ModuleType):
-    """The module `secrets`, the same in every run."""
-
-    def __init__(self, seed: int) -> None:
-        super().__init__("secrets")
-        self._random = random.Random(f"secrets {seed}")
-
-    def token_bytes(self, num_bytes: int = 32) -> bytes:
-        return self._random.randbytes(num_bytes)
-
-    def token_hex(self, num_bytes: int = 32) -> str:
-        return self.token_bytes(num_bytes).hex()
-
-    def randbits(self, num_bits: int) -> int:
-        return self._random.getrandbits(num_bits)
