@@ -1,4 +1,4 @@
-"""What `edge-client plan` predicts against real runs over real links: `exp.plan_error` and `ctl.model`.
+"""Compares what `edge-client plan` predicts with real runs over real links: `exp.plan_error` and `ctl.model`.
 
 At each RTT every case decodes the same prompts in turn, several times. The plan gets the parts of those runs
 (draft, verifier, round trip, acceptance; the target's step from the cloud-only stream's forwards) and

@@ -1,4 +1,4 @@
-"""What the cost model says of texts as short as those of experiments, from parts measured in their rounds.
+"""Predicts short texts by the cost model, from parts measured in their rounds.
 
 A plan is for long texts. In short ones the ends count: the last round is cut to what is wanted, and asking
 for a stream costs one round trip.
