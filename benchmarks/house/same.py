@@ -1,4 +1,4 @@
-"""Speed of this checkout against another commit's, in turns in one run: medians of 15 and the A/A ratio of each.
+"""Speed of this checkout against another commit's, in turns in one run: medians of 15 turns.
 
 The other commit is checked out into a temporary git worktree. Both run in this interpreter's environment.
 """
@@ -13,7 +13,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from benchmarks.results_file import ROOT
@@ -99,17 +99,16 @@ def _worktree(commit: str) -> Iterator[Path]:
             subprocess.run(("git", "worktree", "remove", "--force", str(path)), cwd=ROOT, check=True)
 
 
-def _in_turns(name: str, runs: Sequence[_Run]) -> Measure:
-    """Compares the last run with the first, and the first with itself: each turn runs old, new, old."""
+def _in_turns(name: str, run_old: _Run, run_new: _Run) -> Measure:
+    """Runs both in turns and compares medians. The A/A ratio is that of the old one's even and odd turns."""
     old: list[float] = []
     new: list[float] = []
-    again: list[float] = []
     for turn in range(NUM_TURNS):
-        for found, run in ((old, runs[0]), (new, runs[1]), (again, runs[0])):
-            found.append(run())
-        print(f"  {name} {turn + 1}/{NUM_TURNS}: {old[-1]:.1f} {new[-1]:.1f} {again[-1]:.1f}", flush=True)
-    ratio = statistics.median(new) / statistics.median([*old, *again])
-    same = statistics.median(again) / statistics.median(old)
+        old.append(run_old())
+        new.append(run_new())
+        print(f"  {name} {turn + 1}/{NUM_TURNS}: {old[-1]:.1f} {new[-1]:.1f}", flush=True)
+    ratio = statistics.median(new) / statistics.median(old)
+    same = statistics.median(old[::2]) / statistics.median(old[1::2])
     return judged(
         f"house.same.{name}", f"{name}: this : before (A/A {same:.3f})", ratio, "ratio", at_least(0.97)
     )
@@ -119,8 +118,8 @@ def measure_same(commit: str) -> list[Measure]:
     """Returns the ratio this : `commit` of the main job, of stub rounds and of the edge's loop."""
     with _worktree(commit) as path:
         old, new = _Checkout(path, is_old=True), _Checkout(ROOT, is_old=False)
-        measures = [_in_turns("loop", (old.loop_rate, new.loop_rate))]
-        measures.append(_in_turns("stub_rounds", (old.stub_rounds, new.stub_rounds)))
+        measures = [_in_turns("loop", old.loop_rate, new.loop_rate)]
+        measures.append(_in_turns("stub_rounds", old.stub_rounds, new.stub_rounds))
         with old.verifier() as before, new.verifier() as now:
-            measures.append(_in_turns("main", (lambda: old.main_job(before), lambda: new.main_job(now))))
+            measures.append(_in_turns("main", lambda: old.main_job(before), lambda: new.main_job(now)))
         return measures
