@@ -7,13 +7,13 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 
 from benchmarks.sessions import tpot_s
-from outrider.edge_client.core.options import Mode
+from outrider.edge_client.core.options import ExecutionMode
 from outrider.experiments.shared.decoding import Case, Decoder
 from outrider.experiments.shared.prompts import Prompt
 from outrider.models import EMBEDDED
 
 MAX_BATCH_S = 120.0
-CLOUD_ONLY = Case(Mode.CLOUD_ONLY, 0.0)
+CLOUD_ONLY = Case(ExecutionMode.CLOUD_ONLY, 0.0)
 
 
 class HfTarget:

@@ -24,7 +24,7 @@ from benchmarks.results_file import Found, write_results
 from benchmarks.sessions import Sessions, run_cases, warn_of_other_texts
 from benchmarks.timing import median_ratio
 from outrider.edge_client.controller.cost_model import LinkCosts, ModelCosts, tokens_per_s
-from outrider.edge_client.core.options import Mode
+from outrider.edge_client.core.options import ExecutionMode
 from outrider.edge_client.core.stats import RoundRecord, acceptance_per_position
 from outrider.edge_client.drafting.onnx.model import OnnxDraftModel
 from outrider.edge_client.session.session import SessionResult
@@ -40,11 +40,11 @@ DEPTHS = (1, 2, 3, 4, 5, 6, 8)
 TEMPERATURES = (0.0, 0.8)
 PARTS_DEPTH = 4  # the draft length whose rounds are taken apart
 # Cloud-only again, for the A/A ratio: equal cases would be one key, so it differs by a depth that is not used.
-AGAIN = Case(Mode.CLOUD_ONLY, 0.0, 1)
-EDGE_ONLY = Case(Mode.EDGE_ONLY, 0.0, PARTS_DEPTH)
+AGAIN = Case(ExecutionMode.CLOUD_ONLY, 0.0, 1)
+EDGE_ONLY = Case(ExecutionMode.EDGE_ONLY, 0.0, PARTS_DEPTH)
 CASES = (
-    *(Case(Mode.CLOUD_ONLY, t) for t in TEMPERATURES),
-    *(Case(Mode.SPECULATIVE, t, n) for t in TEMPERATURES for n in DEPTHS),
+    *(Case(ExecutionMode.CLOUD_ONLY, t) for t in TEMPERATURES),
+    *(Case(ExecutionMode.SPECULATIVE, t, n) for t in TEMPERATURES for n in DEPTHS),
     AGAIN,
     EDGE_ONLY,
 )
@@ -75,11 +75,11 @@ class Run:
 
     def cloud(self, temperature: float) -> Sessions:
         """Returns the cloud-only sessions."""
-        return self.sessions[Case(Mode.CLOUD_ONLY, temperature)]
+        return self.sessions[Case(ExecutionMode.CLOUD_ONLY, temperature)]
 
     def speculative(self, temperature: float, num_draft_tokens: int) -> Sessions:
         """Returns the speculative sessions of one draft length."""
-        return self.sessions[Case(Mode.SPECULATIVE, temperature, num_draft_tokens)]
+        return self.sessions[Case(ExecutionMode.SPECULATIVE, temperature, num_draft_tokens)]
 
     def speedup(self, temperature: float, num_draft_tokens: int) -> float:
         """Returns tokens a second, speculative : cloud-only."""
@@ -242,7 +242,11 @@ def report(run: Run) -> Found:
 
 def _bytes_per_token(sessions: dict[Case, Sessions]) -> dict[str, dict[str, float]]:
     found = {}
-    for case in (Case(Mode.CLOUD_ONLY, 0.0), Case(Mode.SPECULATIVE, 0.0, 4), Case(Mode.SPECULATIVE, 0.8, 4)):
+    for case in (
+        Case(ExecutionMode.CLOUD_ONLY, 0.0),
+        Case(ExecutionMode.SPECULATIVE, 0.0, 4),
+        Case(ExecutionMode.SPECULATIVE, 0.8, 4),
+    ):
         results = sessions[case].results
         num_tokens = sum(len(r.token_ids) for r in results)
         found[case.name] = {
@@ -265,7 +269,7 @@ def main() -> None:
     prompts = load_prompts(arguments.prompts, arguments.limit)
     run = measure(prompts, arguments.max_new_tokens, arguments.num_threads)
     for case, found in run.sessions.items():
-        if case.mode is Mode.SPECULATIVE:
+        if case.mode is ExecutionMode.SPECULATIVE:
             warn_of_other_texts(case.name, found.results, run.cloud(case.temperature).results)
     measures, details = report(run)
     write_results("main", measures, details)

@@ -1,4 +1,4 @@
-"""What a benchmark found: a table for a person, `benchmarks/results/NAME.json` for a machine."""
+"""Writes what a benchmark measured: a table for a person, `benchmarks/results/NAME.json` for a machine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What TLS and a token cost: `python -m benchmarks.security [--quick]`.
+"""Measures what TLS and a token cost: `python -m benchmarks.security [--quick]`.
 
 Two verifiers of a synthetic target whose forward costs nothing, one in plaintext, one with TLS and a token,
 take turns with the same rounds over the edge's own link. A/A is plaintext against the turn before it.

@@ -1,4 +1,4 @@
-"""What each verification method needs from the draft, and which of it is sent (docs/design.md §5)."""
+"""Lists what each verification method needs from the draft, and which of it is sent (docs/design.md §5)."""
 
 from __future__ import annotations
 

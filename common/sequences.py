@@ -1,4 +1,4 @@
-"""What both sides, the planner and the benchmarks compute from token sequences and counts of tokens."""
+"""Computes common prefixes and acceptance by position for both sides, the planner and the benchmarks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `edge-client plan` predicts against real runs over real links: `exp.plan_error` and `ctl.model`.
+"""Compares what `edge-client plan` predicts with real runs over real links: `exp.plan_error` and `ctl.model`.
 
 At each RTT every case decodes the same prompts in turn, several times. The plan gets the parts of those runs
 (draft, verifier, round trip, acceptance; the target's step from the cloud-only stream's forwards) and
@@ -16,7 +16,7 @@ from typing import Any
 from benchmarks.controller.plan_check_runs import CASES, SPECULATIVE, Runs, decoding, run_all
 from benchmarks.results_file import Found
 from outrider.edge_client.controller.cost_model import LinkCosts, ModelCosts
-from outrider.edge_client.core.options import Mode
+from outrider.edge_client.core.options import ExecutionMode
 from outrider.edge_client.core.stats import RoundRecord
 from outrider.edge_client.planning.samples import acceptance_by_position, known, sequences_of
 from outrider.experiments.links.base import LinkRealisation, check_realisable
@@ -100,9 +100,9 @@ def plan_check(
 
 def compare(runs: dict[str, Runs], rtt_ms: float) -> list[Checked]:
     """Compares each case with what a plan made from the parts of all cases predicts."""
-    speculative = [runs[case.name] for case in CASES if case.mode is Mode.SPECULATIVE]
-    colocated = [runs[case.name] for case in CASES if case.mode is Mode.CO_LOCATED]
-    streamed = [runs[case.name] for case in CASES if case.mode is Mode.CLOUD_ONLY]
+    speculative = [runs[case.name] for case in CASES if case.mode is ExecutionMode.SPECULATIVE]
+    colocated = [runs[case.name] for case in CASES if case.mode is ExecutionMode.CO_LOCATED]
+    streamed = [runs[case.name] for case in CASES if case.mode is ExecutionMode.CLOUD_ONLY]
     rounds = [each for its_runs in speculative for each in its_runs.rounds]
     forwards_ms = [ms for r in streamed for result in r.results for ms in result.stats.generate_forward_ms]
     models = models_of(

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import cast
 
 from benchmarks.sessions import tpot_s
-from outrider.edge_client.core.options import Mode
+from outrider.edge_client.core.options import ExecutionMode
 from outrider.edge_client.core.stats import RoundRecord
 from outrider.edge_client.session.session import SessionResult
 from outrider.edge_client.tokenization.tokenizer import EdgeTokenizer
@@ -22,12 +22,12 @@ from outrider.experiments.synthetic.serve import running_synthetic
 from outrider.models import EMBEDDED
 
 TEMPERATURE = 0.8
-SPECULATIVE = tuple(Case(Mode.SPECULATIVE, TEMPERATURE, n) for n in (1, 4, 8))
+SPECULATIVE = tuple(Case(ExecutionMode.SPECULATIVE, TEMPERATURE, n) for n in (1, 4, 8))
 CASES = (
     *SPECULATIVE,
-    Case(Mode.CLOUD_ONLY, TEMPERATURE),
-    Case(Mode.CO_LOCATED, TEMPERATURE, 4),
-    Case(Mode.EDGE_ONLY, TEMPERATURE, 4),
+    Case(ExecutionMode.CLOUD_ONLY, TEMPERATURE),
+    Case(ExecutionMode.CO_LOCATED, TEMPERATURE, 4),
+    Case(ExecutionMode.EDGE_ONLY, TEMPERATURE, 4),
 )
 
 DecodeAt = Callable[[str], Decoder]
@@ -103,6 +103,6 @@ def run_all(
         prompt, seed = prompts[repeat // 2 % len(prompts)], 1 + repeat // 2
         for case in cases if repeat % 2 else reversed(cases):
             # Edge-only is over soonest, and a stall weighs most in it.
-            length = num_new * (4 if case.mode is Mode.EDGE_ONLY else 1)
+            length = num_new * (4 if case.mode is ExecutionMode.EDGE_ONLY else 1)
             runs[case.name].results.append(decoder.decode(prompt.text, case, length, seed))
     return runs

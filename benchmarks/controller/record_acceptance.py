@@ -15,7 +15,7 @@ import sys
 from pathlib import Path
 
 from outrider.common.types import SamplingParams
-from outrider.edge_client.core.options import Mode
+from outrider.edge_client.core.options import ExecutionMode
 from outrider.edge_client.drafting.onnx.model import OnnxDraftModel
 from outrider.edge_client.tokenization.tokenizer import EdgeTokenizer
 from outrider.experiments.shared.acceptance_traces import (
@@ -46,7 +46,7 @@ def record(address: str, num_texts: int, num_positions: int) -> list[TraceSet]:
             sampling = SamplingParams(temperature=temperature, seed=SEED)
             for number, prompt in enumerate(load_prompts(limit=num_texts)):
                 print(f"\rT={temperature:g}: text {number + 1} of {num_texts}", end="", file=sys.stderr)
-                case = Case(Mode.CLOUD_ONLY, temperature)
+                case = Case(ExecutionMode.CLOUD_ONLY, temperature)
                 result = decoder.decode(prompt.text, case, num_positions + MAX_DEPTH, SEED)
                 ids = tuple(tokenizer.encode(prompt.text))
                 texts.append(trace_text(draft, ids, result.token_ids, sampling, num_positions))

@@ -23,7 +23,7 @@ from outrider.common.types import SamplingParams, TokenIds
 from outrider.edge_client.controller.depth.registry import DEPTH_POLICIES, create_depth_policy
 from outrider.edge_client.controller.window import Pipelining, create_window
 from outrider.edge_client.core.events import SessionEvent, TokenEvent
-from outrider.edge_client.core.options import Mode
+from outrider.edge_client.core.options import ExecutionMode
 from outrider.edge_client.session.session import SessionResult
 from outrider.experiments.links.base import LinkRealisation, OpenLink, create_realisation
 from outrider.experiments.links.profile import LinkProfile, Outage
@@ -156,7 +156,7 @@ def _possible(realisation: LinkRealisation, links: Sequence[BadLink]) -> Iterato
 def _cloud_only_texts(decoder: Decoder, num_prompts: int, num_new: int) -> Iterator[Text]:
     prompts = load_prompts(limit=num_prompts)
     for (seed, prompt), temperature in itertools.product(enumerate(prompts, start=1), TEMPERATURES):
-        result = decoder.decode(prompt.text, Case(Mode.CLOUD_ONLY, temperature), num_new, seed)
+        result = decoder.decode(prompt.text, Case(ExecutionMode.CLOUD_ONLY, temperature), num_new, seed)
         yield Text(prompt.text, temperature, seed, result.token_ids)
 
 
@@ -193,7 +193,7 @@ def _decode(
         if isinstance(event, TokenEvent) and event.index in bad.resets:
             link.reset()
 
-    mode = Mode.AUTO if handling.is_auto else Mode.SPECULATIVE
+    mode = ExecutionMode.AUTO if handling.is_auto else ExecutionMode.SPECULATIVE
     return decoder.decode(
         text.prompt,
         Case(mode, text.temperature),

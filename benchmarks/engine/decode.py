@@ -13,7 +13,7 @@ from benchmarks.hf_target import HfTarget, compare_with_generate
 from benchmarks.results_file import Found
 from benchmarks.sessions import tpot_s
 from benchmarks.timing import alternate, median_ratio
-from outrider.edge_client.core.options import Mode
+from outrider.edge_client.core.options import ExecutionMode
 from outrider.edge_client.drafting.onnx.model import OnnxDraftModel
 from outrider.edge_client.tokenization.tokenizer import EdgeTokenizer
 from outrider.experiments.load.cloud import CloudStream, decode_all
@@ -135,8 +135,12 @@ def measure_colocated(bench: Bench) -> Found:
 def _alternate_modes(
     bench: Bench, decoder: Decoder, prompts: Sequence[Prompt], temperature: float, num_new: int
 ) -> dict[str, list[float]]:
-    edge = Case(Mode.SPECULATIVE, temperature, DRAFT_LENGTH)
-    cases = {"edge": edge, "colocated": Case(Mode.CO_LOCATED, temperature, DRAFT_LENGTH), "again": edge}
+    edge = Case(ExecutionMode.SPECULATIVE, temperature, DRAFT_LENGTH)
+    cases = {
+        "edge": edge,
+        "colocated": Case(ExecutionMode.CO_LOCATED, temperature, DRAFT_LENGTH),
+        "again": edge,
+    }
     seconds: dict[str, list[float]] = {name: [] for name in cases}
     for case in cases.values():
         decoder.decode(prompts[0].text, case, 8)

@@ -1,4 +1,4 @@
-"""What a round costs beyond the model: how many a second, how much of one, how much of a step."""
+"""Measures what a round costs beyond the model: rounds a second, overhead of one, share of a step."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the engine's cases share: the recording, pinned processes, the generator, turns."""
+"""Holds what the engine's cases share: the recording, pinned processes, the generator, turns."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which methods are exact, asked of the tests that prove it: `tests/exactness`, its slow part too."""
+"""Counts the exact methods by running the tests that prove it: `tests/exactness`, slow part included."""
 
 from __future__ import annotations
 

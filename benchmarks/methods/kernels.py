@@ -1,4 +1,4 @@
-"""What verification on a CPU costs: every method alone, and at a large vocabulary against one logsumexp."""
+"""Measures verification on a CPU: every method alone, and at a large vocabulary against one logsumexp."""
 
 from __future__ import annotations
 

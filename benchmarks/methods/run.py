@@ -22,7 +22,7 @@ from benchmarks.methods.kernels import measure_cpu_verify, time_methods
 from benchmarks.results_file import write_results
 from outrider.common.methods import MAX_SUPPORT_SIZE
 from outrider.common.types import Method
-from outrider.edge_client.core.options import Mode
+from outrider.edge_client.core.options import ExecutionMode
 from outrider.edge_client.drafting.registry import create_draft_model
 from outrider.edge_client.session.session import SessionResult
 from outrider.edge_client.tokenization.tokenizer import EdgeTokenizer
@@ -37,7 +37,7 @@ DRAFT_LENGTH = 4
 RTT_S = 0.05
 SETTINGS = ((0.0, 1.0), (0.7, 1.0), (0.7, 0.9), (1.0, 1.0), (1.0, 0.9))  # temperature, top-p
 SUPPORT_SIZES = (8, 16, 32, MAX_SUPPORT_SIZE)
-SHIPPED = Case(Mode.SPECULATIVE, 0.7, DRAFT_LENGTH)
+SHIPPED = Case(ExecutionMode.SPECULATIVE, 0.7, DRAFT_LENGTH)
 
 
 @dataclass(frozen=True)

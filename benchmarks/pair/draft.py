@@ -1,4 +1,4 @@
-"""What a drafted token costs beside the bare onnxruntime run."""
+"""Measures what a drafted token costs beside the bare onnxruntime run."""
 
 from __future__ import annotations
 

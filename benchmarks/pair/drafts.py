@@ -14,7 +14,7 @@ import numpy as np
 
 from benchmarks.sessions import Sessions, tpot_s, warn_of_other_texts
 from outrider.edge_client.controller.cost_model import LinkCosts, ModelCosts, tokens_per_s
-from outrider.edge_client.core.options import Mode
+from outrider.edge_client.core.options import ExecutionMode
 from outrider.edge_client.drafting.base import DraftModel
 from outrider.edge_client.drafting.export.exporter import export_draft
 from outrider.edge_client.drafting.registry import create_draft_model
@@ -64,11 +64,11 @@ def sample_strategies(
     alone = []
     for number, prompt in enumerate(prompts):
         print(f"\rdrafts: prompt {number + 1} of {len(prompts)}", end="", flush=True)
-        case = Case(Mode.CLOUD_ONLY, temperature)
+        case = Case(ExecutionMode.CLOUD_ONLY, temperature)
         alone.append(decoders[TRAINED].decode(prompt.text, case, num_new, ignore_eos=False))
         for name, decoder in decoders.items():
             for n, sessions in found[name].items():
-                case = Case(Mode.SPECULATIVE, temperature, n)
+                case = Case(ExecutionMode.SPECULATIVE, temperature, n)
                 sessions.results.append(decoder.decode(prompt.text, case, num_new, ignore_eos=False))
     print()
     for name, by_length in found.items():

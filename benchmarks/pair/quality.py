@@ -1,4 +1,4 @@
-"""How good a pair's texts are: held-out loss, agreement, overlap, loops, and whether greedy code parses."""
+"""Measures a pair's texts: held-out loss, agreement, overlap, loops, and whether greedy code parses."""
 
 from __future__ import annotations
 

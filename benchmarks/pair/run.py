@@ -32,7 +32,7 @@ from benchmarks.pair.drafts import (
 from benchmarks.pair.quality import held_out_figures, parse_figures, sampled_overlap
 from benchmarks.results_file import write_results
 from benchmarks.sessions import run_cases, warn_of_other_texts
-from outrider.edge_client.core.options import Mode
+from outrider.edge_client.core.options import ExecutionMode
 from outrider.edge_client.drafting.base import DraftModel
 from outrider.edge_client.tokenization.tokenizer import EdgeTokenizer
 from outrider.experiments.shared.command import run_command
@@ -153,7 +153,7 @@ class Bench:
         texts = []
         for number, prompt in enumerate(prompts):
             print(f"\rgreedy: prompt {number + 1} of {len(prompts)}", end="", flush=True)
-            case = Case(Mode.CLOUD_ONLY, 0.0)
+            case = Case(ExecutionMode.CLOUD_ONLY, 0.0)
             texts.append(decoder.decode(prompt.text, case, num_new, ignore_eos=False))
         print()
         parsed = parse_figures([prompt.text for prompt in prompts], texts)
@@ -181,8 +181,8 @@ class Bench:
 
     def _measure_speed(self, prompts: Sequence[Prompt]) -> tuple[list[Measure], dict[str, Any]]:
         decoder = Decoder(self.address, self.strategies[TRAINED], self.tokenizer)
-        cloud, again = (Case(Mode.CLOUD_ONLY, TEMPERATURE, n) for n in (0, 1))  # the depth is unused
-        drafted = [Case(Mode.SPECULATIVE, TEMPERATURE, n) for n in self.plan.depths]
+        cloud, again = (Case(ExecutionMode.CLOUD_ONLY, TEMPERATURE, n) for n in (0, 1))  # the depth is unused
+        drafted = [Case(ExecutionMode.SPECULATIVE, TEMPERATURE, n) for n in self.plan.depths]
         samples = run_cases(decoder, prompts, [cloud, again, *drafted], self.plan.num_new)
         for case in drafted:
             warn_of_other_texts(case.name, samples[case].results, samples[cloud].results)

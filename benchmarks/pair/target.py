@@ -1,4 +1,4 @@
-"""What the embedded target's forwards cost: one process, no network."""
+"""Measures the embedded target's forwards: one process, no network."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How much waits and how long it will take: the one place that decides whether a round is let in or refused.
+"""Estimates how much waits and for how long: the one place that decides whether a round is admitted or refused.
 
 A stream asks for every new round before it decodes it, so that a refusal costs the engine nothing; the engine
 reports once a step what it holds. Nothing is taken off when work ends: the next report replaces the last one.

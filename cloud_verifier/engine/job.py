@@ -21,14 +21,14 @@ Reply = Callable[[SessionResponse], object]
 
 @dataclass(slots=True, eq=False)
 class Job:
-    """Holds one request, whose it is, when it arrived and where its answers go."""
+    """Holds one request, its tenant, its time of arrival and the callback for its answers."""
 
     session_id: bytes
     request: SessionRequest
     reply: Reply
     arrival_ns: int  # by the engine's clock
     tenant: str = DEFAULT_TENANT
-    ticket: AdmissionTicket | None = None  # of a round that the backlog let in when it arrived
+    ticket: AdmissionTicket | None = None  # of a round that the backlog admitted when it arrived
 
     @property
     def num_tokens(self) -> int:

@@ -1,4 +1,4 @@
-"""Where a verifier may listen: on loopback freely, beyond it with encryption and credentials."""
+"""Checks where a verifier listens: on loopback freely, beyond it with encryption and credentials."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ from outrider.edge_client.config.methods import support_size
 from outrider.edge_client.config.run_config import RunConfig
 from outrider.edge_client.controller.depth.registry import create_depth_policy
 from outrider.edge_client.controller.window import Pipelining
-from outrider.edge_client.core.options import Mode, OnTimeout
+from outrider.edge_client.core.options import ExecutionMode, OnTimeout
 from outrider.edge_client.gate.gate import GateUse
 from outrider.edge_client.gate.thresholds import GateThresholds
 from outrider.edge_client.session.factory import Edge, create_link, make_sampling
@@ -52,7 +52,7 @@ class Calibration:
 
     def cloud_only(self) -> list[TokenIds]:
         """Returns the target's own text after each passage."""
-        config = replace(self._config, mode=Mode.CLOUD_ONLY)
+        config = replace(self._config, mode=ExecutionMode.CLOUD_ONLY)
         return [self._write(index, config, "cloud-only").token_ids for index in range(len(self._passages))]
 
     def samples(self, texts: Sequence[TokenIds]) -> list[Sample]:
@@ -137,7 +137,9 @@ def _nothing_is_hard(like: GateThresholds) -> GateThresholds:
 
 def ungated(config: RunConfig) -> RunConfig:
     """Returns the configuration without a gate, in synchronous rounds, with nothing reverified."""
-    return with_values(without_gate(config), mode=Mode.SPECULATIVE, pipeline=Pipelining.OFF, reverify=False)
+    return with_values(
+        without_gate(config), mode=ExecutionMode.SPECULATIVE, pipeline=Pipelining.OFF, reverify=False
+    )
 
 
 def with_variance(config: RunConfig) -> RunConfig:

@@ -49,7 +49,7 @@ def main(namespace: argparse.Namespace) -> int:
 
 def examine(config: RunConfig, has_trial: bool = True) -> list[Finding]:
     """Returns the findings of all checks; a fault leaves out the checks that depend on it."""
-    from outrider.edge_client.core.options import Mode
+    from outrider.edge_client.core.options import ExecutionMode
     from outrider.edge_client.doctor.compatibility import check_compatibility, check_trial
     from outrider.edge_client.doctor.local import check_local
     from outrider.edge_client.doctor.remote import check_remote
@@ -57,7 +57,7 @@ def examine(config: RunConfig, has_trial: bool = True) -> list[Finding]:
     local = check_local(config)
     findings, edge = list(local.findings), local.edge
     try:
-        if config.mode is Mode.EDGE_ONLY:
+        if config.mode is ExecutionMode.EDGE_ONLY:
             return [*findings, skipped("verifier", "mode edge-only asks none")]
         remote = check_remote(config)
         findings += remote.findings

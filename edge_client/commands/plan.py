@@ -24,7 +24,7 @@ from outrider.common.config.units import (
 from outrider.common.errors import UsageError
 from outrider.edge_client.commands.progress import show_progress
 from outrider.edge_client.config.run_config import RunConfig
-from outrider.edge_client.core.options import Mode
+from outrider.edge_client.core.options import ExecutionMode
 from outrider.edge_client.planning.plan import (
     ASSUMED,
     COMPUTED,
@@ -278,7 +278,9 @@ def _measure(
     seconds = namespace.measure_s
     if not 0 < seconds < math.inf:
         raise UsageError(f"--measure-s {seconds}: want seconds above 0")
-    config = replace(load_run_config(namespace).value, verifier=namespace.measure, mode=Mode.SPECULATIVE)
+    config = replace(
+        load_run_config(namespace).value, verifier=namespace.measure, mode=ExecutionMode.SPECULATIVE
+    )
     setup_logging(config.logs.level)
     edge = create_edge(config)
     try:

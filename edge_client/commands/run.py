@@ -20,7 +20,7 @@ from outrider.edge_client.config.gate import gate_warning
 from outrider.edge_client.config.methods import judging_method, warning
 from outrider.edge_client.config.run_config import RunConfig
 from outrider.edge_client.core.events import SessionEvent
-from outrider.edge_client.core.options import Mode
+from outrider.edge_client.core.options import ExecutionMode
 from outrider.edge_client.session.factory import Edge, create_edge, draw_seed
 from outrider.edge_client.session.session import EdgeSession, SessionResult
 from outrider.edge_client.tokenization.tokenizer import EdgeTokenizer
@@ -88,7 +88,7 @@ def _show(session: EdgeSession, config: RunConfig, has_colour: bool, is_live: bo
     if is_live:
         from outrider.edge_client.ui.live import LiveView, ticking
 
-        events, is_alone = ticking(session.generate()), config.mode is Mode.EDGE_ONLY
+        events, is_alone = ticking(session.generate()), config.mode is ExecutionMode.EDGE_ONLY
         view = LiveView(
             session, sys.stdout, has_colour, is_alone=is_alone, is_reverified=config.outage.reverify
         )
@@ -175,7 +175,7 @@ def _draft_fingerprint(edge: Edge, model: ModelInfo | None) -> str | None:
     """Returns the fingerprint of the draft that drafted: ours, or the verifier's in mode co-located."""
     if edge.draft is not None:
         return edge.draft.fingerprint
-    return model.draft_fingerprint if model and edge.config.mode is Mode.CO_LOCATED else None
+    return model.draft_fingerprint if model and edge.config.mode is ExecutionMode.CO_LOCATED else None
 
 
 @contextmanager

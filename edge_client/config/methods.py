@@ -6,7 +6,7 @@ from outrider.common.errors import UsageError
 from outrider.common.methods import DEFAULT_SUPPORT_SIZE
 from outrider.common.types import Method, MethodParams
 from outrider.edge_client.config.run_config import RunConfig
-from outrider.edge_client.core.options import Mode, OnTimeout
+from outrider.edge_client.core.options import ExecutionMode, OnTimeout
 from outrider.edge_client.gate.gate import GateUse
 
 METHODS_OF = {  # settings that only some methods have
@@ -27,9 +27,9 @@ def check_method(config: RunConfig) -> None:
             wanted = " or ".join(f"--method {method}" for method in methods)
             flag = "--" + name.replace("_", "-")
             raise UsageError(f"{flag} goes with {wanted}, not with --method {chosen}")
-    if config.verification.support_size is not None and config.mode is Mode.CO_LOCATED:
+    if config.verification.support_size is not None and config.mode is ExecutionMode.CO_LOCATED:
         raise UsageError("--support-size has no effect in mode co-located: the verifier drafts")
-    if config.logprobs and config.mode is Mode.EDGE_ONLY:
+    if config.logprobs and config.mode is ExecutionMode.EDGE_ONLY:
         raise UsageError("--logprobs needs a target, and mode edge-only uses none")
     if config.outage.reverify and (why := why_no_reverify(config)):
         raise UsageError(f"--reverify {why}")
@@ -43,7 +43,7 @@ def why_no_reverify(config: RunConfig) -> str:
             f"goes with --method coupled, not with --method {method}, which needs the distribution that a "
             "token was drafted from: kept tokens have none any more"
         )
-    if config.mode not in (Mode.SPECULATIVE, Mode.AUTO):
+    if config.mode not in (ExecutionMode.SPECULATIVE, ExecutionMode.AUTO):
         return (
             f"goes with --mode speculative or auto: mode {config.mode} keeps no token that could be verified "
             "later"
@@ -74,7 +74,7 @@ def support_size(config: RunConfig) -> int:
 
 def judging_method(config: RunConfig) -> Method | None:
     """Returns the method that drafted tokens are verified by; None where none are verified."""
-    is_judged = config.mode in (Mode.SPECULATIVE, Mode.CO_LOCATED, Mode.AUTO)
+    is_judged = config.mode in (ExecutionMode.SPECULATIVE, ExecutionMode.CO_LOCATED, ExecutionMode.AUTO)
     return config.verification.method if is_judged else None
 
 

@@ -15,7 +15,7 @@ from outrider.edge_client.config.draft_sections import (
 )
 from outrider.edge_client.config.link_sections import ConnectionConfig, LogConfig, OutageConfig
 from outrider.edge_client.config.text_sections import SamplingConfig, StopConfig, VerificationConfig
-from outrider.edge_client.core.options import REQUESTABLE_MODES, Mode
+from outrider.edge_client.core.options import REQUESTABLE_MODES, ExecutionMode
 from outrider.models import EMBEDDED
 
 SCOPE = "edge"
@@ -37,8 +37,8 @@ class RunConfig:
         title=_DRAFT,
     )
     draft: DraftConfig = section(DraftConfig, "draft_", _DRAFT)
-    mode: Mode = option(
-        Mode.SPECULATIVE,
+    mode: ExecutionMode = option(
+        ExecutionMode.SPECULATIVE,
         "draft here and verify in the cloud (speculative); decode in the cloud without a draft (cloud-only); "
         "draft and verify in the cloud (co-located); draft here, unverified (edge-only); or change between "
         "speculative, pipelined or not, and cloud-only by measured speed (auto). cloud-only and co-located "

@@ -1,4 +1,4 @@
-"""How likely the target accepts a drafted token, estimated from judged rounds. Pure.
+"""Estimates from judged rounds how likely the target accepts a drafted token. Pure.
 
 One estimator reads the same judged tokens in three ways, since three decisions need different things:
 

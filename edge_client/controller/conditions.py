@@ -1,4 +1,4 @@
-"""What a session measured of its models, its link and its drafts' acceptance, for the cost model. Pure."""
+"""Estimates a session's models, link and acceptance from its rounds, for the cost model. Pure."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Conditions:
         return self.costs.is_known
 
     def observe(self, record: RoundRecord) -> None:
-        """Adds a round; of an unanswered one, which has no times, what is known of its first token."""
+        """Adds a round. An unanswered one has no times: only its first token, where that is known, counts."""
         self.acceptance.observe(record)
         if record.window > 1:
             self._observe_branches(record)

@@ -141,7 +141,7 @@ class ModePolicy:
         all_rounds = [token_s for mode, token_s in times.items() if mode is not ExecutionMode.CLOUD_ONLY]
         rounds = [min(each) for each in zip(*all_rounds, strict=True)]
         stream = times.get(ExecutionMode.CLOUD_ONLY, [math.inf] * len(ALPHAS))
-        leave = [rtt_s * max(0.0, 1.0 - r / s) for r, s in zip(rounds, stream, strict=True)]
+        leave = [rtt_s * max(0.0, 1.0 - r / s) if s else 0.0 for r, s in zip(rounds, stream, strict=True)]
         self._round_probability = sum(w for w, r, s in zip(weights, rounds, stream, strict=True) if r < s)
         after_rounds_s = after_stream_s = 0.0
         if later:

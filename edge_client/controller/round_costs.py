@@ -1,4 +1,4 @@
-"""What rounds cost lately, in the terms of the cost model. Pure.
+"""Estimates what recent rounds cost, in the terms of the cost model. Pure.
 
 Medians rather than means: a verifier's first forwards, a slow step or a stalled packet do not predict the
 next round, and one of them in a mean would shorten drafts for many rounds.

@@ -1,4 +1,4 @@
-"""How many rounds may be in flight at once. Pure."""
+"""Decides how many rounds may be in flight at once. Pure."""
 
 from __future__ import annotations
 

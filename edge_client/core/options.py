@@ -27,7 +27,6 @@ class ExecutionMode(enum.StrEnum):
 
 # What `--mode` takes: whether speculative rounds are pipelined is a setting of its own (`--pipeline`).
 REQUESTABLE_MODES = tuple(mode for mode in ExecutionMode if mode is not ExecutionMode.PIPELINED)
-Mode = ExecutionMode
 
 
 class OnTimeout(enum.StrEnum):
@@ -43,7 +42,7 @@ class OnTimeout(enum.StrEnum):
 class SessionOptions:
     """Everything that the user chooses of a generation, but for its parts' construction."""
 
-    mode: Mode = Mode.SPECULATIVE
+    mode: ExecutionMode = ExecutionMode.SPECULATIVE
     sampling: SamplingParams = field(default_factory=SamplingParams)
     stop: StopParams = field(default_factory=StopParams)
     method: Method = Method.COUPLED

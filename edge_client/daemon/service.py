@@ -13,7 +13,7 @@ from outrider.common.errors import UsageError
 from outrider.common.types import Method, SamplingParams
 from outrider.edge_client.config.daemon import DaemonConfig
 from outrider.edge_client.config.run_config import RunConfig, draft_dir
-from outrider.edge_client.core.options import Mode
+from outrider.edge_client.core.options import ExecutionMode
 from outrider.edge_client.daemon.activity import Activity
 from outrider.edge_client.daemon.admission import Admission
 from outrider.edge_client.daemon.http.keys import Keys
@@ -134,7 +134,7 @@ class Daemon:
     def _lease(self, config: RunConfig) -> DraftLease | None:
         """Returns a draft sequence with the KV of an earlier text. None where drafts decide what is written,
         so that the text would depend on what was in the cache (see pool.py)."""
-        is_drafted = config.mode.has_draft and config.mode is not Mode.EDGE_ONLY
+        is_drafted = config.mode.has_draft and config.mode is not ExecutionMode.EDGE_ONLY
         if self._pool is None or not is_drafted or config.verification.method is not Method.COUPLED:
             return None
         return self._pool.lease()

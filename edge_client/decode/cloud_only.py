@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from outrider.common.errors import LinkError, RoundTimeoutError
 from outrider.common.types import GeneratedTokens, GenerateRequest, Origin
 from outrider.edge_client.core.events import SessionEvent
-from outrider.edge_client.core.options import Mode, OnTimeout
+from outrider.edge_client.core.options import ExecutionMode, OnTimeout
 from outrider.edge_client.decode.generation_state import GenerationState
 from outrider.edge_client.decode.opening import open_session
 from outrider.edge_client.decode.stream_watch import StreamWatch
@@ -61,7 +61,7 @@ def stream_cloud_only(state: GenerationState, watch: StreamWatch | None = None) 
 def _make_request(state: GenerationState) -> GenerateRequest:
     tokens = state.tokens
     committed, origins = tokens.unacked()
-    is_co_located = state.options.mode is Mode.CO_LOCATED
+    is_co_located = state.options.mode is ExecutionMode.CO_LOCATED
     return GenerateRequest(
         round_id=state.remote.next_round_id(),
         base_position=tokens.acked_position,
@@ -78,7 +78,7 @@ def _take(state: GenerationState, message: GeneratedTokens) -> Iterator[SessionE
     tokens = state.tokens
     events = state.add(message.token_ids, message.origins, message.logprobs)
     num_accepted = None
-    if state.options.mode is Mode.CO_LOCATED:
+    if state.options.mode is ExecutionMode.CO_LOCATED:
         num_accepted = sum(event.origin is Origin.ACCEPTED for event in events)
     state.recorder.streamed(message, len(events), num_accepted)
     yield from events

@@ -15,7 +15,7 @@ from outrider.common.types import (
     RoundErrorCode,
 )
 from outrider.edge_client.core.events import SessionEvent
-from outrider.edge_client.core.options import Mode, OnTimeout
+from outrider.edge_client.core.options import ExecutionMode, OnTimeout
 from outrider.edge_client.decode.generation_state import GenerationState
 from outrider.edge_client.decode.reverify import reconcile
 from outrider.edge_client.transport.remote_verifier import SessionLostError
@@ -106,7 +106,7 @@ def _take(state: GenerationState, opened: Opened) -> list[SessionEvent]:
         theirs = opened.model.protocol_version
         raise IncompatibleError(f"the verifier speaks protocol {theirs}, this edge {PROTOCOL_VERSION}")
     state.opened(opened)
-    if state.options.mode is Mode.CO_LOCATED and not opened.model.draft_fingerprint:
+    if state.options.mode is ExecutionMode.CO_LOCATED and not opened.model.draft_fingerprint:
         raise RoundFailedError(_NO_DRAFT_THERE)  # before any token is shown
     their_hash = extend_hash(tokens.chain.hash_at(position), (opened.first_token,))
     if (opened.position, opened.hash) != (position + 1, their_hash):

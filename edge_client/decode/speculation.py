@@ -1,4 +1,4 @@
-"""Which branch a generation drafts on next: after all rounds in flight, or after a predicted correction too.
+"""Chooses the branch to draft on next: after all rounds in flight, or after a predicted correction.
 
 Corrections are predicted with `coupled` alone, the one method whose noise the edge knows, and with a draft
 that reports its tokens' runner-ups.

@@ -6,7 +6,7 @@ from outrider.common.config.loader import with_values
 from outrider.common.errors import IncompatibleError, OutriderError
 from outrider.common.types import Method, ModelInfo
 from outrider.edge_client.config.run_config import RunConfig
-from outrider.edge_client.core.options import Mode, OnTimeout
+from outrider.edge_client.core.options import ExecutionMode, OnTimeout
 from outrider.edge_client.doctor.finding import Finding, fault, ok, warning
 from outrider.edge_client.session.factory import Edge
 
@@ -32,7 +32,7 @@ def _check_settings(config: RunConfig, model: ModelInfo) -> Finding:
         usable = model.methods[0] if model.methods else Method.COUPLED
         todo = f"use --method {usable}, or ask its operator for --methods {method}"
         return fault("settings", f"method {method} is not among {', '.join(model.methods)}", todo)
-    if config.mode is Mode.CO_LOCATED and not model.draft_fingerprint:
+    if config.mode is ExecutionMode.CO_LOCATED and not model.draft_fingerprint:
         todo = "serve it with --draft DIR, or choose another --mode"
         return fault("settings", "mode co-located needs a draft in the verifier, and it has none", todo)
     return ok("settings", f"mode {config.mode}, method {method}")

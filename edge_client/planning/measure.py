@@ -15,7 +15,7 @@ from outrider.common.config.loader import with_values
 from outrider.common.errors import UsageError
 from outrider.common.types import ModelInfo
 from outrider.edge_client.config.run_config import RunConfig
-from outrider.edge_client.core.options import Mode
+from outrider.edge_client.core.options import ExecutionMode
 from outrider.edge_client.core.stats import RoundRecord
 from outrider.edge_client.planning.plan import MAX_DRAFT_TOKENS
 from outrider.edge_client.planning.samples import (
@@ -90,7 +90,7 @@ def measure(
             samples.sessions.append(
                 [(each.num_accepted_tokens, each.num_draft_tokens) for each in stats.rounds]
             )
-        if config.mode is Mode.CLOUD_ONLY:
+        if config.mode is ExecutionMode.CLOUD_ONLY:
             times_ns = stats.token_times_ns[1:]
             samples.token_gaps_s += [(after - before) / 1e9 for before, after in pairwise(times_ns)]
         if clock() >= end_s:
@@ -113,12 +113,12 @@ def _errands(
             max_new_tokens=num_tokens,
             depth_policy="fixed",
         )
-        speculative = replace(common, mode=Mode.SPECULATIVE)
+        speculative = replace(common, mode=ExecutionMode.SPECULATIVE)
         prompt = next(own_prompts)
         for number, length in enumerate(LENGTHS):
             yield with_values(speculative, num_speculative_tokens=length), prompt, next(seeds)
             if number % 3 == 0:
-                yield replace(common, mode=Mode.CLOUD_ONLY), prompt, next(seeds)
+                yield replace(common, mode=ExecutionMode.CLOUD_ONLY), prompt, next(seeds)
 
 
 def parts_from(samples: Samples, flag: str = "--measure-s") -> MeasuredParts:

@@ -20,7 +20,7 @@ from outrider.edge_client.config.run_config import RunConfig, draft_dir
 from outrider.edge_client.controller.acceptance_prior import AcceptancePrior
 from outrider.edge_client.controller.depth.registry import create_depth_policy
 from outrider.edge_client.controller.window import Pipelining, RoundWindow, create_window
-from outrider.edge_client.core.options import Mode, OnTimeout, SessionOptions
+from outrider.edge_client.core.options import ExecutionMode, OnTimeout, SessionOptions
 from outrider.edge_client.drafting.base import DraftModel
 from outrider.edge_client.drafting.onnx.dropout_cost import DropoutCost
 from outrider.edge_client.drafting.registry import WITHOUT_MODEL, create_draft_model
@@ -110,7 +110,7 @@ class Edge:
             stats.mc_dropout_ms, stats.mc_dropout_ratio = round(cost.extra_ms, 4), round(cost.ratio, 4)
         return session
 
-    def _draft_for(self, mode: Mode, draft: DraftModel | None) -> DraftModel | None:
+    def _draft_for(self, mode: ExecutionMode, draft: DraftModel | None) -> DraftModel | None:
         if not mode.has_draft:
             return None
         if self.draft is None:
@@ -179,7 +179,7 @@ def create_edge(config: RunConfig, has_draft: bool | None = None) -> Edge:
 
 def _create_draft(config: RunConfig, directory: Path, tokenizer: EdgeTokenizer) -> DraftModel:
     strategy = config.draft.strategy
-    if config.mode is Mode.EDGE_ONLY and strategy in WITHOUT_MODEL:
+    if config.mode is ExecutionMode.EDGE_ONLY and strategy in WITHOUT_MODEL:
         raise UsageError(
             f"--mode edge-only needs a model to write with, and --draft-strategy {strategy} has none"
         )
@@ -211,7 +211,7 @@ def _dropout_cost(draft: DraftModel | None) -> DropoutCost | None:
 def _create_verifier(
     config: RunConfig, options: SessionOptions, session_id: bytes, surroundings: Surroundings
 ) -> RemoteVerifier | None:
-    if options.mode is Mode.EDGE_ONLY:
+    if options.mode is ExecutionMode.EDGE_ONLY:
         return None
     timeout_ms = config.outage.timeout_ms
     return RemoteVerifier(
@@ -229,7 +229,7 @@ def make_window(config: RunConfig) -> RoundWindow:
 
     Pipelined rounds need a stream, since single calls may arrive in another order."""
     _check_pipelining(config)
-    pipelining, is_auto = config.pipelining.use, config.mode is Mode.AUTO
+    pipelining, is_auto = config.pipelining.use, config.mode is ExecutionMode.AUTO
     if is_auto and config.connection.transport != "unary":
         pipelining = Pipelining.AUTO
     num_rounds = config.pipelining.num_rounds_in_flight
@@ -249,11 +249,11 @@ def _check_pipelining(config: RunConfig) -> None:
     flag = f"--pipeline {use}"
     if use is Pipelining.OFF:
         return
-    if mode not in (Mode.SPECULATIVE, Mode.AUTO):
+    if mode not in (ExecutionMode.SPECULATIVE, ExecutionMode.AUTO):
         raise UsageError(f"{flag} goes with --mode speculative: in mode {mode} the edge sends no rounds")
     if config.connection.transport == "unary":
         raise UsageError(f"{flag} needs --transport stream")
-    if mode is Mode.AUTO and use is Pipelining.ON:
+    if mode is ExecutionMode.AUTO and use is Pipelining.ON:
         raise UsageError(f"{flag} goes with --mode speculative: mode auto decides it by itself")
 
 

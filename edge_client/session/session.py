@@ -20,7 +20,7 @@ from outrider.edge_client.controller.depth.base import DepthPolicy
 from outrider.edge_client.controller.depth.fixed import FixedDepth
 from outrider.edge_client.controller.window import RoundWindow
 from outrider.edge_client.core.events import EndEvent, SessionEvent
-from outrider.edge_client.core.options import Mode, OnTimeout, SessionOptions
+from outrider.edge_client.core.options import ExecutionMode, OnTimeout, SessionOptions
 from outrider.edge_client.core.stats import SessionStats
 from outrider.edge_client.decode.auto import run_auto
 from outrider.edge_client.decode.cloud_only import stream_cloud_only
@@ -74,7 +74,7 @@ def _create_drafter(
 ) -> Drafter:
     """Creates the draft side. Alone, the draft samples from its whole distribution: there is no verdict that
     would need a support."""
-    is_alone = options.mode is Mode.EDGE_ONLY
+    is_alone = options.mode is ExecutionMode.EDGE_ONLY
     num_ids = 0 if is_alone else num_support(options.method, options.support_size)
     return Drafter(draft, options.sampling, num_prompt_tokens, num_ids, min_draft_s, clock)
 
@@ -184,7 +184,7 @@ class EdgeSession:
         if not mode.has_draft:
             return str(mode)
         if state.is_to_stream:
-            return str(Mode.CLOUD_ONLY)
+            return str(ExecutionMode.CLOUD_ONLY)
         return "pipelined" if state.window.size > 1 else "synchronous"
 
     @property
@@ -197,11 +197,11 @@ class EdgeSession:
 
     def _run(self) -> Iterator[SessionEvent]:
         mode = self._state.options.mode
-        if mode is Mode.EDGE_ONLY:
+        if mode is ExecutionMode.EDGE_ONLY:
             yield from self._edge_only()
             return
         yield from self._open()
-        if mode is Mode.AUTO:
+        if mode is ExecutionMode.AUTO:
             yield from run_auto(self._state)
         elif mode.has_draft:
             yield from SpeculativeLoop(self._state).run()

@@ -7,7 +7,7 @@ from dataclasses import replace
 from outrider.common.errors import UsageError
 from outrider.common.types import Method
 from outrider.edge_client.config.run_config import RunConfig
-from outrider.edge_client.core.options import REQUESTABLE_MODES, Mode
+from outrider.edge_client.core.options import REQUESTABLE_MODES, ExecutionMode
 from outrider.edge_client.drafting.pool import SequencePool
 from outrider.edge_client.session.factory import Edge, draw_seed
 from outrider.edge_client.session.session import EdgeSession
@@ -59,7 +59,7 @@ class Conversation:
         a draft where none is loaded."""
         if name not in REQUESTABLE_MODES:
             raise UsageError(f"there is no mode {name}; there are {', '.join(REQUESTABLE_MODES)}")
-        mode = Mode(name)
+        mode = ExecutionMode(name)
         if mode.has_draft and self._edge.draft is None:
             raise UsageError(f"mode {name} drafts here, and no draft was loaded: start with --mode {name}")
         self.config = replace(self.config, mode=mode)
@@ -89,4 +89,7 @@ class Conversation:
     @property
     def _may_reuse(self) -> bool:
         """See `outrider.edge_client.drafting.pool`."""
-        return self.config.verification.method is Method.COUPLED and self.config.mode is not Mode.EDGE_ONLY
+        return (
+            self.config.verification.method is Method.COUPLED
+            and self.config.mode is not ExecutionMode.EDGE_ONLY
+        )

@@ -1,4 +1,4 @@
-"""When a packet leaves the bottleneck of one direction: at once, at a rate, or as a capacity trace allows.
+"""Computes when a packet leaves the bottleneck of one direction: at once, at a rate, or by a capacity trace.
 
 Times are seconds since the link opened. `depart` is called in the order in which packets come.
 """

@@ -1,4 +1,4 @@
-"""What chance does to packets: losses in runs, and jitter. Seeded, a stream of its own each direction."""
+"""Draws losses in runs and jitter for packets. Seeded, with a stream of its own for each direction."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a link is like. One description for all four realisations; every profile that exists is valid."""
+"""Describes a link. One description serves all four realisations; every profile that exists is valid."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a load run heard back, and its figures."""
+"""Sums up the answers of a load run as figures."""
 
 from __future__ import annotations
 

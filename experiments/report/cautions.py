@@ -1,4 +1,4 @@
-"""What a reader must know before believing a figure of the folder. Pure."""
+"""Lists what a reader must know before believing a figure of the folder. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What several figures draw: axes with readable ticks, legends under the plot, points with intervals."""
+"""Draws what several figures share: axes with readable ticks, legends under the plot, points with intervals."""
 
 from __future__ import annotations
 

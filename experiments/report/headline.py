@@ -1,4 +1,4 @@
-"""What wins where, in sentences: losses of speculation over the link come first. Pure."""
+"""Says in sentences which mode is fastest where: losses of speculation over the link come first. Pure."""
 
 from __future__ import annotations
 

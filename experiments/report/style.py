@@ -1,4 +1,4 @@
-"""How the figures look: one palette, two sizes. A series is recognised by colour, line style and marker together.
+"""Defines the look of the figures: one palette, two sizes. A series has its own colour, line style and marker.
 
 matplotlib draws with stand-in colours; `svg.py` turns each into a CSS variable, so that one drawing serves
 light, dark and print. Colours after Okabe and Ito (2008), darkened or lightened for 3:1 against each.

@@ -1,4 +1,4 @@
-"""Who wins on each link of a setting, by TPOT. Pure.
+"""Finds the fastest arm on each link of a setting, by TPOT. Pure.
 
 A difference counts where the interval of the paired comparison leaves 1 out and the difference is larger than
 what two equal cells of the folder differ by (the A/A spread).

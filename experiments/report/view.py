@@ -64,7 +64,7 @@ class View:
 
     @cached_property
     def arms(self) -> list[Arm]:
-        """Returns each mode's arm of most cells in the order of `Mode`, then the others: a mode keeps its
+        """Returns each mode's arm of most cells in the order of `ExecutionMode`, then the others: a mode keeps its
         colour."""
         counts = Counter(Arm.of(cell) for cell in self.cells)
         found = list(counts)

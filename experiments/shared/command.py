@@ -1,4 +1,4 @@
-"""How a command of this folder ends when it cannot go on: one line for a person, and an exit status."""
+"""Ends a command that cannot go on: one line for a person, and an exit status."""
 
 from __future__ import annotations
 

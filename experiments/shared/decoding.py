@@ -13,7 +13,7 @@ from outrider.edge_client.controller.depth.base import DepthPolicy
 from outrider.edge_client.controller.depth.fixed import FixedDepth
 from outrider.edge_client.controller.window import RoundWindow
 from outrider.edge_client.core.events import SessionEvent
-from outrider.edge_client.core.options import Mode, OnTimeout, SessionOptions
+from outrider.edge_client.core.options import ExecutionMode, OnTimeout, SessionOptions
 from outrider.edge_client.drafting.base import DraftModel
 from outrider.edge_client.session.session import EdgeSession, SessionResult, new_session_id
 from outrider.edge_client.tokenization.tokenizer import EdgeTokenizer
@@ -27,7 +27,7 @@ from outrider.experiments.shared.watched import watched
 class Case:
     """Says how to decode: a mode, a draft length, the distribution, and the method that judges the draft."""
 
-    mode: Mode
+    mode: ExecutionMode
     temperature: float
     num_speculative_tokens: int = 0
     method: Method = Method.COUPLED
@@ -38,7 +38,7 @@ class Case:
     @property
     def name(self) -> str:
         """Returns the case in words; what is usual is left out."""
-        has_depth = self.mode in (Mode.SPECULATIVE, Mode.CO_LOCATED)
+        has_depth = self.mode in (ExecutionMode.SPECULATIVE, ExecutionMode.CO_LOCATED)
         depth = f" n={self.num_speculative_tokens}" if has_depth else ""
         method = "" if self.method is Method.COUPLED else f" {self.method}"
         top_p = "" if self.top_p == 1 else f" top-p {self.top_p:g}"
@@ -78,7 +78,7 @@ class Decoder:
         session_id = new_session_id()
         prompt_ids = self.tokenizer.encode(prompt)
         verifier = None
-        if case.mode is not Mode.EDGE_ONLY:
+        if case.mode is not ExecutionMode.EDGE_ONLY:
             link = GrpcLink(self._address, session_id, transport)
             verifier = RemoteVerifier(link, RoundDeadline(deadline_s), is_patient=True)
         session = EdgeSession(

@@ -1,4 +1,4 @@
-"""TLS and a token for a verifier of ours and its edges: certificates of an authority made for the occasion.
+"""Creates TLS certificates of a temporary authority, and tokens, for a verifier of ours and its edges.
 
 A link may hand out any address for the verifier's: edges check the certificate for the name `localhost`.
 """
@@ -61,7 +61,7 @@ class DevSecurity:
 
 
 def make_dev_security(directory: Path, tenant: str = "default") -> DevSecurity:
-    """Writes everything to `directory`; a second call adds a token, of another tenant say."""
+    """Writes everything to `directory`; a second call adds a token, for another tenant for example."""
     certificates = make_dev_certificates(directory, lifetime=LIFETIME)
     text, record = new_token(tenant, datetime.now(UTC), LIFETIME)
     tokens_file, token_file = directory / "tokens.json", directory / f"{tenant}-{record.id}.token"

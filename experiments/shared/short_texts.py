@@ -1,4 +1,4 @@
-"""What the cost model says of texts as short as those of experiments, from parts measured in their rounds.
+"""Predicts short texts by the cost model, from parts measured in their rounds.
 
 A plan is for long texts. In short ones the ends count: the last round is cut to what is wanted, and asking
 for a stream costs one round trip.
@@ -17,7 +17,7 @@ from outrider.edge_client.controller.cost_model import (
     colocated_models,
     rounds_s,
 )
-from outrider.edge_client.core.options import Mode
+from outrider.edge_client.core.options import ExecutionMode
 from outrider.edge_client.planning.samples import (
     AcceptanceSequence,
     acceptance_by_position,
@@ -82,7 +82,7 @@ def alphas_of(texts: Sequence[AcceptanceSequence], num_draft_tokens: int) -> lis
 
 
 def text_token_s(
-    mode: Mode,
+    mode: ExecutionMode,
     num_draft_tokens: int,
     alphas: Sequence[float],
     num_tokens: int,
@@ -92,13 +92,13 @@ def text_token_s(
     """Returns the seconds a token of the `num_tokens` after a text's first, which comes with the opening.
     Edge-only, the first ones come with it: `num_draft_tokens` at once, again and again."""
     match mode:
-        case Mode.CLOUD_ONLY:
+        case ExecutionMode.CLOUD_ONLY:
             return cloud_only_s(models, link) + link.rtt_s / num_tokens
-        case Mode.CO_LOCATED:
+        case ExecutionMode.CO_LOCATED:
             there = colocated_models(models)
             there_s = rounds_s(alphas, num_draft_tokens, num_tokens, there, LinkCosts(0.0))
             return (there_s + link.rtt_s) / num_tokens
-        case Mode.EDGE_ONLY:
+        case ExecutionMode.EDGE_ONLY:
             num_drafts = math.ceil((num_tokens + 1) / num_draft_tokens) - 1
             return num_drafts * models.draft_s(num_draft_tokens) / num_tokens
         case _:

@@ -24,7 +24,7 @@ from pathlib import Path
 import numpy as np
 
 from outrider.edge_client.config.run_config import run_config
-from outrider.edge_client.core.options import Mode
+from outrider.edge_client.core.options import ExecutionMode
 from outrider.edge_client.core.stats import RoundRecord
 from outrider.edge_client.drafting.onnx.model import OnnxDraftModel
 from outrider.edge_client.session.session import new_session_id
@@ -84,7 +84,9 @@ def measure(address: str, texts: Sequence[KnownText], num_turns: int = 3) -> Sys
     edges = ReplayEdges(texts, THINK, run_config(max_new_tokens=NUM_TOKENS, on_timeout="wait"))
     edges.run(address, 1, len(texts))  # warms up
     turns = [collect(edges, address) for _ in range(num_turns)]
-    colocated = edges.run(address, 1, len(texts), mode=str(Mode.CO_LOCATED), num_speculative_tokens=4)
+    colocated = edges.run(
+        address, 1, len(texts), mode=str(ExecutionMode.CO_LOCATED), num_speculative_tokens=4
+    )
     facts = machine_facts()
     return SystemTimes(
         verifier=middle([verifier_times(turn) for turn in turns]),

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from outrider.common.config.loader import with_values
 from outrider.common.types import SamplingParams, TokenIds
 from outrider.edge_client.config.run_config import RunConfig
-from outrider.edge_client.core.options import Mode
+from outrider.edge_client.core.options import ExecutionMode
 from outrider.edge_client.drafting.onnx.model import OnnxDraftModel
 from outrider.edge_client.session.factory import Edge, create_edge
 from outrider.edge_client.session.session import SessionResult
@@ -75,7 +75,7 @@ def learn_texts(address: str, num_texts: int, num_positions: int) -> list[KnownT
     with OnnxDraftModel.open(EMBEDDED / "draft") as draft:
         decoder = Decoder(address, draft, tokenizer)
         for prompt in load_prompts(limit=num_texts):
-            case = Case(Mode.CLOUD_ONLY, GREEDY.temperature)
+            case = Case(ExecutionMode.CLOUD_ONLY, GREEDY.temperature)
             result = decoder.decode(prompt.text, case, num_positions + MAX_DEPTH, GREEDY.seed)
             prompt_ids = tuple(tokenizer.encode(prompt.text))
             trace = trace_text(draft, prompt_ids, result.token_ids, GREEDY, num_positions)
@@ -106,7 +106,7 @@ class ReplayEdges:
         """Takes `settings` of greedy texts without an end; their address is given to `run`."""
         self._texts, self._times = texts, times
         self._config = with_values(settings, temperature=0.0, ignore_eos=True)
-        self._edge: Edge = create_edge(replace(self._config, mode=Mode.CLOUD_ONLY))
+        self._edge: Edge = create_edge(replace(self._config, mode=ExecutionMode.CLOUD_ONLY))
 
     def run(
         self, address: str, num_sessions: int, requests_each: int, **settings: object

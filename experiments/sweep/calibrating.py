@@ -1,4 +1,4 @@
-"""How well the realisation of a sweep makes links of the sweep's own round trips, for its manifest."""
+"""Measures how well a sweep's realisation makes links of the sweep's own round trips, for its manifest."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a run would refuse, reported before anything runs: by the product itself, of every cell."""
+"""Reports before anything runs what a run would refuse, by asking the product about every cell."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What can be read from the machine: its facts, a process's peak memory, and energy where counters exist."""
+"""Reads the machine: its facts, a process's peak memory, and energy where counters exist."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How far a sweep is: a bar with the time left at a terminal, plain lines on a pipe, nothing with --json."""
+"""Shows progress of a sweep: a bar with the time left at a terminal, plain lines on a pipe, nothing with --json."""
 
 from __future__ import annotations
 

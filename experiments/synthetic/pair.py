@@ -1,4 +1,4 @@
-"""What describes a synthetic pair: how likely drafted tokens are accepted, and what its two models take."""
+"""Describes a synthetic pair: how likely drafted tokens are accepted, and what its two models take."""
 
 from __future__ import annotations
 

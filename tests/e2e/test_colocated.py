@@ -19,7 +19,7 @@ from outrider.cloud_verifier.engine.colocated import CoLocatedDrafter
 from outrider.cloud_verifier.server.cli import main
 from outrider.common.errors import LinkError, RoundFailedError
 from outrider.common.types import GeneratedTokens, Origin, SamplingParams, SessionResponse, StopParams
-from outrider.edge_client.core.options import Mode
+from outrider.edge_client.core.options import ExecutionMode
 from outrider.edge_client.drafting.base import DraftModel
 from outrider.edge_client.drafting.onnx.model import OnnxDraftModel
 from outrider.edge_client.session.session import SessionResult
@@ -28,7 +28,7 @@ from outrider.edge_client.transport.link.base import Connection, VerifierLink
 from outrider.experiments.shared.processes import VerifierProcess, run_edge, running_verifier
 from outrider.experiments.shared.prompts import load_prompts
 
-CO_LOCATED = Mode.CO_LOCATED
+CO_LOCATED = ExecutionMode.CO_LOCATED
 SETTINGS = tuple(itertools.product((0.0, 0.8), (1, 4, 8)))
 
 
@@ -181,7 +181,7 @@ def test_a_stop_inside_a_draft_ends_the_text_like_cloud_only(verifier: VerifierP
     ):
         runs = [
             decode(verifier.address, prompt, sampling, mode=mode, depth=8, stop=stop)
-            for mode in (Mode.CLOUD_ONLY, CO_LOCATED)
+            for mode in (ExecutionMode.CLOUD_ONLY, CO_LOCATED)
         ]
         assert runs[0].token_ids == runs[1].token_ids and runs[0].text == runs[1].text
         assert runs[0].finish_reason is runs[1].finish_reason

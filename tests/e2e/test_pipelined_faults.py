@@ -19,7 +19,7 @@ from test_same_text import make_prompt
 from outrider.edge_client.controller.depth.registry import DEPTH_POLICIES
 from outrider.edge_client.controller.mode_policy import ModePolicy
 from outrider.edge_client.controller.window import Pipelining, RoundWindow, create_window
-from outrider.edge_client.core.options import ExecutionMode, Mode, OnTimeout
+from outrider.edge_client.core.options import ExecutionMode, OnTimeout
 from outrider.edge_client.drafting.base import DraftModel
 from outrider.experiments.shared.processes import VerifierProcess
 
@@ -72,7 +72,7 @@ def test_under_wait_a_killed_and_restarted_verifier_leaves_no_trace(
         draft=own_draft,
         num_new=NUM_NEW,
         depth=2,
-        mode=Mode.AUTO if window.policy is not None else None,
+        mode=ExecutionMode.AUTO if window.policy is not None else None,
         window=window,
         on_token=mortal.dies_at(15),
     )
@@ -111,7 +111,7 @@ def test_an_outage_is_bridged_as_the_policy_says_whatever_was_under_way(
         deadline_s=0.2,
         wrap=lambda link: FaultyLink(link, faults),  # type: ignore[arg-type,return-value]
         on_token=outage.on_token,
-        mode=Mode.AUTO if is_streamed else None,
+        mode=ExecutionMode.AUTO if is_streamed else None,
         window=RoundWindow(None, StreamFirst()) if is_streamed else pipelined_window(),
     )
     assert faults.fired["black_hole"] >= 1
@@ -139,7 +139,7 @@ def test_every_depth_policy_gives_the_same_text_pipelined_and_auto(
         draft=own_draft,
         num_new=200,
         deadline_s=DEADLINE_S,
-        mode=Mode.AUTO if window.policy is not None else None,
+        mode=ExecutionMode.AUTO if window.policy is not None else None,
         wrap=lambda link: FaultyLink(link, faults),  # type: ignore[arg-type,return-value]
         window=window,
         policy=create_depth_policy(policy),

@@ -1,1 +1,1 @@
-"""What every training uses: trainer, workers, optimisers, schedules, checkpoints, losses."""
+"""Parts that every training uses: trainer, workers, optimisers, schedules, checkpoints, losses."""

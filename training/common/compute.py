@@ -1,4 +1,4 @@
-"""Where and in which precision a model is trained: float32 on a CPU, bfloat16 autocast on CUDA."""
+"""Sets where and in which precision a model is trained: float32 on a CPU, bfloat16 autocast on CUDA."""
 
 from contextlib import AbstractContextManager
 from dataclasses import dataclass

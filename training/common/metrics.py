@@ -1,4 +1,4 @@
-"""What is measured on a pair, as pure functions of arrays."""
+"""Computes the measures of a pair as pure functions of arrays."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

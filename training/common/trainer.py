@@ -1,4 +1,4 @@
-"""What every training here does: a budget, the step, progress, checkpoints, resumption, and a history.
+"""Trains within a budget: the step, progress, checkpoints, resumption, and a history.
 
 A budget is of minutes or of tokens; schedules follow the share of it that is spent. A process may stop after
 a slice of it and another go on. With several workers (`common.workers`) each computes its rows of the same

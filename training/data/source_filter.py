@@ -1,4 +1,4 @@
-"""What counts as ordinary Python source: the rules the corpus filters by, each a small pure function."""
+"""Decides what counts as ordinary Python source: the corpus's rules, each a small pure function."""
 
 import ast
 import re

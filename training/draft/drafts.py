@@ -1,4 +1,4 @@
-"""Which draft a target gets: a saved one, or a new one whose shape follows from the target's."""
+"""Opens the draft for a target: a saved one, or a new one whose shape follows from the target's."""
 
 import json
 import re

@@ -1,1 +1,1 @@
-"""How many tokens to draft in a round: one policy a file, by name in `registry`."""
+"""Policies that choose how many tokens a round drafts: one a file, by name in `registry`."""

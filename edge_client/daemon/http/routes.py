@@ -12,7 +12,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Route
 
-from outrider.edge_client.core.options import REQUESTABLE_MODES, Mode
+from outrider.edge_client.core.options import REQUESTABLE_MODES, ExecutionMode
 from outrider.edge_client.daemon.http.access import AccessMiddleware
 from outrider.edge_client.daemon.http.endpoint import GenerationEndpoint
 from outrider.edge_client.daemon.http.page import PAGE_HEADERS, page_html
@@ -69,7 +69,7 @@ class _Handlers:
         """Answers 200 where a request would be served now: the draft is loaded and the verifier answers; else
         503."""
         daemon = self._daemon
-        needs_verifier = daemon.config.mode is not Mode.EDGE_ONLY
+        needs_verifier = daemon.config.mode is not ExecutionMode.EDGE_ONLY
         trouble = "stopping" if daemon.admission.is_stopping else ""
         if needs_verifier and not trouble:
             state = await daemon.watch.check(daemon.config)

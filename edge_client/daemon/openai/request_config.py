@@ -12,12 +12,12 @@ from outrider.edge_client.config.gate import GATE_KEYS, has_place, without_gate
 from outrider.edge_client.config.methods import METHODS_OF, judging_method, why_no_reverify
 from outrider.edge_client.config.run_config import RunConfig
 from outrider.edge_client.controller.window import Pipelining
-from outrider.edge_client.core.options import Mode
+from outrider.edge_client.core.options import ExecutionMode
 from outrider.edge_client.daemon.openai.errors import unsupported
 from outrider.edge_client.daemon.openai.parsed import ParsedRequest
 from outrider.edge_client.gate.gate import GateUse
 
-_IN_ROUNDS = (Mode.SPECULATIVE, Mode.AUTO)
+_IN_ROUNDS = (ExecutionMode.SPECULATIVE, ExecutionMode.AUTO)
 
 
 def config_of(base: RunConfig, parsed: ParsedRequest) -> RunConfig:
@@ -51,15 +51,17 @@ def _without_pointless_defaults(config: RunConfig, parsed: ParsedRequest) -> Run
 def _why_without_effect(name: str, config: RunConfig) -> str:
     mode, asked = config.mode, value_of(config, name)
     match name:
-        case "depth_policy" | "num_speculative_tokens" if mode not in (*_IN_ROUNDS, Mode.CO_LOCATED):
+        case "depth_policy" | "num_speculative_tokens" if mode not in (*_IN_ROUNDS, ExecutionMode.CO_LOCATED):
             return f"mode {mode} has no rounds to draft for"
-        case "pipeline" if mode is Mode.AUTO:
+        case "pipeline" if mode is ExecutionMode.AUTO:
             return "mode auto decides it itself"
         case "pipeline" if asked is not Pipelining.OFF and mode not in _IN_ROUNDS:
             return f"mode {mode} has no rounds to send ahead"
-        case "num_rounds_in_flight" if mode is not Mode.AUTO and config.pipelining.use is Pipelining.OFF:
+        case "num_rounds_in_flight" if (
+            mode is not ExecutionMode.AUTO and config.pipelining.use is Pipelining.OFF
+        ):
             return "goes with pipeline on or auto, or with mode auto"
-        case "on_timeout" | "timeout_ms" | "recover_timeout_s" if mode is Mode.EDGE_ONLY:
+        case "on_timeout" | "timeout_ms" | "recover_timeout_s" if mode is ExecutionMode.EDGE_ONLY:
             return "mode edge-only waits for no verifier"
         case "reverify" if asked:
             return why_no_reverify(config).replace("--on-timeout", "on_timeout").replace("--", "")

@@ -1,4 +1,4 @@
-"""Whether the realisations do what a profile says, and the same as one another.
+"""Measures whether the realisations do what a profile says, and the same as one another.
 
 A point is one figure of one realisation: the median round trip of small frames, alone, through a bottleneck
 or under jitter, or the throughput, against what the profile makes it. Small frames must come within

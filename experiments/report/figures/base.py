@@ -1,4 +1,4 @@
-"""What a figure of the report is: charts of a folder, each with its finding, its words and its numbers.
+"""Defines a figure of the report: charts of a folder, each with its finding, its words and its numbers.
 
 `charts` is pure and decides everything; `Chart.draw` only draws what `charts` decided.
 """

@@ -1,4 +1,4 @@
-"""What is written while the link is gone, and by whom."""
+"""Draws the tokens that are written while the link is gone, by origin."""
 
 from __future__ import annotations
 

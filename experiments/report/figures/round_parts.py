@@ -1,4 +1,4 @@
-"""What a round's time goes to, a bar a link."""
+"""Draws the parts of a round's time, one bar for each link."""
 
 from __future__ import annotations
 
@@ -196,5 +196,5 @@ FIGURE = ReportFigure(
     title="Where a round's time goes",
     needs="any sweep with speculation over a link (rounds.jsonl)",
     charts=charts,
-    reading="What is long here is what to shorten: network by longer drafts, drafting by shorter ones.",
+    reading="Shorten the longest part: the network by longer drafts, drafting by shorter ones.",
 )

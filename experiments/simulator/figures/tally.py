@@ -1,4 +1,4 @@
-"""What one group of edges heard, added up as its requests end. Tallies of parts of a system add up too."""
+"""Adds up the answers to one group of edges as its requests end. Tallies of parts of a system add up too."""
 
 from __future__ import annotations
 

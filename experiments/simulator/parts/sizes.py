@@ -1,4 +1,4 @@
-"""How long messages are: the codec's own answer, remembered by shape, which half of a simulation repeats.
+"""Computes the length of messages: the codec's own answer, cached by shape, which halves a simulation's time.
 
 A shape is everything that the length depends on: how many items there are, how many bytes its numbers take.
 Ids of the simulated text take three bytes each.

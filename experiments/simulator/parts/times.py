@@ -1,4 +1,4 @@
-"""What everything takes: what `python -m outrider.experiments.simulator.measure` finds out on a real system."""
+"""Holds what everything takes, as `python -m outrider.experiments.simulator.measure` measures it."""
 
 from __future__ import annotations
 

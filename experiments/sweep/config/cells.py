@@ -12,7 +12,7 @@ from outrider.common.errors import ConfigError
 from outrider.common.types import Method
 from outrider.edge_client.config.methods import METHODS_OF
 from outrider.edge_client.controller.depth.fixed import DEFAULT_DEPTH
-from outrider.edge_client.core.options import Mode
+from outrider.edge_client.core.options import ExecutionMode
 from outrider.experiments.links.profiles import LinkProfile
 from outrider.experiments.sweep.config.schema import MIN_REPEATS, SweepConfig, Variant
 from outrider.experiments.sweep.config.settings import is_way
@@ -60,18 +60,18 @@ class Cell:
     @property
     def has_depth(self) -> bool:
         """Returns whether a draft length applies."""
-        return self.mode not in (Mode.CLOUD_ONLY, Mode.EDGE_ONLY)
+        return self.mode not in (ExecutionMode.CLOUD_ONLY, ExecutionMode.EDGE_ONLY)
 
     @property
     def has_link(self) -> bool:
         """Returns whether the cell sends anything."""
-        return self.mode != Mode.EDGE_ONLY
+        return self.mode != ExecutionMode.EDGE_ONLY
 
     @property
     def is_exact_text(self) -> bool:
         """Returns whether its tokens must be cloud-only's: with `coupled` always, with other exact methods
         greedy."""
-        if self.mode == Mode.EDGE_ONLY:
+        if self.mode == ExecutionMode.EDGE_ONLY:
             return False
         method = Method(self.method)
         return method is Method.COUPLED or (method.is_exact and self.temperature == 0)
@@ -80,7 +80,7 @@ class Cell:
         """Returns settings of `edge-client run`; those of other methods than its own do not concern it."""
         settings = {**common, **self.variant.edge}
         others = {key for key, methods in METHODS_OF.items() if self.method not in methods}
-        others |= {"logprobs"} if self.mode == Mode.EDGE_ONLY else set()
+        others |= {"logprobs"} if self.mode == ExecutionMode.EDGE_ONLY else set()
         settings = {key: value for key, value in settings.items() if key not in others}
         return settings | {
             "mode": self.mode,
@@ -104,7 +104,7 @@ class Cell:
         labels += [f"{config.repeats} repeats"] if config.repeats < MIN_REPEATS else []
         labels += [f"min-forward-ms={self.min_forward_ms:g}"] if self.min_forward_ms else []
         labels += [f"min-draft-ms={self.min_draft_ms:g}"] if self.min_draft_ms else []
-        if self.mode == Mode.CO_LOCATED and any(config.min_draft_ms):
+        if self.mode == ExecutionMode.CO_LOCATED and any(config.min_draft_ms):
             labels.append("its draft is not slowed")
         return labels
 
@@ -166,7 +166,7 @@ def _baselines(config: SweepConfig) -> Iterator[Cell]:
         for kind in BASELINES:
             if kind not in config.baselines:
                 continue
-            mode = Mode.SPECULATIVE if kind == "fixed" else Mode(kind)
+            mode = ExecutionMode.SPECULATIVE if kind == "fixed" else ExecutionMode(kind)
             for length in config.baseline_draft_lengths:
                 cell = _sensible(setting, mode, "fixed", length, Method.COUPLED, _PLAIN)
                 yield dataclasses.replace(cell, baseline=kind)
@@ -191,19 +191,24 @@ def _sensible(
 ) -> Cell:
     """Sets what does not concern the cell's mode to one value, so that equal work is one cell."""
     setting = dict(setting)
-    if mode == Mode.EDGE_ONLY:  # no link, no verifier, and nobody to judge a draft
+    if mode == ExecutionMode.EDGE_ONLY:  # no link, no verifier, and nobody to judge a draft
         setting |= {"link": _ALONE, "tls": False, "min_forward_ms": 0.0}
-    if mode in (Mode.CLOUD_ONLY, Mode.CO_LOCATED):  # the edge's draft has no part in it
+    if mode in (ExecutionMode.CLOUD_ONLY, ExecutionMode.CO_LOCATED):  # the edge's draft has no part in it
         setting |= {"min_draft_ms": 0.0}
-    if mode in (Mode.CLOUD_ONLY, Mode.EDGE_ONLY):  # alone, a draft gives each token as it comes
-        length = 1 if mode == Mode.EDGE_ONLY else None
+    if mode in (
+        ExecutionMode.CLOUD_ONLY,
+        ExecutionMode.EDGE_ONLY,
+    ):  # alone, a draft gives each token as it comes
+        length = 1 if mode == ExecutionMode.EDGE_ONLY else None
         policy, method, variant = "fixed", Method.COUPLED, _PLAIN
-    if mode == Mode.CO_LOCATED:  # one length for the whole text: no policy hears of its rounds in time
+    if (
+        mode == ExecutionMode.CO_LOCATED
+    ):  # one length for the whole text: no policy hears of its rounds in time
         policy = "fixed"
         variant = _PLAIN if all(map(is_way, variant.edge)) else variant
     if policy != "fixed":  # it finds the length by itself
         length = None
-    elif length is None and mode not in (Mode.CLOUD_ONLY, Mode.EDGE_ONLY):
+    elif length is None and mode not in (ExecutionMode.CLOUD_ONLY, ExecutionMode.EDGE_ONLY):
         length = DEFAULT_DEPTH
     if any(method not in METHODS_OF.get(key, (method,)) for key in variant.edge):
         variant = _PLAIN
@@ -218,6 +223,6 @@ def _sensible(
 
 
 def _twin(cells: list[Cell]) -> Cell:
-    ours = [cell for cell in cells if cell.has_link and Mode(cell.mode).has_draft] or cells
+    ours = [cell for cell in cells if cell.has_link and ExecutionMode(cell.mode).has_draft] or cells
     asked = [cell for cell in ours if not cell.baseline] or ours
     return dataclasses.replace(asked[0], baseline="", twin=asked[0].id)

@@ -1,4 +1,4 @@
-"""What a sweep is asked for: every key with its default."""
+"""Defines every key of a sweep with its default."""
 
 from __future__ import annotations
 

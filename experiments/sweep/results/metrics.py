@@ -1,4 +1,4 @@
-"""What rows say of a cell: every metric of docs/design.md §8 as a pure function of requests, rounds and visits."""
+"""Computes every metric of docs/design.md §8 as a pure function of requests, rounds and visits."""
 
 from __future__ import annotations
 

@@ -16,14 +16,19 @@ from dataclasses import dataclass
 from typing import Any
 
 from outrider.edge_client.controller.cost_model import LinkCosts, ModelCosts
-from outrider.edge_client.core.options import Mode
+from outrider.edge_client.core.options import ExecutionMode
 from outrider.edge_client.planning.samples import AcceptanceSequence, sequences_of
 from outrider.experiments.shared.short_texts import alphas_of, models_of, text_token_s
 from outrider.experiments.sweep.config.cells import Cell
 from outrider.experiments.sweep.results.records import Prediction, RequestRow, RoundRow
 
 _Setting = tuple[object, ...]
-_MODES = (Mode.SPECULATIVE, Mode.CLOUD_ONLY, Mode.CO_LOCATED, Mode.EDGE_ONLY)
+_MODES = (
+    ExecutionMode.SPECULATIVE,
+    ExecutionMode.CLOUD_ONLY,
+    ExecutionMode.CO_LOCATED,
+    ExecutionMode.EDGE_ONLY,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +70,9 @@ def _measure_parts(
     """Returns None where no cell drafts a fixed length, or none streams cloud-only."""
     drafting = [cell for cell in cells if _is_plain_speculation(cell)]
     seen = [r for cell in drafting for r in rounds.get(cell.id, ()) if r.is_answered and r.num_draft_tokens]
-    streamed = [row for cell in cells if cell.mode == Mode.CLOUD_ONLY for row in requests.get(cell.id, ())]
+    streamed = [
+        row for cell in cells if cell.mode == ExecutionMode.CLOUD_ONLY for row in requests.get(cell.id, ())
+    ]
     calls = sum(row.verifier_calls for row in streamed)
     texts = _texts(drafting, requests, rounds)
     if not seen or not calls or not texts:
@@ -78,7 +85,9 @@ def _measure_parts(
     models = models_of(
         seen,
         stream_forward_s=sum(row.forward_s for row in streamed) / calls,
-        colocated_rounds=[r for c in cells if c.mode == Mode.CO_LOCATED for r in rounds.get(c.id, ())],
+        colocated_rounds=[
+            r for c in cells if c.mode == ExecutionMode.CO_LOCATED for r in rounds.get(c.id, ())
+        ],
     )
     return Parts(models, max(0.0, min(overheads)) / 1e3, texts)
 
@@ -104,7 +113,7 @@ def _predict(cell: Cell, parts: Parts, num_tokens: int) -> Prediction | None:
         return None
     n, models, link = cell.num_speculative_tokens or 0, parts.models, _link_costs(cell, parts)
     alphas = alphas_of(parts.texts, n or 1)
-    token_s = text_token_s(Mode(cell.mode), n, alphas, max(1, num_tokens - 1), models, link)
+    token_s = text_token_s(ExecutionMode(cell.mode), n, alphas, max(1, num_tokens - 1), models, link)
     inputs: dict[str, Any] = {
         **{name: _short(value) for name, value in dataclasses.asdict(models).items() if value is not None},
         "rtt_s": _short(link.rtt_s),
@@ -119,9 +128,12 @@ def _setting(cell: Cell) -> _Setting:
 
 
 def _is_of_setting(cell: Cell, lead: Cell) -> bool:
-    is_same_draft = cell.min_draft_ms == lead.min_draft_ms or cell.mode in (Mode.CLOUD_ONLY, Mode.CO_LOCATED)
+    is_same_draft = cell.min_draft_ms == lead.min_draft_ms or cell.mode in (
+        ExecutionMode.CLOUD_ONLY,
+        ExecutionMode.CO_LOCATED,
+    )
     is_same_target = (cell.min_forward_ms, cell.tls) == (lead.min_forward_ms, lead.tls)
-    is_same_target = is_same_target or cell.mode == Mode.EDGE_ONLY
+    is_same_target = is_same_target or cell.mode == ExecutionMode.EDGE_ONLY
     return cell.temperature == lead.temperature and is_same_draft and is_same_target
 
 
@@ -130,7 +142,7 @@ def _is_plain(cell: Cell) -> bool:
 
 
 def _is_plain_speculation(cell: Cell) -> bool:
-    return cell.mode == Mode.SPECULATIVE and _is_plain(cell)
+    return cell.mode == ExecutionMode.SPECULATIVE and _is_plain(cell)
 
 
 def _link_costs(cell: Cell, parts: Parts) -> LinkCosts:

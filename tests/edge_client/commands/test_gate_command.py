@@ -14,7 +14,7 @@ from support.edge.tiny_draft import make_backend, make_tiny_draft
 from support.fakes import FakeBackend
 from support.processes.server import serving
 
-from outrider.cloud_verifier.engine.engine import Engine
+from outrider.cloud_verifier.engine.admission import Admission
 from outrider.common.types import Origin, SamplingParams, Signals, VerifyRequest
 from outrider.edge_client.commands.cli import main
 from outrider.edge_client.drafting.base import Stop
@@ -45,16 +45,16 @@ def flags(draft_dir: Path, backend: FakeBackend) -> Iterator[list[str]]:
 
 @pytest.fixture
 def seen(monkeypatch: pytest.MonkeyPatch) -> Seen:
-    """What the engine is given."""
+    """Collects the rounds that the verifier admits or refuses."""
     taken: Seen = []
-    submit = Engine.submit
+    admit = Admission.admit
 
-    def spy(engine: Engine, job: Any) -> Any:
+    def spy(admission: Admission, job: Any) -> Any:
         if isinstance(job.request, VerifyRequest):
             taken.append(job.request)
-        return submit(engine, job)
+        return admit(admission, job)
 
-    monkeypatch.setattr(Engine, "submit", spy)
+    monkeypatch.setattr(Admission, "admit", spy)
     return taken
 
 

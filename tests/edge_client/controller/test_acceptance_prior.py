@@ -16,7 +16,7 @@ from outrider.edge_client.controller.acceptance_posterior import ALPHAS, posteri
 from outrider.edge_client.controller.acceptance_prior import AcceptancePrior, PriorKey
 from outrider.edge_client.controller.mode_policy import CHOOSABLE_MODES, ModePolicy
 from outrider.edge_client.controller.settings import SETTINGS
-from outrider.edge_client.core.options import Mode
+from outrider.edge_client.core.options import ExecutionMode
 from outrider.edge_client.session.factory import Edge
 from tests.edge_client.decode.test_pipelined_rounds import PROMPT, decode, make_backend, reference
 
@@ -123,7 +123,9 @@ def test_a_session_begins_with_what_the_last_one_saw_and_its_text_is_the_same(ac
     for _ in range(2):
         choice = ModePolicy(CHOOSABLE_MODES)
         link = EngineLink(make_backend())
-        result = decode(link, mode=Mode.AUTO, choice=choice, accuracy=accuracy, acceptance_prior=prior)
+        result = decode(
+            link, mode=ExecutionMode.AUTO, choice=choice, accuracy=accuracy, acceptance_prior=prior
+        )
         assert [*PROMPT, *result.token_ids] == wanted
         assert result.model is not None
         here = PriorKey.at(result.model.target_fingerprint, 0.8)
@@ -132,7 +134,7 @@ def test_a_session_begins_with_what_the_last_one_saw_and_its_text_is_the_same(ac
     assert abs(first_means[-1] - 0.8) > 0.05, "the fingerprint is that of the session's verifier"
 
 
-@pytest.mark.parametrize("case", [{}, {"mode": Mode.AUTO, "method": Method.SPARSE}])
+@pytest.mark.parametrize("case", [{}, {"mode": ExecutionMode.AUTO, "method": Method.SPARSE}])
 def test_sessions_that_choose_nothing_or_see_something_else_teach_nothing(case: dict[str, Any]) -> None:
     prior = AcceptancePrior()
     choice = ModePolicy(CHOOSABLE_MODES) if case else None

@@ -28,7 +28,7 @@ from outrider.edge_client.controller.depth.registry import DEPTH_POLICIES, creat
 from outrider.edge_client.controller.depth.window import WindowDepth
 from outrider.edge_client.controller.round_costs import RoundCosts
 from outrider.edge_client.controller.settings import MAX_DEPTH
-from outrider.edge_client.core.options import Mode
+from outrider.edge_client.core.options import ExecutionMode
 from outrider.edge_client.core.stats import RoundRecord, draft_length
 from outrider.edge_client.drafting.base import ShouldStop, Stop
 from outrider.edge_client.drafting.onnx.model import OnnxDraftModel
@@ -296,7 +296,7 @@ def test_no_policy_drafts_past_the_text_the_context_or_what_the_verifier_takes()
 
 def test_co_located_the_verifier_is_asked_for_the_policys_length() -> None:
     verifier = FakeVerifier()
-    list(make_session(verifier, mode=Mode.CO_LOCATED, policy=OptimalDepth(5)).generate())
+    list(make_session(verifier, mode=ExecutionMode.CO_LOCATED, policy=OptimalDepth(5)).generate())
     assert [request.num_speculative_tokens for request in verifier.of(GenerateRequest)] == [5]
 
 

@@ -32,7 +32,7 @@ from outrider.edge_client.controller.depth.base import DepthPolicy
 from outrider.edge_client.controller.depth.fixed import FixedDepth
 from outrider.edge_client.controller.mode_policy import CHOOSABLE_MODES, ModePolicy
 from outrider.edge_client.controller.window import RoundWindow
-from outrider.edge_client.core.options import ExecutionMode, Mode, OnTimeout, SessionOptions
+from outrider.edge_client.core.options import ExecutionMode, OnTimeout, SessionOptions
 from outrider.edge_client.gate.gate import Gate
 from outrider.edge_client.session.session import EdgeSession, SessionResult
 from outrider.edge_client.transport.deadline import RoundDeadline
@@ -87,7 +87,7 @@ def decode(
     draft_context: int = 1000,
     num_logprobs: int = 0,
     method: Method = Method.COUPLED,
-    mode: Mode = Mode.SPECULATIVE,
+    mode: ExecutionMode = ExecutionMode.SPECULATIVE,
     choice: ModePolicy | None = None,
     gate: Gate | None = None,
     tell: Tell | None = None,
@@ -290,14 +290,16 @@ class Restless(ModePolicy):
 @settings(max_examples=60, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 @given(run=runs(), faults=st.sampled_from([Chances(), FAULTS]))
 def test_any_change_of_mode_at_any_time_leaves_the_text_alone(run: dict[str, Any], faults: Chances) -> None:
-    check_exact(run | {"mode": Mode.AUTO, "choice": Restless(run["seed"])}, faults)
+    check_exact(run | {"mode": ExecutionMode.AUTO, "choice": Restless(run["seed"])}, faults)
 
 
 def test_a_restless_choice_mixes_streamed_tokens_and_rounds() -> None:
     num_mixed = 0
     for seed in range(10):
         choice = Restless(seed)
-        result = decode(EngineLink(make_backend(), seed=seed), mode=Mode.AUTO, choice=choice, seed=seed)
+        result = decode(
+            EngineLink(make_backend(), seed=seed), mode=ExecutionMode.AUTO, choice=choice, seed=seed
+        )
         num_streamed = result.stats.num_generate_tokens
         num_mixed += 0 < num_streamed < 45 and choice.taken == {*CHOOSABLE_MODES}
     assert num_mixed >= 3
@@ -307,5 +309,7 @@ def test_a_restless_choice_mixes_streamed_tokens_and_rounds() -> None:
 def test_other_methods_change_modes_too_and_owe_no_correction(method: Method) -> None:
     for seed in range(8):
         link = EngineLink(make_backend(), seed=seed)
-        result = decode(link, mode=Mode.AUTO, choice=Restless(seed), method=method, accuracy=0.5, seed=seed)
+        result = decode(
+            link, mode=ExecutionMode.AUTO, choice=Restless(seed), method=method, accuracy=0.5, seed=seed
+        )
         assert len(result.token_ids) == 50 and result.num_unverified_tokens == 0

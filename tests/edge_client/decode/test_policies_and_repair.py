@@ -35,7 +35,7 @@ from outrider.common.types import (
     VerifyRequest,
 )
 from outrider.edge_client.core.events import MarkClearedEvent
-from outrider.edge_client.core.options import Mode, OnTimeout
+from outrider.edge_client.core.options import ExecutionMode, OnTimeout
 
 NEW = TARGET[2:]
 WRONG_AT_6 = [*TARGET[:6], 99, *TARGET[7:]]
@@ -340,11 +340,11 @@ def test_another_target_may_be_allowed() -> None:
 
 # -------------------------------------------------------- cloud-only and co-located, cancelling
 
-STREAMED = pytest.mark.parametrize("mode", [Mode.CLOUD_ONLY, Mode.CO_LOCATED])
+STREAMED = pytest.mark.parametrize("mode", [ExecutionMode.CLOUD_ONLY, ExecutionMode.CO_LOCATED])
 
 
 @STREAMED
-def test_a_lost_stream_resumes_from_the_last_token(mode: Mode) -> None:
+def test_a_lost_stream_resumes_from_the_last_token(mode: ExecutionMode) -> None:
     verifier = FakeVerifier()
 
     def break_off(request: SessionRequest) -> list[SessionResponse]:
@@ -353,22 +353,22 @@ def test_a_lost_stream_resumes_from_the_last_token(mode: Mode) -> None:
     verifier.script[("generate", 1)] = break_off
     session = make_session(verifier, mode=mode, deadline_s=0.2, depth=1)
     list(session.generate())
-    num_lost_after = 3 * (2 if mode is Mode.CO_LOCATED else 1)
+    num_lost_after = 3 * (2 if mode is ExecutionMode.CO_LOCATED else 1)
     assert [r.base_position for r in verifier.of(GenerateRequest)] == [3, 3 + num_lost_after]
-    assert all(r.is_co_located == (mode is Mode.CO_LOCATED) for r in verifier.of(GenerateRequest))
+    assert all(r.is_co_located == (mode is ExecutionMode.CO_LOCATED) for r in verifier.of(GenerateRequest))
     assert session.result.token_ids == NEW[:12]
 
 
 @STREAMED
 @pytest.mark.parametrize("action", [Silent(), Lost(), error(RoundErrorCode.REFUSED, retry_after_ms=20)])
-def test_a_stream_recovers_from_a_failed_request(action: object, mode: Mode) -> None:
+def test_a_stream_recovers_from_a_failed_request(action: object, mode: ExecutionMode) -> None:
     session = make_session(FakeVerifier(script={("generate", 1): action}), mode=mode)  # type: ignore[dict-item]
     list(session.generate())
     assert session.result.token_ids == NEW[:12]
 
 
 @STREAMED
-def test_a_stream_that_is_refused_again_and_again_ends_with_the_refusal(mode: Mode) -> None:
+def test_a_stream_that_is_refused_again_and_again_ends_with_the_refusal(mode: ExecutionMode) -> None:
     script: dict[tuple[str, int], Action] = {
         ("generate", number): error(RoundErrorCode.REFUSED, retry_after_ms=20) for number in range(1, 100)
     }
@@ -378,17 +378,19 @@ def test_a_stream_that_is_refused_again_and_again_ends_with_the_refusal(mode: Mo
 
 
 @STREAMED
-def test_a_stream_opens_a_lost_session_again(mode: Mode) -> None:
+def test_a_stream_opens_a_lost_session_again(mode: ExecutionMode) -> None:
     verifier = FakeVerifier(script={("generate", 1): error(RoundErrorCode.UNKNOWN_SESSION)})
     session = make_session(verifier, mode=mode)
     list(session.generate())
     assert verifier.of(OpenRequest)[1].token_ids == TARGET[:3] and session.result.token_ids == NEW[:12]
 
 
-@pytest.mark.parametrize("mode", [Mode.SPECULATIVE, Mode.CLOUD_ONLY, Mode.CO_LOCATED])
+@pytest.mark.parametrize(
+    "mode", [ExecutionMode.SPECULATIVE, ExecutionMode.CLOUD_ONLY, ExecutionMode.CO_LOCATED]
+)
 @pytest.mark.parametrize("kind", ["open", "verify"])
-def test_a_cancel_ends_any_wait_and_closes(mode: Mode, kind: str) -> None:
-    kind = "generate" if mode is not Mode.SPECULATIVE and kind == "verify" else kind
+def test_a_cancel_ends_any_wait_and_closes(mode: ExecutionMode, kind: str) -> None:
+    kind = "generate" if mode is not ExecutionMode.SPECULATIVE and kind == "verify" else kind
     verifier = FakeVerifier(script={(kind, 1): Silent()})
     session = make_session(
         verifier, FakeDraft(), mode=mode, on_timeout=OnTimeout.WAIT, deadline_s=20.0, recover_timeout_s=30.0

@@ -43,7 +43,7 @@ from outrider.edge_client.core.events import (
     SessionEvent,
     TokenEvent,
 )
-from outrider.edge_client.core.options import ExecutionMode, Mode, OnTimeout, SessionOptions
+from outrider.edge_client.core.options import ExecutionMode, OnTimeout, SessionOptions
 from outrider.edge_client.core.unverified import buffer_unverified
 from outrider.edge_client.daemon.generation import Generation
 from outrider.edge_client.gate.gate import GateUse
@@ -408,7 +408,7 @@ def decode(
     num_vain = partial(chance.choice, (0, 0, 1, 3, 12))
     reconnect_with(verifier, PromptReconnector(link, num_vain, lambda: link.clock.sleep(0.02)))
     options = SessionOptions(
-        mode=Mode.AUTO if is_auto and not is_gated else Mode.SPECULATIVE,
+        mode=ExecutionMode.AUTO if is_auto and not is_gated else ExecutionMode.SPECULATIVE,
         sampling=sampling,
         stop=run["stop"],
         on_timeout=on_timeout,

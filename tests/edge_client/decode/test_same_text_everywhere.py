@@ -23,7 +23,7 @@ from outrider.common.types import FinishReason, Method, SamplingParams, StopPara
 from outrider.edge_client.controller.depth.registry import DEPTH_POLICIES, create_depth_policy
 from outrider.edge_client.controller.mode_policy import CHOOSABLE_MODES
 from outrider.edge_client.controller.window import Pipelining, RoundWindow, create_window
-from outrider.edge_client.core.options import ExecutionMode, Mode
+from outrider.edge_client.core.options import ExecutionMode
 from outrider.edge_client.core.stats import RoundRecord
 from outrider.edge_client.session.session import SessionResult
 from outrider.experiments.shared.watched import HungError, watched
@@ -140,7 +140,7 @@ def write(
     result = decode(
         link,
         seed=seed,
-        mode=Mode.AUTO if handling == AUTO else Mode.SPECULATIVE,
+        mode=ExecutionMode.AUTO if handling == AUTO else ExecutionMode.SPECULATIVE,
         policy=ToldPolicy(policy, weather),  # type: ignore[arg-type]
         rounds=told_window(handling, policy, weather, tally.ways),
         second=0.6 if handling in (GUESSES, AUTO) else None,

@@ -18,7 +18,7 @@ from outrider.common.types import (
     VerifyRequest,
 )
 from outrider.edge_client.core.events import EndEvent, TokenEvent
-from outrider.edge_client.core.options import Mode
+from outrider.edge_client.core.options import ExecutionMode
 
 NEW = TARGET[2:]
 
@@ -171,7 +171,7 @@ def test_a_consumer_that_leaves_early_closes_the_session_too() -> None:
 
 
 def test_edge_only_needs_no_verifier_and_marks_every_token() -> None:
-    session = make_session(None, FakeDraft(), mode=Mode.EDGE_ONLY, max_new_tokens=6)
+    session = make_session(None, FakeDraft(), mode=ExecutionMode.EDGE_ONLY, max_new_tokens=6)
     list(session.generate())
     assert session.result.token_ids == NEW[:6]
     assert set(session.result.origins) == {Origin.EDGE_ONLY}
@@ -180,14 +180,14 @@ def test_edge_only_needs_no_verifier_and_marks_every_token() -> None:
 
 def test_in_edge_only_mode_the_drafts_own_end_of_text_ends_it() -> None:
     text = (*TARGET[:5], EOS, *TARGET[6:])
-    session = make_session(None, FakeDraft(text), mode=Mode.EDGE_ONLY)
+    session = make_session(None, FakeDraft(text), mode=ExecutionMode.EDGE_ONLY)
     list(session.generate())
     assert session.result.token_ids == (10, 11, 12, EOS)
     assert session.result.finish_reason is FinishReason.STOP
 
 
 def test_edge_only_ends_with_the_drafts_context() -> None:
-    session = make_session(None, FakeDraft(max_context=6), mode=Mode.EDGE_ONLY)
+    session = make_session(None, FakeDraft(max_context=6), mode=ExecutionMode.EDGE_ONLY)
     list(session.generate())
     assert session.result.finish_reason is FinishReason.CONTEXT and len(session.result.token_ids) == 4
 
@@ -195,14 +195,14 @@ def test_edge_only_ends_with_the_drafts_context() -> None:
 @pytest.mark.parametrize("num_new", [1, 2, 12])
 def test_cloud_only_gives_the_same_text(num_new: int) -> None:
     verifier = FakeVerifier()
-    session = make_session(verifier, mode=Mode.CLOUD_ONLY, max_new_tokens=num_new)
+    session = make_session(verifier, mode=ExecutionMode.CLOUD_ONLY, max_new_tokens=num_new)
     list(session.generate())
     assert session.result.token_ids == NEW[:num_new]
     assert set(session.result.origins) == {Origin.TARGET}
 
 
 def test_cloud_only_stops_at_a_stop_string() -> None:
-    session = make_session(FakeVerifier(), mode=Mode.CLOUD_ONLY, stop_strings=("<13>",))
+    session = make_session(FakeVerifier(), mode=ExecutionMode.CLOUD_ONLY, stop_strings=("<13>",))
     list(session.generate())
     assert session.result.text == "<10><11><12>" and session.result.finish_reason is FinishReason.STOP
 
@@ -210,7 +210,7 @@ def test_cloud_only_stops_at_a_stop_string() -> None:
 @pytest.mark.parametrize("num_new", [1, 2, 12])
 def test_co_located_gives_the_same_text_in_the_verifiers_rounds(num_new: int) -> None:
     verifier = FakeVerifier()
-    session = make_session(verifier, mode=Mode.CO_LOCATED, max_new_tokens=num_new, depth=4)
+    session = make_session(verifier, mode=ExecutionMode.CO_LOCATED, max_new_tokens=num_new, depth=4)
     list(session.generate())
     result = session.result
     assert result.token_ids == NEW[:num_new] and all(result.is_verified)
@@ -225,12 +225,12 @@ def test_co_located_gives_the_same_text_in_the_verifiers_rounds(num_new: int) ->
 
 def test_co_located_asks_for_no_more_than_the_verifier_takes_in_a_round() -> None:
     verifier = FakeVerifier()
-    list(make_session(verifier, mode=Mode.CO_LOCATED, depth=200).generate())
+    list(make_session(verifier, mode=ExecutionMode.CO_LOCATED, depth=200).generate())
     assert [r.num_speculative_tokens for r in verifier.of(GenerateRequest)] == [16]
 
 
 def test_co_located_stops_at_a_stop_string_inside_a_round() -> None:
-    session = make_session(FakeVerifier(), mode=Mode.CO_LOCATED, depth=8, stop_strings=("<13>",))
+    session = make_session(FakeVerifier(), mode=ExecutionMode.CO_LOCATED, depth=8, stop_strings=("<13>",))
     list(session.generate())
     assert session.result.text == "<10><11><12>" and session.result.finish_reason is FinishReason.STOP
     assert session.result.token_ids == NEW[:4]

@@ -27,7 +27,7 @@ from outrider.common.types import (
 from outrider.edge_client.controller.depth.fixed import FixedDepth
 from outrider.edge_client.controller.mode_policy import ModePolicy
 from outrider.edge_client.controller.window import RoundWindow
-from outrider.edge_client.core.options import ExecutionMode, Mode, OnTimeout, SessionOptions
+from outrider.edge_client.core.options import ExecutionMode, OnTimeout, SessionOptions
 from outrider.edge_client.session.session import EdgeSession, SessionResult, new_session_id
 from outrider.edge_client.transport.deadline import RoundDeadline
 from outrider.edge_client.transport.link.base import CallRejectedError
@@ -78,7 +78,7 @@ def decode(
     port: int,
     backend: FakeBackend,
     *,
-    mode: Mode = Mode.SPECULATIVE,
+    mode: ExecutionMode = ExecutionMode.SPECULATIVE,
     transport: str = "stream",
     on_timeout: OnTimeout = OnTimeout.WAIT,
     deadline_s: float | None = None,
@@ -141,9 +141,9 @@ def port(backend: FakeBackend) -> Iterator[int]:
 
 
 @pytest.mark.parametrize("transport", ["stream", "unary"])
-@pytest.mark.parametrize("mode", [Mode.SPECULATIVE, Mode.CLOUD_ONLY])
+@pytest.mark.parametrize("mode", [ExecutionMode.SPECULATIVE, ExecutionMode.CLOUD_ONLY])
 def test_every_transport_and_mode_gives_the_targets_text(
-    port: int, backend: FakeBackend, transport: str, mode: Mode
+    port: int, backend: FakeBackend, transport: str, mode: ExecutionMode
 ) -> None:
     result = decode(port, backend, mode=mode, transport=transport)
     assert result.token_ids == expected_text(backend)
@@ -166,7 +166,13 @@ def test_a_stream_is_left_for_rounds_at_once(port: int, backend: FakeBackend, tr
     choice = Alternating((ExecutionMode.SPECULATIVE, ExecutionMode.CLOUD_ONLY))
     fail = OnTimeout.FAIL
     result = decode(
-        port, backend, mode=Mode.AUTO, transport=transport, on_timeout=fail, deadline_s=5.0, choice=choice
+        port,
+        backend,
+        mode=ExecutionMode.AUTO,
+        transport=transport,
+        on_timeout=fail,
+        deadline_s=5.0,
+        choice=choice,
     )
     assert result.token_ids == expected_text(backend)
     assert choice.num_changes >= 2 and result.stats.num_generate_tokens > 0
@@ -201,7 +207,7 @@ def test_an_answer_is_stamped_when_it_comes(port: int, transport: str) -> None:
 def test_a_cancel_in_mid_text_closes_the_session_over_there(
     port: int, backend: FakeBackend, transport: str
 ) -> None:
-    for mode in (Mode.SPECULATIVE, Mode.CLOUD_ONLY):
+    for mode in (ExecutionMode.SPECULATIVE, ExecutionMode.CLOUD_ONLY):
         result = decode(
             port,
             backend,
@@ -215,9 +221,9 @@ def test_a_cancel_in_mid_text_closes_the_session_over_there(
 
 
 @pytest.mark.parametrize("transport", ["stream", "unary"])
-@pytest.mark.parametrize("mode", [Mode.SPECULATIVE, Mode.CLOUD_ONLY])
+@pytest.mark.parametrize("mode", [ExecutionMode.SPECULATIVE, ExecutionMode.CLOUD_ONLY])
 def test_cut_connections_leave_no_trace_under_wait(
-    port: int, backend: FakeBackend, transport: str, mode: Mode
+    port: int, backend: FakeBackend, transport: str, mode: ExecutionMode
 ) -> None:
     with TcpProxy(port) as proxy:
 
@@ -230,9 +236,9 @@ def test_cut_connections_leave_no_trace_under_wait(
     assert result.token_ids == expected_text(backend) and result.num_unverified_tokens == 0
 
 
-@pytest.mark.parametrize("mode", [Mode.SPECULATIVE, Mode.CLOUD_ONLY])
+@pytest.mark.parametrize("mode", [ExecutionMode.SPECULATIVE, ExecutionMode.CLOUD_ONLY])
 def test_a_connection_that_swallows_everything_is_replaced_by_a_fresh_one(
-    port: int, backend: FakeBackend, mode: Mode
+    port: int, backend: FakeBackend, mode: ExecutionMode
 ) -> None:
     with TcpProxy(port) as proxy:
 
@@ -332,7 +338,7 @@ def test_a_message_too_large_is_not_sent_again_and_again(transport: str) -> None
         prompt = [5] * 2000
         session = EdgeSession(
             prompt,
-            SessionOptions(mode=Mode.CLOUD_ONLY, on_timeout=OnTimeout.WAIT),
+            SessionOptions(mode=ExecutionMode.CLOUD_ONLY, on_timeout=OnTimeout.WAIT),
             decode=str,
             verifier=remote,
         )

@@ -1,22 +1,22 @@
-"""Tasks in virtual time: order, waiting, what stands in for threads and pools, and taking it all back."""
+"""Tasks in virtual time: order, waiting, and the clock, threads and pools that product code is given."""
 
 from __future__ import annotations
 
+import concurrent.futures
+import queue
+import secrets
+import sys
+import threading
 import time
-from queue import Empty, SimpleQueue
+import types
+from queue import Empty
 
 import pytest
+from played_systems import edges, system
 
-import outrider.common.clock
-import outrider.edge_client.transport.threads
-from outrider.edge_client.transport.remote_verifier import RemoteVerifier
-from outrider.experiments.simulator.world.product import product_in
-from outrider.experiments.simulator.world.standins import (
-    SeededSecrets,
-    VirtualEvent,
-    VirtualPool,
-    VirtualThreading,
-)
+from outrider.experiments.simulator.config import load_system
+from outrider.experiments.simulator.run import play
+from outrider.experiments.simulator.world.standins import VirtualClock, VirtualPool, VirtualThreads
 from outrider.experiments.simulator.world.world import VirtualQueue, Waiting, World
 
 
@@ -121,32 +121,62 @@ def test_a_pool_works_on_as_many_calls_at_once_as_it_has_workers(world):
     assert heard == [(0, 1.0), (1, 1.0), (2, 2.0), (3, 2.0)]
 
 
-def test_threads_and_events_are_tasks(world):
-    heard, event = [], VirtualEvent(world)
-    thread = VirtualThreading(world).Thread(target=lambda: (world.sleep(1.0), event.set()), daemon=True)
+def test_threads_are_tasks_that_share_events_and_queues(world):
+    threads, heard = VirtualThreads(world), []
+    event, numbers = threads.event(), threads.queue()
+
+    def finish(number):
+        world.sleep(1.0)
+        numbers.put(number)
+        event.set()
 
     def task():
-        thread.start()
-        heard.append((event.wait(0.5), event.wait(5.0), world.now_s))
-        thread.join()
-        heard.append(thread.is_alive())
+        threads.start(finish, 7, name="finish")
+        heard.append((event.wait(0.5), event.wait(5.0), numbers.get(), world.now_s))
 
     world.start(task)
     world.run()
-    assert heard == [(False, True, 1.0), False]
+    assert heard == [(False, True, 7, 1.0)]
 
 
-def test_secrets_are_the_same_for_the_same_seed():
-    assert SeededSecrets(3).token_bytes(16) == SeededSecrets(3).token_bytes(16)
-    assert SeededSecrets(3).token_bytes(16) != SeededSecrets(4).token_bytes(16)
+def test_a_clock_gives_way_only_where_there_is_time_to_wait(world):
+    clock, heard = VirtualClock(world), []
+
+    def task():
+        for seconds in (0.0, -1.0, 2.0):
+            clock.sleep(seconds)
+            heard.append((seconds, clock.now()))
+
+    world.start(task)
+    world.start(lambda: heard.append(("another task", clock.now())))
+    world.run()
+    assert heard == [(0.0, 0.0), (-1.0, 0.0), ("another task", 0.0), (2.0, 2.0)]
 
 
-def test_the_product_lives_in_virtual_time_inside_and_in_real_time_after(world):
-    clock = RemoteVerifier.__init__.__kwdefaults__["clock"]
-    with product_in(world, 1, lambda *_: None, lambda *_: None):
-        assert clock.now() == world.now_s == 0.0
-        assert outrider.common.clock.time.monotonic() == 0.0
-        assert outrider.edge_client.transport.threads.SimpleQueue is not SimpleQueue
-    assert clock.now() > 0.0
-    assert outrider.common.clock.time is time
-    assert outrider.edge_client.transport.threads.SimpleQueue is SimpleQueue
+MACHINE = (time, threading, queue, secrets, concurrent.futures)
+
+
+def _bindings():
+    """Returns, by name, the identity of everything that the machine's and the product's modules, their functions'
+    defaults and their classes hold."""
+    product = [each for name, each in sys.modules.items() if name.startswith("outrider.")]
+    found = {}
+    for module in (*MACHINE, *product):
+        for name, value in list(vars(module).items()):
+            found[module.__name__, name] = id(value)
+            members = vars(value) if isinstance(value, type) and value.__module__ == module.__name__ else {}
+            for member, held in (("", value), *members.items()):
+                if isinstance(held, types.FunctionType):
+                    defaults = [*(held.__defaults__ or ()), *(held.__kwdefaults__ or {}).values()]
+                    found[module.__name__, name, member] = (id(held), *map(id, defaults))
+    return found
+
+
+def test_a_run_patches_nothing():
+    description = system(edges(requests=1), edges(edge={"mode": "co-located"}, requests=1))
+    play(load_system(description))  # imports what the product imports when first used
+    before, during = _bindings(), []
+    play(load_system(description), on_request=lambda log: during.append(_bindings()))
+    assert len(during) == 2 and len(before) > 1000
+    for after in (*during, _bindings()):
+        assert {key for key in before.keys() | after.keys() if before.get(key) != after.get(key)} == set()

@@ -12,7 +12,7 @@ from support.processes.server import serving
 from outrider.cloud_verifier.engine.colocated import CoLocatedDrafter
 from outrider.common.errors import UsageError
 from outrider.common.types import Method, SamplingParams
-from outrider.edge_client.core.options import Mode
+from outrider.edge_client.core.options import ExecutionMode
 from outrider.experiments.synthetic.draft import SyntheticDraft, SyntheticTokenizer
 from outrider.experiments.synthetic.keyed import KeyedTokens
 from outrider.experiments.synthetic.pair import SyntheticPair, pair_from
@@ -83,7 +83,9 @@ def test_sessions_over_the_wire_write_the_targets_text_at_the_acceptance_asked(m
     with serving(SyntheticBackend(pair), drafter=drafter) as server:
         address, sampling = f"127.0.0.1:{server.port}", SamplingParams(temperature=0.8, seed=5)
         result = decode(address, PROMPT, sampling, draft=draft, num_new=400, depth=4, method=method)
-        there = decode(address, PROMPT, sampling, mode=Mode.CO_LOCATED, num_new=400, depth=4, method=method)
+        there = decode(
+            address, PROMPT, sampling, mode=ExecutionMode.CO_LOCATED, num_new=400, depth=4, method=method
+        )
         alone = decode(address, PROMPT, sampling, num_new=400, method=method)
     expected = KeyedTokens(3).between(len(PROMPT), len(PROMPT) + 400).tolist()
     assert list(result.token_ids) == list(there.token_ids) == list(alone.token_ids) == expected

@@ -38,7 +38,7 @@ from outrider.common.types import (
 )
 from outrider.edge_client.controller.depth.base import DepthPolicy
 from outrider.edge_client.controller.depth.fixed import FixedDepth
-from outrider.edge_client.core.options import Mode, OnTimeout, SessionOptions
+from outrider.edge_client.core.options import ExecutionMode, OnTimeout, SessionOptions
 from outrider.edge_client.drafting.base import ShouldStop, ended
 from outrider.edge_client.gate.gate import Gate
 from outrider.edge_client.session.session import EdgeSession
@@ -359,7 +359,7 @@ def make_session(
     verifier: FakeVerifier | None,
     draft: FakeDraft | None = None,
     *,
-    mode: Mode = Mode.SPECULATIVE,
+    mode: ExecutionMode = ExecutionMode.SPECULATIVE,
     depth: int = 4,
     policy: DepthPolicy | None = None,
     on_timeout: OnTimeout = OnTimeout.FIRST_TOKEN,

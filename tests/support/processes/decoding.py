@@ -17,7 +17,7 @@ from outrider.common.types import Draft, Method, MethodParams, SamplingParams, S
 from outrider.edge_client.controller.depth.base import DepthPolicy
 from outrider.edge_client.controller.depth.fixed import FixedDepth
 from outrider.edge_client.controller.window import RoundWindow
-from outrider.edge_client.core.options import Mode, OnTimeout, SessionOptions
+from outrider.edge_client.core.options import ExecutionMode, OnTimeout, SessionOptions
 from outrider.edge_client.session.session import EdgeSession, SessionResult, new_session_id
 from outrider.edge_client.transport.deadline import RoundDeadline
 from outrider.edge_client.transport.link.base import VerifierLink
@@ -33,7 +33,7 @@ def decode(
     sampling: SamplingParams,
     *,
     draft: Any = None,
-    mode: Mode | None = None,
+    mode: ExecutionMode | None = None,
     num_new: int = 32,
     depth: int = 4,
     transport: str = "stream",
@@ -56,7 +56,7 @@ def decode(
     token i."""
     session_id = new_session_id()
     options = SessionOptions(
-        mode=mode or (Mode.SPECULATIVE if draft is not None else Mode.CLOUD_ONLY),
+        mode=mode or (ExecutionMode.SPECULATIVE if draft is not None else ExecutionMode.CLOUD_ONLY),
         sampling=sampling,
         method=method,
         method_params=method_params,
