@@ -11,11 +11,9 @@ class Clock(Protocol):
 
     def now(self) -> float:
         """Returns the time in seconds."""
-        ...
 
     def sleep(self, seconds: float) -> None:
         """Returns after `seconds`; at once where they are not above 0."""
-        ...
 
 
 class SystemClock(Clock):

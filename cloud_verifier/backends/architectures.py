@@ -63,7 +63,6 @@ def _unsupported_reason(config: Any, max_context: int) -> str | None:
 
 
 def _sliding_window(config: Any, kinds: set[str]) -> int | None:
-    """Returns the window in tokens, None where the configuration has none or switches it off."""
     if kinds and "sliding_attention" not in kinds:
         return None
     if getattr(config, "use_sliding_window", None) is False:

@@ -58,7 +58,6 @@ def use_lean_if_right(backend: TransformersBackend, model: Any, reference: Logit
 
 
 def _difference(backend: TransformersBackend, reference: Logits, tolerance: float) -> str | None:
-    """Returns why `backend` as it is now must not be used; None where its logits equal the reference."""
     try:
         error = float(abs(probe(backend) - reference).max())
     except ModelError as failure:

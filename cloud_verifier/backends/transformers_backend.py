@@ -182,7 +182,6 @@ class TransformersBackend(TargetBackend):
         return logits
 
     def _reserve(self, items: Sequence[ForwardItem]) -> list[int]:
-        """Takes all blocks or none; returns the lengths before."""
         num_needed = 0
         for item in items:
             num_fed = len(item.token_ids)

@@ -108,7 +108,6 @@ def _probe_error(
     dtype: torch.dtype,
     device: torch.device,
 ) -> float:
-    """Returns the largest difference on a ragged batch: decode, verification, prefill, blocks out of order."""
     lengths, num_queries = (3 * page_size + 5, 2 * page_size, 40, 1), (1, 5, 40, 1)
     num_blocks = [-(-length // page_size) for length in lengths]
     free = list(range(sum(num_blocks), 0, -1))  # block 0 pads the tables: garbage, were it read

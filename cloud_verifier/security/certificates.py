@@ -89,7 +89,6 @@ class ServerCertificates:
 
 
 def _check_pair(chain: bytes, key: bytes, paths: TlsPaths, now: datetime) -> datetime:
-    """Returns when the chain's first certificate expires. Raises `ConfigError`."""
     flag = f"--tls-cert {paths.certificate}"
     certificate = _parse_certificates(chain, flag)[0]
     try:

@@ -89,7 +89,6 @@ def make_dev_certificates(
 
 
 def _check_ours(directory: Path) -> None:
-    """Raises `UsageError` where a certificate made by others would be overwritten."""
     for name in _CERTIFICATES:
         path = directory / name
         try:
@@ -104,7 +103,6 @@ def _check_ours(directory: Path) -> None:
 
 
 def _authority(directory: Path, now: datetime) -> tuple[Signer, bool]:
-    """Returns the authority in `directory` while it is valid, else a new one; and whether it was there."""
     certificate_path, key_path = directory / "ca.crt", directory / "ca.key"
     if certificate_path.exists() and key_path.exists():
         try:

@@ -101,7 +101,6 @@ def _refusing(error: AccessError) -> Any:
 
 
 def _with_check(handler: Any, admit: Callable[[Any], None]) -> Any:
-    """Returns `handler` with a call of `admit` before it."""
     behaviour = handler.unary_unary or handler.unary_stream or handler.stream_unary or handler.stream_stream
 
     def checked(request: Any, context: Any) -> Any:

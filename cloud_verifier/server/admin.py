@@ -90,12 +90,10 @@ class AdminServer:
         asyncio.get_running_loop().add_reader(self._http.fileno(), self._http.handle_request)
 
     def _tls_context(self) -> SSLContext | None:
-        """Returns the present certificate's context; None for plain HTTP."""
         certificates = self._security.certificates if self._security is not None else None
         return certificates.http_context if certificates is not None else None
 
     def _admit(self, path: str, authorizations: list[str]) -> None:
-        """Raises `AccessError`. Called on a request's thread."""
         if self._security is None or self._security.authenticator is None or path in _PROBES:
             return
         try:

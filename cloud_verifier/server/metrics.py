@@ -207,7 +207,6 @@ def _seconds(name: str, text: str, by_label: Mapping[str, Histogram], label: str
 
 
 def _buckets(histogram: Histogram, scale: float) -> tuple[list[tuple[str, float]], float]:
-    """Returns cumulative counts up to each bound, in Prometheus' format, and the sum."""
     counts, total = list(histogram.counts), histogram.total
     buckets: list[tuple[str, float]] = []
     num_so_far = 0

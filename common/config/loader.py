@@ -199,7 +199,6 @@ def check_value(leaf: Leaf, raw: object, origin: str) -> Any:
 
 
 def _build(cls: type[ConfigT], values: Mapping[tuple[str, ...], Any], path: tuple[str, ...] = ()) -> ConfigT:
-    """Returns a `cls` of values by their paths; `path` is that of the section itself."""
     kinds = typing.get_type_hints(cls)
     arguments = {}
     for field in dataclasses.fields(typing.cast(Any, cls)):

@@ -74,7 +74,6 @@ def _read(tokenizer_json: Path) -> dict[str, Any]:
 
 
 def _table(content: dict[str, Any]) -> dict[int, tuple[str, bool]]:
-    """Token id to (token, is special)."""
     vocab = content["model"]["vocab"]
     try:
         if isinstance(vocab, dict):

@@ -123,7 +123,6 @@ def coupled_two(row: NDArray[np.floating[Any]], seed: int, position: int) -> tup
 
 
 def _gumbel(lane: int) -> float:
-    """Returns the noise of a lane, near enough for a bound."""
     return -math.log(-math.log1p((lane + 0.5) * -(2.0**-32)))
 
 

@@ -72,7 +72,6 @@ def _check_ids(params: SamplingParams, num_tokens: int) -> None:
 
 
 def _require(is_valid: bool, name: str, value: object, expected: str) -> None:
-    """Raises InvalidFieldError naming a parameter, its value and what it must be."""
     if not is_valid:
         raise InvalidFieldError(f"sampling.{name}", f"is {value}; it must be {expected}")
 

@@ -130,7 +130,6 @@ def _error(pairs: Sequence[tuple[TokenIds, TokenIds]], nats: Nats) -> float | No
 
 
 def _losses(texts: Sequence[TokenIds], nats: Nats) -> list[float]:
-    """Returns each text's loss; an empty list where one is not known."""
     losses = [nats(index, token_ids) for index, token_ids in enumerate(texts)]
     known = [loss for loss in losses if loss is not None]
     return known if len(known) == len(losses) else []

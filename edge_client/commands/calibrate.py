@@ -194,7 +194,6 @@ def _calibrate(
 
 
 def _check(namespace: argparse.Namespace, has_target: bool) -> tuple[float, ...]:
-    """Returns the percentiles of the curve. Raises `UsageError` before anything takes time."""
     _check_percentile(namespace.percentile, "--percentile")
     for flag in ("passages", "prompt_tokens", "new_tokens"):
         if (value := getattr(namespace, flag)) < (2 if flag == "new_tokens" else 1):
@@ -225,7 +224,6 @@ def _check_percentile(value: float, flag: str) -> None:
 
 
 def _check_rules(config: RunConfig) -> None:
-    """Raises `UsageError` for rules that are none, or lack something. Words will be counted."""
     from outrider.edge_client.config.gate import split_names
     from outrider.edge_client.gate.rules import RuleNeeds, create_rules
     from outrider.edge_client.gate.words import WordCounts
@@ -260,7 +258,6 @@ def _drawing() -> Callable[[Curve], str]:
 
 @contextmanager
 def _naming(flag: str, path: Path) -> Iterator[None]:
-    """Raises `UsageError` naming `flag` where the block cannot write `path`."""
     try:
         yield
     except OSError as error:
@@ -268,7 +265,6 @@ def _naming(flag: str, path: Path) -> Iterator[None]:
 
 
 def _progress(num_texts: int) -> Callable[[str], None]:
-    """Returns a function that shows progress on stderr, where that is a terminal."""
     start_s, num_done = time.monotonic(), 0
 
     def show(what: str) -> None:

@@ -20,7 +20,6 @@ def main(namespace: argparse.Namespace) -> int:
 
 
 def _dropout_numbers(namespace: argparse.Namespace) -> tuple[int, float]:
-    """Returns samples and rate, checked before an export takes its minutes."""
     from outrider.edge_client.drafting.export.dropout_graph import check_numbers
     from outrider.edge_client.drafting.onnx.dropout import DEFAULT_RATE, DEFAULT_SAMPLES
 

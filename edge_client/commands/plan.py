@@ -143,8 +143,6 @@ def main(namespace: argparse.Namespace) -> int:
 
 @dataclass(frozen=True, slots=True)
 class _Given:
-    """Holds the parts that flags give; None: not given."""
-
     draft_token: Known | None = None
     draft_fixed: Known | None = None
     target_token: Known | None = None
@@ -176,7 +174,6 @@ def _given(namespace: argparse.Namespace) -> _Given:
 
 
 def _with_rooflines(given: _Given, namespace: argparse.Namespace) -> _Given:
-    """Returns `given` with the times that sizes and machines give, where no flag gives a time."""
     sizes = {
         flag: parse(text, flag)
         for flag, (parse, _, _) in _SIZES.items()
@@ -220,7 +217,6 @@ def _row(roofline: Roofline | None) -> Known | None:
 
 
 def _bytes_per_param(text: str) -> tuple[float, float]:
-    """Returns those of draft and target."""
     try:
         values = [float(part) for part in text.split(",")]
     except ValueError:
@@ -233,7 +229,6 @@ def _bytes_per_param(text: str) -> tuple[float, float]:
 
 
 def _complete(given: _Given) -> PlanParts:
-    """Returns all parts, optional ones assumed. Raises `UsageError` for needed ones that are missing."""
     needed = {
         "--t-draft": given.draft_token,
         "--t-target": given.target_token,
@@ -301,7 +296,6 @@ def _measure(
 
 
 def _progress(seconds: float) -> Callable[[float, int], None]:
-    """Returns a function that shows the progress on stderr, where that is a terminal."""
     last_percent = -1
 
     def show(share: float, num_rounds: int) -> None:

@@ -70,7 +70,6 @@ def run(
 
 
 def _can_live(is_json: bool) -> bool:
-    """Returns whether `--live` can be used here. Raises `UsageError` where it cannot be used at all."""
     if is_json:
         raise UsageError("--live and --json do not go together: give one of them")
     with needs_extra("live", "--live"):
@@ -82,7 +81,6 @@ def _can_live(is_json: bool) -> bool:
 
 
 def _show(session: EdgeSession, config: RunConfig, has_colour: bool, is_live: bool) -> None:
-    """Prints the text as it comes, and ends its last line, after an error too."""
     view: TextPrinter | LiveView
     events: Iterator[SessionEvent | None]
     if is_live:

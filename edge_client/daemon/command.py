@@ -83,7 +83,6 @@ def _say_ready(daemon: Daemon, listener: socket.socket) -> None:
 
 
 def _set_up_logs(loaded: Loaded[RunConfig]) -> None:
-    """Sets up logging at level info, unless the level was configured."""
     config = loaded.value
     is_default = loaded.origins["log_level"] == "default"
     setup_logging("info" if is_default else config.logs.level, json=config.serve.log_json, stream=sys.stderr)

@@ -105,8 +105,6 @@ class _Maker:
 
 
 class _StateCollector(Collector):
-    """Reads the daemon's state at each scrape."""
-
     def __init__(self, read_state: Callable[[], DaemonState]) -> None:
         self._read_state = read_state
 

@@ -179,8 +179,6 @@ class Daemon:
 
 
 def _check(config: RunConfig, keys: Keys) -> None:
-    """Raises `UsageError` for malformed addresses, and for an address that others reach without an API
-    key."""
     create_link(config, new_session_id())
     listen = config.serve.listen
     host, _ = split_address(listen, "--listen", "127.0.0.1:7079")

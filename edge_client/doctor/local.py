@@ -94,7 +94,6 @@ def check_clock() -> Finding:
 
 
 def _is_synchronised() -> bool | None:
-    """Returns whether the kernel calls the clock synchronised; None where it cannot be read."""
     try:
         libc = ctypes.CDLL(None, use_errno=True)
         state = ctypes.create_string_buffer(512)

@@ -55,7 +55,6 @@ def _name(model: ModelInfo) -> str:
 
 
 def _explain(address: str, security: LinkSecurity, error: OutriderError) -> Finding:
-    """Returns the finding for a failed call: the error's own words, and its own fix where it has one."""
     found = error.found
     if isinstance(error, LinkFaultError):
         return fault("verifier", found, error.fix or "both sides must agree on TLS, names and certificates")

@@ -158,8 +158,6 @@ class LiveView:
         self._live.refresh()
 
     def _redraw_all(self) -> None:
-        """Draws the screen again after a change of its size, since the terminal wraps lines otherwise
-        then."""
         self._size = self.console.size
         self._live.stop()
         self.console.clear()
@@ -186,7 +184,6 @@ class LiveView:
             self.console.print(lines, soft_wrap=True, end="" if lines.plain.endswith("\n") else "\n")
 
     def _mark_printed(self, num_chars: int) -> None:
-        """Records that the first characters of the tail are printed."""
         self._num_cut += num_chars
         while self._first < len(self._pieces) and self._num_cut >= len(self._pieces[self._first][0]):
             self._num_cut -= len(self._pieces[self._first][0])
@@ -204,7 +201,6 @@ class LiveView:
         return max(0, sum(len(text) for text, _ in tail[:number]) - self._num_cut)
 
     def _tail(self) -> Text:
-        """Returns the text that may still be redrawn, without what is struck through."""
         pieces = [(text, _STYLES[name]) for text, name in self._pieces[self._first :]]
         if self._num_cut and pieces:
             pieces[0] = (pieces[0][0][self._num_cut :], pieces[0][1])

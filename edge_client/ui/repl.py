@@ -111,7 +111,6 @@ class Repl:
     # ------------------------------------------------------------------------------------ commands
 
     def _obey(self, name: str, argument: str) -> bool:
-        """Runs a command; returns False where it ends the program. Raises `UsageError` for an unknown one."""
         commands: dict[str, Callable[[str], None]] = {
             "stats": self._show_stats,
             "mode": self._set_mode,
@@ -217,7 +216,6 @@ def _stop_on_interrupt(session: EdgeSession) -> Iterator[None]:
 
 
 def _words(value: object) -> str:
-    """Returns a figure of the statistics as text."""
     if isinstance(value, dict):
         return ", ".join(f"{name} {each}" for name, each in value.items())
     return ", ".join(map(str, value)) if isinstance(value, list) else str(value)

@@ -83,7 +83,6 @@ class TextPrinter:
         self._write(*self._pieces[-1])
 
     def _redraw(self) -> None:
-        """Prints tokens again whose colour has changed, and all after them."""
         first, self._redraw_from = self._redraw_from, None
         if first is not None and self._is_coloured and self._erase_from(first):
             for text, colour in self._pieces[first:]:
@@ -124,7 +123,6 @@ class TextPrinter:
 
 
 def _gate_words(stats: dict[str, Any]) -> str:
-    """Returns what a gate did; empty where there was none."""
     if stats["hard_ratio"] is None:
         return ""
     calls = f"{stats['verifier_calls_per_token']:.2f} calls a token"

@@ -23,9 +23,6 @@ def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
 
 
 class _LinearCrossEntropy(torch.autograd.Function):
-    """Computes the cross-entropy of `hidden @ weight.T`, its gradients in the forward pass, chunk by
-    chunk."""
-
     @staticmethod
     def forward(
         ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, z_weight: float
@@ -120,9 +117,6 @@ that rejection sampling accepts (DistillSpec, Zhou et al. 2024, section 3 and ap
 
 
 class _LinearDivergence(torch.autograd.Function):
-    """Computes the mean divergence between two linear heads, its gradient in the forward pass, chunk by
-    chunk."""
-
     @staticmethod
     def forward(
         ctx: Any, kind: str, hidden: Tensor, weight: Tensor, target_hidden: Tensor, target_weight: Tensor

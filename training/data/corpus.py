@@ -232,9 +232,6 @@ def _definitions(text: str) -> list[str]:
 
 
 def _licence(package: str) -> dict[str, object]:
-    """Distribution, version and licence of an import name, as the metadata states them; of all distributions,
-    where several share the name.
-    """
     import platform
     from importlib import metadata
 

@@ -182,7 +182,6 @@ class Distiller(Trainer):
         return self._source(self._draw()).next(phase.length, phase.rows)
 
     def _source(self, draw: float) -> Batches:
-        """Returns whose text the next batch is, by a number drawn from 0 to 1."""
         if draw < self.config.target_share:
             if self.target_text is None:
                 self.target_text = Batches(_as_stream(torch.cat(self.target_rows)), seed=self.config.seed)

@@ -75,7 +75,6 @@ class GenerationEndpoint:
         self._daemon.metrics.requests.labels(scope["path"], str(status)).inc()
 
     async def _answer(self, entry: Entry, wire: Wire) -> int:
-        """Returns the number of tokens made."""
         daemon, parsed = self._daemon, entry.parsed
         daemon.activity.add(entry)
         try:

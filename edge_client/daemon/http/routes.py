@@ -62,7 +62,6 @@ class _Handlers:
         return Response(page_html(), media_type="text/html; charset=utf-8", headers=PAGE_HEADERS)
 
     async def health(self, request: Request) -> Response:
-        """Answers that the process is alive."""
         return JSONResponse({"status": "ok"})
 
     async def ready(self, request: Request) -> Response:
@@ -100,7 +99,6 @@ class _Handlers:
         return JSONResponse({"object": "list", "data": daemon.activity.describe(), **counts})
 
     async def _model(self) -> dict[str, object]:
-        """Returns the model as JSON, with what the verifier describes where it answers."""
         daemon = self._daemon
         state = await daemon.watch.check(daemon.config)
         draft, model = daemon.edge.draft, state.model
@@ -139,7 +137,6 @@ async def _on_api_error(request: Request, error: Exception) -> Response:
 
 
 async def _on_http_error(request: Request, error: Exception) -> Response:
-    """Answers the router's 404 and 405 in the shape that clients read."""
     assert isinstance(error, HTTPException)
     message = f"{request.method} {request.url.path}: {error.detail}"
     if error.status_code == 404:

@@ -140,7 +140,6 @@ class Wire:
         await self._send({"type": "http.response.body", "body": data, "more_body": not is_last})
 
     async def _send(self, message: Message) -> None:
-        """Raises `ClientGone` when the client reads nothing for too long."""
         if message["type"] == "http.response.body" and not message.get("more_body", False):
             self.is_complete = True
         try:

@@ -34,7 +34,6 @@ def read_extras(parsed: ParsedRequest, given: Mapping[str, object]) -> None:
 
 
 def _setting(name: str, value: object) -> Any:
-    """Returns a value checked as the configuration checks it: type, range and choices."""
     if isinstance(value, list) and len(value) > MAX_ITEMS:
         raise invalid(f"outrider.{name}", f"has {len(value)} items; at most {MAX_ITEMS}")
     try:

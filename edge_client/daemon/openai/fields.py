@@ -122,7 +122,6 @@ def _message(name: str, value: object) -> Mapping[str, object]:
 
 
 def _content(name: str, value: object) -> str:
-    """Returns a message's text, given as a string or as parts that are text."""
     if not isinstance(value, list):
         return text(f"{name}.content", value)
     parts = []
