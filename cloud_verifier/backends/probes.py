@@ -67,10 +67,8 @@ def _difference(backend: TransformersBackend, reference: Logits, tolerance: floa
 
 
 def probe(backend: TransformersBackend) -> Logits:
-    """Returns the logits of a few tokens in two forwards.
-
-    Raises `ModelError` unless each layer attends once, with the expected shapes.
-    """
+    """Returns the logits of a few tokens in two forwards. Raises `ModelError` unless each layer attends once, with
+    the expected shapes."""
     sequence = backend.new_sequence()
     ids = [(7 * i + 1) % backend.num_tokens for i in range(PROBE_TOKENS)]
     try:

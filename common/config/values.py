@@ -14,8 +14,7 @@ _TRUE, _FALSE = frozenset(("true", "yes", "on", "1")), frozenset(("false", "no",
 
 
 def convert(value: object, kind: Any) -> Any:
-    """Returns `value` as `kind`: bool, int, float, str, Path, an enum, Literal, T | None or tuple[T, ...]; as
-    it is where `kind` is Any.
+    """Returns `value` as `kind`: bool, int, float, str, Path, an enum, Literal, T | None, tuple[T, ...] or Any.
 
     Strings (environment, flags) are parsed; YAML values must have the type already, except for numbers that
     YAML reads as strings ("1e-3"). Raises ValueError for any other value.
