@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -17,6 +18,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
+# Without a path to the clone: there `kernels` would be ours, which setuptools takes for Hugging Face's.
+_ENVIRONMENT = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
 _NOT_INSTALLED = ("training/judge/", "training/pair/", "training/target/")
 
 
@@ -30,7 +33,9 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
             (source / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(ROOT / name, source / name, follow_symlinks=False)
     flags = ["--no-deps", "--no-build-isolation", "--no-index", "--quiet", "--wheel-dir", str(out)]
-    subprocess.run([sys.executable, "-m", "pip", "wheel", str(source), *flags], check=True, timeout=120)
+    subprocess.run(
+        [sys.executable, "-m", "pip", "wheel", str(source), *flags], env=_ENVIRONMENT, check=True, timeout=120
+    )
     [built] = out.glob("*.whl")
     return built
 
@@ -55,7 +60,9 @@ class Environment:
             "--no-index",
             "--no-deps",
         ]
-        subprocess.run([*pip, "--quiet", "--no-compile", str(wheel)], check=True, timeout=120)
+        subprocess.run(
+            [*pip, "--quiet", "--no-compile", str(wheel)], env=_ENVIRONMENT, check=True, timeout=120
+        )
 
     def install_hugging_face_kernels(self) -> None:
         for file in distribution("kernels").files or ():
@@ -65,7 +72,13 @@ class Environment:
 
     def run(self, *command: str) -> str:
         done = subprocess.run(
-            command, cwd=self.site.parent, capture_output=True, text=True, timeout=120, check=False
+            command,
+            cwd=self.site.parent,
+            env=_ENVIRONMENT,
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
         )
         assert done.returncode == 0, done.stderr
         return done.stdout
@@ -120,7 +133,9 @@ def test_outside_a_clone_both_commands_run_with_the_embedded_pair(
     environment.install_wheel(wheel)
     commands = environment.python.parent
     serve = [str(commands / "cloud-verifier"), "serve", "--listen", "127.0.0.1:0", "--admin-listen", "none"]
-    server = subprocess.Popen(serve, cwd=environment.site.parent, stdout=subprocess.PIPE, text=True)
+    server = subprocess.Popen(
+        serve, cwd=environment.site.parent, env=_ENVIRONMENT, stdout=subprocess.PIPE, text=True
+    )
     try:
         assert server.stdout is not None
         ready = re.search(r"127\.0\.0\.1:\d+", server.stdout.readline())

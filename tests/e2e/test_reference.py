@@ -102,7 +102,7 @@ def sample_openings_and_generates(target: Path) -> tuple[np.ndarray, np.ndarray]
             while engine.step():
                 pass
             for session in list(engine.sessions):
-                engine.forget(session)
+                engine.sessions.forget(session)
     assert first.sum() == generated.sum() == NUM_SAMPLES
     return first, generated
 

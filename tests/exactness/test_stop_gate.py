@@ -1,5 +1,5 @@
 """A stop-gate leaves the text's law as it is: the product's own stop rule ends the drafts of every round, and
-all outcomes of whole texts are summed. A draft ends before a place that is doubted, and after a token."""
+all outcomes of whole texts are summed. A draft ends before a position that is doubted, and after a token."""
 
 import math
 from unittest import mock
@@ -23,7 +23,7 @@ METHODS = (Method.COUPLED, Method.SPARSE, Method.CANDIDATES, Method.BLOCK)
 class EvenTokens:
     """A text rule: of the block's tokens those with an even id are for the target."""
 
-    def doubted(self, block):
+    def hard_tokens(self, block):
         return {index for index, token_id in enumerate(block.token_ids) if token_id % 2 == 0}
 
 

@@ -163,6 +163,16 @@ class FakeGpu(FakeBackend):
         return torch.from_numpy(super().forward(items))
 
 
+class Stopped:
+    """A clock that stands still."""
+
+    def now(self):
+        return 0.0
+
+    def sleep(self, seconds):
+        pass
+
+
 def answers_of(backend):
     """What an engine says to a few rounds of several methods, batched; metrics left out."""
     limits = Limits(backend.max_context, 16, 1 << 20, 8, 60_000)
@@ -170,7 +180,7 @@ def answers_of(backend):
         1, "fake", backend.fingerprint, backend.tokenizer_fingerprint, "float32", "cpu",
         backend.eos_token_ids, backend.num_tokens, limits, tuple(Method), "test",
     )  # fmt: skip
-    engine, replies, texts = Engine(backend, model, clock=lambda: 0.0), {}, {}
+    engine, replies, texts = Engine(backend, model, clock=Stopped()), {}, {}
 
     def ask(requests):
         for name, request in requests.items():

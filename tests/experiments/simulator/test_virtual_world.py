@@ -16,7 +16,7 @@ from played_systems import edges, system
 
 from outrider.experiments.simulator.config import load_system
 from outrider.experiments.simulator.run import play
-from outrider.experiments.simulator.world.standins import VirtualClock, VirtualPool, VirtualThreads
+from outrider.experiments.simulator.world.standins import VirtualClock, VirtualPool, virtual_threads
 from outrider.experiments.simulator.world.world import VirtualQueue, Waiting, World
 
 
@@ -122,16 +122,16 @@ def test_a_pool_works_on_as_many_calls_at_once_as_it_has_workers(world):
 
 
 def test_threads_are_tasks_that_share_events_and_queues(world):
-    threads, heard = VirtualThreads(world), []
+    threads, heard = virtual_threads(world), []
     event, numbers = threads.event(), threads.queue()
 
-    def finish(number):
+    def finish():
         world.sleep(1.0)
-        numbers.put(number)
+        numbers.put(7)
         event.set()
 
     def task():
-        threads.start(finish, 7, name="finish")
+        threads.start(finish, "finish")
         heard.append((event.wait(0.5), event.wait(5.0), numbers.get(), world.now_s))
 
     world.start(task)
