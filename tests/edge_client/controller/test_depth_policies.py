@@ -353,6 +353,7 @@ def test_the_text_is_the_same_with_every_policy(
     flags: list[str], temperature: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     flags = [*flags, "--temperature", temperature, "--seed", "7", "--ignore-eos", "--json"]
+    flags += ["--on-timeout", "wait"]  # a busy machine's missed deadline must not change what is compared
     assert main(["run", "def f(", *flags, "--mode", "cloud-only"]) == 0
     wanted = json.loads(capsys.readouterr().out)["token_ids"]
     for name in DEPTH_POLICIES:
