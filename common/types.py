@@ -14,8 +14,6 @@ PROTOCOL_VERSION = 1  # of the messages; sides with different versions refuse ea
 
 TokenIds = tuple[int, ...]
 
-PROTOCOL_VERSION = 1  # of the messages; a verifier and an edge of different versions do not talk
-
 
 class Origin(enum.StrEnum):
     """Names where a committed token came from."""

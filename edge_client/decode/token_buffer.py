@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 
 from outrider.common.alignment import TokenChain
 from outrider.common.clock import SYSTEM_CLOCK, Clock
+from outrider.common.sequences import common_prefix
 from outrider.common.stopping import TextStopper, stop_ids
 from outrider.common.types import FinishReason, Origin, StopParams, TokenIds, TokenLogprobs
 from outrider.edge_client.core.events import MarkClearedEvent, RolledBackEvent, TokenEvent
@@ -115,9 +116,7 @@ class TokenBuffer:
 
     def num_alike(self, start: int, theirs: Sequence[int]) -> int:
         """Returns the length of the common prefix of `theirs` and the sequence from `start` on."""
-        ours = self.chain.token_ids[start : start + len(theirs)]
-        pairs = zip(ours, theirs, strict=False)
-        return next((i for i, (our, their) in enumerate(pairs) if our != their), len(ours))
+        return common_prefix(self.chain.token_ids[start : start + len(theirs)], theirs)
 
     # ------------------------------------------------------------------------------------- writing
 

@@ -1,1 +1,1 @@
-"""Virtual time and the product's modules in it."""
+"""Virtual time, and the clock, threads and pools that product code is given in it."""
