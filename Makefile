@@ -61,7 +61,7 @@ bench-engine: $(STAMP) ## benchmarks/results/engine.json; ARGS="--quick" or "--o
 bench-methods: $(STAMP) ## benchmarks/results/methods.json; PROMPTS=FILE takes other prompts
 	$(PY) -m benchmarks.methods.run $(if $(PROMPTS),--prompts $(PROMPTS)) $(ARGS)
 
-bench-controller: $(STAMP) ## benchmarks/results/controller.json; ARGS="--only depth", ways, ways_real, model or same_text; --quick
+bench-controller: $(STAMP) ## benchmarks/results/controller.json; ARGS="--only depth", ways or model; --quick
 	$(PY) -m benchmarks.controller.run $(ARGS)
 
 bench-pair: $(STAMP) ## benchmarks/results/pair.json; PROMPTS=FILE measures other prompts beside the embedded ones

@@ -19,8 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.controller.auto import measure_above, measure_auto
-from benchmarks.controller.gate import gate_measures
+from benchmarks.controller.auto import measure_auto
 from benchmarks.controller.grid import (
     DRAFTS_MS,
     FORWARDS_MS,
@@ -29,15 +28,10 @@ from benchmarks.controller.grid import (
     VERIFY_TOKEN_SHARE,
     Point,
 )
-from benchmarks.controller.guesses import guess_measures
-from benchmarks.controller.guesses_real import measure_guesses_real
-from benchmarks.controller.outage import outage_measures
 from benchmarks.controller.plan_check import plan_check
 from benchmarks.controller.plan_check_runs import SPECULATIVE
-from benchmarks.controller.same_text import measure_same_text
 from benchmarks.controller.simulated import play_texts
 from benchmarks.controller.ways import pipelined_measures
-from benchmarks.controller.ways_real import measure_ways_real
 from benchmarks.matrix import best_realisation
 from benchmarks.results_file import Found, write_results
 from outrider.edge_client.controller.cost_model import expected_tokens, round_s, round_token_s, tokens_per_s
@@ -315,11 +309,6 @@ def _ways(arguments: argparse.Namespace) -> Found:
     return [*ahead, *auto], {"pipelined": pipelined, **details}
 
 
-def _guesses(arguments: argparse.Namespace) -> Found:
-    measures, details = guess_measures(load_traces(arguments.traces))
-    return measures, {"guesses": details}
-
-
 def _model(arguments: argparse.Namespace) -> Found:
     """Checks synchronous rounds of the embedded pair against the cost model, over real links."""
     named = arguments.realisation
@@ -336,17 +325,9 @@ def _model(arguments: argparse.Namespace) -> Found:
 
 
 Part = Callable[[argparse.Namespace], Found]
-VIRTUAL: dict[str, Part] = {"depth": _depth, "ways": _ways, "guesses": _guesses}
-# Measured only when asked for: after `ways`, or by sessions that take real time.
-ASKED_FOR: dict[str, Part] = {
-    "ways_above": lambda arguments: measure_above(arguments.traces),
-    "outage": lambda arguments: outage_measures(),
-    "gate": lambda arguments: gate_measures(),
-    "model": _model,
-    "ways_real": lambda arguments: measure_ways_real(arguments.realisation, is_quick=arguments.quick),
-    "guesses_real": lambda arguments: measure_guesses_real(arguments.realisation, is_quick=arguments.quick),
-    "same_text": lambda arguments: measure_same_text(arguments.realisation, is_quick=arguments.quick),
-}
+VIRTUAL: dict[str, Part] = {"depth": _depth, "ways": _ways}
+# Measured only when asked for: by sessions that take real time.
+ASKED_FOR: dict[str, Part] = {"model": _model}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -355,10 +336,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--only",
         choices=(*VIRTUAL, *ASKED_FOR),
-        help="a part: depth policies or ways to work in virtual time, or one of those with real sessions",
+        help="depth policies or ways to work in virtual time, or the cost model against real sessions",
     )
     parser.add_argument("--quick", action="store_true", help="fewer real sessions")
-    parser.add_argument("--realisation", metavar="NAME", help="of links: model, ..._real, same_text")
+    parser.add_argument("--realisation", metavar="NAME", help="of links, for model")
     parser.add_argument("--traces", type=Path, default=RECORDED, metavar="FILE", help="recorded acceptance")
     arguments = parser.parse_args(argv)
     parts = {arguments.only: (VIRTUAL | ASKED_FOR)[arguments.only]} if arguments.only else VIRTUAL
