@@ -15,11 +15,9 @@ import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 from benchmarks.hf_target import compare_with_generate
 from benchmarks.pair.draft import DraftFigures, measure_draft
-from benchmarks.pair.target import measure_forwards
 from benchmarks.results_file import Found, write_results
 from benchmarks.sessions import Sessions, run_cases, warn_of_other_texts
 from benchmarks.timing import median_ratio
@@ -71,7 +69,6 @@ class Run:
     drafts: dict[str, DraftFigures]
     process_s: float  # a whole `edge-client run` of one token
     ttft_ms: float  # from its request to its first token
-    forwards: dict[str, Any]
 
     def cloud(self, temperature: float) -> Sessions:
         """Returns the cloud-only sessions."""
@@ -99,7 +96,7 @@ def measure(prompts: Sequence[Prompt], num_new: int, num_threads: int) -> Run:
         sessions = run_cases(decoder, prompts, CASES, num_new)
         hf_s = compare_with_generate(decoder, prompts[:6], num_new, num_threads)
         process_s, ttft_ms = _measure_start(verifier.address, prompts[0])
-    return Run(sessions, hf_s, drafts, process_s, ttft_ms, measure_forwards(num_threads))
+    return Run(sessions, hf_s, drafts, process_s, ttft_ms)
 
 
 def _measure_start(address: str, prompt: Prompt) -> tuple[float, float]:
@@ -236,7 +233,6 @@ def report(run: Run) -> Found:
         "bytes_per_token": _bytes_per_token(run.sessions),
         "first_token": {"process_s": round(run.process_s, 3), "request_ms": round(run.ttft_ms, 2)},
         "draft_sample_us": {name: round(found.sample_us, 1) for name, found in run.drafts.items()},
-        "forwards": run.forwards,
     }
 
 

@@ -90,18 +90,16 @@ def decoding(
         yield verifier.address, lambda address: Decoder(address, draft, tokenizer, min_draft_ms / 1e3)
 
 
-def run_all(
-    decoder: Decoder, num_repeats: int, num_new: int, cases: Sequence[Case] = CASES
-) -> dict[str, Runs]:
+def run_all(decoder: Decoder, num_repeats: int, num_new: int) -> dict[str, Runs]:
     """Runs every case in every repeat, every second time in the opposite order, after one to warm up."""
     prompts = load_prompts(limit=num_repeats)
-    runs = {case.name: Runs(case) for case in cases}
-    for case in cases:
+    runs = {case.name: Runs(case) for case in CASES}
+    for case in CASES:
         decoder.decode(prompts[0].text, case, min(16, num_new))
     for repeat in range(num_repeats):
         # Two repeats share a prompt and a seed, so that A/A compares the same texts.
         prompt, seed = prompts[repeat // 2 % len(prompts)], 1 + repeat // 2
-        for case in cases if repeat % 2 else reversed(cases):
+        for case in CASES if repeat % 2 else reversed(CASES):
             # Edge-only is over soonest, and a stall weighs most in it.
             length = num_new * (4 if case.mode is ExecutionMode.EDGE_ONLY else 1)
             runs[case.name].results.append(decoder.decode(prompt.text, case, length, seed))

@@ -5,36 +5,15 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 
+import networkx
+
 from benchmarks.house.source import Module, import_graph
 
 
 def circles(graph: Mapping[str, set[str]]) -> list[list[str]]:
-    """Returns the strongly connected components of more than one node (Tarjan 1972)."""
-    index: dict[str, int] = {}
-    low: dict[str, int] = {}
-    stack: list[str] = []
-    found: list[list[str]] = []
-
-    def visit(node: str) -> None:
-        index[node] = low[node] = len(index)
-        stack.append(node)
-        for other in graph.get(node, ()):
-            if other not in index:
-                visit(other)
-                low[node] = min(low[node], low[other])
-            elif other in stack:
-                low[node] = min(low[node], index[other])
-        if low[node] == index[node]:
-            component = [stack.pop()]
-            while component[-1] != node:
-                component.append(stack.pop())
-            if len(component) > 1:
-                found.append(sorted(component))
-
-    for node in graph:
-        if node not in index:
-            visit(node)
-    return found
+    """Returns the strongly connected components of more than one node."""
+    components = networkx.strongly_connected_components(networkx.DiGraph(graph))
+    return [sorted(component) for component in components if len(component) > 1]
 
 
 def room_graph(modules: list[Module], package: str) -> dict[str, set[str]]:
@@ -49,14 +28,7 @@ def room_graph(modules: list[Module], package: str) -> dict[str, set[str]]:
 
 def num_levels(graph: Mapping[str, set[str]]) -> int:
     """Returns the number of nodes of the longest chain of imports; the graph must have no circle."""
-    levels: dict[str, int] = {}
-
-    def level(node: str) -> int:
-        if node not in levels:
-            levels[node] = 1 + max((level(other) for other in graph[node]), default=0)
-        return levels[node]
-
-    return max((level(node) for node in graph), default=0)
+    return len(networkx.dag_longest_path(networkx.DiGraph(graph)))
 
 
 def loose_modules(modules: list[Module]) -> list[str]:

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.methods.exact import ask_tests
-from benchmarks.methods.kernels import measure_cpu_verify, time_methods
+from benchmarks.methods.kernels import measure_cpu_verify
 from benchmarks.results_file import write_results
 from outrider.common.methods import MAX_SUPPORT_SIZE
 from outrider.common.types import Method
@@ -252,7 +252,6 @@ def main() -> int:
     plan = QUICK if arguments.quick else Plan()
     prompts = load_prompts(arguments.prompts)
     print("verification alone", flush=True)
-    times = time_methods(plan.num_repeats)
     cpu_verify = measure_cpu_verify(plan.num_repeats)
     print("texts", flush=True)
     measures, details = _measure_texts(plan, prompts)
@@ -263,7 +262,6 @@ def main() -> int:
         "num_draft_tokens": DRAFT_LENGTH,
         "dtype": "float32",
         **details,
-        "verify_ms": times,
         "cpu_verify": cpu_verify,
         "exact": exact_details,
         "gpu_verify": "not measured: no GPU at hand",

@@ -16,7 +16,7 @@ from outrider.cloud_verifier.server.addresses import check_addresses
 from outrider.common.errors import UsageError
 from outrider.common.pb import outrider_pb2 as pb
 from outrider.common.pb import outrider_pb2_grpc
-from outrider.experiments.shared.dev_security import make_dev_security
+from tests.support.dev_security import make_dev_security
 
 
 def test_probes_are_answered_without_tls_and_token_and_tell_a_drain_from_a_death(tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ from outrider.edge_client.transport.link.grpc_link import GrpcLink
 from outrider.edge_client.transport.link.probe import probe
 from outrider.edge_client.transport.link.security import link_security
 from outrider.edge_client.transport.link.targets import parse_target
-from outrider.experiments.shared.dev_security import make_dev_security
+from tests.support.dev_security import make_dev_security
 
 TIMEOUT_S = 5.0
 

@@ -38,8 +38,8 @@ from outrider.common.process.logs import LogLimiter
 from outrider.common.types import Method, RoundMetrics, VerifyRequest
 from outrider.edge_client.commands.cli import main as edge_main
 from outrider.edge_client.drafting.export.exporter import export_draft
-from outrider.experiments.shared.dev_security import make_dev_security
 from outrider.experiments.shared.processes import run_edge, start_verifier
+from tests.support.dev_security import make_dev_security
 
 PREFIX = "outrider_verifier_"
 MARKER = "value_77 return marker_quagga(self, function_131) + 4761"
@@ -428,8 +428,8 @@ def test_a_run_is_one_trace_and_no_text_leaves_by_spans_metrics_or_logs(
     verifier = start_verifier(
         *("--admin-listen", "127.0.0.1:0", "--otlp-endpoint", collector.url),
         *("--log-level", "debug", "--log-json"),
+        *security.serve_flags,
         target=target,
-        security=security,
     )
     admin = verifier.admin_url
     prompt_ids = Tokenizer.from_file(str(draft / "tokenizer.json")).encode(MARKER).ids

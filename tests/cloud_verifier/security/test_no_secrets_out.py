@@ -22,7 +22,7 @@ from outrider.cloud_verifier.config import ServeConfig
 from outrider.cloud_verifier.security.token_file import change_tokens
 from outrider.cloud_verifier.server.cli import main as cloud_main
 from outrider.edge_client.commands.cli import main as edge_main
-from outrider.experiments.shared.dev_security import make_dev_security
+from tests.support.dev_security import make_dev_security
 
 PROMPT = "def marker_quagga(value_77): return 4761"
 

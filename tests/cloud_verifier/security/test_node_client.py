@@ -14,7 +14,7 @@ from support.fakes import FakeBackend
 from support.processes.server import serving
 
 from outrider.cloud_verifier.config import ServeConfig
-from outrider.experiments.shared.dev_security import make_dev_security
+from tests.support.dev_security import make_dev_security
 
 HERE = Path(__file__).parent / "node"
 PROTO = Path(__file__).resolve().parents[3] / "proto"

@@ -27,9 +27,9 @@ from outrider.cloud_verifier.security.tokens import new_token
 from outrider.cloud_verifier.server.server import VerifierServer
 from outrider.common.errors import ConfigError
 from outrider.edge_client.transport.link.grpc_link import GrpcLink
-from outrider.experiments.shared.dev_security import make_dev_security
 from outrider.experiments.synthetic.pair import SyntheticPair
 from outrider.experiments.synthetic.serve import running_synthetic
+from tests.support.dev_security import make_dev_security
 
 SESSION_ID = bytes(range(16))
 UNAVAILABLE = grpc.StatusCode.UNAVAILABLE

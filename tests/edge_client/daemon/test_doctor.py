@@ -17,8 +17,8 @@ from outrider.cloud_verifier.server.server import VerifierServer
 from outrider.edge_client.commands.doctor import examine
 from outrider.edge_client.config.run_config import run_config
 from outrider.edge_client.doctor.finding import Finding, Status
-from outrider.experiments.shared.dev_security import DevSecurity, make_dev_security
 from outrider.experiments.shared.processes import run_edge
+from tests.support.dev_security import DevSecurity, make_dev_security
 
 
 @pytest.fixture(scope="module")

@@ -34,7 +34,7 @@ from outrider.edge_client.transport.link.channel import open_channel
 from outrider.edge_client.transport.link.diagnosis import diagnose
 from outrider.edge_client.transport.link.grpc_link import GrpcLink
 from outrider.edge_client.transport.link.security import PLAINTEXT, LinkSecurity, link_security
-from outrider.experiments.shared.dev_security import DevSecurity, make_dev_security
+from tests.support.dev_security import DevSecurity, make_dev_security
 
 SESSION_ID = bytes(range(16))
 
