@@ -27,8 +27,6 @@ CASES = {
     "benchmarks.engine.rounds:measure_overhead": ("overhead_ms",),
     "benchmarks.engine.inside:measure_batch8": ("batch8",),
     "benchmarks.engine.inside:measure_outside": ("outside",),
-    "benchmarks.engine.inside:measure_evict": ("evict",),
-    "benchmarks.engine.text:measure_same_text": ("same_text",),
     "benchmarks.engine.text:measure_prefix_ttft": ("prefix_ttft",),
     "benchmarks.engine.text:measure_prefill_stall": ("prefill_stall",),
     "benchmarks.engine.load:measure_overload": ("overload_goodput", "overload_p99"),

@@ -24,9 +24,7 @@ from benchmarks.pair.drafts import (
     LOOKUP,
     TRAINED,
     open_strategies,
-    print_strategies,
     sample_strategies,
-    shared_costs,
     strategy_figures,
 )
 from benchmarks.pair.quality import held_out_figures, parse_figures, sampled_overlap
@@ -97,10 +95,9 @@ class Bench:
         )
         prompts_ids = [self.tokenizer.encode(prompt.text) for prompt in prompts]
         overlap = sampled_overlap(self.evaluator, prompts_ids, alone, TEMPERATURE)
-        trained, lookup = (found[name][DRAFT_LENGTH] for name in (TRAINED, LOOKUP))
+        trained, lookup = found[TRAINED], found[LOOKUP]
         ratio = trained.tokens_per_round / lookup.tokens_per_round
-        costs = shared_costs(found, alone)
-        figures = {name: strategy_figures(by_length, costs) for name, by_length in found.items()}
+        figures = {name: strategy_figures(sessions) for name, sessions in found.items()}
         at = f"temperature {TEMPERATURE:g}"
         measures = [
             judged(
@@ -134,17 +131,13 @@ class Bench:
                         f"pair.first{number}",
                         f"tokens a round, target's {name} as the draft, draft length {DRAFT_LENGTH}, {at} "
                         f"({values['draft_ms_per_token']:.2f} ms a drafted token)",
-                        values["tokens_per_round"][str(DRAFT_LENGTH)],
+                        values["tokens_per_round"],
                         "tokens",
                     )
                 )
-        print_strategies(figures, 1 / costs.target_token_s)
         return measures, {
             "num_sampled_tokens": sum(len(text.token_ids) for text in alone),
             "drafts": figures,
-            "shared_costs_ms": {
-                name.removesuffix("_s"): round(value * 1e3, 4) for name, value in asdict(costs).items()
-            },
         }
 
     def _measure_greedy(self, prompts: Sequence[Prompt]) -> tuple[list[Measure], dict[str, Any]]:
@@ -224,11 +217,6 @@ def _held_out_measures(figures: dict[str, Any]) -> list[Measure]:
     ]
 
 
-def _size_measure(pair: Path) -> Measure:
-    num_bytes = sum(path.stat().st_size for path in pair.rglob("*") if path.is_file())
-    return judged("pair.size", "everything in the pair's directory", num_bytes / 1e6, "MB", at_most(60))
-
-
 def run(pair: Path, other_prompts: Path | None, plan: Plan, num_threads: int, is_kept: bool) -> None:
     """Measures a pair and writes or prints the results."""
     embedded = load_prompts(pair / "prompts.jsonl", plan.num_prompts)
@@ -253,7 +241,9 @@ def run(pair: Path, other_prompts: Path | None, plan: Plan, num_threads: int, is
             other_measures, found = bench.measure(others)
             judgements = [asdict(measure) for measure in other_measures]
             details["other_prompts"] = {"file": other_prompts.name, "measures": judgements, **found}
-    measures = [*_held_out_measures(held_out), *measures, _size_measure(pair)]
+    num_mb = sum(path.stat().st_size for path in pair.rglob("*") if path.is_file()) / 1e6
+    size = judged("pair.size", "everything in the pair's directory", num_mb, "MB", at_most(60))
+    measures = [*_held_out_measures(held_out), *measures, size]
     if is_kept:
         write_results("pair", measures, details)
     else:

@@ -44,7 +44,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         played = play_parts(system, progress)
         outcome, wall_s = figures_of(played), played.wall_s
     progress.end()
-    _print(outcome, arguments.json)
+    print(json.dumps(outcome.as_json(), indent=1) if arguments.json else table(outcome))
     if not arguments.json:
         a_round = f", {1e6 * wall_s / n:.0f} us a round" if (n := outcome.total.num_rounds) else ""
         print(f"\nplayed in {wall_s:.1f} s{a_round}")
@@ -102,10 +102,6 @@ def _sweep(arguments: argparse.Namespace) -> int:
     print_results(arguments.out)
     print(f"\nresults in {arguments.out}")
     return 0
-
-
-def _print(outcome: SystemFigures, is_json: bool) -> None:
-    print(json.dumps(outcome.as_json(), indent=1) if is_json else table(outcome))
 
 
 class _Progress:

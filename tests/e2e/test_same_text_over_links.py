@@ -6,14 +6,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-
-from outrider.common.errors import LinkError
-from outrider.edge_client.core.stats import SessionStats
-from outrider.experiments.links.base import create_realisation
-from outrider.experiments.links.profile import LinkProfile, Outage
-from outrider.experiments.shared.watched import HungError
-from tests.support import texts_over_links as over_links
-from tests.support.texts_over_links import (
+from support import texts_over_links as over_links
+from support.texts_over_links import (
     HANDLINGS,
     LINKS,
     BadLink,
@@ -21,6 +15,12 @@ from tests.support.texts_over_links import (
     compare_texts,
     texts_over_links,
 )
+
+from outrider.common.errors import LinkError
+from outrider.edge_client.core.stats import SessionStats
+from outrider.experiments.links.base import create_realisation
+from outrider.experiments.links.profile import LinkProfile, Outage
+from outrider.experiments.shared.watched import HungError
 
 BROKEN = (
     BadLink(LinkProfile("resets", rtt_ms=4), resets=(7, 23)),

@@ -21,6 +21,7 @@ from typing import Any
 import grpc
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
+from support.dev_security import make_dev_security
 from support.edge.tiny_draft import make_backend, make_tiny_draft
 from support.fakes import FakeBackend
 from support.models import make_tiny_target
@@ -39,7 +40,6 @@ from outrider.common.types import Method, RoundMetrics, VerifyRequest
 from outrider.edge_client.commands.cli import main as edge_main
 from outrider.edge_client.drafting.export.exporter import export_draft
 from outrider.experiments.shared.processes import run_edge, start_verifier
-from tests.support.dev_security import make_dev_security
 
 PREFIX = "outrider_verifier_"
 MARKER = "value_77 return marker_quagga(self, function_131) + 4761"
