@@ -9,10 +9,18 @@ import argparse
 import re
 from pathlib import Path
 
-from benchmarks.house.code import docstrings, function_lengths, num_statements
+from benchmarks.house.code import (
+    circles,
+    docstrings,
+    function_lengths,
+    largest_folder,
+    loose_modules,
+    num_levels,
+    num_statements,
+    room_graph,
+)
 from benchmarks.house.path import trace_path
 from benchmarks.house.source import Module, import_graph, read_modules
-from benchmarks.house.structure import circles, largest_folder, loose_modules, num_levels, room_graph
 from benchmarks.results_file import ROOT, write_results
 from outrider.experiments.shared.results import Measure, at_least, at_most, judged
 

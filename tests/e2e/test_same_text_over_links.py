@@ -20,7 +20,7 @@ from outrider.common.errors import LinkError
 from outrider.edge_client.core.stats import SessionStats
 from outrider.experiments.links.base import create_realisation
 from outrider.experiments.links.profile import LinkProfile, Outage
-from outrider.experiments.shared.watched import HungError
+from outrider.experiments.shared.decoding import HungError
 
 BROKEN = (
     BadLink(LinkProfile("resets", rtt_ms=4), resets=(7, 23)),

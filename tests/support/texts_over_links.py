@@ -26,9 +26,8 @@ from outrider.edge_client.core.options import ExecutionMode
 from outrider.edge_client.session.session import SessionResult
 from outrider.experiments.links.base import LinkRealisation, OpenLink
 from outrider.experiments.links.profile import LinkProfile, Outage
-from outrider.experiments.shared.decoding import Case, Decoder
+from outrider.experiments.shared.decoding import Case, Decoder, HungError
 from outrider.experiments.shared.prompts import load_prompts
-from outrider.experiments.shared.watched import HungError
 from outrider.experiments.sweep.results.texts import first_difference
 from outrider.models import EMBEDDED
 
@@ -195,7 +194,7 @@ def _decode(
 
 def _is_tie(decoder: Decoder, text: Text, written: Sequence[int], at: int) -> bool:
     """Asks the target, loaded into this process."""
-    from outrider.experiments.sweep.results.scoring import Scorer
+    from outrider.experiments.sweep.results.judging import Scorer
 
     if at >= min(len(written), len(text.token_ids)):
         return False
