@@ -15,8 +15,7 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
-from benchmarks.controller.grid import MODE_POINTS, Point
-from benchmarks.controller.simulated import play_texts
+from benchmarks.controller.simulated import MODE_POINTS, Point, play_texts
 from benchmarks.controller.ways import Total, run_mode, total_of
 from outrider.edge_client.controller.mode_policy import CHOOSABLE_MODES
 from outrider.edge_client.core.options import ExecutionMode

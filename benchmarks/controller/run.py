@@ -19,15 +19,15 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.controller.auto import measure_auto
-from benchmarks.controller.grid import (
+from benchmarks.controller.simulated import (
     DRAFTS_MS,
     FORWARDS_MS,
     POINTS,
     SYNTHETIC,
     VERIFY_TOKEN_SHARE,
     Point,
+    play_texts,
 )
-from benchmarks.controller.simulated import play_texts
 from benchmarks.controller.ways import pipelined_measures
 from benchmarks.results_file import Found, write_results
 from outrider.edge_client.controller.cost_model import expected_tokens, round_s, round_token_s, tokens_per_s

@@ -18,8 +18,7 @@ from numpy.typing import NDArray
 
 from outrider.common.errors import InvalidFieldError, ModelError
 from outrider.common.noise.draws import coupled_argmax
-from outrider.common.sampling.arrays import copy, native
-from outrider.common.sampling.truncation import truncate
+from outrider.common.sampling.truncation import copy, native, truncate
 from outrider.common.types import SamplingParams, TokenIds
 
 

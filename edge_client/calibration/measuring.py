@@ -23,8 +23,7 @@ from outrider.common.types import (
 )
 from outrider.edge_client.calibration.curve import KEEP_ALL, NO_GATE, Curve, Write, Written, measure_curve
 from outrider.edge_client.calibration.passages import Passage
-from outrider.edge_client.calibration.quantiles import thresholds_at
-from outrider.edge_client.calibration.samples import Sample, draft_along
+from outrider.edge_client.calibration.quantiles import Sample, draft_along, thresholds_at
 from outrider.edge_client.config.draft_sections import GateConfig
 from outrider.edge_client.config.gate import without_gate
 from outrider.edge_client.config.methods import support_size

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from benchmarks.controller.auto import AutoRun, run_auto, run_later
-from benchmarks.controller.grid import Point
+from benchmarks.controller.simulated import Point
 from outrider.edge_client.core.options import ExecutionMode
 from outrider.experiments.shared.acceptance_traces import synthetic_traces
 
