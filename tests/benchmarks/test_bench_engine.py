@@ -20,7 +20,7 @@ IDS = {
         "prefix_ttft",
         "prefill_stall",
     ),
-    *("overload_goodput", "overload_p99", "dead_clients", "leak", "vs_hf", "vs_hf_batch", "colocated"),
+    *("overload_goodput", "overload_p99", "leak", "vs_hf", "vs_hf_batch", "colocated"),
 }
 
 
