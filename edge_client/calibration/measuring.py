@@ -6,7 +6,6 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from outrider.common.alignment import TokenChain
 from outrider.common.config.loader import with_values
@@ -36,10 +35,8 @@ from outrider.edge_client.gate.thresholds import GateThresholds
 from outrider.edge_client.session.factory import Edge, create_link, make_sampling
 from outrider.edge_client.session.session import SessionResult, new_session_id
 from outrider.edge_client.transport.deadline import RoundDeadline
+from outrider.edge_client.transport.link.base import VerifierLink
 from outrider.edge_client.transport.remote_verifier import RemoteVerifier
-
-if TYPE_CHECKING:
-    from outrider.edge_client.transport.link.base import VerifierLink
 
 _LEAST_PROB = 1e-30
 _MOST_NATS = 69.1  # what a token below it counts for
