@@ -20,8 +20,7 @@ from outrider.edge_client.decode.cloud_only import stream_cloud_only
 from outrider.edge_client.decode.fallback import fall_back, keep_unverified
 from outrider.edge_client.decode.generation_state import GenerationState
 from outrider.edge_client.decode.opening import open_session
-from outrider.edge_client.decode.round_pipeline import RoundPipeline
-from outrider.edge_client.decode.round_request import propose_round
+from outrider.edge_client.decode.round_pipeline import RoundPipeline, propose_round
 from outrider.edge_client.decode.rounds import Proposal, Round
 from outrider.edge_client.decode.verdicts import apply_late_verdict
 from outrider.edge_client.gate.gate import GateUse

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.pair.quality import parse_figures
+from benchmarks.pair.run import parse_figures
 from benchmarks.sessions import Sessions
 from outrider.common.types import FinishReason, Origin
 from outrider.edge_client.core.stats import RoundRecord, SessionStats
