@@ -1,16 +1,11 @@
-"""The simulator against what it promises, as measures: `exp.sim_error`, `exp.sim_10k`, `exp.repeat`."""
+"""The simulator against what it promises, as measures: `exp.sim_error`, `exp.sim_10k`."""
 
 from __future__ import annotations
 
 import dataclasses
-import os
 import statistics
-import subprocess
-import sys
-import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 from typing import Any
 
 from benchmarks.results_file import ROOT, Found
@@ -172,8 +167,6 @@ def _tpots_s(logs: Sequence[RequestLog]) -> Iterator[float]:
 
 SYSTEMS = ROOT / "experiments" / "simulator" / "systems"
 TEN_THOUSAND = SYSTEMS / "ten-thousand.yaml"
-REPEATED_SWEEP = ROOT / "benchmarks" / "sweeps" / "quick.yaml"
-REPEATED_SYSTEM = SYSTEMS / "small.yaml"
 MIN_ROUNDS, MAX_WALL_S = 500_000, 120.0
 
 
@@ -214,41 +207,6 @@ def exp_sim_10k(is_quick: bool = False) -> Found:
     is_enough = _num_rounds(played) >= MIN_ROUNDS and total.num_edges >= 10_000
     target = (wording, lambda wall_s: is_enough and wall_s <= MAX_WALL_S)
     return [judged("exp.sim_10k", text, played.wall_s, "s", target)], details
-
-
-def exp_repeat() -> Found:
-    """Simulates a sweep and a system, twice each, in processes with different hash seeds."""
-    compared: dict[str, int] = {}
-    different: list[str] = []
-    with tempfile.TemporaryDirectory() as scratch:
-        sources = {"sweep": ["--sweep", str(REPEATED_SWEEP)], "system": [str(REPEATED_SYSTEM)]}
-        for name, source in sources.items():
-            first, again = (_files(Path(scratch) / f"{name}-{seed}", source, seed) for seed in "12")
-            for file in sorted(first | again):
-                compared[f"{name}/{file}"] = len(first.get(file, b""))
-                if first.get(file) != again.get(file):
-                    different.append(f"{name}/{file}")
-    text = (
-        f"files that differ when {REPEATED_SWEEP.stem} is simulated again, of {len(compared)} "
-        f"({sum(compared.values()) / 1e6:.1f} MB; the manifest, which says when, is left out)"
-    )
-    measure = judged("exp.repeat", text, len(different), "files", ("identical bytes", lambda n: n == 0))
-    return [measure], {"bytes": compared, "different": different}
-
-
-def _files(out: Path, source: list[str], hash_seed: str) -> dict[str, bytes]:
-    command = [sys.executable, "-m", "outrider.experiments.simulator", *source, "--out", str(out)]
-    done = subprocess.run(
-        command,
-        cwd=ROOT,
-        env={**os.environ, "PYTHONHASHSEED": hash_seed},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    if done.returncode:
-        raise RuntimeError(f"{' '.join(command)} failed: {done.stderr[-2000:]}")
-    return {path.name: path.read_bytes() for path in out.iterdir() if path.name != "manifest.json"}
 
 
 def _num_rounds(played: Played) -> int:
