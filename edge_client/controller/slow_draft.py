@@ -1,0 +1,36 @@
+"""Finds from a text's measured rounds that the target alone would have been faster. Pure."""
+
+from __future__ import annotations
+
+from outrider.edge_client.controller.cost_model import cloud_only_s
+from outrider.edge_client.controller.round_costs import RoundCosts
+from outrider.edge_client.controller.settings import SETTINGS
+from outrider.edge_client.core.options import ExecutionMode
+from outrider.edge_client.core.stats import SessionStats
+
+# The estimates are of the last `num_verify_samples` rounds; those before have cold caches.
+MIN_ROUNDS = 2 * SETTINGS.num_verify_samples
+_MIN_RATIO = 1.2  # below, the estimate's own error could decide
+_MODES = (ExecutionMode.SPECULATIVE, ExecutionMode.CO_LOCATED)  # `auto` leaves a slow draft by itself
+
+
+def slow_draft_note(mode: ExecutionMode, stats: SessionStats) -> str:
+    """Returns that drafting made a text slower, and what to do, for a person; empty where it did not, and
+    where that cannot be known: of few rounds, of a link that failed, of a verifier that refused."""
+    answered = [each for each in stats.rounds if each.is_answered and each.num_draft_tokens]
+    num_faults = stats.num_timeouts + stats.num_rebuilds + stats.num_reconnects + stats.num_refusals
+    if mode not in _MODES or len(answered) < MIN_ROUNDS or num_faults:
+        return ""
+    costs = RoundCosts()
+    costs.observe_opening(stats.open_ms / 1e3, stats.step_fixed_s, stats.step_token_s)
+    for each in answered:
+        costs.observe(each)
+    target_ms = cloud_only_s(*costs.estimate()) * 1e3
+    times_ns = stats.token_times_ns[len(stats.token_times_ns) // 2 :]
+    own_ms = (times_ns[-1] - times_ns[0]) / 1e6 / (len(times_ns) - 1)
+    if own_ms < _MIN_RATIO * target_ms:
+        return ""
+    return (
+        f"drafting made this text slower: {own_ms:.1f} ms a token, and a step of the target alone takes "
+        f"{target_ms:.1f} ms; --mode cloud-only streams its tokens, --mode auto measures and chooses"
+    )
