@@ -38,7 +38,8 @@ def load_draft(strategy: str, directory: Path, tokenizer_fingerprint: str, *, nu
     if draft.tokenizer_fingerprint != tokenizer_fingerprint:
         draft.close()
         raise IncompatibleError(
-            f"--draft {directory}: its tokenizer is not the target's", "name a draft of the target's family, or none"
+            f"--draft {directory}: its tokenizer is not the target's",
+            "name a draft of the target's family, or none",
         )
     return draft
 

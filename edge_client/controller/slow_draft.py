@@ -25,7 +25,8 @@ def slow_draft_note(mode: ExecutionMode, stats: SessionStats) -> str:
     costs.observe_opening(stats.open_ms / 1e3, stats.step_fixed_s, stats.step_token_s)
     for each in answered:
         costs.observe(each)
-    target_ms = cloud_only_s(*costs.estimate()) * 1e3
+    # The longer of two measurements of one step, this session's and the verifier's: no guess in our favour.
+    target_ms = max(cloud_only_s(*costs.estimate()), stats.step_fixed_s + stats.step_token_s) * 1e3
     times_ns = stats.token_times_ns[len(stats.token_times_ns) // 2 :]
     own_ms = (times_ns[-1] - times_ns[0]) / 1e6 / (len(times_ns) - 1)
     if own_ms < _MIN_RATIO * target_ms:

@@ -66,6 +66,8 @@ class GenerationEndpoint:
             with suppress(ClientGone):
                 await wire.fail(failure)
         facts["num_tokens"] = entry.num_sent_tokens if entry else 0
+        if entry and entry.session and (note := entry.session.result.unverified_note):
+            facts["warning"] = note
         facts["ms"] = round((time.perf_counter() - start_s) * 1e3, 1)
         log.info("answered", extra=facts)
         self._daemon.metrics.requests.labels(scope["path"], str(facts["status"])).inc()

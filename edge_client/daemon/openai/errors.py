@@ -41,7 +41,9 @@ class ApiError(Exception):
     def facts(self) -> dict[str, object]:
         """Returns why a request is refused, for the log. The messages of 400 and 404 quote the request, and are
         left out."""
-        facts = {"status": self.status, "code": self.code, "param": self.param and _clipped(self.param, 100)}
+        facts: dict[str, object] = {"status": self.status, "code": self.code}
+        if self.param is not None:
+            facts["param"] = _clipped(self.param, 100)
         return facts if self.status in (400, 404) else {**facts, "reason": _clipped(self.message, 300)}
 
 
