@@ -73,8 +73,8 @@ class Shaper:
         if text or extras is not None or (tokens and self._parsed.num_top_logprobs is not None):
             made.append(self._chunk(self._delta(text), self._logprobs(tokens), None, extras))
         if end is not None:
-            told = {"warning": warning} if warning else None
-            made.append(self._chunk(self._delta(""), None, _FINISH.get(end.finish_reason), told))
+            last = self._chunk(self._delta(""), None, _FINISH.get(end.finish_reason))
+            made.append({**last, "outrider_warning": warning} if warning else last)
         self._num_chars += len(text)
         return made
 

@@ -14,15 +14,16 @@ import pytest
 from support.daemon.browser import Browser, running_browser
 from support.daemon.daemons import DaemonProcess, running_daemon, wait_until
 from support.edge.tcp_proxy import TcpProxy
+from support.edge.tiny_draft import make_backend, make_tiny_draft
+from support.processes.server import serving
 
-from outrider.cloud_verifier.server.server import VerifierServer
 from outrider.edge_client.commands.parser import make_parser
 from outrider.edge_client.core.options import OnTimeout
 from outrider.edge_client.daemon.command import load_daemon_config
 from tests.edge_client.daemon.test_page import needs_chromium
 
 PROMPT = "def read_lines(path):\n"
-ENDLESS = {"prompt": PROMPT, "max_tokens": 3000, "outrider": {"ignore_eos": True}}
+ENDLESS = {"prompt": PROMPT, "max_tokens": 380, "outrider": {"ignore_eos": True}}
 ALONE = {"ignore_eos": True, "on_timeout": "edge_only"}
 
 
@@ -32,8 +33,13 @@ def log_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def _proxy(verifier: VerifierServer) -> Iterator[TcpProxy]:
-    with TcpProxy(verifier.port) as made:
+def draft(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_tiny_draft(tmp_path_factory.mktemp("draft"))
+
+
+@pytest.fixture(scope="module")
+def _proxy(draft: Path) -> Iterator[TcpProxy]:
+    with serving(make_backend(draft)) as verifier, TcpProxy(verifier.port) as made:
         yield made
 
 
@@ -53,8 +59,19 @@ def kill(proxy: TcpProxy) -> None:
 
 
 @pytest.fixture(scope="module")
-def behind(_proxy: TcpProxy, log_file: Path) -> Iterator[DaemonProcess]:
-    flags = ("--recover-timeout", "2", "--log-json", "--log-level", "info")
+def behind(_proxy: TcpProxy, draft: Path, log_file: Path) -> Iterator[DaemonProcess]:
+    # The draft is slowed, so that no text is over before its link is gone.
+    flags = (
+        "--draft",
+        str(draft),
+        "--min-draft-ms",
+        "10",
+        "--recover-timeout",
+        "2",
+        "--log-json",
+        "--log-level",
+        "info",
+    )
     with log_file.open("w") as log, running_daemon(f"127.0.0.1:{_proxy.port}", *flags, stderr=log) as process:
         yield process
 
@@ -114,7 +131,7 @@ def test_the_openai_client_raises_for_a_stream_and_for_a_whole_text(
 ) -> None:
     ask = its_client.completions.create
     extras = {"extra_body": {"outrider": {"ignore_eos": True}}}
-    stream = ask(model="outrider", prompt=PROMPT, max_tokens=3000, stream=True, **extras)
+    stream = ask(model="outrider", prompt=PROMPT, max_tokens=380, stream=True, **extras)
     next(iter(stream))
     kill(proxy)
     with pytest.raises(openai.APIError) as broken:
@@ -141,8 +158,8 @@ def test_a_policy_that_keeps_unverified_tokens_warns_of_them(
     assert answer.headers["x-outrider-warning"].startswith(note)
     assert str(logged(log_file, made.id)["warning"]).startswith(note)
     *chunks, end = its_client.completions.create(max_tokens=30, stream=True, **common)
-    assert end.choices[0].finish_reason == "length" and end.model_extra["outrider"]["warning"]
-    assert not any("outrider" in chunk.model_extra for chunk in chunks)
+    assert end.choices[0].finish_reason == "length" and end.model_extra["outrider_warning"]
+    assert not any("outrider_warning" in chunk.model_extra for chunk in chunks)
 
 
 def test_the_log_says_how_many_tokens_a_client_that_left_had_got_and_why_others_were_refused(
@@ -150,13 +167,13 @@ def test_the_log_says_how_many_tokens_a_client_that_left_had_got_and_why_others_
 ) -> None:
     extras = {"ignore_eos": True, "tokens": True}
     stream = its_client.completions.create(
-        model="outrider", prompt=PROMPT, max_tokens=3000, stream=True, extra_body={"outrider": extras}
+        model="outrider", prompt=PROMPT, max_tokens=380, stream=True, extra_body={"outrider": extras}
     )
     chunk = next(iter(stream))
     stream.close()
     line = logged(log_file, chunk.id)
     assert line["status"] == 499 and line["reason"] == "the client left"
-    assert 3000 > int(str(line["num_tokens"])) >= len(chunk.model_extra["outrider"]["tokens"]) > 0
+    assert 380 > int(str(line["num_tokens"])) >= len(chunk.model_extra["outrider"]["tokens"]) > 0
     with pytest.raises(openai.BadRequestError) as caught:
         its_client.completions.create(model="outrider", prompt="x", extra_body={"a secret text": 1})
     line = logged(log_file, caught.value.response.headers["x-request-id"])
@@ -195,7 +212,7 @@ def test_the_page_shows_that_the_link_is_gone_while_it_is_and_after_a_reload(
     is_new = "!document.querySelector('#text .t')"
     browser.open(behind.url + "/", 1280, 800)
     browser.wait_for(f"document.querySelectorAll('#mode option').length === 5 && {is_back}")
-    browser.run("document.getElementById('max').value = 3000; document.getElementById('go').click()")
+    browser.run("document.getElementById('max').value = 380; document.getElementById('go').click()")
     browser.wait_for("document.querySelectorAll('#text .t').length > 3")
     proxy.is_swallowing = True
     browser.wait_for(is_shown)
@@ -207,4 +224,4 @@ def test_the_page_shows_that_the_link_is_gone_while_it_is_and_after_a_reload(
     assert text("about").startswith("verifier unreachable at "), "whatever was known of it before"
     proxy.is_swallowing = False
     browser.wait_for(is_back)
-    assert text("about").startswith("target (") and browser.trouble == []
+    assert text("about").startswith("fake (") and browser.trouble == []
