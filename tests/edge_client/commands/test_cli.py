@@ -133,6 +133,16 @@ def test_a_slowed_draft_is_labelled(world: World, capsys: pytest.CaptureFixture[
     assert report["labels"] == ["min-draft-ms=2"] and report["stats"]["draft_ms_per_token"] >= 2.0
 
 
+def test_a_draft_that_makes_the_text_slower_is_said_to_once(
+    world: World, capsys: pytest.CaptureFixture[str]
+) -> None:
+    slow = world.flags("--min-draft-ms", "30", "--num-speculative-tokens", "1", "--ignore-eos", "--seed", "1")
+    assert main(["run", "def f(", *slow, "--max-new-tokens", "44"]) == 0
+    assert capsys.readouterr().err.count("edge-client: drafting made this text slower: ") == 1
+    assert main(["run", "def f(", *slow, "--max-new-tokens", "20", "--json"]) == 0
+    assert capsys.readouterr().err == "", "too few rounds to know"
+
+
 @pytest.mark.parametrize("method", list(Method))
 def test_every_method_runs_and_an_approximate_one_says_so_in_one_line(
     world: World, capsys: pytest.CaptureFixture[str], method: Method

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import cast
+
 import pytest
 
 from outrider.edge_client.controller.slow_draft import MIN_ROUNDS, slow_draft_note
 from outrider.edge_client.core.options import ExecutionMode
 from outrider.edge_client.core.stats import RoundRecord, SessionStats
+from outrider.edge_client.daemon.service import Daemon
 
 SPECULATIVE, CO_LOCATED = ExecutionMode.SPECULATIVE, ExecutionMode.CO_LOCATED
 
@@ -76,6 +80,13 @@ def test_it_is_silent_where_it_cannot_know() -> None:
     assert slow_draft_note(SPECULATIVE, SessionStats()) == ""
     for mode in (ExecutionMode.AUTO, ExecutionMode.CLOUD_ONLY, ExecutionMode.EDGE_ONLY):
         assert slow_draft_note(mode, text()) == ""
+
+
+def test_a_daemon_logs_it_once(caplog: pytest.LogCaptureFixture) -> None:
+    daemon = cast(Daemon, SimpleNamespace(_has_noted_slow_draft=False))
+    for stats in (text(accepted=3), text(), text()):
+        Daemon.note_slow_draft(daemon, SPECULATIVE, stats)
+    assert len(caplog.messages) == 1 and "drafting made this text slower" in caplog.messages[0]
 
 
 def test_a_draft_beside_the_target_may_be_too_slow_as_well() -> None:
