@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import statistics
+from collections.abc import Sequence
 
 from outrider.edge_client.controller.cost_model import cloud_only_s
 from outrider.edge_client.controller.round_costs import RoundCosts
@@ -10,8 +12,8 @@ from outrider.edge_client.controller.settings import SETTINGS
 from outrider.edge_client.core.options import ExecutionMode
 from outrider.edge_client.core.stats import SessionStats
 
-# The estimates are of the last `num_verify_samples` rounds; those before have cold caches.
-MIN_ROUNDS = 2 * SETTINGS.num_verify_samples
+MIN_ROUNDS = 2 * SETTINGS.num_verify_samples  # the estimate of a step is of the second half
+_STRETCH_TOKENS = 16  # several rounds, of which each brings tokens in one moment
 _MIN_RATIO = 1.2  # below, the estimate's own error could decide
 _MODES = (ExecutionMode.SPECULATIVE, ExecutionMode.CO_LOCATED)  # `auto` leaves a slow draft by itself
 
@@ -21,7 +23,7 @@ def slow_draft_note(mode: ExecutionMode, stats: SessionStats) -> str:
     where that cannot be known: of few rounds, of a link that failed, of a verifier that refused."""
     answered = [each for each in stats.rounds if each.is_answered and each.num_draft_tokens]
     num_faults = stats.num_timeouts + stats.num_rebuilds + stats.num_reconnects + stats.num_refusals
-    if mode not in _MODES or len(answered) < MIN_ROUNDS or num_faults:
+    if mode not in _MODES or min(len(answered), len(stats.token_times_ns)) < MIN_ROUNDS or num_faults:
         return ""
     costs = RoundCosts()
     costs.observe_opening(math.inf, stats.step_fixed_s, stats.step_token_s)  # rounds bound a step closer
@@ -29,11 +31,16 @@ def slow_draft_note(mode: ExecutionMode, stats: SessionStats) -> str:
         costs.observe(each)
     # The longer of two measurements of one step, this session's and the verifier's: no guess in our favour.
     target_ms = max(cloud_only_s(*costs.estimate()), stats.step_fixed_s + stats.step_token_s) * 1e3
-    times_ns = stats.token_times_ns[len(stats.token_times_ns) // 2 :]
-    own_ms = (times_ns[-1] - times_ns[0]) / 1e6 / (len(times_ns) - 1)
+    own_ms = _token_ms(stats.token_times_ns)
     if own_ms < _MIN_RATIO * target_ms:
         return ""
     return (
         f"drafting made this text slower: {own_ms:.1f} ms a token, and a step of the target alone takes "
         f"{target_ms:.1f} ms; --mode cloud-only streams its tokens, --mode auto measures and chooses"
     )
+
+
+def _token_ms(times_ns: Sequence[int]) -> float:
+    """Returns the median time a token over all stretches of the text, which a stall hardly moves."""
+    stretches = zip(times_ns, times_ns[_STRETCH_TOKENS:], strict=False)
+    return statistics.median(end - start for start, end in stretches) / _STRETCH_TOKENS / 1e6

@@ -59,6 +59,13 @@ def test_a_faster_text_is_not_and_neither_is_one_that_is_hardly_slower() -> None
     assert slow_draft_note(SPECULATIVE, text(draft_ms=0.4, rtt_ms=0.0)) == "", "10.4 against 9.6 ms"
 
 
+def test_a_machine_that_stalls_is_not_taken_for_a_slow_draft() -> None:
+    stats = text(60, accepted=2)
+    half = len(stats.token_times_ns) // 2
+    stats.token_times_ns[half:] = [time_ns + 2_000_000_000 for time_ns in stats.token_times_ns[half:]]
+    assert slow_draft_note(SPECULATIVE, stats) == ""
+
+
 def test_a_step_whose_length_is_not_known_is_not_guessed_to_be_short() -> None:
     """Without stated times a whole verification bounds it; with longer ones than this session saw, those do."""
     stats = text(draft_ms=0.5)
