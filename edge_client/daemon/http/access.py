@@ -51,7 +51,11 @@ class AccessMiddleware:
         if not origins:
             return self._guarded
         return CORSMiddleware(
-            self._guarded, allow_origins=origins, allow_methods=["GET", "POST"], allow_headers=["*"]
+            self._guarded,
+            allow_origins=origins,
+            allow_methods=["GET", "POST"],
+            allow_headers=["*"],
+            expose_headers=["x-outrider-warning"],
         )
 
     async def _guarded(self, scope: Scope, receive: Receive, send: Send) -> None:
