@@ -11,8 +11,10 @@ import logging
 import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager
 from pathlib import Path
 
+from outrider.cloud_verifier.engine.job import Job
 from outrider.cloud_verifier.engine.work import Work
 from outrider.common.clock import SYSTEM_CLOCK, Clock
 from outrider.common.errors import IncompatibleError
@@ -79,18 +81,22 @@ class CoLocatedDrafter:
         """Returns how many generations have a draft sequence."""
         return len(self._readers)
 
-    def draft_for(self, works: Sequence[Work]) -> None:
+    def draft_for(self, works: Sequence[Work], isolate: Callable[[Job], AbstractContextManager[None]]) -> None:
         """Gives a draft to every co-located generation among `works`, the active ones, that waits for none.
 
         Where the draft still reads a long sequence, has its context full or failed, the work stays without a
-        draft: its step gives one token.
+        draft: its step gives one token. Drafting for a job that raises otherwise does so within `isolate(job)`.
         """
         wanting = [work for work in works if _is_co_located(work) and not work.draft_tokens]
         if not wanting and not self._readers:
             return
         self._close_all_but({id(work) for work in works})
         start_ns = self._now_ns()
-        ready = [reader for work in wanting if (reader := self._reader(work)).is_ready(self._pool)]
+        ready: list[_Reader] = []
+        for work in wanting:
+            with isolate(work.job):
+                if (reader := self._reader(work)).is_ready(self._pool):
+                    ready.append(reader)
         is_slow = self._fastest_ns is not None and self._fastest_ns >= POOL_FROM_NS
         propose = self._pool.map if is_slow and len(ready) > 1 else map
         durations_ns = list(propose(_Reader.propose, ready, [self._max_context] * len(ready)))
@@ -187,12 +193,18 @@ class _Reader:
         return self._now_ns() - start_ns
 
     def close(self) -> None:
-        """Closes the sequence; a reading under way stops after its chunk first."""
+        """Closes the sequence; a reading under way stops after its chunk first. A failure is logged."""
         self._is_over = True
         if self._reading is None:
-            self._sequence.close()
+            self._close_sequence()
         else:
-            self._reading.add_done_callback(lambda _: self._sequence.close())
+            self._reading.add_done_callback(lambda _: self._close_sequence())
+
+    def _close_sequence(self) -> None:
+        try:
+            self._sequence.close()
+        except Exception:
+            log.exception("a draft's sequence could not be closed")
 
     def check_integrity(self) -> None:
         if self._reading is None or self._reading.done():
