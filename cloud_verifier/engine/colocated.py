@@ -57,14 +57,12 @@ class CoLocatedDrafter:
     def __init__(
         self,
         model: DraftModel,
-        max_context: int,
         *,
         clock: Clock = SYSTEM_CLOCK,
         pool: Executor | None = None,
     ) -> None:
-        """`max_context` is the target's. The drafter closes `model` and `pool`, its own where none is given."""
+        """The drafter closes `model` and `pool`, its own where none is given."""
         self._model = model
-        self._max_context = max_context
         self._clock = clock
         self._readers: dict[int, _Reader] = {}  # by identity of the work, which the reader keeps alive
         self._fastest_ns: int | None = None  # of all drafts so far
@@ -81,9 +79,12 @@ class CoLocatedDrafter:
         """Returns how many generations have a draft sequence."""
         return len(self._readers)
 
-    def draft_for(self, works: Sequence[Work], isolate: Callable[[Job], AbstractContextManager[None]]) -> None:
+    def draft_for(
+        self, works: Sequence[Work], max_context: int, isolate: Callable[[Job], AbstractContextManager[None]]
+    ) -> None:
         """Gives a draft to every co-located generation among `works`, the active ones, that waits for none.
 
+        No draft reaches past `max_context`, what a session may hold, which may be less than the target's own.
         Where the draft still reads a long sequence, has its context full or failed, the work stays without a
         draft: its step gives one token. Drafting for a job that raises otherwise does so within `isolate(job)`.
         """
@@ -99,7 +100,7 @@ class CoLocatedDrafter:
                     ready.append(reader)
         is_slow = self._fastest_ns is not None and self._fastest_ns >= POOL_FROM_NS
         propose = self._pool.map if is_slow and len(ready) > 1 else map
-        durations_ns = list(propose(_Reader.propose, ready, [self._max_context] * len(ready)))
+        durations_ns = list(propose(_Reader.propose, ready, [max_context] * len(ready)))
         draft_ns = self._now_ns() - start_ns
         for reader, duration_ns in zip(ready, durations_ns, strict=True):
             reader.work.draft_ns = draft_ns
@@ -166,7 +167,7 @@ class _Reader:
         return False
 
     def propose(self, max_context: int) -> int:
-        """Drafts as many tokens as asked for, never past the last one wanted or the target's context.
+        """Drafts as many tokens as asked for, never past the last one wanted or `max_context`.
 
         Returns how long it took, in ns.
         """

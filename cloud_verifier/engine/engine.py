@@ -189,7 +189,8 @@ class Engine:
         """Returns what the next forward feeds; None where there is nothing."""
         start_s = self.clock.now()
         if self.drafter is not None:
-            self.drafter.draft_for(list(self.sessions.active.values()), self.sessions.isolate)
+            works, max_context = list(self.sessions.active.values()), self.model.limits.max_context
+            self.drafter.draft_for(works, max_context, self.sessions.isolate)
             self._admit_released()
         active = list(self.sessions.active.values())
         if not active:

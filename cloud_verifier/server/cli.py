@@ -156,7 +156,7 @@ def create_drafter(config: ServeConfig, backend: TargetBackend) -> CoLocatedDraf
             raise
         log.warning("no co-located speculation: %s", error)
         return None
-    return CoLocatedDrafter(draft, backend.max_context)
+    return CoLocatedDrafter(draft)
 
 
 if __name__ == "__main__":

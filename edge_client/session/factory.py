@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from outrider.common.clock import SYSTEM_CLOCK, Clock
 from outrider.common.errors import IncompatibleError, InvalidFieldError, UsageError
-from outrider.common.sampling.processors import check_sampling_params
+from outrider.common.sampling.processors import check_sampling_params, on_wire
 from outrider.common.stopping import check_stop_params
 from outrider.common.types import SamplingParams, StopParams, TokenIds
 from outrider.edge_client.config.gate import create_gate, gate_settings
@@ -270,9 +270,10 @@ def draw_seed() -> int:
 
 
 def make_sampling(config: RunConfig, seed: int, bad_words: tuple[TokenIds, ...] = ()) -> SamplingParams:
-    """Returns the sampling parameters that draft and target share. Raises `UsageError` for a bad bias."""
+    """Returns the sampling parameters that draft and target share, rounded as on the wire. Raises `UsageError`
+    for a bad bias."""
     section = config.sampling
-    return SamplingParams(
+    params = SamplingParams(
         temperature=section.temperature,
         top_k=section.top_k,
         top_p=section.top_p,
@@ -285,6 +286,7 @@ def make_sampling(config: RunConfig, seed: int, bad_words: tuple[TokenIds, ...] 
         min_new_tokens=config.stop.min_new_tokens,
         seed=seed,
     )
+    return on_wire(params)
 
 
 def _parse_biases(entries: tuple[str, ...]) -> tuple[tuple[int, float], ...]:

@@ -107,7 +107,7 @@ class CoLocated(Harness):
 
     def __init__(self, draft: KnownDraft, backend: FakeBackend | None = None, **limits: int) -> None:
         backend = backend or FakeBackend()
-        drafter = CoLocatedDrafter(draft, limits.get("max_context", backend.max_context))
+        drafter = CoLocatedDrafter(draft)
         super().__init__(backend, drafter=drafter, **limits)
         self.draft = draft
 
@@ -195,8 +195,11 @@ def test_a_text_ends_inside_a_draft_at_a_stop_id() -> None:
     assert session.chain.token_ids == text[: text.index(stop) + 1]
 
 
-def test_a_text_fills_the_context_to_the_last_token() -> None:
-    harness = CoLocated(KnownDraft(expected_text(GREEDY, 80)), FakeBackend(max_context=20))
+@pytest.mark.parametrize("session_limit", [20, 64])
+def test_a_text_fills_the_context_to_the_last_token(session_limit: int) -> None:
+    """The context is the target's, or what an operator lets a session hold (`--session-max-tokens`)."""
+    target = FakeBackend(max_context=84 - session_limit)
+    harness = CoLocated(KnownDraft(expected_text(GREEDY, 80)), target, max_context=20)
     session_id, opened = harness.open(prompt=PROMPT, ignore_eos=True)
     messages = harness.generate(session_id, opened.position, opened.hash, num_new=50, depth=7)
     assert messages[-1].position == 20 and messages[-1].is_last
