@@ -17,6 +17,7 @@ from outrider.cloud_verifier.security.arguments import add_cert_arguments, add_t
 from outrider.common.config.arguments import VerbParser
 from outrider.common.config.loader import Loaded, add_flags, given_flags, load_config
 from outrider.common.errors import ModelError, OutriderError, UsageError
+from outrider.common.printable import one_line
 from outrider.common.process.extras import MissingExtraError, needs_extra
 from outrider.common.process.version import own_version
 
@@ -35,7 +36,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         with needs_extra("cloud", namespace.verb):
             return _dispatch(namespace)
     except OutriderError as error:
-        print(f"cloud-verifier: {error}", file=sys.stderr)
+        print(f"cloud-verifier: {one_line(str(error))}", file=sys.stderr)
         return error.exit_code
     except KeyboardInterrupt:
         return 130

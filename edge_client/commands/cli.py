@@ -7,6 +7,7 @@ import sys
 from collections.abc import Sequence
 
 from outrider.common.errors import OutriderError
+from outrider.common.printable import one_line
 from outrider.common.process.extras import needs_extra
 from outrider.edge_client.commands.parser import VERBS, import_verb, make_parser
 from outrider.edge_client.config.flags import load_run_config
@@ -21,7 +22,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         with needs_extra(verb.extra if verb else "edge", namespace.verb):
             return _dispatch(namespace)
     except OutriderError as error:
-        print(f"edge-client: {error}", file=sys.stderr)
+        print(f"edge-client: {one_line(str(error))}", file=sys.stderr)
         return error.exit_code
     except KeyboardInterrupt:
         return 130

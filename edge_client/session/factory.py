@@ -94,7 +94,9 @@ class Edge:
             options,
             decode=self.tokenizer.decoder(prompt_ids),
             renew_decode=lambda: self.tokenizer.decoder(prompt_ids),
-            verifier=_create_verifier(config, options, session_id, self.surroundings),
+            verifier=_create_verifier(
+                config, options, session_id, self.surroundings, self.tokenizer.num_tokens
+            ),
             draft=self._draft_for(options.mode, draft),
             depth=create_depth_policy(config.depth.policy, config.depth.num_speculative_tokens),
             window=make_window(config),
@@ -209,7 +211,11 @@ def _dropout_cost(draft: DraftModel | None) -> DropoutCost | None:
 
 
 def _create_verifier(
-    config: RunConfig, options: SessionOptions, session_id: bytes, surroundings: Surroundings
+    config: RunConfig,
+    options: SessionOptions,
+    session_id: bytes,
+    surroundings: Surroundings,
+    num_tokens: int,
 ) -> RemoteVerifier | None:
     if options.mode is ExecutionMode.EDGE_ONLY:
         return None
@@ -219,6 +225,7 @@ def _create_verifier(
         RoundDeadline(timeout_ms / 1e3 if timeout_ms else None),
         recover_timeout_s=config.outage.recover_timeout_s,
         is_patient=options.on_timeout is OnTimeout.WAIT,
+        num_tokens=num_tokens,
         clock=surroundings.clock,
         threads=surroundings.threads,
     )
