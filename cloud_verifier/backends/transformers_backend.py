@@ -105,7 +105,9 @@ class TransformersBackend(TargetBackend):
         self.num_query_rows = 0
         self.has_device_logits = False  # `forward` returns a tensor, left where it was computed
         self._pools: list[torch.Tensor] = []  # keys, then values, of all layers
-        self._key_pools: list[torch.Tensor] = []  # views: per layer [num_blocks, block_size, kv_heads, head_dim]
+        self._key_pools: list[
+            torch.Tensor
+        ] = []  # views: per layer [num_blocks, block_size, kv_heads, head_dim]
         self._value_pools: list[torch.Tensor] = []
         self.layers_seen: list[int] = []  # layers that attended in the last forward, in order
         self.blocks = BlockManager(num_blocks, block_size)
@@ -260,8 +262,7 @@ class TransformersBackend(TargetBackend):
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """Returns zeros. On a CPU they come from the operating system, page by page as they are written to.
-    """
+    """Returns zeros. On a CPU they come from the operating system, page by page as they are written to."""
     if device.type != "cpu":
         return torch.zeros(shape, dtype=dtype, device=device)
     num_bytes = math.prod(shape) * dtype.itemsize

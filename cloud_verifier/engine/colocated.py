@@ -208,7 +208,8 @@ class _Reader:
             log.exception("a draft's sequence could not be closed")
 
     def check_integrity(self) -> None:
-        if self._reading is None or self._reading.done():
+        is_running = self.work.session.running is self.work.job  # else it is closed with the next step
+        if is_running and (self._reading is None or self._reading.done()):
             self._sequence.check_integrity()
             assert self._sequence.position <= self.work.session.chain.position, "the draft read ahead"
 

@@ -112,7 +112,9 @@ def decode_generate_response(message: pb.GenerateResponse) -> GenerateReply:
             tokens = message.tokens
             num_tokens = len(tokens.token_ids)
             if len(tokens.origins) != num_tokens:
-                raise InvalidFieldError("origins", f"has {len(tokens.origins)} entries for {num_tokens} tokens")
+                raise InvalidFieldError(
+                    "origins", f"has {len(tokens.origins)} entries for {num_tokens} tokens"
+                )
             check_length("logprobs", tokens.logprobs, num_tokens, "token")
             return GeneratedTokens(
                 round_id=tokens.round_id,

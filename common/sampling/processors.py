@@ -70,7 +70,12 @@ def _check_ids(params: SamplingParams, num_tokens: int) -> None:
     for token_id, bias in params.logit_bias:
         _require(0 <= token_id < num_tokens, "logit_bias", token_id, f"a token id below {num_tokens}")
         _require(token_id not in seen, "logit_bias", token_id, "given once")
-        _require(_is_within(bias, -_MAX_BIAS, _MAX_BIAS), "logit_bias", bias, f"from {-_MAX_BIAS:g} to {_MAX_BIAS:g}")
+        _require(
+            _is_within(bias, -_MAX_BIAS, _MAX_BIAS),
+            "logit_bias",
+            bias,
+            f"from {-_MAX_BIAS:g} to {_MAX_BIAS:g}",
+        )
         seen.add(token_id)
     for word in params.bad_words:
         _require(len(word) > 0, "bad_words", word, "at least one token long")

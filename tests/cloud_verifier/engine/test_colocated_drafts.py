@@ -28,6 +28,7 @@ from outrider.common.types import (
     RoundError,
     RoundErrorCode,
     SamplingParams,
+    Support,
     Verdict,
     VerifyRequest,
 )
@@ -56,7 +57,7 @@ class KnownDraft:
         self, sampling: SamplingParams, *, num_prompt_tokens: int | None = None, num_support: int = 0
     ) -> _KnownSequence:
         self.num_open += 1
-        return _KnownSequence(self)
+        return _KnownSequence(self, num_support)
 
     def close(self) -> None: ...
 
@@ -67,8 +68,9 @@ class KnownDraft:
 
 
 class _KnownSequence:
-    def __init__(self, model: KnownDraft) -> None:
+    def __init__(self, model: KnownDraft, num_support: int) -> None:
         self._model = model
+        self._num_support = num_support
         self._token_ids: list[int] = []
         self._is_closed = False
 
@@ -92,7 +94,8 @@ class _KnownSequence:
         end = min(self.position + num_draft_tokens, self._model.max_context)
         token_ids = tuple(self._model.text[self.position : end])
         self._model.num_proposed.append(len(token_ids))
-        return Draft(token_ids, (0.5,) * len(token_ids))
+        supports = tuple(Support((each,), (1,)) for each in token_ids) if self._num_support else ()
+        return Draft(token_ids, (0.5,) * len(token_ids), supports=supports)
 
     def close(self) -> None:
         assert not self._is_closed

@@ -182,7 +182,7 @@ def test_text_kept_before_the_first_opening_is_judged_by_the_targets_end_of_text
     result = session.result
     assert result.token_ids == tuple(shown) == NEW[:40], "an unverified end-of-text id stayed"
     assert result.finish_reason is FinishReason.LENGTH
-    assert EOS in draft.text[:ends_at + 1]
+    assert EOS in draft.text[: ends_at + 1]
 
 
 def test_fail_ends_at_the_deadline_and_keeps_the_text_so_far() -> None:
