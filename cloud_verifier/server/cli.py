@@ -51,7 +51,7 @@ def _dispatch(namespace: argparse.Namespace) -> int:
         ServeConfig, scope=SCOPE, yaml_path=namespace.config, flags=given_flags(namespace, ServeConfig)
     )
     if namespace.verb == "config":
-        print("\n".join(loaded.lines(with_origins=namespace.origin)))
+        print("\n".join(map(one_line, loaded.lines(with_origins=namespace.origin))))
         return 0
     return _serve(loaded)
 
@@ -116,7 +116,7 @@ def _serve(loaded: Loaded[ServeConfig]) -> int:
         took = f"after {time.monotonic() - begin:.1f} s"
         admin = f", admin port at {server.admin.url}" if server.admin is not None else ""
         line = f"cloud-verifier {own_version()} {took}, serving {what} on {host}:{server.port}{admin}"
-        print(line, flush=True)
+        print(one_line(line), flush=True)
 
     with exporting_spans(config.otlp_endpoint, "cloud-verifier"):
         run_until_signalled(VerifierServer(backend, config, drafter, security), announce)

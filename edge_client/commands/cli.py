@@ -41,7 +41,7 @@ def _dispatch(namespace: argparse.Namespace) -> int:
         return export(namespace)
     loaded = load_run_config(namespace)
     if namespace.verb == "config":
-        print("\n".join(loaded.lines(with_origins=namespace.origin)))
+        print("\n".join(map(one_line, loaded.lines(with_origins=namespace.origin))))
         return 0
     from outrider.common.process.tracing import exporting_spans
     from outrider.edge_client.commands.run import run

@@ -3,22 +3,35 @@
 from __future__ import annotations
 
 import math
+import random
 from collections.abc import Callable
 from typing import Any
 
 import pytest
-from support.edge.edge_fakes import PROMPT, TARGET, FakeDraft, FakeVerifier
+from support.edge.edge_fakes import PROMPT, TARGET, FakeConnection, FakeDraft, FakeVerifier
+from support.edge.edge_fakes import make_session as make_fake_session
 from support.edge.liar import Spoil, lying
 
+from benchmarks.reliability.frames import mutate
+from outrider.common import codec
 from outrider.common.alignment import extend_hash
 from outrider.common.errors import OutriderError
 from outrider.common.pb import outrider_pb2 as pb
-from outrider.common.types import FinishReason, Method, SamplingParams, StopParams
+from outrider.common.types import (
+    FinishReason,
+    GenerateRequest,
+    Method,
+    SamplingParams,
+    SessionResponse,
+    StopParams,
+    VerifyRequest,
+)
 from outrider.edge_client.controller.depth.fixed import FixedDepth
 from outrider.edge_client.core.options import ExecutionMode, OnTimeout, SessionOptions
 from outrider.edge_client.session.session import EdgeSession, SessionResult, new_session_id
 from outrider.edge_client.transport.deadline import RoundDeadline
 from outrider.edge_client.transport.link.base import UnreadableAnswerError
+from outrider.edge_client.transport.link.calls import decode_answer
 from outrider.edge_client.transport.link.grpc_link import GrpcLink
 from outrider.edge_client.transport.remote_verifier import RemoteVerifier
 
@@ -217,3 +230,49 @@ def test_an_error_is_shown_without_its_control_characters() -> None:
 def test_honest_answers_pass(mode: ExecutionMode, transport: str) -> None:
     result = run(lambda message, verifier: None, transport, mode)
     assert result.token_ids == tuple(TARGET[2:14]) and result.finish_reason is FinishReason.LENGTH
+
+
+class MutatingConnection(FakeConnection):
+    """Every third answer or so is changed in one field or in its bytes on the way."""
+
+    rng: random.Random
+
+    def receive(self, timeout_s: float) -> SessionResponse | None:
+        reply = super().receive(timeout_s)
+        if reply is None:
+            return None
+        message = codec.encode_response(reply, GenerateRequest if self.is_streaming else VerifyRequest)
+        if self.rng.random() < 0.3:
+            mutate(message, self.rng)
+        data = bytearray(message.SerializeToString())
+        if self.rng.random() < 0.03 and data:
+            data[self.rng.randrange(len(data))] ^= 1 << self.rng.randrange(8)
+        return decode_answer("fake:1", bytes(data), pb.SessionResponse, codec.decode_response)
+
+    @property
+    def is_streaming(self) -> bool:
+        return bool(self._verifier.of(GenerateRequest))
+
+
+@pytest.mark.parametrize("mode", [SPECULATIVE, CLOUD_ONLY, ExecutionMode.CO_LOCATED])
+@pytest.mark.parametrize("seed", range(10))
+def test_mutated_answers_end_in_a_text_or_in_one_clear_line(
+    seed: int, mode: ExecutionMode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    verifier, rng = FakeVerifier(), random.Random(f"{seed}-{mode}")
+
+    def connect(timeout_s: float) -> MutatingConnection:
+        connection = MutatingConnection(verifier)
+        connection.rng = rng
+        return connection
+
+    monkeypatch.setattr(verifier, "connect", connect)
+    draft = FakeDraft() if mode.has_draft else None
+    session = make_fake_session(
+        verifier, draft, mode=mode, on_timeout=OnTimeout.FAIL, recover_timeout_s=0.1, num_logprobs=2
+    )
+    try:
+        list(session.generate())
+    except OutriderError as error:
+        check_line(error, "")
+    assert all(token_id < 100 for token_id in session.result.token_ids)
