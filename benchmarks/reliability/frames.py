@@ -115,7 +115,7 @@ class FrameSource:
         body = reply.WhichOneof("body")
         if body in ("open", "verify", "generate"):
             kind = getattr(reply, body).WhichOneof("body")
-            found = getattr(getattr(reply, body), kind) if kind else None
+            found: Any = getattr(getattr(reply, body), kind) if kind else None
             if kind in ("opened", "verdict", "tokens"):
                 self.is_open, self._position, self._hash = True, found.position, found.hash
             elif kind == "error":

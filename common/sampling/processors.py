@@ -201,9 +201,10 @@ def wire(value: float) -> float:
 
 def on_wire(params: SamplingParams) -> SamplingParams:
     """Returns the parameters as the other side has them: a temperature of 1e-46 is 0 there, and greedy."""
-    floats = {each.name for each in fields(params) if each.type == "float"}
+    floats = [each.name for each in fields(params) if each.type == "float"]
+    changes: dict[str, Any] = {name: wire(getattr(params, name)) for name in floats}
     biases = tuple((token_id, wire(bias)) for token_id, bias in params.logit_bias)
-    return replace(params, logit_bias=biases, **{name: wire(getattr(params, name)) for name in floats})
+    return replace(params, logit_bias=biases, **changes)
 
 
 def choose(

@@ -72,8 +72,9 @@ class Outstanding:
         """Returns whether `reply` is the final reply to this request, or what came in its place."""
         if isinstance(reply, Opened):
             return isinstance(self.job, OpenRequest)
-        is_final = isinstance(reply, Verdict | RoundError | GeneratedTokens)
-        return is_final and reply.round_id == self.job.round_id
+        if not isinstance(reply, Verdict | RoundError | GeneratedTokens):
+            return False
+        return reply.round_id == self.job.round_id
 
 
 class InFlight:
