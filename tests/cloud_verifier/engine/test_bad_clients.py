@@ -21,7 +21,6 @@ from outrider.common.pb import outrider_pb2 as pb
 from outrider.common.pb import outrider_pb2_grpc
 from tests.cloud_verifier.rpc.test_service import Stream, opening, round_after
 
-
 FIRST_HASH = TokenChain((5, 6, 7)).hash  # of an opening's prompt
 
 
