@@ -105,9 +105,8 @@ class TransformersBackend(TargetBackend):
         self.num_query_rows = 0
         self.has_device_logits = False  # `forward` returns a tensor, left where it was computed
         self._pools: list[torch.Tensor] = []  # keys, then values, of all layers
-        self._key_pools: list[
-            torch.Tensor
-        ] = []  # views: per layer [num_blocks, block_size, kv_heads, head_dim]
+        # Views of them, per layer: [num_blocks, block_size, kv_heads, head_dim].
+        self._key_pools: list[torch.Tensor] = []
         self._value_pools: list[torch.Tensor] = []
         self.layers_seen: list[int] = []  # layers that attended in the last forward, in order
         self.blocks = BlockManager(num_blocks, block_size)

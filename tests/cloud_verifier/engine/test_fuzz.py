@@ -14,6 +14,7 @@ from test_colocated_drafts import CoLocated, KnownDraft
 from test_engine import SAMPLED, round_of
 
 from benchmarks.reliability.frames import FrameSource
+from outrider.cloud_verifier.engine.job import Job
 from outrider.common import codec
 from outrider.common.alignment import TokenChain
 from outrider.common.errors import InvalidFieldError
@@ -75,9 +76,8 @@ class Fuzzed:
                 message = codec.encode_response(reply, kind)
                 source.hear(pb.SessionResponse.FromString(message.SerializeToString()))
 
-            replies = self.harness.submit(session_id, request, self.sources[source])
-            self.harness.engine._inbox[-1].reply = hear
-            assert not replies
+            arrival_ns = int(self.harness.clock.now_s * 1e9)
+            self.harness.engine.submit(Job(session_id, request, hear, arrival_ns, self.sources[source]))
 
     def decode(self, expected: list[int]) -> None:
         """One round of the witness, opened again where it was evicted or refused."""
