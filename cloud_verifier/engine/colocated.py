@@ -97,6 +97,7 @@ class CoLocatedDrafter:
         draft_ns = self._now_ns() - start_ns
         for reader, duration_ns in zip(ready, durations_ns, strict=True):
             reader.work.draft_ns = draft_ns
+            reader.work.draft_s += duration_ns / 1e9
             reader.work.start_ns = reader.work.start_ns or start_ns
             if reader.work.draft_tokens:
                 self._fastest_ns = min(self._fastest_ns or duration_ns, duration_ns)

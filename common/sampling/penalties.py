@@ -7,24 +7,22 @@ drafts and which are committed, to the last bit: the same sequence is computed a
 from __future__ import annotations
 
 import math
-from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from outrider.common.sampling.arrays import native
-from outrider.common.types import TokenIds
+from outrider.common.sampling.history import BadWords, TokenCounts
 
 
 def apply_repetition_penalty(
-    xp: Any, scores: Any, penalty: float, text_ids: Iterable[int], draft_token_ids: Sequence[int]
+    xp: Any, scores: Any, penalty: float, seen: TokenCounts, draft_token_ids: Sequence[int]
 ) -> None:
     """Divides positive scores of seen tokens by `penalty`, multiplies negative ones (Keskar et al. 2019)."""
-    seen = set(text_ids)
     rows, ids, _ = _drafted_before(scores.shape[0], draft_token_ids, seen)
-    for where in ((slice(None), _id_array(seen)), (rows, ids)):
+    for where in ((slice(None), seen.ids), (rows, ids)):
         index = tuple(native(xp, each, scores) if isinstance(each, np.ndarray) else each for each in where)
         picked = scores[index]
         scores[index] = xp.where(picked < 0, picked * penalty, picked / penalty)
@@ -35,27 +33,21 @@ def apply_count_penalties(
     scores: Any,
     presence: float,
     frequency: float,
-    output_ids: Iterable[int],
+    output: TokenCounts,
     draft_token_ids: Sequence[int],
 ) -> None:
     """Subtracts frequency * count and then presence from scores of tokens in the output (OpenAI's API)."""
-    counts = Counter(output_ids)
     rows, ids, drafted = _drafted_before(scores.shape[0], draft_token_ids)
-    committed = np.array([counts[token_id] for token_id in ids.tolist()], np.float32)
-    amounts = np.fromiter(counts.values(), np.float32, len(counts))
-    base = native(xp, _id_array(counts), scores)
+    committed = np.array([output.amount(token_id) for token_id in ids.tolist()], np.float32)
+    base = native(xp, output.ids, scores)
     rows, ids = native(xp, rows, scores), native(xp, ids, scores)
     untouched = scores[rows, ids]
-    scores[:, base] = scores[:, base] - frequency * native(xp, amounts, scores) - presence
+    scores[:, base] = scores[:, base] - frequency * native(xp, output.amounts, scores) - presence
     scores[rows, ids] = untouched - frequency * native(xp, committed + drafted, scores) - presence
 
 
-def _id_array(ids: Any) -> NDArray[np.int64]:
-    return np.fromiter(ids, np.int64, len(ids))
-
-
 def _drafted_before(
-    num_rows: int, draft_token_ids: Sequence[int], but_not: Iterable[int] = ()
+    num_rows: int, draft_token_ids: Sequence[int], but_not: Container[int] = ()
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float32]]:
     """Returns (row, id, count) of each id drafted before each row."""
     entries: list[tuple[int, int, int]] = []
@@ -67,25 +59,23 @@ def _drafted_before(
     return table[:, 0], table[:, 1], table[:, 2].astype(np.float32)
 
 
-def apply_bias(xp: Any, scores: Any, logit_bias: Sequence[tuple[int, float]]) -> None:
+def apply_bias(xp: Any, scores: Any, bias_ids: NDArray[np.int64], biases: NDArray[np.float32]) -> None:
     """Adds a bias to single ids, each listed once."""
-    ids = native(xp, np.array([token_id for token_id, _ in logit_bias], np.int64), scores)
-    bias = native(xp, np.array([bias for _, bias in logit_bias], np.float32), scores)
-    scores[:, ids] = scores[:, ids] + bias
+    ids = native(xp, bias_ids, scores)
+    scores[:, ids] = scores[:, ids] + native(xp, biases, scores)
 
 
 def apply_bad_words(
-    scores: Any, bad_words: Sequence[TokenIds], text_ids: Sequence[int], draft_token_ids: Sequence[int]
+    xp: Any, scores: Any, bad_words: BadWords, text_end: Sequence[int], draft_token_ids: Sequence[int]
 ) -> None:
-    """Masks the last token of a word wherever the sequence before it ends with the rest of the word."""
-    longest = max(len(word) for word in bad_words) - 1
-    text = (*text_ids[max(len(text_ids) - longest, 0) :], *draft_token_ids)
-    num_committed = len(text) - len(draft_token_ids)
+    """Masks the last token of a word wherever the sequence before it ends with the rest of the word.
+
+    `text_end` are the last tokens of the text, as many as the longest word has.
+    """
+    text = (*text_end, *draft_token_ids)
     for row in range(scores.shape[0]):
-        end = num_committed + row
-        for *start, last in bad_words:
-            if len(start) <= end and list(text[end - len(start) : end]) == start:
-                scores[row, last] = -math.inf
+        for ids in bad_words.completing(text, len(text_end) + row):
+            scores[row, native(xp, ids, scores)] = -math.inf
 
 
 def mask_end_of_text(scores: Any, eos_token_ids: Iterable[int], num_rows: int) -> None:

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from outrider.common.errors import InvalidFieldError, ModelError
 from outrider.common.noise.draws import coupled_argmax
 from outrider.common.sampling.arrays import copy
+from outrider.common.sampling.history import History
 from outrider.common.sampling.penalties import (
     apply_bad_words,
     apply_bias,
@@ -128,10 +129,11 @@ def apply_penalties(
     draft_token_ids: Sequence[int] = (),
     eos_token_ids: Sequence[int] = (),
     num_tokens: int | None = None,
+    history: History | None = None,
 ) -> Any:
     """Applies the first half of `process_logits`: penalties, biases, bad words.
 
-    Returns scores [rows, vocab].
+    Returns scores [rows, vocab]. `history` is that of `prompt_ids + output_ids`, where it was kept.
     """
     num_rows, vocab_size = logits.shape
     assert num_rows <= len(draft_token_ids) + 1, f"{num_rows} rows for {len(draft_token_ids)} draft tokens"
@@ -139,7 +141,12 @@ def apply_penalties(
     scores = logits
     if is_padded or params.logit_bias or not is_plain(params):
         scores = copy(xp, logits)
-        _apply_history(xp, scores, params, prompt_ids, output_ids, draft_token_ids)
+        history = history or History(params, prompt_ids, output_ids)
+        _apply_history(xp, scores, params, history, draft_token_ids)
+        if params.bad_words:
+            longest = history.bad_words.longest
+            text_end = (*prompt_ids[-longest:], *output_ids[-longest:])
+            apply_bad_words(xp, scores, history.bad_words, text_end, draft_token_ids)
         if params.min_new_tokens > len(output_ids):
             mask_end_of_text(scores, eos_token_ids, params.min_new_tokens - len(output_ids))
         if is_padded:
@@ -160,23 +167,16 @@ def shape(xp: Any, scores: Any, params: SamplingParams) -> Any:
 
 
 def _apply_history(
-    xp: Any,
-    scores: Any,
-    params: SamplingParams,
-    prompt_ids: Sequence[int],
-    output_ids: Sequence[int],
-    draft_token_ids: Sequence[int],
+    xp: Any, scores: Any, params: SamplingParams, history: History, draft_token_ids: Sequence[int]
 ) -> None:
     if params.repetition_penalty != 1:
-        seen = {*prompt_ids, *output_ids}
-        apply_repetition_penalty(xp, scores, wire(params.repetition_penalty), seen, draft_token_ids)
+        penalty = wire(params.repetition_penalty)
+        apply_repetition_penalty(xp, scores, penalty, history.seen, draft_token_ids)
     if params.presence_penalty or params.frequency_penalty:
         presence, frequency = wire(params.presence_penalty), wire(params.frequency_penalty)
-        apply_count_penalties(xp, scores, presence, frequency, output_ids, draft_token_ids)
+        apply_count_penalties(xp, scores, presence, frequency, history.output, draft_token_ids)
     if params.logit_bias:
-        apply_bias(xp, scores, params.logit_bias)
-    if params.bad_words:
-        apply_bad_words(scores, params.bad_words, (*prompt_ids, *output_ids), draft_token_ids)
+        apply_bias(xp, scores, history.bias_ids, history.biases)
 
 
 @functools.lru_cache(256)
