@@ -17,6 +17,7 @@ from outrider.cloud_verifier.engine.work import Work
 from outrider.common.clock import SYSTEM_CLOCK, Clock
 from outrider.common.errors import IncompatibleError
 from outrider.common.methods import num_support
+from outrider.common.process.logs import LogLimiter
 from outrider.common.types import Draft, GenerateRequest
 from outrider.edge_client.drafting.base import DraftModel, DraftSequence
 
@@ -57,12 +58,15 @@ class CoLocatedDrafter:
         model: DraftModel,
         max_context: int,
         *,
+        max_kv_bytes: int = 256 << 20,
         clock: Clock = SYSTEM_CLOCK,
         pool: Executor | None = None,
     ) -> None:
         """`max_context` is the target's. The drafter closes `model` and `pool`, its own where none is given."""
         self._model = model
         self._max_context = max_context
+        self._max_kv_bytes = max_kv_bytes
+        self._limiter = LogLimiter(log, clock=clock.now)
         self._clock = clock
         self._readers: dict[int, _Reader] = {}  # by identity of the work, which the reader keeps alive
         self._fastest_ns: int | None = None  # of all drafts so far
@@ -89,6 +93,7 @@ class CoLocatedDrafter:
         if not wanting and not self._readers:
             return
         self._close_all_but({id(work) for work in works})
+        self._bound_kv()
         start_ns = self._now_ns()
         ready = [reader for work in wanting if (reader := self._reader(work)).is_ready(self._pool)]
         is_slow = self._fastest_ns is not None and self._fastest_ns >= POOL_FROM_NS
@@ -129,6 +134,21 @@ class CoLocatedDrafter:
     def _now_ns(self) -> int:
         return int(self._clock.now() * 1e9)
 
+    def _bound_kv(self) -> None:
+        """Ends drafting for the newest generations where the KV of all exceeds its bound.
+
+        A new generation has no KV yet, so the bound is exceeded by what one step adds.
+        """
+        total = 0
+        for reader in self._readers.values():
+            num_bytes = reader.num_kv_bytes
+            total += num_bytes
+            if num_bytes and total > self._max_kv_bytes:
+                reader.close()
+                total -= num_bytes
+                facts = {"max_kv_bytes": self._max_kv_bytes, "num_generations": len(self._readers)}
+                self._limiter.info("kv", "generations go on without a draft (--draft-kv-memory)", facts)
+
     def _close_all_but(self, active: set[int]) -> None:
         for key in self._readers.keys() - active:
             self._readers.pop(key).close()
@@ -146,6 +166,12 @@ class _Reader:
         self._now_ns = now_ns
         self._reading: Future[None] | None = None
         self._is_over = False  # closed, failed, or past the draft's context
+        self._is_closed = False
+
+    @property
+    def num_kv_bytes(self) -> int:
+        """Returns the size of the sequence's KV; 0 once it is over."""
+        return 0 if self._is_over else int(getattr(self._sequence, "num_kv_bytes", 0))
 
     def is_ready(self, pool: Executor) -> bool:
         """Returns whether a proposal needs no long reading first; starts that reading on `pool` otherwise."""
@@ -188,8 +214,10 @@ class _Reader:
         return self._now_ns() - start_ns
 
     def close(self) -> None:
-        """Closes the sequence; a reading under way stops after its chunk first."""
-        self._is_over = True
+        """Closes the sequence; a reading under way stops after its chunk first. Closing twice is allowed."""
+        if self._is_closed:
+            return
+        self._is_over = self._is_closed = True
         if self._reading is None:
             self._sequence.close()
         else:

@@ -79,7 +79,7 @@ class VerifierService(outrider_pb2_grpc.VerifierServicer):  # type: ignore[misc]
         self._streams = StreamRegistry()
         self._callers: dict[CutOff, Caller] = {}  # of all calls that stream answers
         self._open: set[SessionStream] = set()
-        self._occupancy = Occupancy(call_limits or CallLimits())
+        self.occupancy = Occupancy(call_limits or CallLimits())
         self._limiter = LogLimiter(log)
         self._num_unary = 0
         self._is_ending = False
@@ -132,7 +132,7 @@ class VerifierService(outrider_pb2_grpc.VerifierServicer):  # type: ignore[misc]
             clock=engine.clock,
             max_unread_bytes=self._max_unread_bytes,
             limits=engine.model.limits,
-            occupancy=self._occupancy,
+            occupancy=self.occupancy,
             registry=self._streams,
         )
 
@@ -153,7 +153,7 @@ class VerifierService(outrider_pb2_grpc.VerifierServicer):  # type: ignore[misc]
 
     def end_idle_streams(self) -> None:
         """Ends streams that were idle for longer than a session may be, and sooner those that said nothing."""
-        now_s, ttl_s = self._engine.clock.now(), self._occupancy.limits.idle_ttl_s
+        now_s, ttl_s = self._engine.clock.now(), self.occupancy.limits.idle_ttl_s
         for stream in [each for each in self._open if each.is_idle]:
             idle_s = now_s - stream.last_used_s
             if idle_s > ttl_s or (stream.is_silent and idle_s > SILENT_S):
@@ -194,7 +194,7 @@ class VerifierService(outrider_pb2_grpc.VerifierServicer):  # type: ignore[misc]
         """Carries a session's requests and answers, in both directions, until either side ends the call."""
         self._check_taking()
         caller = self._caller_of(context)
-        with self._occupancy.call(caller.tenant), self._unreadable_is_logged():
+        with self.occupancy.call(caller.tenant), self._unreadable_is_logged():
             stream = SessionStream(self._stream_context, caller.tenant, session_id_of(context))
             self._open.add(stream)
             stream.read(request_iterator)
@@ -311,8 +311,8 @@ class VerifierService(outrider_pb2_grpc.VerifierServicer):  # type: ignore[misc]
         """Counts a call with its request; yields the refusal of one that there is no room for."""
         self._check_taking()
         num_ids = num_ids_of(request)
-        with self._occupancy.call(tenant):
-            if limit := self._occupancy.take(tenant, num_ids):
+        with self.occupancy.call(tenant):
+            if limit := self.occupancy.take(tenant, num_ids):
                 yield waiting_refusal(self._stream_context, request, limit)
                 return
             self._num_unary += 1
@@ -320,7 +320,7 @@ class VerifierService(outrider_pb2_grpc.VerifierServicer):  # type: ignore[misc]
                 yield None
             finally:
                 self._num_unary -= 1
-                self._occupancy.give_back(tenant, num_ids)
+                self.occupancy.give_back(tenant, num_ids)
 
     def _answer_invalid(self, message: Any, error: InvalidFieldError) -> RoundError:
         response = invalid(getattr(message, "round_id", 0), error)
