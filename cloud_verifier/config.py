@@ -155,7 +155,8 @@ class ServeConfig:
     max_draft_tokens: int = option(64, "most drafted tokens in one round", metavar="N", minimum=1)
     max_sampling_ids: int = option(
         32_768,
-        "most ids in stop ids, logit biases and bad words of one session together; 0 is no limit",
+        "most ids in stop ids, logit biases and bad words of one session together, of which bad words may be a "
+        "quarter; 0 is no limit",
         metavar="N",
         minimum=0,
     )

@@ -127,19 +127,21 @@ def _ids(abuser: Abuser, num_ids: int) -> list[int]:
     return [random.randrange(1, abuser.num_tokens) for _ in range(num_ids)]
 
 
-async def _sampled_rounds(abuser: Abuser, sampling: pb.SamplingParams, **fields: Any) -> None:
+async def _sampled_rounds(
+    abuser: Abuser, sampling: pb.SamplingParams, num_draft_tokens: int = 4, **fields: Any
+) -> None:
     async def one() -> None:
         session = _Session(abuser)
         await session.open(sampling=sampling, **fields)
-        await session.rounds()
+        await session.rounds(num_draft_tokens=num_draft_tokens)
         await session.close()
 
     await abuser.everywhere(one)
 
 
 async def busy(abuser: Abuser) -> None:
-    """Sends ordinary rounds without a pause: the honest tenant that others are compared with."""
-    await _sampled_rounds(abuser, pb.SamplingParams(seed=7, temperature=0.8))
+    """Sends rounds of the most drafts without a pause: the honest tenant that others are compared with."""
+    await _sampled_rounds(abuser, pb.SamplingParams(seed=7, temperature=0.8), num_draft_tokens=64)
 
 
 async def bad_words(abuser: Abuser) -> None:

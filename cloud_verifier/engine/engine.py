@@ -27,7 +27,7 @@ from outrider.common.types import ModelInfo, Progress, RoundError, RoundErrorCod
 
 log = logging.getLogger(__name__)
 
-ADMISSION_S = 0.005  # a step admits for so long; jobs that are left wait for the next one
+ADMISSION_S = 0.002  # a step admits for so long; jobs that are left wait for the next one
 KV_RETRY_MS, SMALL_POOL_RETRY_MS = 50, 1000
 
 

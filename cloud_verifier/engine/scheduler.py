@@ -21,6 +21,9 @@ from outrider.common.step_time import LeastSquaresTime
 
 _STEP_MEMORY = 0.98  # weight that a forward's time keeps with every later one
 _HOST_MEMORY = 0.8  # weight that a tenant's mean host time keeps with every later work
+HOST_SHARE = (
+    0.5  # of the largest forward's time: so much may expensive works add to a step of several tenants
+)
 ROUNDS_ABOUT_S = 1.0  # rounds are expected this long after the last answer: prefill chunks stay small
 
 
@@ -96,15 +99,16 @@ class _Lane:
     ) -> None:
         """Adds shares for `items`, which are in order of their turn, and takes them off what is `left`.
 
-        Where several tenants want something, the works are expected to take the host `host_budget_s` at most.
+        Where several tenants want something, the works are expected to take the host `host_budget_s` at most
+        beyond what those of the cheapest tenant do.
         """
         if not items:
             return
         self._let_catch_up(left)
         num_before = len(shares)
-        if len(left) == 1:
-            host_budget_s = math.inf
-        host_s = sum(self._host_s.get(item.tenant, 0.0) for item in items)
+        known_s = {tenant: self._host_s.get(tenant, 0.0) for tenant in left}
+        extra_s = {tenant: host_s - min(known_s.values()) for tenant, host_s in known_s.items()}
+        host_s = sum(extra_s[item.tenant] for item in items)
         if sum(item.num_pending for item in items) <= budget and host_s <= host_budget_s:
             for item in items:
                 shares.append(Share(item.index, item.num_pending, is_final=True))
@@ -118,7 +122,7 @@ class _Lane:
         while order and budget > 0:
             _, _, tenant = heappop(order)
             queue = queues[tenant]
-            host_budget_s -= self._host_s.get(tenant, 0.0)
+            host_budget_s -= extra_s[tenant]
             if host_budget_s < 0 and len(shares) > num_before:
                 return
             share = _share(queue.popleft(), budget, is_first=not shares)
@@ -190,7 +194,7 @@ class Scheduler:
         plan = Plan([], round_tokens, prefill_tokens, dict(round_tokens), dict(prefill_tokens))
         is_quiet = now_s >= self._quiet_at_s and not rounds
         chunk = 0 if not prefills else self._max_step_tokens if is_quiet else self._prefill_chunk_tokens
-        host_s = self._full_step_s or math.inf
+        host_s = HOST_SHARE * self._full_step_s or math.inf
         budget = self._max_step_tokens - chunk
         self._rounds.fill(plan.shares, rounds, plan.left_round_tokens, budget, host_s)
         self._prefills.fill(plan.shares, prefills, plan.left_prefill_tokens, chunk, host_s)

@@ -12,7 +12,7 @@ import grpc
 from outrider.cloud_verifier.rpc.answers import UnreadError
 from outrider.cloud_verifier.rpc.occupancy import TooManyCallsError
 from outrider.cloud_verifier.rpc.service import ShuttingDownError
-from outrider.cloud_verifier.rpc.stream import IdleError, SupersededError
+from outrider.cloud_verifier.rpc.stream import REJECTION_S, IdleError, SupersededError
 from outrider.cloud_verifier.security.authenticator import AccessError
 from outrider.common.errors import InvalidFieldError
 
@@ -61,6 +61,8 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
 
 
 async def _abort(context: Any, error: Exception) -> None:
+    if isinstance(error, InvalidFieldError | TooManyCallsError):
+        await asyncio.sleep(REJECTION_S)
     try:
         await context.abort(*_status_of(error))
     except grpc.aio.AbortError:

@@ -22,6 +22,7 @@ from outrider.cloud_verifier.rpc.answers import Answers, UnreadError
 from outrider.cloud_verifier.rpc.mailbox import Mailbox
 from outrider.cloud_verifier.rpc.occupancy import Occupancy, num_ids_of
 from outrider.cloud_verifier.rpc.stream import (
+    REJECTION_S,
     IdleError,
     SessionStream,
     StreamContext,
@@ -44,6 +45,7 @@ from outrider.common.types import (
     Limits,
     Progress,
     RoundError,
+    RoundErrorCode,
     SessionRequest,
     SessionResponse,
 )
@@ -51,6 +53,7 @@ from outrider.common.types import (
 log = logging.getLogger(__name__)
 
 SERVICE_NAME = "outrider.v1.Verifier"
+_REJECTED = (RoundErrorCode.INVALID, RoundErrorCode.UNKNOWN_SESSION)
 SILENT_S = 30.0  # a stream says something by then: an edge begins one with its first message
 CutOff = Callable[[Exception], None]
 """Ends one call with this error."""
@@ -280,6 +283,7 @@ class VerifierService(outrider_pb2_grpc.VerifierServicer):  # type: ignore[misc]
         try:
             request = decode(message, self._engine.model.limits)
         except InvalidFieldError as error:
+            await asyncio.sleep(REJECTION_S)
             return self._answer_invalid(message, error)
         session_id = same_session_id(request.session_id, session_id_of(context))
         answer: asyncio.Future[SessionResponse] = asyncio.get_running_loop().create_future()
@@ -294,6 +298,8 @@ class VerifierService(outrider_pb2_grpc.VerifierServicer):  # type: ignore[misc]
             if refusal is None:
                 self._submit_unary(tenant, session_id, request, resolve)
             response = refusal or await answer
+            if isinstance(response, RoundError) and response.code in _REJECTED:
+                await asyncio.sleep(REJECTION_S)
         self._count(session_id, response)
         return response
 

@@ -34,6 +34,10 @@ from outrider.common.types import (
     VerifyRequest,
 )
 
+# Before the answer to what is invalid: whoever sends it would send the next at once, and each message takes the
+# event loop time that the rounds of others wait for.
+REJECTION_S = 0.1
+
 SessionKey = tuple[str, bytes]
 """A tenant and its id of a session."""
 
@@ -119,7 +123,8 @@ class SessionStream:
     async def _read_all(self, requests: AsyncIterator[bytes]) -> None:
         try:
             async for content in requests:
-                self._take(codec.parse(pb.SessionRequest, content))
+                if not self._take(codec.parse(pb.SessionRequest, content)):
+                    await asyncio.sleep(REJECTION_S)
             self._has_last_request = True
             self._end_if_done()
         except Exception as error:
@@ -127,8 +132,9 @@ class SessionStream:
 
     # ------------------------------------------------------------------------------------ messages in
 
-    def _take(self, message: pb.SessionRequest) -> None:
-        """Answers a request that is invalid or has no room here; the engine gets the others."""
+    def _take(self, message: pb.SessionRequest) -> bool:
+        """Answers a request that has no room or is invalid here, for which it returns False; the engine gets
+        the others."""
         self.last_used_s, self.is_silent = self._context.clock.now(), False
         try:
             request = codec.decode_request(message, self._context.limits)
@@ -136,22 +142,23 @@ class SessionStream:
                 self._check_session_id(request.session_id)
         except InvalidFieldError as error:
             self._answer_invalid(message, error)
-            return
+            return False
         if not self._session_id:
             raise InvalidFieldError(SESSION_ID_KEY, "the stream names no session and begins without an open")
         num_ids = num_ids_of(request)
         if limit := self._context.occupancy.take(self._tenant, num_ids):
             self._answer_error(waiting_refusal(self._context, request, limit), type(request))
-            return
+            return True
         ticket: AdmissionTicket | None = None
         if isinstance(request, VerifyRequest) and self._is_new(request.round_id):
             admitted = self._enter_round(request)
             if isinstance(admitted, Refusal):
                 self._context.occupancy.give_back(self._tenant, num_ids)
                 self._answer_refused(request.round_id, admitted)
-                return
+                return True
             ticket = admitted
         self._submit(request, num_ids, ticket)
+        return True
 
     def _is_new(self, round_id: int) -> bool:
         """Returns whether the round is above all that this stream brought, and so cannot be a replay."""

@@ -188,10 +188,14 @@ def _check_sampling_ids(message: pb.OpenRequest, most: int) -> None:
         numbers["sampling.bad_words"] = sum(len(word.token_ids) for word in sampling.bad_words)
     if sum(numbers.values()) > most:
         field = max(numbers, key=lambda name: numbers[name])
+        together = f"stop_token_ids, logit_bias and bad_words have at most {most} together"
         raise InvalidFieldError(
-            field,
-            f"has {numbers[field]} ids; stop_token_ids, logit_bias and bad_words have at most {most} together "
-            "(the verifier's --max-sampling-ids)",
+            field, f"has {numbers[field]} ids; {together} (the verifier's --max-sampling-ids)"
+        )
+    if numbers["sampling.bad_words"] > most // 4:
+        raise InvalidFieldError(
+            "sampling.bad_words",
+            f"has {numbers['sampling.bad_words']} ids; at most {most // 4}, a quarter of --max-sampling-ids",
         )
     for word in sampling.bad_words:
         _check_at_most("sampling.bad_words", len(word.token_ids), _MAX_WORD_IDS, "ids a word")

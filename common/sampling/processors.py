@@ -58,16 +58,20 @@ def check_sampling_params(params: SamplingParams, num_tokens: int) -> None:
 
 
 def _check_ids(params: SamplingParams, num_tokens: int) -> None:
+    """Checks lists that may be long: messages are made for what is wrong alone."""
     seen: set[int] = set()
     for token_id, bias in params.logit_bias:
-        _require(0 <= token_id < num_tokens, "logit_bias", token_id, f"a token id below {num_tokens}")
-        _require(token_id not in seen, "logit_bias", token_id, "given once")
-        _require(-_MAX_BIAS <= bias <= _MAX_BIAS, "logit_bias", bias, f"from {-_MAX_BIAS:g} to {_MAX_BIAS:g}")
+        if not (0 <= token_id < num_tokens and token_id not in seen and -_MAX_BIAS <= bias <= _MAX_BIAS):
+            _require(0 <= token_id < num_tokens, "logit_bias", token_id, f"a token id below {num_tokens}")
+            _require(token_id not in seen, "logit_bias", token_id, "given once")
+            limits = f"from {-_MAX_BIAS:g} to {_MAX_BIAS:g}"
+            _require(False, "logit_bias", bias, limits)
         seen.add(token_id)
     for word in params.bad_words:
-        _require(len(word) > 0, "bad_words", word, "at least one token long")
-        for token_id in word:
-            _require(0 <= token_id < num_tokens, "bad_words", token_id, f"token ids below {num_tokens}")
+        if not word or not 0 <= min(word) <= max(word) < num_tokens:
+            _require(len(word) > 0, "bad_words", word, "at least one token long")
+            wrong = next(token_id for token_id in word if not 0 <= token_id < num_tokens)
+            _require(False, "bad_words", wrong, f"token ids below {num_tokens}")
     banned = {word[0] for word in params.bad_words if len(word) == 1}
     _require(len(banned) < num_tokens, "bad_words", len(banned), "fewer than all tokens")
 

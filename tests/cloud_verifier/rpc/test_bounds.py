@@ -62,11 +62,10 @@ def test_bytes_that_are_no_message_are_an_invalid_argument_and_one_line_in_the_l
 ) -> None:
     caplog.set_level(logging.INFO)
     make = {"Generate": channel.unary_stream, "Session": channel.stream_stream}.get(name, channel.unary_unary)
-    request: Any = GARBAGE if name != "Session" else iter([GARBAGE])
-    for _ in range(5):
-        code, details = status_of(lambda: make(f"{SERVICE}/{name}")(request, timeout=20))
+    call = make(f"{SERVICE}/{name}")
+    for _ in range(3):
+        code, details = status_of(lambda: call(GARBAGE if name != "Session" else iter([GARBAGE]), timeout=20))
         assert code is grpc.StatusCode.INVALID_ARGUMENT and "no " in details
-        request = request if name != "Session" else iter([GARBAGE])
     lines = [record for record in caplog.records if record.name.startswith(("outrider", "grpc"))]
     assert [line.getMessage() for line in lines] == ["a call was rejected"]
 
@@ -82,7 +81,9 @@ TOO_LONG = {
 
 
 @pytest.mark.parametrize("field", TOO_LONG)
-def test_lists_of_an_opening_that_are_too_long_name_field_and_limit(channel: grpc.Channel, field: str) -> None:
+def test_lists_of_an_opening_that_are_too_long_name_field_and_limit(
+    channel: grpc.Channel, field: str
+) -> None:
     stub = outrider_pb2_grpc.VerifierStub(channel)
     error = stub.Open(opening(**TOO_LONG[field]), metadata=metadata_of(0, "a")[1:]).error
     assert (error.code, error.field) == (pb.ROUND_ERROR_CODE_INVALID, field)
@@ -194,5 +195,3 @@ class Later:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._engine, name)
-
-
