@@ -164,7 +164,7 @@ async def penalties(abuser: Abuser) -> None:
         temperature=0.8, repetition_penalty=1.1, presence_penalty=0.1, frequency_penalty=0.1
     )
     await _sampled_rounds(
-        abuser, sampling, token_ids=_ids(abuser, abuser.max_context - 500), num_prompt_tokens=1
+        abuser, sampling, token_ids=_ids(abuser, abuser.max_context * 7 // 8), num_prompt_tokens=1
     )
 
 
@@ -219,11 +219,11 @@ async def waiting(abuser: Abuser) -> None:
 
     async def one() -> None:
         session = _Session(abuser)
-        await session.open(_ids(abuser, 512))
+        await session.open(_ids(abuser, abuser.max_context // 8))
         tokens = [300 + i % 7000 for i in range(min(ONE_MIB // 2 - 64, 500_000))]
         for _ in range(31):
             await session.write(verify=session.request(1, committed_tokens=tokens))
-        tokens = tokens[: abuser.max_context - 600]
+        tokens = [1 + token_id % (abuser.num_tokens - 1) for token_id in tokens[: abuser.max_context // 2]]
         for _ in range(31):
             await session.write(verify=session.request(1, committed_tokens=tokens))
         await asyncio.sleep(0.5)
