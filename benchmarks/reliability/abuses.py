@@ -72,11 +72,11 @@ class _Session:
     async def open(self, token_ids: list[int] | None = None, **fields: Any) -> None:
         """Opens the session. Raises `_RefusedError` where it is refused."""
         ids = token_ids or [5, 6, 7]
-        fields = {
+        body: dict[str, Any] = {
             "num_prompt_tokens": len(ids),
             "sampling": pb.SamplingParams(seed=7, temperature=0.8),
         } | fields
-        message = pb.OpenRequest(session_id=self.session_id, token_ids=ids, ignore_eos=True, **fields)
+        message = pb.OpenRequest(session_id=self.session_id, token_ids=ids, ignore_eos=True, **body)
         await self.write(open=message)
         opened = (await self._final("open")).opened
         self.position, self.hash = opened.position, opened.hash
@@ -90,7 +90,7 @@ class _Session:
     def request(self, num_draft_tokens: int = 4, **fields: Any) -> pb.VerifyRequest:
         """Returns a round that builds on what the session has."""
         drafts = [random.randrange(self.abuser.num_tokens) for _ in range(num_draft_tokens)]
-        base = {"base_position": self.position, "base_hash": self.hash, "draft_tokens": drafts}
+        base: dict[str, Any] = {"base_position": self.position, "base_hash": self.hash, "draft_tokens": drafts}
         return pb.VerifyRequest(round_id=next(self._round_ids), **(base | fields))
 
     async def rounds(self, **fields: Any) -> None:
