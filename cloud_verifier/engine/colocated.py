@@ -8,6 +8,7 @@ same code: the edge's draft, the session's method. This is the one module here t
 from __future__ import annotations
 
 import logging
+import math
 import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
@@ -26,6 +27,7 @@ log = logging.getLogger(__name__)
 READ_CHUNK = 256  # tokens the draft reads within a step at most; longer sequences it reads beside the steps
 POOL_FROM_NS = 3_000_000  # drafts shorter than this gain nothing by threads, measured on two cores
 _MAX_THREADS = 8
+_TIME_SHARE = 0.2  # of the newest draft in the mean time of a token
 
 
 def load_draft(strategy: str, directory: Path, tokenizer_fingerprint: str, *, num_threads: int) -> DraftModel:
@@ -70,6 +72,7 @@ class CoLocatedDrafter:
         self._clock = clock
         self._readers: dict[int, _Reader] = {}  # by identity of the work, which the reader keeps alive
         self._fastest_ns: int | None = None  # of all drafts so far
+        self._token_s = 0.0  # lately, of a drafted token
         num_threads = min(_MAX_THREADS, os.cpu_count() or 1)
         self._pool = pool or ThreadPoolExecutor(num_threads, thread_name_prefix="draft")
 
@@ -83,8 +86,10 @@ class CoLocatedDrafter:
         """Returns how many generations have a draft sequence."""
         return len(self._readers)
 
-    def draft_for(self, works: Sequence[Work]) -> None:
+    def draft_for(self, works: Sequence[Work], budget_s: float = math.inf) -> None:
         """Gives a draft to every co-located generation among `works`, the active ones, that waits for none.
+
+        All drafts together are expected to take `budget_s` at most: the last ones are shorter, or left out.
 
         Where the draft still reads a long sequence, has its context full or failed, the work stays without a
         draft: its step gives one token.
@@ -98,14 +103,17 @@ class CoLocatedDrafter:
         ready = [reader for work in wanting if (reader := self._reader(work)).is_ready(self._pool)]
         is_slow = self._fastest_ns is not None and self._fastest_ns >= POOL_FROM_NS
         propose = self._pool.map if is_slow and len(ready) > 1 else map
-        durations_ns = list(propose(_Reader.propose, ready, [self._max_context] * len(ready)))
+        rooms = self._rooms(ready, budget_s)
+        durations_ns = list(propose(_Reader.propose, ready, [self._max_context] * len(ready), rooms))
         draft_ns = self._now_ns() - start_ns
         for reader, duration_ns in zip(ready, durations_ns, strict=True):
             reader.work.draft_ns = draft_ns
             reader.work.draft_s += duration_ns / 1e9
             reader.work.start_ns = reader.work.start_ns or start_ns
-            if reader.work.draft_tokens:
+            if num_tokens := len(reader.work.draft_tokens):
                 self._fastest_ns = min(self._fastest_ns or duration_ns, duration_ns)
+                token_s = duration_ns / 1e9 / num_tokens
+                self._token_s += _TIME_SHARE * (token_s - self._token_s)
 
     def close(self) -> None:
         """Closes the draft and all its sequences."""
@@ -130,6 +138,15 @@ class CoLocatedDrafter:
             reader = _Reader(work, sequence, self._model.max_context, self._now_ns)
             self._readers[id(work)] = reader
         return reader
+
+    def _rooms(self, readers: Sequence[_Reader], budget_s: float) -> list[int]:
+        """Returns how many tokens each may draft; the first of all drafts one, whatever it takes."""
+        left = max(1.0, budget_s / self._token_s) if self._token_s else math.inf
+        rooms = []
+        for reader in readers:
+            rooms.append(math.floor(min(left, reader.num_wanted)))
+            left -= rooms[-1]
+        return rooms
 
     def _now_ns(self) -> int:
         return int(self._clock.now() * 1e9)
@@ -186,8 +203,15 @@ class _Reader:
         self._reading = pool.submit(self._read, token_ids[self._sequence.position :])
         return False
 
-    def propose(self, max_context: int) -> int:
-        """Drafts as many tokens as asked for, never past the last one wanted or the target's context.
+    @property
+    def num_wanted(self) -> int:
+        """Returns how many tokens the generation asks for at a time."""
+        request = self.work.request
+        assert isinstance(request, GenerateRequest), "only generations are drafted for here"
+        return request.num_speculative_tokens
+
+    def propose(self, max_context: int, room: int) -> int:
+        """Drafts `room` tokens, never past the last one wanted or the target's context.
 
         Returns how long it took, in ns.
         """
@@ -196,7 +220,7 @@ class _Reader:
         assert isinstance(request, GenerateRequest), "only generations are drafted for here"
         token_ids = work.session.chain.token_ids
         num_draft_tokens = min(
-            request.num_speculative_tokens,
+            room,
             request.max_new_tokens - work.num_generated - 1,
             max_context - len(token_ids) - 1,
         )

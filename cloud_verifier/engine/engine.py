@@ -195,7 +195,7 @@ class Engine:
         start_s = self.clock.now()
         active = list(self.sessions.active.values())
         if self.drafter is not None:
-            self.drafter.draft_for(active)
+            self.drafter.draft_for(active, self._scheduler.host_budget_s)
         if not active:
             self.backlog.hold({}, {})
             return None

@@ -21,9 +21,8 @@ from outrider.common.step_time import LeastSquaresTime
 
 _STEP_MEMORY = 0.98  # weight that a forward's time keeps with every later one
 _HOST_MEMORY = 0.8  # weight that a tenant's mean host time keeps with every later work
-HOST_SHARE = (
-    0.5  # of the largest forward's time: so much may expensive works add to a step of several tenants
-)
+HOST_SHARE = 0.25  # of the largest forward's time: what expensive works may add to a step of several tenants
+OTHERS_ABOUT_S = 10.0  # a tenant's next works are expected this long after it wanted something
 ROUNDS_ABOUT_S = 1.0  # rounds are expected this long after the last answer: prefill chunks stay small
 
 
@@ -86,7 +85,19 @@ class _Lane:
         self._max_lead_tokens = max_lead_tokens
         self._served: dict[str, float] = {}
         self._host_s: dict[str, float] = {}  # mean of a work, of each tenant
+        self._seen_s: dict[str, float] = {}  # when each tenant wanted something, within OTHERS_ABOUT_S
         self._floor = 0.0  # virtual time of the least served tenant that wants something; only rises
+
+    @property
+    def is_shared(self) -> bool:
+        """Returns whether several tenants wanted something lately: the others' next works are expected."""
+        return len(self._seen_s) > 1
+
+    def see(self, tenants: Iterable[str], now_s: float) -> None:
+        """Notes which tenants want something."""
+        self._seen_s.update(dict.fromkeys(tenants, now_s))
+        self._seen_s = {each: at_s for each, at_s in self._seen_s.items() if now_s - at_s <= OTHERS_ABOUT_S}
+        self._host_s = {each: host_s for each, host_s in self._host_s.items() if each in self._seen_s}
 
     def charge(self, tenant: str, host_s: float, num_tokens: float) -> None:
         """Charges what a work of `tenant` took the host, `host_s`, as so many tokens."""
@@ -99,14 +110,14 @@ class _Lane:
     ) -> None:
         """Adds shares for `items`, which are in order of their turn, and takes them off what is `left`.
 
-        Where several tenants want something, the works are expected to take the host `host_budget_s` at most
-        beyond what those of the cheapest tenant do.
+        The works are expected to take the host `host_budget_s` at most beyond what those of the cheapest
+        tenant of late do: a tenant alone fills its steps.
         """
         if not items:
             return
         self._let_catch_up(left)
         num_before = len(shares)
-        known_s = {tenant: self._host_s.get(tenant, 0.0) for tenant in left}
+        known_s = {tenant: self._host_s.get(tenant, 0.0) for tenant in self._seen_s}
         extra_s = {tenant: host_s - min(known_s.values()) for tenant, host_s in known_s.items()}
         host_s = sum(extra_s[item.tenant] for item in items)
         if sum(item.num_pending for item in items) <= budget and host_s <= host_budget_s:
@@ -143,7 +154,6 @@ class _Lane:
         known = [self._served[tenant] for tenant in tenants if tenant in self._served]
         floor = self._floor = max(self._floor, min(known, default=self._floor))
         self._served = {tenant: served for tenant, served in self._served.items() if served > floor}
-        self._host_s = {tenant: s for tenant, s in self._host_s.items() if tenant in self._served}
         for tenant in tenants:
             self._served[tenant] = min(self._served.get(tenant, floor), floor + self._max_lead_tokens)
 
@@ -175,6 +185,11 @@ class Scheduler:
         (self._prefills if work.is_prefill else self._rounds).charge(work.tenant, host_s, num_tokens)
 
     @property
+    def host_budget_s(self) -> float:
+        """Returns how long expensive works may keep the host in a step of several tenants; infinite for one."""
+        return HOST_SHARE * self._full_step_s or math.inf if self._rounds.is_shared else math.inf
+
+    @property
     def _full_step_s(self) -> float:
         """Returns how long a forward of the largest step takes; 0 where none was measured."""
         return self._forwards.base_s + self._forwards.token_s * self._max_step_tokens
@@ -194,6 +209,8 @@ class Scheduler:
         plan = Plan([], round_tokens, prefill_tokens, dict(round_tokens), dict(prefill_tokens))
         is_quiet = now_s >= self._quiet_at_s and not rounds
         chunk = 0 if not prefills else self._max_step_tokens if is_quiet else self._prefill_chunk_tokens
+        self._rounds.see(round_tokens, now_s)
+        self._prefills.see(prefill_tokens, now_s)
         host_s = HOST_SHARE * self._full_step_s or math.inf
         budget = self._max_step_tokens - chunk
         self._rounds.fill(plan.shares, rounds, plan.left_round_tokens, budget, host_s)

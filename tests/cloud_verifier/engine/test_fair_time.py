@@ -9,7 +9,7 @@ from test_scheduler import Item, a_prompt, a_round
 
 from outrider.cloud_verifier.engine.engine import ADMISSION_S
 from outrider.cloud_verifier.engine.job import Job
-from outrider.cloud_verifier.engine.scheduler import HOST_SHARE, FairQueue, Scheduler
+from outrider.cloud_verifier.engine.scheduler import HOST_SHARE, OTHERS_ABOUT_S, FairQueue, Scheduler
 from outrider.cloud_verifier.engine.session import MAX_STORED_ENTRIES, MAX_STORED_REPLIES
 from outrider.common.types import (
     Closed,
@@ -49,13 +49,22 @@ def test_a_tenant_whose_rounds_take_the_host_long_gets_the_same_time_and_fewer_r
     assert spent["rounds of plain"] > 3 * spent["rounds of slow"]
 
 
-def test_a_step_shared_by_tenants_takes_the_host_at_most_half_the_largest_forward() -> None:
+def test_a_step_shared_by_tenants_takes_the_host_at_most_a_quarter_of_the_largest_forward() -> None:
     works = [*(a_round(1, "slow") for _ in range(90)), a_round(5, "plain")]
     scheduler = Scheduler(STEP_TOKENS)
     run(scheduler, works, {"slow": 0.01, "plain": 0.0}, 5)  # which is found out
     spent = run(scheduler, works, {"slow": 0.01, "plain": 0.0}, 200)
     assert spent["longest"] <= HOST_SHARE * STEP_TOKENS * TOKEN_S + 1e-9
     assert spent["rounds of plain"] == 200, "whoever wants little is part of every step"
+
+
+def test_a_tenant_that_pauses_between_its_rounds_is_expected_back() -> None:
+    slow, plain = [a_round(1, "slow") for _ in range(90)], a_round(5, "plain")
+    scheduler = Scheduler(STEP_TOKENS)
+    run(scheduler, [*slow, plain], {"slow": 0.01, "plain": 0.0}, 5)
+    most = HOST_SHARE * STEP_TOKENS * TOKEN_S / 0.01
+    assert len(scheduler.plan(slow, 1.0).shares) <= most and scheduler.host_budget_s < 1.0
+    assert len(scheduler.plan(slow, 1.0 + OTHERS_ABOUT_S).shares) == 90
 
 
 def test_a_tenant_alone_fills_its_steps_whatever_they_take() -> None:
