@@ -133,8 +133,8 @@ class SessionStream:
     # ------------------------------------------------------------------------------------ messages in
 
     def _take(self, message: pb.SessionRequest) -> bool:
-        """Answers a request that has no room or is invalid here, for which it returns False; the engine gets
-        the others."""
+        """Answers a request that is invalid, or over its tenant's bound, and returns False: no other is read for a
+        while. Refuses a round that has no room; the engine gets the others."""
         self.last_used_s, self.is_silent = self._context.clock.now(), False
         try:
             request = codec.decode_request(message, self._context.limits)
@@ -148,7 +148,7 @@ class SessionStream:
         num_ids = num_ids_of(request)
         if limit := self._context.occupancy.take(self._tenant, num_ids):
             self._answer_error(waiting_refusal(self._context, request, limit), type(request))
-            return True
+            return False
         ticket: AdmissionTicket | None = None
         if isinstance(request, VerifyRequest) and self._is_new(request.round_id):
             admitted = self._enter_round(request)
