@@ -136,18 +136,18 @@ def test_what_a_session_keeps_for_repetition_is_bounded() -> None:
     assert MAX_STORED_ENTRIES // 21 > 64, "one reply always fits"
 
 
-def test_one_session_cannot_have_more_tokens_wait_than_its_context() -> None:
-    harness = Harness(max_sessions=8)
+def test_one_session_cannot_have_more_tokens_wait_than_its_context_and_drafts() -> None:
+    harness = Harness(max_sessions=8, max_draft_tokens=1)
     session_id = bytes(16)
     opening = OpenRequest(session_id, tuple([5] * 40), 40, SamplingParams(temperature=0.0))
     harness.submit(session_id, opening)
     replies = [
-        harness.submit(session_id, VerifyRequest(n, 41, 0, committed_tokens=(1,) * 30)) for n in range(1, 5)
+        harness.submit(session_id, VerifyRequest(n, 41, 0, committed_tokens=(1,) * 30)) for n in range(1, 7)
     ]
     harness.engine.step()
     errors = [r[0] for r in replies if r and isinstance(r[0], RoundError)]
     refused = [error for error in errors if error.code is RoundErrorCode.REFUSED]
-    assert len(refused) == 2 and "64 tokens" in refused[0].message
+    assert len(refused) == 2 and "128 tokens" in refused[0].message
     harness.settle()
     closed = harness.submit(session_id, CloseRequest())
     harness.settle()
