@@ -90,7 +90,11 @@ class _Session:
     def request(self, num_draft_tokens: int = 4, **fields: Any) -> pb.VerifyRequest:
         """Returns a round that builds on what the session has."""
         drafts = [random.randrange(self.abuser.num_tokens) for _ in range(num_draft_tokens)]
-        base: dict[str, Any] = {"base_position": self.position, "base_hash": self.hash, "draft_tokens": drafts}
+        base: dict[str, Any] = {
+            "base_position": self.position,
+            "base_hash": self.hash,
+            "draft_tokens": drafts,
+        }
         return pb.VerifyRequest(round_id=next(self._round_ids), **(base | fields))
 
     async def rounds(self, **fields: Any) -> None:
