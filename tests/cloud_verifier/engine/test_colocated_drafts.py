@@ -387,8 +387,8 @@ def test_an_embedded_draft_that_cannot_be_loaded_is_done_without_and_a_named_one
         create_drafter(ServeConfig(draft=str(tmp_path)), FakeBackend())
 
 
-def test_a_draft_of_another_tokenizer_is_refused_with_both_fingerprints() -> None:
-    with pytest.raises(IncompatibleError, match="t" * 16):
+def test_a_draft_of_another_tokenizer_is_refused_with_what_to_do() -> None:
+    with pytest.raises(IncompatibleError, match="tokenizer"):
         create_drafter(ServeConfig(), FakeBackend())
 
 
@@ -400,7 +400,7 @@ def test_generations_beyond_the_bound_of_the_drafts_kv_go_on_without_a_draft() -
     draft = KnownDraft([9] * 100)
     draft.sequence = lambda *_, **__: _BigSequence(draft)  # type: ignore[method-assign, assignment]
     draft.num_open = 3
-    drafter = CoLocatedDrafter(draft, 64, max_kv_bytes=250)  # type: ignore[arg-type]
+    drafter = CoLocatedDrafter(draft, max_kv_bytes=250)  # type: ignore[arg-type]
     harness = Harness(FakeBackend(), drafter=drafter)
     opened = [harness.open(name, prompt=[1 + name, 2, 3]) for name in range(3)]
     replies = [harness.submit(each, make_request(one.position, one.hash, 20)) for each, one in opened]
