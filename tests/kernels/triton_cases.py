@@ -3,6 +3,7 @@
 Run by test_triton_kernels.py in a process of their own: Triton asks how it is to run when it is imported.
 """
 
+import contextlib
 import math
 from dataclasses import replace
 
@@ -90,6 +91,27 @@ def test_rows_give_the_references_tokens_sums_entropy_and_residuals(vocab_size):
         known = totals.T.copy()
         picked = device.sample(*as_tensors(*case, known[0], known[1], ids, weights)).tolist()
         assert all(each is None or each == pick for each, pick in zip(expected_picks, picked, strict=True))
+
+
+def test_a_kernel_is_launched_on_the_device_of_its_logits(monkeypatch):
+    launched, current = [], []
+
+    @contextlib.contextmanager
+    def device_of(tensor):
+        current.append(tensor)
+        yield
+        current.pop()
+
+    class Search:
+        def __getitem__(self, grid):
+            return lambda logits, *arguments, **options: launched.append(current[-1] is logits)
+
+    monkeypatch.setattr(torch.cuda, "device_of", device_of)
+    monkeypatch.setattr(device, "_search", Search())
+    device.gumbel_argmax(
+        torch.zeros(1, 8), torch.ones(1), torch.zeros(1), torch.zeros((1, 4), dtype=torch.int64)
+    )
+    assert launched == [True]
 
 
 def _no_changes(num_rows):
