@@ -232,7 +232,8 @@ def _launch(
     new = partial(torch.empty, grid, device=logits.device)
     found = *(new(dtype=torch.float32) for _ in range(3)), new(dtype=torch.float64), new(dtype=torch.int32)
     changed_ids, changed_weights = (found[4], found[3]) if changed is None else changed  # read in one case
-    with torch.cuda.device_of(logits):  # Triton launches on the current device, not on its tensors'
+    # Triton launches on the current device, wherever its tensors are.
+    with torch.cuda.device_of(logits):  # type: ignore[no-untyped-call]
         _search[grid](
             logits, logits.stride(0), vocab_size, temperatures, thresholds, keys,
             tops, log_sums, changed_ids, changed_weights, *found,

@@ -169,6 +169,10 @@ def test_device_rows_answer_as_host_rows_do():
         first += step_round.num_rows
 
 
+def test_a_step_without_rows_has_no_rounds():
+    assert make_device_rows(torch.zeros((0, 12)), (), (0,), 12) == []
+
+
 def test_a_row_of_nan_is_the_models_error_and_no_other_rows():
     logits = torch.zeros((2, 12))
     logits[1, 7] = torch.nan

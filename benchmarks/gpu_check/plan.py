@@ -1,0 +1,55 @@
+"""The stages of the check in the order in which they run, with what each needs and how long it may take."""
+
+from __future__ import annotations
+
+import importlib.util
+from dataclasses import dataclass, field
+
+# Read by cuBLAS when it is loaded, hence a process of its own: no product is split over its inner dimension.
+NO_SPLIT_K = {"CUBLAS_WORKSPACE_CONFIG": ":16:8", "CUBLASLT_WORKSPACE_SIZE": "1"}
+CORE = ("numpy", "torch", "yaml")
+DECODER = (*CORE, "transformers", "safetensors", "google.protobuf")
+
+
+@dataclass(frozen=True)
+class Stage:
+    """Describes a stage: `run` of a module of this folder, in a process of its own.
+
+    It is cut after `limit_s`, and not begun with less than a third of that left. `packages` are the modules
+    that it cannot do without. Without a stage that `is_needed` none after it is run.
+    """
+
+    name: str
+    module: str
+    limit_s: float
+    packages: tuple[str, ...] = CORE
+    environment: dict[str, str] = field(default_factory=dict)
+    is_needed: bool = False
+
+    def missing_packages(self) -> list[str]:
+        """Returns those of `packages` that are not installed."""
+        return [package for package in self.packages if not _is_installed(package)]
+
+
+# 555 s in all; those that most depends on come first, for the last ones are dropped near the deadline.
+STAGES = (
+    Stage("environment", "environment", 20, ("torch",), is_needed=True),
+    Stage("kernels", "kernels", 50, (*CORE, "triton")),
+    Stage("attention", "attention", 50),
+    Stage("step", "step", 120, DECODER),
+    Stage("texts", "texts", 80, (*DECODER, "tokenizers")),
+    Stage("products", "products", 30),
+    Stage("products_no_split_k", "products", 25, environment=NO_SPLIT_K),
+    Stage(
+        "load", "load", 100, (*DECODER, "grpc", "uvloop", "prometheus_client", "onnxruntime", "tokenizers")
+    ),
+    Stage("tests", "marked_tests", 35, (*DECODER, "pytest", "tokenizers")),
+    Stage("training", "training", 45, (*DECODER, "tqdm", "tokenizers")),
+)
+
+
+def _is_installed(package: str) -> bool:
+    try:
+        return importlib.util.find_spec(package) is not None
+    except ModuleNotFoundError:  # of its parent
+        return False
