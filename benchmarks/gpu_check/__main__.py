@@ -52,7 +52,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     run_stages(run, stages, lambda line: print(line, flush=True))
     if run.is_rehearsal and not wanted:
         run.outcomes.append(_judge_rehearsal(run))
-    print("\n".join(("", *table(run.outcomes), "", f"{run.seconds:.0f} s; written to {run.write()}")))
+    what = "on a CPU in toy sizes: no figure is a GPU's; " if run.is_rehearsal else ""
+    print("\n".join(("", *table(run.outcomes), "", f"{what}{run.seconds:.0f} s; written to {run.write()}")))
     return 0 if run.is_right else 1
 
 

@@ -91,7 +91,7 @@ class EngineTexts:
     ) -> list[list[int]]:
         """Returns texts as long as `texts`, from which the drafts are taken, a fifth of their tokens changed.
 
-        With `is_evicted` all KV is dropped after every other round.
+        With `is_evicted` all KV is given up after every round.
         """
         sessions, draws = self._open(prompts, samplings), random.Random(0)
         text_of = dict(zip(sessions, texts, strict=True))
@@ -110,7 +110,7 @@ class EngineTexts:
                 assert isinstance(verdict, Verdict), verdict
                 session.token_ids += [*draft[: verdict.accepted_len], verdict.correction]
                 session.position, session.hash = verdict.position, verdict.hash
-            while is_evicted and round_id % 2 and self.engine.sessions.evict_kv():
+            while is_evicted and self.engine.sessions.evict_kv():
                 self.num_evicted += 1
         for session, text in text_of.items():
             del session.token_ids[len(text) :]

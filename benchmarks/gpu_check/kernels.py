@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import Any
 
@@ -55,52 +55,64 @@ def run(setting: Setting, report: Report) -> None:
 
 def _compare(setting: Setting, report: Report, kernels: RowKernels, vocab_size: int) -> None:
     until_s = setting.seconds_left - COMPARED_SHARE * setting.limit_s
-    num_rows, wrong_tokens, wrong_residuals, wrong_thresholds = 0, [], [], []
+    wrong, num_rows = Wrong(), 0
     for number in range(setting.pick(40, len(CUTS))):
         if setting.seconds_left < until_s:
             break
-        chunk = make_chunk(setting, vocab_size, setting.pick(50, 3), CUTS[number % len(CUTS)], number)
-        thresholds = _thresholds(chunk)
-        found = device.gumbel_argmax(chunk.logits, chunk.temperatures, thresholds, chunk.bits)
-        expected = _expected(kernels, chunk, thresholds.tolist())
-        tokens = found.token_ids.tolist()
-        num_rows += len(tokens)
-        wrong_tokens += [
-            (number, row, tokens[row], each[0]) for row, each in enumerate(expected) if tokens[row] != each[0]
-        ]
-        wrong_thresholds += _wrong_thresholds(kernels, chunk, thresholds.tolist())
-        wrong_residuals += _wrong_residuals(kernels, chunk, thresholds, expected)
-    report.note(**{f"differing_{vocab_size}": (wrong_tokens + wrong_residuals + wrong_thresholds)[:20]})
-    what = f"rows of {num_rows} x {vocab_size:,} whose"
-    report.check(
-        f"gpu.tokens.{vocab_size}", f"{what} sample is not the host's", len(wrong_tokens), "rows", NONE
-    )
-    report.check(
-        f"gpu.residuals.{vocab_size}", f"{what} residual sample is not", len(wrong_residuals), "rows", NONE
-    )
-    report.check(
-        f"gpu.thresholds.{vocab_size}", f"{what} threshold is not", len(wrong_thresholds), "rows", NONE
+        chunk = make_chunk(setting.device, vocab_size, setting.pick(50, 3), CUTS[number % len(CUTS)], number)
+        wrong.add(compare(kernels, chunk))
+        num_rows += len(chunk.rows)
+    report.note(**{f"differing_{vocab_size}": {name: rows[:20] for name, rows in asdict(wrong).items()}})
+    for name, rows in asdict(wrong).items():
+        what = f"of {num_rows} rows x {vocab_size:,}, those whose {name.rstrip('s')} is not the host's"
+        report.check(f"gpu.{name}.{vocab_size}", what, len(rows), "rows", NONE)
+
+
+@dataclass
+class Wrong:
+    """Lists rows for which device and host differ: (row, the device's, the host's)."""
+
+    samples: list[tuple[int, int, int]] = field(default_factory=list)
+    residuals: list[tuple[int, int, int]] = field(default_factory=list)
+    thresholds: list[tuple[int, float, float]] = field(default_factory=list)
+
+    def add(self, other: Wrong) -> None:
+        """Adds another chunk's."""
+        self.samples += other.samples
+        self.residuals += other.residuals
+        self.thresholds += other.thresholds
+
+
+def compare(kernels: RowKernels, chunk: Chunk) -> Wrong:
+    """Computes a chunk on its device and, with `kernels`, on the host; returns where they differ."""
+    thresholds = _thresholds(chunk)
+    found = device.gumbel_argmax(chunk.logits, chunk.temperatures, thresholds, chunk.bits).token_ids.tolist()
+    rows = zip(chunk.rows, chunk.host_temperatures, thresholds.tolist(), chunk.keys, strict=True)
+    expected = [kernels.gumbel_argmax(*row) for row in rows]
+    pairs = enumerate(zip(found, expected, strict=True))
+    return Wrong(
+        samples=[(row, mine, theirs[0]) for row, (mine, theirs) in pairs if mine != theirs[0]],
+        residuals=_wrong_residuals(kernels, chunk, thresholds, expected),
+        thresholds=_wrong_thresholds(kernels, chunk, thresholds.tolist()),
     )
 
 
-def make_chunk(
-    setting: Setting, vocab_size: int, num_rows: int, cut: tuple[int, float, float], seed: int
-) -> Chunk:
+def make_chunk(place: str, vocab_size: int, num_rows: int, cut: tuple[int, float, float], seed: int) -> Chunk:
     """Returns rows of different spread: some with ties, some with masked ids, padded as a model's are."""
-    generator = torch.Generator(setting.device).manual_seed(seed)
+    generator = torch.Generator(place).manual_seed(seed)
     padded = (num_rows, -(-vocab_size // 64) * 64)
-    scales = torch.tensor([0.1, 1.0, 3.0, 10.0], device=setting.device)
-    logits = torch.randn(padded, device=setting.device, generator=generator)
-    logits *= scales[torch.arange(num_rows, device=setting.device) % 4][:, None]
+    scales = torch.tensor([0.1, 1.0, 3.0, 10.0], device=place)
+    logits = torch.randn(padded, device=place, generator=generator)
+    logits *= scales[torch.arange(num_rows, device=place) % 4][:, None]
     if seed % 3 == 1:
         logits = logits.round()
     if seed % 3 == 2:
-        masked = torch.rand(padded, device=setting.device, generator=generator) < 0.5
+        masked = torch.rand(padded, device=place, generator=generator) < 0.5
         logits.masked_fill_(masked, -math.inf)
-    temperatures = torch.tensor([1.0, 0.8, 0.1, 3.0], device=setting.device)
+    temperatures = torch.tensor([1.0, 0.8, 0.1, 3.0], device=place)
     numbers = np.arange(num_rows, dtype=np.uint64)
     keys = np.stack([np.uint64(2**64 - 1) - numbers, numbers % 6, numbers + np.uint64(seed), numbers % 3], 1)
-    rows = torch.arange(num_rows, device=setting.device)
+    rows = torch.arange(num_rows, device=place)
     return Chunk(logits[:, :vocab_size], temperatures[(rows + seed) % 4], keys, cut)
 
 
@@ -111,13 +123,6 @@ def _thresholds(chunk: Chunk) -> torch.Tensor:
     scores = chunk.logits / chunk.temperatures[:, None]
     thresholds: torch.Tensor = row_thresholds(torch, scores, min(top_k, scores.shape[1] - 1), top_p, min_p)
     return thresholds[:, 0].float().contiguous()
-
-
-def _expected(
-    kernels: RowKernels, chunk: Chunk, thresholds: Sequence[float]
-) -> list[tuple[int, float, float]]:
-    rows = zip(chunk.rows, chunk.host_temperatures, thresholds, chunk.keys, strict=True)
-    return [kernels.gumbel_argmax(*row) for row in rows]
 
 
 def _wrong_thresholds(
@@ -165,7 +170,7 @@ def _wrong_residuals(
 def _measure(setting: Setting, report: Report) -> None:
     vocab_size, bandwidth = setting.pick(151_665, 2100), setting.copy_gbps()
     for num_rows in setting.pick((5, 80, 320), (2,)):
-        chunk = make_chunk(setting, vocab_size, num_rows, CUTS[0], 0)
+        chunk = make_chunk(setting.device, vocab_size, num_rows, CUTS[0], 0)
         thresholds = _thresholds(chunk)
         arguments = chunk.logits, chunk.temperatures, thresholds, chunk.bits
         scan_ms = setting.device_ms(partial(device.gumbel_argmax, *arguments))
@@ -176,7 +181,7 @@ def _measure(setting: Setting, report: Report) -> None:
         target = at_most(3.0) if num_rows == 320 else None
         report.figure(f"gpu.scan.{num_rows}", f"{what} : one read of it", scan_ms / floor_ms, "ratio", target)
         report.figure(f"gpu.scan_sum.{num_rows}", f"{what} : torch.logsumexp", scan_ms / sum_ms, "ratio")
-    chunk = make_chunk(setting, vocab_size, 5, CUTS[2], 0)
+    chunk = make_chunk(setting.device, vocab_size, 5, CUTS[2], 0)
     cut_ms = setting.wall_ms(lambda: [_thresholds(chunk) for _ in range(setting.pick(64, 2))])
     report.figure(
         "gpu.truncation", "top-p thresholds of 64 sessions x 5 rows, one after the other", cut_ms, "ms"

@@ -10,9 +10,22 @@ import sys
 from benchmarks.gpu_check.runner import ROOT
 from benchmarks.gpu_check.stage import NONE, Report, Setting
 
-MARK = re.compile(r"mark\.gpu\b")
+MARK = re.compile(r"mark\.gpu\b|\bON_GPU\b")  # the second is that of tests/support/devices.py
 # The repository's own options name plugins that may be absent, and its warnings are errors.
-OPTIONS = ("-o", "addopts=", "-p", "no:cacheprovider", "-m", "gpu", "-W", "default", "-q", "-rfEs")
+OPTIONS = (
+    "-o",
+    "addopts=",
+    "-p",
+    "no:cacheprovider",
+    "-m",
+    "gpu",
+    "-W",
+    "default",
+    "-q",
+    "--continue-on-collection-errors",
+    "-rfEs",
+    "--durations=8",
+)
 
 
 def run(setting: Setting, report: Report) -> None:

@@ -17,6 +17,7 @@ from typing import Any
 from benchmarks.gpu_check.plan import Stage
 
 ROOT = Path(__file__).resolve().parents[2]
+REHEARSAL_LIMIT_S = 90.0  # at least: a CPU may be shared
 RESERVE_S = 5.0  # of the deadline, for the last stage's end and the table
 # Triton reads the first when it is imported. The toys are too small for several threads.
 REHEARSAL = {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1", "NUMBA_NUM_THREADS": "1"}
@@ -105,8 +106,9 @@ def run_stages(run: Run, stages: Sequence[Stage], say: Callable[[str], None] = p
         if stage.is_needed and outcome.status != "passed":
             run.broken = stage.name
         run.write()
-        ending = f": {outcome.reason}" if outcome.reason else ""
-        say(f"[{number}/{len(stages)}] {stage.name} {outcome.status} after {outcome.seconds:.1f} s{ending}")
+        notes = filter(None, (outcome.reason, ", ".join(f"{id} missed" for id in outcome.missed)))
+        head = f"[{number}/{len(stages)}] {stage.name} {outcome.status} after {outcome.seconds:.1f} s"
+        say(": ".join((head, *notes)))
 
 
 def _refusal(run: Run, stage: Stage) -> Outcome | None:
@@ -126,7 +128,8 @@ def _refusal(run: Run, stage: Stage) -> Outcome | None:
 def _run_stage(run: Run, stage: Stage) -> Outcome:
     found = run.out / f"{run.name}.stage"
     found.unlink(missing_ok=True)
-    limit_s = min(stage.limit_s, run.deadline_s - RESERVE_S - run.seconds)
+    limit_s = max(stage.limit_s, REHEARSAL_LIMIT_S) if run.is_rehearsal else stage.limit_s
+    limit_s = min(limit_s, run.deadline_s - RESERVE_S - run.seconds)
     command = [sys.executable, "-m", "benchmarks.gpu_check.stage", stage.module, str(found)]
     command += ["--limit", f"{limit_s:.1f}", *(["--rehearse"] if run.is_rehearsal else [])]
     start_s = time.monotonic()
