@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import importlib.metadata
-import shutil
 import subprocess
 from typing import Any
 
@@ -70,9 +69,11 @@ def _describe_device() -> dict[str, Any]:
         "num_devices": torch.cuda.device_count(),
         "cuda": torch.version.cuda,
     }
-    if shutil.which(NVIDIA_SMI[0]):
+    try:
         done = subprocess.run(NVIDIA_SMI, capture_output=True, text=True, timeout=10, check=False)
         described["nvidia_smi"] = done.stdout.splitlines()[-1:]
+    except (OSError, subprocess.TimeoutExpired) as error:
+        described["nvidia_smi"] = str(error)
     return described
 
 

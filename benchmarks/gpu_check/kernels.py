@@ -20,7 +20,7 @@ from outrider.kernels import device
 
 CUTS = ((0, 1.0, 0.0), (50, 1.0, 0.0), (0, 0.9, 0.0), (0, 1.0, 0.05), (40, 0.95, 0.02))  # top-k, top-p, min-p
 MAX_THRESHOLD_ERROR = 1e-5  # beyond it the two disagree about a score, not about its rounding
-COMPARED_SHARE = 0.2  # of the stage's time, for each vocabulary
+COMPARED_SHARE = 0.15  # of the stage's time, for each vocabulary
 
 
 @dataclass

@@ -22,7 +22,7 @@ from outrider.experiments.shared.prompts import load_prompts
 from outrider.models import EMBEDDED
 
 NUM_TEXTS, NUM_NEW, BATCH = 64, 128, 16
-TOY_TEXTS, TOY_NEW = 3, 7
+TOY_TEXTS, TOY_NEW = 2, 6
 
 
 def run(setting: Setting, report: Report) -> None:
@@ -45,7 +45,7 @@ def load(setting: Setting, dtype: str) -> TransformersBackend:
     """Returns the embedded target; in a rehearsal with its logits as tensors, for the interpreted kernels."""
     kv_tokens = setting.pick(2**17, 4096)
     backend = load_target(EMBEDDED / "target", device=setting.device, dtype=dtype, kv_tokens=kv_tokens)
-    if setting.is_rehearsal and importlib.util.find_spec("triton"):
+    if setting.is_rehearsal and dtype == "float32" and importlib.util.find_spec("triton"):
         from outrider.kernels import device
 
         device.SPAN, device.TILE_BLOCKS = 8192, 1024  # a row in one tile: the interpreter's time is by tiles
