@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from outrider.cloud_verifier.backends.base import TargetBackend
+from outrider.cloud_verifier.config import QueueLimits
 from outrider.cloud_verifier.engine.engine import Engine
 from outrider.cloud_verifier.engine.job import Job
 from outrider.common.types import (
@@ -29,6 +30,7 @@ from outrider.common.types import (
 
 NUM_DRAFT_TOKENS = 4
 CORRUPTED_SHARE = 0.2
+NO_LIMITS = QueueLimits(max_queue_ms=1e9, max_queue_tokens=0)  # a slow machine refuses nothing here
 SAMPLINGS = (
     SamplingParams(temperature=0.0),
     SamplingParams(temperature=0.8),
@@ -64,7 +66,7 @@ class EngineTexts:
             methods=(Method.COUPLED,),
             server_version="",
         )
-        self.engine = Engine(backend, model)
+        self.engine = Engine(backend, model, queue_limits=NO_LIMITS)
         self._num_tokens = backend.num_tokens
         self._num_sessions = 0
         self.num_evicted = 0

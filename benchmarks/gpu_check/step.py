@@ -152,9 +152,11 @@ def _profile(setting: Setting, report: Report, run: Callable[[], None]) -> dict[
         with profile(activities=[activity]) as profiler:
             run()
             setting.synchronize()
-    except RuntimeError as error:
+        events = [each for each in profiler.events() or () if each.device_type.name == activity.name]
+        busy_ms = sum(each.time_range.elapsed_us() for each in events) / 1e3
+    except (
+        Exception
+    ) as error:  # its library is missing, too old or not permitted: each is reported in another way
         report.skip("profiler", str(error)[:200])
         return {}
-    events = [each for each in profiler.events() or () if each.device_type.name == activity.name]
-    busy_ms = sum(each.time_range.elapsed_us() for each in events) / 1e3
     return {"num_launches": len(events), "busy_ms": round(busy_ms, 3)}
