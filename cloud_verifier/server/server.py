@@ -8,10 +8,9 @@ import logging
 import signal
 import sys
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import grpc
-from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from outrider.cloud_verifier.backends.base import TargetBackend
 from outrider.cloud_verifier.config import ServeConfig, parse_methods
@@ -19,18 +18,21 @@ from outrider.cloud_verifier.engine.colocated import CoLocatedDrafter
 from outrider.cloud_verifier.engine.driver import EngineDriver
 from outrider.cloud_verifier.engine.engine import Engine
 from outrider.cloud_verifier.rpc.interceptor import ErrorInterceptor
-from outrider.cloud_verifier.rpc.probe_port import ProbePort
 from outrider.cloud_verifier.rpc.service import SERVICE_NAME, VerifierService
 from outrider.cloud_verifier.rpc.tracing import TraceContextInterceptor, create_round_tracer
 from outrider.cloud_verifier.security.authenticator import AccessError
 from outrider.cloud_verifier.security.server_security import ServerSecurity
 from outrider.cloud_verifier.server.addresses import ADMIN_OFF, check_addresses
 from outrider.cloud_verifier.server.admin import AdminServer
+from outrider.cloud_verifier.server.health import HEALTH_SERVICE_NAME, Health
 from outrider.cloud_verifier.server.supervision import Supervision
 from outrider.cloud_verifier.verification.row_kernels import load_row_kernels
 from outrider.common.errors import UsageError
 from outrider.common.process.version import own_version
 from outrider.common.types import PROTOCOL_VERSION, Limits, ModelInfo
+
+if TYPE_CHECKING:
+    from outrider.cloud_verifier.rpc.probe_port import ProbePort
 
 log = logging.getLogger(__name__)
 
@@ -119,8 +121,10 @@ class VerifierServer:
             )
         self.probes: ProbePort | None = None
         if config.probe_listen not in ADMIN_OFF:
+            from outrider.cloud_verifier.rpc.probe_port import ProbePort
+
             self.probes = ProbePort(config.probe_listen, self.engine)
-        self._health = health.aio.HealthServicer()
+        self._health = Health(SERVICE_NAME)
         self._server: Any = None
         self._watching: asyncio.Task[None]
         self._driver: EngineDriver
@@ -139,7 +143,7 @@ class VerifierServer:
             ),
         )
         self.service.add_to(self._server)
-        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
+        self._health.add_to(self._server)
         try:
             self.port = self.security.add_port(self._server, self._listen)
         except RuntimeError as error:
@@ -153,7 +157,7 @@ class VerifierServer:
         self._driver = EngineDriver(self.engine)
         self._driver.start()
         await self._server.start()
-        await self._set_health(health_pb2.HealthCheckResponse.SERVING)
+        await self._health.set("SERVING")
         self._watching = asyncio.create_task(self._watch())
         return self
 
@@ -192,7 +196,7 @@ class VerifierServer:
         """
         grace_s = self._config.drain_grace_s
         self.engine.is_draining = True
-        await self._set_health(health_pb2.HealthCheckResponse.NOT_SERVING)
+        await self._health.set("NOT_SERVING")
         self.service.announce_draining(grace_s, "shutting down")
         log.info("draining %d sessions for up to %.0f s", self.engine.num_sessions, grace_s)
         await self._calls_ended(grace_s)
@@ -204,15 +208,11 @@ class VerifierServer:
         while self.service.num_calls and asyncio.get_running_loop().time() < end_s:
             await asyncio.sleep(0.02)
 
-    async def _set_health(self, status: int) -> None:
-        for service in ("", SERVICE_NAME):
-            await self._health.set(service, status)
-
 
 def _add_reflection(server: Any) -> None:
     from grpc_reflection.v1alpha import reflection
 
-    names = (SERVICE_NAME, health.SERVICE_NAME, reflection.SERVICE_NAME)
+    names = (SERVICE_NAME, HEALTH_SERVICE_NAME, reflection.SERVICE_NAME)
     reflection.enable_server_reflection(names, server)
 
 

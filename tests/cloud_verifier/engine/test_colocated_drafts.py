@@ -398,7 +398,7 @@ class _BigSequence(_KnownSequence):
 
 def test_generations_beyond_the_bound_of_the_drafts_kv_go_on_without_a_draft() -> None:
     draft = KnownDraft([9] * 100)
-    draft.sequence = lambda *_, **__: _BigSequence(draft)  # type: ignore[method-assign, assignment]
+    draft.sequence = lambda *_, **__: _BigSequence(draft, 0)  # type: ignore[method-assign, assignment]
     draft.num_open = 3
     drafter = CoLocatedDrafter(draft, max_kv_bytes=250)  # type: ignore[arg-type]
     harness = Harness(FakeBackend(), drafter=drafter)
