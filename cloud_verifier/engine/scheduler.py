@@ -145,12 +145,18 @@ class Scheduler:
         round_tokens, prefill_tokens = _tokens_by_tenant(rounds), _tokens_by_tenant(prefills)
         plan = Plan([], round_tokens, prefill_tokens, dict(round_tokens), dict(prefill_tokens))
         is_quiet = now_s >= self._quiet_at_s and not rounds
-        chunk = 0 if not prefills else self._max_step_tokens if is_quiet else self._prefill_chunk_tokens
+        chunk = 0 if not prefills else self._max_step_tokens if is_quiet else self._chunk(rounds, len(prefills))
         self._rounds.fill(plan.shares, rounds, plan.left_round_tokens, self._max_step_tokens - chunk)
         self._prefills.fill(plan.shares, prefills, plan.left_prefill_tokens, chunk)
         if any(share.is_final for share in plan.shares):
             self._quiet_at_s = now_s + ROUNDS_ABOUT_S
         return plan
+
+    def _chunk(self, rounds: list[_Item], num_prefills: int) -> int:
+        """Returns the tokens for prefills beside rounds. Where many wait, each gets as many as a round does on
+        average, so that a crowd of openings is not starved; rounds keep half of the step."""
+        equal = num_prefills * sum(item.num_pending for item in rounds) // max(1, len(rounds))
+        return max(self._prefill_chunk_tokens, min(equal, self._max_step_tokens // 2))
 
 
 def _share(item: _Item, budget: int, *, is_first: bool) -> Share | None:
