@@ -35,7 +35,9 @@ def run(settings: Settings) -> Iterator[Found]:
 
         def measure(num_sessions: int, seconds: float) -> dict[str, float]:
             ramp_s = max(1.0, num_sessions / 10)
-            logs = run_crowd(verifier.address, Crowd(num_sessions, seconds + SETTLE_S, ramp_s, prompt_tokens=16))
+            logs = run_crowd(
+                verifier.address, Crowd(num_sessions, seconds + SETTLE_S, ramp_s, prompt_tokens=16)
+            )
             figures = summarise(logs, seconds)
             settings.say(f"{num_sessions} sessions: {figures}")
             return figures

@@ -84,7 +84,9 @@ class MortalVerifier:
 
 
 @contextlib.contextmanager
-def mortal_verifier(*flags: str, module: str = "outrider.cloud_verifier.server.cli") -> Iterator[MortalVerifier]:
+def mortal_verifier(
+    *flags: str, module: str = "outrider.cloud_verifier.server.cli"
+) -> Iterator[MortalVerifier]:
     """Runs a verifier that can be killed: `with mortal_verifier() as verifier: ... verifier.kill()`."""
     verifier = MortalVerifier(*flags, module=module)
     try:

@@ -265,7 +265,9 @@ class Backlog:
     def _refused_s(self, num_tokens: int, most_ms: float) -> float:
         """Returns how long rounds that were refused take, in steps as large as the longest wait lets them be."""
         token_s, base_s = self._times.token_s, self._times.base_s
-        step_tokens = min(self._max_step_tokens, most_ms / 1000.0 / token_s) if token_s else self._max_step_tokens
+        step_tokens = (
+            min(self._max_step_tokens, most_ms / 1000.0 / token_s) if token_s else self._max_step_tokens
+        )
         return num_tokens * (token_s + base_s / step_tokens)
 
     def _wait_s(self, num_tokens: int) -> float:

@@ -145,7 +145,9 @@ class Scheduler:
         round_tokens, prefill_tokens = _tokens_by_tenant(rounds), _tokens_by_tenant(prefills)
         plan = Plan([], round_tokens, prefill_tokens, dict(round_tokens), dict(prefill_tokens))
         is_quiet = now_s >= self._quiet_at_s and not rounds
-        chunk = 0 if not prefills else self._max_step_tokens if is_quiet else self._chunk(rounds, len(prefills))
+        chunk = (
+            0 if not prefills else self._max_step_tokens if is_quiet else self._chunk(rounds, len(prefills))
+        )
         self._rounds.fill(plan.shares, rounds, plan.left_round_tokens, self._max_step_tokens - chunk)
         self._prefills.fill(plan.shares, prefills, plan.left_prefill_tokens, chunk)
         if any(share.is_final for share in plan.shares):

@@ -59,7 +59,8 @@ class _PacketPipe:
                 self.num_dropped += 1
                 continue
             self.num_bytes += len(packet)
-            heappush(self._held, (arrival_s + self.opened_s, self.num_packets, packet))
+            for _ in range(1 + self.path.is_duplicated()):
+                heappush(self._held, (arrival_s + self.opened_s, self.num_packets, packet))
         if self._held and (self._timer is None or self._held[0][0] < self._timer.when()):
             self._write()
 
