@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 
 from outrider.common.errors import OutriderError
+from outrider.common.process.logs import setup_logging
 from outrider.edge_client.config.run_config import run_config
 from outrider.edge_client.core.events import TokenEvent
 from outrider.edge_client.session.factory import Edge
@@ -127,6 +128,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("crowd", type=json.loads, help="fields of Crowd, as JSON")
     parser.add_argument("number", type=int, help="of this process: other prompts, other seeds")
     given = parser.parse_args(arguments)
+    setup_logging("error")
     crowd = Crowd(**given.crowd)
     config = run_config(
         verifier=given.address,

@@ -1,12 +1,9 @@
-"""`rel.frames`: mutated, reordered and random frames of three tenants, while a fourth one's texts are checked.
-
-Frames are those of recorded sessions, so that some of each stream are valid where the mutation did not hit
-them, and the session is anywhere when a bad one comes.
-"""
+"""`rel.frames`: mutated, reordered and random frames of three tenants, while a fourth one's texts are checked."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
 import time
 import urllib.request
@@ -16,13 +13,14 @@ from typing import Any
 
 import grpc
 
+from benchmarks.reliability.frames import FrameSource
 from benchmarks.reliability.hostile import TENANT
 from benchmarks.reliability.setup import QUIET, Settings
 from benchmarks.results_file import Found
-from outrider.common import codec
 from outrider.common.pb import outrider_pb2 as pb
-from outrider.common.types import CancelRequest, CloseRequest, GenerateRequest
+from outrider.common.types import ModelInfo
 from outrider.edge_client.session.session import new_session_id
+from outrider.edge_client.transport.link.grpc_link import GrpcLink
 from outrider.experiments.load.record import record_embedded
 from outrider.experiments.load.recording import RecordedSession
 from outrider.experiments.load.report import Tally
@@ -32,88 +30,51 @@ from outrider.experiments.shared.processes import VerifierProcess, running_verif
 from outrider.experiments.shared.results import at_most, judged
 
 TENANTS = ("one", "two", "three")
-STREAMS_A_TENANT = 4
-FRAMES_A_STREAM = 12
+SESSIONS_A_TENANT = 4
+PAUSE_S = 0.002  # after frames, so that some answers come before the next ones are made
 ANSWERS_S = 2.0  # for which a stream's answers are read
 IDLE_TTL_S = 3.0
 METHOD = "/outrider.v1.Verifier/Session"
 _BAD = (grpc.StatusCode.INTERNAL, grpc.StatusCode.UNKNOWN)
 
 
-def mutated(chance: random.Random, frames: Sequence[bytes]) -> list[bytes]:
-    """Returns frames of one stream, some of them changed, moved, repeated, spliced, cut or random."""
-    found = list(frames)
-    for _ in range(chance.randint(1, 4)):
-        place, other = chance.randrange(len(found)), chance.randrange(len(found))
-        frame = bytearray(found[place])
-        match chance.randrange(7):
-            case 0 | 1:
-                for _ in range(chance.randint(1, 3)):
-                    frame[chance.randrange(len(frame))] ^= 1 << chance.randrange(8) if frame else 0
-            case 2:
-                del frame[chance.randrange(len(frame) + 1) :]
-            case 3:
-                frame[chance.randrange(len(frame) + 1) :] = found[other]
-            case 4:
-                found[other], frame = bytes(frame), bytearray(found[other])
-            case 5:
-                found.insert(other, bytes(frame))
-            case 6:
-                frame = bytearray(chance.randbytes(chance.randint(1, 200)))
-        found[place] = bytes(frame) or b"\0"
-    return found
-
-
-def session_frames(chance: random.Random, session: RecordedSession) -> list[bytes]:
-    """Returns a session's frames: its opening, some rounds, a generation and the end, under a fresh id."""
-    rounds = session.requests()
-    last = chance.randrange(len(rounds))
-    generate = GenerateRequest(100, rounds[last][1], rounds[last][2], chance.randint(1, 20))
-    requests = [
-        session.opening(new_session_id()),
-        *(request for request, _, _ in rounds[: last + 1][: FRAMES_A_STREAM - 4]),
-        generate,
-        CancelRequest(100),
-        CloseRequest(),
-    ]
-    return [codec.encode_request(each).SerializeToString() for each in requests]
-
-
 class _Attack:
     """Sends the frames of all tenants; counts what came back."""
 
-    def __init__(self, address: str, sessions: Sequence[RecordedSession]) -> None:
+    def __init__(self, address: str, model: ModelInfo) -> None:
         self.num_frames = 0
         self.answers: Counter[str] = Counter()
-        self._address, self._sessions = address, sessions
+        self._address, self._model = address, model
 
-    async def run(self, tenant: str, number: int, num_frames: int) -> None:
-        """Sends at least `num_frames` on one stream after the other."""
-        chance = random.Random(f"{tenant} {number}")
+    async def run(self, tenant: str, name: str, num_frames: int) -> None:
+        """Sends at least `num_frames` of one session, on a fresh stream where the verifier ended the last."""
+        rng, model = random.Random(f"{tenant} {name}"), self._model
+        source = FrameSource(
+            rng, rng.randbytes(16), model.num_tokens, model.limits.max_context, model.methods
+        )
+        metadata = (("x-session-id", source.session_id.hex()), (TENANT, tenant))
+        num_sent = 0
         async with grpc.aio.insecure_channel(self._address) as channel:
-            call = channel.stream_stream(METHOD)
-            num_sent = 0
             while num_sent < num_frames:
-                frames = mutated(chance, session_frames(chance, chance.choice(self._sessions)))
-                num_sent += len(frames)
-                await self._stream(call(metadata=((TENANT, tenant),)), frames)
-                self.num_frames += len(frames)
+                call = channel.stream_stream(METHOD)(metadata=metadata)
+                reading = asyncio.create_task(self._read(call, source))
+                with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
+                    while num_sent < num_frames and not reading.done():
+                        for frame in source.next():
+                            await call.write(frame)
+                            num_sent, self.num_frames = num_sent + 1, self.num_frames + 1
+                        await asyncio.sleep(PAUSE_S)
+                    await call.done_writing()
+                await asyncio.wait((reading,), timeout=ANSWERS_S)
+                call.cancel()
 
-    async def _stream(self, call: Any, frames: Sequence[bytes]) -> None:
-        try:
-            async with asyncio.timeout(ANSWERS_S):
-                for frame in frames:
-                    await call.write(frame)
-                await call.done_writing()
-                while (answer := await call.read()) is not grpc.aio.EOF:
-                    self._count(pb.SessionResponse.FromString(answer))
-            self.answers[f"status {(await call.code()).name}"] += 1
-        except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
-            self.answers[f"status {(await call.code()).name}"] += 1
-        except TimeoutError:
-            self.answers["cancelled here"] += 1
-        finally:
-            call.cancel()
+    async def _read(self, call: Any, source: FrameSource) -> None:
+        with contextlib.suppress(grpc.aio.AioRpcError, asyncio.CancelledError):
+            while (data := await call.read()) is not grpc.aio.EOF:
+                answer = pb.SessionResponse.FromString(data)
+                source.hear(answer)
+                self._count(answer)
+        self.answers[f"status {(await call.code()).name}"] += 1
 
     def _count(self, answer: pb.SessionResponse) -> None:
         body = answer.WhichOneof("body")
@@ -135,22 +96,28 @@ def run(settings: Settings) -> Iterator[Found]:
     flags = (*QUIET, "--admin-listen", "127.0.0.1:0", "--session-idle-ttl-s", str(IDLE_TTL_S))
     with running_verifier(*flags) as verifier:
         sessions = record_embedded(verifier.address, num_sessions=6, num_rounds=8).sessions
-        attack, tally = _Attack(verifier.address, sessions), Tally()
-        for _ in range(num_parts):
-            asyncio.run(_run_part(verifier.address, attack, sessions, tally, num_frames // num_parts))
+        model = GrpcLink(verifier.address, new_session_id()).describe(ANSWERS_S)
+        attack, tally = _Attack(verifier.address, model), Tally()
+        for part in range(num_parts):
+            each = num_frames // (num_parts * len(TENANTS) * SESSIONS_A_TENANT)
+            asyncio.run(_run_part(verifier.address, attack, sessions, tally, part, each))
             num_held = _blocks_held(verifier)
             settings.say(f"{attack.num_frames} frames: {dict(attack.answers)}; {num_held} blocks held")
             yield _found(verifier, attack, tally, num_held)
 
 
 async def _run_part(
-    address: str, attack: _Attack, sessions: Sequence[RecordedSession], tally: Tally, num_frames: int
+    address: str,
+    attack: _Attack,
+    sessions: Sequence[RecordedSession],
+    tally: Tally,
+    part: int,
+    num_frames: int,
 ) -> None:
     is_over = asyncio.Event()
     witnesses = [asyncio.create_task(_witness(address, each, tally, is_over)) for each in sessions[:2]]
-    each = num_frames // (len(TENANTS) * STREAMS_A_TENANT)
-    streams = [(tenant, number) for tenant in TENANTS for number in range(STREAMS_A_TENANT)]
-    await asyncio.gather(*(attack.run(tenant, number, each) for tenant, number in streams))
+    names = [(tenant, f"{part} {number}") for tenant in TENANTS for number in range(SESSIONS_A_TENANT)]
+    await asyncio.gather(*(attack.run(tenant, name, num_frames) for tenant, name in names))
     is_over.set()
     await asyncio.gather(*witnesses)
 
