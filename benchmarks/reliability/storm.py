@@ -30,12 +30,12 @@ DOWN_S = 2.0
 def run(settings: Settings) -> Iterator[Found]:
     """Measures one storm."""
     num_sessions = settings.pick(NUM_SESSIONS, 60, 8)
-    ramp_s, grace_s = num_sessions / 10, settings.pick(60.0, 30.0, 8.0)
+    ramp_s, grace_s = num_sessions / 10, settings.pick(60.0, 30.0, 5.0)
     module = "outrider.experiments.synthetic.serve"
     crowd = Crowd(num_sessions, 5.0 + DOWN_S + grace_s, ramp_s, PROMPT_TOKENS)
     with mortal_verifier(*PAIR.flags(), *QUIET, module=module) as verifier:
         processes = CrowdProcesses(verifier.address, crowd)
-        time.sleep(ramp_s + settings.pick(25.0, 12.0, 5.0))
+        time.sleep(ramp_s + settings.pick(25.0, 12.0, 3.0))
         killed_s = time.monotonic()
         verifier.kill()
         time.sleep(DOWN_S)

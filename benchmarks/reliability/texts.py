@@ -172,7 +172,8 @@ class FaultyTexts:
                 if not is_tie:
                     judged.different.append(f"{what}: differs from token {at} on")
         elif error:
-            judged.ended[f"{policy}: {error.partition(':')[0]}"] += 1
+            when = "mid-text" if shown.token_ids else "at its opening"
+            judged.ended[f"{policy}: {error.partition(':')[0]} {when}"] += 1
         if all(shown.is_verified) and tuple(shown.token_ids) == text.token_ids[: len(shown.token_ids)]:
             return
         unlike = self._scorer.unlike(prompt_ids, shown.token_ids, text.sampling)

@@ -48,6 +48,19 @@ def test_a_prompt_takes_the_whole_step_once_no_round_came_for_a_second() -> None
     assert fed(scheduler.plan([a_prompt(2000)], now_s=11.1).shares) == [(0, 512)]
 
 
+def test_many_prompts_get_as_many_tokens_each_as_a_round_has_and_rounds_keep_half_of_the_step() -> None:
+    def num_fed(num_prompts: int, num_rounds: int) -> tuple[int, int]:
+        works = [*(a_prompt(300) for _ in range(num_prompts)), *(a_round(5) for _ in range(num_rounds))]
+        shares = Scheduler(max_step_tokens=512, prefill_chunk_tokens=32).plan(works, 0.0).shares
+        fed_to_prompts = sum(share.num_tokens for share in shares if share.index < num_prompts)
+        return fed_to_prompts, sum(share.num_tokens for share in shares) - fed_to_prompts
+
+    assert num_fed(num_prompts=6, num_rounds=8) == (32, 40), "a few wait for small chunks, as one does"
+    assert num_fed(num_prompts=40, num_rounds=8) == (200, 40)
+    assert num_fed(num_prompts=199, num_rounds=1) == (256, 5)
+    assert num_fed(num_prompts=100, num_rounds=100) == (256, 255)
+
+
 def test_prompts_share_the_chunk_in_turns() -> None:
     scheduler = Scheduler(prefill_chunk_tokens=32)
     works = [a_round(1), a_prompt(2000), a_prompt(2000)]
