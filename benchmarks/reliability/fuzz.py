@@ -31,7 +31,7 @@ from outrider.experiments.shared.results import at_most, judged
 
 TENANTS = ("one", "two", "three")
 SESSIONS_A_TENANT = 4
-PAUSE_S = 0.002  # after frames, so that some answers come before the next ones are made
+ANSWER_S, PATIENT_SHARE = 0.2, 0.8  # of the frames wait as long for an answer: the others are sent after them
 ANSWERS_S = 2.0  # for which a stream's answers are read
 IDLE_TTL_S = 3.0
 METHOD = "/outrider.v1.Verifier/Session"
@@ -57,23 +57,29 @@ class _Attack:
         async with grpc.aio.insecure_channel(self._address) as channel:
             while num_sent < num_frames:
                 call = channel.stream_stream(METHOD)(metadata=metadata)
-                reading = asyncio.create_task(self._read(call, source))
+                answered = asyncio.Event()
+                reading = asyncio.create_task(self._read(call, source, answered))
                 with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
                     while num_sent < num_frames and not reading.done():
                         for frame in source.next():
                             await call.write(frame)
                             num_sent, self.num_frames = num_sent + 1, self.num_frames + 1
-                        await asyncio.sleep(PAUSE_S)
+                        answered.clear()
+                        if rng.random() < PATIENT_SHARE:
+                            with contextlib.suppress(TimeoutError):
+                                await asyncio.wait_for(answered.wait(), ANSWER_S)
                     await call.done_writing()
                 await asyncio.wait((reading,), timeout=ANSWERS_S)
                 call.cancel()
 
-    async def _read(self, call: Any, source: FrameSource) -> None:
+    async def _read(self, call: Any, source: FrameSource, answered: asyncio.Event) -> None:
         with contextlib.suppress(grpc.aio.AioRpcError, asyncio.CancelledError):
             while (data := await call.read()) is not grpc.aio.EOF:
                 answer = pb.SessionResponse.FromString(data)
                 source.hear(answer)
                 self._count(answer)
+                answered.set()
+        answered.set()
         self.answers[f"status {(await call.code()).name}"] += 1
 
     def _count(self, answer: pb.SessionResponse) -> None:

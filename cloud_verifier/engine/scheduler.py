@@ -7,7 +7,7 @@ start-time fair queueing (Goyal et al. 1996): the one with the fewest tokens so 
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
@@ -130,6 +130,10 @@ class Scheduler:
         # Apart: a tenant's prompts must not cost its rounds their turn.
         self._rounds, self._prefills = _Lane(4 * max_step_tokens), _Lane(4 * max_step_tokens)
         self._quiet_at_s = float("-inf")
+        self._lately: tuple[dict[str, int], float] = (
+            {},
+            0.0,
+        )  # rounds' tokens by tenant, and of one on average
 
     def plan(self, works: Sequence[Schedulable], now_s: float) -> Plan:
         """Returns the next step. `works` come in order of their turn: one that was served goes to the end.
@@ -145,20 +149,29 @@ class Scheduler:
         round_tokens, prefill_tokens = _tokens_by_tenant(rounds), _tokens_by_tenant(prefills)
         plan = Plan([], round_tokens, prefill_tokens, dict(round_tokens), dict(prefill_tokens))
         is_quiet = now_s >= self._quiet_at_s and not rounds
-        chunk = (
-            0 if not prefills else self._max_step_tokens if is_quiet else self._chunk(rounds, len(prefills))
-        )
+        if rounds:
+            self._lately = round_tokens, sum(round_tokens.values()) / len(rounds)
+        chunk = 0 if not prefills else self._max_step_tokens if is_quiet else self._chunk(prefills)
         self._rounds.fill(plan.shares, rounds, plan.left_round_tokens, self._max_step_tokens - chunk)
         self._prefills.fill(plan.shares, prefills, plan.left_prefill_tokens, chunk)
         if any(share.is_final for share in plan.shares):
             self._quiet_at_s = now_s + ROUNDS_ABOUT_S
         return plan
 
-    def _chunk(self, rounds: list[_Item], num_prefills: int) -> int:
-        """Returns the tokens for prefills beside rounds. Where many wait, each gets as many as a round does on
-        average, so that a crowd of openings is not starved; rounds keep half of the step."""
-        equal = num_prefills * sum(item.num_pending for item in rounds) // max(1, len(rounds))
-        return max(self._prefill_chunk_tokens, min(equal, self._max_step_tokens // 2))
+    def _chunk(self, prefills: list[_Item]) -> int:
+        """Returns the tokens for prefills beside rounds, which keep half of the step.
+
+        Where many prefills wait, each gets as many as a round did on average lately, so that a crowd of
+        openings is not starved; a tenant's get no more than tenants' rounds did where others have rounds.
+        """
+        round_tokens, mean_tokens = self._lately
+        a_tenants = sum(round_tokens.values()) / max(1, len(round_tokens))
+        wanted = 0.0
+        for tenant, num_prefills in Counter(item.tenant for item in prefills).items():
+            is_beside_others = bool(round_tokens.keys() - {tenant})
+            equal = num_prefills * mean_tokens
+            wanted += min(equal, a_tenants) if is_beside_others else equal
+        return max(self._prefill_chunk_tokens, min(int(wanted), self._max_step_tokens // 2))
 
 
 def _share(item: _Item, budget: int, *, is_first: bool) -> Share | None:

@@ -61,6 +61,21 @@ def test_many_prompts_get_as_many_tokens_each_as_a_round_has_and_rounds_keep_hal
     assert num_fed(num_prompts=100, num_rounds=100) == (256, 255)
 
 
+def test_a_tenants_many_prompts_get_no_more_beside_others_rounds_than_a_tenants_rounds() -> None:
+    def num_fed(*tenants: str) -> int:
+        works = [*(a_prompt(300, tenant) for tenant in tenants for _ in range(50))]
+        rounds = [a_round(10, "one") for _ in range(8)] + [a_round(20, "two")]
+        shares = Scheduler(512, 32).plan([*works, *rounds], 0.0).shares
+        return sum(share.num_tokens for share in shares if share.index < len(works))
+
+    assert num_fed("loud") == 50, "100 tokens of two tenants"
+    assert num_fed("loud", "louder", "two") == 150
+    scheduler = Scheduler(512, 32)
+    scheduler.plan([a_round(10), *(a_prompt(300) for _ in range(50))], 0.0)
+    shares = scheduler.plan([a_prompt(300) for _ in range(50)], 0.1).shares
+    assert sum(share.num_tokens for share in shares) == 256, "a round is about, though none is in this step"
+
+
 def test_prompts_share_the_chunk_in_turns() -> None:
     scheduler = Scheduler(prefill_chunk_tokens=32)
     works = [a_round(1), a_prompt(2000), a_prompt(2000)]
