@@ -121,6 +121,13 @@ class _Member:
         log.num_refusals, log.num_rebuilds = stats.num_refusals, stats.num_rebuilds
 
 
+def _report_thread(failed: threading.ExceptHookArgs) -> None:
+    """Prints a thread's exception, but for that of gRPC's watching threads, which on a machine this busy begin
+    after their channel was closed."""
+    if not (failed.exc_type is ValueError and "Channel closed" in str(failed.exc_value)):
+        threading.__excepthook__(failed)
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one process of a crowd, whose sessions it prints as JSON."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.reliability.edges", description=__doc__)
@@ -129,6 +136,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("number", type=int, help="of this process: other prompts, other seeds")
     given = parser.parse_args(arguments)
     setup_logging("error")
+    threading.excepthook = _report_thread
     crowd = Crowd(**given.crowd)
     config = run_config(
         verifier=given.address,

@@ -21,7 +21,7 @@ from outrider.experiments.synthetic.keyed import FIRST_TOKEN, NUM_TOKENS
 from outrider.experiments.synthetic.pair import SyntheticPair
 from outrider.experiments.synthetic.serve import running_synthetic
 
-PAIR = SyntheticPair(target_s=0.03, verify_token_s=0.001)
+PAIR = SyntheticPair(target_s=0.03, verify_token_s=0.0005)
 NUM_SESSIONS = 200
 PROMPT_TOKENS = 128
 DOWN_S = 2.0
@@ -30,12 +30,13 @@ DOWN_S = 2.0
 def run(settings: Settings) -> Iterator[Found]:
     """Measures one storm."""
     num_sessions = settings.pick(NUM_SESSIONS, 60, 8)
-    ramp_s, grace_s = num_sessions / 10, settings.pick(60.0, 30.0, 5.0)
+    ramp_s, settle_s = num_sessions / 10, settings.pick(15.0, 8.0, 3.0)
+    grace_s = settings.pick(90.0, 30.0, 5.0)  # for a start and for everybody's prefill, twice
     module = "outrider.experiments.synthetic.serve"
-    crowd = Crowd(num_sessions, 5.0 + DOWN_S + grace_s, ramp_s, PROMPT_TOKENS)
+    crowd = Crowd(num_sessions, settle_s + DOWN_S + grace_s, ramp_s, PROMPT_TOKENS)
     with mortal_verifier(*PAIR.flags(), *QUIET, module=module) as verifier:
         processes = CrowdProcesses(verifier.address, crowd)
-        time.sleep(ramp_s + settings.pick(25.0, 12.0, 3.0))
+        time.sleep(ramp_s + settle_s)
         killed_s = time.monotonic()
         verifier.kill()
         time.sleep(DOWN_S)
@@ -46,7 +47,7 @@ def run(settings: Settings) -> Iterator[Found]:
     lengths = [PROMPT_TOKENS + sum(token_s < killed_s for token_s in log.token_s) for log in logs]
     alone_s = _prefill_alone_s(lengths)
     refused = sum(bool(log.error) or math.isinf(back) for log, back in zip(logs, back_s, strict=True))
-    last_s = max(back for back in back_s if back < math.inf)
+    last_s = max((back for back in back_s if back < math.inf), default=math.inf)
     settings.say(f"all back after {last_s:.1f} s, the prefill alone takes {alone_s:.1f} s; {refused} lost")
     measure = judged(
         "rel.storm",
