@@ -130,10 +130,8 @@ class Scheduler:
         # Apart: a tenant's prompts must not cost its rounds their turn.
         self._rounds, self._prefills = _Lane(4 * max_step_tokens), _Lane(4 * max_step_tokens)
         self._quiet_at_s = float("-inf")
-        self._lately: tuple[dict[str, int], float] = (
-            {},
-            0.0,
-        )  # rounds' tokens by tenant, and of one on average
+        # Of the last rounds: their tokens by tenant, and those of one on average.
+        self._lately: tuple[dict[str, int], float] = ({}, 0.0)
 
     def plan(self, works: Sequence[Schedulable], now_s: float) -> Plan:
         """Returns the next step. `works` come in order of their turn: one that was served goes to the end.
