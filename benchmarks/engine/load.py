@@ -1,4 +1,4 @@
-"""Too much load, clients that go wrong, and many short sessions: what becomes of everybody else."""
+"""Measures too much load, and many short sessions."""
 
 from __future__ import annotations
 

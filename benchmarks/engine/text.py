@@ -1,4 +1,4 @@
-"""Over loopback: texts of sessions that share steps, and what long prompts cost."""
+"""Measures over loopback what long prompts cost."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import asyncio
 import random
 import statistics
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,67 +13,15 @@ from benchmarks.engine.setup import Bench
 from benchmarks.results_file import Found
 from benchmarks.timing import median_ratio
 from outrider.common.types import TokenIds
-from outrider.experiments.load.cloud import CloudStream, Opening, open_and_close
+from outrider.experiments.load.cloud import Opening, open_and_close
 from outrider.experiments.load.command import LoadPlan, open_streams, run_closed
-from outrider.experiments.load.recording import RecordedSession
 from outrider.experiments.load.report import Tally, percentile_ms
-from outrider.experiments.load.stream import ReplayStream
 from outrider.experiments.load.wire import connect
 from outrider.experiments.shared.results import at_most, judged
 
-NUM_AT_ONCE = 16
 REOPENED_TOKENS, STALLING_TOKENS = 1000, 2000
 NUM_BESIDE, THINK_S = 4, 0.005
 VOCAB = 8000  # ids below it exist in the embedded tokenizer
-
-
-# ------------------------------------------------------------------------------------------ same_text
-
-
-def measure_same_text(bench: Bench) -> Found:
-    """Runs 16 recorded sessions at once, half speculative and half cloud-only; then the halves change
-    places."""
-    recorded = bench.recording.sessions[:NUM_AT_ONCE]
-    differing: list[str] = []
-    for first in (0, 1):
-        differing += asyncio.run(_find_differing(bench.verifier.address, recorded, first))
-        bench.say(f"half {first + 1}: {len(differing)} texts differ so far")
-    num_tokens = 2 * sum(len(session.output_ids) for session in recorded)
-    measure = judged(
-        "engine.same_text",
-        f"16 sessions at once: texts unlike their solo run, of {2 * NUM_AT_ONCE} ({num_tokens} tokens)",
-        len(differing),
-        "texts",
-        ("every one equals", lambda value: value == 0),
-    )
-    lengths = sorted(len(session.prompt_ids) for session in recorded)
-    return ([measure], {"differing": differing, "tokens": num_tokens, "prompt_lengths": lengths})
-
-
-async def _find_differing(address: str, recorded: Sequence[RecordedSession], first: int) -> list[str]:
-    """Replays every second session from `first` on; the others decode cloud-only."""
-    connection, tally = await connect(address), Tally()
-    replays = [ReplayStream(connection, session, tally) for session in recorded[first::2]]
-    clouds = [CloudStream(connection, s.prompt_ids, s.sampling) for s in recorded[1 - first :: 2]]
-
-    async def replay(stream: ReplayStream) -> None:
-        await stream.open()
-        for _ in stream.recorded.rounds:
-            await stream.round_at_last()
-        await stream.close()
-
-    await asyncio.gather(
-        *(replay(stream) for stream in replays),
-        *(
-            stream.run(len(session.output_ids))
-            for stream, session in zip(clouds, recorded[1 - first :: 2], strict=True)
-        ),
-    )
-    connection.close()
-    pairs = zip(clouds, recorded[1 - first :: 2], strict=True)
-    wrong = [session for stream, session in pairs if tuple(stream.token_ids) != session.output_ids]
-    differing = [f"cloud-only, seed {session.sampling.seed}" for session in wrong]
-    return differing + tally.mismatches
 
 
 # ---------------------------------------------------------------------------------------- prefix_ttft

@@ -22,7 +22,7 @@ from outrider.edge_client.config.run_config import run_config
 from outrider.edge_client.core.events import TokenEvent
 from outrider.edge_client.session.factory import Edge
 from outrider.edge_client.session.session import EdgeSession
-from outrider.experiments.synthetic.edge import create_synthetic_edge
+from outrider.experiments.synthetic.draft import create_synthetic_edge
 from outrider.experiments.synthetic.keyed import FIRST_TOKEN, NUM_TOKENS
 from outrider.experiments.synthetic.pair import SyntheticPair
 

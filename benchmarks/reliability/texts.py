@@ -23,10 +23,9 @@ from outrider.edge_client.core.events import MarkClearedEvent, RolledBackEvent, 
 from outrider.edge_client.core.options import ExecutionMode, OnTimeout
 from outrider.edge_client.drafting.onnx.model import OnnxDraftModel
 from outrider.edge_client.tokenization.tokenizer import EdgeTokenizer
-from outrider.experiments.shared.decoding import Case, Decoder
+from outrider.experiments.shared.decoding import Case, Decoder, HungError
 from outrider.experiments.shared.prompts import load_prompts
-from outrider.experiments.shared.watched import HungError
-from outrider.experiments.sweep.results.scoring import Scorer
+from outrider.experiments.sweep.results.judging import Scorer
 from outrider.experiments.sweep.results.texts import first_difference
 from outrider.models import EMBEDDED
 

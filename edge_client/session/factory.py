@@ -22,7 +22,7 @@ from outrider.edge_client.controller.depth.registry import create_depth_policy
 from outrider.edge_client.controller.window import Pipelining, RoundWindow, create_window
 from outrider.edge_client.core.options import ExecutionMode, OnTimeout, SessionOptions
 from outrider.edge_client.drafting.base import DraftModel
-from outrider.edge_client.drafting.onnx.dropout_cost import DropoutCost
+from outrider.edge_client.drafting.onnx.runner import DropoutCost
 from outrider.edge_client.drafting.registry import WITHOUT_MODEL, create_draft_model
 from outrider.edge_client.session.session import EdgeSession, new_session_id
 from outrider.edge_client.tokenization.tokenizer import EdgeTokenizer

@@ -13,16 +13,14 @@ from outrider.common.errors import UsageError
 
 IDS = {
     *(
-        "same_text",
         "stub_rounds",
         "overhead_ms",
         "batch8",
         "outside",
         "prefix_ttft",
         "prefill_stall",
-        "evict",
     ),
-    *("overload_goodput", "overload_p99", "dead_clients", "leak", "vs_hf", "vs_hf_batch", "colocated"),
+    *("overload_goodput", "overload_p99", "leak", "vs_hf", "vs_hf_batch", "colocated"),
 }
 
 

@@ -21,7 +21,7 @@ from outrider.cloud_verifier.server.server import make_model_info
 from outrider.common.alignment import TokenChain
 from outrider.common.types import GeneratedTokens, GenerateRequest, Opened, OpenRequest, SamplingParams
 from outrider.experiments.shared.processes import VerifierProcess, running_verifier
-from outrider.experiments.sweep.results.scoring import Scorer
+from outrider.experiments.sweep.results.judging import Scorer
 
 NUM_SAMPLES = 4000
 PROMPT = (17, 200, 33, 90, 41)
