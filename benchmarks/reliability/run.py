@@ -88,13 +88,8 @@ def main() -> int:
 
 
 def stage(name: str, settings: Settings) -> Iterator[Found]:
-    """Yields what a stage finds, each time all of it. A stage may return it at once: its details, with
-    `measures` among them."""
-    found = importlib.import_module(f"benchmarks.reliability.{STAGES[name]}").run(settings)
-    if isinstance(found, dict):
-        yield found.pop("measures"), found
-    else:
-        yield from found
+    """Yields what a stage finds, each time all of it."""
+    yield from importlib.import_module(f"benchmarks.reliability.{STAGES[name]}").run(settings)
 
 
 if __name__ == "__main__":
