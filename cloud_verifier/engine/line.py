@@ -42,8 +42,10 @@ class RefusedLine:
         """Returns the tokens refused before this session's place, or before a new one: all, and the tenant's."""
         self._drop_late()
         place, tenant = self._places.get(key), key[0]
-        joined, own = (place.joined, place.own_joined) if place else (self._joined, self._own_joined[tenant])
-        return max(0, joined - self._left), max(0, own - self._own_left[tenant])
+        joined, own = self._joined, self._own_joined.get(tenant, 0)
+        if place is not None:
+            joined, own = place.joined, place.own_joined
+        return max(0, joined - self._left), max(0, own - self._own_left.get(tenant, 0))
 
     def join(self, key: Key, num_tokens: int, retry_ms: int) -> None:
         """Takes a place at the end, or keeps the one that the session has, until after its next try."""
@@ -60,6 +62,8 @@ class RefusedLine:
         if (place := self._places.pop(key, None)) is not None:
             self._left += place.num_tokens
             self._own_left[key[0]] += place.num_tokens
+            if self._own_left[key[0]] == self._own_joined[key[0]]:  # nobody's place is counted from these
+                del self._own_left[key[0]], self._own_joined[key[0]]
 
     def _drop_late(self) -> None:
         now_s = self._clock.now()

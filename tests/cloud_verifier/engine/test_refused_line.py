@@ -35,6 +35,9 @@ def test_a_place_is_kept_until_its_round_is_let_in_and_those_before_it_leave() -
     assert [line.before(key(number))[0] for number in range(4)] == [0, 5, 12, 21]
     line.leave(key(0))
     assert [line.before(key(number))[0] for number in range(1, 4)] == [0, 7, 16]
+    for number in (2, 1):
+        line.leave(key(number))
+    assert line.before(key(4)) == (0, 0) and not line._own_joined and not line._own_left
 
 
 def test_a_session_that_does_not_come_again_loses_its_place() -> None:
