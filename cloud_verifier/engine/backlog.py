@@ -128,6 +128,12 @@ class Backlog:
                 self._known_refusals.clear()
                 self._rounds.arrived.add(ticket.tenant, -ticket.num_tokens)
 
+    def leave_line(self, tenant: str, session_id: bytes) -> None:
+        """Gives up the place of a refused round that will not come again: its client is gone."""
+        with self._lock:
+            self._known_refusals.clear()
+            self._line.leave((tenant, session_id))
+
     def num_tokens(self) -> tuple[int, int]:
         """Returns the tokens that wait, those of rounds and those of prefills."""
         with self._lock:

@@ -241,6 +241,7 @@ class SessionStream:
         """Forgets the call, which is over: nobody reads a running `Generate` any more. The session stays."""
         self._stop()
         self._context.registry.unbind((self._tenant, self._session_id), self)
+        self._context.backlog.leave_line(self._tenant, self._session_id)
 
     def _stop(self) -> None:
         if self._reader is not None:

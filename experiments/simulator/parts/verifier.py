@@ -189,5 +189,6 @@ class _SimulatedStream:
         self._deliver(response, kind)
 
     def detach(self) -> None:
+        self._engine.backlog.leave_line(DEFAULT_TENANT, self._session_id)
         if self._generating is not None:
             self._submit(CancelRequest(self._generating), lambda reply: None)

@@ -78,6 +78,14 @@ def test_a_new_round_does_not_pass_those_refused_before_it_and_its_hint_is_later
     assert not isinstance(backlog.enter_round("a", 5, session_id=bytes([number - 19])), Refusal)
     backlog.hold({}, {})
     assert not isinstance(backlog.enter_round("a", 5, session_id=b"new"), Refusal), "nobody waits"
+    backlog.take_arrived()
+    backlog.hold({"a": 100}, {})
+    assert isinstance(backlog.enter_round("a", 5, session_id=b"newer"), Refusal), "19 of those refused do"
+    for each in range(number - 18, number + 1):
+        backlog.leave_line("a", bytes([each]))
+    assert not isinstance(backlog.enter_round("a", 5, session_id=b"newest"), Refusal), (
+        "their clients are gone"
+    )
 
 
 def test_ten_times_the_sessions_are_served_evenly_and_soon_with_few_refusals() -> None:
