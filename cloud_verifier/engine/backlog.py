@@ -19,6 +19,9 @@ from outrider.common.step_time import LeastSquaresTime
 MIN_RETRY_MS = 20
 MAX_RETRY_MS = 10_000
 MAX_KNOWN_REFUSALS = 256
+# Of the longest wait: up to here whoever comes is let in, so that those who were refused and stay away cost no
+# capacity, and to here it has fallen when those who were refused are told to come again. The rest is for them.
+_OPEN_SHARE = 0.5
 _STEP_MEMORY = 0.98  # weight that a step's time keeps with every later step
 
 
@@ -249,8 +252,10 @@ class Backlog:
         """Checks the wait for others: the session's own `num_own_tokens` are among those that are counted."""
         step_ms = (self._times.base_s + self._times.token_s * num_tokens) * 1000.0
         most_ms = max(self._limits.max_queue_ms, 2 * step_ms)  # two must be able to share any target
-        others = self._rounds.total - num_own_tokens
-        wait_ms = (self._wait_s(others) + self._refused_s(refused_before, most_ms)) * 1000.0
+        others_s = self._wait_s(self._rounds.total - num_own_tokens)
+        if others_s * 1000.0 <= _OPEN_SHARE * most_ms:
+            refused_before = own_refused_before = 0
+        wait_ms = (others_s + self._refused_s(refused_before, most_ms)) * 1000.0
         if wait_ms <= most_ms and (not deadline_ms or wait_ms + step_ms <= deadline_ms):
             return None
         # Tenants take turns: what others have waiting delays this one only as far as its own tokens go.
@@ -260,8 +265,7 @@ class Backlog:
         wait_ms = min(wait_ms, (self._wait_s(same * num_tenants) + refused_s) * 1000.0)
         if wait_ms > most_ms:
             message = f"the wait is about {wait_ms:.0f} ms; at most {most_ms:.0f}"
-            # When half of the longest wait is free: earlier it is refused again, later the queue has run empty.
-            return Refusal("queue_ms", message, self._retry_ms((wait_ms - most_ms / 2) / 1000.0))
+            return Refusal("queue_ms", message, self._retry_ms((wait_ms - _OPEN_SHARE * most_ms) / 1000.0))
         total_ms = wait_ms + step_ms
         if deadline_ms and total_ms > deadline_ms:
             message = f"the answer would take about {total_ms:.0f} ms; the deadline is {deadline_ms}"

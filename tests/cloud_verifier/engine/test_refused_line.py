@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections import Counter
 
 from outrider.cloud_verifier.config import QueueLimits
@@ -80,6 +81,10 @@ def test_a_new_round_does_not_pass_those_refused_before_it_and_its_hint_is_later
     assert not isinstance(backlog.enter_round("a", 5, session_id=b"new"), Refusal), "nobody waits"
     backlog.take_arrived()
     backlog.hold({"a": 100}, {})
+    assert not isinstance(backlog.enter_round("a", 5, session_id=b"other"), Refusal), (
+        "half is for whoever comes"
+    )
+    backlog.hold({"a": 120}, {})
     assert isinstance(backlog.enter_round("a", 5, session_id=b"newer"), Refusal), "19 of those refused do"
     for each in range(number - 18, number + 1):
         backlog.leave_line("a", bytes([each]))
@@ -115,3 +120,24 @@ def test_ten_times_the_sessions_are_served_evenly_and_soon_with_few_refusals() -
     assert sum(served) / seconds >= 0.9 * 125
     num_rounds = played.verifiers[0].num_rounds
     assert sum(played.verifiers[0].num_refused.values()) < 5 * num_rounds, "13 without places"
+
+
+def test_those_who_were_refused_and_stay_away_cost_little_of_the_capacity() -> None:
+    """Every round is of a session of its own, at 1.3 times what the steps can take; nobody comes again."""
+    clock, chance = Clock(), random.Random(1)
+    backlog = Backlog(QueueLimits(max_queue_ms=100.0), 512, 32, clock)
+    waiting, next_s, num_done = 0, clock.now_s, 0
+    while clock.now_s < 120.0:
+        backlog.take_arrived()
+        num_tokens, waiting = 5 * waiting, 0
+        backlog.hold({"a": num_tokens} if num_tokens else {}, {})
+        step_s = 0.009 + 0.0006 * num_tokens
+        while next_s <= clock.now_s + step_s:
+            admitted = backlog.enter_round("a", 5, session_id=chance.randbytes(16))
+            waiting += not isinstance(admitted, Refusal)
+            next_s += chance.expovariate(370)
+        clock.now_s += step_s
+        num_done += num_tokens // 5
+        backlog.hold({}, {})
+        backlog.observe(max(5, num_tokens), step_s)
+    assert num_done / 20 >= 0.8 * 280, "the steps take 280 a second where the queue is full"
