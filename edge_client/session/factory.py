@@ -192,10 +192,10 @@ def _create_draft(config: RunConfig, directory: Path, tokenizer: EdgeTokenizer) 
         has_variance=gating is not None and gating.thresholds.variance is not None,
     )
     if draft.tokenizer_fingerprint != tokenizer.fingerprint:
-        theirs, ours = draft.tokenizer_fingerprint, tokenizer.fingerprint
         draft.close()
         raise IncompatibleError(
-            f"the draft was exported with tokenizer {theirs}, but the one beside it is {ours}"
+            f"{directory / 'tokenizer.json'} is not the tokenizer that this draft was exported with",
+            "restore that file, or export the draft again: `edge-client draft export`",
         )
     return draft
 

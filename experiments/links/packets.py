@@ -22,7 +22,6 @@ class Bottleneck(Protocol):
 
     def depart(self, now_s: float, num_bytes: int) -> float:
         """Returns the time at which the last of `num_bytes`, which come at `now_s`, has left."""
-        ...
 
 
 class _Unlimited:

@@ -31,7 +31,6 @@ class Cancellable(Protocol):
 
     def cancel(self) -> None:
         """Ends it soon; from any thread."""
-        ...
 
 
 class HungError(AssertionError):

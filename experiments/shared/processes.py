@@ -17,6 +17,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TextIO
 
 READY = re.compile(r"serving .* on (\S+:\d+)(?:, admin port at (\S+))?")
 
@@ -72,15 +73,18 @@ def start_verifier(
     return start_server(command, timeout_s)
 
 
-def start_server(command: Sequence[str], timeout_s: float = 120.0) -> VerifierProcess:
-    """Starts `command`, a `python -m MODULE ...`, and waits for the line that says where it serves. Raises as
-    `start_verifier`."""
+def start_server(
+    command: Sequence[str], timeout_s: float = 120.0, stderr: TextIO | None = None
+) -> VerifierProcess:
+    """Starts `command`, a `python -m MODULE ...`, and waits for the line that says where it serves. `stderr`
+    is a file for its log (None: ours). Raises as `start_verifier`."""
     assert list(command[:2]) == [sys.executable, "-m"], "only modules can be put on the leash"
     begin = time.monotonic()
     process = subprocess.Popen(
         [*command[:2], "outrider.experiments.shared.leash", *command[2:]],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
+        stderr=stderr,
         text=True,
         start_new_session=True,
     )
