@@ -75,6 +75,7 @@ class _Clients:
 
     def __init__(self, address: str) -> None:
         self.ended: Counter[str] = Counter()
+        self.errors: list[str] = []  # the last few, with what was asked
         self._address = address
         self._prompts = [prompt.text for prompt in load_prompts()]
         self._is_over = threading.Event()
@@ -118,6 +119,7 @@ class _Clients:
                 if number >= num_read:
                     return "left early"
                 if b'"error"' in line:
+                    self.errors = [*self.errors[-9:], f"{extras}: {line.decode(errors='replace')[:300]}"]
                     return "error event"
             return f"status {answer.status}"
         finally:
@@ -162,5 +164,5 @@ def _found(
         if settings.is_long
         else Measure("rel.soak", f"{text}; too short to judge", growth[worst], "%")
     )
-    details = {"growth": growth, "ended": dict(clients.ended), "link": link.facts(), "samples": samples}
-    return [measure], details
+    ended = {"ended": dict(clients.ended), "errors": clients.errors}
+    return [measure], {"growth": growth, **ended, "link": link.facts(), "samples": samples}
