@@ -6,7 +6,7 @@ STAMP  := $(VENV)/.installed
 PROTO  := proto/outrider/common/pb/outrider.proto
 PROTOC := $(PY) -m grpc_tools.protoc -Iproto
 
-.PHONY: help install demo test test-slow lint typecheck proto proto-check pair bench bench-main bench-engine bench-pair bench-methods bench-controller bench-daemon gpu-check house experiments experiments-quick pages install-service uninstall-service clean
+.PHONY: help install demo test test-slow lint typecheck proto proto-check pair bench bench-main bench-engine bench-pair bench-methods bench-controller bench-daemon bench-reliability gpu-check house experiments experiments-quick pages install-service uninstall-service clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 14
@@ -69,6 +69,9 @@ bench-pair: $(STAMP) ## benchmarks/results/pair.json; PROMPTS=FILE measures othe
 
 bench-daemon: $(STAMP) ## benchmarks/results/daemon.json: the daemon against edge-client run; ARGS=--quick
 	$(PY) -m benchmarks.daemon $(ARGS)
+
+bench-reliability: $(STAMP) ## benchmarks/results/reliability.json: faults, overload, hostile clients; ARGS=--long for the figures, "--only wire"
+	$(PY) -m benchmarks.reliability.run $(ARGS)
 
 experiments-quick: $(STAMP) ## benchmarks/results/experiments.json: links, simulator, plan and a small matrix, in minutes
 	$(PY) -m benchmarks.experiments --quick $(ARGS)

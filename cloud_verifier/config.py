@@ -128,7 +128,7 @@ class ServeConfig:
     max_step_tokens: int = option(512, "most tokens in one packed forward", metavar="N", minimum=2)
     prefill_chunk_tokens: int = option(
         0,
-        "most tokens of prompts in a forward that also carries rounds; 0 is 32 on a CPU and 256 on CUDA",
+        "tokens of prompts in a forward that also carries rounds, more where many wait; 0 is 32 on a CPU, 256 on CUDA",
         metavar="N",
         minimum=0,
     )

@@ -102,7 +102,8 @@ class Admission:
             return answer
         if job.ticket is None:
             deadline_ms = request.deadline_ms if isinstance(request, VerifyRequest) else 0
-            if (refusal := self._backlog.take_round(job.tenant, job.num_tokens, deadline_ms)) is not None:
+            refusal = self._backlog.take_round(job.tenant, job.num_tokens, deadline_ms, job.session_id)
+            if refusal is not None:
                 return _refusal(request.round_id, refusal, session)
         num_confirmed = 0 if bonus is None else 1
         base = request.base_position + num_confirmed

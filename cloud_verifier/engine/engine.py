@@ -71,7 +71,7 @@ class Engine:
         self.drafter = drafter
         self.clock = clock
         self.observer = EngineObserver(clock=clock)
-        self.backlog = Backlog(queue_limits or QueueLimits(), max_step_tokens, prefill_chunk_tokens)
+        self.backlog = Backlog(queue_limits or QueueLimits(), max_step_tokens, prefill_chunk_tokens, clock)
         self.sessions = SessionManager(backend, self.observer, model.limits, tenant_max_sessions, clock)
         self.admission = Admission(self.sessions, self.backlog, model, self.observer)
         self.num_steps = 0

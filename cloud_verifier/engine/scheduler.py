@@ -10,7 +10,7 @@ arXiv 2401.00588), and bounds how many expensive works of a tenant share a step 
 from __future__ import annotations
 
 import math
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
@@ -169,6 +169,8 @@ class Scheduler:
         self._rounds, self._prefills = _Lane(4 * max_step_tokens), _Lane(4 * max_step_tokens)
         self._quiet_at_s = float("-inf")
         self._forwards = LeastSquaresTime(_STEP_MEMORY)
+        # Of the last rounds: their tokens by tenant, and those of one on average.
+        self._lately: tuple[dict[str, int], float] = ({}, 0.0)
 
     def observe(self, num_tokens: int, forward_s: float) -> None:
         """Adds the time of a forward: what the host may take is measured by it."""
@@ -204,7 +206,9 @@ class Scheduler:
         round_tokens, prefill_tokens = _tokens_by_tenant(rounds), _tokens_by_tenant(prefills)
         plan = Plan([], round_tokens, prefill_tokens, dict(round_tokens), dict(prefill_tokens))
         is_quiet = now_s >= self._quiet_at_s and not rounds
-        chunk = 0 if not prefills else self._max_step_tokens if is_quiet else self._prefill_chunk_tokens
+        if rounds:
+            self._lately = round_tokens, sum(round_tokens.values()) / len(rounds)
+        chunk = 0 if not prefills else self._max_step_tokens if is_quiet else self._chunk(prefills)
         self._rounds.see(round_tokens, now_s)
         self._prefills.see(prefill_tokens, now_s)
         host_s = HOST_SHARE * self._full_step_s or math.inf
@@ -214,6 +218,21 @@ class Scheduler:
         if any(share.is_final for share in plan.shares):
             self._quiet_at_s = now_s + ROUNDS_ABOUT_S
         return plan
+
+    def _chunk(self, prefills: list[_Item]) -> int:
+        """Returns the tokens for prefills beside rounds, which keep half of the step.
+
+        Where many prefills wait, each gets as many as a round did on average lately, so that a crowd of
+        openings is not starved; a tenant's get no more than tenants' rounds did where others have rounds.
+        """
+        round_tokens, mean_tokens = self._lately
+        a_tenants = sum(round_tokens.values()) / max(1, len(round_tokens))
+        wanted = 0.0
+        for tenant, num_prefills in Counter(item.tenant for item in prefills).items():
+            is_beside_others = bool(round_tokens.keys() - {tenant})
+            equal = num_prefills * mean_tokens
+            wanted += min(equal, a_tenants) if is_beside_others else equal
+        return max(self._prefill_chunk_tokens, min(int(wanted), self._max_step_tokens // 2))
 
 
 def _share(item: _Item, budget: int, *, is_first: bool) -> Share | None:

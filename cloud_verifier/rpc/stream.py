@@ -168,7 +168,11 @@ class SessionStream:
         num_tokens = num_tokens_of_round(len(verify.committed_tokens), len(verify.draft_tokens))
         num_own_tokens = next(iter(self._round_tokens.values()), 0)
         return self._context.backlog.enter_round(
-            self._tenant, num_tokens, verify.deadline_ms, num_own_tokens=num_own_tokens
+            self._tenant,
+            num_tokens,
+            verify.deadline_ms,
+            num_own_tokens=num_own_tokens,
+            session_id=self._session_id,
         )
 
     def _check_session_id(self, session_id: bytes) -> None:
@@ -275,6 +279,7 @@ class SessionStream:
         """Forgets the call, which is over: nobody reads a running `Generate` any more. The session stays."""
         self._stop()
         self._context.registry.unbind((self._tenant, self._session_id), self)
+        self._context.backlog.leave_line(self._tenant, self._session_id)
 
     def _stop(self) -> None:
         if self._reader is not None:
