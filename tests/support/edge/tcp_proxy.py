@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import Self
 
-
 _FAULT_AFTER_BYTES = 400  # from the verifier on one connection: its first answers have passed
 
 
