@@ -26,7 +26,7 @@ demo: $(STAMP) ## start a verifier on loopback and decode with the embedded pair
 
 WORKERS ?= 2
 test: $(STAMP) ## the tests that CI runs, WORKERS=2 files at a time; 0 for one process
-	$(PY) -m pytest -n $(WORKERS) --dist loadfile $(ARGS)
+	$(PY) -m pytest -n $(WORKERS) --dist loadfile --durations 10 $(ARGS)
 
 test-slow: $(STAMP) ## the full matrices
 	$(PY) -m pytest -m 'slow or not slow' --timeout 1800 $(ARGS)
