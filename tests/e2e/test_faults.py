@@ -12,6 +12,7 @@ import pytest
 from support.models import make_tiny_target
 from support.processes.decoding import decode
 from support.processes.faults import Faults, FaultyLink
+from support.processes.forked import running_verifier
 from support.processes.mortal import MortalVerifier
 from support.processes.pairs import Pair
 from test_same_text import make_prompt
@@ -23,7 +24,7 @@ from outrider.common.types import Origin, SamplingParams
 from outrider.edge_client.core.options import OnTimeout
 from outrider.edge_client.drafting.base import DraftModel
 from outrider.edge_client.session.session import SessionResult
-from outrider.experiments.shared.processes import VerifierProcess, running_verifier
+from outrider.experiments.shared.processes import VerifierProcess
 
 NUM_NEW = 40
 DEADLINE_S = 0.4
