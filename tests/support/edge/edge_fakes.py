@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from queue import Empty
 from typing import Any
 
-from support.edge.virtual import virtual_world
+from support.edge.virtual import CallersWorld
 
 from outrider.common.alignment import TokenChain
 from outrider.common.errors import LinkError
@@ -109,7 +109,7 @@ class FakeVerifier:
     held: list[SessionResponse] = field(default_factory=list)
     counts: dict[str, int] = field(default_factory=dict)
     replies: dict[int, tuple[VerifyRequest, Verdict]] = field(default_factory=dict)
-    world: World = field(default_factory=virtual_world)
+    world: World = field(default_factory=CallersWorld)
 
     # ---------------------------------------------------------------- the link's side
 

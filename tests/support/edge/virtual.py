@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
-from greenlet import getcurrent, greenlet
+from typing import Any
+
+from greenlet import greenlet
 
 from outrider.experiments.simulator.world.world import World
 
 
-def virtual_world() -> World:
-    """Returns a world in which the caller already runs, as a task."""
-    caller = getcurrent()
+class CallersWorld(World):
+    """A world in which its caller runs already, as a task: events run while the caller waits, in its thread."""
 
-    def run() -> None:
-        world = World()
-        caller.switch(world)
-        world.run()
+    _loop: Any = None
+
+    @property
+    def _hub(self) -> Any:
+        if self._loop is None:
+            self._loop = greenlet(self._run_on)
+        return self._loop
+
+    @_hub.setter
+    def _hub(self, creator: Any) -> None: ...
+
+    def _run_on(self) -> None:
+        self.run()
         raise AssertionError("every task waits, and nothing is planned that would end a wait")
-
-    world: World = greenlet(run).switch()
-    return world
