@@ -224,8 +224,14 @@ def test_logprobs_come_with_every_token_but_a_chosen_one(
 # ------------------------------------------------------------------------------------------ faults
 
 
-@METHODS
-@pytest.mark.parametrize("transport", ["stream", "unary"])
+@pytest.mark.parametrize(
+    ("method", "transport"),
+    [
+        pytest.param(method, transport, marks=[] if (number + turn) % 2 else [pytest.mark.slow])
+        for number, method in enumerate(Method)
+        for turn, transport in enumerate(("stream", "unary"))
+    ],
+)
 def test_under_wait_faults_on_the_link_leave_no_trace(
     tiny_verifier: VerifierProcess, random_draft: DraftModel, method: Method, transport: str
 ) -> None:
