@@ -1,8 +1,8 @@
 """Every outcome of the first four tokens, summed: an exact method writes what the target alone would.
 
-Methods run as they are, over at least two consecutive rounds (a round of two draft tokens commits three at
-most; `make test-slow` has rounds of three and texts of five). Sums are exact but for float64: the noise of `coupled` is integrated in closed
-form. What is measured of approximate methods and planted mistakes is printed: `pytest
+Methods run as they are, over at least two consecutive rounds: a round of two draft tokens commits three at most.
+`make test-slow` has rounds of three and texts of five. Sums are exact but for float64: the noise of `coupled` is
+integrated in closed form. What is measured of approximate methods and planted mistakes is printed: `pytest
 tests/exactness/test_enumeration.py`.
 """
 
