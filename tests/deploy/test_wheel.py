@@ -147,4 +147,4 @@ def test_outside_a_clone_both_commands_run_with_the_embedded_pair(
         assert report["exact"] and report["stats"]["num_tokens"] >= 1
     finally:
         server.terminate()
-        server.communicate(timeout=30)
+        server.communicate(timeout=60)

@@ -84,7 +84,7 @@ class _KnownSequence:
 
     def propose(self, num_draft_tokens: int) -> Draft:
         assert not self._is_closed, "a closed sequence drafts"
-        assert self._model.may_read.wait(10)
+        assert self._model.may_read.wait(60)
         if self.position == self._model.fails_at:
             raise RuntimeError("by the test")
         time.sleep(self._model.takes_s)

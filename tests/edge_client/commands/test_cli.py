@@ -411,7 +411,7 @@ def test_ctrl_c_keeps_the_text_closes_the_session_and_exits_130(world: World) ->
             )
             assert eventually(lambda before=before: backend.num_forwards >= before + 5)
             process.send_signal(signal.SIGINT)
-            out, err = process.communicate(timeout=30)
+            out, err = process.communicate(timeout=60)
             assert process.returncode == 130, err
             report = json.loads(out)
             assert report["finish_reason"] == "cancelled" and 1 <= len(report["token_ids"]) < 300
