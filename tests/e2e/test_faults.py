@@ -35,10 +35,10 @@ def sampling_of(seed: int) -> SamplingParams:
     return SamplingParams(temperature=(0.0, 0.8)[seed % 2], seed=seed)
 
 
-def random_rounds(seed: int, count: int = 2) -> frozenset[int]:
-    """Rounds in the middle of a text of NUM_NEW tokens at draft length 2 (13 rounds at least)."""
+def random_rounds(seed: int) -> frozenset[int]:
+    """Two rounds in the middle of a text of NUM_NEW tokens at draft length 2 (13 rounds at least)."""
     rng = np.random.default_rng(seed)
-    return frozenset(int(r) for r in rng.choice(np.arange(3, 11), size=count, replace=False))
+    return frozenset(int(r) for r in rng.choice(np.arange(3, 11), size=2, replace=False))
 
 
 @pytest.mark.parametrize("kind", ["lose_reply", "duplicate", "late_older", "drop_stream"])
