@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 import pytest
 from support.calls import eventually
 from support.edge.edge_fakes import make_model
+from support.edge.virtual import CallersWorld
 from support.fakes import FakeBackend
 from support.processes.server import serving
 
@@ -21,6 +22,7 @@ from outrider.edge_client.transport.connection import ConnectionManager
 from outrider.edge_client.transport.link.base import Traffic
 from outrider.edge_client.transport.link.grpc_link import GrpcLink
 from outrider.edge_client.transport.reconnect import Reconnector
+from outrider.experiments.simulator.world.standins import VirtualClock, virtual_threads
 
 PATIENCE_S = 60.0  # of these tests with a thread; nothing is waited for so long unless something is broken
 
@@ -50,16 +52,6 @@ class Attempt:
 
     def close(self) -> None:
         self.is_closed.set()
-
-
-class FastClock:
-    """Runs 20 times as fast as the machine's."""
-
-    def now(self) -> float:
-        return 20 * SYSTEM_CLOCK.now()
-
-    def sleep(self, seconds: float) -> None:
-        SYSTEM_CLOCK.sleep(seconds / 20)
 
 
 class SlowLink:
@@ -194,7 +186,8 @@ def test_who_waits_for_a_connection_is_told_so_once(link: SlowLink, caplog: pyte
         logging.WARNING, logger="outrider.edge_client"
     )  # whatever a test before this one has set
     link.end()
-    connections = ConnectionManager(link, clock=FastClock())  # type: ignore[arg-type]
+    world = CallersWorld()
+    connections = ConnectionManager(link, VirtualClock(world), virtual_threads(world))  # type: ignore[arg-type]
     with pytest.raises(LinkError, match="no answer in"):
         connections.connect(60.0)
     (line,) = [record.getMessage() for record in caplog.records]
