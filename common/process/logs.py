@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -21,6 +22,7 @@ _NEVER_LOGGED = frozenset(
 _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 _LEVELS = ("debug", "info", "warning", "error")
 _PACKAGE = "outrider"
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 
 
 def setup_logging(level: str = "info", json: bool = False, stream: TextIO | None = None) -> None:
@@ -90,6 +92,7 @@ class _LineFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         facts = "".join(f" {name}={value}" for name, value in _facts(record).items())
         line = f"{_time(record)} {record.levelname.lower()} {record.name}: {record.getMessage()}{facts}"
+        line = _CONTROL.sub(lambda found: repr(found[0])[1:-1], line)  # what a client sent forges no line
         return f"{line}\n{self.formatException(record.exc_info)}" if record.exc_info else line
 
 

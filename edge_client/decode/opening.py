@@ -58,7 +58,7 @@ def open_session(state: GenerationState) -> list[SessionEvent]:
     if warm_up is not None:
         state.recall(opened.model)
         _observe_opening(state, opened, wait_s)
-    state.recorder.opened(wait_s, is_rebuild=is_rebuild)
+    state.recorder.opened(opened, wait_s, is_rebuild=is_rebuild)
     return _take(state, opened)
 
 

@@ -22,7 +22,7 @@ from outrider.edge_client.controller.depth.registry import create_depth_policy
 from outrider.edge_client.controller.window import Pipelining, RoundWindow, create_window
 from outrider.edge_client.core.options import ExecutionMode, OnTimeout, SessionOptions
 from outrider.edge_client.drafting.base import DraftModel
-from outrider.edge_client.drafting.onnx.dropout_cost import DropoutCost
+from outrider.edge_client.drafting.onnx.runner import DropoutCost
 from outrider.edge_client.drafting.registry import WITHOUT_MODEL, create_draft_model
 from outrider.edge_client.session.session import EdgeSession, new_session_id
 from outrider.edge_client.tokenization.tokenizer import EdgeTokenizer
@@ -192,10 +192,10 @@ def _create_draft(config: RunConfig, directory: Path, tokenizer: EdgeTokenizer) 
         has_variance=gating is not None and gating.thresholds.variance is not None,
     )
     if draft.tokenizer_fingerprint != tokenizer.fingerprint:
-        theirs, ours = draft.tokenizer_fingerprint, tokenizer.fingerprint
         draft.close()
         raise IncompatibleError(
-            f"the draft was exported with tokenizer {theirs}, but the one beside it is {ours}"
+            f"{directory / 'tokenizer.json'} is not the tokenizer that this draft was exported with",
+            "restore that file, or export the draft again: `edge-client draft export`",
         )
     return draft
 

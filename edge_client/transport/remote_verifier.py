@@ -36,6 +36,16 @@ from outrider.edge_client.transport.threads import SYSTEM_THREADS, Threads
 CLOSE_TIMEOUT_S = 0.3
 OPEN_ATTEMPT_S = 5.0  # an opening that computes for longer reports `Progress` earlier
 _MIN_RETRY_S = 0.02
+_OTHER_MODEL = {  # by the field that the verifier refuses: what is wrong, and the fix
+    "tokenizer_fingerprint": (
+        "the draft's tokenizer is not the target's",
+        "name a draft of the target's family with --draft DIR; `edge-client doctor` says which target it is",
+    ),
+    "target_fingerprint": (
+        "the verifier that answers now has another target than the one that began this text",
+        "begin again, or continue with it by --allow-target-change",
+    ),
+}
 
 
 class _SessionError(OutriderError):
@@ -340,7 +350,7 @@ class RemoteVerifier:
                 raise SessionLostError(error)
             case RoundErrorCode.UNKNOWN_PREFIX | RoundErrorCode.STALE:
                 raise UnknownPrefixError(error)
-            case RoundErrorCode.INVALID if error.field in ("tokenizer_fingerprint", "target_fingerprint"):
-                raise IncompatibleError(f"{error.field}: {error.message}")
+            case RoundErrorCode.INVALID if error.field in _OTHER_MODEL:
+                raise IncompatibleError(*_OTHER_MODEL[error.field])
             case _:
                 raise RoundFailedError(error)

@@ -58,3 +58,9 @@ def test_other_libraries_stay_at_warning_and_the_last_setup_holds(stream):
 def test_an_unknown_level_is_refused():
     with pytest.raises(ValueError, match="none of debug"):
         setup_logging("loud")
+
+
+def test_what_a_client_sent_cannot_forge_a_line(stream):
+    setup_logging(stream=stream)
+    logging.getLogger("outrider.x").info("refused", extra={"param": "a\nb\x1b[2J\x85"})
+    assert stream.getvalue().endswith(" refused param=a\\nb\\x1b[2J\\x85\n")

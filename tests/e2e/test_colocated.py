@@ -228,7 +228,7 @@ def test_a_draft_of_another_tokenizer_or_a_missing_one_is_refused_at_the_start(
 ) -> None:
     flags = ["serve", "--listen", "127.0.0.1:0", "--target", str(tiny_pair.target)]
     assert main([*flags, "--draft", str(EMBEDDED / "draft")]) == 5
-    assert "its tokenizer is" in capsys.readouterr().err
+    assert "its tokenizer is not the target's: name a draft" in capsys.readouterr().err
     assert main([*flags, "--draft", "/nowhere"]) == 2
     assert "--draft /nowhere: there is no such directory" in capsys.readouterr().err
 

@@ -1,9 +1,9 @@
-"""`make bench-controller ARGS="--only same_text"`: cloud-only's text from every policy and mode.
+"""Decodes texts over links that misbehave, by every policy and mode, and compares them with cloud-only's.
 
 The embedded pair over real gRPC, a verifier in a process of its own, `--on-timeout wait`: every depth policy
 with rounds one at a time, pipelined, pipelined where it pays, and with the mode chosen on the way, on streams
 and (where rounds need not keep their order) in single calls. The links lose packets, let them overtake one
-another, hold them back, go dark for a while, or break their connections mid-text. Each text is held against
+another, hold them back, go dark for a while, or break their connections mid-text. Each text is compared with
 the one that the target streams over loopback.
 """
 
@@ -11,13 +11,12 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
 from benchmarks.controller.plan_check_runs import decoding
-from benchmarks.matrix import best_realisation
 from outrider.common.errors import OutriderError
 from outrider.common.types import SamplingParams, TokenIds
 from outrider.edge_client.controller.depth.registry import DEPTH_POLICIES, create_depth_policy
@@ -25,12 +24,10 @@ from outrider.edge_client.controller.window import Pipelining, create_window
 from outrider.edge_client.core.events import SessionEvent, TokenEvent
 from outrider.edge_client.core.options import ExecutionMode
 from outrider.edge_client.session.session import SessionResult
-from outrider.experiments.links.base import LinkRealisation, OpenLink, create_realisation
+from outrider.experiments.links.base import LinkRealisation, OpenLink
 from outrider.experiments.links.profile import LinkProfile, Outage
-from outrider.experiments.shared.decoding import Case, Decoder
+from outrider.experiments.shared.decoding import Case, Decoder, HungError
 from outrider.experiments.shared.prompts import load_prompts
-from outrider.experiments.shared.results import Measure, at_most, judged
-from outrider.experiments.shared.watched import HungError
 from outrider.experiments.sweep.results.texts import first_difference
 from outrider.models import EMBEDDED
 
@@ -121,18 +118,14 @@ class Found:
         )
 
 
-def measure_same_text(
-    realisation_name: str | None = None,
-    *,
-    is_quick: bool = False,
-    links: Sequence[BadLink] = LINKS,
+def texts_over_links(
+    realisation: LinkRealisation,
+    links: Sequence[BadLink],
     policies: Sequence[str] = DEPTH_POLICIES,
-) -> tuple[list[Measure], dict[str, Any]]:
-    """Measures `ctl.same_text`: how many texts are not cloud-only's. A link that cannot be had here is
-    left out, and printed. Links run beside each other."""
-    realisation = create_realisation(realisation_name) if realisation_name else best_realisation()
-    links = list(_possible(realisation, links))
-    num_prompts, num_new = (1, 32) if is_quick else (2, 64)
+    num_prompts: int = 1,
+    num_new: int = 32,
+) -> dict[str, tuple[Found, dict[str, Any]]]:
+    """Returns by link what was found, and the link's facts. Links run beside each other."""
     with decoding(None, MIN_FORWARD_MS, 0.0) as (address, decoder_at):
         texts = list(_cloud_only_texts(decoder_at(address), num_prompts, num_new))
 
@@ -141,16 +134,7 @@ def measure_same_text(
                 return compare_texts(link, bad, decoder_at(link.address), texts, policies), link.facts()
 
         with ThreadPoolExecutor(len(links)) as pool:
-            found = dict(zip((bad.profile.name for bad in links), pool.map(run, links), strict=True))
-    return [_measure(found, policies, realisation.name)], {"same_text": _details(found)}
-
-
-def _possible(realisation: LinkRealisation, links: Sequence[BadLink]) -> Iterator[BadLink]:
-    for link in links:
-        if reasons := realisation.refusals(link.profile):
-            print(f"left out: {link.profile.name}: {'; '.join(reasons)}")
-        else:
-            yield link
+            return dict(zip((bad.profile.name for bad in links), pool.map(run, links), strict=True))
 
 
 def _cloud_only_texts(decoder: Decoder, num_prompts: int, num_new: int) -> Iterator[Text]:
@@ -210,37 +194,10 @@ def _decode(
 
 def _is_tie(decoder: Decoder, text: Text, written: Sequence[int], at: int) -> bool:
     """Asks the target, loaded into this process."""
-    from outrider.experiments.sweep.results.scoring import Scorer
+    from outrider.experiments.sweep.results.judging import Scorer
 
     if at >= min(len(written), len(text.token_ids)):
         return False
     sampling = SamplingParams(temperature=text.temperature, seed=text.seed)
     scorer, prompt_ids = Scorer(EMBEDDED / "target"), decoder.tokenizer.encode(text.prompt)
     return scorer.is_tie(prompt_ids, written[:at], written[at], text.token_ids[at], sampling)
-
-
-def _measure(
-    found: Mapping[str, tuple[Found, dict[str, Any]]], policies: Sequence[str], realisation: str
-) -> Measure:
-    every = [each for each, _ in found.values()]
-    text = (
-        f"texts that are not cloud-only's, of {sum(f.num_texts for f in every)} with "
-        f"{sum(f.num_tokens for f in every)} tokens ({sum(f.num_ties for f in every)} ties): "
-        f"{len(policies)} policies x {len(HANDLINGS)} ways, links {', '.join(found)}; {realisation}"
-    )
-    return judged("ctl.same_text", text, sum(len(f.wrong) for f in every), "texts", at_most(0))
-
-
-def _details(found: Mapping[str, tuple[Found, dict[str, Any]]]) -> dict[str, Any]:
-    links = {
-        name: {
-            "texts": each.num_texts,
-            "tokens": each.num_tokens,
-            "ties": each.num_ties,
-            "wrong": each.wrong,
-            "happened": dict(each.happened),
-            "link": facts,
-        }
-        for name, (each, facts) in found.items()
-    }
-    return {"labels": [f"embedded pair, min-forward-ms {MIN_FORWARD_MS:g}"], "links": links}

@@ -1,4 +1,4 @@
-"""Writes the traces of `experiments/links/traces`: `python -m outrider.experiments.links.make_traces [--check]`.
+"""Writes the traces of `experiments/links/traces`: `python -m tests.support.link_traces [--check]`.
 
 They are synthetic. The log of the rate wanders around its mean (an Ornstein-Uhlenbeck process, in steps of
 10 ms), opportunities within a ms are Poisson, as Winstein et al. (NSDI 2013) model cellular links; handovers
@@ -74,9 +74,7 @@ def trace_lines(model: _TraceModel) -> Iterator[str]:
 
 def main() -> int:
     """Runs the command."""
-    parser = argparse.ArgumentParser(
-        prog="python -m outrider.experiments.links.make_traces", description=__doc__
-    )
+    parser = argparse.ArgumentParser(prog="python -m tests.support.link_traces", description=__doc__)
     parser.add_argument("--check", action="store_true", help="only compare with what is there")
     is_check = parser.parse_args().check
     for model in MODELS:
@@ -90,4 +88,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    run_command("make_traces", main)
+    run_command("link_traces", main)

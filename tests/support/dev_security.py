@@ -5,10 +5,7 @@ A link may hand out any address for the verifier's: edges check the certificate 
 
 from __future__ import annotations
 
-import contextlib
 import os
-import tempfile
-from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -69,13 +66,6 @@ def make_dev_security(directory: Path, tenant: str = "default") -> DevSecurity:
     with open(os.open(token_file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
         file.write(text + "\n")
     return DevSecurity(certificates, tokens_file, token_file)
-
-
-@contextlib.contextmanager
-def dev_security(tenant: str = "default") -> Iterator[DevSecurity]:
-    """Yields `make_dev_security` in a directory that is removed when the block ends."""
-    with tempfile.TemporaryDirectory(prefix="outrider-dev-") as directory:
-        yield make_dev_security(Path(directory), tenant)
 
 
 def _flags(settings: dict[str, str]) -> list[str]:
