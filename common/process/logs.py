@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import json
 import logging
-import re
 import sys
 import time
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from typing import TextIO
+
+from outrider.common.printable import one_line
 
 _NEVER_LOGGED = frozenset(
     "prompt text completion content messages tokens token_ids prompt_ids output_ids committed_tokens "
@@ -22,7 +23,6 @@ _NEVER_LOGGED = frozenset(
 _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 _LEVELS = ("debug", "info", "warning", "error")
 _PACKAGE = "outrider"
-_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 
 
 def setup_logging(level: str = "info", json: bool = False, stream: TextIO | None = None) -> None:
@@ -91,8 +91,8 @@ def _time(record: logging.LogRecord) -> str:
 class _LineFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         facts = "".join(f" {name}={value}" for name, value in _facts(record).items())
-        line = f"{_time(record)} {record.levelname.lower()} {record.name}: {record.getMessage()}{facts}"
-        line = _CONTROL.sub(lambda found: repr(found[0])[1:-1], line)  # what a client sent forges no line
+        said = one_line(f"{record.getMessage()}{facts}")
+        line = f"{_time(record)} {record.levelname.lower()} {record.name}: {said}"
         return f"{line}\n{self.formatException(record.exc_info)}" if record.exc_info else line
 
 

@@ -7,10 +7,12 @@ Written once against the array namespace passed in, numpy or torch.
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from dataclasses import fields, replace
 from typing import Any
 
 import numpy as np
@@ -100,30 +102,37 @@ def mask_end_of_text(scores: Any, eos_token_ids: Iterable[int], num_rows: int) -
 
 _MIN_TEMPERATURE = 1e-3  # below it float32 scores lose the noise; 0 is greedy
 _MAX_BIAS = 1e4
+_RANGES = {
+    "top_k": (0, 2**32 - 1, "0 (off) or more"),
+    "top_p": (1e-6, 1, "from 0.000001 to 1 (off)"),
+    "min_p": (0, 1 - 2**-24, "0 (off) or more, and below 1"),  # the largest float32 below 1
+    "repetition_penalty": (0.01, 100, "from 0.01 to 100; 1 is off"),
+    "presence_penalty": (-100, 100, "from -100 to 100"),
+    "frequency_penalty": (-100, 100, "from -100 to 100"),
+    "min_new_tokens": (0, 2**32 - 1, "0 or more"),
+    "seed": (0, 2**64 - 1, "from 0 to 2^64 - 1"),
+}
 
 
 def check_sampling_params(params: SamplingParams, num_tokens: int) -> None:
     """Raises InvalidFieldError naming the wire field of the first value out of range.
 
+    Numbers are checked as they are after the wire, so that both sides take and refuse the same ones.
     `num_tokens` is the tokenizer's size: ids in `logit_bias` and `bad_words` must be below it.
     """
-    temperature = params.temperature
-    _require(
-        temperature == 0 or _MIN_TEMPERATURE <= temperature <= 1000,
-        "temperature",
-        temperature,
-        f"0 (greedy) or from {_MIN_TEMPERATURE} to 1000",
-    )
-    _require(0 <= params.top_k < 2**32, "top_k", params.top_k, "0 (off) or more")
-    _require(1e-6 <= params.top_p <= 1, "top_p", params.top_p, "from 0.000001 to 1 (off)")
-    _require(0 <= params.min_p < 1, "min_p", params.min_p, "0 (off) or more, and below 1")
-    repetition = params.repetition_penalty
-    _require(0.01 <= repetition <= 100, "repetition_penalty", repetition, "from 0.01 to 100; 1 is off")
-    for name in ("presence_penalty", "frequency_penalty"):
-        _require(-100 <= getattr(params, name) <= 100, name, getattr(params, name), "from -100 to 100")
-    _require(0 <= params.min_new_tokens < 2**32, "min_new_tokens", params.min_new_tokens, "0 or more")
-    _require(0 <= params.seed < 2**64, "seed", params.seed, "from 0 to 2^64 - 1")
+    expected = f"0 (greedy) or from {_MIN_TEMPERATURE} to 1000"
+    is_valid = wire(params.temperature) == 0 or _is_within(params.temperature, _MIN_TEMPERATURE, 1000)
+    _require(is_valid, "temperature", params.temperature, expected)
+    for name, (low, high, expected) in _RANGES.items():
+        value = getattr(params, name)
+        _require(_is_within(value, low, high), name, value, expected)
     _check_ids(params, num_tokens)
+
+
+def _is_within(value: float, low: float, high: float) -> bool:
+    if isinstance(value, int):
+        return low <= value <= high
+    return wire(low) <= wire(value) <= wire(high)
 
 
 def _check_ids(params: SamplingParams, num_tokens: int) -> None:
@@ -131,7 +140,12 @@ def _check_ids(params: SamplingParams, num_tokens: int) -> None:
     for token_id, bias in params.logit_bias:
         _require(0 <= token_id < num_tokens, "logit_bias", token_id, f"a token id below {num_tokens}")
         _require(token_id not in seen, "logit_bias", token_id, "given once")
-        _require(-_MAX_BIAS <= bias <= _MAX_BIAS, "logit_bias", bias, f"from {-_MAX_BIAS:g} to {_MAX_BIAS:g}")
+        _require(
+            _is_within(bias, -_MAX_BIAS, _MAX_BIAS),
+            "logit_bias",
+            bias,
+            f"from {-_MAX_BIAS:g} to {_MAX_BIAS:g}",
+        )
         seen.add(token_id)
     for word in params.bad_words:
         _require(len(word) > 0, "bad_words", word, "at least one token long")
@@ -252,7 +266,15 @@ def _apply_history(
 @functools.lru_cache(256)
 def wire(value: float) -> float:
     """Returns a value as it is after the wire, in float32: both sides compute with that one."""
-    return float(np.float32(value))
+    return ctypes.c_float(value).value
+
+
+def on_wire(params: SamplingParams) -> SamplingParams:
+    """Returns the parameters as the other side has them: a temperature of 1e-46 is 0 there, and greedy."""
+    floats = [each.name for each in fields(params) if each.type == "float"]
+    changes: dict[str, Any] = {name: wire(getattr(params, name)) for name in floats}
+    biases = tuple((token_id, wire(bias)) for token_id, bias in params.logit_bias)
+    return replace(params, logit_bias=biases, **changes)
 
 
 def choose(

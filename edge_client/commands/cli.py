@@ -8,6 +8,7 @@ import sys
 from collections.abc import Sequence
 
 from outrider.common.errors import OutriderError
+from outrider.common.printable import one_line
 from outrider.common.process.extras import needs_extra
 from outrider.edge_client.commands.parser import VERBS, import_verb, make_parser
 from outrider.edge_client.config.flags import load_run_config
@@ -23,7 +24,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         with needs_extra(verb.extra if verb else "edge", namespace.verb):
             return _dispatch(namespace)
     except OutriderError as error:
-        print(f"edge-client: {error}", file=sys.stderr)
+        print(f"edge-client: {one_line(str(error))}", file=sys.stderr)
         _report(arguments, str(error), error.exit_code)
         return error.exit_code
     except KeyboardInterrupt:
@@ -57,7 +58,7 @@ def _dispatch(namespace: argparse.Namespace) -> int:
         return export(namespace)
     loaded = load_run_config(namespace)
     if namespace.verb == "config":
-        print("\n".join(loaded.lines(with_origins=namespace.origin)))
+        print("\n".join(map(one_line, loaded.lines(with_origins=namespace.origin))))
         return 0
     from outrider.common.process.tracing import exporting_spans
     from outrider.edge_client.commands.run import run

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TextIO
 
 from outrider.common.errors import OutriderError, UsageError
+from outrider.common.printable import one_line
 from outrider.edge_client.config.methods import judging_method
 from outrider.edge_client.controller.slow_draft import slow_draft_note
 from outrider.edge_client.core.options import REQUESTABLE_MODES
@@ -69,7 +70,7 @@ class Repl:
                 else:
                     self._answer(message)
             except OutriderError as error:
-                print(f"edge-client: {error}", file=sys.stderr)
+                print(f"edge-client: {one_line(str(error))}", file=sys.stderr)
 
     # --------------------------------------------------------------------------------------- input
 

@@ -104,7 +104,7 @@ def test_a_draft_that_is_always_wrong_changes_the_speed_alone(tiny_oracle: Oracl
             reference = decode(f"127.0.0.1:{server.port}", prompt, sampling, num_new=24).token_ids
         hostile = HostileDraft([*prompt, *reference], VOCAB)
         hostile.fingerprint = "hostile"
-        drafter = CoLocatedDrafter(hostile, tiny_oracle.backend.max_context)
+        drafter = CoLocatedDrafter(hostile)
         with serving(tiny_oracle.backend, drafter=drafter) as server:
             result = decode(f"127.0.0.1:{server.port}", prompt, sampling, mode=CO_LOCATED, num_new=24)
         assert result.token_ids == reference

@@ -60,3 +60,10 @@ class CallRejectedError(OutriderError):
     """The verifier rejects the call itself (too large, no such service, not allowed): a retry is useless."""
 
     exit_code = 4
+
+
+class UnreadableAnswerError(CallRejectedError):
+    """The verifier answers what no verifier of this protocol does."""
+
+    def __init__(self, address: str, found: object) -> None:
+        super().__init__(f"{address} answers what this edge cannot read: {found}")
