@@ -25,8 +25,10 @@ demo: $(STAMP) ## start a verifier on loopback and decode with the embedded pair
 	$(PY) -m outrider.experiments.demo $(ARGS)
 
 WORKERS ?= 2
+# A run starts a hundred processes: what the first compiled, the others read.
+test test-slow: export PYTHONDONTWRITEBYTECODE =
 test: $(STAMP) ## the tests that CI runs, WORKERS=2 files at a time; 0 for one process
-	$(PY) -m pytest -n $(WORKERS) --dist loadfile $(ARGS)
+	$(PY) -m pytest -n $(WORKERS) --dist loadfile --durations 10 $(ARGS)
 
 test-slow: $(STAMP) ## the full matrices
 	$(PY) -m pytest -m 'slow or not slow' --timeout 1800 $(ARGS)

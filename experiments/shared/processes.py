@@ -88,6 +88,11 @@ def start_server(
         text=True,
         start_new_session=True,
     )
+    return wait_until_serving(process, begin, timeout_s)
+
+
+def wait_until_serving(process: subprocess.Popen[str], begin: float, timeout_s: float) -> VerifierProcess:
+    """Waits for the line in which a process started at `begin` names its address. Raises as `start_verifier`."""
     assert process.stdout is not None
     output: list[str] = []
     for line in _lines_until(process.stdout.fileno(), begin + timeout_s):
@@ -98,7 +103,7 @@ def start_server(
     process.kill()
     process.wait()
     _close_pipes(process)
-    raise RuntimeError(f"the verifier did not start: {' '.join(command)}\n" + "\n".join(output))
+    raise RuntimeError(f"the verifier did not start: {process.args!r}\n" + "\n".join(output))
 
 
 def _close_pipes(process: subprocess.Popen[str]) -> None:

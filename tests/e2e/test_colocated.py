@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from support.processes.decoding import HostileDraft, Oracle, TieLedger, assert_same_text, decode
+from support.processes.forked import running_verifier
 from support.processes.pairs import EMBEDDED, Pair
 from support.processes.server import serving
 from test_same_text import VOCAB, make_prompt
@@ -25,7 +26,7 @@ from outrider.edge_client.drafting.onnx.model import OnnxDraftModel
 from outrider.edge_client.session.session import SessionResult
 from outrider.edge_client.tokenization.tokenizer import EdgeTokenizer
 from outrider.edge_client.transport.link.base import Connection, VerifierLink
-from outrider.experiments.shared.processes import VerifierProcess, run_edge, running_verifier
+from outrider.experiments.shared.processes import VerifierProcess, run_edge
 from outrider.experiments.shared.prompts import load_prompts
 
 CO_LOCATED = ExecutionMode.CO_LOCATED

@@ -9,6 +9,7 @@ import pytest
 import torch
 from scipy.stats import chi2
 from support.processes.decoding import decode
+from support.processes.forked import running_verifier
 from support.processes.pairs import EMBEDDED, Pair
 from test_same_text import make_prompt
 from transformers import AutoModelForCausalLM
@@ -20,7 +21,7 @@ from outrider.cloud_verifier.engine.job import Job
 from outrider.cloud_verifier.server.server import make_model_info
 from outrider.common.alignment import TokenChain
 from outrider.common.types import GeneratedTokens, GenerateRequest, Opened, OpenRequest, SamplingParams
-from outrider.experiments.shared.processes import VerifierProcess, running_verifier
+from outrider.experiments.shared.processes import VerifierProcess
 from outrider.experiments.sweep.results.judging import Scorer
 
 NUM_SAMPLES = 4000

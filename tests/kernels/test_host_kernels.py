@@ -261,7 +261,7 @@ def test_help_does_not_import_the_compiler():
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
-@pytest.mark.alone
+@pytest.mark.slow  # in milliseconds
 def test_the_interpreter_is_free_while_a_row_is_computed():
     import threading
 

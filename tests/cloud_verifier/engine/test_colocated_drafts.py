@@ -86,7 +86,7 @@ class _KnownSequence:
 
     def propose(self, num_draft_tokens: int) -> Draft:
         assert not self._is_closed, "a closed sequence drafts"
-        assert self._model.may_read.wait(10)
+        assert self._model.may_read.wait(60)
         if self.position == self._model.fails_at:
             raise RuntimeError("by the test")
         time.sleep(self._model.takes_s)
@@ -426,6 +426,6 @@ def test_beside_another_tenant_drafts_take_no_longer_than_their_share_of_a_step(
     for budget_s, expected in ((1.0, [4, 4, 4]), (0.065, [4, 2, 0]), (0.001, [1, 0, 0])):
         for work in works:
             work.draft_tokens = ()
-        drafter.draft_for(works, budget_s)
+        drafter.draft_for(works, 64, harness.engine.sessions.isolate, budget_s)
         assert [len(work.draft_tokens) for work in works] == expected
         drafter._token_s = 0.01

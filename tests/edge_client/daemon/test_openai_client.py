@@ -161,7 +161,7 @@ def test_curl_reads_well_formed_events(daemon: DaemonProcess) -> None:
     extras = {"tokens": True, "ignore_eos": True}
     body = {"prompt": PROMPT, "max_tokens": 12, "stream": True, "outrider": extras}
     command = ["curl", "-sN", "-i", f"{daemon.url}/v1/completions", "-d", json.dumps(body)]
-    answer = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True).stdout
+    answer = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
     head, _, content = answer.replace("\r\n", "\n").partition("\n\n")
     assert "200 OK" in head and "content-type: text/event-stream" in head
     events = content.split("\n\n")
@@ -201,6 +201,6 @@ def test_curl_reads_well_formed_events(daemon: DaemonProcess) -> None:
 def test_no_malformed_body_is_more_than_a_bad_request(daemon: DaemonProcess, body: bytes) -> None:
     request = urllib.request.Request(f"{daemon.url}/v1/completions", data=body)
     with pytest.raises(urllib.error.HTTPError) as caught:
-        urllib.request.urlopen(request, timeout=20)
+        urllib.request.urlopen(request, timeout=60)
     with caught.value as answer:
         assert answer.code == 400 and set(json.load(answer)["error"]) == {"message", "type", "param", "code"}
