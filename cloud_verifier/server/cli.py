@@ -104,6 +104,7 @@ def _serve(loaded: Loaded[ServeConfig]) -> int:
         dtype=config.dtype,
         kv_bytes=kv_bytes,
         num_threads=config.num_threads,
+        exact_rows=config.exact_rows,
     )
 
     drafter = create_drafter(config, backend)
@@ -111,7 +112,8 @@ def _serve(loaded: Loaded[ServeConfig]) -> int:
     def announce(server: VerifierServer) -> None:
         host = config.listen.rpartition(":")[0]
         kv = f"KV pool of {backend.num_kv_tokens:,} tokens in {config.kv_memory}"
-        what = f"{backend.model_id} ({backend.dtype}, {backend.device}, context {backend.max_context}, {kv})"
+        rows = "reproducible" if backend.is_reproducible else "not reproducible"
+        what = f"{backend.model_id} ({backend.dtype}, {rows}, {backend.device}, context {backend.max_context}, {kv})"
         took = f"after {time.monotonic() - begin:.1f} s"
         admin = f", admin port at {server.admin.url}" if server.admin is not None else ""
         line = f"cloud-verifier {own_version()} {took}, serving {what} on {host}:{server.port}{admin}"

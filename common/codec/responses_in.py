@@ -157,6 +157,7 @@ def decode_model_info(message: pb.DescribeResponse) -> ModelInfo:
         server_version=message.server_version,
         labels=tuple(message.labels),
         draft_fingerprint=message.draft_fingerprint,
+        is_reproducible=message.is_reproducible,
     )
 
 

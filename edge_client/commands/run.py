@@ -17,7 +17,7 @@ from outrider.common.process.extras import needs_extra
 from outrider.common.process.logs import setup_logging
 from outrider.common.types import FinishReason, ModelInfo, TokenLogprobs
 from outrider.edge_client.config.gate import gate_warning
-from outrider.edge_client.config.methods import judging_method, warning
+from outrider.edge_client.config.methods import is_reproducible, judging_method, warning
 from outrider.edge_client.config.run_config import RunConfig
 from outrider.edge_client.core.events import SessionEvent
 from outrider.edge_client.core.options import ExecutionMode
@@ -144,6 +144,7 @@ def make_report(
         "method": method,
         "gate": edge.config.gate.use,
         "exact": (method is None or method.is_exact) and result.num_unverified_tokens == 0,
+        "reproducible": is_reproducible(edge.config, model, result.num_unverified_tokens),
         "target_fingerprint": model.target_fingerprint if model else None,
         "draft_fingerprint": _draft_fingerprint(edge, model),
         "target": f"{model.model_id} ({model.dtype}, {model.device})" if model else None,
