@@ -110,7 +110,7 @@ def make_prompts(num_texts: int) -> tuple[list[list[int]], list[SamplingParams]]
     temperatures = itertools.cycle((0.8, 0.0, 1.0))
     samplings = [
         SamplingParams(temperature=temperature, seed=number)
-        for number, temperature in zip(range(num_texts), temperatures)
+        for number, temperature in zip(range(num_texts), temperatures, strict=False)
     ]
     return prompts, samplings
 

@@ -100,10 +100,10 @@ class Text:
         start = len(self.token_ids)
         likely = expected[start : start + min(DRAFT_TOKENS, self.num_new - start - 1)]
         wrong = [int(place.random() < P_WRONG) for _ in likely]
-        self._drafted = [token + each if token > 1 else token for token, each in zip(likely, wrong, strict=True)]
-        request = VerifyRequest(
-            self._round_id, reply.position, reply.hash, draft_tokens=tuple(self._drafted)
-        )
+        self._drafted = [
+            token + each if token > 1 else token for token, each in zip(likely, wrong, strict=True)
+        ]
+        request = VerifyRequest(self._round_id, reply.position, reply.hash, draft_tokens=tuple(self._drafted))
         self._ask(engine, request)
 
     def _ask(self, engine: Engine, request: SessionRequest) -> None:

@@ -22,7 +22,10 @@ logger = logging.getLogger(__name__)
 
 EXACT_ROWS = ("auto", "on", "off")
 PROMPT_TOKENS, MAX_DECODED, STEP = 9, 10, 5
-MIN_DECODED, MAX_DECODE_S = 4, 0.5  # one-row forwards of the check: of a large target fewer, which differ sooner
+MIN_DECODED, MAX_DECODE_S = (
+    4,
+    0.5,
+)  # one-row forwards of the check: of a large target fewer, which differ sooner
 BESIDE = (3, 14)  # tokens that two other sequences feed in the same forward
 # Lengths of the attention check: around the ends of the tiled planner's spans, and far from them.
 LENGTHS = (1, 2, 18, 41, 64, 65, 101, 128, 129, 201, 256, 257, 301, 512, 513, 600)
@@ -47,7 +50,9 @@ def use_exact_rows(backend: TransformersBackend, mode: str) -> None:
     except ModelError as error:
         backend.row_plan, backend.planner = None, planner
         if mode == "on":
-            raise ModelError(f"--exact-rows on: {error}; auto and off serve without, not reproducibly") from error
+            raise ModelError(
+                f"--exact-rows on: {error}; auto and off serve without, not reproducibly"
+            ) from error
         logger.warning("exact rows are off, texts are not reproducible: %s", error)
 
 
@@ -134,7 +139,9 @@ def _score(
 def _compare(found: Logits, alone: Logits, how: str) -> None:
     is_equal = (found == alone).all(axis=1)
     if not is_equal.all():
-        raise ModelError(f"{int((~is_equal).sum())} of {len(alone)} tokens have other logits {how} than alone")
+        raise ModelError(
+            f"{int((~is_equal).sum())} of {len(alone)} tokens have other logits {how} than alone"
+        )
 
 
 def check_attention(backend: TransformersBackend) -> None:

@@ -154,7 +154,9 @@ def _module_product(module: Any, is_transposed: bool, weight: torch.Tensor) -> P
     """Returns what `module` computes with another weight, its bias left out where that is a number added last."""
     other = copy.copy(module)
     other._parameters = dict(module._parameters)
-    other.weight = torch.nn.Parameter(weight.t().contiguous() if is_transposed else weight, requires_grad=False)
+    other.weight = torch.nn.Parameter(
+        weight.t().contiguous() if is_transposed else weight, requires_grad=False
+    )
     if other._parameters.get("bias") is not None:
         other.bias = torch.nn.Parameter(torch.zeros_like(module.bias), requires_grad=False)
     return lambda x: other(x[None])[0]

@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+
 from benchmarks.reliability.exact_rows import make_prompts
 from benchmarks.reliability.exact_texts import plant, write_texts
-
 from outrider.cloud_verifier.backends.base import ForwardItem, Logits
 from outrider.cloud_verifier.backends.exact_rows import use_exact_rows
 from outrider.cloud_verifier.backends.loading import load_target
@@ -176,7 +176,7 @@ def test_on_refuses_and_auto_says_so_where_rows_differ(
     monkeypatch.setattr(
         "outrider.cloud_verifier.backends.exact_rows.TiledPlanner", lambda *_: planner, raising=True
     )
-    with pytest.raises(ModelError, match="--exact-rows on: attention over .* tokens depends"):
+    with pytest.raises(ModelError, match=r"--exact-rows on: attention over .* tokens depends"):
         use_exact_rows(backend, "on")
     with caplog.at_level(logging.WARNING):
         use_exact_rows(backend, "auto")
