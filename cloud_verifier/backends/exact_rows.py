@@ -46,7 +46,7 @@ def use_exact_rows(backend: TransformersBackend, mode: str) -> None:
     try:
         backend.row_plan = _prepare(backend)
         backend.is_reproducible = True
-        logger.info("exact rows: forwards of %s rows", ", ".join(map(str, backend.row_plan.counts)))
+        logger.debug("exact rows: forwards of %s rows", ", ".join(map(str, backend.row_plan.counts)))
     except ModelError as error:
         backend.row_plan, backend.planner = None, planner
         if mode == "on":

@@ -18,7 +18,10 @@ from outrider.cloud_verifier.backends.loading import load_target
 from outrider.cloud_verifier.backends.row_plan import COUNTS, MatrixKind, Product, RowPlan, find_row_plan
 from outrider.cloud_verifier.backends.tiled import TiledPlanner, span_end
 from outrider.cloud_verifier.backends.transformers_backend import Feed, TransformersBackend, split_feeds
+from outrider.cloud_verifier.config import ServeConfig
 from outrider.cloud_verifier.kv.blocks import BlockTable
+from outrider.cloud_verifier.server.cli import describe_target
+from outrider.cloud_verifier.server.server import make_model_info
 from outrider.common.errors import ModelError
 from outrider.common.types import SamplingParams
 
@@ -52,7 +55,8 @@ def score(backend: TransformersBackend, fed: list[int], num_rows: int, start: in
 
 def test_rows_are_the_same_in_every_forward(backend: TransformersBackend) -> None:
     """Longer than a plan's largest count, over several spans of positions."""
-    assert backend.is_reproducible
+    assert backend.is_reproducible and ", reproducible, " in describe_target(backend, "")
+    assert make_model_info(backend, ServeConfig()).is_reproducible
     whole = score(backend, TEXT, len(TEXT))
     sequence, others = backend.new_sequence(), [backend.new_sequence() for _ in range(3)]
     for start, count in ((0, 60), (60, 1), (61, 1), (62, 5), (67, 40), (107, 33), (140, 1), (141, 159)):
@@ -180,7 +184,8 @@ def test_on_refuses_and_auto_says_so_where_rows_differ(
         use_exact_rows(backend, "on")
     with caplog.at_level(logging.WARNING):
         use_exact_rows(backend, "auto")
-    assert "not reproducible" in caplog.text
+    assert "not reproducible" in caplog.text and ", not reproducible, " in describe_target(backend, "")
+    assert not make_model_info(backend, ServeConfig()).is_reproducible
     assert backend.row_plan is None and backend.planner is planner and not backend.is_reproducible
     greedy = write_texts(backend, [TEXT[:20]], [SamplingParams(temperature=0.0)], 4)
     assert len(greedy[0]) == 4, "it serves all the same"
