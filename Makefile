@@ -6,7 +6,7 @@ STAMP  := $(VENV)/.installed
 PROTO  := proto/outrider/common/pb/outrider.proto
 PROTOC := $(PY) -m grpc_tools.protoc -Iproto
 
-.PHONY: help install demo test test-slow lint typecheck proto proto-check pair bench bench-main bench-engine bench-pair bench-methods bench-controller bench-daemon bench-security house experiments experiments-quick pages install-service uninstall-service clean
+.PHONY: help install demo test test-slow lint typecheck proto proto-check pair bench bench-main bench-engine bench-pair bench-methods bench-controller bench-daemon house experiments experiments-quick pages install-service uninstall-service clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 14
@@ -50,7 +50,7 @@ proto-check: $(STAMP) ## fail when common/pb is out of date
 pair: $(STAMP) ## train the embedded pair (ARGS="--help" lists the options)
 	OMP_WAIT_POLICY=passive GLIBC_TUNABLES=glibc.malloc.hugetlb=1 $(PY) -m outrider.training.pair $(ARGS)
 
-bench: bench-main bench-engine bench-methods bench-controller bench-pair bench-daemon bench-security ## every benchmark
+bench: bench-main bench-engine bench-methods bench-controller bench-pair bench-daemon ## every benchmark
 
 bench-main: $(STAMP) ## benchmarks/results/main.json; PROMPTS=FILE takes other prompts
 	$(PY) -m benchmarks.main $(if $(PROMPTS),--prompts $(PROMPTS)) $(ARGS)
@@ -61,14 +61,11 @@ bench-engine: $(STAMP) ## benchmarks/results/engine.json; ARGS="--quick" or "--o
 bench-methods: $(STAMP) ## benchmarks/results/methods.json; PROMPTS=FILE takes other prompts
 	$(PY) -m benchmarks.methods.run $(if $(PROMPTS),--prompts $(PROMPTS)) $(ARGS)
 
-bench-controller: $(STAMP) ## benchmarks/results/controller.json; ARGS="--only depth", ways, ways_real, model or same_text; --quick
+bench-controller: $(STAMP) ## benchmarks/results/controller.json; ARGS="--only depth" or ways
 	$(PY) -m benchmarks.controller.run $(ARGS)
 
 bench-pair: $(STAMP) ## benchmarks/results/pair.json; PROMPTS=FILE measures other prompts beside the embedded ones
 	$(PY) -m benchmarks.pair.run $(if $(PROMPTS),--prompts $(PROMPTS)) $(ARGS)
-
-bench-security: $(STAMP) ## benchmarks/results/security.json: what TLS and a token cost a round; ARGS=--quick
-	$(PY) -m benchmarks.security $(ARGS)
 
 bench-daemon: $(STAMP) ## benchmarks/results/daemon.json: the daemon against edge-client run; ARGS=--quick
 	$(PY) -m benchmarks.daemon $(ARGS)
@@ -79,7 +76,7 @@ experiments-quick: $(STAMP) ## benchmarks/results/experiments.json: links, simul
 experiments: $(STAMP) ## the full matrix over seven round trips, for hours; ARGS=--resume goes on with it
 	$(PY) -m benchmarks.experiments $(ARGS)
 
-house: $(STAMP) ## benchmarks/results/house.json: how the code reads; ARGS="--same COMMIT" compares speed, ARGS=--list lists
+house: $(STAMP) ## benchmarks/results/house.json: how the code reads; ARGS=--list lists what is missing
 	$(PY) -m benchmarks.house.run $(ARGS)
 
 pages: $(STAMP) ## write docs/figures.md from benchmarks/results; ARGS=--check compares

@@ -26,7 +26,7 @@ from benchmarks.matrix import (
     text_measure,
 )
 from benchmarks.results_file import Found, pick_names, write_results
-from benchmarks.simulator_checks import exp_repeat, exp_sim_10k, exp_sim_error
+from benchmarks.simulator_checks import exp_sim_10k, exp_sim_error
 from outrider.experiments.links.base import REALISATIONS
 from outrider.experiments.links.calibrate import exp_links, run
 from outrider.experiments.links.calibration.measure import Plan
@@ -81,7 +81,6 @@ CASES: dict[str, Callable[[argparse.Namespace], Found]] = {
     "links": _links,
     "plan": _plan,
     "simulator": _simulator,
-    "repeat": lambda arguments: exp_repeat(),
     "ci": _ci,
     "matrix": _matrix,
 }

@@ -13,13 +13,11 @@ import os
 import statistics
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from benchmarks.hf_target import compare_with_generate
 from benchmarks.pair.draft import DraftFigures, measure_draft
-from benchmarks.pair.target import measure_forwards
 from benchmarks.results_file import Found, write_results
 from benchmarks.sessions import Sessions, run_cases, warn_of_other_texts
 from benchmarks.timing import median_ratio
@@ -42,24 +40,14 @@ PARTS_DEPTH = 4  # the draft length whose rounds are taken apart
 # Cloud-only again, for the A/A ratio: equal cases would be one key, so it differs by a depth that is not used.
 AGAIN = Case(ExecutionMode.CLOUD_ONLY, 0.0, 1)
 EDGE_ONLY = Case(ExecutionMode.EDGE_ONLY, 0.0, PARTS_DEPTH)
+CO_LOCATED = Case(ExecutionMode.CO_LOCATED, 0.0, PARTS_DEPTH)
 CASES = (
     *(Case(ExecutionMode.CLOUD_ONLY, t) for t in TEMPERATURES),
     *(Case(ExecutionMode.SPECULATIVE, t, n) for t in TEMPERATURES for n in DEPTHS),
     AGAIN,
     EDGE_ONLY,
+    CO_LOCATED,
 )
-
-
-@dataclass(frozen=True)
-class _Parts:
-    """Holds the parts of rounds at PARTS_DEPTH, temperature 0; milliseconds."""
-
-    tokens_per_round: float
-    target_ms: float  # t_target: one cloud-only forward
-    verify_ms: float  # t_verify(n): one round's forward
-    draft_ms: float  # t_draft: one drafted token, as the bare onnxruntime run
-    overhead_ms: float  # a round's wall time less n bare runs and its forward, median
-    efficiency: float
 
 
 @dataclass
@@ -71,7 +59,6 @@ class Run:
     drafts: dict[str, DraftFigures]
     process_s: float  # a whole `edge-client run` of one token
     ttft_ms: float  # from its request to its first token
-    forwards: dict[str, Any]
 
     def cloud(self, temperature: float) -> Sessions:
         """Returns the cloud-only sessions."""
@@ -99,7 +86,7 @@ def measure(prompts: Sequence[Prompt], num_new: int, num_threads: int) -> Run:
         sessions = run_cases(decoder, prompts, CASES, num_new)
         hf_s = compare_with_generate(decoder, prompts[:6], num_new, num_threads)
         process_s, ttft_ms = _measure_start(verifier.address, prompts[0])
-    return Run(sessions, hf_s, drafts, process_s, ttft_ms, measure_forwards(num_threads))
+    return Run(sessions, hf_s, drafts, process_s, ttft_ms)
 
 
 def _measure_start(address: str, prompt: Prompt) -> tuple[float, float]:
@@ -115,8 +102,9 @@ def _measure_start(address: str, prompt: Prompt) -> tuple[float, float]:
     return statistics.median(walls), statistics.median(ttfts)
 
 
-def _take_apart(run: Run) -> _Parts:
-    """Returns the parts of a round, and the measured speed-up : the cost model's own on a free link."""
+def _take_apart(run: Run) -> dict[str, float]:
+    """Returns the parts of rounds at PARTS_DEPTH, temperature 0, in ms, and the measured speed-up : the cost
+    model's own on a free link (`efficiency`)."""
     n, bare_run_ms = PARTS_DEPTH, run.drafts["greedy"].run_ms
     cloud, speculative = run.cloud(0.0), run.speculative(0.0, n)
     target_ms = statistics.median(ms for r in cloud.results for ms in r.stats.generate_forward_ms)
@@ -132,14 +120,15 @@ def _take_apart(run: Run) -> _Parts:
     models = ModelCosts(bare_run_ms / 1e3, target_ms / 1e3, verify_ms / 1e3)
     acceptance = speculative.acceptance(n)
     predicted = tokens_per_s(acceptance, n, models, LinkCosts(rtt_s=0.0)) * models.target_token_s
-    return _Parts(
-        tokens_per_round=sum(record.num_accepted_tokens + 1 for record in full) / len(full),
-        target_ms=target_ms,
-        verify_ms=verify_ms,
-        draft_ms=bare_run_ms,
-        overhead_ms=statistics.median(overheads),
-        efficiency=run.speedup(0.0, n) / predicted,
-    )
+    return {
+        "tokens_per_round": sum(record.num_accepted_tokens + 1 for record in full) / len(full),
+        "target_ms": target_ms,  # one cloud-only forward
+        "verify_ms": verify_ms,  # one round's forward
+        "draft_ms": bare_run_ms,  # one drafted token, as the bare onnxruntime run
+        # A round's wall time less n bare runs and its forward.
+        "overhead_ms": statistics.median(overheads),
+        "efficiency": run.speedup(0.0, n) / predicted,
+    }
 
 
 def _round_walls_ms(result: SessionResult) -> list[tuple[float, RoundRecord]]:
@@ -187,16 +176,23 @@ def report(run: Run) -> Found:
             at_least(1.3),
         ),
         judged(
+            "main.colocated",
+            f"co-located : speculative, tokens/s, temperature 0, n = {PARTS_DEPTH}",
+            run.sessions[CO_LOCATED].tokens_per_s / run.speculative(0.0, PARTS_DEPTH).tokens_per_s,
+            "ratio",
+            at_least(1.0),
+        ),
+        judged(
             "main.efficiency",
             f"speed-up : E*t_target / (n*t_draft + t_verify), n = {PARTS_DEPTH}",
-            parts.efficiency,
+            parts["efficiency"],
             "ratio",
             at_least(0.8),
         ),
         judged(
             "main.overhead_ms",
             "a round beyond the two models' own time, median",
-            parts.overhead_ms,
+            parts["overhead_ms"],
             "ms",
             at_most(1.5),
         ),
@@ -232,11 +228,10 @@ def report(run: Run) -> Found:
             for t in TEMPERATURES
         },
         "repeated_12grams_greedy": round(loops, 4),
-        "parts_ms": {name: round(value, 4) for name, value in asdict(parts).items()},
+        "parts_ms": {name: round(value, 4) for name, value in parts.items()},
         "bytes_per_token": _bytes_per_token(run.sessions),
         "first_token": {"process_s": round(run.process_s, 3), "request_ms": round(run.ttft_ms, 2)},
         "draft_sample_us": {name: round(found.sample_us, 1) for name, found in run.drafts.items()},
-        "forwards": run.forwards,
     }
 
 
@@ -269,7 +264,7 @@ def main() -> None:
     prompts = load_prompts(arguments.prompts, arguments.limit)
     run = measure(prompts, arguments.max_new_tokens, arguments.num_threads)
     for case, found in run.sessions.items():
-        if case.mode is ExecutionMode.SPECULATIVE:
+        if case.mode in (ExecutionMode.SPECULATIVE, ExecutionMode.CO_LOCATED):
             warn_of_other_texts(case.name, found.results, run.cloud(case.temperature).results)
     measures, details = report(run)
     write_results("main", measures, details)

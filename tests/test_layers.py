@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.house.code import circles, largest_folder, loose_modules, num_levels, room_graph
 from benchmarks.house.source import import_graph, read_modules
-from benchmarks.house.structure import circles, largest_folder, loose_modules, num_levels, room_graph
 
 ROOT = Path(__file__).resolve().parents[1]
 OURS = {

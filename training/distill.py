@@ -9,16 +9,16 @@ the draft is a new one, or a saved one with the same tokenizer. docs/training.md
 
 import argparse
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from outrider.training.common.loss import DIVERGENCES
-from outrider.training.common.options import add_run_options, run_options
-from outrider.training.common.runtime import keep_freed_memory
+from outrider.training.common.options import add_run_options, run_options, run_training
 from outrider.training.common.schedule import Phase
-from outrider.training.common.workers import Group, run_workers
+from outrider.training.common.workers import Group
 from outrider.training.data.streams import Tokens, load_train
 from outrider.training.data.texts import encode_texts, read_texts
 from outrider.training.draft.distiller import DistillConfig, Distiller
@@ -115,20 +115,14 @@ def load_stream(args: argparse.Namespace) -> Tokens:
 def main() -> None:
     """Runs the command."""
     args = parse_args(sys.argv[1:])
-    keep_freed_memory()
-    try:
+
+    def prepare() -> Callable[[Group], dict[str, Any] | None]:
         config, stream = make_config(args), load_stream(args)
-        task = partial(distil, config, args.target, stream, args.out, args.draft, args.reference, args.resume)
-        figures = run_workers(args.workers, task)
-    except (ValueError, OSError) as error:
-        sys.exit(f"error: {error}")
-    except KeyboardInterrupt:
-        sys.exit("interrupted: the same command with --resume goes on from the last checkpoint")
-    if figures is None:
-        print("draft: slice over; the same command with --resume goes on")
-        return
-    print(f"draft: {figures['tokens'] / 1e6:.2f} M tokens, {config.divergence} {figures['loss']:.3f}")
-    print(f"next: edge-client draft export {args.out} DRAFT_DIR")
+        return partial(distil, config, args.target, stream, args.out, args.draft, args.reference, args.resume)
+
+    if figures := run_training("draft", args.workers, prepare):
+        print(f"draft: {figures['tokens'] / 1e6:.2f} M tokens, {args.divergence} {figures['loss']:.3f}")
+        print(f"next: edge-client draft export {args.out} DRAFT_DIR")
 
 
 if __name__ == "__main__":

@@ -1,1 +1,1 @@
-"""`make bench-controller`: depth policies, windows, modes, gates and outages."""
+"""`make bench-controller`: depth policies, windows and modes."""

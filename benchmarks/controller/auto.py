@@ -9,28 +9,22 @@ prior.
 from __future__ import annotations
 
 import itertools
-import json
 import statistics
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-from benchmarks.controller.grid import MODE_POINTS, SYNTHETIC, Point
-from benchmarks.controller.simulated import play_texts
+from benchmarks.controller.simulated import MODE_POINTS, Point, play_texts
 from benchmarks.controller.ways import Total, run_mode, total_of
-from benchmarks.results_file import RESULTS
-from outrider.common.errors import UsageError
 from outrider.edge_client.controller.mode_policy import CHOOSABLE_MODES
 from outrider.edge_client.core.options import ExecutionMode
-from outrider.experiments.shared.acceptance_traces import TraceSet, load_traces, synthetic_traces
+from outrider.experiments.shared.acceptance_traces import TraceSet
 from outrider.experiments.shared.results import Measure, at_most, judged
 
 TARGET = 1.05
 NUM_BEFORE = 2  # texts of a process that do not count as later ones
 NUM_COUNTED = 8
-AGAIN_SEED, NUM_AGAIN = 2, 64  # of other texts
 _TEXTS = ("first texts", "later texts")  # by is_later
 
 
@@ -94,21 +88,6 @@ def measure_auto(sets: Sequence[TraceSet]) -> tuple[list[Measure], dict[str, Any
     return _measures(runs), {"auto": {run.place: str(run) for run in runs}, "auto_above": above}
 
 
-def measure_above(recorded: Path) -> tuple[list[Measure], dict[str, Any]]:
-    """The points that the last `--only ways` found above the target, synthetic ones on 64 texts that they
-    were not found on: of three ways on eight texts the best one has their luck. Raises `UsageError` where
-    there are no such results."""
-    path = RESULTS / "controller_ways.json"
-    try:
-        places = set(json.loads(path.read_text(encoding="utf-8"))["details"]["auto_above"])
-    except (OSError, ValueError, KeyError) as error:
-        raise UsageError(f"{path}: nothing found by --only ways: {error}") from error
-    others = [synthetic_traces(*each, num_texts=NUM_AGAIN, seed=AGAIN_SEED) for each in SYNTHETIC]
-    cases = itertools.product([*load_traces(recorded), *others], MODE_POINTS)
-    runs = _run_all([(traces, point) for traces, point in cases if f"{traces.name} {point}" in places])
-    return _measures(runs, "_above"), {"auto_above": {run.place: str(run) for run in runs}}
-
-
 def _run_all(cases: Sequence[tuple[TraceSet, Point]]) -> list[AutoRun]:
     with ProcessPoolExecutor() as pool:
         runs = list(pool.map(run_auto, cases))
@@ -121,11 +100,11 @@ def _run_all(cases: Sequence[tuple[TraceSet, Point]]) -> list[AutoRun]:
     return runs
 
 
-def _measures(runs: Sequence[AutoRun], suffix: str = "") -> list[Measure]:
+def _measures(runs: Sequence[AutoRun]) -> list[Measure]:
     measures = []
     for label, is_later in itertools.product(dict.fromkeys(run.label for run in runs), (False, True)):
         own = [run for run in runs if run.label == label]
-        name = "ctl.auto" + "_later" * is_later + suffix + ("" if label == "recorded" else f"_{label}")
+        name = "ctl.auto" + "_later" * is_later + ("" if label == "recorded" else f"_{label}")
         measures += _measures_of(name, f"{label}, {_TEXTS[is_later]}", own, is_later)
     return measures
 

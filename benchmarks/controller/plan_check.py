@@ -21,7 +21,6 @@ from outrider.edge_client.core.stats import RoundRecord
 from outrider.edge_client.planning.samples import acceptance_by_position, known, sequences_of
 from outrider.experiments.links.base import LinkRealisation, check_realisable
 from outrider.experiments.links.profile import LinkProfile
-from outrider.experiments.shared.decoding import Case
 from outrider.experiments.shared.results import Measure, at_most, judged
 from outrider.experiments.shared.short_texts import alphas_of, models_of, text_token_s
 from outrider.experiments.synthetic.pair import SyntheticPair
@@ -49,7 +48,6 @@ def plan_check(
     realisation: LinkRealisation,
     pair: SyntheticPair | None = None,
     *,
-    cases: Sequence[Case] = CASES,
     rtts_ms: Sequence[float] = RTTS_MS,
     num_repeats: int = 6,
     num_new: int = 128,
@@ -58,8 +56,7 @@ def plan_check(
     say: Callable[[str], None] = lambda line: None,
 ) -> Found:
     """Runs and predicts every case with the embedded pair, slowed down to resemble a larger one, or with a
-    synthetic pair. `num_repeats` is even: each two share a prompt. Of `cases` without all baselines no plan can
-    be made: only the cost model is checked.
+    synthetic pair. `num_repeats` is even: each two share a prompt.
 
     Raises `UsageError` where the realisation refuses a constant delay.
     """
@@ -75,19 +72,17 @@ def plan_check(
     with decoding(pair, min_forward_ms, min_draft_ms) as (address, decoder_at):
         for profile in profiles:
             with realisation.open(profile, address) as link:
-                runs = run_all(decoder_at(link.address), num_repeats, num_new, cases)
+                runs = run_all(decoder_at(link.address), num_repeats, num_new)
                 facts[profile.name] = link.facts()
             own += compare_own(runs, profile.rtt_ms)
-            if cases is CASES:
-                planned += compare(runs, profile.rtt_ms)
-            for each in (planned or own)[-len(cases) :]:
+            planned += compare(runs, profile.rtt_ms)
+            for each in planned[-len(CASES) :]:
                 say(
                     f"{profile.name} {each.name}: {1e3 * each.measured_s:.2f} ms a token measured, "
                     f"{1e3 * each.predicted_s:.2f} predicted ({100 * each.error:+.1f} %, A/A {each.aa:.3f})"
                 )
     where = f"{labels[0]}, {realisation.name}"
-    measures = [_error_measure(planned, where)] if planned else []
-    return [*measures, _model_measure(own, where)], {
+    return [_error_measure(planned, where), _model_measure(own, where)], {
         "labels": list(labels),
         "realisation": realisation.name,
         "num_repeats": num_repeats,

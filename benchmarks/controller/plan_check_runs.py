@@ -5,12 +5,11 @@ from __future__ import annotations
 import contextlib
 import statistics
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import cast
 
-from benchmarks.sessions import tpot_s
+from benchmarks.sessions import Sessions, tpot_s
 from outrider.edge_client.core.options import ExecutionMode
-from outrider.edge_client.core.stats import RoundRecord
 from outrider.edge_client.session.session import SessionResult
 from outrider.edge_client.tokenization.tokenizer import EdgeTokenizer
 from outrider.experiments.shared.decoding import Case, Decoder
@@ -34,12 +33,11 @@ DecodeAt = Callable[[str], Decoder]
 """A decoder through the link whose address is given."""
 
 
-@dataclass(slots=True)
-class Runs:
+@dataclass(kw_only=True)
+class Runs(Sessions):
     """Holds the sessions of one case at one RTT."""
 
     case: Case
-    results: list[SessionResult] = field(default_factory=list)
 
     def tpot_s(self, results: Sequence[SessionResult] | None = None) -> float:
         """Returns seconds a token: the mean over texts, as a plan is for their mean, of the repeats' medians."""
@@ -52,11 +50,6 @@ class Runs:
     def aa(self) -> float:
         """Returns the A/A ratio: odd repeats : even repeats."""
         return self.tpot_s(self.results[1::2]) / self.tpot_s(self.results[::2])
-
-    @property
-    def rounds(self) -> list[RoundRecord]:
-        """Returns the answered rounds of all sessions."""
-        return [each for result in self.results for each in result.stats.rounds if each.is_answered]
 
     @property
     def num_after_first(self) -> int:
@@ -90,18 +83,16 @@ def decoding(
         yield verifier.address, lambda address: Decoder(address, draft, tokenizer, min_draft_ms / 1e3)
 
 
-def run_all(
-    decoder: Decoder, num_repeats: int, num_new: int, cases: Sequence[Case] = CASES
-) -> dict[str, Runs]:
+def run_all(decoder: Decoder, num_repeats: int, num_new: int) -> dict[str, Runs]:
     """Runs every case in every repeat, every second time in the opposite order, after one to warm up."""
     prompts = load_prompts(limit=num_repeats)
-    runs = {case.name: Runs(case) for case in cases}
-    for case in cases:
+    runs = {case.name: Runs(case=case) for case in CASES}
+    for case in CASES:
         decoder.decode(prompts[0].text, case, min(16, num_new))
     for repeat in range(num_repeats):
         # Two repeats share a prompt and a seed, so that A/A compares the same texts.
         prompt, seed = prompts[repeat // 2 % len(prompts)], 1 + repeat // 2
-        for case in cases if repeat % 2 else reversed(cases):
+        for case in CASES if repeat % 2 else reversed(CASES):
             # Edge-only is over soonest, and a stall weighs most in it.
             length = num_new * (4 if case.mode is ExecutionMode.EDGE_ONLY else 1)
             runs[case.name].results.append(decoder.decode(prompt.text, case, length, seed))

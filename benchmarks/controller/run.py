@@ -2,8 +2,7 @@
 
 Acceptance is recorded (`experiments/shared/traces/`) or, where labelled so, synthetic; times are the cost
 model's. Every text is a session of its own, played by the simulator (`simulated`), and a policy starts each
-without knowledge; the best fixed length is chosen afterwards from a full sweep. `--only` selects a part;
-parts with real sessions run only when selected.
+without knowledge; the best fixed length is chosen afterwards from a full sweep. `--only` selects a part.
 """
 
 from __future__ import annotations
@@ -19,33 +18,23 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.controller.auto import measure_above, measure_auto
-from benchmarks.controller.gate import gate_measures
-from benchmarks.controller.grid import (
+from benchmarks.controller.auto import measure_auto
+from benchmarks.controller.simulated import (
     DRAFTS_MS,
     FORWARDS_MS,
     POINTS,
     SYNTHETIC,
     VERIFY_TOKEN_SHARE,
     Point,
+    play_texts,
 )
-from benchmarks.controller.guesses import guess_measures
-from benchmarks.controller.guesses_real import measure_guesses_real
-from benchmarks.controller.outage import outage_measures
-from benchmarks.controller.plan_check import plan_check
-from benchmarks.controller.plan_check_runs import SPECULATIVE
-from benchmarks.controller.same_text import measure_same_text
-from benchmarks.controller.simulated import play_texts
 from benchmarks.controller.ways import pipelined_measures
-from benchmarks.controller.ways_real import measure_ways_real
-from benchmarks.matrix import best_realisation
 from benchmarks.results_file import Found, write_results
 from outrider.edge_client.controller.cost_model import expected_tokens, round_s, round_token_s, tokens_per_s
 from outrider.edge_client.controller.depth.fixed import DEFAULT_DEPTH
 from outrider.edge_client.controller.depth.optimal import OptimalDepth
 from outrider.edge_client.core.options import ExecutionMode
 from outrider.edge_client.core.stats import RoundRecord
-from outrider.experiments.links.base import create_realisation
 from outrider.experiments.shared.acceptance_traces import (
     MAX_DEPTH,
     RECORDED,
@@ -315,38 +304,8 @@ def _ways(arguments: argparse.Namespace) -> Found:
     return [*ahead, *auto], {"pipelined": pipelined, **details}
 
 
-def _guesses(arguments: argparse.Namespace) -> Found:
-    measures, details = guess_measures(load_traces(arguments.traces))
-    return measures, {"guesses": details}
-
-
-def _model(arguments: argparse.Namespace) -> Found:
-    """Checks synchronous rounds of the embedded pair against the cost model, over real links."""
-    named = arguments.realisation
-    measures, details = plan_check(
-        create_realisation(named) if named else best_realisation(),
-        cases=SPECULATIVE,
-        num_repeats=2 if arguments.quick else 6,
-        num_new=64 if arguments.quick else 128,
-        min_forward_ms=30.0,  # with 3 ms a drafted token: a pair that one would speculate with
-        min_draft_ms=3.0,
-        say=lambda line: print(line, flush=True),
-    )
-    return measures, {"model": details}
-
-
 Part = Callable[[argparse.Namespace], Found]
-VIRTUAL: dict[str, Part] = {"depth": _depth, "ways": _ways, "guesses": _guesses}
-# Measured only when asked for: after `ways`, or by sessions that take real time.
-ASKED_FOR: dict[str, Part] = {
-    "ways_above": lambda arguments: measure_above(arguments.traces),
-    "outage": lambda arguments: outage_measures(),
-    "gate": lambda arguments: gate_measures(),
-    "model": _model,
-    "ways_real": lambda arguments: measure_ways_real(arguments.realisation, is_quick=arguments.quick),
-    "guesses_real": lambda arguments: measure_guesses_real(arguments.realisation, is_quick=arguments.quick),
-    "same_text": lambda arguments: measure_same_text(arguments.realisation, is_quick=arguments.quick),
-}
+PARTS: dict[str, Part] = {"depth": _depth, "ways": _ways}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -354,14 +313,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.controller.run", description=__doc__)
     parser.add_argument(
         "--only",
-        choices=(*VIRTUAL, *ASKED_FOR),
-        help="a part: depth policies or ways to work in virtual time, or one of those with real sessions",
+        choices=tuple(PARTS),
+        help="depth policies or ways to work",
     )
-    parser.add_argument("--quick", action="store_true", help="fewer real sessions")
-    parser.add_argument("--realisation", metavar="NAME", help="of links: model, ..._real, same_text")
     parser.add_argument("--traces", type=Path, default=RECORDED, metavar="FILE", help="recorded acceptance")
     arguments = parser.parse_args(argv)
-    parts = {arguments.only: (VIRTUAL | ASKED_FOR)[arguments.only]} if arguments.only else VIRTUAL
+    parts = {arguments.only: PARTS[arguments.only]} if arguments.only else PARTS
     measures: list[Measure] = []
     details: dict[str, Any] = {}
     start_s = time.perf_counter()

@@ -6,8 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from benchmarks.controller.grid import Point
-from benchmarks.controller.simulated import PlayedText, play_texts
+from benchmarks.controller.simulated import PlayedText, Point, play_texts
 from outrider.edge_client.core.options import ExecutionMode
 from outrider.experiments.shared.acceptance_traces import TraceSet, synthetic_traces
 from outrider.experiments.shared.results import Measure, at_most, judged

@@ -1,11 +1,10 @@
-"""The engine without a network: what a batch saves, what a step costs, what eviction keeps."""
+"""The engine without a network: what a batch saves, what a step costs."""
 
 from __future__ import annotations
 
-import random
 import statistics
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -21,8 +20,6 @@ from outrider.common.types import (
     CloseRequest,
     Opened,
     Progress,
-    RoundError,
-    RoundErrorCode,
     SessionRequest,
     SessionResponse,
     Verdict,
@@ -34,10 +31,6 @@ from outrider.experiments.shared.results import at_most, judged
 
 NUM_READY, TOKENS_EACH = 8, 7
 NUM_BUSY = 16
-NUM_OPEN, NUM_FITTING = 100, 20
-BLOCK_TOKENS = 16
-KV_BYTES_A_TOKEN = 2 * 6 * 2 * 64 * 4  # keys and values, layers, heads, float32
-AT_ONCE = 8
 
 
 @dataclass
@@ -220,70 +213,3 @@ def _share_outside(driver: _SteppedEngine, sessions: list[_InsideSession], forwa
 
 def _is_right(reply: SessionResponse | None, expected: tuple[VerifyRequest, int, int]) -> bool:
     return isinstance(reply, Verdict) and (reply.position, reply.hash) == expected[1:]
-
-
-# ---------------------------------------------------------------------------------------------- evict
-
-
-def measure_evict(bench: Bench) -> Found:
-    """Verifies 100 sessions of different tenants, in random order, over KV that holds 20 of them."""
-    recorded, num_rounds = bench.recording.sessions, bench.pick(6, 2)
-    lengths = [len(s.prompt_ids) + len(s.output_ids) for s in recorded]
-    blocks_each = -(-int(statistics.fmean(lengths)) // BLOCK_TOKENS)
-    kv_bytes = NUM_FITTING * blocks_each * BLOCK_TOKENS * KV_BYTES_A_TOKEN
-    backend = load_target(EMBEDDED_TARGET, dtype="float32", kv_bytes=kv_bytes)
-    driver, num_free = _SteppedEngine(backend), backend.num_free_tokens
-    num_open = bench.pick(NUM_OPEN, 40)
-    sessions = [_InsideSession(driver, recorded[i % len(recorded)], f"t{i}") for i in range(num_open)]
-    wrong: set[int] = set()
-    num_refused = 0
-    for number, session in enumerate(sessions):
-        if session.open().first_token != session.recorded.first_token:
-            wrong.add(number)
-    for each_round in range(num_rounds):
-        bench.say(f"round {each_round + 1} of {num_rounds} of {num_open} sessions")
-        for group in _random_groups(num_open, each_round):
-            num_refused += _verify_group(sessions, group, each_round, wrong)
-    driver.engine.check_integrity()
-    for session in sessions:
-        session.close()
-    driver.engine.check_integrity()
-    num_held = num_free - backend.num_free_tokens
-    measure = judged(
-        "engine.evict",
-        f"KV for {NUM_FITTING} sessions, {num_open} open: texts that changed ({len(wrong)}) + KV slots held "
-        f"at the end ({num_held})",
-        len(wrong) + num_held,
-        "",
-        ("unchanged, all free", lambda value: value == 0),
-    )
-    return (
-        [measure],
-        {"kv_tokens": num_free, "rounds": num_rounds * num_open, "refused_and_resent": num_refused},
-    )
-
-
-def _random_groups(num_sessions: int, seed: int) -> Iterator[list[int]]:
-    order = list(range(num_sessions))
-    random.Random(seed).shuffle(order)
-    for start in range(0, num_sessions, AT_ONCE):
-        yield order[start : start + AT_ONCE]
-
-
-def _verify_group(sessions: list[_InsideSession], group: list[int], index: int, wrong: set[int]) -> int:
-    """Sends one round of each at once, again where it is refused; returns how often that was."""
-    num_refused, left = 0, list(group)
-    while left:
-        expected = {number: sessions[number].recorded.requests()[index] for number in left}
-        asked = {number: sessions[number].submit(right[0]) for number, right in expected.items()}
-        sessions[left[0]].driver.settle()
-        refused = [number for number, each in asked.items() if _is_refused(each.reply)]
-        wrong |= {n for n in left if n not in refused and not _is_right(asked[n].reply, expected[n])}
-        assert len(refused) < len(left), "every round of a group was refused"
-        num_refused += len(refused)
-        left = refused
-    return num_refused
-
-
-def _is_refused(reply: SessionResponse | None) -> bool:
-    return isinstance(reply, RoundError) and reply.code is RoundErrorCode.REFUSED

@@ -13,12 +13,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from outrider.experiments.load.record import record_embedded
+from outrider.experiments.load.record import record_embedded, synthetic_recording
 from outrider.experiments.load.recording import Recording
 from outrider.experiments.load.report import LoadReport
 from outrider.experiments.shared.processes import VerifierProcess, running_verifier
 from outrider.experiments.synthetic.pair import SyntheticPair
-from outrider.experiments.synthetic.recording import synthetic_recording
 from outrider.experiments.synthetic.serve import running_synthetic
 
 QUIET = ("--log-level", "error")

@@ -16,8 +16,7 @@ from typing import Any
 from outrider.cloud_verifier.config import ServeConfig
 from outrider.common.types import Draft
 from outrider.edge_client.config.run_config import run_config
-from outrider.experiments.synthetic.draft import SyntheticDraft, SyntheticSequence
-from outrider.experiments.synthetic.edge import create_synthetic_edge
+from outrider.experiments.synthetic.draft import SyntheticDraft, SyntheticSequence, create_synthetic_edge
 from outrider.experiments.synthetic.pair import SyntheticPair
 from outrider.experiments.synthetic.serve import create_server
 

@@ -1,7 +1,6 @@
 """`python -m benchmarks.house.run`: measures how the code reads and writes benchmarks/results/house.json.
 
 `--list` prints what is missing instead: circles, loose modules, public names without a sentence.
-`--same COMMIT` adds speed against that commit, in turns in one run (`benchmarks.house.same`); it takes long.
 """
 
 from __future__ import annotations
@@ -10,11 +9,18 @@ import argparse
 import re
 from pathlib import Path
 
-from benchmarks.house.code import docstrings, function_lengths, num_statements
+from benchmarks.house.code import (
+    circles,
+    docstrings,
+    function_lengths,
+    largest_folder,
+    loose_modules,
+    num_levels,
+    num_statements,
+    room_graph,
+)
 from benchmarks.house.path import trace_path
-from benchmarks.house.same import measure_same
 from benchmarks.house.source import Module, import_graph, read_modules
-from benchmarks.house.structure import circles, largest_folder, loose_modules, num_levels, room_graph
 from benchmarks.results_file import ROOT, write_results
 from outrider.experiments.shared.results import Measure, at_least, at_most, judged
 
@@ -109,7 +115,6 @@ def main() -> None:
     """Runs the measures."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.house.run", description=__doc__)
     parser.add_argument("--list", action="store_true", help="print what is missing, measure nothing")
-    parser.add_argument("--same", metavar="COMMIT", help="compare speed with this commit")
     arguments = parser.parse_args()
     modules = read_modules(ROOT)
     if arguments.list:
@@ -136,7 +141,6 @@ def main() -> None:
             "words",
             at_most(30_000),
         ),
-        *(measure_same(arguments.same) if arguments.same else ()),
     ]
     write_results("house", measures, {"path": stays})
 

@@ -1,4 +1,4 @@
-"""Measures verification on a CPU: every method alone, and at a large vocabulary against one logsumexp."""
+"""Measures verification on a CPU, at a large vocabulary, against one logsumexp."""
 
 from __future__ import annotations
 
@@ -29,7 +29,6 @@ TEMPERATURE = 0.8
 BULK_SCALE, HEAD_SIZE, HEAD_TOP, HEAD_SLOPE = 2.5, 200, 18.0, 1.6
 DRAFT_ERROR = 0.75
 POSITION = 100  # where the drafts begin
-SIZES = {"8k": 8192, "152k": VOCAB_SIZE}
 
 
 @dataclass(frozen=True)
@@ -55,28 +54,6 @@ class _Drafted:
             method_params=MethodParams(),
         )
         return create_method(method).verify(round_input)
-
-
-def time_methods(num_turns: int) -> dict[str, dict[str, float]]:
-    """Returns the milliseconds (medians) that verifying takes, by method.
-
-    Rounds of 4 drafted tokens at temperature 0.8, of one session and of 16, over 8,192 and 152,064 logits.
-    """
-    times: dict[str, dict[str, float]] = {str(method): {} for method in Method}
-    for size, vocab_size in SIZES.items():
-        _, drafted = _make_rounds(vocab_size)
-        for num_sessions in (1, NUM_SESSIONS):
-
-            def verify(method: Method, rounds: list[_Drafted] = drafted[:num_sessions]) -> None:
-                for each in rounds:
-                    each.verify(method)
-
-            runs: dict[str, Callable[[], float]] = {
-                str(method): partial(time_s, partial(verify, method)) for method in Method
-            }
-            for name, seconds in alternate(runs, num_turns).items():
-                times[name][f"{size}, {num_sessions}"] = round(1e3 * statistics.median(seconds), 4)
-    return times
 
 
 def measure_cpu_verify(num_turns: int = 15) -> dict[str, float]:

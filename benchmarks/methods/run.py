@@ -12,14 +12,17 @@ import argparse
 import math
 import os
 import statistics
-from collections.abc import Iterable, Sequence
+import subprocess
+import sys
+import tempfile
+import xml.etree.ElementTree as ET
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from benchmarks.methods.exact import ask_tests
-from benchmarks.methods.kernels import measure_cpu_verify, time_methods
-from benchmarks.results_file import write_results
+from benchmarks.methods.kernels import measure_cpu_verify
+from benchmarks.results_file import ROOT, write_results
 from outrider.common.methods import MAX_SUPPORT_SIZE
 from outrider.common.types import Method
 from outrider.edge_client.core.options import ExecutionMode
@@ -32,6 +35,53 @@ from outrider.experiments.shared.processes import running_verifier
 from outrider.experiments.shared.prompts import Prompt, load_prompts
 from outrider.experiments.shared.results import Measure, at_least, at_most, judged, print_table
 from outrider.models import EMBEDDED
+
+
+def ask_tests(*, is_quick: bool) -> tuple[Measure, dict[str, Any]]:
+    """Returns how many exact methods pass every test that names them.
+
+    None of them counts where a test fails that names no method: a control that was not detected, an oracle.
+    """
+    results = _run_tests(is_quick)
+    exact = [str(method) for method in Method if method.is_exact]
+    failed = sorted(name for name, is_passed in results.items() if not is_passed)
+    are_controls_right = all(_names(name, exact) for name in failed)
+    passed = [
+        method
+        for method in exact
+        if are_controls_right
+        and any(_names(name, [method]) for name in results)
+        and not any(_names(name, [method]) for name in failed)
+    ]
+    names = ", ".join(passed) or "none"
+    measure = judged(
+        "methods.exact",
+        f"exact methods that pass enumeration and statistics, controls detected: {names}",
+        len(passed),
+        "methods",
+        at_least(len(exact)),
+    )
+    return measure, {"num_tests": len(results), "failed": failed}
+
+
+def _run_tests(is_quick: bool) -> dict[str, bool]:
+    marks = () if is_quick else ("-m", "slow or not slow", "--timeout", "1800")
+    with tempfile.TemporaryDirectory() as scratch:
+        report = Path(scratch) / "report.xml"
+        command = [sys.executable, "-m", "pytest", "tests/exactness", *marks, f"--junitxml={report}"]
+        subprocess.run(command, cwd=ROOT, stdout=subprocess.DEVNULL, check=False)
+        cases = list(ET.parse(report).getroot().iter("testcase"))
+    return {
+        f"{case.get('classname')}::{case.get('name')}": not any(
+            child.tag in ("failure", "error") for child in case
+        )
+        for case in cases
+    }
+
+
+def _names(test: str, methods: Collection[str]) -> bool:
+    return not set(test.partition("[")[2].rstrip("]").split("-")).isdisjoint(methods)
+
 
 DRAFT_LENGTH = 4
 RTT_S = 0.05
@@ -252,7 +302,6 @@ def main() -> int:
     plan = QUICK if arguments.quick else Plan()
     prompts = load_prompts(arguments.prompts)
     print("verification alone", flush=True)
-    times = time_methods(plan.num_repeats)
     cpu_verify = measure_cpu_verify(plan.num_repeats)
     print("texts", flush=True)
     measures, details = _measure_texts(plan, prompts)
@@ -263,7 +312,6 @@ def main() -> int:
         "num_draft_tokens": DRAFT_LENGTH,
         "dtype": "float32",
         **details,
-        "verify_ms": times,
         "cpu_verify": cpu_verify,
         "exact": exact_details,
         "gpu_verify": "not measured: no GPU at hand",

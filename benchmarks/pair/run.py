@@ -13,27 +13,29 @@ from __future__ import annotations
 
 import argparse
 import os
+import sysconfig
 import tempfile
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from benchmarks.pair.drafts import (
     DRAFT_LENGTH,
     LOOKUP,
     TRAINED,
     open_strategies,
-    print_strategies,
     sample_strategies,
-    shared_costs,
     strategy_figures,
 )
-from benchmarks.pair.quality import held_out_figures, parse_figures, sampled_overlap
 from benchmarks.results_file import write_results
 from benchmarks.sessions import run_cases, warn_of_other_texts
+from outrider.common.types import FinishReason
 from outrider.edge_client.core.options import ExecutionMode
 from outrider.edge_client.drafting.base import DraftModel
+from outrider.edge_client.session.session import SessionResult
 from outrider.edge_client.tokenization.tokenizer import EdgeTokenizer
 from outrider.experiments.shared.command import run_command
 from outrider.experiments.shared.decoding import Case, Decoder
@@ -41,8 +43,62 @@ from outrider.experiments.shared.processes import running_verifier
 from outrider.experiments.shared.prompts import Prompt, load_prompts
 from outrider.experiments.shared.results import Measure, at_least, at_most, judged, print_table
 from outrider.models import EMBEDDED
-from outrider.training.common.metrics import repeated_share
+from outrider.training.common.metrics import overlap, repeated_share
+from outrider.training.data.corpus import read_held_out
+from outrider.training.data.functions import first_function, is_python
+from outrider.training.data.streams import Tokens
 from outrider.training.judge.evaluate import EvaluationConfig, Evaluator
+
+
+def held_out_figures(evaluator: Evaluator, max_files: int | None = None) -> dict[str, Any]:
+    """Returns teacher-forced figures on the held-out files as this installation has them, at most
+    `max_files`."""
+    paths = sysconfig.get_paths()
+    texts = dict(list(read_held_out(Path(paths["stdlib"]), Path(paths["purelib"])).items())[:max_files])
+    files: dict[str, Tokens] = {}
+    bytes_per_token = {}
+    for name, text in texts.items():
+        ids = evaluator.tokenizer.encode(text).ids
+        files[name] = np.asarray([0, *ids], np.uint16)  # behind the separator, as in training
+        bytes_per_token[name] = len(text.encode()) / len(ids)
+    return {"num_files": len(files), **evaluator.held_out(files, bytes_per_token)}
+
+
+def sampled_overlap(
+    evaluator: Evaluator,
+    prompts_ids: Sequence[Sequence[int]],
+    texts: Sequence[SessionResult],
+    temperature: float,
+) -> float:
+    """Returns the mean Σ min(target, draft) over the tokens of texts that the target wrote at
+    `temperature`."""
+    means, lengths = [], []
+    for prompt_ids, text in zip(prompts_ids, texts, strict=True):
+        count = len(text.token_ids)
+        ids = np.asarray([*prompt_ids, *text.token_ids[:-1]], np.int64)
+        target, draft = evaluator.target_logits(ids)[-count:], evaluator.draft.logits(ids)[-count:]
+        means.append(overlap(target, draft, temperature))
+        lengths.append(count)
+    return float(np.average(means, weights=lengths))
+
+
+@dataclass(frozen=True, slots=True)
+class _ParseFigures:
+    num_parsed: int
+    num_cut_off: int  # the function did not end within the tokens there were
+    num_prompts: int
+
+
+def parse_figures(prompts: Sequence[str], texts: Sequence[SessionResult]) -> _ParseFigures:
+    """Counts functions that parse with their prompt, and those that were cut off."""
+    functions = [first_function(text.text) for text in texts]
+    are_cut_off = (
+        function == text.text and text.finish_reason is FinishReason.LENGTH
+        for function, text in zip(functions, texts, strict=True)
+    )
+    parsed = map(is_python, prompts, functions)
+    return _ParseFigures(sum(parsed), sum(are_cut_off), len(prompts))
+
 
 TEMPERATURE = 0.8
 EXCERPT = 400  # characters of a greedy text that are printed, for a person to judge
@@ -97,10 +153,9 @@ class Bench:
         )
         prompts_ids = [self.tokenizer.encode(prompt.text) for prompt in prompts]
         overlap = sampled_overlap(self.evaluator, prompts_ids, alone, TEMPERATURE)
-        trained, lookup = (found[name][DRAFT_LENGTH] for name in (TRAINED, LOOKUP))
+        trained, lookup = found[TRAINED], found[LOOKUP]
         ratio = trained.tokens_per_round / lookup.tokens_per_round
-        costs = shared_costs(found, alone)
-        figures = {name: strategy_figures(by_length, costs) for name, by_length in found.items()}
+        figures = {name: strategy_figures(sessions) for name, sessions in found.items()}
         at = f"temperature {TEMPERATURE:g}"
         measures = [
             judged(
@@ -134,17 +189,13 @@ class Bench:
                         f"pair.first{number}",
                         f"tokens a round, target's {name} as the draft, draft length {DRAFT_LENGTH}, {at} "
                         f"({values['draft_ms_per_token']:.2f} ms a drafted token)",
-                        values["tokens_per_round"][str(DRAFT_LENGTH)],
+                        values["tokens_per_round"],
                         "tokens",
                     )
                 )
-        print_strategies(figures, 1 / costs.target_token_s)
         return measures, {
             "num_sampled_tokens": sum(len(text.token_ids) for text in alone),
             "drafts": figures,
-            "shared_costs_ms": {
-                name.removesuffix("_s"): round(value * 1e3, 4) for name, value in asdict(costs).items()
-            },
         }
 
     def _measure_greedy(self, prompts: Sequence[Prompt]) -> tuple[list[Measure], dict[str, Any]]:
@@ -224,11 +275,6 @@ def _held_out_measures(figures: dict[str, Any]) -> list[Measure]:
     ]
 
 
-def _size_measure(pair: Path) -> Measure:
-    num_bytes = sum(path.stat().st_size for path in pair.rglob("*") if path.is_file())
-    return judged("pair.size", "everything in the pair's directory", num_bytes / 1e6, "MB", at_most(60))
-
-
 def run(pair: Path, other_prompts: Path | None, plan: Plan, num_threads: int, is_kept: bool) -> None:
     """Measures a pair and writes or prints the results."""
     embedded = load_prompts(pair / "prompts.jsonl", plan.num_prompts)
@@ -253,7 +299,9 @@ def run(pair: Path, other_prompts: Path | None, plan: Plan, num_threads: int, is
             other_measures, found = bench.measure(others)
             judgements = [asdict(measure) for measure in other_measures]
             details["other_prompts"] = {"file": other_prompts.name, "measures": judgements, **found}
-    measures = [*_held_out_measures(held_out), *measures, _size_measure(pair)]
+    num_mb = sum(path.stat().st_size for path in pair.rglob("*") if path.is_file()) / 1e6
+    size = judged("pair.size", "everything in the pair's directory", num_mb, "MB", at_most(60))
+    measures = [*_held_out_measures(held_out), *measures, size]
     if is_kept:
         write_results("pair", measures, details)
     else:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from outrider.common.errors import ModelError
-from outrider.common.models.shards import read_shard_names
+from outrider.common.models.fingerprint import read_shard_names
 
 
 def check_model_files(directory: Path) -> dict[str, Any]:

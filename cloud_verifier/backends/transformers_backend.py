@@ -179,7 +179,9 @@ class TransformersBackend(TargetBackend):
         self.has_device_logits = False  # `forward` returns a tensor, left where it was computed
         self.row_plan: RowPlan | None = None  # counts with which products are run; None: any
         self.is_reproducible = False
-        self._key_pools: list[torch.Tensor] = []  # per layer [num_blocks, block_size, kv_heads, head_dim]
+        self._pools: list[torch.Tensor] = []  # keys, then values, of all layers
+        # Views of them, per layer: [num_blocks, block_size, kv_heads, head_dim].
+        self._key_pools: list[torch.Tensor] = []
         self._value_pools: list[torch.Tensor] = []
         self.layers_seen: list[int] = []  # layers that attended in the last forward, in order
         self.blocks = BlockManager(num_blocks, block_size)
@@ -203,9 +205,9 @@ class TransformersBackend(TargetBackend):
         assert blocks.num_free == blocks.num_blocks, "the KV of open sequences would be lost"
         shape = (facts.num_layers, blocks.num_blocks, blocks.block_size, facts.num_kv_heads, facts.head_dim)
         dtype = getattr(torch, facts.dtype)
-        self._key_pools, self._value_pools = [], []  # the old ones go before the new ones come
-        self._key_pools = list(_zeros(shape, dtype, self._device))
-        self._value_pools = list(_zeros(shape, dtype, self._device))
+        self._pools, self._key_pools, self._value_pools = [], [], []  # the old go before the new ones come
+        self._pools = [_zeros(shape, dtype, self._device) for _ in range(2)]
+        self._key_pools, self._value_pools = (list(pool) for pool in self._pools)
 
     @property
     def num_kv_tokens(self) -> int:
@@ -235,7 +237,9 @@ class TransformersBackend(TargetBackend):
     def fork(self, sequence: KVSequence) -> PagedSequence:
         return PagedSequence(self.blocks.fork(_table(sequence)))
 
-    def close(self, sequence: KVSequence) -> None:
+    def close(self, sequence: KVSequence, *, is_wrong: bool = False) -> None:
+        if is_wrong:
+            self.blocks.unpublish(_table(sequence))
         self.blocks.free(_table(sequence))
 
     def check_integrity(self) -> None:
@@ -270,15 +274,33 @@ class TransformersBackend(TargetBackend):
         if num_needed > self.blocks.num_free:
             raise KVExhausted(f"{num_needed} KV blocks needed, {self.blocks.num_free} free")
         lengths = [item.sequence.length for item in items]
+        num_fed = sum(len(item.token_ids) for item in items)
+        is_split = self.row_plan is not None and num_fed > self.row_plan.most
+        partly_new: list[int] = []
         for item in items:
-            copy = self.blocks.append(_table(item.sequence), len(item.token_ids))
+            table = _table(item.sequence)
+            num_blocks = len(table.block_ids)
+            copy = self.blocks.append(table, len(item.token_ids))
             if copy is not None:
                 self._copy_block(copy)
+            new = table.block_ids[num_blocks:]
+            if is_split:  # an earlier pass attends over blocks that a later one fills
+                partly_new += new
+            elif new and table.length % self.blocks.block_size:
+                partly_new.append(new[-1])
+        self._clear(partly_new)
         return lengths
 
+    def _clear(self, block_ids: list[int]) -> None:
+        """Zeroes blocks. Attention masks the slots that a sequence has not written to, but multiplies them by
+        zero: NaN that the block's last holder left there would pass."""
+        if block_ids:
+            for pool in self._pools:
+                pool.index_fill_(1, self._tensor(block_ids), 0.0)
+
     def _copy_block(self, copy: BlockCopy) -> None:
-        for pool in (*self._key_pools, *self._value_pools):
-            pool[copy.destination] = pool[copy.source]
+        for pool in self._pools:
+            pool[:, copy.destination] = pool[:, copy.source]
 
     def _run(self, items: Sequence[ForwardItem], lengths: Sequence[int]) -> Logits:
         feeds = [
@@ -337,10 +359,7 @@ class TransformersBackend(TargetBackend):
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """Returns zeros: masked columns of a padded call are multiplied by zero, and would not survive NaN.
-
-    On a CPU they come from the operating system, page by page as they are written to.
-    """
+    """Returns zeros. On a CPU they come from the operating system, page by page as they are written to."""
     if device.type != "cpu":
         return torch.zeros(shape, dtype=dtype, device=device)
     num_bytes = math.prod(shape) * dtype.itemsize

@@ -110,7 +110,7 @@ def _probe_error(
 ) -> float:
     lengths, num_queries = (3 * page_size + 5, 2 * page_size, 40, 1), (1, 5, 40, 1)
     num_blocks = [-(-length // page_size) for length in lengths]
-    free = list(range(sum(num_blocks), 0, -1))  # block 0 pads the tables: garbage, were it read
+    free = list(range(sum(num_blocks), 0, -1))  # block 0 is nobody's: garbage, were it read
     sequences, start = [], 0
     for length, count, blocks in zip(lengths, num_queries, num_blocks, strict=True):
         sequences.append(PackedSequence(start, count, length, [free.pop() for _ in range(blocks)]))

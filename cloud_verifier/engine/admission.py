@@ -173,7 +173,7 @@ class Admission:
         if session is None:
             return Closed(was_open=False, position=0)
         for waiting in session.waiting:
-            waiting.reply(RoundError(0, RoundErrorCode.CANCELLED, _IS_CLOSED))
+            waiting.reply(RoundError(waiting.round_id, RoundErrorCode.CANCELLED, _IS_CLOSED))
         session.waiting.clear()
         self._sessions.end_generation(session)
         if session.running is not None:

@@ -11,8 +11,10 @@ import logging
 import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager
 from pathlib import Path
 
+from outrider.cloud_verifier.engine.job import Job
 from outrider.cloud_verifier.engine.work import Work
 from outrider.common.clock import SYSTEM_CLOCK, Clock
 from outrider.common.errors import IncompatibleError
@@ -36,11 +38,10 @@ def load_draft(strategy: str, directory: Path, tokenizer_fingerprint: str, *, nu
 
     draft = create_draft_model(strategy, directory, threads=num_threads)
     if draft.tokenizer_fingerprint != tokenizer_fingerprint:
-        theirs = draft.tokenizer_fingerprint
         draft.close()
         raise IncompatibleError(
-            f"--draft {directory}: its tokenizer is {theirs}, the target's is {tokenizer_fingerprint}; "
-            "name a draft of the target's family, or none"
+            f"--draft {directory}: its tokenizer is not the target's",
+            "name a draft of the target's family, or none",
         )
     return draft
 
@@ -55,14 +56,12 @@ class CoLocatedDrafter:
     def __init__(
         self,
         model: DraftModel,
-        max_context: int,
         *,
         clock: Clock = SYSTEM_CLOCK,
         pool: Executor | None = None,
     ) -> None:
-        """`max_context` is the target's. The drafter closes `model` and `pool`, its own where none is given."""
+        """The drafter closes `model` and `pool`, its own where none is given."""
         self._model = model
-        self._max_context = max_context
         self._clock = clock
         self._readers: dict[int, _Reader] = {}  # by identity of the work, which the reader keeps alive
         self._fastest_ns: int | None = None  # of all drafts so far
@@ -79,21 +78,28 @@ class CoLocatedDrafter:
         """Returns how many generations have a draft sequence."""
         return len(self._readers)
 
-    def draft_for(self, works: Sequence[Work]) -> None:
+    def draft_for(
+        self, works: Sequence[Work], max_context: int, isolate: Callable[[Job], AbstractContextManager[None]]
+    ) -> None:
         """Gives a draft to every co-located generation among `works`, the active ones, that waits for none.
 
+        No draft reaches past `max_context`, what a session may hold, which may be less than the target's own.
         Where the draft still reads a long sequence, has its context full or failed, the work stays without a
-        draft: its step gives one token.
+        draft: its step gives one token. Drafting for a job that raises otherwise does so within `isolate(job)`.
         """
         wanting = [work for work in works if _is_co_located(work) and not work.draft_tokens]
         if not wanting and not self._readers:
             return
         self._close_all_but({id(work) for work in works})
         start_ns = self._now_ns()
-        ready = [reader for work in wanting if (reader := self._reader(work)).is_ready(self._pool)]
+        ready: list[_Reader] = []
+        for work in wanting:
+            with isolate(work.job):
+                if (reader := self._reader(work)).is_ready(self._pool):
+                    ready.append(reader)
         is_slow = self._fastest_ns is not None and self._fastest_ns >= POOL_FROM_NS
         propose = self._pool.map if is_slow and len(ready) > 1 else map
-        durations_ns = list(propose(_Reader.propose, ready, [self._max_context] * len(ready)))
+        durations_ns = list(propose(_Reader.propose, ready, [max_context] * len(ready)))
         draft_ns = self._now_ns() - start_ns
         for reader, duration_ns in zip(ready, durations_ns, strict=True):
             reader.work.draft_ns = draft_ns
@@ -160,7 +166,7 @@ class _Reader:
         return False
 
     def propose(self, max_context: int) -> int:
-        """Drafts as many tokens as asked for, never past the last one wanted or the target's context.
+        """Drafts as many tokens as asked for, never past the last one wanted or `max_context`.
 
         Returns how long it took, in ns.
         """
@@ -187,15 +193,22 @@ class _Reader:
         return self._now_ns() - start_ns
 
     def close(self) -> None:
-        """Closes the sequence; a reading under way stops after its chunk first."""
+        """Closes the sequence; a reading under way stops after its chunk first. A failure is logged."""
         self._is_over = True
         if self._reading is None:
-            self._sequence.close()
+            self._close_sequence()
         else:
-            self._reading.add_done_callback(lambda _: self._sequence.close())
+            self._reading.add_done_callback(lambda _: self._close_sequence())
+
+    def _close_sequence(self) -> None:
+        try:
+            self._sequence.close()
+        except Exception:
+            log.exception("a draft's sequence could not be closed")
 
     def check_integrity(self) -> None:
-        if self._reading is None or self._reading.done():
+        is_running = self.work.session.running is self.work.job  # else it is closed with the next step
+        if is_running and (self._reading is None or self._reading.done()):
             self._sequence.check_integrity()
             assert self._sequence.position <= self.work.session.chain.position, "the draft read ahead"
 

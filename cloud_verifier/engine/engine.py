@@ -20,11 +20,11 @@ from outrider.cloud_verifier.engine.finish import MakeRows, RoundFinisher, make_
 from outrider.cloud_verifier.engine.job import Job
 from outrider.cloud_verifier.engine.observe import EngineObserver
 from outrider.cloud_verifier.engine.scheduler import Plan, Scheduler
-from outrider.cloud_verifier.engine.session_manager import INTERNAL_MESSAGE, SessionManager
+from outrider.cloud_verifier.engine.session_manager import SessionManager
 from outrider.cloud_verifier.engine.work import Work
 from outrider.cloud_verifier.verification.rows import ProcessedRows
 from outrider.common.clock import SYSTEM_CLOCK, Clock
-from outrider.common.types import ModelInfo, Progress, RoundError, RoundErrorCode
+from outrider.common.types import ModelInfo, Progress
 
 log = logging.getLogger(__name__)
 
@@ -149,29 +149,30 @@ class Engine:
             log.exception("a step of %d sessions failed", len(batch.works))
             self.observer.on_failed_step()
             for work in batch.works:
-                self.sessions.fail(work)
+                self.sessions.fail(work.job)
         else:
             self._finish(batch, rows)
+        self._admit_released()
         return True
 
     def _admit_arrived(self) -> None:
         self.backlog.take_arrived()
         while self._inbox:
             self._admit(self._inbox.popleft())
+            self._admit_released()
 
-    def _admit(self, job: Job | None) -> None:
-        """Admits `job`, then the jobs whose sessions that released."""
-        while job is not None:
-            try:
-                admitted = self.admission.admit(job)
-                if isinstance(admitted, Work):
-                    self.sessions.activate(admitted)
-                elif admitted is not None:
-                    job.reply(admitted)
-            except Exception:
-                log.exception("a %s could not be admitted", type(job.request).__name__)
-                job.reply(RoundError(job.round_id, RoundErrorCode.INTERNAL, INTERNAL_MESSAGE))
-            job = self.sessions.next_released()
+    def _admit_released(self) -> None:
+        """Admits the jobs that waited for a session which is free now, or has ended."""
+        while (job := self.sessions.next_released()) is not None:
+            self._admit(job)
+
+    def _admit(self, job: Job) -> None:
+        with self.sessions.isolate(job):
+            admitted = self.admission.admit(job)
+            if isinstance(admitted, Work):
+                self.sessions.activate(admitted)
+            elif admitted is not None:
+                job.reply(admitted)
 
     def _refuse_expired(self) -> None:
         now_ns = self._now_ns()
@@ -180,15 +181,18 @@ class Engine:
             for work in expired:  # each may let the next of its session in, which may have expired too
                 self.observer.on_refused("expired")
                 message = "its deadline passed before its turn came"
-                self.sessions.refuse(work, message, self.backlog.retry_ms())
-                self._admit(self.sessions.next_released())
+                with self.sessions.isolate(work.job):
+                    self.sessions.refuse(work, message, self.backlog.retry_ms())
+                self._admit_released()
 
     def _schedule(self) -> _Batch | None:
         """Returns what the next forward feeds; None where there is nothing."""
         start_s = self.clock.now()
-        active = list(self.sessions.active.values())
         if self.drafter is not None:
-            self.drafter.draft_for(active)
+            works, max_context = list(self.sessions.active.values()), self.model.limits.max_context
+            self.drafter.draft_for(works, max_context, self.sessions.isolate)
+            self._admit_released()
+        active = list(self.sessions.active.values())
         if not active:
             self.backlog.hold({}, {})
             return None
@@ -197,7 +201,7 @@ class Engine:
         works = [active[share.index] for share in plan.shares]
         return _Batch(plan, works, start_s) if works else None
 
-    def _forward(self, batch: _Batch) -> Sequence[ProcessedRows]:
+    def _forward(self, batch: _Batch) -> Sequence[ProcessedRows | Exception]:
         """Runs the packed forward; returns the rows of the works that end with it, in their order."""
         start_ns = self._now_ns()
         plan, items, ending = batch.plan, [], []
@@ -218,28 +222,22 @@ class Engine:
         finally:
             self.backlog.hold(plan.left_round_tokens, plan.left_prefill_tokens)
 
-    def _finish(self, batch: _Batch, rows: Sequence[ProcessedRows]) -> None:
+    def _finish(self, batch: _Batch, rows: Sequence[ProcessedRows | Exception]) -> None:
         """Answers the works that ended, reports progress of the others, and measures the step."""
         self.num_steps += 1
         batch_size, num_tokens, rest = len(batch.works), batch.num_tokens, iter(rows)
         for work, share in zip(batch.works, batch.plan.shares, strict=True):
             work.forward_ns += batch.forward_ns
-            is_done = False
-            if share.is_final:
-                try:
-                    is_done = self._finisher.finish(work, next(rest), batch_size)
-                except Exception:
-                    log.exception("a round could not be finished")
-                    self.sessions.fail(work)
-                    continue
-            else:
-                done = work.total_tokens - work.num_pending
-                work.job.reply(Progress(work.request.round_id, done, work.total_tokens))
-            if is_done:
-                self.sessions.release(work.session)
-                self._admit(self.sessions.next_released())
-            else:
-                self.sessions.end_turn(work.session)
+            its_rows = next(rest) if share.is_final else None
+            with self.sessions.isolate(work.job):
+                if its_rows is None:
+                    done = work.total_tokens - work.num_pending
+                    work.job.reply(Progress(work.request.round_id, done, work.total_tokens))
+                if its_rows is not None and self._finisher.finish(work, its_rows, batch_size):
+                    self.sessions.release(work.session)
+                else:
+                    self.sessions.end_turn(work.session)
+            self._admit_released()
         self.backlog.observe(num_tokens, self.clock.now() - batch.start_s)
         verify_ns = self._now_ns() - batch.forward_end_ns
         self.observer.on_step(batch_size, num_tokens, batch.forward_ns, verify_ns)
@@ -249,12 +247,12 @@ class Engine:
         if self.sessions.evict_kv():
             return
         self.observer.on_refused("kv")
-        self.sessions.free(newest.session)
-        if len(self.sessions.active) == 1:
-            self.sessions.refuse(newest, f"the KV pool is too small: {error}", SMALL_POOL_RETRY_MS)
-        else:
-            self.sessions.refuse(newest, f"no KV blocks are free: {error}", KV_RETRY_MS)
-        self._admit(self.sessions.next_released())
+        with self.sessions.isolate(newest.job):
+            self.sessions.free(newest.session)
+            if len(self.sessions.active) == 1:
+                self.sessions.refuse(newest, f"the KV pool is too small: {error}", SMALL_POOL_RETRY_MS)
+            else:
+                self.sessions.refuse(newest, f"no KV blocks are free: {error}", KV_RETRY_MS)
 
     def _now_ns(self) -> int:
         return int(self.clock.now() * 1e9)

@@ -22,22 +22,18 @@ class Schedulable(Protocol):
     @property
     def tenant(self) -> str:
         """Returns whose it is."""
-        ...
 
     @property
     def is_prefill(self) -> bool:
         """Returns whether it may be fed in chunks beside rounds."""
-        ...
 
     @property
     def num_pending(self) -> int:
         """Returns how many tokens are to be fed."""
-        ...
 
     @property
     def num_logit_rows(self) -> int:
         """Returns how many of the last tokens give a row of logits."""
-        ...
 
 
 @dataclass(slots=True)  # not frozen: see RoundMetrics

@@ -184,7 +184,7 @@ class SessionStream:
             return
         if isinstance(response, GeneratedTokens) and not response.is_last:
             return
-        if kind is GenerateRequest:
+        if kind is GenerateRequest and self._generating == getattr(response, "round_id", None):
             self._generating = None
         if isinstance(response, Verdict | RoundError):
             self._round_tokens.pop(response.round_id, None)

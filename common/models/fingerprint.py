@@ -92,3 +92,19 @@ def _merges(model: dict[str, Any]) -> list[Any]:
         return [piece[1] for piece in model["vocab"]]
     merges = model.get("merges") or []
     return [merge.split(" ", 1) if isinstance(merge, str) else list(merge) for merge in merges]
+
+
+def read_shard_names(index: Path) -> list[str]:
+    """Returns the sorted names in a `model.safetensors.index.json`.
+
+    Raises ModelError for a file that is no index, and for a name that is not of a safetensors file beside it:
+    loading what such an index lists could unpickle, or read elsewhere.
+    """
+    try:
+        names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ModelError(f"{index} is not a safetensors index") from error
+    for name in names:
+        if not isinstance(name, str) or not name.endswith(".safetensors") or Path(name).name != name:
+            raise ModelError(f"{index} names {name!r}, which is no safetensors file beside it")
+    return names

@@ -7,9 +7,12 @@ Written once against the array namespace passed in, numpy or torch.
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import math
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import fields, replace
 from typing import Any
 
 import numpy as np
@@ -17,43 +20,119 @@ from numpy.typing import NDArray
 
 from outrider.common.errors import InvalidFieldError, ModelError
 from outrider.common.noise.draws import coupled_argmax
-from outrider.common.sampling.arrays import copy
-from outrider.common.sampling.penalties import (
-    apply_bad_words,
-    apply_bias,
-    apply_count_penalties,
-    apply_repetition_penalty,
-    mask_end_of_text,
-)
-from outrider.common.sampling.truncation import truncate
-from outrider.common.types import SamplingParams
+from outrider.common.sampling.truncation import copy, native, truncate
+from outrider.common.types import SamplingParams, TokenIds
+
+
+def apply_repetition_penalty(
+    xp: Any, scores: Any, penalty: float, text_ids: Iterable[int], draft_token_ids: Sequence[int]
+) -> None:
+    """Divides positive scores of seen tokens by `penalty`, multiplies negative ones (Keskar et al. 2019)."""
+    seen = set(text_ids)
+    rows, ids, _ = _drafted_before(scores.shape[0], draft_token_ids, seen)
+    for where in ((slice(None), _id_array(seen)), (rows, ids)):
+        index = tuple(native(xp, each, scores) if isinstance(each, np.ndarray) else each for each in where)
+        picked = scores[index]
+        scores[index] = xp.where(picked < 0, picked * penalty, picked / penalty)
+
+
+def apply_count_penalties(
+    xp: Any,
+    scores: Any,
+    presence: float,
+    frequency: float,
+    output_ids: Iterable[int],
+    draft_token_ids: Sequence[int],
+) -> None:
+    """Subtracts frequency * count and then presence from scores of tokens in the output (OpenAI's API)."""
+    counts = Counter(output_ids)
+    rows, ids, drafted = _drafted_before(scores.shape[0], draft_token_ids)
+    committed = np.array([counts[token_id] for token_id in ids.tolist()], np.float32)
+    amounts = np.fromiter(counts.values(), np.float32, len(counts))
+    base = native(xp, _id_array(counts), scores)
+    rows, ids = native(xp, rows, scores), native(xp, ids, scores)
+    untouched = scores[rows, ids]
+    scores[:, base] = scores[:, base] - frequency * native(xp, amounts, scores) - presence
+    scores[rows, ids] = untouched - frequency * native(xp, committed + drafted, scores) - presence
+
+
+def _id_array(ids: Any) -> NDArray[np.int64]:
+    return np.fromiter(ids, np.int64, len(ids))
+
+
+def _drafted_before(
+    num_rows: int, draft_token_ids: Sequence[int], but_not: Iterable[int] = ()
+) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float32]]:
+    """Returns (row, id, count) of each id drafted before each row."""
+    entries: list[tuple[int, int, int]] = []
+    counts: dict[int, int] = {}
+    for row, token_id in enumerate(draft_token_ids[: num_rows - 1], start=1):
+        counts[token_id] = counts.get(token_id, 0) + 1
+        entries += [(row, each, count) for each, count in counts.items() if each not in but_not]
+    table = np.array(entries, np.int64).reshape(-1, 3)
+    return table[:, 0], table[:, 1], table[:, 2].astype(np.float32)
+
+
+def apply_bias(xp: Any, scores: Any, logit_bias: Sequence[tuple[int, float]]) -> None:
+    """Adds a bias to single ids, each listed once."""
+    ids = native(xp, np.array([token_id for token_id, _ in logit_bias], np.int64), scores)
+    bias = native(xp, np.array([bias for _, bias in logit_bias], np.float32), scores)
+    scores[:, ids] = scores[:, ids] + bias
+
+
+def apply_bad_words(
+    scores: Any, bad_words: Sequence[TokenIds], text_ids: Sequence[int], draft_token_ids: Sequence[int]
+) -> None:
+    """Masks the last token of a word wherever the sequence before it ends with the rest of the word."""
+    longest = max(len(word) for word in bad_words) - 1
+    text = (*text_ids[max(len(text_ids) - longest, 0) :], *draft_token_ids)
+    num_committed = len(text) - len(draft_token_ids)
+    for row in range(scores.shape[0]):
+        end = num_committed + row
+        for *start, last in bad_words:
+            if len(start) <= end and list(text[end - len(start) : end]) == start:
+                scores[row, last] = -math.inf
+
+
+def mask_end_of_text(scores: Any, eos_token_ids: Iterable[int], num_rows: int) -> None:
+    """Masks the end-of-text ids in the first `num_rows` rows: the sequence is too short to end there."""
+    for token_id in eos_token_ids:
+        scores[:num_rows, token_id] = -math.inf
+
 
 _MIN_TEMPERATURE = 1e-3  # below it float32 scores lose the noise; 0 is greedy
 _MAX_BIAS = 1e4
+_RANGES = {
+    "top_k": (0, 2**32 - 1, "0 (off) or more"),
+    "top_p": (1e-6, 1, "from 0.000001 to 1 (off)"),
+    "min_p": (0, 1 - 2**-24, "0 (off) or more, and below 1"),  # the largest float32 below 1
+    "repetition_penalty": (0.01, 100, "from 0.01 to 100; 1 is off"),
+    "presence_penalty": (-100, 100, "from -100 to 100"),
+    "frequency_penalty": (-100, 100, "from -100 to 100"),
+    "min_new_tokens": (0, 2**32 - 1, "0 or more"),
+    "seed": (0, 2**64 - 1, "from 0 to 2^64 - 1"),
+}
 
 
 def check_sampling_params(params: SamplingParams, num_tokens: int) -> None:
     """Raises InvalidFieldError naming the wire field of the first value out of range.
 
+    Numbers are checked as they are after the wire, so that both sides take and refuse the same ones.
     `num_tokens` is the tokenizer's size: ids in `logit_bias` and `bad_words` must be below it.
     """
-    temperature = params.temperature
-    _require(
-        temperature == 0 or _MIN_TEMPERATURE <= temperature <= 1000,
-        "temperature",
-        temperature,
-        f"0 (greedy) or from {_MIN_TEMPERATURE} to 1000",
-    )
-    _require(0 <= params.top_k < 2**32, "top_k", params.top_k, "0 (off) or more")
-    _require(1e-6 <= params.top_p <= 1, "top_p", params.top_p, "from 0.000001 to 1 (off)")
-    _require(0 <= params.min_p < 1, "min_p", params.min_p, "0 (off) or more, and below 1")
-    repetition = params.repetition_penalty
-    _require(0.01 <= repetition <= 100, "repetition_penalty", repetition, "from 0.01 to 100; 1 is off")
-    for name in ("presence_penalty", "frequency_penalty"):
-        _require(-100 <= getattr(params, name) <= 100, name, getattr(params, name), "from -100 to 100")
-    _require(0 <= params.min_new_tokens < 2**32, "min_new_tokens", params.min_new_tokens, "0 or more")
-    _require(0 <= params.seed < 2**64, "seed", params.seed, "from 0 to 2^64 - 1")
+    expected = f"0 (greedy) or from {_MIN_TEMPERATURE} to 1000"
+    is_valid = wire(params.temperature) == 0 or _is_within(params.temperature, _MIN_TEMPERATURE, 1000)
+    _require(is_valid, "temperature", params.temperature, expected)
+    for name, (low, high, expected) in _RANGES.items():
+        value = getattr(params, name)
+        _require(_is_within(value, low, high), name, value, expected)
     _check_ids(params, num_tokens)
+
+
+def _is_within(value: float, low: float, high: float) -> bool:
+    if isinstance(value, int):
+        return low <= value <= high
+    return wire(low) <= wire(value) <= wire(high)
 
 
 def _check_ids(params: SamplingParams, num_tokens: int) -> None:
@@ -61,7 +140,12 @@ def _check_ids(params: SamplingParams, num_tokens: int) -> None:
     for token_id, bias in params.logit_bias:
         _require(0 <= token_id < num_tokens, "logit_bias", token_id, f"a token id below {num_tokens}")
         _require(token_id not in seen, "logit_bias", token_id, "given once")
-        _require(-_MAX_BIAS <= bias <= _MAX_BIAS, "logit_bias", bias, f"from {-_MAX_BIAS:g} to {_MAX_BIAS:g}")
+        _require(
+            _is_within(bias, -_MAX_BIAS, _MAX_BIAS),
+            "logit_bias",
+            bias,
+            f"from {-_MAX_BIAS:g} to {_MAX_BIAS:g}",
+        )
         seen.add(token_id)
     for word in params.bad_words:
         _require(len(word) > 0, "bad_words", word, "at least one token long")
@@ -182,7 +266,15 @@ def _apply_history(
 @functools.lru_cache(256)
 def wire(value: float) -> float:
     """Returns a value as it is after the wire, in float32: both sides compute with that one."""
-    return float(np.float32(value))
+    return ctypes.c_float(value).value
+
+
+def on_wire(params: SamplingParams) -> SamplingParams:
+    """Returns the parameters as the other side has them: a temperature of 1e-46 is 0 there, and greedy."""
+    floats = [each.name for each in fields(params) if each.type == "float"]
+    changes: dict[str, Any] = {name: wire(getattr(params, name)) for name in floats}
+    biases = tuple((token_id, wire(bias)) for token_id, bias in params.logit_bias)
+    return replace(params, logit_bias=biases, **changes)
 
 
 def choose(

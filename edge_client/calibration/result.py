@@ -8,11 +8,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from outrider.common.process.version import own_version
-from outrider.edge_client.calibration.curve import Curve
-from outrider.edge_client.calibration.curve_text import curve_table
+from outrider.edge_client.calibration.curve import Curve, curve_table
 from outrider.edge_client.calibration.passages import ValidationText
-from outrider.edge_client.calibration.quantiles import Sorting, by_name, sort_samples, thresholds_at
-from outrider.edge_client.calibration.samples import Sample
+from outrider.edge_client.calibration.quantiles import Sample, Sorting, by_name, sort_samples, thresholds_at
 from outrider.edge_client.config.gate import split_names
 from outrider.edge_client.config.run_config import RunConfig
 from outrider.edge_client.gate.file import GateFile

@@ -131,7 +131,7 @@ def main(namespace: argparse.Namespace) -> int:
         show_progress("")
     if result.curve is not None:
         if namespace.csv:
-            from outrider.edge_client.calibration.curve_text import curve_csv
+            from outrider.edge_client.calibration.curve import curve_csv
 
             with _naming("--csv", namespace.csv):
                 namespace.csv.write_text(curve_csv(result.curve.points), encoding="utf-8")

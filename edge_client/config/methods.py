@@ -50,7 +50,10 @@ def why_no_reverify(config: RunConfig) -> str:
         )
     is_kept = on_timeout in (OnTimeout.FIRST_TOKEN, OnTimeout.EDGE_ONLY)
     if not is_kept and config.gate.use is not GateUse.COMMIT:
-        return f"is for tokens kept unverified, and --on-timeout {on_timeout} keeps none"
+        return (
+            f"is for tokens kept unverified, and --on-timeout {on_timeout} keeps none: add --on-timeout "
+            "first_token or edge_only"
+        )
     return ""
 
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Final
 
 from outrider.common.clock import SYSTEM_CLOCK, Clock
 from outrider.common.errors import RoundFailedError
+from outrider.common.sampling.support import choose_candidate
 from outrider.common.types import (
     Candidate,
     FinishReason,
@@ -23,13 +24,31 @@ from outrider.common.types import (
 )
 from outrider.edge_client.controller.acceptance_prior import AcceptancePrior, PriorKey
 from outrider.edge_client.controller.window import RoundWindow
-from outrider.edge_client.core.correction import PendingCorrection
 from outrider.edge_client.core.events import RolledBackEvent, TokenEvent
 from outrider.edge_client.core.options import ExecutionMode, SessionOptions
 from outrider.edge_client.decode.proposer import Proposer
 from outrider.edge_client.decode.recorder import Recorder
 from outrider.edge_client.decode.token_buffer import TokenBuffer
 from outrider.edge_client.transport.remote_verifier import RemoteVerifier
+
+
+@dataclass(slots=True)
+class PendingCorrection:
+    """A rejected draft token whose correction is still to be chosen. It stays pending until the sequence
+    grows, whatever happens to the link meanwhile: another token of the target's in its place would be a
+    sample of p, not of the residual.
+    """
+
+    position: int  # of the token to choose: the length of the sequence
+    support: Support  # what the rejected token was sampled from
+    num_seen: int = 0
+
+    def choose(self, candidates: Sequence[Candidate], seed: int) -> int | None:
+        """Returns the first of the next candidates that passes; None: more must be asked for."""
+        token_id = choose_candidate(self.support, candidates, seed, self.position, self.num_seen)
+        self.num_seen += len(candidates)
+        return token_id
+
 
 log = logging.getLogger(__name__)
 
@@ -180,11 +199,13 @@ class GenerationState:
         if self.has_pending_reverification:
             self.tokens.finish = None
 
-    def opened(self, opened: Opened) -> None:
-        """Notes that the verifier has the session."""
+    def opened(self, opened: Opened) -> list[RolledBackEvent]:
+        """Notes that the verifier has the session. Tokens that were kept before anybody knew that they would
+        end the sequence are dropped: only the target may end it."""
         self._model = opened.model
         self._must_open = False
-        self.tokens.set_eos(opened.model.eos_token_ids)
+        position = self.tokens.set_eos(opened.model.eos_token_ids)
+        return [] if position is None else [self.roll_back(position)]
 
     def lost(self) -> None:
         """Notes that the verifier has no session, or not with this sequence."""

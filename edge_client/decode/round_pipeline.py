@@ -3,18 +3,141 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
-from outrider.common.types import Draft
-from outrider.edge_client.controller.window import MAX_UNANSWERED
+from outrider.common.methods import sends_probs, sends_support
+from outrider.common.types import Draft, Method, Verdict, VerifyRequest
+from outrider.edge_client.controller.acceptance import BranchAcceptance
+from outrider.edge_client.controller.settings import SETTINGS
+from outrider.edge_client.controller.window import MAX_UNANSWERED, RoundWindow
 from outrider.edge_client.core.events import SessionEvent
-from outrider.edge_client.decode.branch_tree import Branch
+from outrider.edge_client.decode.branch_tree import Branch, BranchTree
 from outrider.edge_client.decode.generation_state import GenerationState
-from outrider.edge_client.decode.round_request import make_request
-from outrider.edge_client.decode.rounds import Proposal, Round, is_invalidated, resolve
-from outrider.edge_client.decode.speculation import create_speculation
+from outrider.edge_client.decode.reverify import kept_for_round, num_after_kept
+from outrider.edge_client.decode.rounds import (
+    Proposal,
+    Round,
+    assumed_tokens,
+    is_invalidated,
+    resolve,
+    tokens_of_branch,
+)
 from outrider.edge_client.decode.verdicts import apply_verdict
 from outrider.edge_client.transport.remote_verifier import Answer
+
+
+def propose_round(
+    state: GenerationState, branch: Branch[Round] | None, is_invalidated: Callable[[], bool] | None
+) -> Proposal:
+    """Drafts a round on `branch`, until `is_invalidated`; None: after the sequence, with nothing in flight."""
+    started_s = state.clock.now()
+    assumed, kept = assumed_tokens(branch, state.tokens), kept_for_round(state)
+    depth = state.num_to_draft(len(assumed)) if state.pending is None else 0
+    num_wanted = num_after_kept(state, len(kept), depth)
+    draft, draft_ms = state.proposer.propose(num_wanted, assumed, is_invalidated, is_gated=True)
+    return Proposal(draft, draft_ms, branch, assumed, kept, num_wanted, started_s)
+
+
+def make_request(state: GenerationState, proposal: Proposal, drafted_s: float) -> VerifyRequest:
+    """Returns the request of a round. Signals and probabilities are known of drafted tokens, not of kept
+    ones: with kept tokens none are sent."""
+    tokens, method, pending = state.tokens, state.options.method, state.pending
+    draft, judgement, kept = proposal.draft, proposal.judgement, proposal.kept
+    if (branch := proposal.branch) is None:
+        base_position, base_hash = tokens.acked_position, tokens.acked_hash
+        committed, origins = tokens.unacked()
+    else:
+        before = tokens_of_branch(branch)
+        base_position, base_hash = branch.host.start + len(before), branch.host.hash_after(before)
+        committed, origins = (), ()
+    return VerifyRequest(
+        round_id=state.remote.next_round_id(),
+        base_position=base_position,
+        base_hash=base_hash,
+        committed_tokens=committed,
+        origins=origins,
+        draft_tokens=(*kept, *draft.token_ids),
+        q_token_probs=draft.draft_probs if sends_probs(method) and not kept else (),
+        hard_mask=b"" if judgement is None or kept else judgement.hard_mask,
+        q_support=draft.supports if sends_support(method) else (),
+        candidates_from=pending.num_seen if pending is not None else 0,
+        pipelined=state.window.size > 1 and _may_continue(state, draft, len(proposal.assumed)),
+        deadline_ms=state.remote.deadline_ms(drafted_s),
+    )
+
+
+def _may_continue(state: GenerationState, draft: Draft, num_assumed: int) -> bool:
+    """Returns whether another round may follow this one before its verdict. A token that the gate doubted is
+    waited for."""
+    if draft.doubted is not None or not draft.token_ids or state.has_pending_reverification:
+        return False
+    if len(state.tokens.until_stop(draft.token_ids)) < len(draft.token_ids):
+        return False
+    return state.num_to_draft(num_assumed + len(draft.token_ids)) > 0
+
+
+class Speculation:
+    """Keeps the branches of the rounds in flight. Without runner-ups (`predicts_corrections`) only those on
+    which every draft is accepted are opened, and there is nothing to learn."""
+
+    def __init__(self, predicts_corrections: bool) -> None:
+        self._predicts_corrections = predicts_corrections
+        self._rates = BranchAcceptance()
+        self._branches: BranchTree[Round] = BranchTree(self._rates)
+
+    def best(self, num_in_flight: int, window: RoundWindow) -> Branch[Round] | None:
+        """Returns the branch to draft on; None where enough rounds are in flight or no branch is likely
+        enough."""
+        if num_in_flight >= (window.max_rounds if self._predicts_corrections else window.size):
+            return None
+        branch = self._branches.best(None if window.is_branching else _assumes_acceptance)
+        return branch if branch is not None and branch.chance >= SETTINGS.min_branch_probability else None
+
+    def close(self, branch: Branch[Round]) -> None:
+        """Closes a branch that a round was drafted on, or on which none can be."""
+        self._branches.close(branch)
+
+    def sent(self, round_: Round) -> None:
+        """Opens the branches of a round that was sent."""
+        before, parent = None, round_.parent
+        if parent is None:  # nothing else is in flight
+            self._branches.clear()
+        else:
+            self.close(parent)
+            if parent.correction is None:
+                before = (parent.host, parent.offset)
+        if round_.request.pipelined:  # otherwise it reaches the end, or nearly
+            runner_ups = round_.draft.runner_ups if self._predicts_corrections else ()
+            length = len(round_.request.draft_tokens)
+            self._branches.add(round_, length, round_.chance, runner_ups, before)
+
+    def judged(self, round_: Round, verdict: Verdict) -> None:
+        """Learns from a verdict. Kept tokens have no runner-ups."""
+        if not round_.num_kept:
+            self._rates.observe(round_.draft.runner_ups, verdict.accepted_len, verdict.correction)
+
+    def first_token_rejected(self, round_: Round, token_id: int) -> None:
+        """Learns from an invalidated round in place of whose first token the sequence has `token_id`."""
+        self._rates.observe(round_.draft.runner_ups, 0, token_id)
+
+    def resolved(self, next_round: Round | None, rounds: Sequence[Round]) -> None:
+        """Drops the branches of all but `rounds`, the first of which, `next_round`, will be judged."""
+        kept = set(map(id, rounds))
+        chance = next_round.chance if next_round is not None else 1.0
+        self._branches.retain(lambda host: id(host) in kept, chance)
+        for each in rounds:
+            each.chance = min(1.0, each.chance / chance)
+
+
+def _assumes_acceptance(branch: Branch[Round]) -> bool:
+    return branch.correction is None and not branch.host.assumes_correction
+
+
+def create_speculation(state: GenerationState) -> Speculation:
+    """Creates it, with predicted corrections where several rounds may be in flight and they are possible."""
+    drafter = state.proposer.drafter
+    may_predict = state.window.may_branch and state.options.method is Method.COUPLED
+    return Speculation(may_predict and drafter is not None and drafter.keep_runner_ups())
 
 
 class RoundPipeline:

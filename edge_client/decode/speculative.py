@@ -13,18 +13,46 @@ from collections.abc import Iterator
 from functools import partial
 
 from outrider.common.errors import RoundTimeoutError
-from outrider.edge_client.core.events import SessionEvent
+from outrider.common.types import Draft, Origin
+from outrider.edge_client.core.events import SessionEvent, TokenEvent
 from outrider.edge_client.decode.branch_tree import Branch
 from outrider.edge_client.decode.cloud_only import stream_cloud_only
-from outrider.edge_client.decode.commit_gate import keep_block
-from outrider.edge_client.decode.fallback import fall_back
+from outrider.edge_client.decode.fallback import fall_back, keep_unverified
 from outrider.edge_client.decode.generation_state import GenerationState
 from outrider.edge_client.decode.opening import open_session
-from outrider.edge_client.decode.round_pipeline import RoundPipeline
-from outrider.edge_client.decode.round_request import propose_round
+from outrider.edge_client.decode.round_pipeline import RoundPipeline, propose_round
 from outrider.edge_client.decode.rounds import Proposal, Round
 from outrider.edge_client.decode.verdicts import apply_late_verdict
+from outrider.edge_client.gate.gate import GateUse
 from outrider.edge_client.transport.remote_verifier import SessionLostError, UnknownPrefixError
+
+# An id and its origin take at most six bytes of a message, and only half of a message is for them.
+_BYTES_PER_TOKEN = 12
+
+
+def keep_block(state: GenerationState, proposal: Proposal) -> list[TokenEvent]:
+    """Keeps the drafted tokens where the gate does; returns none where the verifier is to be asked."""
+    gate, draft = state.proposer.gate, proposal.draft
+    if gate is None or gate.use is not GateUse.COMMIT or not draft.token_ids:
+        return []
+    assert proposal.judgement is not None
+    if proposal.judgement.is_escalated or not _may_keep(state, draft):
+        return []
+    state.remote.check_cancelled()  # nothing else here waits or checks
+    events = keep_unverified(state, draft.token_ids, Origin.GATE)
+    state.recorder.kept(proposal)
+    return events
+
+
+def _may_keep(state: GenerationState, draft: Draft) -> bool:
+    """Returns False where a token would end the sequence, or the next request would become too large."""
+    tokens, model = state.tokens, state.model
+    if len(tokens.until_stop(draft.token_ids)) < len(draft.token_ids):
+        return False
+    assert model is not None, "a round before an opening"
+    num_unacked = tokens.position - tokens.acked_position + len(draft.token_ids)
+    return num_unacked * _BYTES_PER_TOKEN <= model.limits.max_message_bytes
+
 
 log = logging.getLogger(__name__)
 

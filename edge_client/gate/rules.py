@@ -36,7 +36,7 @@ def create_rules(names: Sequence[str], needs: RuleNeeds = RuleNeeds()) -> tuple[
 def _pattern(name: str) -> Callable[[RuleNeeds], TextRule]:
     def create(needs: RuleNeeds) -> TextRule:
         from outrider.edge_client.gate import patterns
-        from outrider.edge_client.gate.spans import SpanRule
+        from outrider.edge_client.gate.text_rule import SpanRule
 
         return SpanRule(getattr(patterns, f"find_{name}"))
 
@@ -44,7 +44,7 @@ def _pattern(name: str) -> Callable[[RuleNeeds], TextRule]:
 
 
 def _entities(needs: RuleNeeds) -> TextRule:
-    from outrider.edge_client.gate.spans import SpanRule
+    from outrider.edge_client.gate.text_rule import SpanRule
 
     if needs.ner:
         from outrider.edge_client.gate.ner import NamedEntities
@@ -56,7 +56,7 @@ def _entities(needs: RuleNeeds) -> TextRule:
 
 
 def _rare(needs: RuleNeeds) -> TextRule:
-    from outrider.edge_client.gate.spans import SpanRule
+    from outrider.edge_client.gate.text_rule import SpanRule
 
     if needs.words is None:
         raise UsageError(

@@ -34,24 +34,20 @@ class OpenLink(Protocol):
     @property
     def address(self) -> str:
         """Returns the HOST:PORT that the edge dials, from this process's own network namespace."""
-        ...
 
     def facts(self) -> dict[str, Any]:
         """Returns what a result should carry: realisation, kernel, congestion control, and what else
         matters."""
-        ...
 
     def wire_bytes(self) -> tuple[int, int] | None:
         """Returns the IP bytes carried so far, up and down, headers and retransmissions included; None:
         not counted."""
-        ...
 
     def restart_outages(self) -> None:
         """Lets the profile's outages count from now on."""
 
     def reset(self) -> int:
         """Breaks every connection with a TCP reset; returns how many. UsageError where it cannot."""
-        ...
 
 
 class LinkRealisation(Protocol):
@@ -61,11 +57,9 @@ class LinkRealisation(Protocol):
 
     def refusals(self, profile: LinkProfile) -> list[str]:
         """Returns the reasons why this profile cannot be had this way, here; empty: it can."""
-        ...
 
     def open(self, profile: LinkProfile, upstream: str) -> AbstractContextManager[OpenLink]:
         """Connects `address` with `upstream`, HOST:PORT where the verifier listens. UsageError: refused."""
-        ...
 
 
 def create_realisation(name: str) -> LinkRealisation:

@@ -33,6 +33,33 @@ from outrider.edge_client.transport.link.base import Connection
 from outrider.experiments.load.recording import RecordedRound, RecordedSession, Recording
 from outrider.experiments.shared.command import run_command
 from outrider.experiments.shared.prompts import load_prompts
+from outrider.experiments.synthetic.keyed import FIRST_TOKEN, NUM_TOKENS, KeyedTokens
+from outrider.experiments.synthetic.target import SyntheticBackend
+
+DRAFTS_A_ROUND = 4
+PROMPT_TOKENS = 64
+
+
+def synthetic_recording(num_sessions: int = 32, num_rounds: int = 24) -> Recording:
+    """Returns a recording of the default pair's target, greedy: all drafts are accepted."""
+    backend = SyntheticBackend()
+    tokens = KeyedTokens(backend.pair.seed)
+    starts = [PROMPT_TOKENS + 1 + number * (DRAFTS_A_ROUND + 1) for number in range(num_rounds)]
+    texts = [tuple(tokens.between(start, start + DRAFTS_A_ROUND + 1).tolist()) for start in starts]
+    rounds = tuple(
+        RecordedRound(text[:-1], (0.9,) * DRAFTS_A_ROUND, DRAFTS_A_ROUND, text[-1]) for text in texts
+    )
+    sessions = (
+        RecordedSession(
+            prompt_ids=tuple(FIRST_TOKEN + (number + i) % NUM_TOKENS for i in range(PROMPT_TOKENS)),
+            sampling=SamplingParams(temperature=0.0, seed=number),
+            first_token=int(tokens.between(PROMPT_TOKENS, PROMPT_TOKENS + 1)[0]),
+            rounds=rounds,
+        )
+        for number in range(num_sessions)
+    )
+    return Recording(backend.fingerprint, backend.dtype, tuple(sessions))
+
 
 ANSWER_S = 60.0
 # Greedy, plain sampling, every truncation, penalties: one after the other over the sessions.
@@ -173,7 +200,7 @@ def main() -> int:
     parser.add_argument("--stub", action="store_true", help="what a synthetic target answers; needs no model")
     arguments = parser.parse_args()
     if arguments.stub:
-        from outrider.experiments.synthetic.recording import synthetic_recording
+        from outrider.experiments.load.record import synthetic_recording
 
         recording = synthetic_recording(arguments.sessions, arguments.rounds)
     elif arguments.verifier:

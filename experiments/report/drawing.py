@@ -5,15 +5,14 @@ from __future__ import annotations
 import math
 import textwrap
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
 from outrider.experiments.report.numbers import plain
 from outrider.experiments.report.style import SeriesStyle, Size, colour
 from outrider.experiments.sweep.results.records import Metric
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 HOLLOW = "Hollow marks are what the cost model predicts."
 LEGEND_LINES = 3  # that a drawing's usual height has room for
@@ -32,7 +31,7 @@ def spread_axis(axes: Axes, which: str, values: Sequence[float], size: Size) -> 
             set_scale("symlog", linthresh=above[0], linscale=0.5)
         else:
             set_scale("log")
-    axis.set_minor_locator(_no_ticks())
+    axis.set_minor_locator(NullLocator())
     to_display = axis.get_transform().transform
     places = [float(to_display(value)) for value in wanted]
     length = (places[-1] - places[0]) or 1.0
@@ -49,8 +48,6 @@ def spread_axis(axes: Axes, which: str, values: Sequence[float], size: Size) -> 
 
 def number_axis(axes: Axes, which: str) -> None:
     """Sets plain numbers for ticks; linear from zero, unless the values are far apart."""
-    from matplotlib.ticker import FuncFormatter, MaxNLocator
-
     axis = axes.xaxis if which == "x" else axes.yaxis
     low, high = axis.get_data_interval()
     if low > 0 and high / low > LOG_FROM:
@@ -63,13 +60,11 @@ def number_axis(axes: Axes, which: str) -> None:
 
 def log_axis(axes: Axes, which: str) -> None:
     """Sets plain numbers at 1, 2 and 5, or at powers of ten over many decades."""
-    from matplotlib.ticker import FuncFormatter, LogLocator
-
     axis = axes.xaxis if which == "x" else axes.yaxis
     low, high = axis.get_data_interval()
     (axes.set_xscale if which == "x" else axes.set_yscale)("log")
     axis.set_major_locator(LogLocator(subs=(1, 2, 5) if high < 300 * max(low, 1e-9) else (1,)))
-    axis.set_minor_locator(_no_ticks())
+    axis.set_minor_locator(NullLocator())
     axis.set_major_formatter(FuncFormatter(lambda value, _: plain(value)))
 
 
@@ -119,9 +114,3 @@ def upright_line(axes: Axes, place: float, label: str, is_dotted: bool) -> None:
     """Draws a marked place on the x axis, named in the legend."""
     name = "muted" if is_dotted else "ink"
     axes.axvline(place, color=colour(name), linestyle=":" if is_dotted else "-", linewidth=1.3, label=label)
-
-
-def _no_ticks() -> Any:
-    from matplotlib.ticker import NullLocator
-
-    return NullLocator()

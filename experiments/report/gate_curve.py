@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
 from outrider.edge_client.calibration.curve import KEEP_ALL, NO_GATE, Curve, CurvePoint
 from outrider.experiments.report.drawing import legend_below
 from outrider.experiments.report.style import Size, colour, css_variables, series_style
 from outrider.experiments.report.svg import draw_svg
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 _SIZE = Size("wide", 760, 560, 13.0)
 _STYLE = (

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from importlib import resources
+from importlib import import_module, resources
 from pathlib import Path
 from typing import Any
 
 from outrider.common.errors import UsageError
 from outrider.experiments.report.cautions import cautions
 from outrider.experiments.report.figures.base import Chart, ReportFigure
-from outrider.experiments.report.figures.registry import load_figures
 from outrider.experiments.report.headline import headlines
 from outrider.experiments.report.style import NARROW, WIDE, css_variables
 from outrider.experiments.report.svg import draw_svg
@@ -26,6 +25,21 @@ from outrider.experiments.report.tables import (
 from outrider.experiments.report.verdicts import RIVALS
 from outrider.experiments.report.view import View
 from outrider.experiments.sweep.results.records import REPORT, SWEEP, read_results
+
+NAMES = (
+    "tpot_rtt",
+    "draft_length",
+    "speedup_map",
+    "commit_gap",
+    "round_parts",
+    "bandwidth",
+    "outage",
+)
+
+
+def load_figures() -> dict[str, ReportFigure]:
+    """Returns the figures by name."""
+    return {name: import_module(f"outrider.experiments.report.figures.{name}").FIGURE for name in NAMES}
 
 
 @dataclass(frozen=True, slots=True)

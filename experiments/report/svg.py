@@ -6,12 +6,13 @@ import io
 import re
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import matplotlib
+from matplotlib.backends.backend_svg import FigureCanvasSVG
+from matplotlib.figure import Figure
 
 from outrider.experiments.report.style import COLOURS, Size, rc_parameters
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 SVG = "http://www.w3.org/2000/svg"
 XLINK_HREF = "{http://www.w3.org/1999/xlink}href"
@@ -27,9 +28,6 @@ _HEX = re.compile(r"#0[0-9a-f]{5}\b")
 def draw_svg(draw: Draw, size: Size, prefix: str, label: str) -> str:
     """Lets `draw` fill an empty figure, and returns its SVG; `label` is for screen readers, `prefix` makes
     ids unique."""
-    import matplotlib
-    from matplotlib.backends.backend_svg import FigureCanvasSVG
-    from matplotlib.figure import Figure
 
     parameters: Any = rc_parameters(size)
     with matplotlib.rc_context(parameters):

@@ -12,7 +12,7 @@ from outrider.experiments.report.figures.base import Table
 from outrider.experiments.report.naming import Arm, link_label, outages_of
 from outrider.experiments.report.numbers import ABSENT, counted, listed, plain, times, with_interval
 from outrider.experiments.report.view import View
-from outrider.experiments.sweep.results.metric_names import describe
+from outrider.experiments.sweep.results.metrics import describe
 from outrider.experiments.sweep.results.records import CellRow
 
 _FIRST = ("tpot_ms", "ttft_ms", "otps")  # the columns a reader looks for first

@@ -2,7 +2,7 @@
 
 Under `coupled` a text does not depend on how it was drafted, so one trace replays every depth policy: a round
 at position t that drafts n tokens commits min(n, run of t) of them and one more. Recorded traces are a real
-pair's (`benchmarks.controller.record_acceptance`); synthetic ones are drawn from stated probabilities and labelled so.
+pair's; synthetic ones are drawn from stated probabilities and labelled so.
 """
 
 from __future__ import annotations

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import math
-from collections.abc import Callable
+import tempfile
+import threading
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from outrider.common.methods import DEFAULT_SUPPORT_SIZE
 from outrider.common.types import Method, MethodParams, SamplingParams, StopParams
@@ -20,7 +24,40 @@ from outrider.edge_client.tokenization.tokenizer import EdgeTokenizer
 from outrider.edge_client.transport.deadline import RoundDeadline
 from outrider.edge_client.transport.link.grpc_link import GrpcLink
 from outrider.edge_client.transport.remote_verifier import RemoteVerifier
-from outrider.experiments.shared.watched import watched
+
+
+class Cancellable(Protocol):
+    """Is what can be watched."""
+
+    def cancel(self) -> None:
+        """Ends it soon; from any thread."""
+
+
+class HungError(AssertionError):
+    """Is raised with the stacks of all threads, from when time was up."""
+
+
+@contextlib.contextmanager
+def watched(session: Cancellable, limit_s: float) -> Iterator[None]:
+    """Cancels a session that is still at work after `limit_s`, and raises `HungError` once it has ended."""
+    stacks: list[str] = []
+
+    def bark() -> None:
+        with tempfile.TemporaryFile("w+") as file:  # faulthandler writes to descriptors alone
+            faulthandler.dump_traceback(file, all_threads=True)
+            file.seek(0)
+            stacks.append(file.read())
+        session.cancel()
+
+    timer = threading.Timer(limit_s, bark)
+    timer.name, timer.daemon = "session-watch", True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+    if stacks:
+        raise HungError(f"a session was at work for more than {limit_s:g} s:\n{stacks[0]}")
 
 
 @dataclass(frozen=True)

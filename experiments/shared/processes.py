@@ -2,9 +2,6 @@
 
 It is in a session of its own: Ctrl-C at a terminal is for whoever started it, which then stops it after what
 it serves. It ends with that process, killed or not (`outrider.experiments.shared.leash`).
-
-With `security=` of `outrider.experiments.shared.dev_security` it speaks TLS and wants a token; edges then need its
-`edge_flags`, `edge_settings` or `link`.
 """
 
 from __future__ import annotations
@@ -20,10 +17,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from outrider.experiments.shared.dev_security import DevSecurity
+from typing import TextIO
 
 READY = re.compile(r"serving .* on (\S+:\d+)(?:, admin port at (\S+))?")
 
@@ -67,7 +61,6 @@ def start_verifier(
     target: Path | None = None,
     listen: str = "127.0.0.1:0",
     timeout_s: float = 120.0,
-    security: DevSecurity | None = None,
 ) -> VerifierProcess:
     """Starts `cloud-verifier serve` in this interpreter's environment.
 
@@ -77,20 +70,21 @@ def start_verifier(
     command += ["--admin-listen", "none", *arguments]  # several may run at once
     if target is not None:
         command += ["--target", str(target)]
-    if security is not None:
-        command += security.serve_flags
     return start_server(command, timeout_s)
 
 
-def start_server(command: Sequence[str], timeout_s: float = 120.0) -> VerifierProcess:
-    """Starts `command`, a `python -m MODULE ...`, and waits for the line that says where it serves. Raises as
-    `start_verifier`."""
+def start_server(
+    command: Sequence[str], timeout_s: float = 120.0, stderr: TextIO | None = None
+) -> VerifierProcess:
+    """Starts `command`, a `python -m MODULE ...`, and waits for the line that says where it serves. `stderr`
+    is a file for its log (None: ours). Raises as `start_verifier`."""
     assert list(command[:2]) == [sys.executable, "-m"], "only modules can be put on the leash"
     begin = time.monotonic()
     process = subprocess.Popen(
         [*command[:2], "outrider.experiments.shared.leash", *command[2:]],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
+        stderr=stderr,
         text=True,
         start_new_session=True,
     )
@@ -128,11 +122,9 @@ def _lines_until(descriptor: int, deadline: float) -> Iterator[str]:
 
 
 @contextlib.contextmanager
-def running_verifier(
-    *arguments: str, target: Path | None = None, security: DevSecurity | None = None
-) -> Iterator[VerifierProcess]:
+def running_verifier(*arguments: str, target: Path | None = None) -> Iterator[VerifierProcess]:
     """Runs a verifier: `with running_verifier() as verifier: ... verifier.address`."""
-    verifier = start_verifier(*arguments, target=target, security=security)
+    verifier = start_verifier(*arguments, target=target)
     try:
         yield verifier
     finally:

@@ -14,7 +14,7 @@ from outrider.common.config.loader import load_config, option
 from outrider.common.errors import ConfigError, UsageError
 from outrider.edge_client.config.run_config import RunConfig
 from outrider.experiments.links.profiles import LinkProfile, load_profile
-from outrider.experiments.shared.yaml_files import read_mapping
+from outrider.experiments.shared.command import read_mapping
 from outrider.experiments.simulator.parts.network import BALANCES
 from outrider.experiments.simulator.parts.times import (
     DEFAULT_TIMES,

@@ -24,11 +24,11 @@ from outrider.experiments.simulator.parts.drafts import TracedText, load_accepta
 from outrider.experiments.simulator.parts.edges import Ask, RequestLog
 from outrider.experiments.simulator.parts.times import DEFAULT_TIMES, SystemTimes, load_times
 from outrider.experiments.simulator.run import play
-from outrider.experiments.sweep.calibrating import calibrate_links
 from outrider.experiments.sweep.config.cells import Cell
 from outrider.experiments.sweep.config.checks import check_sweep
 from outrider.experiments.sweep.config.schema import SIMULATED, SweepConfig, resolved
 from outrider.experiments.sweep.config.settings import make_edge_config
+from outrider.experiments.sweep.linking import calibrate_links
 from outrider.experiments.sweep.results.folder import create_folder
 from outrider.experiments.sweep.results.records import Sweep
 from outrider.experiments.sweep.running import Plan, make_plan

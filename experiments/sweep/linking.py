@@ -8,6 +8,7 @@ from typing import Any
 
 from outrider.common.errors import UsageError
 from outrider.experiments.links.base import OpenLink, check_realisable, create_realisation, kernel_facts
+from outrider.experiments.links.calibration.measure import RTTS_MS, short_calibration
 from outrider.experiments.links.profiles import LinkProfile
 from outrider.experiments.links.traces import load_trace
 from outrider.experiments.sweep.config.cells import Cell
@@ -61,3 +62,20 @@ class _DirectLink:
 
     def reset(self) -> int:
         return 0
+
+
+_MOST = 3  # round trips
+_LONGEST_MS = 200.0  # a longer one is made as this one is, and takes long to measure
+
+
+def calibrate_links(realisation: str, profiles: Sequence[LinkProfile]) -> list[dict[str, Any]]:
+    """Returns the points of a short calibration, as `calibration.measure` has them, with the kernel and
+    the congestion control that they were measured under; none without a link."""
+    if realisation == DIRECT:
+        return []
+    rtts_ms = sorted({p.rtt_ms for p in profiles if 0 < p.rtt_ms <= _LONGEST_MS})
+    step = max(1, len(rtts_ms) // _MOST)
+    record = short_calibration(realisation, rtts_ms[::step][:_MOST] or RTTS_MS[:1])
+    facts = record["facts"].get(realisation, {})
+    told = {name: facts[name] for name in ("kernel", "congestion_control") if name in facts}
+    return [{**point, **told} for point in record["points"]]

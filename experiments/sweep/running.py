@@ -172,7 +172,7 @@ def _run_visits(plan: Plan, folder: ResultsFolder, progress: Progress) -> None:
 def _calibrate(plan: Plan, folder: ResultsFolder, progress: Progress) -> None:
     if not plan.config.calibrate or folder.manifest.calibration:
         return
-    from outrider.experiments.sweep.calibrating import calibrate_links
+    from outrider.experiments.sweep.linking import calibrate_links
 
     progress.say("calibrating the links")
     profiles = {cell.link.name: cell.link for cell in plan.cells if cell.has_link}

@@ -7,16 +7,14 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
+from outrider.cloud_verifier.security.dev_certs import DevCertificates, make_dev_certificates
 from outrider.common.errors import OutriderError
 from outrider.experiments.shared.processes import VerifierProcess, start_server, start_verifier
 from outrider.experiments.sweep.config.cells import Cell
 from outrider.experiments.sweep.config.schema import SweepConfig
 from outrider.experiments.sweep.config.settings import serve_flags
-
-if TYPE_CHECKING:
-    from outrider.cloud_verifier.security.dev_certs import DevCertificates
 
 
 class VerifierPool:
@@ -67,8 +65,6 @@ class VerifierPool:
 
     def _local_certificates(self) -> DevCertificates:
         if self._certificates is None:
-            from outrider.cloud_verifier.security.dev_certs import make_dev_certificates
-
             directory = self._stack.enter_context(tempfile.TemporaryDirectory(prefix="outrider-certs-"))
             self._certificates = make_dev_certificates(Path(directory))
         return self._certificates

@@ -56,7 +56,7 @@ def _loaded_by(config: RunConfig) -> tuple[object, ...]:
 
 
 def _create_synthetic(config: RunConfig, description: Mapping[str, object]) -> Edge:
-    from outrider.experiments.synthetic.edge import create_synthetic_edge
+    from outrider.experiments.synthetic.draft import create_synthetic_edge
     from outrider.experiments.synthetic.pair import pair_from
 
     return create_synthetic_edge(config, pair_from(description))

@@ -5,14 +5,17 @@ from __future__ import annotations
 import hashlib
 import time
 from collections.abc import Callable, Sequence
-from typing import Self
+from typing import Self, cast
 
 import numpy as np
 
 from outrider.common.errors import InvalidFieldError
 from outrider.common.sampling.support import certain
 from outrider.common.types import Draft, SamplingParams, Signals
+from outrider.edge_client.config.run_config import RunConfig
 from outrider.edge_client.drafting.base import ShouldStop, Stop, ended
+from outrider.edge_client.session.factory import Edge
+from outrider.edge_client.tokenization.tokenizer import EdgeTokenizer
 from outrider.experiments.synthetic.keyed import (
     FIRST_TOKEN,
     NUM_TOKENS,
@@ -165,3 +168,12 @@ class SyntheticDraft:
 
     def __exit__(self, *exc: object) -> None:
         self.close()
+
+
+def create_synthetic_edge(config: RunConfig, pair: SyntheticPair) -> Edge:
+    """Returns an edge as `outrider.edge_client.session.factory.create_edge` does; the configuration's
+    draft and strategy are not used."""
+    draft = SyntheticDraft(pair) if config.mode.has_draft else None
+    tokenizer = cast(EdgeTokenizer, SyntheticTokenizer())
+    slowed = (f"min-draft-ms={config.min_draft_ms:g}",) if draft and config.min_draft_ms else ()
+    return Edge(config, tokenizer, draft, 0.0, (*slowed, *pair.labels))

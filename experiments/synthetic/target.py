@@ -103,7 +103,7 @@ class SyntheticBackend:
         """Returns a sequence of the same length."""
         return _SyntheticKV(sequence.length)
 
-    def close(self, sequence: KVSequence) -> None:
+    def close(self, sequence: KVSequence, *, is_wrong: bool = False) -> None:
         """Does nothing: lengths need no freeing."""
 
     def check_integrity(self) -> None:

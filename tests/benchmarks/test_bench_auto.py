@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
-
 import pytest
 
-from benchmarks.controller import auto as bench_auto
-from benchmarks.controller.auto import AutoRun, measure_above, run_auto, run_later
-from benchmarks.controller.grid import Point
-from outrider.common.errors import UsageError
+from benchmarks.controller.auto import AutoRun, run_auto, run_later
+from benchmarks.controller.simulated import Point
 from outrider.edge_client.core.options import ExecutionMode
-from outrider.experiments.shared.acceptance_traces import RECORDED, synthetic_traces
+from outrider.experiments.shared.acceptance_traces import synthetic_traces
 
 # Where a draft that is better than usual makes rounds the best way, and what is usual says the stream.
 POINT = Point(600, 70, 2)
@@ -36,23 +31,3 @@ def test_every_text_counts_once_among_the_later_ones() -> None:
 def test_a_run_says_what_both_are(run: AutoRun) -> None:
     assert run.place == "alpha 0.95, confidence none RTT 600 forward 70 draft 2 ms"
     assert f"{run.ratio(False):.3f} of the best; later texts" in str(run)
-
-
-def test_points_that_were_above_the_target_are_measured_on_other_texts(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setattr(bench_auto, "RESULTS", tmp_path)
-    monkeypatch.setattr(bench_auto, "NUM_AGAIN", 2)
-    with pytest.raises(UsageError, match="nothing found by --only ways"):
-        measure_above(RECORDED)
-    above = ["alpha 0.3, confidence none RTT 600 forward 5 draft 0.2 ms"]
-    (tmp_path / "controller_ways.json").write_text(json.dumps({"details": {"auto_above": above}}))
-    measures, details = measure_above(RECORDED)
-    assert list(details["auto_above"]) == above
-    assert [each.id for each in measures] == [
-        "ctl.auto_above_synthetic",
-        "ctl.auto_above_synthetic_cloud",
-        "ctl.auto_later_above_synthetic",
-        "ctl.auto_later_above_synthetic_cloud",
-    ]
-    assert all(each.value == pytest.approx(1.0, abs=0.01) for each in measures), "the stream, at once"

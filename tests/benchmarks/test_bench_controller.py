@@ -7,9 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks.controller.grid import Point
 from benchmarks.controller.run import FixedSweep, fixed_rounds, play_set, rounds_to_settle
-from benchmarks.controller.simulated import play_texts
+from benchmarks.controller.simulated import Point, play_texts
 from outrider.common.errors import UsageError
 from outrider.edge_client.controller.cost_model import expected_tokens, round_s, tokens_per_s
 from outrider.edge_client.core.options import ExecutionMode

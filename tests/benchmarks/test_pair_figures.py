@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.pair.drafts import LONG, SharedCosts, predict
-from benchmarks.pair.quality import parse_figures
+from benchmarks.pair.run import parse_figures
 from benchmarks.sessions import Sessions
 from outrider.common.types import FinishReason, Origin
 from outrider.edge_client.core.stats import RoundRecord, SessionStats
@@ -72,11 +71,3 @@ def test_tokens_a_round_leave_out_the_openings_and_count_rounds_without_a_draft(
     assert rounds.tokens_per_round == pytest.approx((5 + 2 + 1) / 3)
     assert rounds.acceptance_rate == pytest.approx(5 / 8)
     assert rounds.acceptance(4) == pytest.approx([2 / 3, 1 / 2, 1.0, 1.0])
-
-
-def test_a_prediction_charges_a_strategy_for_what_it_drafts() -> None:
-    """Half of the rounds draft 8 and keep them all: 5 tokens in 10 + 8/2 * (1 + 0.5) ms."""
-    costs = SharedCosts(verify_fixed_s=0.01, verify_token_s=0.0005, loopback_s=0.0, target_token_s=0.01)
-    predicted = predict(make_rounds((LONG, LONG), (0, 0)), 0.001, costs)
-    assert predicted["loopback"] == {"at_4": pytest.approx(3 / 0.013, abs=0.1), "best_n": 8, "best": 312.5}
-    assert predicted["50 ms"]["best"] == pytest.approx(5 / 0.066, abs=0.1)

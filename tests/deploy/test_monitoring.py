@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import yaml
 from prometheus_client import generate_latest
+from support.dev_security import make_dev_security
 from support.fakes import FakeBackend
 
 from outrider.cloud_verifier.config import ServeConfig
@@ -20,7 +21,6 @@ from outrider.cloud_verifier.engine.engine import Engine
 from outrider.cloud_verifier.security.server_security import ServerSecurity
 from outrider.cloud_verifier.server.metrics import make_registry
 from outrider.cloud_verifier.server.server import make_model_info
-from outrider.experiments.shared.dev_security import make_dev_security
 
 ROOT = Path(__file__).resolve().parents[2]
 MONITORING = ROOT / "deploy" / "monitoring"

@@ -8,6 +8,7 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from support.calls import plain_channel
+from support.dev_security import make_dev_security
 from support.fakes import FakeBackend
 from support.processes.server import serving
 
@@ -16,7 +17,6 @@ from outrider.cloud_verifier.server.addresses import check_addresses
 from outrider.common.errors import UsageError
 from outrider.common.pb import outrider_pb2 as pb
 from outrider.common.pb import outrider_pb2_grpc
-from outrider.experiments.shared.dev_security import make_dev_security
 
 
 def test_probes_are_answered_without_tls_and_token_and_tell_a_drain_from_a_death(tmp_path: Path) -> None:

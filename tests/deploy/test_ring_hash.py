@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from support.dev_security import make_dev_security
 from support.fakes import FakeBackend
 from support.processes.decoding import decode
 from support.processes.server import serving
@@ -25,7 +26,6 @@ from outrider.edge_client.transport.link.grpc_link import GrpcLink
 from outrider.edge_client.transport.link.probe import probe
 from outrider.edge_client.transport.link.security import link_security
 from outrider.edge_client.transport.link.targets import parse_target
-from outrider.experiments.shared.dev_security import make_dev_security
 
 TIMEOUT_S = 5.0
 

@@ -1,4 +1,4 @@
-"""`ctl.same_text`, small: cloud-only's text over links that break; and what is counted as none."""
+"""Cloud-only's text over links that break, lose and reorder; and what is counted as another text."""
 
 from __future__ import annotations
 
@@ -6,21 +6,21 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-
-from benchmarks.controller import same_text as bench_same_text
-from benchmarks.controller.same_text import (
+from support import texts_over_links as over_links
+from support.texts_over_links import (
     HANDLINGS,
     LINKS,
     BadLink,
     Text,
     compare_texts,
-    measure_same_text,
+    texts_over_links,
 )
+
 from outrider.common.errors import LinkError
 from outrider.edge_client.core.stats import SessionStats
 from outrider.experiments.links.base import create_realisation
 from outrider.experiments.links.profile import LinkProfile, Outage
-from outrider.experiments.shared.watched import HungError
+from outrider.experiments.shared.decoding import HungError
 
 BROKEN = (
     BadLink(LinkProfile("resets", rtt_ms=4), resets=(7, 23)),
@@ -29,12 +29,9 @@ BROKEN = (
 
 
 def test_texts_over_links_that_break_or_go_dark_are_cloud_onlys() -> None:
-    (measure,), details = measure_same_text("proxy", is_quick=True, links=BROKEN, policies=("optimal",))
-    found = details["same_text"]["links"]
-    assert (measure.id, measure.value, measure.met) == ("ctl.same_text", 0, True), found
-    assert all(each["texts"] == 2 * len(HANDLINGS) for each in found.values())
-    for each in found.values():
-        happened = each["happened"]
+    for found, _ in texts_over_links(create_realisation("proxy"), BROKEN, ("optimal",)).values():
+        assert not found.wrong and found.num_texts == 2 * len(HANDLINGS)
+        happened = found.happened
         assert happened["reconnects"] > 0 and happened["judged_ahead"] > 0 and happened["rounds"] > 50
 
 
@@ -42,13 +39,12 @@ def test_texts_over_links_that_break_or_go_dark_are_cloud_onlys() -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_texts_over_links_that_lose_and_reorder_packets_are_cloud_onlys() -> None:
-    bad = [link for link in LINKS if link.profile.name in ("lossy", "reordering")]
-    for link in bad:
-        if reasons := create_realisation("tun").refusals(link.profile):
-            pytest.skip("; ".join(reasons))
-    (measure,), details = measure_same_text("tun", is_quick=True, links=bad)
-    assert measure.met, details["same_text"]["links"]
-    assert details["same_text"]["links"]["lossy"]["link"]["packets_dropped"]["up"] > 0
+    tun = create_realisation("tun")
+    if reasons := [reason for link in LINKS for reason in tun.refusals(link.profile)]:
+        pytest.skip("; ".join(reasons))
+    found = texts_over_links(tun, LINKS)
+    assert not [line for each, _ in found.values() for line in each.wrong]
+    assert found["lossy"][1]["packets_dropped"]["up"] > 0
 
 
 class Script:
@@ -76,7 +72,7 @@ class Script:
 def test_what_differs_fails_or_hangs_is_counted(
     monkeypatch: pytest.MonkeyPatch, written: tuple[int, ...] | Exception, what: str | None
 ) -> None:
-    monkeypatch.setattr(bench_same_text, "_is_tie", lambda *arguments: False)
+    monkeypatch.setattr(over_links, "_is_tie", lambda *arguments: False)
     link: Any = SimpleNamespace(restart_outages=lambda: None)
     decoder: Any = Script(written)
     texts = [Text("a prompt", 0.8, 1, (5, 6, 7))]

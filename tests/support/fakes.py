@@ -119,8 +119,10 @@ class FakeBackend:
         self.sequences.append(FakeSequence(self.blocks.fork(sequence.table), self.slots))
         return self.sequences[-1]
 
-    def close(self, sequence: FakeSequence) -> None:
+    def close(self, sequence: FakeSequence, *, is_wrong: bool = False) -> None:
         sequence.is_closed = True
+        if is_wrong:
+            self.blocks.unpublish(sequence.table)
         self.blocks.free(sequence.table)
         if sequence in self.sequences:
             self.sequences.remove(sequence)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from outrider.experiments.shared.dev_security import DevSecurity
+from support.dev_security import DevSecurity
 
 
 def secrets_of(security: DevSecurity) -> list[str]:

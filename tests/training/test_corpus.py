@@ -7,10 +7,17 @@ import numpy as np
 import pytest
 
 from outrider.experiments.shared.prompts import load_prompts
-from outrider.training.data.corpus import Corpus, CorpusConfig, _definitions, _repeated
+from outrider.training.data.corpus import (
+    Corpus,
+    CorpusConfig,
+    _definitions,
+    _repeated,
+    normalise,
+    shingles,
+    why_dropped,
+)
 from outrider.training.data.functions import documented_functions
 from outrider.training.data.prompts import make_prompts, save_prompts
-from outrider.training.data.source_filter import normalise, shingles, why_dropped
 from outrider.training.data.streams import Batches, encode_corpus, load_functions, windows
 from outrider.training.data.tokenizer import train_tokenizer
 

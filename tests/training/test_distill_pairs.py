@@ -65,7 +65,7 @@ def test_a_distilled_draft_is_exported_and_speculates(
 ) -> None:
     from outrider.edge_client.drafting.export.exporter import export_draft
     from outrider.training.common.metrics import acceptance
-    from outrider.training.draft.onnx_draft import OnnxDraft
+    from outrider.training.judge.evaluate import OnnxDraft
 
     hf, int4 = tmp_path / "hf", tmp_path / "int4"
     given = f"--target {places[target]} --text {places['text']} --out {hf} "

@@ -7,7 +7,7 @@ from torch.nn import functional
 
 from outrider.edge_client.drafting.export import quantize as exporter
 from outrider.training.common.loss import DIVERGENCES, linear_cross_entropy, linear_divergence, row_divergence
-from outrider.training.common.muon import Muon, orthogonalise
+from outrider.training.common.optim import Muon, orthogonalise
 from outrider.training.draft.quant import fake_quantize, straight_through
 
 ROWS, SIZE, VOCAB = 300, 16, 50

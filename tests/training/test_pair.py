@@ -11,7 +11,7 @@ from outrider.training.common.metrics import acceptance, overlap, repeated_share
 from outrider.training.common.model import create_model, save_model
 from outrider.training.common.schedule import Phase
 from outrider.training.draft.distiller import DistillConfig, Distiller
-from outrider.training.draft.onnx_draft import OnnxDraft
+from outrider.training.judge.evaluate import OnnxDraft
 from outrider.training.pair.command import parse_args
 from tests.training.test_target import TOY, toy_stream
 

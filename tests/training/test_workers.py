@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from outrider.training.common.muon import Muon
+from outrider.training.common.optim import Muon
 from outrider.training.common.trainer import StepClock
 from outrider.training.common.workers import SOLO, Group, run_workers
 from outrider.training.target.train import TargetTrainer, train_target

@@ -1,9 +1,13 @@
 """The command-line options that every training has."""
 
 import argparse
+import sys
+from collections.abc import Callable
 from typing import Any
 
 from outrider.training.common.compute import Compute
+from outrider.training.common.runtime import keep_freed_memory
+from outrider.training.common.workers import Group, run_workers
 
 
 def add_run_options(parser: argparse.ArgumentParser) -> None:
@@ -52,3 +56,25 @@ def _compute(args: argparse.Namespace) -> Compute:
         return Compute(args.device, args.compile)
     except ValueError as error:
         raise SystemExit(f"error: {error}") from error
+
+
+Figures = dict[str, Any]
+
+
+def run_training(
+    name: str, num_workers: int, prepare: Callable[[], Callable[[Group], Figures | None]]
+) -> Figures | None:
+    """Runs the task that `prepare` makes and returns its figures; None, with a line, where the slice ended first.
+
+    Raises SystemExit with what is wrong.
+    """
+    keep_freed_memory()
+    try:
+        figures = run_workers(num_workers, prepare())
+    except (ValueError, OSError) as error:
+        sys.exit(f"error: {error}")
+    except KeyboardInterrupt:
+        sys.exit("interrupted: the same command with --resume goes on from the last checkpoint")
+    if figures is None:
+        print(f"{name}: slice over; the same command with --resume goes on")
+    return figures

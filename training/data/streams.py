@@ -3,21 +3,18 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
+from tokenizers import Tokenizer
 
 from outrider.training.data.corpus import Corpus
-
-if TYPE_CHECKING:
-    from tokenizers import Tokenizer
 
 Tokens = npt.NDArray[np.uint16 | np.uint32]
 """uint16 for the embedded pair; uint32 where a vocabulary is larger."""
 
 
-def encode_corpus(corpus: Corpus, tokenizer: "Tokenizer", directory: Path) -> None:
+def encode_corpus(corpus: Corpus, tokenizer: Tokenizer, directory: Path) -> None:
     """Write `train.npz`, `functions.npz` and `heldout.npz` (one array per held-out file), compressed: they
     may travel.
     """

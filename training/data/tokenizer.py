@@ -8,10 +8,8 @@ it, as in GPT-4's pattern.
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from tokenizers import Tokenizer
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
 END_OF_TEXT = "<|endoftext|>"
 PATTERN = (
@@ -25,12 +23,10 @@ PATTERN = (
 )
 
 
-def train_tokenizer(texts: Iterable[str], vocab_size: int = 8192) -> "Tokenizer":
+def train_tokenizer(texts: Iterable[str], vocab_size: int = 8192) -> Tokenizer:
     """Train a tokenizer of exactly `vocab_size` ids (where the text is rich enough); id 0 is
     `<|endoftext|>`.
     """
-    from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
-
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [
@@ -49,7 +45,7 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int = 8192) -> "Tokenizer"
     return tokenizer
 
 
-def save_tokenizer(tokenizer: "Tokenizer", directory: Path, max_length: int = 4096) -> None:
+def save_tokenizer(tokenizer: Tokenizer, directory: Path, max_length: int = 4096) -> None:
     """Write tokenizer.json and tokenizer_config.json, as `transformers.AutoTokenizer` loads them."""
     from transformers import PreTrainedTokenizerFast
 
@@ -64,10 +60,8 @@ def save_tokenizer(tokenizer: "Tokenizer", directory: Path, max_length: int = 40
     fast.save_pretrained(str(directory))
 
 
-def load_tokenizer(directory: Path) -> "Tokenizer":
+def load_tokenizer(directory: Path) -> Tokenizer:
     """Read tokenizer.json. Raises FileNotFoundError naming the path when it is not there."""
-    from tokenizers import Tokenizer
-
     path = directory / "tokenizer.json"
     if not path.is_file():
         raise FileNotFoundError(

@@ -16,13 +16,35 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from outrider.edge_client.drafting.onnx.model import import_onnxruntime
+from outrider.edge_client.drafting.onnx.runner import OnnxRunner
+from outrider.edge_client.drafting.spec import GRAPH_FILE, read_spec
 from outrider.experiments.shared.prompts import load_prompts
 from outrider.training.common.checkpoint import write_json
 from outrider.training.common.metrics import acceptance, overlap, repeated_share, softmax
 from outrider.training.data.streams import Tokens, load_held_out, windows
 from outrider.training.data.tokenizer import load_tokenizer
-from outrider.training.draft.onnx_draft import OnnxDraft
 from outrider.training.draft.sampling import continue_one
+
+
+class OnnxDraft:
+    """Runs `draft.onnx` after each token of a given text. One thread, as on the edge."""
+
+    def __init__(self, directory: Path) -> None:
+        """Raises `ModelError` naming what is wrong with the directory."""
+        onnxruntime = import_onnxruntime()
+        self._spec = read_spec(directory)
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = options.inter_op_num_threads = 1
+        self._session = onnxruntime.InferenceSession(
+            str(directory / GRAPH_FILE), options, providers=["CPUExecutionProvider"]
+        )
+
+    def logits(self, token_ids: npt.NDArray[np.int64]) -> npt.NDArray[np.float32]:
+        """Returns [num_tokens, vocab] logits of [num_tokens] ids, row t after token t."""
+        runner = OnnxRunner(self._session, self._spec, temperature=0.0)
+        rows = [runner.feed([int(id_)], position).logits[0].copy() for position, id_ in enumerate(token_ids)]
+        return np.stack(rows)
 
 
 @dataclass(frozen=True)

@@ -9,11 +9,12 @@ from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
+from tokenizers import Tokenizer
 
 from outrider.training.common.checkpoint import write_json
 from outrider.training.common.metrics import repeated_runs
@@ -26,9 +27,6 @@ from outrider.training.data.streams import Tokens, load_functions, load_train
 from outrider.training.draft.sampling import continue_together
 from outrider.training.target.train import TargetConfig, TargetTrainer
 from outrider.training.target.unlikelihood import RUN, UnlikelihoodConfig
-
-if TYPE_CHECKING:
-    from tokenizers import Tokenizer
 
 
 @dataclass(frozen=True)
@@ -73,7 +71,7 @@ PRESETS = {
 
 
 def heads_by_length(
-    functions: Tokens, tokenizer: "Tokenizer", longest: int
+    functions: Tokens, tokenizer: Tokenizer, longest: int
 ) -> dict[int, npt.NDArray[np.int64]]:
     """Returns the heads of a stream of functions: number of ids → [heads, ids]."""
     found = defaultdict(list)
@@ -85,7 +83,7 @@ def heads_by_length(
     return {length: np.asarray(heads, dtype=np.int64) for length, heads in sorted(found.items())}
 
 
-def keep(head: list[int], new: list[int], tokenizer: "Tokenizer") -> list[int] | None:
+def keep(head: list[int], new: list[int], tokenizer: Tokenizer) -> list[int] | None:
     """Returns head and first function of a completion, the separator in front, where the function has
     ended, parses and repeats nothing; otherwise None."""
     has_ended = 0 in new
@@ -100,7 +98,7 @@ def keep(head: list[int], new: list[int], tokenizer: "Tokenizer") -> list[int] |
 class Writer:
     """Lets a target write functions, and keeps those that are fit to learn from."""
 
-    def __init__(self, config: PolishConfig, target: Any, tokenizer: "Tokenizer", group: Group) -> None:
+    def __init__(self, config: PolishConfig, target: Any, tokenizer: Tokenizer, group: Group) -> None:
         self._config, self._tokenizer, self._group = config, tokenizer, group
         self._compute = config.training.compute
         self._target = self._compute.place(target).eval()

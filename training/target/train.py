@@ -8,7 +8,6 @@ on the way (`model.grow`), since early tokens teach a shallow model as much for 
 """
 
 import argparse
-import sys
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -22,11 +21,10 @@ from torch import Tensor
 from outrider.training.common.loss import linear_cross_entropy
 from outrider.training.common.model import TARGET, TARGET_30M, ModelConfig, create_model, grow, save_model
 from outrider.training.common.optim import Rates, make_optimizers
-from outrider.training.common.options import add_run_options, run_options
-from outrider.training.common.runtime import keep_freed_memory
+from outrider.training.common.options import add_run_options, run_options, run_training
 from outrider.training.common.schedule import Phase, Schedule, phase_at
 from outrider.training.common.trainer import RunConfig, Trainer
-from outrider.training.common.workers import SOLO, Group, run_workers
+from outrider.training.common.workers import SOLO, Group
 from outrider.training.data.streams import Batches, Tokens, load_functions, load_train
 from outrider.training.target.unlikelihood import GreedyText, UnlikelihoodConfig, repeat_loss
 
@@ -222,19 +220,10 @@ def main() -> None:
     parser.add_argument("--rates-scale", type=float, default=1.0, help="factor on the learning rates")
     add_run_options(parser)
     args = parser.parse_args()
-    keep_freed_memory()
     config = replace(PRESETS[args.preset], **run_options(args))
     config = replace(config, rates=config.rates.times(args.rates_scale))
     task = partial(train_target, config, args.data, args.out, args.warm_start, args.resume)
-    try:
-        figures = run_workers(args.workers, task)
-    except (ValueError, OSError) as error:
-        sys.exit(f"error: {error}")
-    except KeyboardInterrupt:
-        sys.exit("interrupted: the same command with --resume goes on from the last checkpoint")
-    if figures is None:
-        print("target: slice over; the same command with --resume goes on")
-    else:
+    if figures := run_training("target", args.workers, lambda: task):
         print(f"target: {figures['tokens'] / 1e6:.2f} M tokens, validation loss {figures['validation_loss']}")
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 from outrider.edge_client.core.stats import RoundRecord
 from outrider.edge_client.drafting.base import ShouldStop
 
@@ -10,6 +12,8 @@ DEFAULT_DEPTH = 4
 
 class FixedDepth:
     """Always answers `num_speculative_tokens`."""
+
+    MIN_DEPTH, MAX_DEPTH = 0, sys.maxsize
 
     def __init__(self, num_speculative_tokens: int = DEFAULT_DEPTH) -> None:
         self._num_speculative_tokens = num_speculative_tokens

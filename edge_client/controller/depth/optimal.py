@@ -22,8 +22,6 @@ from outrider.edge_client.controller.settings import MAX_DEPTH
 from outrider.edge_client.core.stats import RoundRecord
 from outrider.edge_client.drafting.base import ShouldStop, Stop
 
-DEFAULT_START = 6
-
 
 @dataclass(frozen=True, slots=True)
 class _Plan:
@@ -33,9 +31,11 @@ class _Plan:
 
 
 class OptimalDepth:
-    """Chooses the length by the cost model; `start` (1 to MAX_DEPTH) holds until a draft was answered."""
+    """Chooses the length by the cost model; `start` holds until a draft was answered."""
 
-    def __init__(self, start: int = DEFAULT_START) -> None:
+    MIN_DEPTH, MAX_DEPTH = 1, MAX_DEPTH
+
+    def __init__(self, start: int = 6) -> None:
         self._conditions = Conditions()
         self._acceptance = self._conditions.acceptance
         self._window = 1

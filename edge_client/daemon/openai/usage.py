@@ -63,7 +63,7 @@ def make_extras(
         "mode": config.mode,
         "method": method,
         "gate": config.gate.use,
-        "exact": (method is None or method.is_exact) and num_unverified == 0,
+        "exact": (method is None or method.is_exact) and num_unverified == 0 if result.token_ids else None,
         "reproducible": is_reproducible(config, result.model, num_unverified),
         "finish_reason": str(result.finish_reason),
         "num_unverified_tokens": num_unverified,

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from outrider.common.errors import ModelError
-from outrider.common.models.shards import read_shard_names
+from outrider.common.models.fingerprint import read_shard_names
 
 _DTYPES = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "<u2"}
 _MAX_HEADER_BYTES = 100_000_000  # the limit of the reference implementation

@@ -8,6 +8,7 @@ from typing import Any
 import grpc
 
 from outrider.common.errors import LinkError, LinkFaultError, OutriderError
+from outrider.common.printable import one_line
 from outrider.edge_client.transport.link.balancing import connect_by_call, ring_options
 from outrider.edge_client.transport.link.base import CallRejectedError
 from outrider.edge_client.transport.link.diagnosis import diagnose
@@ -102,7 +103,7 @@ def _close_later(channel: Any) -> None:
 
 def translate(error: grpc.RpcError, address: str) -> OutriderError:
     """Returns our exception for a failed call."""
-    code, details = error.code(), error.details()
+    code, details = error.code(), one_line(error.details() or "")
     if code in _REJECTED:
         fix = "name a token that it knows with --token-file" if code is _NO_TOKEN else ""
         found = f"the verifier at {address} rejects the call: {_REJECTED[code]} ({details})"

@@ -22,7 +22,7 @@ from outrider.experiments.links.namespaces import (
 from outrider.experiments.links.packets import PacketPath
 from outrider.experiments.links.profile import LinkProfile
 from outrider.experiments.links.proxy.server import ProxyServer
-from outrider.experiments.links.tun.device import open_tun
+from outrider.experiments.links.tun.realisation import open_tun
 
 _AT_ONCE = 64  # packets of one direction, before the other has its turn
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from matplotlib.figure import Figure
 
 from outrider.experiments.report.drawing import legend_below, number_axis, points, spread_axis
 from outrider.experiments.report.figures.base import MAX_CHARTS, Chart, ReportFigure, Table
@@ -15,9 +17,6 @@ from outrider.experiments.report.numbers import plain, spread, times, with_inter
 from outrider.experiments.report.style import Size, series_style
 from outrider.experiments.report.view import View
 from outrider.experiments.sweep.results.records import CellRow, Metric
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 NO_LIMIT = "no limit"
 RATES = ("up_mbit", "down_mbit")

@@ -5,9 +5,9 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
+from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from outrider.experiments.report.drawing import legend_below, log_axis
@@ -19,9 +19,6 @@ from outrider.experiments.report.numbers import interval, plain, spread
 from outrider.experiments.report.style import Size, series_style
 from outrider.experiments.report.view import View
 from outrider.experiments.sweep.results.records import CellRow, RequestRow
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 SHARES = np.concatenate([np.arange(0.02, 0.9, 0.02), np.arange(0.9, 0.996, 0.005)])
 TOLD = (0.50, 0.95, 0.99)  # in the table

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+
+from matplotlib.figure import Figure
 
 from outrider.experiments.report.drawing import (
     HOLLOW,
@@ -28,9 +29,6 @@ from outrider.experiments.report.numbers import ABSENT, counted, listed, plain, 
 from outrider.experiments.report.style import Size, colour, series_style
 from outrider.experiments.report.view import View
 from outrider.experiments.sweep.results.records import CellRow, Metric
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 MAX_GROUPS = 3  # of links with one answer: past it the title tells of the first and the last link
 

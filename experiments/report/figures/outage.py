@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
+from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from outrider.common.types import Origin
@@ -18,9 +18,6 @@ from outrider.experiments.report.numbers import counted, plain
 from outrider.experiments.report.style import Size, colour, series_style
 from outrider.experiments.report.view import View
 from outrider.experiments.sweep.results.records import CellRow, RequestRow
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 NUM_BINS = 36
 _UNVERIFIED = tuple(str(origin) for origin in Origin if not origin.is_verified)

@@ -6,9 +6,9 @@ import itertools
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
+from matplotlib.figure import Figure
 
 from outrider.experiments.report.drawing import legend_below
 from outrider.experiments.report.figures.base import MAX_CHARTS, Chart, ReportFigure, Table, evenly
@@ -19,9 +19,6 @@ from outrider.experiments.report.style import Size, colour, series_style
 from outrider.experiments.report.verdicts import fastest
 from outrider.experiments.report.view import View
 from outrider.experiments.sweep.results.records import CellRow, RoundRow
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 PARTS = ("draft", "network", "queue", "forward", "rest")
 MAX_BARS = 12

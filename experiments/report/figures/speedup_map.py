@@ -6,7 +6,10 @@ import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+
+from matplotlib.colors import LinearSegmentedColormap
+from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
 
 from outrider.experiments.report.figures.base import MAX_CHARTS, Chart, ReportFigure, Table
 from outrider.experiments.report.figures.tpot_rtt import family_key, largest_family
@@ -17,9 +20,6 @@ from outrider.experiments.report.style import Size
 from outrider.experiments.report.verdicts import Relation, aa_factor, outcome
 from outrider.experiments.report.view import View
 from outrider.experiments.sweep.results.records import CellRow, Comparison
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 MAX_ROWS = 10
 SAME_ACCEPTANCE = 0.03
@@ -197,8 +197,6 @@ def _table(shaped: Shape) -> Table:
 
 def draw(shaped: Shape, figure: Figure, size: Size) -> None:
     """Draws the map."""
-    from matplotlib.colors import LinearSegmentedColormap
-    from matplotlib.patches import Rectangle
 
     # Orange to blue through white, told apart with any colour vision; the number in each place says the same.
     shades = LinearSegmentedColormap.from_list("loss-win", ["#b35806", "#f7f7f7", "#2166ac"])

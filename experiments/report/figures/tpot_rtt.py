@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
 from outrider.experiments.report.drawing import (
     HOLLOW,
@@ -23,10 +25,6 @@ from outrider.experiments.report.style import Size, colour, series_style
 from outrider.experiments.report.verdicts import RIVALS, Verdict, fastest, verdicts
 from outrider.experiments.report.view import View
 from outrider.experiments.sweep.results.records import CellRow, Metric
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,19 +8,72 @@ from hashlib import blake2b
 from queue import Empty
 from typing import TYPE_CHECKING
 
+from outrider.common import codec
 from outrider.common.errors import LinkError
-from outrider.common.types import ModelInfo, SessionRequest, SessionResponse
+from outrider.common.types import ModelInfo, SessionRequest, SessionResponse, Verdict, VerifyRequest
 from outrider.edge_client.config.run_config import RunConfig
 from outrider.edge_client.transport.link.base import Traffic
 from outrider.edge_client.transport.link.stream import FRAME_BYTES
 from outrider.experiments.links.profile import LinkProfile
 from outrider.experiments.links.virtual import VirtualLink
-from outrider.experiments.simulator.parts.sizes import request_bytes, response_bytes
 from outrider.experiments.simulator.parts.times import EdgeTimes
 from outrider.experiments.simulator.world.world import VirtualQueue, World
 
 if TYPE_CHECKING:
     from outrider.experiments.simulator.parts.verifier import SimulatedVerifier
+
+_requests: dict[tuple[int, ...], int] = {}
+_verdicts: dict[tuple[object, ...], int] = {}
+
+
+def request_bytes(request: SessionRequest) -> int:
+    """Returns the size of the message as protobuf."""
+    if not isinstance(request, VerifyRequest) or request.q_support or request.parents:
+        return int(codec.encode_request(request).ByteSize())
+    shape = (
+        len(request.draft_tokens),
+        len(request.committed_tokens),
+        len(request.q_token_probs),
+        len(request.hard_mask),
+        _varint(request.round_id),
+        _varint(request.base_position),
+        _varint(request.deadline_ms),
+        request.candidates_from,
+        request.pipelined,
+    )
+    found = _requests.get(shape)
+    if found is None:
+        found = _requests[shape] = codec.encode_request(request).ByteSize()
+    return found
+
+
+def response_bytes(response: SessionResponse, kind: type[SessionRequest] | None) -> int:
+    """Returns the size of an answer to a request of `kind`."""
+    if not isinstance(response, Verdict) or response.candidates or response.logprobs:
+        return int(codec.encode_response(response, kind).ByteSize())
+    metrics = response.metrics
+    shape = (
+        _varint(response.round_id),
+        _varint(response.accepted_len),
+        _varint(response.position),
+        response.correction_kind,
+        _varint(metrics.queue_ns),
+        _varint(metrics.forward_ns),
+        _varint(metrics.total_ns),
+        _varint(metrics.batch_size),
+        metrics.la_over_k == 0,  # zeros are not sent
+        metrics.alpha_mean == 0,
+    )
+    found = _verdicts.get(shape)
+    if found is None:
+        found = _verdicts[shape] = codec.encode_response(response, kind).ByteSize()
+    return found
+
+
+def _varint(value: int) -> int:
+    """Returns its bytes; 0 for a zero, which is not sent."""
+    return (value.bit_length() + 6) // 7
+
 
 DATA_FRAME_BYTES = 9  # HTTP/2's header of each message
 SETTINGS_BYTES = 64  # what both ends say before gRPC calls a connection ready, about

@@ -159,7 +159,7 @@ class SimulatedTarget:
         """Raises `NotImplementedError`."""
         raise NotImplementedError("a simulated target has no forks")
 
-    def close(self, sequence: KVSequence) -> None:
+    def close(self, sequence: KVSequence, *, is_wrong: bool = False) -> None:
         """Frees the sequence's blocks."""
         assert isinstance(sequence, _SimulatedKV)
         sequence.length = 0

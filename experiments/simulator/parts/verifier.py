@@ -72,7 +72,6 @@ class SimulatedVerifier:
         clock = VirtualClock(world)
         drafter = CoLocatedDrafter(
             TracedDraft(draft_times, texts, world.sleep),
-            self.target.max_context,
             clock=clock,
             pool=VirtualPool(world, NUM_DRAFT_THREADS),  # type: ignore[arg-type]
         )

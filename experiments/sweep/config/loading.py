@@ -8,7 +8,7 @@ from pathlib import Path
 
 from outrider.common.config.loader import load_config
 from outrider.common.errors import ConfigError
-from outrider.experiments.shared.yaml_files import read_mapping
+from outrider.experiments.shared.command import read_mapping
 from outrider.experiments.sweep.config.checks import check_sweep
 from outrider.experiments.sweep.config.schema import SweepConfig
 from outrider.experiments.sweep.config.settings import home_of

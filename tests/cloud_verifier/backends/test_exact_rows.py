@@ -71,6 +71,16 @@ def test_rows_are_the_same_in_every_forward(backend: TransformersBackend) -> Non
         backend.close(each)
 
 
+def test_nan_in_blocks_that_nobody_holds_reaches_no_pass_of_a_split_forward(
+    backend: TransformersBackend,
+) -> None:
+    whole = score(backend, TEXT, len(TEXT))
+    assert backend.row_plan is not None and len(TEXT) > backend.row_plan.most
+    for pool in backend._pools:
+        pool.fill_(float("nan"))
+    assert np.array_equal(score(backend, TEXT, len(TEXT)), whole)
+
+
 def test_a_plan_pads_and_splits() -> None:
     plan = RowPlan((4, 8, 16))
     assert [plan.fit(n) for n in (1, 4, 5, 9, 16)] == [4, 4, 8, 16, 16]

@@ -116,7 +116,7 @@ def test_the_index_of_a_ragged_batch() -> None:
     ]
     index = make_varlen_index(sequences)
     assert (index.cu_seq_q, index.cu_seq_k, index.seqused_k) == ([0, 1, 6, 8], [0, 9, 14, 18], [9, 5, 4])
-    assert index.block_table == [[4, 2, 7], [3, 1, 0], [5, 0, 0]]
+    assert index.block_table == [[4, 2, 7], [3, 1, 1], [5, 5, 5]]
     assert (index.max_q, index.max_k) == (5, 9)
 
 

@@ -16,9 +16,12 @@ from support.processes.server import serving
 from outrider.cloud_verifier.backends.base import ForwardItem, Logits
 from outrider.cloud_verifier.config import ServeConfig
 from outrider.cloud_verifier.server.server import VerifierServer
+from outrider.common.alignment import TokenChain
 from outrider.common.pb import outrider_pb2 as pb
 from outrider.common.pb import outrider_pb2_grpc
 from tests.cloud_verifier.rpc.test_service import Stream, opening, round_after
+
+FIRST_HASH = TokenChain((5, 6, 7)).hash  # of an opening's prompt
 
 
 class GatedBackend(FakeBackend):
@@ -160,6 +163,22 @@ def test_a_unary_generation_that_nobody_reads_ends_too(server: VerifierServer, c
         for _ in call:
             pass
     assert raised.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+
+
+def test_the_second_of_two_generations_ends_with_its_stream_too(backend: GatedBackend) -> None:
+    with serving(backend) as server, grpc.insecure_channel(f"127.0.0.1:{server.port}") as channel:
+        stream, _ = open_stream(channel, 1)
+        for round_id in (1, 2):
+            generate = pb.GenerateRequest(
+                round_id=round_id, base_position=3, base_hash=FIRST_HASH, max_new_tokens=90_000
+            )
+            stream.say(generate=generate)
+            while stream.hear().generate.tokens.round_id != round_id:
+                pass
+        stream.call.cancel()
+        wait_until(lambda: server.service.num_calls == 0)
+        wait_until(lambda: is_still(server))
+        assert not server.engine.num_jobs and server.engine.num_steps < 50_000
 
 
 def is_still(server: VerifierServer) -> bool:

@@ -28,6 +28,7 @@ from outrider.common.types import (
     RoundError,
     RoundErrorCode,
     SamplingParams,
+    Support,
     Verdict,
     VerifyRequest,
 )
@@ -56,7 +57,7 @@ class KnownDraft:
         self, sampling: SamplingParams, *, num_prompt_tokens: int | None = None, num_support: int = 0
     ) -> _KnownSequence:
         self.num_open += 1
-        return _KnownSequence(self)
+        return _KnownSequence(self, num_support)
 
     def close(self) -> None: ...
 
@@ -67,8 +68,9 @@ class KnownDraft:
 
 
 class _KnownSequence:
-    def __init__(self, model: KnownDraft) -> None:
+    def __init__(self, model: KnownDraft, num_support: int) -> None:
         self._model = model
+        self._num_support = num_support
         self._token_ids: list[int] = []
         self._is_closed = False
 
@@ -92,7 +94,8 @@ class _KnownSequence:
         end = min(self.position + num_draft_tokens, self._model.max_context)
         token_ids = tuple(self._model.text[self.position : end])
         self._model.num_proposed.append(len(token_ids))
-        return Draft(token_ids, (0.5,) * len(token_ids))
+        supports = tuple(Support((each,), (1,)) for each in token_ids) if self._num_support else ()
+        return Draft(token_ids, (0.5,) * len(token_ids), supports=supports)
 
     def close(self) -> None:
         assert not self._is_closed
@@ -107,7 +110,7 @@ class CoLocated(Harness):
 
     def __init__(self, draft: KnownDraft, backend: FakeBackend | None = None, **limits: int) -> None:
         backend = backend or FakeBackend()
-        drafter = CoLocatedDrafter(draft, limits.get("max_context", backend.max_context))
+        drafter = CoLocatedDrafter(draft)
         super().__init__(backend, drafter=drafter, **limits)
         self.draft = draft
 
@@ -195,8 +198,11 @@ def test_a_text_ends_inside_a_draft_at_a_stop_id() -> None:
     assert session.chain.token_ids == text[: text.index(stop) + 1]
 
 
-def test_a_text_fills_the_context_to_the_last_token() -> None:
-    harness = CoLocated(KnownDraft(expected_text(GREEDY, 80)), FakeBackend(max_context=20))
+@pytest.mark.parametrize("session_limit", [20, 64])
+def test_a_text_fills_the_context_to_the_last_token(session_limit: int) -> None:
+    """The context is the target's, or what an operator lets a session hold (`--session-max-tokens`)."""
+    target = FakeBackend(max_context=84 - session_limit)
+    harness = CoLocated(KnownDraft(expected_text(GREEDY, 80)), target, max_context=20)
     session_id, opened = harness.open(prompt=PROMPT, ignore_eos=True)
     messages = harness.generate(session_id, opened.position, opened.hash, num_new=50, depth=7)
     assert messages[-1].position == 20 and messages[-1].is_last

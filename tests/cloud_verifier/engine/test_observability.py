@@ -21,6 +21,7 @@ from typing import Any
 import grpc
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
+from support.dev_security import make_dev_security
 from support.edge.tiny_draft import make_backend, make_tiny_draft
 from support.fakes import FakeBackend
 from support.models import make_tiny_target
@@ -38,7 +39,6 @@ from outrider.common.process.logs import LogLimiter
 from outrider.common.types import Method, RoundMetrics, VerifyRequest
 from outrider.edge_client.commands.cli import main as edge_main
 from outrider.edge_client.drafting.export.exporter import export_draft
-from outrider.experiments.shared.dev_security import make_dev_security
 from outrider.experiments.shared.processes import run_edge, start_verifier
 
 PREFIX = "outrider_verifier_"
@@ -428,8 +428,8 @@ def test_a_run_is_one_trace_and_no_text_leaves_by_spans_metrics_or_logs(
     verifier = start_verifier(
         *("--admin-listen", "127.0.0.1:0", "--otlp-endpoint", collector.url),
         *("--log-level", "debug", "--log-json"),
+        *security.serve_flags,
         target=target,
-        security=security,
     )
     admin = verifier.admin_url
     prompt_ids = Tokenizer.from_file(str(draft / "tokenizer.json")).encode(MARKER).ids

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 from support.calls import eventually
+from support.dev_security import make_dev_security
 from support.edge.tiny_draft import make_backend, make_tiny_draft
 from support.processes.server import serving
 from support.secrets import secrets_of
@@ -22,7 +23,6 @@ from outrider.cloud_verifier.config import ServeConfig
 from outrider.cloud_verifier.security.token_file import change_tokens
 from outrider.cloud_verifier.server.cli import main as cloud_main
 from outrider.edge_client.commands.cli import main as edge_main
-from outrider.experiments.shared.dev_security import make_dev_security
 
 PROMPT = "def marker_quagga(value_77): return 4761"
 

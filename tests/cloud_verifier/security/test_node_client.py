@@ -10,11 +10,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.dev_security import make_dev_security
 from support.fakes import FakeBackend
 from support.processes.server import serving
 
 from outrider.cloud_verifier.config import ServeConfig
-from outrider.experiments.shared.dev_security import make_dev_security
 
 HERE = Path(__file__).parent / "node"
 PROTO = Path(__file__).resolve().parents[3] / "proto"

@@ -16,6 +16,7 @@ import pytest
 from cryptography import x509
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from support.calls import Caller, Stream, bearer, eventually, plain_channel, status_of, tls_channel
+from support.dev_security import make_dev_security
 from support.fakes import FakeBackend
 from support.processes.server import serving
 
@@ -27,7 +28,6 @@ from outrider.cloud_verifier.security.tokens import new_token
 from outrider.cloud_verifier.server.server import VerifierServer
 from outrider.common.errors import ConfigError
 from outrider.edge_client.transport.link.grpc_link import GrpcLink
-from outrider.experiments.shared.dev_security import make_dev_security
 from outrider.experiments.synthetic.pair import SyntheticPair
 from outrider.experiments.synthetic.serve import running_synthetic
 

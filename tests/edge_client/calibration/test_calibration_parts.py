@@ -10,11 +10,17 @@ import pytest
 
 from outrider.common.errors import UsageError
 from outrider.common.types import Draft, SamplingParams, Signals, TokenIds
-from outrider.edge_client.calibration.curve import KEEP_ALL, NO_GATE, Write, Written, measure_curve
-from outrider.edge_client.calibration.curve_text import curve_csv, curve_table
+from outrider.edge_client.calibration.curve import (
+    KEEP_ALL,
+    NO_GATE,
+    Write,
+    Written,
+    curve_csv,
+    curve_table,
+    measure_curve,
+)
 from outrider.edge_client.calibration.passages import cut_passages, read_texts
-from outrider.edge_client.calibration.quantiles import sort_samples, thresholds_at
-from outrider.edge_client.calibration.samples import Sample, draft_along
+from outrider.edge_client.calibration.quantiles import Sample, draft_along, sort_samples, thresholds_at
 from outrider.edge_client.gate.thresholds import GateThresholds
 
 # ------------------------------------------------------------------------------------------------- text

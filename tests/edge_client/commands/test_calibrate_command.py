@@ -17,7 +17,7 @@ from support.fakes import FakeBackend
 from support.processes.server import serving
 
 from outrider.cloud_verifier.config import ServeConfig
-from outrider.edge_client.calibration.target_loss import target_nats
+from outrider.edge_client.calibration.measuring import target_nats
 from outrider.edge_client.commands.cli import main
 from outrider.edge_client.drafting.export.dropout_graph import add_dropout
 from outrider.edge_client.gate.file import read_gate_file

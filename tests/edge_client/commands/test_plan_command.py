@@ -184,7 +184,7 @@ def test_a_verifier_with_tls_and_tokens_can_be_measured_by_flags_alone(
 @pytest.mark.alone
 def test_measured_parts_are_the_true_ones_of_a_synthetic_pair() -> None:
     pair = SyntheticPair((0.8,), draft_token_s=0.001, target_s=0.008, verify_token_s=0.0005)
-    drafter = CoLocatedDrafter(SyntheticDraft(pair), 1 << 20)
+    drafter = CoLocatedDrafter(SyntheticDraft(pair))
     with serving(SyntheticBackend(pair), drafter=drafter) as server:
         config = run_config(verifier=f"127.0.0.1:{server.port}", seed=1)
         edge = Edge(config, SyntheticTokenizer(), SyntheticDraft(pair), 0.0, ())  # type: ignore[arg-type]

@@ -23,9 +23,8 @@ from outrider.edge_client.controller.cost_model import LinkCosts, ModelCosts, fa
 from outrider.edge_client.controller.depth.base import DepthPolicy
 from outrider.edge_client.controller.depth.fixed import FixedDepth
 from outrider.edge_client.controller.depth.optimal import OptimalDepth
-from outrider.edge_client.controller.depth.ratio import RatioDepth
 from outrider.edge_client.controller.depth.registry import DEPTH_POLICIES, create_depth_policy
-from outrider.edge_client.controller.depth.window import WindowDepth
+from outrider.edge_client.controller.depth.stepped import RatioDepth, WindowDepth
 from outrider.edge_client.controller.round_costs import RoundCosts
 from outrider.edge_client.controller.settings import MAX_DEPTH
 from outrider.edge_client.core.options import ExecutionMode

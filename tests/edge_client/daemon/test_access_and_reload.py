@@ -231,7 +231,7 @@ def _stop_and_be_told(daemon: DaemonProcess) -> None:
 
 
 def test_without_a_verifier_it_is_not_ready_and_says_so() -> None:
-    with running_daemon("127.0.0.1:1") as daemon:
+    with running_daemon("127.0.0.1:1", "--recover-timeout", "0.3") as daemon:
         assert daemon.get("/health") == {"status": "ok"}
         assert status(daemon, "/ready") == 503
         with openai.OpenAI(base_url=f"{daemon.url}/v1", api_key="none", max_retries=0) as client:

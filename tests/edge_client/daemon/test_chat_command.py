@@ -143,9 +143,9 @@ def test_a_pipe_gets_the_answers_and_a_conversation_has_memory(verifier: Verifie
     done = run_edge(["chat", *flags], prompt=words)
     assert done.returncode == 0 and "> " not in done.stdout, done.stderr
     first = run_edge(["run", *flags, "def add(a, b):"]).stdout
-    assert done.stdout.startswith(first + "\n")
+    assert done.stdout.startswith(first)
     again = run_edge(["run", *flags, f"def add(a, b):{first}".rstrip("\n") + "\ndef sub(a, b):"]).stdout
-    assert done.stdout == f"{first}\n{again}\n"
+    assert done.stdout == first + again
 
 
 def test_completion_scripts_know_verbs_and_flags(capsys: pytest.CaptureFixture[str]) -> None:

@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from support.dev_security import DevSecurity, make_dev_security
 from support.fakes import FakeBackend
 from support.processes.server import serving
 
@@ -17,7 +18,6 @@ from outrider.cloud_verifier.server.server import VerifierServer
 from outrider.edge_client.commands.doctor import examine
 from outrider.edge_client.config.run_config import run_config
 from outrider.edge_client.doctor.finding import Finding, Status
-from outrider.experiments.shared.dev_security import DevSecurity, make_dev_security
 from outrider.experiments.shared.processes import run_edge
 
 

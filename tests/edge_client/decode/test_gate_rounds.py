@@ -42,7 +42,7 @@ from outrider.common.types import (
     Verdict,
     VerifyRequest,
 )
-from outrider.edge_client.controller.depth.ratio import RatioDepth
+from outrider.edge_client.controller.depth.stepped import RatioDepth
 from outrider.edge_client.core.options import OnTimeout
 from outrider.edge_client.gate.gate import GateUse
 from outrider.edge_client.session.session import EdgeSession, SessionResult

@@ -37,7 +37,7 @@ from outrider.edge_client.gate.gate import Gate
 from outrider.edge_client.session.session import EdgeSession, SessionResult
 from outrider.edge_client.transport.deadline import RoundDeadline
 from outrider.edge_client.transport.remote_verifier import RemoteVerifier
-from outrider.experiments.shared.watched import watched
+from outrider.experiments.shared.decoding import watched
 
 HANGS_S = 60.0  # a session of some milliseconds
 PROMPT = (5, 6, 7)

@@ -34,7 +34,7 @@ from outrider.common.types import (
     SessionResponse,
     VerifyRequest,
 )
-from outrider.edge_client.core.events import MarkClearedEvent
+from outrider.edge_client.core.events import MarkClearedEvent, RolledBackEvent, TokenEvent
 from outrider.edge_client.core.options import ExecutionMode, OnTimeout
 
 NEW = TARGET[2:]
@@ -151,6 +151,38 @@ def test_edge_only_starts_without_any_contact_and_opens_later() -> None:
     opening = verifier.of(OpenRequest)[0]
     assert opening.num_prompt_tokens == len(PROMPT) < len(opening.token_ids)
     assert session.result.token_ids == NEW[:40] and session.result.is_verified[-1]
+
+
+@pytest.mark.parametrize("is_reverified", [False, True])
+@pytest.mark.parametrize("ends_at", [5, 9])
+def test_text_kept_before_the_first_opening_is_judged_by_the_targets_end_of_text(
+    ends_at: int, is_reverified: bool
+) -> None:
+    """The draft does not know the target's end-of-text id and keeps it; it writes on after its own."""
+    outage = Outage(0.2)
+    outage.begin()
+    verifier = FakeVerifier(is_down=outage)
+    draft = FakeDraft([*TARGET[:ends_at], EOS, *TARGET[ends_at + 1 :]], eos=98)
+    session = make_session(
+        verifier,
+        draft,
+        on_timeout=OnTimeout.EDGE_ONLY,
+        max_new_tokens=40,
+        recover_timeout_s=2.0,
+        is_reverified=is_reverified,
+    )
+    shown: list[int] = []
+    for event in session.generate():
+        if isinstance(event, TokenEvent):
+            shown.append(event.token_id)
+            if event.origin is Origin.EDGE_ONLY:
+                time.sleep(0.02)
+        elif isinstance(event, RolledBackEvent):
+            del shown[event.num_tokens :]
+    result = session.result
+    assert result.token_ids == tuple(shown) == NEW[:40], "an unverified end-of-text id stayed"
+    assert result.finish_reason is FinishReason.LENGTH
+    assert EOS in draft.text[: ends_at + 1]
 
 
 def test_fail_ends_at_the_deadline_and_keeps_the_text_so_far() -> None:
@@ -324,7 +356,7 @@ def test_another_tokenizer_is_incompatible() -> None:
     verifier = FakeVerifier(
         script={("open", 1): error(RoundErrorCode.INVALID, field="tokenizer_fingerprint")}
     )
-    with pytest.raises(IncompatibleError, match="tokenizer_fingerprint"):
+    with pytest.raises(IncompatibleError, match="the draft's tokenizer is not the target's: name a draft"):
         list(make_session(verifier, FakeDraft()).generate())
 
 

@@ -26,7 +26,7 @@ from outrider.edge_client.controller.window import Pipelining, RoundWindow, crea
 from outrider.edge_client.core.options import ExecutionMode
 from outrider.edge_client.core.stats import RoundRecord
 from outrider.edge_client.session.session import SessionResult
-from outrider.experiments.shared.watched import HungError, watched
+from outrider.experiments.shared.decoding import HungError, watched
 
 FAULTS = {
     "none": Chances(),

@@ -15,8 +15,7 @@ from outrider.edge_client.gate.gate import Gate, GateSettings, GateUse
 from outrider.edge_client.gate.names import find_names
 from outrider.edge_client.gate.patterns import find_amounts, find_dates, find_digits
 from outrider.edge_client.gate.rules import RULES, RuleNeeds, create_rules
-from outrider.edge_client.gate.spans import Find
-from outrider.edge_client.gate.text_rule import BlockText
+from outrider.edge_client.gate.text_rule import BlockText, Find
 from outrider.edge_client.gate.thresholds import GateThresholds
 from outrider.edge_client.gate.words import WordCounts, count_words, packed
 from outrider.edge_client.tokenization.tokenizer import EdgeTokenizer

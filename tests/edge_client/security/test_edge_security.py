@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 from support.calls import eventually
+from support.dev_security import DevSecurity, make_dev_security
 from support.edge.tiny_draft import make_backend, make_tiny_draft
 from support.fakes import FakeBackend
 from support.processes.server import serving
@@ -34,7 +35,6 @@ from outrider.edge_client.transport.link.channel import open_channel
 from outrider.edge_client.transport.link.diagnosis import diagnose
 from outrider.edge_client.transport.link.grpc_link import GrpcLink
 from outrider.edge_client.transport.link.security import PLAINTEXT, LinkSecurity, link_security
-from outrider.experiments.shared.dev_security import DevSecurity, make_dev_security
 
 SESSION_ID = bytes(range(16))
 

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.link_traces import MODELS, trace_lines
 
 from outrider.common.errors import UsageError
-from outrider.experiments.links.bottleneck import TraceRate
-from outrider.experiments.links.make_traces import MODELS, trace_lines
+from outrider.experiments.links.packets import TraceRate
 from outrider.experiments.links.profile import LinkProfile
 from outrider.experiments.links.traces import OWN_TRACES, CapacityTrace, load_trace, parse_trace
 from outrider.experiments.links.virtual import VirtualLink

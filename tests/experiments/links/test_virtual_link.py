@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from outrider.experiments.links.chance import make_loss, make_random
-from outrider.experiments.links.packets import PacketPath
+from outrider.experiments.links.packets import PacketPath, make_loss, make_random
 from outrider.experiments.links.profile import LinkProfile, Outage
 from outrider.experiments.links.profiles import NAMED, named_profile
 from outrider.experiments.links.virtual import VirtualLink, wire_bytes

@@ -17,8 +17,8 @@ from outrider.common.errors import UsageError
 from outrider.experiments.links.profile import LinkProfile, Outage
 from outrider.experiments.report import render
 from outrider.experiments.report.__main__ import main
-from outrider.experiments.report.figures.registry import load_figures
 from outrider.experiments.report.figures.tpot_rtt import charts
+from outrider.experiments.report.page import load_figures
 from outrider.experiments.report.style import COLOURS, WIDE
 from outrider.experiments.report.svg import draw_svg
 from outrider.experiments.report.view import View

@@ -9,8 +9,7 @@ import pytest
 from played_systems import edges, system
 
 from outrider.common.errors import UsageError
-from outrider.experiments.simulator.capacity import find_capacity, parse_objective
-from outrider.experiments.simulator.command import main
+from outrider.experiments.simulator.command import find_capacity, main, parse_objective
 from outrider.experiments.simulator.config import load_system
 from outrider.experiments.simulator.figures.outcome import figures_of
 from outrider.experiments.simulator.parts.times import DEFAULT_TIMES, load_times

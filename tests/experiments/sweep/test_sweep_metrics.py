@@ -11,12 +11,14 @@ from sweep_rows import make_request, make_round, make_visit
 
 from outrider.experiments.sweep.config.schema import Slo
 from outrider.experiments.sweep.results import intervals
-from outrider.experiments.sweep.results.metric_names import DESCRIPTIONS, describe, unit_of
 from outrider.experiments.sweep.results.metrics import (
+    DESCRIPTIONS,
     Observed,
     acceptance_by_position,
     compute_metrics,
+    describe,
     meets,
+    unit_of,
 )
 from outrider.experiments.sweep.results.records import RequestRow
 

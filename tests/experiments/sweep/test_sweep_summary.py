@@ -13,7 +13,6 @@ from sweep_rows import make_cell, make_request, make_round, make_visit
 
 from outrider.experiments.sweep.config.cells import Cell
 from outrider.experiments.sweep.config.schema import SweepConfig
-from outrider.experiments.sweep.results.comparing import best_of, compare, compare_all
 from outrider.experiments.sweep.results.predicting import predict_all
 from outrider.experiments.sweep.results.records import (
     SUMMARY,
@@ -23,7 +22,14 @@ from outrider.experiments.sweep.results.records import (
     TextCheck,
     read_sweep,
 )
-from outrider.experiments.sweep.results.summarising import by_cell, summarise, write_summary
+from outrider.experiments.sweep.results.summarising import (
+    best_of,
+    by_cell,
+    compare,
+    compare_all,
+    summarise,
+    write_summary,
+)
 from outrider.experiments.sweep.results.texts import (
     check_texts,
     collect_references,

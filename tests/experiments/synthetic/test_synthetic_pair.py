@@ -79,7 +79,7 @@ def test_reading_a_prompt_in_pieces_changes_no_luck() -> None:
 def test_sessions_over_the_wire_write_the_targets_text_at_the_acceptance_asked(method: Method) -> None:
     pair = SyntheticPair((0.8,), seed=3)
     draft = SyntheticDraft(pair)
-    drafter = CoLocatedDrafter(SyntheticDraft(pair), 1 << 20)
+    drafter = CoLocatedDrafter(SyntheticDraft(pair))
     with serving(SyntheticBackend(pair), drafter=drafter) as server:
         address, sampling = f"127.0.0.1:{server.port}", SamplingParams(temperature=0.8, seed=5)
         result = decode(address, PROMPT, sampling, draft=draft, num_new=400, depth=4, method=method)
