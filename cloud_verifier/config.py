@@ -121,6 +121,13 @@ class ServeConfig:
         "data type of weights and arithmetic; auto is float32 on a CPU and bfloat16 on CUDA",
         choices=("auto", "float32", "bfloat16"),
     )
+    exact_rows: str = option(
+        "auto",
+        "compute a token's logits with the same bits whatever shares its forward, so that sampled and greedy text "
+        "is cloud-only's in every dtype; auto: where a check at the start shows that it holds; on: refuse to "
+        "start otherwise",
+        choices=("auto", "on", "off"),
+    )
     num_threads: int = option(0, "CPU threads of a forward; 0 is torch's choice", metavar="N", minimum=0)
     kv_memory: str = option(
         "512MiB", "memory of the KV pool for all sessions, such as 800MiB or 1.5GiB", metavar="SIZE"

@@ -217,6 +217,7 @@ class ModelInfo:
     server_version: str
     labels: tuple[str, ...] = ()
     draft_fingerprint: str = ""  # of the draft for co-located generation; empty: there is none
+    is_reproducible: bool = False  # a token's logits do not depend on what shares its forward
 
 
 @dataclass(slots=True, unsafe_hash=True)  # not frozen, which takes seven times as long to make: one a round

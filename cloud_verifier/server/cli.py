@@ -105,6 +105,7 @@ def _serve(loaded: Loaded[ServeConfig]) -> int:
         dtype=config.dtype,
         kv_bytes=kv_bytes,
         num_threads=config.num_threads,
+        exact_rows=config.exact_rows,
     )
 
     drafter = create_drafter(config, backend)
@@ -112,7 +113,7 @@ def _serve(loaded: Loaded[ServeConfig]) -> int:
     def announce(server: VerifierServer) -> None:
         host = config.listen.rpartition(":")[0]
         kv = f"KV pool of {backend.num_kv_tokens:,} tokens in {config.kv_memory}"
-        what = f"{backend.model_id} ({backend.dtype}, {backend.device}, context {backend.max_context}, {kv})"
+        what = describe_target(backend, kv)
         took = f"after {time.monotonic() - begin:.1f} s"
         admin = f", admin port at {server.admin.url}" if server.admin is not None else ""
         line = f"cloud-verifier {own_version()} {took}, serving {what} on {host}:{server.port}{admin}"
@@ -121,6 +122,13 @@ def _serve(loaded: Loaded[ServeConfig]) -> int:
     with exporting_spans(config.otlp_endpoint, "cloud-verifier"):
         run_until_signalled(VerifierServer(backend, config, drafter, security), announce)
     return 0
+
+
+def describe_target(backend: TargetBackend, kv: str) -> str:
+    """Returns the start line's words on the target and its KV pool (`kv`)."""
+    rows = "reproducible" if backend.is_reproducible else "not reproducible"
+    where = f"{backend.dtype}, {rows}, {backend.device}, context {backend.max_context}, {kv}"
+    return f"{backend.model_id} ({where})"
 
 
 def check_directories(config: ServeConfig) -> None:

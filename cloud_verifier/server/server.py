@@ -70,6 +70,7 @@ def make_model_info(
         server_version=own_version(),
         labels=(*own_labels, *labels),
         draft_fingerprint=draft_fingerprint,
+        is_reproducible=backend.is_reproducible,
     )
 
 

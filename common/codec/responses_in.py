@@ -169,6 +169,7 @@ def decode_model_info(message: pb.DescribeResponse) -> ModelInfo:
         server_version=one_line(message.server_version),
         labels=tuple(map(one_line, message.labels)),
         draft_fingerprint=one_line(message.draft_fingerprint),
+        is_reproducible=message.is_reproducible,
     )
 
 

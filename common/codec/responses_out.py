@@ -174,6 +174,7 @@ def encode_model_info(info: ModelInfo) -> pb.DescribeResponse:
         server_version=info.server_version,
         labels=info.labels,
         draft_fingerprint=info.draft_fingerprint,
+        is_reproducible=info.is_reproducible,
     )
 
 

@@ -17,7 +17,7 @@ from outrider.common.process.extras import needs_extra
 from outrider.common.process.logs import setup_logging
 from outrider.common.types import FinishReason, ModelInfo, TokenLogprobs
 from outrider.edge_client.config.gate import gate_warning
-from outrider.edge_client.config.methods import judging_method, warning
+from outrider.edge_client.config.methods import is_reproducible, judging_method, warning
 from outrider.edge_client.config.run_config import RunConfig
 from outrider.edge_client.controller.slow_draft import slow_draft_note
 from outrider.edge_client.core.events import SessionEvent
@@ -152,6 +152,7 @@ def make_report(
         "method": method,
         "gate": edge.config.gate.use,
         "exact": is_exact if result.token_ids else None,
+        "reproducible": is_reproducible(edge.config, model, result.num_unverified_tokens),
         "target_fingerprint": model.target_fingerprint if model else None,
         "draft_fingerprint": _draft_fingerprint(edge, model),
         "target": f"{model.model_id} ({model.dtype}, {model.device})" if model else None,

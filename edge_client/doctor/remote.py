@@ -51,7 +51,8 @@ def check_remote(config: RunConfig) -> RemoteResult:
 
 def _name(model: ModelInfo) -> str:
     labels = f", {', '.join(model.labels)}" if model.labels else ""
-    where = f"{model.dtype}, {model.device}, context {model.limits.max_context}"
+    rows = "" if model.is_reproducible else ", not reproducible"
+    where = f"{model.dtype}{rows}, {model.device}, context {model.limits.max_context}"
     return f"{model.model_id} ({where}), version {model.server_version}{labels}"
 
 

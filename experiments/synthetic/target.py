@@ -37,6 +37,7 @@ class SyntheticBackend:
     num_kv_tokens = 1 << 30
     dtype = "float32"
     device = "cpu"
+    is_reproducible = True
     model_id = "synthetic"
     tokenizer_fingerprint = TOKENIZER_FINGERPRINT
     eos_token_ids: tuple[int, ...] = (0,)  # which it never writes

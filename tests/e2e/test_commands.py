@@ -81,6 +81,7 @@ def test_json_holds_what_the_contract_names_and_both_modes_agree(
         assert set(STATS) <= set(output["stats"])
         assert output["num_unverified_tokens"] == (24 if mode == "edge-only" else 0)
         assert output["draft_fingerprint"] or mode == "cloud-only"
+        assert output["reproducible"] is (mode != "edge-only")
     assert outputs["speculative"]["token_ids"] == outputs["cloud-only"]["token_ids"]
     assert outputs["speculative"]["text"] == outputs["cloud-only"]["text"]
     assert outputs["speculative"]["target_fingerprint"] == server.engine.backend.fingerprint

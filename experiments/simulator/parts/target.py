@@ -82,6 +82,7 @@ class SimulatedTarget:
     fingerprint = text.FINGERPRINT
     tokenizer_fingerprint = text.FINGERPRINT
     eos_token_ids: tuple[int, ...] = ()
+    is_reproducible = True
 
     def __init__(self, world: World, times: VerifierTimes, kv_tokens: int = 0) -> None:
         """Makes a pool of `kv_tokens`; 0 is one that is never full."""

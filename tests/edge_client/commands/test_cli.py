@@ -153,6 +153,7 @@ def test_every_method_runs_and_an_approximate_one_says_so_in_one_line(
     shown = capsys.readouterr()
     report = json.loads(shown.out)
     assert report["method"] == method and report["exact"] is method.is_exact
+    assert report["reproducible"] is (method is Method.COUPLED), "at a temperature of 0.8"
     is_judged = [origin in ("accepted", "correction") for origin in report["token_origins"]]
     assert report["token_is_approximate"] == ([False] * len(is_judged) if method.is_exact else is_judged)
     assert report["num_approximate_tokens"] == sum(report["token_is_approximate"])
@@ -176,8 +177,9 @@ def test_a_mode_without_drafted_tokens_is_exact_whatever_the_method(
     shown = capsys.readouterr()
     report = json.loads(shown.out)
     assert report["method"] is None and report["exact"] is True and shown.err == ""
+    assert report["reproducible"] is True
     report = run_json(capsys, "x", *world.flags("--mode", "edge-only"))
-    assert report["method"] is None and report["exact"] is False
+    assert report["method"] is None and report["exact"] is False and report["reproducible"] is False
 
 
 def test_logprobs_are_the_targets_raw_and_processed(

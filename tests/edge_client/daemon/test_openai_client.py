@@ -36,7 +36,7 @@ def test_a_completion_has_the_text_of_edge_client_run_with_the_same_seed(
     assert answer.choices[0].finish_reason == ran["finish_reason"] == "length"
     assert answer.system_fingerprint == f"fp_{ran['target_fingerprint'][:12]}"
     own = answer.usage.model_extra["outrider"]  # type: ignore[union-attr]
-    assert own["exact"] and own["seed"] == 7 and own["num_rounds"] > 0 and own["bytes_up"] > 0
+    assert own["exact"] and own["reproducible"] and own["seed"] == 7 and own["num_rounds"] > 0 and own["bytes_up"] > 0
     assert answer.usage.completion_tokens == len(ran["token_ids"])  # type: ignore[union-attr]
 
 
@@ -121,6 +121,7 @@ def test_a_bias_and_the_extras_reach_the_decoding(client: openai.OpenAI) -> None
         assert other.choices[0].text == alone.choices[0].text, changes
     unverified = complete(client, extra_body={"outrider": {"mode": "edge-only"}})
     assert not unverified.usage.model_extra["outrider"]["exact"]  # type: ignore[union-attr]
+    assert not unverified.usage.model_extra["outrider"]["reproducible"]  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize(
