@@ -122,7 +122,7 @@ def _load(exact_rows: str) -> TransformersBackend:
 def _is_left_out() -> bool:
     """Returns whether the check at the start leaves out the count at which a product was planted."""
     backend = _load("off")
-    plant(backend.decoder._model, 5)
+    plant(backend, 5)
     use_exact_rows(backend, "on")
     plan = backend.row_plan
     return plan is not None and 5 not in plan.counts and len(plan.counts) > 1
@@ -130,11 +130,11 @@ def _is_left_out() -> bool:
 
 def _plant(backend: TransformersBackend, count: Callable[[TransformersBackend, int], int]) -> int:
     assert backend.row_plan is not None
-    plant(backend.decoder._model, backend.row_plan.fit(5))
+    plant(backend, backend.row_plan.fit(5))
     try:
         return count(backend, 1)
     finally:
-        plant(backend.decoder._model, 0)
+        plant(backend, 0)
 
 
 def measure_costs(dtype: str, num_turns: int) -> Found:

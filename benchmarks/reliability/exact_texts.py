@@ -157,9 +157,10 @@ class PlantedLinear(torch.nn.Linear):
         return torch.nn.functional.linear(x[..., half:], self.weight[:, half:], self.bias) + first
 
 
-def plant(model: torch.nn.Module, count: int) -> None:
+def plant(backend: TransformersBackend, count: int) -> None:
     """Exchanges the class of a model's matrices for one that differs at `count` rows (0: nowhere)."""
     PlantedLinear.count = count
-    for module in model.modules():
+    decoder: Any = backend.decoder  # that of transformers
+    for module in decoder._model.modules():
         if type(module) is torch.nn.Linear:
             module.__class__ = PlantedLinear
