@@ -172,11 +172,11 @@ def test_a_planted_product_is_left_out_by_the_check_and_found_by_the_texts(
     target_of: Callable[[str], Path],
 ) -> None:
     backend = load_target(target_of("qwen2"), dtype="bfloat16", kv_tokens=2048, exact_rows="off")
-    plant(backend.decoder._model, 5)  # type: ignore[attr-defined]
+    plant(backend, 5)
     use_exact_rows(backend, "on")
     assert backend.row_plan is not None and 5 not in backend.row_plan.counts
     assert texts_unlike(backend) == 0
-    plant(backend.decoder._model, backend.row_plan.fit(5))  # type: ignore[attr-defined]
+    plant(backend, backend.row_plan.fit(5))
     assert texts_unlike(backend) > 0, "the comparison of texts proves nothing"
 
 
