@@ -1,6 +1,6 @@
 """Estimates how much waits and for how long: the one place that decides whether a round is admitted or refused.
 
-A stream asks for every new round before it decodes it, so that a refusal costs the engine nothing; the engine
+A stream asks for every new round before the engine gets it, so that a refusal costs no step; the engine
 reports once a step what it holds. Nothing is taken off when work ends: the next report replaces the last one.
 """
 
@@ -34,13 +34,9 @@ class Refusal:
     retry_after_ms: int  # at least MIN_RETRY_MS
 
 
-@dataclass(slots=True)  # not frozen: one is made for every round
+@dataclass(slots=True)
 class AdmissionTicket:
     """Shows that a round was let in: the engine does not ask again."""
-
-    tenant: str
-    num_tokens: int
-    is_counted: bool  # among the tokens that wait; a round that follows its session's own is not
 
 
 @dataclass(slots=True)
@@ -122,14 +118,7 @@ class Backlog:
             if not num_own_tokens:
                 self._known_refusals.clear()
                 self._rounds.arrived.add(tenant, num_tokens)
-            return AdmissionTicket(tenant, num_tokens, is_counted=not num_own_tokens)
-
-    def withdraw(self, ticket: AdmissionTicket) -> None:
-        """Takes back a round that will not reach the engine."""
-        if ticket.is_counted:
-            with self._lock:
-                self._known_refusals.clear()
-                self._rounds.arrived.add(ticket.tenant, -ticket.num_tokens)
+            return AdmissionTicket()
 
     def leave_line(self, tenant: str, session_id: bytes) -> None:
         """Gives up the place of a refused round that will not come again: its client is gone."""

@@ -38,7 +38,7 @@ log = logging.getLogger(__name__)
 # an event loop busy with refusals, and a refusal as long for the Python of a step.
 SWITCH_INTERVAL_S = 0.0005
 LAST_ANSWERS_S = 2.0  # after a drain's grace: for the rounds that are being computed
-RELOAD_S = 1.0  # between two looks at the files of TLS and tokens
+RELOAD_S = 1.0  # between two looks at idle streams, and at the files of TLS and tokens
 
 
 def make_model_info(
@@ -51,6 +51,7 @@ def make_model_info(
         max_message_bytes=config.max_message_bytes,
         max_sessions=config.max_sessions,
         session_idle_ttl_ms=int(config.session_idle_ttl_s * 1000),
+        max_sampling_ids=config.max_sampling_ids,
     )
     own_labels = (f"min-forward-ms={config.min_forward_ms:g}",) if config.min_forward_ms else ()
     return ModelInfo(
@@ -96,6 +97,7 @@ class VerifierServer:
             queue_limits=config.queue_limits,
             tenant_max_sessions=config.tenant_max_sessions,
             min_forward_s=config.min_forward_ms / 1000.0,
+            hides_batch_size=config.hide_batch_size,
         )
         tracer = create_round_tracer()
         self.security = security or ServerSecurity(config)
@@ -103,7 +105,11 @@ class VerifierServer:
         if tracer is not None:
             self._interceptors += (TraceContextInterceptor(),)
         self.service = VerifierService(
-            self.engine, tracer, self.security.caller_of, max_unread_bytes=config.max_unread_bytes
+            self.engine,
+            tracer,
+            self.security.caller_of,
+            max_unread_bytes=config.max_unread_bytes,
+            call_limits=config.call_limits,
         )
         self.port = 0
         self.admin: AdminServer | None = None
@@ -116,7 +122,7 @@ class VerifierServer:
             self.probes = ProbePort(config.probe_listen, self.engine)
         self._health = health.aio.HealthServicer()
         self._server: Any = None
-        self._reloading: asyncio.Task[None] | None = None
+        self._watching: asyncio.Task[None]
         self._driver: EngineDriver
 
     async def __aenter__(self) -> VerifierServer:
@@ -148,8 +154,7 @@ class VerifierServer:
         self._driver.start()
         await self._server.start()
         await self._set_health(health_pb2.HealthCheckResponse.SERVING)
-        if self.security.has_files:
-            self._reloading = asyncio.create_task(self._reload_again_and_again())
+        self._watching = asyncio.create_task(self._watch())
         return self
 
     def reload(self, is_forced: bool = True) -> None:
@@ -160,17 +165,18 @@ class VerifierServer:
         if ended := self.security.reload(is_forced):
             self.service.end_streams_of(ended, AccessError("revoked", "the token of this call has ended"))
 
-    async def _reload_again_and_again(self) -> None:
+    async def _watch(self) -> None:
         while True:
             await asyncio.sleep(RELOAD_S)
+            self.service.end_idle_streams()
             try:
-                self.reload(is_forced=False)
+                if self.security.has_files:
+                    self.reload(is_forced=False)
             except Exception:
                 log.exception("could not look at the files of TLS and tokens")
 
     async def __aexit__(self, *exc_info: object) -> None:
-        if self._reloading is not None:
-            self._reloading.cancel()
+        self._watching.cancel()
         await self._server.stop(grace=None)
         if self.probes is not None:
             await self.probes.close()

@@ -65,6 +65,7 @@ def _penalize(
             output_ids=each.output_ids,
             draft_token_ids=each.draft_token_ids,
             eos_token_ids=eos_token_ids,
+            history=each.history and each.history(),
         )
     return penalized
 

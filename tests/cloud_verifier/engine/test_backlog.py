@@ -76,16 +76,6 @@ def test_a_refusal_repeats_until_what_waits_changes_and_every_one_counts() -> No
     assert isinstance(later, Refusal) and later.retry_after_ms > first.retry_after_ms
 
 
-@pytest.mark.parametrize("num_own_tokens", [0, 7])
-def test_a_round_that_is_withdrawn_no_longer_counts(num_own_tokens: int) -> None:
-    backlog = make_backlog()
-    enter(backlog, 7)
-    ticket = backlog.enter_round("a", 5, num_own_tokens=num_own_tokens)
-    assert isinstance(ticket, AdmissionTicket)
-    backlog.withdraw(ticket)
-    assert backlog.num_tokens() == (7, 0)
-
-
 def test_what_the_engine_took_is_neither_forgotten_nor_counted_twice() -> None:
     backlog = make_backlog(QueueLimits(max_queue_tokens=100))
     assert enter(backlog, 60) == 0
