@@ -6,7 +6,7 @@ STAMP  := $(VENV)/.installed
 PROTO  := proto/outrider/common/pb/outrider.proto
 PROTOC := $(PY) -m grpc_tools.protoc -Iproto
 
-.PHONY: help install demo test test-slow lint typecheck proto proto-check pair bench bench-main bench-engine bench-pair bench-methods bench-controller bench-daemon house experiments experiments-quick pages install-service uninstall-service clean
+.PHONY: help install demo test test-slow lint typecheck proto proto-check pair bench bench-main bench-engine bench-pair bench-methods bench-controller bench-daemon bench-reliability gpu-check house experiments experiments-quick pages install-service uninstall-service clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 14
@@ -72,11 +72,17 @@ bench-pair: $(STAMP) ## benchmarks/results/pair.json; PROMPTS=FILE measures othe
 bench-daemon: $(STAMP) ## benchmarks/results/daemon.json: the daemon against edge-client run; ARGS=--quick
 	$(PY) -m benchmarks.daemon $(ARGS)
 
+bench-reliability: $(STAMP) ## benchmarks/results/reliability.json: faults, overload, hostile clients; ARGS=--long for the figures, "--only wire"
+	$(PY) -m benchmarks.reliability.run $(ARGS)
+
 experiments-quick: $(STAMP) ## benchmarks/results/experiments.json: links, simulator, plan and a small matrix, in minutes
 	$(PY) -m benchmarks.experiments --quick $(ARGS)
 
 experiments: $(STAMP) ## the full matrix over seven round trips, for hours; ARGS=--resume goes on with it
 	$(PY) -m benchmarks.experiments $(ARGS)
+
+gpu-check: ## benchmarks/results/gpu_check.json: the verifier on this machine's GPU, in 560 s; ARGS=--rehearse needs none
+	$(if $(wildcard $(PY)),$(PY),$(PYTHON)) -m benchmarks.gpu_check $(ARGS)
 
 house: $(STAMP) ## benchmarks/results/house.json: how the code reads; ARGS=--list lists what is missing
 	$(PY) -m benchmarks.house.run $(ARGS)

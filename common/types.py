@@ -197,6 +197,7 @@ class Limits:
     max_message_bytes: int
     max_sessions: int
     session_idle_ttl_ms: int
+    max_sampling_ids: int = 0  # in logit_bias, bad_words and stop_token_ids of an opening; 0 is no limit
 
 
 @dataclass(frozen=True, slots=True)

@@ -71,6 +71,24 @@ def load_target(
         check_supported(config, max_context)
         model = _load_model(directory, config, device, dtype)
     facts = _facts(directory, model, max_context, device, dtype)
+    return make_backend(
+        model, facts, kv_bytes=kv_bytes, kv_tokens=kv_tokens, block_size=block_size, is_lean=is_lean
+    )
+
+
+def make_backend(
+    model: Any,
+    facts: TargetFacts,
+    *,
+    kv_bytes: int = DEFAULT_KV_BYTES,
+    kv_tokens: int | None = None,
+    block_size: int = BLOCK_SIZE,
+    is_lean: bool = True,
+) -> TransformersBackend:
+    """Returns a loaded decoder, whose attention is ours, behind the fastest forward that is right on its device.
+
+    The other arguments are those of `load_target`.
+    """
     decoder = TransformersDecoder(model)
     page_size = find_varlen_page_size(facts)
     block_size = page_size or block_size
@@ -79,10 +97,10 @@ def load_target(
     reference = probe(backend)
     if page_size is not None:
         use_varlen_if_right(backend, reference)
-    if is_lean and can_be_lean(model, device, dtype):
+    if is_lean and can_be_lean(model, facts.device, facts.dtype):
         use_lean_if_right(backend, model, reference)
-    if device.startswith("cuda"):
-        backend.has_device_logits = has_device_kernels(device, facts.vocab_size, facts.num_tokens)
+    if facts.device.startswith("cuda"):
+        backend.has_device_logits = has_device_kernels(facts.device, facts.vocab_size, facts.num_tokens)
     return backend
 
 

@@ -220,6 +220,7 @@ def _make_step_round(work: Work) -> StepRound:
     session = work.session
     sampling = session.opening.sampling
     needs_ids = not is_plain(sampling)  # a long sequence is not copied for a round that ignores it
+    history = session.current_history if needs_ids or sampling.logit_bias else None
     return StepRound(
         sampling,
         session.chain.position,
@@ -227,6 +228,7 @@ def _make_step_round(work: Work) -> StepRound:
         output_ids=session.output_ids if needs_ids else (),
         draft_token_ids=work.draft_tokens,
         supports=work.supports,
+        history=history,
     )
 
 

@@ -157,7 +157,8 @@ def create_drafter(config: ServeConfig, backend: TargetBackend) -> CoLocatedDraf
             raise
         log.warning("no co-located speculation: %s", error)
         return None
-    return CoLocatedDrafter(draft)
+    max_kv_bytes = parse_size(config.draft_kv_memory, "--draft-kv-memory")
+    return CoLocatedDrafter(draft, max_kv_bytes=max_kv_bytes)
 
 
 if __name__ == "__main__":

@@ -152,6 +152,7 @@ def decode_model_info(message: pb.DescribeResponse) -> ModelInfo:
         max_message_bytes=message.limits.max_message_bytes,
         max_sessions=message.limits.max_sessions,
         session_idle_ttl_ms=message.limits.session_idle_ttl_ms,
+        max_sampling_ids=message.limits.max_sampling_ids,
     )
     return ModelInfo(
         protocol_version=message.protocol_version,

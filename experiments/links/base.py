@@ -25,7 +25,6 @@ _REALISATIONS = {
     "netem": ("outrider.experiments.links.netem.realisation", "Netem"),
 }
 REALISATIONS = tuple(_REALISATIONS)
-NO_REORDER = "reorder: packets overtake one another on tun alone"
 
 
 class OpenLink(Protocol):
@@ -76,6 +75,14 @@ def check_realisable(realisation: LinkRealisation, profile: LinkProfile) -> None
     """Raises UsageError with every reason why not."""
     if reasons := realisation.refusals(profile):
         raise UsageError(f"{realisation.name} cannot make the link {profile.name}: {'; '.join(reasons)}")
+
+
+def packet_faults(profile: LinkProfile) -> list[str]:
+    """Returns what the profile asks of single packets, each a reason to refuse it for all but `tun`."""
+    asked = {"reorder": profile.reorder, "duplicate": profile.duplicate}
+    return [
+        f"{name}: packets overtake one another or come twice on tun alone" for name in asked if asked[name]
+    ]
 
 
 def kernel_facts() -> dict[str, str]:

@@ -19,6 +19,7 @@ from outrider.common.pb import outrider_pb2 as pb
 from outrider.common.types import SessionRequest, SessionResponse
 from outrider.edge_client.transport.link.base import Traffic
 from outrider.edge_client.transport.link.calls import CallSettings, decode_answer
+from outrider.edge_client.transport.link.channel import close_later
 from outrider.edge_client.transport.link.inbox import Inbox
 from outrider.edge_client.transport.link.trace import ConnectionSpan
 
@@ -87,7 +88,7 @@ class StreamConnection:
         self._outbox.put(None)
         if self._call is not None:
             self._call.cancel()
-        self._channel.close()
+        close_later(self._channel)
         self._span.end()
 
     def _begin(self) -> None:

@@ -26,6 +26,7 @@ from outrider.common.types import (
 )
 from outrider.edge_client.transport.link.base import Traffic, UnreadableAnswerError
 from outrider.edge_client.transport.link.calls import CallSettings, decode_answer
+from outrider.edge_client.transport.link.channel import close_later
 from outrider.edge_client.transport.link.inbox import Inbox
 from outrider.edge_client.transport.link.stream import FRAME_BYTES
 from outrider.edge_client.transport.link.trace import ConnectionSpan
@@ -82,7 +83,7 @@ class UnaryConnection:
 
     def close(self) -> None:
         self._is_closed = True
-        self._channel.close()
+        close_later(self._channel)
         self._span.end()
 
     # --------------------------------------------------------------------------------------- calls

@@ -387,6 +387,45 @@ def test_an_embedded_draft_that_cannot_be_loaded_is_done_without_and_a_named_one
         create_drafter(ServeConfig(draft=str(tmp_path)), FakeBackend())
 
 
-def test_a_draft_of_another_tokenizer_is_refused_with_both_fingerprints() -> None:
-    with pytest.raises(IncompatibleError, match="t" * 16):
+def test_a_draft_of_another_tokenizer_is_refused_with_what_to_do() -> None:
+    with pytest.raises(IncompatibleError, match="tokenizer"):
         create_drafter(ServeConfig(), FakeBackend())
+
+
+class _BigSequence(_KnownSequence):
+    num_kv_bytes = 100
+
+
+def test_generations_beyond_the_bound_of_the_drafts_kv_go_on_without_a_draft() -> None:
+    draft = KnownDraft([9] * 100)
+    draft.sequence = lambda *_, **__: _BigSequence(draft, 0)  # type: ignore[method-assign, assignment]
+    draft.num_open = 3
+    drafter = CoLocatedDrafter(draft, max_kv_bytes=250)  # type: ignore[arg-type]
+    harness = Harness(FakeBackend(), drafter=drafter)
+    opened = [harness.open(name, prompt=[1 + name, 2, 3]) for name in range(3)]
+    replies = [harness.submit(each, make_request(one.position, one.hash, 20)) for each, one in opened]
+    for _ in range(3):
+        harness.engine.step()
+    last = [[r for r in each if isinstance(r, GeneratedTokens)][-1] for each in replies]
+    assert [each.num_draft_tokens > 0 for each in last] == [True, True, False]
+    assert draft.num_open == 2
+    harness.settle()
+    assert all(each[-1].is_last for each in replies)  # type: ignore[union-attr]
+
+
+def test_beside_another_tenant_drafts_take_no_longer_than_their_share_of_a_step() -> None:
+    draft = KnownDraft([9] * 100)
+    harness = CoLocated(draft)
+    for session_id, one in [harness.open(name, prompt=[1 + name, 2, 3]) for name in range(3)]:
+        harness.submit(session_id, make_request(one.position, one.hash, 20, 4))
+    harness.engine.step()
+    works = list(harness.engine.sessions.active.values())
+    drafter = harness.engine.drafter
+    assert drafter is not None
+    drafter._token_s = 0.01
+    for budget_s, expected in ((1.0, [4, 4, 4]), (0.065, [4, 2, 0]), (0.001, [1, 0, 0])):
+        for work in works:
+            work.draft_tokens = ()
+        drafter.draft_for(works, budget_s)
+        assert [len(work.draft_tokens) for work in works] == expected
+        drafter._token_s = 0.01

@@ -65,6 +65,13 @@ def test_every_byte_arrives_though_packets_overtake_one_another() -> None:
         assert link.facts()["packets_dropped"] == {"up": 0, "down": 0}
 
 
+def test_every_byte_arrives_once_though_packets_come_twice() -> None:
+    profile = LinkProfile(rtt_ms=8, duplicate=0.2)
+    with tcp_server(echo) as upstream, TUN.open(profile, upstream) as link, dialled(link.address) as client:
+        check_echo(client, 200_000)
+        assert min(link.facts()["packets_duplicated"].values()) > 0
+
+
 @timed
 def test_an_outage_swallows_packets_and_tcp_sends_them_again(is_timed: bool) -> None:
     profile = LinkProfile(rtt_ms=10, outages=(Outage(0, 0.3),))
