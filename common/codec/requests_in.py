@@ -68,7 +68,8 @@ def decode_open(message: pb.OpenRequest, limits: Limits | None = None) -> OpenRe
     for field in ("tokenizer_fingerprint", "target_fingerprint"):
         _check_bytes(field, getattr(message, field), _FINGERPRINT_BYTES)
     if limits is not None:
-        _check_at_most("token_ids", len(message.token_ids), limits.max_context, "tokens of a context")
+        of_what = "tokens of a context: shorten the prompt"
+        _check_at_most("token_ids", len(message.token_ids), limits.max_context, of_what)
         _check_sampling_ids(message, limits.max_sampling_ids)
     return OpenRequest(
         session_id=message.session_id,

@@ -132,7 +132,7 @@ def test_a_verifier_that_comes_back_with_another_target_is_refused(
     mortal: MortalVerifier, own_draft: DraftModel, tmp_path: Path
 ) -> None:
     other = make_tiny_target(tmp_path / "target", max_context=512, seed=99)
-    with pytest.raises(IncompatibleError, match="target_fingerprint"):
+    with pytest.raises(IncompatibleError, match="another target"):
         decode(
             mortal.address,
             make_prompt(3),

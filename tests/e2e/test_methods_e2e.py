@@ -374,7 +374,7 @@ def test_under_wait_a_killed_verifier_is_rebuilt_and_the_text_finished(
 def test_under_first_token_lost_rounds_are_bridged_and_aligned_again(
     tiny_verifier: VerifierProcess, own_draft: DraftModel, method: Method
 ) -> None:
-    faults = Faults(lose_reply=random_rounds(4, 3))
+    faults = Faults(lose_reply=random_rounds(4))
     result = decode(
         tiny_verifier.address,
         make_prompt(4),

@@ -17,7 +17,7 @@ from outrider.cloud_verifier.config import ServeConfig
 from outrider.cloud_verifier.server.server import VerifierServer
 from outrider.common.pb import outrider_pb2 as pb
 from outrider.common.pb import outrider_pb2_grpc
-from tests.cloud_verifier.engine.test_bad_clients import GatedBackend, wait_until
+from tests.cloud_verifier.engine.test_bad_clients import GatedBackend
 
 SERVICE = "/outrider.v1.Verifier"
 GARBAGE = b"\xff" * 100
@@ -129,7 +129,7 @@ def test_waiting_requests_are_bounded_by_tenant_and_another_is_let_in(
     backend.gate.clear()
     num_begun = backend.num_begun
     loud.say(verify=round_after(opened, 1))
-    wait_until(lambda: backend.num_begun > num_begun)
+    assert eventually(lambda: backend.num_begun > num_begun)
     for round_id in range(2, 5):
         loud.say(verify=round_after(opened, round_id, committed_tokens=[9] * 120, origins=[1] * 120))
     error = loud.hear().verify.error
@@ -175,7 +175,7 @@ def test_idle_streams_end_silent_ones_sooner_and_busy_ones_stay(
     backend.gate.clear()
     num_begun = backend.num_begun
     busy.say(verify=round_after(opened))
-    wait_until(lambda: backend.num_begun > num_begun)
+    assert eventually(lambda: backend.num_begun > num_begun)
     now_s = time.monotonic()
     monkeypatch.setattr(server.service, "_engine", Later(server.engine, now_s + 3600))
     assert eventually(idle.call.done, 10.0) and idle.call.code() is grpc.StatusCode.UNAVAILABLE
