@@ -6,7 +6,7 @@ STAMP  := $(VENV)/.installed
 PROTO  := proto/outrider/common/pb/outrider.proto
 PROTOC := $(PY) -m grpc_tools.protoc -Iproto
 
-.PHONY: help install demo test test-slow lint typecheck proto proto-check pair bench bench-main bench-engine bench-pair bench-methods bench-controller bench-daemon house experiments experiments-quick pages install-service uninstall-service clean
+.PHONY: help install demo test test-slow lint typecheck proto proto-check pair bench bench-main bench-engine bench-pair bench-methods bench-controller bench-daemon bench-reliability gpu-check house experiments experiments-quick pages install-service uninstall-service clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 14
@@ -25,8 +25,10 @@ demo: $(STAMP) ## start a verifier on loopback and decode with the embedded pair
 	$(PY) -m outrider.experiments.demo $(ARGS)
 
 WORKERS ?= 2
+# A run starts a hundred processes: what the first compiled, the others read.
+test test-slow: export PYTHONDONTWRITEBYTECODE =
 test: $(STAMP) ## the tests that CI runs, WORKERS=2 files at a time; 0 for one process
-	$(PY) -m pytest -n $(WORKERS) --dist loadfile $(ARGS)
+	$(PY) -m pytest -n $(WORKERS) --dist loadfile --durations 10 $(ARGS)
 
 test-slow: $(STAMP) ## the full matrices
 	$(PY) -m pytest -m 'slow or not slow' --timeout 1800 $(ARGS)
@@ -70,11 +72,17 @@ bench-pair: $(STAMP) ## benchmarks/results/pair.json; PROMPTS=FILE measures othe
 bench-daemon: $(STAMP) ## benchmarks/results/daemon.json: the daemon against edge-client run; ARGS=--quick
 	$(PY) -m benchmarks.daemon $(ARGS)
 
+bench-reliability: $(STAMP) ## benchmarks/results/reliability.json: faults, overload, hostile clients; ARGS=--long for the figures, "--only wire"
+	$(PY) -m benchmarks.reliability.run $(ARGS)
+
 experiments-quick: $(STAMP) ## benchmarks/results/experiments.json: links, simulator, plan and a small matrix, in minutes
 	$(PY) -m benchmarks.experiments --quick $(ARGS)
 
 experiments: $(STAMP) ## the full matrix over seven round trips, for hours; ARGS=--resume goes on with it
 	$(PY) -m benchmarks.experiments $(ARGS)
+
+gpu-check: ## benchmarks/results/gpu_check.json: the verifier on this machine's GPU, in 560 s; ARGS=--rehearse needs none
+	$(if $(wildcard $(PY)),$(PY),$(PYTHON)) -m benchmarks.gpu_check $(ARGS)
 
 house: $(STAMP) ## benchmarks/results/house.json: how the code reads; ARGS=--list lists what is missing
 	$(PY) -m benchmarks.house.run $(ARGS)

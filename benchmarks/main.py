@@ -40,11 +40,13 @@ PARTS_DEPTH = 4  # the draft length whose rounds are taken apart
 # Cloud-only again, for the A/A ratio: equal cases would be one key, so it differs by a depth that is not used.
 AGAIN = Case(ExecutionMode.CLOUD_ONLY, 0.0, 1)
 EDGE_ONLY = Case(ExecutionMode.EDGE_ONLY, 0.0, PARTS_DEPTH)
+CO_LOCATED = Case(ExecutionMode.CO_LOCATED, 0.0, PARTS_DEPTH)
 CASES = (
     *(Case(ExecutionMode.CLOUD_ONLY, t) for t in TEMPERATURES),
     *(Case(ExecutionMode.SPECULATIVE, t, n) for t in TEMPERATURES for n in DEPTHS),
     AGAIN,
     EDGE_ONLY,
+    CO_LOCATED,
 )
 
 
@@ -174,6 +176,13 @@ def report(run: Run) -> Found:
             at_least(1.3),
         ),
         judged(
+            "main.colocated",
+            f"co-located : speculative, tokens/s, temperature 0, n = {PARTS_DEPTH}",
+            run.sessions[CO_LOCATED].tokens_per_s / run.speculative(0.0, PARTS_DEPTH).tokens_per_s,
+            "ratio",
+            at_least(1.0),
+        ),
+        judged(
             "main.efficiency",
             f"speed-up : E*t_target / (n*t_draft + t_verify), n = {PARTS_DEPTH}",
             parts["efficiency"],
@@ -255,7 +264,7 @@ def main() -> None:
     prompts = load_prompts(arguments.prompts, arguments.limit)
     run = measure(prompts, arguments.max_new_tokens, arguments.num_threads)
     for case, found in run.sessions.items():
-        if case.mode is ExecutionMode.SPECULATIVE:
+        if case.mode in (ExecutionMode.SPECULATIVE, ExecutionMode.CO_LOCATED):
             warn_of_other_texts(case.name, found.results, run.cloud(case.temperature).results)
     measures, details = report(run)
     write_results("main", measures, details)

@@ -51,6 +51,16 @@ class QueueLimits:
 
 
 @dataclass(frozen=True, slots=True)
+class CallLimits:
+    """Bounds the calls of tenants and what their requests hold until they are answered. 0 is no limit."""
+
+    max_calls: int = 8192
+    tenant_max_calls: int = 2048
+    tenant_max_waiting_ids: int = 1 << 20
+    idle_ttl_s: float = 600.0
+
+
+@dataclass(frozen=True, slots=True)
 class ServeConfig:
     """Holds the options of `cloud-verifier serve`."""
 
@@ -63,6 +73,11 @@ class ServeConfig:
     )
     draft_strategy: str = option("onnx", "draft strategy of --draft", metavar="NAME")
     draft_threads: int = option(1, "CPU threads of --draft", metavar="N", minimum=1)
+    draft_kv_memory: str = option(
+        "256MiB",
+        "memory for the KV of --draft; a co-located generation beyond it goes on with the target alone",
+        metavar="SIZE",
+    )
     listen: str = option(
         "127.0.0.1:7077", "address to serve on; port 0 takes a free one", metavar="HOST:PORT"
     )
@@ -106,6 +121,13 @@ class ServeConfig:
         "data type of weights and arithmetic; auto is float32 on a CPU and bfloat16 on CUDA",
         choices=("auto", "float32", "bfloat16"),
     )
+    exact_rows: str = option(
+        "auto",
+        "compute a token's logits with the same bits whatever shares its forward, so that sampled and greedy text "
+        "is cloud-only's in every dtype; auto: where a check at the start shows that it holds; on: refuse to "
+        "start otherwise",
+        choices=("auto", "on", "off"),
+    )
     num_threads: int = option(0, "CPU threads of a forward; 0 is torch's choice", metavar="N", minimum=0)
     kv_memory: str = option(
         "512MiB", "memory of the KV pool for all sessions, such as 800MiB or 1.5GiB", metavar="SIZE"
@@ -113,7 +135,7 @@ class ServeConfig:
     max_step_tokens: int = option(512, "most tokens in one packed forward", metavar="N", minimum=2)
     prefill_chunk_tokens: int = option(
         0,
-        "most tokens of prompts in a forward that also carries rounds; 0 is 32 on a CPU and 256 on CUDA",
+        "tokens of prompts in a forward that also carries rounds, more where many wait; 0 is 32 on a CPU, 256 on CUDA",
         metavar="N",
         minimum=0,
     )
@@ -138,6 +160,13 @@ class ServeConfig:
         metavar="NAMES",
     )
     max_draft_tokens: int = option(64, "most drafted tokens in one round", metavar="N", minimum=1)
+    max_sampling_ids: int = option(
+        32_768,
+        "most ids in stop ids, logit biases and bad words of one session together, of which bad words may be a "
+        "quarter; 0 is no limit",
+        metavar="N",
+        minimum=0,
+    )
     max_message_bytes: int = option(1 << 20, "largest size of one message", metavar="BYTES", minimum=1024)
     max_sessions: int = option(1024, "most sessions at once", metavar="N", minimum=1)
     tenant_max_sessions: int = option(
@@ -146,6 +175,19 @@ class ServeConfig:
     session_max_tokens: int = option(
         0, "most tokens in one session; 0 is the target's context", metavar="N", minimum=0
     )
+    max_calls: int = option(8192, "most streams and unary calls at once", metavar="N", minimum=1)
+    tenant_max_calls: int = option(
+        2048, "--max-calls for each tenant; 0 is no limit of its own", metavar="N", minimum=0
+    )
+    tenant_max_waiting_ids: int = option(
+        1 << 20,
+        "most ids in a tenant's unanswered requests: tokens, supports, biases, bad words; 0 is no limit",
+        metavar="N",
+        minimum=0,
+    )
+    hide_batch_size: bool = option(
+        False, "answer with a batch size of 0: it tells a tenant how many others are served"
+    )
     max_unread_bytes: int = option(
         1 << 18,
         "a stream whose client leaves more answers than this unread is ended",
@@ -153,7 +195,7 @@ class ServeConfig:
         minimum=1024,
     )
     session_idle_ttl_s: float = option(
-        600.0, "a session idle for longer than this is closed", metavar="S", minimum=0.1
+        600.0, "a session or stream idle for longer than this is closed", metavar="S", minimum=0.1
     )
     drain_grace_s: float = option(10.0, "how long a stop waits for open streams", metavar="S", minimum=0.0)
     min_forward_ms: float = option(
@@ -170,6 +212,13 @@ class ServeConfig:
     def queue_limits(self) -> QueueLimits:
         """Returns the bounds of what may wait."""
         return QueueLimits(self.max_queue_ms, self.max_queue_tokens, self.tenant_max_queue_tokens)
+
+    @property
+    def call_limits(self) -> CallLimits:
+        """Returns the bounds of what is open and unanswered."""
+        return CallLimits(
+            self.max_calls, self.tenant_max_calls, self.tenant_max_waiting_ids, self.session_idle_ttl_s
+        )
 
     @property
     def prefill_chunk(self) -> int:

@@ -69,6 +69,10 @@ class TokenChain:
         assert 0 <= position <= self.position, f"position {position} of {self.position}"
         return self._hashes[position]
 
+    def hashes_after(self, position: int) -> list[int]:
+        """Returns the hashes of all prefixes that are longer than `position`, the shortest first."""
+        return self._hashes[position + 1 :]
+
     def extend(self, token_ids: Iterable[int]) -> None:
         """Appends tokens. An id outside uint32 raises OverflowError and leaves the chain unchanged."""
         new_ids = [int(token_id) for token_id in token_ids]

@@ -197,6 +197,7 @@ class Limits:
     max_message_bytes: int
     max_sessions: int
     session_idle_ttl_ms: int
+    max_sampling_ids: int = 0  # in logit_bias, bad_words and stop_token_ids of an opening; 0 is no limit
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,6 +217,7 @@ class ModelInfo:
     server_version: str
     labels: tuple[str, ...] = ()
     draft_fingerprint: str = ""  # of the draft for co-located generation; empty: there is none
+    is_reproducible: bool = False  # a token's logits do not depend on what shares its forward
 
 
 @dataclass(slots=True, unsafe_hash=True)  # not frozen, which takes seven times as long to make: one a round

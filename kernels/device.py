@@ -232,12 +232,14 @@ def _launch(
     new = partial(torch.empty, grid, device=logits.device)
     found = *(new(dtype=torch.float32) for _ in range(3)), new(dtype=torch.float64), new(dtype=torch.int32)
     changed_ids, changed_weights = (found[4], found[3]) if changed is None else changed  # read in one case
-    _search[grid](
-        logits, logits.stride(0), vocab_size, temperatures, thresholds, keys,
-        tops, log_sums, changed_ids, changed_weights, *found,
-        IS_RESIDUAL=changed is not None, HAS_NOISE=has_noise, NUM_CHANGED=changed_ids.shape[1],
-        NUM_BLOCKS=TILE_BLOCKS, SPAN=SPAN, enable_fp_fusion=False,
-    )  # fmt: skip
+    # Triton launches on the current device, wherever its tensors are.
+    with torch.cuda.device_of(logits):  # type: ignore[no-untyped-call]
+        _search[grid](
+            logits, logits.stride(0), vocab_size, temperatures, thresholds, keys,
+            tops, log_sums, changed_ids, changed_weights, *found,
+            IS_RESIDUAL=changed is not None, HAS_NOISE=has_noise, NUM_CHANGED=changed_ids.shape[1],
+            NUM_BLOCKS=TILE_BLOCKS, SPAN=SPAN, enable_fp_fusion=False,
+        )  # fmt: skip
     return found
 
 

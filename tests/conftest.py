@@ -1,28 +1,23 @@
-"""For all tests: one thread a process that computes, turns where several workers share the machine, and what
-was measured at the end."""
+"""For all tests: one thread a process that computes, kernels compiled beforehand, what was measured at the end."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Generator
-from pathlib import Path
+from collections.abc import Callable
 
 import pytest
 from support.notes import Note
-from support.turns import turn
 
 # Before torch is imported, here and in every process that a test starts. The models are too small for a
 # second thread to help, and threads that wait for each other burn whole cores.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
-@pytest.hookimpl(wrapper=True, tryfirst=True)  # outside pytest-timeout's: to wait is not to hang
-def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
-    if not hasattr(item.config, "workerinput"):  # nobody beside
-        return (yield)
-    room = Path(item.config.option.basetemp).parent  # of all workers
-    with turn(room, alone=item.get_closest_marker("alone") is not None):
-        return (yield)
+@pytest.hookimpl(tryfirst=True)
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """Compiles the kernels before there are workers: it takes 10 s, longer than servers in tests may take to start."""
+    if not hasattr(session.config, "workerinput"):
+        import outrider.kernels.host  # noqa: F401 - compiles as it is imported
 
 
 @pytest.fixture

@@ -29,11 +29,7 @@ CASES = {
     "benchmarks.engine.inside:measure_outside": ("outside",),
     "benchmarks.engine.text:measure_prefix_ttft": ("prefix_ttft",),
     "benchmarks.engine.text:measure_prefill_stall": ("prefill_stall",),
-    "benchmarks.engine.load:measure_overload": ("overload_goodput", "overload_p99"),
-    "benchmarks.engine.load:measure_leak": ("leak",),
-    "benchmarks.engine.decode:measure_vs_hf": ("vs_hf",),
-    "benchmarks.engine.decode:measure_vs_hf_batch": ("vs_hf_batch",),
-    "benchmarks.engine.decode:measure_colocated": ("colocated",),
+    "benchmarks.engine.text:measure_vs_hf_batch": ("vs_hf_batch",),
 }
 
 

@@ -1,26 +1,33 @@
-"""Measures over loopback what long prompts cost."""
+"""Measures over loopback what long prompts cost, and eight texts at once against transformers."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
 import statistics
 import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from benchmarks.engine.setup import Bench
+from benchmarks.engine.setup import NUM_THREADS, Bench
+from benchmarks.hf_target import HfTarget
 from benchmarks.results_file import Found
-from benchmarks.timing import median_ratio
+from benchmarks.timing import alternate, median_ratio
 from outrider.common.types import TokenIds
-from outrider.experiments.load.cloud import Opening, open_and_close
+from outrider.edge_client.tokenization.tokenizer import EdgeTokenizer
+from outrider.experiments.load.cloud import CloudStream, Opening, decode_all, open_and_close
 from outrider.experiments.load.command import LoadPlan, open_streams, run_closed
 from outrider.experiments.load.report import Tally, percentile_ms
 from outrider.experiments.load.wire import connect
-from outrider.experiments.shared.results import at_most, judged
+from outrider.experiments.shared.prompts import load_prompts
+from outrider.experiments.shared.results import at_least, at_most, judged
+from outrider.models import EMBEDDED
 
 REOPENED_TOKENS, STALLING_TOKENS = 1000, 2000
 NUM_BESIDE, THINK_S = 4, 0.005
+NUM_TOGETHER = 8
 VOCAB = 8000  # ids below it exist in the embedded tokenizer
 
 
@@ -137,3 +144,55 @@ async def _sample_stalls(bench: Bench, address: str) -> _StallSamples:
         return [r.latency_s for r in tally.rounds if any(a <= r.end_s < b for a, b in windows[name])]
 
     return _StallSamples(within("idle"), within("again"), within("stalled"), openings, len(tally.refusals))
+
+
+# ---------------------------------------------------------------------------------------- vs_hf_batch
+
+
+def measure_vs_hf_batch(bench: Bench) -> Found:
+    """Decodes 8 requests at once, from the first request to the last token, prompts included on both
+    sides."""
+    num_new = bench.pick(64, 16)
+    tokenizer = EdgeTokenizer(EMBEDDED / "draft" / "tokenizer.json")
+    texts = [tokenizer.encode(prompt.text) for prompt in load_prompts(limit=NUM_TOGETHER)]
+    heads, static = iter(range(1, 1000)), HfTarget(NUM_THREADS)
+
+    def prompts() -> list[list[int]]:
+        """Each turn begins with another token, so that no prefix is found again."""
+        head = next(heads)
+        return [[head, *ids] for ids in texts]
+
+    with contextlib.ExitStack() as stack:
+
+        def ours() -> float:
+            return asyncio.run(_decode_together(bench.verifier.address, prompts(), num_new))
+
+        cases: dict[str, Callable[[], float]] = {"ours": ours, "again": ours}
+        cases["static"] = lambda: static.generate_s(prompts(), num_new)
+        try:
+            run = stack.enter_context(HfTarget(NUM_THREADS).batching_continuously())
+            run(prompts(), 4)
+            cases["continuous"] = lambda: run(prompts(), num_new)
+        except Exception as error:  # it is written for GPUs, and says so in many ways
+            bench.say(f"continuous batching does not run here: {type(error).__name__}: {error}")
+        seconds = alternate(cases, bench.pick(7, 1), lambda turn: bench.say(f"turn {turn + 1}"))
+    rival = "continuous" if "continuous" in cases else "static"
+    ratios = {name: median_ratio(times, seconds["ours"]) for name, times in seconds.items()}
+    measure = judged(
+        "engine.vs_hf_batch",
+        f"cloud-only, 8 sessions : transformers {rival} batching, tokens/s "
+        f"(static {ratios['static']:.2f}; A/A {ratios['again']:.3f})",
+        ratios[rival],
+        "ratio",
+        at_least(1.0),
+    )
+    total = NUM_TOGETHER * num_new
+    rates = {name: round(total / statistics.median(times), 1) for name, times in seconds.items()}
+    return ([measure], {"tokens_per_s": rates, "ratios": ratios, "new_tokens_each": num_new})
+
+
+async def _decode_together(address: str, prompts: Sequence[Sequence[int]], num_new: int) -> float:
+    connection = await connect(address)
+    seconds = await decode_all([CloudStream(connection, prompt) for prompt in prompts], num_new)
+    connection.close()
+    return seconds

@@ -29,7 +29,6 @@ class DraftFigures:
     run_ms: float  # onnxruntime alone, one token
     token_ms: float  # one drafted token: run, sampling, signals, bookkeeping
     ratio: float  # token_ms : run_ms, median of the rounds' own ratios (`main.draft_ms`)
-    aa_ratio: float  # run_ms : run_ms
     sample_us: float  # sampling and signals alone
 
 
@@ -56,6 +55,5 @@ def _measure(model: OnnxDraftModel, params: SamplingParams) -> DraftFigures:
         run_ms=statistics.median(both) * 1e3,
         token_ms=statistics.median(tokens) * 1e3,
         ratio=median_ratio(tokens, both),
-        aa_ratio=median_ratio(again, runs),
         sample_us=statistics.median(samples) * 1e6,
     )

@@ -3,7 +3,7 @@
 transformers builds no mask for an attention name without a mask function, and passes the keyword arguments of
 `model(...)` to every layer. So the plan of a forward is passed as `outrider_plan`; each layer writes its keys
 and values into the pool and attends over the pool by that plan. A planner decides how: `backends.sdpa`
-anywhere, `backends.varlen` on CUDA where torch can.
+anywhere, `backends.varlen` on CUDA where torch can, `backends.tiled` where rows must not depend on others.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import torch
+from torch.nn.functional import pad
 
 from outrider.cloud_verifier.backends.packing import PackedSequence
 
@@ -49,6 +50,7 @@ class ForwardPlan:
     value_pools: list[torch.Tensor]
     write: slice | torch.Tensor  # slots of the packed tokens
     attention: PagedAttention
+    num_rows: int  # rows after these only pad a product: they have no KV and their answers are dropped
     layers_seen: list[int] = field(default_factory=list)
 
 
@@ -91,9 +93,13 @@ def attend(
     """
     plan.layers_seen.append(layer)
     key_pool, value_pool = plan.key_pools[layer], plan.value_pools[layer]
+    num_padding = query.shape[1] - plan.num_rows
+    if num_padding:
+        query, key, value = (each[:, : plan.num_rows] for each in (query, key, value))
     _write(key_pool, plan.write, key.transpose(0, 1))
     _write(value_pool, plan.write, value.transpose(0, 1))
-    return plan.attention(query, key_pool, value_pool, scaling)
+    out = plan.attention(query, key_pool, value_pool, scaling)
+    return pad(out, (0, 0, 0, 0, 0, num_padding)) if num_padding else out
 
 
 def _write(pool: torch.Tensor, slots: slice | torch.Tensor, rows: torch.Tensor) -> None:

@@ -63,6 +63,7 @@ class TargetBackend(Protocol):
     fingerprint: str  # of the configuration and the weights
     tokenizer_fingerprint: str
     eos_token_ids: tuple[int, ...]
+    is_reproducible: bool  # a row's logits have the same bits whatever shares its forward
     num_forwards: int  # counters, only rise
     num_query_rows: int  # tokens fed, over all forwards: packed, so equal to the sum of the items' tokens
 
@@ -92,7 +93,8 @@ class TargetBackend(Protocol):
         Returns float32 [Σ num_logit_rows, vocab_size], in item order; row r of an item with n rows scores the
         token after its token n_fed − n + r. The array is only valid until the next forward. Raises
         `KVExhausted`, with nothing changed, when blocks run out. Feeding a sequence twice in one forward,
-        past `max_context`, or nothing at all is a bug (AssertionError).
+        past `max_context`, or nothing at all is a bug (AssertionError). NaN in one item's KV or rows, or in
+        blocks that nobody holds, reaches no row of another item.
         """
 
     def truncate(self, sequence: KVSequence, length: int) -> None:
@@ -101,8 +103,11 @@ class TargetBackend(Protocol):
     def fork(self, sequence: KVSequence) -> KVSequence:
         """Returns a second sequence with the same tokens, sharing blocks until one of the two writes."""
 
-    def close(self, sequence: KVSequence) -> None:
-        """Releases a sequence's blocks. Closing twice does nothing."""
+    def close(self, sequence: KVSequence, *, is_wrong: bool = False) -> None:
+        """Releases a sequence's blocks. Closing twice does nothing.
+
+        Of KV that may be wrong nothing stays in the prefix cache, what was published before included.
+        """
 
     def check_integrity(self) -> None:
         """Raises AssertionError when the KV bookkeeping contradicts itself."""

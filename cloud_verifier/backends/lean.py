@@ -8,6 +8,7 @@ gate and up; weights are packed once for oneDNN; only rows whose logits are need
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +16,7 @@ import torch
 from torch.nn.functional import pad, silu
 
 from outrider.cloud_verifier.backends.attention import ForwardPlan, attend
+from outrider.cloud_verifier.backends.row_plan import MatrixKind
 
 LEAN_MODEL_TYPES = ("llama", "qwen2", "qwen3")
 # One row is fastest over plain transposed weights, several over packed ones. Below this size we keep both.
@@ -68,6 +70,11 @@ class PackedLinear:
         return out[:num_rows]
 
 
+def exact_silu(x: torch.Tensor) -> torch.Tensor:
+    """Returns x / (1 + e⁻ˣ) by operations whose vector and scalar code round alike."""
+    return x / torch.exp(-x).add_(1.0)
+
+
 class RootMeanSquareNorm:
     """Computes x / √(mean(x²) + ε) · weight over the last dimension, in four operations instead of seven."""
 
@@ -101,6 +108,8 @@ class LeanDecoder:
 
     def __init__(self, model: Any) -> None:
         config, base = model.config, model.model
+        self._activation: Callable[[torch.Tensor], torch.Tensor] = silu
+        self._kinds: dict[tuple[int, int, bool], MatrixKind] = {}
         self._num_heads = int(config.num_attention_heads)
         self._num_kv_heads = int(config.num_key_value_heads)
         self._embedding = base.embed_tokens.weight.detach()
@@ -114,7 +123,21 @@ class LeanDecoder:
     def _linear(self, *modules: Any) -> PackedLinear:
         weights = [module.weight.detach() for module in modules]
         biases = [None if module.bias is None else module.bias.detach() for module in modules]
+        num_outputs, num_inputs = sum(weight.shape[0] for weight in weights), weights[0].shape[1]
+        bias = None if biases[0] is None else torch.zeros(num_outputs)
+        self._kinds[num_inputs, num_outputs, bias is None] = MatrixKind(
+            num_inputs,
+            num_outputs,
+            lambda weight: PackedLinear([weight], [bias], is_doubled=self._is_doubled),
+        )
         return PackedLinear(weights, biases, is_doubled=self._is_doubled)
+
+    def use_exact_rows(self) -> None:
+        """Exchanges the activation, which the library ends in scalar code that rounds otherwise."""
+        self._activation = exact_silu
+
+    def matrix_kinds(self) -> list[MatrixKind]:
+        return list(self._kinds.values())
 
     def _layer(self, layer: Any) -> LeanLayer:
         attention, mlp = layer.self_attn, layer.mlp
@@ -144,7 +167,7 @@ class LeanDecoder:
         for index, layer in enumerate(self._layers):
             x = x + self._attention(layer, index, layer.input_norm(x), cos, signed_sin, plan)
             gate, up = layer.gate_up(layer.mlp_norm(x)).chunk(2, dim=-1)
-            x = x + layer.down(silu(gate).mul_(up))
+            x = x + layer.down(self._activation(gate).mul_(up))
         if rows is not None:
             x = x[rows]
         return self._head(self._norm(x))

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from outrider.cloud_verifier.backends.architectures import check_supported
+from outrider.cloud_verifier.backends.exact_rows import use_exact_rows
 from outrider.cloud_verifier.backends.lean import can_be_lean
 from outrider.cloud_verifier.backends.model_files import check_model_files
 from outrider.cloud_verifier.backends.probes import (
@@ -44,6 +45,7 @@ def load_target(
     block_size: int = BLOCK_SIZE,
     num_threads: int = 0,
     is_lean: bool = True,
+    exact_rows: str = "auto",
 ) -> TransformersBackend:
     """Loads a decoder from a local directory (config.json, tokenizer.json, *.safetensors).
 
@@ -51,8 +53,9 @@ def load_target(
     on CUDA); `kv_bytes` the size of the KV pool for all sequences, or `kv_tokens` the same in tokens;
     `block_size` the tokens of a block, unless CUDA's paged attention needs another; `num_threads` torch's CPU
     threads (0 leaves torch's own choice; a setting of the whole process); `is_lean` whether the faster
-    forward of `backends.lean` may be used. Raises `ModelError` for a directory that is incomplete, unsafe
-    (pickled weights, remote code) or of an architecture that the packed forward does not compute.
+    forward of `backends.lean` may be used; `exact_rows` "auto", "on" or "off" (see `exact_rows.use_exact_rows`).
+    Raises `ModelError` for a directory that is incomplete, unsafe (pickled weights, remote code) or of an
+    architecture that the packed forward does not compute, and where `exact_rows` is "on" and rows differ.
     """
     import torch
 
@@ -71,6 +74,31 @@ def load_target(
         check_supported(config, max_context)
         model = _load_model(directory, config, device, dtype)
     facts = _facts(directory, model, max_context, device, dtype)
+    return make_backend(
+        model,
+        facts,
+        kv_bytes=kv_bytes,
+        kv_tokens=kv_tokens,
+        block_size=block_size,
+        is_lean=is_lean,
+        exact_rows=exact_rows,
+    )
+
+
+def make_backend(
+    model: Any,
+    facts: TargetFacts,
+    *,
+    kv_bytes: int = DEFAULT_KV_BYTES,
+    kv_tokens: int | None = None,
+    block_size: int = BLOCK_SIZE,
+    is_lean: bool = True,
+    exact_rows: str = "auto",
+) -> TransformersBackend:
+    """Returns a loaded decoder, whose attention is ours, behind the fastest forward that is right on its device.
+
+    The other arguments are those of `load_target`.
+    """
     decoder = TransformersDecoder(model)
     page_size = find_varlen_page_size(facts)
     block_size = page_size or block_size
@@ -79,10 +107,11 @@ def load_target(
     reference = probe(backend)
     if page_size is not None:
         use_varlen_if_right(backend, reference)
-    if is_lean and can_be_lean(model, device, dtype):
+    if is_lean and can_be_lean(model, facts.device, facts.dtype):
         use_lean_if_right(backend, model, reference)
-    if device.startswith("cuda"):
-        backend.has_device_logits = has_device_kernels(device, facts.vocab_size, facts.num_tokens)
+    use_exact_rows(backend, exact_rows)
+    if facts.device.startswith("cuda"):
+        backend.has_device_logits = has_device_kernels(facts.device, facts.vocab_size, facts.num_tokens)
     return backend
 
 

@@ -45,7 +45,7 @@ class VarlenIndex:
     cu_seq_q: list[int]  # [num_sequences + 1]: where each sequence's rows begin
     cu_seq_k: list[int]  # [num_sequences + 1]: the same over KV lengths
     seqused_k: list[int]  # [num_sequences]: KV lengths
-    block_table: list[list[int]]  # [num_sequences, max_blocks], padded with block 0
+    block_table: list[list[int]]  # [num_sequences, max_blocks], padded as `pad_tables` does
     max_q: int
     max_k: int
 
@@ -68,9 +68,10 @@ def make_varlen_index(sequences: Sequence[PackedSequence]) -> VarlenIndex:
 
 
 def pad_tables(sequences: Sequence[PackedSequence]) -> list[list[int]]:
-    """Returns block ids [num_sequences, max_blocks], padded with block 0."""
+    """Returns block ids [num_sequences, max_blocks], each padded with its own last block: what attention masks
+    may be multiplied by zero, and NaN of another sequence would pass."""
     num_blocks = max(len(sequence.block_ids) for sequence in sequences)
-    return [[*s.block_ids, *([0] * (num_blocks - len(s.block_ids)))] for s in sequences]
+    return [[*s.block_ids, *[s.block_ids[-1]] * (num_blocks - len(s.block_ids))] for s in sequences]
 
 
 def group_similar(sequences: Sequence[PackedSequence]) -> list[list[PackedSequence]]:

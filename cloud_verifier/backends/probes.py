@@ -23,8 +23,10 @@ MAX_LEAN_ERROR = 2e-4  # of the largest logit; two orders of operations in float
 
 def find_varlen_page_size(facts: TargetFacts) -> int | None:
     """Returns the block size with which torch's paged attention is correct on this device; None: use SDPA."""
+    if not facts.device.startswith("cuda") or facts.dtype != "bfloat16":
+        return None
     kernel = varlen.find_kernel()
-    if not facts.device.startswith("cuda") or facts.dtype != "bfloat16" or kernel is None:
+    if kernel is None:
         return None
     return varlen.find_page_size(
         kernel,

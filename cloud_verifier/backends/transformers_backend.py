@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Protocol, cast
 
 import numpy as np
@@ -13,8 +15,10 @@ import torch
 from outrider.cloud_verifier.backends.attention import AttentionPlanner, ForwardPlan
 from outrider.cloud_verifier.backends.base import ForwardItem, KVExhausted, KVSequence, Logits, TargetBackend
 from outrider.cloud_verifier.backends.packing import PackedSequence
+from outrider.cloud_verifier.backends.row_plan import MatrixKind, Product, RowPlan
 from outrider.cloud_verifier.backends.sdpa import SdpaPlanner
 from outrider.cloud_verifier.kv.blocks import BlockCopy, BlockManager, BlockTable, BlockUsage
+from outrider.common.errors import ModelError
 
 BLOCK_SIZE = 16
 
@@ -57,8 +61,47 @@ class PagedSequence:
         return self.table.length
 
 
+@dataclass(slots=True)
+class Feed:
+    """Holds tokens of one sequence that a pass feeds, after `past` tokens of it."""
+
+    table: BlockTable
+    past: int
+    token_ids: Sequence[int]
+    num_logit_rows: int
+
+
+def split_feeds(feeds: Sequence[Feed], most: int) -> Iterator[list[Feed]]:
+    """Yields passes of at most `most` tokens, in packed order: earlier tokens of a sequence come first."""
+    passed: list[Feed] = []
+    room = most
+    for feed in feeds:
+        start = 0
+        while start < len(feed.token_ids):
+            part = feed.token_ids[start : start + room]
+            num_left = len(feed.token_ids) - start - len(part)
+            num_logit_rows = min(len(part), max(0, feed.num_logit_rows - num_left))
+            passed.append(Feed(feed.table, feed.past + start, part, num_logit_rows))
+            start += len(part)
+            room -= len(part)
+            if room == 0:
+                yield passed
+                passed, room = [], most
+    if passed:
+        yield passed
+
+
 class Decoder(Protocol):
     """Computes the model itself: packed tokens in, logits out."""
+
+    def matrix_kinds(self) -> list[MatrixKind]:
+        """Returns every kind of matrix whose product a forward takes, each once.
+
+        Raises `ModelError` where a parameter is multiplied in a way that is not known.
+        """
+
+    def use_exact_rows(self) -> None:
+        """Leaves out, from now on, what gives a row other bits by its place or the number of rows."""
 
     def __call__(
         self, token_ids: torch.Tensor, positions: torch.Tensor, rows: torch.Tensor | None, plan: ForwardPlan
@@ -75,6 +118,24 @@ class TransformersDecoder:
     def __init__(self, model: Any) -> None:
         self._model = model
 
+    def use_exact_rows(self) -> None:
+        """Changes nothing: the model's own code is all there is."""
+
+    def matrix_kinds(self) -> list[MatrixKind]:
+        kinds: dict[tuple[object, ...], MatrixKind] = {}
+        for name, parameter in self._model.named_parameters():
+            if parameter.ndim > 2:
+                raise ModelError(f"parameter {name} has {parameter.ndim} dimensions: no plain matrix")
+        for module in self._model.modules():
+            weight = getattr(module, "weight", None)
+            if isinstance(module, torch.nn.Embedding) or weight is None or weight.ndim != 2:
+                continue
+            is_transposed = not isinstance(module, torch.nn.Linear)  # GPT-2's Conv1D: [in, out]
+            num_outputs, num_inputs = reversed(weight.shape) if is_transposed else weight.shape
+            key = (type(module), num_inputs, num_outputs, getattr(module, "bias", None) is None)
+            kinds[key] = MatrixKind(num_inputs, num_outputs, partial(_module_product, module, is_transposed))
+        return list(kinds.values())
+
     def __call__(
         self, token_ids: torch.Tensor, positions: torch.Tensor, rows: torch.Tensor | None, plan: ForwardPlan
     ) -> torch.Tensor:
@@ -87,6 +148,18 @@ class TransformersDecoder:
         )
         logits: torch.Tensor = output.logits[0]
         return logits
+
+
+def _module_product(module: Any, is_transposed: bool, weight: torch.Tensor) -> Product:
+    """Returns what `module` computes with another weight, its bias left out where that is a number added last."""
+    other = copy.copy(module)
+    other._parameters = dict(module._parameters)
+    other.weight = torch.nn.Parameter(
+        weight.t().contiguous() if is_transposed else weight, requires_grad=False
+    )
+    if other._parameters.get("bias") is not None:
+        other.bias = torch.nn.Parameter(torch.zeros_like(module.bias), requires_grad=False)
+    return lambda x: other(x[None])[0]
 
 
 class TransformersBackend(TargetBackend):
@@ -104,7 +177,11 @@ class TransformersBackend(TargetBackend):
         self.num_forwards = 0
         self.num_query_rows = 0
         self.has_device_logits = False  # `forward` returns a tensor, left where it was computed
-        self._key_pools: list[torch.Tensor] = []  # per layer [num_blocks, block_size, kv_heads, head_dim]
+        self.row_plan: RowPlan | None = None  # counts with which products are run; None: any
+        self.is_reproducible = False
+        self._pools: list[torch.Tensor] = []  # keys, then values, of all layers
+        # Views of them, per layer: [num_blocks, block_size, kv_heads, head_dim].
+        self._key_pools: list[torch.Tensor] = []
         self._value_pools: list[torch.Tensor] = []
         self.layers_seen: list[int] = []  # layers that attended in the last forward, in order
         self.blocks = BlockManager(num_blocks, block_size)
@@ -128,9 +205,9 @@ class TransformersBackend(TargetBackend):
         assert blocks.num_free == blocks.num_blocks, "the KV of open sequences would be lost"
         shape = (facts.num_layers, blocks.num_blocks, blocks.block_size, facts.num_kv_heads, facts.head_dim)
         dtype = getattr(torch, facts.dtype)
-        self._key_pools, self._value_pools = [], []  # the old ones go before the new ones come
-        self._key_pools = list(_zeros(shape, dtype, self._device))
-        self._value_pools = list(_zeros(shape, dtype, self._device))
+        self._pools, self._key_pools, self._value_pools = [], [], []  # the old go before the new ones come
+        self._pools = [_zeros(shape, dtype, self._device) for _ in range(2)]
+        self._key_pools, self._value_pools = (list(pool) for pool in self._pools)
 
     @property
     def num_kv_tokens(self) -> int:
@@ -160,7 +237,9 @@ class TransformersBackend(TargetBackend):
     def fork(self, sequence: KVSequence) -> PagedSequence:
         return PagedSequence(self.blocks.fork(_table(sequence)))
 
-    def close(self, sequence: KVSequence) -> None:
+    def close(self, sequence: KVSequence, *, is_wrong: bool = False) -> None:
+        if is_wrong:
+            self.blocks.unpublish(_table(sequence))
         self.blocks.free(_table(sequence))
 
     def check_integrity(self) -> None:
@@ -195,44 +274,80 @@ class TransformersBackend(TargetBackend):
         if num_needed > self.blocks.num_free:
             raise KVExhausted(f"{num_needed} KV blocks needed, {self.blocks.num_free} free")
         lengths = [item.sequence.length for item in items]
+        num_fed = sum(len(item.token_ids) for item in items)
+        is_split = self.row_plan is not None and num_fed > self.row_plan.most
+        partly_new: list[int] = []
         for item in items:
-            copy = self.blocks.append(_table(item.sequence), len(item.token_ids))
+            table = _table(item.sequence)
+            num_blocks = len(table.block_ids)
+            copy = self.blocks.append(table, len(item.token_ids))
             if copy is not None:
                 self._copy_block(copy)
+            new = table.block_ids[num_blocks:]
+            if is_split:  # an earlier pass attends over blocks that a later one fills
+                partly_new += new
+            elif new and table.length % self.blocks.block_size:
+                partly_new.append(new[-1])
+        self._clear(partly_new)
         return lengths
 
+    def _clear(self, block_ids: list[int]) -> None:
+        """Zeroes blocks. Attention masks the slots that a sequence has not written to, but multiplies them by
+        zero: NaN that the block's last holder left there would pass."""
+        if block_ids:
+            for pool in self._pools:
+                pool.index_fill_(1, self._tensor(block_ids), 0.0)
+
     def _copy_block(self, copy: BlockCopy) -> None:
-        for pool in (*self._key_pools, *self._value_pools):
-            pool[copy.destination] = pool[copy.source]
+        for pool in self._pools:
+            pool[:, copy.destination] = pool[:, copy.source]
 
     def _run(self, items: Sequence[ForwardItem], lengths: Sequence[int]) -> Logits:
+        feeds = [
+            Feed(_table(item.sequence), length, item.token_ids, item.num_logit_rows)
+            for item, length in zip(items, lengths, strict=True)
+        ]
+        if self.row_plan is None:
+            logits = self._pass(feeds)
+        else:
+            passes = [self._pass(part) for part in split_feeds(feeds, self.row_plan.most)]
+            logits = passes[0] if len(passes) == 1 else torch.cat(passes)
+        return cast(Logits, logits) if self.has_device_logits else logits.cpu().numpy()
+
+    def _pass(self, feeds: Sequence[Feed]) -> torch.Tensor:
+        """Returns float32 logits of one packed pass, whose rows are padded to a count of the row plan."""
         token_ids: list[int] = []
         positions: list[int] = []
         rows: list[int] = []
-        for item, length in zip(items, lengths, strict=True):
-            token_ids.extend(item.token_ids)
-            positions.extend(range(length, length + len(item.token_ids)))
-            rows.extend(range(len(token_ids) - item.num_logit_rows, len(token_ids)))
-        plan = self._plan(items, lengths)
-        selected = None if len(rows) == len(token_ids) else self._tensor(rows)
+        for feed in feeds:
+            token_ids.extend(feed.token_ids)
+            positions.extend(range(feed.past, feed.past + len(feed.token_ids)))
+            rows.extend(range(len(token_ids) - feed.num_logit_rows, len(token_ids)))
+        num_rows = len(rows)
+        plan = self._plan(feeds, len(token_ids))
+        is_every_row = num_rows == len(token_ids)
+        for padded, padding in ((token_ids, 0), (positions, 0), (rows, rows[-1] if rows else 0)):
+            padded.extend([padding] * self._num_padding(len(padded)))
+        selected = None if is_every_row else self._tensor(rows)
         logits = self.decoder(self._tensor(token_ids), self._tensor(positions), selected, plan)
         self.layers_seen = plan.layers_seen
-        logits = logits.float()
-        return cast(Logits, logits) if self.has_device_logits else logits.cpu().numpy()
+        return logits[:num_rows].float()
 
-    def _plan(self, items: Sequence[ForwardItem], lengths: Sequence[int]) -> ForwardPlan:
+    def _num_padding(self, num_rows: int) -> int:
+        return self.row_plan.fit(num_rows) - num_rows if self.row_plan is not None and num_rows else 0
+
+    def _plan(self, feeds: Sequence[Feed], num_rows: int) -> ForwardPlan:
         sequences, start = [], 0
         writes: list[Iterable[int]] = []
-        for item, length in zip(items, lengths, strict=True):
-            table, num_fed = _table(item.sequence), len(item.token_ids)
-            writes.append(self.blocks.slots(table, length, table.length))
-            sequences.append(
-                PackedSequence(start, num_fed, table.length, table.block_ids, table.is_contiguous)
-            )
+        for feed in feeds:
+            table, num_fed = feed.table, len(feed.token_ids)
+            length = feed.past + num_fed
+            writes.append(self.blocks.slots(table, feed.past, length))
+            sequences.append(PackedSequence(start, num_fed, length, table.block_ids, table.is_contiguous))
             start += num_fed
         write = writes[0] if len(writes) == 1 else [slot for slots in writes for slot in slots]
         attention = self.planner.plan(sequences)
-        return ForwardPlan(self._key_pools, self._value_pools, self._slots(write), attention)
+        return ForwardPlan(self._key_pools, self._value_pools, self._slots(write), attention, num_rows)
 
     def _slots(self, slots: Iterable[int]) -> slice | torch.Tensor:
         if isinstance(slots, range):
@@ -244,10 +359,7 @@ class TransformersBackend(TargetBackend):
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """Returns zeros: masked columns of a padded call are multiplied by zero, and would not survive NaN.
-
-    On a CPU they come from the operating system, page by page as they are written to.
-    """
+    """Returns zeros. On a CPU they come from the operating system, page by page as they are written to."""
     if device.type != "cpu":
         return torch.zeros(shape, dtype=dtype, device=device)
     num_bytes = math.prod(shape) * dtype.itemsize

@@ -8,6 +8,8 @@ always: split over several, torch 2.13's flash-attention 2 writes rows of a ragg
 
 from __future__ import annotations
 
+import functools
+import inspect
 import logging
 from collections.abc import Callable, Sequence
 from typing import cast
@@ -21,17 +23,29 @@ from outrider.cloud_verifier.backends.sdpa import SdpaPlanner
 logger = logging.getLogger(__name__)
 
 VarlenKernel = Callable[..., torch.Tensor]
+NEEDED_ARGUMENTS = {"block_table", "enable_gqa", "num_splits", "seqused_k"}  # torch 2.11 has none of them
 PAGE_SIZES = (16, 256)  # flash-attention 3 takes any, 2 takes multiples of 256
 MAX_PROBE_ERROR = 2e-2  # bfloat16 rounds at 2^-8 of values below about 3
 
 
+@functools.cache
 def find_kernel() -> VarlenKernel | None:
-    """Returns torch's variable-length attention, None where the installed torch lacks it."""
+    """Returns torch's variable-length attention; None, with one warning, where the installed torch has none
+    that reads a block table."""
     try:
         from torch.nn.attention.varlen import varlen_attn
     except ImportError:
-        return None
-    return cast(VarlenKernel, varlen_attn)  # a pair only where `return_aux` asks for one
+        missing = {"varlen_attn"}
+    else:
+        missing = NEEDED_ARGUMENTS - inspect.signature(varlen_attn).parameters.keys()
+        if not missing:
+            return cast(VarlenKernel, varlen_attn)  # a pair only where `return_aux` asks for one
+    logger.warning(
+        "variable-length attention is not used (gathered blocks instead): torch %s lacks %s; torch 2.12 has them",
+        torch.__version__,
+        ", ".join(sorted(missing)),
+    )
+    return None
 
 
 class VarlenPlanner(AttentionPlanner):
@@ -93,6 +107,7 @@ def find_page_size(
             reason = str(failure).splitlines()[0]
             continue
         if error <= MAX_PROBE_ERROR:
+            logger.info("attention: varlen_attn of torch %s, blocks of %d", torch.__version__, page_size)
             return page_size
         reason = f"its result is off by {error:.1e}"
     logger.warning("variable-length attention is not used (gathered blocks instead): %s", reason)
@@ -110,7 +125,7 @@ def _probe_error(
 ) -> float:
     lengths, num_queries = (3 * page_size + 5, 2 * page_size, 40, 1), (1, 5, 40, 1)
     num_blocks = [-(-length // page_size) for length in lengths]
-    free = list(range(sum(num_blocks), 0, -1))  # block 0 pads the tables: garbage, were it read
+    free = list(range(sum(num_blocks), 0, -1))  # block 0 is nobody's: garbage, were it read
     sequences, start = [], 0
     for length, count, blocks in zip(lengths, num_queries, num_blocks, strict=True):
         sequences.append(PackedSequence(start, count, length, [free.pop() for _ in range(blocks)]))

@@ -102,7 +102,8 @@ class Admission:
             return answer
         if job.ticket is None:
             deadline_ms = request.deadline_ms if isinstance(request, VerifyRequest) else 0
-            if (refusal := self._backlog.take_round(job.tenant, job.num_tokens, deadline_ms)) is not None:
+            refusal = self._backlog.take_round(job.tenant, job.num_tokens, deadline_ms, job.session_id)
+            if refusal is not None:
                 return _refusal(request.round_id, refusal, session)
         num_confirmed = 0 if bonus is None else 1
         base = request.base_position + num_confirmed
@@ -148,9 +149,14 @@ class Admission:
 
     def _enqueue(self, session: Session, job: Job) -> RoundError | None:
         """Lets the job wait for its session's running one, which it ends if that is a `Generate`."""
-        if len(session.waiting) >= MAX_WAITING:
+        num_tokens = sum(waiting.num_tokens for waiting in session.waiting)
+        limits = self._model.limits
+        max_tokens = limits.max_context + MAX_WAITING * (limits.max_draft_tokens + 1)
+        is_over = session.waiting and num_tokens + job.num_tokens > max_tokens
+        if is_over or len(session.waiting) >= MAX_WAITING:
             self._observer.on_refused("waiting")
-            message = f"{MAX_WAITING} requests of this session wait already"
+            most = f"at most {MAX_WAITING}, and {max_tokens} tokens"
+            message = f"{len(session.waiting)} requests of this session wait already, with {num_tokens} tokens; {most}"
             return _refusal(job.round_id, Refusal("waiting", message, self._backlog.retry_ms()), session)
         session.waiting.append(job)
         self._sessions.end_generation(session)
@@ -173,7 +179,7 @@ class Admission:
         if session is None:
             return Closed(was_open=False, position=0)
         for waiting in session.waiting:
-            waiting.reply(RoundError(0, RoundErrorCode.CANCELLED, _IS_CLOSED))
+            waiting.reply(RoundError(waiting.round_id, RoundErrorCode.CANCELLED, _IS_CLOSED))
         session.waiting.clear()
         self._sessions.end_generation(session)
         if session.running is not None:

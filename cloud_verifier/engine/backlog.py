@@ -1,6 +1,6 @@
 """Estimates how much waits and for how long: the one place that decides whether a round is admitted or refused.
 
-A stream asks for every new round before it decodes it, so that a refusal costs the engine nothing; the engine
+A stream asks for every new round before the engine gets it, so that a refusal costs no step; the engine
 reports once a step what it holds. Nothing is taken off when work ends: the next report replaces the last one.
 """
 
@@ -12,11 +12,16 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 from outrider.cloud_verifier.config import QueueLimits
+from outrider.cloud_verifier.engine.line import RefusedLine
+from outrider.common.clock import SYSTEM_CLOCK, Clock
 from outrider.common.step_time import LeastSquaresTime
 
 MIN_RETRY_MS = 20
 MAX_RETRY_MS = 10_000
 MAX_KNOWN_REFUSALS = 256
+# Of the longest wait: up to here whoever comes is let in, so that those who were refused and stay away cost no
+# capacity, and to here it has fallen when those who were refused are told to come again. The rest is for them.
+_OPEN_SHARE = 0.5
 _STEP_MEMORY = 0.98  # weight that a step's time keeps with every later step
 
 
@@ -29,13 +34,9 @@ class Refusal:
     retry_after_ms: int  # at least MIN_RETRY_MS
 
 
-@dataclass(slots=True)  # not frozen: one is made for every round
+@dataclass(slots=True)
 class AdmissionTicket:
     """Shows that a round was let in: the engine does not ask again."""
-
-    tenant: str
-    num_tokens: int
-    is_counted: bool  # among the tokens that wait; a round that follows its session's own is not
 
 
 @dataclass(slots=True)
@@ -75,41 +76,55 @@ class _Lane:
 class Backlog:
     """Counts waiting tokens by tenant and refuses what could not be served in time. Thread-safe."""
 
-    def __init__(self, limits: QueueLimits, max_step_tokens: int, prefill_chunk_tokens: int) -> None:
+    def __init__(
+        self,
+        limits: QueueLimits,
+        max_step_tokens: int,
+        prefill_chunk_tokens: int,
+        clock: Clock = SYSTEM_CLOCK,
+    ) -> None:
         self._limits = limits
+        self._line = RefusedLine(clock)
         self._max_step_tokens = max_step_tokens
         self._prefill_chunk_tokens = prefill_chunk_tokens
         self._times = LeastSquaresTime(_STEP_MEMORY)
         self._rounds, self._prefills = _Lane(), _Lane()
         self._lock = threading.Lock()
-        self._known_refusals: dict[tuple[str, int, int, int], Refusal] = {}  # until anything here changes
+        self._known_refusals: dict[tuple[object, ...], Refusal] = {}  # until anything here changes
         self.num_refused: Counter[str] = Counter()  # by reason
 
     # ------------------------------------------------------------------------------ from any thread
 
     def enter_round(
-        self, tenant: str, num_tokens: int, deadline_ms: int = 0, *, num_own_tokens: int = 0
+        self,
+        tenant: str,
+        num_tokens: int,
+        deadline_ms: int = 0,
+        *,
+        num_own_tokens: int = 0,
+        session_id: bytes = b"",
     ) -> AdmissionTicket | Refusal:
         """Counts a round in and returns its ticket, or the reason why it is refused. A deadline of 0 is none.
 
         `num_own_tokens` are those of the session's own round before this one, where one is under way: this
         one comes after it, so it neither waits for it as for others nor delays anybody until then, and is
         not counted. A round that finds nobody else before it is always let in: one slow step refuses nothing.
+        A refused round of `session_id` keeps its place among those refused until it comes again.
         """
         with self._lock:
-            if (refusal := self._refusal_of(tenant, num_tokens, deadline_ms, num_own_tokens)) is not None:
+            refusal = self._refusal_of(tenant, num_tokens, deadline_ms, num_own_tokens, session_id)
+            if refusal is not None:
                 return refusal
             if not num_own_tokens:
                 self._known_refusals.clear()
                 self._rounds.arrived.add(tenant, num_tokens)
-            return AdmissionTicket(tenant, num_tokens, is_counted=not num_own_tokens)
+            return AdmissionTicket()
 
-    def withdraw(self, ticket: AdmissionTicket) -> None:
-        """Takes back a round that will not reach the engine."""
-        if ticket.is_counted:
-            with self._lock:
-                self._known_refusals.clear()
-                self._rounds.arrived.add(ticket.tenant, -ticket.num_tokens)
+    def leave_line(self, tenant: str, session_id: bytes) -> None:
+        """Gives up the place of a refused round that will not come again: its client is gone."""
+        with self._lock:
+            self._known_refusals.clear()
+            self._line.leave((tenant, session_id))
 
     def num_tokens(self) -> tuple[int, int]:
         """Returns the tokens that wait, those of rounds and those of prefills."""
@@ -142,10 +157,12 @@ class Backlog:
         with self._lock:
             self._rounds.taken, self._rounds.arrived = self._rounds.arrived, _Tokens()
 
-    def take_round(self, tenant: str, num_tokens: int, deadline_ms: int) -> Refusal | None:
+    def take_round(
+        self, tenant: str, num_tokens: int, deadline_ms: int, session_id: bytes = b""
+    ) -> Refusal | None:
         """Counts in a round that came without a ticket, or returns the reason why it is refused."""
         with self._lock:
-            refusal = self._refusal_of(tenant, num_tokens, deadline_ms, 0)
+            refusal = self._refusal_of(tenant, num_tokens, deadline_ms, 0, session_id)
             if refusal is None:
                 self._known_refusals.clear()
                 self._rounds.taken.add(tenant, num_tokens)
@@ -181,19 +198,25 @@ class Backlog:
     # ------------------------------------------------------------------------------------ estimates
 
     def _refusal_of(
-        self, tenant: str, num_tokens: int, deadline_ms: int, num_own_tokens: int
+        self, tenant: str, num_tokens: int, deadline_ms: int, num_own_tokens: int, session_id: bytes
     ) -> Refusal | None:
-        key = (tenant, num_tokens, deadline_ms, num_own_tokens)
+        """Counts the refusal, and keeps the session's place in the line of those refused, or ends it."""
+        place = (tenant, session_id)
+        refused_before = self._line.before(place)
+        key = (tenant, num_tokens, deadline_ms, num_own_tokens, refused_before)
         if (refusal := self._known_refusals.get(key)) is None:
             refusal = self._check_tokens(self._rounds, tenant, num_tokens)
             if refusal is None and self._rounds.total > num_own_tokens:
-                refusal = self._check_time(tenant, num_tokens, deadline_ms, num_own_tokens)
+                refusal = self._check_time(tenant, num_tokens, deadline_ms, num_own_tokens, *refused_before)
             if refusal is None:
+                self._line.leave(place)
                 return None
             if len(self._known_refusals) >= MAX_KNOWN_REFUSALS:
                 self._known_refusals.clear()
             self._known_refusals[key] = refusal
         self.num_refused[refusal.reason] += 1
+        if session_id:
+            self._line.join(place, num_tokens, refusal.retry_after_ms)
         return refusal
 
     def _check_tokens(self, lane: _Lane, tenant: str, num_tokens: int) -> Refusal | None:
@@ -207,25 +230,44 @@ class Backlog:
         return None
 
     def _check_time(
-        self, tenant: str, num_tokens: int, deadline_ms: int, num_own_tokens: int
+        self,
+        tenant: str,
+        num_tokens: int,
+        deadline_ms: int,
+        num_own_tokens: int,
+        refused_before: int,
+        own_refused_before: int,
     ) -> Refusal | None:
         """Checks the wait for others: the session's own `num_own_tokens` are among those that are counted."""
         step_ms = (self._times.base_s + self._times.token_s * num_tokens) * 1000.0
         most_ms = max(self._limits.max_queue_ms, 2 * step_ms)  # two must be able to share any target
-        wait_ms = self._wait_s(self._rounds.total - num_own_tokens) * 1000.0
+        others_s = self._wait_s(self._rounds.total - num_own_tokens)
+        if others_s * 1000.0 <= _OPEN_SHARE * most_ms:
+            refused_before = own_refused_before = 0
+        wait_ms = (others_s + self._refused_s(refused_before, most_ms)) * 1000.0
         if wait_ms <= most_ms and (not deadline_ms or wait_ms + step_ms <= deadline_ms):
             return None
         # Tenants take turns: what others have waiting delays this one only as far as its own tokens go.
+        num_tenants = self._rounds.num_tenants_with(tenant)
         same = max(0, self._rounds.of_tenant(tenant) - num_own_tokens)
-        wait_ms = min(wait_ms, self._wait_s(same * self._rounds.num_tenants_with(tenant)) * 1000.0)
+        refused_s = self._refused_s(own_refused_before * num_tenants, most_ms)
+        wait_ms = min(wait_ms, (self._wait_s(same * num_tenants) + refused_s) * 1000.0)
         if wait_ms > most_ms:
             message = f"the wait is about {wait_ms:.0f} ms; at most {most_ms:.0f}"
-            return Refusal("queue_ms", message, self._retry_ms(wait_ms / 1000.0))
+            return Refusal("queue_ms", message, self._retry_ms((wait_ms - _OPEN_SHARE * most_ms) / 1000.0))
         total_ms = wait_ms + step_ms
         if deadline_ms and total_ms > deadline_ms:
             message = f"the answer would take about {total_ms:.0f} ms; the deadline is {deadline_ms}"
             return Refusal("deadline", message, self._retry_ms(total_ms / 1000.0))
         return None
+
+    def _refused_s(self, num_tokens: int, most_ms: float) -> float:
+        """Returns how long rounds that were refused take, in steps as large as the longest wait lets them be."""
+        token_s, base_s = self._times.token_s, self._times.base_s
+        step_tokens = (
+            min(self._max_step_tokens, most_ms / 1000.0 / token_s) if token_s else self._max_step_tokens
+        )
+        return num_tokens * (token_s + base_s / step_tokens)
 
     def _wait_s(self, num_tokens: int) -> float:
         """Returns how long a round waits for `num_tokens` of others: all steps before the one it is part of."""

@@ -8,15 +8,19 @@ same code: the edge's draft, the session's method. This is the one module here t
 from __future__ import annotations
 
 import logging
+import math
 import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager
 from pathlib import Path
 
+from outrider.cloud_verifier.engine.job import Job
 from outrider.cloud_verifier.engine.work import Work
 from outrider.common.clock import SYSTEM_CLOCK, Clock
 from outrider.common.errors import IncompatibleError
 from outrider.common.methods import num_support
+from outrider.common.process.logs import LogLimiter
 from outrider.common.types import Draft, GenerateRequest
 from outrider.edge_client.drafting.base import DraftModel, DraftSequence
 
@@ -25,6 +29,7 @@ log = logging.getLogger(__name__)
 READ_CHUNK = 256  # tokens the draft reads within a step at most; longer sequences it reads beside the steps
 POOL_FROM_NS = 3_000_000  # drafts shorter than this gain nothing by threads, measured on two cores
 _MAX_THREADS = 8
+_TIME_SHARE = 0.2  # of the newest draft in the mean time of a token
 
 
 def load_draft(strategy: str, directory: Path, tokenizer_fingerprint: str, *, num_threads: int) -> DraftModel:
@@ -36,11 +41,10 @@ def load_draft(strategy: str, directory: Path, tokenizer_fingerprint: str, *, nu
 
     draft = create_draft_model(strategy, directory, threads=num_threads)
     if draft.tokenizer_fingerprint != tokenizer_fingerprint:
-        theirs = draft.tokenizer_fingerprint
         draft.close()
         raise IncompatibleError(
-            f"--draft {directory}: its tokenizer is {theirs}, the target's is {tokenizer_fingerprint}; "
-            "name a draft of the target's family, or none"
+            f"--draft {directory}: its tokenizer is not the target's",
+            "name a draft of the target's family, or none",
         )
     return draft
 
@@ -55,17 +59,19 @@ class CoLocatedDrafter:
     def __init__(
         self,
         model: DraftModel,
-        max_context: int,
         *,
+        max_kv_bytes: int = 256 << 20,
         clock: Clock = SYSTEM_CLOCK,
         pool: Executor | None = None,
     ) -> None:
-        """`max_context` is the target's. The drafter closes `model` and `pool`, its own where none is given."""
+        """The drafter closes `model` and `pool`, its own where none is given."""
         self._model = model
-        self._max_context = max_context
+        self._max_kv_bytes = max_kv_bytes
+        self._limiter = LogLimiter(log, clock=clock.now)
         self._clock = clock
         self._readers: dict[int, _Reader] = {}  # by identity of the work, which the reader keeps alive
         self._fastest_ns: int | None = None  # of all drafts so far
+        self._token_s = 0.0  # lately, of a drafted token
         num_threads = min(_MAX_THREADS, os.cpu_count() or 1)
         self._pool = pool or ThreadPoolExecutor(num_threads, thread_name_prefix="draft")
 
@@ -79,27 +85,45 @@ class CoLocatedDrafter:
         """Returns how many generations have a draft sequence."""
         return len(self._readers)
 
-    def draft_for(self, works: Sequence[Work]) -> None:
+    def draft_for(
+        self,
+        works: Sequence[Work],
+        max_context: int,
+        isolate: Callable[[Job], AbstractContextManager[None]],
+        budget_s: float = math.inf,
+    ) -> None:
         """Gives a draft to every co-located generation among `works`, the active ones, that waits for none.
 
+        No draft reaches past `max_context`, what a session may hold, which may be less than the target's own.
+        All drafts together are expected to take `budget_s` at most: the last ones are shorter, or left out.
+
         Where the draft still reads a long sequence, has its context full or failed, the work stays without a
-        draft: its step gives one token.
+        draft: its step gives one token. Drafting for a job that raises otherwise does so within `isolate(job)`.
         """
         wanting = [work for work in works if _is_co_located(work) and not work.draft_tokens]
         if not wanting and not self._readers:
             return
         self._close_all_but({id(work) for work in works})
+        self._bound_kv()
         start_ns = self._now_ns()
-        ready = [reader for work in wanting if (reader := self._reader(work)).is_ready(self._pool)]
+        ready: list[_Reader] = []
+        for work in wanting:
+            with isolate(work.job):
+                if (reader := self._reader(work)).is_ready(self._pool):
+                    ready.append(reader)
         is_slow = self._fastest_ns is not None and self._fastest_ns >= POOL_FROM_NS
         propose = self._pool.map if is_slow and len(ready) > 1 else map
-        durations_ns = list(propose(_Reader.propose, ready, [self._max_context] * len(ready)))
+        rooms = self._rooms(ready, budget_s)
+        durations_ns = list(propose(_Reader.propose, ready, [max_context] * len(ready), rooms))
         draft_ns = self._now_ns() - start_ns
         for reader, duration_ns in zip(ready, durations_ns, strict=True):
             reader.work.draft_ns = draft_ns
+            reader.work.draft_s += duration_ns / 1e9
             reader.work.start_ns = reader.work.start_ns or start_ns
-            if reader.work.draft_tokens:
+            if num_tokens := len(reader.work.draft_tokens):
                 self._fastest_ns = min(self._fastest_ns or duration_ns, duration_ns)
+                token_s = duration_ns / 1e9 / num_tokens
+                self._token_s += _TIME_SHARE * (token_s - self._token_s)
 
     def close(self) -> None:
         """Closes the draft and all its sequences."""
@@ -125,8 +149,32 @@ class CoLocatedDrafter:
             self._readers[id(work)] = reader
         return reader
 
+    def _rooms(self, readers: Sequence[_Reader], budget_s: float) -> list[int]:
+        """Returns how many tokens each may draft; the first of all drafts one, whatever it takes."""
+        left = max(1.0, budget_s / self._token_s) if self._token_s else math.inf
+        rooms = []
+        for reader in readers:
+            rooms.append(math.floor(min(left, reader.num_wanted)))
+            left -= rooms[-1]
+        return rooms
+
     def _now_ns(self) -> int:
         return int(self._clock.now() * 1e9)
+
+    def _bound_kv(self) -> None:
+        """Ends drafting for the newest generations where the KV of all exceeds its bound.
+
+        A new generation has no KV yet, so the bound is exceeded by what one step adds.
+        """
+        total = 0
+        for reader in self._readers.values():
+            num_bytes = reader.num_kv_bytes
+            total += num_bytes
+            if num_bytes and total > self._max_kv_bytes:
+                reader.close()
+                total -= num_bytes
+                facts = {"max_kv_bytes": self._max_kv_bytes, "num_generations": len(self._readers)}
+                self._limiter.info("kv", "generations go on without a draft (--draft-kv-memory)", facts)
 
     def _close_all_but(self, active: set[int]) -> None:
         for key in self._readers.keys() - active:
@@ -145,6 +193,12 @@ class _Reader:
         self._now_ns = now_ns
         self._reading: Future[None] | None = None
         self._is_over = False  # closed, failed, or past the draft's context
+        self._is_closed = False
+
+    @property
+    def num_kv_bytes(self) -> int:
+        """Returns the size of the sequence's KV; 0 once it is over."""
+        return 0 if self._is_over else int(getattr(self._sequence, "num_kv_bytes", 0))
 
     def is_ready(self, pool: Executor) -> bool:
         """Returns whether a proposal needs no long reading first; starts that reading on `pool` otherwise."""
@@ -159,8 +213,15 @@ class _Reader:
         self._reading = pool.submit(self._read, token_ids[self._sequence.position :])
         return False
 
-    def propose(self, max_context: int) -> int:
-        """Drafts as many tokens as asked for, never past the last one wanted or the target's context.
+    @property
+    def num_wanted(self) -> int:
+        """Returns how many tokens the generation asks for at a time."""
+        request = self.work.request
+        assert isinstance(request, GenerateRequest), "only generations are drafted for here"
+        return request.num_speculative_tokens
+
+    def propose(self, max_context: int, room: int) -> int:
+        """Drafts `room` tokens, never past the last one wanted or `max_context`.
 
         Returns how long it took, in ns.
         """
@@ -169,7 +230,7 @@ class _Reader:
         assert isinstance(request, GenerateRequest), "only generations are drafted for here"
         token_ids = work.session.chain.token_ids
         num_draft_tokens = min(
-            request.num_speculative_tokens,
+            room,
             request.max_new_tokens - work.num_generated - 1,
             max_context - len(token_ids) - 1,
         )
@@ -187,15 +248,27 @@ class _Reader:
         return self._now_ns() - start_ns
 
     def close(self) -> None:
-        """Closes the sequence; a reading under way stops after its chunk first."""
-        self._is_over = True
+        """Closes the sequence; a reading under way stops after its chunk first. A failure is logged.
+
+        Closing twice is allowed.
+        """
+        if self._is_closed:
+            return
+        self._is_over = self._is_closed = True
         if self._reading is None:
-            self._sequence.close()
+            self._close_sequence()
         else:
-            self._reading.add_done_callback(lambda _: self._sequence.close())
+            self._reading.add_done_callback(lambda _: self._close_sequence())
+
+    def _close_sequence(self) -> None:
+        try:
+            self._sequence.close()
+        except Exception:
+            log.exception("a draft's sequence could not be closed")
 
     def check_integrity(self) -> None:
-        if self._reading is None or self._reading.done():
+        is_running = self.work.session.running is self.work.job  # else it is closed with the next step
+        if is_running and (self._reading is None or self._reading.done()):
             self._sequence.check_integrity()
             assert self._sequence.position <= self.work.session.chain.position, "the draft read ahead"
 

@@ -2,7 +2,8 @@
 
 A step on another thread costs two hand-overs of the interpreter lock, and its Python and the loop's wait for
 each other; the loop alone has a third more rounds a second. While a long step runs the loop goes on reading,
-refusing and answering health checks.
+refusing and answering health checks. A step on a GPU is always run on the thread: it waits for the device, and
+the loop need not.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ class EngineDriver:
         """`pool` runs the long steps and is closed here; one thread where none is given."""
         self._engine = engine
         self._clock = engine.clock
+        self._is_on_cpu = engine.backend.device == "cpu"
         self._loop = asyncio.get_running_loop()
         self._pool = pool or ThreadPoolExecutor(1, thread_name_prefix="engine")
         self._next: asyncio.Handle | None = None  # the next turn
@@ -84,7 +86,7 @@ class EngineDriver:
 
     def _turn(self) -> None:
         self._is_due, self._next = False, None
-        if self._engine.expected_step_s > INLINE_S:
+        if not self._is_on_cpu or self._engine.expected_step_s > INLINE_S:
             self._step = self._pool.submit(self._engine.step)
             self._step.add_done_callback(lambda step: self._loop.call_soon_threadsafe(self._end_step, step))
             return

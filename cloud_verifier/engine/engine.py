@@ -7,7 +7,6 @@ Others only `submit` jobs and receive replies through the job's own callback.
 from __future__ import annotations
 
 import logging
-from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -19,15 +18,16 @@ from outrider.cloud_verifier.engine.colocated import CoLocatedDrafter
 from outrider.cloud_verifier.engine.finish import MakeRows, RoundFinisher, make_rows
 from outrider.cloud_verifier.engine.job import Job
 from outrider.cloud_verifier.engine.observe import EngineObserver
-from outrider.cloud_verifier.engine.scheduler import Plan, Scheduler
-from outrider.cloud_verifier.engine.session_manager import INTERNAL_MESSAGE, SessionManager
+from outrider.cloud_verifier.engine.scheduler import FairQueue, Plan, Scheduler
+from outrider.cloud_verifier.engine.session_manager import SessionManager
 from outrider.cloud_verifier.engine.work import Work
 from outrider.cloud_verifier.verification.rows import ProcessedRows
 from outrider.common.clock import SYSTEM_CLOCK, Clock
-from outrider.common.types import ModelInfo, Progress, RoundError, RoundErrorCode
+from outrider.common.types import ModelInfo, Progress
 
 log = logging.getLogger(__name__)
 
+ADMISSION_S = 0.002  # a step admits for so long; jobs that are left wait for the next one
 KV_RETRY_MS, SMALL_POOL_RETRY_MS = 50, 1000
 
 
@@ -60,6 +60,7 @@ class Engine:
         queue_limits: QueueLimits | None = None,
         tenant_max_sessions: int = 0,
         min_forward_s: float = 0.0,
+        hides_batch_size: bool = False,
         clock: Clock = SYSTEM_CLOCK,
         make_rows: MakeRows = make_rows,
     ) -> None:
@@ -70,14 +71,15 @@ class Engine:
         self.drafter = drafter
         self.clock = clock
         self.observer = EngineObserver(clock=clock)
-        self.backlog = Backlog(queue_limits or QueueLimits(), max_step_tokens, prefill_chunk_tokens)
+        self.backlog = Backlog(queue_limits or QueueLimits(), max_step_tokens, prefill_chunk_tokens, clock)
         self.sessions = SessionManager(backend, self.observer, model.limits, tenant_max_sessions, clock)
         self.admission = Admission(self.sessions, self.backlog, model, self.observer)
         self.num_steps = 0
         self._scheduler = Scheduler(max_step_tokens, prefill_chunk_tokens)
         self._finisher = RoundFinisher(self.sessions, model, self.backlog, self.observer, clock, make_rows)
         self._min_forward_s = min_forward_s
-        self._inbox: deque[Job] = deque()
+        self._hides_batch_size = hides_batch_size
+        self._inbox = FairQueue()
         self.is_running = False  # somebody calls `step` whenever there is work
         self.on_job: Callable[[], None] | None = None  # called after each `submit`
 
@@ -85,7 +87,7 @@ class Engine:
 
     def submit(self, job: Job) -> None:
         """Hands `job` to the next step."""
-        self._inbox.append(job)
+        self._inbox.put(job)
         if self.on_job is not None:
             self.on_job()
 
@@ -123,7 +125,7 @@ class Engine:
     def expected_step_s(self) -> float:
         """Returns what the next step will take, by those before it; infinite while none was measured."""
         num_tokens = sum(work.num_pending for work in self.sessions.active.values())
-        num_tokens += sum(job.num_tokens for job in self._inbox)
+        num_tokens += self._inbox.num_tokens
         return self.backlog.step_s(num_tokens) if num_tokens else 0.0
 
     @property
@@ -140,7 +142,7 @@ class Engine:
         self.sessions.sweep()
         batch = self._schedule()
         if batch is None:
-            return False
+            return len(self._inbox) > 0
         try:
             rows = self._forward(batch)
         except KVExhausted as error:
@@ -149,29 +151,35 @@ class Engine:
             log.exception("a step of %d sessions failed", len(batch.works))
             self.observer.on_failed_step()
             for work in batch.works:
-                self.sessions.fail(work)
+                self.sessions.fail(work.job)
         else:
             self._finish(batch, rows)
+        self._admit_released()
         return True
 
     def _admit_arrived(self) -> None:
+        """Admits jobs, tenants in turn, for as long as the rounds that are under way may wait for it."""
         self.backlog.take_arrived()
-        while self._inbox:
-            self._admit(self._inbox.popleft())
+        start_s = end_s = self.clock.now()
+        while end_s - start_s < ADMISSION_S and (job := self._inbox.take()) is not None:
+            begin_s = end_s
+            self._admit(job)
+            self._admit_released()
+            end_s = self.clock.now()
+            self._inbox.charge(job.tenant, end_s - begin_s)
 
-    def _admit(self, job: Job | None) -> None:
-        """Admits `job`, then the jobs whose sessions that released."""
-        while job is not None:
-            try:
-                admitted = self.admission.admit(job)
-                if isinstance(admitted, Work):
-                    self.sessions.activate(admitted)
-                elif admitted is not None:
-                    job.reply(admitted)
-            except Exception:
-                log.exception("a %s could not be admitted", type(job.request).__name__)
-                job.reply(RoundError(job.round_id, RoundErrorCode.INTERNAL, INTERNAL_MESSAGE))
-            job = self.sessions.next_released()
+    def _admit_released(self) -> None:
+        """Admits the jobs that waited for a session which is free now, or has ended."""
+        while (job := self.sessions.next_released()) is not None:
+            self._admit(job)
+
+    def _admit(self, job: Job) -> None:
+        with self.sessions.isolate(job):
+            admitted = self.admission.admit(job)
+            if isinstance(admitted, Work):
+                self.sessions.activate(admitted)
+            elif admitted is not None:
+                job.reply(admitted)
 
     def _refuse_expired(self) -> None:
         now_ns = self._now_ns()
@@ -180,15 +188,19 @@ class Engine:
             for work in expired:  # each may let the next of its session in, which may have expired too
                 self.observer.on_refused("expired")
                 message = "its deadline passed before its turn came"
-                self.sessions.refuse(work, message, self.backlog.retry_ms())
-                self._admit(self.sessions.next_released())
+                with self.sessions.isolate(work.job):
+                    self.sessions.refuse(work, message, self.backlog.retry_ms())
+                self._admit_released()
 
     def _schedule(self) -> _Batch | None:
         """Returns what the next forward feeds; None where there is nothing."""
         start_s = self.clock.now()
-        active = list(self.sessions.active.values())
         if self.drafter is not None:
-            self.drafter.draft_for(active)
+            works, max_context = list(self.sessions.active.values()), self.model.limits.max_context
+            budget_s = self._scheduler.host_budget_s
+            self.drafter.draft_for(works, max_context, self.sessions.isolate, budget_s)
+            self._admit_released()
+        active = list(self.sessions.active.values())
         if not active:
             self.backlog.hold({}, {})
             return None
@@ -197,7 +209,7 @@ class Engine:
         works = [active[share.index] for share in plan.shares]
         return _Batch(plan, works, start_s) if works else None
 
-    def _forward(self, batch: _Batch) -> Sequence[ProcessedRows]:
+    def _forward(self, batch: _Batch) -> Sequence[ProcessedRows | Exception]:
         """Runs the packed forward; returns the rows of the works that end with it, in their order."""
         start_ns = self._now_ns()
         plan, items, ending = batch.plan, [], []
@@ -218,43 +230,47 @@ class Engine:
         finally:
             self.backlog.hold(plan.left_round_tokens, plan.left_prefill_tokens)
 
-    def _finish(self, batch: _Batch, rows: Sequence[ProcessedRows]) -> None:
+    def _finish(self, batch: _Batch, rows: Sequence[ProcessedRows | Exception]) -> None:
         """Answers the works that ended, reports progress of the others, and measures the step."""
         self.num_steps += 1
         batch_size, num_tokens, rest = len(batch.works), batch.num_tokens, iter(rows)
+        shown_size = 0 if self._hides_batch_size else batch_size
+        self._scheduler.observe(num_tokens, batch.forward_ns / 1e9)
         for work, share in zip(batch.works, batch.plan.shares, strict=True):
+            begin_s = self.clock.now()
             work.forward_ns += batch.forward_ns
-            is_done = False
-            if share.is_final:
-                try:
-                    is_done = self._finisher.finish(work, next(rest), batch_size)
-                except Exception:
-                    log.exception("a round could not be finished")
-                    self.sessions.fail(work)
-                    continue
-            else:
-                done = work.total_tokens - work.num_pending
-                work.job.reply(Progress(work.request.round_id, done, work.total_tokens))
-            if is_done:
-                self.sessions.release(work.session)
-                self._admit(self.sessions.next_released())
-            else:
-                self.sessions.end_turn(work.session)
+            its_rows = next(rest) if share.is_final else None
+            with self.sessions.isolate(work.job):
+                if its_rows is None:
+                    done = work.total_tokens - work.num_pending
+                    work.job.reply(Progress(work.request.round_id, done, work.total_tokens))
+                if its_rows is not None and self._finisher.finish(work, its_rows, shown_size):
+                    self.sessions.release(work.session)
+                else:
+                    self.sessions.end_turn(work.session)
+            if its_rows is not None:
+                self._charge(work, begin_s)
+            self._admit_released()
         self.backlog.observe(num_tokens, self.clock.now() - batch.start_s)
         verify_ns = self._now_ns() - batch.forward_end_ns
         self.observer.on_step(batch_size, num_tokens, batch.forward_ns, verify_ns)
+
+    def _charge(self, work: Work, begin_s: float) -> None:
+        """Charges the tenant for drafting and for all since `begin_s`."""
+        self._scheduler.charge(work, self.clock.now() - begin_s + work.draft_s)
+        work.draft_s = 0.0
 
     def _make_kv_room(self, newest: Work, error: KVExhausted) -> None:
         """Evicts the least recently used idle session; with none left, refuses the newest work."""
         if self.sessions.evict_kv():
             return
         self.observer.on_refused("kv")
-        self.sessions.free(newest.session)
-        if len(self.sessions.active) == 1:
-            self.sessions.refuse(newest, f"the KV pool is too small: {error}", SMALL_POOL_RETRY_MS)
-        else:
-            self.sessions.refuse(newest, f"no KV blocks are free: {error}", KV_RETRY_MS)
-        self._admit(self.sessions.next_released())
+        with self.sessions.isolate(newest.job):
+            self.sessions.free(newest.session)
+            if len(self.sessions.active) == 1:
+                self.sessions.refuse(newest, f"the KV pool is too small: {error}", SMALL_POOL_RETRY_MS)
+            else:
+                self.sessions.refuse(newest, f"no KV blocks are free: {error}", KV_RETRY_MS)
 
     def _now_ns(self) -> int:
         return int(self.clock.now() * 1e9)

@@ -74,13 +74,33 @@ class RoundFinisher:
         self._clock = clock
         self._make_rows = make_rows
 
-    def process_rows(self, works: Sequence[Work], logits: Logits) -> Sequence[ProcessedRows]:
-        """Returns the rows of each of `works`, those that end with this step, in the order of their logits."""
+    def process_rows(self, works: Sequence[Work], logits: Logits) -> Sequence[ProcessedRows | Exception]:
+        """Returns the rows of each of `works`, those that end with this step, in the order of their logits.
+
+        Where they cannot be processed together they are one by one, with an exception in place of those that
+        cannot be processed alone either.
+        """
+        try:
+            return self._process(works, logits)
+        except Exception as error:
+            if len(works) == 1:
+                return [error]
+            ends = accumulate(work.num_logit_rows for work in works)
+            parts = [logits[end - work.num_logit_rows : end] for work, end in zip(works, ends, strict=True)]
+            pairs = zip(works, parts, strict=True)
+            return [self.process_rows([work], part)[0] for work, part in pairs]
+
+    def _process(self, works: Sequence[Work], logits: Logits) -> Sequence[ProcessedRows]:
         rounds = [_make_step_round(work) for work in works]
         return self._make_rows(logits, rounds, self._model.eos_token_ids, self._model.num_tokens)
 
-    def finish(self, work: Work, rows: ProcessedRows, batch_size: int) -> bool:
-        """Answers `work` from its rows; returns whether its session is free for its next job."""
+    def finish(self, work: Work, rows: ProcessedRows | Exception, batch_size: int) -> bool:
+        """Answers `work` from its rows; returns whether its session is free for its next job.
+
+        Raises the exception that is in the rows' place.
+        """
+        if isinstance(rows, Exception):
+            raise rows
         request, session = work.request, work.session
         session.last_round_id = max(session.last_round_id, request.round_id)
         session.was_pipelined = isinstance(request, VerifyRequest) and request.pipelined
@@ -129,8 +149,8 @@ class RoundFinisher:
                     step_fixed_ns=step_fixed_ns,
                     step_token_ns=step_token_ns,
                 )
-                work.job.reply(session.opening_reply)
                 self._sessions.publish(session)  # now: others open with the same prompt meanwhile
+                work.job.reply(session.opening_reply)
                 return True
             case GenerateRequest():
                 return self._continue_generation(work, request, outcome, metrics, logprobs)
@@ -163,7 +183,7 @@ class RoundFinisher:
         metrics: RoundMetrics,
         logprobs: tuple[TokenLogprobs, ...],
     ) -> bool:
-        """Sends the step's tokens; returns whether they are the last ones, or another request waits."""
+        """Sends the step's tokens; returns whether they are the last ones, as where another request waits."""
         session, chain = work.session, work.session.chain
         token_ids = work.draft_tokens[: outcome.accepted_len]
         origins = (Origin.ACCEPTED,) * len(token_ids)
@@ -175,6 +195,7 @@ class RoundFinisher:
             work.num_generated >= request.max_new_tokens
             or token_ids[-1] in session.stop_ids
             or chain.position >= self._model.limits.max_context
+            or bool(session.waiting)
         )
         work.job.reply(
             GeneratedTokens(
@@ -192,13 +213,14 @@ class RoundFinisher:
         )
         work.start_ns, work.forward_ns, work.draft_ns = 0, 0, 0
         work.draft_tokens, work.draft_probs, work.supports = (), (), ()
-        return is_last or bool(session.waiting)
+        return is_last
 
 
 def _make_step_round(work: Work) -> StepRound:
     session = work.session
     sampling = session.opening.sampling
     needs_ids = not is_plain(sampling)  # a long sequence is not copied for a round that ignores it
+    history = session.current_history if needs_ids or sampling.logit_bias else None
     return StepRound(
         sampling,
         session.chain.position,
@@ -206,6 +228,7 @@ def _make_step_round(work: Work) -> StepRound:
         output_ids=session.output_ids if needs_ids else (),
         draft_token_ids=work.draft_tokens,
         supports=work.supports,
+        history=history,
     )
 
 

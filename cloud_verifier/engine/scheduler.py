@@ -2,17 +2,27 @@
 
 Two lanes share a step: rounds (verification rounds and decoding steps, which somebody waits for) and prefills
 (openings, rebuilds, recomputations, which may be cut into chunks). Tenants are served by virtual time, as in
-start-time fair queueing (Goyal et al. 1996): the one with the fewest tokens so far comes first.
+start-time fair queueing (Goyal et al. 1996): the one with the fewest tokens so far comes first. What a work
+took the host besides its forward is charged as tokens too, after it was measured (VTC, Sheng et al. 2024,
+arXiv 2401.00588), and bounds how many expensive works of a tenant share a step with others' works.
 """
 
 from __future__ import annotations
 
-from collections import deque
+import math
+from collections import Counter, deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 from typing import Protocol
 
+from outrider.cloud_verifier.engine.job import Job
+from outrider.common.step_time import LeastSquaresTime
+
+_STEP_MEMORY = 0.98  # weight that a forward's time keeps with every later one
+_HOST_MEMORY = 0.8  # weight that a tenant's mean host time keeps with every later work
+HOST_SHARE = 0.25  # of the largest forward's time: what expensive works may add to a step of several tenants
+OTHERS_ABOUT_S = 10.0  # a tenant's next works are expected this long after it wanted something
 ROUNDS_ABOUT_S = 1.0  # rounds are expected this long after the last answer: prefill chunks stay small
 
 
@@ -22,22 +32,18 @@ class Schedulable(Protocol):
     @property
     def tenant(self) -> str:
         """Returns whose it is."""
-        ...
 
     @property
     def is_prefill(self) -> bool:
         """Returns whether it may be fed in chunks beside rounds."""
-        ...
 
     @property
     def num_pending(self) -> int:
         """Returns how many tokens are to be fed."""
-        ...
 
     @property
     def num_logit_rows(self) -> int:
         """Returns how many of the last tokens give a row of logits."""
-        ...
 
 
 @dataclass(slots=True)  # not frozen: see RoundMetrics
@@ -73,15 +79,44 @@ class _Lane:
 
     def __init__(self, max_lead_tokens: int) -> None:
         self._max_lead_tokens = max_lead_tokens
-        self._served: dict[str, int] = {}
-        self._floor = 0  # virtual time of the least served tenant that wants something; only rises
+        self._served: dict[str, float] = {}
+        self._host_s: dict[str, float] = {}  # mean of a work, of each tenant
+        self._seen_s: dict[str, float] = {}  # when each tenant wanted something, within OTHERS_ABOUT_S
+        self._floor = 0.0  # virtual time of the least served tenant that wants something; only rises
 
-    def fill(self, shares: list[Share], items: list[_Item], left: dict[str, int], budget: int) -> None:
-        """Adds shares for `items`, which are in order of their turn, and takes them off what is `left`."""
+    @property
+    def is_shared(self) -> bool:
+        """Returns whether several tenants wanted something lately: the others' next works are expected."""
+        return len(self._seen_s) > 1
+
+    def see(self, tenants: Iterable[str], now_s: float) -> None:
+        """Notes which tenants want something."""
+        self._seen_s.update(dict.fromkeys(tenants, now_s))
+        self._seen_s = {each: at_s for each, at_s in self._seen_s.items() if now_s - at_s <= OTHERS_ABOUT_S}
+        self._host_s = {each: host_s for each, host_s in self._host_s.items() if each in self._seen_s}
+
+    def charge(self, tenant: str, host_s: float, num_tokens: float) -> None:
+        """Charges what a work of `tenant` took the host, `host_s`, as so many tokens."""
+        self._served[tenant] = self._served.get(tenant, self._floor) + num_tokens
+        mean_s = self._host_s.get(tenant, host_s)
+        self._host_s[tenant] = _HOST_MEMORY * mean_s + (1 - _HOST_MEMORY) * host_s
+
+    def fill(
+        self, shares: list[Share], items: list[_Item], left: dict[str, int], budget: int, host_budget_s: float
+    ) -> None:
+        """Adds shares for `items`, which are in order of their turn, and takes them off what is `left`.
+
+        The works are expected to take the host `host_budget_s` at most beyond what those of the cheapest
+        tenant of late do: a tenant alone fills its steps.
+        """
         if not items:
             return
         self._let_catch_up(left)
-        if sum(item.num_pending for item in items) <= budget:
+        num_before = len(shares)
+        known_s = {tenant: self._host_s.get(tenant, 0.0) for tenant in self._seen_s}
+        extra_s = {tenant: host_s - min(known_s.values()) for tenant, host_s in known_s.items()}
+        host_s = sum(extra_s[item.tenant] for item in items)
+        if sum(item.num_pending for item in items) <= budget and host_s <= host_budget_s:
             for item in items:
                 shares.append(Share(item.index, item.num_pending, is_final=True))
                 self._charge(item.tenant, item.num_pending, left)
@@ -94,6 +129,9 @@ class _Lane:
         while order and budget > 0:
             _, _, tenant = heappop(order)
             queue = queues[tenant]
+            host_budget_s -= extra_s[tenant]
+            if host_budget_s < 0 and len(shares) > num_before:
+                return
             share = _share(queue.popleft(), budget, is_first=not shares)
             if share is None:  # what comes after may be smaller, but must not pass it for ever
                 return
@@ -130,6 +168,29 @@ class Scheduler:
         # Apart: a tenant's prompts must not cost its rounds their turn.
         self._rounds, self._prefills = _Lane(4 * max_step_tokens), _Lane(4 * max_step_tokens)
         self._quiet_at_s = float("-inf")
+        self._forwards = LeastSquaresTime(_STEP_MEMORY)
+        # Of the last rounds: their tokens by tenant, and those of one on average.
+        self._lately: tuple[dict[str, int], float] = ({}, 0.0)
+
+    def observe(self, num_tokens: int, forward_s: float) -> None:
+        """Adds the time of a forward: what the host may take is measured by it."""
+        self._forwards.observe(num_tokens, forward_s)
+
+    def charge(self, work: Schedulable, host_s: float) -> None:
+        """Charges the tenant of `work` for what the step took the host for this work alone."""
+        full_s = self._full_step_s
+        num_tokens = self._max_step_tokens * host_s / full_s if full_s else 0.0
+        (self._prefills if work.is_prefill else self._rounds).charge(work.tenant, host_s, num_tokens)
+
+    @property
+    def host_budget_s(self) -> float:
+        """Returns how long expensive works may keep the host in a step of several tenants; infinite for one."""
+        return HOST_SHARE * self._full_step_s or math.inf if self._rounds.is_shared else math.inf
+
+    @property
+    def _full_step_s(self) -> float:
+        """Returns how long a forward of the largest step takes; 0 where none was measured."""
+        return self._forwards.base_s + self._forwards.token_s * self._max_step_tokens
 
     def plan(self, works: Sequence[Schedulable], now_s: float) -> Plan:
         """Returns the next step. `works` come in order of their turn: one that was served goes to the end.
@@ -145,12 +206,33 @@ class Scheduler:
         round_tokens, prefill_tokens = _tokens_by_tenant(rounds), _tokens_by_tenant(prefills)
         plan = Plan([], round_tokens, prefill_tokens, dict(round_tokens), dict(prefill_tokens))
         is_quiet = now_s >= self._quiet_at_s and not rounds
-        chunk = 0 if not prefills else self._max_step_tokens if is_quiet else self._prefill_chunk_tokens
-        self._rounds.fill(plan.shares, rounds, plan.left_round_tokens, self._max_step_tokens - chunk)
-        self._prefills.fill(plan.shares, prefills, plan.left_prefill_tokens, chunk)
+        if rounds:
+            self._lately = round_tokens, sum(round_tokens.values()) / len(rounds)
+        chunk = 0 if not prefills else self._max_step_tokens if is_quiet else self._chunk(prefills)
+        self._rounds.see(round_tokens, now_s)
+        self._prefills.see(prefill_tokens, now_s)
+        host_s = HOST_SHARE * self._full_step_s or math.inf
+        budget = self._max_step_tokens - chunk
+        self._rounds.fill(plan.shares, rounds, plan.left_round_tokens, budget, host_s)
+        self._prefills.fill(plan.shares, prefills, plan.left_prefill_tokens, chunk, host_s)
         if any(share.is_final for share in plan.shares):
             self._quiet_at_s = now_s + ROUNDS_ABOUT_S
         return plan
+
+    def _chunk(self, prefills: list[_Item]) -> int:
+        """Returns the tokens for prefills beside rounds, which keep half of the step.
+
+        Where many prefills wait, each gets as many as a round did on average lately, so that a crowd of
+        openings is not starved; a tenant's get no more than tenants' rounds did where others have rounds.
+        """
+        round_tokens, mean_tokens = self._lately
+        a_tenants = sum(round_tokens.values()) / max(1, len(round_tokens))
+        wanted = 0.0
+        for tenant, num_prefills in Counter(item.tenant for item in prefills).items():
+            is_beside_others = bool(round_tokens.keys() - {tenant})
+            equal = num_prefills * mean_tokens
+            wanted += min(equal, a_tenants) if is_beside_others else equal
+        return max(self._prefill_chunk_tokens, min(int(wanted), self._max_step_tokens // 2))
 
 
 def _share(item: _Item, budget: int, *, is_first: bool) -> Share | None:
@@ -166,3 +248,51 @@ def _tokens_by_tenant(lane: list[_Item]) -> dict[str, int]:
     for item in lane:
         tokens[item.tenant] = tokens.get(item.tenant, 0) + item.num_pending
     return tokens
+
+
+class FairQueue:
+    """Hands out jobs by tenant: first the tenant whose jobs took the least time so far, its oldest job first.
+
+    Jobs are put from one thread and taken on another.
+    """
+
+    def __init__(self) -> None:
+        self._arrived: deque[Job] = deque()
+        self._waiting: dict[str, deque[Job]] = {}
+        self._spent_s: dict[str, float] = {}  # a tenant that comes begins with the least of the others
+        # Each is changed by one thread: jobs and tokens.
+        self._num_put, self._num_taken = [0, 0], [0, 0]
+
+    def __len__(self) -> int:
+        return self._num_put[0] - self._num_taken[0]
+
+    @property
+    def num_tokens(self) -> int:
+        """Returns how many tokens the jobs bring."""
+        return self._num_put[1] - self._num_taken[1]
+
+    def put(self, job: Job) -> None:
+        """Adds a job."""
+        self._num_put = [self._num_put[0] + 1, self._num_put[1] + job.num_tokens]
+        self._arrived.append(job)
+
+    def take(self) -> Job | None:
+        """Returns the next job, None where there is none."""
+        while self._arrived:
+            job = self._arrived.popleft()
+            self._waiting.setdefault(job.tenant, deque()).append(job)
+            self._spent_s.setdefault(job.tenant, min(self._spent_s.values(), default=0.0))
+        if not self._waiting:
+            self._spent_s.clear()
+            return None
+        tenant = min(self._waiting, key=lambda each: self._spent_s[each])
+        jobs = self._waiting[tenant]
+        job = jobs.popleft()
+        if not jobs:
+            del self._waiting[tenant]
+        self._num_taken = [self._num_taken[0] + 1, self._num_taken[1] + job.num_tokens]
+        return job
+
+    def charge(self, tenant: str, seconds: float) -> None:
+        """Charges what a job of `tenant` took."""
+        self._spent_s[tenant] += seconds

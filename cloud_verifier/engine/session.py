@@ -12,6 +12,7 @@ from outrider.cloud_verifier.backends.base import KVSequence
 from outrider.cloud_verifier.engine.job import Job
 from outrider.cloud_verifier.security.metadata import DEFAULT_TENANT
 from outrider.common.alignment import TokenChain
+from outrider.common.sampling.history import History
 from outrider.common.sequences import common_prefix
 from outrider.common.types import (
     Opened,
@@ -21,10 +22,12 @@ from outrider.common.types import (
     SessionResponse,
     TokenIds,
     TokenLogprobs,
+    Verdict,
     VerifyRequest,
 )
 
 MAX_STORED_REPLIES = 32
+MAX_STORED_ENTRIES = 4096  # log-probabilities and candidates in them: the replies themselves are small
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,8 +54,9 @@ class Session:
     choice_position: int | None = None  # where the edge must commit one of the candidates it was sent
     running: Job | None = None  # the one that is computed
     waiting: deque[Job] = field(default_factory=deque)  # for the running one
-    replies: OrderedDict[int, tuple[VerifyRequest, SessionResponse]] = field(default_factory=OrderedDict)
+    replies: OrderedDict[int, tuple[int, Verdict]] = field(default_factory=OrderedDict)  # with content's hash
     opening_reply: Opened | None = None
+    history: History | None = None  # made where the sampling parameters need it
 
     @property
     def kv_length(self) -> int:
@@ -81,10 +85,17 @@ class Session:
         self.chain.extend(opening.token_ids[num_common:])
         self.opening, self.stop_ids = opening, stop_ids
         self.replies.clear()
-        self.opening_reply = None
+        self.opening_reply, self.history = None, None
         self.last_round_id = max(self.last_round_id, opening.round_id)
         self.was_pipelined, self.bonus, self.choice_position = False, None, None
         return num_common
+
+    def current_history(self) -> History:
+        """Returns what the processors need of the sequence as it is now."""
+        if self.history is None:
+            self.history = History(self.opening.sampling, self.prompt_ids)
+        self.history.follow(self.chain, self.opening.num_prompt_tokens)
+        return self.history
 
     def stored_reply(self, request: VerifyRequest) -> SessionResponse | None:
         """Returns the answer to a round seen before, or None for a new one (docs/protocol.md, "A round").
@@ -94,7 +105,7 @@ class Session:
         """
         stored = self.replies.get(request.round_id)
         if stored is not None:
-            if _content(stored[0]) == _content(request):
+            if stored[0] == _content(request):
                 return stored[1]
             return self.error(
                 request.round_id, RoundErrorCode.INVALID, "sent before with other content", field="round_id"
@@ -105,11 +116,16 @@ class Session:
             )
         return None
 
-    def store_reply(self, request: VerifyRequest, reply: SessionResponse) -> None:
-        """Keeps `reply` for when the request is sent again; the oldest of too many is dropped."""
-        self.replies[request.round_id] = (request, reply)
-        while len(self.replies) > MAX_STORED_REPLIES:
+    def store_reply(self, request: VerifyRequest, reply: Verdict) -> None:
+        """Keeps `reply` for when the request is sent again; the oldest of too many are dropped."""
+        self.replies[request.round_id] = (_content(request), reply)
+        while len(self.replies) > 1 and self._stores_too_much:
             self.replies.popitem(last=False)
+
+    @property
+    def _stores_too_much(self) -> bool:
+        num_entries = sum(_num_entries(reply) for _, reply in self.replies.values())
+        return len(self.replies) > MAX_STORED_REPLIES or num_entries > MAX_STORED_ENTRIES
 
     def error(
         self, round_id: int, code: RoundErrorCode, message: str, *, field: str = "", retry_after_ms: int = 0
@@ -135,6 +151,13 @@ class Session:
         assert len(self.replies) <= MAX_STORED_REPLIES
 
 
-def _content(request: VerifyRequest) -> VerifyRequest:
-    """Returns the request without how it travelled: the rest makes two requests the same round."""
-    return replace(request, session_id=b"", deadline_ms=0)
+def _content(request: VerifyRequest) -> int:
+    """Returns a hash of the request without how it travelled: the rest makes two requests the same round.
+
+    The request itself may be a thousand times as large.
+    """
+    return hash(replace(request, session_id=b"", deadline_ms=0))
+
+
+def _num_entries(reply: Verdict) -> int:
+    return len(reply.candidates) + sum(1 + len(entry.top_token_ids) for entry in reply.logprobs)

@@ -5,8 +5,10 @@ Everything that begins, ends or evicts a session or its work happens here. Lives
 
 from __future__ import annotations
 
+import logging
 from collections import Counter, OrderedDict, deque
 from collections.abc import Iterator
+from contextlib import contextmanager
 
 from outrider.cloud_verifier.backends.base import TargetBackend
 from outrider.cloud_verifier.engine.job import Job
@@ -21,8 +23,11 @@ from outrider.common.types import (
     Limits,
     OpenRequest,
     Progress,
+    RoundError,
     RoundErrorCode,
 )
+
+log = logging.getLogger(__name__)
 
 SWEEP_S, NEXT_LOT_S, MAX_SWEPT = 1.0, 0.01, 8  # between looks for expired sessions, and how many go at once
 INTERNAL_MESSAGE = "the verifier failed here (its log says where); open the session again"
@@ -146,12 +151,13 @@ class SessionManager:
         if session.kv is not None:
             self._backend.publish(session.kv, session.chain.token_ids)
 
-    def free(self, session: Session, *, is_published: bool = True) -> None:
-        """Gives the session's KV back; its ids stay. The prefix cache keeps it for as long as it can."""
+    def free(self, session: Session, *, is_wrong: bool = False) -> None:
+        """Gives the session's KV back; its ids stay. The prefix cache keeps it for as long as it can; none of
+        it where it may be wrong."""
         if session.kv is not None:
-            if is_published:
+            if not is_wrong:
                 self.publish(session)
-            self._backend.close(session.kv)
+            self._backend.close(session.kv, is_wrong=is_wrong)
             session.kv = None
 
     def truncate_kv(self, session: Session, length: int) -> None:
@@ -223,13 +229,27 @@ class SessionManager:
         work.job.reply(session.error(work.request.round_id, code, message, retry_after_ms=retry_after_ms))
         self.release(session)
 
-    def fail(self, work: Work) -> None:
-        """Answers `work` with an internal error and ends its session, whose KV may hold anything."""
-        session = work.session
-        self.free(session, is_published=False)
-        work.undo()
-        work.job.reply(session.error(work.request.round_id, RoundErrorCode.INTERNAL, INTERNAL_MESSAGE))
-        self.forget(session)
+    @contextmanager
+    def isolate(self, job: Job) -> Iterator[None]:
+        """Runs what concerns one job: an exception ends the job's session, and neither another nor the step."""
+        try:
+            yield
+        except Exception:
+            log.exception("a %s failed, and its session ends", type(job.request).__name__)
+            self.fail(job)
+
+    def fail(self, job: Job) -> None:
+        """Answers `job` with an internal error and ends its session, whose KV may hold anything. Jobs that
+        wait for the session are released: each gets an answer of its own."""
+        session = self._sessions.get((job.tenant, job.session_id))
+        running = None if session is None else session.running
+        for each in (job,) if running in (None, job) else (job, running):
+            each.reply(RoundError(each.round_id, RoundErrorCode.INTERNAL, INTERNAL_MESSAGE))
+        if session is not None:
+            self.free(session, is_wrong=True)
+            self.forget(session)
+            if session.waiting:
+                self._released.append(session)
 
     def check_integrity(self) -> None:
         """Raises AssertionError where counts, sessions and active work disagree. For tests."""

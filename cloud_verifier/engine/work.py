@@ -33,7 +33,8 @@ class Work:
     draft_tokens: TokenIds = ()  # to verify: without such a first one
     draft_probs: tuple[float, ...] = ()  # q of each draft token, or empty
     supports: tuple[Support, ...] = ()  # the draft's distribution at each draft token, or empty
-    draft_ns: int = 0  # what drafting this step took here (co-located)
+    draft_ns: int = 0  # what drafting this step took here (co-located), for all that drafted
+    draft_s: float = 0.0  # what drafting for this work alone took since its tenant was charged
     base_position: int = 0
     replaced_tokens: TokenIds = ()  # what followed the base before this round, should it be refused
 

@@ -129,6 +129,12 @@ class BlockManager:
         for block_id in block_ids:
             self._push(table, block_id)
 
+    def unpublish(self, table: BlockTable) -> None:
+        """Removes the table's blocks, and those that continue them, from the prefix cache."""
+        for block_id in table.block_ids:
+            if block_id in self._prefixes:
+                self._drop(block_id)
+
     def num_blocks_needed(self, table: BlockTable, num_tokens: int) -> int:
         """Returns the number of free blocks that `append(table, num_tokens)` would take."""
         if num_tokens == 0:

@@ -10,8 +10,9 @@ from typing import Any
 import grpc
 
 from outrider.cloud_verifier.rpc.answers import UnreadError
+from outrider.cloud_verifier.rpc.occupancy import TooManyCallsError
 from outrider.cloud_verifier.rpc.service import ShuttingDownError
-from outrider.cloud_verifier.rpc.stream import SupersededError
+from outrider.cloud_verifier.rpc.stream import REJECTION_S, IdleError, SupersededError
 from outrider.cloud_verifier.security.authenticator import AccessError
 from outrider.common.errors import InvalidFieldError
 
@@ -30,7 +31,7 @@ def _status_of(error: Exception) -> tuple[grpc.StatusCode, str]:
             return grpc.StatusCode.ABORTED, str(error)
         case UnreadError():
             return grpc.StatusCode.RESOURCE_EXHAUSTED, str(error)
-        case ShuttingDownError():
+        case ShuttingDownError() | IdleError() | TooManyCallsError():  # a client may connect again
             return grpc.StatusCode.UNAVAILABLE, str(error)
         case _:
             log.error("a call failed", exc_info=error)
@@ -60,6 +61,8 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
 
 
 async def _abort(context: Any, error: Exception) -> None:
+    if isinstance(error, InvalidFieldError | TooManyCallsError):
+        await asyncio.sleep(REJECTION_S)
     try:
         await context.abort(*_status_of(error))
     except grpc.aio.AbortError:

@@ -7,35 +7,54 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import time
-from collections.abc import AsyncIterator, Callable, Collection, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator
 from functools import cached_property
 from typing import Any
 
 import grpc
 
+from outrider.cloud_verifier.config import CallLimits
 from outrider.cloud_verifier.engine.engine import Engine
 from outrider.cloud_verifier.engine.job import Job, Reply
 from outrider.cloud_verifier.rpc.answers import Answers, UnreadError
 from outrider.cloud_verifier.rpc.mailbox import Mailbox
-from outrider.cloud_verifier.rpc.stream import SessionStream, StreamContext, StreamRegistry, ignore, invalid
+from outrider.cloud_verifier.rpc.occupancy import Occupancy, num_ids_of
+from outrider.cloud_verifier.rpc.stream import (
+    REJECTION_S,
+    IdleError,
+    SessionStream,
+    StreamContext,
+    StreamRegistry,
+    ignore,
+    invalid,
+    waiting_refusal,
+)
 from outrider.cloud_verifier.rpc.tracing import RoundTracer
 from outrider.cloud_verifier.security.metadata import Caller, claimed_caller, same_session_id, session_id_of
 from outrider.common import codec
 from outrider.common.errors import InvalidFieldError
 from outrider.common.pb import outrider_pb2 as pb
 from outrider.common.pb import outrider_pb2_grpc
+from outrider.common.process.logs import LogLimiter
 from outrider.common.types import (
     CancelRequest,
     Draining,
     GeneratedTokens,
+    Limits,
     Progress,
     RoundError,
+    RoundErrorCode,
     SessionRequest,
     SessionResponse,
 )
 
+log = logging.getLogger(__name__)
+
 SERVICE_NAME = "outrider.v1.Verifier"
+_REJECTED = (RoundErrorCode.INVALID, RoundErrorCode.UNKNOWN_SESSION)
+SILENT_S = 30.0  # a stream says something by then: an edge begins one with its first message
 CutOff = Callable[[Exception], None]
 """Ends one call with this error."""
 
@@ -54,6 +73,7 @@ class VerifierService(outrider_pb2_grpc.VerifierServicer):  # type: ignore[misc]
         caller_of: Callable[[Any], Caller] = claimed_caller,
         *,
         max_unread_bytes: int = 1 << 18,
+        call_limits: CallLimits | None = None,
     ) -> None:
         self._engine = engine
         self._tracer = tracer
@@ -61,17 +81,47 @@ class VerifierService(outrider_pb2_grpc.VerifierServicer):  # type: ignore[misc]
         self._max_unread_bytes = max_unread_bytes
         self._streams = StreamRegistry()
         self._callers: dict[CutOff, Caller] = {}  # of all calls that stream answers
+        self._open: set[SessionStream] = set()
+        self.occupancy = Occupancy(call_limits or CallLimits())
+        self._limiter = LogLimiter(log)
         self._num_unary = 0
         self._is_ending = False
 
     def add_to(self, server: grpc.aio.Server) -> None:
-        """Registers the calls. Streams write bytes: their size is needed, and a refusal is encoded once."""
+        """Registers the calls. All read bytes, which may be no message. Streams write bytes too: their size is
+        needed, and a refusal is encoded once."""
         outrider_pb2_grpc.add_VerifierServicer_to_server(self, server)
-        streams = {
-            "Session": grpc.stream_stream_rpc_method_handler(self.Session, pb.SessionRequest.FromString),
-            "Generate": grpc.unary_stream_rpc_method_handler(self.Generate, pb.GenerateRequest.FromString),
+        handlers = {
+            "Session": grpc.stream_stream_rpc_method_handler(self.Session),
+            "Generate": grpc.unary_stream_rpc_method_handler(
+                self._reading(self.Generate, pb.GenerateRequest)
+            ),
         }
-        server.add_registered_method_handlers(SERVICE_NAME, streams)
+        for kind in (pb.DescribeRequest, pb.OpenRequest, pb.VerifyRequest, pb.CloseRequest):
+            name = kind.__name__.removesuffix("Request")
+            handlers[name] = grpc.unary_unary_rpc_method_handler(
+                self._reading(getattr(self, name), kind), response_serializer=_serialize
+            )
+        server.add_registered_method_handlers(SERVICE_NAME, handlers)
+
+    def _reading(
+        self, behaviour: Callable[[Any, Any], Awaitable[Any]], kind: type[Any]
+    ) -> Callable[[bytes, Any], Awaitable[Any]]:
+        async def read(content: bytes, context: Any) -> Any:
+            with self._unreadable_is_logged():
+                message = codec.parse(kind, content)
+            return await behaviour(message, context)
+
+        return read
+
+    @contextlib.contextmanager
+    def _unreadable_is_logged(self) -> Iterator[None]:
+        """Logs the fields that end a call, at most one line in a while: a client can send many."""
+        try:
+            yield
+        except InvalidFieldError as error:
+            self._limiter.info("unreadable", "a call was rejected", {"field": error.field})
+            raise
 
     @cached_property
     def _stream_context(self) -> StreamContext:
@@ -84,6 +134,8 @@ class VerifierService(outrider_pb2_grpc.VerifierServicer):  # type: ignore[misc]
             observer=engine.observer,
             clock=engine.clock,
             max_unread_bytes=self._max_unread_bytes,
+            limits=engine.model.limits,
+            occupancy=self.occupancy,
             registry=self._streams,
         )
 
@@ -101,6 +153,14 @@ class VerifierService(outrider_pb2_grpc.VerifierServicer):  # type: ignore[misc]
         """Sends `Draining` on all streams."""
         for stream in self._streams:
             stream.push(Draining(int(grace_s * 1000), reason), None)
+
+    def end_idle_streams(self) -> None:
+        """Ends streams that were idle for longer than a session may be, and sooner those that said nothing."""
+        now_s, ttl_s = self._engine.clock.now(), self.occupancy.limits.idle_ttl_s
+        for stream in [each for each in self._open if each.is_idle]:
+            idle_s = now_s - stream.last_used_s
+            if idle_s > ttl_s or (stream.is_silent and idle_s > SILENT_S):
+                stream.cut_off(IdleError(f"the stream was idle for {idle_s:.0f} s"))
 
     def end_calls(self) -> None:
         """Takes nothing new. Streams end with `ShuttingDownError` once their requests are answered."""
@@ -133,17 +193,20 @@ class VerifierService(outrider_pb2_grpc.VerifierServicer):  # type: ignore[misc]
 
     # --------------------------------------------------------------------------------- the stream
 
-    async def Session(self, request_iterator: AsyncIterator[pb.SessionRequest], context: Any) -> None:
+    async def Session(self, request_iterator: AsyncIterator[bytes], context: Any) -> None:
         """Carries a session's requests and answers, in both directions, until either side ends the call."""
         self._check_taking()
         caller = self._caller_of(context)
-        stream = SessionStream(self._stream_context, caller.tenant, session_id_of(context))
-        stream.read(request_iterator)
-        try:
-            with self._may_be_cut_off(stream.cut_off, caller):
-                await stream.answers.write_to(context)
-        finally:
-            stream.detach()
+        with self.occupancy.call(caller.tenant), self._unreadable_is_logged():
+            stream = SessionStream(self._stream_context, caller.tenant, session_id_of(context))
+            self._open.add(stream)
+            stream.read(request_iterator)
+            try:
+                with self._may_be_cut_off(stream.cut_off, caller):
+                    await stream.answers.write_to(context)
+            finally:
+                stream.detach()
+                self._open.remove(stream)
 
     # ------------------------------------------------------------------------------------- unary
 
@@ -174,7 +237,7 @@ class VerifierService(outrider_pb2_grpc.VerifierServicer):  # type: ignore[misc]
     async def Generate(self, request: pb.GenerateRequest, context: Any) -> None:
         """Streams tokens that the target decodes; the end of the call ends it."""
         try:
-            decoded = codec.decode_generate(request)
+            decoded = codec.decode_generate(request, self._engine.model.limits)
         except InvalidFieldError as error:
             reply = codec.encode_generate_response(self._answer_invalid(request, error))
             await context.write(reply.SerializeToString())
@@ -200,7 +263,10 @@ class VerifierService(outrider_pb2_grpc.VerifierServicer):  # type: ignore[misc]
                 answers.end()
 
         post = self._stream_context.mailbox.post
-        with self._unary_call():
+        with self._unary_call(caller.tenant, decoded) as refusal:
+            if refusal is not None:
+                await context.write(codec.encode_generate_response(refusal).SerializeToString())
+                return
             self._submit_unary(caller.tenant, session_id, decoded, lambda reply: post(push, reply))
             try:
                 with self._may_be_cut_off(answers.cut_off, caller):
@@ -210,11 +276,14 @@ class VerifierService(outrider_pb2_grpc.VerifierServicer):  # type: ignore[misc]
                     is_over = True
                     self._submit_unary(caller.tenant, session_id, CancelRequest(decoded.round_id), ignore)
 
-    async def _answer(self, decode: Callable[[Any], Any], message: Any, context: Any) -> SessionResponse:
+    async def _answer(
+        self, decode: Callable[[Any, Limits], Any], message: Any, context: Any
+    ) -> SessionResponse:
         """Returns the final reply to one unary message; `Progress` is dropped."""
         try:
-            request = decode(message)
+            request = decode(message, self._engine.model.limits)
         except InvalidFieldError as error:
+            await asyncio.sleep(REJECTION_S)
             return self._answer_invalid(message, error)
         session_id = same_session_id(request.session_id, session_id_of(context))
         answer: asyncio.Future[SessionResponse] = asyncio.get_running_loop().create_future()
@@ -224,9 +293,13 @@ class VerifierService(outrider_pb2_grpc.VerifierServicer):  # type: ignore[misc]
             if not isinstance(reply, Progress):
                 post(_set_once, answer, reply)
 
-        with self._unary_call():
-            self._submit_unary(self._caller_of(context).tenant, session_id, request, resolve)
-            response = await answer
+        tenant = self._caller_of(context).tenant
+        with self._unary_call(tenant, request) as refusal:
+            if refusal is None:
+                self._submit_unary(tenant, session_id, request, resolve)
+            response = refusal or await answer
+            if isinstance(response, RoundError) and response.code in _REJECTED:
+                await asyncio.sleep(REJECTION_S)
         self._count(session_id, response)
         return response
 
@@ -240,18 +313,29 @@ class VerifierService(outrider_pb2_grpc.VerifierServicer):  # type: ignore[misc]
             del self._callers[cut_off]
 
     @contextlib.contextmanager
-    def _unary_call(self) -> Iterator[None]:
+    def _unary_call(self, tenant: str, request: SessionRequest) -> Iterator[RoundError | None]:
+        """Counts a call with its request; yields the refusal of one that there is no room for."""
         self._check_taking()
-        self._num_unary += 1
-        try:
-            yield
-        finally:
-            self._num_unary -= 1
+        num_ids = num_ids_of(request)
+        with self.occupancy.call(tenant):
+            if limit := self.occupancy.take(tenant, num_ids):
+                yield waiting_refusal(self._stream_context, request, limit)
+                return
+            self._num_unary += 1
+            try:
+                yield None
+            finally:
+                self._num_unary -= 1
+                self.occupancy.give_back(tenant, num_ids)
 
     def _answer_invalid(self, message: Any, error: InvalidFieldError) -> RoundError:
         response = invalid(getattr(message, "round_id", 0), error)
         self._count(message.session_id, response)
         return response
+
+
+def _serialize(message: Any) -> bytes:
+    return bytes(message.SerializeToString())
 
 
 def _set_once(future: asyncio.Future[SessionResponse], reply: SessionResponse) -> None:

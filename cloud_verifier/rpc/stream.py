@@ -11,6 +11,7 @@ from outrider.cloud_verifier.engine.job import Job, num_tokens_of_round
 from outrider.cloud_verifier.engine.observe import EngineObserver
 from outrider.cloud_verifier.rpc.answers import Answers, UnreadError
 from outrider.cloud_verifier.rpc.mailbox import Mailbox
+from outrider.cloud_verifier.rpc.occupancy import Occupancy, num_ids_of
 from outrider.cloud_verifier.security.metadata import SESSION_ID_KEY
 from outrider.common import codec
 from outrider.common.clock import Clock
@@ -22,6 +23,7 @@ from outrider.common.types import (
     Draining,
     GeneratedTokens,
     GenerateRequest,
+    Limits,
     OpenRequest,
     Progress,
     RoundError,
@@ -32,12 +34,20 @@ from outrider.common.types import (
     VerifyRequest,
 )
 
+# Before the answer to what is invalid: whoever sends it would send the next at once, and each message takes the
+# event loop time that the rounds of others wait for.
+REJECTION_S = 0.1
+
 SessionKey = tuple[str, bytes]
 """A tenant and its id of a session."""
 
 
 class SupersededError(Exception):
     """A newer stream carries this session now."""
+
+
+class IdleError(Exception):
+    """A stream was idle for too long."""
 
 
 class StreamRegistry:
@@ -75,6 +85,8 @@ class StreamContext:
     observer: EngineObserver
     clock: Clock
     max_unread_bytes: int
+    limits: Limits
+    occupancy: Occupancy
     registry: StreamRegistry = field(default_factory=StreamRegistry)
 
 
@@ -84,6 +96,8 @@ class SessionStream:
     def __init__(self, context: StreamContext, tenant: str, session_id: bytes) -> None:
         """`session_id` is empty where the call's metadata has none: the opening names it then."""
         self.answers = Answers(context.max_unread_bytes)
+        self.last_used_s = context.clock.now()
+        self.is_silent = True  # it has said nothing yet
         self._context = context
         self._tenant = tenant
         self._session_id = session_id
@@ -97,14 +111,20 @@ class SessionStream:
         if session_id:
             context.registry.bind((tenant, session_id), self)
 
-    def read(self, requests: AsyncIterator[pb.SessionRequest]) -> None:
+    @property
+    def is_idle(self) -> bool:
+        """Returns whether nothing is computed for it."""
+        return self._num_unanswered <= 0
+
+    def read(self, requests: AsyncIterator[bytes]) -> None:
         """Takes requests from now on."""
         self._reader = asyncio.create_task(self._read_all(requests))
 
-    async def _read_all(self, requests: AsyncIterator[pb.SessionRequest]) -> None:
+    async def _read_all(self, requests: AsyncIterator[bytes]) -> None:
         try:
-            async for message in requests:
-                self._take(message)
+            async for content in requests:
+                if not self._take(codec.parse(pb.SessionRequest, content)):
+                    await asyncio.sleep(REJECTION_S)
             self._has_last_request = True
             self._end_if_done()
         except Exception as error:
@@ -112,37 +132,47 @@ class SessionStream:
 
     # ------------------------------------------------------------------------------------ messages in
 
-    def _take(self, message: pb.SessionRequest) -> None:
-        """Refuses a new round before it is decoded: under a flood nearly all of what arrives ends there."""
-        ticket: AdmissionTicket | None = None
-        if message.WhichOneof("body") == "verify" and self._is_new(message.verify.round_id):
-            admitted = self._enter_round(message.verify)
-            if isinstance(admitted, Refusal):
-                self._answer_refused(message.verify.round_id, admitted)
-                return
-            ticket = admitted
+    def _take(self, message: pb.SessionRequest) -> bool:
+        """Answers a request that is invalid, or over its tenant's bound, and returns False: no other is read for a
+        while. Refuses a round that has no room; the engine gets the others."""
+        self.last_used_s, self.is_silent = self._context.clock.now(), False
         try:
-            request = codec.decode_request(message)
+            request = codec.decode_request(message, self._context.limits)
             if isinstance(request, OpenRequest):
                 self._check_session_id(request.session_id)
         except InvalidFieldError as error:
-            if ticket is not None:
-                self._context.backlog.withdraw(ticket)
             self._answer_invalid(message, error)
-            return
+            return False
         if not self._session_id:
             raise InvalidFieldError(SESSION_ID_KEY, "the stream names no session and begins without an open")
-        self._submit(request, ticket)
+        num_ids = num_ids_of(request)
+        if limit := self._context.occupancy.take(self._tenant, num_ids):
+            self._answer_error(waiting_refusal(self._context, request, limit), type(request))
+            return False
+        ticket: AdmissionTicket | None = None
+        if isinstance(request, VerifyRequest) and self._is_new(request.round_id):
+            admitted = self._enter_round(request)
+            if isinstance(admitted, Refusal):
+                self._context.occupancy.give_back(self._tenant, num_ids)
+                self._answer_refused(request.round_id, admitted)
+                return True
+            ticket = admitted
+        self._submit(request, num_ids, ticket)
+        return True
 
     def _is_new(self, round_id: int) -> bool:
         """Returns whether the round is above all that this stream brought, and so cannot be a replay."""
         return self._last_round_id is not None and round_id > self._last_round_id
 
-    def _enter_round(self, verify: pb.VerifyRequest) -> AdmissionTicket | Refusal:
+    def _enter_round(self, verify: VerifyRequest) -> AdmissionTicket | Refusal:
         num_tokens = num_tokens_of_round(len(verify.committed_tokens), len(verify.draft_tokens))
         num_own_tokens = next(iter(self._round_tokens.values()), 0)
         return self._context.backlog.enter_round(
-            self._tenant, num_tokens, verify.deadline_ms, num_own_tokens=num_own_tokens
+            self._tenant,
+            num_tokens,
+            verify.deadline_ms,
+            num_own_tokens=num_own_tokens,
+            session_id=self._session_id,
         )
 
     def _check_session_id(self, session_id: bytes) -> None:
@@ -152,13 +182,15 @@ class SessionStream:
         if session_id != self._session_id:
             raise InvalidFieldError("session_id", f"differs from the {SESSION_ID_KEY} header")
 
-    def _submit(self, request: SessionRequest, ticket: AdmissionTicket | None = None) -> None:
+    def _submit(
+        self, request: SessionRequest, num_ids: int = 0, ticket: AdmissionTicket | None = None
+    ) -> None:
         arrival_ns = int(self._context.clock.now() * 1e9)
         reply: Callable[[SessionResponse], object] = ignore
         job = Job(self._session_id, request, reply, arrival_ns, self._tenant, ticket)
         if not isinstance(request, CancelRequest):
             post, kind = self._context.mailbox.post, type(request)
-            job.reply = lambda response: post(self.push, response, kind)
+            job.reply = lambda response: post(self.push, response, kind, num_ids)
             self._num_unanswered += 1
             if not isinstance(request, CloseRequest):
                 self._last_round_id = max(self._last_round_id or 0, request.round_id)
@@ -170,21 +202,28 @@ class SessionStream:
 
     # ----------------------------------------------------------------------------------- messages out
 
-    def push(self, response: SessionResponse, kind: type[SessionRequest] | None) -> None:
-        """Queues a reply to a request of `kind`, or an announcement. A client that does not read is cut off."""
+    def push(self, response: SessionResponse, kind: type[SessionRequest] | None, num_ids: int = 0) -> None:
+        """Queues a reply to a request of `kind` with `num_ids`, or an announcement.
+
+        A client that does not read is cut off.
+        """
+        is_final = not isinstance(response, Progress | Draining) and (
+            not isinstance(response, GeneratedTokens) or response.is_last
+        )
+        if is_final:
+            self._context.occupancy.give_back(self._tenant, num_ids)
         if self.answers.error is not None:
             return
+        self.last_used_s = self._context.clock.now()
         if isinstance(response, RoundError):
             self._context.observer.on_error(
                 response.code, self._session_id, response.round_id, response.field
             )
         if not self._put(codec.encode_response(response, kind).SerializeToString()):
             return
-        if isinstance(response, Progress | Draining):
+        if not is_final:
             return
-        if isinstance(response, GeneratedTokens) and not response.is_last:
-            return
-        if kind is GenerateRequest:
+        if kind is GenerateRequest and self._generating == getattr(response, "round_id", None):
             self._generating = None
         if isinstance(response, Verdict | RoundError):
             self._round_tokens.pop(response.round_id, None)
@@ -200,8 +239,11 @@ class SessionStream:
         body = message.WhichOneof("body")
         kind = {"open": OpenRequest, "generate": GenerateRequest}.get(body or "", VerifyRequest)
         round_id = getattr(getattr(message, body), "round_id", 0) if body else 0
+        self._answer_error(invalid(round_id, error), kind)
+
+    def _answer_error(self, error: RoundError, kind: type[SessionRequest]) -> None:
         self._num_unanswered += 1
-        self.push(invalid(round_id, error), kind)
+        self.push(error, kind)
 
     def _put(self, message: bytes) -> bool:
         """Returns False for a client that does not read, which is cut off."""
@@ -237,6 +279,7 @@ class SessionStream:
         """Forgets the call, which is over: nobody reads a running `Generate` any more. The session stays."""
         self._stop()
         self._context.registry.unbind((self._tenant, self._session_id), self)
+        self._context.backlog.leave_line(self._tenant, self._session_id)
 
     def _stop(self) -> None:
         if self._reader is not None:
@@ -248,6 +291,13 @@ class SessionStream:
 def invalid(round_id: int, error: InvalidFieldError) -> RoundError:
     """Returns the answer to a request with an invalid field."""
     return RoundError(round_id, RoundErrorCode.INVALID, error.reason, field=error.field)
+
+
+def waiting_refusal(context: StreamContext, request: SessionRequest, limit: str) -> RoundError:
+    """Returns the answer to a request that would hold more than `limit` allows."""
+    context.observer.on_refused("waiting")
+    round_id, retry_ms = getattr(request, "round_id", 0), context.backlog.retry_ms()
+    return RoundError(round_id, RoundErrorCode.REFUSED, limit, retry_after_ms=retry_ms)
 
 
 def ignore(reply: SessionResponse) -> None:

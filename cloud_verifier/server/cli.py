@@ -17,6 +17,7 @@ from outrider.cloud_verifier.security.arguments import add_cert_arguments, add_t
 from outrider.common.config.arguments import VerbParser
 from outrider.common.config.loader import Loaded, add_flags, given_flags, load_config
 from outrider.common.errors import ModelError, OutriderError, UsageError
+from outrider.common.printable import one_line
 from outrider.common.process.extras import MissingExtraError, needs_extra
 from outrider.common.process.version import own_version
 
@@ -35,7 +36,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         with needs_extra("cloud", namespace.verb):
             return _dispatch(namespace)
     except OutriderError as error:
-        print(f"cloud-verifier: {error}", file=sys.stderr)
+        print(f"cloud-verifier: {one_line(str(error))}", file=sys.stderr)
         return error.exit_code
     except KeyboardInterrupt:
         return 130
@@ -50,7 +51,7 @@ def _dispatch(namespace: argparse.Namespace) -> int:
         ServeConfig, scope=SCOPE, yaml_path=namespace.config, flags=given_flags(namespace, ServeConfig)
     )
     if namespace.verb == "config":
-        print("\n".join(loaded.lines(with_origins=namespace.origin)))
+        print("\n".join(map(one_line, loaded.lines(with_origins=namespace.origin))))
         return 0
     return _serve(loaded)
 
@@ -104,6 +105,7 @@ def _serve(loaded: Loaded[ServeConfig]) -> int:
         dtype=config.dtype,
         kv_bytes=kv_bytes,
         num_threads=config.num_threads,
+        exact_rows=config.exact_rows,
     )
 
     drafter = create_drafter(config, backend)
@@ -111,15 +113,22 @@ def _serve(loaded: Loaded[ServeConfig]) -> int:
     def announce(server: VerifierServer) -> None:
         host = config.listen.rpartition(":")[0]
         kv = f"KV pool of {backend.num_kv_tokens:,} tokens in {config.kv_memory}"
-        what = f"{backend.model_id} ({backend.dtype}, {backend.device}, context {backend.max_context}, {kv})"
+        what = describe_target(backend, kv)
         took = f"after {time.monotonic() - begin:.1f} s"
         admin = f", admin port at {server.admin.url}" if server.admin is not None else ""
         line = f"cloud-verifier {own_version()} {took}, serving {what} on {host}:{server.port}{admin}"
-        print(line, flush=True)
+        print(one_line(line), flush=True)
 
     with exporting_spans(config.otlp_endpoint, "cloud-verifier"):
         run_until_signalled(VerifierServer(backend, config, drafter, security), announce)
     return 0
+
+
+def describe_target(backend: TargetBackend, kv: str) -> str:
+    """Returns the start line's words on the target and its KV pool (`kv`)."""
+    rows = "reproducible" if backend.is_reproducible else "not reproducible"
+    where = f"{backend.dtype}, {rows}, {backend.device}, context {backend.max_context}, {kv}"
+    return f"{backend.model_id} ({where})"
 
 
 def check_directories(config: ServeConfig) -> None:
@@ -156,7 +165,8 @@ def create_drafter(config: ServeConfig, backend: TargetBackend) -> CoLocatedDraf
             raise
         log.warning("no co-located speculation: %s", error)
         return None
-    return CoLocatedDrafter(draft, backend.max_context)
+    max_kv_bytes = parse_size(config.draft_kv_memory, "--draft-kv-memory")
+    return CoLocatedDrafter(draft, max_kv_bytes=max_kv_bytes)
 
 
 if __name__ == "__main__":

@@ -8,10 +8,9 @@ import logging
 import signal
 import sys
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import grpc
-from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from outrider.cloud_verifier.backends.base import TargetBackend
 from outrider.cloud_verifier.config import ServeConfig, parse_methods
@@ -19,18 +18,21 @@ from outrider.cloud_verifier.engine.colocated import CoLocatedDrafter
 from outrider.cloud_verifier.engine.driver import EngineDriver
 from outrider.cloud_verifier.engine.engine import Engine
 from outrider.cloud_verifier.rpc.interceptor import ErrorInterceptor
-from outrider.cloud_verifier.rpc.probe_port import ProbePort
 from outrider.cloud_verifier.rpc.service import SERVICE_NAME, VerifierService
 from outrider.cloud_verifier.rpc.tracing import TraceContextInterceptor, create_round_tracer
 from outrider.cloud_verifier.security.authenticator import AccessError
 from outrider.cloud_verifier.security.server_security import ServerSecurity
 from outrider.cloud_verifier.server.addresses import ADMIN_OFF, check_addresses
 from outrider.cloud_verifier.server.admin import AdminServer
+from outrider.cloud_verifier.server.health import HEALTH_SERVICE_NAME, Health
 from outrider.cloud_verifier.server.supervision import Supervision
 from outrider.cloud_verifier.verification.row_kernels import load_row_kernels
 from outrider.common.errors import UsageError
 from outrider.common.process.version import own_version
 from outrider.common.types import PROTOCOL_VERSION, Limits, ModelInfo
+
+if TYPE_CHECKING:
+    from outrider.cloud_verifier.rpc.probe_port import ProbePort
 
 log = logging.getLogger(__name__)
 
@@ -38,7 +40,7 @@ log = logging.getLogger(__name__)
 # an event loop busy with refusals, and a refusal as long for the Python of a step.
 SWITCH_INTERVAL_S = 0.0005
 LAST_ANSWERS_S = 2.0  # after a drain's grace: for the rounds that are being computed
-RELOAD_S = 1.0  # between two looks at the files of TLS and tokens
+RELOAD_S = 1.0  # between two looks at idle streams, and at the files of TLS and tokens
 
 
 def make_model_info(
@@ -51,6 +53,7 @@ def make_model_info(
         max_message_bytes=config.max_message_bytes,
         max_sessions=config.max_sessions,
         session_idle_ttl_ms=int(config.session_idle_ttl_s * 1000),
+        max_sampling_ids=config.max_sampling_ids,
     )
     own_labels = (f"min-forward-ms={config.min_forward_ms:g}",) if config.min_forward_ms else ()
     return ModelInfo(
@@ -67,6 +70,7 @@ def make_model_info(
         server_version=own_version(),
         labels=(*own_labels, *labels),
         draft_fingerprint=draft_fingerprint,
+        is_reproducible=backend.is_reproducible,
     )
 
 
@@ -96,6 +100,7 @@ class VerifierServer:
             queue_limits=config.queue_limits,
             tenant_max_sessions=config.tenant_max_sessions,
             min_forward_s=config.min_forward_ms / 1000.0,
+            hides_batch_size=config.hide_batch_size,
         )
         tracer = create_round_tracer()
         self.security = security or ServerSecurity(config)
@@ -103,7 +108,11 @@ class VerifierServer:
         if tracer is not None:
             self._interceptors += (TraceContextInterceptor(),)
         self.service = VerifierService(
-            self.engine, tracer, self.security.caller_of, max_unread_bytes=config.max_unread_bytes
+            self.engine,
+            tracer,
+            self.security.caller_of,
+            max_unread_bytes=config.max_unread_bytes,
+            call_limits=config.call_limits,
         )
         self.port = 0
         self.admin: AdminServer | None = None
@@ -113,10 +122,12 @@ class VerifierServer:
             )
         self.probes: ProbePort | None = None
         if config.probe_listen not in ADMIN_OFF:
+            from outrider.cloud_verifier.rpc.probe_port import ProbePort
+
             self.probes = ProbePort(config.probe_listen, self.engine)
-        self._health = health.aio.HealthServicer()
+        self._health = Health(SERVICE_NAME)
         self._server: Any = None
-        self._reloading: asyncio.Task[None] | None = None
+        self._watching: asyncio.Task[None]
         self._driver: EngineDriver
 
     async def __aenter__(self) -> VerifierServer:
@@ -133,7 +144,7 @@ class VerifierServer:
             ),
         )
         self.service.add_to(self._server)
-        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
+        self._health.add_to(self._server)
         try:
             self.port = self.security.add_port(self._server, self._listen)
         except RuntimeError as error:
@@ -147,9 +158,8 @@ class VerifierServer:
         self._driver = EngineDriver(self.engine)
         self._driver.start()
         await self._server.start()
-        await self._set_health(health_pb2.HealthCheckResponse.SERVING)
-        if self.security.has_files:
-            self._reloading = asyncio.create_task(self._reload_again_and_again())
+        await self._health.set("SERVING")
+        self._watching = asyncio.create_task(self._watch())
         return self
 
     def reload(self, is_forced: bool = True) -> None:
@@ -160,17 +170,18 @@ class VerifierServer:
         if ended := self.security.reload(is_forced):
             self.service.end_streams_of(ended, AccessError("revoked", "the token of this call has ended"))
 
-    async def _reload_again_and_again(self) -> None:
+    async def _watch(self) -> None:
         while True:
             await asyncio.sleep(RELOAD_S)
+            self.service.end_idle_streams()
             try:
-                self.reload(is_forced=False)
+                if self.security.has_files:
+                    self.reload(is_forced=False)
             except Exception:
                 log.exception("could not look at the files of TLS and tokens")
 
     async def __aexit__(self, *exc_info: object) -> None:
-        if self._reloading is not None:
-            self._reloading.cancel()
+        self._watching.cancel()
         await self._server.stop(grace=None)
         if self.probes is not None:
             await self.probes.close()
@@ -186,7 +197,7 @@ class VerifierServer:
         """
         grace_s = self._config.drain_grace_s
         self.engine.is_draining = True
-        await self._set_health(health_pb2.HealthCheckResponse.NOT_SERVING)
+        await self._health.set("NOT_SERVING")
         self.service.announce_draining(grace_s, "shutting down")
         log.info("draining %d sessions for up to %.0f s", self.engine.num_sessions, grace_s)
         await self._calls_ended(grace_s)
@@ -198,15 +209,11 @@ class VerifierServer:
         while self.service.num_calls and asyncio.get_running_loop().time() < end_s:
             await asyncio.sleep(0.02)
 
-    async def _set_health(self, status: int) -> None:
-        for service in ("", SERVICE_NAME):
-            await self._health.set(service, status)
-
 
 def _add_reflection(server: Any) -> None:
     from grpc_reflection.v1alpha import reflection
 
-    names = (SERVICE_NAME, health.SERVICE_NAME, reflection.SERVICE_NAME)
+    names = (SERVICE_NAME, HEALTH_SERVICE_NAME, reflection.SERVICE_NAME)
     reflection.enable_server_reflection(names, server)
 
 

@@ -32,6 +32,8 @@ def make_device_rows(
 
     Ids at or above `num_tokens` do not exist.
     """
+    if not rounds:  # a step of chunks of prompts alone
+        return []
     raw = logits[:, :num_tokens]
     ends = np.cumsum([each.num_rows for each in rounds]).tolist()
     slices = [slice(end - each.num_rows, end) for each, end in zip(rounds, ends, strict=True)]
@@ -65,6 +67,7 @@ def _penalize(
             output_ids=each.output_ids,
             draft_token_ids=each.draft_token_ids,
             eos_token_ids=eos_token_ids,
+            history=each.history and each.history(),
         )
     return penalized
 
@@ -77,7 +80,9 @@ def _thresholds_of(logits: torch.Tensor, sampling: SamplingParams) -> torch.Tens
     is_whole = not top_k and sampling.top_p >= 1 and sampling.min_p <= 0
     if sampling.temperature == 0 or is_whole:
         return None
-    scores = logits / wire(sampling.temperature)
+    # Divided by a tensor on the device: by a number CUDA multiplies with its reciprocal, and a threshold that is
+    # the last bit above the kernel's own score cuts the id that it was taken from.
+    scores = logits / logits.new_tensor(wire(sampling.temperature))
     thresholds: torch.Tensor = row_thresholds(
         torch, scores, top_k, wire(sampling.top_p), wire(sampling.min_p)
     )

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import abc
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,6 +15,7 @@ from outrider.cloud_verifier.verification.methods.base import NoiseKey, TargetRo
 from outrider.cloud_verifier.verification.row_kernels import load_row_kernels
 from outrider.common.errors import ModelError
 from outrider.common.noise.draws import Purpose, uniform
+from outrider.common.sampling.history import History
 from outrider.common.sampling.processors import apply_penalties, wire
 from outrider.common.types import SamplingParams, Support, TokenIds
 
@@ -41,6 +43,9 @@ class StepRound:
     output_ids: Sequence[int]  # committed tokens after the prompt
     draft_token_ids: TokenIds
     supports: Sequence[Support] = ()
+    history: Callable[[], History] | None = (
+        None  # gives that of prompt and output, where the session keeps it
+    )
 
     @property
     def num_rows(self) -> int:
@@ -136,7 +141,7 @@ class HostRows(ProcessedRows):
     def __init__(
         self, logits: NDArray[np.float32], step_round: StepRound, eos_token_ids: TokenIds, num_tokens: int
     ) -> None:
-        """Applies the penalties. Ids at or above `num_tokens` do not exist."""
+        """Ids at or above `num_tokens` do not exist."""
         sampling = step_round.sampling
         super().__init__(sampling, step_round.position)
         self._raw, self._draft_token_ids = logits, step_round.draft_token_ids
@@ -148,15 +153,23 @@ class HostRows(ProcessedRows):
         self._sampled: dict[int, list[float]] = {}
         self._totals: dict[int, tuple[float, float]] = {}
         self._thresholds: dict[int, float] = {}
-        self._penalized_logits: NDArray[np.float32] = apply_penalties(
+        self._round, self._eos_token_ids = step_round, eos_token_ids
+
+    @cached_property
+    def _penalized_logits(self) -> NDArray[np.float32]:
+        """Computed when its round is finished: the time counts as that of the round's tenant."""
+        each = self._round
+        scores: NDArray[np.float32] = apply_penalties(
             np,
-            logits,
-            sampling,
-            prompt_ids=step_round.prompt_ids,
-            output_ids=step_round.output_ids,
-            draft_token_ids=step_round.draft_token_ids,
-            eos_token_ids=eos_token_ids,
+            self._raw,
+            each.sampling,
+            prompt_ids=each.prompt_ids,
+            output_ids=each.output_ids,
+            draft_token_ids=each.draft_token_ids,
+            eos_token_ids=self._eos_token_ids,
+            history=each.history and each.history(),
         )
+        return scores
 
     def raw_logits(self) -> NDArray[np.float32]:
         return self._raw[:, : self._num_tokens]

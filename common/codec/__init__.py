@@ -12,6 +12,7 @@ from outrider.common.codec.requests_in import (
     decode_open,
     decode_request,
     decode_verify,
+    parse,
 )
 from outrider.common.codec.requests_out import (
     encode_close,
@@ -66,4 +67,5 @@ __all__ = [
     "encode_response",
     "encode_verify",
     "encode_verify_response",
+    "parse",
 ]

@@ -1,6 +1,14 @@
-"""Decodes requests. All decoders raise `InvalidFieldError` for a malformed field (see the package)."""
+"""Decodes requests. All decoders raise `InvalidFieldError` for a malformed field (see the package).
+
+With `limits`, lists that are too long are rejected before they are copied: a decoded list is up to twenty times
+as large as its bytes.
+"""
 
 from __future__ import annotations
+
+from typing import TypeVar, cast
+
+from google.protobuf.message import DecodeError, Message
 
 from outrider.common.codec.tables import (
     METHODS,
@@ -14,6 +22,7 @@ from outrider.common.types import (
     CancelRequest,
     CloseRequest,
     GenerateRequest,
+    Limits,
     MethodParams,
     OpenRequest,
     SamplingParams,
@@ -22,26 +31,45 @@ from outrider.common.types import (
     VerifyRequest,
 )
 
+_M = TypeVar("_M", bound=Message)
+_SESSION_ID_BYTES = 16
+_FINGERPRINT_BYTES = 256  # four times what ours have
+_MAX_WORD_IDS = 64  # a round walks back so far from each of its tokens
 
-def decode_request(message: pb.SessionRequest) -> SessionRequest:
+
+def parse(kind: type[_M], content: bytes) -> _M:
+    """Returns a message from its bytes. Raises `InvalidFieldError` where they are none."""
+    try:
+        return cast(_M, kind.FromString(content))
+    except DecodeError as error:
+        raise InvalidFieldError("body", f"the bytes are no {kind.__name__}") from error
+
+
+def decode_request(message: pb.SessionRequest, limits: Limits | None = None) -> SessionRequest:
     """Decodes one message of the `Session` stream."""
     match message.WhichOneof("body"):
         case "verify":
-            return decode_verify(message.verify)
+            return decode_verify(message.verify, limits)
         case "open":
-            return decode_open(message.open)
+            return decode_open(message.open, limits)
         case "generate":
-            return decode_generate(message.generate)
+            return decode_generate(message.generate, limits)
         case "cancel":
             return CancelRequest(round_id=message.cancel.round_id)
         case "close":
-            return CloseRequest(session_id=message.close.session_id)
+            return decode_close(message.close)
         case _:
             raise InvalidFieldError("body", "empty message, or one of a newer protocol")
 
 
-def decode_open(message: pb.OpenRequest) -> OpenRequest:
+def decode_open(message: pb.OpenRequest, limits: Limits | None = None) -> OpenRequest:
     """Decodes an opening."""
+    _check_bytes("session_id", message.session_id, _SESSION_ID_BYTES)
+    for field in ("tokenizer_fingerprint", "target_fingerprint"):
+        _check_bytes(field, getattr(message, field), _FINGERPRINT_BYTES)
+    if limits is not None:
+        _check_at_most("token_ids", len(message.token_ids), limits.max_context, "tokens of a context")
+        _check_sampling_ids(message, limits.max_sampling_ids)
     return OpenRequest(
         session_id=message.session_id,
         token_ids=tuple(message.token_ids),
@@ -59,56 +87,65 @@ def decode_open(message: pb.OpenRequest) -> OpenRequest:
     )
 
 
-def decode_verify(message: pb.VerifyRequest) -> VerifyRequest:
+def decode_verify(message: pb.VerifyRequest, limits: Limits | None = None) -> VerifyRequest:
     """Decodes a round, and checks lengths, probabilities and supports."""
     # The hot path: a slice of a repeated field costs half of iterating it, and most fields are empty.
-    origins, supports = message.origins, message.q_support
+    origins, supports, drafted = message.origins, message.q_support, message.draft_tokens
+    num_draft_tokens, num_committed_tokens = len(drafted), len(message.committed_tokens)
+    if limits is not None:
+        _check_at_most("draft_tokens", num_draft_tokens, limits.max_draft_tokens, "a round")
+        _check_at_most("committed_tokens", num_committed_tokens, limits.max_context, "tokens of a context")
+    check_length("origins", origins, num_committed_tokens, "committed token")
+    check_length("q_token_probs", message.q_token_probs, num_draft_tokens, "draft token")
+    if supports or message.parents or message.hard_mask or message.session_id:
+        check_length("q_support", supports, num_draft_tokens, "draft token")
+        check_length("parents", message.parents, num_draft_tokens, "draft token")
+        check_length("hard_mask", message.hard_mask, (num_draft_tokens + 7) // 8, "eight draft tokens")
+        _check_bytes("session_id", message.session_id, _SESSION_ID_BYTES)
     request = VerifyRequest(
         message.round_id,
         message.base_position,
         message.base_hash,
         tuple(message.committed_tokens[:]),
         decode_origins(origins) if origins else (),
-        tuple(message.draft_tokens[:]),
+        tuple(drafted[:]),
         tuple(message.q_token_probs[:]),
         message.hard_mask,
-        tuple([Support(tuple(s.token_ids), tuple(s.weights)) for s in supports]) if supports else (),
+        tuple([_decode_support(i, s, drafted[i]) for i, s in enumerate(supports)]) if supports else (),
         tuple(message.parents[:]),
         message.candidates_from,
         message.pipelined,
         message.session_id,
         message.deadline_ms,
     )
-    num_draft_tokens = len(request.draft_tokens)
-    check_length("origins", request.origins, len(request.committed_tokens), "committed token")
-    check_length("q_token_probs", request.q_token_probs, num_draft_tokens, "draft token")
-    if request.q_support or request.parents or request.hard_mask:
-        check_length("q_support", request.q_support, num_draft_tokens, "draft token")
-        check_length("parents", request.parents, num_draft_tokens, "draft token")
-        check_length("hard_mask", request.hard_mask, (num_draft_tokens + 7) // 8, "eight draft tokens")
     for i, prob in enumerate(request.q_token_probs):
         if not 0.0 < prob <= 1.0:  # also false for NaN
             raise InvalidFieldError("q_token_probs", f"[{i}] is {prob}; it must be in (0, 1]")
-    for i, support in enumerate(request.q_support):
-        _check_support(i, support, request.draft_tokens[i])
     return request
 
 
-def _check_support(i: int, support: Support, drafted: int) -> None:
-    ids, weights = support.token_ids, support.weights
-    if len(ids) != len(weights) or not 0 < len(ids) <= 64:
+def _decode_support(i: int, message: pb.Support, drafted: int) -> Support:
+    num_ids, num_weights = len(message.token_ids), len(message.weights)
+    if num_ids != num_weights or not 0 < num_ids <= 64:
         raise InvalidFieldError(
-            "q_support", f"[{i}] has {len(ids)} ids and {len(weights)} weights; want 1 to 64 of each"
+            "q_support", f"[{i}] has {num_ids} ids and {num_weights} weights; want 1 to 64 of each"
         )
+    ids, weights = tuple(message.token_ids), tuple(message.weights)
     if len(set(ids)) != len(ids) or sum(weights) == 0:
         raise InvalidFieldError("q_support", f"[{i}] repeats an id or has no weight")
     if drafted not in ids or weights[ids.index(drafted)] == 0:
         raise InvalidFieldError("q_support", f"[{i}] does not hold the drafted id {drafted}")
+    return Support(ids, weights)
 
 
-def decode_generate(message: pb.GenerateRequest) -> GenerateRequest:
+def decode_generate(message: pb.GenerateRequest, limits: Limits | None = None) -> GenerateRequest:
     """Decodes a request for cloud-only or co-located tokens."""
-    request = GenerateRequest(
+    _check_bytes("session_id", message.session_id, _SESSION_ID_BYTES)
+    num_committed_tokens = len(message.committed_tokens)
+    if limits is not None:
+        _check_at_most("committed_tokens", num_committed_tokens, limits.max_context, "tokens of a context")
+    check_length("origins", message.origins, num_committed_tokens, "committed token")
+    return GenerateRequest(
         round_id=message.round_id,
         base_position=message.base_position,
         base_hash=message.base_hash,
@@ -119,13 +156,49 @@ def decode_generate(message: pb.GenerateRequest) -> GenerateRequest:
         num_speculative_tokens=message.num_speculative_tokens,
         session_id=message.session_id,
     )
-    check_length("origins", request.origins, len(request.committed_tokens), "committed token")
-    return request
 
 
-def decode_close(message: pb.CloseRequest) -> CloseRequest:
-    """Decodes a close."""
+def decode_close(message: pb.CloseRequest, limits: Limits | None = None) -> CloseRequest:
+    """Decodes a close, which no limit concerns."""
+    _check_bytes("session_id", message.session_id, _SESSION_ID_BYTES)
     return CloseRequest(session_id=message.session_id)
+
+
+def _check_bytes(field: str, value: bytes | str, most: int) -> None:
+    if len(value) > most:
+        raise InvalidFieldError(field, f"has {len(value)} bytes; at most {most}")
+
+
+def _check_at_most(field: str, number: int, most: int, of_what: str) -> None:
+    if number > most:
+        raise InvalidFieldError(field, f"{number} of them; at most {most} {of_what}")
+
+
+def _check_sampling_ids(message: pb.OpenRequest, most: int) -> None:
+    """Bounds what every round of the session looks at. Words are counted only where they are not too many."""
+    if not most:
+        return
+    sampling = message.sampling
+    numbers = {
+        "stop_token_ids": len(message.stop_token_ids),
+        "sampling.logit_bias": len(sampling.logit_bias),
+        "sampling.bad_words": len(sampling.bad_words),
+    }
+    if sum(numbers.values()) <= most:
+        numbers["sampling.bad_words"] = sum(len(word.token_ids) for word in sampling.bad_words)
+    if sum(numbers.values()) > most:
+        field = max(numbers, key=lambda name: numbers[name])
+        together = f"stop_token_ids, logit_bias and bad_words have at most {most} together"
+        raise InvalidFieldError(
+            field, f"has {numbers[field]} ids; {together} (the verifier's --max-sampling-ids)"
+        )
+    if numbers["sampling.bad_words"] > most // 4:
+        raise InvalidFieldError(
+            "sampling.bad_words",
+            f"has {numbers['sampling.bad_words']} ids; at most {most // 4}, a quarter of --max-sampling-ids",
+        )
+    for word in sampling.bad_words:
+        _check_at_most("sampling.bad_words", len(word.token_ids), _MAX_WORD_IDS, "ids a word")
 
 
 def _decode_sampling(message: pb.SamplingParams) -> SamplingParams:

@@ -1,6 +1,6 @@
-"""Decodes responses.
+"""Decodes responses. All decoders raise `InvalidFieldError` for a malformed field (see the package).
 
-All decoders raise `InvalidFieldError` for an empty message or one of a newer protocol.
+Text is decoded without control characters: a person may read it in a terminal.
 """
 
 from __future__ import annotations
@@ -14,11 +14,13 @@ from outrider.common.codec.tables import (
     GenerateReply,
     OpenReply,
     VerifyReply,
+    check_length,
     decode_origins,
     lookup,
 )
 from outrider.common.errors import InvalidFieldError
 from outrider.common.pb import outrider_pb2 as pb
+from outrider.common.printable import one_line
 from outrider.common.types import (
     Candidate,
     Closed,
@@ -49,7 +51,7 @@ def decode_response(message: pb.SessionResponse) -> SessionResponse:
         case "close":
             return decode_closed(message.close)
         case "draining":
-            return Draining(grace_ms=message.draining.grace_ms, reason=message.draining.reason)
+            return Draining(grace_ms=message.draining.grace_ms, reason=one_line(message.draining.reason))
         case _:
             raise InvalidFieldError("body", "empty message, or one of a newer protocol")
 
@@ -91,7 +93,7 @@ def decode_verify_response(message: pb.VerifyResponse) -> VerifyReply:
                 position=verdict.position,
                 hash=verdict.hash,
                 accepted_nodes=tuple(verdict.accepted_nodes[:]),
-                candidates=tuple([Candidate(c.token_id, c.target_prob) for c in verdict.candidates]),
+                candidates=tuple([_decode_candidate(each) for each in verdict.candidates]),
                 logprobs=tuple([_decode_logprobs(entry) for entry in verdict.logprobs]),
                 metrics=_decode_metrics(verdict.metrics),
             )
@@ -108,6 +110,12 @@ def decode_generate_response(message: pb.GenerateResponse) -> GenerateReply:
     match message.WhichOneof("body"):
         case "tokens":
             tokens = message.tokens
+            num_tokens = len(tokens.token_ids)
+            if len(tokens.origins) != num_tokens:
+                raise InvalidFieldError(
+                    "origins", f"has {len(tokens.origins)} entries for {num_tokens} tokens"
+                )
+            check_length("logprobs", tokens.logprobs, num_tokens, "token")
             return GeneratedTokens(
                 round_id=tokens.round_id,
                 token_ids=tuple(tokens.token_ids),
@@ -135,32 +143,46 @@ def decode_closed(message: pb.CloseResponse) -> Closed:
 
 def decode_model_info(message: pb.DescribeResponse) -> ModelInfo:
     """Decodes a `Describe`; methods that this edge does not implement are left out."""
+    if not 0 < message.num_tokens or max(message.eos_token_ids, default=0) >= message.num_tokens:
+        eos = list(message.eos_token_ids)
+        raise InvalidFieldError("num_tokens", f"is {message.num_tokens}, and end-of-text ids are {eos}")
     limits = Limits(
         max_context=message.limits.max_context,
         max_draft_tokens=message.limits.max_draft_tokens,
         max_message_bytes=message.limits.max_message_bytes,
         max_sessions=message.limits.max_sessions,
         session_idle_ttl_ms=message.limits.session_idle_ttl_ms,
+        max_sampling_ids=message.limits.max_sampling_ids,
     )
     return ModelInfo(
         protocol_version=message.protocol_version,
-        model_id=message.model_id,
-        target_fingerprint=message.target_fingerprint,
-        tokenizer_fingerprint=message.tokenizer_fingerprint,
-        dtype=message.dtype,
-        device=message.device,
+        model_id=one_line(message.model_id),
+        target_fingerprint=one_line(message.target_fingerprint),
+        tokenizer_fingerprint=one_line(message.tokenizer_fingerprint),
+        dtype=one_line(message.dtype),
+        device=one_line(message.device),
         eos_token_ids=tuple(message.eos_token_ids),
         num_tokens=message.num_tokens,
         limits=limits,
         # A newer verifier may offer methods this edge does not know; it cannot ask for them either.
         methods=tuple(METHODS[m] for m in message.methods if m in METHODS),
-        server_version=message.server_version,
-        labels=tuple(message.labels),
-        draft_fingerprint=message.draft_fingerprint,
+        server_version=one_line(message.server_version),
+        labels=tuple(map(one_line, message.labels)),
+        draft_fingerprint=one_line(message.draft_fingerprint),
+        is_reproducible=message.is_reproducible,
     )
 
 
+def _decode_candidate(message: pb.Candidate) -> Candidate:
+    if not 0.0 <= message.target_prob <= 1.0:  # also false for NaN
+        raise InvalidFieldError("candidates", f"have the probability {message.target_prob}")
+    return Candidate(message.token_id, message.target_prob)
+
+
 def _decode_metrics(message: pb.RoundMetrics) -> RoundMetrics:
+    if not 0.0 <= message.la_over_k <= 1.0 or message.alpha_mean < 0.0 or message.alpha_mean > 1.0:
+        shares = f"{message.la_over_k} and {message.alpha_mean}"
+        raise InvalidFieldError("metrics", f"have the shares {shares}; want 0 to 1")
     return RoundMetrics(
         alpha_mean=message.alpha_mean if message.alpha_mean or message.total_ns else math.nan,
         la_over_k=message.la_over_k,
@@ -172,6 +194,9 @@ def _decode_metrics(message: pb.RoundMetrics) -> RoundMetrics:
 
 
 def _decode_logprobs(message: pb.TokenLogprobs) -> TokenLogprobs:
+    values = (message.raw_logprob, message.processed_logprob, *message.top_logprobs)
+    if any(map(math.isnan, values)) or len(message.top_logprobs) != len(message.top_token_ids):
+        raise InvalidFieldError("logprobs", "are not numbers, or not one for each token id")
     return TokenLogprobs(
         raw_logprob=message.raw_logprob,
         processed_logprob=message.processed_logprob,
@@ -188,8 +213,8 @@ def _decode_error(message: pb.RoundError) -> RoundError:
     return RoundError(
         round_id=message.round_id,
         code=ERRORS.get(message.code, RoundErrorCode.INTERNAL),
-        message=message.message,
-        field=message.field,
+        message=one_line(message.message),
+        field=one_line(message.field),
         retry_after_ms=message.retry_after_ms,
         position=message.position,
         hash=message.hash,

@@ -158,6 +158,7 @@ def encode_model_info(info: ModelInfo) -> pb.DescribeResponse:
         max_message_bytes=info.limits.max_message_bytes,
         max_sessions=info.limits.max_sessions,
         session_idle_ttl_ms=info.limits.session_idle_ttl_ms,
+        max_sampling_ids=info.limits.max_sampling_ids,
     )
     return pb.DescribeResponse(
         protocol_version=info.protocol_version,
@@ -173,6 +174,7 @@ def encode_model_info(info: ModelInfo) -> pb.DescribeResponse:
         server_version=info.server_version,
         labels=info.labels,
         draft_fingerprint=info.draft_fingerprint,
+        is_reproducible=info.is_reproducible,
     )
 
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 from outrider.common.config.loader import did_you_mean
+from outrider.common.errors import UsageError
 
 
 class VerbParser(argparse.ArgumentParser):
@@ -25,3 +26,10 @@ class VerbParser(argparse.ArgumentParser):
                 hint = nearest or f"; {self.prog} --help has those there are"
             self.error(f"unrecognized arguments: {' '.join(unknown)}{hint}")
         return parsed, unknown
+
+    def error(self, message: str) -> NoReturn:
+        """Exits with status 2; the exit's cause has the message."""
+        try:
+            super().error(message)
+        except SystemExit as stop:
+            raise stop from UsageError(message)

@@ -14,6 +14,8 @@ from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from typing import TextIO
 
+from outrider.common.printable import one_line
+
 _NEVER_LOGGED = frozenset(
     "prompt text completion content messages tokens token_ids prompt_ids output_ids committed_tokens "
     "draft_tokens draft_token_ids stop_strings".split()
@@ -89,7 +91,8 @@ def _time(record: logging.LogRecord) -> str:
 class _LineFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         facts = "".join(f" {name}={value}" for name, value in _facts(record).items())
-        line = f"{_time(record)} {record.levelname.lower()} {record.name}: {record.getMessage()}{facts}"
+        said = one_line(f"{record.getMessage()}{facts}")
+        line = f"{_time(record)} {record.levelname.lower()} {record.name}: {said}"
         return f"{line}\n{self.formatException(record.exc_info)}" if record.exc_info else line
 
 

@@ -7,10 +7,11 @@ Written once against the array namespace passed in, numpy or torch.
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import math
-from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
+from dataclasses import fields, replace
 from typing import Any
 
 import numpy as np
@@ -18,17 +19,20 @@ from numpy.typing import NDArray
 
 from outrider.common.errors import InvalidFieldError, ModelError
 from outrider.common.noise.draws import coupled_argmax
+from outrider.common.sampling.history import BadWords, History, TokenCounts
 from outrider.common.sampling.truncation import copy, native, truncate
-from outrider.common.types import SamplingParams, TokenIds
+from outrider.common.types import SamplingParams
+
+_MIN_TEMPERATURE = 1e-3  # below it float32 scores lose the noise; 0 is greedy
+_MAX_BIAS = 1e4
 
 
 def apply_repetition_penalty(
-    xp: Any, scores: Any, penalty: float, text_ids: Iterable[int], draft_token_ids: Sequence[int]
+    xp: Any, scores: Any, penalty: float, seen: TokenCounts, draft_token_ids: Sequence[int]
 ) -> None:
     """Divides positive scores of seen tokens by `penalty`, multiplies negative ones (Keskar et al. 2019)."""
-    seen = set(text_ids)
     rows, ids, _ = _drafted_before(scores.shape[0], draft_token_ids, seen)
-    for where in ((slice(None), _id_array(seen)), (rows, ids)):
+    for where in ((slice(None), seen.ids), (rows, ids)):
         index = tuple(native(xp, each, scores) if isinstance(each, np.ndarray) else each for each in where)
         picked = scores[index]
         scores[index] = xp.where(picked < 0, picked * penalty, picked / penalty)
@@ -39,27 +43,21 @@ def apply_count_penalties(
     scores: Any,
     presence: float,
     frequency: float,
-    output_ids: Iterable[int],
+    output: TokenCounts,
     draft_token_ids: Sequence[int],
 ) -> None:
     """Subtracts frequency * count and then presence from scores of tokens in the output (OpenAI's API)."""
-    counts = Counter(output_ids)
     rows, ids, drafted = _drafted_before(scores.shape[0], draft_token_ids)
-    committed = np.array([counts[token_id] for token_id in ids.tolist()], np.float32)
-    amounts = np.fromiter(counts.values(), np.float32, len(counts))
-    base = native(xp, _id_array(counts), scores)
+    committed = np.array([output.amount(token_id) for token_id in ids.tolist()], np.float32)
+    base = native(xp, output.ids, scores)
     rows, ids = native(xp, rows, scores), native(xp, ids, scores)
     untouched = scores[rows, ids]
-    scores[:, base] = scores[:, base] - frequency * native(xp, amounts, scores) - presence
+    scores[:, base] = scores[:, base] - frequency * native(xp, output.amounts, scores) - presence
     scores[rows, ids] = untouched - frequency * native(xp, committed + drafted, scores) - presence
 
 
-def _id_array(ids: Any) -> NDArray[np.int64]:
-    return np.fromiter(ids, np.int64, len(ids))
-
-
 def _drafted_before(
-    num_rows: int, draft_token_ids: Sequence[int], but_not: Iterable[int] = ()
+    num_rows: int, draft_token_ids: Sequence[int], but_not: Container[int] = ()
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float32]]:
     """Returns (row, id, count) of each id drafted before each row."""
     entries: list[tuple[int, int, int]] = []
@@ -71,25 +69,23 @@ def _drafted_before(
     return table[:, 0], table[:, 1], table[:, 2].astype(np.float32)
 
 
-def apply_bias(xp: Any, scores: Any, logit_bias: Sequence[tuple[int, float]]) -> None:
+def apply_bias(xp: Any, scores: Any, bias_ids: NDArray[np.int64], biases: NDArray[np.float32]) -> None:
     """Adds a bias to single ids, each listed once."""
-    ids = native(xp, np.array([token_id for token_id, _ in logit_bias], np.int64), scores)
-    bias = native(xp, np.array([bias for _, bias in logit_bias], np.float32), scores)
-    scores[:, ids] = scores[:, ids] + bias
+    ids = native(xp, bias_ids, scores)
+    scores[:, ids] = scores[:, ids] + native(xp, biases, scores)
 
 
 def apply_bad_words(
-    scores: Any, bad_words: Sequence[TokenIds], text_ids: Sequence[int], draft_token_ids: Sequence[int]
+    xp: Any, scores: Any, bad_words: BadWords, text_end: Sequence[int], draft_token_ids: Sequence[int]
 ) -> None:
-    """Masks the last token of a word wherever the sequence before it ends with the rest of the word."""
-    longest = max(len(word) for word in bad_words) - 1
-    text = (*text_ids[max(len(text_ids) - longest, 0) :], *draft_token_ids)
-    num_committed = len(text) - len(draft_token_ids)
+    """Masks the last token of a word wherever the sequence before it ends with the rest of the word.
+
+    `text_end` are the last tokens of the text, as many as the longest word has.
+    """
+    text = (*text_end, *draft_token_ids)
     for row in range(scores.shape[0]):
-        end = num_committed + row
-        for *start, last in bad_words:
-            if len(start) <= end and list(text[end - len(start) : end]) == start:
-                scores[row, last] = -math.inf
+        for ids in bad_words.completing(text, len(text_end) + row):
+            scores[row, native(xp, ids, scores)] = -math.inf
 
 
 def mask_end_of_text(scores: Any, eos_token_ids: Iterable[int], num_rows: int) -> None:
@@ -98,45 +94,54 @@ def mask_end_of_text(scores: Any, eos_token_ids: Iterable[int], num_rows: int) -
         scores[:num_rows, token_id] = -math.inf
 
 
-_MIN_TEMPERATURE = 1e-3  # below it float32 scores lose the noise; 0 is greedy
-_MAX_BIAS = 1e4
+_RANGES = {
+    "top_k": (0, 2**32 - 1, "0 (off) or more"),
+    "top_p": (1e-6, 1, "from 0.000001 to 1 (off)"),
+    "min_p": (0, 1 - 2**-24, "0 (off) or more, and below 1"),  # the largest float32 below 1
+    "repetition_penalty": (0.01, 100, "from 0.01 to 100; 1 is off"),
+    "presence_penalty": (-100, 100, "from -100 to 100"),
+    "frequency_penalty": (-100, 100, "from -100 to 100"),
+    "min_new_tokens": (0, 2**32 - 1, "0 or more"),
+    "seed": (0, 2**64 - 1, "from 0 to 2^64 - 1"),
+}
 
 
 def check_sampling_params(params: SamplingParams, num_tokens: int) -> None:
     """Raises InvalidFieldError naming the wire field of the first value out of range.
 
+    Numbers are checked as they are after the wire, so that both sides take and refuse the same ones.
     `num_tokens` is the tokenizer's size: ids in `logit_bias` and `bad_words` must be below it.
     """
-    temperature = params.temperature
-    _require(
-        temperature == 0 or _MIN_TEMPERATURE <= temperature <= 1000,
-        "temperature",
-        temperature,
-        f"0 (greedy) or from {_MIN_TEMPERATURE} to 1000",
-    )
-    _require(0 <= params.top_k < 2**32, "top_k", params.top_k, "0 (off) or more")
-    _require(1e-6 <= params.top_p <= 1, "top_p", params.top_p, "from 0.000001 to 1 (off)")
-    _require(0 <= params.min_p < 1, "min_p", params.min_p, "0 (off) or more, and below 1")
-    repetition = params.repetition_penalty
-    _require(0.01 <= repetition <= 100, "repetition_penalty", repetition, "from 0.01 to 100; 1 is off")
-    for name in ("presence_penalty", "frequency_penalty"):
-        _require(-100 <= getattr(params, name) <= 100, name, getattr(params, name), "from -100 to 100")
-    _require(0 <= params.min_new_tokens < 2**32, "min_new_tokens", params.min_new_tokens, "0 or more")
-    _require(0 <= params.seed < 2**64, "seed", params.seed, "from 0 to 2^64 - 1")
+    expected = f"0 (greedy) or from {_MIN_TEMPERATURE} to 1000"
+    is_valid = wire(params.temperature) == 0 or _is_within(params.temperature, _MIN_TEMPERATURE, 1000)
+    _require(is_valid, "temperature", params.temperature, expected)
+    for name, (low, high, expected) in _RANGES.items():
+        value = getattr(params, name)
+        _require(_is_within(value, low, high), name, value, expected)
     _check_ids(params, num_tokens)
 
 
+def _is_within(value: float, low: float, high: float) -> bool:
+    if isinstance(value, int):
+        return low <= value <= high
+    return wire(low) <= wire(value) <= wire(high)
+
+
 def _check_ids(params: SamplingParams, num_tokens: int) -> None:
+    """Checks lists that may be long: messages are made for what is wrong alone."""
     seen: set[int] = set()
     for token_id, bias in params.logit_bias:
-        _require(0 <= token_id < num_tokens, "logit_bias", token_id, f"a token id below {num_tokens}")
-        _require(token_id not in seen, "logit_bias", token_id, "given once")
-        _require(-_MAX_BIAS <= bias <= _MAX_BIAS, "logit_bias", bias, f"from {-_MAX_BIAS:g} to {_MAX_BIAS:g}")
+        is_valid = 0 <= token_id < num_tokens and token_id not in seen
+        if not (is_valid and -_MAX_BIAS <= wire(bias) <= _MAX_BIAS):
+            _require(0 <= token_id < num_tokens, "logit_bias", token_id, f"a token id below {num_tokens}")
+            _require(token_id not in seen, "logit_bias", token_id, "given once")
+            _require(False, "logit_bias", bias, f"from {-_MAX_BIAS:g} to {_MAX_BIAS:g}")
         seen.add(token_id)
     for word in params.bad_words:
-        _require(len(word) > 0, "bad_words", word, "at least one token long")
-        for token_id in word:
-            _require(0 <= token_id < num_tokens, "bad_words", token_id, f"token ids below {num_tokens}")
+        if not word or not 0 <= min(word) <= max(word) < num_tokens:
+            _require(len(word) > 0, "bad_words", word, "at least one token long")
+            wrong = next(token_id for token_id in word if not 0 <= token_id < num_tokens)
+            _require(False, "bad_words", wrong, f"token ids below {num_tokens}")
     banned = {word[0] for word in params.bad_words if len(word) == 1}
     _require(len(banned) < num_tokens, "bad_words", len(banned), "fewer than all tokens")
 
@@ -198,10 +203,11 @@ def apply_penalties(
     draft_token_ids: Sequence[int] = (),
     eos_token_ids: Sequence[int] = (),
     num_tokens: int | None = None,
+    history: History | None = None,
 ) -> Any:
     """Applies the first half of `process_logits`: penalties, biases, bad words.
 
-    Returns scores [rows, vocab].
+    Returns scores [rows, vocab]. `history` is that of `prompt_ids + output_ids`, where it was kept.
     """
     num_rows, vocab_size = logits.shape
     assert num_rows <= len(draft_token_ids) + 1, f"{num_rows} rows for {len(draft_token_ids)} draft tokens"
@@ -209,7 +215,12 @@ def apply_penalties(
     scores = logits
     if is_padded or params.logit_bias or not is_plain(params):
         scores = copy(xp, logits)
-        _apply_history(xp, scores, params, prompt_ids, output_ids, draft_token_ids)
+        history = history or History(params, prompt_ids, output_ids)
+        _apply_history(xp, scores, params, history, draft_token_ids)
+        if params.bad_words:
+            longest = history.bad_words.longest
+            text_end = (*prompt_ids[-longest:], *output_ids[-longest:])
+            apply_bad_words(xp, scores, history.bad_words, text_end, draft_token_ids)
         if params.min_new_tokens > len(output_ids):
             mask_end_of_text(scores, eos_token_ids, params.min_new_tokens - len(output_ids))
         if is_padded:
@@ -230,29 +241,30 @@ def shape(xp: Any, scores: Any, params: SamplingParams) -> Any:
 
 
 def _apply_history(
-    xp: Any,
-    scores: Any,
-    params: SamplingParams,
-    prompt_ids: Sequence[int],
-    output_ids: Sequence[int],
-    draft_token_ids: Sequence[int],
+    xp: Any, scores: Any, params: SamplingParams, history: History, draft_token_ids: Sequence[int]
 ) -> None:
     if params.repetition_penalty != 1:
-        seen = {*prompt_ids, *output_ids}
-        apply_repetition_penalty(xp, scores, wire(params.repetition_penalty), seen, draft_token_ids)
+        penalty = wire(params.repetition_penalty)
+        apply_repetition_penalty(xp, scores, penalty, history.seen, draft_token_ids)
     if params.presence_penalty or params.frequency_penalty:
         presence, frequency = wire(params.presence_penalty), wire(params.frequency_penalty)
-        apply_count_penalties(xp, scores, presence, frequency, output_ids, draft_token_ids)
+        apply_count_penalties(xp, scores, presence, frequency, history.output, draft_token_ids)
     if params.logit_bias:
-        apply_bias(xp, scores, params.logit_bias)
-    if params.bad_words:
-        apply_bad_words(scores, params.bad_words, (*prompt_ids, *output_ids), draft_token_ids)
+        apply_bias(xp, scores, history.bias_ids, history.biases)
 
 
 @functools.lru_cache(256)
 def wire(value: float) -> float:
     """Returns a value as it is after the wire, in float32: both sides compute with that one."""
-    return float(np.float32(value))
+    return ctypes.c_float(value).value
+
+
+def on_wire(params: SamplingParams) -> SamplingParams:
+    """Returns the parameters as the other side has them: a temperature of 1e-46 is 0 there, and greedy."""
+    floats = [each.name for each in fields(params) if each.type == "float"]
+    changes: dict[str, Any] = {name: wire(getattr(params, name)) for name in floats}
+    biases = tuple((token_id, wire(bias)) for token_id, bias in params.logit_bias)
+    return replace(params, logit_bias=biases, **changes)
 
 
 def choose(

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 from collections.abc import Sequence
 
 from outrider.common.errors import OutriderError
+from outrider.common.printable import one_line
 from outrider.common.process.extras import needs_extra
 from outrider.edge_client.commands.parser import VERBS, import_verb, make_parser
 from outrider.edge_client.config.flags import load_run_config
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Returns the exit status: 0, one of `outrider.common.errors`, or 130 after Ctrl-C."""
+    """Returns the exit status: 0, one of `outrider.common.errors`, or 130 after Ctrl-C. With `--json`, what
+    ends a command early is printed as an object too."""
     arguments = sys.argv[1:] if arguments is None else arguments
     try:
         namespace = make_parser(arguments).parse_args(arguments)
@@ -21,13 +24,28 @@ def main(arguments: Sequence[str] | None = None) -> int:
         with needs_extra(verb.extra if verb else "edge", namespace.verb):
             return _dispatch(namespace)
     except OutriderError as error:
-        print(f"edge-client: {error}", file=sys.stderr)
+        print(f"edge-client: {one_line(str(error))}", file=sys.stderr)
+        _report(arguments, str(error), error.exit_code)
         return error.exit_code
     except KeyboardInterrupt:
+        _report(arguments, "interrupted", 130)
         return 130
     except BrokenPipeError:
         sys.stderr.close()  # the reader of our output has gone, and a message would fail as well
         return 141
+    except SystemExit as stop:  # of the parser, after --help too
+        if stop.code:
+            _report(arguments, str(stop.__cause__), 2)
+        raise
+    except Exception as error:  # a bug, whose trace follows
+        _report(arguments, repr(error), 1)
+        raise
+
+
+def _report(arguments: Sequence[str], error: str, exit_code: int) -> None:
+    is_json = any(len(each) > 2 and "--json".startswith(each) for each in arguments)
+    if is_json:
+        print(json.dumps({"exact": None, "error": error, "exit_code": exit_code}))
 
 
 def _dispatch(namespace: argparse.Namespace) -> int:
@@ -40,7 +58,7 @@ def _dispatch(namespace: argparse.Namespace) -> int:
         return export(namespace)
     loaded = load_run_config(namespace)
     if namespace.verb == "config":
-        print("\n".join(loaded.lines(with_origins=namespace.origin)))
+        print("\n".join(map(one_line, loaded.lines(with_origins=namespace.origin))))
         return 0
     from outrider.common.process.tracing import exporting_spans
     from outrider.edge_client.commands.run import run

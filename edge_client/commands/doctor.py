@@ -7,6 +7,7 @@ import json
 import sys
 
 from outrider.common.errors import OutriderError
+from outrider.common.printable import one_line
 from outrider.common.process.logs import setup_logging
 from outrider.edge_client.config.flags import CONFIG_NOTE, add_config, load_run_config
 from outrider.edge_client.config.run_config import RunConfig
@@ -79,5 +80,5 @@ def _line(finding: Finding, is_coloured: bool) -> str:
     mark = f"{_MARKS[finding.status]:<5}"
     if is_coloured:
         mark = f"\x1b[{_COLOURS[finding.status]}m{mark}\x1b[0m"
-    text = f"{mark} {finding.check:<14}{finding.found}"
+    text = f"{mark} {finding.check:<14}{one_line(finding.found)}"
     return f"{text}\n{'':20}-> {finding.todo}" if finding.todo else text

@@ -86,7 +86,9 @@ def make_parser(arguments: Sequence[str] = (), *, is_whole: bool = False) -> arg
 def _add_run(run: argparse.ArgumentParser) -> None:
     run.add_argument("prompt", nargs="?", metavar="PROMPT", help="text to continue; - reads standard input")
     run.add_argument("--prompt-file", type=Path, metavar="F", help="read the prompt from a file")
-    run.add_argument("--json", action="store_true", help="print one JSON object instead of the text")
+    run.add_argument(
+        "--json", action="store_true", help="print one JSON object instead of the text, also of an error"
+    )
     run.add_argument(
         "--live",
         action="store_true",

@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from outrider.common.printable import one_line
 from outrider.edge_client.config.flags import load_run_config
 from outrider.edge_client.config.run_config import RunConfig
 from outrider.edge_client.daemon.client import ask_daemon
@@ -65,7 +66,7 @@ def table(sessions: list[dict[str, Any]]) -> list[str]:
 def _row(session: dict[str, Any]) -> tuple[str, ...]:
     rate, rtt = session.get("acceptance_rate"), session.get("rtt_ms")
     speed = session.get("tokens_per_s")
-    return (
+    cells = (
         session["id"],
         session["state"],
         session.get("mode", "-"),
@@ -76,3 +77,4 @@ def _row(session: dict[str, Any]) -> tuple[str, ...]:
         f"{session['age_s']:.1f} s",
         session.get("user") or "-",
     )
+    return tuple(one_line(cell) for cell in cells)

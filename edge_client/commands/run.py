@@ -17,8 +17,9 @@ from outrider.common.process.extras import needs_extra
 from outrider.common.process.logs import setup_logging
 from outrider.common.types import FinishReason, ModelInfo, TokenLogprobs
 from outrider.edge_client.config.gate import gate_warning
-from outrider.edge_client.config.methods import judging_method, warning
+from outrider.edge_client.config.methods import is_reproducible, judging_method, warning
 from outrider.edge_client.config.run_config import RunConfig
+from outrider.edge_client.controller.slow_draft import slow_draft_note
 from outrider.edge_client.core.events import SessionEvent
 from outrider.edge_client.core.options import ExecutionMode
 from outrider.edge_client.session.factory import Edge, create_edge, draw_seed
@@ -36,7 +37,7 @@ def run(
     config: RunConfig, prompt: str | None, prompt_file: Path | None, is_json: bool, is_live: bool = False
 ) -> int:
     """Returns the exit status. Text that was decoded before an error is printed before the error is
-    raised."""
+    raised; with `is_json` such an error is part of the printed object, and not raised."""
     setup_logging(config.logs.level)
     is_live = is_live and _can_live(is_json)
     text = read_prompt(prompt, prompt_file)
@@ -57,16 +58,22 @@ def run(
         except OutriderError as failure:
             error = failure
     result = session.result
+    status = EXIT_INTERRUPTED if result.finish_reason is FinishReason.CANCELLED else 0
     if is_json:
-        print(json.dumps(make_report(edge, result, seed, error)))
+        status = error.exit_code if error else status
+        print(json.dumps(make_report(edge, result, seed, error, status)))
     elif result.token_ids:
         labels = (*edge.labels, *(result.model.labels if result.model else ()))
         is_coloured = has_colour and sys.stderr.isatty()
         print(summary(result, labels, seed, is_coloured, judging_method(config)), file=sys.stderr)
+    if note := slow_draft_note(config.mode, result.stats):
+        print(f"edge-client: {note}", file=sys.stderr)
     edge.close()
-    if error is not None:
+    if error is not None and not is_json:
         raise error
-    return EXIT_INTERRUPTED if result.finish_reason is FinishReason.CANCELLED else 0
+    if error is not None:
+        print(f"edge-client: {error}", file=sys.stderr)
+    return status
 
 
 def _can_live(is_json: bool) -> bool:
@@ -126,10 +133,11 @@ def read_prompt(prompt: str | None, prompt_file: Path | None) -> str:
 
 
 def make_report(
-    edge: Edge, result: SessionResult, seed: int, error: OutriderError | None
+    edge: Edge, result: SessionResult, seed: int, error: OutriderError | None, exit_code: int
 ) -> dict[str, object]:
-    """Returns the object that `--json` prints."""
+    """Returns the object that `--json` prints; `exact` is None where nothing was generated."""
     model, method = result.model, judging_method(edge.config)
+    is_exact = (method is None or method.is_exact) and result.num_unverified_tokens == 0
     report: dict[str, object] = {
         "text": result.text,
         "token_ids": list(result.token_ids),
@@ -143,12 +151,14 @@ def make_report(
         "mode": edge.config.mode,
         "method": method,
         "gate": edge.config.gate.use,
-        "exact": (method is None or method.is_exact) and result.num_unverified_tokens == 0,
+        "exact": is_exact if result.token_ids else None,
+        "reproducible": is_reproducible(edge.config, model, result.num_unverified_tokens),
         "target_fingerprint": model.target_fingerprint if model else None,
         "draft_fingerprint": _draft_fingerprint(edge, model),
         "target": f"{model.model_id} ({model.dtype}, {model.device})" if model else None,
         "labels": [*edge.labels, *(model.labels if model else ())],
         "error": str(error) if error else None,
+        "exit_code": exit_code,
         "stats": result.stats.summary(result.origins),
     }
     if edge.config.logprobs:

@@ -47,7 +47,7 @@ class OutageConfig:
         OnTimeout.FIRST_TOKEN,
         "when a round has no answer by its deadline: keep the draft's first token, marked unverified "
         "(first_token); continue with the draft alone, marked (edge_only); wait, exact (wait); or end with "
-        "an error (fail)",
+        "an error (fail). `serve` waits unless told otherwise, since few of its clients show marks",
     )
     timeout_ms: float | None = option(
         None,

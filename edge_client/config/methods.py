@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from outrider.common.errors import UsageError
 from outrider.common.methods import DEFAULT_SUPPORT_SIZE
-from outrider.common.types import Method, MethodParams
+from outrider.common.types import Method, MethodParams, ModelInfo
 from outrider.edge_client.config.run_config import RunConfig
 from outrider.edge_client.core.options import ExecutionMode, OnTimeout
 from outrider.edge_client.gate.gate import GateUse
@@ -50,7 +50,10 @@ def why_no_reverify(config: RunConfig) -> str:
         )
     is_kept = on_timeout in (OnTimeout.FIRST_TOKEN, OnTimeout.EDGE_ONLY)
     if not is_kept and config.gate.use is not GateUse.COMMIT:
-        return f"is for tokens kept unverified, and --on-timeout {on_timeout} keeps none"
+        return (
+            f"is for tokens kept unverified, and --on-timeout {on_timeout} keeps none: add --on-timeout "
+            "first_token or edge_only"
+        )
     return ""
 
 
@@ -76,6 +79,16 @@ def judging_method(config: RunConfig) -> Method | None:
     """Returns the method that drafted tokens are verified by; None where none are verified."""
     is_judged = config.mode in (ExecutionMode.SPECULATIVE, ExecutionMode.CO_LOCATED, ExecutionMode.AUTO)
     return config.verification.method if is_judged else None
+
+
+def is_reproducible(config: RunConfig, model: ModelInfo | None, num_unverified: int) -> bool:
+    """Returns whether a text is, token for token, what `model` alone writes with the same seed, every time.
+
+    Exact methods but `coupled` give samples of the same distribution, not the same ones.
+    """
+    method = judging_method(config)
+    is_same = method in (None, Method.COUPLED) or (method.is_exact and config.sampling.temperature == 0)
+    return model is not None and model.is_reproducible and is_same and num_unverified == 0
 
 
 def warning(config: RunConfig) -> str | None:

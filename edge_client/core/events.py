@@ -31,8 +31,8 @@ class MarkClearedEvent:
 
 @dataclass(frozen=True, slots=True)
 class RolledBackEvent:
-    """Reports that the target disagrees with a token that was kept unverified (`--reverify`): the tokens from
-    it on are dropped. The next token has the index `num_tokens`."""
+    """Reports that the target disagrees with a token that was kept unverified (`--reverify`), or would end the
+    text with it: the tokens from it on are dropped. The next token has the index `num_tokens`."""
 
     num_tokens: int  # new ones, that stay
     num_chars: int  # of the text shown since the first of them, that stay

@@ -62,6 +62,8 @@ class SessionStats:
     bytes_up: int = 0
     bytes_down: int = 0
     open_ms: float = 0.0
+    step_fixed_s: float = 0.0  # of the verifier's steps, as it stated when the session opened; 0: nothing yet
+    step_token_s: float = 0.0
     num_generate_tokens: int = 0  # streamed by `Generate`
     generate_forward_ms: list[float] = field(default_factory=list)
     generate_batch_sizes: list[int] = field(default_factory=list)  # sessions in each of those forwards

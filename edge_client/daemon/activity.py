@@ -24,6 +24,7 @@ class Entry:
     method: str | None = None
     num_prompt_tokens: int | None = None
     num_reused_tokens: int = 0
+    num_sent_tokens: int = 0  # to the client, so far
 
     def begin(self, session: EdgeSession, mode: str, method: str | None, num_prompt_tokens: int) -> None:
         """Records the session that the request got with its turn."""

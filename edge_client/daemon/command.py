@@ -7,11 +7,12 @@ import socket
 import sys
 from typing import TYPE_CHECKING
 
-from outrider.common.config.loader import Loaded
+from outrider.common.config.loader import Loaded, with_values
 from outrider.common.process.extras import needs_extra
 from outrider.common.process.logs import setup_logging
 from outrider.edge_client.config.flags import add_config, load_run_config
 from outrider.edge_client.config.run_config import RunConfig
+from outrider.edge_client.core.options import OnTimeout
 
 if TYPE_CHECKING:
     from outrider.edge_client.daemon.service import Daemon
@@ -51,7 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(namespace: argparse.Namespace) -> int:
     """Returns the exit status. Raises `OutriderError` where it cannot start."""
-    loaded = load_run_config(namespace)
+    loaded = load_daemon_config(namespace)
     _set_up_logs(loaded)
     _require_packages()
     from prometheus_client import disable_created_metrics
@@ -63,7 +64,7 @@ def main(namespace: argparse.Namespace) -> int:
     # A second series for each counter, which nobody here reads.
     disable_created_metrics()  # type: ignore[no-untyped-call]
     with exporting_spans(loaded.value.logs.otlp_endpoint, "edge-client"):
-        daemon = Daemon(lambda: load_run_config(namespace))
+        daemon = Daemon(lambda: load_daemon_config(namespace))
         listener = open_socket(daemon.serve.listen)
         try:
             run_until_signalled(daemon, listener, lambda: _say_ready(daemon, listener))
@@ -71,6 +72,15 @@ def main(namespace: argparse.Namespace) -> int:
             listener.close()
             daemon.close()
     return 0
+
+
+def load_daemon_config(namespace: argparse.Namespace) -> Loaded[RunConfig]:
+    """Returns the configuration, with `wait` as default policy: marks of unverified tokens reach few of the
+    daemon's clients. Raises `ConfigError`."""
+    loaded = load_run_config(namespace)
+    if loaded.origins["on_timeout"] != "default":
+        return loaded
+    return Loaded(with_values(loaded.value, on_timeout=OnTimeout.WAIT), loaded.origins)
 
 
 def _say_ready(daemon: Daemon, listener: socket.socket) -> None:

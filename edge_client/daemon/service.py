@@ -13,7 +13,9 @@ from outrider.common.errors import UsageError
 from outrider.common.types import Method, SamplingParams
 from outrider.edge_client.config.daemon import DaemonConfig
 from outrider.edge_client.config.run_config import RunConfig, draft_dir
+from outrider.edge_client.controller.slow_draft import slow_draft_note
 from outrider.edge_client.core.options import ExecutionMode
+from outrider.edge_client.core.stats import SessionStats
 from outrider.edge_client.daemon.activity import Activity
 from outrider.edge_client.daemon.admission import Admission
 from outrider.edge_client.daemon.http.keys import Keys
@@ -85,6 +87,7 @@ class Daemon:
         self.activity = Activity()
         self.watch = VerifierWatch()
         self.metrics = DaemonMetrics(self._state)
+        self._has_noted_slow_draft = False
         self._warm_up()
 
     @property
@@ -121,6 +124,12 @@ class Daemon:
         lease = self._lease(config)
         session = self.edge.session(prompt_ids, seed, config, lease)
         return Prepared(session, config, seed, len(prompt_ids), lease)
+
+    def note_slow_draft(self, mode: ExecutionMode, stats: SessionStats) -> None:
+        """Logs, once, that drafting makes texts slower than the target alone."""
+        if not self._has_noted_slow_draft and (note := slow_draft_note(mode, stats)):
+            self._has_noted_slow_draft = True
+            log.warning(note)
 
     def _encode(self, parsed: ParsedRequest) -> list[int]:
         tokenizer = self.edge.tokenizer

@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from outrider.common.errors import LinkError, RoundTimeoutError
-from outrider.common.types import GeneratedTokens, GenerateRequest, Origin
+from outrider.common.types import GeneratedTokens, GenerateRequest, Origin, RoundError, RoundErrorCode
 from outrider.edge_client.core.events import SessionEvent
 from outrider.edge_client.core.options import ExecutionMode, OnTimeout
 from outrider.edge_client.decode.generation_state import GenerationState
@@ -16,6 +16,7 @@ from outrider.edge_client.decode.stream_watch import StreamWatch
 from outrider.edge_client.transport.remote_verifier import SessionLostError, UnknownPrefixError
 
 _MAX_SILENCE_S = 10.0
+_DISAGREES = "the position or hash of generated tokens is not that of the text they make"
 
 
 def stream_cloud_only(state: GenerationState, watch: StreamWatch | None = None) -> Iterator[SessionEvent]:
@@ -35,7 +36,6 @@ def stream_cloud_only(state: GenerationState, watch: StreamWatch | None = None) 
             request = _make_request(state)
             for message in remote.generate(request, silence_s, give_up_s - now()):
                 yield from _take(state, message)
-                state.answered()
                 give_up_s = now() + state.options.recover_timeout_s
                 if tokens.finish is not None or state.must_open:
                     break
@@ -75,15 +75,22 @@ def _make_request(state: GenerationState) -> GenerateRequest:
 
 
 def _take(state: GenerationState, message: GeneratedTokens) -> Iterator[SessionEvent]:
+    """Appends what the message brings, or has the session opened again where it is of another sequence."""
     tokens = state.tokens
+    position = tokens.position + len(message.token_ids)
+    if message.token_ids and (message.position, message.hash) != (
+        position,
+        tokens.chain.hash_with(message.token_ids),
+    ):
+        state.failed(RoundError(message.round_id, RoundErrorCode.UNKNOWN_PREFIX, _DISAGREES))
+        state.lost()
+        return
+    state.answered()
     events = state.add(message.token_ids, message.origins, message.logprobs)
     num_accepted = None
     if state.options.mode is ExecutionMode.CO_LOCATED:
         num_accepted = sum(event.origin is Origin.ACCEPTED for event in events)
     state.recorder.streamed(message, len(events), num_accepted)
     yield from events
-    if tokens.finish is None:
-        if tokens.chain.agrees(message.position, message.hash) and message.position == tokens.position:
-            tokens.acknowledge(tokens.position)
-        elif message.token_ids:
-            state.lost()
+    if tokens.finish is None and message.token_ids:
+        tokens.acknowledge(position)

@@ -199,11 +199,13 @@ class GenerationState:
         if self.has_pending_reverification:
             self.tokens.finish = None
 
-    def opened(self, opened: Opened) -> None:
-        """Notes that the verifier has the session."""
+    def opened(self, opened: Opened) -> list[RolledBackEvent]:
+        """Notes that the verifier has the session. Tokens that were kept before anybody knew that they would
+        end the sequence are dropped: only the target may end it."""
         self._model = opened.model
         self._must_open = False
-        self.tokens.set_eos(opened.model.eos_token_ids)
+        position = self.tokens.set_eos(opened.model.eos_token_ids)
+        return [] if position is None else [self.roll_back(position)]
 
     def lost(self) -> None:
         """Notes that the verifier has no session, or not with this sequence."""

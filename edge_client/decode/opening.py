@@ -58,7 +58,7 @@ def open_session(state: GenerationState) -> list[SessionEvent]:
     if warm_up is not None:
         state.recall(opened.model)
         _observe_opening(state, opened, wait_s)
-    state.recorder.opened(wait_s, is_rebuild=is_rebuild)
+    state.recorder.opened(opened, wait_s, is_rebuild=is_rebuild)
     return _take(state, opened)
 
 
@@ -105,17 +105,17 @@ def _take(state: GenerationState, opened: Opened) -> list[SessionEvent]:
     if opened.model.protocol_version != PROTOCOL_VERSION:
         theirs = opened.model.protocol_version
         raise IncompatibleError(f"the verifier speaks protocol {theirs}, this edge {PROTOCOL_VERSION}")
-    state.opened(opened)
+    their_hash = extend_hash(tokens.chain.hash_at(position), (opened.first_token,))
+    rolled_back = state.opened(opened)
     if state.options.mode is ExecutionMode.CO_LOCATED and not opened.model.draft_fingerprint:
         raise RoundFailedError(_NO_DRAFT_THERE)  # before any token is shown
-    their_hash = extend_hash(tokens.chain.hash_at(position), (opened.first_token,))
     if (opened.position, opened.hash) != (position + 1, their_hash):
         raise IncompatibleError("the verifier hashes the same text differently")
-    if state.pending is not None:
+    if state.pending is not None or tokens.position < position:
         tokens.acknowledge(position)
-        return []
+        return [*rolled_back]
     logprobs = () if opened.logprobs is None else (opened.logprobs,)
-    events = reconcile(state, position, (opened.first_token,), logprobs)
+    events = [*rolled_back, *reconcile(state, position, (opened.first_token,), logprobs)]
     if tokens.position == position:
         events += state.add((opened.first_token,), (Origin.TARGET,), logprobs)
     tokens.acknowledge(position + 1)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from outrider.common.types import GeneratedTokens
+from outrider.common.types import GeneratedTokens, Opened
 from outrider.edge_client.controller.depth.base import DepthPolicy
 from outrider.edge_client.controller.window import RoundWindow
 from outrider.edge_client.core.stats import RoundRecord, SessionStats
@@ -99,10 +99,12 @@ class Recorder:
         self.stats.num_timeouts += 1
         self.record(RoundRecord(0, num_draft_tokens, draft_ms=draft_ms, is_answered=False))
 
-    def opened(self, wait_s: float, *, is_rebuild: bool) -> None:
+    def opened(self, opened: Opened, wait_s: float, *, is_rebuild: bool) -> None:
         """Adds an opening."""
-        self.stats.open_ms += wait_s * 1e3
-        self.stats.num_rebuilds += is_rebuild
+        stats = self.stats
+        stats.open_ms += wait_s * 1e3
+        stats.num_rebuilds += is_rebuild
+        stats.step_fixed_s, stats.step_token_s = opened.step_fixed_ns / 1e9, opened.step_token_ns / 1e9
 
     def streamed(self, tokens: GeneratedTokens, num_added: int, num_accepted: int | None) -> None:
         """Adds a message of the verifier's stream. Where it is co-located, it is a round that crossed no

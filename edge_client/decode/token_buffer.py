@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from outrider.common.alignment import TokenChain
 from outrider.common.clock import SYSTEM_CLOCK, Clock
 from outrider.common.sequences import common_prefix
-from outrider.common.stopping import TextStopper, stop_ids
+from outrider.common.stopping import TextStopper, first_stop, stop_ids
 from outrider.common.types import FinishReason, Origin, StopParams, TokenIds, TokenLogprobs
 from outrider.edge_client.core.events import MarkClearedEvent, RolledBackEvent, TokenEvent
 
@@ -55,12 +55,19 @@ class TokenBuffer:
         self._eos_token_ids: tuple[int, ...] = ()
         self._stop_ids: frozenset[int] = frozenset()
 
-    def set_eos(self, eos_token_ids: Sequence[int]) -> None:
-        """Sets the end-of-sequence ids, once. Needed before the first token."""
-        if self._stopper is None:
-            self._eos_token_ids = tuple(eos_token_ids)
-            self._stopper = TextStopper(self._stop, eos_token_ids, self._decode)
-            self._stop_ids = stop_ids(self._stop, eos_token_ids)
+    def set_eos(self, eos_token_ids: Sequence[int]) -> int | None:
+        """Sets the end-of-sequence ids. Needed before the first token; the target's replace those of a draft
+        that continued alone. Returns the position of the first token kept by these that would end the sequence
+        by those, or did by these alone: it is to be rolled back. None where there is none."""
+        changed = set(self._eos_token_ids).symmetric_difference(eos_token_ids)
+        if self._stopper is not None and (not changed or any(self.is_verified)):
+            return None
+        self._eos_token_ids = tuple(eos_token_ids)
+        self._stop_ids = stop_ids(self._stop, eos_token_ids)
+        index = first_stop(self.new_token_ids, changed)
+        if index is None:
+            self._restart()
+        return None if index is None else self.num_prompt_tokens + index
 
     # ------------------------------------------------------------------------------------- reading
 
@@ -178,13 +185,17 @@ class TokenBuffer:
     def roll_back(self, position: int) -> RolledBackEvent:
         """Drops the tokens from `position` on, and the end of the sequence. The text shown with the ones
         before does not depend on those dropped, so it stays."""
-        assert self._stopper is not None and self.settled_position <= position < self.position
+        assert self.settled_position <= position or not any(self.is_verified), "verified tokens stay"
         num_tokens = position - self.num_prompt_tokens
         self.chain.truncate(position)
         for each in (self.origins, self.is_verified, self.logprobs):
             del each[num_tokens:]
         self.finish = None
+        self._restart()
+        return RolledBackEvent(num_tokens, len(self.shown))
+
+    def _restart(self) -> None:
+        """Decodes the new tokens again and looks for their end, by the present end-of-sequence ids."""
         self._decode = self._renew_decode()
         self._stopper = TextStopper(self._stop, self._eos_token_ids, self._decode)
         self.shown = "".join(self._stopper.push(token_id).text for token_id in self.new_token_ids)
-        return RolledBackEvent(num_tokens, len(self.shown))

@@ -20,7 +20,7 @@ def check_compatibility(config: RunConfig, edge: Edge, model: ModelInfo) -> list
     ours, theirs = edge.tokenizer.fingerprint, model.tokenizer_fingerprint
     facts: dict[str, object] = {"ours": ours, "theirs": theirs}
     if ours != theirs:
-        found = f"this edge has {ours[:12]}, the verifier {theirs[:12]}: another tokenizer"
+        found = f"the draft's tokenizer is not that of the target, {model.model_id}"
         todo = f"draft with a model of {model.model_id}'s family: `edge-client draft export`, --draft DIR"
         return [fault("tokenizer", found, todo, **facts), _check_settings(config, model)]
     return [ok("tokenizer", f"the same on both sides ({ours[:12]})", **facts), _check_settings(config, model)]

@@ -7,10 +7,11 @@ import socket
 import statistics
 from dataclasses import dataclass
 
-from outrider.common.errors import InvalidFieldError, LinkError, LinkFaultError, OutriderError
+from outrider.common.errors import LinkError, LinkFaultError, OutriderError
 from outrider.common.types import PROTOCOL_VERSION, ModelInfo
 from outrider.edge_client.config.run_config import RunConfig
 from outrider.edge_client.doctor.finding import Finding, fault, ok, skipped, warning
+from outrider.edge_client.transport.link.base import UnreadableAnswerError
 from outrider.edge_client.transport.link.probe import Probe, probe
 from outrider.edge_client.transport.link.security import LinkSecurity, link_security
 from outrider.edge_client.transport.link.targets import parse_target
@@ -50,7 +51,8 @@ def check_remote(config: RunConfig) -> RemoteResult:
 
 def _name(model: ModelInfo) -> str:
     labels = f", {', '.join(model.labels)}" if model.labels else ""
-    where = f"{model.dtype}, {model.device}, context {model.limits.max_context}"
+    rows = "" if model.is_reproducible else ", not reproducible"
+    where = f"{model.dtype}{rows}, {model.device}, context {model.limits.max_context}"
     return f"{model.model_id} ({where}), version {model.server_version}{labels}"
 
 
@@ -58,8 +60,8 @@ def _explain(address: str, security: LinkSecurity, error: OutriderError) -> Find
     found = error.found
     if isinstance(error, LinkFaultError):
         return fault("verifier", found, error.fix or "both sides must agree on TLS, names and certificates")
-    if isinstance(error, InvalidFieldError):
-        return fault("protocol", f"its answer cannot be read: {found}", _UPGRADE)
+    if isinstance(error, UnreadableAnswerError):
+        return fault("protocol", found, _UPGRADE)
     if not isinstance(error, LinkError):  # CallRejectedError: it heard us and said no
         if error.fix:
             return fault("token", found, f"{error.fix}; `cloud-verifier token new` makes one there")

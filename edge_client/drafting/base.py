@@ -41,7 +41,6 @@ class DraftSequence(Protocol):
     @property
     def position(self) -> int:
         """Returns the number of committed tokens, prompt included."""
-        ...
 
     def commit(self, token_ids: Sequence[int]) -> None:
         """Appends committed ids. KV of proposed tokens that agree is kept, the rest is rolled back.
@@ -49,11 +48,9 @@ class DraftSequence(Protocol):
         Cheap: ids without KV are fed by the next `propose`. Ids may exceed the draft's context; the sequence
         then proposes nothing. Raises `InvalidFieldError` for ids >= `num_tokens`.
         """
-        ...
 
     def truncate(self, position: int) -> None:
         """Rolls back to the first `position` tokens (0 <= position <= length)."""
-        ...
 
     def propose(self, num_draft_tokens: int, should_stop: ShouldStop | None = None) -> Draft:
         """Samples up to `num_draft_tokens` tokens after the committed ones, which stay unchanged.
@@ -64,15 +61,12 @@ class DraftSequence(Protocol):
         Returns fewer tokens near the context limit and none at it, and none where the strategy has no
         proposal; the verifier then samples the next token. At least one token must be committed.
         """
-        ...
 
     def close(self) -> None:
         """Frees the KV. A closed sequence must not be used again; closing twice is allowed."""
-        ...
 
     def check_integrity(self) -> None:
         """Asserts that KV and committed tokens agree (tests)."""
-        ...
 
 
 @runtime_checkable
@@ -81,7 +75,6 @@ class KeepsRunnerUps(Protocol):
 
     def keep_runner_ups(self) -> None:
         """Fills `Draft.runner_ups` from now on. Allowed only where drafts are sampled without a support."""
-        ...
 
 
 class DraftModel(Protocol):
@@ -90,12 +83,10 @@ class DraftModel(Protocol):
     @property
     def num_tokens(self) -> int:
         """Returns the tokenizer's size: ids at or above it do not exist and are never proposed."""
-        ...
 
     @property
     def max_context(self) -> int:
         """Returns the longest sequence, drafted tokens included, that the draft supports."""
-        ...
 
     @property
     def eos_token_ids(self) -> tuple[int, ...]:
@@ -104,7 +95,6 @@ class DraftModel(Protocol):
     @property
     def fingerprint(self) -> str:
         """Returns the SHA-256 over configuration and weights, in hex."""
-        ...
 
     @property
     def tokenizer_fingerprint(self) -> str:
@@ -114,7 +104,6 @@ class DraftModel(Protocol):
     def signal_names(self) -> tuple[str, ...]:
         """Returns which of nll, entropy, margin and variance its drafts carry; empty for a draft that
         copies."""
-        ...
 
     def sequence(
         self, sampling: SamplingParams, *, num_prompt_tokens: int | None = None, num_support: int = 0
@@ -126,7 +115,6 @@ class DraftModel(Protocol):
         noise that both sides share; n samples from integer weights over the n most probable ids, returned in
         `Draft.supports`.
         """
-        ...
 
     def close(self) -> None:
         """Frees the weights once no sequence uses them."""

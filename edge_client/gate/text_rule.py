@@ -42,7 +42,6 @@ class TextRule(Protocol):
     def hard_tokens(self, block: BlockText) -> Collection[int]:
         """Returns indices of the block's tokens that only the target may write, as far as the context and the
         block so far show it. It is called after every drafted token."""
-        ...
 
 
 Find = Callable[[str, int], Iterable[Span]]

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from outrider.common.clock import SYSTEM_CLOCK, Clock
 from outrider.common.errors import IncompatibleError, InvalidFieldError, UsageError
-from outrider.common.sampling.processors import check_sampling_params
+from outrider.common.sampling.processors import check_sampling_params, on_wire
 from outrider.common.stopping import check_stop_params
 from outrider.common.types import SamplingParams, StopParams, TokenIds
 from outrider.edge_client.config.gate import create_gate, gate_settings
@@ -94,7 +94,9 @@ class Edge:
             options,
             decode=self.tokenizer.decoder(prompt_ids),
             renew_decode=lambda: self.tokenizer.decoder(prompt_ids),
-            verifier=_create_verifier(config, options, session_id, self.surroundings),
+            verifier=_create_verifier(
+                config, options, session_id, self.surroundings, self.tokenizer.num_tokens
+            ),
             draft=self._draft_for(options.mode, draft),
             depth=create_depth_policy(config.depth.policy, config.depth.num_speculative_tokens),
             window=make_window(config),
@@ -192,10 +194,10 @@ def _create_draft(config: RunConfig, directory: Path, tokenizer: EdgeTokenizer) 
         has_variance=gating is not None and gating.thresholds.variance is not None,
     )
     if draft.tokenizer_fingerprint != tokenizer.fingerprint:
-        theirs, ours = draft.tokenizer_fingerprint, tokenizer.fingerprint
         draft.close()
         raise IncompatibleError(
-            f"the draft was exported with tokenizer {theirs}, but the one beside it is {ours}"
+            f"{directory / 'tokenizer.json'} is not the tokenizer that this draft was exported with",
+            "restore that file, or export the draft again: `edge-client draft export`",
         )
     return draft
 
@@ -209,7 +211,11 @@ def _dropout_cost(draft: DraftModel | None) -> DropoutCost | None:
 
 
 def _create_verifier(
-    config: RunConfig, options: SessionOptions, session_id: bytes, surroundings: Surroundings
+    config: RunConfig,
+    options: SessionOptions,
+    session_id: bytes,
+    surroundings: Surroundings,
+    num_tokens: int,
 ) -> RemoteVerifier | None:
     if options.mode is ExecutionMode.EDGE_ONLY:
         return None
@@ -219,6 +225,7 @@ def _create_verifier(
         RoundDeadline(timeout_ms / 1e3 if timeout_ms else None),
         recover_timeout_s=config.outage.recover_timeout_s,
         is_patient=options.on_timeout is OnTimeout.WAIT,
+        num_tokens=num_tokens,
         clock=surroundings.clock,
         threads=surroundings.threads,
     )
@@ -270,9 +277,10 @@ def draw_seed() -> int:
 
 
 def make_sampling(config: RunConfig, seed: int, bad_words: tuple[TokenIds, ...] = ()) -> SamplingParams:
-    """Returns the sampling parameters that draft and target share. Raises `UsageError` for a bad bias."""
+    """Returns the sampling parameters that draft and target share, rounded as on the wire. Raises `UsageError`
+    for a bad bias."""
     section = config.sampling
-    return SamplingParams(
+    params = SamplingParams(
         temperature=section.temperature,
         top_k=section.top_k,
         top_p=section.top_p,
@@ -285,6 +293,7 @@ def make_sampling(config: RunConfig, seed: int, bad_words: tuple[TokenIds, ...] 
         min_new_tokens=config.stop.min_new_tokens,
         seed=seed,
     )
+    return on_wire(params)
 
 
 def _parse_biases(entries: tuple[str, ...]) -> tuple[tuple[int, float], ...]:

@@ -63,6 +63,14 @@ class SessionResult:
     def num_unverified_tokens(self) -> int:
         return self.is_verified.count(False)
 
+    @property
+    def unverified_note(self) -> str:
+        """Returns how many tokens are unverified, and why, for a person; empty where none is."""
+        if not (number := self.num_unverified_tokens):
+            return ""
+        why = ": no answer came in time" if self.stats.num_timeouts else ""
+        return f"{number} of {len(self.token_ids)} tokens are the draft's own, unverified{why}"
+
 
 def new_session_id() -> bytes:
     """Returns 16 random bytes."""

@@ -3,12 +3,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import logging
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from pathlib import Path
 
 from outrider.common.errors import ModelError, UsageError
 from outrider.common.models import fingerprint
+
+log = logging.getLogger(__name__)
 
 
 class EdgeTokenizer:
@@ -28,6 +31,11 @@ class EdgeTokenizer:
             raise ModelError(f"{tokenizer_json} cannot be read: {error}") from error
         self._tokenizer.no_truncation()
         self._path = tokenizer_json
+        # A unigram model does not name its unknown token.
+        unknown = getattr(self._tokenizer.model, "unk_token", "<unk>")
+        self._unknown_id = None if unknown is None else self._tokenizer.token_to_id(unknown)
+        self._known_characters: set[str] = set()
+        self._has_warned = False
 
     @cached_property
     def fingerprint(self) -> str:
@@ -41,13 +49,31 @@ class EdgeTokenizer:
 
     def encode(self, text: str, is_complete: bool = False) -> list[int]:
         """Returns the token ids of a text, with the special tokens that the tokenizer adds (begin of text,
-        say), or without them where the text `is_complete`, as a rendered chat template is. Raises
-        `UsageError` for text that is not Unicode: bytes of another encoding arrive as lone surrogates."""
+        say), or without them where the text `is_complete`, as a rendered chat template is. Warns once of
+        characters without a token. Raises `UsageError` for text that is not Unicode: bytes of another
+        encoding arrive as lone surrogates."""
         try:
-            return list(self._tokenizer.encode(text, add_special_tokens=not is_complete).ids)
+            token_ids = list(self._tokenizer.encode(text, add_special_tokens=not is_complete).ids)
         except TypeError as error:
             where = next(i for i, letter in enumerate(text) if "\ud800" <= letter <= "\udfff")
             raise UsageError(f"text is not UTF-8, from its character {where + 1} on") from error
+        if not self._has_warned and self._loses_characters(text, token_ids):
+            self._has_warned = True
+            log.warning(
+                "the text has characters that %s has no token for: draft and target see them as unknown, or "
+                "not at all",
+                self._path,
+            )
+        return token_ids
+
+    def _loses_characters(self, text: str, token_ids: Sequence[int]) -> bool:
+        if self._unknown_id is not None:
+            return self._unknown_id in token_ids
+        for each in set(text) - self._known_characters:  # without an unknown token they are left out
+            if not each.isspace() and not self._tokenizer.encode(each, add_special_tokens=False).ids:
+                return True
+            self._known_characters.add(each)
+        return False
 
     def token_text(self, token_id: int) -> str:
         """Returns one token's text, of a special token its name; a part of a character is U+FFFD."""

@@ -13,10 +13,12 @@ from dataclasses import dataclass, replace
 from outrider.common.clock import Clock
 from outrider.common.errors import LinkError, RoundTimeoutError
 from outrider.common.types import (
+    GeneratedTokens,
     Opened,
     OpenRequest,
     Progress,
     RoundError,
+    SessionRequest,
     SessionResponse,
     Verdict,
     VerifyRequest,
@@ -29,6 +31,8 @@ _MAX_TIMED_OUT = 32  # the number of replies that a verifier keeps of a session
 
 Job = OpenRequest | VerifyRequest
 FinalReply = Opened | Verdict | RoundError
+AnswerCheck = Callable[[SessionRequest, SessionResponse], None]
+"""Raises `CallRejectedError` where a reply cannot answer a request."""
 
 
 @dataclass(slots=True, eq=False)
@@ -65,10 +69,12 @@ class Outstanding:
         return self.arrived_s - self.sent_s
 
     def is_answered_by(self, reply: SessionResponse) -> bool:
-        """Returns whether `reply` is the final reply to this request."""
+        """Returns whether `reply` is the final reply to this request, or what came in its place."""
         if isinstance(reply, Opened):
             return isinstance(self.job, OpenRequest)
-        return isinstance(reply, Verdict | RoundError) and reply.round_id == self.job.round_id
+        if not isinstance(reply, Verdict | RoundError | GeneratedTokens):
+            return False
+        return reply.round_id == self.job.round_id
 
 
 class InFlight:
@@ -76,8 +82,14 @@ class InFlight:
     connections until `recover_timeout_s`."""
 
     def __init__(
-        self, connections: ConnectionManager, recover_timeout_s: float, is_patient: bool, clock: Clock
+        self,
+        connections: ConnectionManager,
+        recover_timeout_s: float,
+        is_patient: bool,
+        clock: Clock,
+        check: AnswerCheck,
     ) -> None:
+        self._check = check
         self.outstanding: deque[Outstanding] = deque()  # oldest first
         self.newest_answered = 0  # the highest round id that an answer came to
         self._connections = connections
@@ -181,6 +193,7 @@ class InFlight:
         `Draining` too: rounds of open sessions are still answered, and the stream's end makes us reconnect.
         """
         if isinstance(reply, Verdict) and (round_ := self._timed_out.pop(reply.round_id, None)):
+            self._check(round_.job, reply)
             round_.arrived_s = self._connections.arrival_s
             self._late.append((round_, reply))
 
@@ -209,6 +222,7 @@ class InFlight:
             self.newest_answered = max(self.newest_answered, reply.round_id)
         for each in self.outstanding:
             if each.is_answered_by(reply):
+                self._check(each.job, reply)
                 assert isinstance(reply, FinalReply)
                 each.reply, each.arrived_s = reply, self._connections.arrival_s
                 each.bytes_down += traffic.bytes_down - before

@@ -12,7 +12,13 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from outrider.common.clock import SYSTEM_CLOCK, Clock
-from outrider.common.errors import IncompatibleError, OutriderError, RoundFailedError, RoundTimeoutError
+from outrider.common.errors import (
+    IncompatibleError,
+    InvalidFieldError,
+    OutriderError,
+    RoundFailedError,
+    RoundTimeoutError,
+)
 from outrider.common.types import (
     CancelRequest,
     Closed,
@@ -24,18 +30,31 @@ from outrider.common.types import (
     Progress,
     RoundError,
     RoundErrorCode,
+    SessionRequest,
+    SessionResponse,
     Verdict,
     VerifyRequest,
 )
+from outrider.edge_client.transport.answers import check_answer
 from outrider.edge_client.transport.connection import ConnectionManager
 from outrider.edge_client.transport.deadline import RoundDeadline
 from outrider.edge_client.transport.in_flight import FinalReply, InFlight
-from outrider.edge_client.transport.link.base import Connection, Traffic, VerifierLink
+from outrider.edge_client.transport.link.base import Connection, Traffic, UnreadableAnswerError, VerifierLink
 from outrider.edge_client.transport.threads import SYSTEM_THREADS, Threads
 
 CLOSE_TIMEOUT_S = 0.3
 OPEN_ATTEMPT_S = 5.0  # an opening that computes for longer reports `Progress` earlier
 _MIN_RETRY_S = 0.02
+_OTHER_MODEL = {  # by the field that the verifier refuses: what is wrong, and the fix
+    "tokenizer_fingerprint": (
+        "the draft's tokenizer is not the target's",
+        "name a draft of the target's family with --draft DIR; `edge-client doctor` says which target it is",
+    ),
+    "target_fingerprint": (
+        "the verifier that answers now has another target than the one that began this text",
+        "begin again, or continue with it by --allow-target-change",
+    ),
+}
 
 
 class _SessionError(OutriderError):
@@ -77,9 +96,11 @@ class RemoteVerifier:
         *,
         recover_timeout_s: float = 60.0,
         is_patient: bool = False,
+        num_tokens: int = 1 << 32,
         clock: Clock = SYSTEM_CLOCK,
         threads: Threads = SYSTEM_THREADS,
     ) -> None:
+        """Ids at or above `num_tokens` do not exist here: an answer with one is rejected."""
         self.clock = clock
         self.deadline = deadline
         self.num_refusals = 0
@@ -89,7 +110,8 @@ class RemoteVerifier:
         self._now = clock.now
         self._last_round_id = 0
         self._connections = ConnectionManager(link, clock, threads)
-        self._in_flight = InFlight(self._connections, recover_timeout_s, is_patient, clock)
+        self._num_tokens = num_tokens
+        self._in_flight = InFlight(self._connections, recover_timeout_s, is_patient, clock, self._check)
 
     def next_round_id(self) -> int:
         """Returns a round id that was not used before."""
@@ -190,10 +212,11 @@ class RemoteVerifier:
             answered = in_flight.first_answer(min(OPEN_ATTEMPT_S, total_s), connect_s, meanwhile)
             reply = answered.reply
             if isinstance(reply, Opened):
+                self._num_tokens = min(self._num_tokens, reply.model.num_tokens)
                 # Connecting takes two or three round trips, opening one and the prompt's computation.
                 self.deadline.expect(min(self._connect_s, answered.wait_s))
                 return reply
-            assert isinstance(reply, RoundError), f"an opening answered by {reply}"
+            assert isinstance(reply, RoundError), "checked when it came"
             self._handle_error(reply, give_up_s)
             request, meanwhile = replace(request, round_id=self.next_round_id()), None
 
@@ -234,7 +257,7 @@ class RemoteVerifier:
                     self.deadline.observe_late(answered.trip_s)
                 came_s = max(asked_s, answered.arrived_s)
                 return Answer(reply, came_s, answered.wait_s, answered.bytes_up, answered.bytes_down)
-            assert isinstance(reply, RoundError), f"a round answered by {reply}"
+            assert isinstance(reply, RoundError), "checked when it came"
             try:
                 self._handle_error(reply, give_up_s)
             except OutriderError:
@@ -287,6 +310,8 @@ class RemoteVerifier:
             if getattr(reply, "round_id", 0) != request.round_id:
                 continue
             silent_at_s = self._now() + silence_s
+            assert reply is not None, "a reply with a round id"
+            self._check(request, reply)
             match reply:
                 case GeneratedTokens():
                     yield reply
@@ -325,6 +350,12 @@ class RemoteVerifier:
             if isinstance(connection.receive(left_s), Closed):
                 return
 
+    def _check(self, request: SessionRequest, reply: SessionResponse) -> None:
+        try:
+            check_answer(request, reply, self._num_tokens)
+        except InvalidFieldError as error:
+            raise UnreadableAnswerError(self.address, error) from error
+
     def _handle_error(self, error: RoundError, give_up_s: float) -> None:
         """Returns when the request should be sent again, under a new id; raises otherwise."""
         match error.code:
@@ -340,7 +371,7 @@ class RemoteVerifier:
                 raise SessionLostError(error)
             case RoundErrorCode.UNKNOWN_PREFIX | RoundErrorCode.STALE:
                 raise UnknownPrefixError(error)
-            case RoundErrorCode.INVALID if error.field in ("tokenizer_fingerprint", "target_fingerprint"):
-                raise IncompatibleError(f"{error.field}: {error.message}")
+            case RoundErrorCode.INVALID if error.field in _OTHER_MODEL:
+                raise IncompatibleError(*_OTHER_MODEL[error.field])
             case _:
                 raise RoundFailedError(error)

@@ -11,7 +11,9 @@ from pathlib import Path
 from typing import TextIO
 
 from outrider.common.errors import OutriderError, UsageError
+from outrider.common.printable import one_line
 from outrider.edge_client.config.methods import judging_method
+from outrider.edge_client.controller.slow_draft import slow_draft_note
 from outrider.edge_client.core.options import REQUESTABLE_MODES
 from outrider.edge_client.session.session import EdgeSession, SessionResult
 from outrider.edge_client.ui.conversation import Conversation
@@ -46,6 +48,7 @@ class Repl:
         self._history = history
         self._is_terminal = words.isatty() and out.isatty()
         self._last: SessionResult | None = None
+        self._has_noted_slow_draft = False
 
     def run(self) -> None:
         """Returns when the user leaves. Raises `UsageError` for a history file that cannot be used."""
@@ -67,7 +70,7 @@ class Repl:
                 else:
                     self._answer(message)
             except OutriderError as error:
-                print(f"edge-client: {error}", file=sys.stderr)
+                print(f"edge-client: {one_line(str(error))}", file=sys.stderr)
 
     # --------------------------------------------------------------------------------------- input
 
@@ -160,11 +163,16 @@ class Repl:
         finally:
             result = self._last = session.result
             printer.finish()
-            if not self._is_terminal:
-                print(file=self._out, flush=True)
             if result.token_ids:
                 self._conversation.add(message, result.text)
                 self._remark(self._summary(result))
+                self._note_slow_draft(result)
+
+    def _note_slow_draft(self, result: SessionResult) -> None:
+        note = slow_draft_note(self._conversation.config.mode, result.stats)
+        if note and not self._has_noted_slow_draft:
+            self._has_noted_slow_draft = True
+            print(f"edge-client: {note} (here: /mode M)", file=sys.stderr)
 
     def _summary(self, result: SessionResult) -> str:
         labels = (*self._conversation.labels, *(result.model.labels if result.model else ()))

@@ -72,9 +72,9 @@ class TextPrinter:
                 self._take_back(event.num_tokens)
 
     def finish(self) -> None:
-        """Ends the last line on a terminal."""
+        """Ends the last line, if there is one."""
         self._redraw()
-        if self._is_terminal and not self._last.endswith("\n"):
+        if (self._last or self._is_terminal) and not self._last.endswith("\n"):
             self._out.write("\n")
         self._out.flush()
 
@@ -175,11 +175,9 @@ def summary(
     parts.append(f"seed {seed}")
     parts.append(_ENDS.get(result.finish_reason, str(result.finish_reason)))
     lines = ["[" + " · ".join([*parts, *labels]) + "]"]
-    if result.num_unverified_tokens:
-        share = f"{result.num_unverified_tokens} of {len(result.token_ids)} tokens"
-        is_cut_off = bool(stats["num_timeouts"])
-        why = ": no answer came in time; `edge-client doctor` looks at the link" if is_cut_off else ""
-        lines.append(f"[{share} are the draft's own, unverified{why}]")
+    if note := result.unverified_note:
+        hint = "; `edge-client doctor` looks at the link" if stats["num_timeouts"] else ""
+        lines.append(f"[{note}{hint}]")
     if is_coloured:
         lines[0] = f"\x1b[2m{lines[0]}{_RESET}"
         lines[1:] = [f"\x1b[31m{line}{_RESET}" for line in lines[1:]]

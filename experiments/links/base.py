@@ -25,7 +25,6 @@ _REALISATIONS = {
     "netem": ("outrider.experiments.links.netem.realisation", "Netem"),
 }
 REALISATIONS = tuple(_REALISATIONS)
-NO_REORDER = "reorder: packets overtake one another on tun alone"
 
 
 class OpenLink(Protocol):
@@ -34,24 +33,20 @@ class OpenLink(Protocol):
     @property
     def address(self) -> str:
         """Returns the HOST:PORT that the edge dials, from this process's own network namespace."""
-        ...
 
     def facts(self) -> dict[str, Any]:
         """Returns what a result should carry: realisation, kernel, congestion control, and what else
         matters."""
-        ...
 
     def wire_bytes(self) -> tuple[int, int] | None:
         """Returns the IP bytes carried so far, up and down, headers and retransmissions included; None:
         not counted."""
-        ...
 
     def restart_outages(self) -> None:
         """Lets the profile's outages count from now on."""
 
     def reset(self) -> int:
         """Breaks every connection with a TCP reset; returns how many. UsageError where it cannot."""
-        ...
 
 
 class LinkRealisation(Protocol):
@@ -61,11 +56,9 @@ class LinkRealisation(Protocol):
 
     def refusals(self, profile: LinkProfile) -> list[str]:
         """Returns the reasons why this profile cannot be had this way, here; empty: it can."""
-        ...
 
     def open(self, profile: LinkProfile, upstream: str) -> AbstractContextManager[OpenLink]:
         """Connects `address` with `upstream`, HOST:PORT where the verifier listens. UsageError: refused."""
-        ...
 
 
 def create_realisation(name: str) -> LinkRealisation:
@@ -82,6 +75,14 @@ def check_realisable(realisation: LinkRealisation, profile: LinkProfile) -> None
     """Raises UsageError with every reason why not."""
     if reasons := realisation.refusals(profile):
         raise UsageError(f"{realisation.name} cannot make the link {profile.name}: {'; '.join(reasons)}")
+
+
+def packet_faults(profile: LinkProfile) -> list[str]:
+    """Returns what the profile asks of single packets, each a reason to refuse it for all but `tun`."""
+    asked = {"reorder": profile.reorder, "duplicate": profile.duplicate}
+    return [
+        f"{name}: packets overtake one another or come twice on tun alone" for name in asked if asked[name]
+    ]
 
 
 def kernel_facts() -> dict[str, str]:

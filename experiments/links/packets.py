@@ -22,7 +22,6 @@ class Bottleneck(Protocol):
 
     def depart(self, now_s: float, num_bytes: int) -> float:
         """Returns the time at which the last of `num_bytes`, which come at `now_s`, has left."""
-        ...
 
 
 class _Unlimited:
@@ -159,7 +158,7 @@ class PacketPath:
         self.restart_outages(0.0)
         self.queue_bytes = profile.queue_kb * 1000
         self._backlog = Backlog()
-        is_by_chance = profile.jitter_ms or profile.loss or profile.reorder
+        is_by_chance = profile.jitter_ms or profile.loss or profile.reorder or profile.duplicate
         source = make_random(profile, is_up, key) if is_by_chance else None
         self.draw_jitter = make_jitter(profile, source) if source and profile.jitter_ms else None
         self.draw_loss = make_loss(profile, source) if source and profile.loss else None
@@ -195,6 +194,11 @@ class PacketPath:
     def travel_s(self) -> float:
         """Returns the time from the bottleneck to the far end."""
         return self.delay_s + self.draw_jitter() if self.draw_jitter else self.delay_s
+
+    def is_duplicated(self) -> bool:
+        """Returns whether a packet that was sent arrives twice."""
+        share = self.profile.duplicate
+        return bool(share) and self._source is not None and self._source.random() < share
 
     def send(self, now_s: float, num_bytes: int) -> float | None:
         """Returns when a packet sent at `now_s` arrives, or None."""

@@ -32,6 +32,7 @@ class LinkProfile:
     rtt_ms: float = 0.0  # propagation, half each way
     jitter_ms: float = 0.0  # mean extra delay of a packet, each way; packets keep their order ...
     reorder: float = 0.0  # ... but for this share, which others overtake: a quarter of the RTT late
+    duplicate: float = 0.0  # share of packets that arrive twice
     jitter_distribution: str = "uniform"  # of JITTERS
     loss: float = 0.0  # share of packets lost, each way
     loss_burst: float = 1.0  # mean length of a run of losses, packets; 1: independent
@@ -51,8 +52,9 @@ class LinkProfile:
         self._require("queue_kb", is_room, "0 for no bound, or at least a packet, 1.5")
         is_known = self.jitter_distribution in JITTERS
         self._require("jitter_distribution", is_known, "one of " + ", ".join(JITTERS))
-        self._require("reorder", _is_number(self.reorder) and 0 <= self.reorder < 1, "at least 0 and below 1")
-        self._require("loss", _is_number(self.loss) and 0 <= self.loss < 1, "at least 0 and below 1")
+        for name in ("reorder", "duplicate", "loss"):
+            share = getattr(self, name)
+            self._require(name, _is_number(share) and 0 <= share < 1, "at least 0 and below 1")
         self._require("loss_burst", _is_number(self.loss_burst) and self.loss_burst >= 1, "at least 1")
         # A run starts with chance p after a packet that passed; p <= 1 asks for loss <= burst / (burst + 1).
         least = 1.0 if self.loss_burst == 1 else self.loss / (1 - self.loss)
@@ -81,7 +83,8 @@ class LinkProfile:
     def is_plain(self) -> bool:
         """Returns whether the link is a constant delay and nothing else."""
         limits = (self.up_mbit, self.down_mbit, self.up_trace, self.down_trace)
-        return not any((self.jitter_ms, self.reorder, self.loss, self.outages, *limits))
+        by_packet = (self.jitter_ms, self.reorder, self.duplicate, self.loss)
+        return not any((*by_packet, self.outages, *limits))
 
     def with_changes(self, **changes: object) -> LinkProfile:
         """Returns a copy with other values. Raises UsageError for a field that is not one."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import AbstractContextManager
 
 from outrider.common.errors import UsageError
-from outrider.experiments.links.base import NO_REORDER, OpenLink
+from outrider.experiments.links.base import OpenLink, packet_faults
 from outrider.experiments.links.profile import LinkProfile
 from outrider.experiments.links.virtual import VirtualLink
 
@@ -16,8 +16,8 @@ class Simulated:
     name = "simulated"
 
     def refusals(self, profile: LinkProfile) -> list[str]:
-        """Returns no reason: every profile can be simulated but one whose packets overtake one another."""
-        return [NO_REORDER] if profile.reorder else []
+        """Returns no reason: every profile can be simulated but one of single packets' faults."""
+        return packet_faults(profile)
 
     def link(self, profile: LinkProfile, key: str = "") -> VirtualLink:
         """Returns a link in virtual time."""

@@ -47,7 +47,6 @@ class Flow(Protocol):
     def deliver(self, now_s: float, num_bytes: int) -> float:
         """Returns when the last byte of a message sent at `now_s` is at the far end, after all sent
         before."""
-        ...
 
 
 class _PlainFlow:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 
 from outrider.common import codec
@@ -26,9 +27,10 @@ MIN_RETRY_S = 0.005
 class SessionCall:
     """Carries one session's messages on a stream of its own."""
 
-    def __init__(self, connection: WireConnection) -> None:
+    def __init__(self, connection: WireConnection, metadata: Sequence[tuple[str, str]] = ()) -> None:
         self.session_id = new_session_id()
-        self._call = connection.open_stream(METHOD, [("x-session-id", self.session_id.hex())])
+        headers = [("x-session-id", self.session_id.hex()), *metadata]
+        self._call = connection.open_stream(METHOD, headers)
 
     def send(self, request: SessionRequest) -> None:
         """Sends a request. Raises `StreamLost`."""
@@ -68,8 +70,9 @@ class ReplayStream(SessionCall):
         tally: Tally,
         *,
         deadline_ms: int = 0,
+        metadata: Sequence[tuple[str, str]] = (),
     ) -> None:
-        super().__init__(connection)
+        super().__init__(connection, metadata)
         self.recorded = recorded
         self._tally = tally
         self._index = 0

@@ -31,7 +31,6 @@ class Cancellable(Protocol):
 
     def cancel(self) -> None:
         """Ends it soon; from any thread."""
-        ...
 
 
 class HungError(AssertionError):
@@ -84,7 +83,7 @@ class Case:
 
 
 class Decoder:
-    """Holds one draft and one verifier; `decode` runs a whole session. Exact: `--on-timeout wait`."""
+    """Holds one draft and one verifier; `decode` runs a whole session, exact unless `on_timeout` says otherwise."""
 
     def __init__(
         self, address: str, draft: DraftModel, tokenizer: EdgeTokenizer, min_draft_s: float = 0.0
@@ -106,6 +105,7 @@ class Decoder:
         transport: str = "stream",
         deadline_s: float | None = 5.0,
         hangs_s: float = math.inf,
+        on_timeout: OnTimeout = OnTimeout.WAIT,
         on_event: Callable[[SessionEvent], None] = lambda event: None,
     ) -> SessionResult:
         """Decodes at most `num_new` tokens; exactly as many while end-of-text is ignored.
@@ -118,7 +118,9 @@ class Decoder:
         verifier = None
         if case.mode is not ExecutionMode.EDGE_ONLY:
             link = GrpcLink(self._address, session_id, transport)
-            verifier = RemoteVerifier(link, RoundDeadline(deadline_s), is_patient=True)
+            verifier = RemoteVerifier(
+                link, RoundDeadline(deadline_s), is_patient=on_timeout is OnTimeout.WAIT
+            )
         session = EdgeSession(
             prompt_ids,
             SessionOptions(
@@ -128,7 +130,7 @@ class Decoder:
                 method=case.method,
                 method_params=case.method_params,
                 support_size=case.support_size,
-                on_timeout=OnTimeout.WAIT,
+                on_timeout=on_timeout,
                 tokenizer_fingerprint=self.tokenizer.fingerprint,
             ),
             decode=self.tokenizer.decoder(prompt_ids),

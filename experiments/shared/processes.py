@@ -17,6 +17,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TextIO
 
 READY = re.compile(r"serving .* on (\S+:\d+)(?:, admin port at (\S+))?")
 
@@ -72,18 +73,26 @@ def start_verifier(
     return start_server(command, timeout_s)
 
 
-def start_server(command: Sequence[str], timeout_s: float = 120.0) -> VerifierProcess:
-    """Starts `command`, a `python -m MODULE ...`, and waits for the line that says where it serves. Raises as
-    `start_verifier`."""
+def start_server(
+    command: Sequence[str], timeout_s: float = 120.0, stderr: TextIO | None = None
+) -> VerifierProcess:
+    """Starts `command`, a `python -m MODULE ...`, and waits for the line that says where it serves. `stderr`
+    is a file for its log (None: ours). Raises as `start_verifier`."""
     assert list(command[:2]) == [sys.executable, "-m"], "only modules can be put on the leash"
     begin = time.monotonic()
     process = subprocess.Popen(
         [*command[:2], "outrider.experiments.shared.leash", *command[2:]],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
+        stderr=stderr,
         text=True,
         start_new_session=True,
     )
+    return wait_until_serving(process, begin, timeout_s)
+
+
+def wait_until_serving(process: subprocess.Popen[str], begin: float, timeout_s: float) -> VerifierProcess:
+    """Waits for the line in which a process started at `begin` names its address. Raises as `start_verifier`."""
     assert process.stdout is not None
     output: list[str] = []
     for line in _lines_until(process.stdout.fileno(), begin + timeout_s):
@@ -94,7 +103,7 @@ def start_server(command: Sequence[str], timeout_s: float = 120.0) -> VerifierPr
     process.kill()
     process.wait()
     _close_pipes(process)
-    raise RuntimeError(f"the verifier did not start: {' '.join(command)}\n" + "\n".join(output))
+    raise RuntimeError(f"the verifier did not start: {process.args!r}\n" + "\n".join(output))
 
 
 def _close_pipes(process: subprocess.Popen[str]) -> None:

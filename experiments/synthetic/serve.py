@@ -30,7 +30,7 @@ def create_server(pair: SyntheticPair, config: ServeConfig) -> VerifierServer:
     """Returns a server with a co-located draft; its model info carries the labels of the pair."""
     backend = SyntheticBackend(pair)
     draft = SyntheticDraft(replace(pair, draft_token_s=pair.colocated_draft_s))
-    drafter = CoLocatedDrafter(draft, backend.max_context)
+    drafter = CoLocatedDrafter(draft)
     return VerifierServer(backend, config, drafter, labels=tuple(pair.labels))
 
 

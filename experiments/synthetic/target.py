@@ -37,6 +37,7 @@ class SyntheticBackend:
     num_kv_tokens = 1 << 30
     dtype = "float32"
     device = "cpu"
+    is_reproducible = True
     model_id = "synthetic"
     tokenizer_fingerprint = TOKENIZER_FINGERPRINT
     eos_token_ids: tuple[int, ...] = (0,)  # which it never writes
@@ -102,7 +103,7 @@ class SyntheticBackend:
         """Returns a sequence of the same length."""
         return _SyntheticKV(sequence.length)
 
-    def close(self, sequence: KVSequence) -> None:
+    def close(self, sequence: KVSequence, *, is_wrong: bool = False) -> None:
         """Does nothing: lengths need no freeing."""
 
     def check_integrity(self) -> None:

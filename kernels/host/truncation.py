@@ -13,6 +13,7 @@ from outrider.kernels.host.exp import ROW, SLACK, find_top, max_or_nan, sum_exps
 
 _SPAN = 64  # ids that are passed over together where none of them is wanted
 _NUM_SHARES = 64
+_MAX_SORTED, _NUM_BUCKETS = 1024, 256
 _SCORES = types.float32[::1]
 
 
@@ -46,24 +47,49 @@ def _kth_largest(row: Any, count: Any) -> Any:
 
 
 @jit()
-def _nucleus_threshold(descending: Any, least_mass: Any) -> Any:
-    """Returns (the lowest of the fewest first scores that reach a mass, is_reached).
+def _nucleus_threshold(scores: Any, top: Any, least_mass: Any) -> Any:
+    """Returns (the lowest of the fewest largest scores that reach a mass, is_reached).
 
-    Masses are relative to the first score's.
+    Masses are relative to that of `top`, the largest score. A flat distribution keeps nearly every score, and
+    sorting all of them would take a hundred times as long as a sample: they are narrowed down by buckets.
     """
     reached = 0.0
+    while scores.size > _MAX_SORTED:
+        low, high = np.float64(scores.min()), np.float64(scores.max())
+        if not low < high or low == -np.inf:
+            break
+        masses, scale = np.zeros(_NUM_BUCKETS), (_NUM_BUCKETS - 1) / (high - low)
+        for score in scores:
+            masses[int((high - score) * scale)] += math.exp(np.float64(score) - np.float64(top))
+        bucket = 0
+        while bucket < _NUM_BUCKETS and reached + masses[bucket] < least_mass:
+            reached += masses[bucket]
+            bucket += 1
+        if bucket == _NUM_BUCKETS:
+            return np.float32(low), False
+        scores = _in_bucket(scores, high, scale, bucket)
+    descending = np.sort(scores)[::-1]
     for score in descending:
-        reached += math.exp(np.float64(score) - np.float64(descending[0]))
+        reached += math.exp(np.float64(score) - np.float64(top))
         if reached >= least_mass:
             return score, True
     return descending[-1], False
 
 
 @jit()
-def _mass(descending: Any) -> Any:
+def _in_bucket(scores: Any, high: Any, scale: Any, bucket: Any) -> Any:
+    found, num_found = np.empty(scores.size, np.float32), 0
+    for score in scores:
+        found[num_found] = score
+        num_found += int(int((high - score) * scale) == bucket)
+    return found[:num_found].copy()
+
+
+@jit()
+def _mass(scores: Any, top: Any) -> Any:
     total = 0.0
-    for score in descending:
-        total += math.exp(np.float64(score) - np.float64(descending[0]))
+    for score in scores:
+        total += math.exp(np.float64(score) - np.float64(top))
     return total
 
 
@@ -80,16 +106,16 @@ def truncation_threshold(row: Any, temperature: Any, top_k: Any, top_p: Any, min
     if 0 < top_k < row.size:
         threshold = np.float64(_kth_largest(row, top_k) / temperature)
         if top_p < 1:
-            kept = np.sort(_scores_above(row, temperature, threshold))[::-1]
-            threshold = np.float64(_nucleus_threshold(kept, top_p * _mass(kept))[0])
+            kept = _scores_above(row, temperature, threshold)
+            threshold = np.float64(_nucleus_threshold(kept, top_score, top_p * _mass(kept, top_score))[0])
     elif top_p < 1:
         mass = sum_exps(row, temperature, np.float32(-np.inf), top)
         # Ids below (1 - p) / vocab of the mass hold less than 1 - p together, so none of them is needed; nor,
         # as long as the others reach p, are those below a far larger share.
         for num_shares in (float(_NUM_SHARES), row.size * 1.01):
             least = top_score + min(0.0, math.log(mass * (1 - top_p) / num_shares)) - SLACK
-            kept = np.sort(_scores_above(row, temperature, least))[::-1]
-            score, is_reached = _nucleus_threshold(kept, top_p * mass)
+            kept = _scores_above(row, temperature, least)
+            score, is_reached = _nucleus_threshold(kept, top_score, top_p * mass)
             threshold = np.float64(score)
             if is_reached:
                 break

@@ -11,17 +11,7 @@ from benchmarks.engine.run import CASES, pick_cases
 from benchmarks.engine.setup import Bench, generate_load, pinned, running_stub
 from outrider.common.errors import UsageError
 
-IDS = {
-    *(
-        "stub_rounds",
-        "overhead_ms",
-        "batch8",
-        "outside",
-        "prefix_ttft",
-        "prefill_stall",
-    ),
-    *("overload_goodput", "overload_p99", "leak", "vs_hf", "vs_hf_batch", "colocated"),
-}
+IDS = {"stub_rounds", "overhead_ms", "batch8", "outside", "prefix_ttft", "prefill_stall", "vs_hf_batch"}
 
 
 def test_every_asked_measure_has_a_case() -> None:
@@ -29,9 +19,9 @@ def test_every_asked_measure_has_a_case() -> None:
 
 
 def test_cases_are_picked_by_id_and_an_unknown_one_is_named() -> None:
-    assert pick_cases("engine.leak, overload_p99") == [
-        "benchmarks.engine.load:measure_overload",
-        "benchmarks.engine.load:measure_leak",
+    assert pick_cases("engine.overhead_ms, batch8") == [
+        "benchmarks.engine.rounds:measure_overhead",
+        "benchmarks.engine.inside:measure_batch8",
     ]
     assert pick_cases("") == list(CASES)
     with pytest.raises(UsageError, match=r"speed.*want one of"):

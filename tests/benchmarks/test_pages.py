@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,20 @@ def _write(folder: Path, **measure: object) -> None:
     machine = {"cpu": "EPYC", "cores": 2, "python": "3.11.7", "gpu": None}
     record = {"commit": "abc", "machine": machine, "command": "python -m x", "measures": [whole | measure]}
     (folder / "x.json").write_text(json.dumps(record))
+
+
+# Written before a tree with changes was refused; whoever measures one again takes it out of this list.
+MEASURED_BEFORE = {"controller_ways_real", "main", "methods", "pair"}
+
+
+def test_results_are_of_a_clean_commit_and_by_a_command_that_anybody_can_run() -> None:
+    refused = set()
+    for path in pages.RESULTS.glob("*.json"):
+        record = json.loads(path.read_text())
+        is_clean = re.fullmatch(r"[0-9a-f]{12}", record["commit"])
+        is_bare = re.fullmatch(r"python -m [\w.]+( [^/~]*)?", record["command"])
+        refused |= set() if is_clean and is_bare else {path.stem}
+    assert refused == MEASURED_BEFORE
 
 
 def test_the_page_of_figures_is_up_to_date() -> None:

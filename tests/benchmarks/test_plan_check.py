@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from support.timed import timed
 
 from benchmarks.controller.plan_check import Checked, plan_check
 from outrider.common.errors import UsageError
@@ -35,8 +36,8 @@ class StraightLink:
         return {"realisation": "straight"}
 
 
-@pytest.mark.alone
-def test_every_case_is_run_and_held_against_its_prediction() -> None:
+@timed
+def test_every_case_is_run_and_held_against_its_prediction(is_timed: bool) -> None:
     pair = SyntheticPair((0.8,), draft_token_s=0.001, target_s=0.008)
     lines: list[str] = []
     realisation: Any = Straight()
@@ -50,9 +51,9 @@ def test_every_case_is_run_and_held_against_its_prediction() -> None:
     assert (error.id, model.id) == ("exp.plan_error", "ctl.model") and "synthetic" in error.measure
     worst = max(abs(each["error"]) for each in details["plan"])
     assert error.value == pytest.approx(worst, abs=1e-3) and error.met is (error.value <= 0.1)
-    # On a busy machine a run is slower than its parts say, never much faster.
-    assert all(-0.5 < each["error"] < 0.3 for each in details["plan"]), details["plan"]
-    assert model.value < 1.5
+    if is_timed:  # on a busy machine a run is slower than its parts say, never much faster
+        assert all(-0.5 < each["error"] < 0.3 for each in details["plan"]), details["plan"]
+        assert model.value < 1.5
 
 
 def test_a_link_that_cannot_be_made_is_said_before_anything_runs() -> None:

@@ -37,6 +37,14 @@ def test_lines_for_a_person_have_level_name_message_and_facts(stream):
     assert stream.getvalue().endswith(" warning outrider.edge_client: link is back after_s=2\n")
 
 
+def test_a_line_for_a_person_shows_nobodys_control_characters(stream):
+    setup_logging(stream=stream)
+    foreign = "\x1b[2Jgone\r\nfor good\u202e \x9b1m"
+    logging.getLogger("outrider.edge_client").warning("it says %s", foreign, extra={"labels": foreign})
+    line = stream.getvalue()
+    assert line.removesuffix("\n").isprintable() and line.count("gone  for good") == 2
+
+
 def test_exceptions_come_with_their_trace_in_both_forms(stream):
     for is_json in (False, True):
         setup_logging(json=is_json, stream=stream)
@@ -58,3 +66,9 @@ def test_other_libraries_stay_at_warning_and_the_last_setup_holds(stream):
 def test_an_unknown_level_is_refused():
     with pytest.raises(ValueError, match="none of debug"):
         setup_logging("loud")
+
+
+def test_what_a_client_sent_cannot_forge_a_line(stream):
+    setup_logging(stream=stream)
+    logging.getLogger("outrider.x").info("refused", extra={"param": "a\nb\x1b[2J\x85"})
+    assert stream.getvalue().endswith(" refused param=a b\ufffd[2J \n")

@@ -10,10 +10,17 @@ import math
 import numpy as np
 import pytest
 
+from outrider.common.codec import decode_open, encode_open
 from outrider.common.errors import InvalidFieldError, ModelError
-from outrider.common.sampling.processors import check_sampling_params, choose, is_plain, process_logits
+from outrider.common.sampling.processors import (
+    check_sampling_params,
+    choose,
+    is_plain,
+    on_wire,
+    process_logits,
+)
 from outrider.common.sampling.truncation import row_thresholds, truncate
-from outrider.common.types import SamplingParams
+from outrider.common.types import OpenRequest, SamplingParams
 
 VOCAB = 500
 PROMPT, OUTPUT, DRAFT = [3, 9, 9, 14], [9, 20, 20, 33], [20, 41, 41, 3]
@@ -256,6 +263,42 @@ def test_values_out_of_range_are_named_as_on_the_wire(change, field):
     with pytest.raises(InvalidFieldError) as caught:
         check_sampling_params(dataclasses.replace(PLAIN, **change), VOCAB)
     assert caught.value.field == f"sampling.{field}"
+
+
+@pytest.mark.parametrize(
+    ("name", "values"),
+    [
+        ("temperature", (1e-46, -1e-46, 1e-3, 0.99999999e-3, 1000.00001, 0.9e-3, 1000.1, 1e300, -1e300)),
+        ("top_p", (1e-6, 1.00000001, 1.0000002, 0.99999999e-6, 0.9e-6)),
+        ("min_p", (1e-46, -1e-46, 0.9999999, 0.99999999, 1 - 2**-24, 1 - 2**-26)),
+        ("repetition_penalty", (0.01, 0.00999999999, 0.0099, 100.000001, 100.1)),
+        ("presence_penalty", (100.000001, -100.000001, 100.1, 1e-46)),
+    ],
+)
+def test_both_sides_take_and_refuse_the_same_numbers(name, values):
+    """The verifier sees a number after the wire, in float32; its answer is the one that counts."""
+
+    def error_of(params):
+        try:
+            check_sampling_params(params, VOCAB)
+        except InvalidFieldError as error:
+            return error.field
+        return None
+
+    answers = set()
+    for value in values:
+        params = dataclasses.replace(PLAIN, **{name: value})
+        request = OpenRequest(bytes(16), (1,), 1, params)
+        received = decode_open(encode_open(request)).sampling
+        assert error_of(params) == error_of(received), value
+        assert on_wire(params) == received, value
+        answers.add(error_of(params) is None)
+    assert answers == {True, False}, "one answer for all"
+
+
+def test_a_number_past_the_wires_largest_is_refused_by_name_and_not_by_a_warning():
+    with pytest.raises(InvalidFieldError, match="temperature"):
+        check_sampling_params(dataclasses.replace(PLAIN, temperature=1e300), VOCAB)
 
 
 def test_ordinary_values_pass_the_check():

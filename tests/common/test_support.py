@@ -95,7 +95,7 @@ def test_where_everything_is_masked_id_0_is_certain_as_it_is_for_the_target():
     assert make_support(np.full(100, -math.inf, np.float32), 8) == Support((0,), (1,))
 
 
-@pytest.mark.alone
+@pytest.mark.slow  # in milliseconds
 @pytest.mark.parametrize(("vocab_size", "limit_us"), [(8192, 500), (152_064, 3000)])
 def test_a_support_costs_a_fraction_of_a_drafted_token(vocab_size, limit_us):
     rng = np.random.default_rng(2)

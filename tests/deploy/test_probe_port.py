@@ -28,7 +28,7 @@ def test_probes_are_answered_without_tls_and_token_and_tell_a_drain_from_a_death
             health = health_pb2_grpc.HealthStub(channel)
 
             def ask(service: str) -> str:
-                answer = health.Check(health_pb2.HealthCheckRequest(service=service), timeout=10)
+                answer = health.Check(health_pb2.HealthCheckRequest(service=service), timeout=60)
                 return str(health_pb2.HealthCheckResponse.ServingStatus.Name(answer.status))
 
             assert (ask(""), ask("live")) == ("SERVING", "SERVING")
@@ -41,7 +41,7 @@ def test_probes_are_answered_without_tls_and_token_and_tell_a_drain_from_a_death
                 ask("else")
             assert unknown.value.code() is grpc.StatusCode.NOT_FOUND
             with pytest.raises(grpc.RpcError) as other:
-                outrider_pb2_grpc.VerifierStub(channel).Describe(pb.DescribeRequest(), timeout=10)
+                outrider_pb2_grpc.VerifierStub(channel).Describe(pb.DescribeRequest(), timeout=60)
             assert other.value.code() is grpc.StatusCode.UNIMPLEMENTED
 
 

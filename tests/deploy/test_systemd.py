@@ -109,7 +109,7 @@ def systemd(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Systemd]
     path = str(tmp_path / "notify") if is_file else f"@outrider-test-{os.getpid()}"
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as heard:
         heard.bind(path if is_file else "\0" + path[1:])
-        heard.settimeout(30)
+        heard.settimeout(60)
         yield Systemd(path, heard)
 
 
@@ -183,4 +183,4 @@ def test_a_verifier_says_when_it_serves_that_it_lives_and_that_it_drains(
         assert ready == "READY=1" and status.startswith("STATUS=serving ") and status.endswith(port)
         assert systemd.next() == systemd.next() == ["WATCHDOG=1"]
         verifier.process.terminate()
-        assert eventually(lambda: systemd.next()[0] == "STOPPING=1", 20)
+        assert eventually(lambda: systemd.next()[0] == "STOPPING=1")

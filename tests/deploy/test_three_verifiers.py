@@ -18,13 +18,14 @@ import pytest
 from support.calls import PATIENCE_S, eventually
 from support.models import make_tiny_target
 from support.processes.decoding import decode
+from support.processes.forked import start_server, start_verifier
 
 from outrider.common.types import CancelRequest, Draining, SamplingParams
 from outrider.edge_client.drafting.export.exporter import export_draft
 from outrider.edge_client.drafting.onnx.model import OnnxDraftModel
 from outrider.edge_client.session.session import SessionResult, new_session_id
 from outrider.edge_client.transport.link.grpc_link import GrpcLink
-from outrider.experiments.shared.processes import VerifierProcess, start_server, start_verifier
+from outrider.experiments.shared.processes import VerifierProcess
 from outrider.experiments.synthetic.draft import SyntheticDraft
 from outrider.experiments.synthetic.pair import SyntheticPair
 from outrider.experiments.synthetic.serve import serve_command
@@ -65,7 +66,7 @@ def synthetic_fleet() -> Iterator[Fleet]:
     pair = SyntheticPair(target_s=0.002)
 
     def start(listen: str) -> VerifierProcess:
-        return start_server(serve_command(pair, *_FLAGS, listen=listen))
+        return start_server(*serve_command(pair, *_FLAGS, listen=listen)[2:])
 
     yield Fleet(start, SyntheticDraft(pair))
 

@@ -8,13 +8,14 @@ from collections.abc import Iterator
 import pytest
 from support.models import make_tiny_target
 from support.processes.decoding import Oracle
+from support.processes.forked import running_verifier
 from support.processes.mortal import MortalVerifier
 from support.processes.pairs import Pair
 
 from outrider.edge_client.drafting.base import DraftModel
 from outrider.edge_client.drafting.export.exporter import export_draft
 from outrider.edge_client.drafting.onnx.model import OnnxDraftModel
-from outrider.experiments.shared.processes import VerifierProcess, running_verifier
+from outrider.experiments.shared.processes import VerifierProcess
 
 
 @pytest.fixture(scope="session")

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from support.processes.decoding import HostileDraft, Oracle, TieLedger, assert_same_text, decode
+from support.processes.forked import running_verifier
 from support.processes.pairs import EMBEDDED, Pair
 from support.processes.server import serving
 from test_same_text import VOCAB, make_prompt
@@ -25,7 +26,7 @@ from outrider.edge_client.drafting.onnx.model import OnnxDraftModel
 from outrider.edge_client.session.session import SessionResult
 from outrider.edge_client.tokenization.tokenizer import EdgeTokenizer
 from outrider.edge_client.transport.link.base import Connection, VerifierLink
-from outrider.experiments.shared.processes import VerifierProcess, run_edge, running_verifier
+from outrider.experiments.shared.processes import VerifierProcess, run_edge
 from outrider.experiments.shared.prompts import load_prompts
 
 CO_LOCATED = ExecutionMode.CO_LOCATED
@@ -103,7 +104,7 @@ def test_a_draft_that_is_always_wrong_changes_the_speed_alone(tiny_oracle: Oracl
             reference = decode(f"127.0.0.1:{server.port}", prompt, sampling, num_new=24).token_ids
         hostile = HostileDraft([*prompt, *reference], VOCAB)
         hostile.fingerprint = "hostile"
-        drafter = CoLocatedDrafter(hostile, tiny_oracle.backend.max_context)
+        drafter = CoLocatedDrafter(hostile)
         with serving(tiny_oracle.backend, drafter=drafter) as server:
             result = decode(f"127.0.0.1:{server.port}", prompt, sampling, mode=CO_LOCATED, num_new=24)
         assert result.token_ids == reference
@@ -227,7 +228,7 @@ def test_a_draft_of_another_tokenizer_or_a_missing_one_is_refused_at_the_start(
 ) -> None:
     flags = ["serve", "--listen", "127.0.0.1:0", "--target", str(tiny_pair.target)]
     assert main([*flags, "--draft", str(EMBEDDED / "draft")]) == 5
-    assert "its tokenizer is" in capsys.readouterr().err
+    assert "its tokenizer is not the target's: name a draft" in capsys.readouterr().err
     assert main([*flags, "--draft", "/nowhere"]) == 2
     assert "--draft /nowhere: there is no such directory" in capsys.readouterr().err
 

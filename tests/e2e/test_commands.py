@@ -17,12 +17,15 @@ from pathlib import Path
 
 import pytest
 from packaging.requirements import Requirement
+from support.calls import eventually
 from support.models import make_tiny_target
 from support.notes import Note
+from support.processes.forked import start_verifier
 from support.processes.pairs import Pair
 from support.processes.server import serving
 
 from outrider.cloud_verifier.backends.loading import load_target
+from outrider.cloud_verifier.config import ServeConfig
 from outrider.cloud_verifier.server.server import VerifierServer
 from outrider.edge_client.drafting.export.exporter import export_draft
 
@@ -62,15 +65,6 @@ def run_arguments(server: VerifierServer, pair: Pair) -> list[str]:
     return ["run", "--verifier", f"127.0.0.1:{server.port}", "--draft", str(pair.own_draft)]
 
 
-def wait_for(condition: object, timeout_s: float = 10.0) -> bool:
-    end = time.monotonic() + timeout_s
-    while time.monotonic() < end:
-        if condition():  # type: ignore[operator]
-            return True
-        time.sleep(0.02)
-    return False
-
-
 def test_json_holds_what_the_contract_names_and_both_modes_agree(
     server: VerifierServer, tiny_pair: Pair
 ) -> None:
@@ -87,6 +81,7 @@ def test_json_holds_what_the_contract_names_and_both_modes_agree(
         assert set(STATS) <= set(output["stats"])
         assert output["num_unverified_tokens"] == (24 if mode == "edge-only" else 0)
         assert output["draft_fingerprint"] or mode == "cloud-only"
+        assert output["reproducible"] is (mode != "edge-only")
     assert outputs["speculative"]["token_ids"] == outputs["cloud-only"]["token_ids"]
     assert outputs["speculative"]["text"] == outputs["cloud-only"]["text"]
     assert outputs["speculative"]["target_fingerprint"] == server.engine.backend.fingerprint
@@ -164,28 +159,25 @@ def decode_address(text: str) -> str:
     return ".".join(map(str, number)) + f":{int(port, 16)}"
 
 
-def test_ctrl_c_cancels_on_both_sides_keeps_the_text_and_exits_130(
-    server: VerifierServer, tiny_pair: Pair
-) -> None:
-    for mode in ("speculative", "cloud-only"):
+@pytest.mark.parametrize("mode", ["speculative", "cloud-only"])
+def test_ctrl_c_cancels_on_both_sides_keeps_the_text_and_exits_130(tiny_pair: Pair, mode: str) -> None:
+    # Slow enough that the text is not over before the signal comes.
+    with serving(load_target(tiny_pair.target), ServeConfig(min_forward_ms=20.0)) as server:
         process = subprocess.Popen(
             [sys.executable, "-m", "outrider.edge_client", *run_arguments(server, tiny_pair), "--mode", mode]
-            + ["--json", "--max-new-tokens", "400", "--min-draft-ms", "40", "--ignore-eos", "def f"],
+            + ["--json", "--max-new-tokens", "400", "--ignore-eos", "def f"],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
         )
-        assert wait_for(lambda: server.engine.num_sessions == 1, 30.0)
-        time.sleep(0.05 if mode == "cloud-only" else 0.4)
+        assert eventually(lambda: server.engine.num_steps >= 5)
         process.send_signal(signal.SIGINT)
-        stdout, stderr = process.communicate(timeout=30)
-        if mode == "cloud-only" and process.returncode == 0:
-            continue  # 400 tokens of a tiny model may be over before the signal comes
+        stdout, stderr = process.communicate(timeout=60)
         assert process.returncode == 130, stderr
         output = json.loads(stdout)
         assert output["finish_reason"] == "cancelled" and 0 < len(output["token_ids"]) < 400
         assert "Traceback" not in stderr
-        assert wait_for(lambda: server.engine.num_sessions == 0)
+        assert eventually(lambda: server.engine.num_sessions == 0)
 
 
 def spent_by_children_s() -> float:
@@ -302,14 +294,14 @@ def test_an_empty_prompt_and_one_past_the_context_are_refused_and_others_are_ser
     assert edge(*run_arguments(server, tiny_pair), "--max-new-tokens", "4", "def f").returncode == 0
 
 
-def test_a_draft_of_another_vocabulary_is_refused_with_both_fingerprints(
+def test_a_draft_of_another_vocabulary_is_refused_with_what_to_do(
     server: VerifierServer, tmp_path: Path
 ) -> None:
     other = make_tiny_target(tmp_path / "hf", vocab=300, hidden=64, num_layers=1)
     export_draft(other, tmp_path / "draft")
     done = edge("run", "--verifier", f"127.0.0.1:{server.port}", "--draft", str(tmp_path / "draft"), "def f")
-    check_one_line(done, server.engine.model.tokenizer_fingerprint)
-    assert len(re.findall(r"[0-9a-f]{64}", done.stderr)) >= 2
+    check_one_line(done, "the draft's tokenizer is not the target's", "--draft DIR")
+    assert not re.search(r"[0-9a-f]{12}", done.stderr)
 
 
 def test_a_verifier_with_a_wrong_target_says_so_in_one_line(tmp_path: Path) -> None:
@@ -325,7 +317,5 @@ def test_a_verifier_with_a_wrong_target_says_so_in_one_line(tmp_path: Path) -> N
 
 
 def test_the_verifier_drains_and_stops_on_sigterm(tiny_pair: Pair) -> None:
-    from outrider.experiments.shared.processes import start_verifier
-
     verifier = start_verifier("--drain-grace-s", "0.5", target=tiny_pair.target)
     assert verifier.stop() == 0

@@ -6,12 +6,13 @@ import threading
 
 import pytest
 from support.processes.decoding import decode
+from support.processes.forked import running_verifier, start_verifier
 from support.processes.pairs import Pair
 from test_faults import NUM_NEW, sampling_of
 from test_same_text import make_prompt
 
 from outrider.edge_client.drafting.base import DraftModel
-from outrider.experiments.shared.processes import VerifierProcess, running_verifier, start_verifier
+from outrider.experiments.shared.processes import VerifierProcess
 
 
 @pytest.mark.parametrize("mode", ["speculative", "cloud-only"])

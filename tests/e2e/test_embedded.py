@@ -11,6 +11,7 @@ import pytest
 from support.models import make_tiny_target
 from support.notes import Note
 from support.processes.decoding import HostileDraft, Oracle, TieLedger, assert_same_text, decode
+from support.processes.forked import running_verifier
 from support.processes.pairs import EMBEDDED
 
 from outrider.common.types import SamplingParams
@@ -18,7 +19,7 @@ from outrider.edge_client.drafting.base import DraftModel
 from outrider.edge_client.drafting.export.exporter import export_draft
 from outrider.edge_client.drafting.onnx.model import OnnxDraftModel
 from outrider.edge_client.tokenization.tokenizer import EdgeTokenizer
-from outrider.experiments.shared.processes import VerifierProcess, running_verifier
+from outrider.experiments.shared.processes import VerifierProcess
 from outrider.experiments.shared.prompts import load_prompts
 
 

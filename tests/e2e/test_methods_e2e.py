@@ -10,6 +10,7 @@ import pytest
 from support.notes import Note
 from support.processes.decoding import HostileDraft, Oracle, TieLedger, assert_same_text, decode
 from support.processes.faults import Faults, FaultyConnection, FaultyLink
+from support.processes.forked import running_verifier
 from support.processes.mortal import MortalVerifier
 from support.processes.pairs import EMBEDDED, Pair
 from test_faults import NUM_NEW, random_rounds
@@ -34,7 +35,7 @@ from outrider.edge_client.drafting.prompt_lookup import PromptLookupModel
 from outrider.edge_client.session.session import SessionResult
 from outrider.edge_client.tokenization.tokenizer import EdgeTokenizer
 from outrider.edge_client.transport.link.base import Connection, VerifierLink
-from outrider.experiments.shared.processes import VerifierProcess, running_verifier
+from outrider.experiments.shared.processes import VerifierProcess
 from outrider.experiments.shared.prompts import load_prompts
 
 METHODS = pytest.mark.parametrize("method", list(Method))
@@ -223,8 +224,14 @@ def test_logprobs_come_with_every_token_but_a_chosen_one(
 # ------------------------------------------------------------------------------------------ faults
 
 
-@METHODS
-@pytest.mark.parametrize("transport", ["stream", "unary"])
+@pytest.mark.parametrize(
+    ("method", "transport"),
+    [
+        pytest.param(method, transport, marks=[] if (number + turn) % 2 else [pytest.mark.slow])
+        for number, method in enumerate(Method)
+        for turn, transport in enumerate(("stream", "unary"))
+    ],
+)
 def test_under_wait_faults_on_the_link_leave_no_trace(
     tiny_verifier: VerifierProcess, random_draft: DraftModel, method: Method, transport: str
 ) -> None:

@@ -9,6 +9,7 @@ import pytest
 import torch
 from scipy.stats import chi2
 from support.processes.decoding import decode
+from support.processes.forked import running_verifier
 from support.processes.pairs import EMBEDDED, Pair
 from test_same_text import make_prompt
 from transformers import AutoModelForCausalLM
@@ -20,7 +21,8 @@ from outrider.cloud_verifier.engine.job import Job
 from outrider.cloud_verifier.server.server import make_model_info
 from outrider.common.alignment import TokenChain
 from outrider.common.types import GeneratedTokens, GenerateRequest, Opened, OpenRequest, SamplingParams
-from outrider.experiments.shared.processes import VerifierProcess, running_verifier
+from outrider.experiments.shared.processes import VerifierProcess
+from outrider.experiments.sweep.results.judging import Scorer
 
 NUM_SAMPLES = 4000
 PROMPT = (17, 200, 33, 90, 41)
@@ -118,3 +120,15 @@ def test_generate_samples_the_softmax_of_transformers_logits_at_temperature_1(ti
     assert chi_square_p(first, probs[len(PROMPT)]) < 1e-9
     mixed = 0.8 * probs[len(PROMPT)] + 0.2 * probs[len(PROMPT) - 1]
     assert chi_square_p(generated, mixed) < 0.001
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_the_scorer_finds_the_one_token_that_is_not_the_targets(
+    tiny_verifier: VerifierProcess, tiny_pair: Pair, temperature: float
+) -> None:
+    prompt, sampling = make_prompt(2), SamplingParams(temperature=temperature, seed=2)
+    written = decode(tiny_verifier.address, prompt, sampling, num_new=24).token_ids
+    scorer = Scorer(tiny_pair.target)
+    assert scorer.unlike(prompt, written, sampling) == []
+    assert scorer.unlike(prompt, (*written[:7], written[7] ^ 1), sampling) == [7]
+    assert not scorer.is_tie(prompt, written[:7], written[7], written[7] ^ 1, sampling)

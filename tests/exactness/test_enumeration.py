@@ -1,8 +1,8 @@
-"""Every outcome of the first four or five tokens, summed: an exact method writes what the target alone would.
+"""Every outcome of the first four tokens, summed: an exact method writes what the target alone would.
 
-Methods run as they are, over at least two consecutive rounds (a round of three draft tokens commits four at
-most, and has texts of five). Sums are exact but for float64: the noise of `coupled` is integrated in closed
-form. What is measured of approximate methods and planted mistakes is printed: `pytest
+Methods run as they are, over at least two consecutive rounds: a round of two draft tokens commits three at most.
+`make test-slow` has rounds of three and texts of five. Sums are exact but for float64: the noise of `coupled` is
+integrated in closed form. What is measured of approximate methods and planted mistakes is printed: `pytest
 tests/exactness/test_enumeration.py`.
 """
 
@@ -29,8 +29,9 @@ EXACT = (Method.COUPLED, Method.SPARSE, Method.CANDIDATES, Method.BLOCK)
 APPROXIMATE = (Method.SHORTCUT, Method.SCALAR_RESIDUAL, Method.THRESHOLD, Method.TYPICAL)
 TOLERANCE = 1e-9
 TWO_KINDS = ("truncated", pytest.param("alike", marks=pytest.mark.slow))
+FULL = {"num_draft_tokens": 3, "num_tokens": 5}
+in_two_sizes = pytest.mark.parametrize("size", [{}, pytest.param(FULL, marks=pytest.mark.slow, id="full")])
 THREE_OR_FIVE = (3, pytest.param(5, marks=pytest.mark.slow))  # tokens, where the first one tells
-LARGE_KINDS = ("random", "alike", "same", "mismatch", "near_zero")  # every id drafted after every text
 LEAST_BIAS = 1e-3  # a mistake that is measured below this is not called detected
 
 
@@ -66,9 +67,7 @@ def show(note):
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("method", EXACT)
 def test_an_exact_method_writes_the_targets_distribution(method, kind):
-    num_draft_tokens, num_tokens = (2, 4) if kind in LARGE_KINDS else (3, 5)  # `slow` has the latter for all
-    rules = rules_of(method, num_draft_tokens=num_draft_tokens, num_tokens=num_tokens)
-    check_exact(method, make_world(kind), rules)
+    check_exact(method, make_world(kind), rules_of(method))
 
 
 @pytest.mark.parametrize("num_draft_tokens", [1, 2])
@@ -104,9 +103,9 @@ def test_any_number_of_candidates_is_exact():
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("method", EXACT)
 def test_exact_methods_over_more_worlds(method, kind, seed):
-    check_exact(method, make_world(kind, seed), rules_of(method))
+    check_exact(method, make_world(kind, seed), rules_of(method, **FULL))
     if method is not Method.COUPLED and kind in ("mixed", "truncated", "deterministic"):
-        check_exact(method, make_world(kind, seed), rules_of(method, is_pipelined=True))
+        check_exact(method, make_world(kind, seed), rules_of(method, is_pipelined=True, **FULL))
 
 
 def test_candidates_are_exact_but_for_float32_on_the_wire():
@@ -142,11 +141,12 @@ def lying(world, power):
 
 @pytest.mark.parametrize("method", EXACT)
 @pytest.mark.parametrize("kind", TWO_KINDS)
-def test_a_draft_that_lies_about_q_biases_all_but_coupled(method, kind, show):
+@in_two_sizes
+def test_a_draft_that_lies_about_q_biases_all_but_coupled(method, kind, size, show):
     world = lying(make_world(kind), 0.5)
-    rules = rules_of(method)
+    rules = rules_of(method, **size)
     if method is Method.COUPLED:
-        check_exact(method, world, rules_of(method, num_draft_tokens=2))
+        check_exact(method, world, rules)
     else:
         biases = bias(create_method(method), world, rules)
         assert biases[0] > LEAST_BIAS
@@ -182,8 +182,9 @@ def test_the_textbook_sampler_is_exact_under_this_enumeration():
 
 @pytest.mark.parametrize("mistake", list(Mistake)[1:])
 @pytest.mark.parametrize("kind", TWO_KINDS)
-def test_a_planted_mistake_is_detected(mistake, kind, show):
-    biases = bias(PlantedMethod(mistake), make_world(kind))
+@in_two_sizes
+def test_a_planted_mistake_is_detected(mistake, kind, size, show):
+    biases = bias(PlantedMethod(mistake), make_world(kind), Rules(**size))
     assert biases[-1] > LEAST_BIAS
     show(mistake, kind, biases)
 
@@ -197,20 +198,21 @@ def test_a_correction_redrawn_with_other_noise_is_detected(num_tokens, show):
 
 
 @pytest.mark.parametrize("kind", TWO_KINDS)
-def test_a_gate_that_drops_the_token_it_saw_is_detected(kind, show):
+@in_two_sizes
+def test_a_gate_that_drops_the_token_it_saw_is_detected(kind, size, show):
     """Ending the draft before an unlikely token that was drawn: what stands then was chosen by the draw."""
 
     def is_unlikely(support, token_id):
         return support.weights[support.token_ids.index(token_id)] < 0.2 * sum(support.weights)
 
-    biases = bias(create_method(Method.SPARSE), make_world(kind), Rules(is_cut=is_unlikely))
+    biases = bias(create_method(Method.SPARSE), make_world(kind), Rules(is_cut=is_unlikely, **size))
     assert biases[-1] > LEAST_BIAS
     show("sparse: an NLL gate that drops the sampled token", kind, biases)
 
 
 def test_coins_reused_every_round_are_detected(show):
     for method, kind in itertools.product((Method.SPARSE, Method.BLOCK), ("truncated", "deterministic")):
-        rules = Rules(num_tokens=4, coin_key=lambda start, offset: (Purpose.ACCEPT, math.inf, offset))
+        rules = Rules(coin_key=lambda start, offset: (Purpose.ACCEPT, math.inf, offset))
         biases = bias(create_method(method), make_world(kind), rules)
         assert biases[0] < TOLERANCE and biases[-1] > LEAST_BIAS
         show(f"{method}: the same draws in every round", kind, biases)
@@ -222,7 +224,7 @@ def by_position_alone(start, offset):
 
 def test_block_keyed_by_position_alone_is_biased_from_the_second_token_on(show):
     for kind in ("truncated", "deterministic"):
-        rules = Rules(num_tokens=4, coin_key=by_position_alone)
+        rules = Rules(coin_key=by_position_alone)
         biases = bias(create_method(Method.BLOCK), make_world(kind), rules)
         assert biases[0] < TOLERANCE, "the first token cannot show it"
         assert 0.01 < biases[1] < 0.1
@@ -231,7 +233,7 @@ def test_block_keyed_by_position_alone_is_biased_from_the_second_token_on(show):
 
 def test_rejection_in_order_would_bear_keys_by_position_alone():
     """A coin at a position decides about that position, which then is committed: nobody asks again."""
-    rules = Rules(num_tokens=4, coin_key=by_position_alone)
+    rules = Rules(coin_key=by_position_alone)
     for kind in ("truncated", "mixed"):
         assert bias(create_method(Method.SPARSE), make_world(kind), rules)[-1] < TOLERANCE
 
@@ -241,9 +243,10 @@ def test_rejection_in_order_would_bear_keys_by_position_alone():
 
 @pytest.mark.parametrize("method", APPROXIMATE)
 @pytest.mark.parametrize("kind", TWO_KINDS)
-def test_an_approximate_method_is_off_by_what_is_printed(method, kind, show):
+@in_two_sizes
+def test_an_approximate_method_is_off_by_what_is_printed(method, kind, size, show):
     assert not method.is_exact
-    biases = bias(create_method(method), make_world(kind), rules_of(method))
+    biases = bias(create_method(method), make_world(kind), rules_of(method, **size))
     assert biases[-1] > LEAST_BIAS
     show(f"{method} (approximate)", kind, biases)
 

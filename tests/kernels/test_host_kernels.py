@@ -100,6 +100,20 @@ def random_cuts(rng):
     return top_k, top_p, float(np.float32(rng.choice([0, 0, 0.05, 0.9])))
 
 
+@pytest.mark.parametrize("top_p", [0.3, 0.9, 0.99])
+@pytest.mark.parametrize("temperature", [1.0, 30.0, 1000.0])
+def test_flat_rows_are_cut_there_too_without_sorting_them(temperature, top_p):
+    rng = np.random.default_rng(3)
+    flat = rng.normal(scale=3.0, size=30_000).astype(np.float32)
+    stepped, outlier = np.round(flat), np.append(flat, np.float32(1e4)).astype(np.float32)
+    outlier[:5] = -np.inf
+    for row in (flat, stepped, outlier, np.zeros(30_000, np.float32)):
+        for top_k in (0, 20_000):
+            cuts = top_k, float(np.float32(top_p)), 0.0
+            expected = reference.truncation_threshold(row, temperature, *cuts)
+            assert host.truncation_threshold(row, temperature, *cuts) == expected
+
+
 @pytest.mark.parametrize("seed", range(2))
 def test_rows_are_cut_where_the_reference_and_the_processors_cut_them(seed):
     rng = np.random.default_rng(5 + seed)
@@ -247,7 +261,7 @@ def test_help_does_not_import_the_compiler():
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
-@pytest.mark.alone
+@pytest.mark.slow  # in milliseconds
 def test_the_interpreter_is_free_while_a_row_is_computed():
     import threading
 

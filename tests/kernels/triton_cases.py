@@ -3,6 +3,7 @@
 Run by test_triton_kernels.py in a process of their own: Triton asks how it is to run when it is imported.
 """
 
+import contextlib
 import math
 from dataclasses import replace
 
@@ -92,6 +93,27 @@ def test_rows_give_the_references_tokens_sums_entropy_and_residuals(vocab_size):
         assert all(each is None or each == pick for each, pick in zip(expected_picks, picked, strict=True))
 
 
+def test_a_kernel_is_launched_on_the_device_of_its_logits(monkeypatch):
+    launched, current = [], []
+
+    @contextlib.contextmanager
+    def device_of(tensor):
+        current.append(tensor)
+        yield
+        current.pop()
+
+    class Search:
+        def __getitem__(self, grid):
+            return lambda logits, *arguments, **options: launched.append(current[-1] is logits)
+
+    monkeypatch.setattr(torch.cuda, "device_of", device_of)
+    monkeypatch.setattr(device, "_search", Search())
+    device.gumbel_argmax(
+        torch.zeros(1, 8), torch.ones(1), torch.zeros(1), torch.zeros((1, 4), dtype=torch.int64)
+    )
+    assert launched == [True]
+
+
 def _no_changes(num_rows):
     shape = (num_rows, device.MAX_CHANGED)
     return np.full(shape, device.NO_CHANGE, np.int32), np.full(shape, -INF)
@@ -145,6 +167,10 @@ def test_device_rows_answer_as_host_rows_do():
             assert rows.sample(row, key) == host.sample(row, key)
             assert rows.sample(row, key, changed) == host.sample(row, key, changed)
         first += step_round.num_rows
+
+
+def test_a_step_without_rows_has_no_rounds():
+    assert make_device_rows(torch.zeros((0, 12)), (), (0,), 12) == []
 
 
 def test_a_row_of_nan_is_the_models_error_and_no_other_rows():

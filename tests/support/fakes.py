@@ -44,6 +44,7 @@ class FakeBackend:
         self.dtype, self.device, self.model_id = "float32", "cpu", "fake"
         self.fingerprint, self.tokenizer_fingerprint = "f" * 16, "t" * 16
         self.eos_token_ids: tuple[int, ...] = (0,)
+        self.is_reproducible = True
         self.num_forwards = 0
         self.num_query_rows = 0
         self.batches: list[list[int]] = []  # tokens fed per item, per forward
@@ -118,8 +119,10 @@ class FakeBackend:
         self.sequences.append(FakeSequence(self.blocks.fork(sequence.table), self.slots))
         return self.sequences[-1]
 
-    def close(self, sequence: FakeSequence) -> None:
+    def close(self, sequence: FakeSequence, *, is_wrong: bool = False) -> None:
         sequence.is_closed = True
+        if is_wrong:
+            self.blocks.unpublish(sequence.table)
         self.blocks.free(sequence.table)
         if sequence in self.sequences:
             self.sequences.remove(sequence)

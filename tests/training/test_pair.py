@@ -18,7 +18,7 @@ from tests.training.test_target import TOY, toy_stream
 DRAFT = replace(TOY, hidden_size=32, num_layers=1, tied=True, context=128)
 CONFIG = DistillConfig(
     model=DRAFT,
-    minutes=0.05,
+    tokens=64 * 120,
     phases=(Phase(0.0, 16, 4),),
     sample_rows=8,
     sample_prompt=4,

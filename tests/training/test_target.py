@@ -17,7 +17,7 @@ TOY = ModelConfig(
 )
 CONFIG = TargetConfig(
     model=TOY,
-    minutes=0.05,
+    tokens=64 * 120,
     phases=(Phase(0.0, 16, 4, num_layers=1), Phase(0.5, 32, 2, num_layers=2, functions=0.5)),
     unlikelihood=UnlikelihoodConfig(start=0.75, prompt=4, tokens=20, rows=8, step_rows=4, weight=0.01),
     schedule=Schedule(decay_start=0.5),

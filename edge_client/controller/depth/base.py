@@ -14,12 +14,9 @@ class DepthPolicy(Protocol):
 
     def next_depth(self) -> int:
         """Returns the most tokens to draft in the next round."""
-        ...
 
     def stop_rule(self) -> ShouldStop | None:
         """Returns the rule that may end the next draft before `next_depth` tokens; None: nothing does."""
-        ...
 
     def observe(self, record: RoundRecord) -> None:
         """Adds a round, answered or not (`is_answered`)."""
-        ...

@@ -7,6 +7,7 @@ the `Host` header shows a page whose own name was made to resolve to this machin
 from __future__ import annotations
 
 import base64
+import logging
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
@@ -21,6 +22,8 @@ from outrider.edge_client.daemon.openai.errors import ApiError
 
 if TYPE_CHECKING:
     from outrider.edge_client.daemon.service import Daemon
+
+log = logging.getLogger(__name__)
 
 PUBLIC = frozenset({"/health", "/ready"})  # health answers without credentials, and says little
 
@@ -48,14 +51,18 @@ class AccessMiddleware:
         if not origins:
             return self._guarded
         return CORSMiddleware(
-            self._guarded, allow_origins=origins, allow_methods=["GET", "POST"], allow_headers=["*"]
+            self._guarded,
+            allow_origins=origins,
+            allow_methods=["GET", "POST"],
+            allow_headers=["*"],
+            expose_headers=["x-outrider-warning"],
         )
 
     async def _guarded(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             self._check(scope["path"], Headers(scope=scope))
         except ApiError as error:
-            await JSONResponse(error.body(), error.status, error.headers)(scope, receive, send)
+            await refusal(scope["path"], error)(scope, receive, send)
             return
         await self._app(scope, receive, send)
 
@@ -73,6 +80,12 @@ class AccessMiddleware:
             message = "a valid API key is needed: Authorization: Bearer KEY"
             found = {"WWW-Authenticate": scheme}
             raise ApiError(401, message, "authentication_error", code="invalid_api_key", headers=found)
+
+
+def refusal(path: str, error: ApiError) -> JSONResponse:
+    """Returns the answer to a request that no endpoint takes, and logs why."""
+    log.info("refused", extra={"route": path[:100], **error.facts()})
+    return JSONResponse(error.body(), error.status, error.headers)
 
 
 def check_body(headers: Headers) -> None:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from starlette.types import Receive, Scope, Send
 
 from outrider.edge_client.config.methods import judging_method
-from outrider.edge_client.core.events import EndEvent, SessionEvent
+from outrider.edge_client.core.events import EndEvent, SessionEvent, TokenEvent
 from outrider.edge_client.core.live_stats import LiveStats
 from outrider.edge_client.daemon.activity import Entry
 from outrider.edge_client.daemon.generation import Generation
@@ -47,34 +47,32 @@ class GenerationEndpoint:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         request_id = _PREFIX[self._kind] + secrets.token_hex(12)
         start_s = time.perf_counter()
-        status, num_tokens = 200, 0
+        facts: dict[str, object] = {"request": request_id, "route": scope["path"], "status": 200}
+        entry: Entry | None = None
         wire = Wire(scope, receive, send, request_id, self._daemon.serve)
         try:
             body = await wire.read_json(int(self._daemon.serve.max_body_mb * 2**20))
             parsed = parse_request(self._kind, body, self._daemon.edge.tokenizer.num_tokens)
             self._daemon.check_model(parsed.model)
             entry = Entry(request_id, parsed, wire.client)
-            num_tokens = await _unless_gone(self._answer(entry, wire), wire)
+            await _unless_gone(self._answer(entry, wire), wire)
         except ClientGone:
-            status = _GONE
+            facts |= {"status": _GONE, "reason": "the client left"}
         except Exception as error:
             failure = from_failure(error, _SUBJECT[self._kind])
-            status = failure.status
+            facts |= failure.facts()
             if failure.code == "internal_error":
                 log.exception("a request failed", extra={"request": request_id})
             with suppress(ClientGone):
                 await wire.fail(failure)
-        facts = {
-            "request": request_id,
-            "route": scope["path"],
-            "status": status,
-            "num_tokens": num_tokens,
-            "ms": round((time.perf_counter() - start_s) * 1e3, 1),
-        }
+        facts["num_tokens"] = entry.num_sent_tokens if entry else 0
+        if entry and entry.session and (note := entry.session.result.unverified_note):
+            facts["warning"] = note
+        facts["ms"] = round((time.perf_counter() - start_s) * 1e3, 1)
         log.info("answered", extra=facts)
-        self._daemon.metrics.requests.labels(scope["path"], str(status)).inc()
+        self._daemon.metrics.requests.labels(scope["path"], str(facts["status"])).inc()
 
-    async def _answer(self, entry: Entry, wire: Wire) -> int:
+    async def _answer(self, entry: Entry, wire: Wire) -> None:
         daemon, parsed = self._daemon, entry.parsed
         daemon.activity.add(entry)
         try:
@@ -94,12 +92,13 @@ class GenerationEndpoint:
         finally:
             daemon.activity.remove(entry)
         await wire.flush()
-        return len(prepared.session.result.token_ids)
 
     def _observe(self, entry: Entry, prepared: Prepared) -> None:
+        result, mode = prepared.session.result, prepared.config.mode
+        self._daemon.note_slow_draft(mode, result.stats)
         self._daemon.metrics.observe(
-            prepared.session.result,
-            prepared.config.mode,
+            result,
+            mode,
             entry.method,
             prepared.num_prompt_tokens,
             prepared.num_reused_tokens,
@@ -118,7 +117,9 @@ class GenerationEndpoint:
         while batch := await generation.next_batch():
             events += batch
         _check_end(events)
-        await wire.send_json(shaper.whole(events, _usage(prepared)))
+        result = prepared.session.result
+        await wire.send_json(shaper.whole(events, _usage(prepared)), result.unverified_note)
+        entry.num_sent_tokens = len(result.token_ids)
 
     async def _write_stream(
         self,
@@ -131,11 +132,14 @@ class GenerationEndpoint:
     ) -> None:
         _check_end(batch)
         await wire.start_stream(shaper.first_chunk())
-        live = LiveStats(prepared.session.result.stats)  # its own: it tells what is new since its last chunk
+        session = prepared.session
+        live = LiveStats(session.result.stats)  # its own: it tells what is new since its last chunk
         while batch:
             _check_end(batch)
             told = live.snapshot() if entry.parsed.has_tokens else None
-            await wire.send_chunks(shaper.chunks(batch, told))
+            warning = session.result.unverified_note if isinstance(batch[-1], EndEvent) else ""
+            await wire.send_chunks(shaper.chunks(batch, told, warning))
+            entry.num_sent_tokens += sum(isinstance(event, TokenEvent) for event in batch)
             batch = await generation.next_batch()
         if entry.parsed.has_usage:
             await generation.ended()  # the last bytes are counted when the session is closed
@@ -175,9 +179,9 @@ async def _to_the_end(generation: Generation) -> None:
         raise cancelled
 
 
-async def _unless_gone(work: Any, wire: Wire) -> int:
-    """Returns what `work` returns, which is cancelled when the client leaves before its answer is complete.
-    Raises `ClientGone` then."""
+async def _unless_gone(work: Any, wire: Wire) -> None:
+    """Awaits `work`, which is cancelled when the client leaves before its answer is complete. Raises
+    `ClientGone` then."""
     working = asyncio.ensure_future(work)
     leaving = asyncio.ensure_future(wire.until_gone())
     try:
@@ -186,7 +190,7 @@ async def _unless_gone(work: Any, wire: Wire) -> int:
             working.cancel()
             await asyncio.wait((working,))
             raise ClientGone
-        return int(await working)
+        await working
     finally:
         leaving.cancel()
         working.cancel()

@@ -13,7 +13,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Route
 
 from outrider.edge_client.core.options import REQUESTABLE_MODES, ExecutionMode
-from outrider.edge_client.daemon.http.access import AccessMiddleware
+from outrider.edge_client.daemon.http.access import AccessMiddleware, refusal
 from outrider.edge_client.daemon.http.endpoint import GenerationEndpoint
 from outrider.edge_client.daemon.http.page import PAGE_HEADERS, page_html
 from outrider.edge_client.daemon.openai.errors import ApiError
@@ -104,6 +104,7 @@ class _Handlers:
         draft, model = daemon.edge.draft, state.model
         about: dict[str, object] = {
             "mode": daemon.config.mode,
+            "on_timeout": daemon.config.outage.on_timeout,
             "modes": [str(mode) for mode in REQUESTABLE_MODES if draft is not None or not mode.has_draft],
             "method": daemon.config.verification.method,
             "draft_fingerprint": draft.fingerprint if draft else None,
@@ -133,7 +134,7 @@ class _Handlers:
 
 async def _on_api_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, ApiError)
-    return JSONResponse(error.body(), error.status, error.headers)
+    return refusal(request.url.path, error)
 
 
 async def _on_http_error(request: Request, error: Exception) -> Response:
@@ -142,5 +143,5 @@ async def _on_http_error(request: Request, error: Exception) -> Response:
     if error.status_code == 404:
         message += f"; there are {', '.join(_MAIN_ROUTES)}"
     code = {404: "unknown_url", 405: "method_not_allowed"}.get(error.status_code)
-    body = ApiError(error.status_code, message, code=code).body()
-    return JSONResponse(body, error.status_code, error.headers)
+    headers = dict(error.headers or {})
+    return refusal(request.url.path, ApiError(error.status_code, message, code=code, headers=headers))

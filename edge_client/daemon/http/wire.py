@@ -90,17 +90,20 @@ class Wire:
         while (await self._receive())["type"] != "http.disconnect":
             pass
 
-    async def send_json(self, body: dict[str, object]) -> None:
-        """Sends the answer as one JSON object."""
+    async def send_json(self, body: dict[str, object], warning: str = "") -> None:
+        """Sends the answer as one JSON object, and `warning`, if any, as its header."""
         self._is_started = True
-        response = JSONResponse(body, headers={"x-request-id": self._request_id[1].decode()})
+        headers = {"x-request-id": self._request_id[1].decode()}
+        if warning:
+            headers["x-outrider-warning"] = warning
+        response = JSONResponse(body, headers=headers)
         await response(self._scope, self._receive, self._send)
 
     async def fail(self, error: ApiError) -> None:
-        """Sends an error: as the answer's status, or as the last event of a stream that has begun."""
+        """Sends an error: as the answer's status, or as the last event of a stream that has begun. No
+        `[DONE]` follows: it would say that the text is complete."""
         if self._is_stream:
-            await self._send_data(_event(error.body()))
-            await self.end_stream()
+            await self._send_data(_event(error.body()), is_last=True)
         elif not self._is_started:
             headers = {**error.headers, "x-request-id": self._request_id[1].decode()}
             if error.status in (408, 413):
@@ -121,7 +124,7 @@ class Wire:
             await self._send_data(b"".join(map(_event, chunks)))
 
     async def end_stream(self) -> None:
-        """Sends the stream's closing event."""
+        """Sends the closing event of a complete text."""
         await self._send_data(b"data: [DONE]\n\n", is_last=True)
 
     async def flush(self) -> None:

@@ -38,6 +38,14 @@ class ApiError(Exception):
         about = {"message": message, "type": self.type, "param": param, "code": self.code}
         return {"error": about}
 
+    def facts(self) -> dict[str, object]:
+        """Returns why a request is refused, for the log. The messages of 400 and 404 quote the request, and are
+        left out."""
+        facts: dict[str, object] = {"status": self.status, "code": self.code}
+        if self.param is not None:
+            facts["param"] = _clipped(self.param, 100)
+        return facts if self.status in (400, 404) else {**facts, "reason": _clipped(self.message, 300)}
+
 
 def _clipped(text: str, max_chars: int) -> str:
     """Returns at most `max_chars` of a text: errors quote the request, which may hold megabytes."""

@@ -59,9 +59,11 @@ class Shaper:
             return None
         return self._chunk({"index": 0, "delta": {"role": "assistant", "content": ""}}, None, None)
 
-    def chunks(self, events: Sequence[SessionEvent], live: _Object | None) -> list[_Object]:
-        """Returns the chunks for a batch of events: one where it shows something, and one for the end. `live`
-        goes with the first where the request asked for tokens."""
+    def chunks(
+        self, events: Sequence[SessionEvent], live: _Object | None, warning: str = ""
+    ) -> list[_Object]:
+        """Returns the chunks for a batch of events: one where it shows something, and one for the end, with
+        `warning` if there is one. `live` goes with the first where the request asked for tokens."""
         tokens = [event for event in events if isinstance(event, TokenEvent)]
         cleared = [event.index for event in events if isinstance(event, MarkClearedEvent)]
         end = next((event for event in events if isinstance(event, EndEvent)), None)
@@ -71,7 +73,8 @@ class Shaper:
         if text or extras is not None or (tokens and self._parsed.num_top_logprobs is not None):
             made.append(self._chunk(self._delta(text), self._logprobs(tokens), None, extras))
         if end is not None:
-            made.append(self._chunk(self._delta(""), None, _FINISH.get(end.finish_reason)))
+            last = self._chunk(self._delta(""), None, _FINISH.get(end.finish_reason))
+            made.append({**last, "outrider_warning": warning} if warning else last)
         self._num_chars += len(text)
         return made
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from outrider.edge_client.config.methods import judging_method
+from outrider.edge_client.config.methods import is_reproducible, judging_method
 from outrider.edge_client.config.run_config import RunConfig
 from outrider.edge_client.session.session import SessionResult
 
@@ -63,7 +63,8 @@ def make_extras(
         "mode": config.mode,
         "method": method,
         "gate": config.gate.use,
-        "exact": (method is None or method.is_exact) and num_unverified == 0,
+        "exact": (method is None or method.is_exact) and num_unverified == 0 if result.token_ids else None,
+        "reproducible": is_reproducible(config, result.model, num_unverified),
         "finish_reason": str(result.finish_reason),
         "num_unverified_tokens": num_unverified,
         "num_approximate_tokens": sum(result.token_is_approximate),

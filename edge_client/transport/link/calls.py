@@ -2,15 +2,32 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any, TypeVar
 
 import grpc
+from google.protobuf.message import DecodeError
 
 from outrider.common.clock import SYSTEM_CLOCK, Clock
-from outrider.common.errors import LinkError, OutriderError, UsageError
+from outrider.common.errors import InvalidFieldError, LinkError, OutriderError, UsageError
 from outrider.edge_client.transport.link.balancing import SESSION_HEADER
+from outrider.edge_client.transport.link.base import UnreadableAnswerError
 from outrider.edge_client.transport.link.channel import translate
 from outrider.edge_client.transport.link.security import LinkSecurity, Metadata
+
+Answer = TypeVar("Answer")
+
+
+def decode_answer(address: str, data: bytes, message_type: Any, decode: Callable[[Any], Answer]) -> Answer:
+    """Returns what the bytes of a `message_type` say. Raises `UnreadableAnswerError` for bytes that are none,
+    and for a field that no verifier sends."""
+    try:
+        return decode(message_type.FromString(data))
+    except DecodeError as error:
+        raise UnreadableAnswerError(address, "bytes that are no message") from error
+    except InvalidFieldError as error:
+        raise UnreadableAnswerError(address, error) from error
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ from typing import Any
 import grpc
 
 from outrider.common.errors import LinkError, LinkFaultError, OutriderError
+from outrider.common.printable import one_line
 from outrider.edge_client.transport.link.balancing import connect_by_call, ring_options
 from outrider.edge_client.transport.link.base import CallRejectedError
 from outrider.edge_client.transport.link.diagnosis import diagnose
@@ -74,7 +75,7 @@ def open_channel(
     channel.unsubscribe(on_state)
     if outcomes[:1] == [True]:
         return channel
-    _close_later(channel)
+    close_later(channel)
     found = diagnose(address, security, min(timeout_s, _DIAGNOSIS_S)) if outcomes else None
     hangs_up = "none of them serves" if target.is_balanced else "it hangs up"
     why = found.found if found else hangs_up if outcomes else f"no answer in {wait_s:.1f} s"
@@ -92,9 +93,9 @@ def _create_channel(target: VerifierTarget, security: LinkSecurity, timeout_s: f
     return grpc.secure_channel(target.grpc_name(), credentials, options=options + named)
 
 
-def _close_later(channel: Any) -> None:
-    """Closes the channel later: at the moment of a change of state, gRPC's watching thread would die with a
-    traceback."""
+def close_later(channel: Any) -> None:
+    """Closes the channel once gRPC's thread that watches its state, until 200 ms after the connection was made,
+    has ended: it would die with a traceback."""
     timer = threading.Timer(_CLOSE_AFTER_S, channel.close)
     timer.daemon = True
     timer.start()
@@ -102,7 +103,7 @@ def _close_later(channel: Any) -> None:
 
 def translate(error: grpc.RpcError, address: str) -> OutriderError:
     """Returns our exception for a failed call."""
-    code, details = error.code(), error.details()
+    code, details = error.code(), one_line(error.details() or "")
     if code in _REJECTED:
         fix = "name a token that it knows with --token-file" if code is _NO_TOKEN else ""
         found = f"the verifier at {address} rejects the call: {_REJECTED[code]} ({details})"

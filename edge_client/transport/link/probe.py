@@ -13,6 +13,7 @@ from outrider.common.clock import SYSTEM_CLOCK, Clock
 from outrider.common.pb import outrider_pb2 as pb
 from outrider.common.types import ModelInfo
 from outrider.edge_client.transport.link.balancing import SESSION_HEADER
+from outrider.edge_client.transport.link.calls import decode_answer
 from outrider.edge_client.transport.link.channel import open_channel, translate
 from outrider.edge_client.transport.link.security import PLAINTEXT, LinkSecurity
 
@@ -39,24 +40,19 @@ def probe(
     session_id: bytes | None = None,
     clock: Clock = SYSTEM_CLOCK,
 ) -> Probe:
-    """Calls `Describe` `count` times. Raises `LinkError` and `CallRejectedError` as a session's opening would;
-    `InvalidFieldError` for an answer that this edge cannot read."""
+    """Calls `Describe` `count` times. Raises `LinkError` and `CallRejectedError` as a session's opening would."""
     session_id = session_id or secrets.token_bytes(16)  # so that one of several verifiers answers throughout
     start_s = clock.now()
     channel = open_channel(address, timeout_s, security, session_id)
     connect_ms = (clock.now() - start_s) * 1e3
-    call = channel.unary_unary(
-        "/outrider.v1.Verifier/Describe",
-        request_serializer=pb.DescribeRequest.SerializeToString,
-        response_deserializer=pb.DescribeResponse.FromString,
-    )
+    call = channel.unary_unary("/outrider.v1.Verifier/Describe")
     answers_ms: list[float] = []
     ahead: float | None = None
     try:
         for _ in range(count):
             sent_ms, start_s = time.time() * 1e3, clock.now()
             metadata = ((SESSION_HEADER, session_id.hex()), *security.metadata())
-            answer, finished = call.with_call(pb.DescribeRequest(), timeout=timeout_s, metadata=metadata)
+            answer, finished = call.with_call(b"", timeout=timeout_s, metadata=metadata)
             took_ms = (clock.now() - start_s) * 1e3
             sent_back = dict(finished.trailing_metadata() or ()).get(_TIME_KEY, "")
             if str(sent_back).isdecimal() and (not answers_ms or took_ms <= min(answers_ms)):
@@ -66,4 +62,5 @@ def probe(
         raise translate(error, address) from error
     finally:
         channel.close()
-    return Probe(codec.decode_model_info(answer), connect_ms, tuple(answers_ms), ahead)
+    model = decode_answer(address, answer, pb.DescribeResponse, codec.decode_model_info)
+    return Probe(model, connect_ms, tuple(answers_ms), ahead)

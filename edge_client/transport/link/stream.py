@@ -14,11 +14,12 @@ from typing import Any
 import grpc
 
 from outrider.common import codec
-from outrider.common.errors import InvalidFieldError, LinkError, OutriderError
+from outrider.common.errors import LinkError, OutriderError
 from outrider.common.pb import outrider_pb2 as pb
 from outrider.common.types import SessionRequest, SessionResponse
-from outrider.edge_client.transport.link.base import CallRejectedError, Traffic
-from outrider.edge_client.transport.link.calls import CallSettings
+from outrider.edge_client.transport.link.base import Traffic
+from outrider.edge_client.transport.link.calls import CallSettings, decode_answer
+from outrider.edge_client.transport.link.channel import close_later
 from outrider.edge_client.transport.link.inbox import Inbox
 from outrider.edge_client.transport.link.trace import ConnectionSpan
 
@@ -67,10 +68,7 @@ class StreamConnection:
         if message is None:
             return None
         self._traffic.bytes_down += len(message) + FRAME_BYTES
-        try:
-            return codec.decode_response(pb.SessionResponse.FromString(message))
-        except InvalidFieldError as error:
-            raise CallRejectedError(f"{self._address} answers what this edge cannot read: {error}") from error
+        return decode_answer(self._address, message, pb.SessionResponse, codec.decode_response)
 
     def start_rtt_probe(self) -> None:
         """Sends a `Describe` on the same connection, which waits for no step of the verifier."""
@@ -90,7 +88,7 @@ class StreamConnection:
         self._outbox.put(None)
         if self._call is not None:
             self._call.cancel()
-        self._channel.close()
+        close_later(self._channel)
         self._span.end()
 
     def _begin(self) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import grpc
 
 from outrider.common import codec
-from outrider.common.errors import InvalidFieldError, LinkError
+from outrider.common.errors import LinkError
 from outrider.common.pb import outrider_pb2 as pb
 from outrider.common.types import (
     CancelRequest,
@@ -24,8 +24,9 @@ from outrider.common.types import (
     SessionResponse,
     VerifyRequest,
 )
-from outrider.edge_client.transport.link.base import CallRejectedError, Traffic
-from outrider.edge_client.transport.link.calls import CallSettings
+from outrider.edge_client.transport.link.base import Traffic, UnreadableAnswerError
+from outrider.edge_client.transport.link.calls import CallSettings, decode_answer
+from outrider.edge_client.transport.link.channel import close_later
 from outrider.edge_client.transport.link.inbox import Inbox
 from outrider.edge_client.transport.link.stream import FRAME_BYTES
 from outrider.edge_client.transport.link.trace import ConnectionSpan
@@ -82,7 +83,7 @@ class UnaryConnection:
 
     def close(self) -> None:
         self._is_closed = True
-        self._channel.close()
+        close_later(self._channel)
         self._span.end()
 
     # --------------------------------------------------------------------------------------- calls
@@ -126,7 +127,6 @@ class UnaryConnection:
     def _put(self, data: bytes, response_type: Any, decode: Any) -> None:
         self._traffic.bytes_down += len(data) + FRAME_BYTES
         try:
-            self._inbox.put(decode(response_type.FromString(data)))
-        except InvalidFieldError as error:
-            unreadable = f"{self._address} answers what this edge cannot read: {error}"
-            self._inbox.fail(CallRejectedError(unreadable))
+            self._inbox.put(decode_answer(self._address, data, response_type, decode))
+        except UnreadableAnswerError as error:
+            self._inbox.fail(error)

@@ -14,7 +14,7 @@ import sys
 from contextlib import AbstractContextManager
 
 from outrider.experiments.links import namespaces
-from outrider.experiments.links.base import NO_REORDER, OpenLink
+from outrider.experiments.links.base import OpenLink, packet_faults
 from outrider.experiments.links.profile import LinkProfile
 from outrider.experiments.links.remote import remote_link
 
@@ -39,8 +39,7 @@ class Netem:
             reasons.append("loss_burst: netem's runs of losses do not end with a pause; take tun, or 1")
         if profile.up_trace or profile.down_trace:
             reasons.append("up_trace, down_trace: netem has constant rates only")
-        if profile.reorder:
-            reasons.append(NO_REORDER)
+        reasons += packet_faults(profile)
         if profile.outages:
             reasons.append("outages: netem does not keep time")
         return reasons

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from contextlib import AbstractContextManager
 
-from outrider.experiments.links.base import NO_REORDER, OpenLink
+from outrider.experiments.links.base import OpenLink, packet_faults
 from outrider.experiments.links.profile import LinkProfile
 from outrider.experiments.links.remote import remote_link
 
@@ -28,7 +28,7 @@ class Proxy:
             for field, rate in (("up_mbit", profile.up_mbit), ("down_mbit", profile.down_mbit))
             if rate > MAX_MBIT
         ]
-        return reasons + ([NO_REORDER] if profile.reorder else [])
+        return reasons + packet_faults(profile)
 
     def open(self, profile: LinkProfile, upstream: str) -> AbstractContextManager[OpenLink]:
         """Opens the link in a helper process."""

@@ -30,7 +30,7 @@ _AT_ONCE = 64  # packets of one direction, before the other has its turn
 class _PacketPipe:
     def __init__(self, path: PacketPath, source: int, sink: int, opened_s: float) -> None:
         self.path = path
-        self.num_packets = self.num_dropped = self.num_bytes = 0
+        self.num_packets = self.num_dropped = self.num_duplicated = self.num_bytes = 0
         self.opened_s = opened_s
         self._source, self._sink = source, sink
         self._loop = asyncio.get_running_loop()
@@ -59,7 +59,10 @@ class _PacketPipe:
                 self.num_dropped += 1
                 continue
             self.num_bytes += len(packet)
-            heappush(self._held, (arrival_s + self.opened_s, self.num_packets, packet))
+            num_copies = 1 + self.path.is_duplicated()
+            self.num_duplicated += num_copies - 1
+            for _ in range(num_copies):
+                heappush(self._held, (arrival_s + self.opened_s, self.num_packets, packet))
         if self._held and (self._timer is None or self._held[0][0] < self._timer.when()):
             self._write()
 
@@ -85,6 +88,7 @@ class _TunServer:
             **self._facts,
             "packets": {"up": self._up.num_packets, "down": self._down.num_packets},
             "packets_dropped": {"up": self._up.num_dropped, "down": self._down.num_dropped},
+            "packets_duplicated": {"up": self._up.num_duplicated, "down": self._down.num_duplicated},
         }
 
     def wire_bytes(self) -> tuple[int, int]:

@@ -82,6 +82,7 @@ class SimulatedTarget:
     fingerprint = text.FINGERPRINT
     tokenizer_fingerprint = text.FINGERPRINT
     eos_token_ids: tuple[int, ...] = ()
+    is_reproducible = True
 
     def __init__(self, world: World, times: VerifierTimes, kv_tokens: int = 0) -> None:
         """Makes a pool of `kv_tokens`; 0 is one that is never full."""
@@ -159,7 +160,7 @@ class SimulatedTarget:
         """Raises `NotImplementedError`."""
         raise NotImplementedError("a simulated target has no forks")
 
-    def close(self, sequence: KVSequence) -> None:
+    def close(self, sequence: KVSequence, *, is_wrong: bool = False) -> None:
         """Frees the sequence's blocks."""
         assert isinstance(sequence, _SimulatedKV)
         sequence.length = 0

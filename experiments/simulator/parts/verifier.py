@@ -72,7 +72,6 @@ class SimulatedVerifier:
         clock = VirtualClock(world)
         drafter = CoLocatedDrafter(
             TracedDraft(draft_times, texts, world.sleep),
-            self.target.max_context,
             clock=clock,
             pool=VirtualPool(world, NUM_DRAFT_THREADS),  # type: ignore[arg-type]
         )
@@ -153,7 +152,11 @@ class _SimulatedStream:
             if self._last_round_id is not None and request.round_id > self._last_round_id:
                 num_own_tokens = next(iter(self._owed_tokens.values()), 0)
                 admitted = self._engine.backlog.enter_round(
-                    DEFAULT_TENANT, num_tokens, request.deadline_ms, num_own_tokens=num_own_tokens
+                    DEFAULT_TENANT,
+                    num_tokens,
+                    request.deadline_ms,
+                    num_own_tokens=num_own_tokens,
+                    session_id=self._session_id,
                 )
                 if isinstance(admitted, Refusal):
                     message, retry_ms = admitted.message, admitted.retry_after_ms
@@ -185,5 +188,6 @@ class _SimulatedStream:
         self._deliver(response, kind)
 
     def detach(self) -> None:
+        self._engine.backlog.leave_line(DEFAULT_TENANT, self._session_id)
         if self._generating is not None:
             self._submit(CancelRequest(self._generating), lambda reply: None)

@@ -38,18 +38,34 @@ class Scorer:
     ) -> bool:
         """Returns whether after prompt and `written` the target could choose `a` as well as `b`, noise
         included."""
-        logits = self._logits([*prompt_ids, *written], 1)
-        scores = process_logits(
-            np,
-            logits,
-            sampling,
-            prompt_ids=prompt_ids,
-            output_ids=written,
-            num_tokens=self._backend.num_tokens,
-        )[0].astype(np.float64)
-        if sampling.temperature:
-            scores = scores + gumbel_row(sampling.seed, len(prompt_ids) + len(written), len(scores))
+        scores = self._scores(prompt_ids, written, 1, sampling)[0]
         return bool(abs(scores[a] - scores[b]) < TIE_SCORE)
+
+    def unlike(
+        self, prompt_ids: Sequence[int], written: Sequence[int], sampling: SamplingParams
+    ) -> list[int]:
+        """Returns which of the written tokens the target would not have chosen after those before them, ties
+        left out. The parameters may not count tokens: no penalties, no least length."""
+        if not written:
+            return []
+        scores = self._scores(prompt_ids, written[:-1], len(written), sampling)
+        chosen = scores[np.arange(len(written)), list(written)]
+        return np.flatnonzero(scores.max(axis=1) - chosen >= TIE_SCORE).tolist()
+
+    def _scores(
+        self, prompt_ids: Sequence[int], written: Sequence[int], num_rows: int, sampling: SamplingParams
+    ) -> np.ndarray:
+        """Returns the processed logits after the last `num_rows` tokens, with noise: [num_rows, vocab]."""
+        text = [*prompt_ids, *written]
+        rows = []
+        for row, logits in enumerate(self._logits(text, num_rows)):
+            position = len(text) - num_rows + row + 1
+            named = {"prompt_ids": prompt_ids, "output_ids": text[len(prompt_ids) : position]}
+            num_tokens = self._backend.num_tokens
+            scores = process_logits(np, logits[None], sampling, num_tokens=num_tokens, **named)
+            noise = gumbel_row(sampling.seed, position, scores.shape[1]) if sampling.temperature else 0.0
+            rows.append(scores[0].astype(np.float64) + noise)
+        return np.stack(rows)
 
     def nats(self, prompt_ids: Sequence[int], written: Sequence[int]) -> float:
         """Returns the loss of the written tokens, summed, under the target's own distribution at

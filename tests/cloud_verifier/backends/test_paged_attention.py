@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import sys
+import types
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -116,7 +118,7 @@ def test_the_index_of_a_ragged_batch() -> None:
     ]
     index = make_varlen_index(sequences)
     assert (index.cu_seq_q, index.cu_seq_k, index.seqused_k) == ([0, 1, 6, 8], [0, 9, 14, 18], [9, 5, 4])
-    assert index.block_table == [[4, 2, 7], [3, 1, 0], [5, 0, 0]]
+    assert index.block_table == [[4, 2, 7], [3, 1, 1], [5, 5, 5]]
     assert (index.max_q, index.max_k) == (5, 9)
 
 
@@ -135,6 +137,30 @@ def test_the_first_page_size_that_works_is_taken() -> None:
 
     assert find(reference_varlen_attn) == 16
     assert find(only_256) == 256
+
+
+def test_a_torch_whose_kernel_reads_no_block_table_is_named_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def of_torch_2_11(
+        query: Any, key: Any, value: Any, cu_seq_q: Any, cu_seq_k: Any, max_q: int, max_k: int,
+        *, return_aux: Any = None, scale: float | None = None, window_size: Any = (-1, -1),
+    ) -> None:  # fmt: skip
+        pass
+
+    module = types.SimpleNamespace(varlen_attn=of_torch_2_11)
+    monkeypatch.setitem(sys.modules, "torch.nn.attention.varlen", module)
+    varlen.find_kernel.cache_clear()
+    try:
+        assert [varlen.find_kernel() for _ in range(2)] == [None, None]
+    finally:
+        varlen.find_kernel.cache_clear()
+    assert caplog.text.count("variable-length attention is not used") == 1
+    assert "lacks block_table, enable_gqa, num_splits, seqused_k" in caplog.text
+
+
+def test_the_installed_torch_has_the_arguments_that_we_pass() -> None:
+    assert varlen.find_kernel() is not None
 
 
 def wrong_order(*args: Any, block_table: torch.Tensor, **kwargs: Any) -> torch.Tensor:

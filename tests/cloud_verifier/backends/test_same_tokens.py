@@ -8,15 +8,28 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.devices import GPU_DEVICE, ON_GPU
 from support.exact.ties import TieCounter
 from support.models import ARCHITECTURES
 
 from outrider.cloud_verifier.backends.base import ForwardItem
 from outrider.cloud_verifier.backends.loading import load_target
+from outrider.cloud_verifier.backends.transformers_backend import TransformersBackend
 
 PROMPTS = [list(range(5, 12)), list(range(40, 73)), [9, 8, 7] * 20]
 NUM_NEW_TOKENS = 24
-CASES = [(arch, True) for arch in ARCHITECTURES] + [(arch, False) for arch in ("llama", "qwen2", "qwen3")]
+GPU_ARCHITECTURES = ARCHITECTURES if GPU_DEVICE == "cuda" else ARCHITECTURES[:1]
+CASES = [
+    *((arch, True, "cpu") for arch in ARCHITECTURES),
+    *((arch, False, "cpu") for arch in ("llama", "qwen2", "qwen3")),
+    *(pytest.param(arch, False, GPU_DEVICE, marks=ON_GPU, id=f"{arch}-gpu") for arch in GPU_ARCHITECTURES),
+]
+
+
+def load(directory: Path, is_lean: bool, device: str) -> TransformersBackend:
+    backend = load_target(directory, is_lean=is_lean, device=device, dtype="float32")
+    backend.has_device_logits = False
+    return backend
 
 
 @functools.cache
@@ -37,13 +50,13 @@ def generate(directory: Path) -> list[list[int]]:
     return texts
 
 
-@pytest.mark.parametrize(("arch", "is_lean"), CASES)
+@pytest.mark.parametrize(("arch", "is_lean", "device"), CASES)
 def test_a_session_alone_and_three_in_one_batch_write_what_generate_writes(
-    target_of: Callable[[str], Path], arch: str, is_lean: bool
+    target_of: Callable[[str], Path], arch: str, is_lean: bool, device: str
 ) -> None:
     directory = target_of(arch)
     references = generate(directory)
-    backend = load_target(directory, is_lean=is_lean)
+    backend = load(directory, is_lean, device)
     counter = TieCounter()
     for prompt, reference in zip(PROMPTS, references, strict=True):
         sequence = backend.new_sequence()
@@ -67,14 +80,14 @@ def test_a_session_alone_and_three_in_one_batch_write_what_generate_writes(
     counter.check()
 
 
-@pytest.mark.parametrize(("arch", "is_lean"), CASES)
+@pytest.mark.parametrize(("arch", "is_lean", "device"), CASES)
 def test_several_rows_of_one_forward_score_the_same_tokens(
-    target_of: Callable[[str], Path], arch: str, is_lean: bool
+    target_of: Callable[[str], Path], arch: str, is_lean: bool, device: str
 ) -> None:
     """A verification: the text so far is in the cache, a draft of 8 comes in one forward."""
     directory = target_of(arch)
     references = generate(directory)
-    backend = load_target(directory, is_lean=is_lean)
+    backend = load(directory, is_lean, device)
     sequences = [backend.new_sequence() for _ in PROMPTS]
     backend.forward([ForwardItem(s, p[:-1], 0) for s, p in zip(sequences, PROMPTS, strict=True)])
     counter = TieCounter()

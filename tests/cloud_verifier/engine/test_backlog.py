@@ -52,7 +52,7 @@ def test_rounds_enter_until_the_wait_is_longer_than_allowed_and_again_once_they_
     while not (retry_ms := enter(backlog)):
         num_entered += 1
     assert num_entered == pytest.approx(100.0 / (5 * TOKEN_S * 1000), abs=2)
-    assert retry_ms >= 100
+    assert 50 <= retry_ms < 100, "until half of that is free"
     assert backlog.num_refused["queue_ms"] == 1
     backlog.take_arrived()
     backlog.hold({"a": 400}, {})
@@ -74,16 +74,6 @@ def test_a_refusal_repeats_until_what_waits_changes_and_every_one_counts() -> No
     backlog.hold({"a": 4000}, {})
     later = backlog.enter_round("a", 5)
     assert isinstance(later, Refusal) and later.retry_after_ms > first.retry_after_ms
-
-
-@pytest.mark.parametrize("num_own_tokens", [0, 7])
-def test_a_round_that_is_withdrawn_no_longer_counts(num_own_tokens: int) -> None:
-    backlog = make_backlog()
-    enter(backlog, 7)
-    ticket = backlog.enter_round("a", 5, num_own_tokens=num_own_tokens)
-    assert isinstance(ticket, AdmissionTicket)
-    backlog.withdraw(ticket)
-    assert backlog.num_tokens() == (7, 0)
 
 
 def test_what_the_engine_took_is_neither_forgotten_nor_counted_twice() -> None:

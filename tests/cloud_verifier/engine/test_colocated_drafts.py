@@ -28,6 +28,7 @@ from outrider.common.types import (
     RoundError,
     RoundErrorCode,
     SamplingParams,
+    Support,
     Verdict,
     VerifyRequest,
 )
@@ -56,7 +57,7 @@ class KnownDraft:
         self, sampling: SamplingParams, *, num_prompt_tokens: int | None = None, num_support: int = 0
     ) -> _KnownSequence:
         self.num_open += 1
-        return _KnownSequence(self)
+        return _KnownSequence(self, num_support)
 
     def close(self) -> None: ...
 
@@ -67,8 +68,9 @@ class KnownDraft:
 
 
 class _KnownSequence:
-    def __init__(self, model: KnownDraft) -> None:
+    def __init__(self, model: KnownDraft, num_support: int) -> None:
         self._model = model
+        self._num_support = num_support
         self._token_ids: list[int] = []
         self._is_closed = False
 
@@ -84,7 +86,7 @@ class _KnownSequence:
 
     def propose(self, num_draft_tokens: int) -> Draft:
         assert not self._is_closed, "a closed sequence drafts"
-        assert self._model.may_read.wait(10)
+        assert self._model.may_read.wait(60)
         if self.position == self._model.fails_at:
             raise RuntimeError("by the test")
         time.sleep(self._model.takes_s)
@@ -92,7 +94,8 @@ class _KnownSequence:
         end = min(self.position + num_draft_tokens, self._model.max_context)
         token_ids = tuple(self._model.text[self.position : end])
         self._model.num_proposed.append(len(token_ids))
-        return Draft(token_ids, (0.5,) * len(token_ids))
+        supports = tuple(Support((each,), (1,)) for each in token_ids) if self._num_support else ()
+        return Draft(token_ids, (0.5,) * len(token_ids), supports=supports)
 
     def close(self) -> None:
         assert not self._is_closed
@@ -107,7 +110,7 @@ class CoLocated(Harness):
 
     def __init__(self, draft: KnownDraft, backend: FakeBackend | None = None, **limits: int) -> None:
         backend = backend or FakeBackend()
-        drafter = CoLocatedDrafter(draft, limits.get("max_context", backend.max_context))
+        drafter = CoLocatedDrafter(draft)
         super().__init__(backend, drafter=drafter, **limits)
         self.draft = draft
 
@@ -195,8 +198,11 @@ def test_a_text_ends_inside_a_draft_at_a_stop_id() -> None:
     assert session.chain.token_ids == text[: text.index(stop) + 1]
 
 
-def test_a_text_fills_the_context_to_the_last_token() -> None:
-    harness = CoLocated(KnownDraft(expected_text(GREEDY, 80)), FakeBackend(max_context=20))
+@pytest.mark.parametrize("session_limit", [20, 64])
+def test_a_text_fills_the_context_to_the_last_token(session_limit: int) -> None:
+    """The context is the target's, or what an operator lets a session hold (`--session-max-tokens`)."""
+    target = FakeBackend(max_context=84 - session_limit)
+    harness = CoLocated(KnownDraft(expected_text(GREEDY, 80)), target, max_context=20)
     session_id, opened = harness.open(prompt=PROMPT, ignore_eos=True)
     messages = harness.generate(session_id, opened.position, opened.hash, num_new=50, depth=7)
     assert messages[-1].position == 20 and messages[-1].is_last
@@ -381,6 +387,45 @@ def test_an_embedded_draft_that_cannot_be_loaded_is_done_without_and_a_named_one
         create_drafter(ServeConfig(draft=str(tmp_path)), FakeBackend())
 
 
-def test_a_draft_of_another_tokenizer_is_refused_with_both_fingerprints() -> None:
-    with pytest.raises(IncompatibleError, match="t" * 16):
+def test_a_draft_of_another_tokenizer_is_refused_with_what_to_do() -> None:
+    with pytest.raises(IncompatibleError, match="tokenizer"):
         create_drafter(ServeConfig(), FakeBackend())
+
+
+class _BigSequence(_KnownSequence):
+    num_kv_bytes = 100
+
+
+def test_generations_beyond_the_bound_of_the_drafts_kv_go_on_without_a_draft() -> None:
+    draft = KnownDraft([9] * 100)
+    draft.sequence = lambda *_, **__: _BigSequence(draft, 0)  # type: ignore[method-assign, assignment]
+    draft.num_open = 3
+    drafter = CoLocatedDrafter(draft, max_kv_bytes=250)  # type: ignore[arg-type]
+    harness = Harness(FakeBackend(), drafter=drafter)
+    opened = [harness.open(name, prompt=[1 + name, 2, 3]) for name in range(3)]
+    replies = [harness.submit(each, make_request(one.position, one.hash, 20)) for each, one in opened]
+    for _ in range(3):
+        harness.engine.step()
+    last = [[r for r in each if isinstance(r, GeneratedTokens)][-1] for each in replies]
+    assert [each.num_draft_tokens > 0 for each in last] == [True, True, False]
+    assert draft.num_open == 2
+    harness.settle()
+    assert all(each[-1].is_last for each in replies)  # type: ignore[union-attr]
+
+
+def test_beside_another_tenant_drafts_take_no_longer_than_their_share_of_a_step() -> None:
+    draft = KnownDraft([9] * 100)
+    harness = CoLocated(draft)
+    for session_id, one in [harness.open(name, prompt=[1 + name, 2, 3]) for name in range(3)]:
+        harness.submit(session_id, make_request(one.position, one.hash, 20, 4))
+    harness.engine.step()
+    works = list(harness.engine.sessions.active.values())
+    drafter = harness.engine.drafter
+    assert drafter is not None
+    drafter._token_s = 0.01
+    for budget_s, expected in ((1.0, [4, 4, 4]), (0.065, [4, 2, 0]), (0.001, [1, 0, 0])):
+        for work in works:
+            work.draft_tokens = ()
+        drafter.draft_for(works, 64, harness.engine.sessions.isolate, budget_s)
+        assert [len(work.draft_tokens) for work in works] == expected
+        drafter._token_s = 0.01

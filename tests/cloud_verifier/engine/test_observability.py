@@ -21,6 +21,7 @@ from typing import Any
 import grpc
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
+from support.calls import eventually
 from support.dev_security import make_dev_security
 from support.edge.tiny_draft import make_backend, make_tiny_draft
 from support.fakes import FakeBackend
@@ -70,15 +71,6 @@ def scrape(server: VerifierServer) -> Samples:
             inside = ",".join(f"{key}={labels[key]}" for key in sorted(labels))
             samples[name.removeprefix(PREFIX) + (f"{{{inside}}}" if inside else "")] = value
     return samples
-
-
-def wait_for(condition: Any, timeout_s: float = 5.0) -> bool:
-    end_s = time.monotonic() + timeout_s
-    while time.monotonic() < end_s:
-        if condition():
-            return True
-        time.sleep(0.02)
-    return False
 
 
 def session_metadata(number: int) -> tuple[tuple[str, str], ...]:
@@ -155,7 +147,7 @@ def test_a_scrape_counts_what_a_session_did_exactly() -> None:
         caller.generate(1, verdict, 2, 4)
         caller.verify(1, verdict, 3, [4_000_000_000])
         caller.verify(9, verdict, 1, [])
-        assert wait_for(lambda: scrape(server)["verify_seconds_count"] == backend.num_forwards)
+        assert eventually(lambda: scrape(server)["verify_seconds_count"] == backend.num_forwards)
         samples = scrape(server)
     accepted = verdict.accepted_len
     assert samples["sessions"] == 1 and samples["streams"] == 0 and samples["draining"] == 0
@@ -197,7 +189,7 @@ def test_kv_blocks_and_what_the_prefix_cache_gave_are_told() -> None:
         samples = scrape(server)
         assert samples["kv_blocks{state=used}"] == 95
         assert samples["kv_evicted_blocks_total"] >= 15
-        assert wait_for(lambda: scrape(server)["queue_jobs"] == 0)
+        assert eventually(lambda: scrape(server)["queue_jobs"] == 0)
 
 
 def test_evictions_refusals_and_expiries_are_counted_and_logged_without_flooding(
@@ -217,7 +209,7 @@ def test_evictions_refusals_and_expiries_are_counted_and_logged_without_flooding
         samples = scrape(server)
         assert samples["evictions_total{what=session}"] >= 1
         assert samples["refusals_total{reason=kv}"] == samples["errors_total{code=refused}"] == 5
-        assert wait_for(lambda: scrape(server)["sessions"] == 0)
+        assert eventually(lambda: scrape(server)["sessions"] == 0)
         assert scrape(server)["expired_sessions_total"] >= 1
     lines = [record for record in caplog.records if record.getMessage() == "refused a request: no room"]
     assert len(lines) == 1 and lines[0].session == "00000000"  # type: ignore[attr-defined]

@@ -48,6 +48,34 @@ def test_a_prompt_takes_the_whole_step_once_no_round_came_for_a_second() -> None
     assert fed(scheduler.plan([a_prompt(2000)], now_s=11.1).shares) == [(0, 512)]
 
 
+def test_many_prompts_get_as_many_tokens_each_as_a_round_has_and_rounds_keep_half_of_the_step() -> None:
+    def num_fed(num_prompts: int, num_rounds: int) -> tuple[int, int]:
+        works = [*(a_prompt(300) for _ in range(num_prompts)), *(a_round(5) for _ in range(num_rounds))]
+        shares = Scheduler(max_step_tokens=512, prefill_chunk_tokens=32).plan(works, 0.0).shares
+        fed_to_prompts = sum(share.num_tokens for share in shares if share.index < num_prompts)
+        return fed_to_prompts, sum(share.num_tokens for share in shares) - fed_to_prompts
+
+    assert num_fed(num_prompts=6, num_rounds=8) == (32, 40), "a few wait for small chunks, as one does"
+    assert num_fed(num_prompts=40, num_rounds=8) == (200, 40)
+    assert num_fed(num_prompts=199, num_rounds=1) == (256, 5)
+    assert num_fed(num_prompts=100, num_rounds=100) == (256, 255)
+
+
+def test_a_tenants_many_prompts_get_no_more_beside_others_rounds_than_a_tenants_rounds() -> None:
+    def num_fed(*tenants: str) -> int:
+        works = [*(a_prompt(300, tenant) for tenant in tenants for _ in range(50))]
+        rounds = [a_round(10, "one") for _ in range(8)] + [a_round(20, "two")]
+        shares = Scheduler(512, 32).plan([*works, *rounds], 0.0).shares
+        return sum(share.num_tokens for share in shares if share.index < len(works))
+
+    assert num_fed("loud") == 50, "100 tokens of two tenants"
+    assert num_fed("loud", "louder", "two") == 150
+    scheduler = Scheduler(512, 32)
+    scheduler.plan([a_round(10), *(a_prompt(300) for _ in range(50))], 0.0)
+    shares = scheduler.plan([a_prompt(300) for _ in range(50)], 0.1).shares
+    assert sum(share.num_tokens for share in shares) == 256, "a round is about, though none is in this step"
+
+
 def test_prompts_share_the_chunk_in_turns() -> None:
     scheduler = Scheduler(prefill_chunk_tokens=32)
     works = [a_round(1), a_prompt(2000), a_prompt(2000)]

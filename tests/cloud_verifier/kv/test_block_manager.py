@@ -261,11 +261,16 @@ class BlockMachine(RuleBasedStateMachine):
             self.memory[slot] = None
         self.manager.free(table)
 
-    @rule(table=consumes(tables), is_published=st.booleans())
-    def free(self, table: BlockTable, is_published: bool) -> None:
+    @rule(table=consumes(tables), is_published=st.booleans(), is_wrong=st.booleans())
+    def free(self, table: BlockTable, is_published: bool, is_wrong: bool) -> None:
         if is_published:
             self.published.append([*self.texts[table], 0])
             self.manager.publish(table, self.published[-1])
+        if is_wrong:
+            self.manager.unpublish(table)
+            found = self.manager.new_table(table.tenant, [*self.texts[table], 0])
+            assert not set(found.block_ids) & set(table.block_ids), "what may be wrong is found"
+            self.manager.free(found)
         self.manager.free(table)
         del self.texts[table]
 

@@ -106,7 +106,7 @@ class Admin:
         try:
             request = urllib.request.Request(url, headers=headers)
             context = self.context if scheme == "https" else None
-            with urllib.request.urlopen(request, context=context, timeout=10) as answer:
+            with urllib.request.urlopen(request, context=context, timeout=60) as answer:
                 return answer.status, answer.read().decode()
         except urllib.error.HTTPError as error:
             with error:

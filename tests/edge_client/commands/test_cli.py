@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import signal
@@ -15,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.calls import eventually
 from support.edge.tiny_draft import make_backend, make_tiny_draft
 from support.fakes import FakeBackend
 from support.processes.server import serving
@@ -94,7 +96,7 @@ def test_the_text_is_on_stdout_and_the_summary_on_stderr(
     text = run_json(capsys, "def f(", *flags)["text"]
     assert main(["run", "def f(", *flags]) == 0
     shown = capsys.readouterr()
-    assert shown.out == text
+    assert shown.out == text.removesuffix("\n") + "\n", "a pipe gets whole lines"
     assert "seed 3" in shown.err and "tokens/s" in shown.err and len(shown.err.splitlines()) <= 2
 
 
@@ -132,6 +134,16 @@ def test_a_slowed_draft_is_labelled(world: World, capsys: pytest.CaptureFixture[
     assert report["labels"] == ["min-draft-ms=2"] and report["stats"]["draft_ms_per_token"] >= 2.0
 
 
+def test_a_draft_that_makes_the_text_slower_is_said_to_once(
+    world: World, capsys: pytest.CaptureFixture[str]
+) -> None:
+    slow = world.flags("--min-draft-ms", "30", "--num-speculative-tokens", "1", "--ignore-eos", "--seed", "1")
+    assert main(["run", "def f(", *slow, "--max-new-tokens", "44"]) == 0
+    assert capsys.readouterr().err.count("edge-client: drafting made this text slower: ") == 1
+    assert main(["run", "def f(", *slow, "--max-new-tokens", "20", "--json"]) == 0
+    assert capsys.readouterr().err == "", "too few rounds to know"
+
+
 @pytest.mark.parametrize("method", list(Method))
 def test_every_method_runs_and_an_approximate_one_says_so_in_one_line(
     world: World, capsys: pytest.CaptureFixture[str], method: Method
@@ -141,6 +153,7 @@ def test_every_method_runs_and_an_approximate_one_says_so_in_one_line(
     shown = capsys.readouterr()
     report = json.loads(shown.out)
     assert report["method"] == method and report["exact"] is method.is_exact
+    assert report["reproducible"] is (method is Method.COUPLED), "at a temperature of 0.8"
     is_judged = [origin in ("accepted", "correction") for origin in report["token_origins"]]
     assert report["token_is_approximate"] == ([False] * len(is_judged) if method.is_exact else is_judged)
     assert report["num_approximate_tokens"] == sum(report["token_is_approximate"])
@@ -149,7 +162,7 @@ def test_every_method_runs_and_an_approximate_one_says_so_in_one_line(
     assert shown.err.splitlines() == expected
     assert main(["run", "def f(", *flags]) == 0
     shown = capsys.readouterr()
-    assert shown.out == report["text"]
+    assert shown.out == report["text"].removesuffix("\n") + "\n"
     last = shown.err.splitlines()[-1]
     assert len(shown.err.splitlines()) == (1 if method.is_exact else 2)
     assert (f"method {method}" in last) is (method is not Method.COUPLED)
@@ -164,8 +177,9 @@ def test_a_mode_without_drafted_tokens_is_exact_whatever_the_method(
     shown = capsys.readouterr()
     report = json.loads(shown.out)
     assert report["method"] is None and report["exact"] is True and shown.err == ""
+    assert report["reproducible"] is True
     report = run_json(capsys, "x", *world.flags("--mode", "edge-only"))
-    assert report["method"] is None and report["exact"] is False
+    assert report["method"] is None and report["exact"] is False and report["reproducible"] is False
 
 
 def test_logprobs_are_the_targets_raw_and_processed(
@@ -275,6 +289,52 @@ def test_a_mistake_is_one_clear_line_and_an_exit_status(
     shown = capsys.readouterr()
     assert shown.out == "" and len(shown.err.splitlines()) == 1
     assert shown.err.startswith("edge-client: ") and message in shown.err
+    assert main(["run", "abc", *world.flags(*arguments), "--json"]) == status
+    shown = capsys.readouterr()
+    report = json.loads(shown.out)
+    assert report["exit_code"] == status and report["exact"] is None and message in report["error"]
+    assert shown.err == f"edge-client: {report['error']}\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "message"),
+    [
+        (["run", "abc", "--bogus"], 2, "unrecognized arguments: --bogus"),
+        (["run", ""], 2, "the prompt is empty"),
+        (["run", "x", "--live"], 2, "--live and --json do not go together"),
+        (["ps", "--listen", "127.0.0.1:1"], 3, "no daemon answers at 127.0.0.1:1"),
+        (["doctor", "--config", "/no/such/file"], 2, "/no/such/file"),
+        (["plan"], 2, ""),
+        (["calibrate"], 2, ""),
+    ],
+)
+@pytest.mark.parametrize("flag", ["--json", "--js"])
+def test_json_is_printed_whatever_ends_a_command(
+    capsys: pytest.CaptureFixture[str], arguments: list[str], status: int, message: str, flag: str
+) -> None:
+    try:
+        code = main([*arguments, flag])
+    except SystemExit as stop:
+        code = int(stop.code or 0)
+    report = json.loads(capsys.readouterr().out)
+    assert code == report["exit_code"] == status and message in report["error"] and report["error"]
+
+
+@pytest.mark.parametrize(("failure", "status"), [(KeyboardInterrupt(), 130), (RuntimeError("a bug"), 1)])
+def test_json_is_printed_at_an_interrupt_and_a_bug_too(
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    failure: BaseException,
+    status: int,
+) -> None:
+    def fail(namespace: Any) -> int:
+        raise failure
+
+    monkeypatch.setattr("outrider.edge_client.commands.cli._dispatch", fail)
+    with contextlib.suppress(RuntimeError):
+        assert main(["run", "x", "--json"]) == status
+    report = json.loads(capsys.readouterr().out)
+    assert report["exit_code"] == status and report["exact"] is None and report["error"]
 
 
 def test_an_unknown_flag_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
@@ -318,7 +378,7 @@ def test_a_prompt_longer_than_the_context_is_refused_and_the_verifier_goes_on(
     run_json(capsys, "abc", *world.flags())
 
 
-def test_a_draft_of_another_tokenizer_names_both_fingerprints(
+def test_a_draft_of_another_tokenizer_is_refused_in_one_sentence_with_the_fix(
     world: World, capsys: pytest.CaptureFixture[str]
 ) -> None:
     other = FakeBackend()
@@ -326,7 +386,9 @@ def test_a_draft_of_another_tokenizer_names_both_fingerprints(
         flags = world.flags("--verifier", f"127.0.0.1:{server.port}")
         assert main(["run", "abc", *flags]) == 5
     shown = capsys.readouterr().err
-    assert other.tokenizer_fingerprint in shown and world.backend.tokenizer_fingerprint in shown
+    assert "the draft's tokenizer is not the target's: name a draft of the target's family" in shown
+    for fingerprint in (other.tokenizer_fingerprint, world.backend.tokenizer_fingerprint):
+        assert fingerprint[:12] not in shown, "nobody can act on a fingerprint"
 
 
 def test_an_error_in_mid_text_keeps_the_text_in_json(
@@ -350,6 +412,7 @@ def test_an_error_in_mid_text_keeps_the_text_in_json(
     report = json.loads(shown.out)
     assert report["finish_reason"] == "error" and 0 < len(report["token_ids"]) < 24
     assert "internal" in report["error"] and shown.err.count("edge-client: ") == 1
+    assert report["exit_code"] == 4 and report["exact"] is True, "of what was generated"
 
 
 # ---------------------------------------------------------------------------------- configuration
@@ -408,11 +471,9 @@ def test_ctrl_c_keeps_the_text_closes_the_session_and_exits_130(world: World) ->
                 stderr=subprocess.PIPE,
                 text=True,
             )
-            end_s = time.monotonic() + 60
-            while backend.num_forwards < before + 5 and time.monotonic() < end_s:
-                time.sleep(0.01)
+            assert eventually(lambda before=before: backend.num_forwards >= before + 5)
             process.send_signal(signal.SIGINT)
-            out, err = process.communicate(timeout=30)
+            out, err = process.communicate(timeout=60)
             assert process.returncode == 130, err
             report = json.loads(out)
             assert report["finish_reason"] == "cancelled" and 1 <= len(report["token_ids"]) < 300

@@ -37,7 +37,7 @@ class Terminal:
     def type(self, text: str) -> None:
         os.write(self._descriptor, text.encode())
 
-    def wait_for(self, pattern: str, timeout_s: float = 30.0) -> str:
+    def wait_for(self, pattern: str, timeout_s: float = 60.0) -> str:
         """What was shown up to `pattern`, and it; the next call begins behind."""
         end_s = time.monotonic() + timeout_s
         while not (match := re.search(pattern, self.seen)):
@@ -53,7 +53,7 @@ class Terminal:
     def press_until_shown(self, key: str, pattern: str) -> None:
         """Again where it does not show, or only the key's echo: CPython sees a signal that comes between two
         of readline's waits with the next key only."""
-        for _ in range(5):
+        for _ in range(20):
             self.type(key)
             with suppress(AssertionError):
                 self.wait_for(pattern, timeout_s=3.0)
@@ -143,9 +143,9 @@ def test_a_pipe_gets_the_answers_and_a_conversation_has_memory(verifier: Verifie
     done = run_edge(["chat", *flags], prompt=words)
     assert done.returncode == 0 and "> " not in done.stdout, done.stderr
     first = run_edge(["run", *flags, "def add(a, b):"]).stdout
-    assert done.stdout.startswith(first + "\n")
+    assert done.stdout.startswith(first)
     again = run_edge(["run", *flags, f"def add(a, b):{first}".rstrip("\n") + "\ndef sub(a, b):"]).stdout
-    assert done.stdout == f"{first}\n{again}\n"
+    assert done.stdout == first + again
 
 
 def test_completion_scripts_know_verbs_and_flags(capsys: pytest.CaptureFixture[str]) -> None:

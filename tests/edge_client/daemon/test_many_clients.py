@@ -61,7 +61,7 @@ def test_ten_clients_one_that_leaves_and_one_that_stops_reading(
 def test_what_exceeds_the_queue_is_a_rate_limit_with_a_hint(verifier: VerifierServer) -> None:
     address = f"127.0.0.1:{verifier.port}"
     with running_daemon(address, "--max-requests", "1", "--max-queue", "1", "--stop-grace", "60") as daemon:
-        client = openai.OpenAI(base_url=f"{daemon.url}/v1", api_key="none", max_retries=0, timeout=30)
+        client = openai.OpenAI(base_url=f"{daemon.url}/v1", api_key="none", max_retries=0, timeout=60)
         first = client.completions.create(model="outrider", prompt=PROMPT, stream=True, **ENDLESS)
         next(iter(first))
         second: list[str] = []
@@ -74,7 +74,7 @@ def test_what_exceeds_the_queue_is_a_rate_limit_with_a_hint(verifier: VerifierSe
             write(client, 2)
         assert caught.value.code == "queue_full" and int(caught.value.response.headers["retry-after"]) >= 1
         first.close()
-        waiting.join(30)
+        waiting.join(60)
         assert second and second[0], "its turn came when the first one left"
         _stop_in_mid_stream(daemon, client)
     assert wait_until(lambda: verifier.engine.num_sessions == 0)
@@ -88,7 +88,7 @@ def _stop_in_mid_stream(daemon: DaemonProcess, client: openai.OpenAI) -> None:
     assert wait_until(lambda: _is_refused(daemon))
     pieces += [chunk.choices[0] for chunk in stream]
     assert pieces[-1].finish_reason in ("length", "stop")
-    assert daemon.server.process.wait(40) == 0, "before the grace is over"
+    assert daemon.server.process.wait(60) == 0, "before the grace is over"
     client.close()
 
 

@@ -36,7 +36,13 @@ def test_a_completion_has_the_text_of_edge_client_run_with_the_same_seed(
     assert answer.choices[0].finish_reason == ran["finish_reason"] == "length"
     assert answer.system_fingerprint == f"fp_{ran['target_fingerprint'][:12]}"
     own = answer.usage.model_extra["outrider"]  # type: ignore[union-attr]
-    assert own["exact"] and own["seed"] == 7 and own["num_rounds"] > 0 and own["bytes_up"] > 0
+    assert (
+        own["exact"]
+        and own["reproducible"]
+        and own["seed"] == 7
+        and own["num_rounds"] > 0
+        and own["bytes_up"] > 0
+    )
     assert answer.usage.completion_tokens == len(ran["token_ids"])  # type: ignore[union-attr]
 
 
@@ -121,6 +127,7 @@ def test_a_bias_and_the_extras_reach_the_decoding(client: openai.OpenAI) -> None
         assert other.choices[0].text == alone.choices[0].text, changes
     unverified = complete(client, extra_body={"outrider": {"mode": "edge-only"}})
     assert not unverified.usage.model_extra["outrider"]["exact"]  # type: ignore[union-attr]
+    assert not unverified.usage.model_extra["outrider"]["reproducible"]  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize(
@@ -161,7 +168,7 @@ def test_curl_reads_well_formed_events(daemon: DaemonProcess) -> None:
     extras = {"tokens": True, "ignore_eos": True}
     body = {"prompt": PROMPT, "max_tokens": 12, "stream": True, "outrider": extras}
     command = ["curl", "-sN", "-i", f"{daemon.url}/v1/completions", "-d", json.dumps(body)]
-    answer = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True).stdout
+    answer = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
     head, _, content = answer.replace("\r\n", "\n").partition("\n\n")
     assert "200 OK" in head and "content-type: text/event-stream" in head
     events = content.split("\n\n")
@@ -201,6 +208,6 @@ def test_curl_reads_well_formed_events(daemon: DaemonProcess) -> None:
 def test_no_malformed_body_is_more_than_a_bad_request(daemon: DaemonProcess, body: bytes) -> None:
     request = urllib.request.Request(f"{daemon.url}/v1/completions", data=body)
     with pytest.raises(urllib.error.HTTPError) as caught:
-        urllib.request.urlopen(request, timeout=20)
+        urllib.request.urlopen(request, timeout=60)
     with caught.value as answer:
         assert answer.code == 400 and set(json.load(answer)["error"]) == {"message", "type", "param", "code"}

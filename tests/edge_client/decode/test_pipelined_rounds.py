@@ -106,6 +106,7 @@ def decode(
         recover_timeout_s=1000.0,
         is_patient=on_timeout is OnTimeout.WAIT,
         clock=link.clock,
+        threads=link.threads,
     )
     options = SessionOptions(
         sampling=sampling,

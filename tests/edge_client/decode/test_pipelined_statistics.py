@@ -123,6 +123,7 @@ def write(method: Method, seed: int, faults: Chances) -> tuple[tuple[int, ...], 
         recover_timeout_s=1000.0,
         is_patient=True,
         clock=link.clock,
+        threads=link.threads,
     )
     options = SessionOptions(
         sampling=SamplingParams(temperature=TEMPERATURE, seed=seed * 0x9E3779B97F4A7C15 % 2**64),

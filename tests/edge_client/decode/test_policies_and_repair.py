@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import threading
-import time
-
 import pytest
 from support.edge.edge_fakes import (
     EOS,
@@ -34,7 +31,7 @@ from outrider.common.types import (
     SessionResponse,
     VerifyRequest,
 )
-from outrider.edge_client.core.events import MarkClearedEvent
+from outrider.edge_client.core.events import MarkClearedEvent, RolledBackEvent, TokenEvent
 from outrider.edge_client.core.options import ExecutionMode, OnTimeout
 
 NEW = TARGET[2:]
@@ -83,22 +80,21 @@ def test_an_unverified_end_of_text_is_never_kept() -> None:
 
 
 def test_a_round_that_drafts_nothing_falls_back_on_a_token_too() -> None:
-    outage = Outage(60.0)
-    session = make_session(FakeVerifier(is_down=outage), FakeDraft(), max_new_tokens=5)
+    verifier = FakeVerifier()
+    session = make_session(verifier, FakeDraft(), max_new_tokens=5)
     for event in session.generate():
         if getattr(event, "index", None) == 0:
-            outage.begin()
+            take_down(verifier, 60.0)
     assert session.result.token_ids == NEW[:5] and session.result.num_unverified_tokens == 4
 
 
 def test_first_token_gives_at_most_one_token_a_deadline_while_the_link_is_down() -> None:
-    outage = Outage(0.35)
-    verifier = FakeVerifier(is_down=outage)
+    verifier = FakeVerifier()
     session = make_session(verifier, FakeDraft(), deadline_s=0.1, max_new_tokens=12)
     for event in session.generate():
         if getattr(event, "index", None) == 0:
-            outage.begin()
-    assert 1 <= session.result.num_unverified_tokens <= 4
+            take_down(verifier, 0.35)
+    assert session.result.num_unverified_tokens == 3  # at 0.1, 0.2 and 0.3 s
     assert session.result.token_ids == NEW[:12]
     assert session.result.origins[-1] in (Origin.BONUS, Origin.ACCEPTED, Origin.CORRECTION)
 
@@ -106,30 +102,19 @@ def test_first_token_gives_at_most_one_token_a_deadline_while_the_link_is_down()
 # --------------------------------------------------------------------------------- edge_only, fail
 
 
-class Outage:
-    """Down for a while from `begin` on."""
-
-    def __init__(self, duration_s: float) -> None:
-        self._duration_s = duration_s
-        self._from_s = float("inf")
-
-    def begin(self) -> None:
-        self._from_s = time.monotonic()
-
-    def __call__(self) -> bool:
-        return 0 <= time.monotonic() - self._from_s < self._duration_s
+def take_down(verifier: FakeVerifier, duration_s: float) -> None:
+    end_s = verifier.world.now_s + duration_s
+    verifier.is_down = lambda: verifier.world.now_s < end_s
 
 
 def test_edge_only_goes_on_alone_and_hands_its_tokens_over_on_return() -> None:
-    outage = Outage(0.25)
-    verifier = FakeVerifier(is_down=outage)
-    draft = FakeDraft()
-    session = make_session(verifier, draft, on_timeout=OnTimeout.EDGE_ONLY, max_new_tokens=40)
+    verifier = FakeVerifier()
+    session = make_session(verifier, FakeDraft(), on_timeout=OnTimeout.EDGE_ONLY, max_new_tokens=40)
     for event in session.generate():
         if getattr(event, "index", None) == 0:
-            outage.begin()
+            take_down(verifier, 0.25)
         if getattr(event, "origin", None) is Origin.EDGE_ONLY:
-            time.sleep(0.02)  # a draft has a speed
+            verifier.world.sleep(0.02)  # a draft has a speed
     result = session.result
     alone = [i for i, origin in enumerate(result.origins) if origin is Origin.EDGE_ONLY]
     assert len(alone) >= 4 and alone == list(range(alone[0], alone[-1] + 1))
@@ -139,31 +124,56 @@ def test_edge_only_goes_on_alone_and_hands_its_tokens_over_on_return() -> None:
 
 
 def test_edge_only_starts_without_any_contact_and_opens_later() -> None:
-    outage = Outage(0.2)
-    outage.begin()
-    verifier = FakeVerifier(is_down=outage)
+    verifier = FakeVerifier()
+    take_down(verifier, 0.2)
     session = make_session(
         verifier, FakeDraft(), on_timeout=OnTimeout.EDGE_ONLY, max_new_tokens=40, recover_timeout_s=2.0
     )
     for event in session.generate():
         if getattr(event, "origin", None) is Origin.EDGE_ONLY:
-            time.sleep(0.02)
+            verifier.world.sleep(0.02)
     opening = verifier.of(OpenRequest)[0]
     assert opening.num_prompt_tokens == len(PROMPT) < len(opening.token_ids)
     assert session.result.token_ids == NEW[:40] and session.result.is_verified[-1]
 
 
-def test_fail_ends_at_the_deadline_and_keeps_the_text_so_far() -> None:
+@pytest.mark.parametrize("is_reverified", [False, True])
+@pytest.mark.parametrize("ends_at", [5, 9])
+def test_text_kept_before_the_first_opening_is_judged_by_the_targets_end_of_text(
+    ends_at: int, is_reverified: bool
+) -> None:
+    """The draft does not know the target's end-of-text id and keeps it; it writes on after its own."""
+    verifier = FakeVerifier()
+    take_down(verifier, 0.2)
+    draft = FakeDraft([*TARGET[:ends_at], EOS, *TARGET[ends_at + 1 :]], eos=98)
     session = make_session(
-        FakeVerifier(script={("verify", 2): Silent()}),
-        FakeDraft(),
-        on_timeout=OnTimeout.FAIL,
-        recover_timeout_s=20.0,
+        verifier,
+        draft,
+        on_timeout=OnTimeout.EDGE_ONLY,
+        max_new_tokens=40,
+        recover_timeout_s=2.0,
+        is_reverified=is_reverified,
     )
-    start_s = time.monotonic()
+    shown: list[int] = []
+    for event in session.generate():
+        if isinstance(event, TokenEvent):
+            shown.append(event.token_id)
+            if event.origin is Origin.EDGE_ONLY:
+                verifier.world.sleep(0.02)
+        elif isinstance(event, RolledBackEvent):
+            del shown[event.num_tokens :]
+    result = session.result
+    assert result.token_ids == tuple(shown) == NEW[:40], "an unverified end-of-text id stayed"
+    assert result.finish_reason is FinishReason.LENGTH
+    assert EOS in draft.text[: ends_at + 1]
+
+
+def test_fail_ends_at_the_deadline_and_keeps_the_text_so_far() -> None:
+    verifier = FakeVerifier(script={("verify", 2): Silent()})
+    session = make_session(verifier, FakeDraft(), on_timeout=OnTimeout.FAIL, recover_timeout_s=20.0)
     with pytest.raises(RoundTimeoutError, match="no answer from fake:1"):
         list(session.generate())
-    assert time.monotonic() - start_s < 10, "it did not wait for a recovery"
+    assert verifier.world.now_s == pytest.approx(0.05), "it did not wait for a recovery"
     assert session.result.token_ids == NEW[:6] and session.result.finish_reason is FinishReason.ERROR
 
 
@@ -176,13 +186,11 @@ def test_without_a_first_contact_there_is_no_text(policy: OnTimeout) -> None:
 
 
 def test_wait_gives_up_after_the_recover_timeout() -> None:
-    session = make_session(
-        FakeVerifier(is_down=lambda: True), FakeDraft(), on_timeout=OnTimeout.WAIT, recover_timeout_s=0.3
-    )
-    start_s = time.monotonic()
+    verifier = FakeVerifier(is_down=lambda: True)
+    session = make_session(verifier, FakeDraft(), on_timeout=OnTimeout.WAIT, recover_timeout_s=0.3)
     with pytest.raises(LinkError, match="cannot connect"):
         list(session.generate())
-    assert 0.3 <= time.monotonic() - start_s < 10
+    assert 0.3 <= verifier.world.now_s < 0.6
 
 
 # -------------------------------------------------------------------------------------------- wait
@@ -213,9 +221,8 @@ def test_a_lost_stream_that_is_back_within_the_deadline_costs_no_exactness(polic
 def test_a_refusal_is_waited_for_and_is_no_timeout() -> None:
     verifier = FakeVerifier(script={("verify", 1): error(RoundErrorCode.REFUSED, retry_after_ms=120)})
     session = make_session(verifier, FakeDraft())
-    start_s = time.monotonic()
     list(session.generate())
-    assert time.monotonic() - start_s >= 0.12  # longer than the deadline
+    assert verifier.world.now_s == pytest.approx(0.12)  # longer than the deadline
     assert session.result.num_unverified_tokens == 0 and session.result.stats.num_timeouts == 0
     assert session.result.stats.num_refusals == 1 and session.result.token_ids == NEW[:12]
 
@@ -244,7 +251,7 @@ def test_progress_is_no_timeout() -> None:
         assert isinstance(request, VerifyRequest)
         answer = verifier.answer(request)
         connection = verifier.connections[-1]
-        threading.Timer(0.15, lambda: connection.inbox.put(answer[0])).start()
+        verifier.world.call_at(0.15, connection.inbox.put, answer[0])
         return [Progress(request.round_id, 0, 1000)]
 
     verifier.connections = []
@@ -324,7 +331,7 @@ def test_another_tokenizer_is_incompatible() -> None:
     verifier = FakeVerifier(
         script={("open", 1): error(RoundErrorCode.INVALID, field="tokenizer_fingerprint")}
     )
-    with pytest.raises(IncompatibleError, match="tokenizer_fingerprint"):
+    with pytest.raises(IncompatibleError, match="the draft's tokenizer is not the target's: name a draft"):
         list(make_session(verifier, FakeDraft()).generate())
 
 
@@ -395,24 +402,20 @@ def test_a_cancel_ends_any_wait_and_closes(mode: ExecutionMode, kind: str) -> No
     session = make_session(
         verifier, FakeDraft(), mode=mode, on_timeout=OnTimeout.WAIT, deadline_s=20.0, recover_timeout_s=30.0
     )
-    threading.Timer(0.1, session.cancel).start()
-    start_s = time.monotonic()
+    verifier.world.call_at(0.1, session.cancel)
     list(session.generate())
-    assert time.monotonic() - start_s < 10
+    assert verifier.world.now_s == pytest.approx(0.1)
     assert session.result.finish_reason is FinishReason.CANCELLED
     assert session.result.token_ids == (() if kind == "open" else NEW[:1])
     assert len(verifier.of(CloseRequest)) == 1
 
 
 def test_a_cancel_ends_the_search_for_a_lost_link() -> None:
-    is_down = Outage(60.0)
-    session = make_session(
-        FakeVerifier(is_down=is_down), FakeDraft(), on_timeout=OnTimeout.WAIT, recover_timeout_s=30.0
-    )
-    threading.Timer(0.2, session.cancel).start()
-    start_s = time.monotonic()
+    verifier = FakeVerifier()
+    session = make_session(verifier, FakeDraft(), on_timeout=OnTimeout.WAIT, recover_timeout_s=30.0)
+    verifier.world.call_at(0.2, session.cancel)
     for event in session.generate():
         if getattr(event, "index", None) == 0:
-            is_down.begin()
-    assert time.monotonic() - start_s < 10
+            take_down(verifier, 60.0)
+    assert verifier.world.now_s < 0.5
     assert session.result.finish_reason is FinishReason.CANCELLED

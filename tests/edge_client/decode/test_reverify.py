@@ -403,6 +403,7 @@ def decode(
         RoundDeadline(0.5),
         recover_timeout_s=1000.0,
         clock=link.clock,
+        threads=link.threads,
     )
     chance = random.Random(run["seed"])
     num_vain = partial(chance.choice, (0, 0, 1, 3, 12))

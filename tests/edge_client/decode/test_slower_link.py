@@ -2,33 +2,28 @@
 
 from __future__ import annotations
 
-import time
-
 import pytest
+from support.edge.virtual import CallersWorld
 
 from outrider.common.errors import RoundTimeoutError
 from outrider.common.types import CorrectionKind, ModelInfo, SessionRequest, Verdict, VerifyRequest
 from outrider.edge_client.transport.deadline import RoundDeadline
 from outrider.edge_client.transport.link.base import Traffic
 from outrider.edge_client.transport.remote_verifier import RemoteVerifier
+from outrider.experiments.simulator.world.standins import VirtualClock, virtual_threads
 
 
 class SlowingLink:
-    """Answers each round `trip_s` after it was sent, on the connection that it came by."""
+    """Connects in two round trips of `trip_s`, and answers each round one after it was sent, on its connection."""
 
     address = "slowing:1"
 
     def __init__(self) -> None:
-        self.now_s, self.trip_s = 0.0, 0.02
+        self.world, self.trip_s = CallersWorld(), 0.02
         self.traffic = Traffic()
 
-    def now(self) -> float:
-        return self.now_s
-
-    def sleep(self, seconds: float) -> None:
-        time.sleep(seconds)  # on the thread that reconnects: the test alone moves the virtual time
-
     def connect(self, timeout_s: float) -> SlowingConnection:
+        self.world.sleep(2 * self.trip_s)
         return SlowingConnection(self)
 
     def describe(self, timeout_s: float) -> ModelInfo:
@@ -43,16 +38,16 @@ class SlowingConnection:
 
     def send(self, request: SessionRequest) -> None:
         assert isinstance(request, VerifyRequest)
-        self._due.append((self._link.now_s + self._link.trip_s, request.round_id))
+        self._due.append((self._link.world.now_s + self._link.trip_s, request.round_id))
 
     def receive(self, timeout_s: float) -> Verdict | None:
-        until_s = self._link.now_s + max(0.0, timeout_s)
-        if not self._due or self._due[0][0] > until_s:
-            self._link.now_s = until_s
+        world = self._link.world
+        if not self._due or self._due[0][0] > world.now_s + max(0.0, timeout_s):
+            world.sleep(timeout_s)
             return None
         due_s, round_id = self._due.pop(0)
-        self._link.now_s = max(self._link.now_s, due_s)
-        self.queued_s = self._link.now_s - due_s
+        world.sleep(due_s - world.now_s)
+        self.queued_s = world.now_s - due_s
         return Verdict(round_id, 0, 7, CorrectionKind.CORRECTION, 1, 0)
 
     def start_rtt_probe(self) -> None: ...
@@ -63,6 +58,13 @@ class SlowingConnection:
     def wake(self) -> None: ...
 
     def close(self) -> None: ...
+
+
+def connected(link: SlowingLink, is_patient: bool = False) -> RemoteVerifier:
+    clock, threads = VirtualClock(link.world), virtual_threads(link.world)
+    remote = RemoteVerifier(link, RoundDeadline(), is_patient=is_patient, clock=clock, threads=threads)
+    remote.connect()
+    return remote
 
 
 def run_rounds(remote: RemoteVerifier, link: SlowingLink, num_rounds: int) -> list[bool]:
@@ -76,7 +78,7 @@ def run_rounds(remote: RemoteVerifier, link: SlowingLink, num_rounds: int) -> li
             in_time.append(remote.num_reconnects == num_reconnects)
         except RoundTimeoutError:
             in_time.append(False)
-            link.now_s += 0.5  # the draft goes on alone
+            link.world.sleep(0.5)  # the draft goes on alone
             remote.poll_recovery()
         remote.take_late_verdicts()
     return in_time
@@ -85,8 +87,7 @@ def run_rounds(remote: RemoteVerifier, link: SlowingLink, num_rounds: int) -> li
 @pytest.mark.parametrize("is_patient", [True, False])
 def test_a_round_trip_that_rises_beyond_the_deadline_is_learnt_in_a_few_rounds(is_patient: bool) -> None:
     link = SlowingLink()
-    remote = RemoteVerifier(link, RoundDeadline(), is_patient=is_patient, clock=link)
-    remote.connect()
+    remote = connected(link, is_patient)
     assert all(run_rounds(remote, link, 64))
     link.trip_s = 0.6
     in_time = run_rounds(remote, link, 16)
@@ -97,11 +98,10 @@ def test_a_round_trip_that_rises_beyond_the_deadline_is_learnt_in_a_few_rounds(i
 @pytest.mark.parametrize("is_polled", [True, False])
 def test_a_trip_ends_when_the_answer_comes_however_late_the_edge_looks(is_polled: bool) -> None:
     link = SlowingLink()
-    remote = RemoteVerifier(link, RoundDeadline(), clock=link)
-    remote.connect()
+    remote = connected(link)
     for _ in range(2):
         remote.submit(VerifyRequest(remote.next_round_id(), 1, 0))
-    link.now_s += 0.3  # the edge drafts on
+    link.world.sleep(0.3)  # the edge drafts on
     if is_polled:
         assert None not in remote.poll()
     for _ in range(2):
@@ -110,16 +110,15 @@ def test_a_trip_ends_when_the_answer_comes_however_late_the_edge_looks(is_polled
 
 def test_a_rounds_deadline_counts_from_the_beginning_of_its_draft() -> None:
     link = SlowingLink()
-    remote = RemoteVerifier(link, RoundDeadline(), clock=link)
-    remote.connect()
+    remote = connected(link)
     link.trip_s = 60.0
-    begun_s = link.now_s
-    link.now_s += 0.03125  # drafting
+    begun_s = link.world.now_s
+    link.world.sleep(0.03125)  # drafting
     assert remote.deadline_ms(0.03125) == 369  # the verifier knows how long we wait
     remote.submit(VerifyRequest(remote.next_round_id(), 1, 0), 0.03125)
     with pytest.raises(RoundTimeoutError):
         remote.verdict()
-    assert link.now_s == pytest.approx(begun_s + 0.4)
+    assert link.world.now_s == pytest.approx(begun_s + 0.4)
 
 
 def test_one_answer_after_an_outage_hardly_moves_the_deadline() -> None:

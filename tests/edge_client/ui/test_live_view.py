@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-import time
+import threading
 
 import pytest
 from rich.console import ConsoleDimensions
@@ -174,15 +174,19 @@ def test_the_view_shows_how_the_session_works(wide: Screen) -> None:
 
 
 def test_ticks_come_between_events_and_errors_after_them() -> None:
+    has_ticked = threading.Event()
+
     def events():  # type: ignore[no-untyped-def]
         yield token(0, "a")
-        time.sleep(0.05)
+        assert has_ticked.wait(60)
         raise LinkError("gone")
 
     got = []
     with pytest.raises(LinkError, match="gone"):
         for event in ticking(events(), 0.005):
             got.append(event)
+            if event is None:
+                has_ticked.set()
     assert got[0] == token(0, "a") and None in got[1:]
 
 

@@ -38,8 +38,11 @@ def test_accepted_corrected_and_unverified_text_differ_in_colour() -> None:
     assert text.endswith("\n")
 
 
-def test_without_a_terminal_the_text_is_bare() -> None:
-    assert show(io.StringIO()) == "<10><11><12><13><14><15><16><17>"
+def test_without_a_terminal_the_text_is_bare_and_ends_its_line() -> None:
+    assert show(io.StringIO()) == "<10><11><12><13><14><15><16><17>\n"
+    nothing = io.StringIO()
+    TextPrinter(nothing).finish()
+    assert nothing.getvalue() == ""
 
 
 @pytest.mark.parametrize(

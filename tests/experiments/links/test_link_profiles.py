@@ -24,6 +24,7 @@ from outrider.experiments.links.profiles import NAMED, load_profile, named_profi
         ({"loss": 1.0}, "loss is 1.0; give at least 0 and below 1"),
         ({"loss": 0.9, "loss_burst": 2.0}, "loss_burst is 2.0"),
         ({"reorder": 1.0}, "reorder is 1.0; give at least 0 and below 1"),
+        ({"duplicate": -0.1}, "duplicate is -0.1; give at least 0 and below 1"),
         ({"queue_kb": 1.0}, "queue_kb is 1.0"),
         ({"seed": -1}, "seed is -1"),
         ({"name": " "}, "name is ' '"),

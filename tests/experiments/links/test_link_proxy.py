@@ -10,6 +10,7 @@ import time
 
 import pytest
 from support.processes.tcp_peers import check_echo, dialled, echo, fastest_s, read_all, tcp_server
+from support.timed import timed
 
 from outrider.common.errors import LinkError, UsageError
 from outrider.experiments.links.calibration.echo import echo_server, round_trips_ms
@@ -19,20 +20,23 @@ from outrider.experiments.links.proxy.realisation import Proxy
 from outrider.experiments.links.remote import RemoteLink, remote_link
 
 PROXY = Proxy()
-pytestmark = pytest.mark.alone
 
 
+@timed
 @pytest.mark.parametrize("rtt_ms", [10, 40])
-def test_small_frames_take_the_profiles_round_trip(rtt_ms: int) -> None:
+def test_small_frames_take_the_profiles_round_trip(rtt_ms: int, is_timed: bool) -> None:
     with real_time(), echo_server() as upstream, PROXY.open(LinkProfile(rtt_ms=rtt_ms), upstream) as link:
         for num_bytes in (200, 8000):
             times_ms, _ = round_trips_ms(link.address, num_bytes, 12)
             assert min(times_ms) >= rtt_ms
             # 1 ms more in quiet, 5 on a busy machine: how near a link comes, its calibration says.
-            assert sorted(times_ms)[3] <= 1.5 * rtt_ms, "a frame waits for half a round trip, twice"
+            assert not is_timed or sorted(times_ms)[3] <= 1.5 * rtt_ms, (
+                "a frame waits for half a round trip, twice"
+            )
 
 
-def test_the_first_answer_on_a_new_connection_takes_two_round_trips() -> None:
+@timed
+def test_the_first_answer_on_a_new_connection_takes_two_round_trips(is_timed: bool) -> None:
     with real_time(), echo_server() as upstream, PROXY.open(LinkProfile(rtt_ms=60), upstream) as link:
 
         def ask() -> None:
@@ -40,14 +44,15 @@ def test_the_first_answer_on_a_new_connection_takes_two_round_trips() -> None:
                 client.sendall((1).to_bytes(4, "big") + b"x")
                 client.recv(1)
 
-        assert 0.120 <= fastest_s(ask) < 0.160
+        assert 0.120 <= (took_s := fastest_s(ask)) and (not is_timed or took_s < 0.160)
 
 
-def test_a_rate_makes_frames_take_their_time() -> None:
+@timed
+def test_a_rate_makes_frames_take_their_time(is_timed: bool) -> None:
     profile = LinkProfile(up_mbit=4, down_mbit=2)  # 8,312 bytes on the wire: 16.6 ms up, 33.2 ms down
     with real_time(), echo_server() as upstream, PROXY.open(profile, upstream) as link:
         times_ms, _ = round_trips_ms(link.address, 8000, 8)
-        assert 49.8 <= min(times_ms) <= 65
+        assert 49.8 <= min(times_ms) and (not is_timed or min(times_ms) <= 65)
 
 
 def test_every_byte_arrives_in_order_through_jitter_losses_and_a_short_queue() -> None:
@@ -71,7 +76,8 @@ def test_a_side_that_has_closed_still_hears_the_other() -> None:
             assert read_all(client) == b"heard all"
 
 
-def test_a_server_that_speaks_first_is_heard_after_the_handshake_and_its_way() -> None:
+@timed
+def test_a_server_that_speaks_first_is_heard_after_the_handshake_and_its_way(is_timed: bool) -> None:
     with real_time(), tcp_server(lambda connected: connected.sendall(b"hi")) as upstream:
         with PROXY.open(LinkProfile(rtt_ms=60), upstream) as link:
 
@@ -79,10 +85,11 @@ def test_a_server_that_speaks_first_is_heard_after_the_handshake_and_its_way() -
                 with dialled(link.address) as client:
                     assert client.recv(2) == b"hi"
 
-            assert 0.120 <= fastest_s(listen) < 0.160
+            assert 0.120 <= (took_s := fastest_s(listen)) and (not is_timed or took_s < 0.160)
 
 
-def test_nothing_passes_in_an_outage_and_the_retransmission_after_it_does() -> None:
+@timed
+def test_nothing_passes_in_an_outage_and_the_retransmission_after_it_does(is_timed: bool) -> None:
     profile = LinkProfile(rtt_ms=10, outages=(Outage(0, 0.3),))
     with tcp_server(echo) as upstream, PROXY.open(profile, upstream) as link:
         time.sleep(0.35)  # the one that counts from the link's opening is over
@@ -94,7 +101,7 @@ def test_nothing_passes_in_an_outage_and_the_retransmission_after_it_does() -> N
             client.sendall(b"b")
             assert client.recv(1) == b"b"
             # Tried again after the RTO of 210 ms, in the outage, and after another.
-            assert 0.42 <= time.perf_counter() - begin_s < 1.4
+            assert 0.42 <= (took_s := time.perf_counter() - begin_s) and (not is_timed or took_s < 1.4)
 
 
 def test_a_reset_breaks_both_sides() -> None:
@@ -113,7 +120,7 @@ def test_a_reset_breaks_both_sides() -> None:
             assert link.reset() == 1
             with pytest.raises(ConnectionResetError):
                 client.recv(1)
-        assert broken.wait(5)
+        assert broken.wait(60)
         with dialled(link.address) as client:
             client.sendall(b"y")
             assert client.recv(1) == b"y", "a new connection is fine"

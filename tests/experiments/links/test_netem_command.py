@@ -36,6 +36,7 @@ def test_a_direction_is_one_command(profile: LinkProfile, is_up: bool, arguments
         (LinkProfile(up_trace="lte-walk-up.trace"), "constant rates only"),
         (LinkProfile(outages=(Outage(1, 1),)), "outages"),
         (LinkProfile(reorder=0.1), "reorder"),
+        (LinkProfile(duplicate=0.1), "duplicate"),
     ],
 )
 def test_what_netem_cannot_do_is_refused_by_its_field(

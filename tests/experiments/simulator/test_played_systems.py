@@ -11,7 +11,7 @@ from outrider.common.types import Method
 from outrider.edge_client.controller.cost_model import LinkCosts, ModelCosts, cloud_only_s, round_s
 from outrider.edge_client.controller.depth.registry import DEPTH_POLICIES
 from outrider.edge_client.core.options import REQUESTABLE_MODES
-from outrider.experiments.simulator.parts import network, sizes
+from outrider.experiments.simulator.parts import network
 
 MODELS = ModelCosts(
     draft_token_s=DRAFT["token_ms"] / 1e3,
@@ -233,16 +233,16 @@ def test_a_gate_over_traces_without_confidences_is_refused_by_name():
 
 
 def test_lengths_remembered_by_shape_are_the_codecs_own(monkeypatch):
-    seen_types = set()
+    seen_types, request_bytes, response_bytes = set(), network.request_bytes, network.response_bytes
 
     def checked_request(request):
-        found = sizes.request_bytes(request)
+        found = request_bytes(request)
         assert found == codec.encode_request(request).ByteSize(), request
         seen_types.add(type(request).__name__)
         return found
 
     def checked_response(response, kind):
-        found = sizes.response_bytes(response, kind)
+        found = response_bytes(response, kind)
         assert found == codec.encode_response(response, kind).ByteSize(), response
         seen_types.add(type(response).__name__)
         return found

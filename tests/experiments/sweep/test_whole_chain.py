@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 import xml.etree.ElementTree as ET
 from pathlib import Path
 from typing import Any
@@ -93,6 +94,7 @@ def _interrupt(process: subprocess.Popen[str], rows: Path, count: int) -> None:
         if rows.exists() and rows.read_text().count("\n") >= count:
             os.killpg(process.pid, signal.SIGINT)
             return
+        time.sleep(0.01)
 
 
 def test_ctrl_c_leaves_valid_results_and_resume_runs_only_what_is_left(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import time
 import pytest
 from support.processes.decoding import decode
 from support.processes.server import serving
+from support.timed import timed
 
 from outrider.cloud_verifier.engine.colocated import CoLocatedDrafter
 from outrider.common.errors import UsageError
@@ -79,7 +80,7 @@ def test_reading_a_prompt_in_pieces_changes_no_luck() -> None:
 def test_sessions_over_the_wire_write_the_targets_text_at_the_acceptance_asked(method: Method) -> None:
     pair = SyntheticPair((0.8,), seed=3)
     draft = SyntheticDraft(pair)
-    drafter = CoLocatedDrafter(SyntheticDraft(pair), 1 << 20)
+    drafter = CoLocatedDrafter(SyntheticDraft(pair))
     with serving(SyntheticBackend(pair), drafter=drafter) as server:
         address, sampling = f"127.0.0.1:{server.port}", SamplingParams(temperature=0.8, seed=5)
         result = decode(address, PROMPT, sampling, draft=draft, num_new=400, depth=4, method=method)
@@ -96,8 +97,8 @@ def test_sessions_over_the_wire_write_the_targets_text_at_the_acceptance_asked(m
     assert abs(accepted / judged - 0.8) < 2 * math.sqrt(0.16 / judged)
 
 
-@pytest.mark.alone
-def test_a_server_process_takes_its_times_and_says_that_it_is_synthetic() -> None:
+@timed
+def test_a_server_process_takes_its_times_and_says_that_it_is_synthetic(is_timed: bool) -> None:
     pair = SyntheticPair((0.9,), draft_token_s=0.002, target_s=0.02, verify_token_s=0.001)
     with running_synthetic(pair) as verifier:
         result = decode(
@@ -108,7 +109,8 @@ def test_a_server_process_takes_its_times_and_says_that_it_is_synthetic() -> Non
     assert pair.labels == ("synthetic", told)
     whole = [r for r in result.stats.rounds if r.num_draft_tokens == 4]
     assert whole and all(r.forward_ms >= 24.0 and r.draft_ms >= 8.0 for r in whole)
-    assert min(r.forward_ms for r in whole) < 34.0 and min(r.draft_ms for r in whole) < 18.0
+    if is_timed:
+        assert min(r.forward_ms for r in whole) < 34.0 and min(r.draft_ms for r in whole) < 18.0
 
 
 def test_a_draft_takes_its_time_a_token() -> None:

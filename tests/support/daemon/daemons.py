@@ -12,7 +12,7 @@ import urllib.request
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from outrider.experiments.shared.processes import VerifierProcess, start_server
 
@@ -61,12 +61,14 @@ class DaemonProcess:
 
 
 @contextlib.contextmanager
-def running_daemon(verifier: str, *arguments: str, config: Path | None = None) -> Iterator[DaemonProcess]:
+def running_daemon(
+    verifier: str, *arguments: str, config: Path | None = None, stderr: TextIO | None = None
+) -> Iterator[DaemonProcess]:
     command = [sys.executable, "-m", "outrider.edge_client", "serve", "--verifier", verifier]
     command += ["--listen", "127.0.0.1:0", "--log-level", "error"]
     if config is not None:
         command += ["--config", str(config)]
-    server = start_server([*command, *arguments])
+    server = start_server([*command, *arguments], stderr=stderr)
     try:
         yield DaemonProcess(server, config)
     finally:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from queue import Empty, SimpleQueue
+from queue import Empty
 from typing import Any
+
+from support.edge.virtual import CallersWorld
 
 from outrider.common.alignment import TokenChain
 from outrider.common.errors import LinkError
@@ -45,6 +46,8 @@ from outrider.edge_client.session.session import EdgeSession
 from outrider.edge_client.transport.deadline import RoundDeadline
 from outrider.edge_client.transport.link.base import Traffic
 from outrider.edge_client.transport.remote_verifier import RemoteVerifier
+from outrider.experiments.simulator.world.standins import VirtualClock, virtual_threads
+from outrider.experiments.simulator.world.world import VirtualQueue, World
 
 EOS = 0
 PROMPT = (90, 91)
@@ -90,7 +93,7 @@ def make_model(**changes: Any) -> ModelInfo:
 
 @dataclass
 class FakeVerifier:
-    """Keeps one session as docs/protocol.md says. `script` maps a request's number to an `Action`.
+    """Keeps one session as docs/protocol.md says, in virtual time. `script` maps a request's number to an `Action`.
 
     Requests are counted from 1 by kind: ("open", 1), ("verify", 3), ("generate", 1).
     """
@@ -106,6 +109,7 @@ class FakeVerifier:
     held: list[SessionResponse] = field(default_factory=list)
     counts: dict[str, int] = field(default_factory=dict)
     replies: dict[int, tuple[VerifyRequest, Verdict]] = field(default_factory=dict)
+    world: World = field(default_factory=CallersWorld)
 
     # ---------------------------------------------------------------- the link's side
 
@@ -259,7 +263,7 @@ class FakeConnection:
     queued_s = 0.0
 
     def __init__(self, verifier: FakeVerifier) -> None:
-        self.inbox: SimpleQueue[SessionResponse | LinkError | None] = SimpleQueue()
+        self.inbox = VirtualQueue(verifier.world)
         self.is_closed = False
         self._verifier = verifier
         self._is_lost = False
@@ -272,7 +276,7 @@ class FakeConnection:
 
     def receive(self, timeout_s: float) -> SessionResponse | None:
         if self._verifier.is_down():
-            time.sleep(max(0.0, timeout_s))
+            self._verifier.world.sleep(timeout_s)
             return None
         try:
             item = self.inbox.get(timeout=max(0.0, timeout_s))
@@ -396,6 +400,8 @@ def make_session(
             RoundDeadline(deadline_s),
             recover_timeout_s=recover_timeout_s,
             is_patient=on_timeout is OnTimeout.WAIT,
+            clock=VirtualClock(verifier.world),
+            threads=virtual_threads(verifier.world),
         )
     policy = policy or FixedDepth(depth)
     return EdgeSession(PROMPT, options, decode=decode, verifier=remote, draft=draft, depth=policy, gate=gate)

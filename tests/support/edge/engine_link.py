@@ -7,12 +7,11 @@ random numbers say, so that any number of rounds gets under way in any order of 
 from __future__ import annotations
 
 import random
-import threading
-import time
 from collections import Counter, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from support.edge.virtual import CallersWorld
 from support.fakes import FakeBackend
 
 from outrider.cloud_verifier.config import ServeConfig
@@ -37,21 +36,7 @@ from outrider.common.types import (
 )
 from outrider.edge_client.drafting.base import ShouldStop, ended
 from outrider.edge_client.transport.link.base import Traffic
-
-
-class VirtualClock:
-    def __init__(self) -> None:
-        self.now_s = 100.0
-        self._owner = threading.current_thread()
-
-    def now(self) -> float:
-        return self.now_s
-
-    def sleep(self, seconds: float) -> None:
-        if threading.current_thread() is self._owner:
-            self.now_s += seconds
-        else:  # the thread that reconnects must not move the test's time
-            time.sleep(seconds)
+from outrider.experiments.simulator.world.standins import VirtualClock, virtual_threads
 
 
 @dataclass(frozen=True)
@@ -85,7 +70,8 @@ class EngineLink:
     num_dark: int = 0  # sends and waits that the outage still lasts
 
     def __post_init__(self) -> None:
-        self.clock = VirtualClock()
+        world = CallersWorld()
+        self.clock, self.threads = VirtualClock(world), virtual_threads(world)
         self.traffic = Traffic()
         self.model = make_model_info(self.backend, ServeConfig())
         self.random = random.Random(self.seed)
@@ -142,7 +128,7 @@ class EngineConnection:
         link = self._link
         if self._is_lost:
             raise LinkError("lost")
-        link.clock.now_s += 0.001
+        link.clock.sleep(0.001)
         if link.is_dark() or self._held:
             self._held.append(request)
             return
@@ -183,7 +169,7 @@ class EngineConnection:
             else:
                 self._inbox.append(response)
 
-        arrival_ns = int(link.clock.now_s * 1e9)
+        arrival_ns = int(link.clock.now() * 1e9)
         link.engine.submit(Job(link.session_id, arrived, reply, arrival_ns))
 
     def receive(self, timeout_s: float) -> SessionResponse | None:
@@ -191,7 +177,7 @@ class EngineConnection:
         if self._is_lost:
             raise LinkError("lost")
         if timeout_s > 0 and link.is_dark():
-            link.clock.now_s += timeout_s
+            link.clock.sleep(timeout_s)
             return None
         while self._held and not link.num_dark:
             self._deliver(self._held.popleft())
@@ -205,13 +191,13 @@ class EngineConnection:
         if self._inbox:
             return self._inbox.popleft()
         if self._delayed and link.happens(0.5):
-            link.clock.now_s += timeout_s / 2
+            link.clock.sleep(timeout_s / 2)
             return self._delayed.popleft()
-        link.clock.now_s += timeout_s
+        link.clock.sleep(timeout_s)
         return None
 
     def _step(self) -> None:
-        self._link.clock.now_s += 0.002
+        self._link.clock.sleep(0.002)
         self._link.engine.step()
         self._link.check_integrity()
         self._link.disturb()
@@ -227,7 +213,7 @@ class EngineConnection:
         while self._held and self._link.happens(0.5):  # as far as it had left the edge
             self._deliver(self._held.popleft())
         self._is_lost = True
-        self._link.clock.now_s += 0.3  # the next probe is due
+        self._link.clock.sleep(0.3)  # the next probe is due
 
 
 class ChanceDraft:

@@ -6,21 +6,30 @@ import contextlib
 import selectors
 import socket
 import threading
+from collections import Counter
+from collections.abc import Sequence
 from types import TracebackType
 from typing import Self
 
+_FAULT_AFTER_BYTES = 400  # from the verifier on one connection: its first answers have passed
+
 
 class TcpProxy:
-    """`with TcpProxy(port) as proxy: ... proxy.port`; `is_swallowing` loses bytes both ways, for good."""
+    """`with TcpProxy(port) as proxy: ... proxy.port`; `is_swallowing` loses bytes both ways, for good.
 
-    def __init__(self, target_port: int) -> None:
+    Each connection over which the verifier has answered meets the next of `faults` ("cut" or "swallow"), if any.
+    """
+
+    def __init__(self, target_port: int, faults: Sequence[str] = ()) -> None:
         self.target_port = target_port
+        self.faults = list(faults)
         self.is_swallowing = False
         self.num_accepted = 0
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port: int = self._listener.getsockname()[1]
         self._pairs: list[tuple[socket.socket, socket.socket]] = []
         self._poisoned: set[socket.socket] = set()
+        self._num_bytes: Counter[socket.socket] = Counter()
         self._selector = selectors.DefaultSelector()
         self._is_over = False
         self._lock = threading.Lock()
@@ -82,8 +91,11 @@ class TcpProxy:
         sink = pair[1] if source is pair[0] else pair[0]
         try:
             data = source.recv(65536)
+            fault = self._fault(pair, source, len(data))
+            if fault == "cut":
+                data = b""
             # Bytes once lost are missed for ever: such a connection never works again.
-            if self.is_swallowing or source in self._poisoned:
+            if self.is_swallowing or fault == "swallow" or source in self._poisoned:
                 self._poisoned.update(pair)
             elif data:
                 sink.sendall(data)
@@ -92,3 +104,10 @@ class TcpProxy:
         if not data:
             self._pairs.remove(pair)
             self._close(pair)
+
+    def _fault(self, pair: tuple[socket.socket, socket.socket], source: socket.socket, size: int) -> str:
+        """Returns what becomes of these bytes: "" where they pass."""
+        far = pair[1]
+        self._num_bytes[far] += size if source is far else 0
+        is_due = self._num_bytes[far] > _FAULT_AFTER_BYTES and far not in self._poisoned
+        return self.faults.pop(0) if self.faults and is_due else ""

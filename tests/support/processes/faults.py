@@ -22,7 +22,9 @@ class Faults:
     black_hole: Callable[[], bool] = lambda: False  # while true nothing passes, either way
     fired: dict[str, int] = field(default_factory=dict)
     num_rounds: int = 0
+    num_replies: int = 0  # that passed
     sent: list[VerifyRequest] = field(default_factory=list)
+    to_lose: set[int] = field(default_factory=set)  # round ids, on whichever connection their reply comes
 
     def count(self, name: str) -> None:
         self.fired[name] = self.fired.get(name, 0) + 1
@@ -45,7 +47,6 @@ class FaultyLink:
 class FaultyConnection:
     def __init__(self, connection: Connection, faults: Faults) -> None:
         self._connection, self._faults = connection, faults
-        self._to_lose: set[int] = set()
 
     def __getattr__(self, name: str) -> object:
         return getattr(self._connection, name)
@@ -73,15 +74,16 @@ class FaultyConnection:
             faults.count("late_older")
             self._connection.send(faults.sent[number - 3])
         if number in faults.lose_reply:
-            self._to_lose.add(request.round_id)
+            faults.to_lose.add(request.round_id)
 
     def receive(self, timeout_s: float) -> SessionResponse | None:
         reply = self._connection.receive(timeout_s)
         if reply is not None and self._faults.black_hole():
             self._faults.count("black_hole")
             return None
-        if isinstance(reply, Verdict) and reply.round_id in self._to_lose:
-            self._to_lose.remove(reply.round_id)
+        self._faults.num_replies += reply is not None
+        if isinstance(reply, Verdict) and reply.round_id in self._faults.to_lose:
+            self._faults.to_lose.remove(reply.round_id)
             self._faults.count("lose_reply")
             return None
         return reply

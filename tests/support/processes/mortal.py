@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
-from outrider.experiments.shared.processes import start_verifier
+from support.processes.forked import start_verifier
 
 
 class MortalVerifier:

@@ -40,12 +40,12 @@ def serving(
 
     thread = threading.Thread(target=main, name="verifier", daemon=True)
     thread.start()
-    assert is_ready.wait(30), "the in-process verifier did not start"
+    assert is_ready.wait(120), "the in-process verifier did not start"
     if failures:
         raise failures[0]
     try:
         yield servers[0]
     finally:
         is_over.set()
-        thread.join(30)
+        thread.join(120)
         assert not failures, failures

@@ -35,7 +35,7 @@ def tcp_server(serve: Callable[[socket.socket], None]) -> Iterator[str]:
         listener.shutdown(socket.SHUT_RDWR)
         listener.close()
         for thread in (acceptor, *threads):
-            thread.join(10)
+            thread.join(60)
 
 
 def echo(connected: socket.socket) -> None:
@@ -46,7 +46,7 @@ def echo(connected: socket.socket) -> None:
 
 def dialled(address: str) -> socket.socket:
     host, _, port = address.rpartition(":")
-    connected = socket.create_connection((host, int(port)), timeout=20)
+    connected = socket.create_connection((host, int(port)), timeout=60)
     connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return connected
 

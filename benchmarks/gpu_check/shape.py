@@ -1,0 +1,105 @@
+"""A decoder of a given shape with random weights, made on the device, behind the backend that serves."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from benchmarks.gpu_check.stage import Setting
+from outrider.cloud_verifier.backends.attention import ATTENTION_NAME, register_attention
+from outrider.cloud_verifier.backends.base import KVSequence
+from outrider.cloud_verifier.backends.loading import quiet_transformers
+from outrider.cloud_verifier.backends.transformers_backend import (
+    PagedSequence,
+    TargetFacts,
+    TransformersBackend,
+)
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Holds the sizes of a Qwen2 decoder; `num_tokens` of the `vocab_size` ids exist."""
+
+    hidden_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    ffn_size: int
+    vocab_size: int
+    num_tokens: int
+
+    @property
+    def matrices(self) -> dict[str, tuple[int, int]]:
+        """Returns the (rows out, columns in) of each product of a layer, fused as a decoder may, and of the head."""
+        rows = (self.num_heads + 2 * self.num_kv_heads) * self.head_dim
+        return {
+            "qkv": (rows, self.hidden_size),
+            "output": (self.hidden_size, self.num_heads * self.head_dim),
+            "gate_up": (2 * self.ffn_size, self.hidden_size),
+            "down": (self.hidden_size, self.ffn_size),
+            "head": (self.vocab_size, self.hidden_size),
+        }
+
+
+SHAPE_7B = Shape(3584, 28, 28, 4, 128, 18_944, 152_064, 151_665)  # Qwen2.5-7B's
+SHAPE_TOY = Shape(64, 28, 4, 2, 16, 96, 256, 250)  # as many layers: what is counted is a layer's
+
+
+def make_model(setting: Setting, shape: Shape, dtype: torch.dtype) -> Any:
+    """Returns the transformers model, with our attention."""
+    from transformers import AutoModelForCausalLM, Qwen2Config
+
+    config = Qwen2Config(
+        vocab_size=shape.vocab_size,
+        hidden_size=shape.hidden_size,
+        intermediate_size=shape.ffn_size,
+        num_hidden_layers=shape.num_layers,
+        num_attention_heads=shape.num_heads,
+        num_key_value_heads=shape.num_kv_heads,
+        max_position_embeddings=32_768,
+        tie_word_embeddings=False,
+    )
+    register_attention()
+    with quiet_transformers(), torch.device(setting.device):
+        model = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation=ATTENTION_NAME)
+    return model.eval().requires_grad_(False)
+
+
+def make_facts(setting: Setting, shape: Shape, dtype: torch.dtype) -> TargetFacts:
+    """Returns what `load_target` would know of such a model."""
+    return TargetFacts(
+        num_tokens=shape.num_tokens,
+        vocab_size=shape.vocab_size,
+        max_context=32_768,
+        dtype=str(dtype).removeprefix("torch."),
+        device=setting.device,
+        model_id="shape",
+        fingerprint="",
+        tokenizer_fingerprint="",
+        eos_token_ids=(),
+        num_layers=shape.num_layers,
+        num_heads=shape.num_heads,
+        num_kv_heads=shape.num_kv_heads,
+        head_dim=shape.head_dim,
+    )
+
+
+def open_sequences(backend: TransformersBackend, num_sequences: int, length: int) -> list[KVSequence]:
+    """Returns sequences whose KV is taken and never computed: attention over it takes as long."""
+    sequences: list[KVSequence] = []
+    for _ in range(num_sequences):
+        sequence = backend.new_sequence()
+        assert isinstance(sequence, PagedSequence)
+        backend.blocks.append(sequence.table, length)
+        sequences.append(sequence)
+    return sequences
+
+
+def close_all(backend: TransformersBackend, sequences: Sequence[KVSequence]) -> None:
+    """Gives their KV back."""
+    for sequence in sequences:
+        backend.close(sequence)

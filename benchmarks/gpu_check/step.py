@@ -1,0 +1,162 @@
+"""A verify step of a 7B shape: its time beside one read of the weights, its dispatcher calls and its launches."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from benchmarks.gpu_check.shape import (
+    SHAPE_7B,
+    SHAPE_TOY,
+    close_all,
+    make_facts,
+    make_model,
+    open_sequences,
+)
+from benchmarks.gpu_check.stage import Report, Setting
+from benchmarks.gpu_check.variants import DECODERS, Decoder, NotHere
+from outrider.cloud_verifier.backends.base import ForwardItem, KVSequence
+from outrider.cloud_verifier.backends.transformers_backend import TransformersBackend
+from outrider.cloud_verifier.engine.finish import make_rows
+from outrider.cloud_verifier.verification.rows import StepRound
+from outrider.common.types import SamplingParams
+from outrider.experiments.shared.results import at_most
+
+NUM_ROWS = 5  # a session's: four drafted tokens and the bonus
+SESSIONS, CONTEXTS = (1, 4, 16, 64), (512, 4096)
+COUNTED_SESSIONS, COUNTED_CONTEXT = 64, 300
+JUDGED_SESSIONS = (1, 16)
+
+
+class CallCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch has no types here
+    """Counts the operations that reach torch's dispatcher, and those among them that are no views."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.num_calls = 0
+        self.num_computing = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.num_calls += 1
+        self.num_computing += not getattr(func, "is_view", False)
+        return func(*args, **(kwargs or {}))
+
+
+def run(setting: Setting, report: Report) -> None:
+    """Measures every decoder over the same weights."""
+    shape, dtype = setting.pick(SHAPE_7B, SHAPE_TOY), setting.dtype()
+    model, facts = make_model(setting, shape, dtype), make_facts(setting, shape, dtype)
+    read = sum(each.numel() * each.element_size() for each in model.parameters())
+    read -= model.get_input_embeddings().weight.numel() * dtype.itemsize  # of which a step reads few rows
+    floor_ms = read / 1e6 / setting.copy_gbps()
+    report.note(weight_bytes=read, floor_ms=floor_ms)
+    kv_tokens = setting.pick(max(SESSIONS) * (max(CONTEXTS) + 256), COUNTED_SESSIONS * 512)
+    for name, decoder in DECODERS.items():
+        try:
+            backend = decoder.make(model, facts, kv_tokens)
+        except NotHere as reason:
+            report.skip(name, str(reason))
+            continue
+        if not setting.is_rehearsal:
+            report.note(has_device_logits=backend.has_device_logits, block_size=backend.blocks.block_size)
+        _run_decoder(setting, report, backend, name, decoder, floor_ms)
+        del backend  # its pool goes before the next one's comes
+        gc.collect()
+
+
+def _run_decoder(
+    setting: Setting,
+    report: Report,
+    backend: TransformersBackend,
+    name: str,
+    decoder: Decoder,
+    floor_ms: float,
+) -> None:
+    counted = _open_step(backend, setting.pick(COUNTED_SESSIONS, 64), COUNTED_CONTEXT, counts_rows=False)
+    with CallCounter() as counter:
+        counted.run()
+    counted.close()
+    what = f"of the dispatcher in a forward, 64 sessions x 5 rows ({counter.num_computing:,} are no views), {name}"
+    target = at_most(decoder.max_calls) if decoder.max_calls else None
+    report.check(f"gpu.dispatch.{name}", what, counter.num_calls, "calls", target)
+    for context in setting.pick(CONTEXTS, (COUNTED_CONTEXT,)):
+        for num_sessions in setting.pick(SESSIONS, (2,)):
+            if setting.seconds_left < 10:
+                report.skip(f"{name} {num_sessions} x {context}", "the stage's time is over")
+                continue
+            step = _open_step(backend, num_sessions, context)
+            step_ms, forward_ms = setting.wall_ms(step.run), setting.wall_ms(step.forward)
+            profile = _profile(setting, report, step.run)
+            step.close()
+            found = {"step_ms": step_ms, "forward_ms": forward_ms, **profile}
+            report.note(**{f"{name}_{num_sessions}x{context}": found})
+            if context == CONTEXTS[0] or setting.is_rehearsal:
+                is_judged = num_sessions in JUDGED_SESSIONS
+                what = (
+                    f"step of {num_sessions} x 5 rows over {context} tokens : one read of the weights, {name}"
+                )
+                target = at_most(decoder.max_ratio) if is_judged else None
+                report.figure(f"gpu.step7b.{name}.{num_sessions}", what, step_ms / floor_ms, "ratio", target)
+
+
+class Step:
+    """Runs the same step again and again: a forward of a few rows of each session, then their samples."""
+
+    def __init__(
+        self, backend: TransformersBackend, sequences: Sequence[KVSequence], context: int, counts_rows: bool
+    ) -> None:
+        self._backend, self._sequences, self._context = backend, sequences, context
+        ids = [[(7 * i + j) % backend.num_tokens for j in range(NUM_ROWS)] for i in range(len(sequences))]
+        self._items = [ForwardItem(each, row, NUM_ROWS) for each, row in zip(sequences, ids, strict=True)]
+        self._rounds = [
+            StepRound(SamplingParams(temperature=0.8, seed=i), context, (), (), tuple(row[1:]))
+            for i, row in enumerate(ids)
+        ]
+        self._has_rows = counts_rows
+
+    def forward(self) -> Any:
+        """Runs the forward alone; the KV that it wrote is dropped."""
+        logits = self._backend.forward(self._items)
+        for sequence in self._sequences:
+            self._backend.truncate(sequence, self._context)
+        return logits
+
+    def run(self) -> None:
+        """Runs the forward, and has each row sampled."""
+        logits = self.forward()
+        if self._has_rows:
+            rows = make_rows(logits, self._rounds, (), self._backend.num_tokens)
+            for each in rows:
+                each.target_sample(0)
+
+    def close(self) -> None:
+        """Gives the KV back."""
+        close_all(self._backend, self._sequences)
+
+
+def _open_step(
+    backend: TransformersBackend, num_sessions: int, context: int, counts_rows: bool = True
+) -> Step:
+    return Step(backend, open_sequences(backend, num_sessions, context), context, counts_rows)
+
+
+def _profile(setting: Setting, report: Report, run: Callable[[], None]) -> dict[str, float]:
+    """Returns what the device did in one step; nothing where its profiler does not work."""
+    from torch.profiler import ProfilerActivity, profile
+
+    activity = ProfilerActivity.CPU if setting.is_rehearsal else ProfilerActivity.CUDA
+    try:
+        with profile(activities=[activity]) as profiler:
+            run()
+            setting.synchronize()
+        events = [each for each in profiler.events() or () if each.device_type.name == activity.name]
+        busy_ms = sum(each.time_range.elapsed_us() for each in events) / 1e3
+    except (
+        Exception
+    ) as error:  # its library is missing, too old or not permitted: each is reported in another way
+        report.skip("profiler", str(error)[:200])
+        return {}
+    return {"num_launches": len(events), "busy_ms": round(busy_ms, 3)}

@@ -1,0 +1,97 @@
+"""What the stages compare: ways to attend, to multiply, to run a decoder and to promise equal texts.
+
+A new way is a line here: the stages measure every line alike, and a line says what must be true of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from benchmarks.gpu_check.shape import Shape
+from outrider.cloud_verifier.backends import varlen
+from outrider.cloud_verifier.backends.attention import AttentionPlanner
+from outrider.cloud_verifier.backends.loading import make_backend
+from outrider.cloud_verifier.backends.sdpa import SdpaPlanner
+from outrider.cloud_verifier.backends.transformers_backend import TargetFacts, TransformersBackend
+
+
+class NotHere(Exception):
+    """Is raised where this machine or its packages do not offer a variant."""
+
+
+@dataclass(frozen=True)
+class Attention:
+    """Makes a planner and says which block size it wants. With `has_exact_rows` a row's bits must not change
+    with its neighbours or its number of queries."""
+
+    make: Callable[[Shape, int, torch.dtype, torch.device], tuple[AttentionPlanner, int]]
+    has_exact_rows: bool = False
+
+
+@dataclass(frozen=True)
+class Product:
+    """Multiplies some rows: all at once (0), or padded to a multiple of `padded_rows`, hence in one shape.
+
+    With `has_exact_rows` a row's bits must not change with their number.
+    """
+
+    padded_rows: int = 0
+    has_exact_rows: bool = False
+
+
+@dataclass(frozen=True)
+class Decoder:
+    """Puts a model behind a backend. `max_calls` bounds its dispatcher calls a step, `max_ratio` its time in
+    reads of all weights."""
+
+    make: Callable[[Any, TargetFacts, int], TransformersBackend]
+    max_ratio: float = 1.4
+    max_calls: int | None = None
+
+
+@dataclass(frozen=True)
+class Texts:
+    """Says in which dtype texts are written, and whether they must equal cloud-only's."""
+
+    dtype: str
+    is_exact: bool
+
+
+def _make_sdpa(
+    shape: Shape, max_context: int, dtype: torch.dtype, device: torch.device
+) -> tuple[AttentionPlanner, int]:
+    num_groups = shape.num_heads // shape.num_kv_heads
+    return SdpaPlanner(16, max_context, num_groups, dtype, device), 16
+
+
+def _make_varlen(
+    shape: Shape, max_context: int, dtype: torch.dtype, device: torch.device
+) -> tuple[AttentionPlanner, int]:
+    kernel = varlen.find_kernel()
+    if kernel is None:
+        raise NotHere(f"torch {torch.__version__} has no varlen_attn over a block table")
+    block_size = varlen.find_page_size(
+        kernel,
+        num_heads=shape.num_heads,
+        num_kv_heads=shape.num_kv_heads,
+        head_dim=shape.head_dim,
+        dtype=dtype,
+        device=device,
+    )
+    if block_size is None:
+        raise NotHere("varlen_attn refuses, or is wrong: the log says how")
+    return varlen.VarlenPlanner(kernel, device), block_size
+
+
+def _make_served(model: Any, facts: TargetFacts, kv_tokens: int) -> TransformersBackend:
+    return make_backend(model, facts, kv_tokens=kv_tokens, is_lean=False)
+
+
+ATTENTIONS = {"sdpa": Attention(_make_sdpa), "varlen": Attention(_make_varlen)}
+PRODUCTS = {"default": Product(), "padded": Product(padded_rows=128, has_exact_rows=True)}
+DECODERS = {"transformers": Decoder(_make_served)}
+TEXTS = {"float32": Texts("float32", is_exact=True), "bfloat16": Texts("bfloat16", is_exact=False)}

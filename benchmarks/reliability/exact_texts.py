@@ -1,0 +1,166 @@
+"""Texts written in this process by an engine, cloud-only or speculative, alone or several at once."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from outrider.cloud_verifier.backends.transformers_backend import TransformersBackend
+from outrider.cloud_verifier.config import ServeConfig
+from outrider.cloud_verifier.engine.engine import Engine
+from outrider.cloud_verifier.engine.job import Job
+from outrider.cloud_verifier.server.server import make_model_info
+from outrider.common.types import (
+    CloseRequest,
+    CorrectionKind,
+    GeneratedTokens,
+    GenerateRequest,
+    Method,
+    Opened,
+    OpenRequest,
+    Progress,
+    RoundError,
+    RoundErrorCode,
+    SamplingParams,
+    SessionRequest,
+    Verdict,
+    VerifyRequest,
+)
+
+DRAFT_TOKENS = 4
+P_WRONG = 0.2  # of each drafted token
+
+
+@dataclass
+class Text:
+    """Writes one text: speculatively with drafts out of `expected`, by cloud-only where that is None."""
+
+    session_id: bytes
+    prompt: Sequence[int]
+    sampling: SamplingParams
+    num_new: int
+    expected: Sequence[int] | None = None
+    token_ids: list[int] = field(default_factory=list)
+    is_done: bool = False
+    _drafted: list[int] = field(default_factory=list)
+    _replies: list[Any] = field(default_factory=list)
+    _round_id: int = 0
+    _asked: SessionRequest = field(default_factory=CloseRequest)
+
+    def start(self, engine: Engine) -> None:
+        """Opens the session."""
+        opening = OpenRequest(
+            self.session_id,
+            tuple(self.prompt),
+            len(self.prompt),
+            self.sampling,
+            Method.COUPLED,
+            ignore_eos=True,
+        )
+        self._ask(engine, opening)
+
+    def advance(self, engine: Engine) -> None:
+        """Takes the replies that came, and sends the next request."""
+        replies, self._replies[:] = list(self._replies), []
+        for reply in replies:
+            self._take(engine, reply)
+
+    def _take(self, engine: Engine, reply: Any) -> None:
+        if isinstance(reply, Progress):
+            return
+        if isinstance(reply, RoundError):
+            assert reply.code is RoundErrorCode.REFUSED, reply  # no room in the KV pool now
+            self._ask(engine, self._asked)
+            return
+        if isinstance(reply, Opened):
+            self.token_ids.append(reply.first_token)
+            if self.expected is None:
+                self._ask(engine, GenerateRequest(1, reply.position, reply.hash, self.num_new - 1))
+                return
+        elif isinstance(reply, GeneratedTokens):
+            self.token_ids += reply.token_ids
+        else:
+            assert isinstance(reply, Verdict), reply
+            self.token_ids += self._drafted[: reply.accepted_len]
+            if reply.correction_kind is not CorrectionKind.NONE:
+                self.token_ids.append(reply.correction)
+        if len(self.token_ids) >= self.num_new:
+            self.is_done = True
+            engine.submit(Job(self.session_id, CloseRequest(), lambda _: None, 0))
+        elif self.expected is not None:
+            self._verify(engine, reply, self.expected)
+
+    def _verify(self, engine: Engine, reply: Any, expected: Sequence[int]) -> None:
+        self._round_id += 1
+        place = random.Random(f"{self.session_id!r} {self._round_id}")
+        start = len(self.token_ids)
+        likely = expected[start : start + min(DRAFT_TOKENS, self.num_new - start - 1)]
+        wrong = [int(place.random() < P_WRONG) for _ in likely]
+        self._drafted = [
+            token + each if token > 1 else token for token, each in zip(likely, wrong, strict=True)
+        ]
+        request = VerifyRequest(self._round_id, reply.position, reply.hash, draft_tokens=tuple(self._drafted))
+        self._ask(engine, request)
+
+    def _ask(self, engine: Engine, request: SessionRequest) -> None:
+        self._asked = request
+        engine.submit(Job(self.session_id, request, self._replies.append, 0))
+
+
+def write_texts(
+    backend: TransformersBackend,
+    prompts: Sequence[Sequence[int]],
+    samplings: Sequence[SamplingParams],
+    num_new: int,
+    *,
+    expected: Sequence[Sequence[int]] | None = None,
+    num_together: int = 1,
+) -> list[list[int]]:
+    """Returns the text after each prompt, `num_together` at once: speculative with drafts out of `expected`, by
+    cloud-only where that is None."""
+    config = ServeConfig()
+    engine = Engine(backend, make_model_info(backend, config), prefill_chunk_tokens=config.prefill_chunk)
+    waiting = [
+        Text(i.to_bytes(16, "big"), prompt, sampling, num_new, expected[i] if expected is not None else None)
+        for i, (prompt, sampling) in enumerate(zip(prompts, samplings, strict=True))
+    ]
+    texts, running = list(waiting), list[Text]()
+    while waiting or running:
+        while waiting and len(running) < num_together:
+            running.append(waiting.pop(0))
+            running[-1].start(engine)
+        engine.step()
+        for text in running:
+            text.advance(engine)
+        running = [text for text in running if not text.is_done]
+    while engine.step() or engine.num_jobs:
+        pass
+    backend.check_integrity()
+    return [text.token_ids[:num_new] for text in texts]
+
+
+class PlantedLinear(torch.nn.Linear):
+    """Sums in another order where it gets `count` rows, as a library's other kernel does."""
+
+    count = 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Returns x Wᵀ + b."""
+        if x.shape[-2] != self.count:
+            return super().forward(x)
+        half = self.in_features // 2
+        first = torch.nn.functional.linear(x[..., :half], self.weight[:, :half])
+        return torch.nn.functional.linear(x[..., half:], self.weight[:, half:], self.bias) + first
+
+
+def plant(backend: TransformersBackend, count: int) -> None:
+    """Exchanges the class of a model's matrices for one that differs at `count` rows (0: nowhere)."""
+    PlantedLinear.count = count
+    decoder: Any = backend.decoder  # that of transformers
+    for module in decoder._model.modules():
+        if type(module) is torch.nn.Linear:
+            module.__class__ = PlantedLinear

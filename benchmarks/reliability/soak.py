@@ -1,0 +1,168 @@
+"""`rel.soak`: daemon and verifier under mixed requests, resets and clients that leave: what grows.
+
+The growth is that from the median of the first third of what is counted to that of the last, an hour.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import random
+import statistics
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from benchmarks.reliability.setup import QUIET, Settings
+from benchmarks.results_file import Found
+from outrider.experiments.links.base import OpenLink, create_realisation
+from outrider.experiments.links.profile import LinkProfile
+from outrider.experiments.shared.processes import VerifierProcess, running_verifier, start_server
+from outrider.experiments.shared.prompts import load_prompts
+from outrider.experiments.shared.results import Measure, at_most, judged
+
+MODES = ("speculative", "auto", "cloud-only", "co-located")
+POLICIES = ("wait", "first_token", "edge_only")
+NUM_CLIENTS = 3
+RESET_EVERY_S = 15.0
+PAGE_KIB = os.sysconf("SC_PAGE_SIZE") / 1024
+MAX_GROWTH = 1.0  # percent an hour
+
+Sample = dict[str, float]
+
+
+def run(settings: Settings) -> Iterator[Found]:
+    """Yields what was found so far, once a minute after the warm-up."""
+    seconds, warmup_s, every_s = settings.pick((1800.0, 300.0, 5.0), (60.0, 15.0, 1.0), (6.0, 2.0, 0.5))
+    samples: list[tuple[float, Sample]] = []
+    with (
+        running_verifier(*QUIET) as verifier,
+        create_realisation("proxy").open(LinkProfile("soak", rtt_ms=10), verifier.address) as link,
+    ):
+        daemon = start_server(_serve_command(link.address))
+        clients = _Clients(daemon.address)
+        try:
+            begin_s, next_report_s = time.monotonic(), warmup_s + 60.0
+            next_reset_s = RESET_EVERY_S / 2
+            while (now_s := time.monotonic() - begin_s) < seconds:
+                time.sleep(every_s)
+                samples.append((now_s, _sample({"verifier": verifier, "daemon": daemon})))
+                if now_s >= next_reset_s:
+                    next_reset_s += RESET_EVERY_S
+                    link.reset()
+                if now_s >= next_report_s:
+                    next_report_s += 60.0
+                    settings.say(f"{dict(clients.ended)}; {samples[-1][1]}")
+                    yield _found(settings, samples, warmup_s, clients, link)
+            clients.stop()
+        finally:
+            daemon.stop()
+        settings.say(f"{dict(clients.ended)}; {samples[-1][1]}")
+        yield _found(settings, samples, warmup_s, clients, link)
+
+
+def _serve_command(verifier: str) -> list[str]:
+    command = [sys.executable, "-m", "outrider.edge_client", "serve", "--listen", "127.0.0.1:0"]
+    return [*command, "--verifier", verifier, "--log-level", "error"]
+
+
+class _Clients:
+    """Sends one request after the other in a few threads until `stop`; counts how they ended."""
+
+    def __init__(self, address: str) -> None:
+        self.ended: Counter[str] = Counter()
+        self.errors: list[str] = []  # the last few, with what was asked
+        self._address = address
+        self._prompts = [prompt.text for prompt in load_prompts()]
+        self._is_over = threading.Event()
+        self._threads = [threading.Thread(target=self._run, args=(number,)) for number in range(NUM_CLIENTS)]
+        for thread in self._threads:
+            thread.start()
+
+    def stop(self) -> None:
+        """Waits for the requests under way."""
+        self._is_over.set()
+        for thread in self._threads:
+            thread.join()
+
+    def _run(self, number: int) -> None:
+        chance = random.Random(number)
+        while not self._is_over.is_set():
+            try:
+                self.ended[self._ask(chance)] += 1
+            except (OSError, http.client.HTTPException, ValueError) as error:
+                self.ended[type(error).__name__] += 1
+                time.sleep(0.2)
+
+    def _ask(self, chance: random.Random) -> str:
+        """Sends a request whose answer is read to its end, or left after a few events."""
+        extras = {"mode": chance.choice(MODES), "on_timeout": chance.choice(POLICIES), "ignore_eos": True}
+        body = {
+            "prompt": chance.choice(self._prompts),
+            "seed": chance.randrange(1 << 30),
+            "max_tokens": chance.randint(4, 96),
+            "temperature": chance.choice((0.0, 0.8)),
+            "stream": chance.random() < 0.8,
+            "outrider": extras,
+        }
+        num_read = chance.randint(1, 10) if chance.random() < 0.2 else 1 << 30
+        connection = http.client.HTTPConnection(self._address, timeout=120)
+        try:
+            content = {"Content-Type": "application/json"}
+            connection.request("POST", "/v1/completions", json.dumps(body), content)
+            answer = connection.getresponse()
+            for number, line in enumerate(answer):
+                if number >= num_read:
+                    return "left early"
+                if b'"error"' in line:
+                    self.errors = [*self.errors[-9:], f"{extras}: {line.decode(errors='replace')[:300]}"]
+                    return "error event"
+            return f"status {answer.status}"
+        finally:
+            connection.close()
+
+
+def _sample(servers: dict[str, VerifierProcess]) -> Sample:
+    found: Sample = {}
+    for name, server in servers.items():
+        of = Path(f"/proc/{server.process.pid}")
+        found[f"{name} MiB"] = round(int((of / "statm").read_text().split()[1]) * PAGE_KIB / 1024, 2)
+        found[f"{name} files"] = len(list((of / "fd").iterdir()))
+        found[f"{name} threads"] = len(list((of / "task").iterdir()))
+    return found
+
+
+def growth_percent(samples: Sequence[tuple[float, Sample]], name: str) -> float:
+    """Returns the growth an hour, in percent."""
+    third = max(1, len(samples) // 3)
+    first, last = samples[:third], samples[-third:]
+    before, after = (statistics.median(each[name] for _, each in part) for part in (first, last))
+    hours = (statistics.fmean(t for t, _ in last) - statistics.fmean(t for t, _ in first)) / 3600.0
+    return 100.0 * (after / before - 1.0) / hours if hours else 0.0
+
+
+def _found(
+    settings: Settings,
+    samples: Sequence[tuple[float, Sample]],
+    warmup_s: float,
+    clients: _Clients,
+    link: OpenLink,
+) -> Found:
+    counted = [(at_s, each) for at_s, each in samples if at_s >= warmup_s]
+    growth = {name: round(growth_percent(counted, name), 2) for name in counted[0][1]}
+    worst = max(growth, key=growth.__getitem__)
+    text = (
+        f"growth an hour of memory, files and threads, the worst ({worst}), {counted[-1][0] - warmup_s:.0f} s after "
+        f"a warm-up of {warmup_s:.0f} s and {clients.ended.total()} requests"
+    )
+    measure = (
+        judged("rel.soak", text, growth[worst], "%", at_most(MAX_GROWTH))
+        if settings.is_long
+        else Measure("rel.soak", f"{text}; too short to judge", growth[worst], "%")
+    )
+    ended = {"ended": dict(clients.ended), "errors": clients.errors}
+    return [measure], {"growth": growth, **ended, "link": link.facts(), "samples": samples}

@@ -1,0 +1,178 @@
+"""Makes a loaded target's rows independent of the rows beside them, and checks that they are."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from outrider.cloud_verifier.backends.attention import AttentionPlanner
+from outrider.cloud_verifier.backends.base import ForwardItem, Logits
+from outrider.cloud_verifier.backends.packing import PackedSequence
+from outrider.cloud_verifier.backends.row_plan import COUNTS, RowPlan, find_row_plan
+from outrider.cloud_verifier.backends.sdpa import SdpaPlanner
+from outrider.cloud_verifier.backends.tiled import TiledPlanner
+from outrider.cloud_verifier.backends.transformers_backend import TransformersBackend
+from outrider.common.errors import ModelError
+
+logger = logging.getLogger(__name__)
+
+EXACT_ROWS = ("auto", "on", "off")
+PROMPT_TOKENS, MAX_DECODED, STEP = 9, 10, 5
+MIN_DECODED, MAX_DECODE_S = (
+    4,
+    0.5,
+)  # one-row forwards of the check: of a large target fewer, which differ sooner
+BESIDE = (3, 14)  # tokens that two other sequences feed in the same forward
+# Lengths of the attention check: around the ends of the tiled planner's spans, and far from them.
+LENGTHS = (1, 2, 18, 41, 64, 65, 101, 128, 129, 201, 256, 257, 301, 512, 513, 600)
+MAX_QUERIES = 5
+
+
+def use_exact_rows(backend: TransformersBackend, mode: str) -> None:
+    """Sets the backend's `row_plan`, attention and `is_reproducible`, as `--exact-rows` (`mode`) says.
+
+    Raises `ModelError` where it is "on" and the rows of this target depend on one another all the same.
+    """
+    if mode == "off":
+        return
+    if mode == "auto" and backend.dtype == "float32" and has_equal_rows(backend):
+        backend.is_reproducible = True
+        return
+    planner = backend.planner
+    try:
+        backend.row_plan = _prepare(backend)
+        backend.is_reproducible = True
+        logger.debug("exact rows: forwards of %s rows", ", ".join(map(str, backend.row_plan.counts)))
+    except ModelError as error:
+        backend.row_plan, backend.planner = None, planner
+        if mode == "on":
+            raise ModelError(
+                f"--exact-rows on: {error}; auto and off serve without, not reproducibly"
+            ) from error
+        logger.warning("exact rows are off, texts are not reproducible: %s", error)
+
+
+def has_equal_rows(backend: TransformersBackend) -> bool:
+    """Returns whether a row's bits depend on no other row as the target is, at any number of rows."""
+    try:
+        check_attention(backend)
+        check_forwards(backend)
+        plan = _find_plan(backend, (1, *COUNTS))
+    except ModelError:
+        return False
+    return plan.counts == (1, *COUNTS)
+
+
+def _prepare(backend: TransformersBackend) -> RowPlan:
+    """Returns the plan. Raises `ModelError` where rows differ with it."""
+    facts, device = backend.facts, torch.device(backend.device)
+    if isinstance(backend.planner, SdpaPlanner):
+        num_groups = facts.num_heads // facts.num_kv_heads
+        dtype = getattr(torch, backend.dtype)
+        backend.planner = TiledPlanner(backend.blocks.block_size, num_groups, dtype, device)
+    backend.decoder.use_exact_rows()
+    plan = backend.row_plan = _find_plan(backend, COUNTS)
+    check_attention(backend)
+    check_forwards(backend)
+    return plan
+
+
+def _find_plan(backend: TransformersBackend, counts: Sequence[int]) -> RowPlan:
+    kinds = backend.decoder.matrix_kinds()
+    plan = find_row_plan(kinds, getattr(torch, backend.dtype), torch.device(backend.device), counts)
+    if plan is None:
+        raise ModelError("at no number of rows do a matrix's rows have the same bits in every place")
+    return plan
+
+
+def check_forwards(backend: TransformersBackend) -> None:
+    """Raises `ModelError` unless tokens have the same logits decoded alone, verified, prefilled and beside
+    others."""
+    length = min(PROMPT_TOKENS + MAX_DECODED, backend.max_context)
+    text = [(31 * i * i + 7 * i + 1) % backend.num_tokens for i in range(length)]
+    try:
+        alone = _decode_alone(backend, text)
+        text = text[: PROMPT_TOKENS + len(alone)]
+        _compare(_score(backend, text, PROMPT_TOKENS, len(text)), alone, "verified at once")
+        _compare(_score(backend, text, 0, len(text))[PROMPT_TOKENS:], alone, "prefilled at once")
+        beside = _score(backend, text, PROMPT_TOKENS, STEP, BESIDE)
+        _compare(beside, alone, f"verified {STEP} at a time beside other sequences")
+    finally:
+        backend.num_forwards = backend.num_query_rows = 0
+
+
+def _decode_alone(backend: TransformersBackend, text: Sequence[int]) -> Logits:
+    sequence, rows = backend.new_sequence(), []
+    backend.forward([ForwardItem(sequence, text[:PROMPT_TOKENS], 0)])
+    deadline = time.monotonic() + MAX_DECODE_S
+    for token_id in text[PROMPT_TOKENS:]:
+        rows.append(backend.forward([ForwardItem(sequence, [token_id], 1)]).copy())
+        if len(rows) >= MIN_DECODED and time.monotonic() > deadline:
+            break
+    backend.close(sequence)
+    return np.concatenate(rows)
+
+
+def _score(
+    backend: TransformersBackend, text: Sequence[int], start: int, step: int, beside: Sequence[int] = ()
+) -> Logits:
+    """Returns the logits after text[start:], fed `step` tokens at a time in the middle of `beside`."""
+    sequence, rows = backend.new_sequence(), []
+    if start:
+        backend.forward([ForwardItem(sequence, text[:start], 0)])
+    for first in range(start, len(text), step):
+        fed = text[first : first + step]
+        others = [ForwardItem(backend.new_sequence(), text[-count:], 1) for count in beside]
+        logits = backend.forward([*others[:1], ForwardItem(sequence, fed, len(fed)), *others[1:]])
+        num_before = len(others[:1])
+        rows.append(logits[num_before : num_before + len(fed)].copy())
+        for other in others:
+            backend.close(other.sequence)
+    backend.close(sequence)
+    return np.concatenate(rows)
+
+
+def _compare(found: Logits, alone: Logits, how: str) -> None:
+    is_equal = (found == alone).all(axis=1)
+    if not is_equal.all():
+        raise ModelError(
+            f"{int((~is_equal).sum())} of {len(alone)} tokens have other logits {how} than alone"
+        )
+
+
+def check_attention(backend: TransformersBackend) -> None:
+    """Raises `ModelError` unless a query's attention is the same alone, among all of its sequence, and beside
+    others."""
+    facts, block_size, planner = backend.facts, backend.blocks.block_size, backend.planner
+    lengths = [length for length in LENGTHS if length <= facts.max_context]
+    blocks = list(range(-(-lengths[-1] // block_size)))
+    pool = (len(blocks), block_size, facts.num_kv_heads, facts.head_dim)
+    generator = torch.Generator().manual_seed(0)
+    keys, values, query = (
+        torch.randn(shape, generator=generator).to(device=backend.device, dtype=getattr(torch, facts.dtype))
+        for shape in (pool, pool, (facts.num_heads, lengths[-1], facts.head_dim))
+    )
+
+    def sequence(length: int, num_queries: int, start: int = 0, is_run: bool = True) -> PackedSequence:
+        return PackedSequence(start, num_queries, length, blocks[: -(-length // block_size)], is_run)
+
+    def attend(planner: AttentionPlanner, sequences: Sequence[PackedSequence]) -> torch.Tensor:
+        rows = [row for each in sequences for row in range(each.past, each.length)]
+        return planner.plan(sequences)(query[:, rows], keys, values, None)
+
+    whole = attend(planner, [sequence(lengths[-1], lengths[-1])])
+    several, start = [], 0
+    for length in lengths:
+        alone = attend(planner, [sequence(length, 1)])[0]
+        if not torch.equal(alone, whole[length - 1]):
+            raise ModelError(f"attention over {length} tokens depends on the number of queries")
+        several.append(sequence(length, min(MAX_QUERIES, length), start, is_run=False))
+        start = several[-1].stop
+    found = attend(planner, several)
+    for each in several:
+        if not torch.equal(found[each.start : each.stop], whole[each.past : each.length]):
+            raise ModelError(f"attention over {each.length} tokens depends on the sequences beside it")

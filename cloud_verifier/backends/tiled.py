@@ -1,0 +1,190 @@
+"""Paged attention in tiles of one shape: a row's bits do not depend on the rows or sequences beside it.
+
+The library's attention sums in an order that depends on how many queries and keys one call has. Here a call's
+shape follows from a row's own position alone: a tile has a fixed number of queries, and its keys are padded to
+the end of the span that its positions are in. Any number of tiles of one span are one call.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch.nn.functional import scaled_dot_product_attention
+
+from outrider.cloud_verifier.backends.attention import AttentionPlanner, PagedAttention
+from outrider.cloud_verifier.backends.packing import MAX_BATCHED_LENGTH, PackedSequence
+from outrider.cloud_verifier.backends.sdpa import BlockGatherer
+
+TILE_ROWS = (
+    16  # query heads that share a key head are rows of one product; at least this many fill its kernel
+)
+SPANS = (64, 128, 256, 512)  # ends of spans of positions; beyond the last they are multiples of it
+
+
+def span_end(position: int) -> int:
+    """Returns the number of keys with which a row at `position` attends, padding included."""
+    for end in SPANS:
+        if position < end:
+            return end
+    return (position // SPANS[-1] + 1) * SPANS[-1]
+
+
+@dataclass(slots=True)
+class Tile:
+    """Holds consecutive queries of one sequence in one span: rows start … start + num_queries − 1."""
+
+    sequence: PackedSequence
+    start: int
+    num_queries: int
+    position: int  # of the first query
+
+
+def split_tiles(sequence: PackedSequence, num_queries: int) -> Iterator[tuple[int, Tile]]:
+    """Yields a sequence's tiles of at most `num_queries` queries, each with the end of its span."""
+    position = sequence.past
+    while position < sequence.length:
+        end = span_end(position)
+        count = min(num_queries, end - position, sequence.length - position)
+        yield end, Tile(sequence, sequence.start + position - sequence.past, count, position)
+        position += count
+
+
+@dataclass(slots=True)
+class TileCall:
+    """Holds tiles of one span that attend in one call."""
+
+    rows: torch.Tensor  # [num_tiles * tile_queries]: packed rows, padding included
+    answered: slice | torch.Tensor  # the places of the real ones in it
+    target: slice | torch.Tensor  # the packed rows that these are
+    kv: slice | torch.Tensor  # a run of slots, or blocks to gather: each tile's, or one sequence's for all
+    mask: torch.Tensor  # [num_tiles, 1, num_groups * tile_queries, span]
+
+    def attend(
+        self,
+        query: torch.Tensor,
+        key_pool: torch.Tensor,
+        value_pool: torch.Tensor,
+        scaling: float | None,
+        gather: BlockGatherer,
+    ) -> torch.Tensor:
+        """Returns [answered rows, heads, head_dim] for queries [heads, rows, head_dim]."""
+        num_tiles, _, num_folded, span = self.mask.shape
+        num_heads, _, head_dim = query.shape
+        keys, values = (
+            self._tokens(pool, span, gather, which).expand(num_tiles, -1, -1, -1)
+            for which, pool in enumerate((key_pool, value_pool))
+        )  # [num_tiles, kv_heads, span, head_dim]
+        num_kv_heads = keys.shape[1]
+        query = query.index_select(1, self.rows)
+        folded = query.view(num_kv_heads, num_heads // num_kv_heads, num_tiles, -1, head_dim)
+        folded = folded.permute(2, 0, 1, 3, 4).reshape(num_tiles, num_kv_heads, num_folded, head_dim)
+        out = scaled_dot_product_attention(folded, keys, values, attn_mask=self.mask, scale=scaling)
+        out = out.reshape(num_tiles, num_heads, -1, head_dim).transpose(1, 2).flatten(0, 1)
+        return out[self.answered]
+
+    def _tokens(self, pool: torch.Tensor, span: int, gather: BlockGatherer, which: int) -> torch.Tensor:
+        if isinstance(self.kv, slice):
+            tokens = pool.flatten(0, 1)[self.kv][None]
+        else:
+            tokens = gather(pool, self.kv, which)
+            tokens = tokens.view(-1, self._gathered(span, pool.shape[1]), *tokens.shape[1:])[:, :span]
+        return tokens.transpose(1, 2)
+
+    @staticmethod
+    def _gathered(span: int, block_size: int) -> int:
+        return -(-span // block_size) * block_size
+
+
+class TiledPlanner(AttentionPlanner):
+    """Implements `AttentionPlanner`. Not thread-safe: a plan is used before the next one is made."""
+
+    def __init__(self, block_size: int, num_groups: int, dtype: torch.dtype, device: torch.device) -> None:
+        self._block_size = block_size
+        self._num_groups = num_groups
+        self._num_queries = -(-TILE_ROWS // num_groups)
+        self._dtype = dtype
+        self._device = device
+        self._gather = BlockGatherer()
+
+    def plan(self, sequences: Sequence[PackedSequence]) -> PagedAttention:
+        calls = [self._call(end, tiles) for end, tiles in self._groups(sequences)]
+        gather = self._gather
+
+        def attend(
+            query: torch.Tensor, key_pool: torch.Tensor, value_pool: torch.Tensor, scaling: float | None
+        ) -> torch.Tensor:
+            if len(calls) == 1:  # its target is every row, in order
+                return calls[0].attend(query, key_pool, value_pool, scaling, gather)
+            out = query.new_empty((query.shape[1], query.shape[0], query.shape[2]))
+            for call in calls:
+                out[call.target] = call.attend(query, key_pool, value_pool, scaling, gather)
+            return out
+
+        return attend
+
+    def _groups(self, sequences: Sequence[PackedSequence]) -> list[tuple[int, list[Tile]]]:
+        """Returns the tiles of each call: single tiles of a short span together, others by sequence."""
+        singles: defaultdict[int, list[Tile]] = defaultdict(list)
+        groups: list[tuple[int, list[Tile]]] = []
+        for sequence in sequences:
+            spans: defaultdict[int, list[Tile]] = defaultdict(list)
+            for end, tile in split_tiles(sequence, self._num_queries):
+                spans[end].append(tile)
+            for end, tiles in spans.items():
+                if len(tiles) == 1 and end <= MAX_BATCHED_LENGTH:
+                    singles[end] += tiles
+                else:
+                    groups.append((end, tiles))
+        return [*groups, *singles.items()]
+
+    def _call(self, end: int, tiles: Sequence[Tile]) -> TileCall:
+        rows, positions, answered = [], [], []
+        for number, tile in enumerate(tiles):
+            for place in range(self._num_queries):
+                query = min(place, tile.num_queries - 1)
+                rows.append(tile.start + query)
+                positions.append(tile.position + query)
+                if query == place:
+                    answered.append(number * self._num_queries + place)
+        if tiles[0].sequence is tiles[-1].sequence:
+            kv = self._kv(end, tiles[0].sequence)
+        else:
+            kv = self._tensor([block for tile in tiles for block in self._blocks(end, tile.sequence)])
+        return TileCall(
+            rows=self._tensor(rows),
+            answered=self._index(answered),
+            target=self._index([rows[place] for place in answered]),
+            kv=kv,
+            mask=self._mask(positions, end),
+        )
+
+    def _kv(self, end: int, sequence: PackedSequence) -> slice | torch.Tensor:
+        """Returns a slice where the whole span is in the sequence's own run of blocks: no copy is needed."""
+        if sequence.is_contiguous and len(sequence.block_ids) * self._block_size >= end:
+            first = sequence.block_ids[0] * self._block_size
+            return slice(first, first + end)
+        return self._tensor(self._blocks(end, sequence))
+
+    def _blocks(self, end: int, sequence: PackedSequence) -> list[int]:
+        """Returns the blocks of a span, the sequence's own last one in place of those it lacks."""
+        num_blocks = -(-end // self._block_size)
+        own = list(sequence.block_ids[:num_blocks])
+        return own + own[-1:] * (num_blocks - len(own))
+
+    def _mask(self, positions: list[int], end: int) -> torch.Tensor:
+        """Returns an additive mask [tiles, 1, folded rows, end]."""
+        hidden = torch.arange(end, device=self._device) > self._tensor(positions)[:, None]
+        mask = torch.zeros(hidden.shape, dtype=self._dtype, device=self._device)
+        mask = mask.masked_fill_(hidden, float("-inf")).view(-1, 1, self._num_queries, end)
+        return mask.repeat(1, 1, self._num_groups, 1)
+
+    def _index(self, rows: list[int]) -> slice | torch.Tensor:
+        """Returns a slice where the rows follow one another, which costs nothing to take."""
+        is_run = rows[-1] - rows[0] == len(rows) - 1
+        return slice(rows[0], rows[-1] + 1) if is_run else self._tensor(rows)
+
+    def _tensor(self, values: Sequence[int]) -> torch.Tensor:
+        return torch.tensor(values, dtype=torch.int64, device=self._device)

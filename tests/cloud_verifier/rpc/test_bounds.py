@@ -1,0 +1,197 @@
+"""What one tenant's calls may hold, and what becomes of those that are no calls: over real gRPC on loopback."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import grpc
+import pytest
+from support.calls import eventually, status_of
+from support.processes.server import serving
+from test_service import Stream, opening, round_after
+
+from outrider.cloud_verifier.config import ServeConfig
+from outrider.cloud_verifier.server.server import VerifierServer
+from outrider.common.pb import outrider_pb2 as pb
+from outrider.common.pb import outrider_pb2_grpc
+from tests.cloud_verifier.engine.test_bad_clients import GatedBackend, wait_until
+
+SERVICE = "/outrider.v1.Verifier"
+GARBAGE = b"\xff" * 100
+LIMITS = {"max_sampling_ids": 100, "tenant_max_waiting_ids": 300, "tenant_max_calls": 4, "max_calls": 6}
+CONFIG = ServeConfig(max_draft_tokens=8, session_max_tokens=200, hide_batch_size=True, **LIMITS)  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def backend() -> GatedBackend:
+    return GatedBackend()
+
+
+@pytest.fixture
+def server(backend: GatedBackend, monkeypatch: pytest.MonkeyPatch) -> Iterator[VerifierServer]:
+    monkeypatch.setattr("outrider.cloud_verifier.engine.driver.INLINE_S", -1.0)
+    with serving(backend, CONFIG) as server:
+        yield server
+        backend.gate.set()
+
+
+@pytest.fixture
+def channel(server: VerifierServer) -> Iterator[grpc.Channel]:
+    with grpc.insecure_channel(f"127.0.0.1:{server.port}") as channel:
+        yield channel
+
+
+def metadata_of(name: int, tenant: str) -> tuple[tuple[str, str], ...]:
+    return (("x-session-id", (bytes([name]) * 16).hex()), ("x-outrider-tenant", tenant))
+
+
+def open_stream(channel: grpc.Channel, name: int, tenant: str) -> tuple[Stream, pb.Opened]:
+    stream = Stream(outrider_pb2_grpc.VerifierStub(channel), metadata_of(name, tenant))
+    return stream, stream.ask(open=opening(session_id=bytes([name]) * 16)).open.opened
+
+
+# ------------------------------------------------------------------------------------ bytes and lengths
+
+
+@pytest.mark.parametrize("name", ["Describe", "Open", "Verify", "Close", "Generate", "Session"])
+def test_bytes_that_are_no_message_are_an_invalid_argument_and_one_line_in_the_log(
+    channel: grpc.Channel, caplog: pytest.LogCaptureFixture, name: str
+) -> None:
+    caplog.set_level(logging.INFO)
+    make = {"Generate": channel.unary_stream, "Session": channel.stream_stream}.get(name, channel.unary_unary)
+    call = make(f"{SERVICE}/{name}")
+    for _ in range(3):
+        code, details = status_of(lambda: call(GARBAGE if name != "Session" else iter([GARBAGE]), timeout=20))
+        assert code is grpc.StatusCode.INVALID_ARGUMENT and "no " in details
+    lines = [record for record in caplog.records if record.name.startswith(("outrider", "grpc"))]
+    assert [line.getMessage() for line in lines] == ["a call was rejected"]
+
+
+MANY = [pb.TokenSequence(token_ids=[1, 2])] * 60
+TOO_LONG = {
+    "token_ids": {"token_ids": [1] * 300, "num_prompt_tokens": 1},
+    "stop_token_ids": {"stop_token_ids": [1] * 101},
+    "sampling.bad_words": {"sampling": pb.SamplingParams(bad_words=MANY)},
+    "sampling.logit_bias": {"sampling": pb.SamplingParams(logit_bias=[pb.LogitBias(token_id=1)] * 101)},
+    "tokenizer_fingerprint": {"tokenizer_fingerprint": "f" * 1000},
+}
+
+
+@pytest.mark.parametrize("field", TOO_LONG)
+def test_lists_of_an_opening_that_are_too_long_name_field_and_limit(
+    channel: grpc.Channel, field: str
+) -> None:
+    stub = outrider_pb2_grpc.VerifierStub(channel)
+    error = stub.Open(opening(**TOO_LONG[field]), metadata=metadata_of(0, "a")[1:]).error
+    assert (error.code, error.field) == (pb.ROUND_ERROR_CODE_INVALID, field)
+    assert "at most" in error.message
+
+
+def test_a_word_longer_than_rounds_look_back_is_rejected(channel: grpc.Channel) -> None:
+    sampling = pb.SamplingParams(bad_words=[pb.TokenSequence(token_ids=[1] * 65)])
+    error = outrider_pb2_grpc.VerifierStub(channel).Open(opening(sampling=sampling)).error
+    assert (error.code, error.field) == (pb.ROUND_ERROR_CODE_INVALID, "sampling.bad_words")
+
+
+def test_lists_of_a_round_that_are_too_long_are_rejected_and_it_goes_on(channel: grpc.Channel) -> None:
+    stream, opened = open_stream(channel, 1, "a")
+    supports = [pb.Support(token_ids=range(65), weights=[1] * 65)]
+    for field, fields in {
+        "draft_tokens": {"draft_tokens": [1] * 9},
+        "committed_tokens": {"committed_tokens": [1] * 201},
+        "origins": {"origins": [1] * 50},
+        "parents": {"draft_tokens": [1], "parents": [0] * 9},
+        "hard_mask": {"hard_mask": b"1" * 9},
+        "q_support": {"draft_tokens": [1], "q_support": supports},
+        "session_id": {"session_id": b"1" * 99},
+    }.items():
+        error = stream.ask(verify=round_after(opened, **fields)).verify.error
+        assert (error.code, error.field) == (pb.ROUND_ERROR_CODE_INVALID, field)
+    assert stream.ask(verify=round_after(opened)).verify.verdict.position == 5
+
+
+def test_an_operator_can_hide_how_many_are_served(channel: grpc.Channel) -> None:
+    stream, opened = open_stream(channel, 1, "a")
+    metrics = stream.ask(verify=round_after(opened)).verify.verdict.metrics
+    assert metrics.batch_size == 0 and metrics.total_ns > 0
+
+
+# ------------------------------------------------------------------------------- what waits, what is open
+
+
+def test_waiting_requests_are_bounded_by_tenant_and_another_is_let_in(
+    server: VerifierServer, channel: grpc.Channel, backend: GatedBackend
+) -> None:
+    (loud, opened), (quiet, opened_too) = open_stream(channel, 1, "loud"), open_stream(channel, 2, "quiet")
+    backend.gate.clear()
+    num_begun = backend.num_begun
+    loud.say(verify=round_after(opened, 1))
+    wait_until(lambda: backend.num_begun > num_begun)
+    for round_id in range(2, 5):
+        loud.say(verify=round_after(opened, round_id, committed_tokens=[9] * 120, origins=[1] * 120))
+    error = loud.hear().verify.error
+    assert error.code == pb.ROUND_ERROR_CODE_REFUSED and error.retry_after_ms > 0
+    assert "--tenant-max-waiting-ids" in error.message
+    quiet.say(verify=round_after(opened_too))
+    backend.gate.set()
+    assert quiet.hear().verify.verdict.position == 5
+    assert loud.hear().verify.verdict.round_id == 1
+    assert eventually(lambda: not server.service.occupancy.waiting_ids), "what was answered is counted out"
+
+
+def test_calls_are_bounded_by_tenant_and_another_is_let_in(
+    server: VerifierServer, channel: grpc.Channel
+) -> None:
+    streams = [open_stream(channel, name, "loud")[0] for name in range(4)]
+    stub = outrider_pb2_grpc.VerifierStub(channel)
+    for call in (
+        lambda: stub.Session(iter(()), metadata=metadata_of(9, "loud")),
+        lambda: stub.Open(opening(session_id=bytes([9]) * 16), metadata=metadata_of(9, "loud")),
+    ):
+        code, details = status_of(call)
+        assert code is grpc.StatusCode.UNAVAILABLE and "--tenant-max-calls" in details
+    others = [open_stream(channel, name, "quiet")[0] for name in range(2)]
+    code, details = status_of(lambda: stub.Session(iter(()), metadata=metadata_of(9, "third")))
+    assert code is grpc.StatusCode.UNAVAILABLE and "--max-calls" in details
+    for stream in (*streams, *others):
+        stream.call.cancel()
+    assert eventually(lambda: not server.service.occupancy.calls)
+    open_stream(channel, 1, "loud")
+
+
+def test_idle_streams_end_silent_ones_sooner_and_busy_ones_stay(
+    server: VerifierServer, channel: grpc.Channel, backend: GatedBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("outrider.cloud_verifier.rpc.service.SILENT_S", 0.2)
+    (idle, _), (busy, opened) = open_stream(channel, 1, "a"), open_stream(channel, 2, "a")
+    stub = outrider_pb2_grpc.VerifierStub(channel)
+    silent = Stream(stub, metadata_of(3, "a"))
+    assert eventually(lambda: silent.call.code() is not None if silent.call.done() else False, 10.0)
+    assert silent.call.code() is grpc.StatusCode.UNAVAILABLE and "idle" in silent.call.details()
+    assert not idle.call.done()
+    backend.gate.clear()
+    num_begun = backend.num_begun
+    busy.say(verify=round_after(opened))
+    wait_until(lambda: backend.num_begun > num_begun)
+    now_s = time.monotonic()
+    monkeypatch.setattr(server.service, "_engine", Later(server.engine, now_s + 3600))
+    assert eventually(idle.call.done, 10.0) and idle.call.code() is grpc.StatusCode.UNAVAILABLE
+    backend.gate.set()
+    assert busy.hear().verify.verdict.position == 5
+
+
+class Later:
+    """The engine, whose clock is an hour ahead for whoever looks for idle streams."""
+
+    def __init__(self, engine: Any, now_s: float) -> None:
+        self._engine, self._now_s = engine, now_s
+        self.clock = self
+
+    def now(self) -> float:
+        return self._now_s
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._engine, name)

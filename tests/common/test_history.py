@@ -1,0 +1,59 @@
+"""The processors' view of a sequence: kept while it changes, it must be what a new look would give."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from outrider.common.alignment import TokenChain
+from outrider.common.sampling.history import BadWords, History, TokenCounts
+from outrider.common.types import SamplingParams
+
+EVERYTHING = SamplingParams(repetition_penalty=1.1, frequency_penalty=0.5)
+ids = st.lists(st.integers(0, 5), max_size=8)
+
+
+def counted(counts: TokenCounts) -> dict[int, float]:
+    return dict(zip(counts.ids.tolist(), counts.amounts.tolist(), strict=True))
+
+
+@settings(max_examples=60, deadline=None)
+@given(ids.filter(bool), st.lists(st.tuples(st.integers(0, 8), ids), max_size=6))
+def test_counts_that_follow_a_sequence_are_those_of_a_new_look_at_it(
+    prompt: list[int], changes: list[tuple[int, list[int]]]
+) -> None:
+    chain, history = TokenChain(prompt), History(EVERYTHING, prompt)
+    for num_cut, new_ids in changes:
+        chain.truncate(max(len(prompt), chain.position - num_cut))
+        chain.extend(new_ids)
+        history.follow(chain, len(prompt))
+        assert counted(history.seen) == Counter(chain.token_ids)
+        assert counted(history.output) == Counter(chain.token_ids[len(prompt) :])
+
+
+words = st.lists(st.lists(st.integers(0, 3), min_size=1, max_size=4).map(tuple), max_size=8)
+
+
+@given(words, ids)
+def test_bad_words_are_found_as_by_comparing_each(listed: list[tuple[int, ...]], text: list[int]) -> None:
+    found = {i for each in BadWords(listed).completing(text, len(text)) for i in each.tolist()}
+    assert found == {w[-1] for w in listed if tuple(text[len(text) - len(w) + 1 :]) == w[:-1]}
+
+
+def test_a_look_up_costs_the_same_beside_a_hundred_thousand_words() -> None:
+    few = BadWords([(1, 2, 3)])
+    many = BadWords([(i % 97, i % 89, i) for i in range(100_000)])
+    assert seconds_of(many) < 20 * seconds_of(few) + 1e-3
+
+
+def seconds_of(bad_words: BadWords) -> float:
+    def once() -> float:
+        start_s = time.perf_counter()
+        for end in range(64):
+            list(bad_words.completing(range(64), end))
+        return time.perf_counter() - start_s
+
+    return min(once() for _ in range(5))
