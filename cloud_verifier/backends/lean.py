@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.nn.functional import pad, silu
+from torch.nn.functional import silu
 
 from outrider.cloud_verifier.backends.attention import ForwardPlan, attend
 from outrider.cloud_verifier.backends.row_plan import MatrixKind
@@ -22,17 +22,6 @@ LEAN_MODEL_TYPES = ("llama", "qwen2", "qwen3")
 # One row is fastest over plain transposed weights, several over packed ones. Below this size we keep both.
 MAX_DUPLICATED_BYTES = 512 * 2**20
 PACK_ROWS = 8  # oneDNN's hint: of 1, 4, 8 and 16 the best over 1 to 64 rows
-
-
-def padded_rows(num_rows: int) -> int:
-    """Returns how many rows a product of `num_rows` is computed over: at most 1/16 more.
-
-    oneDNN compiles code for each shape and keeps 560 KiB for each, of 1,024 shapes at most. Steps of all sizes
-    up to 512 rows have 2,500: resident memory grew by 575 MiB, and code was compiled again and again. Padded,
-    they have 475. Up to 32 rows nothing is padded, above there are 16 sizes between powers of two.
-    """
-    step = 1 << max(0, (num_rows - 1).bit_length() - 5)
-    return -(-num_rows // step) * step
 
 
 def can_be_lean(model: Any, device: str, dtype: str) -> bool:
@@ -63,11 +52,8 @@ class PackedLinear:
             if self._bias is None:
                 return torch.mm(x, self._transposed)
             return torch.addmm(self._bias, x, self._transposed)
-        num_rows = x.shape[0]
-        if num_more := padded_rows(num_rows) - num_rows:
-            x = pad(x, (0, 0, 0, num_more))
         out: torch.Tensor = self._pointwise(x, self._packed, self._bias, "none", [], "")
-        return out[:num_rows]
+        return out
 
 
 def exact_silu(x: torch.Tensor) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""The shapes for which the lean decoder makes oneDNN keep compiled code: few, however the sizes of steps vary."""
+"""The row counts of forwards without exact rows: few, however the sizes of steps vary."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from outrider.cloud_verifier.backends.base import ForwardItem
-from outrider.cloud_verifier.backends.lean import padded_rows
 from outrider.cloud_verifier.backends.loading import load_target
+from outrider.cloud_verifier.backends.row_plan import padded_rows
 
 TEXT = [(37 * i + 11) % 300 for i in range(90)]
 
@@ -48,7 +48,7 @@ def test_steps_of_all_sizes_compute_the_same_over_few_sizes_of_products(
     assert sizes.found == {*range(2, 33), *range(34, 65, 2), *range(68, 93, 4)}
 
 
-def test_a_product_is_padded_by_at_most_a_sixteenth_to_one_of_16_sizes_between_powers_of_two() -> None:
+def test_rows_are_padded_by_at_most_a_sixteenth_to_one_of_16_sizes_between_powers_of_two() -> None:
     padded = {num_rows: padded_rows(num_rows) for num_rows in range(1, 4097)}
     assert all(num_rows <= more <= num_rows * 17 / 16 for num_rows, more in padded.items())
     assert len(set(padded.values())) == 32 + 16 * 7
