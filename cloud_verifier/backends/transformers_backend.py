@@ -15,7 +15,7 @@ import torch
 from outrider.cloud_verifier.backends.attention import AttentionPlanner, ForwardPlan
 from outrider.cloud_verifier.backends.base import ForwardItem, KVExhausted, KVSequence, Logits, TargetBackend
 from outrider.cloud_verifier.backends.packing import PackedSequence
-from outrider.cloud_verifier.backends.row_plan import MatrixKind, Product, RowPlan
+from outrider.cloud_verifier.backends.row_plan import MatrixKind, Product, RowPlan, padded_rows
 from outrider.cloud_verifier.backends.sdpa import SdpaPlanner
 from outrider.cloud_verifier.kv.blocks import BlockCopy, BlockManager, BlockTable, BlockUsage
 from outrider.common.errors import ModelError
@@ -334,7 +334,9 @@ class TransformersBackend(TargetBackend):
         return logits[:num_rows].float()
 
     def _num_padding(self, num_rows: int) -> int:
-        return self.row_plan.fit(num_rows) - num_rows if self.row_plan is not None and num_rows else 0
+        if self.row_plan is not None and num_rows:
+            return self.row_plan.fit(num_rows) - num_rows
+        return padded_rows(num_rows) - num_rows if self._device.type == "cpu" else 0
 
     def _plan(self, feeds: Sequence[Feed], num_rows: int) -> ForwardPlan:
         sequences, start = [], 0

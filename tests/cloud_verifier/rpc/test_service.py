@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import math
+import os
 import queue
+from collections import deque
 from collections.abc import Iterator
 
 import grpc
@@ -255,3 +258,36 @@ def test_a_round_that_cannot_be_decoded_is_not_counted_among_those_that_wait(
     assert (error.code, error.round_id) == (pb.ROUND_ERROR_CODE_INVALID, 2)
     assert server.engine.backlog.num_tokens() == (0, 0)
     assert stream.ask(verify=round_after(verdict, 2, draft_tokens=[1])).verify.verdict.round_id == 2
+
+
+def num_references(root: object) -> int:
+    """Counts what the objects of ours below `root` refer to, and the containers that they hold."""
+    containers = (dict, list, tuple, set, frozenset, deque)
+    seen, waiting, count = {id(root)}, [root], 0
+    while waiting:
+        for referent in gc.get_referents(waiting.pop()):
+            count += 1
+            is_ours = type(referent).__module__.startswith("outrider.")
+            if id(referent) not in seen and (is_ours or isinstance(referent, containers)):
+                seen.add(id(referent))
+                waiting.append(referent)
+    return count
+
+
+def test_sessions_that_came_and_went_leave_nothing_behind(
+    server: VerifierServer, stub: outrider_pb2_grpc.VerifierStub
+) -> None:
+    def serve_sessions(count: int) -> int:
+        """Returns how much the server refers to once they have ended."""
+        for _ in range(count):
+            session_id = os.urandom(16)
+            stream = Stream(stub, (("x-session-id", session_id.hex()),))
+            opened = stream.ask(open=opening(session_id=session_id)).open.opened
+            stream.ask(verify=round_after(opened, draft_tokens=[1, 2], q_token_probs=[0.5, 0.5]))
+            stream.ask(close=pb.CloseRequest())
+            stream.half_close()
+            assert not list(stream.call)
+        assert eventually(lambda: not server.service.num_calls and not server.engine.num_jobs)
+        return num_references(server)
+
+    assert serve_sessions(10) == serve_sessions(50)
