@@ -60,7 +60,7 @@ def open_stream(channel: grpc.Channel, name: int, tenant: str) -> tuple[Stream, 
 def test_bytes_that_are_no_message_are_an_invalid_argument_and_one_line_in_the_log(
     channel: grpc.Channel, caplog: pytest.LogCaptureFixture, name: str
 ) -> None:
-    caplog.set_level(logging.INFO)
+    caplog.set_level(logging.INFO, "outrider")
     make = {"Generate": channel.unary_stream, "Session": channel.stream_stream}.get(name, channel.unary_unary)
     call = make(f"{SERVICE}/{name}")
     for _ in range(3):
