@@ -35,6 +35,8 @@ ANSWER_S, PATIENT_SHARE = 0.2, 0.8  # of the frames wait as long for an answer: 
 ANSWERS_S = 2.0  # for which a stream's answers are read
 IDLE_TTL_S = 3.0
 METHOD = "/outrider.v1.Verifier/Session"
+# grpc.aio's own words, under INTERNAL, for a write after the verifier ended the stream (`set_internal_error`).
+_WRITE_FAILED = "Internal error from Core"
 _BAD = (grpc.StatusCode.INTERNAL, grpc.StatusCode.UNKNOWN)
 
 
@@ -80,7 +82,8 @@ class _Attack:
                 self._count(answer)
                 answered.set()
         answered.set()
-        self.answers[f"status {(await call.code()).name}"] += 1
+        is_own = await call.details() == _WRITE_FAILED
+        self.answers["write failed" if is_own else f"status {(await call.code()).name}"] += 1
 
     def _count(self, answer: pb.SessionResponse) -> None:
         body = answer.WhichOneof("body")

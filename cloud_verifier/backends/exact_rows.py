@@ -22,10 +22,8 @@ logger = logging.getLogger(__name__)
 
 EXACT_ROWS = ("auto", "on", "off")
 PROMPT_TOKENS, MAX_DECODED, STEP = 9, 10, 5
-MIN_DECODED, MAX_DECODE_S = (
-    4,
-    0.5,
-)  # one-row forwards of the check: of a large target fewer, which differ sooner
+# One-row forwards of the check: of a large target fewer, which differ sooner.
+MIN_DECODED, MAX_DECODE_S = 4, 0.5
 BESIDE = (3, 14)  # tokens that two other sequences feed in the same forward
 # Lengths of the attention check: around the ends of the tiled planner's spans, and far from them.
 LENGTHS = (1, 2, 18, 41, 64, 65, 101, 128, 129, 201, 256, 257, 301, 512, 513, 600)

@@ -21,12 +21,8 @@ Product = Callable[[torch.Tensor], torch.Tensor]  # [rows, in] → [rows, out]
 # Matrix-vector kernels, for one row, sum in another order; a packed product of 4 rows takes less time than one
 # of 1, 2 or 3 (oneDNN on AVX-512, the embedded target's matrices: 3.1, 3.9, 4.5 and 3.6 ms).
 COUNTS = (4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 28, 32, 40, 48, 56, 64, 80, 96, 128, 192, 256)
-USUAL_COUNTS = (
-    1,
-    5,
-    40,
-    512,
-)  # decoding, verifying, several sessions, prefill: a plan's cost is taken at these
+# Decoding, verifying, several sessions, prefill: a plan's cost is taken at these.
+USUAL_COUNTS = (1, 5, 40, 512)
 PASS_ROWS = 16  # a further pass over the weights costs about as much as this many rows
 MAX_PROBE_S = 4.0  # of products; what is not tried by then is not used
 DISTINCT_OUTPUTS = 256  # rows of a tested weight, which are repeated

@@ -18,9 +18,8 @@ from outrider.cloud_verifier.backends.attention import AttentionPlanner, PagedAt
 from outrider.cloud_verifier.backends.packing import MAX_BATCHED_LENGTH, PackedSequence
 from outrider.cloud_verifier.backends.sdpa import BlockGatherer
 
-TILE_ROWS = (
-    16  # query heads that share a key head are rows of one product; at least this many fill its kernel
-)
+# Query heads that share a key head are rows of one product; at least this many fill its kernel.
+TILE_ROWS = 16
 SPANS = (64, 128, 256, 512)  # ends of spans of positions; beyond the last they are multiples of it
 
 
