@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import importlib.util
 from collections.abc import Callable, Sequence
@@ -10,19 +11,24 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from benchmarks.gpu_check.engine_texts import SAMPLINGS, EngineTexts, find_differences
+from benchmarks.engine_texts import write_texts
 from benchmarks.gpu_check.stage import NONE, Report, Setting
 from benchmarks.gpu_check.variants import TEXTS, Texts
 from outrider.cloud_verifier.backends.base import ForwardItem
 from outrider.cloud_verifier.backends.loading import load_target
 from outrider.cloud_verifier.backends.transformers_backend import TransformersBackend
-from outrider.common.types import TokenIds
+from outrider.common.types import SamplingParams, TokenIds
 from outrider.edge_client.tokenization.tokenizer import EdgeTokenizer
 from outrider.experiments.shared.prompts import load_prompts
 from outrider.models import EMBEDDED
 
 NUM_TEXTS, NUM_NEW, BATCH = 64, 128, 16
 TOY_TEXTS, TOY_NEW = 2, 6
+SAMPLINGS = (
+    SamplingParams(temperature=0.0),
+    SamplingParams(temperature=0.8),
+    SamplingParams(temperature=1.0, top_p=0.95, top_k=50),
+)
 
 
 def run(setting: Setting, report: Report) -> None:
@@ -58,17 +64,24 @@ def _run_dtype(
 ) -> None:
     until_s, half_s = setting.seconds_left - share_s, setting.seconds_left - share_s / 2
     backend = load(setting, texts.dtype)
-    engine, num_new = EngineTexts(backend), setting.pick(NUM_NEW, TOY_NEW)
+    num_new = setting.pick(NUM_NEW, TOY_NEW)
     samplings = [replace(SAMPLINGS[i % len(SAMPLINGS)], seed=i) for i in range(len(prompts))]
     alone: list[list[int]] = []
     for prompt, sampling in zip(prompts, samplings, strict=True):
         if setting.seconds_left < half_s:
             break
-        alone += engine.cloud_only([prompt], [sampling], num_new)
+        alone += write_texts(backend, [prompt], [sampling], num_new)
+
+    def verify(part: slice, *, is_evicted: bool = False) -> list[list[int]]:
+        its = prompts[part], samplings[part], num_new
+        return write_texts(backend, *its, expected=alone[part], num_together=BATCH, is_evicted=is_evicted)
+
     ways: dict[str, Callable[[slice], list[list[int]]]] = {
-        "verified": lambda part: engine.verified(prompts[part], samplings[part], alone[part]),
-        "evicted": lambda part: engine.verified(prompts[part], samplings[part], alone[part], is_evicted=True),
-        "cloud-only": lambda part: engine.cloud_only(prompts[part], samplings[part], num_new),
+        "verified": verify,
+        "evicted": functools.partial(verify, is_evicted=True),
+        "cloud-only": lambda part: write_texts(
+            backend, prompts[part], samplings[part], num_new, num_together=BATCH
+        ),
     }
     for way, write in ways.items():
         found: list[list[int]] = []
@@ -77,10 +90,7 @@ def _run_dtype(
                 break
             found += write(slice(start, min(start + BATCH, len(alone))))
         _judge(report, f"{name}.{way}", texts, found, alone)
-    _judge(report, f"{name}.alone", texts, engine.verified(prompts[:1], samplings[:1], alone[:1]), alone)
-    assert engine.num_evicted, "no session was evicted between its rounds"
-    engine.engine.check_integrity()
-    engine.engine.close()
+    _judge(report, f"{name}.alone", texts, verify(slice(0, 1)), alone)
     gap = logit_gap(backend, [*prompts[0], *alone[0]])
     report.figure(
         f"gpu.logit_gap.{name}", "largest difference of a logit, 5 rows at once : one by one", gap, ""
@@ -98,6 +108,16 @@ def _judge(
     report.note(**{f"differing_{name}": differing})
     what = f"texts unlike cloud-only alone, of {len(found)} x {len(alone[0])} tokens, batches of {BATCH}"
     report.check(f"gpu.texts.{name}", what, len(differing), "texts", NONE if texts.is_exact else None)
+
+
+def find_differences(found: Sequence[Sequence[int]], expected: Sequence[Sequence[int]]) -> dict[int, int]:
+    """Returns the first differing position of each text that differs, by the text's number."""
+    differing: dict[int, int] = {}
+    for number, (mine, theirs) in enumerate(zip(found, expected, strict=True)):
+        if list(mine) != list(theirs):
+            pairs = enumerate(zip(mine, theirs, strict=False))
+            differing[number] = next((i for i, (a, b) in pairs if a != b), min(len(mine), len(theirs)))
+    return differing
 
 
 def logit_gap(backend: TransformersBackend, token_ids: Sequence[int], num_rows: int = 5) -> float:

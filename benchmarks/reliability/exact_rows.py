@@ -15,7 +15,8 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
-from benchmarks.reliability.exact_texts import plant, write_texts
+from benchmarks.engine_texts import write_texts
+from benchmarks.reliability.planted import plant
 from benchmarks.results_file import Found
 from outrider.cloud_verifier.backends.base import ForwardItem
 from outrider.cloud_verifier.backends.exact_rows import use_exact_rows

@@ -185,7 +185,11 @@ class Scheduler:
     @property
     def host_budget_s(self) -> float:
         """Returns how long expensive works may keep the host in a step of several tenants; infinite for one."""
-        return HOST_SHARE * self._full_step_s or math.inf if self._rounds.is_shared else math.inf
+        return self._expensive_s if self._rounds.is_shared else math.inf
+
+    @property
+    def _expensive_s(self) -> float:
+        return HOST_SHARE * self._full_step_s or math.inf
 
     @property
     def _full_step_s(self) -> float:
@@ -211,7 +215,7 @@ class Scheduler:
         chunk = 0 if not prefills else self._max_step_tokens if is_quiet else self._chunk(prefills)
         self._rounds.see(round_tokens, now_s)
         self._prefills.see(prefill_tokens, now_s)
-        host_s = HOST_SHARE * self._full_step_s or math.inf
+        host_s = self._expensive_s
         budget = self._max_step_tokens - chunk
         self._rounds.fill(plan.shares, rounds, plan.left_round_tokens, budget, host_s)
         self._prefills.fill(plan.shares, prefills, plan.left_prefill_tokens, chunk, host_s)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import grpc
 
 from outrider.cloud_verifier.backends.base import TargetBackend
-from outrider.cloud_verifier.config import ServeConfig, parse_methods
+from outrider.cloud_verifier.config import ServeConfig
 from outrider.cloud_verifier.engine.colocated import CoLocatedDrafter
 from outrider.cloud_verifier.engine.driver import EngineDriver
 from outrider.cloud_verifier.engine.engine import Engine
@@ -25,11 +25,10 @@ from outrider.cloud_verifier.security.server_security import ServerSecurity
 from outrider.cloud_verifier.server.addresses import ADMIN_OFF, check_addresses
 from outrider.cloud_verifier.server.admin import AdminServer
 from outrider.cloud_verifier.server.health import HEALTH_SERVICE_NAME, Health
+from outrider.cloud_verifier.server.model_info import make_model_info
 from outrider.cloud_verifier.server.supervision import Supervision
 from outrider.cloud_verifier.verification.row_kernels import load_row_kernels
 from outrider.common.errors import UsageError
-from outrider.common.process.version import own_version
-from outrider.common.types import PROTOCOL_VERSION, Limits, ModelInfo
 
 if TYPE_CHECKING:
     from outrider.cloud_verifier.rpc.probe_port import ProbePort
@@ -41,37 +40,6 @@ log = logging.getLogger(__name__)
 SWITCH_INTERVAL_S = 0.0005
 LAST_ANSWERS_S = 2.0  # after a drain's grace: for the rounds that are being computed
 RELOAD_S = 1.0  # between two looks at idle streams, and at the files of TLS and tokens
-
-
-def make_model_info(
-    backend: TargetBackend, config: ServeConfig, draft_fingerprint: str = "", labels: tuple[str, ...] = ()
-) -> ModelInfo:
-    """Returns what this verifier answers to `Describe`. `labels` are added to those of `config`."""
-    limits = Limits(
-        max_context=min(backend.max_context, config.session_max_tokens or backend.max_context),
-        max_draft_tokens=config.max_draft_tokens,
-        max_message_bytes=config.max_message_bytes,
-        max_sessions=config.max_sessions,
-        session_idle_ttl_ms=int(config.session_idle_ttl_s * 1000),
-        max_sampling_ids=config.max_sampling_ids,
-    )
-    own_labels = (f"min-forward-ms={config.min_forward_ms:g}",) if config.min_forward_ms else ()
-    return ModelInfo(
-        protocol_version=PROTOCOL_VERSION,
-        model_id=backend.model_id,
-        target_fingerprint=backend.fingerprint,
-        tokenizer_fingerprint=backend.tokenizer_fingerprint,
-        dtype=backend.dtype,
-        device=backend.device,
-        eos_token_ids=tuple(backend.eos_token_ids),
-        num_tokens=backend.num_tokens,
-        limits=limits,
-        methods=parse_methods(config.methods),
-        server_version=own_version(),
-        labels=(*own_labels, *labels),
-        draft_fingerprint=draft_fingerprint,
-        is_reproducible=backend.is_reproducible,
-    )
 
 
 class VerifierServer:

@@ -43,9 +43,8 @@ class StepRound:
     output_ids: Sequence[int]  # committed tokens after the prompt
     draft_token_ids: TokenIds
     supports: Sequence[Support] = ()
-    history: Callable[[], History] | None = (
-        None  # gives that of prompt and output, where the session keeps it
-    )
+    # Gives that of prompt and output, where the session keeps it.
+    history: Callable[[], History] | None = None
 
     @property
     def num_rows(self) -> int:

@@ -24,7 +24,8 @@ from outrider.cloud_verifier.engine.engine import Engine
 from outrider.cloud_verifier.rpc.probe_port import LIVE, READY
 from outrider.cloud_verifier.server.addresses import check_addresses
 from outrider.cloud_verifier.server.metrics import make_registry
-from outrider.cloud_verifier.server.server import LAST_ANSWERS_S, make_model_info
+from outrider.cloud_verifier.server.model_info import make_model_info
+from outrider.cloud_verifier.server.server import LAST_ANSWERS_S
 from outrider.common.config.loader import load_config
 from outrider.common.pb import outrider_pb2
 from outrider.edge_client.transport.link.balancing import SESSION_HEADER

@@ -20,7 +20,7 @@ from outrider.cloud_verifier.config import ServeConfig
 from outrider.cloud_verifier.engine.engine import Engine
 from outrider.cloud_verifier.security.server_security import ServerSecurity
 from outrider.cloud_verifier.server.metrics import make_registry
-from outrider.cloud_verifier.server.server import make_model_info
+from outrider.cloud_verifier.server.model_info import make_model_info
 
 ROOT = Path(__file__).resolve().parents[2]
 MONITORING = ROOT / "deploy" / "monitoring"

@@ -18,7 +18,7 @@ from outrider.cloud_verifier.backends.loading import load_target
 from outrider.cloud_verifier.config import QueueLimits, ServeConfig
 from outrider.cloud_verifier.engine.engine import Engine
 from outrider.cloud_verifier.engine.job import Job
-from outrider.cloud_verifier.server.server import make_model_info
+from outrider.cloud_verifier.server.model_info import make_model_info
 from outrider.common.alignment import TokenChain
 from outrider.common.types import GeneratedTokens, GenerateRequest, Opened, OpenRequest, SamplingParams
 from outrider.experiments.shared.processes import VerifierProcess

@@ -13,7 +13,8 @@ import pytest
 import torch
 from support.devices import GPU_DEVICE, ON_GPU
 
-from benchmarks.gpu_check.engine_texts import SAMPLINGS, EngineTexts
+from benchmarks.engine_texts import write_texts
+from benchmarks.gpu_check.texts import SAMPLINGS
 from outrider.cloud_verifier.backends.loading import load_target
 from outrider.cloud_verifier.backends.transformers_backend import TransformersBackend
 from outrider.cloud_verifier.verification.device_rows import make_device_rows
@@ -91,14 +92,15 @@ def test_penalised_rows_are_those_of_the_host() -> None:
 
 def texts_of(backend: TransformersBackend) -> list[list[int]]:
     """Cloud-only texts, each session alone, which the other ways must give too."""
-    engine = EngineTexts(backend)
     samplings = [replace(SAMPLINGS[i % len(SAMPLINGS)], seed=i) for i in range(len(PROMPTS))]
-    alone = [engine.cloud_only([p], [s], NUM_NEW)[0] for p, s in zip(PROMPTS, samplings, strict=True)]
-    assert engine.verified(PROMPTS, samplings, alone) == alone
-    assert engine.verified(PROMPTS, samplings, alone, is_evicted=True) == alone
-    assert engine.num_evicted
-    assert engine.cloud_only(PROMPTS, samplings, NUM_NEW) == alone
-    engine.engine.check_integrity()
+    alone = [write_texts(backend, [p], [s], NUM_NEW)[0] for p, s in zip(PROMPTS, samplings, strict=True)]
+    num = len(PROMPTS)
+    for is_evicted in (False, True):
+        texts = write_texts(
+            backend, PROMPTS, samplings, NUM_NEW, expected=alone, num_together=num, is_evicted=is_evicted
+        )
+        assert texts == alone
+    assert write_texts(backend, PROMPTS, samplings, NUM_NEW, num_together=num) == alone
     return alone
 
 

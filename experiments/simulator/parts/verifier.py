@@ -13,7 +13,7 @@ from outrider.cloud_verifier.engine.driver import IDLE_TURN_S
 from outrider.cloud_verifier.engine.engine import Engine
 from outrider.cloud_verifier.engine.job import Job, num_tokens_of_round
 from outrider.cloud_verifier.security.metadata import DEFAULT_TENANT
-from outrider.cloud_verifier.server.server import make_model_info
+from outrider.cloud_verifier.server.model_info import make_model_info
 from outrider.common.types import (
     CancelRequest,
     CloseRequest,

@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 import torch
 
+from benchmarks.engine_texts import write_texts
 from benchmarks.reliability.exact_rows import make_prompts
-from benchmarks.reliability.exact_texts import plant, write_texts
+from benchmarks.reliability.planted import plant
 from outrider.cloud_verifier.backends.base import ForwardItem, Logits
 from outrider.cloud_verifier.backends.exact_rows import use_exact_rows
 from outrider.cloud_verifier.backends.loading import load_target
@@ -21,7 +22,7 @@ from outrider.cloud_verifier.backends.transformers_backend import Feed, Transfor
 from outrider.cloud_verifier.config import ServeConfig
 from outrider.cloud_verifier.kv.blocks import BlockTable
 from outrider.cloud_verifier.server.cli import describe_target
-from outrider.cloud_verifier.server.server import make_model_info
+from outrider.cloud_verifier.server.model_info import make_model_info
 from outrider.common.errors import ModelError
 from outrider.common.types import SamplingParams
 
@@ -162,7 +163,7 @@ def test_speculative_text_is_cloud_onlys(backend: TransformersBackend) -> None:
 @pytest.fixture
 def _nothing_planted() -> Iterator[None]:
     yield
-    from benchmarks.reliability.exact_texts import PlantedLinear
+    from benchmarks.reliability.planted import PlantedLinear
 
     PlantedLinear.count = 0
 

@@ -13,7 +13,7 @@ from support.fakes import FakeBackend
 from test_engine import GREEDY, Harness
 
 from outrider.cloud_verifier.config import SCOPE, ServeConfig, parse_methods
-from outrider.cloud_verifier.server.server import make_model_info
+from outrider.cloud_verifier.server.model_info import make_model_info
 from outrider.common import codec
 from outrider.common.alignment import TokenChain
 from outrider.common.config.loader import load_config

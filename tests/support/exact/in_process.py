@@ -12,7 +12,7 @@ from outrider.cloud_verifier.backends.base import TargetBackend
 from outrider.cloud_verifier.config import ServeConfig
 from outrider.cloud_verifier.engine.engine import Engine
 from outrider.cloud_verifier.engine.job import Job
-from outrider.cloud_verifier.server.server import make_model_info
+from outrider.cloud_verifier.server.model_info import make_model_info
 from outrider.common.codec import decode_request, encode_request
 from outrider.common.methods import num_support, sends_probs, sends_support
 from outrider.common.sampling.support import choose_candidate

@@ -7,13 +7,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch
-
 from outrider.cloud_verifier.backends.transformers_backend import TransformersBackend
-from outrider.cloud_verifier.config import ServeConfig
+from outrider.cloud_verifier.config import QueueLimits, ServeConfig
 from outrider.cloud_verifier.engine.engine import Engine
 from outrider.cloud_verifier.engine.job import Job
-from outrider.cloud_verifier.server.server import make_model_info
+from outrider.cloud_verifier.server.model_info import make_model_info
 from outrider.common.types import (
     CloseRequest,
     CorrectionKind,
@@ -33,6 +31,7 @@ from outrider.common.types import (
 
 DRAFT_TOKENS = 4
 P_WRONG = 0.2  # of each drafted token
+NO_LIMITS = QueueLimits(max_queue_ms=1e9, max_queue_tokens=0)  # a slow machine refuses nothing here
 
 
 @dataclass
@@ -101,7 +100,7 @@ class Text:
         likely = expected[start : start + min(DRAFT_TOKENS, self.num_new - start - 1)]
         wrong = [int(place.random() < P_WRONG) for _ in likely]
         self._drafted = [
-            token + each if token > 1 else token for token, each in zip(likely, wrong, strict=True)
+            token - each if token > 1 else token for token, each in zip(likely, wrong, strict=True)
         ]
         request = VerifyRequest(self._round_id, reply.position, reply.hash, draft_tokens=tuple(self._drafted))
         self._ask(engine, request)
@@ -119,11 +118,20 @@ def write_texts(
     *,
     expected: Sequence[Sequence[int]] | None = None,
     num_together: int = 1,
+    is_evicted: bool = False,
 ) -> list[list[int]]:
     """Returns the text after each prompt, `num_together` at once: speculative with drafts out of `expected`, by
-    cloud-only where that is None."""
-    config = ServeConfig()
-    engine = Engine(backend, make_model_info(backend, config), prefill_chunk_tokens=config.prefill_chunk)
+    cloud-only where that is None.
+
+    With `is_evicted` a session's KV is given up after each of its rounds, and computed again for the next.
+    """
+    config, num_evicted = ServeConfig(), 0
+    engine = Engine(
+        backend,
+        make_model_info(backend, config),
+        prefill_chunk_tokens=config.prefill_chunk,
+        queue_limits=NO_LIMITS,
+    )
     waiting = [
         Text(i.to_bytes(16, "big"), prompt, sampling, num_new, expected[i] if expected is not None else None)
         for i, (prompt, sampling) in enumerate(zip(prompts, samplings, strict=True))
@@ -134,33 +142,13 @@ def write_texts(
             running.append(waiting.pop(0))
             running[-1].start(engine)
         engine.step()
+        while is_evicted and engine.sessions.evict_kv():
+            num_evicted += 1
         for text in running:
             text.advance(engine)
         running = [text for text in running if not text.is_done]
     while engine.step() or engine.num_jobs:
         pass
-    backend.check_integrity()
+    engine.check_integrity()
+    assert num_evicted or not is_evicted, "no session was evicted between its rounds"
     return [text.token_ids[:num_new] for text in texts]
-
-
-class PlantedLinear(torch.nn.Linear):
-    """Sums in another order where it gets `count` rows, as a library's other kernel does."""
-
-    count = 0
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Returns x Wᵀ + b."""
-        if x.shape[-2] != self.count:
-            return super().forward(x)
-        half = self.in_features // 2
-        first = torch.nn.functional.linear(x[..., :half], self.weight[:, :half])
-        return torch.nn.functional.linear(x[..., half:], self.weight[:, half:], self.bias) + first
-
-
-def plant(backend: TransformersBackend, count: int) -> None:
-    """Exchanges the class of a model's matrices for one that differs at `count` rows (0: nowhere)."""
-    PlantedLinear.count = count
-    decoder: Any = backend.decoder  # that of transformers
-    for module in decoder._model.modules():
-        if type(module) is torch.nn.Linear:
-            module.__class__ = PlantedLinear
