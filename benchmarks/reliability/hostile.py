@@ -35,7 +35,7 @@ SMOKE = ("busy", "busy_again", "bad_words", "garbage")
 VERIFIER_CORE, CLIENT_CORE = 0, 1
 NUM_SESSIONS, THINK_S = 4, 0.005
 MAX_RATIO = 1.5
-START_S = 2.0  # of an abuser's process
+START_S = 1.0  # from an abuser's first message until others are measured
 TENANT = "x-outrider-tenant"
 
 
@@ -61,7 +61,9 @@ def run(settings: Settings) -> Iterator[Found]:
 @contextmanager
 def _abuser(address: str, name: str) -> Iterator[None]:
     command = [sys.executable, "-m", "benchmarks.reliability.hostile", address, name]
-    process = subprocess.Popen(command, stderr=subprocess.DEVNULL)
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+    assert process.stdout is not None
+    process.stdout.readline()  # it is ready
     try:
         yield
     finally:
@@ -138,6 +140,7 @@ def main() -> None:
     parser.add_argument("name", choices=(*BUSY, *ABUSES))
     given = parser.parse_args()
     os.nice(19)
+    print("ready", flush=True)
     asyncio.run(_abuse(given.address, given.name))
 
 

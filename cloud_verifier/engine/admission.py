@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from outrider.cloud_verifier.engine import validation
 from outrider.cloud_verifier.engine.backlog import Backlog, Refusal
-from outrider.cloud_verifier.engine.job import Job
+from outrider.cloud_verifier.engine.job import Disconnect, Job
 from outrider.cloud_verifier.engine.observe import EngineObserver
 from outrider.cloud_verifier.engine.session import Bonus, Session
 from outrider.cloud_verifier.engine.session_manager import SessionManager
@@ -32,6 +32,7 @@ from outrider.common.types import (
 FULL_RETRY_MS = 1000
 MAX_WAITING = 32  # jobs of one session, after its running one: as many as replies are stored
 _IS_CLOSED = "the session was closed"
+_CALL_IS_OVER = "the call ended before the answer"
 
 
 class Admission:
@@ -61,6 +62,9 @@ class Admission:
                 return None
             case CloseRequest():
                 return self._close(job)
+            case Disconnect():
+                self._disconnect(job)
+                return None
 
     # -------------------------------------------------------------------------------------- opening
 
@@ -173,6 +177,17 @@ class Admission:
             waiting.reply(session.error(request.round_id, RoundErrorCode.CANCELLED, "cancelled by the edge"))
         if session.running is not None and session.running.round_id == request.round_id:
             self._sessions.end_generation(session)
+
+    def _disconnect(self, job: Job) -> None:
+        session = self._sessions.get(job.tenant, job.session_id)
+        if session is None:
+            return
+        for waiting in [each for each in session.waiting if each.call is job.call]:
+            session.waiting.remove(waiting)
+            waiting.reply(session.error(waiting.round_id, RoundErrorCode.CANCELLED, _CALL_IS_OVER))
+        if session.running is not None and session.running.call is job.call:
+            self._sessions.end_generation(session)
+            self._sessions.end_opening(session, _CALL_IS_OVER)
 
     def _close(self, job: Job) -> Closed:
         session = self._sessions.get(job.tenant, job.session_id)

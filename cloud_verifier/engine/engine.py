@@ -38,6 +38,7 @@ class _Batch:
     plan: Plan
     works: list[Work]
     start_s: float
+    num_attended: int = 0  # tokens that its tokens attend to, summed over them
     forward_ns: int = 0
     forward_end_ns: int = 0
 
@@ -219,6 +220,7 @@ class Engine:
                 ending.append(work)
             assert work.session.kv is not None, "active work has KV"
             num_rows = work.num_logit_rows if share.is_final else 0
+            batch.num_attended += share.num_tokens * (work.num_positions + share.num_tokens // 2)
             items.append(ForwardItem(work.session.kv, work.pending_tokens(share.num_tokens), num_rows))
         try:
             logits = self.backend.forward(items)
@@ -235,7 +237,7 @@ class Engine:
         self.num_steps += 1
         batch_size, num_tokens, rest = len(batch.works), batch.num_tokens, iter(rows)
         shown_size = 0 if self._hides_batch_size else batch_size
-        self._scheduler.observe(num_tokens, batch.forward_ns / 1e9)
+        self._scheduler.observe(num_tokens, batch.num_attended, batch.forward_ns / 1e9)
         for work, share in zip(batch.works, batch.plan.shares, strict=True):
             begin_s = self.clock.now()
             work.forward_ns += batch.forward_ns

@@ -19,16 +19,23 @@ Reply = Callable[[SessionResponse], object]
 """Takes one answer. Called within a step, on whatever thread that runs; must not block."""
 
 
+@dataclass(frozen=True, slots=True)
+class Disconnect:
+    """Says that a call is over. What it asked for ends, whether it waits or runs, except a running round: its
+    verdict is stored for when the edge sends it again."""
+
+
 @dataclass(slots=True, eq=False)
 class Job:
     """Holds one request, its tenant, its time of arrival and the callback for its answers."""
 
     session_id: bytes
-    request: SessionRequest
+    request: SessionRequest | Disconnect
     reply: Reply
     arrival_ns: int  # by the engine's clock
     tenant: str = DEFAULT_TENANT
     ticket: AdmissionTicket | None = None  # of a round that the backlog admitted when it arrived
+    call: object = None  # that the request came by: the same object for all requests of a call
 
     @property
     def num_tokens(self) -> int:

@@ -2,9 +2,10 @@
 
 Two lanes share a step: rounds (verification rounds and decoding steps, which somebody waits for) and prefills
 (openings, rebuilds, recomputations, which may be cut into chunks). Tenants are served by virtual time, as in
-start-time fair queueing (Goyal et al. 1996): the one with the fewest tokens so far comes first. What a work
-took the host besides its forward is charged as tokens too, after it was measured (VTC, Sheng et al. 2024,
-arXiv 2401.00588), and bounds how many expensive works of a tenant share a step with others' works.
+start-time fair queueing (Goyal et al. 1996): the one with the fewest tokens so far comes first. A token after a
+long text counts for as many as its attention takes (`ForwardTime`). What a work took the host besides its forward
+is charged as tokens too, after it was measured (VTC, Sheng et al. 2024, arXiv 2401.00588), and bounds how many
+expensive works of a tenant share a step with others' works.
 """
 
 from __future__ import annotations
@@ -16,12 +17,12 @@ from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 from typing import Protocol
 
+from outrider.cloud_verifier.engine.forward_time import ForwardTime
 from outrider.cloud_verifier.engine.job import Job
-from outrider.common.step_time import LeastSquaresTime
 
-_STEP_MEMORY = 0.98  # weight that a forward's time keeps with every later one
 _HOST_MEMORY = 0.8  # weight that a tenant's mean host time keeps with every later work
 HOST_SHARE = 0.25  # of the largest forward's time: what expensive works may add to a step of several tenants
+CHUNK_SHARE = 0.25  # of a step, in time: what the smallest chunk of a prefill may take of it
 OTHERS_ABOUT_S = 10.0  # a tenant's next works are expected this long after it wanted something
 ROUNDS_ABOUT_S = 1.0  # rounds are expected this long after the last answer: prefill chunks stay small
 
@@ -44,6 +45,10 @@ class Schedulable(Protocol):
     @property
     def num_logit_rows(self) -> int:
         """Returns how many of the last tokens give a row of logits."""
+
+    @property
+    def num_positions(self) -> int:
+        """Returns how many tokens have KV: what each token that is fed attends to, besides those fed."""
 
 
 @dataclass(slots=True)  # not frozen: see RoundMetrics
@@ -72,10 +77,16 @@ class _Item:
     tenant: str
     num_pending: int
     num_logit_rows: int
+    token_cost: float  # of each of its tokens: what it takes, by that of a token at the begin of a text
+
+    @property
+    def cost(self) -> float:
+        """Returns what all its tokens take."""
+        return self.num_pending * self.token_cost
 
 
 class _Lane:
-    """Gives the tenants of one lane their turns. Virtual time is the tokens a tenant was served."""
+    """Gives the tenants of one lane their turns. Virtual time is what the tokens a tenant was served cost."""
 
     def __init__(self, max_lead_tokens: int) -> None:
         self._max_lead_tokens = max_lead_tokens
@@ -102,9 +113,15 @@ class _Lane:
         self._host_s[tenant] = _HOST_MEMORY * mean_s + (1 - _HOST_MEMORY) * host_s
 
     def fill(
-        self, shares: list[Share], items: list[_Item], left: dict[str, int], budget: int, host_budget_s: float
+        self,
+        shares: list[Share],
+        items: list[_Item],
+        left: dict[str, int],
+        budget: float,
+        host_budget_s: float,
     ) -> None:
-        """Adds shares for `items`, which are in order of their turn, and takes them off what is `left`.
+        """Adds shares for `items`, which are in order of their turn, and takes them off what is `left`. Their
+        tokens cost `budget` at most.
 
         The works are expected to take the host `host_budget_s` at most beyond what those of the cheapest
         tenant of late do: a tenant alone fills its steps.
@@ -116,10 +133,10 @@ class _Lane:
         known_s = {tenant: self._host_s.get(tenant, 0.0) for tenant in self._seen_s}
         extra_s = {tenant: host_s - min(known_s.values()) for tenant, host_s in known_s.items()}
         host_s = sum(extra_s[item.tenant] for item in items)
-        if sum(item.num_pending for item in items) <= budget and host_s <= host_budget_s:
+        if sum(item.cost for item in items) <= budget and host_s <= host_budget_s:
             for item in items:
                 shares.append(Share(item.index, item.num_pending, is_final=True))
-                self._charge(item.tenant, item.num_pending, left)
+                self._charge(item, item.num_pending, left)
             return
         queues: dict[str, deque[_Item]] = {}
         for item in items:
@@ -132,18 +149,19 @@ class _Lane:
             host_budget_s -= extra_s[tenant]
             if host_budget_s < 0 and len(shares) > num_before:
                 return
-            share = _share(queue.popleft(), budget, is_first=not shares)
+            item = queue.popleft()
+            share = _share(item, budget, is_first=not shares)
             if share is None:  # what comes after may be smaller, but must not pass it for ever
                 return
             shares.append(share)
-            budget -= share.num_tokens
-            self._charge(tenant, share.num_tokens, left)
+            budget -= share.num_tokens * item.token_cost
+            self._charge(item, share.num_tokens, left)
             if queue:
                 heappush(order, (self._served[tenant], queue[0].index, tenant))
 
-    def _charge(self, tenant: str, num_tokens: int, left: dict[str, int]) -> None:
-        self._served[tenant] += num_tokens
-        left[tenant] -= num_tokens
+    def _charge(self, item: _Item, num_tokens: int, left: dict[str, int]) -> None:
+        self._served[item.tenant] += num_tokens * item.token_cost
+        left[item.tenant] -= num_tokens
 
     def _let_catch_up(self, tenants: Iterable[str]) -> None:
         """Bounds virtual times: no credit for a tenant that wanted nothing, no debt above the lead for one alone."""
@@ -157,8 +175,9 @@ class _Lane:
 class Scheduler:
     """Plans steps of at most `max_step_tokens`, of which `prefill_chunk_tokens` go to prefills.
 
-    When no round came for a while a prefill may take the whole step. A tenant that was served alone waits for
-    at most four steps' tokens of the others once they have work.
+    Both are of tokens at the begin of a text: steps after long texts have fewer and take no longer. When no round
+    came for a while a prefill may take the whole step. A tenant that was served alone waits for at most four steps'
+    tokens of the others once they have work.
     """
 
     def __init__(self, max_step_tokens: int = 512, prefill_chunk_tokens: int = 32) -> None:
@@ -168,13 +187,13 @@ class Scheduler:
         # Apart: a tenant's prompts must not cost its rounds their turn.
         self._rounds, self._prefills = _Lane(4 * max_step_tokens), _Lane(4 * max_step_tokens)
         self._quiet_at_s = float("-inf")
-        self._forwards = LeastSquaresTime(_STEP_MEMORY)
-        # Of the last rounds: their tokens by tenant, and those of one on average.
-        self._lately: tuple[dict[str, int], float] = ({}, 0.0)
+        self._forwards = ForwardTime()
+        # Of the last rounds: what their tokens cost by tenant, and those of one on average.
+        self._lately: tuple[dict[str, float], float] = ({}, 0.0)
 
-    def observe(self, num_tokens: int, forward_s: float) -> None:
-        """Adds the time of a forward: what the host may take is measured by it."""
-        self._forwards.observe(num_tokens, forward_s)
+    def observe(self, num_tokens: int, num_attended: int, forward_s: float) -> None:
+        """Adds the time of a forward, whose tokens attended to `num_attended` others, summed over them."""
+        self._forwards.observe(num_tokens, num_attended, forward_s)
 
     def charge(self, work: Schedulable, host_s: float) -> None:
         """Charges the tenant of `work` for what the step took the host for this work alone."""
@@ -194,7 +213,7 @@ class Scheduler:
     @property
     def _full_step_s(self) -> float:
         """Returns how long a forward of the largest step takes; 0 where none was measured."""
-        return self._forwards.base_s + self._forwards.token_s * self._max_step_tokens
+        return self._forwards.seconds(self._max_step_tokens)
 
     def plan(self, works: Sequence[Schedulable], now_s: float) -> Plan:
         """Returns the next step. `works` come in order of their turn: one that was served goes to the end.
@@ -205,13 +224,19 @@ class Scheduler:
         rounds: list[_Item] = []
         prefills: list[_Item] = []
         for index, work in enumerate(works):
-            item = _Item(index, work.tenant, work.num_pending, work.num_logit_rows)
+            # Of as many of its tokens as one step may have.
+            num_attended = work.num_positions + min(work.num_pending, self._max_step_tokens) / 2
+            token_cost = self._forwards.token_cost(num_attended)
+            item = _Item(index, work.tenant, work.num_pending, work.num_logit_rows, token_cost)
             (prefills if work.is_prefill else rounds).append(item)
         round_tokens, prefill_tokens = _tokens_by_tenant(rounds), _tokens_by_tenant(prefills)
         plan = Plan([], round_tokens, prefill_tokens, dict(round_tokens), dict(prefill_tokens))
         is_quiet = now_s >= self._quiet_at_s and not rounds
         if rounds:
-            self._lately = round_tokens, sum(round_tokens.values()) / len(rounds)
+            costs: dict[str, float] = {}
+            for item in rounds:
+                costs[item.tenant] = costs.get(item.tenant, 0.0) + item.cost
+            self._lately = costs, sum(costs.values()) / len(rounds)
         chunk = 0 if not prefills else self._max_step_tokens if is_quiet else self._chunk(prefills)
         self._rounds.see(round_tokens, now_s)
         self._prefills.see(prefill_tokens, now_s)
@@ -223,27 +248,29 @@ class Scheduler:
             self._quiet_at_s = now_s + ROUNDS_ABOUT_S
         return plan
 
-    def _chunk(self, prefills: list[_Item]) -> int:
-        """Returns the tokens for prefills beside rounds, which keep half of the step.
+    def _chunk(self, prefills: list[_Item]) -> float:
+        """Returns what tokens of prefills may cost beside rounds, which keep half of the step.
 
         Where many prefills wait, each gets as many as a round did on average lately, so that a crowd of
         openings is not starved; a tenant's get no more than tenants' rounds did where others have rounds.
         """
-        round_tokens, mean_tokens = self._lately
-        a_tenants = sum(round_tokens.values()) / max(1, len(round_tokens))
+        round_costs, mean_cost = self._lately
+        a_tenants = sum(round_costs.values()) / max(1, len(round_costs))
         wanted = 0.0
         for tenant, num_prefills in Counter(item.tenant for item in prefills).items():
-            is_beside_others = bool(round_tokens.keys() - {tenant})
-            equal = num_prefills * mean_tokens
+            is_beside_others = bool(round_costs.keys() - {tenant})
+            equal = num_prefills * mean_cost
             wanted += min(equal, a_tenants) if is_beside_others else equal
-        return max(self._prefill_chunk_tokens, min(int(wanted), self._max_step_tokens // 2))
+        least = self._prefill_chunk_tokens * min(item.token_cost for item in prefills)
+        least = max(self._prefill_chunk_tokens, min(least, CHUNK_SHARE * self._max_step_tokens))
+        return max(least, min(wanted, self._max_step_tokens / 2))
 
 
-def _share(item: _Item, budget: int, *, is_first: bool) -> Share | None:
+def _share(item: _Item, budget: float, *, is_first: bool) -> Share | None:
     pending, rows = item.num_pending, item.num_logit_rows
-    if pending <= budget or (is_first and pending == rows):
+    if item.cost <= budget or (is_first and pending == rows):
         return Share(item.index, pending, is_final=True)
-    chunk = min(budget, pending - rows)
+    chunk = min(max(int(budget / item.token_cost), int(is_first)), pending - rows)
     return Share(item.index, chunk, is_final=False) if chunk > 0 else None
 
 

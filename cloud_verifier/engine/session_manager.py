@@ -219,6 +219,13 @@ class SessionManager:
             job.reply(GeneratedTokens(job.round_id, (), (), chain.position, chain.hash, is_last=True))
             self.release(session)
 
+    def end_opening(self, session: Session, message: str) -> None:
+        """Ends the session's opening, if one is running. Its KV so far stays: opened again, it goes on there."""
+        job = session.running
+        if job is not None and isinstance(job.request, OpenRequest):
+            job.reply(session.error(job.round_id, RoundErrorCode.CANCELLED, message))
+            self.release(session)
+
     def refuse(self, work: Work, message: str, retry_after_ms: int) -> None:
         """Refuses `work`, which was active: the session is as it was before its round."""
         session = work.session

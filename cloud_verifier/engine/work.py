@@ -54,6 +54,11 @@ class Work:
         return len(self.draft_tokens) + 1
 
     @property
+    def num_positions(self) -> int:
+        """Returns how many tokens have KV."""
+        return self.session.kv_length
+
+    @property
     def tenant(self) -> str:
         """Returns the session's tenant."""
         return self.session.tenant

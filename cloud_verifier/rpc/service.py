@@ -17,7 +17,7 @@ import grpc
 
 from outrider.cloud_verifier.config import CallLimits
 from outrider.cloud_verifier.engine.engine import Engine
-from outrider.cloud_verifier.engine.job import Job, Reply
+from outrider.cloud_verifier.engine.job import Disconnect, Job, Reply
 from outrider.cloud_verifier.rpc.answers import Answers, UnreadError
 from outrider.cloud_verifier.rpc.mailbox import Mailbox
 from outrider.cloud_verifier.rpc.occupancy import Occupancy, num_ids_of
@@ -39,7 +39,6 @@ from outrider.common.pb import outrider_pb2 as pb
 from outrider.common.pb import outrider_pb2_grpc
 from outrider.common.process.logs import LogLimiter
 from outrider.common.types import (
-    CancelRequest,
     Draining,
     GeneratedTokens,
     Limits,
@@ -178,9 +177,16 @@ class VerifierService(outrider_pb2_grpc.VerifierServicer):  # type: ignore[misc]
             job.reply = self._tracer.follow(job.tenant, job.session_id, job.request, job.reply)
         self._engine.submit(job)
 
-    def _submit_unary(self, tenant: str, session_id: bytes, request: SessionRequest, reply: Reply) -> None:
+    def _submit_unary(
+        self,
+        tenant: str,
+        session_id: bytes,
+        request: SessionRequest | Disconnect,
+        call: object,
+        reply: Reply = ignore,
+    ) -> None:
         arrival_ns = int(self._engine.clock.now() * 1e9)
-        self._submit(Job(session_id, request, reply, arrival_ns, tenant))
+        self._submit(Job(session_id, request, reply, arrival_ns, tenant, call=call))
 
     def _count(self, session_id: bytes, response: SessionResponse) -> None:
         """Counts an error where it leaves: on one thread, wherever it was made."""
@@ -267,14 +273,14 @@ class VerifierService(outrider_pb2_grpc.VerifierServicer):  # type: ignore[misc]
             if refusal is not None:
                 await context.write(codec.encode_generate_response(refusal).SerializeToString())
                 return
-            self._submit_unary(caller.tenant, session_id, decoded, lambda reply: post(push, reply))
+            self._submit_unary(caller.tenant, session_id, decoded, answers, lambda reply: post(push, reply))
             try:
                 with self._may_be_cut_off(answers.cut_off, caller):
                     await answers.write_to(context)
             finally:
                 if not is_over:
                     is_over = True
-                    self._submit_unary(caller.tenant, session_id, CancelRequest(decoded.round_id), ignore)
+                    self._submit_unary(caller.tenant, session_id, Disconnect(), answers)
 
     async def _answer(
         self, decode: Callable[[Any, Limits], Any], message: Any, context: Any
@@ -296,8 +302,12 @@ class VerifierService(outrider_pb2_grpc.VerifierServicer):  # type: ignore[misc]
         tenant = self._caller_of(context).tenant
         with self._unary_call(tenant, request) as refusal:
             if refusal is None:
-                self._submit_unary(tenant, session_id, request, resolve)
-            response = refusal or await answer
+                self._submit_unary(tenant, session_id, request, answer, resolve)
+            try:
+                response = refusal or await answer
+            except asyncio.CancelledError:
+                self._submit_unary(tenant, session_id, Disconnect(), answer)
+                raise
             if isinstance(response, RoundError) and response.code in _REJECTED:
                 await asyncio.sleep(REJECTION_S)
         self._count(session_id, response)

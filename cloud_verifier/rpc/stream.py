@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass, field
 
 from outrider.cloud_verifier.engine.backlog import AdmissionTicket, Backlog, Refusal
-from outrider.cloud_verifier.engine.job import Job, num_tokens_of_round
+from outrider.cloud_verifier.engine.job import Disconnect, Job, num_tokens_of_round
 from outrider.cloud_verifier.engine.observe import EngineObserver
 from outrider.cloud_verifier.rpc.answers import Answers, UnreadError
 from outrider.cloud_verifier.rpc.mailbox import Mailbox
@@ -183,12 +183,15 @@ class SessionStream:
             raise InvalidFieldError("session_id", f"differs from the {SESSION_ID_KEY} header")
 
     def _submit(
-        self, request: SessionRequest, num_ids: int = 0, ticket: AdmissionTicket | None = None
+        self,
+        request: SessionRequest | Disconnect,
+        num_ids: int = 0,
+        ticket: AdmissionTicket | None = None,
     ) -> None:
         arrival_ns = int(self._context.clock.now() * 1e9)
         reply: Callable[[SessionResponse], object] = ignore
-        job = Job(self._session_id, request, reply, arrival_ns, self._tenant, ticket)
-        if not isinstance(request, CancelRequest):
+        job = Job(self._session_id, request, reply, arrival_ns, self._tenant, ticket, call=self)
+        if not isinstance(request, CancelRequest | Disconnect):
             post, kind = self._context.mailbox.post, type(request)
             job.reply = lambda response: post(self.push, response, kind, num_ids)
             self._num_unanswered += 1
@@ -276,8 +279,11 @@ class SessionStream:
         self._stop()
 
     def detach(self) -> None:
-        """Forgets the call, which is over: nobody reads a running `Generate` any more. The session stays."""
-        self._stop()
+        """Forgets the call, which is over. The session stays, without what only this call waited for."""
+        if self._reader is not None:
+            self._reader.cancel()
+        if not self.is_idle:
+            self._submit(Disconnect())
         self._context.registry.unbind((self._tenant, self._session_id), self)
         self._context.backlog.leave_line(self._tenant, self._session_id)
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import grpc
 
-from outrider.cloud_verifier.engine.job import Reply
+from outrider.cloud_verifier.engine.job import Disconnect, Reply
 from outrider.common.process.logs import session_tag
 from outrider.common.process.tracing import find_tracer
 from outrider.common.types import (
@@ -39,7 +39,9 @@ class RoundTracer:
     def __init__(self, tracer: Tracer) -> None:
         self._tracer = tracer
 
-    def follow(self, tenant: str, session_id: bytes, request: SessionRequest, reply: Reply) -> Reply:
+    def follow(
+        self, tenant: str, session_id: bytes, request: SessionRequest | Disconnect, reply: Reply
+    ) -> Reply:
         """Returns `reply` with a span from now until its last answer. Called in the context of the call."""
         match request:
             case OpenRequest():

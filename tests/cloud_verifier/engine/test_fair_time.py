@@ -33,7 +33,7 @@ def run(scheduler: Scheduler, works: list[Item], host_s: dict[str, float], num_s
         spent["longest"] = max(spent["longest"], step_s)
         served = [works[share.index] for share in shares]
         num_tokens = sum(share.num_tokens for share in shares)
-        scheduler.observe(num_tokens, TOKEN_S * num_tokens)
+        scheduler.observe(num_tokens, 0, TOKEN_S * num_tokens)
         for work in served:
             scheduler.charge(work, host_s[work.tenant])
             spent[work.tenant] += host_s[work.tenant] + TOKEN_S * work.size

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 
 from hypothesis import given, settings
@@ -20,6 +21,7 @@ class Item:
     is_prefill: bool = False
     last_step: int = 0
     size: int = 0
+    num_positions: int = 0
 
 
 def a_round(num_tokens: int, tenant: str = "default") -> Item:
@@ -46,6 +48,40 @@ def test_a_prompt_takes_the_whole_step_once_no_round_came_for_a_second() -> None
     scheduler.plan([a_round(5)], now_s=10.0)
     assert fed(scheduler.plan([a_prompt(2000)], now_s=10.9).shares) == [(0, 32)]
     assert fed(scheduler.plan([a_prompt(2000)], now_s=11.1).shares) == [(0, 512)]
+
+
+def taught(max_step_tokens: int = 512, positions_a_token: int = 1024) -> Scheduler:
+    """A scheduler that saw forwards where attending to so many positions takes as long as the rest of a token."""
+    scheduler = Scheduler(max_step_tokens)
+    for step in range(60):
+        num_tokens, start = (5, 65, 256)[step % 3], (0, 1000, 4000)[step % 2]
+        num_attended = num_tokens * start
+        scheduler.observe(
+            num_tokens, num_attended, 0.01 + 0.0002 * (num_tokens + num_attended / positions_a_token)
+        )
+    return scheduler
+
+
+def test_tokens_after_a_long_text_count_for_what_their_attention_takes() -> None:
+    late = Item(2000, is_prefill=True, num_positions=4096 - 256)
+    assert fed(taught().plan([late], now_s=0.0).shares) == [(0, 512 // 5)]
+    assert fed(taught().plan([a_prompt(2000)], now_s=0.0).shares)[0][1] > 400
+    beside = taught().plan([late, *(a_round(5) for _ in range(4))], now_s=0.0).shares
+    assert beside[-1].num_tokens == 512 // 4 // 5, "its smallest chunk takes a quarter of a step at most"
+    short, long = a_round(50, "short"), a_round(50, "long")
+    long.num_positions = 3 * 1024
+    served = Counter[str]()
+    scheduler, queue = taught(max_step_tokens=100), [*([short] * 50), *([long] * 50)]
+    for _ in range(100):
+        served.update(queue[share.index].tenant for share in scheduler.plan(queue, 0.0).shares)
+    assert 3.5 < served["short"] / served["long"] < 4.5, "both tenants get the same time"
+
+
+def test_one_forward_that_had_to_wait_changes_little_of_what_others_count_for() -> None:
+    scheduler = taught()
+    scheduler.observe(12, 12 * 4000, 5.0)
+    late = Item(2000, is_prefill=True, num_positions=4096 - 256)
+    assert 70 <= fed(scheduler.plan([late], now_s=0.0).shares)[0][1] <= 140
 
 
 def test_many_prompts_get_as_many_tokens_each_as_a_round_has_and_rounds_keep_half_of_the_step() -> None:

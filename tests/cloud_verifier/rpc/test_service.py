@@ -247,6 +247,42 @@ def test_an_abandoned_generate_stops_computing() -> None:
         assert server.engine.num_steps < 50_000
 
 
+def test_what_a_lost_stream_asked_for_ends_and_its_opening_goes_on_where_it_was() -> None:
+    """Rounds of 1,000 tokens each wait behind an opening of 8,000; then the client is gone."""
+    backend = FakeBackend(max_context=10_000, kv_tokens=20_000)
+    config = ServeConfig(min_forward_ms=5.0, max_step_tokens=64)
+    with serving(backend, config) as server, grpc.insecure_channel(f"127.0.0.1:{server.port}") as channel:
+        stub = outrider_pb2_grpc.VerifierStub(channel)
+        long = opening(token_ids=[1 + i % 30 for i in range(8000)])
+        stream = Stream(stub)
+        stream.say(open=long)
+        for round_id in range(1, 5):
+            stream.say(verify=pb.VerifyRequest(round_id=round_id, committed_tokens=[1] * 1000))
+        assert eventually(lambda: server.engine.num_steps > 5)
+        stream.call.cancel()
+        assert eventually(lambda: server.engine.num_jobs == 0)
+        assert sum(map(sum, backend.batches)) < 7000
+        again = Stream(stub)
+        again.say(open=long)
+        while (reply := again.hear().open).WhichOneof("body") == "progress":
+            pass
+        assert reply.opened.position == 8001 and not reply.opened.is_existing
+        assert sum(map(sum, backend.batches)) == 8000, "no token was fed twice"
+        assert not server.service.occupancy.waiting_ids
+
+
+def test_a_unary_opening_ends_with_its_call() -> None:
+    backend = FakeBackend(max_context=10_000, kv_tokens=20_000)
+    config = ServeConfig(min_forward_ms=5.0, max_step_tokens=64)
+    with serving(backend, config) as server, grpc.insecure_channel(f"127.0.0.1:{server.port}") as channel:
+        stub = outrider_pb2_grpc.VerifierStub(channel)
+        call = stub.Open.future(opening(token_ids=[1 + i % 30 for i in range(8000)]), metadata=METADATA)
+        assert eventually(lambda: server.engine.num_steps > 5)
+        call.cancel()
+        assert eventually(lambda: server.engine.num_jobs == 0)
+        assert sum(map(sum, backend.batches)) < 7000
+
+
 def test_a_round_that_cannot_be_decoded_is_not_counted_among_those_that_wait(
     server: VerifierServer, stub: outrider_pb2_grpc.VerifierStub
 ) -> None:
