@@ -142,8 +142,10 @@ def write_texts(
             running.append(waiting.pop(0))
             running[-1].start(engine)
         engine.step()
-        while is_evicted and engine.sessions.evict_kv():
-            num_evicted += 1
+        for session in list(engine.sessions) if is_evicted else ():
+            if session.kv is not None and not session.is_busy:
+                engine.sessions.evict(session)
+                num_evicted += 1
         for text in running:
             text.advance(engine)
         running = [text for text in running if not text.is_done]

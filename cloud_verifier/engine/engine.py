@@ -46,6 +46,11 @@ class _Batch:
     def num_tokens(self) -> int:
         return sum(share.num_tokens for share in self.plan.shares)
 
+    def remove(self, work: Work) -> None:
+        """Takes a work out that is not computed."""
+        index = self.works.index(work)
+        del self.works[index], self.plan.shares[index]
+
 
 class Engine:
     """Computes jobs, a batch a `step()`. A server has `EngineDriver` call it, tests call it themselves."""
@@ -145,16 +150,15 @@ class Engine:
         if batch is None:
             return len(self._inbox) > 0
         try:
-            rows = self._forward(batch)
-        except KVExhausted as error:
-            self._make_kv_room(batch.works[-1], error)
+            rows = self._forward_where_kv_allows(batch)
         except Exception:
             log.exception("a step of %d sessions failed", len(batch.works))
             self.observer.on_failed_step()
             for work in batch.works:
                 self.sessions.fail(work.job)
         else:
-            self._finish(batch, rows)
+            if batch.works:
+                self._finish(batch, rows)
         self._admit_released()
         return True
 
@@ -210,10 +214,20 @@ class Engine:
         works = [active[share.index] for share in plan.shares]
         return _Batch(plan, works, start_s) if works else None
 
+    def _forward_where_kv_allows(self, batch: _Batch) -> Sequence[ProcessedRows | Exception]:
+        """Runs the forward, without the works that have to give way: the others go on in the same step."""
+        while batch.works:
+            try:
+                return self._forward(batch)
+            except KVExhausted as error:
+                if (refused := self._make_kv_room(error)) in batch.works:
+                    batch.remove(refused)
+        return ()
+
     def _forward(self, batch: _Batch) -> Sequence[ProcessedRows | Exception]:
         """Runs the packed forward; returns the rows of the works that end with it, in their order."""
         start_ns = self._now_ns()
-        plan, items, ending = batch.plan, [], []
+        plan, items, ending, batch.num_attended = batch.plan, [], [], 0
         for work, share in zip(batch.works, plan.shares, strict=True):
             work.start_ns = work.start_ns or start_ns
             if share.is_final:
@@ -262,10 +276,11 @@ class Engine:
         self._scheduler.charge(work, self.clock.now() - begin_s + work.draft_s)
         work.draft_s = 0.0
 
-    def _make_kv_room(self, newest: Work, error: KVExhausted) -> None:
-        """Evicts the least recently used idle session; with none left, refuses the newest work."""
-        if self.sessions.evict_kv():
-            return
+    def _make_kv_room(self, error: KVExhausted) -> Work | None:
+        """Evicts an idle session, or refuses the work of an active one, which is returned."""
+        newest = self.sessions.make_kv_room()
+        if newest is None:
+            return None
         self.observer.on_refused("kv")
         with self.sessions.isolate(newest.job):
             self.sessions.free(newest.session)
@@ -273,6 +288,7 @@ class Engine:
                 self.sessions.refuse(newest, f"the KV pool is too small: {error}", SMALL_POOL_RETRY_MS)
             else:
                 self.sessions.refuse(newest, f"no KV blocks are free: {error}", KV_RETRY_MS)
+        return newest
 
     def _now_ns(self) -> int:
         return int(self.clock.now() * 1e9)

@@ -47,6 +47,7 @@ class Session:
     stop_ids: frozenset[int]
     last_used_s: float
     tenant: str = DEFAULT_TENANT
+    number: int = 0  # in the order of first openings
     kv: KVSequence | None = None
     last_round_id: int = 0
     was_pipelined: bool = False

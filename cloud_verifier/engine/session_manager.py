@@ -58,6 +58,7 @@ class SessionManager:
         self._clock = clock
         self._sessions: OrderedDict[tuple[str, bytes], Session] = OrderedDict()
         self._num_of: Counter[str] = Counter()  # sessions of each tenant that has any
+        self._num_opened = 0
         self._released: deque[Session] = deque()  # with jobs that waited for the work that has ended
         self._next_sweep_s = clock.now() + SWEEP_S
 
@@ -81,7 +82,8 @@ class SessionManager:
         session = self._sessions.get((tenant, opening.session_id))
         if session is None:
             session = Session(opening, TokenChain(opening.token_ids), stop_ids, self._clock.now(), tenant)
-            session.last_round_id = opening.round_id
+            session.last_round_id, session.number = opening.round_id, self._num_opened
+            self._num_opened += 1
             self._sessions[tenant, opening.session_id] = session
             self._num_of[tenant] += 1
         else:
@@ -165,14 +167,25 @@ class SessionManager:
         if session.kv is not None and session.kv.length > length:
             self._backend.truncate(session.kv, length)
 
-    def evict_kv(self) -> bool:
-        """Gives back the KV of the least recently used idle session; returns False where there is none."""
+    def make_kv_room(self) -> Work | None:
+        """Gives back the KV of the least recently used idle session. Where none is idle, returns the work that has to
+        give way, which keeps its KV: that of the newest session of the tenant that holds most. Older ones go on and
+        end, so that sessions that are too large together do not stop each other.
+        """
         for session in self:
             if session.kv is not None and not session.is_busy:
-                self._observer.on_evicted("kv", session.opening.session_id)
-                self.free(session)
-                return True
-        return False
+                self.evict(session)
+                return None
+        held = Counter[str]()
+        for session in self.active:
+            held[session.tenant] += session.kv_length
+        newest = max(self.active, key=lambda each: (held[each.tenant], each.tenant, each.number))
+        return self.active[newest]
+
+    def evict(self, session: Session) -> None:
+        """Gives the session's KV back, which is recomputed when it is needed."""
+        self._observer.on_evicted("kv", session.opening.session_id)
+        self.free(session)
 
     # ----------------------------------------------------------------------------------------- work
 

@@ -22,6 +22,7 @@ from outrider.common.codec.responses_out import encode_open_response
 from outrider.common.sampling.processors import choose, process_logits
 from outrider.common.types import (
     CancelRequest,
+    Closed,
     CloseRequest,
     CorrectionKind,
     GeneratedTokens,
@@ -359,6 +360,39 @@ def test_generate_streams_the_same_text_and_a_later_round_builds_on_it() -> None
     assert isinstance(verdict, Verdict) and verdict.correction == expected[11]
 
 
+@pytest.mark.parametrize("num_tenants", [1, 2])
+def test_sessions_that_do_not_fit_together_go_on_one_after_the_other(num_tenants: int) -> None:
+    """Each asks again at once after a refusal: whoever is refused must not cost the others what they have."""
+    backend, num_sessions, num_rounds = FakeBackend(kv_tokens=100), 4, 10
+    harness = Harness(backend)
+    requests: list[SessionRequest] = []
+    for i in range(num_sessions):
+        requests.append(OpenRequest(bytes([i]) * 16, (5 + i,) * 30, 30, SAMPLED, ignore_eos=True))
+
+    def submit(i: int) -> list[SessionResponse]:
+        return harness.submit(bytes([i]) * 16, requests[i], tenant=str(i % num_tenants))
+
+    replies, num_done = [submit(i) for i in range(num_sessions)], [0] * num_sessions
+    for _ in range(600):
+        harness.engine.step()
+        for i in range(num_sessions):
+            final = [each for each in replies[i] if not isinstance(each, Progress)]
+            if not final or isinstance(final[0], Closed):
+                continue
+            answer = final[0]
+            if isinstance(answer, RoundError):
+                assert answer.code is RoundErrorCode.REFUSED
+            elif num_done[i] == num_rounds:
+                requests[i] = CloseRequest()
+            else:
+                assert isinstance(answer, Opened | Verdict)
+                num_done[i] += 1
+                requests[i] = VerifyRequest(num_done[i], answer.position, answer.hash, draft_tokens=(1, 2))
+            replies[i] = submit(i)
+    assert num_done == [num_rounds] * num_sessions
+    harness.engine.check_integrity()
+
+
 def test_a_newer_request_ends_a_running_generate() -> None:
     harness = Harness()
     session_id, opened = harness.open(ignore_eos=True)
@@ -486,10 +520,10 @@ def test_work_that_cannot_get_kv_is_refused_with_a_retry_hint_and_others_go_on()
 def test_a_refused_round_changes_nothing_and_may_be_sent_again_as_it_was() -> None:
     harness = Harness(FakeBackend(kv_tokens=60))
     prompt = tuple(range(1, 26))
+    other_id, other = harness.open(2, prompt[:4:-1])
     session_id, opened = harness.open(1, prompt)
     first = harness.ask(session_id, VerifyRequest(1, opened.position, opened.hash))
     assert isinstance(first, Verdict)
-    other_id, other = harness.open(2, prompt[:4:-1])
     before = harness.submit(other_id, VerifyRequest(1, other.position, other.hash, draft_tokens=(7,) * 9))
     again = VerifyRequest(2, opened.position, opened.hash, committed_tokens=(9,) * 10, draft_tokens=(7,) * 8)
     refused = harness.submit(session_id, again)
