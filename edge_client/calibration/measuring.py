@@ -63,7 +63,7 @@ def target_nats(
 def _sum_nats(
     remote: RemoteVerifier, session_id: bytes, prompt_ids: tuple[int, ...], text_ids: tuple[int, ...]
 ) -> float:
-    opened = remote.open(
+    opened, _ = remote.open(
         OpenRequest(
             session_id=session_id,
             token_ids=prompt_ids,
@@ -134,7 +134,7 @@ class Calibration:
         """Returns the signals of tokens drafted along `texts`, one text a passage."""
         config = self._config
         words = tuple(tuple(self._edge.tokenizer.encode(word)) for word in config.sampling.bad_word)
-        policy = create_depth_policy(config.depth.policy, config.depth.num_speculative_tokens)
+        policy = create_depth_policy(config.depth_policy, config.depth.num_speculative_tokens)
         num_ids = num_support(config.verification.method, support_size(config))
         found: list[Sample] = []
         for index, (passage, text) in enumerate(zip(self._passages, texts, strict=True)):

@@ -48,10 +48,10 @@ class PipeliningConfig:
     """Configures pipelining: sending the next round before the last verdict has arrived."""
 
     use: Pipelining = option(
-        Pipelining.OFF,
+        Pipelining.AUTO,
         "send the next rounds before the last verdict has arrived: never (off), always (on), or while that "
-        "is expected to be faster (auto). Goes with --mode speculative; --mode auto decides it by itself. "
-        "Needs --transport stream",
+        "is expected to be faster and does not change the text (auto). On goes with --mode speculative or auto, "
+        "and --transport stream",
         key="pipeline",
     )
     num_rounds_in_flight: int | None = option(
@@ -74,17 +74,18 @@ class DepthConfig:
 
     num_speculative_tokens: int | None = option(
         None,
-        "tokens drafted in each round (--depth-policy fixed), or in the first one (other policies); none is "
-        "the policy's own: fixed and window 4, ratio and optimal 6",
+        "tokens drafted in each round, or in the first one of another --depth-policy than fixed; none is the "
+        "policy's own: fixed and window 4, ratio and optimal 6",
         metavar="N",
         minimum=0,
         maximum=1024,
     )
-    policy: str = option(
-        "fixed",
+    policy: str | None = option(
+        None,
         "rule for the draft length: always --num-speculative-tokens (fixed); one more or less than before, by "
         "the last round's acceptance (ratio) or that of ten rounds (window); or the length, up to 64, with "
-        "the most tokens a second by measured times and the draft's confidence (optimal)",
+        "the most tokens a second by measured times and the draft's confidence (optimal). None is optimal, or "
+        "fixed with --num-speculative-tokens, another --method than coupled, or --gate commit",
         choices=DEPTH_POLICIES,
         key="depth_policy",
     )

@@ -25,7 +25,7 @@ from outrider.edge_client.gate.words import DEFAULT_RARE_PER_MILLION
 _MODES = {
     GateUse.OFF: REQUESTABLE_MODES,
     GateUse.STOP: (ExecutionMode.SPECULATIVE, ExecutionMode.AUTO),
-    GateUse.COMMIT: (ExecutionMode.SPECULATIVE,),
+    GateUse.COMMIT: (ExecutionMode.SPECULATIVE, ExecutionMode.AUTO),
 }
 GATE_KEYS = tuple(leaf.key for leaf in leaves(RunConfig) if leaf.path[0] == "gate")
 _CRITERIA = ("nll", "entropy", "margin", "variance", "rules", "file")  # a gate needs one of these
@@ -101,7 +101,7 @@ def _check_place(config: RunConfig) -> None:
         wanted = " or ".join(f"--mode {mode}" for mode in modes)
         raise UsageError(f"--gate {use} needs {wanted}, not --mode {config.mode}")
     pipelining, strategy = config.pipelining.use, config.draft.strategy
-    if use is GateUse.COMMIT and pipelining is not Pipelining.OFF:
+    if use is GateUse.COMMIT and pipelining is Pipelining.ON:
         raise UsageError(
             f"--gate commit does not go with --pipeline {pipelining}: it needs one round at a time"
         )

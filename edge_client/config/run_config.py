@@ -17,6 +17,7 @@ from outrider.edge_client.config.draft_sections import (
 )
 from outrider.edge_client.config.link_sections import ConnectionConfig, LogConfig, OutageConfig
 from outrider.edge_client.core.options import REQUESTABLE_MODES, ExecutionMode
+from outrider.edge_client.gate.gate import GateUse
 from outrider.models import EMBEDDED
 
 
@@ -130,11 +131,11 @@ class RunConfig:
     )
     draft: DraftConfig = section(DraftConfig, "draft_", _DRAFT)
     mode: ExecutionMode = option(
-        ExecutionMode.SPECULATIVE,
-        "draft here and verify in the cloud (speculative); decode in the cloud without a draft (cloud-only); "
-        "draft and verify in the cloud (co-located); draft here, unverified (edge-only); or change between "
-        "speculative, pipelined or not, and cloud-only by measured speed (auto). cloud-only and co-located "
-        "need only the tokenizer.json of --draft DIR",
+        ExecutionMode.AUTO,
+        "change between speculative, pipelined or not, and cloud-only by measured speed, where that does not "
+        "change the text, else speculative (auto); draft here and verify in the cloud (speculative); decode in "
+        "the cloud without a draft (cloud-only); draft and verify in the cloud (co-located); or draft here, "
+        "unverified (edge-only). cloud-only and co-located need only the tokenizer.json of --draft DIR",
         choices=REQUESTABLE_MODES,
         title=_WORK,
     )
@@ -168,6 +169,18 @@ class RunConfig:
     )
     logs: LogConfig = section(LogConfig, "log_", "logs and traces")
     serve: DaemonConfig = section(DaemonConfig, "serve.", "the daemon")
+
+    @property
+    def may_adapt(self) -> bool:
+        """Returns whether the text is the same with any mode and draft length, so that they may follow what is
+        measured: with the same seed another method, or the commit gate, writes another text."""
+        return self.verification.method is Method.COUPLED and self.gate.use is not GateUse.COMMIT
+
+    @property
+    def depth_policy(self) -> str:
+        """Returns `--depth-policy`, or its default."""
+        is_best = self.may_adapt and self.depth.num_speculative_tokens is None
+        return self.depth.policy or ("optimal" if is_best else "fixed")
 
 
 def run_config(**values: object) -> RunConfig:

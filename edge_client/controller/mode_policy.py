@@ -33,16 +33,17 @@ class ModePolicy:
     """
 
     def __init__(
-        self, modes: Sequence[ExecutionMode], has_best_length: bool = True, may_branch: bool = False
+        self, modes: Sequence[ExecutionMode], length: int | None = None, may_branch: bool = False
     ) -> None:
-        """`has_best_length`: the depth policy takes the best length of each mode; else rounds keep the length
-        they have. `may_branch`: speculative branches may be sent in mode pipelined."""
+        """`length` is what rounds draft to begin with, and keep about; None: the depth policy takes the best
+        length of each mode. `may_branch`: speculative branches may be sent in mode pipelined."""
         self.current = modes[0]
         self.conditions = Conditions(SETTINGS.branch_prior_hit_share if may_branch else 0.0)
         self.num_changes = 0
+        self.expected_ms: dict[ExecutionMode, float] = {}  # a token in each mode, at the last decision
         self._modes = tuple(modes)
-        self._has_best_length = has_best_length
-        self._mean_length = 0.0
+        self._has_best_length = length is None
+        self._mean_length = float(length or 0)
         self._num_observed = 0  # rounds, and measurements of a stream
         self._changed_at = 0  # of them
         self._round_probability = 1.0
@@ -96,13 +97,16 @@ class ModePolicy:
     def should_probe_draft(self, num_streamed: int) -> bool:
         """Returns whether to draft what follows the first `num_streamed` tokens of a stream.
 
-        Every fourth token is probed; every one while rounds may yet be better and drafting keeps pace.
+        Every token is probed while rounds may yet be better and drafting keeps pace; of a draft that is most
+        likely useless few are, as probing takes processor time that the target may share.
         """
-        if num_streamed % SETTINGS.probe_every_tokens == 0 or not self.conditions.are_known:
+        if not self.conditions.are_known:
             return True
+        if self._round_probability <= SETTINGS.min_round_probability:
+            return num_streamed % SETTINGS.probe_useless_every_tokens == 0
         models, _ = self.conditions.estimate()
         keeps_pace = models.draft_token_s < SETTINGS.max_probe_share * models.target_token_s
-        return keeps_pace and self._round_probability > SETTINGS.min_round_probability
+        return keeps_pace or num_streamed % SETTINGS.probe_every_tokens == 0
 
     # ---------------------------------------------------------------------------------------- decisions
 
@@ -127,6 +131,7 @@ class ModePolicy:
         times, weights = self._times(models, link), self.posterior.probabilities
         prospects = self._prospects(times, weights, num_tokens, link.rtt_s)
         best = min(prospects, key=prospects.__getitem__)
+        self.expected_ms = {mode: 1e3 * total_s / num_tokens for mode, total_s in prospects.items()}
         if best is not self.current:
             self.num_changes += self._num_observed > 0
             self.current, self._changed_at = best, self._num_observed

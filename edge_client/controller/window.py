@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 
+from outrider.edge_client.controller.depth.registry import create_depth_policy
 from outrider.edge_client.controller.mode_policy import ModePolicy
 from outrider.edge_client.controller.settings import SETTINGS
 from outrider.edge_client.core.options import ExecutionMode
@@ -81,15 +82,20 @@ def create_window(
     num_rounds: int | None,
     depth_policy: str,
     *,
+    num_speculative_tokens: int | None = None,
     has_stream_too: bool = False,
     may_branch: bool = False,
 ) -> RoundWindow:
-    """Returns a new window for a depth policy by name; `has_stream_too`: cloud-only may be chosen as well."""
+    """Returns a new window for a depth policy by name that starts with `num_speculative_tokens`;
+    `has_stream_too`: cloud-only may be chosen as well."""
     modes = pipelining.modes
     if has_stream_too:
         modes = (*modes, ExecutionMode.CLOUD_ONLY)
     if modes == (ExecutionMode.SPECULATIVE,):
         return RoundWindow()
     may_branch = may_branch and ExecutionMode.PIPELINED in modes
-    policy = ModePolicy(modes, has_best_length=depth_policy == "optimal", may_branch=may_branch)
+    length = None
+    if depth_policy != "optimal":
+        length = create_depth_policy(depth_policy, num_speculative_tokens).next_depth()
+    policy = ModePolicy(modes, length, may_branch)
     return RoundWindow(num_rounds, policy, may_branch)

@@ -52,11 +52,22 @@ class RoundRecord:
         return self.num_accepted_tokens / self.num_draft_tokens if self.num_draft_tokens else 0.0
 
 
+@dataclass(frozen=True, slots=True)
+class Stretch:
+    """Says which mode made the text from its new token `start` on, and what each mode was expected to take when it
+    was chosen: ms a token, nothing where it was not a choice."""
+
+    mode: str
+    start: int
+    expected_ms: dict[str, float]
+
+
 @dataclass(slots=True)
 class SessionStats:
     """The statistics of one session; times are by its clock, in ns."""
 
     rounds: list[RoundRecord] = field(default_factory=list)
+    stretches: list[Stretch] = field(default_factory=list)
     token_times_ns: list[int] = field(default_factory=list)
     start_ns: int = 0
     bytes_up: int = 0
@@ -93,6 +104,7 @@ class SessionStats:
         times = self.token_times_ns
         return {
             "num_tokens": len(origins),
+            "stretches": self._stretches(len(origins)),
             "num_rounds": len(answered),
             "num_draft_tokens": drafted,
             "num_accepted_tokens": accepted,
@@ -138,6 +150,18 @@ class SessionStats:
             "queue_ms": _mean(r.queue_ms for r in answered),
             "forward_ms": _mean([*(r.forward_ms for r in answered), *self.generate_forward_ms]),
         }
+
+    def _stretches(self, num_tokens: int) -> list[dict[str, object]]:
+        """Returns the mode, the number of tokens and the expected times of each stretch that has tokens."""
+        if not self.stretches:
+            return []
+        ends = [*(each.start for each in self.stretches[1:]), num_tokens]
+        counts = [min(end, num_tokens) - each.start for each, end in zip(self.stretches, ends, strict=True)]
+        return [
+            {"mode": each.mode, "num_tokens": count, "expected_ms": each.expected_ms}
+            for each, count in zip(self.stretches, counts, strict=True)
+            if count > 0
+        ]
 
 
 def _hard_ratio(rounds: Sequence[RoundRecord]) -> float | None:

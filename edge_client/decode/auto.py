@@ -19,11 +19,11 @@ from outrider.edge_client.decode.stream_watch import StreamWatch
 
 def run_auto(state: GenerationState) -> Iterator[SessionEvent]:
     """Runs rounds or the stream, as the mode policy chooses, until the sequence ends."""
-    choice = state.window.policy
-    assert choice is not None, "auto chooses"
+    choice = state.window.policy  # None where only rounds are left to choose
     state.window.choose(state.tokens.num_remaining)
     while not state.is_over:
-        if state.is_to_stream and not state.has_pending_reverification:  # only rounds reverify
-            yield from stream_cloud_only(state, StreamWatch(state, choice))
+        state.note_mode()
+        if choice is not None and state.is_to_stream and not state.has_pending_reverification:
+            yield from stream_cloud_only(state, StreamWatch(state, choice))  # only rounds reverify
         else:
             yield from SpeculativeLoop(state).run()

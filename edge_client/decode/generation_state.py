@@ -85,7 +85,8 @@ class GenerationState:
         self._model: ModelInfo | None = None
         self._must_open = True
         self._pending: PendingCorrection | None = None
-        self._failures: list[RoundError] = []  # since the last answer that was applied
+        self._failures: list[RoundError] = []  # since the last answer that was applied, on one connection
+        self._failed_after_reconnects = 0  # which connection that is
         self._has_given_up = False  # on the verdict for the unverified tokens of a finished sequence
         self._unjudged_since_s: float | None = None  # when such a verdict first failed to come
 
@@ -135,6 +136,15 @@ class GenerationState:
         if self._model is None:
             return self.tokens.num_remaining
         return max(0, self._model.limits.max_context - self.tokens.position)
+
+    def note_mode(self) -> None:
+        """Records the mode that makes the next tokens: the one given, or the policy's choice."""
+        policy, mode = self.window.policy, self.options.mode
+        if policy is not None and mode in (ExecutionMode.SPECULATIVE, ExecutionMode.AUTO):
+            self.recorder.in_mode(policy.current, len(self.tokens.new_token_ids), policy.expected_ms)
+        else:
+            made = ExecutionMode.SPECULATIVE if mode is ExecutionMode.AUTO else mode
+            self.recorder.in_mode(made, len(self.tokens.new_token_ids), {})
 
     def num_to_draft(self, num_assumed: int = 0) -> int:
         """Returns the next round's depth after `num_assumed` tokens that are not certain yet: within
@@ -216,8 +226,12 @@ class GenerationState:
         self._failures.clear()
 
     def failed(self, error: RoundError) -> None:
-        """Counts a repair. Raises `RoundFailedError` for the verifier's second bug or a fourth repair."""
+        """Counts a repair. Raises `RoundFailedError` for the verifier's second bug or a fourth repair on one
+        connection: a verifier that is restarted again and again forgets the session each time."""
         log.warning("repairing the session: %s: %s", error.code, error.message)
+        if self.remote.num_reconnects != self._failed_after_reconnects:
+            self._failed_after_reconnects = self.remote.num_reconnects
+            self._failures.clear()
         self._failures.append(error)
         num_internal = sum(each.code is RoundErrorCode.INTERNAL for each in self._failures)
         if num_internal > 1 or len(self._failures) > _MAX_REPAIRS:

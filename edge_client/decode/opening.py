@@ -26,7 +26,6 @@ _NO_DRAFT_THERE = RoundError(
     message="it has no draft for co-located speculation: serve with --draft DIR",
     field="mode",
 )
-_MIN_WAIT_S = 0.0005  # after the draft's prefill: a shorter wait does not show the link's round trip
 _FIRST_MESSAGE_S = 2.0  # a rebuild that computes for longer reports `Progress` earlier
 
 
@@ -49,7 +48,7 @@ def open_session(state: GenerationState) -> list[SessionEvent]:
         timeout_s = max(_FIRST_MESSAGE_S, 2.0 * remote.deadline.seconds)
     while True:
         try:
-            opened = remote.open(request, timeout_s=timeout_s, meanwhile=warm_up)
+            opened, trip_s = remote.open(request, timeout_s=timeout_s, meanwhile=warm_up)
             break
         except SessionLostError as error:  # a bug of the verifier: once more, then it is reported
             state.failed(error.error)
@@ -57,21 +56,19 @@ def open_session(state: GenerationState) -> list[SessionEvent]:
     wait_s = state.clock.now() - start_s
     if warm_up is not None:
         state.recall(opened.model)
-        _observe_opening(state, opened, wait_s)
+        _observe_opening(state, opened, trip_s)
     state.recorder.opened(opened, wait_s, is_rebuild=is_rebuild)
     return _take(state, opened)
 
 
-def _observe_opening(state: GenerationState, opened: Opened, wait_s: float) -> None:
-    """Passes on to the mode policy what an opening measures of the link, the target and the draft. Where the
-    draft's prefill took longer than the verifier's, the wait measures nothing."""
+def _observe_opening(state: GenerationState, opened: Opened, trip_s: float) -> None:
+    """Passes on to the mode policy what an opening measures of the link, the target and the draft."""
     choice, drafter = state.window.policy, state.proposer.drafter
-    if choice is None or drafter is None or state.clock.now() - drafter.warm_s < _MIN_WAIT_S:
+    if choice is None or drafter is None:
         return
     metrics = opened.metrics
-    trip_s = max(0.0, wait_s - metrics.total_ns / 1e9)
     choice.observe_opening(
-        trip_s,
+        max(0.0, trip_s - metrics.total_ns / 1e9),
         metrics.forward_ns / 1e9,
         drafter.time_token(),
         opened.step_fixed_ns / 1e9,

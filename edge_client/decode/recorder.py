@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from outrider.common.types import GeneratedTokens, Opened
 from outrider.edge_client.controller.depth.base import DepthPolicy
 from outrider.edge_client.controller.window import RoundWindow
-from outrider.edge_client.core.stats import RoundRecord, SessionStats
+from outrider.edge_client.core.options import ExecutionMode
+from outrider.edge_client.core.stats import RoundRecord, SessionStats, Stretch
 from outrider.edge_client.decode.rounds import Proposal, Round
 from outrider.edge_client.transport.remote_verifier import Answer, RemoteVerifier
 
@@ -21,6 +24,15 @@ class Recorder:
     def started(self, now_s: float) -> None:
         """Notes the beginning."""
         self.stats.start_ns = int(now_s * 1e9)
+
+    def in_mode(
+        self, mode: ExecutionMode, num_tokens: int, expected_ms: Mapping[ExecutionMode, float]
+    ) -> None:
+        """Notes the mode that makes what follows the first `num_tokens` new tokens."""
+        stretches = self.stats.stretches
+        if not stretches or stretches[-1].mode != mode:
+            expected = {str(each): round(ms, 3) for each, ms in expected_ms.items()}
+            stretches.append(Stretch(str(mode), num_tokens, expected))
 
     def record(self, record: RoundRecord) -> None:
         """Adds a round's record."""

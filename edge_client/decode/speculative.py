@@ -143,6 +143,8 @@ class SpeculativeLoop:
             yield from self._pipeline.judge(answer)
         yield from self._late_verdicts()
         state.window.choose(state.tokens.num_remaining)
+        if not state.is_to_stream:
+            state.note_mode()
 
     def _late_verdicts(self) -> Iterator[SessionEvent]:
         for request, verdict in self._state.remote.take_late_verdicts():

@@ -30,7 +30,6 @@ class Drafter:
             sampling, num_prompt_tokens=num_prompt_tokens, num_support=num_support
         )
         self._min_draft_s = min_draft_s
-        self.warm_s = 0.0  # the clock at the end of `warm_up`
         self._assumed: TokenIds = ()  # what the sequence was told that may yet turn out wrong: its end
 
     def propose(
@@ -103,7 +102,6 @@ class Drafter:
         """Feeds the prompt while the verifier does the same; the proposal is dropped."""
         self._sequence.commit(prompt_ids[self._sequence.position :])
         self._sequence.propose(1)
-        self.warm_s = self._clock.now()
 
     def time_token(self) -> float:
         """Returns the seconds that one drafted token takes, measured on one that is dropped, after

@@ -34,6 +34,8 @@ from outrider.edge_client.transport.threads import SYSTEM_THREADS, Threads
 if TYPE_CHECKING:
     from outrider.edge_client.transport.link.grpc_link import GrpcLink
 
+_IN_ROUNDS = (ExecutionMode.SPECULATIVE, ExecutionMode.AUTO)
+
 
 def create_link(config: RunConfig, session_id: bytes) -> GrpcLink:
     """Returns the link to the verifier, not yet connected. Raises `UsageError` for a malformed address, and
@@ -98,7 +100,7 @@ class Edge:
                 config, options, session_id, self.surroundings, self.tokenizer.num_tokens
             ),
             draft=self._draft_for(options.mode, draft),
-            depth=create_depth_policy(config.depth.policy, config.depth.num_speculative_tokens),
+            depth=create_depth_policy(config.depth_policy, config.depth.num_speculative_tokens),
             window=make_window(config),
             gate=create_gate(gating, self.draft, self.tokenizer.decoder),
             acceptance_prior=self.acceptance_prior,
@@ -232,21 +234,23 @@ def _create_verifier(
 
 
 def make_window(config: RunConfig) -> RoundWindow:
-    """Returns the limit on rounds in flight. Raises `UsageError` for flags that would have no effect.
-
-    Pipelined rounds need a stream, since single calls may arrive in another order."""
+    """Returns the limit on rounds in flight, and what chooses the mode where that is left open. Raises `UsageError`
+    for flags that would have no effect."""
     _check_pipelining(config)
-    pipelining, is_auto = config.pipelining.use, config.mode is ExecutionMode.AUTO
-    if is_auto and config.connection.transport != "unary":
-        pipelining = Pipelining.AUTO
+    pipelining = config.pipelining.use
+    is_ordered = config.connection.transport != "unary"  # single calls may arrive in another order
+    may_choose = config.may_adapt and is_ordered and config.mode in _IN_ROUNDS
+    if pipelining is Pipelining.AUTO and not may_choose:
+        pipelining = Pipelining.OFF
     num_rounds = config.pipelining.num_rounds_in_flight
     if num_rounds is not None and pipelining is Pipelining.OFF:
         raise UsageError(f"--num-rounds-in-flight {num_rounds} goes with --pipeline on or auto")
     return create_window(
         pipelining,
         num_rounds,
-        config.depth.policy,
-        has_stream_too=is_auto,
+        config.depth_policy,
+        num_speculative_tokens=config.depth.num_speculative_tokens,
+        has_stream_too=config.mode is ExecutionMode.AUTO and config.may_adapt,
         may_branch=config.pipelining.guesses == "auto",
     )
 
@@ -254,14 +258,12 @@ def make_window(config: RunConfig) -> RoundWindow:
 def _check_pipelining(config: RunConfig) -> None:
     mode, use = config.mode, config.pipelining.use
     flag = f"--pipeline {use}"
-    if use is Pipelining.OFF:
+    if use is not Pipelining.ON:
         return
-    if mode not in (ExecutionMode.SPECULATIVE, ExecutionMode.AUTO):
+    if mode not in _IN_ROUNDS:
         raise UsageError(f"{flag} goes with --mode speculative: in mode {mode} the edge sends no rounds")
     if config.connection.transport == "unary":
         raise UsageError(f"{flag} needs --transport stream")
-    if mode is ExecutionMode.AUTO and use is Pipelining.ON:
-        raise UsageError(f"{flag} goes with --mode speculative: mode auto decides it by itself")
 
 
 def _setting(field: str) -> str:

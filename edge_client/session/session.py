@@ -205,6 +205,8 @@ class EdgeSession:
 
     def _run(self) -> Iterator[SessionEvent]:
         mode = self._state.options.mode
+        if mode is not ExecutionMode.AUTO:
+            self._state.note_mode()
         if mode is ExecutionMode.EDGE_ONLY:
             yield from self._edge_only()
             return

@@ -194,8 +194,9 @@ class RemoteVerifier:
         *,
         timeout_s: float | None = None,
         meanwhile: Callable[[], None] | None = None,
-    ) -> Opened:
-        """Opens the session, and runs `meanwhile` once while the verifier computes the prompt.
+    ) -> tuple[Opened, float]:
+        """Opens the session, and runs `meanwhile` once while the verifier computes the prompt. Returns the answer,
+        and the seconds from the last sending to its arrival, however long `meanwhile` took.
 
         Waits `timeout_s` for a first message (default, and after `Progress`: `recover_timeout_s`); unless
         patient, a link that breaks meanwhile gets one deadline to return.
@@ -215,7 +216,7 @@ class RemoteVerifier:
                 self._num_tokens = min(self._num_tokens, reply.model.num_tokens)
                 # Connecting takes two or three round trips, opening one and the prompt's computation.
                 self.deadline.expect(min(self._connect_s, answered.wait_s))
-                return reply
+                return reply, answered.trip_s
             assert isinstance(reply, RoundError), "checked when it came"
             self._handle_error(reply, give_up_s)
             request, meanwhile = replace(request, round_id=self.next_round_id()), None

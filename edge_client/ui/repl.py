@@ -17,7 +17,7 @@ from outrider.edge_client.controller.slow_draft import slow_draft_note
 from outrider.edge_client.core.options import REQUESTABLE_MODES
 from outrider.edge_client.session.session import EdgeSession, SessionResult
 from outrider.edge_client.ui.conversation import Conversation
-from outrider.edge_client.ui.terminal import TextPrinter, readable, summary
+from outrider.edge_client.ui.terminal import TextPrinter, readable, stretch_words, summary
 
 _MAX_HISTORY = 1000  # lines
 _BLOCK = '"""'
@@ -133,7 +133,8 @@ class Repl:
             self._say("nothing was answered yet")
             return
         every = self._last.stats.summary(self._last.origins)
-        stats = {name: value for name, value in every.items() if value not in (None, 0, [])}
+        every["stretches"] = stretch_words(every["stretches"])
+        stats = {name: value for name, value in every.items() if value not in (None, 0, [], "")}
         width = max(map(len, stats))
         self._say("\n".join(f"{name:<{width}}  {_words(value)}" for name, value in stats.items()))
 

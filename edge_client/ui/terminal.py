@@ -122,6 +122,11 @@ class TextPrinter:
         self._last = text
 
 
+def stretch_words(stretches: Any) -> str:
+    """Returns which mode made how many tokens, one after the other, of the summary's `stretches`."""
+    return ", ".join(f"{each['mode']} {each['num_tokens']}" for each in stretches)
+
+
 def _gate_words(stats: dict[str, Any]) -> str:
     if stats["hard_ratio"] is None:
         return ""
@@ -160,6 +165,8 @@ def summary(
         if stats["num_draft_tokens"]:
             accepted, drafted = stats["num_accepted_tokens"], stats["num_draft_tokens"]
             parts.append(f"{accepted} of {drafted} drafted accepted ({100 * accepted / drafted:.0f} %)")
+    if len(stats["stretches"]) > 1:
+        parts.append(f"modes: {stretch_words(stats['stretches'])}")
     if line := _gate_words(stats):
         parts.append(line)
     if stats["num_rolled_back_tokens"]:

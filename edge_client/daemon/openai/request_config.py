@@ -53,14 +53,10 @@ def _why_without_effect(name: str, config: RunConfig) -> str:
     match name:
         case "depth_policy" | "num_speculative_tokens" if mode not in (*_IN_ROUNDS, ExecutionMode.CO_LOCATED):
             return f"mode {mode} has no rounds to draft for"
-        case "pipeline" if mode is ExecutionMode.AUTO:
-            return "mode auto decides it itself"
         case "pipeline" if asked is not Pipelining.OFF and mode not in _IN_ROUNDS:
             return f"mode {mode} has no rounds to send ahead"
-        case "num_rounds_in_flight" if (
-            mode is not ExecutionMode.AUTO and config.pipelining.use is Pipelining.OFF
-        ):
-            return "goes with pipeline on or auto, or with mode auto"
+        case "num_rounds_in_flight" if config.pipelining.use is Pipelining.OFF:
+            return "goes with pipeline on or auto"
         case "on_timeout" | "timeout_ms" | "recover_timeout_s" if mode is ExecutionMode.EDGE_ONLY:
             return "mode edge-only waits for no verifier"
         case "reverify" if asked:

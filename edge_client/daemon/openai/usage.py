@@ -8,6 +8,7 @@ from outrider.edge_client.session.session import SessionResult
 
 # Of the summary that `run --json` prints too.
 _FROM_STATS = (
+    "stretches",
     "num_rounds",
     "num_draft_tokens",
     "num_accepted_tokens",

@@ -98,7 +98,7 @@ def _cell_of(plan: EdgePlan, system: System) -> Cell:
     return Cell(
         link=plan.link,
         mode=config.mode,
-        depth_policy=config.depth.policy,
+        depth_policy=config.depth_policy,
         num_speculative_tokens=config.depth.num_speculative_tokens,
         method=config.verification.method,
         tls=False,

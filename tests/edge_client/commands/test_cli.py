@@ -130,14 +130,26 @@ def test_sampling_flags_reach_the_target(world: World, capsys: pytest.CaptureFix
 
 
 def test_a_slowed_draft_is_labelled(world: World, capsys: pytest.CaptureFixture[str]) -> None:
-    report = run_json(capsys, "abc", *world.flags("--min-draft-ms", "2", "--max-new-tokens", "8"))
+    report = run_json(
+        capsys, "abc", *world.flags("--mode", "speculative", "--min-draft-ms", "2", "--max-new-tokens", "8")
+    )
     assert report["labels"] == ["min-draft-ms=2"] and report["stats"]["draft_ms_per_token"] >= 2.0
 
 
 def test_a_draft_that_makes_the_text_slower_is_said_to_once(
     world: World, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    slow = world.flags("--min-draft-ms", "30", "--num-speculative-tokens", "1", "--ignore-eos", "--seed", "1")
+    slow = world.flags(
+        "--mode",
+        "speculative",
+        "--min-draft-ms",
+        "30",
+        "--num-speculative-tokens",
+        "1",
+        "--ignore-eos",
+        "--seed",
+        "1",
+    )
     assert main(["run", "def f(", *slow, "--max-new-tokens", "44"]) == 0
     assert capsys.readouterr().err.count("edge-client: drafting made this text slower: ") == 1
     assert main(["run", "def f(", *slow, "--max-new-tokens", "20", "--json"]) == 0

@@ -79,7 +79,7 @@ def test_the_text_of_a_stop_gate_is_cloud_onlys(
     flags: list[str], draft_dir: Path, method: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     entropy = str(median_entropy(draft_dir))
-    gate = ["--gate", "stop", "--gate-entropy", entropy, "--gate-nll", "5"]
+    gate = ["--gate", "stop", "--gate-entropy", entropy, "--gate-nll", "5", "--mode", "speculative"]
     report = run_json(capsys, *flags, *gate, "--method", method)
     assert report["exact"] is True and report["gate"] == "stop" and len(report["token_ids"]) == 32
     assert report["stats"]["num_escalations"] > 0 and 0 < report["stats"]["hard_ratio"] < 1
@@ -101,6 +101,7 @@ def test_a_gate_by_variance_stays_exact_and_says_what_it_costs(
         variances = sorted(each.variance or 0.0 for each in sequence.propose(32).signals)
         sequence.close()
     gate = ["--draft", str(directory), "--gate", "stop", "--gate-variance", f"{variances[16]:.9f}"]
+    gate += ["--mode", "speculative"]
     wanted = run_json(capsys, *flags, "--mode", "cloud-only")
     report = run_json(capsys, *flags, *gate)
     stats = report["stats"]
@@ -180,7 +181,7 @@ def test_thresholds_come_from_a_file_and_stay_with_their_draft(
     [
         (["--gate-nll", "1"], "--gate-nll goes with --gate stop or --gate commit"),
         (["--gate", "commit"], "--gate commit has no criterion"),
-        (["--gate", "commit", "--gate-nll", "1", "--mode", "auto"], "not --mode auto"),
+        (["--gate", "commit", "--gate-nll", "1", "--mode", "cloud-only"], "not --mode cloud-only"),
         (["--gate", "commit", "--gate-nll", "1", "--pipeline", "on"], "does not go with --pipeline on"),
         (["--gate", "stop", "--gate-nll", "1", "--draft-strategy", "prompt-lookup"], "lookup has none"),
         (["--gate", "stop", "--gate-variance", "1"], "no variant for MC dropout"),

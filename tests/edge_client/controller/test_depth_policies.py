@@ -356,7 +356,7 @@ def test_the_text_is_the_same_with_every_policy(
     assert main(["run", "def f(", *flags, "--mode", "cloud-only"]) == 0
     wanted = json.loads(capsys.readouterr().out)["token_ids"]
     for name in DEPTH_POLICIES:
-        assert main(["run", "def f(", *flags, "--depth-policy", name]) == 0
+        assert main(["run", "def f(", *flags, "--mode", "speculative", "--depth-policy", name]) == 0
         report = json.loads(capsys.readouterr().out)
         assert report["token_ids"] == wanted, name
         lengths = report["stats"]["draft_length"]

@@ -147,16 +147,28 @@ def test_auto_pipelining_is_off_where_there_is_nothing_to_hide_and_comes_back_wi
     ("flags", "message"),
     [
         ({"mode": "edge-only", "pipeline": "on"}, "--pipeline on goes .* speculative: in mode edge-only"),
-        ({"mode": "cloud-only", "pipeline": "auto"}, "--pipeline auto goes with --mode speculative"),
         ({"mode": "co-located", "pipeline": "on"}, "--pipeline on goes with --mode speculative"),
-        ({"mode": "auto", "pipeline": "on"}, "mode auto decides it by itself"),
-        ({"num_rounds_in_flight": 4}, "--num-rounds-in-flight 4 goes with --pipeline on or auto"),
+        (
+            {"pipeline": "off", "num_rounds_in_flight": 4},
+            "--num-rounds-in-flight 4 goes with --pipeline on or auto",
+        ),
     ],
 )
 def test_pipelining_that_would_have_no_effect_is_refused_by_name(flags: dict[str, Any], message: str) -> None:
     with pytest.raises(UsageError, match=message):
         make_window(run_config(**flags))
-    assert make_window(run_config(mode="auto", pipeline="auto", num_rounds_in_flight=4)).policy is not None
+    assert make_window(run_config(num_rounds_in_flight=4)).policy is not None
+
+
+def test_what_is_chosen_where_it_would_change_the_text_is_rounds_one_at_a_time() -> None:
+    """With the same seed another method writes other text in another mode, or with other drafts."""
+    assert make_window(run_config()).policy is not None and run_config().depth_policy == "optimal"
+    for flags in ({"method": "sparse"}, {"gate": "commit", "gate_nll": 1.0}):
+        config = run_config(**flags)
+        assert make_window(config).policy is None and make_window(config).size == 1
+        assert config.depth_policy == "fixed"
+    assert run_config(num_speculative_tokens=8).depth_policy == "fixed"
+    assert run_config(num_speculative_tokens=8, depth_policy="optimal").depth_policy == "optimal"
 
 
 def test_single_calls_are_not_pipelined() -> None:

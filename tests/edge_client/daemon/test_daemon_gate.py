@@ -69,7 +69,7 @@ def test_a_stream_marks_the_tokens_that_were_kept(asked: openai.OpenAI, gated: D
 
 @pytest.mark.parametrize(
     "outrider",
-    [{"gate": "off"}, {"mode": "cloud-only"}, {"pipeline": "on"}, {"mode": "auto"}],
+    [{"gate": "off"}, {"mode": "cloud-only"}, {"pipeline": "on"}],
     ids=lambda outrider: json.dumps(outrider),
 )
 def test_a_request_does_without_where_it_says_so_or_has_no_place_for_it(

@@ -275,6 +275,19 @@ def test_a_lost_session_is_opened_again_with_all_ids(policy: OnTimeout) -> None:
     assert session.result.stats.num_rebuilds == 1
 
 
+def test_a_verifier_that_is_lost_before_every_answer_may_forget_the_session_as_often() -> None:
+    faults = {("verify", number): error(RoundErrorCode.UNKNOWN_SESSION) for number in range(2, 18, 2)}
+    verifier = FakeVerifier(script={("verify", number - 1): Lost() for _, number in faults} | faults)
+    session = make_session(verifier, FakeDraft(), on_timeout=OnTimeout.WAIT)
+    list(session.generate())
+    assert session.result.token_ids == NEW[:12] and session.result.stats.num_rebuilds == len(faults)
+    stubborn = FakeVerifier(
+        script={("verify", n): error(RoundErrorCode.UNKNOWN_SESSION) for n in range(1, 9)}
+    )
+    with pytest.raises(RoundFailedError, match="unknown_session"):
+        list(make_session(stubborn, FakeDraft(), on_timeout=OnTimeout.WAIT).generate())
+
+
 def test_a_verifier_that_is_behind_is_met_where_it_is() -> None:
     verifier = FakeVerifier()
 
