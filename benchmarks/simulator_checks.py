@@ -122,7 +122,13 @@ def worst(cells: Sequence[Compared]) -> tuple[float, float]:
 
 
 def _settings() -> RunConfig:
-    return run_config(max_new_tokens=NUM_TOKENS, on_timeout="wait", num_speculative_tokens=DRAFT_LENGTH)
+    return run_config(
+        max_new_tokens=NUM_TOKENS,
+        on_timeout="wait",
+        mode="speculative",
+        pipeline="off",
+        num_speculative_tokens=DRAFT_LENGTH,
+    )
 
 
 def _run(

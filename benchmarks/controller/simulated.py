@@ -62,8 +62,8 @@ SYNTHETIC = ((0.3, "none"), (0.8, "none"), (0.95, "none"), (0.8, "certain"), (0.
 NUM_PROMPT_TOKENS = 2  # so short that a draft has read it before the opening is answered
 REREAD_SHARE = 0.12  # of a drafted token's time, each token that is read again after a change of branch
 _SETTINGS: dict[ExecutionMode, dict[str, Any]] = {
-    ExecutionMode.SPECULATIVE: {},
-    ExecutionMode.PIPELINED: {"pipeline": "on"},
+    ExecutionMode.SPECULATIVE: {"mode": "speculative", "pipeline": "off"},
+    ExecutionMode.PIPELINED: {"mode": "speculative", "pipeline": "on"},
     ExecutionMode.CLOUD_ONLY: {"mode": "cloud-only"},
     ExecutionMode.AUTO: {"mode": "auto"},
 }

@@ -80,7 +80,13 @@ async def _serve_one_text(tracer: _Tracer) -> None:
 
 def _decode(pair: SyntheticPair, address: str, tracer: _Tracer) -> None:
     config = run_config(
-        verifier=address, max_new_tokens=40, temperature=0.0, on_timeout="wait", pipeline="off"
+        verifier=address,
+        max_new_tokens=40,
+        temperature=0.0,
+        on_timeout="wait",
+        mode="speculative",
+        pipeline="off",
+        num_speculative_tokens=4,
     )
     edge = create_synthetic_edge(config, pair)
     edge.draft = _TracedDraft(pair, tracer)

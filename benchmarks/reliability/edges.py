@@ -144,6 +144,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         on_timeout=crowd.on_timeout,
         ignore_eos=True,
         seed=given.number,
+        mode="speculative",
+        pipeline="off",
+        num_speculative_tokens=4,
     )
     pair = SyntheticPair(draft_token_s=crowd.think_ms / 1e3)
     edge, chance = create_synthetic_edge(config, pair), random.Random(given.number)

@@ -113,7 +113,7 @@ def _errands(
             max_new_tokens=num_tokens,
             depth_policy="fixed",
         )
-        speculative = replace(common, mode=ExecutionMode.SPECULATIVE)
+        speculative = with_values(common, mode=ExecutionMode.SPECULATIVE, pipeline="off")
         prompt = next(own_prompts)
         for number, length in enumerate(LENGTHS):
             yield with_values(speculative, num_speculative_tokens=length), prompt, next(seeds)

@@ -81,7 +81,8 @@ def collect(edges: ReplayEdges, address: str) -> list[Rounds]:
 
 def measure(address: str, texts: Sequence[KnownText], num_turns: int = 3) -> SystemTimes:
     """Measures every part of a system with the embedded pair."""
-    edges = ReplayEdges(texts, THINK, run_config(max_new_tokens=NUM_TOKENS, on_timeout="wait"))
+    rounds = run_config(max_new_tokens=NUM_TOKENS, on_timeout="wait", mode="speculative", pipeline="off")
+    edges = ReplayEdges(texts, THINK, rounds)
     edges.run(address, 1, len(texts))  # warms up
     turns = [collect(edges, address) for _ in range(num_turns)]
     colocated = edges.run(

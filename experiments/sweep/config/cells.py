@@ -82,7 +82,9 @@ class Cell:
         others = {key for key, methods in METHODS_OF.items() if self.method not in methods}
         others |= {"logprobs"} if self.mode == ExecutionMode.EDGE_ONLY else set()
         settings = {key: value for key, value in settings.items() if key not in others}
-        return settings | {
+        # A cell's rounds are pipelined where its variant says so; only `auto` is to choose.
+        pipeline = "auto" if self.mode == ExecutionMode.AUTO else "off"
+        return {"pipeline": pipeline, **settings} | {
             "mode": self.mode,
             "depth_policy": self.depth_policy,
             "num_speculative_tokens": self.num_speculative_tokens,

@@ -28,7 +28,9 @@ class Seen:
 
 
 def edges(**settings: Any) -> dict[str, Any]:
-    """One group; nothing takes time but models and link."""
+    """One group, synchronous rounds of four; nothing takes time but models and link."""
+    rounds = {"mode": "speculative", "pipeline": "off", "depth_policy": "fixed"}
+    settings["edge"] = rounds | settings.get("edge", {})
     return {"draft": DRAFT, "acceptance": 0.8, "link": {"rtt_ms": 50}, "output_tokens": 40, **settings}
 
 
