@@ -23,9 +23,11 @@ from pathlib import Path
 
 import numpy as np
 
+from outrider.common.types import SamplingParams, TokenIds
 from outrider.edge_client.config.run_config import run_config
 from outrider.edge_client.core.options import ExecutionMode
 from outrider.edge_client.core.stats import RoundRecord
+from outrider.edge_client.drafting.base import DraftModel
 from outrider.edge_client.drafting.onnx.model import OnnxDraftModel
 from outrider.edge_client.session.session import new_session_id
 from outrider.edge_client.transport.link.grpc_link import GrpcLink
@@ -91,7 +93,7 @@ def measure(address: str, texts: Sequence[KnownText], num_turns: int = 3) -> Sys
     return SystemTimes(
         verifier=middle([verifier_times(turn) for turn in turns]),
         edge=middle([edge_times(turn, address) for turn in turns]),
-        draft=_measure_draft(texts),
+        draft=_measure_embedded_draft(texts),
         cloud_draft=_cloud_draft(colocated),
         source=f"python -m outrider.experiments.simulator.measure on {facts['cpu']}, {facts['cores']} cores",
     )
@@ -105,7 +107,7 @@ def verifier_times(found: Sequence[Rounds]) -> VerifierTimes:
             num_tokens = record.batch_size * (rounds.num_draft_tokens + 1)
             shapes.append((1.0, record.batch_size, num_tokens))
             forwards_ms.append(record.forward_ms)
-    step_ms, session_ms, token_ms = _fit(shapes, forwards_ms)
+    step_ms, session_ms, token_ms = fit(shapes, forwards_ms)
     single = _single(found)
     # An idle engine still takes its time from a job's arrival to the forward.
     begin_ms, way_ms = _mean(r.queue_ms for r in single), _mean(r.net_ms for r in single) / 4
@@ -173,28 +175,35 @@ def _cloud_draft(requests: Sequence[RealRequest]) -> DraftTimes:
     return DraftTimes(token_ms=token_ms)
 
 
-def _measure_draft(texts: Sequence[KnownText], repeats: int = 12) -> DraftTimes:
-    shapes, drafts_ms, reads_ms = [], [], []
+def _measure_embedded_draft(texts: Sequence[KnownText]) -> DraftTimes:
     with OnnxDraftModel.open(EMBEDDED / "draft") as model:
-        for known in texts:
-            sequence = model.sequence(GREEDY, num_prompt_tokens=len(known.prompt_ids))
+        return draft_times(model, [(known.prompt_ids, known.new_ids) for known in texts], GREEDY)
+
+
+def draft_times(
+    model: DraftModel, texts: Iterable[tuple[TokenIds, TokenIds]], sampling: SamplingParams, repeats: int = 12
+) -> DraftTimes:
+    """Times a draft on texts: prompts, and what follows them."""
+    shapes, drafts_ms, reads_ms = [], [], []
+    for prompt_ids, new_ids in texts:
+        sequence = model.sequence(sampling, num_prompt_tokens=len(prompt_ids))
+        start_s = time.perf_counter()
+        sequence.commit(prompt_ids)
+        sequence.propose(1)
+        reads_ms.append(1e3 * (time.perf_counter() - start_s) / len(prompt_ids))
+        for number in range(repeats):
+            length = LENGTHS[number % len(LENGTHS)]
+            sequence.commit(new_ids[number : number + 1])
             start_s = time.perf_counter()
-            sequence.commit(known.prompt_ids)
-            sequence.propose(1)
-            reads_ms.append(1e3 * (time.perf_counter() - start_s) / len(known.prompt_ids))
-            for number in range(repeats):
-                length = LENGTHS[number % len(LENGTHS)]
-                sequence.commit(known.new_ids[number : number + 1])
-                start_s = time.perf_counter()
-                sequence.propose(length)
-                shapes.append((1.0, float(length)))
-                drafts_ms.append(1e3 * (time.perf_counter() - start_s))
-            sequence.close()
-    call_ms, token_ms = _fit(shapes, drafts_ms)
+            sequence.propose(length)
+            shapes.append((1.0, float(length)))
+            drafts_ms.append(1e3 * (time.perf_counter() - start_s))
+        sequence.close()
+    call_ms, token_ms = fit(shapes, drafts_ms)
     return DraftTimes(token_ms=token_ms, call_ms=call_ms, read_token_ms=_mean(reads_ms))
 
 
-def _fit(shapes: Sequence[Sequence[float]], values_ms: Sequence[float]) -> list[float]:
+def fit(shapes: Sequence[Sequence[float]], values_ms: Sequence[float]) -> list[float]:
     """Fits by least squares; a coefficient below zero is noise, and is left out."""
     rows, values = np.array(shapes), np.array(values_ms)
     columns, found = list(range(rows.shape[1])), [0.0] * rows.shape[1]
