@@ -53,7 +53,7 @@ pair: $(STAMP) ## train the embedded pair (ARGS="--help" lists the options)
 	OMP_WAIT_POLICY=passive GLIBC_TUNABLES=glibc.malloc.hugetlb=1 $(PY) -m outrider.training.pair $(ARGS)
 
 pair-bank: $(STAMP) ## pairs of other shapes and texts to judge the controller on, into training/runs/bank; ARGS="--only prose"
-	OMP_NUM_THREADS=1 $(PY) -m outrider.training.bank $(ARGS)
+	OMP_NUM_THREADS=1 GLIBC_TUNABLES=glibc.malloc.hugetlb=1 $(PY) -m outrider.training.bank $(ARGS)
 
 bank-traces: $(STAMP) ## record experiments/shared/traces/bank-*.npz anew from what pair-bank built
 	OMP_NUM_THREADS=1 $(PY) -m benchmarks.controller.record_bank $(ARGS)

@@ -2,6 +2,7 @@
 pair-bank`), and what the pair's models take on this machine.
 
 python -m benchmarks.controller.record_bank [--only embedded,prose] [--texts 6 --positions 400]
+python -m benchmarks.controller.record_bank --times    # of what was recorded, on this machine
 
 The target writes each text alone; then the draft proposes 64 tokens at every position of it, and as many
 count as accepted as agree with the text. That is what `coupled` accepts, whose text is the target's own
@@ -14,10 +15,10 @@ from __future__ import annotations
 import argparse
 import itertools
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from benchmarks.engine_texts import write_texts
 from outrider.cloud_verifier.backends.base import ForwardItem, TargetBackend
@@ -31,65 +32,70 @@ from outrider.experiments.shared.acceptance_traces import (
     MAX_DEPTH,
     TRACES,
     TraceSet,
+    load_traces,
     save_traces,
     trace_text,
 )
 from outrider.experiments.shared.command import run_command
 from outrider.experiments.shared.prompts import load_prompts
-from outrider.experiments.simulator.measure import draft_times, fit
+from outrider.experiments.simulator.measure import fit
 from outrider.experiments.simulator.parts.times import DraftTimes, VerifierTimes
-from outrider.training.bank.pairs import BANK, RUN, BankFolder, chosen
+from outrider.training.bank.pairs import BANK, RUN, BankDraft, BankFolder, chosen
 
 TEMPERATURES = (0.0, 0.7, 1.0)
 NUM_TURNS = 20  # of each time; the fastest counts: what else the machine does can only slow one down
 FORWARDS = tuple(itertools.product((1, 4), (1, 2, 3, 5, 9)))  # sequences, tokens that each feeds
 NUM_BEFORE = 100  # tokens before these
+NUM_SEQUENCES = 4
+LENGTHS = (1, 4, 16)  # drafted tokens
 
-Written = tuple[TokenIds, TokenIds]  # a prompt, and what the target wrote after it
+ShapeT = TypeVar("ShapeT")
 
 
 def record(folder: BankFolder, num_texts: int, num_positions: int) -> Iterator[TraceSet]:
     """Records a set for each draft and temperature of one target. Raises `UsageError` where the target or a
     draft is not built."""
-    if not folder.prompts.is_file():
-        raise UsageError(f"{folder.work} has no {folder.prompts.name}: run `make pair-bank` first")
-    tokenizer = EdgeTokenizer(folder.target_dir / "tokenizer.json")
-    prompts = [tuple(tokenizer.encode(each.text)) for each in load_prompts(folder.prompts, num_texts)]
+    prompts = read_prompts(folder, num_texts)
     # Texts with what is drafted past their ends, and the sequences that are timed.
-    kv_tokens = max(num_texts, 4) * (max(map(len, prompts)) + num_positions + 2 * MAX_DEPTH + NUM_BEFORE)
-    backend = load_target(str(folder.target_dir), kv_tokens=kv_tokens)
+    longest = max(map(len, prompts)) + num_positions + 2 * MAX_DEPTH + NUM_BEFORE
+    backend = load_target(str(folder.target_dir), kv_tokens=max(num_texts, NUM_SEQUENCES) * longest)
+    verifier = verifier_times(backend)
     written = {}
     for temperature in TEMPERATURES:
         samplings = samplings_at(temperature, num_texts)
         new = write_texts(backend, prompts, samplings, num_positions + MAX_DEPTH, num_together=num_texts)
-        written[temperature] = list(zip(prompts, map(tuple, new), strict=True))
-    turns = [verifier_times(backend) for _ in range(NUM_TURNS)]
-    verifier = min(turns, key=lambda turn: turn.step_s(1, 1, 0) + turn.step_s(1, 5, 0))
+        written[temperature] = list(zip(prompts, map(tuple, new), samplings, strict=True))
     for draft in folder.target.drafts:
         with create_draft_model(draft.strategy, folder.draft_dir(draft)) as model:
+            times = _times(verifier, draft_times(model, prompts[0]))
             for temperature, texts in written.items():
-                name = f"{folder.target.name}/{draft.name} T={temperature:g}"
-                yield record_set(name, model, texts, temperature, num_positions, verifier)
+                traces = tuple(trace_text(model, *text, num_positions) for text in texts)
+                yield TraceSet(set_name(folder, draft, temperature), "recorded", traces, times=times)
 
 
-def record_set(
-    name: str,
-    model: DraftModel,
-    texts: Sequence[Written],
-    temperature: float,
-    num_positions: int,
-    verifier: VerifierTimes,
-) -> TraceSet:
-    """Drafts at every position of the texts, and times the draft."""
-    samplings = samplings_at(temperature, len(texts))
-    traces = [
-        trace_text(model, prompt_ids, new_ids, sampling, num_positions)
-        for (prompt_ids, new_ids), sampling in zip(texts, samplings, strict=True)
-    ]
-    turns = [draft_times(model, texts[:1], samplings[0]) for _ in range(NUM_TURNS)]
-    draft = min(turns, key=lambda turn: turn.call_ms + 4 * turn.token_ms)
-    draft = replace(draft, read_token_ms=min(turn.read_token_ms for turn in turns))
-    return TraceSet(name, "recorded", tuple(traces), times=_times(verifier, draft))
+def time_again(folder: BankFolder, sets: Sequence[TraceSet]) -> Iterator[TraceSet]:
+    """Returns sets recorded before, with the times that their models take now."""
+    prompts, known = read_prompts(folder, 1), {traces.name: traces for traces in sets}
+    kv_tokens = NUM_SEQUENCES * (NUM_BEFORE + 2 * MAX_DEPTH)
+    verifier = verifier_times(load_target(str(folder.target_dir), kv_tokens=kv_tokens))
+    for draft in folder.target.drafts:
+        with create_draft_model(draft.strategy, folder.draft_dir(draft)) as model:
+            times = _times(verifier, draft_times(model, prompts[0]))
+        for temperature in TEMPERATURES:
+            yield replace(known[set_name(folder, draft, temperature)], times=times)
+
+
+def set_name(folder: BankFolder, draft: BankDraft, temperature: float) -> str:
+    """Returns the name by which the simulator replays a set."""
+    return f"{folder.target.name}/{draft.name} T={temperature:g}"
+
+
+def read_prompts(folder: BankFolder, num_prompts: int) -> list[TokenIds]:
+    """Returns prompts that no training has seen. Raises `UsageError` where the bank is not built."""
+    if not folder.prompts.is_file():
+        raise UsageError(f"{folder.work} has no {folder.prompts.name}: run `make pair-bank` first")
+    tokenizer = EdgeTokenizer(folder.target_dir / "tokenizer.json")
+    return [tuple(tokenizer.encode(each.text)) for each in load_prompts(folder.prompts, num_prompts)]
 
 
 def samplings_at(temperature: float, num_texts: int) -> list[SamplingParams]:
@@ -98,23 +104,55 @@ def samplings_at(temperature: float, num_texts: int) -> list[SamplingParams]:
 
 
 def verifier_times(backend: TargetBackend) -> VerifierTimes:
-    """Times forwards of several sequences and tokens, once each."""
-    sequences = [backend.new_sequence() for _ in range(max(count for count, _ in FORWARDS))]
+    """Times forwards of several sequences and tokens."""
+    sequences = [backend.new_sequence() for _ in range(NUM_SEQUENCES)]
     for sequence in sequences:
         backend.forward([ForwardItem(sequence, [1] * NUM_BEFORE, 0)])
-    shapes, forwards_ms = [], []
-    for count, num_fed in FORWARDS:
-        items = [ForwardItem(sequence, [1] * num_fed, num_fed) for sequence in sequences[:count]]
-        start_s = time.perf_counter()
-        backend.forward(items)
-        forwards_ms.append(1e3 * (time.perf_counter() - start_s))
-        shapes.append((1.0, float(count), float(count * num_fed)))
+
+    def forward(shape: tuple[int, int]) -> None:
+        count, num_fed = shape
+        backend.forward([ForwardItem(each, [1] * num_fed, num_fed) for each in sequences[:count]])
         for sequence in sequences[:count]:
             backend.truncate(sequence, NUM_BEFORE)
+
+    fastest_ms = _fastest_ms(FORWARDS, forward)
     for sequence in sequences:
         backend.close(sequence)
-    step_ms, session_ms, token_ms = fit(shapes, forwards_ms)
+    step_ms, session_ms, token_ms = fit([(1.0, count, count * fed) for count, fed in FORWARDS], fastest_ms)
     return VerifierTimes(step_ms=step_ms, session_ms=session_ms, token_ms=token_ms)
+
+
+def draft_times(model: DraftModel, prompt_ids: TokenIds) -> DraftTimes:
+    """Times drafts of several lengths, and reading a prompt."""
+    # Equal tokens, of which prompt lookup always has a copy.
+    sequence = model.sequence(SamplingParams(temperature=1.0, seed=1))
+    sequence.commit([1] * NUM_BEFORE)
+    call_ms, token_ms = fit(
+        [(1.0, length) for length in LENGTHS], _fastest_ms(LENGTHS, lambda length: sequence.propose(length))
+    )
+    sequence.close()
+    unread = [model.sequence(SamplingParams(temperature=1.0, seed=1)) for _ in range(NUM_TURNS)]
+
+    def read(_: None) -> None:
+        fresh = unread.pop()
+        fresh.commit(prompt_ids)
+        fresh.propose(1)
+
+    (read_ms,) = _fastest_ms([None], read)
+    read_token_ms = max(0.0, read_ms - call_ms - token_ms) / len(prompt_ids)
+    return DraftTimes(token_ms=token_ms, call_ms=call_ms, read_token_ms=round(read_token_ms, 4))
+
+
+def _fastest_ms(shapes: Sequence[ShapeT], run: Callable[[ShapeT], object]) -> list[float]:
+    """Returns the shortest time of each shape, all taking turns."""
+    turns = [[_once_ms(shape, run) for shape in shapes] for _ in range(NUM_TURNS)]
+    return [min(each) for each in zip(*turns, strict=True)]
+
+
+def _once_ms(shape: ShapeT, run: Callable[[ShapeT], object]) -> float:
+    start_s = time.perf_counter()
+    run(shape)
+    return 1e3 * (time.perf_counter() - start_s)
 
 
 def _times(verifier: VerifierTimes, draft: DraftTimes) -> dict[str, Any]:
@@ -142,13 +180,19 @@ def main() -> int:
     parser.add_argument("--out", type=Path, default=TRACES, metavar="DIR", help="a file a target")
     parser.add_argument("--texts", type=int, default=6, metavar="N", help="prompts to write a text after")
     parser.add_argument("--positions", type=int, default=400, metavar="N", help="positions of each text")
+    parser.add_argument("--times", action="store_true", help="measure only the times, of what was recorded")
     arguments = parser.parse_args()
     for target in chosen(arguments.only):
-        sets = []
-        for traces in record(BankFolder(arguments.bank, target), arguments.texts, arguments.positions):
+        sets, path = list[TraceSet](), arguments.out / f"bank-{target.name}.npz"
+        folder = BankFolder(arguments.bank, target)
+        found = (
+            time_again(folder, load_traces(path))
+            if arguments.times
+            else record(folder, arguments.texts, arguments.positions)
+        )
+        for traces in found:
             print(show(traces), flush=True)
             sets.append(traces)
-        path = arguments.out / f"bank-{target.name}.npz"
         save_traces(path, sets)
         print(f"{path}: {path.stat().st_size} bytes")
     return 0

@@ -127,8 +127,13 @@ def trace_text(
         sequence.commit(actual[: num_more + 1])
         position += num_more + 1
     sequence.close()
-    found = (gaps, seconds) if has_runner_ups else (None, None)
-    return TextTrace(runs, confidences, *found, lengths=None if lengths.min() == MAX_DEPTH else lengths)
+    return TextTrace(
+        runs,
+        confidences,
+        gaps if has_runner_ups else None,
+        seconds if has_runner_ups else None,
+        None if lengths.min() == MAX_DEPTH else lengths,
+    )
 
 
 def _draft_on(sequence: DraftSequence, actual: TokenIds, num_wanted: int) -> tuple[Draft, int]:
@@ -176,12 +181,14 @@ def save_traces(path: Path, sets: Sequence[TraceSet]) -> None:
         np.savez_compressed(file, **arrays)  # type: ignore[arg-type]
 
 
-def load_traces(path: Path = RECORDED) -> list[TraceSet]:
-    """Raises `UsageError` for a file that holds no traces."""
+def load_traces(path: Path = RECORDED, name: str | None = None) -> list[TraceSet]:
+    """Returns the sets of a file, or those of one name. Raises `UsageError` for a file that holds no
+    traces."""
     try:
         with np.load(path) as arrays:
             header = json.loads(arrays["header"].tobytes())
-            return [_make_set(each, number, arrays) for number, each in enumerate(header)]
+            wanted = [number for number, each in enumerate(header) if name in (None, each["name"])]
+            return [_make_set(header[number], number, arrays) for number in wanted]
     except (OSError, ValueError, KeyError) as error:
         raise UsageError(f"--traces {path}: no acceptance traces: {error}") from error
 
@@ -189,12 +196,11 @@ def load_traces(path: Path = RECORDED) -> list[TraceSet]:
 def find_traces(name: str, folder: Path = TRACES) -> TraceSet:
     """Returns the recorded set of that name, of any file in the folder. Raises `UsageError` for an unknown
     one, naming those that there are."""
-    known: list[str] = []
-    for path in sorted(folder.glob("*.npz")):
-        for traces in load_traces(path):
-            if traces.name == name:
-                return traces
-            known.append(traces.name)
+    paths = sorted(folder.glob("*.npz"))
+    for path in paths:
+        for traces in load_traces(path, name):
+            return traces
+    known = [traces.name for path in paths for traces in load_traces(path)]
     raise UsageError(f"no traces are called {name!r}; there are: {', '.join(known)}")
 
 

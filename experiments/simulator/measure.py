@@ -23,11 +23,9 @@ from pathlib import Path
 
 import numpy as np
 
-from outrider.common.types import SamplingParams, TokenIds
 from outrider.edge_client.config.run_config import run_config
 from outrider.edge_client.core.options import ExecutionMode
 from outrider.edge_client.core.stats import RoundRecord
-from outrider.edge_client.drafting.base import DraftModel
 from outrider.edge_client.drafting.onnx.model import OnnxDraftModel
 from outrider.edge_client.session.session import new_session_id
 from outrider.edge_client.transport.link.grpc_link import GrpcLink
@@ -93,7 +91,7 @@ def measure(address: str, texts: Sequence[KnownText], num_turns: int = 3) -> Sys
     return SystemTimes(
         verifier=middle([verifier_times(turn) for turn in turns]),
         edge=middle([edge_times(turn, address) for turn in turns]),
-        draft=_measure_embedded_draft(texts),
+        draft=_measure_draft(texts),
         cloud_draft=_cloud_draft(colocated),
         source=f"python -m outrider.experiments.simulator.measure on {facts['cpu']}, {facts['cores']} cores",
     )
@@ -175,30 +173,23 @@ def _cloud_draft(requests: Sequence[RealRequest]) -> DraftTimes:
     return DraftTimes(token_ms=token_ms)
 
 
-def _measure_embedded_draft(texts: Sequence[KnownText]) -> DraftTimes:
-    with OnnxDraftModel.open(EMBEDDED / "draft") as model:
-        return draft_times(model, [(known.prompt_ids, known.new_ids) for known in texts], GREEDY)
-
-
-def draft_times(
-    model: DraftModel, texts: Iterable[tuple[TokenIds, TokenIds]], sampling: SamplingParams, repeats: int = 12
-) -> DraftTimes:
-    """Times a draft on texts: prompts, and what follows them."""
+def _measure_draft(texts: Sequence[KnownText], repeats: int = 12) -> DraftTimes:
     shapes, drafts_ms, reads_ms = [], [], []
-    for prompt_ids, new_ids in texts:
-        sequence = model.sequence(sampling, num_prompt_tokens=len(prompt_ids))
-        start_s = time.perf_counter()
-        sequence.commit(prompt_ids)
-        sequence.propose(1)
-        reads_ms.append(1e3 * (time.perf_counter() - start_s) / len(prompt_ids))
-        for number in range(repeats):
-            length = LENGTHS[number % len(LENGTHS)]
-            sequence.commit(new_ids[number : number + 1])
+    with OnnxDraftModel.open(EMBEDDED / "draft") as model:
+        for known in texts:
+            sequence = model.sequence(GREEDY, num_prompt_tokens=len(known.prompt_ids))
             start_s = time.perf_counter()
-            sequence.propose(length)
-            shapes.append((1.0, float(length)))
-            drafts_ms.append(1e3 * (time.perf_counter() - start_s))
-        sequence.close()
+            sequence.commit(known.prompt_ids)
+            sequence.propose(1)
+            reads_ms.append(1e3 * (time.perf_counter() - start_s) / len(known.prompt_ids))
+            for number in range(repeats):
+                length = LENGTHS[number % len(LENGTHS)]
+                sequence.commit(known.new_ids[number : number + 1])
+                start_s = time.perf_counter()
+                sequence.propose(length)
+                shapes.append((1.0, float(length)))
+                drafts_ms.append(1e3 * (time.perf_counter() - start_s))
+            sequence.close()
     call_ms, token_ms = fit(shapes, drafts_ms)
     return DraftTimes(token_ms=token_ms, call_ms=call_ms, read_token_ms=_mean(reads_ms))
 

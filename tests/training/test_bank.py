@@ -95,6 +95,8 @@ def test_a_pair_is_built_recorded_and_replayed_by_its_name(
         is_copying = PROMPT_LOOKUP in traces.name
         assert (found.texts[0].confidences.shape[1] == 0, found.texts[0].gaps is None) == (is_copying,) * 2
         assert found.times is not None and load_times(found.times).verifier.step_ms >= 0
+    again = list(record_bank.time_again(folder, sets))
+    assert [(each.name, each.texts) for each in again] == [(each.name, each.texts) for each in sets]
     group = {"acceptance": f"toy/{PROMPT_LOOKUP} T=0", "link": {"rtt_ms": 20}, "output_tokens": 24}
     system = load_system({"seconds": 60, "times": "none", "edges": [{**group, "requests": 2}]})
     total = figures_of(play(system)).total

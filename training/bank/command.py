@@ -31,7 +31,7 @@ from outrider.training.target.unlikelihood import UnlikelihoodConfig
 
 SEED = 19
 TARGET = TargetConfig(
-    phases=(Phase(0.0, length=256, rows=8, num_layers=2), Phase(0.5, length=256, rows=8, num_layers=4)),
+    phases=(Phase(0.0, length=256, rows=4, num_layers=2), Phase(0.5, length=256, rows=4, num_layers=4)),
     unlikelihood=UnlikelihoodConfig(start=2.0),  # of the budget: never
     validation_tokens=8192,
     seed=SEED,

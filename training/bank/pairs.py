@@ -84,23 +84,23 @@ BANK = (
         "prose",
         "prose",
         (
-            BankDraft("trained", size="96x2", tokens=120_000),
+            BankDraft("trained", size="96x2", tokens=60_000),
             BankDraft("first-layers", first_layers=1),
             _LOOKUP,
         ),
         PROSE,
-        tokens=400_000,
+        tokens=120_000,
     ),
     BankTarget(
         "tables",
         "tables",
         (
-            BankDraft("trained", size="64x1", tokens=120_000),
+            BankDraft("trained", size="64x1", tokens=60_000),
             BankDraft("first-layers", first_layers=2),
             _LOOKUP,
         ),
         TABLES,
-        tokens=400_000,
+        tokens=120_000,
     ),
 )
 

@@ -7,7 +7,7 @@ what repeats (licences do) is taken once. The last documents are held out: their
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from importlib import metadata
@@ -80,7 +80,11 @@ def _build_files(kind: FileKind) -> tuple[Corpus, list[Prompt]]:
     return Corpus(train, [], held_out, manifest), prompts
 
 
-KINDS = {"code": _build_code, "prose": partial(_build_files, PROSE), "tables": partial(_build_files, TABLES)}
+KINDS: dict[str, Callable[[], tuple[Corpus, list[Prompt]]]] = {
+    "code": _build_code,
+    "prose": partial(_build_files, PROSE),
+    "tables": partial(_build_files, TABLES),
+}
 """What a target is trained and asked on: each builds a corpus, and prompts of what it holds out."""
 
 
