@@ -10,7 +10,7 @@ import pytest
 
 from benchmarks.controller import record_bank
 from outrider.common.errors import UsageError
-from outrider.experiments.shared.acceptance_traces import find_traces, save_traces
+from outrider.experiments.shared.acceptance_traces import TRACES, find_traces, load_traces, save_traces
 from outrider.experiments.shared.prompts import Prompt
 from outrider.experiments.simulator.config import load_system
 from outrider.experiments.simulator.figures.outcome import figures_of
@@ -65,7 +65,6 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     draft = replace(
         command.DRAFT,
         phases=(Phase(0.0, 32, 4),),
-        target_text_tokens=500,
         sample_rows=8,
         sample_prompt=8,
         sample_tokens=64,
@@ -127,3 +126,16 @@ def test_files_are_of_one_kind_at_most() -> None:
     ):
         assert [each for each in (PROSE, TABLES) if each.takes(Path(name))] == [kind]
     assert not any(kind.takes(Path("module.py")) for kind in (PROSE, TABLES))
+
+
+@pytest.mark.parametrize("target", BANK, ids=lambda target: target.name)
+def test_the_recorded_traces_are_those_of_the_bank(target: BankTarget) -> None:
+    sets = load_traces(TRACES / f"bank-{target.name}.npz")
+    assert [traces.name for traces in sets] == [
+        f"{target.name}/{draft.name} T={temperature:g}"
+        for draft in target.drafts
+        for temperature in record_bank.TEMPERATURES
+    ]
+    for traces in sets:
+        assert traces.times is not None and load_times(traces.times).verifier.step_ms > 0
+    assert sum(path.stat().st_size for path in TRACES.glob("bank-*.npz")) < 3_000_000

@@ -38,9 +38,8 @@ TARGET = TargetConfig(
     num_threads=1,
 )
 """The embedded target's recipe for a few minutes: no functions, no unlikelihood."""
-DRAFT = DistillConfig(
-    phases=(Phase(0.0, length=256, rows=4),), target_text_tokens=32_768, seed=SEED, num_threads=1
-)
+DRAFT = DistillConfig(phases=(Phase(0.0, length=256, rows=4),), seed=SEED, num_threads=1)
+TARGET_TEXT_SHARE = 0.25  # of a draft's budget: what the target writes for it
 
 
 def build_bank(root: Path, targets: tuple[BankTarget, ...] = BANK) -> None:
@@ -89,7 +88,8 @@ def _make_draft(folder: BankFolder, draft: BankDraft) -> None:
     shape = draft_shape(draft.size, target["vocab_size"], target["max_position_embeddings"])
     made = folder.work / "training" / draft.name
     if draft.tokens:
-        config = replace(DRAFT, model=shape, tokens=draft.tokens)
+        num_written = round(TARGET_TEXT_SHARE * draft.tokens)
+        config = replace(DRAFT, model=shape, tokens=draft.tokens, target_text_tokens=num_written)
         distil(config, folder.target_dir, load_train(folder.work / "data"), made, None, None, True, SOLO)
     else:
         torch.manual_seed(SEED)

@@ -84,7 +84,7 @@ BANK = (
         "prose",
         "prose",
         (
-            BankDraft("trained", size="96x2", tokens=60_000),
+            BankDraft("trained", size="96x2", tokens=40_000),
             BankDraft("first-layers", first_layers=1),
             _LOOKUP,
         ),
@@ -95,7 +95,7 @@ BANK = (
         "tables",
         "tables",
         (
-            BankDraft("trained", size="64x1", tokens=60_000),
+            BankDraft("trained", size="64x1", tokens=40_000),
             BankDraft("first-layers", first_layers=2),
             _LOOKUP,
         ),
