@@ -1,7 +1,7 @@
 """Records what of a real draft would be accepted, at every position of texts of the bank's pairs (`make
 pair-bank`), and what the pair's models take on this machine.
 
-python -m benchmarks.controller.record_bank [--only embedded,prose] [--texts 6 --positions 400]
+python -m benchmarks.controller.record_bank [--only embedded,prose] [--texts 4 --positions 400]
 python -m benchmarks.controller.record_bank --times    # of what was recorded, on this machine
 
 The target writes each text alone; then the draft proposes 64 tokens at every position of it, and as many
@@ -178,7 +178,7 @@ def main() -> int:
     parser.add_argument("--bank", type=Path, default=RUN, metavar="DIR", help="what `make pair-bank` built")
     parser.add_argument("--only", metavar="NAMES", help=", ".join(target.name for target in BANK))
     parser.add_argument("--out", type=Path, default=TRACES, metavar="DIR", help="a file a target")
-    parser.add_argument("--texts", type=int, default=6, metavar="N", help="prompts to write a text after")
+    parser.add_argument("--texts", type=int, default=4, metavar="N", help="prompts to write a text after")
     parser.add_argument("--positions", type=int, default=400, metavar="N", help="positions of each text")
     parser.add_argument("--times", action="store_true", help="measure only the times, of what was recorded")
     arguments = parser.parse_args()
