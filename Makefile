@@ -6,7 +6,7 @@ STAMP  := $(VENV)/.installed
 PROTO  := proto/outrider/common/pb/outrider.proto
 PROTOC := $(PY) -m grpc_tools.protoc -Iproto
 
-.PHONY: help install demo test test-slow lint typecheck proto proto-check pair bench bench-main bench-engine bench-pair bench-methods bench-controller bench-daemon bench-reliability gpu-check house experiments experiments-quick pages install-service uninstall-service clean
+.PHONY: help install demo test test-slow lint typecheck proto proto-check pair pair-bank bank-traces bench bench-main bench-engine bench-pair bench-methods bench-controller bench-daemon bench-reliability gpu-check house experiments experiments-quick pages install-service uninstall-service clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 14
@@ -51,6 +51,12 @@ proto-check: $(STAMP) ## fail when common/pb is out of date
 
 pair: $(STAMP) ## train the embedded pair (ARGS="--help" lists the options)
 	OMP_WAIT_POLICY=passive GLIBC_TUNABLES=glibc.malloc.hugetlb=1 $(PY) -m outrider.training.pair $(ARGS)
+
+pair-bank: $(STAMP) ## pairs of other shapes and texts to judge the controller on, into training/runs/bank; ARGS="--only prose"
+	OMP_NUM_THREADS=1 GLIBC_TUNABLES=glibc.malloc.hugetlb=1 $(PY) -m outrider.training.bank $(ARGS)
+
+bank-traces: $(STAMP) ## record experiments/shared/traces/bank-*.npz anew from what pair-bank built
+	OMP_NUM_THREADS=1 $(PY) -m benchmarks.controller.record_bank $(ARGS)
 
 bench: bench-main bench-engine bench-methods bench-controller bench-pair bench-daemon ## every benchmark
 

@@ -13,17 +13,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from outrider.common.errors import UsageError
 from outrider.common.sequences import common_prefix
-from outrider.common.types import SamplingParams, Signals, TokenIds
-from outrider.edge_client.drafting.base import DraftModel, KeepsRunnerUps
+from outrider.common.types import Draft, SamplingParams, Signals, TokenIds
+from outrider.edge_client.drafting.base import DraftModel, DraftSequence, KeepsRunnerUps
 
 MAX_DEPTH = 64  # tokens of the draft known at every position
-RECORDED = Path(__file__).resolve().parent / "traces" / "embedded.npz"
+TRACES = Path(__file__).resolve().parent / "traces"
+RECORDED = TRACES / "embedded.npz"
 _LEVELS = 63  # confidences are stored in steps of 1/63
 _GAP_LEVELS = 25.5  # steps of a nat, up to ten nats
 _MIN_CONFIDENCE = 1e-3
@@ -35,11 +37,12 @@ class TextTrace:
     """Holds one text's trace. The draft at position t is that after the text's first t + 1 new tokens."""
 
     runs: NDArray[np.uint8]  # [num_positions]: draft tokens that stand, MAX_DEPTH at most
-    confidences: NDArray[
-        np.float32
-    ]  # [num_positions, MAX_DEPTH]: the draft's own, whether tokens stand or not
+    # [num_positions, MAX_DEPTH]: the draft's own, whether tokens stand or not; [num_positions, 0] of a draft
+    # that has none, such as prompt lookup
+    confidences: NDArray[np.float32]
     gaps: NDArray[np.float32] | None = None  # [num_positions]: of a draft's first token, to its runner-up
     seconds: NDArray[np.bool_] | None = None  # [num_positions]: whether that runner-up is the text's token
+    lengths: NDArray[np.uint8] | None = None  # [num_positions]: tokens drafted there; None: MAX_DEPTH always
 
     @property
     def num_positions(self) -> int:
@@ -49,17 +52,39 @@ class TextTrace:
 
 @dataclass(frozen=True, slots=True)
 class TraceSet:
-    """Holds the texts of one prompt set and one way to sample. `label` says recorded or synthetic."""
+    """Holds the texts of one prompt set and one way to sample. `label` says recorded or synthetic.
+
+    `times` are those of the pair on the machine that recorded it, as the simulator's `times` takes them.
+    """
 
     name: str
     label: str
     texts: tuple[TextTrace, ...]
     alpha: float | None = None  # the chance of every token to stand, where that is one
+    times: Mapping[str, Any] | None = None
 
     @property
     def acceptance_rate(self) -> float:
-        """Returns how often the first token of a draft is accepted."""
-        return float(np.mean(np.concatenate([text.runs for text in self.texts]) > 0))
+        """Returns how often the first token of a draft is accepted, of drafts that have one."""
+        runs = np.concatenate([text.runs for text in self.texts])
+        return float(np.mean(runs[self.drafted_lengths > 0] > 0)) if self.coverage else 0.0
+
+    @property
+    def drafted_lengths(self) -> NDArray[np.uint8]:
+        """Returns the tokens drafted at every position of all texts, [num_positions]."""
+        full = [np.full(text.num_positions, MAX_DEPTH, np.uint8) for text in self.texts]
+        own = [text.lengths for text in self.texts]
+        return np.concatenate([each if of is None else of for each, of in zip(full, own, strict=True)])
+
+    @property
+    def coverage(self) -> float:
+        """Returns how often the draft has a token to propose."""
+        return float(np.mean(self.drafted_lengths > 0))
+
+    def mean_run(self, num_draft_tokens: int) -> float:
+        """Returns the mean number of accepted tokens of drafts of that length, empty ones included."""
+        runs = np.concatenate([text.runs for text in self.texts])
+        return float(np.minimum(runs, num_draft_tokens).mean())
 
 
 @lru_cache(256)
@@ -75,24 +100,56 @@ def trace_text(
 
     `text` is at least num_positions + MAX_DEPTH tokens that the target wrote with `sampling` after the prompt.
     """
-    runs = np.zeros(num_positions, np.uint8)
-    confidences = np.zeros((num_positions, MAX_DEPTH), np.float32)
+    has_model = bool(draft.signal_names)  # else it copies
+    runs, lengths = np.zeros(num_positions, np.uint8), np.zeros(num_positions, np.uint8)
+    confidences = np.zeros((num_positions, MAX_DEPTH if has_model else 0), np.float32)
     gaps, seconds = np.zeros(num_positions, np.float32), np.zeros(num_positions, bool)
     sequence = draft.sequence(sampling, num_prompt_tokens=len(prompt_ids))
-    assert isinstance(sequence, KeepsRunnerUps)
-    sequence.keep_runner_ups()
-    sequence.commit(prompt_ids)
-    for position in range(num_positions):
-        sequence.commit(text[position : position + 1])
-        drafted = sequence.propose(MAX_DEPTH)
-        num_drafted = len(drafted.token_ids)
-        actual = text[position + 1 : position + 1 + num_drafted]
-        runs[position] = common_prefix(drafted.token_ids, actual)
-        confidences[position, :num_drafted] = np.exp([-signals.nll for signals in drafted.signals])
-        gaps[position] = drafted.runner_ups[0].gap
-        seconds[position] = drafted.runner_ups[0].token_id == actual[0]
+    has_runner_ups = isinstance(sequence, KeepsRunnerUps)
+    if isinstance(sequence, KeepsRunnerUps):
+        sequence.keep_runner_ups()
+    sequence.commit((*prompt_ids, *text[:1]))
+    position = 0
+    while position < num_positions:
+        actual = text[position + 1 :]
+        drafted, num_more = _draft_on(sequence, actual, num_positions - position - 1 if has_model else 0)
+        for offset in range(num_more + 1):
+            own = slice(offset, offset + MAX_DEPTH)
+            token_ids, place = drafted.token_ids[own], position + offset
+            runs[place] = common_prefix(token_ids, actual[own])
+            lengths[place] = len(token_ids)
+            if has_model:
+                nlls = [signals.nll for signals in drafted.signals[own]]
+                confidences[place, : len(token_ids)] = np.exp(np.negative(nlls))
+            if has_runner_ups:
+                gaps[place] = drafted.runner_ups[offset].gap
+                seconds[place] = drafted.runner_ups[offset].token_id == actual[offset]
+        sequence.commit(actual[: num_more + 1])
+        position += num_more + 1
     sequence.close()
-    return TextTrace(runs, confidences, gaps, seconds)
+    return TextTrace(
+        runs,
+        confidences,
+        gaps if has_runner_ups else None,
+        seconds if has_runner_ups else None,
+        None if lengths.min() == MAX_DEPTH else lengths,
+    )
+
+
+def _draft_on(sequence: DraftSequence, actual: TokenIds, num_wanted: int) -> tuple[Draft, int]:
+    """Returns a draft of MAX_DEPTH tokens, lengthened by as many as serve `num_wanted` positions after this
+    one, and how many these are: a model drafts on alike while what it drafted is the text."""
+    first = sequence.propose(MAX_DEPTH)
+    num_more = min(common_prefix(first.token_ids, actual), num_wanted)
+    if not num_more:
+        return first, 0
+    position = sequence.position
+    sequence.commit(first.token_ids)
+    rest = sequence.propose(num_more)
+    sequence.truncate(position)
+    token_ids, signals = first.token_ids + rest.token_ids, first.signals + rest.signals
+    probs, runner_ups = first.draft_probs + rest.draft_probs, first.runner_ups + rest.runner_ups
+    return Draft(token_ids, probs, signals, runner_ups=runner_ups), num_more
 
 
 def save_traces(path: Path, sets: Sequence[TraceSet]) -> None:
@@ -107,8 +164,15 @@ def save_traces(path: Path, sets: Sequence[TraceSet]) -> None:
             arrays[f"gaps{number}"] = np.rint(gaps * _GAP_LEVELS).clip(0, 255).astype(np.uint8)
             seconds = [text.seconds for text in traces.texts if text.seconds is not None]
             arrays[f"seconds{number}"] = np.concatenate(seconds).astype(np.uint8)
+        if any(text.lengths is not None for text in traces.texts):
+            arrays[f"lengths{number}"] = traces.drafted_lengths
     header = [
-        {"name": traces.name, "label": traces.label, "num_positions": [t.num_positions for t in traces.texts]}
+        {
+            "name": traces.name,
+            "label": traces.label,
+            "num_positions": [text.num_positions for text in traces.texts],
+            "times": traces.times,
+        }
         for traces in sets
     ]
     arrays["header"] = np.frombuffer(json.dumps(header).encode(), np.uint8)
@@ -117,14 +181,27 @@ def save_traces(path: Path, sets: Sequence[TraceSet]) -> None:
         np.savez_compressed(file, **arrays)  # type: ignore[arg-type]
 
 
-def load_traces(path: Path = RECORDED) -> list[TraceSet]:
-    """Raises `UsageError` for a file that holds no traces."""
+def load_traces(path: Path = RECORDED, name: str | None = None) -> list[TraceSet]:
+    """Returns the sets of a file, or those of one name. Raises `UsageError` for a file that holds no
+    traces."""
     try:
         with np.load(path) as arrays:
             header = json.loads(arrays["header"].tobytes())
-            return [_make_set(each, number, arrays) for number, each in enumerate(header)]
+            wanted = [number for number, each in enumerate(header) if name in (None, each["name"])]
+            return [_make_set(header[number], number, arrays) for number in wanted]
     except (OSError, ValueError, KeyError) as error:
         raise UsageError(f"--traces {path}: no acceptance traces: {error}") from error
+
+
+def find_traces(name: str, folder: Path = TRACES) -> TraceSet:
+    """Returns the recorded set of that name, of any file in the folder. Raises `UsageError` for an unknown
+    one, naming those that there are."""
+    paths = sorted(folder.glob("*.npz"))
+    for path in paths:
+        for traces in load_traces(path, name):
+            return traces
+    known = [traces.name for path in paths for traces in load_traces(path)]
+    raise UsageError(f"no traces are called {name!r}; there are: {', '.join(known)}")
 
 
 def synthetic_traces(
@@ -155,6 +232,7 @@ def _make_set(header: dict[str, object], number: int, arrays: Mapping[str, NDArr
     has_gaps = f"gaps{number}" in arrays
     gaps = (arrays[f"gaps{number}"] / _GAP_LEVELS).astype(np.float32) if has_gaps else None
     seconds = arrays[f"seconds{number}"].astype(bool) if has_gaps else None
+    lengths = arrays[f"lengths{number}"] if f"lengths{number}" in arrays else None
     runs = arrays[f"runs{number}"]
     texts = tuple(
         TextTrace(
@@ -162,7 +240,10 @@ def _make_set(header: dict[str, object], number: int, arrays: Mapping[str, NDArr
             confidences[each],
             gaps[each] if gaps is not None else None,
             seconds[each] if seconds is not None else None,
+            lengths[each] if lengths is not None else None,
         )
         for each in (slice(end - size, end) for size, end in zip(num_positions, ends, strict=True))
     )
-    return TraceSet(str(header["name"]), str(header["label"]), texts)
+    times = header.get("times")
+    assert times is None or isinstance(times, dict)
+    return TraceSet(str(header["name"]), str(header["label"]), texts, times=times)

@@ -106,7 +106,7 @@ def verifier_times(found: Sequence[Rounds]) -> VerifierTimes:
             num_tokens = record.batch_size * (rounds.num_draft_tokens + 1)
             shapes.append((1.0, record.batch_size, num_tokens))
             forwards_ms.append(record.forward_ms)
-    step_ms, session_ms, token_ms = _fit(shapes, forwards_ms)
+    step_ms, session_ms, token_ms = fit(shapes, forwards_ms)
     single = _single(found)
     # An idle engine still takes its time from a job's arrival to the forward.
     begin_ms, way_ms = _mean(r.queue_ms for r in single), _mean(r.net_ms for r in single) / 4
@@ -191,11 +191,11 @@ def _measure_draft(texts: Sequence[KnownText], repeats: int = 12) -> DraftTimes:
                 shapes.append((1.0, float(length)))
                 drafts_ms.append(1e3 * (time.perf_counter() - start_s))
             sequence.close()
-    call_ms, token_ms = _fit(shapes, drafts_ms)
+    call_ms, token_ms = fit(shapes, drafts_ms)
     return DraftTimes(token_ms=token_ms, call_ms=call_ms, read_token_ms=_mean(reads_ms))
 
 
-def _fit(shapes: Sequence[Sequence[float]], values_ms: Sequence[float]) -> list[float]:
+def fit(shapes: Sequence[Sequence[float]], values_ms: Sequence[float]) -> list[float]:
     """Fits by least squares; a coefficient below zero is noise, and is left out."""
     rows, values = np.array(shapes), np.array(values_ms)
     columns, found = list(range(rows.shape[1])), [0.0] * rows.shape[1]

@@ -10,7 +10,7 @@ import torch
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """Describes a Llama-style decoder with grouped-query attention."""
+    """Describes a Llama- or Qwen3-style decoder with grouped-query attention."""
 
     hidden_size: int
     num_layers: int
@@ -21,6 +21,8 @@ class ModelConfig:
     tied: bool
     vocab_size: int = 8192
     context: int = 4096
+    family: str = "llama"
+    """llama, or qwen3: with norms of queries and keys."""
 
 
 TARGET = ModelConfig(384, num_layers=6, num_heads=6, num_kv_heads=2, head_dim=64, ffn_size=1024, tied=False)
@@ -40,12 +42,13 @@ DRAFT = ModelConfig(192, num_layers=2, num_heads=6, num_kv_heads=2, head_dim=32,
 
 
 def create_model(config: ModelConfig, num_layers: int | None = None) -> Any:
-    """Creates a `LlamaForCausalLM` in float32; the projections that write to the residual stream start at
-    zero."""
-    from transformers import LlamaConfig, LlamaForCausalLM
+    """Creates a `LlamaForCausalLM` or `Qwen3ForCausalLM` in float32; the projections that write to the
+    residual stream start at zero."""
+    from transformers import AutoConfig, AutoModelForCausalLM
 
-    model = LlamaForCausalLM(
-        LlamaConfig(
+    model = AutoModelForCausalLM.from_config(
+        AutoConfig.for_model(
+            config.family,
             vocab_size=config.vocab_size,
             hidden_size=config.hidden_size,
             intermediate_size=config.ffn_size,

@@ -304,11 +304,12 @@ def _licence(package: str) -> dict[str, object]:
     return {
         "distribution": ", ".join(names),
         "version": ", ".join(map(metadata.version, names)),
-        "licence": ", ".join(map(_stated_licence, names)),
+        "licence": ", ".join(map(stated_licence, names)),
     }
 
 
-def _stated_licence(distribution: str) -> str:
+def stated_licence(distribution: str) -> str:
+    """Returns the licence that an installed distribution states; "unknown" where it states none."""
     from importlib import metadata
 
     meta = metadata.metadata(distribution)

@@ -16,7 +16,7 @@ from outrider.experiments.shared.acceptance_traces import (
     MAX_DEPTH,
     TextTrace,
     TraceSet,
-    load_traces,
+    find_traces,
     signals_of,
 )
 from outrider.experiments.simulator.parts import text
@@ -35,6 +35,7 @@ class TracedText:
     def __init__(self, trace: TextTrace, has_runner_ups: bool = False) -> None:
         """`has_runner_ups`: the draft names runner-ups, where the trace recorded them."""
         self.runs: list[int] = trace.runs.tolist()
+        self._lengths: list[int] | None = None if trace.lengths is None else trace.lengths.tolist()
         self._seconds: list[tuple[float, bool]] | None = None  # by position: gap, and whether it is right
         if has_runner_ups and trace.gaps is not None and trace.seconds is not None:
             self._seconds = list(zip(trace.gaps.tolist(), trace.seconds.tolist(), strict=True))
@@ -47,6 +48,10 @@ class TracedText:
         if found is None:
             found = self._signals[index] = tuple(map(signals_of, self._confidences[index].tolist()))
         return found
+
+    def drafted_length(self, index: int, num_draft_tokens: int) -> int:
+        """Returns how many tokens a draft made there has, of `num_draft_tokens` asked for."""
+        return num_draft_tokens if self._lengths is None else min(num_draft_tokens, self._lengths[index])
 
     @property
     def has_runner_ups(self) -> bool:
@@ -74,10 +79,10 @@ def load_acceptance(acceptance: object, where: str, seed: int) -> list[TracedTex
     Raises `UsageError` naming `where`.
     """
     if isinstance(acceptance, str):
-        sets = {each.name: each for each in load_traces()}
-        if acceptance not in sets:
-            raise UsageError(f"{where}: no traces are called {acceptance!r}; there are: {', '.join(sets)}")
-        return [TracedText(trace) for trace in sets[acceptance].texts]
+        try:
+            return [TracedText(trace) for trace in find_traces(acceptance).texts]
+        except UsageError as error:
+            raise UsageError(f"{where}: {error}") from error
     alphas: list[Any] = list(acceptance) if isinstance(acceptance, Sequence) else [acceptance]
     if not alphas or not all(isinstance(alpha, int | float) and 0 <= alpha <= 1 for alpha in alphas):
         raise UsageError(
@@ -127,9 +132,10 @@ class TracedSequence:
 
     def propose(self, num_draft_tokens: int, should_stop: ShouldStop | None = None) -> Draft:
         """Returns a draft after the time that drafting it takes."""
+        index = max(0, self.position - self.num_prompt_tokens - 1) % len(self.trace.runs)
+        num_draft_tokens = self.trace.drafted_length(index, num_draft_tokens)
         if num_draft_tokens <= 0:
             return Draft((), ())
-        index = max(0, self.position - self.num_prompt_tokens - 1) % len(self.trace.runs)
         num_right = min(self.trace.runs[index], num_draft_tokens)
         token_ids = self.drafted(self.position, num_draft_tokens, num_right)
         signals = self.trace.signals(index)[:num_draft_tokens]
