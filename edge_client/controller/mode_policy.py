@@ -174,8 +174,14 @@ class ModePolicy:
             abs(a - b) > tolerance * b for a, b in zip(costs, self._costs, strict=True)
         ):
             self._costs = costs
-            self._table = {mode: self._token_times(mode, models, link) for mode in self._modes}
+            self._table = {mode: self._token_times(mode, models, link) for mode in self._considered(link)}
         return self._table
+
+    def _considered(self, link: LinkCosts) -> list[ExecutionMode]:
+        """Returns the modes to choose among: where hardly any round trip is to be hidden rounds are not pipelined, as
+        edge and verifier may be one machine, on which a draft beside a verification slows it."""
+        is_near = link.rtt_s < SETTINGS.min_pipelined_rtt_s and ExecutionMode.SPECULATIVE in self._modes
+        return [mode for mode in self._modes if not (is_near and mode is ExecutionMode.PIPELINED)]
 
     def _token_times(self, mode: ExecutionMode, models: ModelCosts, link: LinkCosts) -> list[float]:
         """Returns seconds a token at each of ALPHAS."""

@@ -63,6 +63,7 @@ class ControllerSettings:
     horizon_tokens: int = 256  # a sequence may end long before its limit
     decision_interval_tokens: int = 16  # a mode is assumed to hold for about so long
     min_gain_share: float = 0.03  # of that interval's time: two modes that cost the same must not alternate
+    min_pipelined_rtt_s: float = 0.005  # two busy cores with both sides show trips of 1 to 4 ms on loopback
     pipelined_excess_share: float = 0.03  # of pipelined rounds over their model: no doubt ends a draft
     cost_tolerance_share: float = 0.03  # a cost that changed by less leaves the table of times as it is
     min_rounds: int = 2  # before round times are used: the first finds cold caches
