@@ -188,6 +188,8 @@ class LayerReader:
 class LeanDecoder(Decoder):
     """Implements `Decoder` for the models of `decoder_config`, in any dtype on any device."""
 
+    is_of_transformers = False
+
     def __init__(self, config: DecoderConfig, weights: Weights) -> None:
         """Raises `ModelError` for a tensor that `weights` lacks or that has another shape."""
         reader = LayerReader(config, weights)

@@ -39,6 +39,8 @@ def load_through_transformers(
 class TransformersDecoder(Decoder):
     """Runs any transformers decoder whose attention is ours."""
 
+    is_of_transformers = True
+
     def __init__(self, model: Any) -> None:
         self._model = model
 

@@ -91,6 +91,8 @@ def split_feeds(feeds: Sequence[Feed], most: int) -> Iterator[list[Feed]]:
 class Decoder(Protocol):
     """Computes the model itself: packed tokens in, logits out."""
 
+    is_of_transformers: bool  # its code is transformers', not ours
+
     def matrix_kinds(self) -> list[MatrixKind]:
         """Returns every kind of matrix whose product a forward takes, each once.
 

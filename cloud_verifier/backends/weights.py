@@ -57,7 +57,8 @@ class Weights:
     def num_bytes(self) -> int:
         """Returns the size of all tensors in `dtype`."""
         slices = (file.get_slice(name) for name, file in self._file_of.items())
-        return self.dtype.itemsize * sum(math.prod(each.get_shape()) for each in slices)
+        num_parameters: int = sum(math.prod(each.get_shape()) for each in slices)
+        return num_parameters * self.dtype.itemsize
 
     def read(self, name: str, *shape: int) -> torch.Tensor:
         """Returns a copy of a tensor. Raises `ModelError` where it is missing, has another shape, or holds
