@@ -34,12 +34,15 @@ class PackedLinear:
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, *, is_doubled: bool) -> None:
         """`weight` is [out, in]."""
         self._bias = bias
-        self._transposed = weight.t().contiguous() if is_doubled else None  # [in, out]
+        self._is_doubled = is_doubled
+        self._transposed: torch.Tensor | None = None  # [in, out], from the first row that comes alone
         self._packed = torch.ops.mkldnn._reorder_linear_weight(weight, PACK_ROWS)
         self._pointwise = torch.ops.mkldnn._linear_pointwise.default
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        if x.shape[0] == 1 and self._transposed is not None:
+        if x.shape[0] == 1 and self._is_doubled:
+            if self._transposed is None:
+                self._transposed = self._packed.to_dense().t().contiguous()
             if self._bias is None:
                 return torch.mm(x, self._transposed)
             return torch.addmm(self._bias, x, self._transposed)

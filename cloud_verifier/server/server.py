@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ctypes
 import gc
 import logging
 import signal
@@ -233,3 +234,10 @@ async def _on_a_thread(load: Callable[[], VerifierServer]) -> VerifierServer:
         gc.enable()
         gc.collect()
         gc.freeze()
+        _trim_memory()
+
+
+def _trim_memory() -> None:
+    """Gives what loading has freed back to the operating system, where the C library can."""
+    with contextlib.suppress(AttributeError, OSError):
+        ctypes.CDLL(None).malloc_trim(0)
