@@ -173,6 +173,7 @@ def create_drafter(config: ServeConfig, backend: TargetBackend) -> CoLocatedDraf
             config.draft_dir,
             backend.tokenizer_fingerprint,
             num_threads=config.draft_threads,
+            is_deferred=not config.draft and config.draft_strategy == "onnx",  # the embedded one
         )
     except (ModelError, MissingExtraError) as error:
         if config.draft:
