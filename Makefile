@@ -3,25 +3,34 @@ PYTHON ?= python3
 VENV   ?= .venv
 PY     := $(VENV)/bin/python
 STAMP  := $(VENV)/.installed
+DEMO_STAMP := $(VENV)/.installed-demo
+EXTRAS ?= dev
+PIP    := $(PY) -m pip install --quiet --disable-pip-version-check --no-compile
 PROTO  := proto/outrider/common/pb/outrider.proto
 PROTOC := $(PY) -m grpc_tools.protoc -Iproto
 
-.PHONY: help install demo test test-slow lint typecheck proto proto-check pair pair-bank bank-traces bench bench-main bench-engine bench-pair bench-methods bench-controller bench-daemon bench-reliability gpu-check house experiments experiments-quick pages install-service uninstall-service clean
+.PHONY: help install demo test test-slow lint typecheck proto proto-check pair pair-bank bank-traces bench bench-main bench-engine bench-pair bench-methods bench-controller bench-daemon bench-reliability bench-real gpu-check house experiments experiments-quick pages install-service uninstall-service clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 14
 
-install: $(STAMP) ## set up .venv with everything
+install: $(STAMP) ## set up .venv for all of these; EXTRAS=ci has what few tests need too (triton, spaCy, Kubernetes)
 
 $(STAMP): pyproject.toml
-	@echo "setting up $(VENV): packages of 3.4 GB, minutes the first time"
+	@echo "setting up $(VENV): packages of 2.2 GB, minutes the first time"
 	test -x $(PY) || $(PYTHON) -m venv $(VENV)
-	$(PY) -m pip install --quiet --disable-pip-version-check --no-compile -e '.[dev]'
+	$(PIP) -e '.[$(EXTRAS)]'
 	@# pip would compile on one core, other people's tests too.
 	$(PY) -m compileall -qq -j 0 -x '/tests?/' $$($(PY) -c 'import sysconfig; print(sysconfig.get_path("purelib"))') || true
+	touch $@ $(DEMO_STAMP)
+
+$(DEMO_STAMP): pyproject.toml
+	@echo "setting up $(VENV): packages of 1.3 GB"
+	test -x $(PY) || $(PYTHON) -m venv $(VENV)
+	$(PIP) -e '.[edge,cloud]'
 	touch $@
 
-demo: $(STAMP) ## start a verifier on loopback and decode with the embedded pair, four ways
+demo: $(DEMO_STAMP) ## start a verifier on loopback and decode with the embedded pair, four ways
 	$(PY) -m outrider.experiments.demo $(ARGS)
 
 WORKERS ?= 2
@@ -80,6 +89,9 @@ bench-daemon: $(STAMP) ## benchmarks/results/daemon.json: the daemon against edg
 
 bench-reliability: $(STAMP) ## benchmarks/results/reliability.json: faults, overload, hostile clients; ARGS=--long for the figures, "--only wire"
 	$(PY) -m benchmarks.reliability.run $(ARGS)
+
+bench-real: $(STAMP) ## benchmarks/results/real.json: start-up, memory, the demo in a fresh clone; ARGS="--only start"
+	$(PY) -m benchmarks.real.run $(ARGS)
 
 experiments-quick: $(STAMP) ## benchmarks/results/experiments.json: links, simulator, plan and a small matrix, in minutes
 	$(PY) -m benchmarks.experiments --quick $(ARGS)

@@ -23,7 +23,7 @@ class HfTarget:
         import torch
         from transformers import AutoModelForCausalLM
 
-        from outrider.cloud_verifier.backends.loading import quiet_transformers
+        from outrider.cloud_verifier.backends.through_transformers import quiet_transformers
 
         torch.set_num_threads(num_threads)
         with quiet_transformers():

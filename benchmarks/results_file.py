@@ -6,7 +6,7 @@ import json
 import os
 import platform
 import sys
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -44,6 +44,36 @@ def write_results(name: str, measures: Sequence[Measure], details: dict[str, Any
     print_table(measures)
     print(f"\nwritten to {path.relative_to(ROOT)}")
     return path
+
+
+class StageRecord:
+    """Holds what every stage of a benchmark measured last, in its results file.
+
+    Each stage stands by itself: what other stages measured stays, with the commit that measured it.
+    """
+
+    def __init__(self, name: str, stages: Iterable[str]) -> None:
+        self._name, self._stages = name, tuple(stages)
+        path = RESULTS / f"{name}.json"
+        read = json.loads(path.read_text("utf-8")) if path.exists() else {}
+        self._measures = {each["id"]: Measure(**each) for each in read.get("measures", ())}
+        self._details: dict[str, Any] = read.get("details", {})
+
+    def replace(self, stage: str, found: Found, about: dict[str, Any]) -> None:
+        """Puts what a stage found, and what is said of its run, in the place of what it found before."""
+        measures, details = found
+        for id in self._details.get(stage, {}).get("ids", ()):
+            self._measures.pop(id, None)
+        self._measures |= {each.id: each for each in measures}
+        commit, is_dirty = git_state()
+        run = {"commit": commit + ("-dirty" if is_dirty else ""), **about}
+        self._details[stage] = {"ids": [each.id for each in measures], **run, **details}
+
+    def write(self) -> None:
+        """Writes the file, its stages in their order."""
+        details = {name: self._details[name] for name in self._stages if name in self._details}
+        ids = [id for each in details.values() for id in each["ids"]]
+        write_results(self._name, [self._measures[id] for id in ids], details)
 
 
 def pick_names(only: str, known: Collection[str], prefix: str = "") -> list[str]:

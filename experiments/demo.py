@@ -1,82 +1,158 @@
-"""`make demo`: a verifier on loopback, an edge beside it, and the same text four ways.
+"""`make demo`: a verifier, an edge beside it, and the same text four ways, on loopback and over a slower link.
 
 Decodes held-out prompts speculatively, cloud-only, co-located (draft and target both in the verifier) and
-edge-only through the real commands, and fails unless the first three write the same text, token for token,
-with nothing unverified.
+edge-only, and fails unless the first three write the same text, token for token, with nothing unverified. Then
+once more as it would be with a larger target far away: forwards stretched, over an emulated link.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from outrider.common.types import Origin
+from outrider.edge_client.config.run_config import run_config
+from outrider.edge_client.core.options import ExecutionMode
+from outrider.edge_client.session.factory import Edge, create_edge
+from outrider.edge_client.session.session import SessionResult
+from outrider.experiments.links.base import create_realisation
+from outrider.experiments.links.profile import LinkProfile
 from outrider.experiments.shared.command import run_command
-from outrider.experiments.shared.processes import run_edge, running_verifier
+from outrider.experiments.shared.processes import VerifierProcess, running_verifier
 from outrider.experiments.shared.prompts import Prompt, load_prompts
 
-EXACT = ("speculative", "cloud-only", "co-located")
-MODES = (*EXACT, "edge-only")
+EXACT = (ExecutionMode.SPECULATIVE, ExecutionMode.CLOUD_ONLY, ExecutionMode.CO_LOCATED)
+MODES = (*EXACT, ExecutionMode.EDGE_ONLY)
+TEMPERATURES = (0.0, 0.8)
+SEED = 7
+# A target of the size of 7B parameters on a small GPU, in another town.
+FAR = LinkProfile(name="far", rtt_ms=30.0)
+FORWARD_MS = 70.0
 
 
 @dataclass(frozen=True)
-class _Run:
-    mode: str
+class Run:
+    """Holds one text, and how it was decoded."""
+
+    mode: ExecutionMode
     temperature: float
-    result: dict[str, Any]
+    result: SessionResult
 
     @property
     def num_tokens(self) -> int:
-        return len(self.result["token_ids"])
+        """Returns how many tokens it has."""
+        return len(self.result.token_ids)
 
     @property
-    def tokens_per_s(self) -> float:
-        tpot_ms: float = self.result["stats"]["tpot_ms"]
-        return 1000.0 / tpot_ms if tpot_ms else 0.0
+    def seconds(self) -> float:
+        """Returns the time of its tokens after the first, for as many tokens as it has."""
+        times_ns = self.result.stats.token_times_ns
+        return (times_ns[-1] - times_ns[0]) / 1e9 / max(1, len(times_ns) - 1) * self.num_tokens
 
 
-def _decode(address: str, prompt: Prompt, mode: str, temperature: float, num_tokens: int) -> _Run:
-    arguments = ["run", "-", "--json", "--mode", mode, "--seed", "7", "--on-timeout", "wait"]
-    arguments += ["--temperature", str(temperature), "--max-new-tokens", str(num_tokens)]
-    if mode != "edge-only":
-        arguments += ["--verifier", address]
-    done = run_edge(arguments, prompt=prompt.text)
-    if done.returncode != 0:
-        raise SystemExit(f"demo: edge-client {' '.join(arguments)} failed:\n{done.stderr}")
-    return _Run(mode, temperature, json.loads(done.stdout))
+def decode_every_way(
+    edge: Edge, address: str, prompts: Sequence[Prompt], temperatures: Sequence[float], num_tokens: int
+) -> list[Run]:
+    """Returns the runs of each prompt in every mode. Raises SystemExit where exact ones differ."""
+    runs: list[Run] = []
+    for prompt in prompts:
+        for temperature in temperatures:
+            by_mode = {mode: _decode(edge, address, prompt, mode, temperature, num_tokens) for mode in MODES}
+            _check_same(by_mode, prompt)
+            _print_text(by_mode[ExecutionMode.SPECULATIVE], prompt)
+            runs += by_mode.values()
+    return runs
 
 
-def _check_same(by_mode: dict[str, _Run], prompt: Prompt) -> None:
+def _decode(
+    edge: Edge, address: str, prompt: Prompt, mode: ExecutionMode, temperature: float, num_tokens: int
+) -> Run:
+    config = run_config(
+        verifier=address,
+        mode=mode,
+        temperature=temperature,
+        max_new_tokens=num_tokens,
+        on_timeout="wait",
+    )
+    session = edge.session(prompt.text, SEED, config)
+    for _ in session.generate():
+        pass
+    return Run(mode, temperature, session.result)
+
+
+def _check_same(by_mode: dict[ExecutionMode, Run], prompt: Prompt) -> None:
+    expected = by_mode[ExecutionMode.CLOUD_ONLY].result.token_ids
     for mode in EXACT:
         result = by_mode[mode].result
-        if result["num_unverified_tokens"] or result["stats"]["num_fallback_tokens"]:
-            raise SystemExit(f"demo: {mode} decoding of {prompt.id} fell back; see above")
-        if result["token_ids"] != by_mode["cloud-only"].result["token_ids"]:
+        if result.num_unverified_tokens:
+            raise SystemExit(f"demo: {mode} decoding of {prompt.id} fell back: {result.unverified_note}")
+        if result.token_ids != expected:
             raise SystemExit(f"demo: {mode} and cloud-only text of {prompt.id} differ")
 
 
-def _print_table(runs: list[_Run]) -> None:
-    header = ("mode", "temp.", "tokens/s", "accepted", "calls/token", "bytes/token")
-    print(f"\n{header[0]:<12}{header[1]:>6}{header[2]:>10}{header[3]:>10}{header[4]:>13}{header[5]:>13}")
+def _print_text(run: Run, prompt: Prompt) -> None:
+    dim, plain = ("\033[2m", "\033[0m") if sys.stdout.isatty() else ("\n", "")
+    print(f"\n--- {prompt.id}, temperature {run.temperature}: {' = '.join(EXACT)}, token for token")
+    print(f"{prompt.text.rstrip()}{dim}{run.result.text}{plain}", flush=True)
+
+
+def print_table(title: str, runs: Sequence[Run]) -> None:
+    """Prints a line for each mode and temperature."""
+    print(
+        f"\n{title}\n{'mode':<12}{'temp.':>6}{'ms/token':>10}{'accepted':>10}{'calls/token':>13}{'bytes/token':>13}"
+    )
     for temperature in sorted({run.temperature for run in runs}):
         for mode in MODES:
-            group = [r for r in runs if r.mode == mode and r.temperature == temperature]
+            group = [run for run in runs if run.mode is mode and run.temperature == temperature]
             print(_row(mode, temperature, group))
 
 
-def _row(mode: str, temperature: float, group: list[_Run]) -> str:
-    num_tokens = sum(r.num_tokens for r in group)
-    stats = [r.result["stats"] for r in group]
-    speed = num_tokens / sum(r.num_tokens / r.tokens_per_s for r in group if r.tokens_per_s)
-    drafted = sum(s["num_draft_tokens"] for s in stats)
-    accepted = f"{sum(s['num_accepted_tokens'] for s in stats) / drafted:.0%}" if drafted else "–"
-    # Each round is one target forward, and so is each token of the target alone.
-    by_target = sum(r.result["token_origins"].count("target") for r in group)
-    calls = (sum(s["num_rounds"] for s in stats) + by_target) / num_tokens
-    size = sum(s["bytes_up"] + s["bytes_down"] for s in stats) / num_tokens
-    return f"{mode:<12}{temperature:>6.1f}{speed:>10.1f}{accepted:>10}{calls:>13.2f}{size:>13.1f}"
+def _row(mode: ExecutionMode, temperature: float, group: Sequence[Run]) -> str:
+    stats = [summary_of(run) for run in group]
+    num_tokens = sum(run.num_tokens for run in group)
+    drafted = sum(each["num_draft_tokens"] for each in stats)
+    accepted = f"{sum(each['num_accepted_tokens'] for each in stats) / drafted:.0%}" if drafted else "–"
+    size = sum(each["bytes_up"] + each["bytes_down"] for each in stats) / num_tokens
+    return (
+        f"{mode:<12}{temperature:>6.1f}{ms_per_token(group):>10.1f}{accepted:>10}"
+        f"{calls_per_token(group):>13.2f}{size:>13.1f}"
+    )
+
+
+def summary_of(run: Run) -> dict[str, Any]:
+    """Returns the statistics of a run."""
+    return run.result.stats.summary(run.result.origins)
+
+
+def ms_per_token(group: Sequence[Run]) -> float:
+    """Returns the milliseconds between tokens, over all of some runs."""
+    return 1e3 * sum(run.seconds for run in group) / sum(run.num_tokens for run in group)
+
+
+def calls_per_token(group: Sequence[Run]) -> float:
+    """Returns the target's forwards a token: one for each round, and for each token of the target alone."""
+    rounds = sum(summary_of(run)["num_rounds"] for run in group)
+    alone = sum(run.result.origins.count(Origin.TARGET) for run in group)
+    calls: int = rounds + alone
+    return calls / sum(run.num_tokens for run in group)
+
+
+def read_table(runs: Sequence[Run]) -> str:
+    """Returns what the runs over the link show, in one sentence."""
+    by_mode = {mode: [run for run in runs if run.mode is mode] for mode in MODES}
+    here, alone, beside = (ms_per_token(by_mode[mode]) for mode in EXACT)
+    is_faster = here < alone
+    factor = alone / here if is_faster else here / alone
+    per_call = 1 / calls_per_token(by_mode[ExecutionMode.SPECULATIVE])
+    return (
+        f"With forwards of {FORWARD_MS:.0f} ms and a round trip of {FAR.rtt_ms:.0f} ms, drafting here writes a "
+        f"token in {here:.0f} ms, {factor:.1f} times as {'fast' if is_faster else 'slow'} as the target alone "
+        f"({alone:.0f} ms), for one call writes {per_call:.1f} tokens; a draft beside the target takes "
+        f"{beside:.0f} ms."
+    )
 
 
 def main() -> int:
@@ -84,30 +160,31 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--quick", action="store_true", help="two short prompts, for CI")
-    quick = parser.parse_args().quick
-    prompts, num_tokens = load_prompts(limit=2 if quick else 3), 32 if quick else 96
-    runs: list[_Run] = []
+    parser.add_argument("--quick", action="store_true", help="few short prompts, for CI")
+    is_quick = parser.parse_args().quick
+    prompts, num_tokens = load_prompts(limit=2 if is_quick else 3), 32 if is_quick else 96
+    edge = create_edge(run_config())
     print("starting cloud-verifier on loopback with the embedded target ...", flush=True)
     with running_verifier("--log-level", "warning") as verifier:
-        print(f"serving on {verifier.address} after {verifier.start_s:.1f} s", flush=True)
-        for prompt in prompts:
-            for temperature in (0.0, 0.8):
-                by_mode = {m: _decode(verifier.address, prompt, m, temperature, num_tokens) for m in MODES}
-                runs += by_mode.values()
-                _check_same(by_mode, prompt)
-                print(f"\n--- {prompt.id}, temperature {temperature}: {' = '.join(EXACT)}, token for token")
-                print(
-                    prompt.text.rstrip()
-                    + "\n\033[2m" * sys.stdout.isatty()
-                    + "\n" * (not sys.stdout.isatty()),
-                    end="",
-                )
-                print(by_mode["speculative"].result["text"] + "\033[0m" * sys.stdout.isatty(), flush=True)
-    _print_table(runs)
-    num_same = len(prompts) * 2
-    print(f"\n{num_same} of {num_same} texts identical, no token unverified, verifier stopped.")
+        _say_serving(verifier)
+        runs = decode_every_way(edge, verifier.address, prompts, TEMPERATURES, num_tokens)
+    print_table("on loopback", runs)
+    print(f"\nstarting another, with forwards of {FORWARD_MS:.0f} ms ...", flush=True)
+    flags = ("--log-level", "warning", "--min-forward-ms", str(FORWARD_MS))
+    with running_verifier(*flags) as verifier:
+        _say_serving(verifier)
+        with create_realisation("proxy").open(FAR, verifier.address) as link:
+            far = decode_every_way(edge, link.address, prompts[:1], TEMPERATURES[1:], num_tokens)
+    edge.close()
+    print_table(f"forwards of {FORWARD_MS:.0f} ms, over a link of {FAR.rtt_ms:.0f} ms", far)
+    print(f"\n{read_table(far)}")
+    num_same = (len(runs) + len(far)) // len(MODES)
+    print(f"\n{num_same} of {num_same} texts identical, no token unverified, verifiers stopped.")
     return 0
+
+
+def _say_serving(verifier: VerifierProcess) -> None:
+    print(f"serving on {verifier.address} after {verifier.start_s:.1f} s", flush=True)
 
 
 if __name__ == "__main__":

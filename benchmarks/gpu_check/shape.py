@@ -11,7 +11,7 @@ import torch
 from benchmarks.gpu_check.stage import Setting
 from outrider.cloud_verifier.backends.attention import ATTENTION_NAME, register_attention
 from outrider.cloud_verifier.backends.base import KVSequence
-from outrider.cloud_verifier.backends.loading import quiet_transformers
+from outrider.cloud_verifier.backends.through_transformers import quiet_transformers
 from outrider.cloud_verifier.backends.transformers_backend import (
     PagedSequence,
     TargetFacts,

@@ -16,6 +16,7 @@ from outrider.cloud_verifier.backends import varlen
 from outrider.cloud_verifier.backends.attention import AttentionPlanner
 from outrider.cloud_verifier.backends.loading import make_backend
 from outrider.cloud_verifier.backends.sdpa import SdpaPlanner
+from outrider.cloud_verifier.backends.through_transformers import TransformersDecoder
 from outrider.cloud_verifier.backends.transformers_backend import TargetFacts, TransformersBackend
 
 
@@ -88,7 +89,7 @@ def _make_varlen(
 
 
 def _make_served(model: Any, facts: TargetFacts, kv_tokens: int) -> TransformersBackend:
-    return make_backend(model, facts, kv_tokens=kv_tokens, is_lean=False)
+    return make_backend(TransformersDecoder(model), facts, kv_tokens=kv_tokens)
 
 
 ATTENTIONS = {"sdpa": Attention(_make_sdpa), "varlen": Attention(_make_varlen)}

@@ -5,28 +5,33 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch.nn.functional import linear
 
+from outrider.cloud_verifier.backends import lean
 from outrider.cloud_verifier.backends.transformers_backend import TransformersBackend
 
 
-class PlantedLinear(torch.nn.Linear):
+class PlantedLinear(lean.PlainLinear):
     """Sums in another order where it gets `count` rows, as a library's other kernel does."""
 
     count = 0
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """Returns x Wᵀ + b."""
-        if x.shape[-2] != self.count:
-            return super().forward(x)
-        half = self.in_features // 2
-        first = torch.nn.functional.linear(x[..., :half], self.weight[:, :half])
-        return torch.nn.functional.linear(x[..., half:], self.weight[:, half:], self.bias) + first
+        if x.shape[0] != self.count:
+            return super().__call__(x)
+        size = -(-x.shape[1] // 4)
+        parts = zip(torch.split(x, size, 1), torch.split(self._weight, size, 1), strict=True)
+        total = sum((linear(*part) for part in parts), torch.zeros_like(x[:1, :1]))
+        return total if self._bias is None else total + self._bias
 
 
 def plant(backend: TransformersBackend, count: int) -> None:
-    """Exchanges the class of a model's matrices for one that differs at `count` rows (0: nowhere)."""
+    """Exchanges a decoder's products, those of its checks too, for ones that differ at `count` rows (0: nowhere)."""
     PlantedLinear.count = count
-    decoder: Any = backend.decoder  # that of transformers
-    for module in decoder._model.modules():
-        if type(module) is torch.nn.Linear:
-            module.__class__ = PlantedLinear
+    lean.PlainLinear = PlantedLinear  # type: ignore[misc]
+    decoder: Any = backend.decoder  # ours, in another dtype than float32
+    for layer in decoder._layers:
+        for product in (layer.qkv, layer.output, layer.gate_up, layer.down):
+            product.__class__ = PlantedLinear
+    decoder._head.__class__ = PlantedLinear

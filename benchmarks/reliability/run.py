@@ -9,15 +9,12 @@ from __future__ import annotations
 
 import argparse
 import importlib
-import json
 import time
 from collections.abc import Iterator
-from typing import Any
 
 from benchmarks.reliability.setup import Settings
-from benchmarks.results_file import RESULTS, Found, pick_names, write_results
+from benchmarks.results_file import Found, StageRecord, pick_names
 from outrider.experiments.shared.command import run_command
-from outrider.experiments.shared.results import Measure, git_state
 
 NAME = "reliability"
 WRITE_EVERY_S = 60.0
@@ -36,30 +33,6 @@ STAGES = {
 ONLY_IF_ASKED = ("tests",)
 
 
-class _Record:
-    """Holds what every stage measured last, in the results file."""
-
-    def __init__(self) -> None:
-        self._path = RESULTS / f"{NAME}.json"
-        read = json.loads(self._path.read_text("utf-8")) if self._path.exists() else {}
-        self._measures = {each["id"]: Measure(**each) for each in read.get("measures", ())}
-        self._details: dict[str, Any] = read.get("details", {})
-
-    def replace(self, name: str, found: Found, about: dict[str, Any]) -> None:
-        """Puts what a stage found in the place of what it found before."""
-        measures, details = found
-        for id in self._details.get(name, {}).get("ids", ()):
-            self._measures.pop(id, None)
-        self._measures |= {each.id: each for each in measures}
-        self._details[name] = {"ids": [each.id for each in measures], **about, **details}
-
-    def write(self) -> None:
-        """Writes the file, its stages in their order."""
-        details = {name: self._details[name] for name in STAGES if name in self._details}
-        ids = [id for each in details.values() for id in each["ids"]]
-        write_results(NAME, [self._measures[id] for id in ids], details)
-
-
 def main() -> int:
     """Runs the command."""
     parser = argparse.ArgumentParser(
@@ -70,9 +43,8 @@ def main() -> int:
     parser.add_argument("--long", action="store_true", help="the counts of the figures: hours")
     parser.add_argument("--only", default="", metavar="NAME,NAME", help=f"of {', '.join(STAGES)}")
     arguments = parser.parse_args()
-    settings, record = Settings(arguments.long), _Record()
-    commit, is_dirty = git_state()
-    about = {"commit": commit + ("-dirty" if is_dirty else ""), "is_long": settings.is_long}
+    settings, record = Settings(arguments.long), StageRecord(NAME, STAGES)
+    about = {"is_long": settings.is_long}
     for name in pick_names(arguments.only, STAGES, "rel."):
         if name in ONLY_IF_ASKED and not arguments.only:
             continue

@@ -1,54 +1,48 @@
-"""The same decoder with less between its matrix products: Llama, Qwen2 and Qwen3 in float32 on a CPU.
+"""Our own decoder: Llama, Mistral, Qwen2 and Qwen3, from config.json and safetensors, without transformers.
 
-With a small target a third of a transformers forward is Python and tiny operations, and five rows take twice
-the time of one (MKL packs the weights anew for every call). Here query, key and value are one product, so are
-gate and up; weights are packed once for oneDNN; only rows whose logits are needed go through the head.
-`backends.loading` compares it with the transformers forward at load and drops it if the two disagree.
+With a small target a third of a transformers forward is Python and tiny operations. Here query, key and value
+are one product, so are gate and up, and only rows whose logits are needed go through the head. In float32 on a
+CPU, where five rows take twice the time of one (MKL packs the weights anew for every call), weights are packed
+once for oneDNN.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import torch
-from torch.nn.functional import silu
+from torch.nn.functional import linear, silu
 
 from outrider.cloud_verifier.backends.attention import ForwardPlan, attend
+from outrider.cloud_verifier.backends.decoder_config import DecoderConfig
 from outrider.cloud_verifier.backends.row_plan import MatrixKind
+from outrider.cloud_verifier.backends.transformers_backend import Decoder
+from outrider.cloud_verifier.backends.weights import Weights
 
-LEAN_MODEL_TYPES = ("llama", "qwen2", "qwen3")
 # One row is fastest over plain transposed weights, several over packed ones. Below this size we keep both.
 MAX_DUPLICATED_BYTES = 512 * 2**20
 PACK_ROWS = 8  # oneDNN's hint: of 1, 4, 8 and 16 the best over 1 to 64 rows
 
-
-def can_be_lean(model: Any, device: str, dtype: str) -> bool:
-    """Returns whether a model's architecture, device and dtype are those that `LeanDecoder` computes."""
-    config = model.config
-    return (
-        config.model_type in LEAN_MODEL_TYPES
-        and device == "cpu"
-        and dtype == "float32"
-        and torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
-        and getattr(config, "hidden_act", None) in ("silu", "swish")
-        and not getattr(config, "mlp_bias", False)
-    )
+Operation = Callable[[torch.Tensor], torch.Tensor]
 
 
 class PackedLinear:
     """Computes x [rows, in] → x Wᵀ + b [rows, out] for weights that never change."""
 
-    def __init__(self, weights: list[torch.Tensor], biases: list[torch.Tensor | None], *, is_doubled: bool):
-        weight = torch.cat(weights)  # [out, in]
-        self._bias = torch.cat([b for b in biases if b is not None]) if biases[0] is not None else None
-        self._transposed = weight.t().contiguous() if is_doubled else None  # [in, out]
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, *, is_doubled: bool) -> None:
+        """`weight` is [out, in]."""
+        self._bias = bias
+        self._is_doubled = is_doubled
+        self._transposed: torch.Tensor | None = None  # [in, out], from the first row that comes alone
         self._packed = torch.ops.mkldnn._reorder_linear_weight(weight, PACK_ROWS)
         self._pointwise = torch.ops.mkldnn._linear_pointwise.default
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        if x.shape[0] == 1 and self._transposed is not None:
+        if x.shape[0] == 1 and self._is_doubled:
+            if self._transposed is None:
+                self._transposed = self._packed.to_dense().t().contiguous()
             if self._bias is None:
                 return torch.mm(x, self._transposed)
             return torch.addmm(self._bias, x, self._transposed)
@@ -64,92 +58,171 @@ def exact_silu(x: torch.Tensor) -> torch.Tensor:
 class RootMeanSquareNorm:
     """Computes x / √(mean(x²) + ε) · weight over the last dimension, in four operations instead of seven."""
 
-    def __init__(self, norm: Any) -> None:
-        size = norm.weight.shape[0]
-        self._weight = norm.weight.detach() * size**0.5
-        self._epsilon = torch.tensor((size * float(norm.variance_epsilon)) ** 0.5)
+    def __init__(self, weight: torch.Tensor, epsilon: float) -> None:
+        size = weight.shape[0]
+        self._weight = weight * size**0.5
+        self._epsilon = torch.tensor((size * epsilon) ** 0.5)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         length = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
         return (x / torch.hypot(length, self._epsilon)).mul_(self._weight)
 
 
+class PlainLinear:
+    """Computes the same with the library's own product, in any dtype on any device."""
+
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
+        """`weight` is [out, in]."""
+        self._weight, self._bias = weight, bias
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        return linear(x, self._weight, self._bias)
+
+
+class PlainNorm:
+    """Computes the same in any dtype on any device: in float32, and rounded where transformers rounds it."""
+
+    def __init__(self, weight: torch.Tensor, epsilon: float) -> None:
+        self._weight, self._epsilon = weight, epsilon
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        wide = x.float()
+        wide = wide * torch.rsqrt(wide.square().mean(dim=-1, keepdim=True) + self._epsilon)
+        return self._weight * wide.to(x.dtype)
+
+
+def inverse_frequencies(config: DecoderConfig) -> torch.Tensor:
+    """Returns the angle by which a position turns each pair of a head, float32 [head_dim / 2]."""
+    rope = config.rope_parameters
+    exponents = torch.arange(0, config.head_dim, 2, dtype=torch.float32) / config.head_dim
+    frequencies = 1.0 / float(rope["rope_theta"]) ** exponents
+    if rope["rope_type"] == "default":
+        return frequencies
+    factor = float(rope["factor"])
+    if rope["rope_type"] == "linear":
+        return frequencies / factor
+    # llama3: long wavelengths are scaled, short ones kept, those between interpolated.
+    context = float(rope["original_max_position_embeddings"])
+    low, high = float(rope["low_freq_factor"]), float(rope["high_freq_factor"])
+    kept = ((context * frequencies / (2 * math.pi) - low) / (high - low)).clamp(0.0, 1.0)
+    return (1 - kept) * frequencies / factor + kept * frequencies
+
+
 @dataclass(slots=True)
 class LeanLayer:
-    """Holds one layer's packed weights."""
+    """Holds one layer's products and norms."""
 
-    input_norm: RootMeanSquareNorm
-    qkv: PackedLinear
-    query_norm: RootMeanSquareNorm | None
-    key_norm: RootMeanSquareNorm | None
-    output: PackedLinear
-    scaling: float
-    mlp_norm: RootMeanSquareNorm
-    gate_up: PackedLinear
-    down: PackedLinear
+    input_norm: Operation
+    qkv: Operation
+    query_norm: Operation | None
+    key_norm: Operation | None
+    output: Operation
+    mlp_norm: Operation
+    gate_up: Operation
+    down: Operation
 
 
-class LeanDecoder:
-    """Implements the `Decoder` callable of `transformers_backend`. Copies the weights it is made from."""
+class LayerReader:
+    """Makes the operations of a model from its weights, each read once."""
 
-    def __init__(self, model: Any) -> None:
-        config, base = model.config, model.model
-        self._activation: Callable[[torch.Tensor], torch.Tensor] = silu
-        self._kinds: dict[tuple[int, int, bool], MatrixKind] = {}
-        self._num_heads = int(config.num_attention_heads)
-        self._num_kv_heads = int(config.num_key_value_heads)
-        self._embedding = base.embed_tokens.weight.detach()
-        self._rotary = base.rotary_emb
-        num_bytes = sum(p.numel() * p.element_size() for p in model.parameters())
-        self._is_doubled = num_bytes <= MAX_DUPLICATED_BYTES
-        self._layers = [self._layer(layer) for layer in base.layers]
-        self._norm = RootMeanSquareNorm(base.norm)
-        self._head = self._linear(model.get_output_embeddings())
+    def __init__(self, config: DecoderConfig, weights: Weights) -> None:
+        is_on_cpu = weights.device == "cpu" and weights.dtype == torch.float32
+        self._is_packed = is_on_cpu and torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
+        self._is_doubled = weights.num_bytes <= MAX_DUPLICATED_BYTES
+        self._config = config
+        self._weights = weights
+        self.kinds: dict[tuple[int, int, bool], MatrixKind] = {}  # of all matrices made so far
 
-    def _linear(self, *modules: Any) -> PackedLinear:
-        weights = [module.weight.detach() for module in modules]
-        biases = [None if module.bias is None else module.bias.detach() for module in modules]
-        num_outputs, num_inputs = sum(weight.shape[0] for weight in weights), weights[0].shape[1]
-        bias = None if biases[0] is None else torch.zeros(num_outputs)
-        self._kinds[num_inputs, num_outputs, bias is None] = MatrixKind(
-            num_inputs,
-            num_outputs,
-            lambda weight: PackedLinear([weight], [bias], is_doubled=self._is_doubled),
+    def linear(self, *parts: tuple[str, int], num_inputs: int, has_bias: bool) -> Operation:
+        """Returns one product of several layers (name, outputs) of the model that have the same input."""
+        read = self._weights.read
+        weight = torch.cat([read(f"{name}.weight", size, num_inputs) for name, size in parts])
+        bias = torch.cat([read(f"{name}.bias", size) for name, size in parts]) if has_bias else None
+        return self.product(weight, bias)
+
+    def product(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> Operation:
+        """Returns the product with a weight [out, in]."""
+        no_bias = None if bias is None else torch.zeros_like(bias)
+        num_outputs, num_inputs = weight.shape
+        kind = MatrixKind(num_inputs, num_outputs, lambda other: self._make(other, no_bias))
+        self.kinds[num_inputs, num_outputs, bias is None] = kind
+        return self._make(weight, bias)
+
+    def _make(self, weight: torch.Tensor, bias: torch.Tensor | None) -> Operation:
+        if self._is_packed:
+            return PackedLinear(weight, bias, is_doubled=self._is_doubled)
+        return PlainLinear(weight, bias)
+
+    def norm(self, name: str, size: int) -> Operation:
+        """Returns the norm of this name."""
+        make = RootMeanSquareNorm if self._is_packed else PlainNorm
+        return make(self._weights.read(f"{name}.weight", size), self._config.rms_norm_eps)
+
+    def layer(self, index: int) -> LeanLayer:
+        """Returns a layer of the model."""
+        config, prefix = self._config, f"model.layers.{index}"
+        attention, mlp = f"{prefix}.self_attn", f"{prefix}.mlp"
+        hidden, inner, head_dim = config.hidden_size, config.intermediate_size, config.head_dim
+        query_size, key_size = config.num_attention_heads * head_dim, config.num_key_value_heads * head_dim
+        heads = (("q_proj", query_size), ("k_proj", key_size), ("v_proj", key_size))
+        return LeanLayer(
+            input_norm=self.norm(f"{prefix}.input_layernorm", hidden),
+            qkv=self.linear(
+                *((f"{attention}.{name}", size) for name, size in heads),
+                num_inputs=hidden,
+                has_bias=config.attention_bias,
+            ),
+            query_norm=self.norm(f"{attention}.q_norm", head_dim) if config.has_head_norms else None,
+            key_norm=self.norm(f"{attention}.k_norm", head_dim) if config.has_head_norms else None,
+            output=self.linear(
+                (f"{attention}.o_proj", hidden), num_inputs=query_size, has_bias=config.has_output_bias
+            ),
+            mlp_norm=self.norm(f"{prefix}.post_attention_layernorm", hidden),
+            gate_up=self.linear(
+                (f"{mlp}.gate_proj", inner),
+                (f"{mlp}.up_proj", inner),
+                num_inputs=hidden,
+                has_bias=config.mlp_bias,
+            ),
+            down=self.linear((f"{mlp}.down_proj", hidden), num_inputs=inner, has_bias=config.mlp_bias),
         )
-        return PackedLinear(weights, biases, is_doubled=self._is_doubled)
+
+
+class LeanDecoder(Decoder):
+    """Implements `Decoder` for the models of `decoder_config`, in any dtype on any device."""
+
+    is_of_transformers = False
+
+    def __init__(self, config: DecoderConfig, weights: Weights) -> None:
+        """Raises `ModelError` for a tensor that `weights` lacks or that has another shape."""
+        reader = LayerReader(config, weights)
+        self._activation: Operation = silu
+        self._is_float32 = weights.dtype == torch.float32
+        self._num_heads = config.num_attention_heads
+        self._num_kv_heads = config.num_key_value_heads
+        self._frequencies = inverse_frequencies(config).to(weights.device)
+        self._layers = [reader.layer(index) for index in range(config.num_hidden_layers)]
+        self._norm = reader.norm("model.norm", config.hidden_size)
+        table = config.vocab_size, config.hidden_size
+        self._embedding = weights.read("model.embed_tokens.weight", *table)
+        is_tied = config.tie_word_embeddings
+        self._head = reader.product(self._embedding if is_tied else weights.read("lm_head.weight", *table))
+        self._kinds = list(reader.kinds.values())
 
     def use_exact_rows(self) -> None:
-        """Exchanges the activation, which the library ends in scalar code that rounds otherwise."""
-        self._activation = exact_silu
+        """Exchanges the activation, which the library ends in scalar code that rounds otherwise in float32."""
+        if self._is_float32:
+            self._activation = exact_silu
 
     def matrix_kinds(self) -> list[MatrixKind]:
-        return list(self._kinds.values())
-
-    def _layer(self, layer: Any) -> LeanLayer:
-        attention, mlp = layer.self_attn, layer.mlp
-        has_head_norms = hasattr(attention, "q_norm")
-        return LeanLayer(
-            input_norm=RootMeanSquareNorm(layer.input_layernorm),
-            qkv=self._linear(attention.q_proj, attention.k_proj, attention.v_proj),
-            query_norm=RootMeanSquareNorm(attention.q_norm) if has_head_norms else None,
-            key_norm=RootMeanSquareNorm(attention.k_norm) if has_head_norms else None,
-            output=self._linear(attention.o_proj),
-            scaling=float(attention.scaling),
-            mlp_norm=RootMeanSquareNorm(layer.post_attention_layernorm),
-            gate_up=self._linear(mlp.gate_proj, mlp.up_proj),
-            down=self._linear(mlp.down_proj),
-        )
+        return self._kinds
 
     def __call__(
         self, token_ids: torch.Tensor, positions: torch.Tensor, rows: torch.Tensor | None, plan: ForwardPlan
     ) -> torch.Tensor:
-        """Returns float32 logits [rows, vocab_size]; token ids and positions are int64 [num_rows]."""
+        """Returns logits [rows, vocab_size]; token ids and positions are int64 [num_rows]."""
         x = self._embedding[token_ids]  # [num_rows, hidden_size]
-        cos, sin = self._rotary(x, positions[None])
-        cos, sin = cos[0].unsqueeze(1), sin[0].unsqueeze(1)  # [num_rows, 1, head_dim]
-        # rotate_half(x)·sin = roll(x)·signed sin: one copy less.
-        half = sin.shape[-1] // 2
-        signed_sin = torch.cat((-sin[..., :half], sin[..., half:]), dim=-1)
+        cos, signed_sin = self._rotations(positions, x.dtype)
         for index, layer in enumerate(self._layers):
             x = x + self._attention(layer, index, layer.input_norm(x), cos, signed_sin, plan)
             gate, up = layer.gate_up(layer.mlp_norm(x)).chunk(2, dim=-1)
@@ -157,6 +230,13 @@ class LeanDecoder:
         if rows is not None:
             x = x[rows]
         return self._head(self._norm(x))
+
+    def _rotations(self, positions: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+        """Returns cosines and sines [num_rows, 1, head_dim], the first half of the sines negated: a head is then
+        rotated as x·cos + roll(x)·sin, with one copy less than by rotate_half."""
+        angles = (positions[:, None].float() * self._frequencies).unsqueeze(1)
+        cos, sin = angles.cos().to(dtype), angles.sin().to(dtype)
+        return torch.cat((cos, cos), dim=-1), torch.cat((-sin, sin), dim=-1)
 
     def _attention(
         self,
@@ -177,5 +257,5 @@ class LeanDecoder:
         half = rotated.shape[-1] // 2
         rotated = torch.addcmul(rotated * cos, rotated.roll(half, -1), signed_sin).transpose(0, 1)
         value = qkv[:, num_rotated:].transpose(0, 1)
-        out = attend(plan, index, rotated[:num_heads], rotated[num_heads:], value, layer.scaling)
+        out = attend(plan, index, rotated[:num_heads], rotated[num_heads:], value, None)
         return layer.output(out.reshape(num_rows, -1))

@@ -3,29 +3,26 @@
 from __future__ import annotations
 
 import contextlib
-import inspect
 import json
 import math
-import warnings
-from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from outrider.cloud_verifier.backends.architectures import check_supported
+from outrider.cloud_verifier.backends.decoder_config import DecoderConfig, make_decoder_config, with_defaults
 from outrider.cloud_verifier.backends.exact_rows import use_exact_rows
-from outrider.cloud_verifier.backends.lean import can_be_lean
 from outrider.cloud_verifier.backends.model_files import check_model_files
 from outrider.cloud_verifier.backends.probes import (
     find_varlen_page_size,
     probe,
-    use_lean_if_right,
     use_varlen_if_right,
 )
 from outrider.cloud_verifier.backends.transformers_backend import (
     BLOCK_SIZE,
+    Decoder,
     TargetFacts,
     TransformersBackend,
-    TransformersDecoder,
 )
 from outrider.cloud_verifier.verification.row_kernels import has_device_kernels
 from outrider.common.errors import ModelError
@@ -68,38 +65,30 @@ def load_target(
         raise ModelError(f"dtype {dtype!r} is not one of auto, {', '.join(DTYPES)}")
     if num_threads:
         torch.set_num_threads(num_threads)
-    with quiet_transformers():
-        config = _load_config(directory, config_json)
-        max_context = _max_context(config)
-        check_supported(config, max_context)
-        model = _load_model(directory, config, device, dtype)
-    facts = _facts(directory, model, max_context, device, dtype)
+    config, decoder = _load_decoder(directory, config_json, device, dtype, is_lean=is_lean)
     return make_backend(
-        model,
-        facts,
+        decoder,
+        _facts(directory, config, device, dtype),
         kv_bytes=kv_bytes,
         kv_tokens=kv_tokens,
         block_size=block_size,
-        is_lean=is_lean,
         exact_rows=exact_rows,
     )
 
 
 def make_backend(
-    model: Any,
+    decoder: Decoder,
     facts: TargetFacts,
     *,
     kv_bytes: int = DEFAULT_KV_BYTES,
     kv_tokens: int | None = None,
     block_size: int = BLOCK_SIZE,
-    is_lean: bool = True,
     exact_rows: str = "auto",
 ) -> TransformersBackend:
-    """Returns a loaded decoder, whose attention is ours, behind the fastest forward that is right on its device.
+    """Returns a decoder over a KV pool, with the fastest attention that is right on its device.
 
-    The other arguments are those of `load_target`.
+    The other arguments are those of `load_target`. Raises `ModelError` where the decoder cannot run so.
     """
-    decoder = TransformersDecoder(model)
     page_size = find_varlen_page_size(facts)
     block_size = page_size or block_size
     num_blocks = max(1, kv_tokens // block_size) if kv_tokens else _num_blocks(facts, kv_bytes, block_size)
@@ -107,12 +96,40 @@ def make_backend(
     reference = probe(backend)
     if page_size is not None:
         use_varlen_if_right(backend, reference)
-    if is_lean and can_be_lean(model, facts.device, facts.dtype):
-        use_lean_if_right(backend, model, reference)
     use_exact_rows(backend, exact_rows)
     if facts.device.startswith("cuda"):
         backend.has_device_logits = has_device_kernels(facts.device, facts.vocab_size, facts.num_tokens)
     return backend
+
+
+def _load_decoder(
+    directory: Path, config_json: dict[str, Any], device: str, dtype: str, *, is_lean: bool
+) -> tuple[Any, Decoder]:
+    """Returns a model's configuration and decoder: our own, or that of transformers for all other models."""
+    import torch
+
+    from outrider.cloud_verifier.backends.lean import LeanDecoder
+    from outrider.cloud_verifier.backends.weights import Weights
+
+    if is_lean and (config := _own_config(directory, config_json)) is not None:
+        with Weights(directory, device, getattr(torch, dtype)) as weights:
+            return config, LeanDecoder(config, weights)
+    from outrider.cloud_verifier.backends.through_transformers import load_through_transformers
+
+    return load_through_transformers(directory, config_json, device, dtype)
+
+
+def _own_config(directory: Path, config_json: dict[str, Any]) -> DecoderConfig | None:
+    """Returns the configuration of a model that our own decoder computes, None for another."""
+    if (fields := with_defaults(config_json)) is None:
+        return None
+    try:
+        config = make_decoder_config(fields)
+        if config is not None:
+            check_supported(SimpleNamespace(**fields), config.max_position_embeddings)
+        return config
+    except (TypeError, ValueError, KeyError) as error:
+        raise ModelError(f"{directory / 'config.json'} is not a usable configuration: {error}") from error
 
 
 def _check_device(device: str) -> None:
@@ -129,80 +146,11 @@ def _check_device(device: str) -> None:
         raise ModelError(f"device {device!r} does not exist: {torch.cuda.device_count()} CUDA device(s)")
 
 
-@contextlib.contextmanager
-def quiet_transformers() -> Iterator[None]:
-    """Silences progress bars, advice and warnings on stderr while loading, and restores the settings."""
-    from transformers.utils import logging as hf_logging
-
-    verbosity, had_bar = hf_logging.get_verbosity(), hf_logging.is_progress_bar_enabled()
-    hf_logging.set_verbosity_error()
-    hf_logging.disable_progress_bar()
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        hf_logging.set_verbosity(verbosity)
-        if had_bar:
-            hf_logging.enable_progress_bar()
-
-
-def _load_config(directory: Path, config_json: dict[str, Any]) -> Any:
-    from transformers import CONFIG_MAPPING, AutoConfig
-
-    model_type = config_json["model_type"]
-    if model_type not in CONFIG_MAPPING:
-        code = " (it brings its own code, which is never run)" if config_json.get("auto_map") else ""
-        raise ModelError(f"model type {model_type!r} is unknown to the installed transformers{code}")
-    try:
-        return AutoConfig.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
-    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
-        raise ModelError(f"{directory / 'config.json'} is not a usable configuration: {error}") from error
-
-
-def _max_context(config: Any) -> int:
-    for name in ("max_position_embeddings", "n_positions", "max_sequence_length", "seq_length"):
-        value = getattr(config, name, None)
-        if isinstance(value, int) and value > 0:
-            return value
-    raise ModelError(f"the configuration of model type {config.model_type!r} has no max_position_embeddings")
-
-
-def _load_model(directory: Path, config: Any, device: str, dtype: str) -> Any:
-    import torch
-    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoModelForCausalLM
-
-    from outrider.cloud_verifier.backends.attention import ATTENTION_NAME, register_attention
-
-    if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
-        raise ModelError(f"model type {config.model_type!r} is not a decoder language model")
-    model_class = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
-    if not getattr(model_class, "_supports_attention_backend", False):
-        raise ModelError(f"model type {config.model_type!r} does not take its attention from outside")
-    if "logits_to_keep" not in inspect.signature(model_class.forward).parameters:
-        raise ModelError(f"model type {config.model_type!r} cannot return single logit rows")
-    register_attention()
-    try:
-        model = AutoModelForCausalLM.from_pretrained(
-            directory,
-            config=config,
-            dtype=getattr(torch, dtype),
-            attn_implementation=ATTENTION_NAME,
-            use_safetensors=True,
-            local_files_only=True,
-            trust_remote_code=False,
-        )
-    except Exception as error:  # safetensors, transformers and torch each raise their own kinds here
-        raise ModelError(f"{directory} cannot be loaded: {error}") from error
-    return model.to(device).eval().requires_grad_(False)
-
-
-def _facts(directory: Path, model: Any, max_context: int, device: str, dtype: str) -> TargetFacts:
+def _facts(directory: Path, config: Any, device: str, dtype: str) -> TargetFacts:
     from outrider.common.models import fingerprint
 
-    config = model.config
     tokenizer_json = directory / "tokenizer.json"
-    vocab_size = int(model.get_output_embeddings().weight.shape[0])
+    vocab_size = config.vocab_size
     num_tokens = fingerprint.num_tokens(tokenizer_json)
     if num_tokens > vocab_size:
         raise ModelError(f"{tokenizer_json} has {num_tokens} tokens, the model's vocabulary {vocab_size}")
@@ -212,7 +160,7 @@ def _facts(directory: Path, model: Any, max_context: int, device: str, dtype: st
     return TargetFacts(
         num_tokens=num_tokens,
         vocab_size=vocab_size,
-        max_context=max_context,
+        max_context=config.max_position_embeddings,
         dtype=dtype,
         device=device,
         model_id=directory.resolve().name,

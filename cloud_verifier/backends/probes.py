@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import logging
-from typing import Any
 
 import numpy as np
 import torch
 
 from outrider.cloud_verifier.backends import varlen
 from outrider.cloud_verifier.backends.base import ForwardItem, Logits
-from outrider.cloud_verifier.backends.lean import LeanDecoder
 from outrider.cloud_verifier.backends.transformers_backend import TargetFacts, TransformersBackend
 from outrider.common.errors import ModelError
 
@@ -18,7 +16,6 @@ logger = logging.getLogger(__name__)
 
 PROBE_TOKENS = 6
 MAX_VARLEN_ERROR = 5e-2  # of the largest logit; both are bfloat16
-MAX_LEAN_ERROR = 2e-4  # of the largest logit; two orders of operations in float32 differ by about 1e-6
 
 
 def find_varlen_page_size(facts: TargetFacts) -> int | None:
@@ -49,16 +46,6 @@ def use_varlen_if_right(backend: TransformersBackend, reference: Logits) -> None
         logger.warning("variable-length attention is not used (gathered blocks instead): %s", reason)
 
 
-def use_lean_if_right(backend: TransformersBackend, model: Any, reference: Logits) -> None:
-    """Switches to the forward of `backends.lean`, unless its logits differ from `reference`."""
-    decoder = backend.decoder
-    backend.use_decoder(LeanDecoder(model))
-    if (reason := _difference(backend, reference, MAX_LEAN_ERROR)) is not None:
-        backend.use_decoder(decoder)
-        backend.clear_kv()
-        logger.warning("the lean forward is not used (that of transformers instead): %s", reason)
-
-
 def _difference(backend: TransformersBackend, reference: Logits, tolerance: float) -> str | None:
     try:
         error = float(abs(probe(backend) - reference).max())
@@ -69,13 +56,14 @@ def _difference(backend: TransformersBackend, reference: Logits, tolerance: floa
 
 
 def probe(backend: TransformersBackend) -> Logits:
-    """Returns the logits of a few tokens in two forwards. Raises `ModelError` unless each layer attends once, with
+    """Returns the logits of a few tokens in two forwards, neither of one row: what a decoder prepares for single
+    rows is not needed where exact rows pad them. Raises `ModelError` unless each layer attends once, with
     the expected shapes."""
     sequence = backend.new_sequence()
     ids = [(7 * i + 1) % backend.num_tokens for i in range(PROBE_TOKENS)]
     try:
-        first = backend.forward([ForwardItem(sequence, ids[:-1], len(ids) - 1)]).copy()
-        logits = np.concatenate([first, backend.forward([ForwardItem(sequence, ids[-1:], 1)])])
+        first = backend.forward([ForwardItem(sequence, ids[:-2], len(ids) - 2)]).copy()
+        logits = np.concatenate([first, backend.forward([ForwardItem(sequence, ids[-2:], 2)])])
     except (RuntimeError, NotImplementedError, AssertionError, TypeError, IndexError) as error:
         raise ModelError(f"{backend.model_id} cannot run over paged KV: {error}") from error
     finally:

@@ -19,8 +19,9 @@ import torch
 Product = Callable[[torch.Tensor], torch.Tensor]  # [rows, in] → [rows, out]
 
 # Matrix-vector kernels, for one row, sum in another order; a packed product of 4 rows takes less time than one
-# of 1, 2 or 3 (oneDNN on AVX-512, the embedded target's matrices: 3.1, 3.9, 4.5 and 3.6 ms).
-COUNTS = (4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 28, 32, 40, 48, 56, 64, 80, 96, 128, 192, 256)
+# of 1, 2 or 3 (oneDNN on AVX-512, the embedded target's matrices: 3.1, 3.9, 4.5 and 3.6 ms). Each further count
+# takes 0.5 MiB for each kind of matrix, and its share of the start.
+COUNTS = (4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 40, 48, 64, 96, 128, 256)
 # Decoding, verifying, several sessions, prefill: a plan's cost is taken at these.
 USUAL_COUNTS = (1, 5, 40, 512)
 PASS_ROWS = 16  # a further pass over the weights costs about as much as this many rows

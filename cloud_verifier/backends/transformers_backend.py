@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any, Protocol, cast
 
 import numpy as np
@@ -15,10 +13,9 @@ import torch
 from outrider.cloud_verifier.backends.attention import AttentionPlanner, ForwardPlan
 from outrider.cloud_verifier.backends.base import ForwardItem, KVExhausted, KVSequence, Logits, TargetBackend
 from outrider.cloud_verifier.backends.packing import PackedSequence
-from outrider.cloud_verifier.backends.row_plan import MatrixKind, Product, RowPlan, padded_rows
+from outrider.cloud_verifier.backends.row_plan import MatrixKind, RowPlan, padded_rows
 from outrider.cloud_verifier.backends.sdpa import SdpaPlanner
 from outrider.cloud_verifier.kv.blocks import BlockCopy, BlockManager, BlockTable, BlockUsage
-from outrider.common.errors import ModelError
 
 BLOCK_SIZE = 16
 
@@ -94,6 +91,8 @@ def split_feeds(feeds: Sequence[Feed], most: int) -> Iterator[list[Feed]]:
 class Decoder(Protocol):
     """Computes the model itself: packed tokens in, logits out."""
 
+    is_of_transformers: bool  # its code is transformers', not ours
+
     def matrix_kinds(self) -> list[MatrixKind]:
         """Returns every kind of matrix whose product a forward takes, each once.
 
@@ -110,56 +109,6 @@ class Decoder(Protocol):
 
         `token_ids` and `positions` are int64 [num_rows].
         """
-
-
-class TransformersDecoder:
-    """Runs any transformers decoder whose attention is ours."""
-
-    def __init__(self, model: Any) -> None:
-        self._model = model
-
-    def use_exact_rows(self) -> None:
-        """Changes nothing: the model's own code is all there is."""
-
-    def matrix_kinds(self) -> list[MatrixKind]:
-        kinds: dict[tuple[object, ...], MatrixKind] = {}
-        for name, parameter in self._model.named_parameters():
-            if parameter.ndim > 2:
-                raise ModelError(f"parameter {name} has {parameter.ndim} dimensions: no plain matrix")
-        for module in self._model.modules():
-            weight = getattr(module, "weight", None)
-            if isinstance(module, torch.nn.Embedding) or weight is None or weight.ndim != 2:
-                continue
-            is_transposed = not isinstance(module, torch.nn.Linear)  # GPT-2's Conv1D: [in, out]
-            num_outputs, num_inputs = reversed(weight.shape) if is_transposed else weight.shape
-            key = (type(module), num_inputs, num_outputs, getattr(module, "bias", None) is None)
-            kinds[key] = MatrixKind(num_inputs, num_outputs, partial(_module_product, module, is_transposed))
-        return list(kinds.values())
-
-    def __call__(
-        self, token_ids: torch.Tensor, positions: torch.Tensor, rows: torch.Tensor | None, plan: ForwardPlan
-    ) -> torch.Tensor:
-        output = self._model(
-            input_ids=token_ids[None],
-            position_ids=positions[None],
-            use_cache=False,
-            logits_to_keep=0 if rows is None else rows,
-            outrider_plan=plan,
-        )
-        logits: torch.Tensor = output.logits[0]
-        return logits
-
-
-def _module_product(module: Any, is_transposed: bool, weight: torch.Tensor) -> Product:
-    """Returns what `module` computes with another weight, its bias left out where that is a number added last."""
-    other = copy.copy(module)
-    other._parameters = dict(module._parameters)
-    other.weight = torch.nn.Parameter(
-        weight.t().contiguous() if is_transposed else weight, requires_grad=False
-    )
-    if other._parameters.get("bias") is not None:
-        other.bias = torch.nn.Parameter(torch.zeros_like(module.bias), requires_grad=False)
-    return lambda x: other(x[None])[0]
 
 
 class TransformersBackend(TargetBackend):

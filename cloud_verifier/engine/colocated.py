@@ -7,6 +7,7 @@ same code: the edge's draft, the session's method. This is the one module here t
 
 from __future__ import annotations
 
+import importlib.util
 import logging
 import math
 import os
@@ -20,8 +21,9 @@ from outrider.cloud_verifier.engine.work import Work
 from outrider.common.clock import SYSTEM_CLOCK, Clock
 from outrider.common.errors import IncompatibleError
 from outrider.common.methods import num_support
+from outrider.common.process.extras import needs_extra
 from outrider.common.process.logs import LogLimiter
-from outrider.common.types import Draft, GenerateRequest
+from outrider.common.types import Draft, GenerateRequest, SamplingParams
 from outrider.edge_client.drafting.base import DraftModel, DraftSequence
 
 log = logging.getLogger(__name__)
@@ -32,14 +34,75 @@ _MAX_THREADS = 8
 _TIME_SHARE = 0.2  # of the newest draft in the mean time of a token
 
 
-def load_draft(strategy: str, directory: Path, tokenizer_fingerprint: str, *, num_threads: int) -> DraftModel:
-    """Returns the draft in `directory`, for a target whose tokenizer has this fingerprint.
+class DeferredDraft:
+    """Implements `DraftModel`: loads an exported draft with its first sequence.
+
+    Until then it takes neither memory nor start-up time; what it says of itself is in its draft.json.
+    """
+
+    signal_names = ("nll", "entropy", "margin")
+
+    def __init__(self, directory: Path, num_threads: int) -> None:
+        """Raises `ModelError` for a directory that is no draft, `MissingExtraError` without onnxruntime."""
+        from outrider.edge_client.drafting.spec import read_spec
+
+        spec = read_spec(directory)
+        with needs_extra("edge", "drafting"):
+            if importlib.util.find_spec("onnxruntime") is None:
+                raise ModuleNotFoundError(name="onnxruntime")
+        self.num_tokens, self.max_context = spec.num_tokens, spec.max_context
+        self.eos_token_ids = spec.eos_token_ids
+        self.fingerprint, self.tokenizer_fingerprint = spec.fingerprint, spec.tokenizer_fingerprint
+        self._directory, self._num_threads = directory, num_threads
+        self._model: DraftModel | None = None
+
+    @property
+    def is_loaded(self) -> bool:
+        """Returns whether a sequence was asked for."""
+        return self._model is not None
+
+    def sequence(
+        self, sampling: SamplingParams, *, num_prompt_tokens: int | None = None, num_support: int = 0
+    ) -> DraftSequence:
+        """Returns a new, empty sequence. Raises `ModelError` where the weights cannot be loaded."""
+        from outrider.edge_client.drafting.registry import create_draft_model
+
+        if self._model is None:
+            self._model = create_draft_model("onnx", self._directory, threads=self._num_threads)
+        return self._model.sequence(sampling, num_prompt_tokens=num_prompt_tokens, num_support=num_support)
+
+    def close(self) -> None:
+        """Releases the weights."""
+        if self._model is not None:
+            self._model.close()
+
+    def __enter__(self) -> DeferredDraft:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+
+def load_draft(
+    strategy: str,
+    directory: Path,
+    tokenizer_fingerprint: str,
+    *,
+    num_threads: int,
+    is_deferred: bool = False,
+) -> DraftModel:
+    """Returns the draft in `directory`, for a target whose tokenizer has this fingerprint; with `is_deferred` an
+    exported one, loaded when it is first used.
 
     Raises `IncompatibleError` for another tokenizer, `ModelError` for a directory that cannot be loaded.
     """
     from outrider.edge_client.drafting.registry import create_draft_model
 
-    draft = create_draft_model(strategy, directory, threads=num_threads)
+    draft: DraftModel
+    if is_deferred:
+        draft = DeferredDraft(directory, num_threads)
+    else:
+        draft = create_draft_model(strategy, directory, threads=num_threads)
     if draft.tokenizer_fingerprint != tokenizer_fingerprint:
         draft.close()
         raise IncompatibleError(

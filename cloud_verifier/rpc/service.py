@@ -86,10 +86,9 @@ class VerifierService(outrider_pb2_grpc.VerifierServicer):  # type: ignore[misc]
         self._num_unary = 0
         self._is_ending = False
 
-    def add_to(self, server: grpc.aio.Server) -> None:
-        """Registers the calls. All read bytes, which may be no message. Streams write bytes too: their size is
-        needed, and a refusal is encoded once."""
-        outrider_pb2_grpc.add_VerifierServicer_to_server(self, server)
+    def make_handler(self) -> grpc.GenericRpcHandler:
+        """Returns the handler of all calls. All read bytes, which may be no message. Streams write bytes too:
+        their size is needed, and a refusal is encoded once."""
         handlers = {
             "Session": grpc.stream_stream_rpc_method_handler(self.Session),
             "Generate": grpc.unary_stream_rpc_method_handler(
@@ -101,7 +100,7 @@ class VerifierService(outrider_pb2_grpc.VerifierServicer):  # type: ignore[misc]
             handlers[name] = grpc.unary_unary_rpc_method_handler(
                 self._reading(getattr(self, name), kind), response_serializer=_serialize
             )
-        server.add_registered_method_handlers(SERVICE_NAME, handlers)
+        return grpc.method_handlers_generic_handler(SERVICE_NAME, handlers)
 
     def _reading(
         self, behaviour: Callable[[Any, Any], Awaitable[Any]], kind: type[Any]

@@ -7,8 +7,9 @@ import logging
 import sys
 import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import outrider.common.process.grpc_quiet  # noqa: F401  before anything imports grpc
 from outrider.cloud_verifier.backends.model_files import check_model_files
@@ -23,7 +24,9 @@ from outrider.common.process.version import own_version
 
 if TYPE_CHECKING:
     from outrider.cloud_verifier.backends.base import TargetBackend
+    from outrider.cloud_verifier.backends.transformers_backend import TransformersBackend
     from outrider.cloud_verifier.engine.colocated import CoLocatedDrafter
+    from outrider.cloud_verifier.server.entrance import Entrance
     from outrider.cloud_verifier.server.server import VerifierServer
 
 log = logging.getLogger(__name__)
@@ -85,32 +88,21 @@ def _serve(loaded: Loaded[ServeConfig]) -> int:
     setup_logging(config.log_level, config.log_json)
     begin = time.monotonic()
 
-    from outrider.cloud_verifier.security.server_security import ServerSecurity
-    from outrider.cloud_verifier.server.addresses import check_addresses, check_ports_free
-    from outrider.cloud_verifier.server.server import VerifierServer, run_until_signalled
+    from outrider.cloud_verifier.server.addresses import check_ports_free
+    from outrider.cloud_verifier.server.entrance import Entrance
+    from outrider.cloud_verifier.server.server import run_until_signalled
 
     kv_bytes = parse_size(config.kv_memory, "--kv-memory")
-    check_addresses(config)  # all of these before the weights are loaded
     parse_methods(config.methods)
-    security = ServerSecurity(config)
+    entrance = Entrance(
+        config
+    )  # checks addresses and credentials: all of these before the weights are loaded
     check_ports_free(config)
     check_directories(config)
     log.info("loading %s", config.target)
 
-    from outrider.cloud_verifier.backends.loading import load_target
-
-    backend = load_target(
-        config.target,
-        device=config.device,
-        dtype=config.dtype,
-        kv_bytes=kv_bytes,
-        num_threads=config.num_threads,
-        exact_rows=config.exact_rows,
-    )
-
-    drafter = create_drafter(config, backend)
-
     def announce(server: VerifierServer) -> None:
+        backend = cast("TransformersBackend", server.engine.backend)
         host = config.listen.rpartition(":")[0]
         kv = f"KV pool of {backend.num_kv_tokens:,} tokens in {config.kv_memory}"
         what = describe_target(backend, kv)
@@ -120,14 +112,36 @@ def _serve(loaded: Loaded[ServeConfig]) -> int:
         print(one_line(line), flush=True)
 
     with exporting_spans(config.otlp_endpoint, "cloud-verifier"):
-        run_until_signalled(VerifierServer(backend, config, drafter, security), announce)
+        run_until_signalled(entrance, lambda: load_server(config, kv_bytes, entrance), announce)
     return 0
 
 
-def describe_target(backend: TargetBackend, kv: str) -> str:
+def load_server(config: ServeConfig, kv_bytes: int, entrance: Entrance) -> VerifierServer:
+    """Returns the server of the target and the draft that `config` names. Raises `ModelError`."""
+    from outrider.cloud_verifier.backends.loading import load_target
+    from outrider.cloud_verifier.server.server import VerifierServer
+    from outrider.cloud_verifier.verification.row_kernels import load_row_kernels
+
+    with ThreadPoolExecutor(1) as beside:
+        kernels = beside.submit(load_row_kernels)  # much of it while torch computes
+        backend = load_target(
+            config.target,
+            device=config.device,
+            dtype=config.dtype,
+            kv_bytes=kv_bytes,
+            num_threads=config.num_threads,
+            exact_rows=config.exact_rows,
+        )
+        drafter = create_drafter(config, backend)
+        kernels.result()
+    return VerifierServer(backend, config, drafter, entrance)
+
+
+def describe_target(backend: TransformersBackend, kv: str) -> str:
     """Returns the start line's words on the target and its KV pool (`kv`)."""
     rows = "reproducible" if backend.is_reproducible else "not reproducible"
-    where = f"{backend.dtype}, {rows}, {backend.device}, context {backend.max_context}, {kv}"
+    through = "through transformers, " if backend.decoder.is_of_transformers else ""
+    where = f"{through}{backend.dtype}, {rows}, {backend.device}, context {backend.max_context}, {kv}"
     return f"{backend.model_id} ({where})"
 
 
@@ -159,6 +173,7 @@ def create_drafter(config: ServeConfig, backend: TargetBackend) -> CoLocatedDraf
             config.draft_dir,
             backend.tokenizer_fingerprint,
             num_threads=config.draft_threads,
+            is_deferred=not config.draft and config.draft_strategy == "onnx",  # the embedded one
         )
     except (ModelError, MissingExtraError) as error:
         if config.draft:

@@ -3,32 +3,31 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import ctypes
 import gc
 import logging
 import signal
 import sys
+import threading
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
-
-import grpc
+from functools import partial
+from typing import TYPE_CHECKING
 
 from outrider.cloud_verifier.backends.base import TargetBackend
 from outrider.cloud_verifier.config import ServeConfig
 from outrider.cloud_verifier.engine.colocated import CoLocatedDrafter
 from outrider.cloud_verifier.engine.driver import EngineDriver
 from outrider.cloud_verifier.engine.engine import Engine
-from outrider.cloud_verifier.rpc.interceptor import ErrorInterceptor
-from outrider.cloud_verifier.rpc.service import SERVICE_NAME, VerifierService
-from outrider.cloud_verifier.rpc.tracing import TraceContextInterceptor, create_round_tracer
+from outrider.cloud_verifier.rpc.service import VerifierService
+from outrider.cloud_verifier.rpc.tracing import create_round_tracer
 from outrider.cloud_verifier.security.authenticator import AccessError
-from outrider.cloud_verifier.security.server_security import ServerSecurity
 from outrider.cloud_verifier.server.addresses import ADMIN_OFF, check_addresses
 from outrider.cloud_verifier.server.admin import AdminServer
-from outrider.cloud_verifier.server.health import HEALTH_SERVICE_NAME, Health
+from outrider.cloud_verifier.server.entrance import Entrance
 from outrider.cloud_verifier.server.model_info import make_model_info
 from outrider.cloud_verifier.server.supervision import Supervision
 from outrider.cloud_verifier.verification.row_kernels import load_row_kernels
-from outrider.common.errors import UsageError
 
 if TYPE_CHECKING:
     from outrider.cloud_verifier.rpc.probe_port import ProbePort
@@ -50,14 +49,14 @@ class VerifierServer:
         backend: TargetBackend,
         config: ServeConfig,
         drafter: CoLocatedDrafter | None = None,
-        security: ServerSecurity | None = None,
+        entrance: Entrance | None = None,
         labels: tuple[str, ...] = (),
     ) -> None:
-        """`drafter`, closed with the server, makes co-located generation possible. `security` comes from
-        `config` where none is given."""
+        """`drafter`, closed with the server, makes co-located generation possible. `entrance`, closed with it too,
+        is made from `config` where none is given."""
         load_row_kernels()  # compiled here, so that no round waits for it
         self._config = config
-        self._listen, admin_listen = check_addresses(config)
+        _, admin_listen = check_addresses(config)
         model = make_model_info(backend, config, drafter.fingerprint if drafter else "", labels)
         self.engine = Engine(
             backend,
@@ -71,10 +70,8 @@ class VerifierServer:
             hides_batch_size=config.hide_batch_size,
         )
         tracer = create_round_tracer()
-        self.security = security or ServerSecurity(config)
-        self._interceptors = (ErrorInterceptor(), *self.security.interceptors)
-        if tracer is not None:
-            self._interceptors += (TraceContextInterceptor(),)
+        self._entrance = entrance or Entrance(config)
+        self.security = self._entrance.security
         self.service = VerifierService(
             self.engine,
             tracer,
@@ -82,7 +79,6 @@ class VerifierServer:
             max_unread_bytes=config.max_unread_bytes,
             call_limits=config.call_limits,
         )
-        self.port = 0
         self.admin: AdminServer | None = None
         if admin_listen is not None:
             self.admin = AdminServer(
@@ -93,40 +89,23 @@ class VerifierServer:
             from outrider.cloud_verifier.rpc.probe_port import ProbePort
 
             self.probes = ProbePort(config.probe_listen, self.engine)
-        self._health = Health(SERVICE_NAME)
-        self._server: Any = None
         self._watching: asyncio.Task[None]
         self._driver: EngineDriver
 
+    @property
+    def port(self) -> int:
+        """Returns the port it serves on, 0 before it does."""
+        return self._entrance.port
+
     async def __aenter__(self) -> VerifierServer:
-        limit = self._config.max_message_bytes
-        self._server = grpc.aio.server(
-            interceptors=self._interceptors,
-            options=(
-                ("grpc.max_receive_message_length", limit),
-                ("grpc.max_send_message_length", limit),
-                ("grpc.keepalive_time_ms", 20_000),
-                ("grpc.keepalive_permit_without_calls", 1),
-                ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
-                ("grpc.so_reuseport", 0),
-            ),
-        )
-        self.service.add_to(self._server)
-        self._health.add_to(self._server)
-        try:
-            self.port = self.security.add_port(self._server, self._listen)
-        except RuntimeError as error:
-            raise UsageError(f"--listen {self._listen}: cannot bind; is another process there?") from error
-        if self._config.reflection:
-            _add_reflection(self._server)
+        await self._entrance.open()
         if self.admin is not None:
             self.admin.open()
         if self.probes is not None:
             await self.probes.open()
         self._driver = EngineDriver(self.engine)
         self._driver.start()
-        await self._server.start()
-        await self._health.set("SERVING")
+        await self._entrance.admit(self.service)
         self._watching = asyncio.create_task(self._watch())
         return self
 
@@ -150,7 +129,7 @@ class VerifierServer:
 
     async def __aexit__(self, *exc_info: object) -> None:
         self._watching.cancel()
-        await self._server.stop(grace=None)
+        await self._entrance.close()
         if self.probes is not None:
             await self.probes.close()
         await self._driver.stop()
@@ -165,7 +144,7 @@ class VerifierServer:
         """
         grace_s = self._config.drain_grace_s
         self.engine.is_draining = True
-        await self._health.set("NOT_SERVING")
+        await self._entrance.refuse()
         self.service.announce_draining(grace_s, "shutting down")
         log.info("draining %d sessions for up to %.0f s", self.engine.num_sessions, grace_s)
         await self._calls_ended(grace_s)
@@ -178,27 +157,35 @@ class VerifierServer:
             await asyncio.sleep(0.02)
 
 
-def _add_reflection(server: Any) -> None:
-    from grpc_reflection.v1alpha import reflection
-
-    names = (SERVICE_NAME, HEALTH_SERVICE_NAME, reflection.SERVICE_NAME)
-    reflection.enable_server_reflection(names, server)
-
-
-def run_until_signalled(server: VerifierServer, on_ready: Callable[[VerifierServer], None]) -> None:
+def run_until_signalled(
+    entrance: Entrance,
+    load: Callable[[], VerifierServer],
+    on_ready: Callable[[VerifierServer], None],
+) -> None:
     """Runs `serve_until_signalled` on uvloop: a round costs a tenth less than on asyncio's own loop."""
     import uvloop
 
-    gc.collect()
-    gc.freeze()  # what loading left lives as long as the process: no collection needs to look at it
     try:
-        uvloop.run(serve_until_signalled(server, on_ready))
+        uvloop.run(serve_until_signalled(entrance, load, on_ready))
     finally:
         gc.unfreeze()
 
 
-async def serve_until_signalled(server: VerifierServer, on_ready: Callable[[VerifierServer], None]) -> None:
-    """Serves until SIGTERM or SIGINT, drains, stops; a second signal ends the grace at once."""
+async def serve_until_signalled(
+    entrance: Entrance,
+    load: Callable[[], VerifierServer],
+    on_ready: Callable[[VerifierServer], None],
+) -> None:
+    """Serves what `load`, called on a thread, returns behind `entrance`, until SIGTERM or SIGINT; drains, stops.
+
+    A second signal ends the grace at once.
+    """
+    await entrance.open()
+    try:
+        server = await _on_a_thread(load)
+    except BaseException:
+        await entrance.close()
+        raise
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     loop = asyncio.get_running_loop()
     first, second = asyncio.Event(), asyncio.Event()
@@ -221,3 +208,36 @@ async def serve_until_signalled(server: VerifierServer, on_ready: Callable[[Veri
         for task in (draining, impatient):
             task.cancel()
         supervision.close()
+
+
+async def _on_a_thread(load: Callable[[], VerifierServer]) -> VerifierServer:
+    """Returns what `load` returns. An interrupted process does not wait for the thread.
+
+    Collections are left out meanwhile: what loading makes lives as long as the process, and is frozen.
+    """
+    loop = asyncio.get_running_loop()
+    loaded: asyncio.Future[VerifierServer] = loop.create_future()
+
+    def work() -> None:
+        try:
+            settle = partial(loaded.set_result, load())
+        except BaseException as error:
+            settle = partial(loaded.set_exception, error)
+        with contextlib.suppress(RuntimeError):  # the loop was interrupted
+            loop.call_soon_threadsafe(settle)
+
+    gc.disable()
+    try:
+        threading.Thread(target=work, name="loading", daemon=True).start()
+        return await loaded
+    finally:
+        gc.enable()
+        gc.collect()
+        gc.freeze()
+        _trim_memory()
+
+
+def _trim_memory() -> None:
+    """Gives what loading has freed back to the operating system, where the C library can."""
+    with contextlib.suppress(AttributeError, OSError):
+        ctypes.CDLL(None).malloc_trim(0)

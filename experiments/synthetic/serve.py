@@ -15,6 +15,7 @@ from dataclasses import replace
 
 from outrider.cloud_verifier.config import SCOPE, ServeConfig
 from outrider.cloud_verifier.engine.colocated import CoLocatedDrafter
+from outrider.cloud_verifier.server.entrance import Entrance
 from outrider.cloud_verifier.server.server import VerifierServer, run_until_signalled
 from outrider.common.config.loader import add_flags, given_flags, load_config
 from outrider.common.config.units import parse_duration
@@ -26,12 +27,14 @@ from outrider.experiments.synthetic.pair import DEFAULT_ALPHA, SyntheticPair, pa
 from outrider.experiments.synthetic.target import SyntheticBackend
 
 
-def create_server(pair: SyntheticPair, config: ServeConfig) -> VerifierServer:
+def create_server(
+    pair: SyntheticPair, config: ServeConfig, entrance: Entrance | None = None
+) -> VerifierServer:
     """Returns a server with a co-located draft; its model info carries the labels of the pair."""
     backend = SyntheticBackend(pair)
     draft = SyntheticDraft(replace(pair, draft_token_s=pair.colocated_draft_s))
     drafter = CoLocatedDrafter(draft)
-    return VerifierServer(backend, config, drafter, labels=tuple(pair.labels))
+    return VerifierServer(backend, config, drafter, entrance, labels=tuple(pair.labels))
 
 
 @contextlib.contextmanager
@@ -88,7 +91,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         host = config.listen.rpartition(":")[0]
         print(f"synthetic verifier, serving {pair.labels[1]} on {host}:{server.port}{admin}", flush=True)
 
-    run_until_signalled(create_server(pair, config), announce)
+    entrance = Entrance(config)
+    run_until_signalled(entrance, lambda: create_server(pair, config, entrance), announce)
     return 0
 
 

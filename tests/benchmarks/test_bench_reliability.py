@@ -48,8 +48,7 @@ def test_a_stage_measured_again_replaces_its_own_figures_and_keeps_the_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     values = map(float, itertools.count(1))
-    for module in (bench, results_file):
-        monkeypatch.setattr(module, "RESULTS", tmp_path)
+    monkeypatch.setattr(results_file, "RESULTS", tmp_path)
     monkeypatch.setattr(results_file, "ROOT", tmp_path)
     monkeypatch.setattr(
         bench,

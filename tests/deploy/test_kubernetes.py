@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import jsonschema
-import kubernetes_validate
 import pytest
 import yaml
 from support.fakes import FakeBackend
@@ -33,7 +32,7 @@ from outrider.edge_client.transport.link.balancing import SESSION_HEADER
 ROOT = Path(__file__).resolve().parents[2] / "deploy" / "kubernetes"
 SCHEMAS = Path(__file__).parent / "schemas"
 ALL = ["base", *(f"overlays/{path.name}" for path in sorted((ROOT / "overlays").iterdir()))]
-VERSIONS = ("1.31", kubernetes_validate.latest_version())
+VERSIONS = ("1.31", "")  # "": the newest that the validator knows
 
 
 @functools.cache
@@ -61,7 +60,10 @@ def validate(resource: Resource, version: str) -> None:
     if schema.exists():
         jsonschema.validate(resource, _strict(json.loads(schema.read_text())))
     else:
-        kubernetes_validate.validate(resource, version, strict=True)
+        validator = pytest.importorskip(
+            "kubernetes_validate", reason="the extra `kubernetes` is not installed"
+        )
+        validator.validate(resource, version or validator.latest_version(), strict=True)
 
 
 def _strict(schema: Any) -> Any:

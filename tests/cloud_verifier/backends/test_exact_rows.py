@@ -203,7 +203,9 @@ def test_on_refuses_and_auto_says_so_where_rows_differ(
 
 
 def test_a_parameter_that_is_no_matrix_is_not_called_reproducible(target_of: Callable[[str], Path]) -> None:
-    backend = load_target(target_of("llama"), dtype="bfloat16", kv_tokens=2048, exact_rows="off")
+    backend = load_target(
+        target_of("llama"), dtype="bfloat16", kv_tokens=2048, exact_rows="off", is_lean=False
+    )
     experts = torch.nn.Parameter(torch.zeros(2, 3, 4), requires_grad=False)
     backend.decoder._model.register_parameter("experts", experts)  # type: ignore[attr-defined]
     use_exact_rows(backend, "auto")

@@ -12,7 +12,7 @@ from support.fakes import FakeBackend
 from test_engine import GREEDY, SAMPLED, Harness
 
 from outrider.cloud_verifier.config import EMBEDDED_DRAFT, ServeConfig
-from outrider.cloud_verifier.engine.colocated import POOL_FROM_NS, READ_CHUNK, CoLocatedDrafter
+from outrider.cloud_verifier.engine.colocated import POOL_FROM_NS, READ_CHUNK, CoLocatedDrafter, DeferredDraft
 from outrider.cloud_verifier.kv.blocks import BlockManager
 from outrider.cloud_verifier.server.cli import create_drafter
 from outrider.common.alignment import TokenChain
@@ -32,6 +32,8 @@ from outrider.common.types import (
     Verdict,
     VerifyRequest,
 )
+from outrider.edge_client.drafting.base import DraftModel
+from outrider.edge_client.drafting.registry import create_draft_model
 
 PROMPT = (5, 6, 7)
 
@@ -385,6 +387,24 @@ def test_an_embedded_draft_that_cannot_be_loaded_is_done_without_and_a_named_one
     assert "no co-located speculation" in caplog.text
     with pytest.raises(ModelError, match=r"draft\.json"):
         create_drafter(ServeConfig(draft=str(tmp_path)), FakeBackend())
+
+
+def test_the_embedded_draft_says_what_it_is_and_is_loaded_with_its_first_sequence() -> None:
+    loaded = create_draft_model("onnx", EMBEDDED_DRAFT)
+    draft = DeferredDraft(EMBEDDED_DRAFT, num_threads=1)
+    for name in ("num_tokens", "max_context", "eos_token_ids", "signal_names", "fingerprint"):
+        assert getattr(draft, name) == getattr(loaded, name), name
+    assert draft.tokenizer_fingerprint == loaded.tokenizer_fingerprint and not draft.is_loaded
+    drafts = []
+    models: tuple[DraftModel, ...] = (draft, loaded)
+    for model in models:
+        sequence = model.sequence(SamplingParams(temperature=0.0))
+        sequence.commit([5, 6, 7])
+        drafts.append(sequence.propose(4).token_ids)
+        sequence.close()
+    assert draft.is_loaded and drafts[0] == drafts[1]
+    draft.close()
+    loaded.close()
 
 
 def test_a_draft_of_another_tokenizer_is_refused_with_what_to_do() -> None:

@@ -1,0 +1,1 @@
+"""What a stranger sees of the product in real processes: start-up, memory, the demo."""

@@ -1,0 +1,115 @@
+"""The configurations that our own decoder computes: Llama, Mistral, Qwen2 and Qwen3, read from config.json."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+# Their default where config.json has no `head_dim`: None is hidden_size / num_attention_heads.
+DEFAULT_HEAD_DIM = {"llama": None, "mistral": None, "qwen2": None, "qwen3": 128}
+ROPE_TYPES = ("default", "linear", "llama3")
+ACTIVATIONS = ("silu", "swish")
+
+
+@dataclass(frozen=True, slots=True)
+class DecoderConfig:
+    """Holds what the decoder needs of a config.json, under the names it has there."""
+
+    model_type: str
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_hidden_layers: int
+    num_attention_heads: int
+    num_key_value_heads: int
+    head_dim: int
+    max_position_embeddings: int
+    rms_norm_eps: float
+    tie_word_embeddings: bool
+    attention_bias: bool
+    mlp_bias: bool
+    rope_parameters: Mapping[str, Any]  # rope_type, rope_theta and the type's own
+    eos_token_id: Any = None
+
+    @property
+    def has_output_bias(self) -> bool:
+        """Returns whether the projection of the attention's output has a bias: Qwen2's never has."""
+        return self.attention_bias and self.model_type != "qwen2"
+
+    @property
+    def has_head_norms(self) -> bool:
+        """Returns whether queries and keys are normalised, each head by itself."""
+        return self.model_type == "qwen3"
+
+
+def with_defaults(raw: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Returns the fields of a config.json with what transformers would add, in its newest form.
+
+    None for a model type, a rotary embedding or an option that our own decoder does not compute, and where a
+    field without an evident default is missing.
+    """
+    kind = raw["model_type"]
+    if kind not in DEFAULT_HEAD_DIM or (kind == "mistral" and "sliding_window" not in raw):
+        return None
+    rope = dict(raw.get("rope_scaling") or raw.get("rope_parameters") or {})
+    rope.setdefault("rope_type", rope.get("type", "default"))
+    rope.setdefault("rope_theta", raw.get("rope_theta", 10_000.0))
+    rope.setdefault("original_max_position_embeddings", raw.get("max_position_embeddings"))
+    fields = {
+        **raw,
+        "rope_parameters": rope,
+        "head_dim": raw.get("head_dim") or DEFAULT_HEAD_DIM[kind],
+        "num_key_value_heads": raw.get("num_key_value_heads") or raw.get("num_attention_heads"),
+        "attention_bias": kind == "qwen2" or (kind != "mistral" and bool(raw.get("attention_bias"))),
+        "mlp_bias": kind == "llama" and bool(raw.get("mlp_bias")),
+    }
+    if kind in ("qwen2", "qwen3"):
+        fields["use_sliding_window"] = bool(raw.get("use_sliding_window"))
+    return fields
+
+
+def make_decoder_config(fields: Mapping[str, Any]) -> DecoderConfig | None:
+    """Returns the configuration of `with_defaults`, None where our own decoder does not compute it.
+
+    Raises ValueError or TypeError for a field of another type.
+    """
+    rope = fields["rope_parameters"]
+    partial = rope.get("partial_rotary_factor", fields.get("partial_rotary_factor"))
+    is_ours = (
+        rope["rope_type"] in ROPE_TYPES
+        and partial in (None, 1, 1.0)
+        and fields.get("hidden_act", "silu") in ACTIVATIONS
+        and not fields.get("quantization_config")
+        and all(fields.get(name) is not None for name in _REQUIRED)
+    )
+    if not is_ours:
+        return None
+    sizes = {name: int(fields[name]) for name in _REQUIRED}
+    head_dim = int(fields["head_dim"] or sizes["hidden_size"] // sizes["num_attention_heads"])
+    if min(*sizes.values(), head_dim) < 1 or head_dim % 2:
+        raise ValueError(f"sizes must be positive and head_dim even: {sizes}, head_dim {head_dim}")
+    if sizes["num_attention_heads"] % sizes["num_key_value_heads"]:
+        raise ValueError("num_attention_heads is no multiple of num_key_value_heads")
+    return DecoderConfig(
+        model_type=fields["model_type"],
+        **sizes,
+        head_dim=head_dim,
+        rms_norm_eps=float(fields.get("rms_norm_eps", 1e-6)),
+        tie_word_embeddings=bool(fields.get("tie_word_embeddings", False)),
+        attention_bias=fields["attention_bias"],
+        mlp_bias=fields["mlp_bias"],
+        rope_parameters=rope,
+        eos_token_id=fields.get("eos_token_id"),
+    )
+
+
+_REQUIRED = (
+    "vocab_size",
+    "hidden_size",
+    "intermediate_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "max_position_embeddings",
+)

@@ -1,0 +1,153 @@
+"""Loads a model that our own decoder does not compute: any full-attention decoder of transformers."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import inspect
+import warnings
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from outrider.cloud_verifier.backends.architectures import check_supported
+from outrider.cloud_verifier.backends.attention import ATTENTION_NAME, ForwardPlan, register_attention
+from outrider.cloud_verifier.backends.row_plan import MatrixKind, Product
+from outrider.cloud_verifier.backends.transformers_backend import Decoder
+from outrider.common.errors import ModelError
+
+
+def load_through_transformers(
+    directory: Path, config_json: dict[str, Any], device: str, dtype: str
+) -> tuple[Any, TransformersDecoder]:
+    """Returns a model's configuration, with all fields named as Llama's, and its decoder.
+
+    Raises `ModelError` for an unknown or unsupported model type and for weights that cannot be loaded.
+    """
+    with quiet_transformers():
+        config = _load_config(directory, config_json)
+        config.max_position_embeddings = _max_context(config)
+        check_supported(config, config.max_position_embeddings)
+        model = _load_model(directory, config, device, dtype)
+    config.vocab_size = int(model.get_output_embeddings().weight.shape[0])
+    return config, TransformersDecoder(model)
+
+
+class TransformersDecoder(Decoder):
+    """Runs any transformers decoder whose attention is ours."""
+
+    is_of_transformers = True
+
+    def __init__(self, model: Any) -> None:
+        self._model = model
+
+    def use_exact_rows(self) -> None:
+        """Changes nothing: the model's own code is all there is."""
+
+    def matrix_kinds(self) -> list[MatrixKind]:
+        kinds: dict[tuple[object, ...], MatrixKind] = {}
+        for name, parameter in self._model.named_parameters():
+            if parameter.ndim > 2:
+                raise ModelError(f"parameter {name} has {parameter.ndim} dimensions: no plain matrix")
+        for module in self._model.modules():
+            weight = getattr(module, "weight", None)
+            if isinstance(module, torch.nn.Embedding) or weight is None or weight.ndim != 2:
+                continue
+            is_transposed = not isinstance(module, torch.nn.Linear)  # GPT-2's Conv1D: [in, out]
+            num_outputs, num_inputs = reversed(weight.shape) if is_transposed else weight.shape
+            key = (type(module), num_inputs, num_outputs, getattr(module, "bias", None) is None)
+            kinds[key] = MatrixKind(num_inputs, num_outputs, partial(_module_product, module, is_transposed))
+        return list(kinds.values())
+
+    def __call__(
+        self, token_ids: torch.Tensor, positions: torch.Tensor, rows: torch.Tensor | None, plan: ForwardPlan
+    ) -> torch.Tensor:
+        output = self._model(
+            input_ids=token_ids[None],
+            position_ids=positions[None],
+            use_cache=False,
+            logits_to_keep=0 if rows is None else rows,
+            outrider_plan=plan,
+        )
+        logits: torch.Tensor = output.logits[0]
+        return logits
+
+
+def _module_product(module: Any, is_transposed: bool, weight: torch.Tensor) -> Product:
+    """Returns what `module` computes with another weight, its bias left out where that is a number added last."""
+    other = copy.copy(module)
+    other._parameters = dict(module._parameters)
+    other.weight = torch.nn.Parameter(
+        weight.t().contiguous() if is_transposed else weight, requires_grad=False
+    )
+    if other._parameters.get("bias") is not None:
+        other.bias = torch.nn.Parameter(torch.zeros_like(module.bias), requires_grad=False)
+    return lambda x: other(x[None])[0]
+
+
+@contextlib.contextmanager
+def quiet_transformers() -> Iterator[None]:
+    """Silences progress bars, advice and warnings on stderr while loading, and restores the settings."""
+    from transformers.utils import logging as hf_logging
+
+    verbosity, had_bar = hf_logging.get_verbosity(), hf_logging.is_progress_bar_enabled()
+    hf_logging.set_verbosity_error()
+    hf_logging.disable_progress_bar()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        hf_logging.set_verbosity(verbosity)
+        if had_bar:
+            hf_logging.enable_progress_bar()
+
+
+def _load_config(directory: Path, config_json: dict[str, Any]) -> Any:
+    from transformers import CONFIG_MAPPING, AutoConfig
+
+    model_type = config_json["model_type"]
+    if model_type not in CONFIG_MAPPING:
+        code = " (it brings its own code, which is never run)" if config_json.get("auto_map") else ""
+        raise ModelError(f"model type {model_type!r} is unknown to the installed transformers{code}")
+    try:
+        return AutoConfig.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
+    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+        raise ModelError(f"{directory / 'config.json'} is not a usable configuration: {error}") from error
+
+
+def _max_context(config: Any) -> int:
+    for name in ("max_position_embeddings", "n_positions", "max_sequence_length", "seq_length"):
+        value = getattr(config, name, None)
+        if isinstance(value, int) and value > 0:
+            return value
+    raise ModelError(f"the configuration of model type {config.model_type!r} has no max_position_embeddings")
+
+
+def _load_model(directory: Path, config: Any, device: str, dtype: str) -> Any:
+    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoModelForCausalLM
+
+    if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
+        raise ModelError(f"model type {config.model_type!r} is not a decoder language model")
+    model_class = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
+    if not getattr(model_class, "_supports_attention_backend", False):
+        raise ModelError(f"model type {config.model_type!r} does not take its attention from outside")
+    if "logits_to_keep" not in inspect.signature(model_class.forward).parameters:
+        raise ModelError(f"model type {config.model_type!r} cannot return single logit rows")
+    register_attention()
+    try:
+        model = AutoModelForCausalLM.from_pretrained(
+            directory,
+            config=config,
+            dtype=getattr(torch, dtype),
+            attn_implementation=ATTENTION_NAME,
+            use_safetensors=True,
+            local_files_only=True,
+            trust_remote_code=False,
+        )
+    except Exception as error:  # safetensors, transformers and torch each raise their own kinds here
+        raise ModelError(f"{directory} cannot be loaded: {error}") from error
+    return model.to(device).eval().requires_grad_(False)

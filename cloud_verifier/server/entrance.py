@@ -1,0 +1,100 @@
+"""The gRPC port of a verifier, bound before its target is loaded.
+
+Until then health answers NOT_SERVING, and every other call UNAVAILABLE: "loading the target".
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import grpc
+
+from outrider.cloud_verifier.config import ServeConfig
+from outrider.cloud_verifier.rpc.interceptor import ErrorInterceptor
+from outrider.cloud_verifier.rpc.service import SERVICE_NAME, VerifierService
+from outrider.cloud_verifier.rpc.tracing import TraceContextInterceptor
+from outrider.cloud_verifier.security.server_security import ServerSecurity
+from outrider.cloud_verifier.server.addresses import check_addresses
+from outrider.cloud_verifier.server.health import HEALTH_SERVICE_NAME, Health
+from outrider.common.errors import UsageError
+from outrider.common.process.tracing import find_tracer
+
+
+class Entrance:
+    """Answers on `port` from `open()` to `close()`, for a service from `admit()` on."""
+
+    def __init__(self, config: ServeConfig) -> None:
+        """Raises `UsageError` and `ConfigError` for addresses, certificates or tokens that cannot be used."""
+        self.port = 0
+        self.security = ServerSecurity(config)
+        self._config = config
+        self._listen, _ = check_addresses(config)
+        self._health = Health(SERVICE_NAME)
+        self._calls = _Calls()
+        self._server: Any = None
+
+    async def open(self) -> None:
+        """Binds the port, once, on the running event loop. Raises `UsageError` where it cannot be bound."""
+        if self._server is not None:
+            return
+        tracing = () if find_tracer() is None else (TraceContextInterceptor(),)
+        limit = self._config.max_message_bytes
+        server = grpc.aio.server(
+            handlers=(self._calls,),
+            interceptors=(ErrorInterceptor(), *self.security.interceptors, *tracing),
+            options=(
+                ("grpc.max_receive_message_length", limit),
+                ("grpc.max_send_message_length", limit),
+                ("grpc.keepalive_time_ms", 20_000),
+                ("grpc.keepalive_permit_without_calls", 1),
+                ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
+                ("grpc.so_reuseport", 0),
+            ),
+        )
+        self._health.add_to(server)
+        if self._config.reflection:
+            _add_reflection(server)
+        await self._health.set("NOT_SERVING")
+        try:
+            self.port = self.security.add_port(server, self._listen)
+        except RuntimeError as error:
+            raise UsageError(f"--listen {self._listen}: cannot bind; is another process there?") from error
+        await server.start()
+        self._server = server
+
+    async def admit(self, service: VerifierService) -> None:
+        """Hands calls to `service` from now on."""
+        self._calls.handler = service.make_handler()
+        await self._health.set("SERVING")
+
+    async def refuse(self) -> None:
+        """Reports by health that new sessions are not taken; calls go on to the service."""
+        await self._health.set("NOT_SERVING")
+
+    async def close(self) -> None:
+        """Ends all calls and the port."""
+        if self._server is not None:
+            await self._server.stop(grace=None)
+
+
+class _Calls(grpc.GenericRpcHandler):  # type: ignore[misc]
+    """Finds the verifier's calls: gRPC takes no further handlers once it has started."""
+
+    handler: Any = None  # of the service, once there is one
+
+    def service(self, details: Any) -> Any:
+        if self.handler is not None:
+            return self.handler.service(details)
+        if not details.method.startswith(f"/{SERVICE_NAME}/"):
+            return None
+        return grpc.stream_stream_rpc_method_handler(self._answer)  # which a unary call cannot tell apart
+
+    async def _answer(self, requests: Any, context: Any) -> None:
+        await context.abort(grpc.StatusCode.UNAVAILABLE, "loading the target")
+
+
+def _add_reflection(server: Any) -> None:
+    from grpc_reflection.v1alpha import reflection
+
+    names = (SERVICE_NAME, HEALTH_SERVICE_NAME, reflection.SERVICE_NAME)
+    reflection.enable_server_reflection(names, server)

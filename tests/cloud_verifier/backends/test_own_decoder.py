@@ -1,0 +1,189 @@
+"""Llama, Mistral, Qwen2 and Qwen3 from config.json and safetensors: what transformers computes, without it."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from support.models import edit_config, make_tiny_target
+
+from outrider.cloud_verifier.backends.base import ForwardItem, Logits
+from outrider.cloud_verifier.backends.lean import LeanDecoder
+from outrider.cloud_verifier.backends.loading import load_target
+from outrider.common.errors import ModelError
+
+TEXT = [(13 * i * i + 5 * i + 3) % 500 for i in range(24)]
+ROPE = {"rope_theta": 5000.0, "original_max_position_embeddings": 16}
+LLAMA3 = ROPE | {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+CASES: dict[str, dict[str, Any]] = {
+    "llama": {},
+    "llama-untied-biases": {"tie_word_embeddings": False, "attention_bias": True, "mlp_bias": True},
+    "llama-llama3-rope": {"rope_parameters": LLAMA3},
+    "llama-linear-rope": {"rope_parameters": ROPE | {"rope_type": "linear", "factor": 4.0}},
+    "llama-head-dim": {"head_dim": 48, "num_key_value_heads": 4, "rms_norm_eps": 1e-3},
+    "mistral": {"sliding_window": None, "tie_word_embeddings": False},
+    "qwen2": {},
+    "qwen2-untied": {"tie_word_embeddings": False, "num_key_value_heads": 1},
+    "qwen3": {},
+    "qwen3-untied-biases": {"tie_word_embeddings": False, "attention_bias": True, "head_dim": 64},
+}
+
+
+def model_of(directory: Path, case: str) -> Path:
+    import torch
+    from safetensors.torch import load_file, save_file
+
+    model = make_tiny_target(directory, case.partition("-")[0], **CASES[case])
+    weights = model / "model.safetensors"
+    tensors = load_file(weights)
+    generator = torch.Generator().manual_seed(1)
+    for tensor in tensors.values():
+        if tensor.ndim == 1:  # transformers starts biases as zeros and norms as ones
+            tensor += 0.2 * torch.randn(tensor.shape, generator=generator)
+    save_file(tensors, weights, metadata={"format": "pt"})
+    return model
+
+
+def logits_of(model: Path, is_lean: bool, **options: Any) -> Logits:
+    """Returns the logits of a prompt, of four rows after it, and of one."""
+    backend = load_target(model, is_lean=is_lean, kv_tokens=256, exact_rows="off", **options)
+    assert isinstance(backend.decoder, LeanDecoder) is is_lean
+    sequence, rows = backend.new_sequence(), []
+    for start, end in ((0, 19), (19, 23), (23, 24)):
+        item = ForwardItem(sequence, TEXT[start:end], end - start)
+        rows.append(backend.forward([item]).copy())
+    return np.concatenate(rows)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_logits_are_those_of_transformers(case: str, tmp_path: Path) -> None:
+    model = model_of(tmp_path / "model", case)
+    expected = logits_of(model, is_lean=False)
+    np.testing.assert_allclose(logits_of(model, is_lean=True), expected, atol=1e-4 * abs(expected).max())
+
+
+def test_bfloat16_logits_are_as_near_to_exact_ones_as_those_of_transformers(tmp_path: Path) -> None:
+    model = model_of(tmp_path / "model", "qwen3")
+    exact = logits_of(model, is_lean=False)
+    own, theirs = (
+        np.square(logits_of(model, is_lean, dtype="bfloat16") - exact).mean() for is_lean in (True, False)
+    )
+    assert own < 1.5 * theirs
+
+
+def test_configurations_of_earlier_transformers_are_read_too(tmp_path: Path) -> None:
+    model = model_of(tmp_path / "model", "llama-llama3-rope")
+    expected = logits_of(model, is_lean=True)
+    raw = json.loads((model / "config.json").read_text())
+    rope = raw.pop("rope_parameters")
+    raw["rope_theta"] = rope.pop("rope_theta")
+    raw["rope_scaling"] = rope
+    (model / "config.json").write_text(json.dumps(raw))
+    assert (logits_of(model, is_lean=True) == expected).all()
+
+
+def shard(model: Path) -> None:
+    """Splits the weights into two files and an index."""
+    from safetensors.torch import load_file, save_file
+
+    tensors = load_file(model / "model.safetensors")
+    (model / "model.safetensors").unlink()
+    names = sorted(tensors)
+    weight_map = {}
+    for number, part in enumerate((names[::2], names[1::2]), 1):
+        file = f"model-0000{number}-of-00002.safetensors"
+        save_file({name: tensors[name] for name in part}, model / file)
+        weight_map |= dict.fromkeys(part, file)
+    (model / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
+
+
+def test_sharded_weights_are_read_and_a_missing_shard_is_named(tmp_path: Path) -> None:
+    model = model_of(tmp_path / "model", "llama")
+    expected = logits_of(model, is_lean=True)
+    shard(model)
+    assert (logits_of(model, is_lean=True) == expected).all()
+    (model / "model-00002-of-00002.safetensors").unlink()
+    with pytest.raises(ModelError, match=r"00002-of-00002.safetensors cannot be loaded"):
+        load_target(model)
+
+
+@pytest.fixture
+def llama(target_of: Callable[[str], Path], tmp_path: Path) -> Path:
+    return Path(shutil.copytree(target_of("llama"), tmp_path / "model"))
+
+
+def change_tensor(model: Path, name: str, change: Callable[[Any], Any]) -> None:
+    from safetensors.torch import load_file, save_file
+
+    tensors = load_file(model / "model.safetensors")
+    tensor = change(tensors.pop(name))
+    save_file(tensors if tensor is None else tensors | {name: tensor}, model / "model.safetensors")
+
+
+def test_a_missing_tensor_is_named(llama: Path) -> None:
+    name = "model.layers.1.mlp.down_proj.weight"
+    change_tensor(llama, name, lambda tensor: None)
+    with pytest.raises(ModelError, match=f"cannot be loaded: it has no tensor '{name}'"):
+        load_target(llama)
+
+
+def test_a_tensor_of_another_shape_is_named_with_both(llama: Path) -> None:
+    name = "model.layers.0.self_attn.k_proj.weight"
+    change_tensor(llama, name, lambda tensor: tensor[:32].clone())
+    with pytest.raises(ModelError, match=rf"'{name}' is \[32, 128\], config.json says \[64, 128\]"):
+        load_target(llama)
+
+
+def test_a_tensor_of_integers_is_refused(llama: Path) -> None:
+    change_tensor(llama, "model.norm.weight", lambda tensor: tensor.int())
+    with pytest.raises(ModelError, match=r"'model.norm.weight' is torch.int32"):
+        load_target(llama)
+
+
+def test_sizes_that_contradict_one_another_are_a_model_error(llama: Path) -> None:
+    for fields in ({"num_key_value_heads": 3}, {"hidden_size": "many"}, {"head_dim": 7}):
+        edit_config(llama, **({"num_key_value_heads": 2, "hidden_size": 128, "head_dim": 32} | fields))
+        with pytest.raises(ModelError, match=r"config.json is not a usable configuration"):
+            load_target(llama)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"hidden_act": "gelu"},
+        {"rope_parameters": ROPE | {"rope_type": "yarn", "factor": 2.0}},
+    ],
+)
+def test_what_the_own_decoder_does_not_compute_is_left_to_transformers(
+    llama: Path, fields: dict[str, Any]
+) -> None:
+    edit_config(llama, **fields)
+    assert not isinstance(load_target(llama, kv_tokens=256).decoder, LeanDecoder)
+
+
+def test_a_window_in_config_json_is_refused_without_transformers(llama: Path) -> None:
+    edit_config(llama, model_type="mistral", sliding_window=64)
+    loading = (
+        "import sys; sys.modules['transformers'] = None\n"
+        "from outrider.cloud_verifier.backends.loading import load_target\n"
+        f"load_target({str(llama)!r})"
+    )
+    done = subprocess.run([sys.executable, "-c", loading], capture_output=True, text=True, check=False)
+    assert "'mistral' is not supported as a target: it attends over a sliding window of 64" in done.stderr
+
+
+def test_a_target_loads_where_transformers_cannot_be_imported(llama: Path) -> None:
+    loading = (
+        "import sys; sys.modules['transformers'] = None\n"
+        "from outrider.cloud_verifier.backends.loading import load_target\n"
+        f"print(load_target({str(llama)!r}, kv_tokens=256, exact_rows='off').num_tokens)"
+    )
+    done = subprocess.run([sys.executable, "-c", loading], capture_output=True, text=True, check=False)
+    assert done.returncode == 0 and int(done.stdout) > 256, done.stderr

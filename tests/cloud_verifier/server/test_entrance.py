@@ -1,0 +1,73 @@
+"""A verifier that still loads its target: its port is bound, health says no, and calls say why."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from support.fakes import FakeBackend
+
+from outrider.cloud_verifier.config import ServeConfig
+from outrider.cloud_verifier.server.entrance import Entrance
+from outrider.cloud_verifier.server.server import VerifierServer, serve_until_signalled
+from outrider.common.errors import ModelError
+from outrider.common.pb import outrider_pb2 as pb
+from outrider.common.pb import outrider_pb2_grpc
+
+CONFIG = ServeConfig(listen="127.0.0.1:0", admin_listen="none")
+Status = health_pb2.HealthCheckResponse.ServingStatus
+
+
+async def health_of(channel: grpc.aio.Channel) -> str:
+    answer = await health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest())
+    return str(Status.Name(answer.status))
+
+
+async def refused(call: object) -> None:
+    with pytest.raises(grpc.aio.AioRpcError, match="loading the target") as raised:
+        await call  # type: ignore[misc]
+    assert raised.value.code() is grpc.StatusCode.UNAVAILABLE
+
+
+def test_until_the_target_is_loaded_health_says_no_and_calls_are_told_why() -> None:
+    entrance, may_load = Entrance(CONFIG), threading.Event()
+    order: list[str] = []
+
+    def load() -> VerifierServer:
+        assert may_load.wait(60)
+        order.append("loaded")
+        return VerifierServer(FakeBackend(), CONFIG, entrance=entrance)
+
+    async def run() -> None:
+        serving = asyncio.create_task(
+            serve_until_signalled(entrance, load, lambda server: order.append("ready"))
+        )
+        while not entrance.port:
+            await asyncio.sleep(0.01)
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{entrance.port}") as channel:
+            stub = outrider_pb2_grpc.VerifierStub(channel)
+            assert await health_of(channel) == "NOT_SERVING"
+            await refused(stub.Describe(pb.DescribeRequest()))
+            await refused(stub.Session(iter([pb.SessionRequest()])).read())
+            assert not order
+            may_load.set()
+            while "ready" not in order:
+                await asyncio.sleep(0.01)
+            assert await health_of(channel) == "SERVING"
+            assert (await stub.Describe(pb.DescribeRequest())).model_id
+        serving.cancel()
+        await asyncio.wait((serving,))
+
+    asyncio.run(run())
+    assert order == ["loaded", "ready"]
+
+
+def test_a_target_that_does_not_load_ends_the_verifier_with_its_error() -> None:
+    def load() -> VerifierServer:
+        raise ModelError("no such weights")
+
+    with pytest.raises(ModelError, match="no such weights"):
+        asyncio.run(serve_until_signalled(Entrance(CONFIG), load, lambda server: None))
