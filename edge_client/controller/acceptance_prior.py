@@ -43,6 +43,7 @@ class AcceptancePrior:
     """Holds the priors of one draft by `PriorKey`, as probabilities of `acceptance_posterior.ALPHAS`."""
 
     def __init__(self) -> None:
+        self._stream_overhead_s = SETTINGS.stream_overhead_s
         self._lock = threading.Lock()
         self._sequences: dict[PriorKey, _Sequences] = {}
 
@@ -54,6 +55,17 @@ class AcceptancePrior:
             if known is None:
                 return list(usual)
             return [(u + known.num * m) / (1 + known.num) for u, m in zip(usual, known.mean, strict=True)]
+
+    @property
+    def stream_overhead_s(self) -> float:
+        """Returns what a streamed token takes beyond the verifier's step: of the last sequences that streamed."""
+        return self._stream_overhead_s
+
+    def learn_stream_overhead(self, seconds: float) -> None:
+        """Adds what the streamed tokens of a sequence took beyond the verifier's step."""
+        memory = SETTINGS.stream_overhead_memory
+        with self._lock:
+            self._stream_overhead_s = memory * self._stream_overhead_s + (1 - memory) * seconds
 
     def learn(self, key: PriorKey, posterior: Sequence[float]) -> None:
         """Adds the posterior of a sequence that ended, some of whose tokens were judged."""

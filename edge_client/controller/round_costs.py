@@ -29,6 +29,7 @@ class RoundCosts:
         )
         self._rtts_s: deque[float] = deque(maxlen=SETTINGS.num_rtt_samples)
         self._targets_s: deque[float] = deque(maxlen=SETTINGS.num_verify_samples)
+        self.stream_overhead_s = SETTINGS.stream_overhead_s  # of a token beyond a step, until one was streamed
         self._opening_s: float | None = None
         self._stated: tuple[float, float] | None = None  # the line that the verifier states
         self._num_rounds = 0
@@ -102,19 +103,30 @@ class RoundCosts:
         )
         return models, LinkCosts(rtt_s=max(statistics.median(self._rtts_s), SETTINGS.min_rtt_s))
 
+    @property
+    def measured_stream_overhead_s(self) -> float | None:
+        """Returns what streamed tokens took beyond a step of one token; None where either is not known."""
+        if not self._targets_s or (step_s := self._step_s()) is None:
+            return None
+        return max(0.0, statistics.median(self._targets_s) - step_s)
+
     def _line(self) -> tuple[float, float]:
         return self._verify.line(self._stated[1] if self._stated else None)
 
     def _target_s(self) -> float:
-        """Returns a token's time of the target alone: a stream's, or the line's at one token once lengths
-        differed. Until then it is bounded by the opening's prompt and by a verification."""
+        """Returns a token's time of the target alone: a stream's, or a step's of one token and what a stream takes
+        beside it. Until a step is known it is bounded by the opening's prompt and by a verification."""
         if self._targets_s:
             return statistics.median(self._targets_s)
         known_s = [] if self._opening_s is None else [self._opening_s]
-        if self._num_rounds:
-            if self._stated or self._verify.is_sloped:
-                return sum(self._line())
+        if (step_s := self._step_s()) is not None:
+            known_s = [step_s] if self._num_rounds else [*known_s, step_s]
+        elif self._num_rounds:
             known_s.append(self._verify.median_s)
-        elif self._stated:
-            known_s.append(sum(self._stated))
-        return min(known_s, default=0.0)
+        return min(known_s, default=0.0) + self.stream_overhead_s
+
+    def _step_s(self) -> float | None:
+        """Returns the verifier's step of one token; None until it stated one, or lengths differed."""
+        if self._num_rounds and (self._stated or self._verify.is_sloped):
+            return sum(self._line())
+        return sum(self._stated) if self._stated else None

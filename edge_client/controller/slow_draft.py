@@ -26,6 +26,7 @@ def slow_draft_note(mode: ExecutionMode, stats: SessionStats) -> str:
     if mode not in _MODES or min(len(answered), len(stats.token_times_ns)) < MIN_ROUNDS or num_faults:
         return ""
     costs = RoundCosts()
+    costs.stream_overhead_s = 0.0  # a step alone is compared
     costs.observe_opening(math.inf, stats.step_fixed_s, stats.step_token_s)  # rounds bound a step closer
     for each in answered:
         costs.observe(each)

@@ -269,12 +269,15 @@ class GenerationState:
         """Starts the mode policy with the acceptance of earlier generations."""
         if self._acceptance_prior is not None and self._learner is not None:
             self._learner.posterior.start_from(self._acceptance_prior.probabilities(self._prior_key(model)))
+            self._learner.conditions.costs.stream_overhead_s = self._acceptance_prior.stream_overhead_s
 
     def remember(self) -> None:
         """Keeps the measured acceptance for later generations."""
         prior, learner = self._acceptance_prior, self._learner
         if prior is not None and self._model is not None and learner and learner.posterior.has_observed:
             prior.learn(self._prior_key(self._model), learner.posterior.probabilities)
+            if (overhead_s := learner.conditions.costs.measured_stream_overhead_s) is not None:
+                prior.learn_stream_overhead(overhead_s)
 
     def _prior_key(self, model: ModelInfo) -> PriorKey:
         return PriorKey.at(model.target_fingerprint, self.options.sampling.temperature)
