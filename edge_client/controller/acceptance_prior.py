@@ -63,7 +63,7 @@ class AcceptancePrior:
 
     def learn_stream_overhead(self, seconds: float) -> None:
         """Adds what the streamed tokens of a sequence took beyond the verifier's step."""
-        memory = SETTINGS.stream_overhead_memory
+        memory, seconds = SETTINGS.stream_overhead_memory, min(seconds, SETTINGS.max_stream_overhead_s)
         with self._lock:
             self._stream_overhead_s = memory * self._stream_overhead_s + (1 - memory) * seconds
 

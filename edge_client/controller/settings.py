@@ -52,6 +52,7 @@ class ControllerSettings:
     token_share_of_target: float = 0.03  # the same for a target seen in a stream; twice the bench's 1.5 %
     draft_memory_per_round: float = 0.95
     stream_overhead_s: float = 0.001  # of a streamed token beyond the verifier's step, before it was measured
+    max_stream_overhead_s: float = 0.003  # a busy moment must not keep later sequences from streaming
     stream_overhead_memory: float = 0.5  # of a sequence, with each later one
     min_rtt_s: float = 1e-6  # keeps rates finite on loopback
 
