@@ -58,6 +58,7 @@ class Entrance:
         try:
             self.port = self.security.add_port(server, self._listen)
         except RuntimeError as error:
+            await server.stop(grace=None)
             raise UsageError(f"--listen {self._listen}: cannot bind; is another process there?") from error
         await server.start()
         self._server = server

@@ -99,10 +99,14 @@ class VerifierServer:
 
     async def __aenter__(self) -> VerifierServer:
         await self._entrance.open()
-        if self.admin is not None:
-            self.admin.open()
-        if self.probes is not None:
-            await self.probes.open()
+        try:
+            if self.admin is not None:
+                self.admin.open()
+            if self.probes is not None:
+                await self.probes.open()
+        except BaseException:
+            await self._entrance.close()
+            raise
         self._driver = EngineDriver(self.engine)
         self._driver.start()
         await self._entrance.admit(self.service)

@@ -68,7 +68,7 @@ def test_where_a_draft_proposes_nothing_nothing_is_verified() -> None:
         "link": {"rtt_ms": 10},
         "requests": 1,
         "output_tokens": 40,
-        "edge": {"num_speculative_tokens": 3},
+        "edge": {"mode": "speculative", "pipeline": "off", "num_speculative_tokens": 3},
     }
     found = play(load_system({"times": "none", "edges": [edges]}), traces=[TracedText(trace)])
     total = figures_of(found).total

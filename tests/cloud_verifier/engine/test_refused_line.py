@@ -108,7 +108,14 @@ def test_ten_times_the_sessions_are_served_evenly_and_soon_with_few_refusals() -
                 "prompt_tokens": 32,
                 "output_tokens": 100_000,
                 "start_within_s": 2.0,
-                "edge": {"on_timeout": "wait", "ignore_eos": True, "max_new_tokens": 100_000},
+                "edge": {
+                    "on_timeout": "wait",
+                    "ignore_eos": True,
+                    "max_new_tokens": 100_000,
+                    "mode": "speculative",
+                    "pipeline": "off",
+                    "num_speculative_tokens": 4,
+                },
             }
         ],
         "verifiers": [{"times": {"step_ms": 30.0, "token_ms": 1.0, "receive_ms": 0.4, "send_ms": 0.4}}],
