@@ -50,12 +50,15 @@ class QueueLimits:
     tenant_max_queue_tokens: int = 0
 
 
+_MAX_CALLS, _TENANT_MAX_CALLS = 4096, 512
+
+
 @dataclass(frozen=True, slots=True)
 class CallLimits:
     """Bounds the calls of tenants and what their requests hold until they are answered. 0 is no limit."""
 
-    max_calls: int = 4096
-    tenant_max_calls: int = 512
+    max_calls: int = _MAX_CALLS
+    tenant_max_calls: int = _TENANT_MAX_CALLS
     tenant_max_waiting_ids: int = 1 << 20
     idle_ttl_s: float = 600.0
 
@@ -175,9 +178,9 @@ class ServeConfig:
     session_max_tokens: int = option(
         0, "most tokens in one session; 0 is the target's context", metavar="N", minimum=0
     )
-    max_calls: int = option(4096, "most streams and unary calls at once", metavar="N", minimum=1)
+    max_calls: int = option(_MAX_CALLS, "most streams and unary calls at once", metavar="N", minimum=1)
     tenant_max_calls: int = option(
-        512, "--max-calls for each tenant; 0 is no limit of its own", metavar="N", minimum=0
+        _TENANT_MAX_CALLS, "--max-calls for each tenant; 0 is no limit of its own", metavar="N", minimum=0
     )
     tenant_max_waiting_ids: int = option(
         1 << 20,

@@ -24,7 +24,7 @@ class LeastSquaresTime:
         self.base_s = 0.0
         self.token_s = 0.0
         self._memory = memory
-        self._sums = [0.0] * 5  # of weights, n, t, n², n·t
+        self._sums = [0.0] * 6  # of weights, n, t, n², n·t, t²
 
     @property
     def is_known(self) -> bool:
@@ -34,7 +34,7 @@ class LeastSquaresTime:
     @property
     def is_sloped(self) -> bool:
         """Returns whether the numbers of tokens differed by enough to separate base and slope."""
-        weight, sum_n, _, sum_nn, _ = self._sums
+        weight, sum_n, _, sum_nn, _, _ = self._sums
         return self.is_known and sum_nn * weight > 1.01 * sum_n * sum_n
 
     @property
@@ -42,12 +42,20 @@ class LeastSquaresTime:
         """Returns seconds a token of the best line without a base."""
         return self._sums[4] / self._sums[3]
 
-    def observe(self, num_tokens: int, seconds: float) -> None:
+    @property
+    def mean_squared_error(self) -> float:
+        """Returns the weighted mean of the squares of what the line is off by, in s²."""
+        weight, sum_n, sum_t, sum_nn, sum_nt, sum_tt = self._sums
+        base, slope = self.base_s, self.token_s
+        squares = sum_tt + base * base * weight + slope * slope * sum_nn
+        return (squares + 2 * (base * slope * sum_n - base * sum_t - slope * sum_nt)) / weight
+
+    def observe(self, num_tokens: float, seconds: float) -> None:
         """Adds a forward; the first one has at least one token."""
         n, t = float(num_tokens), seconds
-        new = (1.0, n, t, n * n, n * t)
+        new = (1.0, n, t, n * n, n * t, t * t)
         self._sums = [self._memory * old + x for old, x in zip(self._sums, new, strict=True)]
-        weight, sum_n, sum_t, sum_nn, sum_nt = self._sums
+        weight, sum_n, sum_t, sum_nn, sum_nt, _ = self._sums
         mean_n, mean_t = sum_n / weight, sum_t / weight
         self.token_s = mean_t / mean_n
         if self.is_sloped:

@@ -49,8 +49,9 @@ def load_target(
     `device` is "cpu", "cuda" or "cuda:N"; `dtype` "float32", "bfloat16" or "auto" (float32 on a CPU, bfloat16
     on CUDA); `kv_bytes` the size of the KV pool for all sequences, or `kv_tokens` the same in tokens;
     `block_size` the tokens of a block, unless CUDA's paged attention needs another; `num_threads` torch's CPU
-    threads (0 leaves torch's own choice; a setting of the whole process); `is_lean` whether the faster
-    forward of `backends.lean` may be used; `exact_rows` "auto", "on" or "off" (see `exact_rows.use_exact_rows`).
+    threads (0 leaves torch's own choice; a setting of the whole process); `is_lean` whether our own
+    decoder (`backends.lean`) is used for the models that it computes; `exact_rows` "auto", "on" or "off" (see
+    `exact_rows.use_exact_rows`).
     Raises `ModelError` for a directory that is incomplete, unsafe (pickled weights, remote code) or of an
     architecture that the packed forward does not compute, and where `exact_rows` is "on" and rows differ.
     """

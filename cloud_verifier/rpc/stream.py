@@ -265,7 +265,9 @@ class SessionStream:
 
     def finish(self, error: Exception) -> None:
         """Takes no more requests; the call ends with `error` after all answers."""
-        self._stop()
+        self._stop_reading()
+        if self._generating is not None:
+            self._submit(CancelRequest(self._generating))
         self._has_last_request, self._last_error = True, error
         self._end_if_done()
 
@@ -274,24 +276,21 @@ class SessionStream:
         self.answers.end(error)
 
     def cut_off(self, error: Exception) -> None:
-        """Ends the call at once."""
+        """Ends the call at once, which is then detached."""
         self.answers.cut_off(error)
-        self._stop()
+        self._stop_reading()
 
     def detach(self) -> None:
         """Forgets the call, which is over. The session stays, without what only this call waited for."""
-        if self._reader is not None:
-            self._reader.cancel()
+        self._stop_reading()
         if not self.is_idle:
             self._submit(Disconnect())
         self._context.registry.unbind((self._tenant, self._session_id), self)
         self._context.backlog.leave_line(self._tenant, self._session_id)
 
-    def _stop(self) -> None:
+    def _stop_reading(self) -> None:
         if self._reader is not None:
             self._reader.cancel()
-        if self._generating is not None:
-            self._submit(CancelRequest(self._generating))
 
 
 def invalid(round_id: int, error: InvalidFieldError) -> RoundError:

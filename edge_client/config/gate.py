@@ -12,7 +12,7 @@ from outrider.common.errors import UsageError
 from outrider.edge_client.config.draft_sections import GateConfig
 from outrider.edge_client.config.run_config import RunConfig
 from outrider.edge_client.controller.window import Pipelining
-from outrider.edge_client.core.options import REQUESTABLE_MODES, ExecutionMode
+from outrider.edge_client.core.options import MODES_WITH_ROUNDS, REQUESTABLE_MODES
 from outrider.edge_client.drafting.base import DraftModel
 from outrider.edge_client.drafting.registry import WITHOUT_MODEL
 from outrider.edge_client.gate.file import GateFile, read_gate_file
@@ -24,8 +24,8 @@ from outrider.edge_client.gate.words import DEFAULT_RARE_PER_MILLION
 
 _MODES = {
     GateUse.OFF: REQUESTABLE_MODES,
-    GateUse.STOP: (ExecutionMode.SPECULATIVE, ExecutionMode.AUTO),
-    GateUse.COMMIT: (ExecutionMode.SPECULATIVE, ExecutionMode.AUTO),
+    GateUse.STOP: MODES_WITH_ROUNDS,
+    GateUse.COMMIT: MODES_WITH_ROUNDS,
 }
 GATE_KEYS = tuple(leaf.key for leaf in leaves(RunConfig) if leaf.path[0] == "gate")
 _CRITERIA = ("nll", "entropy", "margin", "variance", "rules", "file")  # a gate needs one of these

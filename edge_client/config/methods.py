@@ -43,7 +43,7 @@ def why_no_reverify(config: RunConfig) -> str:
             f"goes with --method coupled, not with --method {method}, which needs the distribution that a "
             "token was drafted from: kept tokens have none any more"
         )
-    if config.mode not in (ExecutionMode.SPECULATIVE, ExecutionMode.AUTO):
+    if not config.mode.has_rounds:
         return (
             f"goes with --mode speculative or auto: mode {config.mode} keeps no token that could be verified "
             "later"
@@ -77,7 +77,7 @@ def support_size(config: RunConfig) -> int:
 
 def judging_method(config: RunConfig) -> Method | None:
     """Returns the method that drafted tokens are verified by; None where none are verified."""
-    is_judged = config.mode in (ExecutionMode.SPECULATIVE, ExecutionMode.CO_LOCATED, ExecutionMode.AUTO)
+    is_judged = config.mode.has_rounds or config.mode is ExecutionMode.CO_LOCATED
     return config.verification.method if is_judged else None
 
 

@@ -24,9 +24,15 @@ class ExecutionMode(enum.StrEnum):
         """Returns whether the edge drafts."""
         return self not in (ExecutionMode.CLOUD_ONLY, ExecutionMode.CO_LOCATED)
 
+    @property
+    def has_rounds(self) -> bool:
+        """Returns whether the edge may send rounds of drafted tokens."""
+        return self.has_draft and self is not ExecutionMode.EDGE_ONLY
+
 
 # What `--mode` takes: whether speculative rounds are pipelined is a setting of its own (`--pipeline`).
 REQUESTABLE_MODES = tuple(mode for mode in ExecutionMode if mode is not ExecutionMode.PIPELINED)
+MODES_WITH_ROUNDS = tuple(mode for mode in REQUESTABLE_MODES if mode.has_rounds)
 
 
 class OnTimeout(enum.StrEnum):

@@ -140,7 +140,7 @@ class GenerationState:
     def note_mode(self) -> None:
         """Records the mode that makes the next tokens: the one given, or the policy's choice."""
         policy, mode = self.window.policy, self.options.mode
-        if policy is not None and mode in (ExecutionMode.SPECULATIVE, ExecutionMode.AUTO):
+        if policy is not None and mode.has_rounds:
             self.recorder.in_mode(policy.current, len(self.tokens.new_token_ids), policy.expected_ms)
         else:
             made = ExecutionMode.SPECULATIVE if mode is ExecutionMode.AUTO else mode

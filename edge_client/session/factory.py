@@ -34,8 +34,6 @@ from outrider.edge_client.transport.threads import SYSTEM_THREADS, Threads
 if TYPE_CHECKING:
     from outrider.edge_client.transport.link.grpc_link import GrpcLink
 
-_IN_ROUNDS = (ExecutionMode.SPECULATIVE, ExecutionMode.AUTO)
-
 
 def create_link(config: RunConfig, session_id: bytes) -> GrpcLink:
     """Returns the link to the verifier, not yet connected. Raises `UsageError` for a malformed address, and
@@ -239,7 +237,7 @@ def make_window(config: RunConfig) -> RoundWindow:
     _check_pipelining(config)
     pipelining = config.pipelining.use
     is_ordered = config.connection.transport != "unary"  # single calls may arrive in another order
-    may_choose = config.may_adapt and is_ordered and config.mode in _IN_ROUNDS
+    may_choose = config.may_adapt and is_ordered and config.mode.has_rounds
     if pipelining is Pipelining.AUTO and not may_choose:
         pipelining = Pipelining.OFF
     num_rounds = config.pipelining.num_rounds_in_flight
@@ -260,7 +258,7 @@ def _check_pipelining(config: RunConfig) -> None:
     flag = f"--pipeline {use}"
     if use is not Pipelining.ON:
         return
-    if mode not in _IN_ROUNDS:
+    if not mode.has_rounds:
         raise UsageError(f"{flag} goes with --mode speculative: in mode {mode} the edge sends no rounds")
     if config.connection.transport == "unary":
         raise UsageError(f"{flag} needs --transport stream")

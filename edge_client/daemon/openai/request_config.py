@@ -17,8 +17,6 @@ from outrider.edge_client.daemon.openai.errors import unsupported
 from outrider.edge_client.daemon.openai.parsed import ParsedRequest
 from outrider.edge_client.gate.gate import GateUse
 
-_IN_ROUNDS = (ExecutionMode.SPECULATIVE, ExecutionMode.AUTO)
-
 
 def config_of(base: RunConfig, parsed: ParsedRequest) -> RunConfig:
     """Returns the request's configuration. Raises `ApiError` naming a setting of the request that would have
@@ -51,9 +49,11 @@ def _without_pointless_defaults(config: RunConfig, parsed: ParsedRequest) -> Run
 def _why_without_effect(name: str, config: RunConfig) -> str:
     mode, asked = config.mode, value_of(config, name)
     match name:
-        case "depth_policy" | "num_speculative_tokens" if mode not in (*_IN_ROUNDS, ExecutionMode.CO_LOCATED):
+        case "depth_policy" | "num_speculative_tokens" if not (
+            mode.has_rounds or mode is ExecutionMode.CO_LOCATED
+        ):
             return f"mode {mode} has no rounds to draft for"
-        case "pipeline" if asked is not Pipelining.OFF and mode not in _IN_ROUNDS:
+        case "pipeline" if asked is not Pipelining.OFF and not mode.has_rounds:
             return f"mode {mode} has no rounds to send ahead"
         case "num_rounds_in_flight" if config.pipelining.use is Pipelining.OFF:
             return "goes with pipeline on or auto"
