@@ -94,9 +94,8 @@ def _serve(loaded: Loaded[ServeConfig]) -> int:
 
     kv_bytes = parse_size(config.kv_memory, "--kv-memory")
     parse_methods(config.methods)
-    entrance = Entrance(
-        config
-    )  # checks addresses and credentials: all of these before the weights are loaded
+    # It checks addresses and credentials: all of these before the weights are loaded.
+    entrance = Entrance(config)
     check_ports_free(config)
     check_directories(config)
     log.info("loading %s", config.target)

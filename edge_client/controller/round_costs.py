@@ -29,9 +29,8 @@ class RoundCosts:
         )
         self._rtts_s: deque[float] = deque(maxlen=SETTINGS.num_rtt_samples)
         self._targets_s: deque[float] = deque(maxlen=SETTINGS.num_verify_samples)
-        self.stream_overhead_s = (
-            SETTINGS.stream_overhead_s
-        )  # of a token beyond a step, until one was streamed
+        # Of a token beyond a step, until one was streamed.
+        self.stream_overhead_s = SETTINGS.stream_overhead_s
         self._opening_s: float | None = None
         self._stated: tuple[float, float] | None = None  # the line that the verifier states
         self._num_rounds = 0

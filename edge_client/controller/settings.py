@@ -77,9 +77,7 @@ class ControllerSettings:
     min_round_probability: float = 0.02  # that rounds beat the stream: below, the draft is probed seldom
     max_probe_share: float = 0.5  # of the time between two streamed tokens that probing the draft may take
     probe_every_tokens: int = 4  # while the target streams and the draft is slow
-    probe_useless_every_tokens: int = (
-        32  # where rounds are less likely to be better than `min_round_probability`
-    )
+    probe_useless_every_tokens: int = 32  # where rounds are hardly likely to be better
 
     stream_sample_tokens: int = 4  # streamed tokens to one measured time between tokens
     rtt_probe_interval_s: float = 1.0  # while the target streams, whose tokens do not show the round trip

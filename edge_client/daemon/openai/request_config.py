@@ -49,9 +49,7 @@ def _without_pointless_defaults(config: RunConfig, parsed: ParsedRequest) -> Run
 def _why_without_effect(name: str, config: RunConfig) -> str:
     mode, asked = config.mode, value_of(config, name)
     match name:
-        case "depth_policy" | "num_speculative_tokens" if not (
-            mode.has_rounds or mode is ExecutionMode.CO_LOCATED
-        ):
+        case "depth_policy" | "num_speculative_tokens" if judging_method(config) is None:
             return f"mode {mode} has no rounds to draft for"
         case "pipeline" if asked is not Pipelining.OFF and not mode.has_rounds:
             return f"mode {mode} has no rounds to send ahead"
