@@ -426,7 +426,12 @@ def test_a_run_is_one_trace_and_no_text_leaves_by_spans_metrics_or_logs(
     admin = verifier.admin_url
     prompt_ids = Tokenizer.from_file(str(draft / "tokenizer.json")).encode(MARKER).ids
     seen = ""
-    for more in (["--transport", "stream"], ["--transport", "unary"], ["--mode", "cloud-only"]):
+    rounds = ["--mode", "speculative", "--pipeline", "off", "--on-timeout", "wait"]
+    for more in (
+        [*rounds, "--transport", "stream"],
+        [*rounds, "--transport", "unary"],
+        ["--mode", "cloud-only"],
+    ):
         done = run_edge(
             ["run", MARKER, "--json", "--verifier", verifier.address, "--draft", str(draft), *more]
             + security.edge_flags
