@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
 import shutil
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -211,8 +212,12 @@ def test_the_command_runs_co_located_without_a_draft_of_its_own(
     assert stats["num_accepted_tokens"] + stats["num_rounds"] == 39 and stats["num_draft_tokens"] > 0
     shown = run_edge([*flags, "--mode", "co-located"])
     assert shown.stdout.rstrip("\n") == report["text"].rstrip("\n")
-    accepted, drafted = stats["num_accepted_tokens"], stats["num_draft_tokens"]
-    assert f"{stats['num_rounds']} rounds · {accepted} of {drafted} drafted accepted" in shown.stderr
+    summary = re.search(r"(\d+) rounds · (\d+) of (\d+) drafted accepted", shown.stderr)
+    assert summary is not None, shown.stderr
+    rounds, accepted, drafted = map(int, summary.groups())
+    assert rounds + accepted == 39 and drafted >= accepted, (
+        "the depths, and so the rounds, are each run's own"
+    )
 
     speculative = run_edge([*flags, "--mode", "speculative"])
     assert speculative.returncode == 1 and "draft.json" in speculative.stderr
