@@ -47,6 +47,7 @@ class ModePolicy:
         self._num_observed = 0  # rounds, and measurements of a stream
         self._changed_at = 0  # of them
         self._round_probability = 1.0
+        self._shares_processors = False
         self._costs: tuple[float, ...] = ()
         self._table: _Times = {}  # of those costs
 
@@ -64,8 +65,12 @@ class ModePolicy:
         draft_token_s: float,
         step_fixed_s: float = 0.0,
         step_token_s: float = 0.0,
+        *,
+        shares_processors: bool = False,
     ) -> None:
-        """Adds an opening: the prompt's forward, and the step times that the verifier states (0: none)."""
+        """Adds an opening: the prompt's forward, the step times that the verifier states (0: none), and whether
+        it computes on this machine's processors."""
+        self._shares_processors = shares_processors
         costs = self.conditions.costs
         costs.observe_rtt(rtt_s)
         costs.observe_draft(draft_token_s, 1)
@@ -178,10 +183,12 @@ class ModePolicy:
         return self._table
 
     def _considered(self, link: LinkCosts) -> list[ExecutionMode]:
-        """Returns the modes to choose among: where hardly any round trip is to be hidden rounds are not pipelined, as
-        edge and verifier may be one machine, on which a draft beside a verification slows it."""
-        is_near = link.rtt_s < SETTINGS.min_pipelined_rtt_s and ExecutionMode.SPECULATIVE in self._modes
-        return [mode for mode in self._modes if not (is_near and mode is ExecutionMode.PIPELINED)]
+        """Returns the modes to choose among. On shared processors a draft slows the verification that it overlaps,
+        so rounds are pipelined only where there is a round trip to hide."""
+        is_slowed = self._shares_processors and link.rtt_s < SETTINGS.min_shared_rtt_s
+        if not is_slowed or ExecutionMode.SPECULATIVE not in self._modes:
+            return list(self._modes)
+        return [mode for mode in self._modes if mode is not ExecutionMode.PIPELINED]
 
     def _token_times(self, mode: ExecutionMode, models: ModelCosts, link: LinkCosts) -> list[float]:
         """Returns seconds a token at each of ALPHAS."""

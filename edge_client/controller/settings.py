@@ -33,7 +33,7 @@ class ControllerSettings:
     usual_accepted_tokens: float = 16.0
     usual_rejected_tokens: float = 4.0
     usual_share: float = 0.95  # of the prior; the rest is uniform
-    posterior_memory_per_token: float = 0.997  # a judged token's weight halves in 231 tokens; by hand
+    change_probability: float = 0.003  # a judged token, that the rate is another one from here
     max_remembered_sequences: int = 9  # beside the usual prior, whose weight mattered by 0.2 % in a trial
 
     # Acceptance of runner-ups, by the gap of the two scores in nats: the embedded pair's own rates, 2,048
@@ -66,7 +66,7 @@ class ControllerSettings:
     horizon_tokens: int = 256  # a sequence may end long before its limit
     decision_interval_tokens: int = 16  # a mode is assumed to hold for about so long
     min_gain_share: float = 0.03  # of that interval's time: two modes that cost the same must not alternate
-    min_pipelined_rtt_s: float = 0.005  # two busy cores with both sides show trips of 1 to 4 ms on loopback
+    min_shared_rtt_s: float = 0.005  # two busy cores with both sides show trips of 1 to 4 ms on loopback
     pipelined_excess_share: float = 0.03  # of pipelined rounds over their model: no doubt ends a draft
     cost_tolerance_share: float = 0.03  # a cost that changed by less leaves the table of times as it is
     min_rounds: int = 2  # before round times are used: the first finds cold caches

@@ -18,6 +18,7 @@ from outrider.edge_client.core.events import SessionEvent
 from outrider.edge_client.core.options import ExecutionMode, OnTimeout
 from outrider.edge_client.decode.generation_state import GenerationState
 from outrider.edge_client.decode.reverify import reconcile
+from outrider.edge_client.transport.link.targets import parse_target
 from outrider.edge_client.transport.remote_verifier import SessionLostError
 
 _NO_DRAFT_THERE = RoundError(
@@ -73,6 +74,7 @@ def _observe_opening(state: GenerationState, opened: Opened, trip_s: float) -> N
         drafter.time_token(),
         opened.step_fixed_ns / 1e9,
         opened.step_token_ns / 1e9,
+        shares_processors=opened.model.device == "cpu" and parse_target(state.remote.address).is_loopback,
     )
 
 

@@ -54,6 +54,7 @@ class Recorder:
                 round_id=answer.verdict.round_id,
                 num_draft_tokens=num_draft_tokens,
                 num_accepted_tokens=num_accepted_tokens,
+                has_no_proposal=round_.has_no_proposal,
                 draft_ms=round_.draft_ms,
                 rtt_ms=answer.wait_s * 1e3,
                 net_ms=answer.wait_s * 1e3 - metrics.total_ns / 1e6,

@@ -42,7 +42,7 @@ def after(choice: ModePolicy, record: RoundRecord, num_rounds: int = 40) -> Exec
     ("rtt_ms", "forward_ms", "draft_ms", "best"),
     [
         (600, 5, 0.2, ExecutionMode.CLOUD_ONLY),  # a trip is worth a hundred tokens
-        (1, 20, 12, ExecutionMode.SPECULATIVE),  # a forward to draft in, perhaps on the same processors
+        (1, 20, 12, ExecutionMode.PIPELINED),  # a forward to draft in
         (6, 20, 12, ExecutionMode.PIPELINED),
         (60, 70, 12, ExecutionMode.PIPELINED),  # and a trip
     ],
@@ -55,6 +55,13 @@ def test_each_way_is_taken_where_it_is_the_soonest(
     assert choice.choose(1000) is best, "at once, from the opening"
     if best is not ExecutionMode.CLOUD_ONLY:
         assert after(choice, a_round(rtt_ms, forward_ms, draft_ms)) is best
+
+
+def test_on_shared_processors_rounds_are_pipelined_only_over_a_link() -> None:
+    for rtt_s, best in ((0.001, ExecutionMode.SPECULATIVE), (0.06, ExecutionMode.PIPELINED)):
+        choice = ModePolicy(ALL)
+        choice.observe_opening(rtt_s, 0.07, 0.012, shares_processors=True)
+        assert choice.choose(1000) is best
 
 
 def test_a_prompt_says_little_of_the_targets_speed_and_the_verifiers_word_much() -> None:
