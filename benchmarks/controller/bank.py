@@ -17,6 +17,7 @@ from functools import lru_cache
 from typing import Any
 
 from benchmarks.controller.simulated import Place, play_edges
+from benchmarks.controller.ways import total_of
 from outrider.experiments.shared.acceptance_traces import TRACES, TraceSet, load_traces
 
 TARGETS = ("embedded", "prose", "tables")
@@ -109,8 +110,7 @@ class Case:
             num_prompt_tokens=NUM_PROMPT_TOKENS,
             num_tokens=self.num_tokens,
         )
-        counted = [each[-1] for each in played]
-        return math.fsum(each.seconds for each in counted) / sum(each.num_tokens for each in counted)
+        return total_of([each[-1] for each in played]).tpot_ms / 1e3
 
 
 @lru_cache(1)
@@ -171,4 +171,5 @@ def rivals_of(case: Case) -> Rivals:
 def power_mean(ratios: Sequence[float], exponent: float = 8.0) -> float:
     """Returns the power mean, by which constants are fitted: it is near the mean where all cases are alike,
     and near the worst where one is far off."""
-    return (math.fsum(ratio**exponent for ratio in ratios) / len(ratios)) ** (1 / exponent)
+    mean = math.fsum(ratio**exponent for ratio in ratios) / len(ratios)
+    return float(mean ** (1 / exponent))

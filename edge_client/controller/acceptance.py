@@ -67,7 +67,8 @@ class AcceptanceEstimator:
     def overall(self) -> float:
         """Returns one acceptance rate for every position."""
         weight = SETTINGS.prior_weight_tokens
-        return (sum(self._accepted) + weight * SETTINGS.prior_acceptance) / (sum(self._judged) + weight)
+        prior = weight * self.posterior.prior_mean
+        return (sum(self._accepted) + prior) / (sum(self._judged) + weight)
 
     def by_position(self) -> list[float]:
         """Returns [MAX_DEPTH] acceptance rates, each given that all tokens before were accepted.

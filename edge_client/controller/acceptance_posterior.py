@@ -70,6 +70,11 @@ class AcceptancePosterior:
         """Returns the probability of each of `ALPHAS`."""
         return self._prior if self._weights is None else self._weights
 
+    @property
+    def prior_mean(self) -> float:
+        """Returns the mean of the rate before any token of this sequence was judged."""
+        return sum(alpha * weight for alpha, weight in zip(ALPHAS, self._prior, strict=True))
+
     def start_from(self, prior: Sequence[float]) -> None:
         """Replaces the usual prior, before any token of this sequence was judged."""
         self._prior = prior

@@ -17,8 +17,7 @@ class ControllerSettings:
 
     # Acceptance by position and by confidence. By hand; bench `ctl.optimal` is 1.03 with them.
     acceptance_memory_per_round: float = 0.98  # an observation's weight halves in 34 rounds
-    prior_acceptance: float = 0.85  # near the embedded pair's 0.8 and above: long first drafts cost little
-    prior_weight_tokens: float = 10.0  # of `prior_acceptance` in the mean over all positions
+    prior_weight_tokens: float = 10.0  # of the prior's mean in the mean over all positions
     overall_weight_tokens: float = 8.0  # of that mean in each position
     neighbour_share: float = 0.8  # of a position's tokens that count for the next position too ...
     max_neighbour_tokens: float = 30.0  # ... and at most so many

@@ -63,12 +63,12 @@ def open_session(state: GenerationState) -> list[SessionEvent]:
 
 
 def _observe_opening(state: GenerationState, opened: Opened, trip_s: float) -> None:
-    """Passes on to the mode policy what an opening measures of the link, the target and the draft."""
-    choice, drafter = state.window.policy, state.proposer.drafter
-    if choice is None or drafter is None:
+    """Passes on to the policies what an opening measures of the link, the target and the draft."""
+    conditions, drafter = state.conditions, state.proposer.drafter
+    if conditions is None or drafter is None:
         return
     metrics = opened.metrics
-    choice.observe_opening(
+    conditions.observe_opening(
         max(0.0, trip_s - metrics.total_ns / 1e9),
         metrics.forward_ns / 1e9,
         drafter.time_token(),
