@@ -37,10 +37,14 @@ class Conditions:
         step_fixed_s: float = 0.0,
         step_token_s: float = 0.0,
         *,
+        would_be_accepted: bool | None = None,
         shares_processors: bool = False,
     ) -> None:
-        """Adds an opening: the prompt's forward, the step times that the verifier states (0: none), and whether
-        it computes on this machine's processors."""
+        """Adds an opening: the prompt's forward, the step times that the verifier states (0: none), whether the
+        draft proposed the opening's own token (None: it was not asked), and whether the verifier computes on
+        this machine's processors."""
+        if would_be_accepted is not None:
+            self.acceptance.posterior.observe(int(would_be_accepted), int(not would_be_accepted))
         self.shares_processors = shares_processors
         self.costs.observe_rtt(rtt_s)
         self.costs.observe_draft(draft_token_s, 1)

@@ -8,6 +8,7 @@ from outrider.common.alignment import extend_hash
 from outrider.common.errors import IncompatibleError, RoundFailedError
 from outrider.common.types import (
     PROTOCOL_VERSION,
+    Method,
     Opened,
     OpenRequest,
     Origin,
@@ -67,13 +68,18 @@ def _observe_opening(state: GenerationState, opened: Opened, trip_s: float) -> N
     conditions, drafter = state.conditions, state.proposer.drafter
     if conditions is None or drafter is None:
         return
-    metrics = opened.metrics
+    metrics, would_be_accepted = opened.metrics, None
+    if (
+        state.options.method is Method.COUPLED
+    ):  # with others an accepted token may differ from the target's own
+        would_be_accepted = drafter.would_open_with(opened.first_token)
     conditions.observe_opening(
         max(0.0, trip_s - metrics.total_ns / 1e9),
         metrics.forward_ns / 1e9,
         drafter.time_token(),
         opened.step_fixed_ns / 1e9,
         opened.step_token_ns / 1e9,
+        would_be_accepted=would_be_accepted,
         shares_processors=opened.model.device == "cpu" and parse_target(state.remote.address).is_loopback,
     )
 
