@@ -23,6 +23,7 @@ class ControllerSettings:
     max_neighbour_tokens: float = 30.0  # ... and at most so many
     confidence_bins: tuple[float, ...] = (0.05, 0.15, 0.3, 0.6, 0.9)  # borders; drafts are sure or not
     prior_reject_slope: float = 0.3  # P(reject) : (1 - confidence), before any token was judged
+    carried_calibration_share: float = 0.5  # of a sequence's calibration, to the next one
     reject_slope_weight_tokens: float = 1.0  # of a prior slope, in rejected tokens
     min_doubt: float = 0.05  # of a fully confident draft: the target may still disagree
 
