@@ -181,6 +181,14 @@ class RoundPipeline:
         self._speculation.sent(sent)
         state.recorder.sent(sent)
 
+    def prepare_next(self) -> None:
+        """Has the draft prepare the next round as far as it can before the oldest one's verdict arrives. That
+        verdict moves the sequence by a draft and a bonus at most."""
+        drafter, remote = self._state.proposer.drafter, self._state.remote
+        if drafter is not None:
+            num_drafted = len(self._rounds[-1].draft.token_ids)
+            drafter.prepare(2 * num_drafted + 1, lambda: remote.poll()[0] is None)
+
     def judge(self, answer: Answer) -> list[SessionEvent]:
         """Applies the verdict of the oldest round, and drops the rounds that assumed something else."""
         state, answered = self._state, self._rounds.popleft()

@@ -77,6 +77,15 @@ class KeepsRunnerUps(Protocol):
         """Fills `Draft.runner_ups` from now on. Allowed only where drafts are sampled without a support."""
 
 
+@runtime_checkable
+class Prepares(Protocol):
+    """Does part of a token's work before its turn."""
+
+    def prepare(self, position: int) -> bool:
+        """Makes what the draft of the token at `position`, one not committed yet, needs beside the model. Returns
+        False where there is nothing to make, or it is there."""
+
+
 class DraftModel(Protocol):
     """Holds weights that sequences share, and their identity."""
 

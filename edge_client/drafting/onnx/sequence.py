@@ -66,6 +66,10 @@ class OnnxDraftSequence:
         """Fills `Draft.runner_ups` from now on."""
         self._sampler.keeps_runner_ups = True
 
+    def prepare(self, position: int) -> bool:
+        """See `Prepares.prepare`."""
+        return position < self._spec.max_context and self._sampler.prepare(position, self._spec.num_tokens)
+
     @property
     def num_kv_bytes(self) -> int:
         """Returns the size of the KV buffers in bytes."""
