@@ -5,7 +5,16 @@ from __future__ import annotations
 import codecs
 
 import pytest
-from support.edge.edge_fakes import EOS, PROMPT, TARGET, FakeDraft, FakeVerifier, make_model, make_session
+from support.edge.edge_fakes import (
+    EOS,
+    PROMPT,
+    TARGET,
+    FakeDraft,
+    FakeSequence,
+    FakeVerifier,
+    make_model,
+    make_session,
+)
 
 from outrider.common.alignment import TokenChain
 from outrider.common.types import (
@@ -15,10 +24,12 @@ from outrider.common.types import (
     Limits,
     OpenRequest,
     Origin,
+    SamplingParams,
     VerifyRequest,
 )
 from outrider.edge_client.core.events import EndEvent, TokenEvent
 from outrider.edge_client.core.options import ExecutionMode
+from outrider.edge_client.drafting.drafter import Drafter
 
 NEW = TARGET[2:]
 
@@ -76,6 +87,33 @@ def test_the_draft_length_never_passes_the_last_token_wanted() -> None:
     list(session.generate())
     assert [len(r.draft_tokens) for r in verifier.of(VerifyRequest)] == [4, 0]
     assert session.result.token_ids == NEW[:7]
+
+
+class PreparingSequence(FakeSequence):
+    """Notes which positions it prepared, with how many rounds had been sent."""
+
+    def __init__(self, model: FakeDraft, verifier: FakeVerifier) -> None:
+        super().__init__(model, 0)
+        self.verifier = verifier
+        self.prepared: list[tuple[int, int]] = []
+
+    def prepare(self, position: int) -> bool:
+        self.prepared.append((len(self.verifier.of(VerifyRequest)), position))
+        return True
+
+
+def test_the_next_round_is_prepared_while_one_is_in_flight_until_its_answer_is_there(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    verifier, draft = FakeVerifier(), FakeDraft()
+    sequence = PreparingSequence(draft, verifier)
+    monkeypatch.setattr(draft, "sequence", lambda *arguments, **named: sequence)
+    list(make_session(verifier, draft, depth=2, max_new_tokens=7).generate())
+    assert sequence.prepared == [(1, 3), (2, 6)], "this verifier answers at once"
+    sequence.prepared.clear()
+    Drafter(draft, SamplingParams(), num_prompt_tokens=2).prepare(5, lambda: True)
+    start = sequence.position
+    assert [position for _, position in sequence.prepared] == list(range(start, start + 5))
 
 
 def test_one_token_needs_no_round() -> None:
