@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.hf_target import compare_with_generate
-from benchmarks.pair.draft import DraftFigures, measure_draft
+from benchmarks.pair.draft import measure_draft
 from benchmarks.results_file import Found, write_results
 from benchmarks.sessions import Sessions, run_cases, warn_of_other_texts
 from benchmarks.timing import median_ratio
@@ -55,7 +55,7 @@ class Run:
 
     sessions: dict[Case, Sessions]
     hf_s: dict[str, list[float]]  # seconds a token: ours, transformers, again
-    drafts: dict[str, DraftFigures]
+    draft_run_ms: float  # one drafted token, as the bare onnxruntime run
     process_s: float  # a whole `edge-client run` of one token
     ttft_ms: float  # from its request to its first token
 
@@ -75,7 +75,7 @@ class Run:
 
 def measure(prompts: Sequence[Prompt], num_new: int, num_threads: int) -> Run:
     """Runs every case in turns, then what is measured alone."""
-    drafts = measure_draft(EMBEDDED / "draft")
+    draft_run_ms = measure_draft(EMBEDDED / "draft")["greedy"].run_ms
     tokenizer = EdgeTokenizer(EMBEDDED / "draft" / "tokenizer.json")
     with (
         running_verifier("--num-threads", str(num_threads), "--log-level", "warning") as verifier,
@@ -85,7 +85,7 @@ def measure(prompts: Sequence[Prompt], num_new: int, num_threads: int) -> Run:
         sessions = run_cases(decoder, prompts, CASES, num_new)
         hf_s = compare_with_generate(decoder, prompts[:6], num_new, num_threads)
         process_s, ttft_ms = _measure_start(verifier.address, prompts[0])
-    return Run(sessions, hf_s, drafts, process_s, ttft_ms)
+    return Run(sessions, hf_s, draft_run_ms, process_s, ttft_ms)
 
 
 def _measure_start(address: str, prompt: Prompt) -> tuple[float, float]:
@@ -104,7 +104,7 @@ def _measure_start(address: str, prompt: Prompt) -> tuple[float, float]:
 def _take_apart(run: Run) -> dict[str, float]:
     """Returns the models' times in rounds at PARTS_DEPTH, temperature 0, in ms, and the measured speed-up : the cost
     model's own on a free link (`efficiency`)."""
-    n, bare_run_ms = PARTS_DEPTH, run.drafts["greedy"].run_ms
+    n, bare_run_ms = PARTS_DEPTH, run.draft_run_ms
     cloud, speculative = run.cloud(0.0), run.speculative(0.0, n)
     target_ms = statistics.median(ms for r in cloud.results for ms in r.stats.generate_forward_ms)
     full = [record for record in speculative.rounds if record.num_draft_tokens == n]
@@ -117,7 +117,7 @@ def _take_apart(run: Run) -> dict[str, float]:
         "tokens_per_round": sum(record.num_accepted_tokens + 1 for record in full) / len(full),
         "target_ms": target_ms,  # one cloud-only forward
         "verify_ms": verify_ms,  # one round's forward
-        "draft_ms": bare_run_ms,  # one drafted token, as the bare onnxruntime run
+        "draft_ms": bare_run_ms,
         "efficiency": run.speedup(0.0, n) / predicted,
     }
 
