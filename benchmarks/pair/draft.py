@@ -68,5 +68,5 @@ def _measure(model: OnnxDraftModel, params: SamplingParams) -> DraftFigures:
 
 
 def _prepare(sequence: OnnxDraftSequence) -> None:
-    for offset in range(TOKENS_A_ROUND):
-        sequence.prepare(sequence.position + offset)
+    for _ in sequence.prepare(TOKENS_A_ROUND):
+        pass

@@ -1,7 +1,7 @@
 """What a round costs beyond the two models' time, beside a bare gRPC echo of the same bytes with the same pauses.
 
 Every prompt is decoded, its rounds are echoed, and both once more for the A/A ratios. The models' times are of the
-same rounds: the draft's runs in onnxruntime, and the forward as the verifier reports it.
+same rounds: the draft's runs in onnxruntime, and the forward as the verifier reports it, on one thread.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ TEMPERATURES = (0.0, 0.8)
 TARGET_BYTES = 62_000_000  # the embedded pair's weights in memory
 DRAFT_BYTES = 2_200_000
 NUM_WARM = 2  # rounds of a session
+NUM_THREADS = "1"  # of a forward, as of the server's pause: the edge has a core of its own, as on a device
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +124,7 @@ def run(num_prompts: int = NUM_PROMPTS) -> Found:
     runs, echo = RunTimes(), start_echo(TARGET_BYTES)
     with (
         contextlib.ExitStack() as stack,
-        running_verifier("--log-level", "warning") as verifier,
+        running_verifier("--log-level", "warning", "--num-threads", NUM_THREADS) as verifier,
         OnnxDraftModel.open(EMBEDDED / "draft") as draft,
         runs.recording(),
     ):

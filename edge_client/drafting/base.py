@@ -7,7 +7,7 @@ committed tokens; proposed tokens are speculation, kept only as reusable KV.
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Protocol, Self, runtime_checkable
 
@@ -81,9 +81,9 @@ class KeepsRunnerUps(Protocol):
 class Prepares(Protocol):
     """Does part of a token's work before its turn."""
 
-    def prepare(self, position: int) -> bool:
-        """Makes what the draft of the token at `position`, one not committed yet, needs beside the model. Returns
-        False where there is nothing to make, or it is there."""
+    def prepare(self, num_tokens: int) -> Iterator[None]:
+        """Makes what drafts of the next `num_tokens` positions need beside the model. Yields before each piece of
+        work, so that the caller can stop."""
 
 
 class DraftModel(Protocol):

@@ -3,7 +3,7 @@ it for experiments."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 
 from outrider.common.clock import SYSTEM_CLOCK, Clock
 from outrider.common.sequences import common_prefix
@@ -53,13 +53,9 @@ class Drafter:
             self._clock.sleep(left_s)
         return draft, (self._clock.now() - start_s) * 1e3
 
-    def prepare(self, num_tokens: int, is_time_left: Callable[[], bool]) -> None:
-        """Does what can be done now for the drafts of the next `num_tokens` positions, as far as time is left."""
-        if not isinstance(self._sequence, Prepares):
-            return
-        for position in range(self._sequence.position, self._sequence.position + num_tokens):
-            if self._sequence.prepare(position) and not is_time_left():
-                return
+    def prepare(self, num_tokens: int) -> Iterator[None]:
+        """See `Prepares.prepare`; does nothing where the sequence cannot."""
+        return self._sequence.prepare(num_tokens) if isinstance(self._sequence, Prepares) else iter(())
 
     def keep_runner_ups(self) -> bool:
         """Asks for runner-ups in all later drafts; returns whether the draft can provide them."""

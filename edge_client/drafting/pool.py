@@ -9,7 +9,7 @@ target alone decides (method coupled) may use the pool.
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Protocol, Self, runtime_checkable
 
 from outrider.common.sequences import common_prefix
@@ -155,8 +155,8 @@ class _LeasedSequence:
         if isinstance(self._sequence, KeepsRunnerUps):
             self._sequence.keep_runner_ups()
 
-    def prepare(self, position: int) -> bool:
-        return isinstance(self._sequence, Prepares) and self._sequence.prepare(position)
+    def prepare(self, num_tokens: int) -> Iterator[None]:
+        return self._sequence.prepare(num_tokens) if isinstance(self._sequence, Prepares) else iter(())
 
     def truncate(self, position: int) -> None:
         if self._sequence is not None:

@@ -8,7 +8,7 @@ The graph returns its softmax too, which saves most passes over the vocabulary h
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -50,13 +50,14 @@ class DraftSampler:
         """Returns whether `sample` needs the sequence (penalties, bad words, minimum length)."""
         return self._needs_history
 
-    def prepare(self, position: int, num_tokens: int) -> bool:
-        """Makes ahead the noise that the sample of the token at `position` needs; returns False where it needs
-        none, or has it."""
-        if self._is_greedy or self._num_support or position in self._noise:
-            return False
-        self._noise.row(position, num_tokens)
-        return True
+    def prepare(self, positions: Iterable[int], num_tokens: int) -> Iterator[None]:
+        """Makes the noise of some positions ahead, where samples need it. Yields before each."""
+        if self._is_greedy or self._num_support:
+            return
+        for position in positions:
+            if position not in self._noise:
+                yield
+                self._noise.row(position, num_tokens)
 
     def sample(
         self,

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import codecs
+import itertools
+from collections.abc import Iterator, Sequence
 
 import pytest
 from support.edge.edge_fakes import (
@@ -24,12 +26,11 @@ from outrider.common.types import (
     Limits,
     OpenRequest,
     Origin,
-    SamplingParams,
     VerifyRequest,
 )
 from outrider.edge_client.core.events import EndEvent, TokenEvent
 from outrider.edge_client.core.options import ExecutionMode
-from outrider.edge_client.drafting.drafter import Drafter
+from outrider.edge_client.transport.remote_verifier import RemoteVerifier
 
 NEW = TARGET[2:]
 
@@ -90,30 +91,40 @@ def test_the_draft_length_never_passes_the_last_token_wanted() -> None:
 
 
 class PreparingSequence(FakeSequence):
-    """Notes which positions it prepared, with how many rounds had been sent."""
+    """Notes how many rounds had been sent when it was to prepare how many positions, and which it did."""
 
     def __init__(self, model: FakeDraft, verifier: FakeVerifier) -> None:
         super().__init__(model, 0)
         self.verifier = verifier
-        self.prepared: list[tuple[int, int]] = []
+        self.asked: list[tuple[int, int]] = []
+        self.prepared: list[int] = []
 
-    def prepare(self, position: int) -> bool:
-        self.prepared.append((len(self.verifier.of(VerifyRequest)), position))
-        return True
+    def prepare(self, num_tokens: int) -> Iterator[None]:
+        self.asked.append((len(self.verifier.of(VerifyRequest)), num_tokens))
+        for position in range(self.position, self.position + num_tokens):
+            yield
+            self.prepared.append(position)
 
 
+@pytest.mark.parametrize("answers_after", [0, 2], ids=["at once", "late"])
 def test_the_next_round_is_prepared_while_one_is_in_flight_until_its_answer_is_there(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, answers_after: int
 ) -> None:
     verifier, draft = FakeVerifier(), FakeDraft()
     sequence = PreparingSequence(draft, verifier)
     monkeypatch.setattr(draft, "sequence", lambda *arguments, **named: sequence)
-    list(make_session(verifier, draft, depth=2, max_new_tokens=7).generate())
-    assert sequence.prepared == [(1, 3), (2, 6)], "this verifier answers at once"
-    sequence.prepared.clear()
-    Drafter(draft, SamplingParams(), num_prompt_tokens=2).prepare(5, lambda: True)
-    start = sequence.position
-    assert [position for _, position in sequence.prepared] == list(range(start, start + 5))
+    polls = itertools.count()
+    poll = RemoteVerifier.poll
+
+    def poll_later(self: RemoteVerifier, wait_s: float = 0.0) -> Sequence[object]:
+        return [None] if next(polls) % 3 < answers_after else poll(self, wait_s)
+
+    monkeypatch.setattr(RemoteVerifier, "poll", poll_later)
+    session = make_session(verifier, draft, depth=2, max_new_tokens=7)
+    list(session.generate())
+    assert session.result.token_ids == NEW[:7]
+    assert sequence.asked == [(1, 5), (2, 5)], "a draft, a bonus and the next draft"
+    assert sequence.prepared == ([3, 4, 6, 7] if answers_after else [])
 
 
 def test_one_token_needs_no_round() -> None:

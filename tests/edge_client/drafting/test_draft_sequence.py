@@ -63,9 +63,8 @@ def test_a_draft_whose_noise_was_made_ahead_is_the_same_and_waits_for_none(
 ) -> None:
     sequence, start = model.sequence(SAMPLED), len(PROMPT)
     sequence.commit(PROMPT)
-    assert all(sequence.prepare(position) for position in range(start, start + 9))
-    assert not sequence.prepare(start + 8), "it is there"
-    assert not sequence.prepare(model.max_context), "no token can be there"
+    assert len(list(sequence.prepare(9))) == 9
+    assert not list(sequence.prepare(9)), "it is there"
     expected = propose_after(model, PROMPT), propose_after(model, PROMPT, [3, 4], num=4)
     monkeypatch.setattr(noise_ahead, "noise_row", None)
     assert sequence.propose(6) == expected[0]
@@ -76,8 +75,14 @@ def test_a_draft_whose_noise_was_made_ahead_is_the_same_and_waits_for_none(
 
 
 def test_a_greedy_draft_needs_no_noise(model: OnnxDraftModel) -> None:
-    assert not model.sequence(SamplingParams(temperature=0.0)).prepare(5)
-    assert not model.sequence(SAMPLED, num_support=16).prepare(5)
+    assert not list(model.sequence(SamplingParams(temperature=0.0)).prepare(5))
+    assert not list(model.sequence(SAMPLED, num_support=16).prepare(5))
+
+
+def test_nothing_is_prepared_beyond_the_drafts_context(model: OnnxDraftModel) -> None:
+    sequence = model.sequence(SAMPLED)
+    sequence.commit([5] * (model.max_context - 2))
+    assert len(list(sequence.prepare(5))) == 2
 
 
 def test_a_draft_after_truncate_equals_a_fresh_prefill_bit_for_bit(model: OnnxDraftModel) -> None:
