@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from outrider.common.errors import InvalidFieldError
@@ -65,6 +65,11 @@ class OnnxDraftSequence:
     def keep_runner_ups(self) -> None:
         """Fills `Draft.runner_ups` from now on."""
         self._sampler.keeps_runner_ups = True
+
+    def prepare(self, num_tokens: int) -> Iterator[None]:
+        """See `Prepares.prepare`."""
+        end = min(self.position + num_tokens, self._spec.max_context)
+        return self._sampler.prepare(range(self.position, end), self._spec.num_tokens)
 
     @property
     def num_kv_bytes(self) -> int:
