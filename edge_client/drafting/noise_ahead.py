@@ -8,6 +8,9 @@ from __future__ import annotations
 
 from outrider.common.noise.draws import NoiseRow, noise_row
 
+MAX_AHEAD_BYTES = 16 << 20  # that are worth preparing: 13 positions of 150,000 tokens
+NOISE_BYTES = 8  # a token of one position
+
 
 class NoiseAhead:
     """Keeps the noise of one seed by position."""

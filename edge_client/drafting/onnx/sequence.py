@@ -8,6 +8,7 @@ from typing import Any
 from outrider.common.errors import InvalidFieldError
 from outrider.common.types import Draft, RunnerUp, SamplingParams, Signals, Support
 from outrider.edge_client.drafting.base import ShouldStop, Stop
+from outrider.edge_client.drafting.noise_ahead import MAX_AHEAD_BYTES, NOISE_BYTES
 from outrider.edge_client.drafting.onnx.dropout import DropoutPlan
 from outrider.edge_client.drafting.onnx.runner import OnnxRunner, Rows
 from outrider.edge_client.drafting.onnx.sampler import DraftSampler, Sampled
@@ -68,7 +69,8 @@ class OnnxDraftSequence:
 
     def prepare(self, num_tokens: int) -> Iterator[None]:
         """See `Prepares.prepare`."""
-        end = min(self.position + num_tokens, self._spec.max_context)
+        most = MAX_AHEAD_BYTES // (NOISE_BYTES * self._spec.num_tokens)
+        end = min(self.position + min(num_tokens, most), self._spec.max_context)
         return self._sampler.prepare(range(self.position, end), self._spec.num_tokens)
 
     @property
