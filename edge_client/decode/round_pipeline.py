@@ -25,6 +25,8 @@ from outrider.edge_client.decode.rounds import (
 from outrider.edge_client.decode.verdicts import apply_verdict
 from outrider.edge_client.transport.remote_verifier import Answer
 
+LEAVING_S = 0.0005  # until a message has left: the link's threads need the interpreter for it
+
 
 def propose_round(
     state: GenerationState, branch: Branch[Round] | None, is_invalidated: Callable[[], bool] | None
@@ -186,14 +188,16 @@ class RoundPipeline:
         state.recorder.sent(sent)
 
     def prepare_next(self) -> None:
-        """Has the draft prepare the next round as far as it can before the oldest one's verdict arrives. That
-        verdict moves the sequence by a draft and a bonus at most."""
+        """Has the draft prepare the next round, once the last one has left, as far as it can before the oldest
+        one's verdict arrives. That verdict moves the sequence by a draft and a bonus at most."""
         drafter, remote = self._state.proposer.drafter, self._state.remote
         if drafter is None:
             return
+        wait_s = LEAVING_S
         for _ in drafter.prepare(2 * len(self._rounds[-1].draft.token_ids) + 1):
-            if remote.poll()[0] is not None:
+            if remote.poll(wait_s)[0] is not None:
                 return
+            wait_s = 0.0
 
     def judge(self, answer: Answer) -> list[SessionEvent]:
         """Applies the verdict of the oldest round, and drops the rounds that assumed something else."""

@@ -174,11 +174,14 @@ class InFlight:
         self._last_answer_s = first.arrived_s
         return self.outstanding.popleft()
 
-    def poll(self) -> None:
-        """Reads the messages that have arrived, without waiting."""
+    def poll(self, wait_s: float = 0.0) -> None:
+        """Reads the messages that have arrived, and waits for the oldest request's answer for `wait_s` at most."""
+        until_s = self._now() + wait_s
         try:
-            while self._connections.connection is not None and self._receive(self._now()):
-                pass
+            while self._connections.connection is not None:
+                is_answered = not self.outstanding or self.outstanding[0].reply is not None
+                if not self._receive(self._now() if is_answered else until_s):
+                    return
         except LinkError:
             self._connections.drop()
 

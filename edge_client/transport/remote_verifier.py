@@ -271,10 +271,10 @@ class RemoteVerifier:
         """Returns how many rounds may still be queued at the verifier, dropped ones included."""
         return self._last_round_id - self._in_flight.newest_answered
 
-    def poll(self) -> Sequence[FinalReply | None]:
+    def poll(self, wait_s: float = 0.0) -> Sequence[FinalReply | None]:
         """Returns the replies that arrived for the rounds in flight, oldest first, None where there is none.
-        Never waits, and raises no `LinkError`."""
-        self._in_flight.poll()
+        Waits for `wait_s` at most, and raises no `LinkError`."""
+        self._in_flight.poll(wait_s)
         return [each.reply for each in self._in_flight.outstanding]
 
     def retain(self, are_kept: Sequence[bool]) -> None:

@@ -116,8 +116,8 @@ def test_the_next_round_is_prepared_while_one_is_in_flight_until_its_answer_is_t
     polls = itertools.count()
     poll = RemoteVerifier.poll
 
-    def poll_later(self: RemoteVerifier) -> Sequence[object]:
-        return [None] if next(polls) % 3 < answers_after else poll(self)
+    def poll_later(self: RemoteVerifier, wait_s: float = 0.0) -> Sequence[object]:
+        return [None] if next(polls) % 3 < answers_after else poll(self, wait_s)
 
     monkeypatch.setattr(RemoteVerifier, "poll", poll_later)
     session = make_session(verifier, draft, depth=2, max_new_tokens=7)
