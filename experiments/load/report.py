@@ -153,7 +153,8 @@ class LoadReport:
             f"latency p50 {self.p50_ms:g}, p99 {self.p99_ms:g}, max {self.max_ms:g} ms; "
             f"beyond the forward {self.beyond_forward_ms:g} ms",
             f"{self.tokens_per_s:g} tokens a second, {self.tokens_per_round:g} a round of {self.mean_drafted:g} "
-            f"drafted; p95 between a session's answers {self.commit_gap_p95_ms:g} ms, worst session {self.worst_commit_gap_p95_ms:g}",
+            f"drafted; p95 between a session's answers {self.commit_gap_p95_ms:g} ms, "
+            f"worst session {self.worst_commit_gap_p95_ms:g}",
             f"refused {self.num_refused} (p99 {self.refused_p99_ms:g} ms, "
             f"{self.num_refused_without_hint} without a retry hint), hung {self.num_hung}",
             f"verdicts unlike the recording: {self.num_mismatches}",
