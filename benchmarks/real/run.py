@@ -1,4 +1,4 @@
-"""`make bench-real`: start-up, memory and the demo, in real processes and ratios of one run.
+"""`make bench-real`: start-up, memory, the demo and what a verifier carries, in real processes and ratios of one run.
 
 Each stage stands by itself: `--only NAME` runs it again, and what other stages measured stays in the file.
 """
@@ -13,7 +13,13 @@ from benchmarks.results_file import Found, StageRecord, pick_names
 from outrider.experiments.shared.command import run_command
 
 NAME = "real"
-STAGES = {"start": "start", "rss": "rss", "demo": "demo"}  # stage → its module in this folder
+# Stage → its module in this folder.
+STAGES = {
+    "start": "start",
+    "rss": "rss",
+    "demo": "demo",
+    "capacity": "capacity",
+}
 
 
 def main() -> int:

@@ -9,6 +9,7 @@ from collections import OrderedDict, deque
 from dataclasses import dataclass, field, replace
 
 from outrider.cloud_verifier.backends.base import KVSequence
+from outrider.cloud_verifier.engine.gathering import Pause
 from outrider.cloud_verifier.engine.job import Job
 from outrider.cloud_verifier.security.metadata import DEFAULT_TENANT
 from outrider.common.alignment import TokenChain
@@ -58,6 +59,7 @@ class Session:
     replies: OrderedDict[int, tuple[int, Verdict]] = field(default_factory=OrderedDict)  # with content's hash
     opening_reply: Opened | None = None
     history: History | None = None  # made where the sampling parameters need it
+    pause: Pause = field(default_factory=Pause)  # between its rounds
 
     @property
     def kv_length(self) -> int:
