@@ -57,6 +57,7 @@ class Session:
     running: Job | None = None  # the one that is computed
     waiting: deque[Job] = field(default_factory=deque)  # for the running one
     replies: OrderedDict[int, tuple[int, Verdict]] = field(default_factory=OrderedDict)  # with content's hash
+    num_entries: int = 0  # log-probabilities and candidates in them
     opening_reply: Opened | None = None
     history: History | None = None  # made where the sampling parameters need it
     pause: Pause = field(default_factory=Pause)  # between its rounds
@@ -88,6 +89,7 @@ class Session:
         self.chain.extend(opening.token_ids[num_common:])
         self.opening, self.stop_ids = opening, stop_ids
         self.replies.clear()
+        self.num_entries = 0
         self.opening_reply, self.history = None, None
         self.last_round_id = max(self.last_round_id, opening.round_id)
         self.was_pipelined, self.bonus, self.choice_position = False, None, None
@@ -121,14 +123,15 @@ class Session:
 
     def store_reply(self, request: VerifyRequest, reply: Verdict) -> None:
         """Keeps `reply` for when the request is sent again; the oldest of too many are dropped."""
+        if (former := self.replies.pop(request.round_id, None)) is not None:
+            self.num_entries -= _num_entries(former[1])
         self.replies[request.round_id] = (_content(request), reply)
-        while len(self.replies) > 1 and self._stores_too_much:
-            self.replies.popitem(last=False)
-
-    @property
-    def _stores_too_much(self) -> bool:
-        num_entries = sum(_num_entries(reply) for _, reply in self.replies.values())
-        return len(self.replies) > MAX_STORED_REPLIES or num_entries > MAX_STORED_ENTRIES
+        self.num_entries += _num_entries(reply)
+        while len(self.replies) > MAX_STORED_REPLIES or (
+            self.num_entries > MAX_STORED_ENTRIES and len(self.replies) > 1
+        ):
+            _, (_, oldest) = self.replies.popitem(last=False)
+            self.num_entries -= _num_entries(oldest)
 
     def error(
         self, round_id: int, code: RoundErrorCode, message: str, *, field: str = "", retry_after_ms: int = 0
@@ -152,6 +155,7 @@ class Session:
                 f"KV holds {self.kv_length} tokens of {self.chain.position}"
             )
         assert len(self.replies) <= MAX_STORED_REPLIES
+        assert self.num_entries == sum(_num_entries(reply) for _, reply in self.replies.values())
 
 
 def _content(request: VerifyRequest) -> int:
