@@ -15,7 +15,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from benchmarks.engine.setup import NUM_THREADS, QUIET, generate_load
+from benchmarks.engine.setup import QUIET, generate_load
 from benchmarks.real.step_times import NUM_SHARING, measure_steps
 from benchmarks.results_file import Found
 from outrider.experiments.load.record import record_embedded
@@ -26,7 +26,8 @@ from outrider.experiments.shared.results import Measure, at_least, judged
 SESSIONS = (1, 4, 8, 16, 32)
 LENGTHS, CO_LOCATED_LENGTHS = (2, 4, 8), (2, 4)
 DRAFT_TOKEN_MS = "0.6"  # of the embedded draft on a core of its own
-NUM_TURNS, SECONDS, WARMUP_S = 2, 2.5, 0.8
+NUM_TURNS, SECONDS, WARMUP_S = 2, 2.0, 0.7
+NUM_THREADS = 1  # of a forward: the other core is gRPC's and the load generator's (docs/operations.md)
 NUM_POSITIONS = 96
 LIMITS_MS = (50, 100)
 CLOUD_ONLY, AGAIN, OWN = "cloud-only", "cloud-only again", "own depth"
@@ -65,7 +66,7 @@ def run() -> Found:
         recording = record_embedded(verifier.address, num_sessions=max(SESSIONS), num_positions=NUM_POSITIONS)
         file = recording.save(Path(scratch) / "traces.jsonl")
         reports = {number: _take_turns(verifier, file, number) for number in SESSIONS}
-    step_s = measure_steps(recording.sessions[:NUM_SHARING], (0, *LENGTHS))
+    step_s = measure_steps(recording.sessions[:NUM_SHARING], (0, *LENGTHS), NUM_THREADS)
     details: dict[str, Any] = {
         "step_ms": {str(rows): round(1e3 * seconds, 3) for rows, seconds in step_s.items()},
         "tables": [table(reports)],

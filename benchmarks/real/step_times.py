@@ -5,6 +5,8 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Sequence
 
+import torch
+
 from benchmarks.engine.inside import InsideSession, SteppedEngine
 from benchmarks.timing import alternate, time_s
 from outrider.cloud_verifier.backends.loading import load_target
@@ -16,12 +18,13 @@ NUM_SHARING, NUM_STEPS = 8, 40
 
 
 def measure_steps(
-    recorded: Sequence[RecordedSession], lengths: Sequence[int], num_steps: int = NUM_STEPS
+    recorded: Sequence[RecordedSession], lengths: Sequence[int], num_threads: int
 ) -> dict[int, float]:
     """Returns by rows the median seconds of steps in which all sessions draft so many tokens, in turns.
 
     The sessions have traces; each step builds on the first token of each.
     """
+    torch.set_num_threads(num_threads)
     engine = SteppedEngine(load_target(EMBEDDED_TARGET, dtype="float32"))
     sessions = [InsideSession(engine, each) for each in recorded]
     requests = {length: [_open(session, length) for session in sessions] for length in lengths}
@@ -34,7 +37,7 @@ def measure_steps(
 
         return step
 
-    found = alternate({str(length): step_of(length) for length in lengths}, num_steps)
+    found = alternate({str(length): step_of(length) for length in lengths}, NUM_STEPS)
     return {(length + 1) * len(sessions): statistics.median(found[str(length)]) for length in lengths}
 
 
