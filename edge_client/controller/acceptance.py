@@ -15,11 +15,26 @@ from __future__ import annotations
 
 from bisect import bisect
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from outrider.common.types import RunnerUp
 from outrider.edge_client.controller.acceptance_posterior import AcceptancePosterior
 from outrider.edge_client.controller.settings import MAX_DEPTH, SETTINGS
 from outrider.edge_client.core.stats import RoundRecord
+
+
+@dataclass(frozen=True, slots=True)
+class Calibration:
+    """Holds judged tokens by the draft's confidence, in the bins of `SETTINGS.confidence_bins`."""
+
+    rejected: tuple[float, ...]  # tokens
+    doubts: tuple[float, ...]  # sums of 1 - confidence
+
+    def times(self, share: float) -> Calibration:
+        """Returns it with that share of its weight."""
+        return Calibration(
+            tuple(share * each for each in self.rejected), tuple(share * each for each in self.doubts)
+        )
 
 
 class AcceptanceEstimator:
@@ -41,6 +56,8 @@ class AcceptanceEstimator:
         if record.is_answered and record.num_draft_tokens:
             self.observe_tokens(record.num_accepted_tokens, record.num_draft_tokens)
             self.observe_confidences(record.confidences, record.num_accepted_tokens)
+        elif record.has_no_proposal:
+            self.posterior.observe(0, 1)  # it brings as little as a draft whose first token is rejected
 
     def observe_tokens(self, num_accepted: int, num_drafted: int) -> None:
         """Adds a draft whose first `num_accepted` tokens were accepted and whose next one was rejected."""
@@ -65,7 +82,8 @@ class AcceptanceEstimator:
     def overall(self) -> float:
         """Returns one acceptance rate for every position."""
         weight = SETTINGS.prior_weight_tokens
-        return (sum(self._accepted) + weight * SETTINGS.prior_acceptance) / (sum(self._judged) + weight)
+        prior = weight * self.posterior.prior_mean
+        return (sum(self._accepted) + prior) / (sum(self._judged) + weight)
 
     def by_position(self) -> list[float]:
         """Returns [MAX_DEPTH] acceptance rates, each given that all tokens before were accepted.
@@ -82,6 +100,15 @@ class AcceptanceEstimator:
                 near_alpha = all_accepted / all_judged
             num_near = min(SETTINGS.neighbour_share * all_judged, SETTINGS.max_neighbour_tokens)
         return alphas
+
+    @property
+    def calibration(self) -> Calibration:
+        """Returns what `by_confidence` is made of."""
+        return Calibration(tuple(self._rejected), tuple(self._doubts))
+
+    def start_from(self, earlier: Calibration) -> None:
+        """Begins with the calibration of earlier sequences, before any token of this one was judged."""
+        self._rejected, self._doubts = list(earlier.rejected), list(earlier.doubts)
 
     @property
     def has_confidences(self) -> bool:

@@ -13,8 +13,8 @@ ALPHAS = (
     *(0.1, 0.2, 0.3, 0.4, 0.5, 0.57, 0.63, 0.68, 0.72, 0.76, 0.795, 0.825),
     *(0.855, 0.88, 0.905, 0.925, 0.945, 0.96, 0.975, 0.99),
 )
-_BORDERS = (0.0, *((low + high) / 2 for low, high in pairwise(ALPHAS)), 1.0)
 _LOGS = tuple((math.log(alpha), math.log(1 - alpha)) for alpha in ALPHAS)
+_BORDERS = (0.0, *((low + high) / 2 for low, high in pairwise(ALPHAS)), 1.0)
 
 
 def posterior_of(
@@ -24,12 +24,11 @@ def posterior_of(
 
     `prior` [len(ALPHAS)] is positive everywhere; None is `usual_prior()`.
     """
-    logs = [
-        math.log(before) + num_accepted * accept + num_rejected * reject
-        for before, (accept, reject) in zip(prior or usual_prior(), _LOGS, strict=True)
-    ]
+    logs = [num_accepted * accept + num_rejected * reject for accept, reject in _LOGS]
     top = max(logs)
-    weights = [math.exp(each - top) for each in logs]
+    weights = [
+        before * math.exp(each - top) for before, each in zip(prior or usual_prior(), logs, strict=True)
+    ]
     total = sum(weights)
     return [each / total for each in weights]
 
@@ -49,28 +48,41 @@ def usual_prior() -> tuple[float, ...]:
 
 
 class AcceptancePosterior:
-    """Holds the posterior of one sequence's acceptance rate; old tokens are gradually forgotten."""
+    """Holds the posterior of one sequence's acceptance rate, which may change on the way.
+
+    Before each judged token the rate is drawn anew from the prior with a small probability (fixed share,
+    Herbster and Warmuth 1998): where a text begins to repeat itself, some twenty accepted tokens say so,
+    whatever came before them.
+    """
 
     def __init__(self) -> None:
-        self._prior: Sequence[float] | None = None
-        self._num_accepted = self._num_rejected = 0.0
+        self._prior = usual_prior()
+        self._weights: list[float] | None = None  # None: nothing was judged
 
     @property
     def has_observed(self) -> bool:
         """Returns whether any token was judged."""
-        return self._num_accepted + self._num_rejected > 0
+        return self._weights is not None
 
     @property
-    def probabilities(self) -> list[float]:
+    def probabilities(self) -> Sequence[float]:
         """Returns the probability of each of `ALPHAS`."""
-        return posterior_of(self._num_accepted, self._num_rejected, self._prior)
+        return self._prior if self._weights is None else self._weights
+
+    @property
+    def prior_mean(self) -> float:
+        """Returns the mean of the rate before any token of this sequence was judged."""
+        return sum(alpha * weight for alpha, weight in zip(ALPHAS, self._prior, strict=True))
 
     def start_from(self, prior: Sequence[float]) -> None:
         """Replaces the usual prior, before any token of this sequence was judged."""
-        self._prior = prior
+        self._prior = tuple(prior)
 
     def observe(self, num_accepted: int, num_rejected: int) -> None:
         """Adds judged tokens."""
-        kept = SETTINGS.posterior_memory_per_token ** (num_accepted + num_rejected)
-        self._num_accepted = kept * self._num_accepted + num_accepted
-        self._num_rejected = kept * self._num_rejected + num_rejected
+        kept = (1.0 - SETTINGS.change_probability) ** (num_accepted + num_rejected)
+        before = [
+            kept * each + (1 - kept) * anew
+            for each, anew in zip(self.probabilities, self._prior, strict=True)
+        ]
+        self._weights = posterior_of(num_accepted, num_rejected, before)

@@ -35,7 +35,7 @@ class ModelCosts:
     verify_fixed_s: float
     verify_token_s: float = 0.0
     colocated_draft_token_s: float | None = None  # beside the target; None: as long as at the edge
-    draft_fixed_s: float = 0.0
+    draft_fixed_s: float = 0.0  # with what else an edge does between an answer and its next round
     verify_row_s: float = 0.0  # compute of one row, where it may bound the forward of n + 1 rows (roofline)
 
     def draft_s(self, num_draft_tokens: int) -> float:
@@ -72,6 +72,8 @@ def expected_tokens(acceptance: Acceptance, num_draft_tokens: int) -> float:
     One alpha: (1 - alpha^(n+1)) / (1 - alpha). One alpha a position (the last repeats):
     1 + a_1 + a_1 a_2 + ... + a_1 ... a_n. Raises ValueError outside [0, 1].
     """
+    if isinstance(acceptance, float) and 0 <= acceptance < 1:
+        return (1 - acceptance ** (num_draft_tokens + 1)) / (1 - acceptance)
     alphas = _per_position(acceptance, num_draft_tokens)
     total, reached = 1.0, 1.0
     for alpha in alphas:

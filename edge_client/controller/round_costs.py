@@ -28,6 +28,7 @@ class RoundCosts:
             SETTINGS.num_verify_samples, SETTINGS.token_share_of_verify, SETTINGS.token_share_weight_tokens
         )
         self._rtts_s: deque[float] = deque(maxlen=SETTINGS.num_rtt_samples)
+        self._edge_s: deque[float] = deque(maxlen=SETTINGS.num_rtt_samples)
         self._targets_s: deque[float] = deque(maxlen=SETTINGS.num_verify_samples)
         # Of a token beyond a step, until one was streamed.
         self.stream_overhead_s = SETTINGS.stream_overhead_s
@@ -36,15 +37,16 @@ class RoundCosts:
         # What one more token of every session that it waited for would have added to each round, in seconds.
         self._shared_token_s: deque[float] = deque(maxlen=SETTINGS.num_verify_samples)
         self._num_rounds = 0
-        self._draft_s = 0.0
-        self._num_drafted = 0.0
+        self._drafts = MedianSlopeTime(
+            SETTINGS.num_verify_samples, prior_share=1.0, prior_weight_tokens=SETTINGS.draft_weight_tokens
+        )
         self._estimate: tuple[ModelCosts, LinkCosts] | None = None  # until something is observed
 
     @property
     def is_known(self) -> bool:
         """Returns whether draft, link and verifier were observed."""
         has_verifier = self._num_rounds or self._targets_s or self._opening_s is not None
-        return self._num_drafted > 0 and bool(self._rtts_s) and bool(has_verifier)
+        return self._drafts.has_any and bool(self._rtts_s) and bool(has_verifier)
 
     def observe(self, record: RoundRecord) -> None:
         """Adds an answered round.
@@ -59,13 +61,15 @@ class RoundCosts:
         self._verify.observe(record.num_draft_tokens + 1, verify_ms / 1e3)
         self._shared_token_s.append(_shared_token_s(record))
         self._num_rounds += 1
+        if record.edge_ms:
+            self._edge_s.append(record.edge_ms / 1e3)
         self.observe_rtt(record.net_ms / 1e3)
 
     def observe_draft(self, seconds: float, num_tokens: int) -> None:
         """Adds drafted tokens."""
         self._estimate = None
-        self._draft_s = self._draft_s * SETTINGS.draft_memory_per_round + seconds
-        self._num_drafted = self._num_drafted * SETTINGS.draft_memory_per_round + num_tokens
+        if num_tokens:
+            self._drafts.observe(num_tokens, seconds)
 
     def observe_rtt(self, seconds: float) -> None:
         """Adds a round trip without the verifier's own time."""
@@ -93,51 +97,66 @@ class RoundCosts:
         return self._estimate
 
     def _make_estimate(self) -> tuple[ModelCosts, LinkCosts]:
-        target_s, share = self._target_s(), SETTINGS.token_share_of_target
-        base_s, token_s = target_s * (1 - share), target_s * share
-        if self._num_rounds:
-            base_s, token_s = self._line()
-        elif self._stated:
-            base_s, token_s = self._stated
+        line = self._line()
+        target_s, share = self._target_s(self._step_s(line)), SETTINGS.token_share_of_target
+        base_s, token_s = line or (target_s * (1 - share), target_s * share)
+        call_s, draft_token_s = self._draft_line()
+        own_s = statistics.median(self._edge_s) if self._edge_s else SETTINGS.round_overhead_s
         models = ModelCosts(
-            draft_token_s=self._draft_s / self._num_drafted,
+            draft_token_s=draft_token_s,
             target_token_s=target_s,
             verify_fixed_s=base_s + token_s,
             verify_token_s=token_s,
+            draft_fixed_s=own_s + call_s,
         )
         return models, LinkCosts(rtt_s=max(statistics.median(self._rtts_s), SETTINGS.min_rtt_s))
 
     @property
     def measured_stream_overhead_s(self) -> float | None:
         """Returns what streamed tokens took beyond a step of one token; None where either is not known."""
-        if not self._targets_s or (step_s := self._step_s()) is None:
+        if not self._targets_s or (step_s := self._step_s(self._line())) is None:
             return None
         return max(0.0, statistics.median(self._targets_s) - step_s)
 
-    def _line(self) -> tuple[float, float]:
-        """Returns a verification as a line over its tokens. Where sessions share the verifier one more token delays
-        all of them, and they all decide alike: its slope is then what one more token of each would add."""
+    def _line(self) -> tuple[float, float] | None:
+        """Returns a forward's line over its tokens: of rounds, or what the verifier states; None: neither.
+
+        Where sessions share the verifier one more token delays all of them, and they all decide alike: its slope is
+        then what one more token of each would add.
+        """
+        if not self._num_rounds:
+            return self._stated
         if shared_token_s := statistics.median(self._shared_token_s):
             return self._verify.line_of_slope(shared_token_s)
         return self._verify.line(self._stated[1] if self._stated else None)
 
-    def _target_s(self) -> float:
+    def _draft_line(self) -> tuple[float, float]:
+        """Returns a draft's line over its tokens. Until lengths differ a call is taken to have `draft_call_s` of
+        its own, at most half of it."""
+        mean_s, mean_tokens = self._drafts.median_s, self._drafts.mean_tokens
+        call_s = min(SETTINGS.draft_call_s, mean_s / 2)
+        return self._drafts.line((mean_s - call_s) / mean_tokens)
+
+    def _step_s(self, line: tuple[float, float] | None) -> float | None:
+        """Returns the verifier's step of one token; None until it stated one, or lengths differed."""
+        is_known = line is not None and (self._stated is not None or self._verify.is_sloped)
+        return sum(line) if line is not None and is_known else None
+
+    def _target_s(self, step_s: float | None) -> float:
         """Returns a token's time of the target alone: a stream's, or a step's of one token and what a stream takes
-        beside it. Until a step is known it is bounded by the opening's prompt and by a verification."""
+        beside it. Until a step is known it is bounded by the opening's prompt and by a verification.
+
+        A known step counts among a stream's times as one: the first of them come slowly.
+        """
         if self._targets_s:
-            return statistics.median(self._targets_s)
+            expected_s = () if step_s is None else (step_s + self.stream_overhead_s,)
+            return float(statistics.median((*self._targets_s, *expected_s)))
         known_s = [] if self._opening_s is None else [self._opening_s]
-        if (step_s := self._step_s()) is not None:
+        if step_s is not None:
             known_s = [step_s] if self._num_rounds else [*known_s, step_s]
         elif self._num_rounds:
             known_s.append(self._verify.median_s)
         return min(known_s, default=0.0) + self.stream_overhead_s
-
-    def _step_s(self) -> float | None:
-        """Returns the verifier's step of one token; None until it stated one, or lengths differed."""
-        if self._num_rounds and (self._stated or self._verify.is_sloped):
-            return sum(self._line())
-        return sum(self._stated) if self._stated else None
 
 
 def _shared_token_s(record: RoundRecord) -> float:

@@ -17,13 +17,13 @@ class ControllerSettings:
 
     # Acceptance by position and by confidence. By hand; bench `ctl.optimal` is 1.03 with them.
     acceptance_memory_per_round: float = 0.98  # an observation's weight halves in 34 rounds
-    prior_acceptance: float = 0.85  # near the embedded pair's 0.8 and above: long first drafts cost little
-    prior_weight_tokens: float = 10.0  # of `prior_acceptance` in the mean over all positions
+    prior_weight_tokens: float = 10.0  # of the prior's mean in the mean over all positions
     overall_weight_tokens: float = 8.0  # of that mean in each position
     neighbour_share: float = 0.8  # of a position's tokens that count for the next position too ...
     max_neighbour_tokens: float = 30.0  # ... and at most so many
     confidence_bins: tuple[float, ...] = (0.05, 0.15, 0.3, 0.6, 0.9)  # borders; drafts are sure or not
     prior_reject_slope: float = 0.3  # P(reject) : (1 - confidence), before any token was judged
+    carried_calibration_share: float = 0.5  # of a sequence's calibration, to the next one
     reject_slope_weight_tokens: float = 1.0  # of a prior slope, in rejected tokens
     min_doubt: float = 0.05  # of a fully confident draft: the target may still disagree
 
@@ -33,7 +33,7 @@ class ControllerSettings:
     usual_accepted_tokens: float = 16.0
     usual_rejected_tokens: float = 4.0
     usual_share: float = 0.95  # of the prior; the rest is uniform
-    posterior_memory_per_token: float = 0.997  # a judged token's weight halves in 231 tokens; by hand
+    change_probability: float = 0.012  # a judged token, that the rate is another one from here
     max_remembered_sequences: int = 9  # beside the usual prior, whose weight mattered by 0.2 % in a trial
 
     # Acceptance of runner-ups, by the gap of the two scores in nats: the embedded pair's own rates, 2,048
@@ -53,8 +53,14 @@ class ControllerSettings:
     min_sharing_sessions: float = (
         1.5  # whose tokens a round waits for; below, it is alone but for a short queue
     )
-    draft_memory_per_round: float = 0.95
-    stream_overhead_s: float = 0.001  # of a streamed token beyond the verifier's step, before it was measured
+    draft_call_s: float = (
+        0.0003  # of a draft whatever its length, until lengths differed: medians of real ones
+    )
+    draft_weight_tokens: float = 12.0  # of that assumption, as a difference of lengths
+    round_overhead_s: float = 0.0006  # an edge's own time a round, before it was measured
+    stream_overhead_s: float = (
+        0.0004  # of a streamed token beyond the verifier's step, before it was measured
+    )
     max_stream_overhead_s: float = 0.003  # a busy moment must not keep later sequences from streaming
     stream_overhead_memory: float = 0.5  # of a sequence, with each later one
     min_rtt_s: float = 1e-6  # keeps rates finite on loopback
@@ -69,10 +75,13 @@ class ControllerSettings:
     horizon_tokens: int = 256  # a sequence may end long before its limit
     decision_interval_tokens: int = 16  # a mode is assumed to hold for about so long
     min_gain_share: float = 0.03  # of that interval's time: two modes that cost the same must not alternate
-    min_pipelined_rtt_s: float = 0.005  # two busy cores with both sides show trips of 1 to 4 ms on loopback
+    first_gain_share: float = 0.2  # of it by which rounds must be better to be begun with
+    min_shared_rtt_s: float = 0.01  # two busy cores with both sides show trips of 1 to 8 ms on loopback
     pipelined_excess_share: float = 0.03  # of pipelined rounds over their model: no doubt ends a draft
+    min_alpha_probability: float = 0.002  # of a rate, below which a decision leaves it out
     cost_tolerance_share: float = 0.03  # a cost that changed by less leaves the table of times as it is
     min_rounds: int = 2  # before round times are used: the first finds cold caches
+    dense_rounds: int = 8  # of a sequence, whose records are observed before the next draft
     dense_decisions: int = 16  # observations after a change that are each followed by a decision ...
     decision_every: int = 4  # ... and later every so many
     length_memory_per_round: float = 0.8

@@ -51,6 +51,8 @@ class Round:
         "chance",
         "draft",
         "draft_ms",
+        "edge_ms",
+        "has_no_proposal",
         "is_ahead",
         "is_branch_hit",
         "judgement",
@@ -65,6 +67,7 @@ class Round:
         self.request = request
         self.draft = proposal.draft
         self.draft_ms = proposal.draft_ms
+        self.has_no_proposal = proposal.num_wanted > 0 and not proposal.draft.token_ids
         self.judgement = proposal.judgement
         self.num_kept = len(proposal.kept)  # tokens of the sequence, sent before the draft
         self.start = request.base_position + len(request.committed_tokens)  # position of the first to judge
@@ -73,6 +76,7 @@ class Round:
         self.is_ahead = self.parent is not None  # others were in flight when it was sent
         self.chance = 1.0 if self.parent is None else self.parent.chance
         self.is_branch_hit = False  # it assumed a correction, which came
+        self.edge_ms = 0.0  # from the answer before to its sending, without drafting; 0: not measured
 
     @property
     def draft_token_s(self) -> float:
