@@ -50,7 +50,22 @@ def render_section(name: str, record: dict[str, Any]) -> str:
         "| id | value | target | met | measure |",
         "|---|---|---|---|---|",
     ]
-    return "\n".join((*lines, *map(_row, record["measures"]), ""))
+    stages = [each for each in record.get("details", {}).values() if isinstance(each, dict)]
+    tables = [line for each in stages for table in each.get("tables", ()) for line in _table(table)]
+    return "\n".join((*lines, *map(_row, record["measures"]), "", *tables))
+
+
+def _table(table: dict[str, Any]) -> list[str]:
+    """Returns a stage's own table, whose columns differ from those of measures."""
+    columns = table["columns"]
+    return [
+        f"{table['title']}:",
+        "",
+        _line(columns),
+        "|" + "---|" * len(columns),
+        *map(_line, table["rows"]),
+        "",
+    ]
 
 
 def _row(measure: dict[str, Any]) -> str:

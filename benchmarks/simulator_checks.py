@@ -28,15 +28,10 @@ from outrider.experiments.simulator.measure import (
     think_times,
     verifier_times,
 )
+from outrider.experiments.simulator.parts.drafts import KnownText
 from outrider.experiments.simulator.parts.edges import Ask, RequestLog
 from outrider.experiments.simulator.parts.times import SystemTimes
-from outrider.experiments.simulator.replay import (
-    KnownText,
-    RealRequest,
-    ReplayEdges,
-    learn_texts,
-    tokens_per_s,
-)
+from outrider.experiments.simulator.replay import RealRequest, ReplayEdges, learn_texts, tokens_per_s
 from outrider.experiments.simulator.run import Played, play
 from outrider.experiments.simulator.shards import num_parts, play_parts
 

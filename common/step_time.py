@@ -116,6 +116,11 @@ class MedianSlopeTime:
         base_s = statistics.median(t - token_s * n for n, t in self._samples)
         return max(0.0, base_s), token_s
 
+    def line_of_slope(self, token_s: float) -> tuple[float, float]:
+        """Returns (base_s, token_s) for a known slope, at most that of the line through the origin."""
+        token_s = min(token_s, statistics.median(t / n for n, t in self._samples))
+        return max(0.0, statistics.median(t - token_s * n for n, t in self._samples)), token_s
+
 
 def _weighted_median(values: list[tuple[float, float]]) -> float:
     """Returns the first value of (value, weight) pairs up to which half of all weight lies."""

@@ -230,6 +230,7 @@ class RoundMetrics:
     forward_ns: int = 0
     total_ns: int = 0
     batch_size: int = 0
+    step_token_ns: int = 0  # what a token added to a step lately; 0: not known yet
 
 
 @dataclass(frozen=True, slots=True)

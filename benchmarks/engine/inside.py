@@ -44,7 +44,7 @@ class _Asked:
             self.reply = reply
 
 
-class _SteppedEngine:
+class SteppedEngine:
     """Steps the engine by hand, made as a server would make it."""
 
     def __init__(self, backend: TargetBackend) -> None:
@@ -68,8 +68,10 @@ class _SteppedEngine:
 
 
 @dataclass
-class _InsideSession:
-    driver: _SteppedEngine
+class InsideSession:
+    """Holds one session of it."""
+
+    driver: SteppedEngine
     recorded: RecordedSession
     tenant: str = "default"
 
@@ -97,8 +99,8 @@ def measure_batch8(bench: Bench) -> Found:
     """Compares one engine step of 8 rounds, verification included, with 8 bare forwards of one session
     each."""
     backend = load_target(EMBEDDED_TARGET, dtype="float32")
-    driver = _SteppedEngine(backend)
-    sessions = [_InsideSession(driver, recorded) for recorded in bench.recording.sessions[:NUM_READY]]
+    driver = SteppedEngine(backend)
+    sessions = [InsideSession(driver, recorded) for recorded in bench.recording.sessions[:NUM_READY]]
     requests = []
     for number, session in enumerate(sessions):
         opened = session.open()
@@ -173,14 +175,14 @@ def measure_outside(bench: Bench) -> Found:
     """Times steps of 16 recorded rounds, mixed parameters: the part of `Engine.step` that is not
     `backend.forward`."""
     backend = load_target(EMBEDDED_TARGET, dtype="float32")
-    driver, forwards = _SteppedEngine(backend), _TimedForwards(backend)
+    driver, forwards = SteppedEngine(backend), _TimedForwards(backend)
     shares: dict[str, list[float]] = {"mixed": [], "greedy": []}
     recorded = bench.recording.sessions
     greedy = [s for s in recorded if s.sampling.temperature == 0 and s.sampling.presence_penalty == 0]
     groups = {"mixed": list(recorded), "greedy": greedy}
     for turn in range(bench.pick(6, 2)):
         for name, group in groups.items():
-            sessions = [_InsideSession(driver, group[i % len(group)], f"t{i}") for i in range(NUM_BUSY)]
+            sessions = [InsideSession(driver, group[i % len(group)], f"t{i}") for i in range(NUM_BUSY)]
             for session in sessions:
                 session.open()
             share = _share_outside(driver, sessions, forwards)
@@ -200,7 +202,7 @@ def measure_outside(bench: Bench) -> Found:
     return ([measure], {name: [round(share, 4) for share in found] for name, found in shares.items()})
 
 
-def _share_outside(driver: _SteppedEngine, sessions: list[_InsideSession], forwards: _TimedForwards) -> float:
+def _share_outside(driver: SteppedEngine, sessions: list[InsideSession], forwards: _TimedForwards) -> float:
     inside_s = step_s = 0.0
     for requests in zip(*(session.recorded.requests() for session in sessions), strict=True):
         asked = [s.submit(request) for s, (request, _, _) in zip(sessions, requests, strict=True)]

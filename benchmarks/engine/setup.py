@@ -99,4 +99,4 @@ def generate_load(address: str, recording: Path, *flags: str, core: int | None =
         )
     if done.returncode > 1 or not done.stdout:
         raise RuntimeError(f"the load generator failed ({done.returncode}): {' '.join(flags)}")
-    return LoadReport(**json.loads(done.stdout))
+    return LoadReport.from_json(json.loads(done.stdout))

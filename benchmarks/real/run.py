@@ -1,4 +1,4 @@
-"""`make bench-real`: start-up, memory, the demo and the cost of a round, in real processes and ratios of one run.
+"""`make bench-real`: start-up, memory, the demo, a round's cost and what a verifier carries; ratios of one run.
 
 Each stage stands by itself: `--only NAME` runs it again, and what other stages measured stays in the file.
 """
@@ -19,6 +19,7 @@ STAGES = {  # stage → its module in this folder
     "demo": "demo",
     "overhead": "overhead",
     "draft": "draft",
+    "capacity": "capacity",
 }
 
 

@@ -86,6 +86,9 @@ class EngineDriver:
 
     def _turn(self) -> None:
         self._is_due, self._next = False, None
+        if wait_s := self._engine.seconds_to_gather:
+            self._next = self._loop.call_later(wait_s, self._turn)  # or with the next job
+            return
         if not self._is_on_cpu or self._engine.expected_step_s > INLINE_S:
             self._step = self._pool.submit(self._engine.step)
             self._step.add_done_callback(lambda step: self._loop.call_soon_threadsafe(self._end_step, step))

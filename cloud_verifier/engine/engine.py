@@ -16,6 +16,7 @@ from outrider.cloud_verifier.engine.admission import Admission
 from outrider.cloud_verifier.engine.backlog import Backlog
 from outrider.cloud_verifier.engine.colocated import CoLocatedDrafter
 from outrider.cloud_verifier.engine.finish import MakeRows, RoundFinisher, make_rows
+from outrider.cloud_verifier.engine.gathering import Gathering
 from outrider.cloud_verifier.engine.job import Job
 from outrider.cloud_verifier.engine.observe import EngineObserver
 from outrider.cloud_verifier.engine.scheduler import FairQueue, Plan, Scheduler
@@ -23,7 +24,7 @@ from outrider.cloud_verifier.engine.session_manager import SessionManager
 from outrider.cloud_verifier.engine.work import Work
 from outrider.cloud_verifier.verification.rows import ProcessedRows
 from outrider.common.clock import SYSTEM_CLOCK, Clock
-from outrider.common.types import ModelInfo, Progress
+from outrider.common.types import GenerateRequest, ModelInfo, Progress, VerifyRequest
 
 log = logging.getLogger(__name__)
 
@@ -88,6 +89,7 @@ class Engine:
         self._hides_batch_size = hides_batch_size
         self._inbox = FairQueue()
         self._unobserved: _Batch | None = None  # the last step's
+        self._gathering = Gathering()
         self.is_running = False  # somebody calls `step` whenever there is work
         self.on_job: Callable[[], None] | None = None  # called after each `submit`
 
@@ -96,6 +98,7 @@ class Engine:
     def submit(self, job: Job) -> None:
         """Hands `job` to the next step."""
         self._inbox.put(job)
+        self._gathering.arrived((job.tenant, job.session_id))
         if self.on_job is not None:
             self.on_job()
 
@@ -137,6 +140,18 @@ class Engine:
         return self.backlog.step_s(num_tokens) if num_tokens else 0.0
 
     @property
+    def seconds_to_gather(self) -> float:
+        """Returns how long the next step waits for sessions that are expected back soon; 0: it begins now.
+
+        Only rounds wait: a generation or a prompt would pay for what it gains nothing from.
+        """
+        if not self.num_jobs or any(
+            isinstance(work.request, GenerateRequest) for work in self.sessions.active.values()
+        ):
+            return 0.0
+        return self._gathering.wait_s(self.clock.now())
+
+    @property
     def seconds_to_sweep(self) -> float:
         """Returns how long it is until idle sessions are looked for again, with work or without."""
         return self.sessions.seconds_to_sweep
@@ -146,6 +161,7 @@ class Engine:
     def step(self) -> bool:
         """Runs one step; returns whether there was work (a forward, or making room for one)."""
         self.observe()
+        self._gathering.began()
         self._admit_arrived()
         self._refuse_expired()
         self.sessions.sweep()
@@ -197,6 +213,7 @@ class Engine:
         with self.sessions.isolate(job):
             admitted = self.admission.admit(job)
             if isinstance(admitted, Work):
+                admitted.session.pause.end(job.arrival_ns / 1e9)
                 self.sessions.activate(admitted)
             elif admitted is not None:
                 job.reply(admitted)
@@ -274,12 +291,16 @@ class Engine:
                     done = work.total_tokens - work.num_pending
                     work.job.reply(Progress(work.request.round_id, done, work.total_tokens))
                 if its_rows is not None and self._finisher.finish(work, its_rows, shown_size):
+                    if isinstance(work.request, VerifyRequest) and not work.session.waiting:
+                        key = work.job.tenant, work.job.session_id
+                        self._gathering.left(key, work.session.pause, self.clock.now())
                     self.sessions.release(work.session)
                 else:
                     self.sessions.end_turn(work.session)
             if its_rows is not None:
                 self._charge(work, begin_s)
             self._admit_released()
+        self._gathering.ended(batch.num_tokens, self.clock.now() - batch.start_s)
         batch.end_ns = self._now_ns()
         self._unobserved = batch
 

@@ -173,6 +173,7 @@ class RoundFinisher:
             forward_ns=work.forward_ns,
             total_ns=int(self._clock.now() * 1e9) - work.job.arrival_ns,
             batch_size=batch_size,
+            step_token_ns=self._backlog.step_line_ns()[1],
         )
 
     def _continue_generation(

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, fields
 from operator import attrgetter
 
 from outrider.cloud_verifier.backends.base import KVSequence
+from outrider.cloud_verifier.engine.gathering import Pause
 from outrider.cloud_verifier.engine.job import Job
 from outrider.cloud_verifier.security.metadata import DEFAULT_TENANT
 from outrider.common.alignment import TokenChain
@@ -60,6 +61,7 @@ class Session:
     num_stored_entries: int = 0  # log-probabilities and candidates in `replies`
     opening_reply: Opened | None = None
     history: History | None = None  # made where the sampling parameters need it
+    pause: Pause = field(default_factory=Pause)  # between its rounds
 
     @property
     def kv_length(self) -> int:
@@ -122,6 +124,8 @@ class Session:
 
     def store_reply(self, request: VerifyRequest, reply: Verdict) -> None:
         """Keeps `reply` for when the request is sent again; the oldest of too many are dropped."""
+        if (former := self.replies.pop(request.round_id, None)) is not None:
+            self.num_stored_entries -= _num_entries(former[1])
         self.replies[request.round_id] = (_content(request), reply)
         self.num_stored_entries += _num_entries(reply)
         while len(self.replies) > MAX_STORED_REPLIES or (

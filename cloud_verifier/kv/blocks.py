@@ -49,6 +49,12 @@ class BlockUsage:
     num_cached: int
     num_empty: int
     num_evicted: int  # cached blocks given up for new text; only rises
+    num_peak: int = 0  # most that tables held at once so far
+
+    @property
+    def peak_share(self) -> float:
+        """Returns the most that was held at once, as a share of the pool."""
+        return self.num_peak / (self.num_used + self.num_cached + self.num_empty)
 
 
 @dataclass(eq=False, slots=True)
@@ -78,6 +84,7 @@ class BlockManager:
         self._is_taken = bytearray(num_blocks)  # 1: held or idle
         self._num_empty = num_blocks
         self._num_evicted = 0
+        self._least_free = num_blocks  # so far
         self._prefixes = PrefixIndex(block_size)
         self._tables: set[BlockTable] = set()
 
@@ -91,7 +98,8 @@ class BlockManager:
         """Returns counts for any thread; a block that is being moved may be counted wrongly."""
         num_empty, num_cached = self._num_empty, self._prefixes.num_idle
         num_used = self.num_blocks - num_empty - num_cached
-        return BlockUsage(self.block_size, num_used, num_cached, num_empty, self._num_evicted)
+        num_peak = self.num_blocks - self._least_free
+        return BlockUsage(self.block_size, num_used, num_cached, num_empty, self._num_evicted, num_peak)
 
     @property
     def num_idle(self) -> int:
@@ -106,6 +114,7 @@ class BlockManager:
             self._push(table, block_id)
         table.length = len(table.block_ids) * self.block_size
         self._tables.add(table)
+        self._least_free = min(self._least_free, self.num_free)
         return table
 
     def publish(self, table: BlockTable, token_ids: Sequence[int]) -> None:
@@ -165,6 +174,7 @@ class BlockManager:
         table.length += num_tokens
         while len(table.block_ids) * self.block_size < table.length:
             self._push(table, self._take_after(table))
+        self._least_free = min(self._least_free, self.num_free)
         return copy
 
     def truncate(self, table: BlockTable, length: int) -> None:

@@ -55,6 +55,7 @@ class VerifierCollector(Collector):
         yield self._info()
         yield from self._state()
         yield from self._kv()
+        yield from self._gpu()
         yield from self._steps()
         yield from self._rounds()
         yield from self._exceptions()
@@ -91,6 +92,8 @@ class VerifierCollector(Collector):
             label="state",
         )
         yield _gauge("kv_block_tokens", "Tokens in a KV block.", usage.block_size)
+        yield _gauge("kv_peak_blocks", "Most KV blocks held by sessions at once so far.", usage.num_peak)
+        yield _gauge("kv_peak_share", "The same as a share of the pool.", usage.peak_share)
         yield _counter("kv_evicted_blocks", "Cached KV blocks given up for new text.", usage.num_evicted)
         yield _counters(
             "prefix_tokens",
@@ -98,6 +101,17 @@ class VerifierCollector(Collector):
             {"hit": observer.num_hit_tokens, "miss": observer.num_miss_tokens},
             label="result",
         )
+
+    def _gpu(self) -> Iterator[Metric]:
+        if not (device := self._engine.backend.device).startswith("cuda"):
+            return
+        import torch
+
+        peaks = {
+            "allocated": torch.cuda.max_memory_allocated(device),
+            "reserved": torch.cuda.max_memory_reserved(device),
+        }
+        yield _gauges("gpu_memory_peak_bytes", "Most GPU memory so far.", peaks, label="kind")
 
     def _steps(self) -> Iterator[Metric]:
         observer = self._engine.observer

@@ -190,6 +190,7 @@ def _decode_metrics(message: pb.RoundMetrics) -> RoundMetrics:
         forward_ns=message.forward_ns,
         total_ns=message.total_ns,
         batch_size=message.batch_size,
+        step_token_ns=message.step_token_ns,
     )
 
 

@@ -191,6 +191,7 @@ def _fill_metrics(message: pb.RoundMetrics, metrics: RoundMetrics) -> None:
     message.forward_ns = metrics.forward_ns
     message.total_ns = metrics.total_ns
     message.batch_size = metrics.batch_size
+    message.step_token_ns = metrics.step_token_ns
 
 
 def _encode_logprobs(entry: TokenLogprobs) -> pb.TokenLogprobs:

@@ -379,20 +379,22 @@ class TokenLogprobs(_message.Message):
     def __init__(self, raw_logprob: _Optional[float] = ..., processed_logprob: _Optional[float] = ..., top_token_ids: _Optional[_Iterable[int]] = ..., top_logprobs: _Optional[_Iterable[float]] = ...) -> None: ...
 
 class RoundMetrics(_message.Message):
-    __slots__ = ("alpha_mean", "la_over_k", "queue_ns", "forward_ns", "total_ns", "batch_size")
+    __slots__ = ("alpha_mean", "la_over_k", "queue_ns", "forward_ns", "total_ns", "batch_size", "step_token_ns")
     ALPHA_MEAN_FIELD_NUMBER: _ClassVar[int]
     LA_OVER_K_FIELD_NUMBER: _ClassVar[int]
     QUEUE_NS_FIELD_NUMBER: _ClassVar[int]
     FORWARD_NS_FIELD_NUMBER: _ClassVar[int]
     TOTAL_NS_FIELD_NUMBER: _ClassVar[int]
     BATCH_SIZE_FIELD_NUMBER: _ClassVar[int]
+    STEP_TOKEN_NS_FIELD_NUMBER: _ClassVar[int]
     alpha_mean: float
     la_over_k: float
     queue_ns: int
     forward_ns: int
     total_ns: int
     batch_size: int
-    def __init__(self, alpha_mean: _Optional[float] = ..., la_over_k: _Optional[float] = ..., queue_ns: _Optional[int] = ..., forward_ns: _Optional[int] = ..., total_ns: _Optional[int] = ..., batch_size: _Optional[int] = ...) -> None: ...
+    step_token_ns: int
+    def __init__(self, alpha_mean: _Optional[float] = ..., la_over_k: _Optional[float] = ..., queue_ns: _Optional[int] = ..., forward_ns: _Optional[int] = ..., total_ns: _Optional[int] = ..., batch_size: _Optional[int] = ..., step_token_ns: _Optional[int] = ...) -> None: ...
 
 class RoundError(_message.Message):
     __slots__ = ("round_id", "code", "field", "message", "retry_after_ms", "position", "hash")

@@ -34,6 +34,8 @@ class RoundCosts:
         self.stream_overhead_s = SETTINGS.stream_overhead_s
         self._opening_s: float | None = None
         self._stated: tuple[float, float] | None = None  # the line that the verifier states
+        # What one more token of every session that it waited for would have added to each round, in seconds.
+        self._shared_token_s: deque[float] = deque(maxlen=SETTINGS.num_verify_samples)
         self._num_rounds = 0
         self._drafts = MedianSlopeTime(
             SETTINGS.num_verify_samples, prior_share=1.0, prior_weight_tokens=SETTINGS.draft_weight_tokens
@@ -57,6 +59,7 @@ class RoundCosts:
         if record.pipelined_hit:
             verify_ms = max(record.forward_ms, verify_ms - record.queue_ms)
         self._verify.observe(record.num_draft_tokens + 1, verify_ms / 1e3)
+        self._shared_token_s.append(_shared_token_s(record))
         self._num_rounds += 1
         if record.edge_ms:
             self._edge_s.append(record.edge_ms / 1e3)
@@ -116,10 +119,16 @@ class RoundCosts:
         return max(0.0, statistics.median(self._targets_s) - step_s)
 
     def _line(self) -> tuple[float, float] | None:
-        """Returns a forward's line over its tokens: of rounds, or what the verifier states; None: neither."""
-        if self._num_rounds:
-            return self._verify.line(self._stated[1] if self._stated else None)
-        return self._stated
+        """Returns a forward's line over its tokens: of rounds, or what the verifier states; None: neither.
+
+        Where sessions share the verifier one more token delays all of them, and they all decide alike: its slope is
+        then what one more token of each would add.
+        """
+        if not self._num_rounds:
+            return self._stated
+        if shared_token_s := statistics.median(self._shared_token_s):
+            return self._verify.line_of_slope(shared_token_s)
+        return self._verify.line(self._stated[1] if self._stated else None)
 
     def _draft_line(self) -> tuple[float, float]:
         """Returns a draft's line over its tokens. Until lengths differ a call is taken to have `draft_call_s` of
@@ -148,3 +157,13 @@ class RoundCosts:
         elif self._num_rounds:
             known_s.append(self._verify.median_s)
         return min(known_s, default=0.0) + self.stream_overhead_s
+
+
+def _shared_token_s(record: RoundRecord) -> float:
+    """Returns what one more token of each session would have added to the round: of those in its forward, and in
+    the steps before it while it was queued. 0 where it was alone, and where the verifier does not say."""
+    if not record.forward_ms:
+        return 0.0
+    queue_ms = 0.0 if record.pipelined_hit else record.queue_ms
+    num_sessions = record.batch_size * (1 + queue_ms / record.forward_ms)
+    return num_sessions * record.step_token_ms / 1e3 if num_sessions >= SETTINGS.min_sharing_sessions else 0.0

@@ -50,6 +50,9 @@ class ControllerSettings:
     token_share_of_verify: float = 0.3  # that grows with the draft, until lengths differed; by hand
     token_share_weight_tokens: float = 12.0  # of that assumption, as a difference of lengths
     token_share_of_target: float = 0.03  # the same for a target seen in a stream; twice the bench's 1.5 %
+    min_sharing_sessions: float = (
+        1.5  # whose tokens a round waits for; below, it is alone but for a short queue
+    )
     draft_call_s: float = (
         0.0003  # of a draft whatever its length, until lengths differed: medians of real ones
     )

@@ -30,7 +30,10 @@ class RoundRecord:
     queue_ms: float = 0.0
     forward_ms: float = 0.0
     verifier_ms: float = 0.0
-    batch_size: int = 0
+    batch_size: int = 0  # sessions in its forward; 0 where the verifier hides it
+    step_token_ms: float = (
+        0.0  # what a token added to the verifier's steps then, as it says; 0: it does not know
+    )
     alpha_mean: float = float("nan")
     bytes_up: int = 0
     bytes_down: int = 0

@@ -84,6 +84,7 @@ class Recorder:
                 forward_ms=metrics.forward_ns / 1e6,
                 verifier_ms=metrics.total_ns / 1e6,
                 batch_size=metrics.batch_size,
+                step_token_ms=metrics.step_token_ns / 1e6,
                 alpha_mean=metrics.alpha_mean,
                 bytes_up=answer.bytes_up,
                 bytes_down=answer.bytes_down,
@@ -156,6 +157,7 @@ class Recorder:
                     queue_ms=metrics.queue_ns / 1e6,
                     forward_ms=metrics.forward_ns / 1e6,
                     batch_size=metrics.batch_size,
+                    step_token_ms=metrics.step_token_ns / 1e6,
                     alpha_mean=metrics.alpha_mean,
                 )
             )

@@ -1,14 +1,18 @@
 """Records rounds of a real pair once, to be replayed without a draft model (`outrider.experiments.load`).
 
 python -m outrider.experiments.load.record --out FILE [--sessions 32 --rounds 24]
+python -m outrider.experiments.load.record --traces 128 --out FILE
 python -m outrider.experiments.load.record --stub --out FILE
 
-The second form is for the stub of `python -m outrider.experiments.synthetic.serve`.
+With `--traces` it records what the draft proposes at each of so many positions, for drafts of any length. The last
+form is for the stub of `python -m outrider.experiments.synthetic.serve`.
 """
 
 from __future__ import annotations
 
 import argparse
+import asyncio
+import contextlib
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -30,7 +34,10 @@ from outrider.common.types import (
 from outrider.edge_client.drafting.base import DraftModel
 from outrider.edge_client.session.session import new_session_id
 from outrider.edge_client.transport.link.base import Connection
-from outrider.experiments.load.recording import RecordedRound, RecordedSession, Recording
+from outrider.experiments.load.cloud import CloudStream
+from outrider.experiments.load.recording import RecordedRound, RecordedSession, RecordedTrace, Recording
+from outrider.experiments.load.wire import connect
+from outrider.experiments.shared.acceptance_traces import MAX_DEPTH, trace_text
 from outrider.experiments.shared.command import run_command
 from outrider.experiments.shared.prompts import load_prompts
 from outrider.experiments.synthetic.keyed import FIRST_TOKEN, NUM_TOKENS, KeyedTokens
@@ -166,8 +173,51 @@ def record(
     return Recording(model.target_fingerprint, model.dtype, tuple(sessions))
 
 
-def record_embedded(address: str, *, num_sessions: int = 32, num_rounds: int = 24) -> Recording:
-    """Records the embedded draft and prompts against the verifier at `address`; shows progress."""
+def record_traces(
+    address: str,
+    draft: DraftModel,
+    prompts: Sequence[TokenIds],
+    *,
+    num_sessions: int = 32,
+    num_positions: int = 128,
+    samplings: Sequence[SamplingParams] = SAMPLINGS[:2],
+    on_session: Callable[[int], None] = lambda number: None,
+) -> Recording:
+    """Records texts that the target writes, all at once, and then what the draft proposes at each position."""
+    from outrider.edge_client.transport.link.grpc_link import GrpcLink
+
+    model = GrpcLink(address, new_session_id()).describe(10.0)
+    asked = [
+        ((number % model.num_tokens, *prompts[number % len(prompts)]), replace(sampling, seed=1000 + number))
+        for number in range(num_sessions)
+        for sampling in (samplings[number % len(samplings)],)
+    ]
+    texts = asyncio.run(_decode(address, asked, num_positions + MAX_DEPTH + 1))
+    sessions = []
+    for number, ((prompt_ids, sampling), text) in enumerate(zip(asked, texts, strict=True)):
+        found = trace_text(draft, prompt_ids, text, sampling, num_positions)
+        confidences = tuple(tuple(round(float(c), 4) for c in row) for row in found.confidences)
+        trace = RecordedTrace(text, tuple(found.runs.tolist()), confidences)
+        sessions.append(RecordedSession(prompt_ids, sampling, text[0], (), trace))
+        on_session(number)
+    return Recording(model.target_fingerprint, model.dtype, tuple(sessions))
+
+
+async def _decode(
+    address: str, asked: Sequence[tuple[TokenIds, SamplingParams]], num_new: int
+) -> list[TokenIds]:
+    connection = await connect(address)
+    streams = [CloudStream(connection, prompt_ids, sampling) for prompt_ids, sampling in asked]
+    await asyncio.gather(*(stream.run(num_new) for stream in streams))
+    connection.close()
+    return [tuple(stream.token_ids) for stream in streams]
+
+
+def record_embedded(
+    address: str, *, num_sessions: int = 32, num_rounds: int = 24, num_positions: int = 0
+) -> Recording:
+    """Records the embedded draft and prompts against the verifier at `address`: rounds, or traces of
+    `num_positions`; shows progress."""
     from outrider.edge_client.drafting.onnx.model import OnnxDraftModel
     from outrider.edge_client.tokenization.tokenizer import EdgeTokenizer
     from outrider.models import EMBEDDED
@@ -180,10 +230,18 @@ def record_embedded(address: str, *, num_sessions: int = 32, num_rounds: int = 2
             print(f"  recording: session {number + 1} of {num_sessions}", file=sys.stderr, flush=True)
 
     with OnnxDraftModel.open(EMBEDDED / "draft") as draft:
-        recording = record(
+        if num_positions:
+            return record_traces(
+                address,
+                draft,
+                prompts,
+                num_sessions=num_sessions,
+                num_positions=num_positions,
+                on_session=show,
+            )
+        return record(
             address, draft, prompts, num_sessions=num_sessions, num_rounds=num_rounds, on_session=show
         )
-    return recording
 
 
 def main() -> int:
@@ -196,6 +254,9 @@ def main() -> int:
     parser.add_argument("--out", type=Path, required=True, metavar="FILE")
     parser.add_argument("--sessions", type=int, default=32, metavar="N")
     parser.add_argument("--rounds", type=int, default=24, metavar="N", help="rounds a session")
+    parser.add_argument(
+        "--traces", type=int, default=0, metavar="N", help="traces of N positions a session instead"
+    )
     parser.add_argument("--verifier", metavar="HOST:PORT", help="a running one; default: start one")
     parser.add_argument("--stub", action="store_true", help="what a synthetic target answers; needs no model")
     arguments = parser.parse_args()
@@ -203,16 +264,18 @@ def main() -> int:
         from outrider.experiments.load.record import synthetic_recording
 
         recording = synthetic_recording(arguments.sessions, arguments.rounds)
-    elif arguments.verifier:
-        recording = record_embedded(
-            arguments.verifier, num_sessions=arguments.sessions, num_rounds=arguments.rounds
-        )
     else:
         from outrider.experiments.shared.processes import running_verifier
 
-        with running_verifier("--log-level", "warning") as verifier:
+        with contextlib.ExitStack() as stack:
+            address = arguments.verifier
+            if not address:
+                address = stack.enter_context(running_verifier("--log-level", "warning")).address
             recording = record_embedded(
-                verifier.address, num_sessions=arguments.sessions, num_rounds=arguments.rounds
+                address,
+                num_sessions=arguments.sessions,
+                num_rounds=arguments.rounds,
+                num_positions=arguments.traces,
             )
     recording.save(arguments.out)
     print(f"{len(recording.sessions)} sessions written to {arguments.out}")

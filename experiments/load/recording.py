@@ -9,12 +9,17 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from outrider.common.alignment import TokenChain
 from outrider.common.errors import UsageError
 from outrider.common.types import ModelInfo, OpenRequest, SamplingParams, TokenIds, VerifyRequest
+from outrider.experiments.shared.acceptance_traces import TextTrace
+from outrider.experiments.simulator.parts.drafts import KnownText, TracedText
 
 FORMAT = 1
 
@@ -35,17 +40,37 @@ class RecordedRound:
 
 
 @dataclass(frozen=True, slots=True)
+class RecordedTrace:
+    """Holds a text and what the draft proposes at each of its positions, for drafts of any length up to
+    `acceptance_traces.MAX_DEPTH`. Position i is that after the first i + 1 new tokens."""
+
+    text: TokenIds  # all new tokens: MAX_DEPTH + 1 more than there are positions
+    runs: tuple[int, ...]  # [num_positions]: drafted tokens that are accepted
+    confidences: tuple[tuple[float, ...], ...]  # [num_positions][MAX_DEPTH]: of the draft in its tokens
+
+    def known_text(self, prompt_ids: TokenIds) -> KnownText:
+        """Returns the text as a traced draft takes it."""
+        runs = np.array(self.runs, np.uint8)
+        trace = TextTrace(runs, np.array(self.confidences, np.float32).reshape(len(runs), -1))
+        return KnownText(prompt_ids, self.text, TracedText(trace))
+
+
+@dataclass(frozen=True)
 class RecordedSession:
-    """Holds one text from its prompt on. End-of-text is ignored, so that every round commits a token."""
+    """Holds one text from its prompt on, as the rounds of one draft length or as a trace for any. End-of-text is
+    ignored, so that every round commits a token."""
 
     prompt_ids: TokenIds
     sampling: SamplingParams
     first_token: int
     rounds: tuple[RecordedRound, ...]
+    trace: RecordedTrace | None = None
 
-    @property
+    @cached_property
     def output_ids(self) -> TokenIds:
         """Returns the new tokens."""
+        if self.trace is not None:
+            return self.trace.text
         return (self.first_token, *(t for each in self.rounds for t in each.token_ids))
 
     def opening(self, session_id: bytes) -> OpenRequest:
@@ -119,6 +144,10 @@ def _session_from(record: dict[str, Any]) -> RecordedSession:
         RecordedRound(tuple(r["draft_tokens"]), tuple(r["draft_probs"]), r["accepted_len"], r["correction"])
         for r in record["rounds"]
     )
+    trace = None
+    if (found := record.get("trace")) is not None:
+        confidences = tuple(map(tuple, found["confidences"]))
+        trace = RecordedTrace(tuple(found["text"]), tuple(found["runs"]), confidences)
     return RecordedSession(
-        tuple(record["prompt_ids"]), SamplingParams(**sampling), record["first_token"], rounds
+        tuple(record["prompt_ids"]), SamplingParams(**sampling), record["first_token"], rounds, trace
     )

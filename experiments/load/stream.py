@@ -20,6 +20,7 @@ from outrider.experiments.load.report import Refusal, RoundSample, Tally
 from outrider.experiments.load.wire import StreamLost, WireConnection
 
 METHOD = "/outrider.v1.Verifier/Session"
+Expected = tuple[int, int, int, int]  # accepted_len, correction, position and hash of a verdict
 MAX_ATTEMPTS = 200
 MIN_RETRY_S = 0.005
 
@@ -75,6 +76,7 @@ class ReplayStream(SessionCall):
         super().__init__(connection, metadata)
         self.recorded = recorded
         self._tally = tally
+        self._number = tally.next_session()
         self._index = 0
         self._round_id = 1
         self._rounds = [
@@ -108,7 +110,7 @@ class ReplayStream(SessionCall):
 
     async def round(self) -> bool:
         """Sends one round; False when it was refused (the same one comes next). Raises `StreamLost`."""
-        message, expected = self._rounds[self._index]
+        message, expected = self._next_round()
         self._round_id += 1
         message.verify.round_id = self._round_id
         start_s = time.perf_counter()
@@ -117,7 +119,7 @@ class ReplayStream(SessionCall):
             reply = (await self.hear()).verify
             kind = reply.WhichOneof("body")
             if kind == "verdict" and reply.verdict.round_id == self._round_id:
-                self._take(reply.verdict, expected, start_s)
+                self._take(reply.verdict, expected, len(message.verify.draft_tokens), start_s)
                 return True
             if kind == "error":
                 return self._take_error(reply.error, start_s)
@@ -133,7 +135,7 @@ class ReplayStream(SessionCall):
             await asyncio.sleep(max(MIN_RETRY_S, self._tally.refusals[-1].retry_after_ms / 1e3))
         raise StreamLost(f"a round was refused {MAX_ATTEMPTS} times")
 
-    def _take(self, verdict: pb.Verdict, expected: tuple[int, int, int, int], start_s: float) -> None:
+    def _take(self, verdict: pb.Verdict, expected: Expected, num_drafted: int, start_s: float) -> None:
         end_s, metrics = time.perf_counter(), verdict.metrics
         self._tally.rounds.append(
             RoundSample(
@@ -143,16 +145,29 @@ class ReplayStream(SessionCall):
                 metrics.queue_ns,
                 metrics.total_ns,
                 metrics.batch_size,
+                self._number,
+                verdict.accepted_len + 1,
+                num_drafted,
             )
         )
         found = (verdict.accepted_len, verdict.correction, verdict.position, verdict.hash)
         if found == expected:
-            self._index = (self._index + 1) % len(self._rounds)
+            self._advance(verdict, end_s - start_s)
             return
         self._tally.note_mismatch(
             f"seed {self.recorded.sampling.seed}, round {self._index}: accepted_len, correction, position, "
             f"hash are {found}, recorded {expected}"
         )
+        self._restart()
+
+    def _next_round(self) -> tuple[pb.SessionRequest, Expected]:
+        """Returns the round to send, until `_advance` or `_restart`, and what its verdict must be."""
+        return self._rounds[self._index]
+
+    def _advance(self, verdict: pb.Verdict, wait_s: float) -> None:
+        self._index = (self._index + 1) % len(self._rounds)
+
+    def _restart(self) -> None:
         self._index = 0
 
     def _take_error(self, error: pb.RoundError, start_s: float) -> bool:

@@ -30,6 +30,7 @@ from outrider.edge_client.drafting.onnx.model import OnnxDraftModel
 from outrider.edge_client.session.session import new_session_id
 from outrider.edge_client.transport.link.grpc_link import GrpcLink
 from outrider.experiments.shared.processes import running_verifier
+from outrider.experiments.simulator.parts.drafts import KnownText
 from outrider.experiments.simulator.parts.times import (
     DEFAULT_TIMES,
     TIMES,
@@ -40,7 +41,7 @@ from outrider.experiments.simulator.parts.times import (
     VerifierTimes,
     save_times,
 )
-from outrider.experiments.simulator.replay import GREEDY, KnownText, RealRequest, ReplayEdges, learn_texts
+from outrider.experiments.simulator.replay import GREEDY, RealRequest, ReplayEdges, learn_texts
 from outrider.experiments.sweep.machine import machine_facts
 from outrider.models import EMBEDDED
 

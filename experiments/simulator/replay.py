@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from outrider.common.config.loader import with_values
-from outrider.common.types import SamplingParams, TokenIds
+from outrider.common.types import SamplingParams
 from outrider.edge_client.config.run_config import RunConfig
 from outrider.edge_client.core.options import ExecutionMode
 from outrider.edge_client.drafting.onnx.model import OnnxDraftModel
@@ -22,29 +22,11 @@ from outrider.edge_client.tokenization.tokenizer import EdgeTokenizer
 from outrider.experiments.shared.acceptance_traces import MAX_DEPTH, trace_text
 from outrider.experiments.shared.decoding import Case, Decoder
 from outrider.experiments.shared.prompts import load_prompts
-from outrider.experiments.simulator.parts.drafts import TracedDraft, TracedSequence, TracedText
+from outrider.experiments.simulator.parts.drafts import KnownText, TracedDraft, TracedSequence, TracedText
 from outrider.experiments.simulator.parts.times import DraftTimes
 from outrider.models import EMBEDDED
 
 GREEDY = SamplingParams(temperature=0.0, seed=1)
-
-
-@dataclass(frozen=True, slots=True)
-class KnownText:
-    """Holds what the target writes after a prompt, greedily, and how far drafts of it are accepted."""
-
-    prompt_ids: TokenIds
-    new_ids: TokenIds
-    trace: TracedText
-
-    def drafted(self, position: int, num_drafted: int, num_right: int) -> TokenIds:
-        """Returns a draft as `outrider.experiments.simulator.parts.text.drafted` does."""
-        start = position - len(self.prompt_ids)
-        token_ids = list(self.new_ids[start : start + num_drafted])
-        token_ids += [0] * (num_drafted - len(token_ids))  # past its end nobody reads
-        if num_right < num_drafted:
-            token_ids[num_right] = (token_ids[num_right] + 1) % 256
-        return tuple(token_ids)
 
 
 class ReplayDraft(TracedDraft):

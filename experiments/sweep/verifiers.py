@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import tempfile
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -12,6 +13,7 @@ from typing import Any, Self
 from outrider.cloud_verifier.security.dev_certs import DevCertificates, make_dev_certificates
 from outrider.common.errors import OutriderError
 from outrider.experiments.shared.processes import VerifierProcess, start_server, start_verifier
+from outrider.experiments.shared.verifier_metrics import memory_peaks, read_metrics
 from outrider.experiments.sweep.config.cells import Cell
 from outrider.experiments.sweep.config.schema import SweepConfig
 from outrider.experiments.sweep.config.settings import serve_flags
@@ -42,6 +44,12 @@ class VerifierPool:
         """Returns the verifier's process id; None for one that somebody else runs."""
         return None if self._config.verifier else self._process_for(cell).process.pid
 
+    def memory_for(self, cell: Cell) -> dict[str, Any]:
+        """Returns the verifier's `MemoryPeaks` so far; nothing for one that somebody else runs, and without an admin
+        port."""
+        url = "" if self._config.verifier else self._process_for(cell).admin_url
+        return asdict(memory_peaks(read_metrics(url))) if url else {}
+
     def edge_settings(self, cell: Cell) -> dict[str, Any]:
         """Returns what an edge needs to be let in, beside the address."""
         if not cell.tls:
@@ -70,7 +78,12 @@ class VerifierPool:
         return self._certificates
 
     def _start(self, min_forward_ms: float, has_tls: bool) -> VerifierProcess:
-        settings = {"log_level": "warning", **(self._config.serve or {}), "min_forward_ms": min_forward_ms}
+        settings = {
+            "log_level": "warning",
+            "admin_listen": "127.0.0.1:0",
+            **(self._config.serve or {}),
+            "min_forward_ms": min_forward_ms,
+        }
         if has_tls:
             certificate, key = self._local_certificates().server
             settings |= {"tls_cert": certificate, "tls_key": key}

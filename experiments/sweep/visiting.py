@@ -83,6 +83,7 @@ class Visitor:
             wire_bytes_down=wire[1] if wire else None,
             edge_peak_rss_bytes=max((peak for peak in peaks if peak is not None), default=None),
             verifier_peak_rss_bytes=peak_rss_bytes(pid) if pid is not None and is_reset else None,
+            verifier_memory=self.verifiers.memory_for(cell) if cell.has_link else {},
             energy_j=energy_j,
             link_facts=facts,
             started_s=round(started_s, 3),

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import os
 import time
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from benchmarks.real import overhead, rss, start
+from benchmarks.real import capacity, overhead, rss, start
 from benchmarks.real.demo import size_gb
 from benchmarks.real.echo import Busy, EchoClient, Exchange, start_echo
 from benchmarks.real.overhead import RoundTimes, RunTimes, round_times
 from outrider.common.types import SamplingParams
 from outrider.edge_client.core.stats import RoundRecord
 from outrider.edge_client.drafting.onnx.model import OnnxDraftModel
+from outrider.experiments.load.report import LoadReport, Tally
 from outrider.models import EMBEDDED
 
 
@@ -85,3 +87,69 @@ def test_a_round_is_taken_apart_from_the_tokens_before_it_to_its_own(monkeypatch
     (measure,), details = overhead.report({0.0: [[times], [times]]}, [[1.0], [3.0]])
     assert (measure.id, measure.value, measure.met) == ("real.overhead", 2.0, True)
     assert (details["beyond_a_a"], details["echo_a_a"], details["num_rounds"]) == (1.0, 0.333, 2)
+
+
+# ------------------------------------------------------------------------------------------- capacity
+
+
+STEPS_S = {8: 0.010, 24: 0.012, 40: 0.015, 72: 0.020}  # by rows
+
+
+def replayed(
+    tokens_per_s: float, p95_ms: float = 20.0, tokens_per_round: float = 3.0, mean_drafted: float = 4.0
+) -> LoadReport:
+    return replace(
+        Tally().report(0.0, 1.0, 0.4),
+        tokens_per_s=tokens_per_s,
+        worst_commit_gap_p95_ms=p95_ms,
+        tokens_per_round=tokens_per_round,
+        mean_drafted=mean_drafted,
+    )
+
+
+def reports_of(**speeds: float) -> dict[int, dict[str, list[LoadReport]]]:
+    """Every way has 100 tokens a second but those given, by their names here; half as fast with 32 sessions."""
+    names = {"two": "drafts of 2", "four": "drafts of 4", "own": "own depth", "there": "co-located, 4"}
+    by_way = {names[name]: speed for name, speed in speeds.items()}
+    return {
+        number: {
+            way: [replayed(by_way.get(way, 100.0) * turn * share, p95_ms=2.5 * number) for turn in (1.0, 1.1)]
+            for way in capacity.ways()
+        }
+        for number, share in ((1, 1.0), (8, 1.0), (16, 1.0), (32, 0.5))
+    }
+
+
+def test_capacity_compares_the_best_length_with_cloud_only_and_with_what_steps_allow() -> None:
+    found = {
+        each.id: each for each in capacity.judge(reports_of(two=150, four=180, own=99, there=140), STEPS_S)
+    }
+    assert (found["real.capacity8"].value, found["real.capacity8"].met) == (1.8, True)
+    assert "drafts of 4 : cloud-only (A/A 1.000)" in found["real.capacity8"].measure
+    assert found["real.capacity8_possible"].value == pytest.approx(1.8 / (3 * 0.010 / 0.015))
+    against = found["real.capacity_vs_colocated"]
+    assert (
+        against.value == pytest.approx(180 / 140, abs=1e-4) and "1.29 with 8, 1.29 with 32" in against.measure
+    )
+    assert (found["real.capacity_load"].value, found["real.capacity_load"].met) == (0.99, False)
+
+
+def test_the_sessions_that_fit_are_the_most_of_which_all_fewer_fit_too() -> None:
+    reports = reports_of()
+    assert [capacity.num_within(reports, "own depth", limit) for limit in (2, 2.5, 25, 39, 100)] == [
+        0,
+        1,
+        8,
+        8,
+        32,
+    ]
+    reports[8]["own depth"] = [replayed(100.0, p95_ms=60.0)]
+    assert capacity.num_within(reports, "own depth", 50) == 1, "16 sessions would fit, 8 did not"
+
+
+def test_the_table_has_a_line_for_each_number_of_sessions() -> None:
+    table = capacity.table(reports_of(four=180))
+    assert table["columns"][:4] == ["sessions", "drafts of 2", "drafts of 4", "drafts of 8"]
+    assert [row[0] for row in table["rows"]] == ["1", "8", "16", "32"]
+    assert table["rows"][1][2] == "189 (20)" and table["rows"][3][2] == "94 (80)"
+    assert all(len(row) == len(table["columns"]) for row in table["rows"])

@@ -56,3 +56,13 @@ def test_check_fails_where_a_result_changed_after_the_page_was_written(
     assert pages.main([]) == 0 and pages.main(["--check"]) == 0
     _write(tmp_path, value=5079.4)
     assert pages.main(["--check"]) == 1
+
+
+def test_a_stages_own_table_comes_after_its_measures(tmp_path: Path) -> None:
+    _write(tmp_path)
+    record = json.loads((tmp_path / "x.json").read_text())
+    table = {"title": "Tokens a second", "columns": ["sessions", "a way"], "rows": [["1", "20"], ["8", "30"]]}
+    (tmp_path / "x.json").write_text(json.dumps(record | {"details": {"stage": {"tables": [table]}, "n": 3}}))
+    page = pages.render_page(tmp_path)
+    lines = "Tokens a second:\n\n| sessions | a way |\n|---|---|\n| 1 | 20 |\n| 8 | 30 |\n"
+    assert lines in page and page.index(lines) > page.index("`x.y`")

@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,13 +19,15 @@ from outrider.cloud_verifier.server.server import VerifierServer
 from outrider.common.errors import LinkError, UsageError
 from outrider.common.sampling.processors import choose, process_logits
 from outrider.common.types import Draft, SamplingParams
+from outrider.edge_client.core.options import ExecutionMode
 from outrider.experiments.load import command as load
 from outrider.experiments.load.cloud import CloudStream
 from outrider.experiments.load.command import LoadPlan, run_load
-from outrider.experiments.load.record import record
+from outrider.experiments.load.record import record, record_traces
 from outrider.experiments.load.recording import Recording
-from outrider.experiments.load.report import Refusal, RoundSample, Tally
+from outrider.experiments.load.report import LoadReport, Refusal, RoundSample, Tally, session_gaps_ms
 from outrider.experiments.load.wire import connect
+from outrider.experiments.shared.verifier_metrics import MemoryPeaks
 
 PROMPTS = [tuple(range(3, 15)), tuple(range(20, 29))]
 SAMPLINGS = (SamplingParams(temperature=0.0), SamplingParams(temperature=0.9, top_k=20))
@@ -198,3 +201,88 @@ def test_figures_count_what_ended_in_the_window_and_what_was_in_time() -> None:
     assert (report.num_rounds, report.rounds_per_s, report.goodput) == (3, 1.5, 1.0)
     assert (report.p50_ms, report.p99_ms, report.beyond_forward_ms) == (200.0, 500.0, 150.0)
     assert (report.num_refused, report.num_refused_without_hint, report.refused_p99_ms) == (1, 1, 10.0)
+
+
+# ----------------------------------------------------------------------------------- texts and traces
+
+
+class TracedDraft(KnowingDraft):
+    signal_names: tuple[str, ...] = ()
+
+
+def record_traces_on(server: VerifierServer, num_sessions: int = 3) -> Recording:
+    return record_traces(
+        address_of(server),
+        TracedDraft(FakeBackend(num_tokens=64, max_context=256)),  # type: ignore[arg-type]
+        PROMPTS,
+        num_sessions=num_sessions,
+        num_positions=40,
+        samplings=SAMPLINGS,
+    )
+
+
+@pytest.fixture
+def traces(server: VerifierServer) -> Recording:
+    return record_traces_on(server)
+
+
+def test_traces_survive_their_file(traces: Recording, tmp_path: Path) -> None:
+    assert Recording.load(traces.save(tmp_path / "traces.jsonl")) == traces
+    assert all(s.trace is not None and len(s.trace.runs) == 40 for s in traces.sessions)
+
+
+@pytest.mark.parametrize(
+    "ways",
+    [
+        {"depth_policy": "fixed", "num_speculative_tokens": 3},
+        {"depth_policy": "fixed", "num_speculative_tokens": 60},
+        {"depth_policy": "optimal"},
+        {"mode": ExecutionMode.CLOUD_ONLY},
+    ],
+)
+def test_a_traced_text_is_replayed_in_every_way_and_is_the_same(
+    server: VerifierServer, traces: Recording, ways: dict[str, Any]
+) -> None:
+    report = asyncio.run(run_load(address_of(server), traces, LoadPlan(4, seconds=0.5, warmup_s=0.1, **ways)))
+    assert report.is_right, report
+    assert report.num_tokens > 4 * 40, "each session began again"
+    drafted = {"fixed": ways.get("num_speculative_tokens"), "": 0}.get(ways.get("depth_policy", ""))
+    assert drafted is None or report.mean_drafted == drafted
+    assert report.tokens_per_round > 1 if "depth_policy" in ways else report.tokens_per_round == 1
+
+
+def test_a_text_unlike_the_recorded_one_is_noticed(server: VerifierServer, traces: Recording) -> None:
+    first = traces.sessions[0]
+    assert first.trace is not None
+    text = list(first.trace.text)
+    text[5] = (text[5] + 1) % 64
+    wrong = replace(traces, sessions=(replace(first, trace=replace(first.trace, text=tuple(text))),))
+    for ways in ({"mode": ExecutionMode.CLOUD_ONLY}, {"depth_policy": "fixed"}):
+        plan = LoadPlan(1, seconds=0.3, warmup_s=0.0, **ways)  # type: ignore[arg-type]
+        report = asyncio.run(run_load(address_of(server), wrong, plan))
+        assert report.num_mismatches > 0 and not report.is_right
+
+
+def test_what_a_recording_lacks_is_named(server: VerifierServer, traces: Recording) -> None:
+    address = address_of(server)
+    with pytest.raises(UsageError, match="--depth-policy fixed"):
+        asyncio.run(run_load(address, traces, LoadPlan(1)))
+    with pytest.raises(UsageError, match="--traces 128"):
+        asyncio.run(run_load(address, record_on(server, 1), LoadPlan(1, depth_policy="optimal")))
+    with pytest.raises(UsageError, match="--closed"):
+        asyncio.run(run_load(address, traces, LoadPlan(1, rate=5.0, depth_policy="optimal")))
+
+
+def test_gaps_are_between_a_sessions_own_answers_with_tokens() -> None:
+    ends = [(1, 1.0, 2), (2, 1.1, 1), (1, 1.3, 1), (2, 1.5, 0), (2, 1.6, 3), (3, 1.7, 1)]
+    rounds = [RoundSample(end_s, 0.1, 0, 0, 0, 1, session, tokens) for session, end_s, tokens in ends]
+    assert sorted(session_gaps_ms(rounds)) == [pytest.approx(300), pytest.approx(500)]
+    tally = Tally(rounds=rounds)
+    report = tally.report(0.0, 2.0, 0.4)
+    assert (report.num_tokens, report.tokens_per_s, report.worst_commit_gap_p95_ms) == (8, 4.0, 500.0)
+
+
+def test_a_report_survives_json() -> None:
+    for memory in (None, MemoryPeaks(512, 0.25, 7, 9)):
+        report = replace(Tally().report(0.0, 1.0, 0.4), memory=memory)
+        assert LoadReport.from_json(json.loads(json.dumps(asdict(report)))) == report

@@ -72,6 +72,25 @@ class TracedText:
         return tuple(found)
 
 
+@dataclass(frozen=True, slots=True)
+class KnownText:
+    """Holds what the target writes after a prompt, greedily, and how far drafts of it are accepted."""
+
+    prompt_ids: TokenIds
+    new_ids: TokenIds
+    trace: TracedText
+
+    def drafted(self, position: int, num_drafted: int, num_right: int) -> TokenIds:
+        """Returns a draft as `outrider.experiments.simulator.parts.text.drafted` does."""
+        start = position - len(self.prompt_ids)
+        token_ids = list(self.new_ids[start : start + num_drafted])
+        token_ids += [0] * (num_drafted - len(token_ids))  # past its end nobody reads
+        if num_right < num_drafted:
+            right = token_ids[num_right]
+            token_ids[num_right] = right - 1 if right else 1  # in every vocabulary
+        return tuple(token_ids)
+
+
 def load_acceptance(acceptance: object, where: str, seed: int) -> list[TracedText]:
     """Returns texts of a recorded set's name ("embedded T=0.8"), of one chance for every token, or of one a
     position.

@@ -103,7 +103,8 @@ class SimulatedTarget:
     @property
     def kv_usage(self) -> BlockUsage:
         """Returns the pool's blocks by use."""
-        return BlockUsage(BLOCK_TOKENS, self._num_used, 0, self._num_blocks - self._num_used, 0)
+        num_peak, num_empty = self.most_used_tokens // BLOCK_TOKENS, self._num_blocks - self._num_used
+        return BlockUsage(BLOCK_TOKENS, self._num_used, 0, num_empty, 0, num_peak)
 
     def new_sequence(self, tenant: str = "", token_ids: Sequence[int] = ()) -> _SimulatedKV:
         """Returns an empty sequence."""

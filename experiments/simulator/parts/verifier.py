@@ -97,6 +97,9 @@ class SimulatedVerifier:
         """Steps as `EngineDriver` does: one after the other while there is work, else with the next job."""
         engine, world = self.engine, self._world
         while True:
+            if wait_s := engine.seconds_to_gather:
+                self._waiting.wait(wait_s)
+                continue
             start_s = world.now_s
             did_work = engine.step()
             engine.observe()

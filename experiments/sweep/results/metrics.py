@@ -50,8 +50,21 @@ DESCRIPTIONS: dict[str, tuple[str, str]] = {
     "round_other_ms": ("ms", "of it: the verifier beside queue and forward"),
     "edge_peak_rss_mb": ("MB", "peak memory of an edge's process, the largest"),
     "verifier_peak_rss_mb": ("MB", "peak memory of the verifier's process"),
+    "verifier_kv_peak_tokens": ("tokens", "most tokens of KV held at once since the verifier's start"),
+    "verifier_kv_peak_share": ("share", "the same, of its pool"),
+    "gpu_peak_allocated_mb": ("MB", "peak memory of the verifier's GPU since its start, in tensors"),
+    "gpu_peak_reserved_mb": ("MB", "the same, taken from the device"),
     "energy_j_per_token": ("J", "of the whole machine, where it has counters"),
     "target_nats_per_token": ("nats", "loss of the text under the target: lower is likelier"),
+}
+
+
+_MB = 1e6
+_MEMORY = {  # metric → key of `MemoryPeaks`, and its unit
+    "verifier_kv_peak_tokens": ("kv_tokens", 1),
+    "verifier_kv_peak_share": ("kv_share", 1),
+    "gpu_peak_allocated_mb": ("gpu_allocated_bytes", _MB),
+    "gpu_peak_reserved_mb": ("gpu_reserved_bytes", _MB),
 }
 
 
@@ -69,9 +82,6 @@ def _general(name: str) -> str:
     if name in DESCRIPTIONS:
         return name
     return next(name.replace(f"_{q}_", "_{q}_") for q in QUANTILES if f"_{q}_" in name)
-
-
-_MB = 1e6
 
 
 @dataclass(frozen=True, slots=True)
@@ -258,6 +268,9 @@ def _machine(visits: Sequence[VisitRow]) -> dict[str, Metric]:
     for side in ("edge", "verifier"):
         peaks = [peak for visit in visits if (peak := getattr(visit, f"{side}_peak_rss_bytes")) is not None]
         found[f"{side}_peak_rss_mb"] = (max(peaks) / _MB, None) if peaks else None
+    for name, (key, scale) in _MEMORY.items():
+        sizes = [size for visit in visits if (size := visit.verifier_memory.get(key)) is not None]
+        found[name] = (max(sizes) / scale, None) if sizes else None
     metered = [visit for visit in visits if visit.energy_j is not None]
     found["energy_j_per_token"] = of_ratio(
         [visit.energy_j or 0.0 for visit in metered], [visit.num_tokens for visit in metered]

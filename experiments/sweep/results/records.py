@@ -128,6 +128,8 @@ class VisitRow:
     verifier_peak_rss_bytes: int | None = None
     energy_j: float | None = None  # of the whole machine (RAPL packages), where counters can be read
     link_facts: dict[str, Any] = field(default_factory=dict)  # OpenLink.facts()
+    # `MemoryPeaks` since the start of the verifier, which serves several cells; empty where its admin port is not known
+    verifier_memory: dict[str, Any] = field(default_factory=dict)
     started_s: float = 0.0  # since the epoch
 
 

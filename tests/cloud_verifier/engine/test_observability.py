@@ -41,6 +41,7 @@ from outrider.common.types import Method, RoundMetrics, VerifyRequest
 from outrider.edge_client.commands.cli import main as edge_main
 from outrider.edge_client.drafting.export.exporter import export_draft
 from outrider.experiments.shared.processes import run_edge, start_verifier
+from outrider.experiments.shared.verifier_metrics import MemoryPeaks, memory_peaks, read_metrics
 
 PREFIX = "outrider_verifier_"
 MARKER = "value_77 return marker_quagga(self, function_131) + 4761"
@@ -189,7 +190,32 @@ def test_kv_blocks_and_what_the_prefix_cache_gave_are_told() -> None:
         samples = scrape(server)
         assert samples["kv_blocks{state=used}"] == 95
         assert samples["kv_evicted_blocks_total"] >= 15
+        assert (samples["kv_peak_blocks"], samples["kv_peak_share"]) == (95, 0.95)
+        caller.close(3)
+        samples = scrape(server)
+        assert samples["kv_blocks{state=used}"] == 45 and samples["kv_peak_blocks"] == 95
+        assert server.admin is not None
+        peaks = memory_peaks(read_metrics(server.admin.url))
+        assert peaks == MemoryPeaks(kv_tokens=95, kv_share=0.95)
         assert eventually(lambda: scrape(server)["queue_jobs"] == 0)
+
+
+def test_a_gpus_peak_memory_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+
+    sizes = {"max_memory_allocated": 5_000_000, "max_memory_reserved": 7_000_000}
+    for name, size in sizes.items():
+        monkeypatch.setattr(torch.cuda, name, lambda device, size=size: size if device == "cuda:0" else 0)
+    with serving(FakeBackend()) as server:
+        assert not [name for name in scrape(server) if "gpu" in name]
+        server.engine.backend.device = "cuda:0"
+        samples = scrape(server)
+        server.engine.backend.device = "cpu"
+    found = {name: value for name, value in samples.items() if "gpu" in name}
+    assert found == {
+        "gpu_memory_peak_bytes{kind=allocated}": 5e6,
+        "gpu_memory_peak_bytes{kind=reserved}": 7e6,
+    }
 
 
 def test_evictions_refusals_and_expiries_are_counted_and_logged_without_flooding(

@@ -395,3 +395,61 @@ def test_the_summary_tells_how_far_rounds_drafted() -> None:
     rounds = [answered(n, 0) for n in (0, *range(1, 11), 30)]
     assert draft_length(rounds) == {"mean": 7.73, "p10": 2.0, "p50": 6.0, "p90": 10.0, "max": 30.0}
     assert draft_length([answered(0, 0)]) is None
+
+
+# ---------------------------------------------------------------------------------- a shared verifier
+
+
+def shared(num_sessions: int, num_drafted: int, token_ms: float, queue_ms: float = 0.0) -> RoundRecord:
+    """A round whose forward takes 10 ms and `token_ms` for each token of sessions that all draft as many."""
+    forward_ms = 10.0 + token_ms * num_sessions * (num_drafted + 1)
+    record = answered(num_drafted, num_drafted // 2, draft_ms=0.1, net_ms=1.0)
+    record.queue_ms, record.forward_ms, record.verifier_ms = queue_ms, forward_ms, queue_ms + forward_ms
+    record.batch_size, record.step_token_ms = num_sessions, token_ms
+    return record
+
+
+def length_beside(num_sessions: int, token_ms: float = 0.5) -> int:
+    policy = OptimalDepth(4)
+    for _ in range(30):
+        policy.observe(shared(num_sessions, policy.next_depth(), token_ms))
+    return policy.next_depth()
+
+
+def test_drafts_become_shorter_the_more_sessions_share_a_step() -> None:
+    lengths = [length_beside(num_sessions) for num_sessions in (1, 4, 16, 64)]
+    assert lengths == sorted(lengths, reverse=True) and lengths[0] > lengths[2] >= 1, lengths
+    assert length_beside(64, token_ms=0.001) >= lengths[0], "where tokens cost nothing nobody saves them"
+
+
+def test_one_more_token_of_everybody_is_what_a_shared_token_costs() -> None:
+    costs = RoundCosts()
+    for num_drafted in (2, 4, 3):
+        costs.observe(shared(8, num_drafted, token_ms=0.5, queue_ms=0.0))
+    models, _ = costs.estimate()
+    assert models.verify_token_s == pytest.approx(8 * 0.0005)
+    assert models.verify_s(6) == pytest.approx((10 + 0.5 * 8 * 7) / 1e3)
+
+
+def test_tokens_of_steps_that_a_round_waited_for_count_too() -> None:
+    costs = RoundCosts()
+    record = shared(8, 4, token_ms=0.5)
+    record.queue_ms = record.forward_ms  # as where two halves of the sessions take turns
+    record.verifier_ms *= 2
+    costs.observe(record)
+    assert costs.estimate()[0].verify_token_s == pytest.approx(16 * 0.0005)
+
+
+@pytest.mark.parametrize("batch_size, token_ms", [(0, 0.5), (1, 0.5), (8, 0.0)])
+def test_a_round_alone_or_of_unknown_company_costs_what_was_measured(
+    batch_size: int, token_ms: float
+) -> None:
+    found = []
+    for size, slope_ms in ((batch_size, token_ms), (1, 0.0)):
+        costs = RoundCosts()
+        for num_drafted in (2, 4, 8):
+            record = shared(1, num_drafted, token_ms=0.5)
+            record.batch_size, record.step_token_ms = size, slope_ms
+            costs.observe(record)
+        found.append(costs.estimate())
+    assert found[0] == found[1]

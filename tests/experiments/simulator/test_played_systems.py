@@ -261,3 +261,32 @@ def test_lengths_remembered_by_shape_are_the_codecs_own(monkeypatch):
     groups.append(edges(name="gate", requests=3, edge=gate, acceptance="embedded T=0.8"))
     seen(system(*groups))
     assert {"VerifyRequest", "Verdict", "OpenRequest", "Opened", "GeneratedTokens"} <= seen_types
+
+
+def test_with_its_own_draft_length_a_crowd_is_never_slower_than_cloud_only():
+    """Each session's own best length would be the ruin of all: a long draft delays its own session hardly."""
+
+    def tokens_per_s(edge: dict[str, object]) -> float:
+        group = edges(count=32, edge={"timeout_ms": 5000, **edge}, draft={"token_ms": 0.3}, link="loopback",
+                      acceptance="embedded T=0.8", output_tokens=100, start_within_s=0.2)  # fmt: skip
+        verifier = {
+            "times": {"step_ms": 9.0, "session_ms": 0.5, "token_ms": 0.5},
+            "serve": {"max_queue_ms": 1000},
+        }
+        return seen(system(group, verifier=verifier, seconds=5.0, warmup_s=1.5)).outcome.total.tokens_per_s
+
+    cloud_only = tokens_per_s({"mode": "cloud-only"})
+    short = tokens_per_s({"num_speculative_tokens": 3})
+    assert tokens_per_s({"depth_policy": "optimal"}) > max(
+        1.1 * cloud_only, 0.95 * short
+    )  # 600 with each its own best
+
+
+def test_sessions_that_come_back_together_share_their_steps():
+    """Two halves that take turns would each pay the fixed time of a step alone."""
+    group = edges(count=4, acceptance=0.8, draft={"token_ms": 0.3}, link={"rtt_ms": 1}, output_tokens=100)
+    verifier = {"times": {"step_ms": 30.0, "token_ms": 0.05}}
+    alone = seen(system({**group, "count": 1}, verifier=verifier, seconds=3.0)).outcome
+    together = seen(system(group, verifier=verifier, seconds=3.0)).outcome
+    assert together.total.tokens_per_s > 3 * alone.total.tokens_per_s
+    assert together.verifiers[0].mean_batch > 3

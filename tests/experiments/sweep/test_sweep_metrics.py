@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
 import pytest
 from sweep_rows import make_request, make_round, make_visit
 
+from outrider.experiments.shared.verifier_metrics import MemoryPeaks
 from outrider.experiments.sweep.config.schema import Slo
 from outrider.experiments.sweep.results import intervals
 from outrider.experiments.sweep.results.metrics import (
@@ -130,6 +132,18 @@ def test_what_was_not_measured_is_absent_never_zero() -> None:
     there = compute_metrics(seen, NO_SLO, None)
     assert (there["energy_j_per_token"].value, there["edge_peak_rss_mb"].value) == (1.5, 5.0)
     assert "cost_per_million_tokens" not in there
+    assert not [name for name in there if "gpu" in name or "kv_peak" in name]
+
+
+def test_the_largest_memory_of_all_visits_counts() -> None:
+    sizes = [asdict(MemoryPeaks(64, 0.1)), asdict(MemoryPeaks(96, 0.15, 5_000_000, 7_000_000))]
+    seen = Observed([make_request()], [], [make_visit(verifier_memory=size) for size in (*sizes, {})])
+    found = compute_metrics(seen, NO_SLO, None)
+    assert (found["verifier_kv_peak_tokens"].value, found["verifier_kv_peak_share"].value) == (96, 0.15)
+    assert (found["gpu_peak_allocated_mb"].value, found["gpu_peak_reserved_mb"].value) == (5.0, 7.0)
+
+
+def test_nothing_of_an_empty_sweep_is_measured() -> None:
     assert compute_metrics(Observed([], [], []), NO_SLO, None) == {}
 
 

@@ -68,6 +68,7 @@ def _check_measured(results: Results) -> None:
     assert cloud["verifier_calls_per_token"].value == pytest.approx(11 / 12, abs=1e-3)  # but the opening's
     assert metrics["none edge-only T0.8"]["target_nats_per_token"].unit == "nats"
     assert cloud["verifier_peak_rss_mb"].value > cloud["edge_peak_rss_mb"].value > 20
+    assert 0 < cloud["verifier_kv_peak_share"].value < 1 and "gpu_peak_reserved_mb" not in cloud
     manifest = results.manifest
     assert manifest.models["target_fingerprint"] and manifest.models["draft_fingerprint"]
     assert manifest.realisation["rtt_ms=20"]["congestion_control"]

@@ -1,0 +1,88 @@
+"""Whether a step waits a moment for rounds that are expected back soon, so that sessions share one step. Pure.
+
+Sessions that are answered together come back together, a draft and a round trip later. Where others were waiting
+meanwhile, the next step begins without them, and from then on two halves of the sessions take turns: a cycle of
+all takes twice a step's fixed time. A wait shorter than that time brings them together for good, as a disk that
+waits for a reader's next request does (anticipatory scheduling, Iyer and Druschel 2001).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from outrider.common.step_time import LeastSquaresTime
+
+MAX_WAIT_SHARE = 0.7  # of a step's fixed time: what a wait can spare at most is all of it
+PAUSE_MEMORY = 0.8  # of a session's pauses, with each later one
+NUM_DEVIATIONS = 2.0  # after its mean pause a session is awaited so long ...
+SLACK_S = 0.0005  # ... and this
+STEP_MEMORY = 0.998  # of steps' times: steps of one size, as equal sessions have, show no fixed time
+
+SessionKey = tuple[str, bytes]  # tenant, session id
+
+
+@dataclass(slots=True)
+class Pause:
+    """Estimates how long one session takes from an answer to its next round, in seconds."""
+
+    left_s: float = 0.0  # when it was answered; 0: it has a round here
+    mean_s: float = 0.0
+    deviation_s: float = 0.0
+    is_known: bool = False
+
+    def end(self, now_s: float) -> None:
+        """Notes that a round arrived."""
+        if not self.left_s:
+            return
+        pause_s, self.left_s = now_s - self.left_s, 0.0
+        if self.is_known:
+            self.deviation_s += (1 - PAUSE_MEMORY) * (abs(pause_s - self.mean_s) - self.deviation_s)
+            self.mean_s += (1 - PAUSE_MEMORY) * (pause_s - self.mean_s)
+        else:
+            self.mean_s, self.deviation_s, self.is_known = pause_s, pause_s / 2, True
+
+    @property
+    def expected_s(self) -> float:
+        """Returns by when it is back."""
+        return self.left_s + self.mean_s + NUM_DEVIATIONS * self.deviation_s + SLACK_S
+
+
+class Gathering:
+    """Knows which sessions are expected back, and says how long a step that could begin waits for them."""
+
+    def __init__(self) -> None:
+        self._expected_s: dict[SessionKey, float] = {}
+        self._times = LeastSquaresTime(STEP_MEMORY)
+        self._since_s: float | None = None  # when the step that waits could have begun
+
+    def left(self, key: SessionKey, pause: Pause, now_s: float) -> None:
+        """Notes that a session was answered, and that it has no other round here."""
+        pause.left_s = now_s
+        if pause.is_known:
+            self._expected_s[key] = pause.expected_s
+
+    def arrived(self, key: SessionKey) -> None:
+        """Notes that a session has a request here, at any time and from any thread."""
+        self._expected_s.pop(key, None)
+
+    def began(self) -> None:
+        """Notes that a step begins."""
+        self._since_s = None
+
+    def ended(self, num_tokens: int, step_s: float) -> None:
+        """Adds the time of a step."""
+        self._times.observe(num_tokens, step_s)
+
+    def wait_s(self, now_s: float) -> float:
+        """Returns how long the step that could begin waits; 0: it begins. Sessions that are late are not awaited."""
+        if not self._times.is_sloped:
+            return 0.0
+        if self._since_s is None:
+            self._since_s = now_s
+        until_s, last_s = self._since_s + MAX_WAIT_SHARE * self._times.base_s, now_s
+        for key, expected_s in list(self._expected_s.items()):
+            if expected_s <= now_s:
+                self._expected_s.pop(key, None)
+            elif expected_s <= until_s:
+                last_s = max(last_s, expected_s)
+        return last_s - now_s
