@@ -59,6 +59,10 @@ class StageRecord:
         self._measures = {each["id"]: Measure(**each) for each in read.get("measures", ())}
         self._details: dict[str, Any] = read.get("details", {})
 
+    def details(self, stage: str) -> dict[str, Any]:
+        """Returns what a stage found the last time, and what was said of its run; nothing where it never ran."""
+        return dict(self._details.get(stage, {}))
+
     def replace(self, stage: str, found: Found, about: dict[str, Any]) -> None:
         """Puts what a stage found, and what is said of its run, in the place of what it found before."""
         measures, details = found
