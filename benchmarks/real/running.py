@@ -80,17 +80,24 @@ def run_point(
     """Runs the cases in turns until the budget is spent; after two turns, those that may still decide
     something. Raises `OutriderError` where a text cannot be decoded."""
     pair = find_pair(point)
-    EDGE_LOG.parent.mkdir(parents=True, exist_ok=True)
     flags = ("--log-level", "warning", "--min-forward-ms", str(point.min_forward_ms), "--draft", "none")
     with (
         running_verifier("--target", pair.target_dir, *flags) as verifier,
         _link(point, verifier.address) as (realisation, address),
-        contextlib.closing(EdgeProcess(EDGE_LOG)) as edge,
+        start_edge() as edge,
     ):
         turns = _Turns(point, pair, edge, address, PointRuns(realisation))
         turns.warm_up(cases)
         turns.run_all(list(cases), compared, budget_s)
         return turns.runs
+
+
+@contextlib.contextmanager
+def start_edge() -> Iterator[EdgeProcess]:
+    """Starts an edge, and ends it afterwards."""
+    EDGE_LOG.parent.mkdir(parents=True, exist_ok=True)
+    with contextlib.closing(EdgeProcess(EDGE_LOG)) as edge:
+        yield edge
 
 
 @contextlib.contextmanager
@@ -164,26 +171,30 @@ class _Turns:
 
     def _ask(self, case: RealCase, turn: int, num_tokens: int) -> dict[str, Any]:
         prompt = self._prompts[turn % len(self._prompts)]
-        errand = Errand(
-            cell=case.name,
-            request=f"{self._point.number}/{turn}",
-            repeat=turn,
-            session=0,
-            prompt=prompt.id,
-            seed=1000 * self._point.number + turn + 1,
-            link_opened_s=0.0,
-        )
-        job = {
-            "op": "run",
-            "settings": {**self._settings, **case.settings, "max_new_tokens": num_tokens},
-            "errand": dataclasses.asdict(errand),
-            "text": prompt.text,
-            "prior": "" if self._point.is_first else case.name,
-        }
-        answer = self._edge.ask(job)
-        if trouble := answer["request"]["error"]:
-            raise OutriderError(f"point {self._point.number}, {case.name}: {trouble}")
-        return answer
+        settings = {**self._settings, **case.settings, "max_new_tokens": num_tokens}
+        prior = "" if self._point.is_first else case.name
+        return ask_edge(self._edge, case.name, settings, prompt, 1000 * self._point.number + turn + 1, prior)
+
+
+def ask_edge(
+    edge: EdgeProcess, case: str, settings: Mapping[str, Any], prompt: Prompt, seed: int, prior: str = ""
+) -> dict[str, Any]:
+    """Returns what an edge answers to one request (`outrider.experiments.sweep.worker`). Raises `OutriderError` where
+    the text could not be decoded."""
+    errand = Errand(
+        cell=case, request="", repeat=0, session=0, prompt=prompt.id, seed=seed, link_opened_s=0.0
+    )
+    job = {
+        "op": "run",
+        "settings": dict(settings),
+        "errand": dataclasses.asdict(errand),
+        "text": prompt.text,
+        "prior": prior,
+    }
+    answer = edge.ask(job)
+    if trouble := answer["request"]["error"]:
+        raise OutriderError(f"{case}, prompt {prompt.id}: {trouble}")
+    return answer
 
 
 # ------------------------------------------------------------------------------------------ in words
