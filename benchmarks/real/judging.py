@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -49,13 +50,10 @@ def a_a_ratio(runs: Runs) -> float:
 
 
 def _ratio(runs: Runs, subject: Sequence[str], other: str, turns: Iterable[int]) -> float:
-    """Returns the median over turns of the other's time : the subject's."""
-    ratios = [
-        runs[other][turn] / statistics.fmean(runs[name][turn] for name in subject)
-        for turn in turns
-        if turn in runs[other]
-    ]
-    return statistics.median(ratios)
+    """Returns the other's time : the subject's, over the texts that both wrote."""
+    both = [turn for turn in turns if turn in runs[other]]
+    own = math.fsum(statistics.fmean(runs[name][turn] for name in subject) for turn in both)
+    return math.fsum(runs[other][turn] for turn in both) / own
 
 
 def still_needed(runs: Runs, compared: Sequence[Comparison]) -> set[str]:

@@ -8,6 +8,7 @@ compare. What a point found is written before the next one begins.
 from __future__ import annotations
 
 import statistics
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any
@@ -60,6 +61,7 @@ def run(options: PointOptions, before: Mapping[str, Any]) -> Iterator[Found]:
 def measure_point(point: RealPoint) -> dict[str, Any]:
     """Returns what is found at a point, as JSON takes it."""
     print(f"point {point.number}: {point}", flush=True)
+    begin_s = time.monotonic()
     short = replace(point, num_tokens=min(point.num_tokens, MAX_VIRTUAL_TOKENS))
     virtual = virtual_ms(short, (*SYNCHRONOUS, *PIPELINED))
     candidates = name_candidates(virtual)
@@ -80,6 +82,7 @@ def measure_point(point: RealPoint) -> dict[str, Any]:
         "num_reruns": 0,
         "num_other_texts": runs.num_other_texts,
         "load_average": [min(runs.load_averages), max(runs.load_averages)],
+        "seconds": round(time.monotonic() - begin_s),
         "realisation": runs.realisation,
         "cases": {name: describe_case(runs.seen[name], ms) for name, ms in runs.ms.items()},
         "virtual_ms": virtual,
@@ -98,7 +101,7 @@ def _summary(found: Mapping[str, Any]) -> str:
     ratios = ", ".join(
         f"{id} {ratio:.3f} (of {found['against'][id]})" for id, ratio in found["ratios"].items()
     )
-    return f"{ratios}; A/A {found['a_a']:.3f}, {found['num_turns']} turns"
+    return f"{ratios}; A/A {found['a_a']:.3f}, {found['num_turns']} turns, {found['seconds']} s"
 
 
 def _judged(found: Mapping[str, Any]) -> JudgedPoint:

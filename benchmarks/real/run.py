@@ -43,7 +43,8 @@ def main() -> int:
         begin_s = time.monotonic()
         for found in stage(name, options, record):
             record.replace(name, found, {"seconds": round(time.monotonic() - begin_s)})
-            record.write()
+            record.save()
+        record.write()
     return 0
 
 

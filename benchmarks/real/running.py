@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
 import os
 import random
 import statistics
@@ -203,19 +204,34 @@ def ask_edge(
 def describe_case(answers: Sequence[Mapping[str, Any]], ms: Mapping[int, float]) -> str:
     """Returns what a case's runs took, and what their rounds measured: medians, lengths and acceptance as means."""
     rounds = [each for answer in answers for each in answer["rounds"] if each["is_answered"]]
-    words = f"{statistics.median(ms.values()):.2f} ms a token in {len(ms)} turns"
+    words = f"{statistics.fmean(ms.values()):.2f} ms a token in {len(ms)} turns"
     drafted = sum(each["num_draft_tokens"] for each in rounds)
     if not drafted:
         return words
     accepted = sum(each["num_accepted_tokens"] for each in rounds)
-    draft_ms = sum(each["draft_ms"] for each in rounds) / drafted
-    net_ms, verifier_ms, forward_ms = (
-        statistics.median(each[key] for each in rounds) for key in ("net_ms", "verifier_ms", "forward_ms")
-    )
+    times = {
+        "a drafted token": sum(each["draft_ms"] for each in rounds) / drafted,
+        "trip": _median(rounds, "net_ms"),
+        "verifier": _median(rounds, "verifier_ms"),
+        "forward": _median(rounds, "forward_ms"),
+    }
+    if rests_ms := [rest for answer in answers for rest in _rests_ms(answer["rounds"])]:
+        times["the rest of a round"] = statistics.median(rests_ms)
     return (
         f"{words}; {len(rounds)} rounds, {drafted / len(rounds):.1f} drafted, {accepted / len(rounds):.2f} accepted; "
-        f"ms: a drafted token {draft_ms:.2f}, trip {net_ms:.1f}, verifier {verifier_ms:.1f}, forward {forward_ms:.1f}"
+        f"ms: {', '.join(f'{name} {value:.2f}' for name, value in times.items())}"
     )
+
+
+def _median(rounds: Sequence[Mapping[str, Any]], key: str) -> float:
+    return float(statistics.median(each[key] for each in rounds))
+
+
+def _rests_ms(rounds: Sequence[Mapping[str, Any]]) -> Iterator[float]:
+    """Yields what synchronous rounds took that was neither drafting nor waiting for the answer."""
+    for before, each in itertools.pairwise(rounds):
+        if each["pipelined_hit"] is None and before["pipelined_hit"] is None:
+            yield each["at_ms"] - before["at_ms"] - each["draft_ms"] - each["rtt_ms"]
 
 
 def describe_stretches(answer: Mapping[str, Any]) -> str:
