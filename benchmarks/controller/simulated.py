@@ -9,8 +9,8 @@ edge asks for two tokens, so that the verifier has seen steps of two sizes, as o
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from outrider.edge_client.controller.cost_model import LinkCosts, ModelCosts
@@ -25,7 +25,36 @@ from outrider.experiments.simulator.run import play
 RTTS_MS = (1, 5, 20, 60, 200, 600)
 FORWARDS_MS = (5, 30, 70)
 DRAFTS_MS = (0.2, 2, 12)
+NUM_PROMPT_TOKENS = 2  # so short that a draft has read it before the opening is answered
+REREAD_SHARE = 0.12  # of a drafted token's time, each token that is read again after a change of branch
 VERIFY_TOKEN_SHARE = 0.015  # of a forward, each token more: what large targets on GPUs take or less
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Holds what edges and verifiers take, as the simulator's configuration names it, and the round trip."""
+
+    rtt_ms: float
+    verifier: Mapping[str, float]
+    draft: Mapping[str, float]
+    edge: Mapping[str, float] = field(default_factory=dict)  # beside drafting
+
+    def system(self, edge: Mapping[str, Any], count: int, num_tokens: int) -> dict[str, Any]:
+        """Returns the configuration of `count` edges with a verifier each, for texts of so many tokens."""
+        token_ms = self.rtt_ms + 4 * sum(self.verifier.values()) + 64 * sum(self.draft.values())
+        return {
+            "seconds": num_tokens * token_ms / 1e3,
+            "times": {"edge": dict(self.edge)} if self.edge else "none",
+            "edges": [
+                {
+                    "count": count,
+                    "link": {"name": "ideal", "rtt_ms": self.rtt_ms},
+                    "edge": {"on_timeout": "wait", **edge},
+                    "draft": dict(self.draft),
+                }
+            ],
+            "verifiers": [{"count": count, "balance": "edge", "times": dict(self.verifier)}],
+        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +76,19 @@ class Point:
         """Returns the link's costs."""
         return LinkCosts(rtt_s=self.rtt_ms / 1e3)
 
+    def place(self, has_branches: bool) -> Place:
+        """Returns it as the simulator names it. Where branches are drafted, tokens are read again."""
+        models = self.models
+        verifier = {
+            "step_ms": 1e3 * (models.verify_fixed_s - models.verify_token_s),
+            "token_ms": 1e3 * models.verify_token_s,
+        }
+        draft = {
+            "token_ms": self.draft_ms,
+            "read_token_ms": REREAD_SHARE * self.draft_ms if has_branches else 0.0,
+        }
+        return Place(self.rtt_ms, verifier, draft)
+
     def __str__(self) -> str:
         return f"RTT {self.rtt_ms:g} forward {self.forward_ms:g} draft {self.draft_ms:g} ms"
 
@@ -59,8 +101,6 @@ MODE_POINTS = [point for point in POINTS if point.rtt_ms != 5 and point.forward_
 SYNTHETIC = ((0.3, "none"), (0.8, "none"), (0.95, "none"), (0.8, "certain"), (0.8, "knows"))
 
 
-NUM_PROMPT_TOKENS = 2  # so short that a draft has read it before the opening is answered
-REREAD_SHARE = 0.12  # of a drafted token's time, each token that is read again after a change of branch
 _SETTINGS: dict[ExecutionMode, dict[str, Any]] = {
     ExecutionMode.SPECULATIVE: {"mode": "speculative", "pipeline": "off"},
     ExecutionMode.PIPELINED: {"mode": "speculative", "pipeline": "on"},
@@ -91,8 +131,23 @@ def play_texts(
     Later texts of an edge begin with what it learned of earlier ones. `has_branches`: speculative branches
     are sent where the traces have runner-ups.
     """
+    edge = _SETTINGS[mode] | {"depth_policy": policy, "guesses": "auto" if has_branches else "off"}
+    return play_edges(orders, point.place(has_branches), edge, has_branches=has_branches)
+
+
+def play_edges(
+    orders: Sequence[Sequence[TextTrace]],
+    place: Place,
+    edge: Mapping[str, Any],
+    *,
+    has_branches: bool = True,
+    num_prompt_tokens: int = NUM_PROMPT_TOKENS,
+    num_tokens: int | None = None,
+) -> list[list[PlayedText]]:
+    """Returns the same where each edge runs with the options of `edge`. Each text has as many tokens as its
+    trace, or `num_tokens`, the first included."""
     traces = list({id(trace): trace for order in orders for trace in order}.values())
-    places = {id(trace): place for place, trace in enumerate(traces)}
+    places = {id(trace): number for number, trace in enumerate(traces)}
     found: list[list[PlayedText]] = [[] for _ in orders]
 
     def take(log: RequestLog) -> None:
@@ -102,43 +157,18 @@ def play_texts(
             seconds = log.commits[-1][0] - log.commits[0][0]
             found[log.edge].append(PlayedText(seconds, num_tokens, log.result.stats))
 
-    warm = Ask(NUM_PROMPT_TOKENS, 2, 0)
+    warm = Ask(num_prompt_tokens, 2, 0)
     asks = [
-        [warm, *(Ask(NUM_PROMPT_TOKENS, trace.num_positions + 1, places[id(trace)]) for trace in order)]
+        [
+            warm,
+            *(
+                Ask(num_prompt_tokens, num_tokens or each.num_positions + 1, places[id(each)])
+                for each in order
+            ),
+        ]
         for order in orders
     ]
-    num_tokens = max(sum(ask.num_output_tokens for ask in each) for each in asks)
-    token_ms = point.rtt_ms + 2 * point.forward_ms + 64 * point.draft_ms
-    system = load_system(_system(point, mode, policy, has_branches, len(orders), num_tokens * token_ms / 1e3))
+    most_tokens = max(sum(ask.num_output_tokens for ask in each) for each in asks)
+    system = load_system(place.system(edge, len(orders), most_tokens))
     play(system, on_request=take, asks=asks, traces=[TracedText(trace, has_branches) for trace in traces])
     return found
-
-
-def _system(
-    point: Point, mode: ExecutionMode, policy: str, has_branches: bool, count: int, seconds: float
-) -> dict[str, Any]:
-    models = point.models
-    step_ms = 1e3 * (models.verify_fixed_s - models.verify_token_s)
-    edge = {"depth_policy": policy, "on_timeout": "wait", "guesses": "auto" if has_branches else "off"}
-    return {
-        "seconds": seconds,
-        "times": "none",
-        "edges": [
-            {
-                "count": count,
-                "link": {"name": "ideal", "rtt_ms": point.rtt_ms},
-                "edge": edge | _SETTINGS[mode],
-                "draft": {
-                    "token_ms": point.draft_ms,
-                    "read_token_ms": REREAD_SHARE * point.draft_ms if has_branches else 0.0,
-                },
-            }
-        ],
-        "verifiers": [
-            {
-                "count": count,
-                "balance": "edge",
-                "times": {"step_ms": step_ms, "token_ms": 1e3 * models.verify_token_s},
-            }
-        ],
-    }

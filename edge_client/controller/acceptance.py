@@ -41,6 +41,8 @@ class AcceptanceEstimator:
         if record.is_answered and record.num_draft_tokens:
             self.observe_tokens(record.num_accepted_tokens, record.num_draft_tokens)
             self.observe_confidences(record.confidences, record.num_accepted_tokens)
+        elif record.has_no_proposal:
+            self.posterior.observe(0, 1)  # it brings as little as a draft whose first token is rejected
 
     def observe_tokens(self, num_accepted: int, num_drafted: int) -> None:
         """Adds a draft whose first `num_accepted` tokens were accepted and whose next one was rejected."""
@@ -65,7 +67,8 @@ class AcceptanceEstimator:
     def overall(self) -> float:
         """Returns one acceptance rate for every position."""
         weight = SETTINGS.prior_weight_tokens
-        return (sum(self._accepted) + weight * SETTINGS.prior_acceptance) / (sum(self._judged) + weight)
+        prior = weight * self.posterior.prior_mean
+        return (sum(self._accepted) + prior) / (sum(self._judged) + weight)
 
     def by_position(self) -> list[float]:
         """Returns [MAX_DEPTH] acceptance rates, each given that all tokens before were accepted.

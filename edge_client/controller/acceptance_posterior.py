@@ -49,21 +49,31 @@ def usual_prior() -> tuple[float, ...]:
 
 
 class AcceptancePosterior:
-    """Holds the posterior of one sequence's acceptance rate; old tokens are gradually forgotten."""
+    """Holds the posterior of one sequence's acceptance rate, which may change on the way.
+
+    Before each judged token the rate is drawn anew from the prior with a small probability (fixed share,
+    Herbster and Warmuth 1998): where a text begins to repeat itself, some twenty accepted tokens say so,
+    whatever came before them.
+    """
 
     def __init__(self) -> None:
-        self._prior: Sequence[float] | None = None
-        self._num_accepted = self._num_rejected = 0.0
+        self._prior: Sequence[float] = usual_prior()
+        self._weights: list[float] | None = None  # None: nothing was judged
 
     @property
     def has_observed(self) -> bool:
         """Returns whether any token was judged."""
-        return self._num_accepted + self._num_rejected > 0
+        return self._weights is not None
 
     @property
-    def probabilities(self) -> list[float]:
+    def probabilities(self) -> Sequence[float]:
         """Returns the probability of each of `ALPHAS`."""
-        return posterior_of(self._num_accepted, self._num_rejected, self._prior)
+        return self._prior if self._weights is None else self._weights
+
+    @property
+    def prior_mean(self) -> float:
+        """Returns the mean of the rate before any token of this sequence was judged."""
+        return sum(alpha * weight for alpha, weight in zip(ALPHAS, self._prior, strict=True))
 
     def start_from(self, prior: Sequence[float]) -> None:
         """Replaces the usual prior, before any token of this sequence was judged."""
@@ -71,6 +81,9 @@ class AcceptancePosterior:
 
     def observe(self, num_accepted: int, num_rejected: int) -> None:
         """Adds judged tokens."""
-        kept = SETTINGS.posterior_memory_per_token ** (num_accepted + num_rejected)
-        self._num_accepted = kept * self._num_accepted + num_accepted
-        self._num_rejected = kept * self._num_rejected + num_rejected
+        kept = (1.0 - SETTINGS.change_probability) ** (num_accepted + num_rejected)
+        before = [
+            kept * each + (1 - kept) * anew
+            for each, anew in zip(self.probabilities, self._prior, strict=True)
+        ]
+        self._weights = posterior_of(num_accepted, num_rejected, before)

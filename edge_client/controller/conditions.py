@@ -20,12 +20,35 @@ class Conditions:
         self._num_rejections, self._num_hits = weight, weight * branch_hit_share
         self.costs = RoundCosts()
         self.acceptance = AcceptanceEstimator()
+        self.window = 1  # rounds that may be in flight now
+        self.shares_processors = False
         self._length = 4
 
     @property
     def are_known(self) -> bool:
         """Returns whether every part of the cost model was observed."""
         return self.costs.is_known
+
+    def observe_opening(
+        self,
+        rtt_s: float,
+        forward_s: float,
+        draft_token_s: float,
+        step_fixed_s: float = 0.0,
+        step_token_s: float = 0.0,
+        *,
+        would_be_accepted: bool | None = None,
+        shares_processors: bool = False,
+    ) -> None:
+        """Adds an opening: the prompt's forward, the step times that the verifier states (0: none), whether the
+        draft proposed the opening's own token (None: it was not asked), and whether the verifier computes on
+        this machine's processors."""
+        if would_be_accepted is not None:
+            self.acceptance.posterior.observe(int(would_be_accepted), int(not would_be_accepted))
+        self.shares_processors = shares_processors
+        self.costs.observe_rtt(rtt_s)
+        self.costs.observe_draft(draft_token_s, 1)
+        self.costs.observe_opening(forward_s, step_fixed_s, step_token_s)
 
     def observe(self, record: RoundRecord) -> None:
         """Adds a round. An unanswered one has no times: only its first token, where that is known, counts."""

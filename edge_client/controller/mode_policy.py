@@ -33,12 +33,13 @@ class ModePolicy:
     """
 
     def __init__(
-        self, modes: Sequence[ExecutionMode], length: int | None = None, may_branch: bool = False
+        self, modes: Sequence[ExecutionMode], length: int | None = None, conditions: Conditions | None = None
     ) -> None:
         """`length` is what rounds draft to begin with, and keep about; None: the depth policy takes the best
-        length of each mode. `may_branch`: speculative branches may be sent in mode pipelined."""
+        length of each mode. `conditions` are those that the session observes; None: its own."""
         self.current = modes[0]
-        self.conditions = Conditions(SETTINGS.branch_prior_hit_share if may_branch else 0.0)
+        self.conditions = conditions or Conditions()
+        self._is_observer = conditions is None
         self.num_changes = 0
         self.expected_ms: dict[ExecutionMode, float] = {}  # a token in each mode, at the last decision
         self._modes = tuple(modes)
@@ -57,23 +58,10 @@ class ModePolicy:
 
     # ------------------------------------------------------------------------------------ measurements
 
-    def observe_opening(
-        self,
-        rtt_s: float,
-        forward_s: float,
-        draft_token_s: float,
-        step_fixed_s: float = 0.0,
-        step_token_s: float = 0.0,
-    ) -> None:
-        """Adds an opening: the prompt's forward, and the step times that the verifier states (0: none)."""
-        costs = self.conditions.costs
-        costs.observe_rtt(rtt_s)
-        costs.observe_draft(draft_token_s, 1)
-        costs.observe_opening(forward_s, step_fixed_s, step_token_s)
-
     def observe(self, record: RoundRecord) -> None:
         """Adds a round, answered or not."""
-        self.conditions.observe(record)
+        if self._is_observer:
+            self.conditions.observe(record)
         self._num_observed += record.is_answered
         if record.num_draft_tokens:
             memory = SETTINGS.length_memory_per_round
@@ -178,10 +166,12 @@ class ModePolicy:
         return self._table
 
     def _considered(self, link: LinkCosts) -> list[ExecutionMode]:
-        """Returns the modes to choose among: where hardly any round trip is to be hidden rounds are not pipelined, as
-        edge and verifier may be one machine, on which a draft beside a verification slows it."""
-        is_near = link.rtt_s < SETTINGS.min_pipelined_rtt_s and ExecutionMode.SPECULATIVE in self._modes
-        return [mode for mode in self._modes if not (is_near and mode is ExecutionMode.PIPELINED)]
+        """Returns the modes to choose among. On shared processors a draft slows the verification that it overlaps,
+        so rounds are pipelined only where there is a round trip to hide."""
+        is_slowed = self.conditions.shares_processors and link.rtt_s < SETTINGS.min_shared_rtt_s
+        if not is_slowed or ExecutionMode.SPECULATIVE not in self._modes:
+            return list(self._modes)
+        return [mode for mode in self._modes if mode is not ExecutionMode.PIPELINED]
 
     def _token_times(self, mode: ExecutionMode, models: ModelCosts, link: LinkCosts) -> list[float]:
         """Returns seconds a token at each of ALPHAS."""

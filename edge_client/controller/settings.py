@@ -17,8 +17,7 @@ class ControllerSettings:
 
     # Acceptance by position and by confidence. By hand; bench `ctl.optimal` is 1.03 with them.
     acceptance_memory_per_round: float = 0.98  # an observation's weight halves in 34 rounds
-    prior_acceptance: float = 0.85  # near the embedded pair's 0.8 and above: long first drafts cost little
-    prior_weight_tokens: float = 10.0  # of `prior_acceptance` in the mean over all positions
+    prior_weight_tokens: float = 10.0  # of the prior's mean in the mean over all positions
     overall_weight_tokens: float = 8.0  # of that mean in each position
     neighbour_share: float = 0.8  # of a position's tokens that count for the next position too ...
     max_neighbour_tokens: float = 30.0  # ... and at most so many
@@ -33,7 +32,7 @@ class ControllerSettings:
     usual_accepted_tokens: float = 16.0
     usual_rejected_tokens: float = 4.0
     usual_share: float = 0.95  # of the prior; the rest is uniform
-    posterior_memory_per_token: float = 0.997  # a judged token's weight halves in 231 tokens; by hand
+    change_probability: float = 0.003  # a judged token, that the rate is another one from here
     max_remembered_sequences: int = 9  # beside the usual prior, whose weight mattered by 0.2 % in a trial
 
     # Acceptance of runner-ups, by the gap of the two scores in nats: the embedded pair's own rates, 2,048
@@ -66,7 +65,7 @@ class ControllerSettings:
     horizon_tokens: int = 256  # a sequence may end long before its limit
     decision_interval_tokens: int = 16  # a mode is assumed to hold for about so long
     min_gain_share: float = 0.03  # of that interval's time: two modes that cost the same must not alternate
-    min_pipelined_rtt_s: float = 0.005  # two busy cores with both sides show trips of 1 to 4 ms on loopback
+    min_shared_rtt_s: float = 0.005  # two busy cores with both sides show trips of 1 to 4 ms on loopback
     pipelined_excess_share: float = 0.03  # of pipelined rounds over their model: no doubt ends a draft
     cost_tolerance_share: float = 0.03  # a cost that changed by less leaves the table of times as it is
     min_rounds: int = 2  # before round times are used: the first finds cold caches

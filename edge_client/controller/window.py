@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 
+from outrider.edge_client.controller.conditions import Conditions
 from outrider.edge_client.controller.depth.registry import create_depth_policy
 from outrider.edge_client.controller.mode_policy import ModePolicy
 from outrider.edge_client.controller.settings import SETTINGS
@@ -75,6 +76,8 @@ class RoundWindow:
             self.size = self._num_rounds
         else:
             self.size = self.policy.window
+        if self.policy is not None:
+            self.policy.conditions.window = self.size
 
 
 def create_window(
@@ -85,9 +88,10 @@ def create_window(
     num_speculative_tokens: int | None = None,
     has_stream_too: bool = False,
     may_branch: bool = False,
+    conditions: Conditions | None = None,
 ) -> RoundWindow:
     """Returns a new window for a depth policy by name that starts with `num_speculative_tokens`;
-    `has_stream_too`: cloud-only may be chosen as well."""
+    `has_stream_too`: cloud-only may be chosen as well; `conditions`: see `ModePolicy`."""
     modes = pipelining.modes
     if has_stream_too:
         modes = (*modes, ExecutionMode.CLOUD_ONLY)
@@ -97,5 +101,5 @@ def create_window(
     length = None
     if depth_policy != "optimal":
         length = create_depth_policy(depth_policy, num_speculative_tokens).next_depth()
-    policy = ModePolicy(modes, length, may_branch)
+    policy = ModePolicy(modes, length, conditions)
     return RoundWindow(num_rounds, policy, may_branch)

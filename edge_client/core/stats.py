@@ -22,6 +22,7 @@ class RoundRecord:
     round_id: int
     num_draft_tokens: int
     num_accepted_tokens: int = 0
+    has_no_proposal: bool = False  # a draft was wanted, and the strategy had none
     draft_ms: float = 0.0
     rtt_ms: float = 0.0
     net_ms: float = 0.0

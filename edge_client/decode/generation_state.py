@@ -23,6 +23,7 @@ from outrider.common.types import (
     TokenLogprobs,
 )
 from outrider.edge_client.controller.acceptance_prior import AcceptancePrior, PriorKey
+from outrider.edge_client.controller.conditions import Conditions
 from outrider.edge_client.controller.window import RoundWindow
 from outrider.edge_client.core.events import RolledBackEvent, TokenEvent
 from outrider.edge_client.core.options import ExecutionMode, SessionOptions
@@ -68,6 +69,7 @@ class GenerationState:
         *,
         verifier: RemoteVerifier | None = None,
         window: RoundWindow | None = None,
+        conditions: Conditions | None = None,
         acceptance_prior: AcceptancePrior | None = None,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
@@ -77,11 +79,15 @@ class GenerationState:
         self.proposer: Final = proposer
         self.verifier: Final = verifier
         self.window: Final = window or RoundWindow()
-        self.recorder: Final = Recorder(proposer.depth, self.window)
+        shared = conditions  # by policies; None: each observes rounds for itself
+        if (choice := self.window.policy) is not None:
+            conditions = choice.conditions
+        self.conditions: Final = conditions  # that an opening and earlier generations tell of
+        self.recorder: Final = Recorder(proposer.depth, self.window, shared)
         self.clock: Final = clock
         self._acceptance_prior = acceptance_prior  # of other generations
-        # The mode policy that learns from it, with `coupled` alone, whose acceptance it is.
-        self._learner = self.window.policy if options.method is Method.COUPLED else None
+        # What learns from it, with `coupled` alone, whose acceptance it is.
+        self._learner = conditions if options.method is Method.COUPLED else None
         self._model: ModelInfo | None = None
         self._must_open = True
         self._pending: PendingCorrection | None = None
@@ -266,17 +272,20 @@ class GenerationState:
     # --------------------------------------------------------------- acceptance between generations
 
     def recall(self, model: ModelInfo) -> None:
-        """Starts the mode policy with the acceptance of earlier generations."""
-        if self._acceptance_prior is not None and self._learner is not None:
-            self._learner.posterior.start_from(self._acceptance_prior.probabilities(self._prior_key(model)))
-            self._learner.conditions.costs.stream_overhead_s = self._acceptance_prior.stream_overhead_s
+        """Lets the policies start with the acceptance of earlier generations."""
+        prior, learner = self._acceptance_prior, self._learner
+        if prior is not None and learner is not None:
+            learner.acceptance.posterior.start_from(prior.probabilities(self._prior_key(model)))
+            learner.costs.stream_overhead_s = prior.stream_overhead_s
 
     def remember(self) -> None:
         """Keeps the measured acceptance for later generations."""
         prior, learner = self._acceptance_prior, self._learner
-        if prior is not None and self._model is not None and learner and learner.posterior.has_observed:
-            prior.learn(self._prior_key(self._model), learner.posterior.probabilities)
-            if (overhead_s := learner.conditions.costs.measured_stream_overhead_s) is not None:
+        if prior is None or learner is None or self._model is None:
+            return
+        if (posterior := learner.acceptance.posterior).has_observed:
+            prior.learn(self._prior_key(self._model), posterior.probabilities)
+            if (overhead_s := learner.costs.measured_stream_overhead_s) is not None:
                 prior.learn_stream_overhead(overhead_s)
 
     def _prior_key(self, model: ModelInfo) -> PriorKey:

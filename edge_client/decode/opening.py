@@ -8,6 +8,7 @@ from outrider.common.alignment import extend_hash
 from outrider.common.errors import IncompatibleError, RoundFailedError
 from outrider.common.types import (
     PROTOCOL_VERSION,
+    Method,
     Opened,
     OpenRequest,
     Origin,
@@ -18,6 +19,7 @@ from outrider.edge_client.core.events import SessionEvent
 from outrider.edge_client.core.options import ExecutionMode, OnTimeout
 from outrider.edge_client.decode.generation_state import GenerationState
 from outrider.edge_client.decode.reverify import reconcile
+from outrider.edge_client.transport.link.targets import parse_target
 from outrider.edge_client.transport.remote_verifier import SessionLostError
 
 _NO_DRAFT_THERE = RoundError(
@@ -62,17 +64,23 @@ def open_session(state: GenerationState) -> list[SessionEvent]:
 
 
 def _observe_opening(state: GenerationState, opened: Opened, trip_s: float) -> None:
-    """Passes on to the mode policy what an opening measures of the link, the target and the draft."""
-    choice, drafter = state.window.policy, state.proposer.drafter
-    if choice is None or drafter is None:
+    """Passes on to the policies what an opening measures of the link, the target and the draft."""
+    conditions, drafter = state.conditions, state.proposer.drafter
+    if conditions is None or drafter is None:
         return
-    metrics = opened.metrics
-    choice.observe_opening(
+    metrics, would_be_accepted = opened.metrics, None
+    if (
+        state.options.method is Method.COUPLED
+    ):  # with others an accepted token may differ from the target's own
+        would_be_accepted = drafter.would_open_with(opened.first_token)
+    conditions.observe_opening(
         max(0.0, trip_s - metrics.total_ns / 1e9),
         metrics.forward_ns / 1e9,
         drafter.time_token(),
         opened.step_fixed_ns / 1e9,
         opened.step_token_ns / 1e9,
+        would_be_accepted=would_be_accepted,
+        shares_processors=opened.model.device == "cpu" and parse_target(state.remote.address).is_loopback,
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from outrider.common.types import GeneratedTokens, Opened
+from outrider.edge_client.controller.conditions import Conditions
 from outrider.edge_client.controller.depth.base import DepthPolicy
 from outrider.edge_client.controller.window import RoundWindow
 from outrider.edge_client.core.options import ExecutionMode
@@ -16,10 +17,11 @@ from outrider.edge_client.transport.remote_verifier import Answer, RemoteVerifie
 class Recorder:
     """Writes `stats`, and passes each round's record on to the depth policy and the window."""
 
-    def __init__(self, depth: DepthPolicy, window: RoundWindow) -> None:
+    def __init__(self, depth: DepthPolicy, window: RoundWindow, conditions: Conditions | None = None) -> None:
         self.stats = SessionStats()
         self._depth = depth
         self._window = window
+        self._conditions = conditions
 
     def started(self, now_s: float) -> None:
         """Notes the beginning."""
@@ -37,6 +39,8 @@ class Recorder:
     def record(self, record: RoundRecord) -> None:
         """Adds a round's record."""
         self.stats.rounds.append(record)
+        if self._conditions is not None:
+            self._conditions.observe(record)
         self._depth.observe(record)
         self._window.observe(record)
 
@@ -54,6 +58,7 @@ class Recorder:
                 round_id=answer.verdict.round_id,
                 num_draft_tokens=num_draft_tokens,
                 num_accepted_tokens=num_accepted_tokens,
+                has_no_proposal=round_.has_no_proposal,
                 draft_ms=round_.draft_ms,
                 rtt_ms=answer.wait_s * 1e3,
                 net_ms=answer.wait_s * 1e3 - metrics.total_ns / 1e6,

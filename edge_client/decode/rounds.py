@@ -51,6 +51,7 @@ class Round:
         "chance",
         "draft",
         "draft_ms",
+        "has_no_proposal",
         "is_ahead",
         "is_branch_hit",
         "judgement",
@@ -65,6 +66,7 @@ class Round:
         self.request = request
         self.draft = proposal.draft
         self.draft_ms = proposal.draft_ms
+        self.has_no_proposal = proposal.num_wanted > 0 and not proposal.draft.token_ids
         self.judgement = proposal.judgement
         self.num_kept = len(proposal.kept)  # tokens of the sequence, sent before the draft
         self.start = request.base_position + len(request.committed_tokens)  # position of the first to judge

@@ -58,6 +58,8 @@ class StreamWatch:
         draft, draft_ms = self._state.proposer.propose(1)
         if draft.token_ids:
             self._shadow = draft.token_ids[0], draft_ms / 1e3
+        else:
+            self._choice.observe_probe(is_accepted=False, draft_s=draft_ms / 1e3)
 
     def _probe_rtt(self, now_s: float) -> None:
         remote = self._state.remote

@@ -30,6 +30,7 @@ class Drafter:
             sampling, num_prompt_tokens=num_prompt_tokens, num_support=num_support
         )
         self._min_draft_s = min_draft_s
+        self._first: TokenIds = ()
         self._assumed: TokenIds = ()  # what the sequence was told that may yet turn out wrong: its end
 
     def propose(
@@ -99,9 +100,14 @@ class Drafter:
         return self._sequence.position >= self.model.max_context
 
     def warm_up(self, prompt_ids: Sequence[int]) -> None:
-        """Feeds the prompt while the verifier does the same; the proposal is dropped."""
+        """Feeds the prompt while the verifier does the same, and proposes the token after it."""
         self._sequence.commit(prompt_ids[self._sequence.position :])
-        self._sequence.propose(1)
+        self._first = self._sequence.propose(1).token_ids
+
+    def would_open_with(self, first_token: int) -> bool:
+        """Returns whether `warm_up` proposed the token that the verifier's opening brought: an acceptance that
+        is known before any round."""
+        return self._first == (first_token,)
 
     def time_token(self) -> float:
         """Returns the seconds that one drafted token takes, measured on one that is dropped, after

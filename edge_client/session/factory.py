@@ -18,7 +18,9 @@ from outrider.edge_client.config.gate import create_gate, gate_settings
 from outrider.edge_client.config.methods import check_method, make_method_params, support_size
 from outrider.edge_client.config.run_config import RunConfig, draft_dir
 from outrider.edge_client.controller.acceptance_prior import AcceptancePrior
+from outrider.edge_client.controller.conditions import Conditions
 from outrider.edge_client.controller.depth.registry import create_depth_policy
+from outrider.edge_client.controller.settings import SETTINGS
 from outrider.edge_client.controller.window import Pipelining, RoundWindow, create_window
 from outrider.edge_client.core.options import ExecutionMode, OnTimeout, SessionOptions
 from outrider.edge_client.drafting.base import DraftModel
@@ -89,6 +91,11 @@ class Edge:
         gating = gate_settings(config)
         options = self._make_options(config, seed)
         session_id = self.surroundings.new_session_id()
+        conditions = Conditions(
+            SETTINGS.branch_prior_hit_share if config.pipelining.guesses == "auto" else 0.0
+        )
+        window = make_window(config, conditions)
+        is_observed = config.depth_policy == "optimal" or window.policy is not None
         session = EdgeSession(
             prompt_ids,
             options,
@@ -98,8 +105,9 @@ class Edge:
                 config, options, session_id, self.surroundings, self.tokenizer.num_tokens
             ),
             draft=self._draft_for(options.mode, draft),
-            depth=create_depth_policy(config.depth_policy, config.depth.num_speculative_tokens),
-            window=make_window(config),
+            depth=create_depth_policy(config.depth_policy, config.depth.num_speculative_tokens, conditions),
+            window=window,
+            conditions=conditions if is_observed else None,
             gate=create_gate(gating, self.draft, self.tokenizer.decoder),
             acceptance_prior=self.acceptance_prior,
             session_id=session_id,
@@ -231,9 +239,9 @@ def _create_verifier(
     )
 
 
-def make_window(config: RunConfig) -> RoundWindow:
-    """Returns the limit on rounds in flight, and what chooses the mode where that is left open. Raises `UsageError`
-    for flags that would have no effect."""
+def make_window(config: RunConfig, conditions: Conditions | None = None) -> RoundWindow:
+    """Returns the limit on rounds in flight, and what chooses the mode where that is left open, by `conditions`.
+    Raises `UsageError` for flags that would have no effect."""
     _check_pipelining(config)
     pipelining = config.pipelining.use
     is_ordered = config.connection.transport != "unary"  # single calls may arrive in another order
@@ -250,6 +258,7 @@ def make_window(config: RunConfig) -> RoundWindow:
         num_speculative_tokens=config.depth.num_speculative_tokens,
         has_stream_too=config.mode is ExecutionMode.AUTO and config.may_adapt,
         may_branch=config.pipelining.guesses == "auto",
+        conditions=conditions,
     )
 
 

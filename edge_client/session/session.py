@@ -16,6 +16,7 @@ from outrider.common.errors import LinkError
 from outrider.common.methods import num_support
 from outrider.common.types import FinishReason, Method, ModelInfo, Origin, TokenIds, TokenLogprobs
 from outrider.edge_client.controller.acceptance_prior import AcceptancePrior
+from outrider.edge_client.controller.conditions import Conditions
 from outrider.edge_client.controller.depth.base import DepthPolicy
 from outrider.edge_client.controller.depth.fixed import FixedDepth
 from outrider.edge_client.controller.window import RoundWindow
@@ -107,6 +108,7 @@ class EdgeSession:
         draft: DraftModel | None = None,
         depth: DepthPolicy | None = None,
         window: RoundWindow | None = None,
+        conditions: Conditions | None = None,
         gate: Gate | None = None,
         acceptance_prior: AcceptancePrior | None = None,
         session_id: bytes | None = None,
@@ -133,6 +135,7 @@ class EdgeSession:
             Proposer(tokens, depth or FixedDepth(), drafter, gate),
             verifier=verifier,
             window=window,
+            conditions=conditions,
             acceptance_prior=acceptance_prior,
             clock=clock,
         )

@@ -7,7 +7,7 @@ part of P, the position that of the next token. A draft without confidences gets
 
 Where several rounds may be in flight the edge drafts on whatever the length is, which then only sets how
 often a message is sent: the length of the cost model's fastest pipelined rounds. No low confidence ends such
-a round. The last round's record shows whether several may be in flight.
+a round.
 """
 
 from __future__ import annotations
@@ -28,32 +28,40 @@ class _Plan:
     best: int  # draft length without confidences
     least_gain: float  # expected tokens that a further one must bring
     alphas: list[float]  # [MAX_DEPTH], by position
+    is_pipelined: bool
 
 
 class OptimalDepth:
-    """Chooses the length by the cost model; `start` holds until a draft was answered."""
+    """Chooses the length by the cost model.
+
+    `start` holds until a draft was answered; where it is not given, `DEFAULT_START` until every cost is known,
+    which an opening can tell. `conditions` are those that the session observes; without them it keeps its own.
+    """
 
     MIN_DEPTH, MAX_DEPTH = 1, MAX_DEPTH
+    DEFAULT_START = 6
 
-    def __init__(self, start: int = 6) -> None:
-        self._conditions = Conditions()
+    def __init__(self, start: int | None = None, conditions: Conditions | None = None) -> None:
+        self._conditions = conditions or Conditions()
+        self._is_observer = conditions is None
         self._acceptance = self._conditions.acceptance
-        self._window = 1
         self._start = start
-        self._plan: _Plan | None = None
+        self._plan: _Plan | None = None  # as of what was observed so far
 
     def next_depth(self) -> int:
         """See `DepthPolicy.next_depth`."""
-        if self._plan is None:
-            return self._start
-        return MAX_DEPTH if self._acceptance.has_confidences and self._window == 1 else self._plan.best
+        plan = self._current()
+        if plan is None:
+            return self._start or self.DEFAULT_START
+        return MAX_DEPTH if self._acceptance.has_confidences and not plan.is_pipelined else plan.best
 
     def stop_rule(self) -> ShouldStop | None:
         """See `DepthPolicy.stop_rule`."""
-        if self._plan is None or not self._acceptance.has_confidences or self._window > 1:
+        plan = self._current()
+        if plan is None or not self._acceptance.has_confidences or plan.is_pipelined:
             return None
         acceptance = self._acceptance.by_confidence()
-        alphas, least_gain = self._plan.alphas, self._plan.least_gain
+        alphas, least_gain = plan.alphas, plan.least_gain
         reached = 1.0  # P(all tokens so far are accepted)
 
         def should_stop(token_id: int, signals: Signals | None, num_drafted: int) -> Stop:
@@ -67,18 +75,24 @@ class OptimalDepth:
 
     def observe(self, record: RoundRecord) -> None:
         """See `DepthPolicy.observe`. Unanswered rounds change no plan."""
-        self._conditions.observe(record)
-        if not record.is_answered:
-            return
-        self._window = record.window
-        if self._conditions.are_known:
-            self._plan = self._make_plan()
+        if self._is_observer:
+            self._conditions.observe(record)
+            self._conditions.window = record.window
+        if record.is_answered:
+            self._start = self._plan = None
 
-    def _make_plan(self) -> _Plan:
-        if self._window > 1:
+    def _current(self) -> _Plan | None:
+        is_pipelined = self._conditions.window > 1
+        if self._start is None and self._conditions.are_known:
+            if self._plan is None or self._plan.is_pipelined is not is_pipelined:
+                self._plan = self._make_plan(is_pipelined)
+        return self._plan
+
+    def _make_plan(self, is_pipelined: bool) -> _Plan:
+        if is_pipelined:
             alpha = self._acceptance.overall()
-            return _Plan(self._conditions.fastest_pipelined(alpha)[0], 0.0, [])
+            return _Plan(self._conditions.fastest_pipelined(alpha)[0], 0.0, [], is_pipelined)
         models, link = self._conditions.estimate()
         alphas = self._acceptance.by_position()
         best, rate = fastest_round(alphas, models, link, MAX_DEPTH)
-        return _Plan(best, rate * round_token_s(models, link), alphas)
+        return _Plan(best, rate * round_token_s(models, link), alphas, is_pipelined)

@@ -203,7 +203,7 @@ def test_a_verifier_that_became_slower_is_believed_within_eight_rounds() -> None
 
 def test_acceptance_by_position_goes_over_into_the_mean_where_nothing_was_tried() -> None:
     positions = AcceptanceEstimator()
-    assert positions.by_position() == [pytest.approx(0.85)] * MAX_DEPTH
+    assert positions.by_position() == [pytest.approx(positions.posterior.prior_mean)] * MAX_DEPTH
     for number in range(200):  # the first always stands, the second every other time
         positions.observe_tokens(1 + number % 2, 2)
     alphas = positions.by_position()

@@ -42,7 +42,7 @@ def after(choice: ModePolicy, record: RoundRecord, num_rounds: int = 40) -> Exec
     ("rtt_ms", "forward_ms", "draft_ms", "best"),
     [
         (600, 5, 0.2, ExecutionMode.CLOUD_ONLY),  # a trip is worth a hundred tokens
-        (1, 20, 12, ExecutionMode.SPECULATIVE),  # a forward to draft in, perhaps on the same processors
+        (1, 20, 12, ExecutionMode.PIPELINED),  # a forward to draft in
         (6, 20, 12, ExecutionMode.PIPELINED),
         (60, 70, 12, ExecutionMode.PIPELINED),  # and a trip
     ],
@@ -51,17 +51,24 @@ def test_each_way_is_taken_where_it_is_the_soonest(
     rtt_ms: float, forward_ms: float, draft_ms: float, best: ExecutionMode
 ) -> None:
     choice = ModePolicy(ALL)
-    choice.observe_opening(rtt_ms / 1e3, forward_ms / 1e3, draft_ms / 1e3)
+    choice.conditions.observe_opening(rtt_ms / 1e3, forward_ms / 1e3, draft_ms / 1e3)
     assert choice.choose(1000) is best, "at once, from the opening"
     if best is not ExecutionMode.CLOUD_ONLY:
         assert after(choice, a_round(rtt_ms, forward_ms, draft_ms)) is best
 
 
+def test_on_shared_processors_rounds_are_pipelined_only_over_a_link() -> None:
+    for rtt_s, best in ((0.001, ExecutionMode.SPECULATIVE), (0.06, ExecutionMode.PIPELINED)):
+        choice = ModePolicy(ALL)
+        choice.conditions.observe_opening(rtt_s, 0.07, 0.012, shares_processors=True)
+        assert choice.choose(1000) is best
+
+
 def test_a_prompt_says_little_of_the_targets_speed_and_the_verifiers_word_much() -> None:
     trip_s, prompt_s, draft_s = 0.06, 0.04, 0.0006  # the embedded pair over 60 ms
     deceived, told = ModePolicy(ALL), ModePolicy(ALL)
-    deceived.observe_opening(trip_s, prompt_s, draft_s)
-    told.observe_opening(trip_s, prompt_s, draft_s, step_fixed_s=0.006, step_token_s=0.001)
+    deceived.conditions.observe_opening(trip_s, prompt_s, draft_s)
+    told.conditions.observe_opening(trip_s, prompt_s, draft_s, step_fixed_s=0.006, step_token_s=0.001)
     assert deceived.choose(1000) is not ExecutionMode.CLOUD_ONLY
     assert told.choose(1000) is ExecutionMode.CLOUD_ONLY
 
@@ -72,7 +79,7 @@ def test_before_anything_is_known_the_first_way_holds() -> None:
 
 def test_a_draft_that_never_stands_ends_in_the_stream_and_a_good_shadow_brings_rounds_back() -> None:
     choice = ModePolicy(ALL)
-    choice.observe_opening(0.02, 0.03, 0.0002)
+    choice.conditions.observe_opening(0.02, 0.03, 0.0002)
     assert choice.choose(1000) is not ExecutionMode.CLOUD_ONLY
     assert after(choice, a_round(20, 30, 0.2, num_accepted=0)) is ExecutionMode.CLOUD_ONLY
     for _ in range(300):
@@ -84,7 +91,7 @@ def test_a_draft_that_never_stands_ends_in_the_stream_and_a_good_shadow_brings_r
 
 def test_a_link_that_becomes_shorter_is_noticed_while_streaming() -> None:
     choice = ModePolicy(ALL)
-    choice.observe_opening(0.6, 0.03, 0.0002)
+    choice.conditions.observe_opening(0.6, 0.03, 0.0002)
     assert choice.choose(1000) is ExecutionMode.CLOUD_ONLY
     for _ in range(40):
         choice.observe_probe(True, 0.0002)
@@ -96,7 +103,7 @@ def test_a_link_that_becomes_shorter_is_noticed_while_streaming() -> None:
 
 def test_near_a_tie_it_does_not_swing() -> None:
     choice = ModePolicy(ALL)
-    choice.observe_opening(0.03, 0.03, 0.002)
+    choice.conditions.observe_opening(0.03, 0.03, 0.002)
     jitter = itertools.cycle((28, 30, 32, 29, 31))
     for number in range(400):
         choice.observe(a_round(next(jitter), 30, 2, num_accepted=(2, 3, 4)[number % 3]))
@@ -106,7 +113,7 @@ def test_near_a_tie_it_does_not_swing() -> None:
 
 def test_a_trip_for_a_change_is_not_spent_on_the_last_token() -> None:
     choice = ModePolicy(ALL)
-    choice.observe_opening(0.1, 0.03, 0.0002)
+    choice.conditions.observe_opening(0.1, 0.03, 0.0002)
     choice.choose(1000)
     before = choice.current
     for _ in range(40):
@@ -177,5 +184,5 @@ def test_single_calls_are_not_pipelined() -> None:
         make_window(run_config(pipeline="on", transport="unary"))
     choice = make_window(run_config(mode="auto", transport="unary")).policy
     assert choice is not None
-    choice.observe_opening(0.06, 0.07, 0.012)
+    choice.conditions.observe_opening(0.06, 0.07, 0.012)
     assert choice.choose(1000) is not ExecutionMode.PIPELINED

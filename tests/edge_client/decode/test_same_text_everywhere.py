@@ -115,8 +115,7 @@ def told_window(handling: str, policy: str, weather: Weather, ways: Counter[str]
     def see_draft(is_right: bool, draft_s: float) -> None:
         see_shadow(is_right, weather.draft_s)
 
-    choice.observe_opening(weather.trip_s(), weather.forward_s, weather.draft_s)
-    choice.observe_opening = lambda *times: None  # type: ignore[method-assign]
+    choice.conditions.observe_opening(weather.trip_s(), weather.forward_s, weather.draft_s)
     choice.observe_stream, choice.observe_probe = see_tokens, see_draft  # type: ignore[method-assign]
     return window
 
