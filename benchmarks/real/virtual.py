@@ -2,69 +2,45 @@
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Sequence
 
+from benchmarks.controller.bank import COMMIT_MS, NUM_BEFORE, NUM_PROMPT_TOKENS, SEND_MS, bank
+from benchmarks.controller.simulated import Place, play_edges
+from benchmarks.controller.ways import total_of
 from benchmarks.real.cases import RealCase
 from benchmarks.real.points import RealPoint
-from outrider.experiments.shared.acceptance_traces import find_traces
-from outrider.experiments.simulator.config import load_system
-from outrider.experiments.simulator.parts.drafts import TracedText
-from outrider.experiments.simulator.parts.edges import Ask, RequestLog
-from outrider.experiments.simulator.run import play
-
-NUM_PROMPT_TOKENS = 100
-_SECONDS = 1e6  # more than any text takes
 
 
 def virtual_ms(point: RealPoint, cases: Sequence[RealCase]) -> dict[str, float]:
-    """Returns the milliseconds a token of each case, the mean of the pair's recorded texts."""
+    """Returns the milliseconds a token of each case, over the pair's recorded texts."""
     return {case.name: round(_play(point, case), 3) for case in cases}
 
 
 def _play(point: RealPoint, case: RealCase) -> float:
-    """Returns the milliseconds a token of texts by edges that each have a verifier to themselves. Later texts are
-    the second ones of their edges."""
-    traces = find_traces(point.traces)
-    assert traces.times is not None, "the bank's traces have times"
-    found: list[float] = []
-
-    def take(log: RequestLog) -> None:
-        assert log.is_finished and log.tpot_s is not None, log.error
-        if log.number == num_before:
-            found.append(1e3 * log.tpot_s)
-
-    count = len(traces.texts)
-    # Two tokens, so that the verifier has seen steps of two sizes; then texts.
-    num_before = 1 if point.is_first else 2
-    lengths = [2, *[point.num_tokens] * num_before]
-    asks = [
-        [Ask(NUM_PROMPT_TOKENS, length, (place + number) % count) for number, length in enumerate(lengths)]
-        for place in range(count)
+    texts = bank()[point.traces].texts
+    num_before = 0 if point.is_first else NUM_BEFORE
+    orders = [
+        [texts[(place + number) % len(texts)] for number in range(num_before + 1)]
+        for place in range(len(texts))
     ]
-    system = {
-        "seconds": _SECONDS,
-        "edges": [
-            {
-                "count": count,
-                "link": {"name": "point", "rtt_ms": point.rtt_ms},
-                "edge": {"on_timeout": "wait", "min_draft_ms": point.min_draft_ms, **case.settings},
-                "draft": traces.times["draft"],
-            }
-        ],
-        "verifiers": [
-            {
-                "count": count,
-                "balance": "edge",
-                "serve": {"min_forward_ms": point.min_forward_ms},
-                "times": traces.times["verifier"],
-            }
-        ],
-    }
-    play(
-        load_system(system),
-        on_request=take,
-        asks=asks,
-        traces=[TracedText(trace, has_runner_ups=True) for trace in traces.texts],
+    played = play_edges(
+        orders,
+        _place(point),
+        case.settings,
+        num_prompt_tokens=NUM_PROMPT_TOKENS,
+        num_tokens=point.num_tokens,
     )
-    return statistics.fmean(found)
+    return total_of([each[-1] for each in played]).tpot_ms
+
+
+def _place(point: RealPoint) -> Place:
+    """Returns what the point's parts take, stretched as the flags stretch them."""
+    times = bank()[point.traces].times
+    assert times is not None, "the bank's traces have times"
+    verifier, draft = dict(times["verifier"]), dict(times["draft"])
+    if point.min_forward_ms:
+        verifier = {"step_ms": point.min_forward_ms}
+    if point.min_draft_ms:
+        draft["token_ms"] = point.min_draft_ms
+    own = {"send_ms": SEND_MS, "receive_ms": SEND_MS}
+    return Place(point.rtt_ms, verifier | own, draft, own | {"commit_ms": COMMIT_MS})
