@@ -9,7 +9,7 @@ PIP    := $(PY) -m pip install --quiet --disable-pip-version-check --no-compile
 PROTO  := proto/outrider/common/pb/outrider.proto
 PROTOC := $(PY) -m grpc_tools.protoc -Iproto
 
-.PHONY: help install demo test test-slow lint typecheck proto proto-check pair pair-bank bank-traces bench bench-main bench-engine bench-pair bench-methods bench-controller bench-daemon bench-reliability bench-real gpu-check house experiments experiments-quick pages install-service uninstall-service clean
+.PHONY: help install demo test test-slow lint typecheck proto proto-check pair pair-bank bank-traces bench bench-main bench-engine bench-bank bench-pair bench-methods bench-controller bench-daemon bench-reliability bench-real gpu-check house experiments experiments-quick pages install-service uninstall-service clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 14
@@ -80,6 +80,9 @@ bench-methods: $(STAMP) ## benchmarks/results/methods.json; PROMPTS=FILE takes o
 
 bench-controller: $(STAMP) ## benchmarks/results/controller.json; ARGS="--only depth" or ways
 	$(PY) -m benchmarks.controller.run $(ARGS)
+
+bench-bank: $(STAMP) ## benchmarks/results/controller_bank.json: constants fitted on some pairs of the bank, judged on the others
+	OMP_NUM_THREADS=1 $(PY) -m benchmarks.controller.fit $(ARGS)
 
 bench-pair: $(STAMP) ## benchmarks/results/pair.json; PROMPTS=FILE measures other prompts beside the embedded ones
 	$(PY) -m benchmarks.pair.run $(if $(PROMPTS),--prompts $(PROMPTS)) $(ARGS)

@@ -15,11 +15,26 @@ from __future__ import annotations
 
 from bisect import bisect
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from outrider.common.types import RunnerUp
 from outrider.edge_client.controller.acceptance_posterior import AcceptancePosterior
 from outrider.edge_client.controller.settings import MAX_DEPTH, SETTINGS
 from outrider.edge_client.core.stats import RoundRecord
+
+
+@dataclass(frozen=True, slots=True)
+class Calibration:
+    """Holds judged tokens by the draft's confidence, in the bins of `SETTINGS.confidence_bins`."""
+
+    rejected: tuple[float, ...]  # tokens
+    doubts: tuple[float, ...]  # sums of 1 - confidence
+
+    def times(self, share: float) -> Calibration:
+        """Returns it with that share of its weight."""
+        return Calibration(
+            tuple(share * each for each in self.rejected), tuple(share * each for each in self.doubts)
+        )
 
 
 class AcceptanceEstimator:
@@ -85,6 +100,15 @@ class AcceptanceEstimator:
                 near_alpha = all_accepted / all_judged
             num_near = min(SETTINGS.neighbour_share * all_judged, SETTINGS.max_neighbour_tokens)
         return alphas
+
+    @property
+    def calibration(self) -> Calibration:
+        """Returns what `by_confidence` is made of."""
+        return Calibration(tuple(self._rejected), tuple(self._doubts))
+
+    def start_from(self, earlier: Calibration) -> None:
+        """Begins with the calibration of earlier sequences, before any token of this one was judged."""
+        self._rejected, self._doubts = list(earlier.rejected), list(earlier.doubts)
 
     @property
     def has_confidences(self) -> bool:

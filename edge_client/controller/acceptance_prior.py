@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Self
 
+from outrider.edge_client.controller.acceptance import Calibration
 from outrider.edge_client.controller.acceptance_posterior import usual_prior
 from outrider.edge_client.controller.settings import SETTINGS
 
@@ -37,6 +38,7 @@ class PriorKey:
 class _Sequences:
     num: int
     mean: list[float]  # of their posteriors
+    calibration: Calibration | None = None  # at the end of the last one
 
 
 class AcceptancePrior:
@@ -56,6 +58,14 @@ class AcceptancePrior:
                 return list(usual)
             return [(u + known.num * m) / (1 + known.num) for u, m in zip(usual, known.mean, strict=True)]
 
+    def calibration(self, key: PriorKey) -> Calibration | None:
+        """Returns how much the draft's confidence was worth in the last sequence, with a share of its weight."""
+        with self._lock:
+            known = self._sequences.get(key)
+        if known is None or known.calibration is None:
+            return None
+        return known.calibration.times(SETTINGS.carried_calibration_share)
+
     @property
     def stream_overhead_s(self) -> float:
         """Returns what a streamed token takes beyond the verifier's step: of the last sequences that streamed."""
@@ -67,9 +77,13 @@ class AcceptancePrior:
         with self._lock:
             self._stream_overhead_s = memory * self._stream_overhead_s + (1 - memory) * seconds
 
-    def learn(self, key: PriorKey, posterior: Sequence[float]) -> None:
-        """Adds the posterior of a sequence that ended, some of whose tokens were judged."""
+    def learn(
+        self, key: PriorKey, posterior: Sequence[float], calibration: Calibration | None = None
+    ) -> None:
+        """Adds what a sequence ended with, some of whose tokens were judged."""
         with self._lock:
             known = self._sequences.setdefault(key, _Sequences(0, [0.0] * len(posterior)))
             known.num = min(known.num + 1, SETTINGS.max_remembered_sequences)
             known.mean = [m + (p - m) / known.num for m, p in zip(known.mean, posterior, strict=True)]
+            if calibration is not None and any(calibration.doubts):
+                known.calibration = calibration

@@ -35,7 +35,7 @@ class ModelCosts:
     verify_fixed_s: float
     verify_token_s: float = 0.0
     colocated_draft_token_s: float | None = None  # beside the target; None: as long as at the edge
-    draft_fixed_s: float = 0.0
+    draft_fixed_s: float = 0.0  # with what else an edge does between an answer and its next round
     verify_row_s: float = 0.0  # compute of one row, where it may bound the forward of n + 1 rows (roofline)
 
     def draft_s(self, num_draft_tokens: int) -> float:

@@ -154,7 +154,8 @@ class ModePolicy:
 
     def _times(self, models: ModelCosts, link: LinkCosts) -> _Times:
         """Returns the table of times, computed anew (a millisecond) only after a cost changed noticeably."""
-        compute = (models.draft_token_s, models.target_token_s, models.verify_fixed_s, models.verify_token_s)
+        fixed_s = models.draft_fixed_s + models.verify_fixed_s
+        compute = (models.draft_token_s, models.target_token_s, fixed_s, models.verify_token_s)
         length = 0.0 if self._has_best_length else self._mean_length
         costs = (*compute, link.rtt_s, length, 1.0 - self.conditions.branch_hit_share)
         tolerance = SETTINGS.cost_tolerance_share

@@ -28,6 +28,7 @@ class RoundCosts:
             SETTINGS.num_verify_samples, SETTINGS.token_share_of_verify, SETTINGS.token_share_weight_tokens
         )
         self._rtts_s: deque[float] = deque(maxlen=SETTINGS.num_rtt_samples)
+        self._edge_s: deque[float] = deque(maxlen=SETTINGS.num_rtt_samples)
         self._targets_s: deque[float] = deque(maxlen=SETTINGS.num_verify_samples)
         # Of a token beyond a step, until one was streamed.
         self.stream_overhead_s = SETTINGS.stream_overhead_s
@@ -56,6 +57,8 @@ class RoundCosts:
             verify_ms = max(record.forward_ms, verify_ms - record.queue_ms)
         self._verify.observe(record.num_draft_tokens + 1, verify_ms / 1e3)
         self._num_rounds += 1
+        if record.edge_ms:
+            self._edge_s.append(record.edge_ms / 1e3)
         self.observe_rtt(record.net_ms / 1e3)
 
     def observe_draft(self, seconds: float, num_tokens: int) -> None:
@@ -101,6 +104,7 @@ class RoundCosts:
             target_token_s=target_s,
             verify_fixed_s=base_s + token_s,
             verify_token_s=token_s,
+            draft_fixed_s=statistics.median(self._edge_s) if self._edge_s else SETTINGS.round_overhead_s,
         )
         return models, LinkCosts(rtt_s=max(statistics.median(self._rtts_s), SETTINGS.min_rtt_s))
 

@@ -23,6 +23,7 @@ class ControllerSettings:
     max_neighbour_tokens: float = 30.0  # ... and at most so many
     confidence_bins: tuple[float, ...] = (0.05, 0.15, 0.3, 0.6, 0.9)  # borders; drafts are sure or not
     prior_reject_slope: float = 0.3  # P(reject) : (1 - confidence), before any token was judged
+    carried_calibration_share: float = 0.5  # of a sequence's calibration, to the next one
     reject_slope_weight_tokens: float = 1.0  # of a prior slope, in rejected tokens
     min_doubt: float = 0.05  # of a fully confident draft: the target may still disagree
 
@@ -50,7 +51,10 @@ class ControllerSettings:
     token_share_weight_tokens: float = 12.0  # of that assumption, as a difference of lengths
     token_share_of_target: float = 0.03  # the same for a target seen in a stream; twice the bench's 1.5 %
     draft_memory_per_round: float = 0.95
-    stream_overhead_s: float = 0.001  # of a streamed token beyond the verifier's step, before it was measured
+    round_overhead_s: float = 0.0006  # an edge's own time a round, before it was measured
+    stream_overhead_s: float = (
+        0.0004  # of a streamed token beyond the verifier's step, before it was measured
+    )
     max_stream_overhead_s: float = 0.003  # a busy moment must not keep later sequences from streaming
     stream_overhead_memory: float = 0.5  # of a sequence, with each later one
     min_rtt_s: float = 1e-6  # keeps rates finite on loopback
@@ -65,7 +69,7 @@ class ControllerSettings:
     horizon_tokens: int = 256  # a sequence may end long before its limit
     decision_interval_tokens: int = 16  # a mode is assumed to hold for about so long
     min_gain_share: float = 0.03  # of that interval's time: two modes that cost the same must not alternate
-    min_shared_rtt_s: float = 0.005  # two busy cores with both sides show trips of 1 to 4 ms on loopback
+    min_shared_rtt_s: float = 0.01  # two busy cores with both sides show trips of 1 to 8 ms on loopback
     pipelined_excess_share: float = 0.03  # of pipelined rounds over their model: no doubt ends a draft
     cost_tolerance_share: float = 0.03  # a cost that changed by less leaves the table of times as it is
     min_rounds: int = 2  # before round times are used: the first finds cold caches

@@ -24,6 +24,7 @@ class RoundRecord:
     num_accepted_tokens: int = 0
     has_no_proposal: bool = False  # a draft was wanted, and the strategy had none
     draft_ms: float = 0.0
+    edge_ms: float = 0.0  # from the answer before to its sending, without drafting; 0: not measured
     rtt_ms: float = 0.0
     net_ms: float = 0.0
     queue_ms: float = 0.0

@@ -276,6 +276,8 @@ class GenerationState:
         prior, learner = self._acceptance_prior, self._learner
         if prior is not None and learner is not None:
             learner.acceptance.posterior.start_from(prior.probabilities(self._prior_key(model)))
+            if (earlier := prior.calibration(self._prior_key(model))) is not None:
+                learner.acceptance.start_from(earlier)
             learner.costs.stream_overhead_s = prior.stream_overhead_s
 
     def remember(self) -> None:
@@ -284,7 +286,8 @@ class GenerationState:
         if prior is None or learner is None or self._model is None:
             return
         if (posterior := learner.acceptance.posterior).has_observed:
-            prior.learn(self._prior_key(self._model), posterior.probabilities)
+            acceptance = learner.acceptance.calibration
+            prior.learn(self._prior_key(self._model), posterior.probabilities, acceptance)
             if (overhead_s := learner.costs.measured_stream_overhead_s) is not None:
                 prior.learn_stream_overhead(overhead_s)
 

@@ -147,6 +147,7 @@ class RoundPipeline:
         self._state = state
         self._rounds: deque[Round] = deque()  # oldest first
         self._speculation = create_speculation(state)
+        self._came_s: float | None = None  # when the last answer did
 
     def __len__(self) -> int:
         return len(self._rounds)
@@ -173,10 +174,13 @@ class RoundPipeline:
     def send(self, proposal: Proposal) -> None:
         """Sends a round; never waits."""
         state = self._state
-        drafted_s = state.clock.now() - proposal.started_s if proposal.branch is None else 0.0
+        now_s = state.clock.now()
+        drafted_s = now_s - proposal.started_s if proposal.branch is None else 0.0
         request = make_request(state, proposal, drafted_s)
         state.remote.submit(request, drafted_s)
         sent = Round(request, proposal, state.window.size)
+        if self._came_s is not None and proposal.branch is None:
+            sent.edge_ms = max(0.0, 1e3 * (now_s - self._came_s) - proposal.draft_ms)
         self._rounds.append(sent)
         self._speculation.sent(sent)
         state.recorder.sent(sent)
@@ -188,6 +192,7 @@ class RoundPipeline:
         if events is not None:
             self._speculation.judged(answered, answer.verdict)
         self._resolve(answered)
+        self._came_s = answer.came_s
         out_s = state.clock.now() - answer.came_s
         state.remote.deadline.observe_out(out_s + answered.draft_token_s)
         return events or []

@@ -51,6 +51,7 @@ class Round:
         "chance",
         "draft",
         "draft_ms",
+        "edge_ms",
         "has_no_proposal",
         "is_ahead",
         "is_branch_hit",
@@ -75,6 +76,7 @@ class Round:
         self.is_ahead = self.parent is not None  # others were in flight when it was sent
         self.chance = 1.0 if self.parent is None else self.parent.chance
         self.is_branch_hit = False  # it assumed a correction, which came
+        self.edge_ms = 0.0  # from the answer before to its sending, without drafting; 0: not measured
 
     @property
     def draft_token_s(self) -> float:

@@ -12,6 +12,7 @@ from support.edge.engine_link import EngineLink
 
 from outrider.common.types import Method, SamplingParams, StopParams
 from outrider.edge_client.config.run_config import run_config
+from outrider.edge_client.controller.acceptance import AcceptanceEstimator
 from outrider.edge_client.controller.acceptance_posterior import ALPHAS, posterior_of, usual_prior
 from outrider.edge_client.controller.acceptance_prior import AcceptancePrior, PriorKey
 from outrider.edge_client.controller.mode_policy import CHOOSABLE_MODES, ModePolicy
@@ -50,6 +51,20 @@ def test_each_text_moves_the_belief_towards_the_draft_that_it_showed() -> None:
     assert means == sorted(means)
     assert means[2] > 0.88 and means[-1] == pytest.approx(0.945, abs=0.02)
     assert sum(after(*[(243, 13)] * 12).probabilities(HERE)) == pytest.approx(1)
+
+
+def test_what_confidence_was_worth_is_carried_to_the_next_text() -> None:
+    prior, first = AcceptancePrior(), AcceptanceEstimator()
+    for _ in range(30):  # of a draft that is right whatever it says
+        first.observe_confidences((0.4, 0.4, 0.4), 3)
+    prior.learn(HERE, usual_prior(), first.calibration)
+    prior.learn(HERE, usual_prior(), AcceptanceEstimator().calibration)  # a text that judged nothing
+    later, fresh = AcceptanceEstimator(), AcceptanceEstimator()
+    earlier = prior.calibration(HERE)
+    assert earlier is not None
+    later.start_from(earlier)
+    assert later.has_confidences and later.by_confidence()(0.4) > 0.95 > fresh.by_confidence()(0.4)
+    assert prior.calibration(PriorKey("target-2", 2)) is None
 
 
 def test_a_long_text_counts_once_as_a_short_one_does() -> None:

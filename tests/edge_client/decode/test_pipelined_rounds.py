@@ -27,6 +27,7 @@ from outrider.common.types import (
     StopParams,
     Verdict,
 )
+from outrider.edge_client.controller.acceptance_posterior import ALPHAS
 from outrider.edge_client.controller.acceptance_prior import AcceptancePrior
 from outrider.edge_client.controller.depth.base import DepthPolicy
 from outrider.edge_client.controller.depth.fixed import FixedDepth
@@ -174,6 +175,24 @@ def test_the_verifier_is_told_that_a_round_may_wait_for_those_before_it() -> Non
     link = EngineLink(make_backend(), Chances(ripe=0.0))
     decode(link, accuracy=1.0, window=3, on_timeout=OnTimeout.FIRST_TOKEN)
     assert [r.deadline_ms for r in link.sent[:4]] == [500, 1000, 1500, 1500], "the first was answered by then"
+
+
+@pytest.mark.parametrize(("accuracy", "is_higher"), [(1.0, True), (0.0, False)])
+def test_the_openings_own_token_is_the_first_that_a_draft_is_judged_by(
+    accuracy: float, is_higher: bool
+) -> None:
+    choice = ModePolicy(CHOOSABLE_MODES)
+    usual = choice.posterior.prior_mean
+    decode(
+        EngineLink(make_backend()),
+        mode=ExecutionMode.AUTO,
+        choice=choice,
+        accuracy=accuracy,
+        stop=StopParams(1, ignore_eos=True),
+    )
+    assert choice.posterior.has_observed
+    mean = sum(a * weight for a, weight in zip(ALPHAS, choice.posterior.probabilities, strict=True))
+    assert (mean > usual) is is_higher and mean != usual
 
 
 def test_log_probabilities_come_once_a_token() -> None:

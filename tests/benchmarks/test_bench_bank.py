@@ -1,0 +1,68 @@
+"""The bank of pairs in virtual time, and constants fitted on some pairs and judged on the others."""
+
+from __future__ import annotations
+
+import statistics
+
+import numpy as np
+import pytest
+
+from benchmarks.controller import fit
+from benchmarks.controller.bank import CLOUD_ONLY, Case, all_cases, bank, draw_cases, fixed, power_mean
+from benchmarks.controller.fit import Trial, all_changes, choose, play
+from benchmarks.controller.simulated import Place, play_edges
+from outrider.edge_client.controller.settings import SETTINGS
+from outrider.experiments.shared.acceptance_traces import TextTrace
+
+NEAR = Case("embedded/trained T=0", 32, 5, "recorded", is_later=False)
+
+
+def test_cases_of_every_pair_are_drawn_by_the_seed() -> None:
+    cases = draw_cases(3, seed=1)
+    assert cases == draw_cases(3, seed=1) != draw_cases(3, seed=2)
+    pairs = [case.pair for case in cases]
+    assert {pairs.count(pair) for pair in pairs} == {3} and len(set(pairs)) == 11
+    assert len(all_cases()) == len(bank()) * 3 * 5 * 4 * 2
+
+
+def test_a_stretched_case_takes_its_stretched_times() -> None:
+    stretched = Case("embedded/random T=0", 32, 5, "forward 70 draft 12", is_later=True)
+    assert stretched.is_useless and stretched.place().draft["token_ms"] == 12.0
+    assert stretched.play(CLOUD_ONLY) == pytest.approx(0.070, rel=0.05)
+    assert stretched.play(fixed(4)) > 0.070 + 4 * 0.012
+
+
+def test_an_edges_own_time_between_two_rounds_is_measured() -> None:
+    text = TextTrace(np.array([0] * 12, np.uint8), np.zeros((12, 0), np.float32))
+    place = Place(20, {"step_ms": 5.0}, {"token_ms": 1.0}, {"commit_ms": 3.0})
+    ((played,),) = play_edges([[text]], place, fixed(2))
+    own_ms = [each.edge_ms for each in played.stats.rounds]
+    assert own_ms[0] == 0.0, "no answer was before it"
+    assert statistics.median(own_ms[1:]) == pytest.approx(3.0, abs=0.5)
+
+
+def test_constants_change_in_the_processes_that_play_and_nowhere_else(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    before = SETTINGS.usual_share
+    doubtful = {"usual_accepted_tokens": 1.0, "usual_rejected_tokens": 400.0, "usual_share": 0.999}
+    assert play(doubtful, [NEAR]) != play({}, [NEAR]) == play({}, [NEAR])
+    assert SETTINGS.usual_share == before
+
+
+def test_what_is_best_without_a_pair_is_chosen_without_it() -> None:
+    shipped = Trial({}, [1.0, 1.0, 1.0])
+    trials = [
+        Trial({"a": 1}, [0.5, 1.0, 1.0]),  # good for the pair that is left out alone
+        Trial({"b": 1}, [1.0, 0.9, 0.9]),
+        Trial({"b": 2}, [1.0, 0.8, 0.9]),
+        Trial({"c": 1}, [1.0, 1.1, 0.95]),
+    ]
+    assert choose(trials, shipped, lambda seconds: power_mean(seconds[1:])) == {"b": 2}
+    assert choose(trials, shipped, lambda seconds: power_mean(seconds[:1])) == {"a": 1}
+
+
+def test_no_change_of_the_grid_is_what_ships() -> None:
+    for changes in all_changes():
+        assert changes != {name: getattr(SETTINGS, name) for name in changes}
+    assert {name for changes in all_changes() for name in changes} == {n for names in fit.GRID for n in names}
