@@ -41,7 +41,8 @@ class Place:
 
     def system(self, edge: Mapping[str, Any], count: int, num_tokens: int) -> dict[str, Any]:
         """Returns the configuration of `count` edges with a verifier each, for texts of so many tokens."""
-        token_ms = self.rtt_ms + 4 * sum(self.verifier.values()) + 64 * sum(self.draft.values())
+        parts_ms = (*self.verifier.values(), *self.draft.values(), *self.edge.values())
+        token_ms = self.rtt_ms + 64 * sum(parts_ms)  # far more than any takes: it ends with the last text
         return {
             "seconds": num_tokens * token_ms / 1e3,
             "times": {"edge": dict(self.edge)} if self.edge else "none",
