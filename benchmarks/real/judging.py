@@ -33,13 +33,16 @@ def is_choosing(turn: int) -> bool:
 
 
 def judge(runs: Runs, comparison: Comparison) -> Outcome:
-    """Returns the result of a comparison. Where nothing is to be chosen all runs compare."""
+    """Returns the result of a comparison. Where nothing is to be chosen all runs compare; what was left out of later
+    turns is not chosen."""
     turns = sorted({turn for name in comparison.subject for turn in runs[name]})
     if len(comparison.others) == 1:
         (chosen,) = comparison.others
         return Outcome(_ratio(runs, comparison.subject, chosen, turns), chosen)
     choosing = [turn for turn in turns if is_choosing(turn)]
-    chosen = min(comparison.others, key=lambda name: _ratio(runs, comparison.subject, name, choosing))
+    most = max(len(runs[name]) for name in comparison.others)
+    stayed = [name for name in comparison.others if len(runs[name]) == most]
+    chosen = min(stayed, key=lambda name: _ratio(runs, comparison.subject, name, choosing))
     comparing = [turn for turn in turns if not is_choosing(turn)]
     return Outcome(_ratio(runs, comparison.subject, chosen, comparing), chosen)
 

@@ -145,6 +145,8 @@ def test_half_of_the_runs_choose_and_the_other_half_compare() -> None:
     found = judge(runs, Comparison("auto", DEFAULTS, ("x", "y")))
     assert (found.chosen, found.ratio) == ("x", pytest.approx(20 / 11.25))
     assert a_a_ratio(runs) == pytest.approx(1.25)
+    left_out = {**runs, "x": {0: 8.0, 1: 20.0}}
+    assert judge(left_out, Comparison("auto", DEFAULTS, ("x", "y"))).chosen == "y"
     only = judge(runs, Comparison("never_slower", ("default",), ("y",)))
     assert (only.chosen, only.ratio) == ("y", 0.9)
 
