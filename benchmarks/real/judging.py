@@ -53,10 +53,15 @@ def a_a_ratio(runs: Runs) -> float:
 
 
 def _ratio(runs: Runs, subject: Sequence[str], other: str, turns: Iterable[int]) -> float:
-    """Returns the other's time : the subject's, over the texts that both wrote."""
-    both = [turn for turn in turns if turn in runs[other]]
-    own = math.fsum(statistics.fmean(runs[name][turn] for name in subject) for turn in both)
-    return math.fsum(runs[other][turn] for turn in both) / own
+    """Returns the other's time : the subject's, the geometric mean over turns without the highest and the lowest
+    quarter: a moment in which the machine was busy decides nothing."""
+    logs = sorted(
+        math.log(runs[other][turn] / statistics.fmean(runs[name][turn] for name in subject))
+        for turn in turns
+        if turn in runs[other]
+    )
+    cut = len(logs) // 4
+    return math.exp(statistics.fmean(logs[cut : len(logs) - cut]))
 
 
 def still_needed(runs: Runs, compared: Sequence[Comparison]) -> set[str]:

@@ -21,6 +21,7 @@ STAGES = {
     "rss": "rss",
     "demo": "demo",
     "policies": "policies",
+    "vs_hf_assisted": "assisted",
 }  # stage → its module in this folder
 
 

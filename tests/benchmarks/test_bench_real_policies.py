@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 
 from benchmarks.real import policies, running
+from benchmarks.real import run as real_run
 from benchmarks.real.cases import (
     AGAIN,
     CLOUD_ONLY,
@@ -148,7 +150,14 @@ def test_half_of_the_runs_choose_and_the_other_half_compare() -> None:
     left_out = {**runs, "x": {0: 8.0, 1: 20.0}}
     assert judge(left_out, Comparison("auto", DEFAULTS, ("x", "y"))).chosen == "y"
     only = judge(runs, Comparison("never_slower", ("default",), ("y",)))
-    assert (only.chosen, only.ratio) == ("y", 0.9)
+    assert (only.chosen, only.ratio) == ("y", pytest.approx(0.9))
+
+
+def test_a_busy_moment_decides_nothing() -> None:
+    runs = {"default": dict.fromkeys(range(16), 10.0), "x": dict.fromkeys(range(16), 9.0)}
+    runs["default"] |= {3: 100.0, 7: 35.0}
+    runs["x"] |= {5: 80.0}
+    assert judge(runs, Comparison("auto", ("default",), ("x", "x"))).ratio == pytest.approx(0.9)
 
 
 def test_what_is_much_slower_than_the_fastest_needs_no_more_runs() -> None:
@@ -267,3 +276,9 @@ def test_a_stretch_has_its_measured_time_beside_the_expected_ones() -> None:
         "speculative 2 at 4.00 (speculative 2.0, cloud-only 9.0); "
         "cloud-only 2 at 6.00 (speculative 8.0, cloud-only 5.0)"
     )
+
+
+def test_every_stage_is_a_module_that_runs() -> None:
+    for module in real_run.STAGES.values():
+        assert callable(importlib.import_module(f"benchmarks.real.{module}").run)
+    assert "vs_hf_assisted" in real_run.STAGES
