@@ -13,8 +13,8 @@ ALPHAS = (
     *(0.1, 0.2, 0.3, 0.4, 0.5, 0.57, 0.63, 0.68, 0.72, 0.76, 0.795, 0.825),
     *(0.855, 0.88, 0.905, 0.925, 0.945, 0.96, 0.975, 0.99),
 )
-_BORDERS = (0.0, *((low + high) / 2 for low, high in pairwise(ALPHAS)), 1.0)
 _LOGS = tuple((math.log(alpha), math.log(1 - alpha)) for alpha in ALPHAS)
+_BORDERS = (0.0, *((low + high) / 2 for low, high in pairwise(ALPHAS)), 1.0)
 
 
 def posterior_of(
@@ -24,12 +24,11 @@ def posterior_of(
 
     `prior` [len(ALPHAS)] is positive everywhere; None is `usual_prior()`.
     """
-    logs = [
-        math.log(before) + num_accepted * accept + num_rejected * reject
-        for before, (accept, reject) in zip(prior or usual_prior(), _LOGS, strict=True)
-    ]
+    logs = [num_accepted * accept + num_rejected * reject for accept, reject in _LOGS]
     top = max(logs)
-    weights = [math.exp(each - top) for each in logs]
+    weights = [
+        before * math.exp(each - top) for before, each in zip(prior or usual_prior(), logs, strict=True)
+    ]
     total = sum(weights)
     return [each / total for each in weights]
 

@@ -72,6 +72,8 @@ def expected_tokens(acceptance: Acceptance, num_draft_tokens: int) -> float:
     One alpha: (1 - alpha^(n+1)) / (1 - alpha). One alpha a position (the last repeats):
     1 + a_1 + a_1 a_2 + ... + a_1 ... a_n. Raises ValueError outside [0, 1].
     """
+    if isinstance(acceptance, float) and 0 <= acceptance < 1:
+        return (1 - acceptance ** (num_draft_tokens + 1)) / (1 - acceptance)
     alphas = _per_position(acceptance, num_draft_tokens)
     total, reached = 1.0, 1.0
     for alpha in alphas:

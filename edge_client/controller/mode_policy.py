@@ -48,8 +48,7 @@ class ModePolicy:
         self._num_observed = 0  # rounds, and measurements of a stream
         self._changed_at = 0  # of them
         self._round_probability = 1.0
-        self._costs: tuple[float, ...] = ()
-        self._table: _Times = {}  # of those costs
+        self._table: _TimeTable | None = None
 
     @property
     def posterior(self) -> AcceptancePosterior:
@@ -116,7 +115,10 @@ class ModePolicy:
 
     def _decide(self, num_tokens: int) -> None:
         models, link = self.conditions.estimate()
-        times, weights = self._times(models, link), self.posterior.probabilities
+        table, posterior = self._current_table(models, link), self.posterior.probabilities
+        places = [i for i, weight in enumerate(posterior) if weight > SETTINGS.min_alpha_probability]
+        weights = [posterior[i] for i in places]
+        times = {mode: [table.token_s(mode, i) for i in places] for mode in self._considered(link)}
         prospects = self._prospects(times, weights, num_tokens, link.rtt_s)
         best = min(prospects, key=prospects.__getitem__)
         self.expected_ms = {mode: 1e3 * total_s / num_tokens for mode, total_s in prospects.items()}
@@ -129,11 +131,13 @@ class ModePolicy:
     ) -> dict[ExecutionMode, float]:
         """Returns by mode the expected seconds for `num_tokens`. A stream begins after a round trip; one that
         is left continues for a round trip, at its own pace."""
+        total = sum(weights)
+        weights = [weight / total for weight in weights]
         soon = min(SETTINGS.decision_interval_tokens, num_tokens)
         later = num_tokens - soon
         all_rounds = [token_s for mode, token_s in times.items() if mode is not ExecutionMode.CLOUD_ONLY]
         rounds = [min(each) for each in zip(*all_rounds, strict=True)]
-        stream = times.get(ExecutionMode.CLOUD_ONLY, [math.inf] * len(ALPHAS))
+        stream = times.get(ExecutionMode.CLOUD_ONLY, [math.inf] * len(weights))
         leave = [rtt_s * max(0.0, 1.0 - r / s) if s else 0.0 for r, s in zip(rounds, stream, strict=True)]
         self._round_probability = sum(w for w, r, s in zip(weights, rounds, stream, strict=True) if r < s)
         after_rounds_s = after_stream_s = 0.0
@@ -152,18 +156,12 @@ class ModePolicy:
                 found[mode] = hold_s + after_rounds_s + _mean(weights, leave) * is_streaming
         return found
 
-    def _times(self, models: ModelCosts, link: LinkCosts) -> _Times:
-        """Returns the table of times, computed anew (a millisecond) only after a cost changed noticeably."""
-        fixed_s = models.draft_fixed_s + models.verify_fixed_s
-        compute = (models.draft_token_s, models.target_token_s, fixed_s, models.verify_token_s)
-        length = 0.0 if self._has_best_length else self._mean_length
-        costs = (*compute, link.rtt_s, length, 1.0 - self.conditions.branch_hit_share)
-        tolerance = SETTINGS.cost_tolerance_share
-        if not self._table or any(
-            abs(a - b) > tolerance * b for a, b in zip(costs, self._costs, strict=True)
-        ):
-            self._costs = costs
-            self._table = {mode: self._token_times(mode, models, link) for mode in self._considered(link)}
+    def _current_table(self, models: ModelCosts, link: LinkCosts) -> _TimeTable:
+        """Returns the table of times, a new one only after a cost changed noticeably."""
+        length = None if self._has_best_length else max(1, round(self._mean_length))
+        table = _TimeTable(models, link, length, self.conditions.branch_hit_share)
+        if self._table is None or not table.is_near(self._table):
+            self._table = table
         return self._table
 
     def _considered(self, link: LinkCosts) -> list[ExecutionMode]:
@@ -173,34 +171,6 @@ class ModePolicy:
         if not is_slowed or ExecutionMode.SPECULATIVE not in self._modes:
             return list(self._modes)
         return [mode for mode in self._modes if mode is not ExecutionMode.PIPELINED]
-
-    def _token_times(self, mode: ExecutionMode, models: ModelCosts, link: LinkCosts) -> list[float]:
-        """Returns seconds a token at each of ALPHAS."""
-        if mode is ExecutionMode.CLOUD_ONLY:
-            return [cloud_only_s(models, link)] * len(ALPHAS)
-        if not self._has_best_length:
-            n = max(1, round(self._mean_length))
-            return [self._rounds_token_s(mode, alpha, n, models, link) for alpha in ALPHAS]
-        times, place, lengths = [], 0, SETTINGS.lengths_tried
-        for alpha in ALPHAS:  # the best length grows with the acceptance rate
-            token_s = self._rounds_token_s(mode, alpha, lengths[place], models, link)
-            while place + 1 < len(lengths):
-                longer_s = self._rounds_token_s(mode, alpha, lengths[place + 1], models, link)
-                if longer_s >= token_s:
-                    break
-                place, token_s = place + 1, longer_s
-            times.append(token_s)
-        return times
-
-    def _rounds_token_s(
-        self, mode: ExecutionMode, alpha: float, num_draft_tokens: int, models: ModelCosts, link: LinkCosts
-    ) -> float:
-        if mode is ExecutionMode.SPECULATIVE:
-            return 1.0 / tokens_per_s(alpha, num_draft_tokens, models, link)
-        most = None if self._has_best_length else SETTINGS.max_in_flight
-        share = self.conditions.branch_hit_share
-        token_s = branching_token_s(alpha, num_draft_tokens, models, link, most, share)
-        return (1 + SETTINGS.pipelined_excess_share) * token_s
 
     # ------------------------------------------------------------------------------------------- window
 
@@ -218,3 +188,54 @@ class ModePolicy:
 
 def _mean(weights: Sequence[float], values: Sequence[float]) -> float:
     return sum(weight * value for weight, value in zip(weights, values, strict=True))
+
+
+class _TimeTable:
+    """Seconds a token of every mode at each of `ALPHAS`, by one set of costs; each is computed when it is
+    asked for. `length` is what rounds draft; None: what is best."""
+
+    def __init__(
+        self, models: ModelCosts, link: LinkCosts, length: int | None, branch_hit_share: float
+    ) -> None:
+        self._models, self._link = models, link
+        self._length, self._branch_hit_share = length, branch_hit_share
+        fixed_s = models.draft_fixed_s + models.verify_fixed_s
+        times = (models.draft_token_s, models.target_token_s, fixed_s, models.verify_token_s, link.rtt_s)
+        self._costs = (*times, float(length or 0), 1.0 - branch_hit_share)
+        self._known: dict[tuple[ExecutionMode, int], float] = {}
+        self._place = 0  # in `lengths_tried`, where the last search ended
+
+    def is_near(self, other: _TimeTable) -> bool:
+        """Returns whether its costs are nearly those of the other."""
+        tolerance = SETTINGS.cost_tolerance_share
+        return all(abs(a - b) <= tolerance * b for a, b in zip(self._costs, other._costs, strict=True))
+
+    def token_s(self, mode: ExecutionMode, place: int) -> float:
+        """Returns seconds a token at `ALPHAS[place]`."""
+        if mode is ExecutionMode.CLOUD_ONLY:
+            return cloud_only_s(self._models, self._link)
+        key = mode, place
+        if (known := self._known.get(key)) is None:
+            known = self._known[key] = self._fastest_s(mode, ALPHAS[place])
+        return known
+
+    def _fastest_s(self, mode: ExecutionMode, alpha: float) -> float:
+        if self._length is not None:
+            return self._rounds_token_s(mode, alpha, self._length)
+        lengths = SETTINGS.lengths_tried
+        found = self._rounds_token_s(mode, alpha, lengths[self._place])
+        for step in (1, -1):  # the times have one minimum, not far from the last one asked for
+            while 0 <= self._place + step < len(lengths):
+                next_s = self._rounds_token_s(mode, alpha, lengths[self._place + step])
+                if next_s >= found:
+                    break
+                self._place, found = self._place + step, next_s
+        return found
+
+    def _rounds_token_s(self, mode: ExecutionMode, alpha: float, num_draft_tokens: int) -> float:
+        if mode is ExecutionMode.SPECULATIVE:
+            return 1.0 / tokens_per_s(alpha, num_draft_tokens, self._models, self._link)
+        most = None if self._length is None else SETTINGS.max_in_flight
+        share = self._branch_hit_share
+        token_s = branching_token_s(alpha, num_draft_tokens, self._models, self._link, most, share)
+        return (1 + SETTINGS.pipelined_excess_share) * token_s

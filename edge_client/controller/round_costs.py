@@ -93,12 +93,9 @@ class RoundCosts:
         return self._estimate
 
     def _make_estimate(self) -> tuple[ModelCosts, LinkCosts]:
-        target_s, share = self._target_s(), SETTINGS.token_share_of_target
-        base_s, token_s = target_s * (1 - share), target_s * share
-        if self._num_rounds:
-            base_s, token_s = self._line()
-        elif self._stated:
-            base_s, token_s = self._stated
+        line = self._line()
+        target_s, share = self._target_s(self._step_s(line)), SETTINGS.token_share_of_target
+        base_s, token_s = line or (target_s * (1 - share), target_s * share)
         models = ModelCosts(
             draft_token_s=self._draft_s / self._num_drafted,
             target_token_s=target_s,
@@ -111,27 +108,33 @@ class RoundCosts:
     @property
     def measured_stream_overhead_s(self) -> float | None:
         """Returns what streamed tokens took beyond a step of one token; None where either is not known."""
-        if not self._targets_s or (step_s := self._step_s()) is None:
+        if not self._targets_s or (step_s := self._step_s(self._line())) is None:
             return None
         return max(0.0, statistics.median(self._targets_s) - step_s)
 
-    def _line(self) -> tuple[float, float]:
-        return self._verify.line(self._stated[1] if self._stated else None)
+    def _line(self) -> tuple[float, float] | None:
+        """Returns a forward's line over its tokens: of rounds, or what the verifier states; None: neither."""
+        if self._num_rounds:
+            return self._verify.line(self._stated[1] if self._stated else None)
+        return self._stated
 
-    def _target_s(self) -> float:
+    def _step_s(self, line: tuple[float, float] | None) -> float | None:
+        """Returns the verifier's step of one token; None until it stated one, or lengths differed."""
+        is_known = line is not None and (self._stated is not None or self._verify.is_sloped)
+        return sum(line) if line is not None and is_known else None
+
+    def _target_s(self, step_s: float | None) -> float:
         """Returns a token's time of the target alone: a stream's, or a step's of one token and what a stream takes
-        beside it. Until a step is known it is bounded by the opening's prompt and by a verification."""
+        beside it. Until a step is known it is bounded by the opening's prompt and by a verification.
+
+        A known step counts among a stream's times as one: the first of them come slowly.
+        """
         if self._targets_s:
-            return statistics.median(self._targets_s)
+            expected_s = () if step_s is None else (step_s + self.stream_overhead_s,)
+            return float(statistics.median((*self._targets_s, *expected_s)))
         known_s = [] if self._opening_s is None else [self._opening_s]
-        if (step_s := self._step_s()) is not None:
+        if step_s is not None:
             known_s = [step_s] if self._num_rounds else [*known_s, step_s]
         elif self._num_rounds:
             known_s.append(self._verify.median_s)
         return min(known_s, default=0.0) + self.stream_overhead_s
-
-    def _step_s(self) -> float | None:
-        """Returns the verifier's step of one token; None until it stated one, or lengths differed."""
-        if self._num_rounds and (self._stated or self._verify.is_sloped):
-            return sum(self._line())
-        return sum(self._stated) if self._stated else None

@@ -71,8 +71,10 @@ class ControllerSettings:
     min_gain_share: float = 0.03  # of that interval's time: two modes that cost the same must not alternate
     min_shared_rtt_s: float = 0.01  # two busy cores with both sides show trips of 1 to 8 ms on loopback
     pipelined_excess_share: float = 0.03  # of pipelined rounds over their model: no doubt ends a draft
+    min_alpha_probability: float = 0.002  # of a rate, below which a decision leaves it out
     cost_tolerance_share: float = 0.03  # a cost that changed by less leaves the table of times as it is
     min_rounds: int = 2  # before round times are used: the first finds cold caches
+    dense_rounds: int = 8  # of a sequence, whose records are observed before the next draft
     dense_decisions: int = 16  # observations after a change that are each followed by a decision ...
     decision_every: int = 4  # ... and later every so many
     length_memory_per_round: float = 0.8

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from outrider.common.types import GeneratedTokens, Opened
 from outrider.edge_client.controller.conditions import Conditions
 from outrider.edge_client.controller.depth.base import DepthPolicy
+from outrider.edge_client.controller.settings import SETTINGS
 from outrider.edge_client.controller.window import RoundWindow
 from outrider.edge_client.core.options import ExecutionMode
 from outrider.edge_client.core.stats import RoundRecord, SessionStats, Stretch
@@ -22,6 +23,7 @@ class Recorder:
         self._depth = depth
         self._window = window
         self._conditions = conditions
+        self._unobserved: list[RoundRecord] = []
 
     def started(self, now_s: float) -> None:
         """Notes the beginning."""
@@ -37,12 +39,27 @@ class Recorder:
             stretches.append(Stretch(str(mode), num_tokens, expected))
 
     def record(self, record: RoundRecord) -> None:
-        """Adds a round's record."""
+        """Adds a round's record. The first ones are observed at once, as each may change the plan; later ones
+        with `observe`, while the next round is in flight."""
         self.stats.rounds.append(record)
-        if self._conditions is not None:
-            self._conditions.observe(record)
-        self._depth.observe(record)
-        self._window.observe(record)
+        self._unobserved.append(record)
+        if len(self.stats.rounds) <= SETTINGS.dense_rounds:
+            self.observe()
+
+    @property
+    def has_unobserved(self) -> bool:
+        """Returns whether policies have not seen the last records yet."""
+        return bool(self._unobserved)
+
+    def observe(self) -> bool:
+        """Passes on the records that policies have not seen; returns whether there were any."""
+        records, self._unobserved = self._unobserved, []
+        for each in records:
+            if self._conditions is not None:
+                self._conditions.observe(each)
+            self._depth.observe(each)
+            self._window.observe(each)
+        return bool(records)
 
     def judged(self, round_: Round, num_accepted_tokens: int, answer: Answer) -> None:
         """Adds a round whose verdict was applied. Kept tokens are no draft; where one was rejected, what was

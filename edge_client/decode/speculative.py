@@ -75,6 +75,7 @@ class SpeculativeLoop:
                 yield from self._start_round(branch)
             else:
                 yield from self._finish_round()
+        self._state.recorder.observe()
 
     def _may_continue(self) -> bool:
         """Returns False once the sequence is over, or the target's stream is chosen and nothing is pending:
@@ -115,6 +116,9 @@ class SpeculativeLoop:
                 yield from kept
             else:
                 pipeline.send(proposal)
+                if state.recorder.observe():
+                    self._choose()
+                    state.next_depth()  # planned now, not after the answer
 
     def _is_draft_full(self, proposal: Proposal) -> bool:
         """Returns whether there will be no draft any more. Otherwise an empty draft is sent like any other: a
@@ -142,6 +146,11 @@ class SpeculativeLoop:
         else:
             yield from self._pipeline.judge(answer)
         yield from self._late_verdicts()
+        if not state.recorder.has_unobserved:
+            self._choose()
+
+    def _choose(self) -> None:
+        state = self._state
         state.window.choose(state.tokens.num_remaining)
         if not state.is_to_stream:
             state.note_mode()

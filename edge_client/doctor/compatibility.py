@@ -40,8 +40,14 @@ def _check_settings(config: RunConfig, model: ModelInfo) -> Finding:
 
 def check_trial(config: RunConfig, edge: Edge) -> Finding:
     """Decodes a dozen tokens and returns how long a round took, and how long it waited for other sessions."""
+    mode = ExecutionMode.SPECULATIVE if config.mode is ExecutionMode.AUTO else config.mode  # which has rounds
     trial = with_values(
-        config, max_new_tokens=_TRIAL_TOKENS, ignore_eos=True, on_timeout=OnTimeout.FAIL, logprobs=0
+        config,
+        mode=mode,
+        max_new_tokens=_TRIAL_TOKENS,
+        ignore_eos=True,
+        on_timeout=OnTimeout.FAIL,
+        logprobs=0,
     )
     session = edge.session(_TRIAL_PROMPT, 0, trial)
     try:
