@@ -80,6 +80,16 @@ class MedianSlopeTime:
         self._samples.append((num_tokens, seconds))
 
     @property
+    def has_any(self) -> bool:
+        """Returns whether any forward was observed."""
+        return bool(self._samples)
+
+    @property
+    def mean_tokens(self) -> float:
+        """Returns the mean number of tokens of recent forwards."""
+        return statistics.fmean(n for n, _ in self._samples)
+
+    @property
     def median_s(self) -> float:
         """Returns the median time of recent forwards."""
         return statistics.median(t for _, t in self._samples)
@@ -95,10 +105,9 @@ class MedianSlopeTime:
 
         `stated_token_s` is the slope that the verifier states; it takes the place of the prior slope.
         """
-        mean_tokens = statistics.fmean(n for n, _ in self._samples)
         prior_s = stated_token_s
         if prior_s is None:
-            prior_s = self._prior_share * self.median_s / mean_tokens
+            prior_s = self._prior_share * self.median_s / self.mean_tokens
         slopes = [(prior_s, self._prior_weight)]
         for (n, t), (other_n, other_t) in combinations(self._samples, 2):
             if n != other_n:

@@ -35,15 +35,16 @@ class RoundCosts:
         self._opening_s: float | None = None
         self._stated: tuple[float, float] | None = None  # the line that the verifier states
         self._num_rounds = 0
-        self._draft_s = 0.0
-        self._num_drafted = 0.0
+        self._drafts = MedianSlopeTime(
+            SETTINGS.num_verify_samples, prior_share=1.0, prior_weight_tokens=SETTINGS.draft_weight_tokens
+        )
         self._estimate: tuple[ModelCosts, LinkCosts] | None = None  # until something is observed
 
     @property
     def is_known(self) -> bool:
         """Returns whether draft, link and verifier were observed."""
         has_verifier = self._num_rounds or self._targets_s or self._opening_s is not None
-        return self._num_drafted > 0 and bool(self._rtts_s) and bool(has_verifier)
+        return self._drafts.has_any and bool(self._rtts_s) and bool(has_verifier)
 
     def observe(self, record: RoundRecord) -> None:
         """Adds an answered round.
@@ -64,8 +65,8 @@ class RoundCosts:
     def observe_draft(self, seconds: float, num_tokens: int) -> None:
         """Adds drafted tokens."""
         self._estimate = None
-        self._draft_s = self._draft_s * SETTINGS.draft_memory_per_round + seconds
-        self._num_drafted = self._num_drafted * SETTINGS.draft_memory_per_round + num_tokens
+        if num_tokens:
+            self._drafts.observe(num_tokens, seconds)
 
     def observe_rtt(self, seconds: float) -> None:
         """Adds a round trip without the verifier's own time."""
@@ -96,12 +97,14 @@ class RoundCosts:
         line = self._line()
         target_s, share = self._target_s(self._step_s(line)), SETTINGS.token_share_of_target
         base_s, token_s = line or (target_s * (1 - share), target_s * share)
+        call_s, draft_token_s = self._draft_line()
+        own_s = statistics.median(self._edge_s) if self._edge_s else SETTINGS.round_overhead_s
         models = ModelCosts(
-            draft_token_s=self._draft_s / self._num_drafted,
+            draft_token_s=draft_token_s,
             target_token_s=target_s,
             verify_fixed_s=base_s + token_s,
             verify_token_s=token_s,
-            draft_fixed_s=statistics.median(self._edge_s) if self._edge_s else SETTINGS.round_overhead_s,
+            draft_fixed_s=own_s + call_s,
         )
         return models, LinkCosts(rtt_s=max(statistics.median(self._rtts_s), SETTINGS.min_rtt_s))
 
@@ -117,6 +120,13 @@ class RoundCosts:
         if self._num_rounds:
             return self._verify.line(self._stated[1] if self._stated else None)
         return self._stated
+
+    def _draft_line(self) -> tuple[float, float]:
+        """Returns a draft's line over its tokens. Until lengths differ a call is taken to have `draft_call_s` of
+        its own, at most half of it."""
+        mean_s, mean_tokens = self._drafts.median_s, self._drafts.mean_tokens
+        call_s = min(SETTINGS.draft_call_s, mean_s / 2)
+        return self._drafts.line((mean_s - call_s) / mean_tokens)
 
     def _step_s(self, line: tuple[float, float] | None) -> float | None:
         """Returns the verifier's step of one token; None until it stated one, or lengths differed."""

@@ -50,7 +50,10 @@ class ControllerSettings:
     token_share_of_verify: float = 0.3  # that grows with the draft, until lengths differed; by hand
     token_share_weight_tokens: float = 12.0  # of that assumption, as a difference of lengths
     token_share_of_target: float = 0.03  # the same for a target seen in a stream; twice the bench's 1.5 %
-    draft_memory_per_round: float = 0.95
+    draft_call_s: float = (
+        0.0003  # of a draft whatever its length, until lengths differed: medians of real ones
+    )
+    draft_weight_tokens: float = 12.0  # of that assumption, as a difference of lengths
     round_overhead_s: float = 0.0006  # an edge's own time a round, before it was measured
     stream_overhead_s: float = (
         0.0004  # of a streamed token beyond the verifier's step, before it was measured

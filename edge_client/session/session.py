@@ -217,6 +217,7 @@ class EdgeSession:
         if mode is ExecutionMode.AUTO:
             yield from run_auto(self._state)
         elif mode.has_draft:
+            self._state.window.choose(self._state.tokens.num_remaining)
             yield from SpeculativeLoop(self._state).run()
         else:
             yield from stream_cloud_only(self._state)

@@ -182,13 +182,14 @@ def test_costs_tell_a_verifiers_fixed_time_from_what_each_token_adds() -> None:
     costs = RoundCosts()
     costs.observe(answered(5, 2, verifier_ms=12.0, draft_ms=3.0))
     models, _ = costs.estimate()
-    assert models.draft_token_s == pytest.approx(0.003)
+    assert models.draft_token_s == pytest.approx(0.00294), "0.3 ms are a call's own, until lengths differed"
     assert models.verify_s(5) == pytest.approx(0.012), "what was seen is what is expected"
     assert models.verify_token_s == pytest.approx(0.0006), "three tenths, until lengths differed"
     for n in (1, 8, 3, 20, 8, 5, 12):
         slow_ms = 40.0 if n == 3 else 0.0
         costs.observe(answered(n, 1, verifier_ms=30.0 + 0.5 * n + slow_ms, draft_ms=3.0))
     models, _ = costs.estimate()
+    assert models.draft_token_s == pytest.approx(0.003)
     assert models.verify_token_s == pytest.approx(0.0005, rel=0.1), "one slow step is not believed"
     assert models.verify_fixed_s == pytest.approx(0.0305, rel=0.05)
 

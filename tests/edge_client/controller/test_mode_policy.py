@@ -42,7 +42,7 @@ def after(choice: ModePolicy, record: RoundRecord, num_rounds: int = 40) -> Exec
     ("rtt_ms", "forward_ms", "draft_ms", "best"),
     [
         (600, 5, 0.2, ExecutionMode.CLOUD_ONLY),  # a trip is worth a hundred tokens
-        (1, 20, 12, ExecutionMode.PIPELINED),  # a forward to draft in
+        (1, 70, 12, ExecutionMode.PIPELINED),  # a forward to draft in
         (6, 20, 12, ExecutionMode.PIPELINED),
         (60, 70, 12, ExecutionMode.PIPELINED),  # and a trip
     ],

@@ -37,11 +37,7 @@ def test_a_completion_has_the_text_of_edge_client_run_with_the_same_seed(
     assert answer.system_fingerprint == f"fp_{ran['target_fingerprint'][:12]}"
     own = answer.usage.model_extra["outrider"]  # type: ignore[union-attr]
     assert (
-        own["exact"]
-        and own["reproducible"]
-        and own["seed"] == 7
-        and own["stretches"]
-        and own["bytes_up"] > 0
+        own["exact"] and own["reproducible"] and own["seed"] == 7 and own["stretches"] and own["bytes_up"] > 0
     )
     assert answer.usage.completion_tokens == len(ran["token_ids"])  # type: ignore[union-attr]
 
