@@ -29,8 +29,8 @@ from outrider.experiments.sweep.observing import Errand
 from outrider.training.bank.pairs import BANK, PROMPT_LOOKUP, RUN, BankFolder
 
 EDGE_LOG = ROOT / "benchmarks" / "runs" / "real-edge.log"
-BUDGET_S = 60.0  # of a point's turns
-MIN_TURNS, MAX_TURNS = 4, 40
+BUDGET_S = 60.0  # of a point's turns; four times as much for the first USUAL_TURNS
+USUAL_TURNS, MAX_TURNS = 4, 40
 NUM_TRACED_PROMPTS = 4  # virtual time has seen the texts after them
 WARM_UP_TOKENS = 8
 EARLIER_TOKENS = 100  # of the text before later texts, at most
@@ -115,6 +115,12 @@ def _link(point: RealPoint, upstream: str) -> Iterator[tuple[str, str]]:
         yield realisation.name, link.address
 
 
+def has_time(num_turns: int, elapsed_s: float, pair_s: float, budget_s: float) -> bool:
+    """Returns whether a pair of turns that takes `pair_s` fits after so many; the first one always does."""
+    limit_s = budget_s if num_turns >= USUAL_TURNS else 4 * budget_s
+    return num_turns == 0 or (num_turns < MAX_TURNS and elapsed_s + pair_s <= limit_s)
+
+
 class _Turns:
     """Runs turns: in each of them all cases write the same text, in an order of its own."""
 
@@ -143,12 +149,10 @@ class _Turns:
             self._ask(case, -1, min(self._point.num_tokens, longest))
 
     def run_all(self, cases: list[RealCase], compared: Sequence[Comparison], budget_s: float) -> None:
-        """Runs pairs of turns, of which one chooses and one compares, while another fits into the budget."""
+        """Runs pairs of turns, of which one chooses and one compares, while there is time for another."""
         runs, start_s, pair_s = self.runs, time.monotonic(), 0.0
-        while runs.num_turns < MAX_TURNS:
+        while has_time(runs.num_turns, time.monotonic() - start_s, pair_s, budget_s):
             pair_start_s = time.monotonic()
-            if runs.num_turns >= MIN_TURNS and pair_start_s - start_s + pair_s > budget_s:
-                break
             for _ in range(2):
                 self._run_turn(cases)
             needed = still_needed(runs.ms, compared)
