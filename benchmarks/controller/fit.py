@@ -29,20 +29,16 @@ Changes = Mapping[str, Any]
 
 # Constant, or constants that change together → the values tried beside the shipped one.
 GRID: Mapping[tuple[str, ...], Sequence[tuple[Any, ...]]] = {
-    ("usual_accepted_tokens", "usual_rejected_tokens"): [
-        *((16.0, 4.0), (8.0, 2.0), (4.0, 1.0), (6.0, 3.0), (3.0, 2.0), (2.0, 1.0))
-    ],
-    ("usual_share",): [(0.95,), (0.8,), (0.6,)],
-    ("change_probability",): [(0.003,), (0.006,), (0.012,), (0.025,)],
+    ("usual_accepted_tokens", "usual_rejected_tokens"): [(16.0, 4.0), (8.0, 2.0), (4.0, 1.0), (3.0, 2.0)],
+    ("usual_share",): [(0.95,), (0.8,)],
+    ("change_probability",): [(0.003,), (0.01,), (0.02,), (0.04,)],
+    ("first_gain_share",): [(0.0,), (0.1,), (0.2,), (0.4,)],
     ("min_gain_share",): [(0.0,), (0.03,), (0.06,)],
     ("decision_interval_tokens",): [(8,), (16,), (32,)],
     ("prior_weight_tokens",): [(4.0,), (10.0,), (20.0,)],
-    ("overall_weight_tokens",): [(3.0,), (8.0,)],
-    ("acceptance_memory_per_round",): [(0.95,), (0.98,)],
     ("prior_reject_slope",): [(0.3,), (0.6,)],
     ("branch_prior_hit_share",): [(0.15,), (0.3,)],
     ("pipelined_excess_share",): [(0.0,), (0.03,), (0.08,)],
-    ("max_remembered_sequences",): [(4,), (9,)],
     ("decision_every",): [(1,), (4,)],
 }
 MIN_GAIN = 0.0005  # of the power mean, below which the shipped value stays

@@ -56,7 +56,7 @@ class AcceptancePosterior:
     """
 
     def __init__(self) -> None:
-        self._prior: Sequence[float] = usual_prior()
+        self._prior = usual_prior()
         self._weights: list[float] | None = None  # None: nothing was judged
 
     @property
@@ -76,7 +76,7 @@ class AcceptancePosterior:
 
     def start_from(self, prior: Sequence[float]) -> None:
         """Replaces the usual prior, before any token of this sequence was judged."""
-        self._prior = prior
+        self._prior = tuple(prior)
 
     def observe(self, num_accepted: int, num_rejected: int) -> None:
         """Adds judged tokens."""

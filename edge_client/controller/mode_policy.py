@@ -149,7 +149,10 @@ class ModePolicy:
         found: dict[ExecutionMode, float] = {}
         for mode, token_s in times.items():
             is_change = mode is not self.current and self._num_observed > 0
-            hold_s = soon * (1 + SETTINGS.min_gain_share * is_change) * _mean(weights, token_s)
+            share = SETTINGS.min_gain_share * is_change
+            if mode is not ExecutionMode.CLOUD_ONLY and not self._num_observed:
+                share = SETTINGS.first_gain_share
+            hold_s = soon * (1 + share) * _mean(weights, token_s)
             if mode is ExecutionMode.CLOUD_ONLY:
                 found[mode] = hold_s + after_stream_s + rtt_s * (not is_streaming)
             else:

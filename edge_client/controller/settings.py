@@ -33,7 +33,7 @@ class ControllerSettings:
     usual_accepted_tokens: float = 16.0
     usual_rejected_tokens: float = 4.0
     usual_share: float = 0.95  # of the prior; the rest is uniform
-    change_probability: float = 0.003  # a judged token, that the rate is another one from here
+    change_probability: float = 0.012  # a judged token, that the rate is another one from here
     max_remembered_sequences: int = 9  # beside the usual prior, whose weight mattered by 0.2 % in a trial
 
     # Acceptance of runner-ups, by the gap of the two scores in nats: the embedded pair's own rates, 2,048
@@ -72,6 +72,7 @@ class ControllerSettings:
     horizon_tokens: int = 256  # a sequence may end long before its limit
     decision_interval_tokens: int = 16  # a mode is assumed to hold for about so long
     min_gain_share: float = 0.03  # of that interval's time: two modes that cost the same must not alternate
+    first_gain_share: float = 0.2  # of it by which rounds must be better to be begun with
     min_shared_rtt_s: float = 0.01  # two busy cores with both sides show trips of 1 to 8 ms on loopback
     pipelined_excess_share: float = 0.03  # of pipelined rounds over their model: no doubt ends a draft
     min_alpha_probability: float = 0.002  # of a rate, below which a decision leaves it out

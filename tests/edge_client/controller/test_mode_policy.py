@@ -43,7 +43,7 @@ def after(choice: ModePolicy, record: RoundRecord, num_rounds: int = 40) -> Exec
     [
         (600, 5, 0.2, ExecutionMode.CLOUD_ONLY),  # a trip is worth a hundred tokens
         (1, 70, 12, ExecutionMode.PIPELINED),  # a forward to draft in
-        (6, 20, 12, ExecutionMode.PIPELINED),
+        (20, 70, 2, ExecutionMode.PIPELINED),
         (60, 70, 12, ExecutionMode.PIPELINED),  # and a trip
     ],
 )
