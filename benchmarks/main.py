@@ -17,15 +17,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.hf_target import compare_with_generate
-from benchmarks.pair.draft import DraftFigures, measure_draft
+from benchmarks.pair.draft import measure_draft
 from benchmarks.results_file import Found, write_results
 from benchmarks.sessions import Sessions, run_cases, warn_of_other_texts
 from benchmarks.timing import median_ratio
 from outrider.edge_client.controller.cost_model import LinkCosts, ModelCosts, tokens_per_s
 from outrider.edge_client.core.options import ExecutionMode
-from outrider.edge_client.core.stats import RoundRecord, acceptance_per_position
+from outrider.edge_client.core.stats import acceptance_per_position
 from outrider.edge_client.drafting.onnx.model import OnnxDraftModel
-from outrider.edge_client.session.session import SessionResult
 from outrider.edge_client.tokenization.tokenizer import EdgeTokenizer
 from outrider.experiments.shared.decoding import Case, Decoder
 from outrider.experiments.shared.processes import run_edge, running_verifier
@@ -56,7 +55,7 @@ class Run:
 
     sessions: dict[Case, Sessions]
     hf_s: dict[str, list[float]]  # seconds a token: ours, transformers, again
-    drafts: dict[str, DraftFigures]
+    draft_run_ms: float  # one drafted token, as the bare onnxruntime run
     process_s: float  # a whole `edge-client run` of one token
     ttft_ms: float  # from its request to its first token
 
@@ -76,7 +75,7 @@ class Run:
 
 def measure(prompts: Sequence[Prompt], num_new: int, num_threads: int) -> Run:
     """Runs every case in turns, then what is measured alone."""
-    drafts = measure_draft(EMBEDDED / "draft")
+    draft_run_ms = measure_draft(EMBEDDED / "draft")["greedy"].run_ms
     tokenizer = EdgeTokenizer(EMBEDDED / "draft" / "tokenizer.json")
     with (
         running_verifier("--num-threads", str(num_threads), "--log-level", "warning") as verifier,
@@ -86,7 +85,7 @@ def measure(prompts: Sequence[Prompt], num_new: int, num_threads: int) -> Run:
         sessions = run_cases(decoder, prompts, CASES, num_new)
         hf_s = compare_with_generate(decoder, prompts[:6], num_new, num_threads)
         process_s, ttft_ms = _measure_start(verifier.address, prompts[0])
-    return Run(sessions, hf_s, drafts, process_s, ttft_ms)
+    return Run(sessions, hf_s, draft_run_ms, process_s, ttft_ms)
 
 
 def _measure_start(address: str, prompt: Prompt) -> tuple[float, float]:
@@ -103,19 +102,13 @@ def _measure_start(address: str, prompt: Prompt) -> tuple[float, float]:
 
 
 def _take_apart(run: Run) -> dict[str, float]:
-    """Returns the parts of rounds at PARTS_DEPTH, temperature 0, in ms, and the measured speed-up : the cost
+    """Returns the models' times in rounds at PARTS_DEPTH, temperature 0, in ms, and the measured speed-up : the cost
     model's own on a free link (`efficiency`)."""
-    n, bare_run_ms = PARTS_DEPTH, run.drafts["greedy"].run_ms
+    n, bare_run_ms = PARTS_DEPTH, run.draft_run_ms
     cloud, speculative = run.cloud(0.0), run.speculative(0.0, n)
     target_ms = statistics.median(ms for r in cloud.results for ms in r.stats.generate_forward_ms)
     full = [record for record in speculative.rounds if record.num_draft_tokens == n]
     verify_ms = statistics.median(record.forward_ms for record in full)
-    overheads = [
-        wall_ms - record.num_draft_tokens * bare_run_ms - record.forward_ms
-        for result in speculative.results
-        for wall_ms, record in _round_walls_ms(result)
-        if record.num_draft_tokens == n
-    ]
     # E t_target / (n t_draft + t_verify(n))
     models = ModelCosts(bare_run_ms / 1e3, target_ms / 1e3, verify_ms / 1e3)
     acceptance = speculative.acceptance(n)
@@ -124,24 +117,9 @@ def _take_apart(run: Run) -> dict[str, float]:
         "tokens_per_round": sum(record.num_accepted_tokens + 1 for record in full) / len(full),
         "target_ms": target_ms,  # one cloud-only forward
         "verify_ms": verify_ms,  # one round's forward
-        "draft_ms": bare_run_ms,  # one drafted token, as the bare onnxruntime run
-        # A round's wall time less n bare runs and its forward.
-        "overhead_ms": statistics.median(overheads),
+        "draft_ms": bare_run_ms,
         "efficiency": run.speedup(0.0, n) / predicted,
     }
-
-
-def _round_walls_ms(result: SessionResult) -> list[tuple[float, RoundRecord]]:
-    """Per round after the first: wall time from the last round's tokens to this one's, and its record."""
-    walls, index, last_ns = [], 1, result.stats.token_times_ns[0]
-    for record in result.stats.rounds:
-        index += record.num_accepted_tokens + 1
-        if index > len(result.stats.token_times_ns):
-            break
-        now_ns = result.stats.token_times_ns[index - 1]
-        walls.append(((now_ns - last_ns) / 1e6, record))
-        last_ns = now_ns
-    return walls[1:]
 
 
 def report(run: Run) -> Found:
@@ -151,7 +129,6 @@ def report(run: Run) -> Found:
     rounds = [r for r in run.speculative(0.0, PARTS_DEPTH).rounds if r.num_draft_tokens == PARTS_DEPTH]
     aa = run.sessions[AGAIN].tokens_per_s / run.cloud(0.0).tokens_per_s
     loops = repeated_share([result.token_ids for result in run.cloud(0.0).results])
-    greedy, sampled = run.drafts["greedy"], run.drafts["sampled"]
     measures = [
         judged(
             "main.vs_hf",
@@ -190,25 +167,11 @@ def report(run: Run) -> Found:
             at_least(0.8),
         ),
         judged(
-            "main.overhead_ms",
-            "a round beyond the two models' own time, median",
-            parts["overhead_ms"],
-            "ms",
-            at_most(1.5),
-        ),
-        judged(
             "main.bytes_up",
             "bytes up per drafted token, whole messages",
             statistics.fmean(r.bytes_up / r.num_draft_tokens for r in rounds),
             "bytes",
             at_most(40),
-        ),
-        judged(
-            "main.draft_ms",
-            f"drafted token : bare onnxruntime run, sampled (greedy {greedy.ratio:.2f})",
-            sampled.ratio,
-            "ratio",
-            at_most(1.5),
         ),
         Measure("main.aa", "cloud-only : cloud-only, tokens/s (A/A)", round(aa, 4), "ratio"),
     ]
@@ -231,7 +194,6 @@ def report(run: Run) -> Found:
         "parts_ms": {name: round(value, 4) for name, value in parts.items()},
         "bytes_per_token": _bytes_per_token(run.sessions),
         "first_token": {"process_s": round(run.process_s, 3), "request_ms": round(run.ttft_ms, 2)},
-        "draft_sample_us": {name: round(found.sample_us, 1) for name, found in run.drafts.items()},
     }
 
 

@@ -1,4 +1,4 @@
-"""`make bench-real`: start-up, memory, the demo and the policies, in real processes and ratios of one run.
+"""`make bench-real`: start-up, memory, the demo, the cost of a round and policies, in real processes and ratios of one run.
 
 Each stage stands by itself: `--only NAME` runs it again, and what other stages measured stays in the file.
 `--only policies --points 8` takes the first points alone, `--at 3,9-24` measures these and leaves the others.
@@ -16,13 +16,15 @@ from benchmarks.results_file import Found, StageRecord, pick_names
 from outrider.experiments.shared.command import run_command
 
 NAME = "real"
-STAGES = {
+STAGES = {  # stage → its module in this folder
     "start": "start",
     "rss": "rss",
     "demo": "demo",
+    "overhead": "overhead",
+    "draft": "draft",
     "policies": "policies",
     "vs_hf_assisted": "assisted",
-}  # stage → its module in this folder
+}
 
 
 def main() -> int:

@@ -95,10 +95,17 @@ class EngineDriver:
         except Exception as error:
             self._fail(error)
         else:
+            self._loop.call_soon(self._observe)
             self._plan(did_work)
+
+    def _observe(self) -> None:
+        """Has the engine note the times of its step, now that its answers are on their way."""
+        if self._step is None:
+            self._engine.observe()
 
     def _end_step(self, step: Future[bool]) -> None:
         self._step = None
+        self._loop.call_soon(self._observe)
         if (error := step.exception()) is not None:
             self._fail(error)
         else:

@@ -41,6 +41,7 @@ class _Batch:
     num_attended: int = 0  # tokens that its tokens attend to, summed over them
     forward_ns: int = 0
     forward_end_ns: int = 0
+    end_ns: int = 0
 
     @property
     def num_tokens(self) -> int:
@@ -86,6 +87,7 @@ class Engine:
         self._min_forward_s = min_forward_s
         self._hides_batch_size = hides_batch_size
         self._inbox = FairQueue()
+        self._unobserved: _Batch | None = None  # the last step's
         self.is_running = False  # somebody calls `step` whenever there is work
         self.on_job: Callable[[], None] | None = None  # called after each `submit`
 
@@ -143,6 +145,7 @@ class Engine:
 
     def step(self) -> bool:
         """Runs one step; returns whether there was work (a forward, or making room for one)."""
+        self.observe()
         self._admit_arrived()
         self._refuse_expired()
         self.sessions.sweep()
@@ -161,6 +164,18 @@ class Engine:
                 self._finish(batch, rows)
         self._admit_released()
         return True
+
+    def observe(self) -> None:
+        """Takes the times of the last step into account. The next step does so at the latest; whoever sends the
+        answers of this one calls it after them, as they would wait for it."""
+        batch, self._unobserved = self._unobserved, None
+        if batch is None:
+            return
+        num_tokens = batch.num_tokens
+        self._scheduler.observe(num_tokens, batch.num_attended, batch.forward_ns / 1e9)
+        self.backlog.observe(num_tokens, batch.end_ns / 1e9 - batch.start_s)
+        verify_ns = batch.end_ns - batch.forward_end_ns
+        self.observer.on_step(len(batch.works), num_tokens, batch.forward_ns, verify_ns)
 
     def _admit_arrived(self) -> None:
         """Admits jobs, tenants in turn, for as long as the rounds that are under way may wait for it."""
@@ -247,11 +262,9 @@ class Engine:
             self.backlog.hold(plan.left_round_tokens, plan.left_prefill_tokens)
 
     def _finish(self, batch: _Batch, rows: Sequence[ProcessedRows | Exception]) -> None:
-        """Answers the works that ended, reports progress of the others, and measures the step."""
+        """Answers the works that ended, and reports progress of the others."""
         self.num_steps += 1
-        batch_size, num_tokens, rest = len(batch.works), batch.num_tokens, iter(rows)
-        shown_size = 0 if self._hides_batch_size else batch_size
-        self._scheduler.observe(num_tokens, batch.num_attended, batch.forward_ns / 1e9)
+        rest, shown_size = iter(rows), 0 if self._hides_batch_size else len(batch.works)
         for work, share in zip(batch.works, batch.plan.shares, strict=True):
             begin_s = self.clock.now()
             work.forward_ns += batch.forward_ns
@@ -267,9 +280,8 @@ class Engine:
             if its_rows is not None:
                 self._charge(work, begin_s)
             self._admit_released()
-        self.backlog.observe(num_tokens, self.clock.now() - batch.start_s)
-        verify_ns = self._now_ns() - batch.forward_end_ns
-        self.observer.on_step(batch_size, num_tokens, batch.forward_ns, verify_ns)
+        batch.end_ns = self._now_ns()
+        self._unobserved = batch
 
     def _charge(self, work: Work, begin_s: float) -> None:
         """Charges the tenant for drafting and for all since `begin_s`."""

@@ -6,7 +6,8 @@ Pure state: nothing here computes or waits.
 from __future__ import annotations
 
 from collections import OrderedDict, deque
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields
+from operator import attrgetter
 
 from outrider.cloud_verifier.backends.base import KVSequence
 from outrider.cloud_verifier.engine.job import Job
@@ -56,6 +57,7 @@ class Session:
     running: Job | None = None  # the one that is computed
     waiting: deque[Job] = field(default_factory=deque)  # for the running one
     replies: OrderedDict[int, tuple[int, Verdict]] = field(default_factory=OrderedDict)  # with content's hash
+    num_stored_entries: int = 0  # log-probabilities and candidates in `replies`
     opening_reply: Opened | None = None
     history: History | None = None  # made where the sampling parameters need it
 
@@ -86,6 +88,7 @@ class Session:
         self.chain.extend(opening.token_ids[num_common:])
         self.opening, self.stop_ids = opening, stop_ids
         self.replies.clear()
+        self.num_stored_entries = 0
         self.opening_reply, self.history = None, None
         self.last_round_id = max(self.last_round_id, opening.round_id)
         self.was_pipelined, self.bonus, self.choice_position = False, None, None
@@ -120,13 +123,12 @@ class Session:
     def store_reply(self, request: VerifyRequest, reply: Verdict) -> None:
         """Keeps `reply` for when the request is sent again; the oldest of too many are dropped."""
         self.replies[request.round_id] = (_content(request), reply)
-        while len(self.replies) > 1 and self._stores_too_much:
-            self.replies.popitem(last=False)
-
-    @property
-    def _stores_too_much(self) -> bool:
-        num_entries = sum(_num_entries(reply) for _, reply in self.replies.values())
-        return len(self.replies) > MAX_STORED_REPLIES or num_entries > MAX_STORED_ENTRIES
+        self.num_stored_entries += _num_entries(reply)
+        while len(self.replies) > MAX_STORED_REPLIES or (
+            len(self.replies) > 1 and self.num_stored_entries > MAX_STORED_ENTRIES
+        ):
+            _, (_, oldest) = self.replies.popitem(last=False)
+            self.num_stored_entries -= _num_entries(oldest)
 
     def error(
         self, round_id: int, code: RoundErrorCode, message: str, *, field: str = "", retry_after_ms: int = 0
@@ -150,14 +152,17 @@ class Session:
                 f"KV holds {self.kv_length} tokens of {self.chain.position}"
             )
         assert len(self.replies) <= MAX_STORED_REPLIES
+        assert self.num_stored_entries == sum(_num_entries(reply) for _, reply in self.replies.values())
+
+
+# The fields of a round but for how it travelled: two requests with the same ones are the same round.
+_TRAVEL = ("session_id", "deadline_ms")
+_CONTENT = attrgetter(*(each.name for each in fields(VerifyRequest) if each.name not in _TRAVEL))
 
 
 def _content(request: VerifyRequest) -> int:
-    """Returns a hash of the request without how it travelled: the rest makes two requests the same round.
-
-    The request itself may be a thousand times as large.
-    """
-    return hash(replace(request, session_id=b"", deadline_ms=0))
+    """Returns a hash of the request's content. The request itself may be a thousand times as large."""
+    return hash(_CONTENT(request))
 
 
 def _num_entries(reply: Verdict) -> int:

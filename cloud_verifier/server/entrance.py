@@ -20,6 +20,18 @@ from outrider.common.errors import UsageError
 from outrider.common.process.tracing import find_tracer
 
 
+def server_options(max_message_bytes: int) -> tuple[tuple[str, int], ...]:
+    """Returns gRPC's options of the port."""
+    return (
+        ("grpc.max_receive_message_length", max_message_bytes),
+        ("grpc.max_send_message_length", max_message_bytes),
+        ("grpc.keepalive_time_ms", 20_000),
+        ("grpc.keepalive_permit_without_calls", 1),
+        ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
+        ("grpc.so_reuseport", 0),
+    )
+
+
 class Entrance:
     """Answers on `port` from `open()` to `close()`, for a service from `admit()` on."""
 
@@ -38,18 +50,10 @@ class Entrance:
         if self._server is not None:
             return
         tracing = () if find_tracer() is None else (TraceContextInterceptor(),)
-        limit = self._config.max_message_bytes
         server = grpc.aio.server(
             handlers=(self._calls,),
             interceptors=(ErrorInterceptor(), *self.security.interceptors, *tracing),
-            options=(
-                ("grpc.max_receive_message_length", limit),
-                ("grpc.max_send_message_length", limit),
-                ("grpc.keepalive_time_ms", 20_000),
-                ("grpc.keepalive_permit_without_calls", 1),
-                ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
-                ("grpc.so_reuseport", 0),
-            ),
+            options=server_options(self._config.max_message_bytes),
         )
         self._health.add_to(server)
         if self._config.reflection:

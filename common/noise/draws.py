@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,7 +18,17 @@ from numpy.typing import NDArray
 from outrider.common.errors import ModelError
 from outrider.common.noise.philox import Purpose, TokenIdArray, first_word, lanes_at, lanes_row
 
-__all__ = ["Purpose", "coupled_argmax", "gumbel_at", "gumbel_row", "uniform"]
+__all__ = [
+    "NoiseRow",
+    "Purpose",
+    "coupled_argmax",
+    "coupled_one",
+    "coupled_two",
+    "gumbel_at",
+    "gumbel_row",
+    "noise_row",
+    "uniform",
+]
 
 _MOST_OF_ZERO_BITS = (32 + 127) * math.log(2)
 _SLACK, _SLACK_OF_SCORE = 1e-4, 5e-7  # several times what float32 can be off by, absolute and relative
@@ -66,41 +76,59 @@ def coupled_argmax(
     ids that can win. Raises ModelError where a row has NaN.
     """
     assert len(positions) == scores.shape[0], f"{len(positions)} positions for {scores.shape[0]} rows"
-    num_tokens = scores.shape[1]
     picks = [
-        _pick(row, lanes_row(seed, position, num_tokens, Purpose.COUPLED, 0))
+        coupled_one(row, noise_row(seed, position, row.size))
         for row, position in zip(scores, positions, strict=True)
     ]
     return np.array(picks, np.int64)
 
 
-def _pick(row: NDArray[np.floating[Any]], lanes: NDArray[np.uint32]) -> int:
-    """Returns the argmax of one row. A cheap upper bound of every sum leaves the few ids that can win."""
-    most = _upper_bounds(row, lanes)
+class NoiseRow(NamedTuple):
+    """Holds what is needed of the noise of a whole vocabulary at one position."""
+
+    lanes: NDArray[np.uint32]  # [num_tokens]
+    bounds: NDArray[np.float32]  # [num_tokens], upper bounds of the noise, less `_MOST_OF_ZERO_BITS`
+
+
+def noise_row(seed: int, position: int, num_tokens: int) -> NoiseRow:
+    """Returns the noise that both sides share at a position.
+
+    -log(E) <= -log(v), and the bits of a float32 x, read as an integer b, give b 2^-23 - 127 <= log2(x), so
+    the noise is at most log(2) (32 + 127 - b 2^-23); b is at most 0.09 bits below. No logarithm is computed.
+    """
+    lanes = lanes_row(seed, position, num_tokens, Purpose.COUPLED, 0)
+    bounds = lanes.astype(np.float32).view(np.int32).astype(np.float32)
+    bounds *= np.float32(-math.log(2) * 2.0**-23)
+    return NoiseRow(lanes, bounds)
+
+
+def coupled_one(row: NDArray[np.floating[Any]], noise: NoiseRow) -> int:
+    """Returns the argmax of one row and its noise, as `coupled_argmax` does. A cheap upper bound of every sum
+    leaves the few ids that can win. Raises ModelError where the row has NaN."""
+    most = _upper_bounds(row, noise)
     likeliest = int(most.argmax())
     score = float(row[likeliest])
     if not math.isfinite(score):
         if math.isnan(score):
             raise ModelError("the model's logits are not numbers (NaN)")
-        return int((row + gumbel_of_lanes(lanes)).argmax())
-    reached = score + _gumbel(int(lanes[likeliest]))
+        return int((row + gumbel_of_lanes(noise.lanes)).argmax())
+    reached = score + _gumbel(int(noise.lanes[likeliest]))
     slack = _SLACK + _SLACK_OF_SCORE * abs(score)
     (ids,) = (most >= np.float32(max(reached - _MOST_OF_ZERO_BITS - slack, _LOWEST))).nonzero()
     if ids.size == 1:
         return int(ids[0])
-    sums = row[ids].astype(np.float64) + gumbel_of_lanes(lanes[ids])
+    sums = row[ids].astype(np.float64) + gumbel_of_lanes(noise.lanes[ids])
     return int(ids[sums.argmax()])
 
 
-def coupled_two(row: NDArray[np.floating[Any]], seed: int, position: int) -> tuple[int, int, float]:
-    """Returns the token that `coupled_argmax` picks, its runner-up, and the difference of their sums.
+def coupled_two(row: NDArray[np.floating[Any]], noise: NoiseRow) -> tuple[int, int, float]:
+    """Returns the token that `coupled_one` picks, its runner-up, and the difference of their sums.
 
     The row has two scores or more; the difference is infinite where nothing else can be picked. Raises
     ModelError where it has NaN. The two ids with the highest upper bounds have two sums, and the second
     largest of all sums is no less than the smaller of these: an id bounded below that is neither.
     """
-    lanes = lanes_row(seed, position, row.size, Purpose.COUPLED, 0)
-    most = _upper_bounds(row, lanes)
+    lanes, most = noise.lanes, _upper_bounds(row, noise)
     first = int(most.argmax())
     bound, most[first] = most[first], -math.inf
     second = int(most.argmax())
@@ -126,13 +154,7 @@ def _gumbel(lane: int) -> float:
     return -math.log(-math.log1p((lane + 0.5) * -(2.0**-32)))
 
 
-def _upper_bounds(row: NDArray[np.floating[Any]], lanes: NDArray[np.uint32]) -> NDArray[np.float32]:
-    """Returns an upper bound of each score plus noise, less `_MOST_OF_ZERO_BITS`: float32 [vocab].
-
-    -log(E) <= -log(v), and the bits of a float32 x, read as an integer b, give b 2^-23 - 127 <= log2(x), so
-    the noise is at most log(2) (32 + 127 - b 2^-23); b is at most 0.09 bits below. No logarithm is computed.
-    """
-    bounds = lanes.astype(np.float32).view(np.int32).astype(np.float32)
-    bounds *= np.float32(-math.log(2) * 2.0**-23)
-    bounds += row if row.dtype == np.float32 else row.clip(_LOWEST, -_LOWEST).astype(np.float32)
-    return bounds
+def _upper_bounds(row: NDArray[np.floating[Any]], noise: NoiseRow) -> NDArray[np.float32]:
+    """Returns an upper bound of each score plus noise, less `_MOST_OF_ZERO_BITS`: float32 [vocab]."""
+    scores = row if row.dtype == np.float32 else row.clip(_LOWEST, -_LOWEST).astype(np.float32)
+    return noise.bounds + scores

@@ -185,6 +185,16 @@ class RoundPipeline:
         self._speculation.sent(sent)
         state.recorder.sent(sent)
 
+    def prepare_next(self) -> None:
+        """Has the draft prepare the next round as far as it can before the oldest one's verdict arrives. That
+        verdict moves the sequence by a draft and a bonus at most."""
+        drafter, remote = self._state.proposer.drafter, self._state.remote
+        if drafter is None:
+            return
+        for _ in drafter.prepare(2 * len(self._rounds[-1].draft.token_ids) + 1):
+            if remote.poll()[0] is not None:
+                return
+
     def judge(self, answer: Answer) -> list[SessionEvent]:
         """Applies the verdict of the oldest round, and drops the rounds that assumed something else."""
         state, answered = self._state, self._rounds.popleft()

@@ -131,6 +131,7 @@ class SpeculativeLoop:
     def _finish_round(self) -> Iterator[SessionEvent]:
         """Waits for the oldest round's verdict and applies it."""
         state = self._state
+        self._pipeline.prepare_next()
         try:
             answer = state.remote.verdict()
         except RoundTimeoutError as error:

@@ -7,7 +7,7 @@ committed tokens; proposed tokens are speculation, kept only as reusable KV.
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Protocol, Self, runtime_checkable
 
@@ -75,6 +75,15 @@ class KeepsRunnerUps(Protocol):
 
     def keep_runner_ups(self) -> None:
         """Fills `Draft.runner_ups` from now on. Allowed only where drafts are sampled without a support."""
+
+
+@runtime_checkable
+class Prepares(Protocol):
+    """Does part of a token's work before its turn."""
+
+    def prepare(self, num_tokens: int) -> Iterator[None]:
+        """Makes what drafts of the next `num_tokens` positions need beside the model. Yields before each piece of
+        work, so that the caller can stop."""
 
 
 class DraftModel(Protocol):

@@ -3,12 +3,12 @@ it for experiments."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from outrider.common.clock import SYSTEM_CLOCK, Clock
 from outrider.common.sequences import common_prefix
 from outrider.common.types import Draft, SamplingParams, Signals, TokenIds
-from outrider.edge_client.drafting.base import DraftModel, KeepsRunnerUps, ShouldStop, Stop
+from outrider.edge_client.drafting.base import DraftModel, KeepsRunnerUps, Prepares, ShouldStop, Stop
 
 
 class Drafter:
@@ -53,6 +53,10 @@ class Drafter:
         if left_s > 0:
             self._clock.sleep(left_s)
         return draft, (self._clock.now() - start_s) * 1e3
+
+    def prepare(self, num_tokens: int) -> Iterator[None]:
+        """See `Prepares.prepare`; does nothing where the sequence cannot."""
+        return self._sequence.prepare(num_tokens) if isinstance(self._sequence, Prepares) else iter(())
 
     def keep_runner_ups(self) -> bool:
         """Asks for runner-ups in all later drafts; returns whether the draft can provide them."""

@@ -9,12 +9,12 @@ target alone decides (method coupled) may use the pool.
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Protocol, Self, runtime_checkable
 
 from outrider.common.sequences import common_prefix
 from outrider.common.types import Draft, SamplingParams
-from outrider.edge_client.drafting.base import DraftModel, DraftSequence, KeepsRunnerUps, ShouldStop
+from outrider.edge_client.drafting.base import DraftModel, DraftSequence, KeepsRunnerUps, Prepares, ShouldStop
 
 
 @runtime_checkable
@@ -154,6 +154,9 @@ class _LeasedSequence:
         self._keeps_runner_ups = True
         if isinstance(self._sequence, KeepsRunnerUps):
             self._sequence.keep_runner_ups()
+
+    def prepare(self, num_tokens: int) -> Iterator[None]:
+        return self._sequence.prepare(num_tokens) if isinstance(self._sequence, Prepares) else iter(())
 
     def truncate(self, position: int) -> None:
         if self._sequence is not None:

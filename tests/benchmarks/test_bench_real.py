@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 import os
+import time
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
-from benchmarks.real import rss, start
+from benchmarks.real import overhead, rss, start
 from benchmarks.real.demo import size_gb
+from benchmarks.real.echo import Busy, EchoClient, Exchange, start_echo
+from benchmarks.real.overhead import RoundTimes, RunTimes, round_times
+from outrider.common.types import SamplingParams
+from outrider.edge_client.core.stats import RoundRecord
+from outrider.edge_client.drafting.onnx.model import OnnxDraftModel
+from outrider.models import EMBEDDED
 
 
 def test_start_up_is_a_ratio_of_turns(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -32,3 +41,47 @@ def test_a_file_with_two_names_counts_once(tmp_path: Path) -> None:
     before = size_gb(tmp_path)
     os.link(tmp_path / "sub" / "a", tmp_path / "b")
     assert size_gb(tmp_path) == before >= 5e-6
+
+
+def test_an_echo_answers_every_exchange_and_its_pauses_are_taken_off() -> None:
+    echo = start_echo(1 << 20)
+    try:
+        client = EchoClient(echo.address, 1 << 20)
+        beyond_ms = client.beyond_ms([Exchange(50, 60, 0, 0), Exchange(12, 8, 10**6, 10**6)])
+        client.close()
+    finally:
+        echo.stop()
+    assert len(beyond_ms) == 2 and min(beyond_ms) > 0
+    assert Busy(100).pause(1000) >= 1000
+
+
+def test_the_drafts_runs_are_timed_where_they_happen() -> None:
+    runs = RunTimes()
+    with OnnxDraftModel.open(EMBEDDED / "draft") as draft:
+        sequence = draft.sequence(SamplingParams(seed=1))
+        sequence.commit([5, 6, 7])
+        before_ns = time.perf_counter_ns()
+        with runs.recording():
+            sequence.propose(3)
+        after_ns = time.perf_counter_ns()
+        sequence.propose(3)
+    assert 0 < runs.between_ms(before_ns, after_ns) <= (after_ns - before_ns) / 1e6
+    assert runs.between_ms(after_ns, time.perf_counter_ns()) == 0
+
+
+def test_a_round_is_taken_apart_from_the_tokens_before_it_to_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(overhead, "NUM_WARM", 1)
+    inside = {"draft_ms": 3.0, "rtt_ms": 6.0, "verifier_ms": 5.0, "forward_ms": 4.0}
+    sizes = {"bytes_up": 55, "bytes_down": 65}
+    records = [RoundRecord(n, overhead.DEPTH, n, **inside, **sizes) for n in (0, 2, 1)]
+    times_ms = [0, 7, 17, 17, 17, 40]  # the opening's, one of the first round's, three of the second's
+    stats = SimpleNamespace(rounds=records, token_times_ns=[int(each * 1e6) for each in times_ms])
+    runs: Any = SimpleNamespace(between_ms=lambda start_ns, end_ns: 0.2 * (end_ns - start_ns) / 1e6)
+    result: Any = SimpleNamespace(stats=stats)
+    (times,) = round_times(result, runs)  # without the first one, and the last one, which was cut
+    assert times == RoundTimes(10.0, 2.0, 3.0, 4.0, 5.0, 6.0, 55, 65)
+    assert times.beyond == sum(times.parts.values()) == 4.0
+    assert times.exchange == Exchange(50, 60, 2_000_000, 4_000_000)
+    (measure,), details = overhead.report({0.0: [[times], [times]]}, [[1.0], [3.0]])
+    assert (measure.id, measure.value, measure.met) == ("real.overhead", 2.0, True)
+    assert (details["beyond_a_a"], details["echo_a_a"], details["num_rounds"]) == (1.0, 0.333, 2)

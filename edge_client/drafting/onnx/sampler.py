@@ -8,17 +8,18 @@ The graph returns its softmax too, which saves most passes over the vocabulary h
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
 from outrider.common.errors import ModelError
-from outrider.common.noise.draws import coupled_two
+from outrider.common.noise.draws import coupled_one, coupled_two
 from outrider.common.noise.philox import Purpose, first_word
-from outrider.common.sampling.processors import choose, is_plain, process_logits
+from outrider.common.sampling.processors import is_plain, process_logits
 from outrider.common.sampling.support import certain, make_support, sample_support, support_prob
 from outrider.common.types import RunnerUp, SamplingParams, Signals, Support
+from outrider.edge_client.drafting.noise_ahead import NoiseAhead
 from outrider.edge_client.drafting.onnx.dropout import top_variance
 from outrider.edge_client.drafting.onnx.runner import Rows
 from outrider.kernels.signals import draft_signals
@@ -34,6 +35,7 @@ class DraftSampler:
         self._params = params
         self._eos_token_ids = eos_token_ids
         self._num_support = num_support
+        self._noise = NoiseAhead(params.seed)
         self.keeps_runner_ups = False
         self.runner_up: RunnerUp | None = None  # of the token that was sampled last, where they are kept
         self._is_greedy = params.temperature == 0
@@ -47,6 +49,15 @@ class DraftSampler:
     def needs_history(self) -> bool:
         """Returns whether `sample` needs the sequence (penalties, bad words, minimum length)."""
         return self._needs_history
+
+    def prepare(self, positions: Iterable[int], num_tokens: int) -> Iterator[None]:
+        """Makes the noise of some positions ahead, where samples need it. Yields before each."""
+        if self._is_greedy or self._num_support:
+            return
+        for position in positions:
+            if position not in self._noise:
+                yield
+                self._noise.row(position, num_tokens)
 
     def sample(
         self,
@@ -84,11 +95,14 @@ class DraftSampler:
             support = make_support(scores[0], self._num_support)
             token_id = sample_support(support, first_word(self._params.seed, Purpose.DRAFT, start, offset))
             return token_id, support_prob(support, token_id), support
+        if not offset:
+            self._noise.drop_before(start)
+        noise = self._noise.row(start + offset, scores.shape[1])
         if self.keeps_runner_ups:
-            token_id, second, gap = coupled_two(scores[0], self._params.seed, start + offset)
+            token_id, second, gap = coupled_two(scores[0], noise)
             self.runner_up = RunnerUp(second, gap)
         else:
-            token_id = int(choose(scores, self._params, (start + offset,))[0])
+            token_id = coupled_one(scores[0], noise)
         if self._is_tempered:
             return token_id, float(rows.tempered_probs[0, token_id]), None
         return token_id, _softmax_at(scores[0], token_id), None

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from outrider.common.errors import InvalidFieldError
 from outrider.common.types import Draft, RunnerUp, SamplingParams, Signals, Support
 from outrider.edge_client.drafting.base import ShouldStop, Stop
+from outrider.edge_client.drafting.noise_ahead import MAX_AHEAD_BYTES, NOISE_BYTES
 from outrider.edge_client.drafting.onnx.dropout import DropoutPlan
 from outrider.edge_client.drafting.onnx.runner import OnnxRunner, Rows
 from outrider.edge_client.drafting.onnx.sampler import DraftSampler, Sampled
@@ -65,6 +66,12 @@ class OnnxDraftSequence:
     def keep_runner_ups(self) -> None:
         """Fills `Draft.runner_ups` from now on."""
         self._sampler.keeps_runner_ups = True
+
+    def prepare(self, num_tokens: int) -> Iterator[None]:
+        """See `Prepares.prepare`."""
+        most = MAX_AHEAD_BYTES // (NOISE_BYTES * self._spec.num_tokens)
+        end = min(self.position + min(num_tokens, most), self._spec.max_context)
+        return self._sampler.prepare(range(self.position, end), self._spec.num_tokens)
 
     @property
     def num_kv_bytes(self) -> int:

@@ -8,6 +8,7 @@ stream supersedes a session's older one, which a connection held in reserve must
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
 from queue import SimpleQueue
 from typing import Any
 
@@ -26,6 +27,9 @@ from outrider.edge_client.transport.link.trace import ConnectionSpan
 METHOD = "/outrider.v1.Verifier/Session"
 DESCRIBE = "/outrider.v1.Verifier/Describe"
 FRAME_BYTES = 5  # gRPC's prefix of every message
+# For which `send` waits for its message to leave. gRPC's threads need the interpreter for that, and would wait for
+# whatever the caller does next.
+LEAVING_S = 0.001
 
 
 class StreamConnection:
@@ -38,6 +42,7 @@ class StreamConnection:
         self._address = call.address
         self._traffic = traffic
         self._outbox: SimpleQueue[bytes | None] = SimpleQueue()
+        self._has_left = threading.Event()
         self._inbox: Inbox[bytes] = Inbox(call.clock)
         self._lost: OutriderError | None = None
         self._rtt_s: float | None = None
@@ -53,9 +58,11 @@ class StreamConnection:
             raise self._lost
         message = codec.encode_request(request).SerializeToString()
         self._traffic.bytes_up += len(message) + FRAME_BYTES
+        self._has_left.clear()
         self._outbox.put(message)
         if self._call is None:
             self._begin()
+        self._has_left.wait(LEAVING_S)
 
     def receive(self, timeout_s: float) -> SessionResponse | None:
         if self._lost is not None:
@@ -94,8 +101,14 @@ class StreamConnection:
     def _begin(self) -> None:
         method = self._channel.stream_stream(METHOD)  # bytes in, bytes out: the codec runs in the caller
         metadata = (*self._settings.metadata, *self._span.metadata)
-        self._call = method(iter(self._outbox.get, None), metadata=metadata)
+        self._call = method(self._requests(), metadata=metadata)
         threading.Thread(target=self._read, name="edge-link-reader", daemon=True).start()
+
+    def _requests(self) -> Iterator[bytes]:
+        """Yields what is sent, on a thread of gRPC's, which asks for the next when one has left."""
+        while (message := self._outbox.get()) is not None:
+            yield message
+            self._has_left.set()
 
     def _read(self) -> None:
         try:

@@ -99,6 +99,7 @@ class SimulatedVerifier:
         while True:
             start_s = world.now_s
             did_work = engine.step()
+            engine.observe()
             self.busy_s += world.now_s - start_s
             if not (did_work and engine.num_jobs):
                 idle_s = IDLE_TURN_S if engine.num_jobs else max(IDLE_TURN_S, engine.seconds_to_sweep)

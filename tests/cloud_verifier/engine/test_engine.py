@@ -241,6 +241,23 @@ def test_an_opening_says_what_a_step_takes_once_steps_of_several_sizes_were_seen
     assert (same.step_fixed_ns, same.step_token_ns) == (third.step_fixed_ns, third.step_token_ns)
 
 
+def test_a_steps_times_are_noted_after_its_answers_and_before_the_next_step() -> None:
+    harness = Harness(SlowBackend())
+    harness.backend.clock, engine = harness.clock, harness.engine
+    replies = harness.submit(b"\1" * 16, OpenRequest(b"\1" * 16, (5, 6, 7), 3, GREEDY))
+    assert engine.step() and len(replies) == 1
+    assert engine.observer.batch_size.total == 0 and engine.backlog.step_s(3) == math.inf
+    engine.observe()
+    assert engine.observer.batch_size.total == 1 and engine.backlog.step_s(3) == pytest.approx(0.008)
+    opened = replies[0]
+    assert isinstance(opened, Opened)
+    harness.submit(b"\1" * 16, VerifyRequest(1, opened.position, opened.hash, (), (), (3, 4)))
+    engine.step()
+    assert engine.observer.batch_size.total == 1
+    engine.step()
+    assert engine.observer.batch_size.total == 2, "nobody else asked for it"
+
+
 def test_ready_sessions_share_one_packed_forward_without_padding() -> None:
     harness = Harness()
     sessions = [harness.open(name, prompt=range(1, 3 + name)) for name in (1, 2, 3)]

@@ -139,6 +139,7 @@ def test_what_was_typed_comes_back_with_the_arrow_key_the_next_time(
 
 def test_a_pipe_gets_the_answers_and_a_conversation_has_memory(verifier: VerifierServer) -> None:
     flags = ("--verifier", f"127.0.0.1:{verifier.port}", "--seed", "3", "--max-new-tokens", "8")
+    flags += ("--on-timeout", "wait")  # another text, where a busy machine lets a round time out
     words = "def add(a, b):\ndef sub(a, b):\n"
     done = run_edge(["chat", *flags], prompt=words)
     assert done.returncode == 0 and "> " not in done.stdout, done.stderr

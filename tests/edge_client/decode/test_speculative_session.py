@@ -3,9 +3,20 @@
 from __future__ import annotations
 
 import codecs
+import itertools
+from collections.abc import Iterator, Sequence
 
 import pytest
-from support.edge.edge_fakes import EOS, PROMPT, TARGET, FakeDraft, FakeVerifier, make_model, make_session
+from support.edge.edge_fakes import (
+    EOS,
+    PROMPT,
+    TARGET,
+    FakeDraft,
+    FakeSequence,
+    FakeVerifier,
+    make_model,
+    make_session,
+)
 
 from outrider.common.alignment import TokenChain
 from outrider.common.types import (
@@ -19,6 +30,7 @@ from outrider.common.types import (
 )
 from outrider.edge_client.core.events import EndEvent, TokenEvent
 from outrider.edge_client.core.options import ExecutionMode
+from outrider.edge_client.transport.remote_verifier import RemoteVerifier
 
 NEW = TARGET[2:]
 
@@ -76,6 +88,43 @@ def test_the_draft_length_never_passes_the_last_token_wanted() -> None:
     list(session.generate())
     assert [len(r.draft_tokens) for r in verifier.of(VerifyRequest)] == [4, 0]
     assert session.result.token_ids == NEW[:7]
+
+
+class PreparingSequence(FakeSequence):
+    """Notes how many rounds had been sent when it was to prepare how many positions, and which it did."""
+
+    def __init__(self, model: FakeDraft, verifier: FakeVerifier) -> None:
+        super().__init__(model, 0)
+        self.verifier = verifier
+        self.asked: list[tuple[int, int]] = []
+        self.prepared: list[int] = []
+
+    def prepare(self, num_tokens: int) -> Iterator[None]:
+        self.asked.append((len(self.verifier.of(VerifyRequest)), num_tokens))
+        for position in range(self.position, self.position + num_tokens):
+            yield
+            self.prepared.append(position)
+
+
+@pytest.mark.parametrize("answers_after", [0, 2], ids=["at once", "late"])
+def test_the_next_round_is_prepared_while_one_is_in_flight_until_its_answer_is_there(
+    monkeypatch: pytest.MonkeyPatch, answers_after: int
+) -> None:
+    verifier, draft = FakeVerifier(), FakeDraft()
+    sequence = PreparingSequence(draft, verifier)
+    monkeypatch.setattr(draft, "sequence", lambda *arguments, **named: sequence)
+    polls = itertools.count()
+    poll = RemoteVerifier.poll
+
+    def poll_later(self: RemoteVerifier) -> Sequence[object]:
+        return [None] if next(polls) % 3 < answers_after else poll(self)
+
+    monkeypatch.setattr(RemoteVerifier, "poll", poll_later)
+    session = make_session(verifier, draft, depth=2, max_new_tokens=7)
+    list(session.generate())
+    assert session.result.token_ids == NEW[:7]
+    assert sequence.asked == [(1, 5), (2, 5)], "a draft, a bonus and the next draft"
+    assert sequence.prepared == ([3, 4, 6, 7] if answers_after else [])
 
 
 def test_one_token_needs_no_round() -> None:

@@ -16,6 +16,7 @@ from outrider.common.errors import InvalidFieldError
 from outrider.common.noise.draws import gumbel_row
 from outrider.common.sampling.processors import process_logits
 from outrider.common.types import Draft, SamplingParams
+from outrider.edge_client.drafting import noise_ahead
 from outrider.edge_client.drafting.export.exporter import export_draft
 from outrider.edge_client.drafting.onnx.model import OnnxDraftModel
 
@@ -55,6 +56,33 @@ def test_a_draft_after_rollback_equals_a_fresh_prefill_bit_for_bit(model: OnnxDr
     sequence.commit([correction])  # all six are rejected
     sequence.check_integrity()
     assert sequence.propose(6) == propose_after(model, PROMPT, [correction])
+
+
+def test_a_draft_whose_noise_was_made_ahead_is_the_same_and_waits_for_none(
+    model: OnnxDraftModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sequence, start = model.sequence(SAMPLED), len(PROMPT)
+    sequence.commit(PROMPT)
+    assert len(list(sequence.prepare(9))) == 9
+    assert not list(sequence.prepare(9)), "it is there"
+    expected = propose_after(model, PROMPT), propose_after(model, PROMPT, [3, 4], num=4)
+    monkeypatch.setattr(noise_ahead, "noise_row", None)
+    assert sequence.propose(6) == expected[0]
+    sequence.commit([3, 4])
+    assert sequence.propose(4) == expected[1]
+    _, sampler = sequence.parts
+    assert [position in sampler._noise for position in range(start, start + 4)] == [False, False, True, True]
+
+
+def test_a_greedy_draft_needs_no_noise(model: OnnxDraftModel) -> None:
+    assert not list(model.sequence(SamplingParams(temperature=0.0)).prepare(5))
+    assert not list(model.sequence(SAMPLED, num_support=16).prepare(5))
+
+
+def test_nothing_is_prepared_beyond_the_drafts_context(model: OnnxDraftModel) -> None:
+    sequence = model.sequence(SAMPLED)
+    sequence.commit([5] * (model.max_context - 2))
+    assert len(list(sequence.prepare(5))) == 2
 
 
 def test_a_draft_after_truncate_equals_a_fresh_prefill_bit_for_bit(model: OnnxDraftModel) -> None:

@@ -256,8 +256,8 @@ def test_an_outage_is_bridged_and_after_it_tokens_are_verified_again_on_a_fresh_
             origin = session.result.origins[index]
             if origin is Origin.EDGE_ONLY:
                 time.sleep(0.02)
-            if session.result.num_unverified_tokens and origin.is_verified:
-                session.cancel()
+            if index > 9 and session.result.num_unverified_tokens and origin.is_verified:
+                session.cancel()  # a slow machine may miss a deadline before the outage too
 
         result = decode(
             proxy.port, backend, on_timeout=policy, deadline_s=0.1, num_new=3000, on_token=on_token
