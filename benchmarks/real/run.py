@@ -1,4 +1,4 @@
-"""`make bench-real`: start-up, memory, the demo, the cost of a round and policies, in real processes and ratios of one run.
+"""`make bench-real`: start-up, memory, the demo, a round's cost and policies, in real processes and ratios of one run.
 
 Each stage stands by itself: `--only NAME` runs it again, and what other stages measured stays in the file.
 `--only policies --points 8` takes the first points alone, `--at 3,9-24` measures these and leaves the others.
