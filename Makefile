@@ -93,7 +93,7 @@ bench-daemon: $(STAMP) ## benchmarks/results/daemon.json: the daemon against edg
 bench-reliability: $(STAMP) ## benchmarks/results/reliability.json: faults, overload, hostile clients; ARGS=--long for the figures, "--only wire"
 	$(PY) -m benchmarks.reliability.run $(ARGS)
 
-bench-real: $(STAMP) ## benchmarks/results/real.json: start-up, memory, the demo, a round's cost, capacity; ARGS="--only overhead"
+bench-real: $(STAMP) ## benchmarks/results/real.json: start-up, memory, the demo, a round's cost, capacity, policies; ARGS="--only policies --points 8"
 	$(PY) -m benchmarks.real.run $(ARGS)
 
 experiments-quick: $(STAMP) ## benchmarks/results/experiments.json: links, simulator, plan and a small matrix, in minutes

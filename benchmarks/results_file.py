@@ -23,6 +23,14 @@ Found = tuple[list[Measure], dict[str, Any]]  # measures, and details by name
 
 def write_results(name: str, measures: Sequence[Measure], details: dict[str, Any]) -> Path:
     """Writes the JSON and prints the table; returns the file."""
+    path = save_results(name, measures, details)
+    print_table(measures)
+    print(f"\nwritten to {path.relative_to(ROOT)}")
+    return path
+
+
+def save_results(name: str, measures: Sequence[Measure], details: dict[str, Any]) -> Path:
+    """Writes the JSON; returns the file."""
     RESULTS.mkdir(parents=True, exist_ok=True)
     path = RESULTS / f"{name}.json"
     commit, is_dirty = git_state()
@@ -41,8 +49,6 @@ def write_results(name: str, measures: Sequence[Measure], details: dict[str, Any
         "details": details,
     }
     path.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
-    print_table(measures)
-    print(f"\nwritten to {path.relative_to(ROOT)}")
     return path
 
 
@@ -59,6 +65,10 @@ class StageRecord:
         self._measures = {each["id"]: Measure(**each) for each in read.get("measures", ())}
         self._details: dict[str, Any] = read.get("details", {})
 
+    def details(self, stage: str) -> dict[str, Any]:
+        """Returns what a stage found the last time, and what was said of its run; nothing where it never ran."""
+        return dict(self._details.get(stage, {}))
+
     def replace(self, stage: str, found: Found, about: dict[str, Any]) -> None:
         """Puts what a stage found, and what is said of its run, in the place of what it found before."""
         measures, details = found
@@ -69,11 +79,18 @@ class StageRecord:
         run = {"commit": commit + ("-dirty" if is_dirty else ""), **about}
         self._details[stage] = {"ids": [each.id for each in measures], **run, **details}
 
-    def write(self) -> None:
+    def save(self) -> None:
         """Writes the file, its stages in their order."""
+        save_results(self._name, *self._found())
+
+    def write(self) -> None:
+        """Writes the file and prints its table."""
+        write_results(self._name, *self._found())
+
+    def _found(self) -> Found:
         details = {name: self._details[name] for name in self._stages if name in self._details}
         ids = [id for each in details.values() for id in each["ids"]]
-        write_results(self._name, [self._measures[id] for id in ids], details)
+        return [self._measures[id] for id in ids], details
 
 
 def pick_names(only: str, known: Collection[str], prefix: str = "") -> list[str]:

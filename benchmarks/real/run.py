@@ -1,6 +1,7 @@
-"""`make bench-real`: start-up, memory, the demo, a round's cost and what a verifier carries; ratios of one run.
+"""`make bench-real`: start-up, memory, the demo, a round's cost, capacity and policies, in real processes.
 
 Each stage stands by itself: `--only NAME` runs it again, and what other stages measured stays in the file.
+`--only policies --points 8` takes the first points alone, `--at 3,9-24` measures these and leaves the others.
 """
 
 from __future__ import annotations
@@ -8,7 +9,9 @@ from __future__ import annotations
 import argparse
 import importlib
 import time
+from collections.abc import Iterator
 
+from benchmarks.real.points import BLOCK, PointOptions, parse_numbers
 from benchmarks.results_file import Found, StageRecord, pick_names
 from outrider.experiments.shared.command import run_command
 
@@ -20,6 +23,8 @@ STAGES = {  # stage → its module in this folder
     "overhead": "overhead",
     "draft": "draft",
     "capacity": "capacity",
+    "policies": "policies",
+    "vs_hf_assisted": "assisted",
 }
 
 
@@ -31,20 +36,29 @@ def main() -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--only", default="", metavar="NAME,NAME", help=f"of {', '.join(STAGES)}")
+    points = "points that policies are judged at"
+    parser.add_argument("--points", type=int, default=BLOCK, metavar="N", help=f"{points}: the first N")
+    parser.add_argument("--at", default="", metavar="NUMBERS", help="these alone, the others as known before")
+    arguments = parser.parse_args()
+    options = PointOptions(arguments.points, parse_numbers(arguments.at))
     record = StageRecord(NAME, STAGES)
-    for name in pick_names(parser.parse_args().only, STAGES, "real."):
+    for name in pick_names(arguments.only, STAGES, "real."):
         print(f"[{name}]", flush=True)
         begin_s = time.monotonic()
-        found = stage(name)
-        record.replace(name, found, {"seconds": round(time.monotonic() - begin_s)})
+        for found in stage(name, options, record):
+            record.replace(name, found, {"seconds": round(time.monotonic() - begin_s)})
+            record.save()
         record.write()
     return 0
 
 
-def stage(name: str) -> Found:
-    """Returns what a stage finds."""
-    found: Found = importlib.import_module(f"benchmarks.real.{STAGES[name]}").run()
-    return found
+def stage(name: str, options: PointOptions, record: StageRecord) -> Iterator[Found]:
+    """Yields what a stage finds: `policies` after each point, the others once."""
+    module = importlib.import_module(f"benchmarks.real.{STAGES[name]}")
+    if name == "policies":
+        yield from module.run(options, record.details(name))
+    else:
+        yield module.run()
 
 
 if __name__ == "__main__":

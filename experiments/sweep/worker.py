@@ -3,13 +3,14 @@
 A process an edge, because edges are machines of their own: threads of one interpreter would wait for each
 other's turn, and their peak memory could not be told apart. Jobs:
 
-    {"op": "run", "settings": {...}, "errand": {...}, "text": "...", "synthetic": {...} | null}
-                                                                      -> {"request": {...}, "rounds": [...]}
+    {"op": "run", "settings": {...}, "errand": {...}, "text": "...", "synthetic": {...} | null, "prior": "..."}
+                                               -> {"request": {...}, "rounds": [...], "stretches": [...]}
     {"op": "check", "settings": {...}, "text": "...", "synthetic": {...} | null}                      -> {}
     {"op": "reset_peak"}                                              -> {}
     {"op": "peak"}                                                    -> {"peak_rss_bytes": ...}
 
-`check` loads what the settings name and makes a session of them, which asks nobody.
+Requests that name the same `prior` begin with the acceptance that earlier ones saw; without one, each begins as a
+process's first does. `check` loads what the settings name and makes a session of them, which asks nobody.
 A mistake of the user's is {"usage_error": "..."}; a bug ends the process, its traceback on stderr.
 """
 
@@ -39,15 +40,17 @@ class _Edges:
 
     def __init__(self) -> None:
         self._loaded: dict[tuple[object, ...], Edge] = {}
+        self._priors: dict[str, AcceptancePrior] = {}
 
-    def get(self, config: RunConfig, synthetic: Mapping[str, object] | None) -> Edge:
+    def get(self, config: RunConfig, synthetic: Mapping[str, object] | None, prior: str = "") -> Edge:
         weights = _loaded_by(config) if config.mode.has_draft else ()
         key = (config.draft.directory, json.dumps(synthetic), *weights)
         if key not in self._loaded:
             is_real = synthetic is None
             self._loaded[key] = create_edge(config) if is_real else _create_synthetic(config, synthetic or {})
         # What a cell's text teaches is not for the next cell: a figure must not depend on what ran before it.
-        return dataclasses.replace(self._loaded[key], config=config, acceptance_prior=AcceptancePrior())
+        known = self._priors.setdefault(prior, AcceptancePrior()) if prior else AcceptancePrior()
+        return dataclasses.replace(self._loaded[key], config=config, acceptance_prior=known)
 
 
 def _loaded_by(config: RunConfig) -> tuple[object, ...]:
@@ -63,16 +66,18 @@ def _create_synthetic(config: RunConfig, description: Mapping[str, object]) -> E
 
 
 def run(edges: _Edges, job: dict[str, Any]) -> dict[str, Any]:
-    """Runs one request; returns its rows."""
+    """Runs one request; returns its rows, and which modes made its text."""
     config = make_edge_config(job["settings"])
     setup_logging(config.logs.level)
     errand = Errand(**job["errand"])
-    edge = edges.get(config, job.get("synthetic"))
+    edge = edges.get(config, job.get("synthetic"), job.get("prior", ""))
     num_prompt_tokens = len(edge.tokenizer.encode(job["text"]))
-    request, rounds = observe(edge.session(job["text"], errand.seed), errand, num_prompt_tokens)
+    session = edge.session(job["text"], errand.seed)
+    request, rounds = observe(session, errand, num_prompt_tokens)
     fingerprint = edge.draft.fingerprint if edge.draft is not None else ""
     request = dataclasses.replace(request, draft_fingerprint=fingerprint)
-    return {"request": to_json(request), "rounds": [to_json(row) for row in rounds]}
+    stretches = [dataclasses.asdict(each) for each in session.result.stats.stretches]
+    return {"request": to_json(request), "rounds": [to_json(row) for row in rounds], "stretches": stretches}
 
 
 def check(edges: _Edges, job: dict[str, Any]) -> dict[str, Any]:
