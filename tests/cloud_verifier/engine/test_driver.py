@@ -20,6 +20,7 @@ class ScriptedEngine:
     clock = SYSTEM_CLOCK
     backend = SimpleNamespace(device="cpu")
     seconds_to_sweep = 60.0
+    seconds_to_gather = 0.0
     is_running = False
     num_arrived = 0
 
