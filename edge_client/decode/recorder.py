@@ -51,15 +51,14 @@ class Recorder:
         """Returns whether policies have not seen the last records yet."""
         return bool(self._unobserved)
 
-    def observe(self) -> bool:
-        """Passes on the records that policies have not seen; returns whether there were any."""
+    def observe(self) -> None:
+        """Passes on the records that policies have not seen."""
         records, self._unobserved = self._unobserved, []
         for each in records:
             if self._conditions is not None:
                 self._conditions.observe(each)
             self._depth.observe(each)
             self._window.observe(each)
-        return bool(records)
 
     def judged(self, round_: Round, num_accepted_tokens: int, answer: Answer) -> None:
         """Adds a round whose verdict was applied. Kept tokens are no draft; where one was rejected, what was

@@ -20,7 +20,7 @@ from outrider.edge_client.decode.cloud_only import stream_cloud_only
 from outrider.edge_client.decode.fallback import fall_back, keep_unverified
 from outrider.edge_client.decode.generation_state import GenerationState
 from outrider.edge_client.decode.opening import open_session
-from outrider.edge_client.decode.round_pipeline import RoundPipeline, propose_round
+from outrider.edge_client.decode.round_pipeline import LEAVING_S, RoundPipeline, propose_round
 from outrider.edge_client.decode.rounds import Proposal, Round
 from outrider.edge_client.decode.verdicts import apply_late_verdict
 from outrider.edge_client.gate.gate import GateUse
@@ -116,9 +116,6 @@ class SpeculativeLoop:
                 yield from kept
             else:
                 pipeline.send(proposal)
-                if state.recorder.observe():
-                    self._choose()
-                    state.next_depth()  # planned now, not after the answer
 
     def _is_draft_full(self, proposal: Proposal) -> bool:
         """Returns whether there will be no draft any more. Otherwise an empty draft is sent like any other: a
@@ -131,6 +128,7 @@ class SpeculativeLoop:
     def _finish_round(self) -> Iterator[SessionEvent]:
         """Waits for the oldest round's verdict and applies it."""
         state = self._state
+        self._plan_next()
         self._pipeline.prepare_next()
         try:
             answer = state.remote.verdict()
@@ -149,6 +147,16 @@ class SpeculativeLoop:
         yield from self._late_verdicts()
         if not state.recorder.has_unobserved:
             self._choose()
+
+    def _plan_next(self) -> None:
+        """Has the policies take account of the last rounds, once the one in flight has left."""
+        state = self._state
+        if not state.recorder.has_unobserved:
+            return
+        state.remote.poll(LEAVING_S)
+        state.recorder.observe()
+        self._choose()
+        state.next_depth()  # planned now, not after the answer
 
     def _choose(self) -> None:
         state = self._state
