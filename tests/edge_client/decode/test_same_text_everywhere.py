@@ -183,7 +183,7 @@ def test_texts_like_these_meet_every_fault_with_rounds_under_way_and_take_every_
         run = run_of(2 * seed) | {"accuracy": 0.8}
         check_same_text("fixed", GUESSES, FAULTS["all"], ahead, **run)
         check_same_text("fixed", AUTO, FAULTS["all"], chosen, **run)
-    assert ahead.num_ahead > 20 and ahead.num_stale > 20 and ahead.num_guessed > 20
+    assert ahead.num_ahead > 15 and ahead.num_stale > 20 and ahead.num_guessed > 20
     happened = {name for name, count in (ahead.fired + chosen.fired).items() if count}
     assert happened == {field.name for field in fields(Chances)} - {"ripe"}
     assert chosen.ways.keys() == {*CHOOSABLE_MODES}
