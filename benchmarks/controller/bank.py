@@ -17,8 +17,8 @@ from functools import lru_cache
 from typing import Any
 
 from benchmarks.controller.simulated import Place, play_edges
-from benchmarks.controller.ways import total_of
-from outrider.experiments.shared.acceptance_traces import TRACES, TraceSet, load_traces
+from benchmarks.controller.ways import Total, total_of
+from outrider.experiments.shared.acceptance_traces import TRACES, TextTrace, TraceSet, load_traces
 
 TARGETS = ("embedded", "prose", "tables")
 NUM_TOKENS = (32, 100, 400)
@@ -71,28 +71,18 @@ class Case:
         """Returns the pair, "prose/first-layers" say."""
         return self.set_name.split(" ")[0]
 
-    @property
-    def is_useless(self) -> bool:
-        """Returns whether the draft is a random one."""
-        return self.pair.endswith("/random")
-
     def __str__(self) -> str:
         when = "later" if self.is_later else "first"
         return f"{self.set_name}, {self.num_tokens} tokens, RTT {self.rtt_ms:g} ms, {self.stretch}, {when}"
 
     def place(self) -> Place:
         """Returns what its parts take."""
-        times = bank()[self.set_name].times
-        assert times is not None, f"{self.set_name} has no times"
-        verifier, draft = dict(times["verifier"]), dict(times["draft"])
-        if (stretched := STRETCHES[self.stretch]) is not None:
-            forward_ms, draft_ms = stretched
-            token_ms = TOKEN_SHARE * forward_ms
-            verifier = {"step_ms": forward_ms - token_ms, "token_ms": token_ms}
-            if draft_ms is not None and "token_ms" in draft:
-                draft["token_ms"] = draft_ms
-        own = {"send_ms": SEND_MS, "receive_ms": SEND_MS}
-        return Place(self.rtt_ms, verifier | own, draft, own | {"commit_ms": COMMIT_MS})
+        if (stretched := STRETCHES[self.stretch]) is None:
+            return recorded_place(self.set_name, self.rtt_ms)
+        forward_ms, draft_ms = stretched
+        token_ms = TOKEN_SHARE * forward_ms
+        verifier = {"step_ms": forward_ms - token_ms, "token_ms": token_ms}
+        return recorded_place(self.set_name, self.rtt_ms, verifier, draft_ms)
 
     def play(self, edge: Mapping[str, Any]) -> float:
         """Returns seconds a token with these options, the first token of each text left out."""
@@ -103,20 +93,37 @@ class Case:
                 [*(texts[(i + 1 + j) % len(texts)] for j in range(NUM_BEFORE)), texts[i]]
                 for i in range(len(texts))
             ]
-        played = play_edges(
-            orders,
-            self.place(),
-            edge,
-            num_prompt_tokens=NUM_PROMPT_TOKENS,
-            num_tokens=self.num_tokens,
-        )
-        return total_of([each[-1] for each in played]).tpot_ms / 1e3
+        return play_last(orders, self.place(), edge, self.num_tokens).tpot_ms / 1e3
 
 
 @lru_cache(1)
 def bank() -> dict[str, TraceSet]:
     """Returns every recorded set of the bank by its name."""
     return {each.name: each for name in TARGETS for each in load_traces(TRACES / f"bank-{name}.npz")}
+
+
+def recorded_place(
+    set_name: str,
+    rtt_ms: float,
+    verifier: Mapping[str, float] | None = None,
+    draft_token_ms: float | None = None,
+) -> Place:
+    """Returns what a recorded set's parts take, with a stretched forward and drafted token where given."""
+    times = bank()[set_name].times
+    assert times is not None, f"{set_name} has no times"
+    draft = dict(times["draft"])
+    if draft_token_ms is not None and "token_ms" in draft:
+        draft["token_ms"] = draft_token_ms
+    own = {"send_ms": SEND_MS, "receive_ms": SEND_MS}
+    return Place(rtt_ms, dict(verifier or times["verifier"]) | own, draft, own | {"commit_ms": COMMIT_MS})
+
+
+def play_last(
+    orders: Sequence[Sequence[TextTrace]], place: Place, edge: Mapping[str, Any], num_tokens: int
+) -> Total:
+    """Returns the total of the last text of each edge, which those before it taught."""
+    played = play_edges(orders, place, edge, num_prompt_tokens=NUM_PROMPT_TOKENS, num_tokens=num_tokens)
+    return total_of([each[-1] for each in played])
 
 
 def all_cases() -> list[Case]:

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from benchmarks.controller.bank import COMMIT_MS, NUM_BEFORE, NUM_PROMPT_TOKENS, SEND_MS, bank
-from benchmarks.controller.simulated import Place, play_edges
-from benchmarks.controller.ways import total_of
+from benchmarks.controller.bank import NUM_BEFORE, bank, play_last, recorded_place
 from benchmarks.real.cases import RealCase
 from benchmarks.real.points import RealPoint
 
@@ -23,24 +21,6 @@ def _play(point: RealPoint, case: RealCase) -> float:
         [texts[(place + number) % len(texts)] for number in range(num_before + 1)]
         for place in range(len(texts))
     ]
-    played = play_edges(
-        orders,
-        _place(point),
-        case.settings,
-        num_prompt_tokens=NUM_PROMPT_TOKENS,
-        num_tokens=point.num_tokens,
-    )
-    return total_of([each[-1] for each in played]).tpot_ms
-
-
-def _place(point: RealPoint) -> Place:
-    """Returns what the point's parts take, stretched as the flags stretch them."""
-    times = bank()[point.traces].times
-    assert times is not None, "the bank's traces have times"
-    verifier, draft = dict(times["verifier"]), dict(times["draft"])
-    if point.min_forward_ms:
-        verifier = {"step_ms": point.min_forward_ms}
-    if point.min_draft_ms:
-        draft["token_ms"] = point.min_draft_ms
-    own = {"send_ms": SEND_MS, "receive_ms": SEND_MS}
-    return Place(point.rtt_ms, verifier | own, draft, own | {"commit_ms": COMMIT_MS})
+    verifier = {"step_ms": point.min_forward_ms} if point.min_forward_ms else None
+    place = recorded_place(point.traces, point.rtt_ms, verifier, point.min_draft_ms or None)
+    return play_last(orders, place, case.settings, point.num_tokens).tpot_ms

@@ -160,6 +160,7 @@ class Recorder:
                     alpha_mean=metrics.alpha_mean,
                 )
             )
+            self.observe()  # no round of ours waits for it
         elif metrics.forward_ns:
             stats.generate_forward_ms.append(metrics.forward_ns / 1e6)
             stats.generate_batch_sizes.append(metrics.batch_size)

@@ -151,12 +151,9 @@ def record(
     sessions = []
     model = GrpcLink(address, new_session_id()).describe(10.0)
     for number in range(num_sessions):
-        sampling = replace(samplings[number % len(samplings)], seed=1000 + number)
+        prompt_ids, sampling = _asked(number, model.num_tokens, prompts, samplings)
         session_id = new_session_id()
         connection = GrpcLink(address, session_id).connect(10.0)
-        # A text may not begin twice alike, or the sessions would share its prefix.
-        prompt_ids = (number % model.num_tokens, *prompts[number % len(prompts)])
-
         sessions.append(
             _record_session(
                 partial(ask, connection),
@@ -173,6 +170,14 @@ def record(
     return Recording(model.target_fingerprint, model.dtype, tuple(sessions))
 
 
+def _asked(
+    number: int, num_tokens: int, prompts: Sequence[TokenIds], samplings: Sequence[SamplingParams]
+) -> tuple[TokenIds, SamplingParams]:
+    """Returns a session's prompt and sampling. No text begins twice alike, or sessions would share its prefix."""
+    prompt_ids = (number % num_tokens, *prompts[number % len(prompts)])
+    return prompt_ids, replace(samplings[number % len(samplings)], seed=1000 + number)
+
+
 def record_traces(
     address: str,
     draft: DraftModel,
@@ -187,11 +192,7 @@ def record_traces(
     from outrider.edge_client.transport.link.grpc_link import GrpcLink
 
     model = GrpcLink(address, new_session_id()).describe(10.0)
-    asked = [
-        ((number % model.num_tokens, *prompts[number % len(prompts)]), replace(sampling, seed=1000 + number))
-        for number in range(num_sessions)
-        for sampling in (samplings[number % len(samplings)],)
-    ]
+    asked = [_asked(number, model.num_tokens, prompts, samplings) for number in range(num_sessions)]
     texts = asyncio.run(_decode(address, asked, num_positions + MAX_DEPTH + 1))
     sessions = []
     for number, ((prompt_ids, sampling), text) in enumerate(zip(asked, texts, strict=True)):

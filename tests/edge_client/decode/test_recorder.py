@@ -1,0 +1,39 @@
+"""Who sees a round's record, and when."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from outrider.common.types import GeneratedTokens, Origin
+from outrider.edge_client.controller.settings import SETTINGS
+from outrider.edge_client.controller.window import RoundWindow
+from outrider.edge_client.core.stats import RoundRecord
+from outrider.edge_client.decode.recorder import Recorder
+
+
+class Seen:
+    """A depth policy that notes what it observes."""
+
+    def __init__(self) -> None:
+        self.records: list[RoundRecord] = []
+
+    def observe(self, record: RoundRecord) -> None:
+        self.records.append(record)
+
+
+def test_the_first_rounds_are_observed_at_once_and_later_ones_when_asked() -> None:
+    seen: Any = Seen()
+    recorder, dense = Recorder(seen, RoundWindow()), SETTINGS.dense_rounds
+    for number in range(dense + 2):
+        recorder.record(RoundRecord(number, 4, 2))
+    assert len(seen.records) == dense and recorder.has_unobserved
+    recorder.observe()
+    assert [each.round_id for each in seen.records] == [*range(dense + 2)] and not recorder.has_unobserved
+
+
+def test_co_located_rounds_are_all_observed_at_once() -> None:
+    seen: Any = Seen()
+    recorder, num_rounds = Recorder(seen, RoundWindow()), 3 * SETTINGS.dense_rounds
+    for number in range(num_rounds):
+        recorder.streamed(GeneratedTokens(number, (1, 2), (Origin.ACCEPTED, Origin.BONUS), 2, 0), 2, 1)
+    assert len(seen.records) == num_rounds and not recorder.has_unobserved
