@@ -161,7 +161,8 @@ class Draft:
 
     `supports[i]`, where the method needs one, is the distribution it was sampled from. `doubted` are the
     signals of the token at which a stop rule ended the draft: it was sampled, and dropped. `runner_ups[i]` is
-    filled where a sequence was asked for it (`outrider.edge_client.drafting.base.KeepsRunnerUps`).
+    filled where a sequence was asked for it (`outrider.edge_client.drafting.base.KeepsRunnerUps`). `parents` are
+    those of a tree (`outrider.common.tree`), none of a chain.
     """
 
     token_ids: TokenIds
@@ -170,6 +171,7 @@ class Draft:
     supports: tuple[Support, ...] = ()
     doubted: Signals | None = None
     runner_ups: tuple[RunnerUp, ...] = ()
+    parents: tuple[int, ...] = ()
 
     @property
     def confidences(self) -> tuple[float, ...]:

@@ -1,0 +1,111 @@
+"""A draft that is a tree: several continuations of one sequence, which share their beginnings.
+
+    parents  [-1, 0, 1, 0, -1]             -1 ┬ 0 ┬ 1 ─ 2
+                                              │   └ 3
+                                              └ 4
+
+A node is one drafted token; `parents[i] < i` is the node before it, `ROOT` the sequence itself. Nodes are in
+depth-first order, the likeliest child first, so that the likeliest path leads and a chain is the tree with one leaf.
+Only speed depends on that order. No parents at all stand for a chain.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from outrider.common.errors import InvalidFieldError
+
+ROOT = -1
+
+
+class Tree:
+    """Answers questions about the shape of a tree whose parents are valid (`check_parents`)."""
+
+    def __init__(self, parents: Sequence[int]) -> None:
+        self.parents = tuple(parents)
+
+    def __len__(self) -> int:
+        return len(self.parents)
+
+    @cached_property
+    def depths(self) -> list[int]:
+        """Returns the number of nodes before each node on its path: 0 for a child of the root."""
+        depths: list[int] = []
+        for parent in self.parents:
+            depths.append(0 if parent == ROOT else depths[parent] + 1)
+        return depths
+
+    @cached_property
+    def _children(self) -> dict[int, list[int]]:
+        children: dict[int, list[int]] = {}
+        for node, parent in enumerate(self.parents):
+            children.setdefault(parent, []).append(node)
+        return children
+
+    def children(self, node: int) -> Sequence[int]:
+        """Returns the children of a node, or of `ROOT`, in order."""
+        return self._children.get(node, ())
+
+    def path(self, node: int) -> list[int]:
+        """Returns the nodes from a child of the root to `node`; none for `ROOT`."""
+        path: list[int] = []
+        while node != ROOT:
+            path.append(node)
+            node = self.parents[node]
+        return path[::-1]
+
+    @property
+    def runs(self) -> list[range]:
+        """Returns the longest runs of nodes of which each is the parent of the next: of a depth-first tree as many
+        as it has leaves."""
+        starts = [node for node, parent in enumerate(self.parents) if parent != node - 1 or node == 0]
+        return [range(start, stop) for start, stop in zip(starts, [*starts[1:], len(self)], strict=True)]
+
+    @property
+    def ancestor_mask(self) -> NDArray[np.bool_]:
+        """Returns [nodes, nodes]: whether a node (row) is, or comes after, another one (column)."""
+        mask = np.eye(len(self), dtype=np.bool_)
+        for node, parent in enumerate(self.parents):
+            if parent != ROOT:
+                mask[node] |= mask[parent]
+        return mask
+
+    def below(self, node: int) -> list[int]:
+        """Returns the nodes that come after `node`, without itself."""
+        found = {node}
+        for other, parent in enumerate(self.parents):
+            if parent in found:
+                found.add(other)
+        return sorted(found - {node})
+
+    def subtree(self, node: int) -> tuple[list[int], tuple[int, ...]]:
+        """Returns the nodes below `node`, and the parents of the tree that they are once `node` is its root."""
+        kept = self.below(node)
+        place = {node: ROOT} | {each: index for index, each in enumerate(kept)}
+        return kept, tuple(place[self.parents[each]] for each in kept)
+
+
+def is_chain(parents: Sequence[int]) -> bool:
+    """Returns whether each node is the only child of the one before it."""
+    return all(parent == node - 1 for node, parent in enumerate(parents))
+
+
+def check_parents(parents: Sequence[int], token_ids: Sequence[int], max_nodes: int) -> None:
+    """Raises `InvalidFieldError` naming `parents` unless they are a tree of `token_ids` with at most `max_nodes`
+    nodes, no two of the same parent and token."""
+    if len(parents) != len(token_ids):
+        raise InvalidFieldError("parents", f"has {len(parents)} entries for {len(token_ids)} draft tokens")
+    if len(parents) > max_nodes:
+        at_most = f"at most {max_nodes} a round" if max_nodes else "this verifier takes no trees"
+        raise InvalidFieldError("parents", f"{len(parents)} nodes; {at_most}")
+    seen = set[tuple[int, int]]()
+    for node, (parent, token_id) in enumerate(zip(parents, token_ids, strict=True)):
+        if not ROOT <= parent < node:
+            raise InvalidFieldError("parents", f"[{node}] is {parent}; want -1 to {node - 1}")
+        if (parent, token_id) in seen:
+            raise InvalidFieldError("parents", f"[{node}] is a second {token_id} after node {parent}")
+        seen.add((parent, token_id))
