@@ -63,7 +63,8 @@ class Tree:
         """Returns the longest runs of nodes of which each is the parent of the next: of a depth-first tree as many
         as it has leaves."""
         starts = [node for node, parent in enumerate(self.parents) if parent != node - 1 or node == 0]
-        return [range(start, stop) for start, stop in zip(starts, [*starts[1:], len(self)], strict=True)]
+        stops = [*starts[1:], len(self)]
+        return [range(start, stop) for start, stop in zip(starts, stops, strict=False)]
 
     @property
     def ancestor_mask(self) -> NDArray[np.bool_]:
