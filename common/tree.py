@@ -12,6 +12,7 @@ Only speed depends on that order. No parents at all stand for a chain.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
@@ -90,9 +91,30 @@ class Tree:
         return kept, tuple(place[self.parents[each]] for each in kept)
 
 
+@dataclass(frozen=True, slots=True)
+class TreeBudget:
+    """Bounds a drafted tree."""
+
+    num_nodes: int
+    max_depth: int = 16  # nodes of a path
+    max_width: int = 4  # children of a node
+
+
 def is_chain(parents: Sequence[int]) -> bool:
     """Returns whether each node is the only child of the one before it."""
     return all(parent == node - 1 for node, parent in enumerate(parents))
+
+
+def main_path(token_ids: Sequence[int], parents: Sequence[int]) -> tuple[int, ...]:
+    """Returns the tokens of a draft's likeliest path: of a chain all."""
+    runs = Tree(parents).runs
+    return tuple(token_ids[: len(runs[0])] if runs else token_ids)
+
+
+def tokens_on_path(token_ids: Sequence[int], parents: Sequence[int], nodes: Sequence[int]) -> tuple[int, ...]:
+    """Returns the tokens of `nodes`; none where they are not a path from the root, as garbage may not be."""
+    is_path = not nodes or (0 <= nodes[-1] < len(parents) and Tree(parents).path(nodes[-1]) == list(nodes))
+    return tuple(token_ids[node] for node in nodes) if is_path else ()
 
 
 def check_parents(parents: Sequence[int], token_ids: Sequence[int], max_nodes: int) -> None:

@@ -92,6 +92,26 @@ class DepthConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class TreeConfig:
+    """Configures drafts that are trees."""
+
+    num_nodes: int = option(
+        0,
+        "draft a tree of N tokens each round, several continuations that share their beginnings, in place of one "
+        "chain; 0 is off. Goes with --mode speculative or auto, --method coupled or typical and a draft exported "
+        "for it, one round at a time",
+        metavar="N",
+        minimum=0,
+        maximum=1024,
+        key="tree",
+    )
+    width: int = option(
+        4, "most tokens that may follow one of a tree's tokens", metavar="N", minimum=1, maximum=64
+    )
+    depth: int = option(16, "most tokens of a tree's path", metavar="N", minimum=1, maximum=64)
+
+
+@dataclass(frozen=True, slots=True)
 class GateConfig:
     """Configures the gate: which drafted tokens are hard, and what is done with them."""
 

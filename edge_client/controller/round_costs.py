@@ -54,7 +54,8 @@ class RoundCosts:
         A co-located round has no `net_ms`, and its forward's time in place of the verifier's. A round that
         was sent ahead waited for our own earlier rounds, which is not part of its verification.
         """
-        self.observe_draft(record.draft_ms / 1e3, record.num_draft_tokens + record.num_dropped_tokens)
+        if record.main_path is None:  # a tree's time is that of its levels
+            self.observe_draft(record.draft_ms / 1e3, record.num_draft_tokens + record.num_dropped_tokens)
         verify_ms = record.verifier_ms or record.forward_ms
         if record.pipelined_hit:
             verify_ms = max(record.forward_ms, verify_ms - record.queue_ms)

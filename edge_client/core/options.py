@@ -6,6 +6,7 @@ import enum
 from dataclasses import dataclass, field
 
 from outrider.common.methods import DEFAULT_SUPPORT_SIZE
+from outrider.common.tree import TreeBudget
 from outrider.common.types import Method, MethodParams, SamplingParams, StopParams
 
 
@@ -60,3 +61,4 @@ class SessionOptions:
     is_reverified: bool = False  # unverified tokens are judged later, and rolled back where they are wrong
     is_target_change_allowed: bool = False
     tokenizer_fingerprint: str = ""
+    tree: TreeBudget | None = None  # that rounds draft in place of a chain

@@ -50,6 +50,12 @@ class RoundRecord:
     hard_ratio: float | None = None  # share of the drafted tokens that are hard
     escalated: bool | None = None  # whether the gate asked for the target
     is_kept: bool = False
+    main_path: tuple[int, int] | None = None  # of a tree: tokens of its likeliest path, accepted and drafted
+
+    @property
+    def as_chain(self) -> tuple[int, int]:
+        """Returns how many tokens were accepted of how many of one chain: of a tree its likeliest path."""
+        return self.main_path or (self.num_accepted_tokens, self.num_draft_tokens)
 
     @property
     def la_over_k(self) -> float:

@@ -10,6 +10,7 @@ from typing import Final
 from outrider.common.clock import SYSTEM_CLOCK, Clock
 from outrider.common.errors import RoundFailedError
 from outrider.common.sampling.support import choose_candidate
+from outrider.common.tree import TreeBudget
 from outrider.common.types import (
     Candidate,
     FinishReason,
@@ -164,6 +165,16 @@ class GenerationState:
         """Returns the depth policy's depth, or the verifier's limit."""
         wanted = self.proposer.depth.next_depth()
         return wanted if self._model is None else min(wanted, self._model.limits.max_draft_tokens)
+
+    def tree_budget(self, num_assumed: int = 0) -> TreeBudget | None:
+        """Returns the bounds of the next round's tree; None where it is a chain: without `--tree`, or where the
+        verifier takes none."""
+        if (budget := self.options.tree) is None or self._model is None or self.tokens.finish is not None:
+            return None
+        limits = self._model.limits
+        num_nodes = min(budget.num_nodes, limits.max_tree_nodes, self.context_room - num_assumed - 1)
+        depth = min(budget.max_depth, self.tokens.num_remaining - num_assumed - 1, num_nodes)
+        return replace(budget, num_nodes=num_nodes, max_depth=depth) if depth > 0 else None
 
     # --------------------------------------------------------------------------------- transitions
 

@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 
 from outrider.common.methods import sends_probs, sends_support
+from outrider.common.tree import is_chain, main_path
 from outrider.common.types import Draft, Method, Verdict, VerifyRequest
 from outrider.edge_client.controller.acceptance import BranchAcceptance
 from outrider.edge_client.controller.settings import SETTINGS
@@ -34,6 +35,9 @@ def propose_round(
     """Drafts a round on `branch`, until `is_invalidated`; None: after the sequence, with nothing in flight."""
     started_s = state.clock.now()
     assumed, kept = assumed_tokens(branch, state.tokens), kept_for_round(state)
+    if (budget := state.tree_budget(len(assumed))) is not None and not kept and state.pending is None:
+        draft, draft_ms = state.proposer.propose_tree(budget, assumed)
+        return Proposal(draft, draft_ms, branch, assumed, kept, budget.num_nodes, started_s)
     depth = state.num_to_draft(len(assumed)) if state.pending is None else 0
     num_wanted = num_after_kept(state, len(kept), depth)
     draft, draft_ms = state.proposer.propose(num_wanted, assumed, is_invalidated, is_gated=True)
@@ -59,9 +63,10 @@ def make_request(state: GenerationState, proposal: Proposal, drafted_s: float) -
         committed_tokens=committed,
         origins=origins,
         draft_tokens=(*kept, *draft.token_ids),
-        q_token_probs=draft.draft_probs if sends_probs(method) and not kept else (),
+        q_token_probs=draft.draft_probs if sends_probs(method) and not kept and not draft.parents else (),
         hard_mask=b"" if judgement is None or kept else judgement.hard_mask,
         q_support=draft.supports if sends_support(method) else (),
+        parents=() if is_chain(draft.parents) else draft.parents,
         candidates_from=pending.num_seen if pending is not None else 0,
         pipelined=state.window.size > 1 and _may_continue(state, draft, len(proposal.assumed)),
         deadline_ms=state.remote.deadline_ms(drafted_s),
@@ -115,7 +120,7 @@ class Speculation:
 
     def judged(self, round_: Round, verdict: Verdict) -> None:
         """Learns from a verdict. Kept tokens have no runner-ups."""
-        if not round_.num_kept:
+        if not round_.num_kept and not round_.draft.parents:
             self._rates.observe(round_.draft.runner_ups, verdict.accepted_len, verdict.correction)
 
     def first_token_rejected(self, round_: Round, token_id: int) -> None:
@@ -234,8 +239,9 @@ class RoundPipeline:
         oldest = self._rounds[0]
         self._state.recorder.timed_out(len(oldest.draft.token_ids), oldest.draft_ms)
         self.drop()
+        token_ids = main_path(oldest.request.draft_tokens, oldest.request.parents)
         # A bonus may have put the first token into the sequence already.
-        return Draft(oldest.request.draft_tokens[self._state.tokens.position - oldest.start :], ())
+        return Draft(token_ids[self._state.tokens.position - oldest.start :], ())
 
     def drop(self) -> None:
         """Drops all rounds after the verifier rejected the oldest."""

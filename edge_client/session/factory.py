@@ -13,7 +13,8 @@ from outrider.common.clock import SYSTEM_CLOCK, Clock
 from outrider.common.errors import IncompatibleError, InvalidFieldError, UsageError
 from outrider.common.sampling.processors import check_sampling_params, on_wire
 from outrider.common.stopping import check_stop_params
-from outrider.common.types import SamplingParams, StopParams, TokenIds
+from outrider.common.tree import TreeBudget
+from outrider.common.types import Method, SamplingParams, StopParams, TokenIds
 from outrider.edge_client.config.gate import create_gate, gate_settings
 from outrider.edge_client.config.methods import check_method, make_method_params, support_size
 from outrider.edge_client.config.run_config import RunConfig, draft_dir
@@ -26,6 +27,7 @@ from outrider.edge_client.core.options import ExecutionMode, OnTimeout, SessionO
 from outrider.edge_client.drafting.base import DraftModel
 from outrider.edge_client.drafting.onnx.runner import DropoutCost
 from outrider.edge_client.drafting.registry import WITHOUT_MODEL, create_draft_model
+from outrider.edge_client.gate.gate import GateUse
 from outrider.edge_client.session.session import EdgeSession, new_session_id
 from outrider.edge_client.tokenization.tokenizer import EdgeTokenizer
 from outrider.edge_client.transport.deadline import RoundDeadline
@@ -151,6 +153,7 @@ class Edge:
             is_reverified=config.outage.reverify,
             is_target_change_allowed=config.outage.allow_target_change,
             tokenizer_fingerprint=self.tokenizer.fingerprint,
+            tree=make_tree(config),
         )
 
     def _encode_word(self, word: str) -> TokenIds:
@@ -167,6 +170,7 @@ def create_edge(config: RunConfig, has_draft: bool | None = None) -> Edge:
     `ModelError`, `IncompatibleError`, and `UsageError` for flags that do not go together."""
     check_method(config)
     gate_settings(config)
+    make_tree(config)
     make_window(config)  # flags that do not go together are said before anything is loaded
     directory = draft_dir(config)
     if has_draft is None:
@@ -260,6 +264,28 @@ def make_window(config: RunConfig, conditions: Conditions | None = None) -> Roun
         may_branch=config.pipelining.guesses == "auto",
         conditions=conditions,
     )
+
+
+def make_tree(config: RunConfig) -> TreeBudget | None:
+    """Returns the bounds of a round's tree; None without `--tree`. Raises `UsageError` for flags that do not go with
+    it."""
+    tree = config.tree
+    if not tree.num_nodes:
+        return None
+    flag = f"--tree {tree.num_nodes}"
+    if not config.mode.has_rounds:
+        raise UsageError(
+            f"{flag} goes with --mode speculative: in mode {config.mode} the edge sends no rounds"
+        )
+    if config.verification.method not in (Method.COUPLED, Method.TYPICAL):
+        raise UsageError(
+            f"{flag} goes with --method coupled or typical: {config.verification.method} takes chains"
+        )
+    if config.gate.use is not GateUse.OFF:
+        raise UsageError(f"{flag} does not go with --gate {config.gate.use}, which judges chains")
+    if config.pipelining.use is Pipelining.ON:
+        raise UsageError(f"{flag} does not go with --pipeline on: trees are sent one round at a time")
+    return TreeBudget(tree.num_nodes, max_depth=tree.depth, max_width=tree.width)
 
 
 def _check_pipelining(config: RunConfig) -> None:

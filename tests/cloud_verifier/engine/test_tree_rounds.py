@@ -154,7 +154,7 @@ def test_a_pipelined_tree_begins_with_the_bonus_and_loses_what_does_not() -> Non
     chain.extend([expected[1], expected[2], expected[3], two.correction])
     third = round_of(TokenChain([*PROMPT, *expected[:4]]), 3, ((expected[4] + 1) % 32, 2), parents=(-1, -1))
     stale = harness.ask(session_id, third)
-    assert isinstance(stale, RoundError) and stale.code is RoundErrorCode.STALE or expected[4] == 2
+    assert (isinstance(stale, RoundError) and stale.code is RoundErrorCode.STALE) or expected[4] == 2
     assert two.hash == chain.hash
 
 
