@@ -20,8 +20,8 @@ from outrider.common.sampling.processors import is_plain, process_logits
 from outrider.common.sampling.support import certain, make_support, sample_support, support_prob
 from outrider.common.types import RunnerUp, SamplingParams, Signals, Support
 from outrider.edge_client.drafting.noise_ahead import NoiseAhead
+from outrider.edge_client.drafting.onnx.bindings import Rows
 from outrider.edge_client.drafting.onnx.dropout import top_variance
-from outrider.edge_client.drafting.onnx.runner import Rows
 from outrider.kernels.signals import draft_signals
 
 # Token id, the probability it was sampled with, signals, and the support it was sampled from, if any.

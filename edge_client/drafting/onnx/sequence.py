@@ -9,8 +9,9 @@ from outrider.common.errors import InvalidFieldError
 from outrider.common.types import Draft, RunnerUp, SamplingParams, Signals, Support
 from outrider.edge_client.drafting.base import ShouldStop, Stop
 from outrider.edge_client.drafting.noise_ahead import MAX_AHEAD_BYTES, NOISE_BYTES
+from outrider.edge_client.drafting.onnx.bindings import Rows
 from outrider.edge_client.drafting.onnx.dropout import DropoutPlan
-from outrider.edge_client.drafting.onnx.runner import OnnxRunner, Rows
+from outrider.edge_client.drafting.onnx.runner import OnnxRunner
 from outrider.edge_client.drafting.onnx.sampler import DraftSampler, Sampled
 from outrider.edge_client.drafting.spec import DraftSpec
 
