@@ -24,6 +24,12 @@ class Rows:
     tempered_probs: NDArray[np.float32]  # softmax(tempered_logits)
     candidates: Candidates | None = None  # under dropout, where the variant of the graph runs
 
+    def one(self, index: int) -> Rows:
+        """Returns a single row."""
+        chosen = slice(index, index + 1)
+        arrays = (self.logits, self.probs, self.tempered_logits, self.tempered_probs)
+        return Rows(*(array[chosen] for array in arrays))
+
 
 class Bound:
     """Holds a numpy array and the OrtValue over the same memory."""

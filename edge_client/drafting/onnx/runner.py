@@ -82,16 +82,16 @@ class OnnxRunner:
         return rows
 
     def feed_nodes(
-        self, token_ids: Sequence[int], position_ids: Sequence[int], bias: NDArray[np.float32], num_past: int
+        self, token_ids: Sequence[int], position_ids: Sequence[int], bias: NDArray[np.float32]
     ) -> Rows:
-        """Runs n nodes of a tree into the slots after the first `num_past` and returns a row after each.
+        """Runs n nodes of a tree into the last n of `num_slots` slots and returns a row after each.
 
-        `bias` [n, num_past + n] is `spec.HIDDEN` where a node does not see a slot, else 0; no node sees a slot
+        `bias` [n, num_slots] is `spec.HIDDEN` where a node does not see a slot, else 0; no node sees a slot
         after its own. Slots may outnumber positions, but not the draft's context. The next call overwrites the
         arrays; there are no candidates. Raises `ModelError` where the runtime fails.
         """
         assert self._tree is not None, "the draft's graph takes no trees"
-        self._begin(token_ids, num_past)
+        self._begin(token_ids, bias.shape[1] - len(token_ids))
         self._tree.set_nodes(position_ids, bias)
         if self._dropout:
             self._dropout.leave_out()
@@ -102,8 +102,9 @@ class OnnxRunner:
     def move(self, slots: Sequence[int], start: int) -> None:
         """Copies the KV of rising `slots` to those from `start` on."""
         stop = start + len(slots)
-        for bound in self._kv.values():
-            bound.array[:, :, start:stop] = bound.array[:, :, slots]
+        if list(slots) != list(range(start, stop)):
+            for bound in self._kv.values():
+                bound.array[:, :, start:stop] = bound.array[:, :, slots]
 
     def run_again(self) -> None:
         """Repeats the last run alone (benchmarks)."""
