@@ -9,7 +9,7 @@ Golden values: docs/protocol.md.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -23,15 +23,18 @@ __all__ = [
     "Purpose",
     "coupled_argmax",
     "coupled_one",
+    "coupled_top",
     "coupled_two",
     "gumbel_at",
     "gumbel_row",
     "noise_row",
+    "top_scores",
     "uniform",
 ]
 
 _MOST_OF_ZERO_BITS = (32 + 127) * math.log(2)
 _SLACK, _SLACK_OF_SCORE = 1e-4, 5e-7  # several times what float32 can be off by, absolute and relative
+_FIRST_SPAN = 4.0  # nats below the highest: about e^4 ids of a row with noise
 _LOWEST = float(np.finfo(np.float32).min)
 
 
@@ -148,6 +151,49 @@ def coupled_two(row: NDArray[np.floating[Any]], noise: NoiseRow) -> tuple[int, i
     rival = int(sums.argmax())
     gap = highest - float(sums[rival])
     return int(ids[best]), int(ids[rival]), gap if math.isfinite(gap) else math.inf
+
+
+def coupled_top(
+    row: NDArray[np.floating[Any]], noise: NoiseRow, count: int
+) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+    """Returns the ids with the `count` largest sums of score and noise, and these sums, largest first.
+
+    The first is what `coupled_one` picks. Equal sums are in the order of their ids; there are fewer than `count`
+    where fewer scores are finite. Raises ModelError where the row has NaN.
+    """
+
+    def sums(ids: NDArray[np.int64]) -> NDArray[np.float64]:
+        return row[ids].astype(np.float64) + gumbel_of_lanes(noise.lanes[ids])
+
+    return _top(_upper_bounds(row, noise), sums, count, _MOST_OF_ZERO_BITS)
+
+
+def top_scores(row: NDArray[np.floating[Any]], count: int) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+    """Returns what `coupled_top` does, without noise."""
+    return _top(row, lambda ids: row[ids].astype(np.float64), count, 0.0)
+
+
+def _top(
+    bounds: NDArray[np.floating[Any]],
+    sums: Callable[[NDArray[np.int64]], NDArray[np.float64]],
+    count: int,
+    offset: float,
+) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+    """`bounds` + `offset` are upper bounds of the sums: ids far below the highest need no sum."""
+    highest = float(bounds.max())
+    if math.isnan(highest):
+        raise ModelError("the model's logits are not numbers (NaN)")
+    slack = _SLACK + _SLACK_OF_SCORE * abs(highest)
+    span = _FIRST_SPAN
+    while True:
+        least = max(highest - span, _LOWEST) if math.isfinite(highest) else _LOWEST
+        (ids,) = (bounds >= least).nonzero()
+        found = sums(ids)
+        order = np.lexsort((ids, -found))[:count]
+        is_whole = least == _LOWEST
+        if is_whole or (order.size == count and found[order[-1]] > least + offset + slack):
+            return ids[order], found[order]
+        span *= 4
 
 
 def _gumbel(lane: int) -> float:

@@ -1,0 +1,131 @@
+"""Binds numpy arrays to a graph's inputs and outputs, so that a run copies nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from outrider.edge_client.drafting.onnx.dropout import Candidates
+from outrider.edge_client.drafting.spec import ATTENTION_BIAS, POSITION_IDS, ROW_OUTPUTS, ROWS
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Holds the graph's outputs for the tokens after k others, each float32 `[k, num_tokens]`; of a chain k is
+    1."""
+
+    logits: NDArray[np.float32]
+    probs: NDArray[np.float32]  # softmax(logits)
+    tempered_logits: NDArray[np.float32]  # logits / temperature
+    tempered_probs: NDArray[np.float32]  # softmax(tempered_logits)
+    candidates: Candidates | None = None  # under dropout, where the variant of the graph runs
+
+    def one(self, index: int) -> Rows:
+        """Returns a single row."""
+        chosen = slice(index, index + 1)
+        arrays = (self.logits, self.probs, self.tempered_logits, self.tempered_probs)
+        return Rows(*(array[chosen] for array in arrays))
+
+
+class Bound:
+    """Holds a numpy array and the OrtValue over the same memory."""
+
+    def __init__(self, array: NDArray[Any]) -> None:
+        from onnxruntime import OrtValue
+
+        self.array = array
+        self.value = OrtValue.ortvalue_from_numpy(array)
+
+    @property
+    def is_shared(self) -> bool:
+        """Returns whether onnxruntime uses the array itself and no copy."""
+        return bool(self.value.data_ptr() == self.array.ctypes.data)
+
+
+class IdInput:
+    """Binds an input `[1, n]` or `[n]` of int64, whose n changes from run to run."""
+
+    def __init__(self, binding: Any, name: str, *leading: int) -> None:
+        self._binding = binding
+        self._name = name
+        self._leading = leading
+        self._bound: dict[int, Bound] = {}  # by n
+        self._num_bound = 0
+
+    def set(self, values: Sequence[int]) -> None:
+        """Writes the values and binds them."""
+        count = len(values)
+        bound = self._bound.get(count)
+        if bound is None:
+            bound = self._bound[count] = Bound(np.zeros((*self._leading, count), np.int64))
+        if count != self._num_bound:
+            self._binding.bind_ortvalue_input(self._name, bound.value)
+            self._num_bound = count
+        bound.array[...] = values
+
+
+class TreeInputs:
+    """Binds what a graph for trees has beside a chain's inputs: positions, which slots each token sees, and the
+    tokens whose rows are returned."""
+
+    def __init__(self, binding: Any) -> None:
+        self._binding = binding
+        self._positions = IdInput(binding, POSITION_IDS, 1)
+        self._rows = IdInput(binding, ROWS)
+        self._zeros = np.zeros(0, np.float32)  # only read
+
+    def set_chain(self, num_tokens: int, num_past: int) -> None:
+        """Prepares a run of tokens that follow each other, whose last row is returned."""
+        total = num_past + num_tokens
+        if num_tokens * total > self._zeros.size:
+            self._zeros = np.zeros(2 * num_tokens * total, np.float32)
+        self._positions.set(range(num_past, total))
+        self._rows.set((num_tokens - 1,))
+        self._bind_bias(self._zeros[: num_tokens * total], num_tokens, total)
+
+    def set_nodes(self, positions: Sequence[int], bias: NDArray[np.float32]) -> None:
+        """Prepares a run of n nodes with `bias` [n, total], whose rows are all returned."""
+        self._positions.set(positions)
+        self._rows.set(range(len(positions)))
+        self._bind_bias(bias, *bias.shape)
+
+    def _bind_bias(self, values: NDArray[np.float32], num_tokens: int, total: int) -> None:
+        self._binding.bind_cpu_input(ATTENTION_BIAS, values.reshape(1, 1, num_tokens, total))
+
+
+class RowOutputs:
+    """Binds the outputs of k rows, whose k changes from run to run, to one memory."""
+
+    def __init__(self, binding: Any, num_tokens: int) -> None:
+        self._binding = binding
+        self._num_tokens = num_tokens
+        self._views: dict[int, tuple[Rows, tuple[Bound, ...]]] = {}  # by k
+        self._buffers: list[NDArray[np.float32]] = []  # [most rows so far, num_tokens] each
+        self._num_bound = 0
+
+    def bind(self, num_rows: int) -> Rows:
+        """Binds `num_rows` rows of each of `ROW_OUTPUTS` and returns the arrays."""
+        if num_rows not in self._views:
+            self._add_view(num_rows)
+        rows, bounds = self._views[num_rows]
+        if num_rows != self._num_bound:
+            for name, bound in zip(ROW_OUTPUTS, bounds, strict=True):
+                self._binding.bind_ortvalue_output(name, bound.value)
+            self._num_bound = num_rows
+        return rows
+
+    def check_integrity(self) -> None:
+        """Asserts that onnxruntime writes to our memory."""
+        for _, bounds in self._views.values():
+            assert all(bound.is_shared for bound in bounds), "outputs were copied by onnxruntime"
+
+    def _add_view(self, num_rows: int) -> None:
+        if not self._buffers or num_rows > len(self._buffers[0]):
+            self._views, self._num_bound = {}, 0
+            self._buffers = [np.zeros((num_rows, self._num_tokens), np.float32) for _ in ROW_OUTPUTS]
+        bounds = tuple(Bound(buffer[:num_rows]) for buffer in self._buffers)
+        self._views[num_rows] = Rows(*(bound.array for bound in bounds)), bounds

@@ -1,0 +1,110 @@
+"""Grows a tree best first, in few runs: each run expands the most valuable nodes that are open.
+
+The design of the order is EAGLE-2's (Li et al. 2024): a tree of n nodes is the n most valuable of all that were
+found, which always hold the parents of each other since a child is never worth more than its parent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from outrider.common.tree import ROOT
+from outrider.common.types import TokenIds
+from outrider.edge_client.drafting.node_values import NodeValues
+from outrider.edge_client.drafting.trees import Continuations, Expander, TreeBudget, TreeDraft
+
+
+@dataclass(slots=True, eq=False)
+class _Node:
+    path: TokenIds
+    value: float
+    continuations: tuple[Continuations, ...] = ()
+    is_open: bool = True  # not expanded
+    children: list[_Node] = field(default_factory=list)
+
+
+class TreeBuilder:
+    """Builds one tree from the continuations of one or several sources."""
+
+    def __init__(self, expanders: Sequence[Expander], values: NodeValues, budget: TreeBudget) -> None:
+        self._expanders = expanders
+        self._values = values
+        self._budget = budget
+        self._found: list[_Node] = []  # in the order they were found: parents first
+
+    def build(self) -> TreeDraft:
+        """Returns the tree; no nodes where no source has a continuation.
+
+        There are `max_depth` runs at most. All but the first expand a few nodes at once, so many that the budget
+        could be filled with as many runs.
+        """
+        budget = self._budget
+        root = _Node((), 1.0)
+        if budget.num_nodes > 0 and budget.max_depth > 0:
+            self._expand([root])
+        for _ in range(budget.max_depth - 1):
+            chosen = self._choose()
+            if not chosen:
+                break
+            self._expand(chosen)
+        return self._draft(root)
+
+    def _choose(self) -> list[_Node]:
+        """Returns the open nodes to expand: those from which a child may still enter the tree."""
+        budget = self._budget
+        best = self._best()
+        is_full = len(best) == budget.num_nodes
+        least = best[-1].value if is_full else 0.0
+        worth = [
+            node
+            for node in best
+            if node.is_open and len(node.path) < budget.max_depth and (node.value > least or not is_full)
+        ]
+        return worth[: -(-budget.num_nodes // budget.max_depth)]
+
+    def _best(self) -> list[_Node]:
+        """Returns the most valuable nodes; equal ones in the order they were found."""
+        return sorted(self._found, key=lambda node: -node.value)[: self._budget.num_nodes]
+
+    def _expand(self, nodes: Sequence[_Node]) -> None:
+        paths = [node.path for node in nodes]
+        told = zip(*(expander.expand(paths) for expander in self._expanders), strict=True)
+        for node, continuations in zip(nodes, told, strict=True):
+            node.is_open = False
+            node.continuations = continuations
+            node.children = [
+                _Node((*node.path, token_id), node.value * chance)
+                for token_id, chance in self._merge(continuations)
+            ]
+            self._found += node.children
+
+    def _merge(self, continuations: Sequence[Continuations]) -> list[tuple[int, float]]:
+        """Returns the likeliest children with their chances; one that several sources told has its best."""
+        chances: dict[int, float] = {}
+        for each in continuations:
+            for token_id, chance in zip(each.token_ids, self._values.chances(each), strict=True):
+                chances[token_id] = max(chance, chances.get(token_id, 0.0))
+        return sorted(chances.items(), key=lambda item: -item[1])[: self._budget.max_width]
+
+    def _draft(self, root: _Node) -> TreeDraft:
+        kept = {id(node) for node in self._best()}
+        nodes: list[_Node] = []
+        parents: list[int] = []
+        waiting = [(root, ROOT)]
+        while waiting:
+            node, parent = waiting.pop()
+            index = ROOT
+            if node is not root:
+                index = len(nodes)
+                nodes.append(node)
+                parents.append(parent)
+            waiting += [(child, index) for child in reversed(node.children) if id(child) in kept]
+        return TreeDraft(
+            token_ids=tuple(node.path[-1] for node in nodes),
+            draft_probs=(),
+            parents=tuple(parents),
+            values=tuple(node.value for node in nodes),
+            continuations=tuple(node.continuations for node in (root, *nodes)),
+            num_runs=sum(expander.num_runs for expander in self._expanders),
+        )
