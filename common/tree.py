@@ -12,7 +12,6 @@ Only speed depends on that order. No parents at all stand for a chain.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
@@ -89,15 +88,6 @@ class Tree:
         kept = self.below(node)
         place = {node: ROOT} | {each: index for index, each in enumerate(kept)}
         return kept, tuple(place[self.parents[each]] for each in kept)
-
-
-@dataclass(frozen=True, slots=True)
-class TreeBudget:
-    """Bounds a drafted tree."""
-
-    num_nodes: int
-    max_depth: int = 16  # nodes of a path
-    max_width: int = 4  # children of a node
 
 
 def is_chain(parents: Sequence[int]) -> bool:

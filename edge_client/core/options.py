@@ -6,8 +6,8 @@ import enum
 from dataclasses import dataclass, field
 
 from outrider.common.methods import DEFAULT_SUPPORT_SIZE
-from outrider.common.tree import TreeBudget
 from outrider.common.types import Method, MethodParams, SamplingParams, StopParams
+from outrider.edge_client.drafting.trees import TreeBudget
 
 
 class ExecutionMode(enum.StrEnum):

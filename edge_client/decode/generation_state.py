@@ -10,7 +10,6 @@ from typing import Final
 from outrider.common.clock import SYSTEM_CLOCK, Clock
 from outrider.common.errors import RoundFailedError
 from outrider.common.sampling.support import choose_candidate
-from outrider.common.tree import TreeBudget
 from outrider.common.types import (
     Candidate,
     FinishReason,
@@ -31,6 +30,7 @@ from outrider.edge_client.core.options import ExecutionMode, SessionOptions
 from outrider.edge_client.decode.proposer import Proposer
 from outrider.edge_client.decode.recorder import Recorder
 from outrider.edge_client.decode.token_buffer import TokenBuffer
+from outrider.edge_client.drafting.trees import TreeBudget
 from outrider.edge_client.transport.remote_verifier import RemoteVerifier
 
 
@@ -169,7 +169,10 @@ class GenerationState:
     def tree_budget(self, num_assumed: int = 0) -> TreeBudget | None:
         """Returns the bounds of the next round's tree; None where it is a chain: without `--tree`, or where the
         verifier takes none."""
-        if (budget := self.options.tree) is None or self._model is None or self.tokens.finish is not None:
+        budget, drafter = self.options.tree, self.proposer.drafter
+        if budget is None or self._model is None or self.tokens.finish is not None:
+            return None
+        if drafter is None or not drafter.can_propose_trees:
             return None
         limits = self._model.limits
         num_nodes = min(budget.num_nodes, limits.max_tree_nodes, self.context_room - num_assumed - 1)

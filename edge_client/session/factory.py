@@ -13,7 +13,6 @@ from outrider.common.clock import SYSTEM_CLOCK, Clock
 from outrider.common.errors import IncompatibleError, InvalidFieldError, UsageError
 from outrider.common.sampling.processors import check_sampling_params, on_wire
 from outrider.common.stopping import check_stop_params
-from outrider.common.tree import TreeBudget
 from outrider.common.types import Method, SamplingParams, StopParams, TokenIds
 from outrider.edge_client.config.gate import create_gate, gate_settings
 from outrider.edge_client.config.methods import check_method, make_method_params, support_size
@@ -27,6 +26,7 @@ from outrider.edge_client.core.options import ExecutionMode, OnTimeout, SessionO
 from outrider.edge_client.drafting.base import DraftModel
 from outrider.edge_client.drafting.onnx.runner import DropoutCost
 from outrider.edge_client.drafting.registry import WITHOUT_MODEL, create_draft_model
+from outrider.edge_client.drafting.trees import TreeBudget
 from outrider.edge_client.gate.gate import GateUse
 from outrider.edge_client.session.session import EdgeSession, new_session_id
 from outrider.edge_client.tokenization.tokenizer import EdgeTokenizer

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -22,7 +24,7 @@ def test_everything_follows_from_the_paths(tree: Tree) -> None:
     paths = [tree.path(node) for node in range(len(tree))]
     for node, path in enumerate(paths):
         assert path[-1] == node and tree.parents[path[0]] == ROOT
-        assert all(tree.parents[after] == before for before, after in zip(path, path[1:], strict=False))
+        assert all(tree.parents[after] == before for before, after in pairwise(path))
         assert tree.depths[node] == len(path) - 1
         assert np.flatnonzero(tree.ancestor_mask[node]).tolist() == path
         assert tree.below(node) == [each for each, its in enumerate(paths) if node in its and each != node]

@@ -130,7 +130,7 @@ class _Rounds:
 
     def _run(self, text: Text, num_seen: int, chance: Chance) -> tuple[Text, int]:
         """One round; returns the text after it, and how many candidates were refused if it must ask."""
-        rules, world = self._rules, self._world
+        rules = self._rules
         position = PROMPT_LENGTH + len(text)
         num_left = rules.num_tokens - len(text) - (0 if rules.is_pipelined else 1)
         num_draft_tokens = 0 if num_seen else min(rules.num_draft_tokens, num_left)
