@@ -95,6 +95,19 @@ def is_chain(parents: Sequence[int]) -> bool:
     return all(parent == node - 1 for node, parent in enumerate(parents))
 
 
+def has_path(token_ids: Sequence[int], parents: Sequence[int], path: Sequence[int]) -> bool:
+    """Returns whether a draft has these tokens one after another from its root."""
+    if not parents:
+        return tuple(token_ids[: len(path)]) == tuple(path)
+    tree, node = Tree(parents), ROOT
+    for token_id in path:
+        found = next((child for child in tree.children(node) if token_ids[child] == token_id), None)
+        if found is None:
+            return False
+        node = found
+    return True
+
+
 def main_path(token_ids: Sequence[int], parents: Sequence[int]) -> tuple[int, ...]:
     """Returns the tokens of a draft's likeliest path: of a chain all."""
     runs = Tree(parents).runs

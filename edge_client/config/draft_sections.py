@@ -98,8 +98,7 @@ class TreeConfig:
     num_nodes: int = option(
         0,
         "draft a tree of N tokens each round, several continuations that share their beginnings, in place of one "
-        "chain; 0 is off. Goes with --mode speculative or auto, --method coupled or typical and a draft exported "
-        "for it, one round at a time",
+        "chain; 0 is off. Goes with --mode speculative or auto, and --method coupled or typical",
         metavar="N",
         minimum=0,
         maximum=1024,

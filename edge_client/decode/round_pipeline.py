@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 
 from outrider.common.methods import sends_probs, sends_support
-from outrider.common.tree import is_chain, main_path
+from outrider.common.tree import Tree, is_chain, main_path
 from outrider.common.types import Draft, Method, Verdict, VerifyRequest
 from outrider.edge_client.controller.acceptance import BranchAcceptance
 from outrider.edge_client.controller.settings import SETTINGS
@@ -19,11 +19,13 @@ from outrider.edge_client.decode.rounds import (
     Proposal,
     Round,
     assumed_tokens,
+    first_tokens,
     is_invalidated,
     resolve,
     tokens_of_branch,
 )
 from outrider.edge_client.decode.verdicts import apply_verdict
+from outrider.edge_client.drafting.trees import TreeDraft
 from outrider.edge_client.transport.remote_verifier import Answer
 
 LEAVING_S = 0.0005  # until a message has left: the link's threads need the interpreter for it
@@ -78,9 +80,10 @@ def _may_continue(state: GenerationState, draft: Draft, num_assumed: int) -> boo
     waited for."""
     if draft.doubted is not None or not draft.token_ids or state.has_pending_reverification:
         return False
-    if len(state.tokens.until_stop(draft.token_ids)) < len(draft.token_ids):
+    path = main_path(draft.token_ids, draft.parents)
+    if len(state.tokens.until_stop(path)) < len(path):
         return False
-    return state.num_to_draft(num_assumed + len(draft.token_ids)) > 0
+    return state.num_to_draft(num_assumed + len(path)) > 0
 
 
 class Speculation:
@@ -112,11 +115,24 @@ class Speculation:
         else:
             self.close(parent)
             if parent.correction is None:
-                before = (parent.host, parent.offset)
-        if round_.request.pipelined:  # otherwise it reaches the end, or nearly
+                before = (parent.host, parent.nodes)
+        if not round_.request.pipelined:  # it reaches the end, or nearly
+            return
+        if isinstance(round_.draft, TreeDraft) and round_.request.parents:
+            self._add_leaves(round_, round_.draft)
+        else:
             runner_ups = round_.draft.runner_ups if self._predicts_corrections else ()
             length = len(round_.request.draft_tokens)
             self._branches.add(round_, length, round_.chance, runner_ups, before)
+
+    def _add_leaves(self, round_: Round, draft: TreeDraft) -> None:
+        """Opens the branches after a tree's leaves: of the likeliest path alone where nothing is predicted."""
+        tree = Tree(draft.parents)
+        leaves = [run[-1] for run in tree.runs]
+        if not self._predicts_corrections:
+            del leaves[1:]
+        chances = [round_.chance * draft.values[leaf] for leaf in leaves]
+        self._branches.add_paths(round_, [tree.path(leaf) for leaf in leaves], chances)
 
     def judged(self, round_: Round, verdict: Verdict) -> None:
         """Learns from a verdict. Kept tokens have no runner-ups."""
@@ -125,7 +141,8 @@ class Speculation:
 
     def first_token_rejected(self, round_: Round, token_id: int) -> None:
         """Learns from an invalidated round in place of whose first token the sequence has `token_id`."""
-        self._rates.observe(round_.draft.runner_ups, 0, token_id)
+        if not round_.draft.parents:
+            self._rates.observe(round_.draft.runner_ups, 0, token_id)
 
     def resolved(self, next_round: Round | None, rounds: Sequence[Round]) -> None:
         """Drops the branches of all but `rounds`, the first of which, `next_round`, will be judged."""
@@ -167,10 +184,11 @@ class RoundPipeline:
             return None
         return branch
 
-    def is_invalidated(self, branch: Branch[Round], next_token: int | None = None) -> bool:
-        """Returns whether the replies that arrived so far exclude `branch`, with `next_token`, where it is
-        drafted already, as its first token."""
-        return is_invalidated(self._rounds, self._state.remote.poll(), branch, next_token)
+    def is_invalidated(self, branch: Branch[Round], draft: Draft | None = None) -> bool:
+        """Returns whether the replies that arrived so far exclude `branch`, with `draft` on it, where that is made
+        already."""
+        next_tokens = () if draft is None else first_tokens(draft)
+        return is_invalidated(self._rounds, self._state.remote.poll(), branch, next_tokens)
 
     def abandon(self, branch: Branch[Round], draft: Draft) -> None:
         """Drops a draft that was made on `branch`; where it is empty, none can be made there."""

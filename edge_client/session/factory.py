@@ -283,8 +283,6 @@ def make_tree(config: RunConfig) -> TreeBudget | None:
         )
     if config.gate.use is not GateUse.OFF:
         raise UsageError(f"{flag} does not go with --gate {config.gate.use}, which judges chains")
-    if config.pipelining.use is Pipelining.ON:
-        raise UsageError(f"{flag} does not go with --pipeline on: trees are sent one round at a time")
     return TreeBudget(tree.num_nodes, max_depth=tree.depth, max_width=tree.width)
 
 

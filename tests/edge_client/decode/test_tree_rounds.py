@@ -23,10 +23,10 @@ STOP = StopParams(50, ignore_eos=True)
 
 
 def check_same_text(
-    tree: TreeBudget, faults: Chances, seed: int, stop: StopParams = STOP, **run: Any
+    tree: TreeBudget, faults: Chances, seed: int, stop: StopParams = STOP, window: int = 1, **run: Any
 ) -> EngineLink:
     link = EngineLink(make_backend(), faults, seed=seed)
-    result = decode(link, window=1, seed=seed, stop=stop, tree=tree, **run)
+    result = decode(link, window=window, seed=seed, stop=stop, tree=tree, **run)
     sampling = SamplingParams(temperature=run.get("temperature", 0.8), seed=seed)
     assert [*PROMPT, *result.token_ids] == reference(sampling, stop)
     assert result.num_unverified_tokens == 0
@@ -34,10 +34,31 @@ def check_same_text(
 
 
 @pytest.mark.parametrize("budget", BUDGETS.values(), ids=BUDGETS)
+@pytest.mark.parametrize("window", [1, 3])
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
-def test_trees_write_cloud_onlys_text_under_every_fault(budget: TreeBudget, temperature: float) -> None:
+def test_trees_write_cloud_onlys_text_under_every_fault(
+    budget: TreeBudget, window: int, temperature: float
+) -> None:
+    """One round at a time and several in flight, on other paths than the likeliest too."""
     for seed, faults in enumerate(FAULTS.values(), start=5):
-        check_same_text(budget, faults, seed, temperature=temperature, accuracy=0.6, second=0.6)
+        second = 0.6 if seed % 2 else None
+        check_same_text(
+            budget, faults, seed, window=window, temperature=temperature, accuracy=0.6, second=second
+        )
+
+
+def test_pipelined_trees_build_on_the_likeliest_path_and_on_others() -> None:
+    ahead, guessed, num_rounds = 0, 0, 0
+    for seed in range(6):
+        link = EngineLink(make_backend(), Chances(ripe=0.2), seed=seed)
+        tree = TreeBudget(12, 2, 3)
+        result = decode(link, window=4, seed=seed, tree=tree, accuracy=0.8, second=0.9)
+        sampling = SamplingParams(temperature=0.8, seed=seed)
+        assert [*PROMPT, *result.token_ids] == reference(sampling, STOP)
+        ahead += sum(each.pipelined_hit is True for each in result.stats.rounds)
+        guessed += result.stats.num_guess_hits
+        num_rounds += len(result.stats.rounds)
+    assert ahead > 10 and guessed > 3, (ahead, guessed, num_rounds)
 
 
 def test_rounds_are_trees_and_take_paths_beside_the_likeliest() -> None:
@@ -150,16 +171,17 @@ def test_typical_takes_trees_too() -> None:
     budget=st.builds(TreeBudget, st.integers(1, 16), st.integers(1, 8), st.integers(1, 5)),
     faults=st.sampled_from(list(FAULTS.values())),
     seed=st.integers(0, 10**6),
+    window=st.integers(1, 5),
     run=st.fixed_dictionaries(
         {
             "temperature": st.sampled_from([0.0, 0.8, 1.0]),
             "accuracy": st.sampled_from([0.0, 0.3, 0.7, 1.0]),
-            "second": st.sampled_from([0.0, 0.6, 1.0]),
+            "second": st.sampled_from([None, 0.0, 0.6, 1.0]),
             "draft_context": st.sampled_from([10, 1000]),
         }
     ),
 )
 def test_no_combination_of_many_leaves_a_trace(
-    budget: TreeBudget, faults: Chances, seed: int, run: dict[str, Any]
+    budget: TreeBudget, faults: Chances, seed: int, window: int, run: dict[str, Any]
 ) -> None:
-    check_same_text(budget, faults, seed, **run)
+    check_same_text(budget, faults, seed, window=window, **run)

@@ -304,7 +304,13 @@ class ChanceSequence:
 
         grow(-1, 0, is_on_text=True)
         none: tuple[Continuations, ...] = ()
-        return TreeDraft(tuple(tokens), (), parents=tuple(parents), continuations=(none,) * (len(tokens) + 1))
+        return TreeDraft(
+            tuple(tokens),
+            (),
+            parents=tuple(parents),
+            values=tuple(chance.uniform(0.1, 1.0) for _ in tokens),
+            continuations=(none,) * (len(tokens) + 1),
+        )
 
     def close(self) -> None: ...
 
