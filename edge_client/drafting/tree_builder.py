@@ -41,8 +41,9 @@ class TreeBuilder:
         """
         budget = self._budget
         root = _Node((), 1.0)
-        if budget.num_nodes > 0 and budget.max_depth > 0:
-            self._expand([root])
+        if min(budget.num_nodes, budget.max_depth) <= 0:
+            return TreeDraft((), ())
+        self._expand([root])
         for _ in range(budget.max_depth - 1):
             chosen = self._choose()
             if not chosen:

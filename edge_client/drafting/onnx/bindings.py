@@ -27,8 +27,9 @@ class Rows:
     def one(self, index: int) -> Rows:
         """Returns a single row."""
         chosen = slice(index, index + 1)
-        arrays = (self.logits, self.probs, self.tempered_logits, self.tempered_probs)
-        return Rows(*(array[chosen] for array in arrays))
+        return Rows(
+            self.logits[chosen], self.probs[chosen], self.tempered_logits[chosen], self.tempered_probs[chosen]
+        )
 
 
 class Bound:
@@ -127,5 +128,7 @@ class RowOutputs:
         if not self._buffers or num_rows > len(self._buffers[0]):
             self._views, self._num_bound = {}, 0
             self._buffers = [np.zeros((num_rows, self._num_tokens), np.float32) for _ in ROW_OUTPUTS]
-        bounds = tuple(Bound(buffer[:num_rows]) for buffer in self._buffers)
-        self._views[num_rows] = Rows(*(bound.array for bound in bounds)), bounds
+        logits, probs, tempered_logits, tempered_probs = (buffer[:num_rows] for buffer in self._buffers)
+        rows = Rows(logits, probs, tempered_logits, tempered_probs)
+        bounds = tuple(map(Bound, (logits, probs, tempered_logits, tempered_probs)))
+        self._views[num_rows] = rows, bounds

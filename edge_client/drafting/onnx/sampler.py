@@ -27,6 +27,8 @@ from outrider.kernels.signals import draft_signals
 
 _NOT_FINITE = "the draft's logits are not finite; its weights or its export are damaged"
 
+_MOST_GAP = 12.0  # nats below the first continuation; one that scores less is never worth a node
+
 # Token id, the probability it was sampled with, signals, and the support it was sampled from, if any.
 Sampled = tuple[int, float, Signals, Support | None]
 
@@ -101,12 +103,12 @@ class DraftSampler:
             raise ModelError(_NOT_FINITE)
         scores = rows.logits if self._is_argmax else self._scores(rows, prompt_ids, output_ids)
         if self._is_greedy:
-            ids, sums = top_scores(scores[0], MAX_CONTINUATIONS)
+            ids, sums = top_scores(scores[0], MAX_CONTINUATIONS, _MOST_GAP)
         else:
             if not offset:
                 self._noise.drop_before(start)
             noise = self._noise.row(start + offset, scores.shape[1])
-            ids, sums = coupled_top(scores[0], noise, MAX_CONTINUATIONS)
+            ids, sums = coupled_top(scores[0], noise, MAX_CONTINUATIONS, _MOST_GAP)
         return Continuations(tuple(ids.tolist()), tuple((sums[:1] - sums).tolist()), DRAFT_SOURCE)
 
     def _choose(
