@@ -147,11 +147,10 @@ def run_times(model: OnnxDraftModel) -> dict[str, float]:
     sequence.commit(np.random.default_rng(0).integers(0, model.num_tokens, CONTEXT).tolist())
     sequence.propose(1)
     runner, _ = sequence.parts
-    total = CONTEXT + NUM_ROWS
-    bias = np.zeros((NUM_ROWS, total), np.float32)
+    bias = np.zeros((NUM_ROWS, NUM_ROWS), np.float32)
     ids, positions = list(range(NUM_ROWS)), [CONTEXT] * NUM_ROWS
     one = partial(time_s, partial(runner.feed, [1], CONTEXT), RUNS_A_TURN)
-    many = partial(time_s, partial(runner.feed_nodes, ids, positions, bias), RUNS_A_TURN)
+    many = partial(time_s, partial(runner.feed_nodes, ids, positions, bias, CONTEXT), RUNS_A_TURN)
     times = alternate({"one": one, "many": many, "again": one}, NUM_TURNS)
     both = [(first + second) / 2 for first, second in zip(times["one"], times["again"], strict=True)]
     return {
