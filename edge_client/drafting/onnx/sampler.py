@@ -27,7 +27,7 @@ from outrider.kernels.signals import draft_signals
 
 _NOT_FINITE = "the draft's logits are not finite; its weights or its export are damaged"
 
-_MOST_GAP = 12.0  # nats below the first continuation; one that scores less is never worth a node
+_MOST_GAP = 8.0  # nats below the first continuation; one that scores less is never worth a node
 
 # Token id, the probability it was sampled with, signals, and the support it was sampled from, if any.
 Sampled = tuple[int, float, Signals, Support | None]
@@ -99,6 +99,7 @@ class DraftSampler:
 
         `rows` has one row. Raises `ModelError` where the logits are not finite.
         """
+        assert not self._num_support, "a tree is drafted with the noise that both sides share"
         if not math.isfinite(rows.probs[0, 0]):  # one logit that is not makes them all so
             raise ModelError(_NOT_FINITE)
         scores = rows.logits if self._is_argmax else self._scores(rows, prompt_ids, output_ids)
