@@ -154,46 +154,52 @@ def coupled_two(row: NDArray[np.floating[Any]], noise: NoiseRow) -> tuple[int, i
 
 
 def coupled_top(
-    row: NDArray[np.floating[Any]], noise: NoiseRow, count: int
+    row: NDArray[np.floating[Any]], noise: NoiseRow, count: int, span: float
 ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-    """Returns the ids with the `count` largest sums of score and noise, and these sums, largest first.
+    """Returns the ids with the `count` largest sums of score and noise, and these sums, largest first; fewer where
+    they are more than `span` nats below the largest.
 
-    The first is what `coupled_one` picks. Equal sums are in the order of their ids; there are fewer than `count`
-    where fewer scores are finite. Raises ModelError where the row has NaN.
+    The first is what `coupled_one` picks; there is none where all scores are -inf. Equal sums are in the order of
+    their ids. Raises ModelError where the row has NaN.
     """
 
     def sums(ids: NDArray[np.int64]) -> NDArray[np.float64]:
         return row[ids].astype(np.float64) + gumbel_of_lanes(noise.lanes[ids])
 
-    return _top(_upper_bounds(row, noise), sums, count, _MOST_OF_ZERO_BITS)
+    return _top(_upper_bounds(row, noise), sums, count, span, _MOST_OF_ZERO_BITS)
 
 
-def top_scores(row: NDArray[np.floating[Any]], count: int) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+def top_scores(
+    row: NDArray[np.floating[Any]], count: int, span: float
+) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
     """Returns what `coupled_top` does, without noise."""
-    return _top(row, lambda ids: row[ids].astype(np.float64), count, 0.0)
+    return _top(row, lambda ids: row[ids].astype(np.float64), count, span, 0.0)
 
 
 def _top(
     bounds: NDArray[np.floating[Any]],
     sums: Callable[[NDArray[np.int64]], NDArray[np.float64]],
     count: int,
+    span: float,
     offset: float,
 ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
     """`bounds` + `offset` are upper bounds of the sums: ids far below the highest need no sum."""
     highest = float(bounds.max())
     if math.isnan(highest):
         raise ModelError("the model's logits are not numbers (NaN)")
+    if highest == -math.inf:
+        return np.empty(0, np.int64), np.empty(0)
     slack = _SLACK + _SLACK_OF_SCORE * abs(highest)
-    span = _FIRST_SPAN
-    while True:
-        least = max(highest - span, _LOWEST) if math.isfinite(highest) else _LOWEST
-        (ids,) = (bounds >= least).nonzero()
+    least = max(highest - _FIRST_SPAN, _LOWEST)
+    (ids,) = (bounds >= least).nonzero()
+    found = sums(ids)
+    if np.count_nonzero(found > least + offset + slack) < count:
+        (ids,) = (bounds >= max(float(found.max()) - offset - span - slack, _LOWEST)).nonzero()
         found = sums(ids)
-        order = np.lexsort((ids, -found))[:count]
-        is_whole = least == _LOWEST
-        if is_whole or (order.size == count and found[order[-1]] > least + offset + slack):
-            return ids[order], found[order]
-        span *= 4
+    order = np.lexsort((ids, -found))[:count]
+    ids, found = ids[order], found[order]
+    is_near = found >= found[0] - span
+    return ids[is_near], found[is_near]
 
 
 def _gumbel(lane: int) -> float:

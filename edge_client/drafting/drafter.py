@@ -115,9 +115,7 @@ class Drafter:
         return stretched
 
     def _sleep_until(self, time_s: float) -> None:
-        left_s = time_s - self._clock.now()
-        if left_s > 0:
-            self._clock.sleep(left_s)
+        self._clock.sleep(time_s - self._clock.now())
 
     def roll_back(self, position: int) -> None:
         """Keeps the first `position` tokens."""

@@ -31,7 +31,7 @@ class TreeBuilder:
         self._expanders = expanders
         self._values = values
         self._budget = budget
-        self._found: list[_Node] = []  # in the order they were found: parents first
+        self._best: list[_Node] = []  # of all found, at most `num_nodes`; of equal ones those found first
 
     def build(self) -> TreeDraft:
         """Returns the tree; no nodes where no source has a continuation.
@@ -41,8 +41,9 @@ class TreeBuilder:
         """
         budget = self._budget
         root = _Node((), 1.0)
-        if budget.num_nodes > 0 and budget.max_depth > 0:
-            self._expand([root])
+        if min(budget.num_nodes, budget.max_depth) <= 0:
+            return TreeDraft((), ())
+        self._expand([root])
         for _ in range(budget.max_depth - 1):
             chosen = self._choose()
             if not chosen:
@@ -53,7 +54,7 @@ class TreeBuilder:
     def _choose(self) -> list[_Node]:
         """Returns the open nodes to expand: those from which a child may still enter the tree."""
         budget = self._budget
-        best = self._best()
+        best = self._best
         is_full = len(best) == budget.num_nodes
         least = best[-1].value if is_full else 0.0
         worth = [
@@ -62,10 +63,6 @@ class TreeBuilder:
             if node.is_open and len(node.path) < budget.max_depth and (node.value > least or not is_full)
         ]
         return worth[: -(-budget.num_nodes // budget.max_depth)]
-
-    def _best(self) -> list[_Node]:
-        """Returns the most valuable nodes; equal ones in the order they were found."""
-        return sorted(self._found, key=lambda node: -node.value)[: self._budget.num_nodes]
 
     def _expand(self, nodes: Sequence[_Node]) -> None:
         paths = [node.path for node in nodes]
@@ -77,7 +74,8 @@ class TreeBuilder:
                 _Node((*node.path, token_id), node.value * chance)
                 for token_id, chance in self._merge(continuations)
             ]
-            self._found += node.children
+            self._best += node.children
+        self._best = sorted(self._best, key=lambda node: -node.value)[: self._budget.num_nodes]
 
     def _merge(self, continuations: Sequence[Continuations]) -> list[tuple[int, float]]:
         """Returns the likeliest children with their chances; one that several sources told has its best."""
@@ -88,7 +86,7 @@ class TreeBuilder:
         return sorted(chances.items(), key=lambda item: -item[1])[: self._budget.max_width]
 
     def _draft(self, root: _Node) -> TreeDraft:
-        kept = {id(node) for node in self._best()}
+        kept = set(map(id, self._best))
         nodes: list[_Node] = []
         parents: list[int] = []
         waiting = [(root, ROOT)]

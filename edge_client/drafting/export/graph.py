@@ -5,11 +5,12 @@
 
 Only k of the n tokens, those at the indices `rows` (int64 `[k]`), reach the last layer's MLP and the head. Each
 layer's `past_key_i / past_value_i` and `present_key_i / present_value_i` are `[1, kv_heads, capacity, head_dim]`
-and meant to be one buffer, bound as both. `seqlens_k` = total − 1 and `total_sequence_length` = total
-(int32 `[1]`) say how many slots are valid after this call; the n new tokens fill the last of them.
-`position_ids` (int64 `[1, n]`) are their positions and `attention_bias` (float32 `[1, 1, n, total]`) is added to
-their attention scores, beside the causal mask over slots: 0 where a token sees a slot, `spec.HIDDEN` where it does not.
-So the nodes of a tree can share the buffers, in any order in which a node comes after its ancestors.
+and meant to be one buffer, bound as both. `seqlens_k` (int32 `[1]`) is one less than the slots that are valid
+after this call; the n new tokens fill the last of them. `position_ids` (int64 `[1, n]`) are their positions and
+`attention_bias` (float32 `[1, 1, n, total]`, total = `total_sequence_length`, int32 `[1]`, any number of slots
+that includes the valid ones) is added to their attention scores, beside the causal mask over slots: 0 where a
+token sees a slot, `spec.HIDDEN` where it does not. So the nodes of a tree can share the buffers, in any order in
+which a node comes after its ancestors.
 `probs` is softmax(logits), `tempered_logits` logits / temperature (float32 `[1]`), `tempered_probs` its
 softmax.
 Operators of the domain `com.microsoft` are onnxruntime's.

@@ -27,8 +27,9 @@ class Rows:
     def one(self, index: int) -> Rows:
         """Returns a single row."""
         chosen = slice(index, index + 1)
-        arrays = (self.logits, self.probs, self.tempered_logits, self.tempered_probs)
-        return Rows(*(array[chosen] for array in arrays))
+        return Rows(
+            self.logits[chosen], self.probs[chosen], self.tempered_logits[chosen], self.tempered_probs[chosen]
+        )
 
 
 class Bound:
@@ -56,45 +57,83 @@ class IdInput:
         self._bound: dict[int, Bound] = {}  # by n
         self._num_bound = 0
 
-    def set(self, values: Sequence[int]) -> None:
-        """Writes the values and binds them."""
-        count = len(values)
+    def bind(self, count: int) -> NDArray[np.int64]:
+        """Binds `count` values and returns the array to write them to; it has those of its last run."""
         bound = self._bound.get(count)
         if bound is None:
             bound = self._bound[count] = Bound(np.zeros((*self._leading, count), np.int64))
         if count != self._num_bound:
             self._binding.bind_ortvalue_input(self._name, bound.value)
             self._num_bound = count
-        bound.array[...] = values
+        array: NDArray[np.int64] = bound.array
+        return array
 
 
 class TreeInputs:
     """Binds what a graph for trees has beside a chain's inputs: positions, which slots each token sees, and the
-    tokens whose rows are returned."""
+    tokens whose rows are returned.
+
+    The attention bias is as long as the KV buffers, not as the valid part of them, so that no shape changes from
+    token to token: onnxruntime would plan its memory anew for each. It is 0 but during a run of nodes.
+    """
 
     def __init__(self, binding: Any) -> None:
         self._binding = binding
         self._positions = IdInput(binding, POSITION_IDS, 1)
         self._rows = IdInput(binding, ROWS)
-        self._zeros = np.zeros(0, np.float32)  # only read
+        self._capacity = 0
+        self._zeros = np.zeros(0, np.float32)
+        self._biases: dict[int, Bound] = {}  # by n, all in the memory of `_zeros`
+        self._num_bound = 0
+
+    def set_capacity(self, capacity: int) -> None:
+        """Sets the length of the KV buffers."""
+        self._capacity = capacity
+        self._zeros = np.zeros(0, np.float32)
+        self._biases, self._num_bound = {}, 0
 
     def set_chain(self, num_tokens: int, num_past: int) -> None:
         """Prepares a run of tokens that follow each other, whose last row is returned."""
-        total = num_past + num_tokens
-        if num_tokens * total > self._zeros.size:
-            self._zeros = np.zeros(2 * num_tokens * total, np.float32)
-        self._positions.set(range(num_past, total))
-        self._rows.set((num_tokens - 1,))
-        self._bind_bias(self._zeros[: num_tokens * total], num_tokens, total)
+        self._bind_bias(num_tokens)
+        self._rows.bind(1)[0] = num_tokens - 1
+        positions = self._positions.bind(num_tokens)
+        if num_tokens == 1:
+            positions[0, 0] = num_past
+        else:
+            positions[0] = range(num_past, num_past + num_tokens)
 
-    def set_nodes(self, positions: Sequence[int], bias: NDArray[np.float32]) -> None:
-        """Prepares a run of n nodes with `bias` [n, total], whose rows are all returned."""
-        self._positions.set(positions)
-        self._rows.set(range(len(positions)))
-        self._bind_bias(bias, *bias.shape)
+    def set_nodes(self, positions: Sequence[int], bias: NDArray[np.float32], start: int) -> None:
+        """Prepares a run of n nodes with `bias` [n, m] for the m slots from `start` on; all rows are returned.
+        `clear` must follow."""
+        num_nodes, num_slots = bias.shape
+        self._bind_bias(num_nodes)[:, start : start + num_slots] = bias
+        self._rows.bind(num_nodes)[:] = range(num_nodes)
+        self._positions.bind(num_nodes)[0] = positions
 
-    def _bind_bias(self, values: NDArray[np.float32], num_tokens: int, total: int) -> None:
-        self._binding.bind_cpu_input(ATTENTION_BIAS, values.reshape(1, 1, num_tokens, total))
+    def clear(self) -> None:
+        """Lets all slots be seen again."""
+        self._zeros[: self._num_bound * self._capacity] = 0
+
+    def check_integrity(self) -> None:
+        """Asserts that all slots are seen, and that nothing was copied."""
+        assert not self._zeros.any(), "a bias was not cleared"
+        assert all(bound.is_shared for bound in self._biases.values()), "a bias was copied by onnxruntime"
+
+    def _bind_bias(self, num_tokens: int) -> NDArray[np.float32]:
+        """Returns [n, capacity], all 0."""
+        bound = self._biases.get(num_tokens)
+        if bound is None:
+            size = num_tokens * self._capacity
+            if size > self._zeros.size:
+                self._zeros, self._biases = np.zeros(size, np.float32), {}
+            view = self._zeros[:size].reshape(1, 1, num_tokens, self._capacity)
+            bound = self._biases[num_tokens] = Bound(view)
+            self._num_bound = 0
+        if num_tokens != self._num_bound:
+            self._binding.bind_ortvalue_input(ATTENTION_BIAS, bound.value)
+            self._num_bound = num_tokens
+        array: NDArray[np.float32] = bound.array[0, 0]
+        return array
 
 
 class RowOutputs:
@@ -127,5 +166,7 @@ class RowOutputs:
         if not self._buffers or num_rows > len(self._buffers[0]):
             self._views, self._num_bound = {}, 0
             self._buffers = [np.zeros((num_rows, self._num_tokens), np.float32) for _ in ROW_OUTPUTS]
-        bounds = tuple(Bound(buffer[:num_rows]) for buffer in self._buffers)
-        self._views[num_rows] = Rows(*(bound.array for bound in bounds)), bounds
+        logits, probs, tempered_logits, tempered_probs = (buffer[:num_rows] for buffer in self._buffers)
+        rows = Rows(logits, probs, tempered_logits, tempered_probs)
+        bounds = tuple(map(Bound, (logits, probs, tempered_logits, tempered_probs)))
+        self._views[num_rows] = rows, bounds

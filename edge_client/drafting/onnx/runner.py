@@ -82,21 +82,24 @@ class OnnxRunner:
         return rows
 
     def feed_nodes(
-        self, token_ids: Sequence[int], position_ids: Sequence[int], bias: NDArray[np.float32]
+        self, token_ids: Sequence[int], position_ids: Sequence[int], bias: NDArray[np.float32], start: int
     ) -> Rows:
-        """Runs n nodes of a tree into the last n of `num_slots` slots and returns a row after each.
+        """Runs n nodes of a tree into the last n of the m slots from `start` on; returns a row after each.
 
-        `bias` [n, num_slots] is `spec.HIDDEN` where a node does not see a slot, else 0; no node sees a slot
-        after its own. Slots may outnumber positions, but not the draft's context. The next call overwrites the
-        arrays; there are no candidates. Raises `ModelError` where the runtime fails.
+        `bias` [n, m] is `spec.HIDDEN` where a node does not see a slot, else 0; no node sees a slot after its own,
+        and each sees those before `start`. Slots may outnumber positions, but not the draft's context. The next
+        call overwrites the arrays; there are no candidates. Raises `ModelError` where the runtime fails.
         """
         assert self._tree is not None, "the draft's graph takes no trees"
-        self._begin(token_ids, bias.shape[1] - len(token_ids))
-        self._tree.set_nodes(position_ids, bias)
+        self._begin(token_ids, start + bias.shape[1] - len(token_ids))
+        self._tree.set_nodes(position_ids, bias, start)
         if self._dropout:
             self._dropout.leave_out()
         rows = self._rows.bind(len(token_ids))
-        self._run()
+        try:
+            self._run()
+        finally:
+            self._tree.clear()
         return rows
 
     def move(self, slots: Sequence[int], start: int) -> None:
@@ -116,6 +119,8 @@ class OnnxRunner:
             assert bound.array.shape[2] == self._capacity, f"{name} has another capacity"
             assert bound.is_shared, f"{name} was copied by onnxruntime"
         self._rows.check_integrity()
+        if self._tree:
+            self._tree.check_integrity()
         assert self._total.is_shared and self._seqlens.is_shared, "inputs were copied by onnxruntime"
 
     def _begin(self, token_ids: Sequence[int], num_past: int) -> None:
@@ -123,9 +128,9 @@ class OnnxRunner:
         assert token_ids and total <= self._spec.max_context, f"{total} positions do not fit"
         if total > self._capacity:
             self._grow(total, num_past)
-        self._input_ids.set(token_ids)
+        self._input_ids.bind(len(token_ids))[0] = token_ids
         self._seqlens.array[0] = total - 1  # anything else is silently wrong
-        self._total.array[0] = total
+        self._total.array[0] = self._capacity if self._tree else total  # of the bias
 
     def _run(self) -> None:
         try:
@@ -143,6 +148,8 @@ class OnnxRunner:
         while capacity < needed:
             capacity *= 2
         self._capacity = min(capacity, self._spec.max_context)
+        if self._tree:
+            self._tree.set_capacity(self._capacity)
         shape = (1, self._spec.num_kv_heads, self._capacity, self._spec.head_dim)
         for layer in range(self._spec.num_layers):
             for kind in ("key", "value"):

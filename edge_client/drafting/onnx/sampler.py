@@ -27,6 +27,8 @@ from outrider.kernels.signals import draft_signals
 
 _NOT_FINITE = "the draft's logits are not finite; its weights or its export are damaged"
 
+_MOST_GAP = 8.0  # nats below the first continuation; one that scores less is never worth a node
+
 # Token id, the probability it was sampled with, signals, and the support it was sampled from, if any.
 Sampled = tuple[int, float, Signals, Support | None]
 
@@ -97,16 +99,17 @@ class DraftSampler:
 
         `rows` has one row. Raises `ModelError` where the logits are not finite.
         """
+        assert not self._num_support, "a tree is drafted with the noise that both sides share"
         if not math.isfinite(rows.probs[0, 0]):  # one logit that is not makes them all so
             raise ModelError(_NOT_FINITE)
         scores = rows.logits if self._is_argmax else self._scores(rows, prompt_ids, output_ids)
         if self._is_greedy:
-            ids, sums = top_scores(scores[0], MAX_CONTINUATIONS)
+            ids, sums = top_scores(scores[0], MAX_CONTINUATIONS, _MOST_GAP)
         else:
             if not offset:
                 self._noise.drop_before(start)
             noise = self._noise.row(start + offset, scores.shape[1])
-            ids, sums = coupled_top(scores[0], noise, MAX_CONTINUATIONS)
+            ids, sums = coupled_top(scores[0], noise, MAX_CONTINUATIONS, _MOST_GAP)
         return Continuations(tuple(ids.tolist()), tuple((sums[:1] - sums).tolist()), DRAFT_SOURCE)
 
     def _choose(

@@ -171,7 +171,7 @@ class OnnxDraftSequence:
             return
         bias = self._tree.add(paths)
         positions = [len(self._text) + len(path) - 1 for path in paths]
-        rows = self._runner.feed_nodes([path[-1] for path in paths], positions, bias)
+        rows = self._runner.feed_nodes([path[-1] for path in paths], positions, bias, self._tree.start)
         for index in range(len(paths)):
             yield rows.one(index), int(index == 0)
 

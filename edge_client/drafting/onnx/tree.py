@@ -63,14 +63,14 @@ class TreeKv:
         self._slots: dict[TokenIds, tuple[int, ...]] = {(): ()}  # of all tokens of the path
 
     def add(self, paths: Sequence[TokenIds]) -> NDArray[np.float32]:
-        """Gives each path's last token the next slot. Returns the attention bias of their run [n, slots]."""
+        """Gives each path's last token the next slot. Returns the attention bias of their run
+        [n, slots from `start` on]."""
         first = self.end
         self.end += len(paths)
-        bias = np.zeros((len(paths), self.end), np.float32)
-        bias[:, self.start :] = HIDDEN
+        bias = np.full((len(paths), self.end - self.start), HIDDEN, np.float32)
         for row, path in enumerate(paths):
             slots = self._slots[path] = (*self._slots[path[:-1]], first + row)
-            bias[row, list(slots)] = 0
+            bias[row, [slot - self.start for slot in slots]] = 0
         return bias
 
     def follow(self, token_ids: Sequence[int]) -> tuple[int, ...]:
