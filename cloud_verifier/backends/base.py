@@ -59,7 +59,6 @@ class TargetBackend(Protocol):
     num_tokens: int  # ids the tokenizer has
     vocab_size: int  # columns of the logits, ≥ num_tokens where the vocabulary is padded
     max_context: int  # tokens a sequence may hold
-    max_tree_nodes: int  # nodes of the tree that an item may end with; 0: none
     dtype: str  # "float32" | "bfloat16"
     device: str
     model_id: str
@@ -69,6 +68,10 @@ class TargetBackend(Protocol):
     is_reproducible: bool  # a row's logits have the same bits whatever shares its forward
     num_forwards: int  # counters, only rise
     num_query_rows: int  # tokens fed, over all forwards: packed, so equal to the sum of the items' tokens
+
+    @property
+    def max_tree_nodes(self) -> int:
+        """Returns the most nodes of the tree that an item may end with; 0: none."""
 
     @property
     def num_free_tokens(self) -> int:

@@ -62,3 +62,4 @@ class SessionOptions:
     is_target_change_allowed: bool = False
     tokenizer_fingerprint: str = ""
     tree: TreeBudget | None = None  # that rounds draft in place of a chain
+    adapts_trees: bool = False  # within `tree`, by measured times; a chain where that is faster

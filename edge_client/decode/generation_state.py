@@ -24,6 +24,7 @@ from outrider.common.types import (
 )
 from outrider.edge_client.controller.acceptance_prior import AcceptancePrior, PriorKey
 from outrider.edge_client.controller.conditions import Conditions
+from outrider.edge_client.controller.tree_policy import TreePolicy
 from outrider.edge_client.controller.window import RoundWindow
 from outrider.edge_client.core.events import RolledBackEvent, TokenEvent
 from outrider.edge_client.core.options import ExecutionMode, SessionOptions
@@ -86,6 +87,8 @@ class GenerationState:
         self.conditions: Final = conditions  # that an opening and earlier generations tell of
         self.recorder: Final = Recorder(proposer.depth, self.window, shared)
         self.clock: Final = clock
+        # With `--tree auto`, which chooses by the conditions that are observed.
+        self.tree_policy: Final = None if shared is None or not options.adapts_trees else TreePolicy(shared)
         self._acceptance_prior = acceptance_prior  # of other generations
         # What learns from it, with `coupled` alone, whose acceptance it is.
         self._learner = conditions if options.method is Method.COUPLED else None
@@ -177,7 +180,13 @@ class GenerationState:
         limits = self._model.limits
         num_nodes = min(budget.num_nodes, limits.max_tree_nodes, self.context_room - num_assumed - 1)
         depth = min(budget.max_depth, self.tokens.num_remaining - num_assumed - 1, num_nodes)
-        return replace(budget, num_nodes=num_nodes, max_depth=depth) if depth > 0 else None
+        if depth <= 0:
+            return None
+        if (policy := self.tree_policy) is None:
+            return replace(budget, num_nodes=num_nodes, max_depth=depth)
+        if self.window.size > 1 or (costs := policy.costs(num_nodes)) is None:
+            return None
+        return replace(budget, num_nodes=num_nodes, max_depth=depth, costs=costs)
 
     # --------------------------------------------------------------------------------- transitions
 

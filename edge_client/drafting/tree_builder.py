@@ -32,12 +32,17 @@ class TreeBuilder:
         self._values = values
         self._budget = budget
         self._best: list[_Node] = []  # of all found, at most `num_nodes`; of equal ones those found first
+        self._first_chances, self._num_expanded = (
+            1.0,
+            1,
+        )  # of first children, summed; a sure one to begin with
 
     def build(self) -> TreeDraft:
         """Returns the tree; no nodes where no source has a continuation.
 
         There are `max_depth` runs at most. All but the first expand a few nodes at once, so many that the budget
-        could be filled with as many runs.
+        could be filled with as many runs. Where the budget has costs, no node is expanded, nor kept, that is worth
+        less than what the tokens so far would gain in its time.
         """
         budget = self._budget
         root = _Node((), 1.0)
@@ -56,13 +61,32 @@ class TreeBuilder:
         budget = self._budget
         best = self._best
         is_full = len(best) == budget.num_nodes
-        least = best[-1].value if is_full else 0.0
+        least = max(best[-1].value if is_full else 0.0, self._least_value() / self._first_chance)
         worth = [
             node
             for node in best
             if node.is_open and len(node.path) < budget.max_depth and (node.value > least or not is_full)
         ]
         return worth[: -(-budget.num_nodes // budget.max_depth)]
+
+    def _least_value(self) -> float:
+        """Returns what a node has to be worth: the tokens that the round, as it is, gains in a node's time."""
+        costs = self._budget.costs
+        if costs is None:
+            return 0.0
+        total, rate = 1.0, 0.0
+        for number, node in enumerate(self._best, start=1):
+            total += node.value
+            next_rate = total / (costs.round_s + number * costs.node_s)
+            if next_rate < rate:
+                break
+            rate = next_rate
+        return rate * costs.node_s
+
+    @property
+    def _first_chance(self) -> float:
+        """Returns the mean chance of a first child."""
+        return self._first_chances / self._num_expanded
 
     def _expand(self, nodes: Sequence[_Node]) -> None:
         paths = [node.path for node in nodes]
@@ -75,6 +99,9 @@ class TreeBuilder:
                 for token_id, chance in self._merge(continuations)
             ]
             self._best += node.children
+            if node.children:
+                self._first_chances += node.children[0].value / node.value
+                self._num_expanded += 1
         self._best = sorted(self._best, key=lambda node: -node.value)[: self._budget.num_nodes]
 
     def _merge(self, continuations: Sequence[Continuations]) -> list[tuple[int, float]]:
@@ -86,7 +113,8 @@ class TreeBuilder:
         return sorted(chances.items(), key=lambda item: -item[1])[: self._budget.max_width]
 
     def _draft(self, root: _Node) -> TreeDraft:
-        kept = set(map(id, self._best))
+        least = self._least_value()
+        kept = {id(node) for number, node in enumerate(self._best) if number == 0 or node.value >= least}
         nodes: list[_Node] = []
         parents: list[int] = []
         waiting = [(root, ROOT)]

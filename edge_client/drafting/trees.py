@@ -17,12 +17,23 @@ DRAFT_SOURCE = "draft"  # of continuations that a draft model tells
 
 
 @dataclass(frozen=True, slots=True)
+class TreeCosts:
+    """Holds what a round takes, in seconds: whatever its tree, and for each of its nodes."""
+
+    round_s: float
+    node_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class TreeBudget:
     """Bounds one tree."""
 
     num_nodes: int
     max_depth: int  # nodes on the longest path, and runs of a draft model
     max_width: int  # children of one node, `MAX_CONTINUATIONS` at most
+    costs: TreeCosts | None = (
+        None  # by which further nodes are left out: the tree has the most tokens a second
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -97,7 +97,9 @@ class Edge:
             SETTINGS.branch_prior_hit_share if config.pipelining.guesses == "auto" else 0.0
         )
         window = make_window(config, conditions)
-        is_observed = config.depth_policy == "optimal" or window.policy is not None
+        is_observed = (
+            config.depth_policy == "optimal" or window.policy is not None or config.tree.use == "auto"
+        )
         session = EdgeSession(
             prompt_ids,
             options,
@@ -154,6 +156,7 @@ class Edge:
             is_target_change_allowed=config.outage.allow_target_change,
             tokenizer_fingerprint=self.tokenizer.fingerprint,
             tree=make_tree(config),
+            adapts_trees=config.tree.use == "auto",
         )
 
     def _encode_word(self, word: str) -> TokenIds:
@@ -263,27 +266,28 @@ def make_window(config: RunConfig, conditions: Conditions | None = None) -> Roun
         has_stream_too=config.mode is ExecutionMode.AUTO and config.may_adapt,
         may_branch=config.pipelining.guesses == "auto",
         conditions=conditions,
+        has_trees=config.tree.use == "auto",
     )
 
 
 def make_tree(config: RunConfig) -> TreeBudget | None:
     """Returns the bounds of a round's tree; None without `--tree`. Raises `UsageError` for flags that do not go with
     it."""
-    tree = config.tree
-    if not tree.num_nodes:
+    tree, method = config.tree, config.verification.method
+    if tree.use == "off":
         return None
-    flag = f"--tree {tree.num_nodes}"
+    flag, is_auto = f"--tree {tree.use}", tree.use == "auto"
     if not config.mode.has_rounds:
         raise UsageError(
             f"{flag} goes with --mode speculative: in mode {config.mode} the edge sends no rounds"
         )
-    if config.verification.method not in (Method.COUPLED, Method.TYPICAL):
-        raise UsageError(
-            f"{flag} goes with --method coupled or typical: {config.verification.method} takes chains"
-        )
+    if method is not Method.COUPLED and (is_auto or method is not Method.TYPICAL):
+        goes_with = "coupled" if is_auto else "coupled or typical"
+        raise UsageError(f"{flag} goes with --method {goes_with}, not with {method}")
     if config.gate.use is not GateUse.OFF:
         raise UsageError(f"{flag} does not go with --gate {config.gate.use}, which judges chains")
-    return TreeBudget(tree.num_nodes, max_depth=tree.depth, max_width=tree.width)
+    num_nodes = tree.use if isinstance(tree.use, int) else SETTINGS.max_tree_nodes
+    return TreeBudget(num_nodes, tree.depth or SETTINGS.max_tree_depth, tree.width)
 
 
 def _check_pipelining(config: RunConfig) -> None:
