@@ -38,10 +38,10 @@ def tree_tokens(alpha: float, max_nodes: int) -> tuple[float, ...]:
 
 
 def _next_share(alpha: float, rank: int) -> float:
-    """Returns the rate of the choice after `rank`, relative to that one's."""
+    """Returns the rate of the choice after `rank`, relative to that one's: at most 1."""
     share, later = SETTINGS.second_choice_share, SETTINGS.later_choice_share
     if rank == 0:
-        return share * (1 - alpha) / alpha
+        return min(1.0, share * (1 - alpha) / alpha)
     left = 1 - share if rank == 1 else 1 - later
     return later * left / (share if rank == 1 else later)
 

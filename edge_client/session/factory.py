@@ -13,10 +13,11 @@ from outrider.common.clock import SYSTEM_CLOCK, Clock
 from outrider.common.errors import IncompatibleError, InvalidFieldError, UsageError
 from outrider.common.sampling.processors import check_sampling_params, on_wire
 from outrider.common.stopping import check_stop_params
-from outrider.common.types import Method, SamplingParams, StopParams, TokenIds
+from outrider.common.types import SamplingParams, StopParams, TokenIds
 from outrider.edge_client.config.gate import create_gate, gate_settings
 from outrider.edge_client.config.methods import check_method, make_method_params, support_size
 from outrider.edge_client.config.run_config import RunConfig, draft_dir
+from outrider.edge_client.config.tree import tree_budget
 from outrider.edge_client.controller.acceptance_prior import AcceptancePrior
 from outrider.edge_client.controller.conditions import Conditions
 from outrider.edge_client.controller.depth.registry import create_depth_policy
@@ -26,8 +27,6 @@ from outrider.edge_client.core.options import ExecutionMode, OnTimeout, SessionO
 from outrider.edge_client.drafting.base import DraftModel
 from outrider.edge_client.drafting.onnx.runner import DropoutCost
 from outrider.edge_client.drafting.registry import WITHOUT_MODEL, create_draft_model
-from outrider.edge_client.drafting.trees import TreeBudget
-from outrider.edge_client.gate.gate import GateUse
 from outrider.edge_client.session.session import EdgeSession, new_session_id
 from outrider.edge_client.tokenization.tokenizer import EdgeTokenizer
 from outrider.edge_client.transport.deadline import RoundDeadline
@@ -155,7 +154,7 @@ class Edge:
             is_reverified=config.outage.reverify,
             is_target_change_allowed=config.outage.allow_target_change,
             tokenizer_fingerprint=self.tokenizer.fingerprint,
-            tree=make_tree(config),
+            tree=tree_budget(config),
             adapts_trees=config.tree.use == "auto",
         )
 
@@ -173,7 +172,7 @@ def create_edge(config: RunConfig, has_draft: bool | None = None) -> Edge:
     `ModelError`, `IncompatibleError`, and `UsageError` for flags that do not go together."""
     check_method(config)
     gate_settings(config)
-    make_tree(config)
+    tree_budget(config)
     make_window(config)  # flags that do not go together are said before anything is loaded
     directory = draft_dir(config)
     if has_draft is None:
@@ -268,26 +267,6 @@ def make_window(config: RunConfig, conditions: Conditions | None = None) -> Roun
         conditions=conditions,
         has_trees=config.tree.use == "auto",
     )
-
-
-def make_tree(config: RunConfig) -> TreeBudget | None:
-    """Returns the bounds of a round's tree; None without `--tree`. Raises `UsageError` for flags that do not go with
-    it."""
-    tree, method = config.tree, config.verification.method
-    if tree.use == "off":
-        return None
-    flag, is_auto = f"--tree {tree.use}", tree.use == "auto"
-    if not config.mode.has_rounds:
-        raise UsageError(
-            f"{flag} goes with --mode speculative: in mode {config.mode} the edge sends no rounds"
-        )
-    if method is not Method.COUPLED and (is_auto or method is not Method.TYPICAL):
-        goes_with = "coupled" if is_auto else "coupled or typical"
-        raise UsageError(f"{flag} goes with --method {goes_with}, not with {method}")
-    if config.gate.use is not GateUse.OFF:
-        raise UsageError(f"{flag} does not go with --gate {config.gate.use}, which judges chains")
-    num_nodes = tree.use if isinstance(tree.use, int) else SETTINGS.max_tree_nodes
-    return TreeBudget(num_nodes, tree.depth or SETTINGS.max_tree_depth, tree.width)
 
 
 def _check_pipelining(config: RunConfig) -> None:
