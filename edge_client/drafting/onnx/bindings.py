@@ -85,6 +85,7 @@ class TreeInputs:
         self._zeros = np.zeros(0, np.float32)
         self._biases: dict[int, Bound] = {}  # by n, all in the memory of `_zeros`
         self._num_bound = 0
+        self._written = self._zeros  # the part of it that is not 0 during a run
 
     def set_capacity(self, capacity: int) -> None:
         """Sets the length of the KV buffers."""
@@ -106,13 +107,14 @@ class TreeInputs:
         """Prepares a run of n nodes with `bias` [n, m] for the m slots from `start` on; all rows are returned.
         `clear` must follow."""
         num_nodes, num_slots = bias.shape
-        self._bind_bias(num_nodes)[:, start : start + num_slots] = bias
+        self._written = self._bind_bias(num_nodes)[:, start : start + num_slots]
+        self._written[:] = bias
         self._rows.bind(num_nodes)[:] = range(num_nodes)
         self._positions.bind(num_nodes)[0] = positions
 
     def clear(self) -> None:
         """Lets all slots be seen again."""
-        self._zeros[: self._num_bound * self._capacity] = 0
+        self._written[:] = 0
 
     def check_integrity(self) -> None:
         """Asserts that all slots are seen, and that nothing was copied."""

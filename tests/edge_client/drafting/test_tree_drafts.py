@@ -30,12 +30,15 @@ PENALISED = SamplingParams(temperature=0.7, seed=4, repetition_penalty=1.3, freq
 PROMPT = [5, 9, 200, 17, 33, 8, 120]
 BUDGET = TreeBudget(num_nodes=24, max_depth=6, max_width=4)
 CONTEXT = 256
+FLOAT32_ACTIVATIONS = 1
 
 
 @pytest.fixture(scope="module")
 def draft_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("draft")
-    export_draft(make_hf_dir(root / "hf", "qwen2", num_tokens=500), root / "onnx")
+    # In float32: int8 activations round other last bits to other codes, whatever shares a run (design.md §10).
+    hf_dir = make_hf_dir(root / "hf", "qwen3", num_tokens=500)
+    export_draft(hf_dir, root / "onnx", accuracy_level=FLOAT32_ACTIVATIONS)
     add_dropout(root / "onnx")
     return root / "onnx"
 
@@ -179,7 +182,7 @@ def test_a_chain_after_a_tree_and_a_tree_after_a_chain_are_those_of_a_fresh_sequ
     sequence = start(model, PROMPT)
     sequence.propose(5)
     assert sequence.propose_tree(BUDGET, NodeValues()).token_ids == tree_after(model, PROMPT).token_ids
-    assert sequence.propose(5) == start(model, PROMPT).propose(5)
+    assert sequence.propose(5).token_ids == start(model, PROMPT).propose(5).token_ids
     sequence.check_integrity()
 
 
@@ -190,7 +193,8 @@ def test_at_the_end_of_the_context_trees_get_small_and_then_empty(model: OnnxDra
         depths = Tree(draft.parents).depths
         assert max(depths, default=-1) < room
         assert bool(draft.token_ids) == bool(room)
-        assert sum(map(bool, draft.continuations)) <= room + 1  # one slot a node, beside the last token's
+        num_fed = sum(bool(told.token_ids) for each in draft.continuations for told in each)
+        assert num_fed <= room + 1  # one slot a node, beside the last token's
 
 
 def test_the_variant_for_dropout_proposes_the_same_trees_and_still_tells_variance(draft_dir: Path) -> None:
@@ -198,8 +202,9 @@ def test_the_variant_for_dropout_proposes_the_same_trees_and_still_tells_varianc
         sequence = start(varied, PROMPT)
         first = sequence.propose(2)
         draft = sequence.propose_tree(BUDGET, NodeValues())
-        assert sequence.propose(2) == first
-        assert first.signals[0].variance
+        again = sequence.propose(2)
+        assert again.token_ids == first.token_ids
+        assert again.signals[0].variance == pytest.approx(first.signals[0].variance, rel=1e-3)
     with OnnxDraftModel.open(draft_dir) as plain:
         assert draft.token_ids == tree_after(plain, PROMPT).token_ids
 
