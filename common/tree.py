@@ -14,9 +14,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import cached_property
 
-import numpy as np
-from numpy.typing import NDArray
-
 from outrider.common.errors import InvalidFieldError
 
 ROOT = -1
@@ -67,12 +64,13 @@ class Tree:
         return [range(start, stop) for start, stop in zip(starts, stops, strict=False)]
 
     @property
-    def ancestor_mask(self) -> NDArray[np.bool_]:
+    def ancestor_mask(self) -> list[list[bool]]:
         """Returns [nodes, nodes]: whether a node (row) is, or comes after, another one (column)."""
-        mask = np.eye(len(self), dtype=np.bool_)
+        mask: list[list[bool]] = []
         for node, parent in enumerate(self.parents):
-            if parent != ROOT:
-                mask[node] |= mask[parent]
+            row = [False] * len(self) if parent == ROOT else mask[parent].copy()
+            row[node] = True
+            mask.append(row)
         return mask
 
     def below(self, node: int) -> list[int]:

@@ -229,7 +229,7 @@ class SdpaPlanner(AttentionPlanner):
         assert sequence.tree is not None, "a sequence without a tree"
         columns = torch.arange(num_columns, device=self._device)
         hidden = columns > torch.arange(sequence.past, sequence.length, device=self._device)[:, None]
-        others = torch.from_numpy(~sequence.tree.ancestor_mask).to(self._device)
+        others = ~torch.tensor(sequence.tree.ancestor_mask, device=self._device)
         hidden[-len(others) :, sequence.root : sequence.length] |= others
         return self._additive(hidden)
 

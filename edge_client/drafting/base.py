@@ -9,11 +9,13 @@ from __future__ import annotations
 import enum
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from typing import Protocol, Self, runtime_checkable
+from typing import TYPE_CHECKING, Protocol, Self, runtime_checkable
 
 from outrider.common.types import Draft, SamplingParams, Signals
-from outrider.edge_client.drafting.node_values import NodeValues
 from outrider.edge_client.drafting.trees import TreeBudget, TreeDraft
+
+if TYPE_CHECKING:  # it imports numpy, and `--help` does not
+    from outrider.edge_client.drafting.node_values import NodeValues
 
 DEFAULT_MAX_NGRAM = 4  # prompt-lookup looks for runs of at most so many tokens
 
