@@ -58,12 +58,15 @@ class TreePolicy:
 
     def __init__(self, conditions: Conditions) -> None:
         self._conditions = conditions
+        self.costs: TreeCosts | None = None
+        """What the next rounds' nodes have to be worth; None where chains are expected to be as fast, and until the
+        costs are known."""
 
-    def costs(self, max_nodes: int) -> TreeCosts | None:
-        """Returns what the next round's nodes have to be worth; None where a chain is expected to be as fast, and
-        until the costs are known."""
-        if not self._conditions.are_known:
-            return None
+    def plan(self, max_nodes: int) -> None:
+        """Decides again, by what was observed so far, with trees of at most `max_nodes` nodes."""
+        self.costs = self._decide(max_nodes) if max_nodes > 0 and self._conditions.are_known else None
+
+    def _decide(self, max_nodes: int) -> TreeCosts | None:
         models, link = self._conditions.estimate()
         costs = tree_costs(models, link, self._conditions.costs.tree_draft_line())
         acceptance = self._conditions.acceptance

@@ -164,6 +164,13 @@ class GenerationState:
         room = min(self.tokens.num_remaining, self.context_room) - num_assumed - 1
         return max(0, min(self.next_depth(), room))
 
+    def plan_draft(self) -> None:
+        """Has the policies decide what the next rounds draft, by what was observed so far."""
+        budget, policy = self.options.tree, self.tree_policy
+        if budget is not None and policy is not None and self._model is not None:
+            policy.plan(min(budget.num_nodes, self._model.limits.max_tree_nodes))
+        self.next_depth()
+
     def next_depth(self) -> int:
         """Returns the depth policy's depth, or the verifier's limit."""
         wanted = self.proposer.depth.next_depth()
@@ -184,9 +191,9 @@ class GenerationState:
             return None
         if (policy := self.tree_policy) is None:
             return replace(budget, num_nodes=num_nodes, max_depth=depth)
-        if self.window.size > 1 or (costs := policy.costs(num_nodes)) is None:
+        if self.window.size > 1 or policy.costs is None:
             return None
-        return replace(budget, num_nodes=num_nodes, max_depth=depth, costs=costs)
+        return replace(budget, num_nodes=num_nodes, max_depth=depth, costs=policy.costs)
 
     # --------------------------------------------------------------------------------- transitions
 

@@ -153,12 +153,12 @@ class SpeculativeLoop:
             return
         state.remote.poll(LEAVING_S)
         state.recorder.observe()
-        self._choose()
-        state.next_depth()  # planned now, not after the answer
+        self._choose()  # planned now, not after the answer
 
     def _choose(self) -> None:
         state = self._state
         state.window.choose(state.tokens.num_remaining)
+        state.plan_draft()
         if not state.is_to_stream:
             state.note_mode()
 

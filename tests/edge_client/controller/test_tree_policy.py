@@ -88,13 +88,19 @@ def observed(rtt_ms: float, row_ms: float, num_rounds: int = 8) -> Conditions:
     return conditions
 
 
+def planned(conditions: Conditions) -> TreeCosts | None:
+    policy = TreePolicy(conditions)
+    policy.plan(64)
+    return policy.costs
+
+
 def test_a_round_is_a_tree_over_a_long_link_and_a_chain_where_rows_are_dear() -> None:
-    assert TreePolicy(Conditions()).costs(64) is None, "nothing is known"
-    costs = TreePolicy(observed(rtt_ms=100, row_ms=0.05)).costs(64)
+    assert planned(Conditions()) is None, "nothing is known"
+    costs = planned(observed(rtt_ms=100, row_ms=0.05))
     assert costs is not None
     assert costs.round_s == pytest.approx(0.105, rel=0.05)
     assert 0 < costs.node_s < 0.001
-    assert TreePolicy(observed(rtt_ms=0.3, row_ms=3.0)).costs(64) is None
+    assert planned(observed(rtt_ms=0.3, row_ms=3.0)) is None
 
 
 def test_what_trees_take_to_draft_is_learned_from_trees() -> None:
