@@ -163,6 +163,9 @@ class ServeConfig:
         metavar="NAMES",
     )
     max_draft_tokens: int = option(64, "most drafted tokens in one round", metavar="N", minimum=1)
+    max_tree_nodes: int = option(
+        64, "most drafted tokens of one round that is a tree; 0 takes no trees", metavar="N", minimum=0
+    )
     max_sampling_ids: int = option(
         32_768,
         "most ids in stop ids, logit biases and bad words of one session together, of which bad words may be a "

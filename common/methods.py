@@ -8,6 +8,7 @@ DEFAULT_SUPPORT_SIZE = 16
 MAX_SUPPORT_SIZE = 64  # the protocol's
 
 _SENDS_SUPPORT = frozenset({Method.SPARSE, Method.BLOCK})
+_TAKES_TREES = frozenset({Method.COUPLED, Method.TYPICAL, Method.THRESHOLD})
 _IS_COUPLED = frozenset({Method.COUPLED, Method.TYPICAL})  # drafted with the noise both sides share
 
 
@@ -24,6 +25,11 @@ def num_support(method: Method, support_size: int = DEFAULT_SUPPORT_SIZE) -> int
 def sends_support(method: Method) -> bool:
     """Returns whether rounds contain `q_support`."""
     return method in _SENDS_SUPPORT
+
+
+def takes_trees(method: Method) -> bool:
+    """Returns whether a draft may be a tree."""
+    return method in _TAKES_TREES
 
 
 def sends_probs(method: Method) -> bool:

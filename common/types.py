@@ -161,7 +161,8 @@ class Draft:
 
     `supports[i]`, where the method needs one, is the distribution it was sampled from. `doubted` are the
     signals of the token at which a stop rule ended the draft: it was sampled, and dropped. `runner_ups[i]` is
-    filled where a sequence was asked for it (`outrider.edge_client.drafting.base.KeepsRunnerUps`).
+    filled where a sequence was asked for it (`outrider.edge_client.drafting.base.KeepsRunnerUps`). `parents` are
+    those of a tree (`outrider.common.tree`), none of a chain.
     """
 
     token_ids: TokenIds
@@ -170,6 +171,7 @@ class Draft:
     supports: tuple[Support, ...] = ()
     doubted: Signals | None = None
     runner_ups: tuple[RunnerUp, ...] = ()
+    parents: tuple[int, ...] = ()
 
     @property
     def confidences(self) -> tuple[float, ...]:
@@ -198,6 +200,7 @@ class Limits:
     max_sessions: int
     session_idle_ttl_ms: int
     max_sampling_ids: int = 0  # in logit_bias, bad_words and stop_token_ids of an opening; 0 is no limit
+    max_tree_nodes: int = 0  # drafted tokens of a round that is a tree; 0: it takes no trees
 
 
 @dataclass(frozen=True, slots=True)
@@ -286,7 +289,7 @@ class VerifyRequest:
     q_token_probs: tuple[float, ...] = ()
     hard_mask: bytes = b""
     q_support: tuple[Support, ...] = ()
-    parents: tuple[int, ...] = ()
+    parents: TokenIds = ()  # of a draft that is a tree (`outrider.common.tree`); none: a chain
     candidates_from: int = 0
     pipelined: bool = False
     session_id: bytes = b""  # unary calls only
@@ -352,7 +355,7 @@ class Verdict:
     correction_kind: CorrectionKind
     position: int  # committed tokens after the round
     hash: int
-    accepted_nodes: tuple[int, ...] = ()
+    accepted_nodes: tuple[int, ...] = ()  # of a tree: indices of the accepted draft tokens, in order
     candidates: tuple[Candidate, ...] = ()
     logprobs: tuple[TokenLogprobs, ...] = ()
     metrics: RoundMetrics = field(default_factory=RoundMetrics)

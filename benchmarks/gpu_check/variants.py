@@ -85,7 +85,8 @@ def _make_varlen(
     )
     if block_size is None:
         raise NotHere("varlen_attn refuses, or is wrong: the log says how")
-    return varlen.VarlenPlanner(kernel, device), block_size
+    trees = SdpaPlanner(block_size, max_context, shape.num_heads // shape.num_kv_heads, dtype, device)
+    return varlen.VarlenPlanner(kernel, device, trees), block_size
 
 
 def _make_served(model: Any, facts: TargetFacts, kv_tokens: int) -> TransformersBackend:

@@ -11,8 +11,9 @@ from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
 
 from outrider.common.codec.tables import METHOD_NUMBERS
-from outrider.common.methods import sends_probs, sends_support
+from outrider.common.methods import sends_probs, sends_support, takes_trees
 from outrider.common.pb import outrider_pb2 as pb
+from outrider.common.tree import ROOT
 from outrider.common.types import Method
 
 _FLOATS = (0.0, -0.0, 1.0, -1.0, 0.5, 1e-46, 1e-3, 1e4, 3e38, float("inf"), float("-inf"), float("nan"))
@@ -186,6 +187,8 @@ class FrameSource:
                 others = [each for each in self._ids(0, 4) if each != token_id]
                 ids = list(dict.fromkeys((token_id, *others)))
                 request.q_support.add(token_ids=ids, weights=[rng.randint(1, 99) for _ in ids])
+        if takes_trees(self._method) and rng.random() < 0.4:
+            request.parents.extend(rng.randint(ROOT, node - 1) for node in range(len(drafted)))
         if rng.random() < 0.1:
             request.committed_tokens.extend(self._ids(1, 2))
         return request

@@ -43,12 +43,14 @@ class ForwardItem:
     """Holds one sequence's part of a forward.
 
     `token_ids` follow the sequence's `length` tokens; the logits after the last `num_logit_rows` of them are
-    returned (0: a prefill chunk whose logits are not needed).
+    returned (0: a prefill chunk whose logits are not needed). With `parents` the last tokens are a tree
+    (`outrider.common.tree`): each follows those on its path alone, at the position that it has on it.
     """
 
     sequence: KVSequence
     token_ids: Sequence[int]
     num_logit_rows: int
+    parents: Sequence[int] = ()
 
 
 class TargetBackend(Protocol):
@@ -66,6 +68,10 @@ class TargetBackend(Protocol):
     is_reproducible: bool  # a row's logits have the same bits whatever shares its forward
     num_forwards: int  # counters, only rise
     num_query_rows: int  # tokens fed, over all forwards: packed, so equal to the sum of the items' tokens
+
+    @property
+    def max_tree_nodes(self) -> int:
+        """Returns the most nodes of the tree that an item may end with; 0: none."""
 
     @property
     def num_free_tokens(self) -> int:
@@ -99,6 +105,10 @@ class TargetBackend(Protocol):
 
     def truncate(self, sequence: KVSequence, length: int) -> None:
         """Keeps the first `length` tokens: changes the length and frees blocks."""
+
+    def keep(self, sequence: KVSequence, start: int, nodes: Sequence[int]) -> None:
+        """Keeps the first `start` tokens and, after them, those of `nodes`: a path of the tree that was fed at
+        `start` last. To be called before anything else is done with the sequence."""
 
     def fork(self, sequence: KVSequence) -> KVSequence:
         """Returns a second sequence with the same tokens, sharing blocks until one of the two writes."""

@@ -59,6 +59,7 @@ def has_equal_rows(backend: TransformersBackend) -> bool:
     try:
         check_attention(backend)
         check_forwards(backend)
+        check_trees(backend)
         plan = _find_plan(backend, (1, *COUNTS))
     except ModelError:
         return False
@@ -76,6 +77,11 @@ def _prepare(backend: TransformersBackend) -> RowPlan:
     plan = backend.row_plan = _find_plan(backend, COUNTS)
     check_attention(backend)
     check_forwards(backend)
+    try:
+        check_trees(backend)
+    except ModelError as error:
+        backend.has_trees = False
+        logger.warning("drafts that are trees are refused: %s", error)
     return plan
 
 
@@ -99,6 +105,31 @@ def check_forwards(backend: TransformersBackend) -> None:
         _compare(_score(backend, text, 0, len(text))[PROMPT_TOKENS:], alone, "prefilled at once")
         beside = _score(backend, text, PROMPT_TOKENS, STEP, BESIDE)
         _compare(beside, alone, f"verified {STEP} at a time beside other sequences")
+    finally:
+        backend.num_forwards = backend.num_query_rows = 0
+
+
+def check_trees(backend: TransformersBackend) -> None:
+    """Raises `ModelError` unless the tokens of a path through a tree have the logits that they have decoded alone, and
+    so has the token after the path."""
+    length = min(PROMPT_TOKENS + MAX_DECODED, backend.max_context // 2)
+    text = [(31 * i * i + 7 * i + 1) % backend.num_tokens for i in range(length)]
+    try:
+        alone = _decode_alone(backend, text)
+        text = text[: PROMPT_TOKENS + len(alone)]
+        path, last = text[PROMPT_TOKENS:-1], text[-1]
+        # Beside each of its tokens there is another one, which comes first.
+        others = [(token_id + 1) % backend.num_tokens for token_id in path]
+        tokens = [token_id for pair in zip(others, path, strict=True) for token_id in pair]
+        parents = [2 * (node // 2) - 1 for node in range(len(tokens))]
+        nodes = range(1, len(tokens), 2)
+        sequence = backend.new_sequence()
+        backend.forward([ForwardItem(sequence, text[:PROMPT_TOKENS], 0)])
+        rows = backend.forward([ForwardItem(sequence, tokens, len(tokens), parents)])[1::2].copy()
+        _compare(rows, alone[: len(path)], "in a tree")
+        backend.keep(sequence, PROMPT_TOKENS, nodes)
+        _compare(backend.forward([ForwardItem(sequence, [last], 1)]), alone[len(path) :], "after a tree")
+        backend.close(sequence)
     finally:
         backend.num_forwards = backend.num_query_rows = 0
 

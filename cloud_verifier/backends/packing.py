@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from outrider.common.tree import Tree
+
 # Attention over several short sequences is padded into one call; longer ones cost more padded than alone.
 MAX_BATCHED_QUERIES = 16
 MAX_BATCHED_LENGTH = 256
@@ -21,11 +23,17 @@ class PackedSequence:
     length: int  # tokens in KV, the queries' own included
     block_ids: Sequence[int]
     is_contiguous: bool = False
+    tree: Tree | None = None  # the last queries, where they are one
 
     @property
     def past(self) -> int:
         """Returns the number of tokens in KV before the queries."""
         return self.length - self.num_queries
+
+    @property
+    def root(self) -> int:
+        """Returns the number of tokens in KV before its tree: all where it has none."""
+        return self.length - (len(self.tree) if self.tree else 0)
 
     @property
     def stop(self) -> int:

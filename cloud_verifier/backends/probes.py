@@ -39,7 +39,7 @@ def use_varlen_if_right(backend: TransformersBackend, reference: Logits) -> None
     """Switches to torch's paged kernel, unless the model's logits then differ from `reference`."""
     kernel, planner = varlen.find_kernel(), backend.planner
     assert kernel is not None, "a page size was found with it"
-    backend.planner = varlen.VarlenPlanner(kernel, torch.device(backend.device))
+    backend.planner = varlen.VarlenPlanner(kernel, torch.device(backend.device), planner)
     if (reason := _difference(backend, reference, MAX_VARLEN_ERROR)) is not None:
         backend.planner = planner
         backend.clear_kv()

@@ -182,6 +182,10 @@ class SdpaPlanner(AttentionPlanner):
         def segment(mask: torch.Tensor | None, *, is_folded: bool, is_causal: bool = False) -> Segment:
             return Segment(sequence.start, sequence.stop, kv, length, mask, is_folded, is_causal)
 
+        if sequence.tree is not None:
+            mask = self._tree_mask(sequence, length)
+            is_folded = num_queries <= MAX_FOLDED_QUERIES
+            return segment(mask.repeat(self._num_groups if is_folded else 1, 1), is_folded=is_folded)
         if num_queries == 1:
             return segment(None, is_folded=True)
         if num_queries <= MAX_FOLDED_QUERIES:
@@ -205,6 +209,9 @@ class SdpaPlanner(AttentionPlanner):
             last_seen.append([*range(sequence.past, sequence.length), *([sequence.length - 1] * num_padded)])
         columns = torch.arange(tables.shape[1] * self._block_size, device=self._device)
         mask = self._additive(columns > self._tensor(last_seen)[..., None])  # [sequences, queries, length]
+        for place, sequence in enumerate(group):
+            if sequence.tree is not None:
+                mask[place, : sequence.num_queries] = self._tree_mask(sequence, len(columns))
         if self._num_groups > 1:
             mask = mask.repeat(1, self._num_groups, 1)
         answered = None
@@ -216,6 +223,15 @@ class SdpaPlanner(AttentionPlanner):
         return PaddedGroup(
             self._row_index(rows), answered, self._row_index(real), tables.flatten(), mask[:, None]
         )
+
+    def _tree_mask(self, sequence: PackedSequence, num_columns: int) -> torch.Tensor:
+        """Returns an additive mask [queries, num_columns] by which a node sees its ancestors of the tree alone."""
+        assert sequence.tree is not None, "a sequence without a tree"
+        columns = torch.arange(num_columns, device=self._device)
+        hidden = columns > torch.arange(sequence.past, sequence.length, device=self._device)[:, None]
+        others = ~torch.tensor(sequence.tree.ancestor_mask, device=self._device)
+        hidden[-len(others) :, sequence.root : sequence.length] |= others
+        return self._additive(hidden)
 
     def _row_index(self, rows: list[int]) -> slice | torch.Tensor:
         """Returns a slice where the rows follow one another, which costs nothing to take."""

@@ -21,6 +21,7 @@ from outrider.cloud_verifier.backends.sdpa import BlockGatherer
 # Query heads that share a key head are rows of one product; at least this many fill its kernel.
 TILE_ROWS = 16
 SPANS = (64, 128, 256, 512)  # ends of spans of positions; beyond the last they are multiples of it
+MAX_GATHERED_TOKENS = 1 << 14  # of one call, where it has several tiles
 
 
 def span_end(position: int) -> int:
@@ -29,6 +30,41 @@ def span_end(position: int) -> int:
         if position < end:
             return end
     return (position // SPANS[-1] + 1) * SPANS[-1]
+
+
+@dataclass(slots=True)
+class TreeRun(PackedSequence):
+    """Holds nodes of a tree of which each is the parent of the next, as a sequence: positions as on their path.
+
+    Its blocks have other nodes in the places of the path's: `path_slots` are where these are, from `path_start` on.
+    """
+
+    path_start: int = 0
+    path_slots: Sequence[int] = ()
+
+
+def split_tree(sequence: PackedSequence, block_size: int) -> Iterator[PackedSequence]:
+    """Yields what comes before a sequence's tree, then the runs of the tree: as many as it has leaves."""
+    tree, root, block_ids = sequence.tree, sequence.root, sequence.block_ids
+    if tree is None:
+        yield sequence
+        return
+    first_row = sequence.stop - len(tree)
+    if first_row > sequence.start:
+        num_blocks = -(-root // block_size)
+        is_run = sequence.is_contiguous
+        yield PackedSequence(sequence.start, first_row - sequence.start, root, block_ids[:num_blocks], is_run)
+    for run in tree.runs:
+        path = [*tree.path(tree.parents[run[0]]), *run]
+        slots = [block_ids[i // block_size] * block_size + i % block_size for i in (root + n for n in path)]
+        yield TreeRun(
+            first_row + run[0],
+            len(run),
+            root + len(path),
+            block_ids,
+            path_start=root,
+            path_slots=slots,
+        )
 
 
 @dataclass(slots=True)
@@ -59,6 +95,9 @@ class TileCall:
     answered: slice | torch.Tensor  # the places of the real ones in it
     target: slice | torch.Tensor  # the packed rows that these are
     kv: slice | torch.Tensor  # a run of slots, or blocks to gather: each tile's, or one sequence's for all
+    moved: (
+        tuple[torch.Tensor, torch.Tensor] | None
+    )  # places among the gathered tokens, and the slots to copy there
     mask: torch.Tensor  # [num_tiles, 1, num_groups * tile_queries, span]
 
     def attend(
@@ -89,6 +128,9 @@ class TileCall:
             tokens = pool.flatten(0, 1)[self.kv][None]
         else:
             tokens = gather(pool, self.kv, which)
+            if self.moved is not None:
+                places, slots = self.moved
+                tokens.index_copy_(0, places, pool.flatten(0, 1).index_select(0, slots))
             tokens = tokens.view(-1, self._gathered(span, pool.shape[1]), *tokens.shape[1:])[:, :span]
         return tokens.transpose(1, 2)
 
@@ -128,16 +170,20 @@ class TiledPlanner(AttentionPlanner):
         """Returns the tiles of each call: single tiles of a short span together, others by sequence."""
         singles: defaultdict[int, list[Tile]] = defaultdict(list)
         groups: list[tuple[int, list[Tile]]] = []
-        for sequence in sequences:
+        for sequence in (part for each in sequences for part in split_tree(each, self._block_size)):
             spans: defaultdict[int, list[Tile]] = defaultdict(list)
             for end, tile in split_tiles(sequence, self._num_queries):
                 spans[end].append(tile)
             for end, tiles in spans.items():
-                if len(tiles) == 1 and end <= MAX_BATCHED_LENGTH:
+                is_gathered = isinstance(sequence, TreeRun)
+                if len(tiles) == 1 and (end <= MAX_BATCHED_LENGTH or is_gathered):
                     singles[end] += tiles
                 else:
                     groups.append((end, tiles))
-        return [*groups, *singles.items()]
+        for end, tiles in singles.items():
+            most = max(1, MAX_GATHERED_TOKENS // end)
+            groups += [(end, tiles[first : first + most]) for first in range(0, len(tiles), most)]
+        return groups
 
     def _call(self, end: int, tiles: Sequence[Tile]) -> TileCall:
         rows, positions, answered = [], [], []
@@ -148,24 +194,43 @@ class TiledPlanner(AttentionPlanner):
                 positions.append(tile.position + query)
                 if query == place:
                     answered.append(number * self._num_queries + place)
-        if tiles[0].sequence is tiles[-1].sequence:
-            kv = self._kv(end, tiles[0].sequence)
-        else:
-            kv = self._tensor([block for tile in tiles for block in self._blocks(end, tile.sequence)])
+        gathered = [tiles[0].sequence]
+        if gathered[0] is not tiles[-1].sequence:
+            gathered = [tile.sequence for tile in tiles]
+        kv = self._kv(end, gathered)
         return TileCall(
             rows=self._tensor(rows),
             answered=self._index(answered),
             target=self._index([rows[place] for place in answered]),
             kv=kv,
+            moved=self._moved(end, gathered),
             mask=self._mask(positions, end),
         )
 
-    def _kv(self, end: int, sequence: PackedSequence) -> slice | torch.Tensor:
-        """Returns a slice where the whole span is in the sequence's own run of blocks: no copy is needed."""
-        if sequence.is_contiguous and len(sequence.block_ids) * self._block_size >= end:
+    def _kv(self, end: int, sequences: Sequence[PackedSequence]) -> slice | torch.Tensor:
+        """Returns a slice where the whole span is in the one sequence's own run of blocks: no copy is needed."""
+        sequence = sequences[0]
+        if (
+            len(sequences) == 1
+            and sequence.is_contiguous
+            and len(sequence.block_ids) * self._block_size >= end
+        ):
             first = sequence.block_ids[0] * self._block_size
             return slice(first, first + end)
-        return self._tensor(self._blocks(end, sequence))
+        return self._tensor([block for each in sequences for block in self._blocks(end, each)])
+
+    def _moved(
+        self, end: int, sequences: Sequence[PackedSequence]
+    ) -> tuple[torch.Tensor, torch.Tensor] | None:
+        """Returns where tokens of paths belong among the gathered ones, and their slots."""
+        num_gathered = -(-end // self._block_size) * self._block_size
+        places, slots = list[int](), list[int]()
+        for number, sequence in enumerate(sequences):
+            if isinstance(sequence, TreeRun):
+                stop = min(end, sequence.length)
+                places += range(number * num_gathered + sequence.path_start, number * num_gathered + stop)
+                slots += sequence.path_slots[: max(0, stop - sequence.path_start)]
+        return (self._tensor(places), self._tensor(slots)) if places else None
 
     def _blocks(self, end: int, sequence: PackedSequence) -> list[int]:
         """Returns the blocks of a span, the sequence's own last one in place of those it lacks."""

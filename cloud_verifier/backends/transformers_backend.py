@@ -16,6 +16,7 @@ from outrider.cloud_verifier.backends.packing import PackedSequence
 from outrider.cloud_verifier.backends.row_plan import MatrixKind, RowPlan, padded_rows
 from outrider.cloud_verifier.backends.sdpa import SdpaPlanner
 from outrider.cloud_verifier.kv.blocks import BlockCopy, BlockManager, BlockTable, BlockUsage
+from outrider.common.tree import Tree, is_chain
 
 BLOCK_SIZE = 16
 
@@ -66,22 +67,37 @@ class Feed:
     past: int
     token_ids: Sequence[int]
     num_logit_rows: int
+    tree: Tree | None = None  # the last tokens, where they are one
+
+    @property
+    def positions(self) -> list[int]:
+        """Returns the position of each token: of a node that on its path."""
+        if self.tree is None:
+            return list(range(self.past, self.past + len(self.token_ids)))
+        root = self.past + len(self.token_ids) - len(self.tree)
+        return [*range(self.past, root), *(root + depth for depth in self.tree.depths)]
 
 
 def split_feeds(feeds: Sequence[Feed], most: int) -> Iterator[list[Feed]]:
-    """Yields passes of at most `most` tokens, in packed order: earlier tokens of a sequence come first."""
+    """Yields passes of at most `most` tokens, in packed order: earlier tokens of a sequence come first. A tree, of
+    at most so many nodes, stays whole."""
     passed: list[Feed] = []
     room = most
     for feed in feeds:
-        start = 0
-        while start < len(feed.token_ids):
-            part = feed.token_ids[start : start + room]
-            num_left = len(feed.token_ids) - start - len(part)
-            num_logit_rows = min(len(part), max(0, feed.num_logit_rows - num_left))
-            passed.append(Feed(feed.table, feed.past + start, part, num_logit_rows))
-            start += len(part)
-            room -= len(part)
-            if room == 0:
+        start, num_nodes = 0, len(feed.tree or ())
+        while (num_left := len(feed.token_ids) - start) > 0:
+            count = min(room, num_left)
+            if num_left - count < num_nodes and count < num_left:
+                count = min(room, num_left - num_nodes)
+            part = feed.token_ids[start : start + count]
+            num_left -= count
+            if part:
+                num_logit_rows = min(count, max(0, feed.num_logit_rows - num_left))
+                tree = None if num_left else feed.tree
+                passed.append(Feed(feed.table, feed.past + start, part, num_logit_rows, tree))
+            start += count
+            room -= count
+            if room == 0 or not part:
                 yield passed
                 passed, room = [], most
     if passed:
@@ -135,6 +151,7 @@ class TransformersBackend(TargetBackend):
         self.layers_seen: list[int] = []  # layers that attended in the last forward, in order
         self.blocks = BlockManager(num_blocks, block_size)
         self.max_context = min(facts.max_context, num_blocks * block_size)
+        self.has_trees = True  # trees have the bits of the chains that they stand for, where rows are exact
         self.decoder = decoder
         self._device = torch.device(facts.device)
         dtype = getattr(torch, facts.dtype)
@@ -164,6 +181,12 @@ class TransformersBackend(TargetBackend):
         return self.blocks.num_blocks * self.blocks.block_size
 
     @property
+    def max_tree_nodes(self) -> int:
+        if not self.has_trees:
+            return 0
+        return self.max_context if self.row_plan is None else self.row_plan.most
+
+    @property
     def num_free_tokens(self) -> int:
         return self.blocks.num_free * self.blocks.block_size
 
@@ -182,6 +205,18 @@ class TransformersBackend(TargetBackend):
 
     def truncate(self, sequence: KVSequence, length: int) -> None:
         self.blocks.truncate(_table(sequence), length)
+
+    @torch.inference_mode()
+    def keep(self, sequence: KVSequence, start: int, nodes: Sequence[int]) -> None:
+        table, length = _table(sequence), start + len(nodes)
+        if list(nodes) != list(range(len(nodes))):
+            destination = self._tensor(list(self.blocks.slots(table, start, length)))
+            fed = list(self.blocks.slots(table, start, table.length))
+            source = self._tensor([fed[node] for node in nodes])
+            for pool in self._pools:
+                slots = pool.flatten(1, 2)  # a view: [layers, slots, kv_heads, head_dim]
+                slots.index_copy_(1, destination, slots.index_select(1, source))
+        self.blocks.truncate(table, length)
 
     def fork(self, sequence: KVSequence) -> PagedSequence:
         return PagedSequence(self.blocks.fork(_table(sequence)))
@@ -217,6 +252,7 @@ class TransformersBackend(TargetBackend):
             assert num_fed > 0, "a forward feeds at least one token a sequence"
             assert 0 <= item.num_logit_rows <= num_fed, "more logit rows than tokens fed"
             assert table.length + num_fed <= self.max_context, "past the context limit"
+            assert len(item.parents) <= min(num_fed, self.max_tree_nodes), "too large a tree"
             num_needed += self.blocks.num_blocks_needed(table, num_fed)
         assert items, "an empty forward"
         assert len(items) == 1 or len({id(item.sequence) for item in items}) == len(items), "a sequence twice"
@@ -253,7 +289,7 @@ class TransformersBackend(TargetBackend):
 
     def _run(self, items: Sequence[ForwardItem], lengths: Sequence[int]) -> Logits:
         feeds = [
-            Feed(_table(item.sequence), length, item.token_ids, item.num_logit_rows)
+            Feed(_table(item.sequence), length, item.token_ids, item.num_logit_rows, _tree(item.parents))
             for item, length in zip(items, lengths, strict=True)
         ]
         if self.row_plan is None:
@@ -270,7 +306,7 @@ class TransformersBackend(TargetBackend):
         rows: list[int] = []
         for feed in feeds:
             token_ids.extend(feed.token_ids)
-            positions.extend(range(feed.past, feed.past + len(feed.token_ids)))
+            positions.extend(feed.positions)
             rows.extend(range(len(token_ids) - feed.num_logit_rows, len(token_ids)))
         num_rows = len(rows)
         plan = self._plan(feeds, len(token_ids))
@@ -294,7 +330,9 @@ class TransformersBackend(TargetBackend):
             table, num_fed = feed.table, len(feed.token_ids)
             length = feed.past + num_fed
             writes.append(self.blocks.slots(table, feed.past, length))
-            sequences.append(PackedSequence(start, num_fed, length, table.block_ids, table.is_contiguous))
+            sequences.append(
+                PackedSequence(start, num_fed, length, table.block_ids, table.is_contiguous, feed.tree)
+            )
             start += num_fed
         write = writes[0] if len(writes) == 1 else [slot for slots in writes for slot in slots]
         attention = self.planner.plan(sequences)
@@ -315,6 +353,10 @@ def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> 
         return torch.zeros(shape, dtype=dtype, device=device)
     num_bytes = math.prod(shape) * dtype.itemsize
     return torch.from_numpy(np.zeros(num_bytes, np.uint8)).view(dtype).view(shape)
+
+
+def _tree(parents: Sequence[int]) -> Tree | None:
+    return None if is_chain(parents) else Tree(parents)
 
 
 def _table(sequence: KVSequence) -> BlockTable:

@@ -8,6 +8,7 @@ always: split over several, torch 2.13's flash-attention 2 writes rows of a ragg
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import inspect
 import logging
@@ -49,13 +50,38 @@ def find_kernel() -> VarlenKernel | None:
 
 
 class VarlenPlanner(AttentionPlanner):
-    """Implements `AttentionPlanner` with one kernel call a layer, for any lengths."""
+    """Implements `AttentionPlanner` with one kernel call a layer, for any lengths; for trees, which the kernel does
+    not know, with another planner."""
 
-    def __init__(self, kernel: VarlenKernel, device: torch.device) -> None:
+    def __init__(self, kernel: VarlenKernel, device: torch.device, trees: AttentionPlanner) -> None:
         self._kernel = kernel
         self._device = device
+        self._trees = trees
 
     def plan(self, sequences: Sequence[PackedSequence]) -> PagedAttention:
+        chains = [each for each in sequences if each.tree is None]
+        if len(chains) == len(sequences):
+            return self._plan_chains(sequences)
+        branching = [each for each in sequences if each.tree is not None]
+        parts = [(self._rows(branching), self._trees.plan(_repacked(branching)))]
+        if chains:
+            parts.append((self._rows(chains), self._plan_chains(_repacked(chains))))
+
+        def attend(
+            query: torch.Tensor, key_pool: torch.Tensor, value_pool: torch.Tensor, scaling: float | None
+        ) -> torch.Tensor:
+            out = query.new_empty((query.shape[1], query.shape[0], query.shape[2]))
+            for rows, attention in parts:
+                out[rows] = attention(query[:, rows], key_pool, value_pool, scaling)
+            return out
+
+        return attend
+
+    def _rows(self, sequences: Sequence[PackedSequence]) -> torch.Tensor:
+        rows = [row for each in sequences for row in each.rows]
+        return torch.tensor(rows, dtype=torch.int64, device=self._device)
+
+    def _plan_chains(self, sequences: Sequence[PackedSequence]) -> PagedAttention:
         index = make_varlen_index(sequences)
         cu_seq_q, cu_seq_k = self._tensor(index.cu_seq_q), self._tensor(index.cu_seq_k)
         seqused_k, block_table = self._tensor(index.seqused_k), self._tensor(index.block_table)
@@ -139,11 +165,20 @@ def _probe_error(
     )
     plain = SdpaPlanner(page_size, max(lengths), num_heads // num_kv_heads, dtype, device)
     expected = plain.plan(sequences)(query, key_pool, value_pool, None)
-    found = VarlenPlanner(kernel, device).plan(sequences)(query, key_pool, value_pool, None)
+    found = VarlenPlanner(kernel, device, plain).plan(sequences)(query, key_pool, value_pool, None)
     if found.shape != expected.shape:
         raise ValueError(f"it returns {tuple(found.shape)}, not {tuple(expected.shape)}")
     error = float((found.float() - expected.float()).abs().max())
     return error if error == error else float("inf")  # NaN compares with nothing
+
+
+def _repacked(sequences: Sequence[PackedSequence]) -> list[PackedSequence]:
+    """Returns the sequences as if they were alone: packed from row 0 on."""
+    repacked, start = list[PackedSequence](), 0
+    for sequence in sequences:
+        repacked.append(dataclasses.replace(sequence, start=start))
+        start += sequence.num_queries
+    return repacked
 
 
 def _exchange_blocks(first: PackedSequence, second: PackedSequence) -> tuple[PackedSequence, PackedSequence]:

@@ -5,7 +5,7 @@ Everything that can be answered without a forward is answered here: replays, err
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from outrider.cloud_verifier.engine import validation
@@ -16,6 +16,7 @@ from outrider.cloud_verifier.engine.session import Bonus, Session
 from outrider.cloud_verifier.engine.session_manager import SessionManager
 from outrider.cloud_verifier.engine.work import Work
 from outrider.common.errors import InvalidFieldError, UnimplementedFieldError
+from outrider.common.tree import ROOT, Tree, is_chain
 from outrider.common.types import (
     CancelRequest,
     Closed,
@@ -115,9 +116,12 @@ class Admission:
         work = Work(session, job, request, base_position=base, replaced_tokens=replaced_tokens)
         if isinstance(request, VerifyRequest):
             work.confirmed = None if bonus is None else bonus.logprobs
-            work.draft_tokens = request.draft_tokens[num_confirmed:]
-            work.draft_probs = request.q_token_probs[num_confirmed:]
-            work.supports = request.q_support[num_confirmed:]
+            if is_chain(request.parents):
+                work.draft_tokens = request.draft_tokens[num_confirmed:]
+                work.draft_probs = request.q_token_probs[num_confirmed:]
+                work.supports = request.q_support[num_confirmed:]
+            else:
+                _set_tree(work, request, None if bonus is None else session.chain.token_ids[bonus.position])
         # The last token is always fed, so that its logits can be read: KV length ≤ position − 1.
         self._sessions.truncate_kv(session, base - (0 if request.committed_tokens else 1))
         session.chain.truncate(base)
@@ -146,7 +150,7 @@ class Admission:
         if bonus is not None:
             assert isinstance(request, VerifyRequest)
             token_id = session.chain.token_ids[bonus.position]
-            if token_id != request.draft_tokens[0] or token_id in session.stop_ids:
+            if _first_node(request, token_id) is None or token_id in session.stop_ids:
                 message = "the draft does not begin with the bonus before it"
                 return session.error(request.round_id, RoundErrorCode.STALE, message)
         return None
@@ -213,6 +217,26 @@ def _bonus_in(session: Session, request: VerifyRequest | GenerateRequest) -> Bon
     if bonus is None or not isinstance(request, VerifyRequest) or request.committed_tokens:
         return None
     return bonus if request.base_position == bonus.position and request.draft_tokens else None
+
+
+def _first_node(request: VerifyRequest, token_id: int) -> int | None:
+    """Returns the index of a draft token that follows the sequence itself and is `token_id`."""
+    firsts = Tree(request.parents).children(ROOT) if request.parents else (0,)
+    return next((node for node in firsts if request.draft_tokens[node] == token_id), None)
+
+
+def _set_tree(work: Work, request: VerifyRequest, bonus_token: int | None) -> None:
+    """Sets the draft of a round that is a tree: what follows the bonus before it, where there is one."""
+    nodes: Sequence[int] = range(len(request.parents))
+    parents = request.parents
+    if bonus_token is not None:
+        first = _first_node(request, bonus_token)
+        assert first is not None, "checked before: the draft begins with the bonus"
+        work.confirmed_node = (first,)
+        nodes, parents = Tree(request.parents).subtree(first)
+    work.sent_nodes, work.tree = nodes, Tree(parents)
+    work.draft_tokens = tuple(request.draft_tokens[node] for node in nodes)
+    work.draft_probs = tuple(request.q_token_probs[node] for node in nodes if request.q_token_probs)
 
 
 def _refusal(round_id: int, refusal: Refusal, session: Session | None = None) -> RoundError:

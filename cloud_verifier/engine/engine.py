@@ -267,7 +267,10 @@ class Engine:
             assert work.session.kv is not None, "active work has KV"
             num_rows = work.num_logit_rows if share.is_final else 0
             batch.num_attended += share.num_tokens * (work.num_positions + share.num_tokens // 2)
-            items.append(ForwardItem(work.session.kv, work.pending_tokens(share.num_tokens), num_rows))
+            parents = work.tree.parents if work.tree and share.is_final else ()
+            items.append(
+                ForwardItem(work.session.kv, work.pending_tokens(share.num_tokens), num_rows, parents)
+            )
         try:
             logits = self.backend.forward(items)
             if self._min_forward_s:

@@ -126,6 +126,7 @@ class RoundFinisher:
                 verdict = Verdict(
                     round_id=request.round_id,
                     accepted_len=outcome.accepted_len + work.num_confirmed,
+                    accepted_nodes=work.sent_accepted_nodes(outcome),
                     correction=outcome.correction,
                     correction_kind=outcome.correction_kind,
                     position=chain.position,
@@ -157,10 +158,12 @@ class RoundFinisher:
 
     def _commit(self, work: Work, outcome: Outcome) -> None:
         """Adds the accepted tokens and the correction; KV keeps what was fed of them: all but the correction."""
-        session = work.session
-        accepted = work.draft_tokens[: outcome.accepted_len]
+        session, start = work.session, work.session.chain.position
+        accepted = work.accepted_tokens(outcome)
         has_correction = outcome.correction_kind is not CorrectionKind.NONE
         session.chain.extend((*accepted, outcome.correction) if has_correction else accepted)
+        if work.tree is not None:
+            self._sessions.keep_kv(session, start, outcome.accepted_nodes)
         self._sessions.truncate_kv(session, session.chain.position - 1)
 
     def _make_metrics(self, work: Work, outcome: Outcome, batch_size: int) -> RoundMetrics:
@@ -186,7 +189,7 @@ class RoundFinisher:
     ) -> bool:
         """Sends the step's tokens; returns whether they are the last ones, as where another request waits."""
         session, chain = work.session, work.session.chain
-        token_ids = work.draft_tokens[: outcome.accepted_len]
+        token_ids = work.accepted_tokens(outcome)
         origins = (Origin.ACCEPTED,) * len(token_ids)
         if outcome.correction_kind is not CorrectionKind.NONE:
             extra = _ORIGIN_OF[outcome.correction_kind] if request.is_co_located else Origin.TARGET
@@ -213,7 +216,7 @@ class RoundFinisher:
             )
         )
         work.start_ns, work.forward_ns, work.draft_ns = 0, 0, 0
-        work.draft_tokens, work.draft_probs, work.supports = (), (), ()
+        work.draft_tokens, work.draft_probs, work.supports, work.tree = (), (), (), None
         return is_last
 
 
@@ -228,6 +231,7 @@ def _make_step_round(work: Work) -> StepRound:
         prompt_ids=session.prompt_ids if needs_ids else (),
         output_ids=session.output_ids if needs_ids else (),
         draft_token_ids=work.draft_tokens,
+        tree=work.tree,
         supports=work.supports,
         history=history,
     )
@@ -248,6 +252,7 @@ def _judge(work: Work, rows: ProcessedRows) -> tuple[Outcome, tuple[TokenLogprob
         method_params=opening.method_params,
         candidates_from=request.candidates_from if request else 0,
         is_pipelined=request is not None and request.pipelined,
+        tree=work.tree,
     )
     outcome = create_method(opening.method).verify(round_input)
     if outcome.candidates and isinstance(work.request, GenerateRequest):

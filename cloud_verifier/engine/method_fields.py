@@ -12,7 +12,7 @@ from dataclasses import fields
 from typing import NamedTuple
 
 from outrider.common.errors import InvalidFieldError
-from outrider.common.methods import sends_probs, sends_support
+from outrider.common.methods import sends_probs, sends_support, takes_trees
 from outrider.common.types import Method, MethodParams, OpenRequest, VerifyRequest
 
 MAX_CANDIDATES = 64
@@ -54,10 +54,13 @@ def check_method_params(request: OpenRequest) -> None:
 
 
 def check_draft_fields(request: VerifyRequest, method: Method, num_tokens: int) -> None:
-    """Raises `InvalidFieldError` for `q_support`, `q_token_probs` or `candidates_from` that `method` cannot use.
+    """Raises `InvalidFieldError` for `parents`, `q_support`, `q_token_probs` or `candidates_from` that `method` cannot
+    use.
 
     Ids at or above `num_tokens` do not exist.
     """
+    if request.parents and not takes_trees(method):
+        raise InvalidFieldError("parents", f"method {method} takes chains alone")
     if request.draft_tokens:
         _check_supports(request, method, num_tokens)
         _check_probs(request, method)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter, OrderedDict, deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from outrider.cloud_verifier.backends.base import TargetBackend
@@ -152,6 +152,11 @@ class SessionManager:
         """Lets later sessions of the tenant reuse this one's KV, as far as it is of its sequence."""
         if session.kv is not None:
             self._backend.publish(session.kv, session.chain.token_ids)
+
+    def keep_kv(self, session: Session, start: int, nodes: Sequence[int]) -> None:
+        """Keeps the first `start` tokens' KV, and that of the nodes of the tree that was fed after them."""
+        assert session.kv is not None, "a tree was fed"
+        self._backend.keep(session.kv, start, nodes)
 
     def free(self, session: Session, *, is_wrong: bool = False) -> None:
         """Gives the session's KV back; its ids stay. The prefix cache keeps it for as long as it can; none of

@@ -12,6 +12,7 @@ from outrider.cloud_verifier.engine.session import Session
 from outrider.cloud_verifier.verification.logprobs import MAX_LOGPROBS
 from outrider.common.errors import InvalidFieldError, UnimplementedFieldError
 from outrider.common.sampling.processors import check_sampling_params
+from outrider.common.tree import check_parents
 from outrider.common.types import GenerateRequest, Method, ModelInfo, OpenRequest, VerifyRequest
 
 
@@ -44,8 +45,6 @@ def check_open(request: OpenRequest, model: ModelInfo) -> None:
 
 def check_verify(request: VerifyRequest, session: Session, model: ModelInfo) -> None:
     """Raises `InvalidFieldError` for a round that does not fit the session, its method or the model."""
-    if request.parents:
-        raise UnimplementedFieldError("parents", "trees are not built yet")
     _check_base(request, session)
     _check_ids("committed_tokens", request.committed_tokens, model.num_tokens)
     _check_ids("draft_tokens", request.draft_tokens, model.num_tokens)
@@ -53,7 +52,9 @@ def check_verify(request: VerifyRequest, session: Session, model: ModelInfo) -> 
     if not request.candidates_from:
         _check_choice(request.base_position, request.committed_tokens, session)
     num_draft_tokens = len(request.draft_tokens)
-    if num_draft_tokens > model.limits.max_draft_tokens:
+    if request.parents:
+        check_parents(request.parents, request.draft_tokens, model.limits.max_tree_nodes)
+    elif num_draft_tokens > model.limits.max_draft_tokens:
         raise InvalidFieldError(
             "draft_tokens", f"{num_draft_tokens} of them; at most {model.limits.max_draft_tokens} a round"
         )

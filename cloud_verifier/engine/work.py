@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from outrider.cloud_verifier.engine.job import Job
 from outrider.cloud_verifier.engine.session import Session
+from outrider.cloud_verifier.verification.methods.base import Outcome
+from outrider.common.tree import Tree
 from outrider.common.types import (
     GenerateRequest,
     OpenRequest,
@@ -30,9 +33,12 @@ class Work:
     forward_ns: int = 0
     num_generated: int = 0
     confirmed: tuple[TokenLogprobs, ...] | None = None  # of a first draft token that was the bonus before it
-    draft_tokens: TokenIds = ()  # to verify: without such a first one
+    draft_tokens: TokenIds = ()  # to verify: without such a first one, and what does not follow it
     draft_probs: tuple[float, ...] = ()  # q of each draft token, or empty
     supports: tuple[Support, ...] = ()  # the draft's distribution at each draft token, or empty
+    tree: Tree | None = None  # that the draft tokens are, where they are no chain
+    sent_nodes: Sequence[int] = ()  # of a tree: their indices in the request
+    confirmed_node: TokenIds = ()  # of a tree: the index of such a first one
     draft_ns: int = 0  # what drafting this step took here (co-located), for all that drafted
     draft_s: float = 0.0  # what drafting for this work alone took since its tenant was charged
     base_position: int = 0
@@ -81,6 +87,16 @@ class Work:
             and self.start_ns == 0
             and not self.is_catching_up
         )
+
+    def accepted_tokens(self, outcome: Outcome) -> TokenIds:
+        """Returns the draft tokens that are accepted."""
+        if self.tree is None:
+            return self.draft_tokens[: outcome.accepted_len]
+        return tuple(self.draft_tokens[node] for node in outcome.accepted_nodes)
+
+    def sent_accepted_nodes(self, outcome: Outcome) -> TokenIds:
+        """Returns the indices in the request of a tree's accepted tokens; none of a chain."""
+        return (*self.confirmed_node, *(self.sent_nodes[node] for node in outcome.accepted_nodes))
 
     def pending_tokens(self, num_tokens: int) -> list[int]:
         """Returns the next `num_tokens` to feed."""

@@ -19,6 +19,7 @@ def make_model_info(
         max_sessions=config.max_sessions,
         session_idle_ttl_ms=int(config.session_idle_ttl_s * 1000),
         max_sampling_ids=config.max_sampling_ids,
+        max_tree_nodes=min(config.max_tree_nodes, backend.max_tree_nodes),
     )
     own_labels = (f"min-forward-ms={config.min_forward_ms:g}",) if config.min_forward_ms else ()
     return ModelInfo(

@@ -13,9 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from outrider.cloud_verifier.verification.methods.base import NoiseKey
-from outrider.cloud_verifier.verification.rows import ProcessedRows, StepRound, check_total
+from outrider.cloud_verifier.verification.rows import ProcessedRows, StepRound, check_total, penalize
 from outrider.common.noise.draws import Purpose
-from outrider.common.sampling.processors import apply_penalties, is_plain, wire
+from outrider.common.sampling.processors import is_plain, wire
 from outrider.common.sampling.truncation import row_thresholds
 from outrider.common.types import SamplingParams, TokenIds
 
@@ -59,16 +59,7 @@ def _penalize(
         return raw
     penalized = raw.clone()
     for each, place in zip(rounds, slices, strict=True):
-        penalized[place] = apply_penalties(
-            torch,
-            raw[place],
-            each.sampling,
-            prompt_ids=each.prompt_ids,
-            output_ids=each.output_ids,
-            draft_token_ids=each.draft_token_ids,
-            eos_token_ids=eos_token_ids,
-            history=each.history and each.history(),
-        )
+        penalized[place] = penalize(torch, raw[place], each, eos_token_ids)
     return penalized
 
 
@@ -101,7 +92,7 @@ def _compute_table(
     from outrider.kernels import device
 
     keys = [
-        (each.sampling.seed, Purpose.COUPLED, each.position + row, 0)
+        (each.sampling.seed, Purpose.COUPLED, each.row_position(row), 0)
         for each in rounds
         for row in range(each.num_rows)
     ]
@@ -130,7 +121,7 @@ class DeviceRows(ProcessedRows):
         needed_ids: Sequence[TokenIds],
     ) -> None:
         """Takes one round's `raw` and `penalized` [rows, num_tokens] and `table` [rows, _FOUND + needed ids]."""
-        super().__init__(step_round.sampling, step_round.position)
+        super().__init__(step_round)
         self._raw, self._penalized_logits, self._table = raw, penalized, table
         self._known = [
             dict(zip(ids, logits.tolist(), strict=False))

@@ -26,12 +26,13 @@ def logprobs_of(
 
     `logits` [num_draft_tokens + 1, num_tokens] are `rows` before processing, without ids that do not exist.
     """
-    token_ids = draft_tokens[: outcome.accepted_len]
+    nodes = outcome.accepted_nodes or range(outcome.accepted_len)
+    token_ids = tuple(draft_tokens[node] for node in nodes)
     if outcome.correction_kind is not CorrectionKind.NONE:
         token_ids = (*token_ids, outcome.correction)
     return tuple(
         _logprobs_at(logits[row], rows.log_probs(row, (token_id,))[0], token_id, num_top)
-        for row, token_id in enumerate(token_ids)
+        for row, token_id in zip((0, *(node + 1 for node in nodes)), token_ids, strict=False)
     )
 
 

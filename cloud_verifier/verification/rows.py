@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,7 +17,9 @@ from outrider.cloud_verifier.verification.row_kernels import load_row_kernels
 from outrider.common.errors import ModelError
 from outrider.common.noise.draws import Purpose, uniform
 from outrider.common.sampling.history import History
-from outrider.common.sampling.processors import apply_penalties, wire
+from outrider.common.sampling.processors import apply_penalties, is_plain, wire
+from outrider.common.sampling.truncation import copy
+from outrider.common.tree import Tree
 from outrider.common.types import SamplingParams, Support, TokenIds
 
 _UNCUT = 0, 1.0, 0.0  # top-k, top-p and min-p that are off
@@ -42,6 +45,7 @@ class StepRound:
     prompt_ids: Sequence[int]
     output_ids: Sequence[int]  # committed tokens after the prompt
     draft_token_ids: TokenIds
+    tree: Tree | None = None  # of the draft's tokens, where they are no chain
     supports: Sequence[Support] = ()
     # Gives that of prompt and output, where the session keeps it.
     history: Callable[[], History] | None = None
@@ -51,8 +55,16 @@ class StepRound:
         """Returns the number of rows: one for each drafted token, and one for the bonus."""
         return len(self.draft_token_ids) + 1
 
+    def row_position(self, row: int) -> int:
+        """Returns the position of the token that a row is the distribution of."""
+        if self.tree is None or row == 0:
+            return self.position + row
+        return self.position + self.tree.depths[row - 1] + 1
+
     def needed_ids(self, row: int) -> TokenIds:
-        """Returns the ids whose p the methods read at a row: the drafted one and its support."""
+        """Returns the ids whose p the methods read at a row: the drafted ones and their support."""
+        if self.tree is not None:
+            return tuple(self.draft_token_ids[node] for node in self.tree.children(row - 1))
         drafted = self.draft_token_ids[row : row + 1]
         return (*drafted, *self.supports[row].token_ids) if row < len(self.supports) else drafted
 
@@ -63,8 +75,9 @@ class ProcessedRows(TargetRows, abc.ABC):
     p of a kept id is exp((logit - top) / temperature - log_sum), `top` the row's largest logit.
     """
 
-    def __init__(self, sampling: SamplingParams, position: int) -> None:
-        self._sampling, self._position = sampling, position
+    def __init__(self, step_round: StepRound) -> None:
+        self._round, self._sampling = step_round, step_round.sampling
+        sampling = step_round.sampling
         self._is_greedy = sampling.temperature == 0
         self._temperature = wire(sampling.temperature)
 
@@ -141,9 +154,9 @@ class HostRows(ProcessedRows):
         self, logits: NDArray[np.float32], step_round: StepRound, eos_token_ids: TokenIds, num_tokens: int
     ) -> None:
         """Ids at or above `num_tokens` do not exist."""
+        super().__init__(step_round)
         sampling = step_round.sampling
-        super().__init__(sampling, step_round.position)
-        self._raw, self._draft_token_ids = logits, step_round.draft_token_ids
+        self._raw = logits
         self._num_tokens = min(num_tokens, logits.shape[1])
         self._kernels = load_row_kernels()
         self._is_cut = bool(sampling.top_k or sampling.top_p < 1 or sampling.min_p)
@@ -152,22 +165,12 @@ class HostRows(ProcessedRows):
         self._sampled: dict[int, list[float]] = {}
         self._totals: dict[int, tuple[float, float]] = {}
         self._thresholds: dict[int, float] = {}
-        self._round, self._eos_token_ids = step_round, eos_token_ids
+        self._eos_token_ids = eos_token_ids
 
     @cached_property
     def _penalized_logits(self) -> NDArray[np.float32]:
         """Computed when its round is finished: the time counts as that of the round's tenant."""
-        each = self._round
-        scores: NDArray[np.float32] = apply_penalties(
-            np,
-            self._raw,
-            each.sampling,
-            prompt_ids=each.prompt_ids,
-            output_ids=each.output_ids,
-            draft_token_ids=each.draft_token_ids,
-            eos_token_ids=self._eos_token_ids,
-            history=each.history and each.history(),
-        )
+        scores: NDArray[np.float32] = penalize(np, self._raw, self._round, self._eos_token_ids)
         return scores
 
     def raw_logits(self) -> NDArray[np.float32]:
@@ -179,20 +182,23 @@ class HostRows(ProcessedRows):
         return int(token_id)
 
     def _sample_from(self, row: int) -> list[float]:
-        """Samples this row and those after it up to the first that differs from its draft, in one call.
+        """Samples this row and, of a chain, those after it up to the first that differs from its draft, in one call.
 
         These are the rows that `coupled` reads.
         """
-        sampling = self._sampling
+        each = self._round
+        first, rows, drafted = row, self._penalized_logits, each.draft_token_ids
+        if each.tree is not None:
+            first, rows, drafted = 0, rows[row : row + 1], ()
         found = self._kernels.gumbel_argmax_draft(
-            self._penalized_logits,
+            rows,
             self._num_tokens,
-            row,
+            first,
             self._temperature,
             *self._cuts,
-            sampling.seed,
-            self._position,
-            np.array(self._draft_token_ids, np.int64),
+            self._sampling.seed,
+            each.row_position(row) - first,
+            np.array(drafted, np.int64),
         )
         self._sampled.update(enumerate(found.tolist(), row))
         return self._sampled[row]
@@ -239,6 +245,36 @@ class HostRows(ProcessedRows):
         return self._kernels.sample(
             logits, self._temperature, threshold, self._key(key), *total, ids, weights
         )
+
+
+def penalize(xp: Any, raw: Any, each: StepRound, eos_token_ids: TokenIds) -> Any:
+    """Returns the scores [rows, vocab] of a round's logits after penalties, biases and bad words; a node of a tree
+    is penalised by its own path. They may be `raw` itself. `xp` is numpy or torch."""
+
+    def apply(rows: Any, draft_token_ids: TokenIds) -> Any:
+        return apply_penalties(
+            xp,
+            rows,
+            each.sampling,
+            prompt_ids=each.prompt_ids,
+            output_ids=each.output_ids,
+            draft_token_ids=draft_token_ids,
+            eos_token_ids=eos_token_ids,
+            history=each.history and each.history(),
+        )
+
+    if each.tree is None:
+        return apply(raw, each.draft_token_ids)
+    if is_plain(each.sampling):  # at most biases, which know no path
+        return apply(raw, each.draft_token_ids)
+    scores = copy(xp, raw)
+    scores[:1] = apply(raw[:1], ())
+    for run in each.tree.runs:
+        path = each.tree.path(run[-1])
+        rows = [0, *(node + 1 for node in path)]
+        penalized = apply(raw[rows], tuple(each.draft_token_ids[node] for node in path))
+        scores[run[0] + 1 : run[-1] + 2] = penalized[-len(run) :]
+    return scores
 
 
 def check_total(top: float, log_sum: float) -> tuple[float, float]:

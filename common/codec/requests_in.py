@@ -18,6 +18,7 @@ from outrider.common.codec.tables import (
 )
 from outrider.common.errors import InvalidFieldError
 from outrider.common.pb import outrider_pb2 as pb
+from outrider.common.tree import check_parents
 from outrider.common.types import (
     CancelRequest,
     CloseRequest,
@@ -94,13 +95,15 @@ def decode_verify(message: pb.VerifyRequest, limits: Limits | None = None) -> Ve
     origins, supports, drafted = message.origins, message.q_support, message.draft_tokens
     num_draft_tokens, num_committed_tokens = len(drafted), len(message.committed_tokens)
     if limits is not None:
-        _check_at_most("draft_tokens", num_draft_tokens, limits.max_draft_tokens, "a round")
+        if not message.parents:
+            _check_at_most("draft_tokens", num_draft_tokens, limits.max_draft_tokens, "a round")
         _check_at_most("committed_tokens", num_committed_tokens, limits.max_context, "tokens of a context")
     check_length("origins", origins, num_committed_tokens, "committed token")
     check_length("q_token_probs", message.q_token_probs, num_draft_tokens, "draft token")
     if supports or message.parents or message.hard_mask or message.session_id:
         check_length("q_support", supports, num_draft_tokens, "draft token")
-        check_length("parents", message.parents, num_draft_tokens, "draft token")
+        if message.parents:
+            check_parents(message.parents, drafted, len(drafted) if limits is None else limits.max_tree_nodes)
         check_length("hard_mask", message.hard_mask, (num_draft_tokens + 7) // 8, "eight draft tokens")
         _check_bytes("session_id", message.session_id, _SESSION_ID_BYTES)
     request = VerifyRequest(

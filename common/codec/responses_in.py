@@ -153,6 +153,7 @@ def decode_model_info(message: pb.DescribeResponse) -> ModelInfo:
         max_sessions=message.limits.max_sessions,
         session_idle_ttl_ms=message.limits.session_idle_ttl_ms,
         max_sampling_ids=message.limits.max_sampling_ids,
+        max_tree_nodes=message.limits.max_tree_nodes,
     )
     return ModelInfo(
         protocol_version=message.protocol_version,

@@ -159,6 +159,7 @@ def encode_model_info(info: ModelInfo) -> pb.DescribeResponse:
         max_sessions=info.limits.max_sessions,
         session_idle_ttl_ms=info.limits.session_idle_ttl_ms,
         max_sampling_ids=info.limits.max_sampling_ids,
+        max_tree_nodes=info.limits.max_tree_nodes,
     )
     return pb.DescribeResponse(
         protocol_version=info.protocol_version,

@@ -30,7 +30,7 @@ from outrider.common.config.fields import (
     shown,
     shown_value,
 )
-from outrider.common.config.values import convert, describe
+from outrider.common.config.values import convert, describe, words_of
 from outrider.common.errors import ConfigError
 
 
@@ -217,7 +217,10 @@ def did_you_mean(name: str, known: Iterable[str], likeness: float = 0.0) -> str:
 def check_value(leaf: Leaf, raw: object, origin: str) -> Any:
     """Returns `raw` converted to the type of one setting. Raises ConfigError as `load_config` does."""
     option, expected, given = leaf.option, describe(leaf.kind), shown_value(leaf, raw)
-    if isinstance(raw, bool) and {"on", "off"} & {*leaf.choices}:  # as YAML reads these words
+    if isinstance(raw, bool) and {"on", "off"} & {
+        *leaf.choices,
+        *words_of(leaf.kind),
+    }:  # as YAML reads these words
         raw = "on" if raw else "off"
     if option.choices:
         expected = "one of " + ", ".join(option.choices)
@@ -230,8 +233,9 @@ def check_value(leaf: Leaf, raw: object, origin: str) -> Any:
         raise ConfigError(f"{leaf.key} ({origin}): is {given}; expected {expected}") from error
     items = value if isinstance(value, tuple) else () if value is None else (value,)
     for item in items:
-        is_low = option.minimum is not None and item < option.minimum
-        is_high = option.maximum is not None and item > option.maximum
+        is_number = not isinstance(item, str)
+        is_low = is_number and option.minimum is not None and item < option.minimum
+        is_high = is_number and option.maximum is not None and item > option.maximum
         if is_low or is_high or (option.choices and str(item) not in option.choices):
             raise ConfigError(f"{leaf.key} ({origin}): is {given}; expected {expected}")
     return value

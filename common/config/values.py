@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import enum
 import math
 import types
@@ -14,16 +15,20 @@ _TRUE, _FALSE = frozenset(("true", "yes", "on", "1")), frozenset(("false", "no",
 
 
 def convert(value: object, kind: Any) -> Any:
-    """Returns `value` as `kind`: bool, int, float, str, Path, an enum, Literal, T | None, tuple[T, ...] or Any.
+    """Returns `value` as `kind`: bool, int, float, str, Path, an enum, Literal, T | U (the first that it can be), T |
+    None, tuple[T, ...] or Any.
 
     Strings (environment, flags) are parsed; YAML values must have the type already, except for numbers that
     YAML reads as strings ("1e-3"). Raises ValueError for any other value.
     """
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
     if origin in (typing.Union, types.UnionType):
-        if value is None or value == "none":
+        if type(None) in arguments and (value is None or value == "none"):
             return None
-        return convert(value, next(each for each in arguments if each is not type(None)))
+        for each in arguments:
+            with contextlib.suppress(ValueError, KeyError):
+                return convert(value, each)
+        raise ValueError("none of the types")
     if origin is tuple:
         return tuple(convert(item, arguments[0]) for item in _items(value))
     if origin is typing.Literal:
@@ -37,7 +42,7 @@ def describe(kind: Any) -> str:
     """Returns what a value of this type looks like, for messages."""
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
     if origin in (typing.Union, types.UnionType):
-        return describe(next(each for each in arguments if each is not type(None))) + " or none"
+        return " or ".join("none" if each is type(None) else describe(each) for each in arguments)
     if origin is tuple:
         return f"a list, each item {describe(arguments[0])}"
     if choices := choices_of(kind):
@@ -51,6 +56,13 @@ def choices_of(kind: Any) -> tuple[str, ...]:
         return tuple(map(str, typing.get_args(kind)))
     is_enum = isinstance(kind, type) and issubclass(kind, enum.Enum)
     return tuple(str(member.value) for member in kind) if is_enum else ()
+
+
+def words_of(kind: Any) -> set[str]:
+    """Returns the words that a value may be: of a union those of all its types."""
+    if typing.get_origin(kind) in (typing.Union, types.UnionType):
+        return {word for each in typing.get_args(kind) for word in words_of(each)}
+    return set(choices_of(kind))
 
 
 def _items(value: object) -> list[object]:

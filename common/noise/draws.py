@@ -9,7 +9,7 @@ Golden values: docs/protocol.md.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -23,15 +23,18 @@ __all__ = [
     "Purpose",
     "coupled_argmax",
     "coupled_one",
+    "coupled_top",
     "coupled_two",
     "gumbel_at",
     "gumbel_row",
     "noise_row",
+    "top_scores",
     "uniform",
 ]
 
 _MOST_OF_ZERO_BITS = (32 + 127) * math.log(2)
 _SLACK, _SLACK_OF_SCORE = 1e-4, 5e-7  # several times what float32 can be off by, absolute and relative
+_FIRST_SPAN = 4.0  # nats below the highest: about e^4 ids of a row with noise
 _LOWEST = float(np.finfo(np.float32).min)
 
 
@@ -148,6 +151,55 @@ def coupled_two(row: NDArray[np.floating[Any]], noise: NoiseRow) -> tuple[int, i
     rival = int(sums.argmax())
     gap = highest - float(sums[rival])
     return int(ids[best]), int(ids[rival]), gap if math.isfinite(gap) else math.inf
+
+
+def coupled_top(
+    row: NDArray[np.floating[Any]], noise: NoiseRow, count: int, span: float
+) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+    """Returns the ids with the `count` largest sums of score and noise, and these sums, largest first; fewer where
+    they are more than `span` nats below the largest.
+
+    The first is what `coupled_one` picks; there is none where all scores are -inf. Equal sums are in the order of
+    their ids. Raises ModelError where the row has NaN.
+    """
+
+    def sums(ids: NDArray[np.int64]) -> NDArray[np.float64]:
+        return row[ids].astype(np.float64) + gumbel_of_lanes(noise.lanes[ids])
+
+    return _top(_upper_bounds(row, noise), sums, count, span, _MOST_OF_ZERO_BITS)
+
+
+def top_scores(
+    row: NDArray[np.floating[Any]], count: int, span: float
+) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+    """Returns what `coupled_top` does, without noise."""
+    return _top(row, lambda ids: row[ids].astype(np.float64), count, span, 0.0)
+
+
+def _top(
+    bounds: NDArray[np.floating[Any]],
+    sums: Callable[[NDArray[np.int64]], NDArray[np.float64]],
+    count: int,
+    span: float,
+    offset: float,
+) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+    """`bounds` + `offset` are upper bounds of the sums: ids far below the highest need no sum."""
+    highest = float(bounds.max())
+    if math.isnan(highest):
+        raise ModelError("the model's logits are not numbers (NaN)")
+    if highest == -math.inf:
+        return np.empty(0, np.int64), np.empty(0)
+    slack = _SLACK + _SLACK_OF_SCORE * abs(highest)
+    least = max(highest - _FIRST_SPAN, _LOWEST)
+    (ids,) = (bounds >= least).nonzero()
+    found = sums(ids)
+    if np.count_nonzero(found > least + offset + slack) < count:
+        (ids,) = (bounds >= max(float(found.max()) - offset - span - slack, _LOWEST)).nonzero()
+        found = sums(ids)
+    order = np.lexsort((ids, -found))[:count]
+    ids, found = ids[order], found[order]
+    is_near = found >= found[0] - span
+    return ids[is_near], found[is_near]
 
 
 def _gumbel(lane: int) -> float:

@@ -125,20 +125,22 @@ class DescribeResponse(_message.Message):
     def __init__(self, protocol_version: _Optional[int] = ..., model_id: _Optional[str] = ..., target_fingerprint: _Optional[str] = ..., tokenizer_fingerprint: _Optional[str] = ..., dtype: _Optional[str] = ..., device: _Optional[str] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., num_tokens: _Optional[int] = ..., limits: _Optional[_Union[Limits, _Mapping]] = ..., methods: _Optional[_Iterable[_Union[Method, str]]] = ..., server_version: _Optional[str] = ..., labels: _Optional[_Iterable[str]] = ..., draft_fingerprint: _Optional[str] = ..., is_reproducible: bool = ...) -> None: ...
 
 class Limits(_message.Message):
-    __slots__ = ("max_context", "max_draft_tokens", "max_message_bytes", "max_sessions", "session_idle_ttl_ms", "max_sampling_ids")
+    __slots__ = ("max_context", "max_draft_tokens", "max_message_bytes", "max_sessions", "session_idle_ttl_ms", "max_sampling_ids", "max_tree_nodes")
     MAX_CONTEXT_FIELD_NUMBER: _ClassVar[int]
     MAX_DRAFT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     MAX_MESSAGE_BYTES_FIELD_NUMBER: _ClassVar[int]
     MAX_SESSIONS_FIELD_NUMBER: _ClassVar[int]
     SESSION_IDLE_TTL_MS_FIELD_NUMBER: _ClassVar[int]
     MAX_SAMPLING_IDS_FIELD_NUMBER: _ClassVar[int]
+    MAX_TREE_NODES_FIELD_NUMBER: _ClassVar[int]
     max_context: int
     max_draft_tokens: int
     max_message_bytes: int
     max_sessions: int
     session_idle_ttl_ms: int
     max_sampling_ids: int
-    def __init__(self, max_context: _Optional[int] = ..., max_draft_tokens: _Optional[int] = ..., max_message_bytes: _Optional[int] = ..., max_sessions: _Optional[int] = ..., session_idle_ttl_ms: _Optional[int] = ..., max_sampling_ids: _Optional[int] = ...) -> None: ...
+    max_tree_nodes: int
+    def __init__(self, max_context: _Optional[int] = ..., max_draft_tokens: _Optional[int] = ..., max_message_bytes: _Optional[int] = ..., max_sessions: _Optional[int] = ..., session_idle_ttl_ms: _Optional[int] = ..., max_sampling_ids: _Optional[int] = ..., max_tree_nodes: _Optional[int] = ...) -> None: ...
 
 class SessionRequest(_message.Message):
     __slots__ = ("open", "verify", "generate", "cancel", "close")

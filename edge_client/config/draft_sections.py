@@ -8,9 +8,11 @@ from typing import Literal
 
 from outrider.common.config.loader import option
 from outrider.edge_client.controller.depth.registry import DEPTH_POLICIES
+from outrider.edge_client.controller.settings import SETTINGS
 from outrider.edge_client.controller.window import Pipelining
 from outrider.edge_client.drafting.base import DEFAULT_MAX_NGRAM
 from outrider.edge_client.drafting.registry import STRATEGIES
+from outrider.edge_client.drafting.trees import MAX_CONTINUATIONS
 from outrider.edge_client.gate.gate import GateUse
 from outrider.edge_client.gate.rules import RULES
 from outrider.edge_client.gate.words import DEFAULT_RARE_PER_MILLION
@@ -88,6 +90,39 @@ class DepthConfig:
         "fixed with --num-speculative-tokens, another --method than coupled, or --gate commit",
         choices=DEPTH_POLICIES,
         key="depth_policy",
+    )
+
+
+MAX_NODES = 1024  # of a tree that may be asked for; a verifier takes fewer
+
+
+@dataclass(frozen=True, slots=True)
+class TreeConfig:
+    """Configures drafts that are trees."""
+
+    use: Literal["auto", "off"] | int = option(
+        "off",
+        "draft trees, several continuations that share their beginnings, in place of one chain: never (off), of N "
+        "tokens each round (N), or where that is expected to be faster, as large as pays (auto). Goes with --mode "
+        "speculative or auto, and --method coupled or typical; auto with coupled alone",
+        metavar="auto|off|N",
+        minimum=1,
+        maximum=MAX_NODES,
+        key="tree",
+    )
+    width: int = option(
+        4,
+        "most tokens that may follow one of a tree's tokens",
+        metavar="N",
+        minimum=1,
+        maximum=MAX_CONTINUATIONS,
+    )
+    depth: int | None = option(
+        None,
+        f"most tokens of a tree's path, and runs of the draft for it; none is {SETTINGS.max_tree_depth}",
+        metavar="N",
+        minimum=1,
+        maximum=64,
     )
 
 

@@ -14,6 +14,7 @@ from outrider.edge_client.config.draft_sections import (
     DraftConfig,
     GateConfig,
     PipeliningConfig,
+    TreeConfig,
 )
 from outrider.edge_client.config.link_sections import ConnectionConfig, LogConfig, OutageConfig
 from outrider.edge_client.core.options import REQUESTABLE_MODES, ExecutionMode
@@ -142,6 +143,7 @@ class RunConfig:
     pipelining: PipeliningConfig = section(PipeliningConfig, title=_WORK)
     max_new_tokens: int = option(256, "most tokens to generate", metavar="N", minimum=1, title=_END)
     depth: DepthConfig = section(DepthConfig, title=_WORK)
+    tree: TreeConfig = section(TreeConfig, "tree_", _WORK)
     gate: GateConfig = section(GateConfig, "gate_", "gate")
     sampling: SamplingConfig = section(SamplingConfig, title=_SAMPLING)
     stop: StopConfig = section(StopConfig, title=_END)
@@ -173,8 +175,10 @@ class RunConfig:
     @property
     def may_adapt(self) -> bool:
         """Returns whether the text is the same with any mode and draft length, so that they may follow what is
-        measured: with the same seed another method, or the commit gate, writes another text."""
-        return self.verification.method is Method.COUPLED and self.gate.use is not GateUse.COMMIT
+        measured: with the same seed another method, or the commit gate, writes another text. A tree of a given
+        size is a length that is given."""
+        is_same = self.verification.method is Method.COUPLED and self.gate.use is not GateUse.COMMIT
+        return is_same and self.tree.use in ("auto", "off")
 
     @property
     def depth_policy(self) -> str:

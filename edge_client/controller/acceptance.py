@@ -54,8 +54,9 @@ class AcceptanceEstimator:
         if record.is_first_wrong:
             self.observe_tokens(0, 1)
         if record.is_answered and record.num_draft_tokens:
-            self.observe_tokens(record.num_accepted_tokens, record.num_draft_tokens)
-            self.observe_confidences(record.confidences, record.num_accepted_tokens)
+            num_accepted, num_drafted = record.as_chain
+            self.observe_tokens(num_accepted, num_drafted)
+            self.observe_confidences(record.confidences, num_accepted)
         elif record.has_no_proposal:
             self.posterior.observe(0, 1)  # it brings as little as a draft whose first token is rejected
 

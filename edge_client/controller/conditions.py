@@ -59,7 +59,8 @@ class Conditions:
             self.costs.observe(record)
 
     def _observe_branches(self, record: RoundRecord) -> None:
-        is_rejected = record.is_answered and record.num_accepted_tokens < record.num_draft_tokens
+        num_accepted, num_drafted = record.as_chain
+        is_rejected = record.is_answered and num_accepted < num_drafted
         if is_rejected or record.is_first_wrong:
             self._num_rejections = SETTINGS.branch_memory_per_rejection * self._num_rejections + 1
             self._num_hits = SETTINGS.branch_memory_per_rejection * self._num_hits

@@ -17,8 +17,10 @@ from outrider.edge_client.controller.conditions import Conditions
 from outrider.edge_client.controller.cost_model import LinkCosts, ModelCosts, cloud_only_s, tokens_per_s
 from outrider.edge_client.controller.cost_model_pipelined import branching_token_s, num_in_flight
 from outrider.edge_client.controller.settings import SETTINGS
+from outrider.edge_client.controller.tree_policy import tree_costs, tree_token_s
 from outrider.edge_client.core.options import ExecutionMode
 from outrider.edge_client.core.stats import RoundRecord
+from outrider.edge_client.drafting.trees import TreeCosts
 
 CHOOSABLE_MODES = (ExecutionMode.SPECULATIVE, ExecutionMode.PIPELINED, ExecutionMode.CLOUD_ONLY)
 
@@ -33,10 +35,16 @@ class ModePolicy:
     """
 
     def __init__(
-        self, modes: Sequence[ExecutionMode], length: int | None = None, conditions: Conditions | None = None
+        self,
+        modes: Sequence[ExecutionMode],
+        length: int | None = None,
+        conditions: Conditions | None = None,
+        *,
+        has_trees: bool = False,
     ) -> None:
         """`length` is what rounds draft to begin with, and keep about; None: the depth policy takes the best
-        length of each mode. `conditions` are those that the session observes; None: its own."""
+        length of each mode. `conditions` are those that the session observes; None: its own. `has_trees`: one round
+        at a time may be a tree, where that is faster."""
         self.current = modes[0]
         self.conditions = conditions or Conditions()
         self._is_observer = conditions is None
@@ -44,6 +52,7 @@ class ModePolicy:
         self.expected_ms: dict[ExecutionMode, float] = {}  # a token in each mode, at the last decision
         self._modes = tuple(modes)
         self._has_best_length = length is None
+        self._has_trees = has_trees
         self._mean_length = float(length or 0)
         self._num_observed = 0  # rounds, and measurements of a stream
         self._changed_at = 0  # of them
@@ -162,7 +171,10 @@ class ModePolicy:
     def _current_table(self, models: ModelCosts, link: LinkCosts) -> _TimeTable:
         """Returns the table of times, a new one only after a cost changed noticeably."""
         length = None if self._has_best_length else max(1, round(self._mean_length))
-        table = _TimeTable(models, link, length, self.conditions.branch_hit_share)
+        trees = None
+        if self._has_trees:
+            trees = tree_costs(models, link, self.conditions.costs.tree_draft_line())
+        table = _TimeTable(models, link, length, self.conditions.branch_hit_share, trees)
         if self._table is None or not table.is_near(self._table):
             self._table = table
         return self._table
@@ -195,16 +207,22 @@ def _mean(weights: Sequence[float], values: Sequence[float]) -> float:
 
 class _TimeTable:
     """Seconds a token of every mode at each of `ALPHAS`, by one set of costs; each is computed when it is
-    asked for. `length` is what rounds draft; None: what is best."""
+    asked for. `length` is what rounds draft; None: what is best. `trees` are the costs of a tree, where one round at
+    a time may be one."""
 
     def __init__(
-        self, models: ModelCosts, link: LinkCosts, length: int | None, branch_hit_share: float
+        self,
+        models: ModelCosts,
+        link: LinkCosts,
+        length: int | None,
+        branch_hit_share: float,
+        trees: TreeCosts | None,
     ) -> None:
-        self._models, self._link = models, link
+        self._models, self._link, self._trees = models, link, trees
         self._length, self._branch_hit_share = length, branch_hit_share
         fixed_s = models.draft_fixed_s + models.verify_fixed_s
         times = (models.draft_token_s, models.target_token_s, fixed_s, models.verify_token_s, link.rtt_s)
-        self._costs = (*times, float(length or 0), 1.0 - branch_hit_share)
+        self._costs = (*times, float(length or 0), 1.0 - branch_hit_share, trees.node_s if trees else 0.0)
         self._known: dict[tuple[ExecutionMode, int], float] = {}
         self._place = 0  # in `lengths_tried`, where the last search ended
 
@@ -219,7 +237,10 @@ class _TimeTable:
             return cloud_only_s(self._models, self._link)
         key = mode, place
         if (known := self._known.get(key)) is None:
-            known = self._known[key] = self._fastest_s(mode, ALPHAS[place])
+            known = self._fastest_s(mode, ALPHAS[place])
+            if self._trees is not None and mode is ExecutionMode.SPECULATIVE:
+                known = min(known, tree_token_s(ALPHAS[place], self._trees, SETTINGS.max_tree_nodes))
+            self._known[key] = known
         return known
 
     def _fastest_s(self, mode: ExecutionMode, alpha: float) -> float:

@@ -40,6 +40,9 @@ class RoundCosts:
         self._drafts = MedianSlopeTime(
             SETTINGS.num_verify_samples, prior_share=1.0, prior_weight_tokens=SETTINGS.draft_weight_tokens
         )
+        self._tree_drafts = MedianSlopeTime(
+            SETTINGS.num_verify_samples, prior_share=1.0, prior_weight_tokens=SETTINGS.draft_weight_tokens
+        )
         self._estimate: tuple[ModelCosts, LinkCosts] | None = None  # until something is observed
 
     @property
@@ -54,7 +57,10 @@ class RoundCosts:
         A co-located round has no `net_ms`, and its forward's time in place of the verifier's. A round that
         was sent ahead waited for our own earlier rounds, which is not part of its verification.
         """
-        self.observe_draft(record.draft_ms / 1e3, record.num_draft_tokens + record.num_dropped_tokens)
+        if record.main_path is None:
+            self.observe_draft(record.draft_ms / 1e3, record.num_draft_tokens + record.num_dropped_tokens)
+        elif record.num_draft_tokens:
+            self._tree_drafts.observe(record.num_draft_tokens, record.draft_ms / 1e3)
         verify_ms = record.verifier_ms or record.forward_ms
         if record.pipelined_hit:
             verify_ms = max(record.forward_ms, verify_ms - record.queue_ms)
@@ -70,6 +76,13 @@ class RoundCosts:
         self._estimate = None
         if num_tokens:
             self._drafts.observe(num_tokens, seconds)
+
+    def tree_draft_line(self) -> tuple[float, float]:
+        """Returns what drafting a tree takes, (base, a node) in seconds: a share of a chain's token until a tree was
+        drafted."""
+        if self._tree_drafts.has_any:
+            return self._tree_drafts.line()
+        return 0.0, SETTINGS.tree_node_share * self._draft_line()[1]
 
     def observe_rtt(self, seconds: float) -> None:
         """Adds a round trip without the verifier's own time."""

@@ -65,6 +65,17 @@ class ControllerSettings:
     stream_overhead_memory: float = 0.5  # of a sequence, with each later one
     min_rtt_s: float = 1e-6  # keeps rates finite on loopback
 
+    # Trees. Shares: the target's token by rank of the draft's score plus noise, .79 .92 .95 .97 for 1 to 4 children
+    # (`make bench-trees`).
+    second_choice_share: float = 0.6  # of tokens that are not the first choice
+    later_choice_share: float = 0.4  # of those that are none of the choices before
+    min_tree_gain_share: float = 0.05  # over the best chain, by which a tree is expected to be faster
+    tree_node_share: float = (
+        0.8  # of a chain's drafted token that a tree's node takes, before any was drafted
+    )
+    max_tree_nodes: int = 64
+    max_tree_depth: int = 12  # runs of a draft model
+
     # Rejections that a speculative branch anticipated. By hand, with bench `ctl.guesses` and `ctl.auto`.
     branch_memory_per_rejection: float = 0.98
     branch_prior_weight_rejections: float = 8.0

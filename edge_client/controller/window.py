@@ -89,9 +89,10 @@ def create_window(
     has_stream_too: bool = False,
     may_branch: bool = False,
     conditions: Conditions | None = None,
+    has_trees: bool = False,
 ) -> RoundWindow:
     """Returns a new window for a depth policy by name that starts with `num_speculative_tokens`;
-    `has_stream_too`: cloud-only may be chosen as well; `conditions`: see `ModePolicy`."""
+    `has_stream_too`: cloud-only may be chosen as well; `conditions`, `has_trees`: see `ModePolicy`."""
     modes = pipelining.modes
     if has_stream_too:
         modes = (*modes, ExecutionMode.CLOUD_ONLY)
@@ -101,5 +102,5 @@ def create_window(
     length = None
     if depth_policy != "optimal":
         length = create_depth_policy(depth_policy, num_speculative_tokens).next_depth()
-    policy = ModePolicy(modes, length, conditions)
+    policy = ModePolicy(modes, length, conditions, has_trees=has_trees)
     return RoundWindow(num_rounds, policy, may_branch)

@@ -33,8 +33,9 @@ class LiveStats:
             if not each.is_answered:
                 continue
             self.num_rounds += 1
-            self.num_drafted += each.num_draft_tokens
-            self.num_accepted += each.num_accepted_tokens
+            num_accepted, num_drafted = each.as_chain
+            self.num_drafted += num_drafted
+            self.num_accepted += num_accepted
             self.draft_length = each.num_draft_tokens
             news.append((each.num_draft_tokens, each.num_accepted_tokens))
             if each.rtt_ms:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from outrider.common.methods import DEFAULT_SUPPORT_SIZE
 from outrider.common.types import Method, MethodParams, SamplingParams, StopParams
+from outrider.edge_client.drafting.trees import TreeBudget
 
 
 class ExecutionMode(enum.StrEnum):
@@ -60,3 +61,5 @@ class SessionOptions:
     is_reverified: bool = False  # unverified tokens are judged later, and rolled back where they are wrong
     is_target_change_allowed: bool = False
     tokenizer_fingerprint: str = ""
+    tree: TreeBudget | None = None  # that rounds draft in place of a chain
+    adapts_trees: bool = False  # within `tree`, by measured times; a chain where that is faster

@@ -50,6 +50,12 @@ class RoundRecord:
     hard_ratio: float | None = None  # share of the drafted tokens that are hard
     escalated: bool | None = None  # whether the gate asked for the target
     is_kept: bool = False
+    main_path: tuple[int, int] | None = None  # of a tree: tokens of its likeliest path, accepted and drafted
+
+    @property
+    def as_chain(self) -> tuple[int, int]:
+        """Returns how many tokens were accepted of how many of one chain: of a tree its likeliest path."""
+        return self.main_path or (self.num_accepted_tokens, self.num_draft_tokens)
 
     @property
     def la_over_k(self) -> float:
@@ -101,10 +107,11 @@ class SessionStats:
 
     def summary(self, origins: Sequence[Origin]) -> dict[str, object]:
         """Returns the figures as JSON. `origins` are the new tokens'. Times are means in ms over answered rounds;
-        None: not measured."""
+        None: not measured. Acceptance is that of chains, and of the likeliest paths of trees."""
         answered = [r for r in self.rounds if r.is_answered]
         drafted = sum(r.num_draft_tokens for r in answered)
         accepted = sum(r.num_accepted_tokens for r in answered)
+        chains = [r.as_chain for r in answered]
         in_rounds = sum(o in (Origin.ACCEPTED, Origin.CORRECTION, Origin.BONUS) for o in origins)
         times = self.token_times_ns
         return {
@@ -113,7 +120,8 @@ class SessionStats:
             "num_rounds": len(answered),
             "num_draft_tokens": drafted,
             "num_accepted_tokens": accepted,
-            "acceptance_rate": _ratio(accepted, drafted),
+            "acceptance_rate": _ratio(sum(a for a, _ in chains), sum(n for _, n in chains)),
+            "num_tree_rounds": sum(r.main_path is not None for r in answered),
             "acceptance_per_position": acceptance_per_position(answered),
             "tokens_per_round": _ratio(in_rounds, len(answered)),
             "draft_length": draft_length(answered),
@@ -184,7 +192,7 @@ def _hit_rate(rounds: Sequence[RoundRecord]) -> float | None:
 
 def acceptance_per_position(rounds: Sequence[RoundRecord]) -> list[float]:
     """Returns, for each i, how often the i-th draft token was accepted, of the rounds that had one."""
-    counts = acceptance_by_position((r.num_accepted_tokens, r.num_draft_tokens) for r in rounds)
+    counts = acceptance_by_position(r.as_chain for r in rounds)
     return [round(each.accepted / each.drafted, 4) for each in counts]
 
 

@@ -10,6 +10,8 @@ token's runner-up instead of it.
                 │  └ d'    └ f' ──[ i j k l ]     a speculative branch: e accepted, f rejected, f' its correction
                 └ c'
 
+The leaves of a tree are such places too: what it drafted beside the likeliest path needs no prediction.
+
 Each branch has a probability that the verifier's sequence takes it; the likeliest is drafted next. Does no
 I/O.
 """
@@ -17,7 +19,7 @@ I/O.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Generic, TypeVar
 
 from outrider.common.types import RunnerUp
@@ -28,13 +30,15 @@ Host = TypeVar("Host")
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Branch(Generic[Host]):
-    """A place to draft from: after the first `offset` tokens of `host`'s draft and then `correction`; None:
-    after the whole draft. `chance` is the probability that the verifier's sequence takes it."""
+    """A place to draft from: after the tokens of `host`'s draft at `nodes` and then `correction`; None: after the
+    whole draft, or a path of a tree to one of its leaves. `chance` is the probability that the verifier's sequence
+    takes it."""
 
     host: Host
-    offset: int
+    nodes: Sequence[int]
     correction: int | None
     chance: float
+    is_guess: bool  # it is not the likeliest path of its host's draft
 
 
 class BranchTree(Generic[Host]):
@@ -63,21 +67,24 @@ class BranchTree(Generic[Host]):
         length: int,
         chance: float,
         runner_ups: Sequence[RunnerUp],
-        before: tuple[Host, int] | None = None,
+        before: tuple[Host, Sequence[int]] | None = None,
     ) -> None:
         """Opens the branches of a new round of `length` tokens that is judged with probability `chance`.
-        `before` is the round whose bonus judges the first token already, with the length of its draft."""
+        `before` is the round whose bonus judges the first token already, with the nodes of its draft."""
         for offset, each in enumerate(runner_ups):
-            where = before if offset == 0 and before is not None else (host, offset)
+            where = before if offset == 0 and before is not None else (host, range(offset))
             rate = self._rates.runner_up_rate(each.gap)
-            self._open.append(Branch(*where, each.token_id, chance * rate))
+            self._open.append(Branch(*where, each.token_id, chance * rate, is_guess=True))
             chance *= self._rates.accept_rate(each.gap)
-        self._open.append(Branch(host, length, None, chance))
+        self._open.append(Branch(host, range(length), None, chance, is_guess=False))
+
+    def add_paths(self, host: Host, paths: Sequence[Sequence[int]], chances: Sequence[float]) -> None:
+        """Opens the branches after some paths of a new round's tree, the likeliest first."""
+        for number, (path, chance) in enumerate(zip(paths, chances, strict=True)):
+            self._open.append(Branch(host, path, None, chance, is_guess=number > 0))
 
     def retain(self, is_kept: Callable[[Host], bool], chance: float = 1.0) -> None:
         """Keeps the branches of the hosts that are kept, given an event that had probability `chance`."""
         self._open = [
-            Branch(each.host, each.offset, each.correction, min(1.0, each.chance / chance))
-            for each in self._open
-            if is_kept(each.host)
+            replace(each, chance=min(1.0, each.chance / chance)) for each in self._open if is_kept(each.host)
         ]

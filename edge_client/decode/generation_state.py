@@ -24,12 +24,14 @@ from outrider.common.types import (
 )
 from outrider.edge_client.controller.acceptance_prior import AcceptancePrior, PriorKey
 from outrider.edge_client.controller.conditions import Conditions
+from outrider.edge_client.controller.tree_policy import TreePolicy
 from outrider.edge_client.controller.window import RoundWindow
 from outrider.edge_client.core.events import RolledBackEvent, TokenEvent
 from outrider.edge_client.core.options import ExecutionMode, SessionOptions
 from outrider.edge_client.decode.proposer import Proposer
 from outrider.edge_client.decode.recorder import Recorder
 from outrider.edge_client.decode.token_buffer import TokenBuffer
+from outrider.edge_client.drafting.trees import TreeBudget
 from outrider.edge_client.transport.remote_verifier import RemoteVerifier
 
 
@@ -85,6 +87,8 @@ class GenerationState:
         self.conditions: Final = conditions  # that an opening and earlier generations tell of
         self.recorder: Final = Recorder(proposer.depth, self.window, shared)
         self.clock: Final = clock
+        # With `--tree auto`, which chooses by the conditions that are observed.
+        self.tree_policy: Final = None if shared is None or not options.adapts_trees else TreePolicy(shared)
         self._acceptance_prior = acceptance_prior  # of other generations
         # What learns from it, with `coupled` alone, whose acceptance it is.
         self._learner = conditions if options.method is Method.COUPLED else None
@@ -160,10 +164,36 @@ class GenerationState:
         room = min(self.tokens.num_remaining, self.context_room) - num_assumed - 1
         return max(0, min(self.next_depth(), room))
 
+    def plan_draft(self) -> None:
+        """Has the policies decide what the next rounds draft, by what was observed so far."""
+        budget, policy = self.options.tree, self.tree_policy
+        if budget is not None and policy is not None and self._model is not None:
+            policy.plan(min(budget.num_nodes, self._model.limits.max_tree_nodes))
+        self.next_depth()
+
     def next_depth(self) -> int:
         """Returns the depth policy's depth, or the verifier's limit."""
         wanted = self.proposer.depth.next_depth()
         return wanted if self._model is None else min(wanted, self._model.limits.max_draft_tokens)
+
+    def tree_budget(self, num_assumed: int = 0) -> TreeBudget | None:
+        """Returns the bounds of the next round's tree; None where it is a chain: without `--tree`, or where the
+        verifier takes none."""
+        budget, drafter = self.options.tree, self.proposer.drafter
+        if budget is None or self._model is None or self.tokens.finish is not None:
+            return None
+        if drafter is None or not drafter.can_propose_trees:
+            return None
+        limits = self._model.limits
+        num_nodes = min(budget.num_nodes, limits.max_tree_nodes, self.context_room - num_assumed - 1)
+        depth = min(budget.max_depth, self.tokens.num_remaining - num_assumed - 1, num_nodes)
+        if depth <= 0:
+            return None
+        if (policy := self.tree_policy) is None:
+            return replace(budget, num_nodes=num_nodes, max_depth=depth)
+        if self.window.size > 1 or policy.costs is None:
+            return None
+        return replace(budget, num_nodes=num_nodes, max_depth=depth, costs=policy.costs)
 
     # --------------------------------------------------------------------------------- transitions
 

@@ -60,7 +60,9 @@ def open_session(state: GenerationState) -> list[SessionEvent]:
         state.recall(opened.model)
         _observe_opening(state, opened, trip_s)
     state.recorder.opened(opened, wait_s, is_rebuild=is_rebuild)
-    return _take(state, opened)
+    events = _take(state, opened)
+    state.plan_draft()
+    return events
 
 
 def _observe_opening(state: GenerationState, opened: Opened, trip_s: float) -> None:

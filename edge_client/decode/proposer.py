@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from outrider.common.types import Draft, Signals, TokenIds
+from outrider.common.types import CorrectionKind, Draft, Signals, TokenIds, Verdict
 from outrider.edge_client.controller.depth.base import DepthPolicy
 from outrider.edge_client.decode.token_buffer import TokenBuffer
 from outrider.edge_client.drafting.base import ShouldStop, Stop
 from outrider.edge_client.drafting.drafter import Drafter
+from outrider.edge_client.drafting.node_values import NodeValues
+from outrider.edge_client.drafting.trees import TreeBudget, TreeDraft
 from outrider.edge_client.gate.gate import Gate, Judgement
 from outrider.edge_client.gate.text_rule import CONTEXT_TOKENS
 
@@ -22,6 +24,7 @@ class Proposer:
     depth: DepthPolicy
     drafter: Drafter | None = None
     gate: Gate | None = None
+    values: NodeValues = field(default_factory=NodeValues)
 
     def propose(
         self,
@@ -44,6 +47,18 @@ class Proposer:
         if is_invalidated is not None:
             rule = _unless_invalidated(is_invalidated, rule)
         return self.drafter.propose(self.tokens.chain.token_ids, num_draft_tokens, rule, assumed)
+
+    def propose_tree(self, budget: TreeBudget, assumed: TokenIds = ()) -> tuple[Draft, float]:
+        """Returns a tree after the sequence and the `assumed` tokens, and the time it took in ms."""
+        assert self.drafter is not None, "a mode with rounds has a draft"
+        return self.drafter.propose_tree(self.tokens.chain.token_ids, budget, self.values, assumed)
+
+    def observe(self, draft: Draft, verdict: Verdict) -> None:
+        """Learns what nodes of trees are worth from a verdict."""
+        if isinstance(draft, TreeDraft):
+            is_over = verdict.correction_kind is CorrectionKind.NONE
+            nodes = verdict.accepted_nodes or range(verdict.accepted_len)
+            self.values.observe(draft, nodes, None if is_over else verdict.correction)
 
     def judge(self, draft: Draft, assumed: TokenIds = ()) -> Judgement | None:
         """Returns the gate's judgement of a draft made after `assumed`; None without a gate."""

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from outrider.common.types import GeneratedTokens, Opened
+from outrider.common.sequences import common_prefix
+from outrider.common.tree import main_path
+from outrider.common.types import Draft, GeneratedTokens, Opened, Verdict
 from outrider.edge_client.controller.conditions import Conditions
 from outrider.edge_client.controller.depth.base import DepthPolicy
 from outrider.edge_client.controller.settings import SETTINGS
@@ -66,6 +68,7 @@ class Recorder:
         draft, metrics, judgement = round_.draft, answer.verdict.metrics, round_.judgement
         is_judged = answer.verdict.accepted_len >= round_.num_kept
         num_draft_tokens = len(draft.token_ids)
+        judged_path = _judged_path(draft, answer.verdict)
         if not is_judged:
             self.stats.num_wasted_draft_tokens += num_draft_tokens
             num_draft_tokens = 0
@@ -94,6 +97,7 @@ class Recorder:
                 num_dropped_tokens=int(draft.doubted is not None),
                 hard_ratio=None if judgement is None else judgement.hard_ratio,
                 escalated=None if judgement is None else judgement.is_escalated,
+                main_path=judged_path,
             )
         )
 
@@ -200,3 +204,11 @@ class Recorder:
         stats, traffic = self.stats, verifier.traffic
         stats.bytes_up, stats.bytes_down = traffic.bytes_up, traffic.bytes_down
         stats.num_reconnects, stats.num_refusals = verifier.num_reconnects, verifier.num_refusals
+
+
+def _judged_path(draft: Draft, verdict: Verdict) -> tuple[int, int] | None:
+    """Returns how many tokens of a tree's likeliest path were accepted, and its length; None for a chain."""
+    if not draft.parents:
+        return None
+    length = len(main_path(draft.token_ids, draft.parents))
+    return common_prefix(verdict.accepted_nodes, range(length)), length

@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 
 from outrider.common.methods import sends_probs, sends_support
+from outrider.common.tree import Tree, is_chain, main_path
 from outrider.common.types import Draft, Method, Verdict, VerifyRequest
 from outrider.edge_client.controller.acceptance import BranchAcceptance
 from outrider.edge_client.controller.settings import SETTINGS
@@ -18,11 +19,13 @@ from outrider.edge_client.decode.rounds import (
     Proposal,
     Round,
     assumed_tokens,
+    first_tokens,
     is_invalidated,
     resolve,
     tokens_of_branch,
 )
 from outrider.edge_client.decode.verdicts import apply_verdict
+from outrider.edge_client.drafting.trees import TreeDraft
 from outrider.edge_client.transport.remote_verifier import Answer
 
 LEAVING_S = 0.0005  # until a message has left: the link's threads need the interpreter for it
@@ -34,6 +37,9 @@ def propose_round(
     """Drafts a round on `branch`, until `is_invalidated`; None: after the sequence, with nothing in flight."""
     started_s = state.clock.now()
     assumed, kept = assumed_tokens(branch, state.tokens), kept_for_round(state)
+    if (budget := state.tree_budget(len(assumed))) is not None and not kept and state.pending is None:
+        draft, draft_ms = state.proposer.propose_tree(budget, assumed)
+        return Proposal(draft, draft_ms, branch, assumed, kept, budget.num_nodes, started_s)
     depth = state.num_to_draft(len(assumed)) if state.pending is None else 0
     num_wanted = num_after_kept(state, len(kept), depth)
     draft, draft_ms = state.proposer.propose(num_wanted, assumed, is_invalidated, is_gated=True)
@@ -59,9 +65,10 @@ def make_request(state: GenerationState, proposal: Proposal, drafted_s: float) -
         committed_tokens=committed,
         origins=origins,
         draft_tokens=(*kept, *draft.token_ids),
-        q_token_probs=draft.draft_probs if sends_probs(method) and not kept else (),
+        q_token_probs=draft.draft_probs if sends_probs(method) and not kept and not draft.parents else (),
         hard_mask=b"" if judgement is None or kept else judgement.hard_mask,
         q_support=draft.supports if sends_support(method) else (),
+        parents=() if is_chain(draft.parents) else draft.parents,
         candidates_from=pending.num_seen if pending is not None else 0,
         pipelined=state.window.size > 1 and _may_continue(state, draft, len(proposal.assumed)),
         deadline_ms=state.remote.deadline_ms(drafted_s),
@@ -73,9 +80,10 @@ def _may_continue(state: GenerationState, draft: Draft, num_assumed: int) -> boo
     waited for."""
     if draft.doubted is not None or not draft.token_ids or state.has_pending_reverification:
         return False
-    if len(state.tokens.until_stop(draft.token_ids)) < len(draft.token_ids):
+    path = main_path(draft.token_ids, draft.parents)
+    if len(state.tokens.until_stop(path)) < len(path):
         return False
-    return state.num_to_draft(num_assumed + len(draft.token_ids)) > 0
+    return state.num_to_draft(num_assumed + len(path)) > 0
 
 
 class Speculation:
@@ -107,20 +115,34 @@ class Speculation:
         else:
             self.close(parent)
             if parent.correction is None:
-                before = (parent.host, parent.offset)
-        if round_.request.pipelined:  # otherwise it reaches the end, or nearly
+                before = (parent.host, parent.nodes)
+        if not round_.request.pipelined:  # it reaches the end, or nearly
+            return
+        if isinstance(round_.draft, TreeDraft) and round_.request.parents:
+            self._add_leaves(round_, round_.draft)
+        else:
             runner_ups = round_.draft.runner_ups if self._predicts_corrections else ()
             length = len(round_.request.draft_tokens)
             self._branches.add(round_, length, round_.chance, runner_ups, before)
 
+    def _add_leaves(self, round_: Round, draft: TreeDraft) -> None:
+        """Opens the branches after a tree's leaves: of the likeliest path alone where nothing is predicted."""
+        tree = Tree(draft.parents)
+        leaves = [run[-1] for run in tree.runs]
+        if not self._predicts_corrections:
+            del leaves[1:]
+        chances = [round_.chance * draft.values[leaf] for leaf in leaves]
+        self._branches.add_paths(round_, [tree.path(leaf) for leaf in leaves], chances)
+
     def judged(self, round_: Round, verdict: Verdict) -> None:
         """Learns from a verdict. Kept tokens have no runner-ups."""
-        if not round_.num_kept:
+        if not round_.num_kept and not round_.draft.parents:
             self._rates.observe(round_.draft.runner_ups, verdict.accepted_len, verdict.correction)
 
     def first_token_rejected(self, round_: Round, token_id: int) -> None:
         """Learns from an invalidated round in place of whose first token the sequence has `token_id`."""
-        self._rates.observe(round_.draft.runner_ups, 0, token_id)
+        if not round_.draft.parents:
+            self._rates.observe(round_.draft.runner_ups, 0, token_id)
 
     def resolved(self, next_round: Round | None, rounds: Sequence[Round]) -> None:
         """Drops the branches of all but `rounds`, the first of which, `next_round`, will be judged."""
@@ -162,10 +184,11 @@ class RoundPipeline:
             return None
         return branch
 
-    def is_invalidated(self, branch: Branch[Round], next_token: int | None = None) -> bool:
-        """Returns whether the replies that arrived so far exclude `branch`, with `next_token`, where it is
-        drafted already, as its first token."""
-        return is_invalidated(self._rounds, self._state.remote.poll(), branch, next_token)
+    def is_invalidated(self, branch: Branch[Round], draft: Draft | None = None) -> bool:
+        """Returns whether the replies that arrived so far exclude `branch`, with `draft` on it, where that is made
+        already."""
+        next_tokens = () if draft is None else first_tokens(draft)
+        return is_invalidated(self._rounds, self._state.remote.poll(), branch, next_tokens)
 
     def abandon(self, branch: Branch[Round], draft: Draft) -> None:
         """Drops a draft that was made on `branch`; where it is empty, none can be made there."""
@@ -205,6 +228,7 @@ class RoundPipeline:
         events = apply_verdict(state, answered, answer)
         if events is not None:
             self._speculation.judged(answered, answer.verdict)
+            state.proposer.observe(answered.draft, answer.verdict)
         self._resolve(answered)
         self._came_s = answer.came_s
         out_s = state.clock.now() - answer.came_s
@@ -234,8 +258,9 @@ class RoundPipeline:
         oldest = self._rounds[0]
         self._state.recorder.timed_out(len(oldest.draft.token_ids), oldest.draft_ms)
         self.drop()
+        token_ids = main_path(oldest.request.draft_tokens, oldest.request.parents)
         # A bonus may have put the first token into the sequence already.
-        return Draft(oldest.request.draft_tokens[self._state.tokens.position - oldest.start :], ())
+        return Draft(token_ids[self._state.tokens.position - oldest.start :], ())
 
     def drop(self) -> None:
         """Drops all rounds after the verifier rejected the oldest."""

@@ -19,6 +19,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from outrider.common.alignment import extend_hash
+from outrider.common.tree import ROOT, Tree, has_path
 from outrider.common.types import CorrectionKind, Draft, TokenIds, Verdict, VerifyRequest
 from outrider.edge_client.decode.branch_tree import Branch
 from outrider.edge_client.decode.token_buffer import TokenBuffer
@@ -85,10 +86,8 @@ class Round:
 
     @property
     def assumes_correction(self) -> bool:
-        """Returns whether it builds on a predicted correction, or on a round that does."""
-        return self.parent is not None and (
-            self.parent.correction is not None or self.parent.host.assumes_correction
-        )
+        """Returns whether it builds on a predicted correction or beside a likeliest path, or on a round that does."""
+        return self.parent is not None and (self.parent.is_guess or self.parent.host.assumes_correction)
 
     def promote(self) -> None:
         """Makes it the root: the verdict of the round it builds on led to it."""
@@ -105,7 +104,7 @@ class Round:
         if not 0 <= num_known <= len(request.draft_tokens):
             return False
         known = tuple(tokens.chain.token_ids[self.start :])
-        return self.is_base_met(tokens) and known == request.draft_tokens[:num_known]
+        return self.is_base_met(tokens) and has_path(request.draft_tokens, request.parents, known)
 
     def is_base_met(self, tokens: TokenBuffer) -> bool:
         """Returns whether the sequence begins with what the round builds on."""
@@ -128,20 +127,20 @@ def is_invalidated(
     rounds: Iterable[Round],
     replies: Sequence[FinalReply | None],
     branch: Branch[Round],
-    next_token: int | None = None,
+    next_tokens: Sequence[int] = (),
 ) -> bool:
-    """Returns whether the replies that arrived so far exclude `branch`, with `next_token`, where it is drafted
-    already, as its first token."""
+    """Returns whether the replies that arrived so far exclude `branch`, with one of `next_tokens`, where these are
+    drafted already, as its first token."""
     if replies[0] is None:
         return False
     reply_to = {id(each): reply for each, reply in zip(rounds, replies, strict=True)}
     path = _path(branch)
-    following = [_first_token(each) for each in path[1:]]
-    for each, token_id in zip(path, [*following, next_token], strict=True):
+    following = [first_tokens(each.host.request) for each in path[1:]]
+    for each, token_ids in zip(path, [*following, next_tokens], strict=True):
         reply = reply_to[id(each.host)]
         if reply is None:
             return False
-        if not isinstance(reply, Verdict) or not _leads_to(reply, each, token_id):
+        if not isinstance(reply, Verdict) or not _leads_to(reply, each, token_ids):
             return True
     return False
 
@@ -158,7 +157,8 @@ def assumed_tokens(branch: Branch[Round] | None, tokens: TokenBuffer) -> TokenId
 def tokens_of_branch(branch: Branch[Round]) -> TokenIds:
     """Returns the tokens that `branch` assumes from the start of its host's draft."""
     correction = () if branch.correction is None else (branch.correction,)
-    return (*branch.host.request.draft_tokens[: branch.offset], *correction)
+    drafted = branch.host.request.draft_tokens
+    return (*(drafted[node] for node in branch.nodes), *correction)
 
 
 def _path(branch: Branch[Round]) -> list[Branch[Round]]:
@@ -169,15 +169,19 @@ def _path(branch: Branch[Round]) -> list[Branch[Round]]:
     return path[::-1]
 
 
-def _first_token(branch: Branch[Round]) -> int | None:
-    return branch.host.request.draft_tokens[0] if branch.host.request.draft_tokens else None
+def first_tokens(draft: VerifyRequest | Draft) -> TokenIds:
+    """Returns the tokens that may follow the sequence by a draft: of a tree all children of its root."""
+    token_ids = draft.draft_tokens if isinstance(draft, VerifyRequest) else draft.token_ids
+    if not draft.parents:
+        return token_ids[:1]
+    return tuple(token_ids[node] for node in Tree(draft.parents).children(ROOT))
 
 
-def _leads_to(verdict: Verdict, branch: Branch[Round], next_token: int | None) -> bool:
-    """Returns whether the sequence after `verdict` may be that of `branch` followed by `next_token`."""
-    if verdict.accepted_len != branch.offset:
+def _leads_to(verdict: Verdict, branch: Branch[Round], next_tokens: Sequence[int]) -> bool:
+    """Returns whether the sequence after `verdict` may be that of `branch` followed by one of `next_tokens`."""
+    if tuple(verdict.accepted_nodes or range(verdict.accepted_len)) != tuple(branch.nodes):
         return False
     has_extra = verdict.correction_kind is not CorrectionKind.NONE
     if branch.correction is not None:
         return has_extra and verdict.correction == branch.correction
-    return not has_extra or next_token is None or verdict.correction == next_token
+    return not has_extra or not next_tokens or verdict.correction in next_tokens

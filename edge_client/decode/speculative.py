@@ -103,9 +103,7 @@ class SpeculativeLoop:
         is_invalidated = None if branch is None else partial(pipeline.is_invalidated, branch)
         proposal = propose_round(state, branch, is_invalidated)
         draft = proposal.draft
-        if branch is not None and (
-            not draft.token_ids or pipeline.is_invalidated(branch, draft.token_ids[0])
-        ):
+        if branch is not None and (not draft.token_ids or pipeline.is_invalidated(branch, draft)):
             pipeline.abandon(branch, draft)
         elif self._is_draft_full(proposal):
             log.info("the draft's context is full: cloud-only from here")
@@ -155,12 +153,12 @@ class SpeculativeLoop:
             return
         state.remote.poll(LEAVING_S)
         state.recorder.observe()
-        self._choose()
-        state.next_depth()  # planned now, not after the answer
+        self._choose()  # planned now, not after the answer
 
     def _choose(self) -> None:
         state = self._state
         state.window.choose(state.tokens.num_remaining)
+        state.plan_draft()
         if not state.is_to_stream:
             state.note_mode()
 

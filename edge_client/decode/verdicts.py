@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from outrider.common.alignment import extend_hash
+from outrider.common.tree import is_chain, tokens_on_path
 from outrider.common.types import (
     CorrectionKind,
     FinishReason,
@@ -74,8 +75,14 @@ def apply_late_verdict(
 
 
 def tokens_of(request: VerifyRequest, verdict: Verdict) -> tuple[TokenIds, tuple[Origin, ...]]:
-    """Returns the tokens, with their origins, that the verdict puts from the start of the round's draft on."""
-    token_ids = request.draft_tokens[: verdict.accepted_len]
+    """Returns the tokens, with their origins, that the verdict puts from the start of the round's draft on.
+
+    Nodes that are no path of the round's tree bring none: the verdict then disagrees with the sequence.
+    """
+    if is_chain(request.parents):
+        token_ids = request.draft_tokens[: verdict.accepted_len]
+    else:
+        token_ids = tokens_on_path(request.draft_tokens, request.parents, verdict.accepted_nodes)
     origins = (Origin.ACCEPTED,) * len(token_ids)
     if verdict.correction_kind is CorrectionKind.NONE:
         return token_ids, origins

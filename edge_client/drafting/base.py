@@ -9,9 +9,13 @@ from __future__ import annotations
 import enum
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from typing import Protocol, Self, runtime_checkable
+from typing import TYPE_CHECKING, Protocol, Self, runtime_checkable
 
 from outrider.common.types import Draft, SamplingParams, Signals
+from outrider.edge_client.drafting.trees import TreeBudget, TreeDraft
+
+if TYPE_CHECKING:  # it imports numpy, and `--help` does not
+    from outrider.edge_client.drafting.node_values import NodeValues
 
 DEFAULT_MAX_NGRAM = 4  # prompt-lookup looks for runs of at most so many tokens
 
@@ -75,6 +79,19 @@ class KeepsRunnerUps(Protocol):
 
     def keep_runner_ups(self) -> None:
         """Fills `Draft.runner_ups` from now on. Allowed only where drafts are sampled without a support."""
+
+
+@runtime_checkable
+class ProposesTrees(Protocol):
+    """Drafts several continuations at once."""
+
+    def propose_tree(self, budget: TreeBudget, values: NodeValues) -> TreeDraft:
+        """Returns the most valuable nodes that were found after the committed tokens, which stay unchanged, as a
+        tree: depth-first, the likeliest child first. `values` estimates the chance of a node.
+
+        A later `commit` along any of its paths keeps that path's KV. Returns fewer nodes near the context limit,
+        and none where the strategy has no proposal. Only for methods whose drafts are sampled without a support.
+        """
 
 
 @runtime_checkable

@@ -8,12 +8,21 @@ from collections.abc import Iterator, Sequence
 from outrider.common.clock import SYSTEM_CLOCK, Clock
 from outrider.common.sequences import common_prefix
 from outrider.common.types import Draft, SamplingParams, Signals, TokenIds
-from outrider.edge_client.drafting.base import DraftModel, KeepsRunnerUps, Prepares, ShouldStop, Stop
+from outrider.edge_client.drafting.base import (
+    DraftModel,
+    KeepsRunnerUps,
+    Prepares,
+    ProposesTrees,
+    ShouldStop,
+    Stop,
+)
+from outrider.edge_client.drafting.node_values import NodeValues
+from outrider.edge_client.drafting.trees import TreeBudget, TreeDraft
 
 
 class Drafter:
-    """Drafts for one session. `min_draft_s` stretches each drafted token to simulate a larger draft; results
-    carry a label then."""
+    """Drafts for one session. `min_draft_s` stretches each drafted token of a chain, and each run of the draft
+    model for a tree, whose nodes share runs, to simulate a larger draft; results carry a label then."""
 
     def __init__(
         self,
@@ -49,9 +58,27 @@ class Drafter:
         start_s = self._clock.now()
         self._commit(token_ids, assumed)
         draft = self._sequence.propose(num_draft_tokens, self._stretched(should_stop, start_s))
-        left_s = self._min_draft_s * len(draft.token_ids) - (self._clock.now() - start_s)
-        if left_s > 0:
-            self._clock.sleep(left_s)
+        self._sleep_until(start_s + self._min_draft_s * len(draft.token_ids))
+        return draft, (self._clock.now() - start_s) * 1e3
+
+    @property
+    def can_propose_trees(self) -> bool:
+        """Returns whether `propose_tree` is possible."""
+        return isinstance(self._sequence, ProposesTrees)
+
+    def propose_tree(
+        self, token_ids: Sequence[int], budget: TreeBudget, values: NodeValues, assumed: TokenIds = ()
+    ) -> tuple[TreeDraft, float]:
+        """Returns a tree after `token_ids` and the tokens `assumed` to follow them, and the time it took in ms.
+
+        It has fewer nodes than the budget where the draft's context is nearly full, and none where `propose`
+        would have none.
+        """
+        assert isinstance(self._sequence, ProposesTrees), "the draft proposes no trees"
+        start_s = self._clock.now()
+        self._commit(token_ids, assumed)
+        draft = self._sequence.propose_tree(budget, values)
+        self._sleep_until(start_s + self._min_draft_s * draft.num_runs)
         return draft, (self._clock.now() - start_s) * 1e3
 
     def prepare(self, num_tokens: int) -> Iterator[None]:
@@ -82,12 +109,13 @@ class Drafter:
             return should_stop
 
         def stretched(token_id: int, signals: Signals | None, num_drafted: int) -> Stop:
-            left_s = self._min_draft_s * num_drafted - (self._clock.now() - start_s)
-            if left_s > 0:
-                self._clock.sleep(left_s)
+            self._sleep_until(start_s + self._min_draft_s * num_drafted)
             return should_stop(token_id, signals, num_drafted)
 
         return stretched
+
+    def _sleep_until(self, time_s: float) -> None:
+        self._clock.sleep(time_s - self._clock.now())
 
     def roll_back(self, position: int) -> None:
         """Keeps the first `position` tokens."""

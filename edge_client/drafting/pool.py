@@ -14,7 +14,16 @@ from typing import Protocol, Self, runtime_checkable
 
 from outrider.common.sequences import common_prefix
 from outrider.common.types import Draft, SamplingParams
-from outrider.edge_client.drafting.base import DraftModel, DraftSequence, KeepsRunnerUps, Prepares, ShouldStop
+from outrider.edge_client.drafting.base import (
+    DraftModel,
+    DraftSequence,
+    KeepsRunnerUps,
+    Prepares,
+    ProposesTrees,
+    ShouldStop,
+)
+from outrider.edge_client.drafting.node_values import NodeValues
+from outrider.edge_client.drafting.trees import TreeBudget, TreeDraft
 
 
 @runtime_checkable
@@ -165,6 +174,10 @@ class _LeasedSequence:
     def propose(self, num_draft_tokens: int, should_stop: ShouldStop | None = None) -> Draft:
         assert self._sequence is not None, "a draft needs at least one committed token"
         return self._sequence.propose(num_draft_tokens, should_stop)
+
+    def propose_tree(self, budget: TreeBudget, values: NodeValues) -> TreeDraft:
+        assert isinstance(self._sequence, ProposesTrees), "a draft needs at least one committed token"
+        return self._sequence.propose_tree(budget, values)
 
     def close(self) -> None:
         sequence, self._sequence = self._sequence, None

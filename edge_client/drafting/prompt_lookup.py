@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import sys
 from array import array
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Self
@@ -16,10 +18,15 @@ from typing import Self
 from outrider.common.errors import InvalidFieldError, ModelError, UsageError
 from outrider.common.models.fingerprint import num_tokens, tokenizer_fingerprint
 from outrider.common.sampling.support import certain
-from outrider.common.types import Draft, SamplingParams
+from outrider.common.types import Draft, SamplingParams, TokenIds
 from outrider.edge_client.drafting.base import DEFAULT_MAX_NGRAM, ShouldStop, ended
 from outrider.edge_client.drafting.export.hf_config import read_eos_token_ids
+from outrider.edge_client.drafting.node_values import NodeValues
 from outrider.edge_client.drafting.spec import SPEC_FILE, TOKENIZER_FILE
+from outrider.edge_client.drafting.tree_builder import TreeBuilder
+from outrider.edge_client.drafting.trees import MAX_CONTINUATIONS, Continuations, TreeBudget, TreeDraft
+
+_MAX_OCCURRENCES = 32  # of one run of tokens that are looked at, the most recent ones
 
 
 class NgramIndex:
@@ -64,11 +71,49 @@ class NgramIndex:
         where there is none."""
         return next((earlier[-1] for earlier in reversed(self._earlier) if earlier and earlier[-1]), 0)
 
+    def followers(self, path: Sequence[int], most: int) -> tuple[int, list[int]]:
+        """Returns n, and the tokens that followed the last n tokens of the sequence and `path` together, for the
+        longest n that occurred before in the sequence; 0 and none where there is none. Most recent first, at most
+        `most`."""
+        max_ngram = len(self._latest)
+        context = (*self.text[-max_ngram:], *path)
+        for n in range(min(max_ngram, len(context)), 0, -1):
+            latest, earlier = self._latest[n - 1], self._earlier[n - 1]
+            end = latest.get(tuple(context[-n:]), 0)
+            found: list[int] = []
+            while end and len(found) < most:
+                if end < len(self.text):
+                    found.append(self.text[end])
+                end = earlier[end - 1]
+            if found:
+                return n, found
+        return 0, []
+
     def check_integrity(self) -> None:
         """Asserts that the index equals one built anew."""
         fresh = NgramIndex(len(self._latest))
         fresh.extend(self.text)
         assert (fresh._latest, fresh._earlier) == (self._latest, self._earlier), "the index is not the text's"
+
+
+class PromptLookupExpander:
+    """Tells every token that followed earlier occurrences of the longest run, the most frequent first, of equally
+    frequent ones the most recent. A gap is the logarithm of the ratio of two counts."""
+
+    num_runs = 0
+
+    def __init__(self, index: NgramIndex) -> None:
+        self._index = index
+
+    def expand(self, paths: Sequence[TokenIds]) -> list[Continuations]:
+        """See `Expander.expand`."""
+        return [self._continuations(path) for path in paths]
+
+    def _continuations(self, path: TokenIds) -> Continuations:
+        length, found = self._index.followers(path, _MAX_OCCURRENCES)
+        counts = Counter(found).most_common(MAX_CONTINUATIONS)  # in order of appearance where they are equal
+        gaps = tuple(math.log(counts[0][1] / count) for _, count in counts)
+        return Continuations(tuple(token_id for token_id, _ in counts), gaps, f"lookup-{length}")
 
 
 class PromptLookupSequence:
@@ -112,6 +157,11 @@ class PromptLookupSequence:
         token_ids = tuple(copied[i % period] for i in range(num_draft_tokens))
         supports = tuple(map(certain, token_ids)) if self._has_supports else ()
         return ended(Draft(token_ids, (1.0,) * num_draft_tokens, supports=supports), should_stop)
+
+    def propose_tree(self, budget: TreeBudget, values: NodeValues) -> TreeDraft:
+        """See `ProposesTrees.propose_tree`."""
+        assert self._index.text, "a draft needs at least one committed token"
+        return TreeBuilder([PromptLookupExpander(self._index)], values, budget).build()
 
     def close(self) -> None:
         """Frees the index."""

@@ -11,13 +11,18 @@ from typing import Any
 
 from outrider.common.errors import ModelError
 
-FORMAT_VERSION = 3  # rises when the graph or this file changes
+FORMAT_VERSION = 4  # rises when the graph or this file changes
+_CHAINS_ONLY = (
+    3  # the version of graphs that lack `TREE_INPUTS` and return the row after the last token alone
+)
 SPEC_FILE = "draft.json"
 GRAPH_FILE = "draft.onnx"
 WEIGHTS_FILE = "draft.onnx.data"  # only beside graphs too large for one file
 DROPOUT_FILE = "draft.dropout.onnx"  # the graph with a branch for MC dropout; its weights are the others'
 TOKENIZER_FILE = "tokenizer.json"
-ROW_OUTPUTS = ("logits", "probs", "tempered_logits", "tempered_probs")  # of the graph, each [1, num_tokens]
+ROW_OUTPUTS = ("logits", "probs", "tempered_logits", "tempered_probs")  # of the graph, each [k, num_tokens]
+POSITION_IDS, ATTENTION_BIAS, ROWS = TREE_INPUTS = ("position_ids", "attention_bias", "rows")
+HIDDEN = -1e4  # in `attention_bias`: a slot that a token does not see; exp(-1e4) is 0 in float32
 DROPOUT_MASKS = "dropout_masks"  # input of the variant, [samples, 1, width]; its outputs beside the rows are
 CANDIDATE_IDS = "candidate_ids"  # [candidates]
 CANDIDATE_LOGITS = "candidate_logits"  # [samples, candidates]
@@ -44,6 +49,11 @@ class DraftSpec:
     format_version: int = FORMAT_VERSION
     num_source_layers: int | None = None  # of the model these layers are the first of; None: it has no more
 
+    @property
+    def takes_trees(self) -> bool:
+        """Returns whether the graph has `TREE_INPUTS`, so that the nodes of a tree share one run."""
+        return self.format_version > _CHAINS_ONLY
+
     def write(self, directory: Path) -> None:
         """Writes `draft.json` into a directory."""
         content = dataclasses.asdict(self)
@@ -67,9 +77,10 @@ def read_spec(directory: Path) -> DraftSpec:
     except (OSError, ValueError) as error:
         raise ModelError(f"{path} cannot be read: {error}") from error
     version = raw.get("format_version") if isinstance(raw, dict) else None
-    if version != FORMAT_VERSION:
+    if version not in (_CHAINS_ONLY, FORMAT_VERSION):
         raise ModelError(
-            f"{path} has format version {version}, this release reads {FORMAT_VERSION}: export it again"
+            f"{path} has format version {version}, this release reads {_CHAINS_ONLY} and {FORMAT_VERSION}: "
+            "export it again"
         )
     try:
         spec = DraftSpec(**(raw | {"eos_token_ids": tuple(raw["eos_token_ids"])}))

@@ -34,6 +34,7 @@ class SyntheticBackend:
     num_tokens = VOCAB_SIZE
     vocab_size = VOCAB_SIZE
     max_context = 1 << 20
+    max_tree_nodes = 0  # what it accepts is drawn for chains
     num_kv_tokens = 1 << 30
     dtype = "float32"
     device = "cpu"
@@ -98,6 +99,10 @@ class SyntheticBackend:
         """Drops what is past `length`."""
         assert isinstance(sequence, _SyntheticKV)
         sequence.length = length
+
+    def keep(self, sequence: KVSequence, start: int, nodes: Sequence[int]) -> None:
+        """Raises `NotImplementedError`."""
+        raise NotImplementedError("a synthetic target takes no trees")
 
     def fork(self, sequence: KVSequence) -> _SyntheticKV:
         """Returns a sequence of the same length."""

@@ -17,6 +17,7 @@ from support.exact.branching import Lazy, Rules, World
 from support.exact.chance import race_probability
 from support.exact.enumeration import max_error, target_law, total_variation, written_law
 from support.exact.planted import Mistake, PlantedMethod, RedrawnCoupling
+from support.exact.trees import BiasedTree
 from support.exact.worlds import KINDS, TOTAL_WEIGHT, VOCAB, make_world
 
 from outrider.cloud_verifier.verification.methods.registry import create_method
@@ -62,6 +63,28 @@ def show(note):
 
 
 # ------------------------------------------------------------------------------------- exact methods
+
+TREES = {"fork": (-1, -1), "branches": (-1, 0, -1, 2), "late": (-1, 0, 0), "wide": (-1, 0, 0, -1, 3, -1)}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("parents", TREES.values(), ids=TREES)
+def test_coupled_trees_write_the_targets_distribution(parents, kind):
+    """Over two rounds at least: one commits at most three of the four tokens."""
+    check_exact(Method.COUPLED, make_world(kind), rules_of(Method.COUPLED, parents=parents))
+
+
+def test_trees_that_end_with_a_stop_id_are_the_targets_too():
+    rules = rules_of(Method.COUPLED, parents=TREES["wide"], stop_ids=frozenset({1, 4}))
+    check_exact(Method.COUPLED, make_world("mixed"), rules)
+
+
+def test_a_sibling_that_is_taken_too_often_by_one_in_a_hundred_is_caught(show):
+    rules, world = rules_of(Method.COUPLED, parents=TREES["branches"]), make_world("mixed")
+    biases = bias(BiasedTree(0.01), world, rules)
+    show("coupled trees, a sibling taken 1 % too often", "mixed", biases)
+    assert biases[-1] > LEAST_BIAS
+    assert max(bias(BiasedTree(0.0), world, rules)) < TOLERANCE
 
 
 @pytest.mark.parametrize("kind", KINDS)

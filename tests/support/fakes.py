@@ -10,6 +10,7 @@ import numpy as np
 
 from outrider.cloud_verifier.backends.base import ForwardItem, KVExhausted, Logits
 from outrider.cloud_verifier.kv.blocks import BlockManager, BlockTable, BlockUsage
+from outrider.common.tree import Tree
 
 
 @dataclass(eq=False)
@@ -30,6 +31,15 @@ class FakeSequence:
         return [self.slots[block_id] for block_id in self.table.block_ids]
 
 
+def before(tokens: Sequence[int], index: int, parents: Sequence[int]) -> Sequence[int]:
+    """What the token after `index` follows: of a tree at the end of `tokens` a path."""
+    root = len(tokens) - len(parents)
+    if index < root:
+        return tokens[: index + 1]
+    path = [root + node for node in Tree(parents).path(index - root)]
+    return [*tokens[:root], *(tokens[i] for i in path)]
+
+
 class FakeBackend:
     """A target whose logits are a pure function of the last three tokens, read back from its KV.
 
@@ -41,6 +51,7 @@ class FakeBackend:
         self.num_tokens = num_tokens
         self.vocab_size = num_tokens + 3  # padded: the last three ids do not exist
         self.max_context = max_context
+        self.max_tree_nodes = max_context
         self.dtype, self.device, self.model_id = "float32", "cpu", "fake"
         self.fingerprint, self.tokenizer_fingerprint = "f" * 16, "t" * 16
         self.eos_token_ids: tuple[int, ...] = (0,)
@@ -106,7 +117,7 @@ class FakeBackend:
             first = sequence.length - item.num_logit_rows
             assert first >= start
             tokens = sequence.tokens
-            rows += [self.logits_after(tokens[: i + 1]) for i in range(first, len(tokens))]
+            rows += [self.logits_after(before(tokens, i, item.parents)) for i in range(first, len(tokens))]
         self.num_forwards += 1
         self.num_query_rows += sum(num_fed)
         self.batches.append(num_fed)
@@ -114,6 +125,12 @@ class FakeBackend:
 
     def truncate(self, sequence: FakeSequence, length: int) -> None:
         self.blocks.truncate(sequence.table, length)
+
+    def keep(self, sequence: FakeSequence, start: int, nodes: Sequence[int]) -> None:
+        kept = [sequence.tokens[start + node] for node in nodes]
+        for block_id, token_id in zip(sequence.table.block_ids[start:], kept, strict=False):
+            self.slots[block_id] = token_id
+        self.truncate(sequence, start + len(nodes))
 
     def fork(self, sequence: FakeSequence) -> FakeSequence:
         self.sequences.append(FakeSequence(self.blocks.fork(sequence.table), self.slots))

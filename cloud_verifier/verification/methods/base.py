@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from outrider.common.noise.draws import Purpose
+from outrider.common.tree import Tree
 from outrider.common.types import Candidate, CorrectionKind, MethodParams, Support, TokenIds
 
 
@@ -26,8 +27,8 @@ class NoiseKey:
 class TargetRows(Protocol):
     """Computes one session's processed rows of a step when they are read.
 
-    Row i is the target's distribution p of the token at index `position + i`, after the sequence and the
-    first i draft tokens. At temperature 0 p is 1 at the argmax.
+    Row 0 is the target's distribution p of the token after the sequence, row i + 1 of the one after draft token i
+    and what is before that. At temperature 0 p is 1 at the argmax.
     """
 
     def log_probs(self, row: int, token_ids: Sequence[int]) -> Sequence[float]:
@@ -37,7 +38,7 @@ class TargetRows(Protocol):
         """Returns H(p) in nats."""
 
     def target_sample(self, row: int) -> int:
-        """Returns the target's token as cloud-only decodes it: a sample of p keyed (COUPLED, position + row)."""
+        """Returns the target's token as cloud-only decodes it: a sample of p keyed (COUPLED, its position)."""
 
     def sample(self, row: int, key: NoiseKey, changed: Mapping[int, float] | None = None) -> int:
         """Returns a sample ∝ exp(w), w = `changed`[id] where given and log p elsewhere: argmax of w + noise.
@@ -67,6 +68,7 @@ class RoundInput:
     method_params: MethodParams
     candidates_from: int = 0
     is_pipelined: bool = False  # the next round has been sent: no bonus, except with `coupled`
+    tree: Tree | None = None  # of the draft tokens, where they are no chain
 
 
 @dataclass(slots=True)  # not frozen: see RoundMetrics
@@ -81,6 +83,7 @@ class Outcome:
     correction: int
     correction_kind: CorrectionKind
     alpha_mean: float  # mean min(1, p/q) over the positions judged; NaN when none was
+    accepted_nodes: tuple[int, ...] = ()  # of a tree: the indices of the accepted draft tokens
     candidates: tuple[Candidate, ...] = ()
 
 

@@ -5,18 +5,27 @@ accepted where it equals that sample. The sequence is a function of target, para
 draft, a hostile one too, changes only the speed. Gumbel-max: Maddison et al. 2014, "A* Sampling", §2;
 coupling two models through common noise: Daliri et al. 2025, "Coupling without Communication and
 Drafter-Invariant Speculative Decoding".
+
+A tree is as exact: the sample after the sequence is computed, the child that holds it is followed, and so on. Siblings
+share their position's noise, but at each position one node alone is visited.
 """
 
 from __future__ import annotations
 
 from outrider.cloud_verifier.verification.methods.base import Outcome, RoundInput, VerificationMethod
 from outrider.cloud_verifier.verification.methods.chain import conclude, judge_in_order, target_prob
+from outrider.cloud_verifier.verification.methods.tree import conclude_path, follow_sample
 
 
 class CoupledMethod(VerificationMethod):
     """Accepts drafted tokens that equal the target's sample, which is also the correction."""
 
     def verify(self, round_input: RoundInput) -> Outcome:
+        if round_input.tree is not None:
+            nodes = follow_sample(round_input)
+            return conclude_path(
+                round_input, nodes, (), round_input.rows.target_sample, has_always_bonus=True
+            )
         rows, draft_tokens, draft_probs = round_input.rows, round_input.draft_tokens, round_input.draft_probs
         ratios: list[float] = []  # min(1, p/q) of the positions judged
 

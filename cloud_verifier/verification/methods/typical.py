@@ -4,7 +4,7 @@ Cai et al. 2024, "Medusa: Simple LLM Inference Acceleration Framework with Multi
 draft token is accepted where p > min(ε, δ·exp(−H(p))), whatever q was. The defaults are those of Medusa's
 code (`posterior_threshold` ε = 0.09, `posterior_alpha` δ = √ε = 0.3). Medusa accepts the first token of a
 round unchecked, because its own model made it; a draft's first token is another model's and is judged like
-the rest. The target's sample follows the accepted tokens.
+the rest. The target's sample follows the accepted tokens. Of a tree the longest path of such tokens is accepted.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import math
 
 from outrider.cloud_verifier.verification.methods.base import Outcome, RoundInput, VerificationMethod
 from outrider.cloud_verifier.verification.methods.chain import conclude, judge_in_order, target_prob
+from outrider.cloud_verifier.verification.methods.tree import conclude_path, longest_path, node_prob
 
 TYPICAL_EPSILON = 0.09
 TYPICAL_DELTA = 0.3
@@ -26,9 +27,17 @@ class TypicalMethod(VerificationMethod):
         epsilon = TYPICAL_EPSILON if params.typical_epsilon is None else params.typical_epsilon
         delta = TYPICAL_DELTA if params.typical_delta is None else params.typical_delta
 
-        def accepts(index: int) -> bool:
-            prob = target_prob(round_input, index)
+        def is_typical(prob: float, row: int) -> bool:
             # min(ε, δ e^−H) ≤ ε: above ε the entropy, a pass over the vocabulary, does not matter
-            return prob > epsilon or prob > delta * math.exp(-rows.entropy(index))
+            return prob > epsilon or prob > delta * math.exp(-rows.entropy(row))
+
+        if (tree := round_input.tree) is not None:
+            nodes = longest_path(
+                round_input, lambda node: is_typical(node_prob(round_input, node), tree.parents[node] + 1)
+            )
+            return conclude_path(round_input, nodes, (), rows.target_sample)
+
+        def accepts(index: int) -> bool:
+            return is_typical(target_prob(round_input, index), index)
 
         return conclude(round_input, judge_in_order(round_input, accepts), (), rows.target_sample)

@@ -20,7 +20,7 @@ class SteppedDepth(FixedDepth):
         """See `DepthPolicy.observe`."""
         if not record.is_answered or not record.num_draft_tokens:
             return  # has no acceptance rate
-        self._rounds.append((record.num_accepted_tokens, record.num_draft_tokens))
+        self._rounds.append(record.as_chain)
         rate = sum(accepted for accepted, _ in self._rounds) / sum(drafted for _, drafted in self._rounds)
         depth = self._num_speculative_tokens + self._step(rate)
         self._num_speculative_tokens = min(max(depth, self.MIN_DEPTH), self.MAX_DEPTH)

@@ -11,6 +11,7 @@ from outrider.common.types import Method
 from outrider.edge_client.config.gate import GATE_KEYS, has_place, without_gate
 from outrider.edge_client.config.methods import METHODS_OF, judging_method, why_no_reverify
 from outrider.edge_client.config.run_config import RunConfig
+from outrider.edge_client.config.tree import why_no_tree
 from outrider.edge_client.controller.window import Pipelining
 from outrider.edge_client.core.options import ExecutionMode
 from outrider.edge_client.daemon.openai.errors import unsupported
@@ -43,6 +44,8 @@ def _without_pointless_defaults(config: RunConfig, parsed: ParsedRequest) -> Run
     }
     if "reverify" not in parsed.changes and why_no_reverify(config):
         pointless["reverify"] = False
+    if "tree" not in parsed.changes and why_no_tree(config):
+        pointless["tree"] = "off"
     return with_values(config, **pointless)
 
 
@@ -55,6 +58,10 @@ def _why_without_effect(name: str, config: RunConfig) -> str:
             return f"mode {mode} has no rounds to send ahead"
         case "num_rounds_in_flight" if config.pipelining.use is Pipelining.OFF:
             return "goes with pipeline on or auto"
+        case "tree" if asked != "off":
+            return why_no_tree(config).replace("--", "")
+        case "tree_width" | "tree_depth" if config.tree.use == "off":
+            return "goes with tree auto or a number"
         case "on_timeout" | "timeout_ms" | "recover_timeout_s" if mode is ExecutionMode.EDGE_ONLY:
             return "mode edge-only waits for no verifier"
         case "reverify" if asked:

@@ -1,12 +1,16 @@
 """The draft's ONNX graph, written node by node: INT4 matrices, grouped-query attention, RMS norms.
 
     input_ids [1, n] ── embedding ──▶ layers × (norm, qkv, attention, out, norm, gate·up, down)
-                                        ──▶ norm, head ──▶ logits and kin [1, vocab]
+                                        ──▶ norm, head ──▶ logits and kin [k, vocab]
 
-Only the last of the n tokens reaches the last layer's MLP and the head. Each layer's
-`past_key_i / past_value_i` and `present_key_i / present_value_i` are `[1, kv_heads, capacity, head_dim]`
-and meant to be one buffer, bound as both. `seqlens_k` = total − 1 and `total_sequence_length` = total
-(int32 `[1]`) say how many positions are valid after this call; the n new ones are the last of them.
+Only k of the n tokens, those at the indices `rows` (int64 `[k]`), reach the last layer's MLP and the head. Each
+layer's `past_key_i / past_value_i` and `present_key_i / present_value_i` are `[1, kv_heads, capacity, head_dim]`
+and meant to be one buffer, bound as both. `seqlens_k` (int32 `[1]`) is one less than the slots that are valid
+after this call; the n new tokens fill the last of them. `position_ids` (int64 `[1, n]`) are their positions and
+`attention_bias` (float32 `[1, 1, n, total]`, total = `total_sequence_length`, int32 `[1]`, any number of slots
+that includes the valid ones) is added to their attention scores, beside the causal mask over slots: 0 where a
+token sees a slot, `spec.HIDDEN` where it does not. So the nodes of a tree can share the buffers, in any order in
+which a node comes after its ancestors.
 `probs` is softmax(logits), `tempered_logits` logits / temperature (float32 `[1]`), `tempered_probs` its
 softmax.
 Operators of the domain `com.microsoft` are onnxruntime's.
@@ -23,7 +27,7 @@ from outrider.edge_client.drafting.export.hf_config import DecoderConfig
 from outrider.edge_client.drafting.export.quantize import BLOCK_SIZE, QuantizedMatrix, quantize
 from outrider.edge_client.drafting.export.safetensors_dir import TensorDirectory
 from outrider.edge_client.drafting.export.writer import MICROSOFT, OnnxWriter, ValueInfo
-from outrider.edge_client.drafting.spec import ROW_OUTPUTS
+from outrider.edge_client.drafting.spec import ATTENTION_BIAS, POSITION_IDS, ROW_OUTPUTS, ROWS
 
 
 class GraphBuilder:
@@ -87,7 +91,7 @@ class GraphBuilder:
         normed, residual = self._norm(f"{prefix}.input_layernorm", hidden, residual)
         attended = self._attention(layer, f"{prefix}.self_attn", normed)
         if layer == self._config.num_layers - 1:
-            attended, residual = self._writer.last_row(attended), self._writer.last_row(residual)
+            attended, residual = (self._writer.rows(each, ROWS) for each in (attended, residual))
         normed, residual = self._norm(f"{prefix}.post_attention_layernorm", attended, residual)
         return self._mlp(f"{prefix}.mlp", normed), residual
 
@@ -102,9 +106,10 @@ class GraphBuilder:
             qkv[0] = self._head_norm(f"{prefix}.q_norm", qkv[0], config.num_heads)
             qkv[1] = self._head_norm(f"{prefix}.k_norm", qkv[1], config.num_kv_heads)
         attended, lengths = f"{prefix}.attended", ("seqlens_k", "total_sequence_length")
+        rotary = ("cos_cache", "sin_cache", POSITION_IDS)
         self._node(
             "GroupQueryAttention",
-            [*qkv, f"past_key_{layer}", f"past_value_{layer}", *lengths, "cos_cache", "sin_cache"],
+            [*qkv, f"past_key_{layer}", f"past_value_{layer}", *lengths, *rotary, ATTENTION_BIAS],
             [attended, f"present_key_{layer}", f"present_value_{layer}"],
             MICROSOFT,
             num_heads=config.num_heads,
@@ -132,7 +137,7 @@ class GraphBuilder:
             self._constant(packed, table.packed)
         self._constant("lm_head.scales", table.scales)
         self._writer.matmul("head_rows", normed, packed, "lm_head.scales", table.shape)
-        self._constant("logits_shape", np.array([1, self._num_tokens], np.int64))
+        self._constant("logits_shape", np.array([-1, self._num_tokens], np.int64))
         self._node("Reshape", ["head_rows", "logits_shape"], ["logits"])
         # Softmax here takes a tenth of numpy's time; the rest of sampling is cheaper outside.
         self._node("Softmax", ["logits"], ["probs"], axis=-1)
@@ -203,6 +208,9 @@ class GraphBuilder:
             ValueInfo("seqlens_k", "int32", (1,)),
             ValueInfo("total_sequence_length", "int32", (1,)),
             ValueInfo("temperature", "float32", (1,)),
+            ValueInfo(POSITION_IDS, "int64", (1, "n")),
+            ValueInfo(ATTENTION_BIAS, "float32", (1, 1, "n", "total")),
+            ValueInfo(ROWS, "int64", ("k",)),
         ]
-        rows = [ValueInfo(name, "float32", (1, self._num_tokens)) for name in ROW_OUTPUTS]
+        rows = [ValueInfo(name, "float32", ("k", self._num_tokens)) for name in ROW_OUTPUTS]
         return inputs + past, rows + present

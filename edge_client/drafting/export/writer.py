@@ -64,11 +64,10 @@ class OnnxWriter:
         self.node("Split", [name, f"{name}.sizes"], parts, axis=-1)
         return parts
 
-    def last_row(self, name: str) -> str:
-        """Adds `[1, n, size]` → `[1, 1, size]` and returns the result's name."""
-        self.constant("last_index", np.array([-1], np.int64))
-        self.node("Gather", [name, "last_index"], [f"{name}.last"], axis=1)
-        return f"{name}.last"
+    def rows(self, name: str, indices: str) -> str:
+        """Adds `[1, n, size]` → `[1, k, size]` for the indices `[k]` and returns the result's name."""
+        self.node("Gather", [name, indices], [f"{name}.rows"], axis=1)
+        return f"{name}.rows"
 
     def model(self, name: str, inputs: Sequence[ValueInfo], outputs: Sequence[ValueInfo]) -> Any:
         """Returns the finished `onnx.ModelProto`."""

@@ -18,6 +18,7 @@ from outrider.edge_client.drafting.spec import (
     DROPOUT_MASKS,
     GRAPH_FILE,
     ROW_OUTPUTS,
+    TREE_INPUTS,
     DraftSpec,
     read_spec,
 )
@@ -112,6 +113,7 @@ def _create_session(path: Path, threads: int) -> Any:
 def _check_interface(session: Any, spec: DraftSpec, path: Path, has_variance: bool) -> None:
     expected = {"input_ids", "seqlens_k", "total_sequence_length", "temperature"}
     expected |= {f"past_{kind}_{layer}" for kind in ("key", "value") for layer in range(spec.num_layers)}
+    expected |= set(TREE_INPUTS) if spec.takes_trees else set()
     expected |= {DROPOUT_MASKS} if has_variance else set()
     shapes = {value.name: value.shape for value in session.get_inputs()}
     kv_ok = all(
@@ -120,7 +122,8 @@ def _check_interface(session: Any, spec: DraftSpec, path: Path, has_variance: bo
         if name.startswith("past_") and len(shape) == 4
     )
     rows = {value.name: value.shape for value in session.get_outputs() if value.name in ROW_OUTPUTS}
-    rows_ok = rows == {name: [1, spec.num_tokens] for name in ROW_OUTPUTS}
+    num_rows = "k" if spec.takes_trees else 1
+    rows_ok = rows == {name: [num_rows, spec.num_tokens] for name in ROW_OUTPUTS}
     if set(shapes) != expected or not kv_ok or not rows_ok:
         raise ModelError(f"{path} does not match its draft.json")
 

@@ -12,27 +12,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from outrider.common.errors import ModelError
+from outrider.edge_client.drafting.onnx.bindings import Bound, IdInput, RowOutputs, Rows, TreeInputs
 from outrider.edge_client.drafting.onnx.dropout import Candidates, DropoutPlan, fill_masks, top_variance
-from outrider.edge_client.drafting.spec import (
-    CANDIDATE_IDS,
-    CANDIDATE_LOGITS,
-    DROPOUT_MASKS,
-    ROW_OUTPUTS,
-    DraftSpec,
-)
+from outrider.edge_client.drafting.spec import CANDIDATE_IDS, CANDIDATE_LOGITS, DROPOUT_MASKS, DraftSpec
 
 FIRST_CAPACITY = 512  # positions; doubles until the draft's context, by copying
-
-
-@dataclass(frozen=True, slots=True)
-class Rows:
-    """Holds the graph's outputs for the next token, each float32 `[1, num_tokens]`."""
-
-    logits: NDArray[np.float32]
-    probs: NDArray[np.float32]  # softmax(logits)
-    tempered_logits: NDArray[np.float32]  # logits / temperature
-    tempered_probs: NDArray[np.float32]  # softmax(tempered_logits)
-    candidates: Candidates | None = None  # under dropout, where the variant of the graph runs
 
 
 class OnnxRunner:
@@ -48,23 +32,15 @@ class OnnxRunner:
         self._session = session
         self._spec = spec
         self._binding = session.io_binding()
-        self._bound: dict[str, _Bound] = {}
-        self._input_ids: dict[int, _Bound] = {}  # by number of tokens
+        self._input_ids = IdInput(self._binding, "input_ids", 1)
         self._seqlens = self._bind_input("seqlens_k", np.int32)
         self._total = self._bind_input("total_sequence_length", np.int32)
         self._temperature = self._bind_input("temperature", np.float32)
         self.set_temperature(temperature)
-        row_shape = (1, spec.num_tokens)
-        rows = [self._bind_output(name, row_shape, np.float32) for name in ROW_OUTPUTS]
-        self._outputs = rows
-        self._dropout = dropout
-        self._masks: _Bound | None = None
-        self._seed = 0
-        candidates = None if dropout is None else self._bind_dropout(dropout)
-        logits, probs, tempered_logits, tempered_probs = (bound.array for bound in rows)
-        self._output = Rows(logits, probs, tempered_logits, tempered_probs, candidates)
-        self._kv: dict[str, _Bound] = {}
-        self._num_bound_ids = 0
+        self._tree = TreeInputs(self._binding) if spec.takes_trees else None
+        self._rows = RowOutputs(self._binding, spec.num_tokens)
+        self._dropout = _Dropout(self._binding, dropout) if dropout else None
+        self._kv: dict[str, Bound] = {}
         self._capacity = 0
 
     def set_temperature(self, temperature: float) -> None:
@@ -73,7 +49,13 @@ class OnnxRunner:
 
     def set_seed(self, seed: int) -> None:
         """Sets the seed of the masks, where there are any."""
-        self._seed = seed
+        if self._dropout:
+            self._dropout.seed = seed
+
+    @property
+    def takes_trees(self) -> bool:
+        """Returns whether `feed_nodes` is possible."""
+        return self._tree is not None
 
     @property
     def capacity(self) -> int:
@@ -90,17 +72,42 @@ class OnnxRunner:
 
         The next call overwrites the arrays. Raises `ModelError` where the runtime fails.
         """
-        total = num_past + len(token_ids)
-        assert token_ids and total <= self._spec.max_context, f"{total} positions do not fit"
-        if total > self._capacity:
-            self._grow(total, num_past)
-        self._bind_ids(token_ids)
-        self._seqlens.array[0] = total - 1  # anything else is silently wrong
-        self._total.array[0] = total
-        if self._masks is not None and self._dropout is not None:
-            fill_masks(self._masks.array, self._dropout.rate, self._seed, total)
+        self._begin(token_ids, num_past)
+        if self._tree:
+            self._tree.set_chain(len(token_ids), num_past)
+        rows = self._rows.bind(1)
+        if self._dropout:
+            rows = replace(rows, candidates=self._dropout.vary(num_past + len(token_ids)))
         self._run()
-        return self._output
+        return rows
+
+    def feed_nodes(
+        self, token_ids: Sequence[int], position_ids: Sequence[int], bias: NDArray[np.float32], start: int
+    ) -> Rows:
+        """Runs n nodes of a tree into the last n of the m slots from `start` on; returns a row after each.
+
+        `bias` [n, m] is `spec.HIDDEN` where a node does not see a slot, else 0; no node sees a slot after its own,
+        and each sees those before `start`. Slots may outnumber positions, but not the draft's context. The next
+        call overwrites the arrays; there are no candidates. Raises `ModelError` where the runtime fails.
+        """
+        assert self._tree is not None, "the draft's graph takes no trees"
+        self._begin(token_ids, start + bias.shape[1] - len(token_ids))
+        self._tree.set_nodes(position_ids, bias, start)
+        if self._dropout:
+            self._dropout.leave_out()
+        rows = self._rows.bind(len(token_ids))
+        try:
+            self._run()
+        finally:
+            self._tree.clear()
+        return rows
+
+    def move(self, slots: Sequence[int], start: int) -> None:
+        """Copies the KV of rising `slots` to those from `start` on."""
+        stop = start + len(slots)
+        if list(slots) != list(range(start, stop)):
+            for bound in self._kv.values():
+                bound.array[:, :, start:stop] = bound.array[:, :, slots]
 
     def run_again(self) -> None:
         """Repeats the last run alone (benchmarks)."""
@@ -111,8 +118,19 @@ class OnnxRunner:
         for name, bound in self._kv.items():
             assert bound.array.shape[2] == self._capacity, f"{name} has another capacity"
             assert bound.is_shared, f"{name} was copied by onnxruntime"
-        assert all(bound.is_shared for bound in self._outputs), "outputs were copied by onnxruntime"
+        self._rows.check_integrity()
+        if self._tree:
+            self._tree.check_integrity()
         assert self._total.is_shared and self._seqlens.is_shared, "inputs were copied by onnxruntime"
+
+    def _begin(self, token_ids: Sequence[int], num_past: int) -> None:
+        total = num_past + len(token_ids)
+        assert token_ids and total <= self._spec.max_context, f"{total} positions do not fit"
+        if total > self._capacity:
+            self._grow(total, num_past)
+        self._input_ids.bind(len(token_ids))[0] = token_ids
+        self._seqlens.array[0] = total - 1  # anything else is silently wrong
+        self._total.array[0] = self._capacity if self._tree else total  # of the bias
 
     def _run(self) -> None:
         try:
@@ -120,45 +138,23 @@ class OnnxRunner:
         except Exception as error:  # onnxruntime's exceptions have no base of their own
             raise ModelError(f"the draft failed to run: {str(error).splitlines()[0]}") from error
 
-    def _bind_input(self, name: str, dtype: type[np.generic]) -> _Bound:
-        bound = _Bound(np.zeros(1, dtype))
+    def _bind_input(self, name: str, dtype: type[np.generic]) -> Bound:
+        bound = Bound(np.zeros(1, dtype))
         self._binding.bind_ortvalue_input(name, bound.value)
         return bound
-
-    def _bind_output(self, name: str, shape: tuple[int, ...], dtype: type[np.generic]) -> _Bound:
-        bound = _Bound(np.zeros(shape, dtype))
-        self._binding.bind_ortvalue_output(name, bound.value)
-        return bound
-
-    def _bind_dropout(self, plan: DropoutPlan) -> Candidates:
-        self._masks = _Bound(np.ones((plan.num_samples, 1, plan.width), np.float32))
-        self._binding.bind_ortvalue_input(DROPOUT_MASKS, self._masks.value)
-        ids = self._bind_output(CANDIDATE_IDS, (plan.num_candidates,), np.int64)
-        shape = (plan.num_samples, plan.num_candidates)
-        logits = self._bind_output(CANDIDATE_LOGITS, shape, np.float32)
-        self._outputs = [*self._outputs, ids, logits]
-        return Candidates(ids.array, logits.array)
-
-    def _bind_ids(self, token_ids: Sequence[int]) -> None:
-        num_ids = len(token_ids)
-        bound = self._input_ids.get(num_ids)
-        if bound is None:
-            bound = self._input_ids[num_ids] = _Bound(np.zeros((1, num_ids), np.int64))
-        if num_ids != self._num_bound_ids:
-            self._binding.bind_ortvalue_input("input_ids", bound.value)
-            self._num_bound_ids = num_ids
-        bound.array[0] = token_ids
 
     def _grow(self, needed: int, num_past: int) -> None:
         capacity = max(self._capacity, FIRST_CAPACITY)
         while capacity < needed:
             capacity *= 2
         self._capacity = min(capacity, self._spec.max_context)
+        if self._tree:
+            self._tree.set_capacity(self._capacity)
         shape = (1, self._spec.num_kv_heads, self._capacity, self._spec.head_dim)
         for layer in range(self._spec.num_layers):
             for kind in ("key", "value"):
                 name = f"{kind}_{layer}"
-                bound = _Bound(np.zeros(shape, np.float32))
+                bound = Bound(np.zeros(shape, np.float32))
                 if num_past:
                     bound.array[:, :, :num_past] = self._kv[name].array[:, :, :num_past]
                 self._kv[name] = bound
@@ -166,18 +162,44 @@ class OnnxRunner:
                 self._binding.bind_ortvalue_output(f"present_{name}", bound.value)
 
 
-class _Bound:
-    """Holds a numpy array and the OrtValue over the same memory."""
+class _Dropout:
+    """Binds what the variant for MC dropout has beside the plain graph."""
 
-    def __init__(self, array: NDArray[Any]) -> None:
-        from onnxruntime import OrtValue
+    def __init__(self, binding: Any, plan: DropoutPlan) -> None:
+        self._binding = binding
+        self._rate = plan.rate
+        self._bound = _bind_shapes(plan.num_samples, plan.num_candidates, plan.width)
+        self._none = _bind_shapes(0, 0, plan.width)  # its branch then does nothing
+        self._is_bound: bool | None = None  # to `_bound`
+        self.seed = 0
 
-        self.array = array
-        self.value = OrtValue.ortvalue_from_numpy(array)
+    def vary(self, position: int) -> Candidates:
+        """Prepares a run with the masks of a position; returns where its candidates will be."""
+        self._bind(True)
+        masks, ids, logits = (bound.array for bound in self._bound)
+        fill_masks(masks, self._rate, self.seed, position)
+        return Candidates(ids, logits)
 
-    @property
-    def is_shared(self) -> bool:
-        return bool(self.value.data_ptr() == self.array.ctypes.data)
+    def leave_out(self) -> None:
+        """Prepares a run without masks."""
+        self._bind(False)
+
+    def _bind(self, has_masks: bool) -> None:
+        if has_masks == self._is_bound:
+            return
+        masks, ids, logits = self._bound if has_masks else self._none
+        self._binding.bind_ortvalue_input(DROPOUT_MASKS, masks.value)
+        self._binding.bind_ortvalue_output(CANDIDATE_IDS, ids.value)
+        self._binding.bind_ortvalue_output(CANDIDATE_LOGITS, logits.value)
+        self._is_bound = has_masks
+
+
+def _bind_shapes(num_samples: int, num_candidates: int, width: int) -> tuple[Bound, Bound, Bound]:
+    return (
+        Bound(np.ones((num_samples, 1, width), np.float32)),
+        Bound(np.zeros(num_candidates, np.int64)),
+        Bound(np.zeros((num_samples, num_candidates), np.float32)),
+    )
 
 
 _NUM_WARM, _NUM_TIMED = 2, 7

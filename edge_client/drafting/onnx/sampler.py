@@ -14,15 +14,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from outrider.common.errors import ModelError
-from outrider.common.noise.draws import coupled_one, coupled_two
+from outrider.common.noise.draws import coupled_one, coupled_top, coupled_two, top_scores
 from outrider.common.noise.philox import Purpose, first_word
 from outrider.common.sampling.processors import is_plain, process_logits
 from outrider.common.sampling.support import certain, make_support, sample_support, support_prob
 from outrider.common.types import RunnerUp, SamplingParams, Signals, Support
 from outrider.edge_client.drafting.noise_ahead import NoiseAhead
+from outrider.edge_client.drafting.onnx.bindings import Rows
 from outrider.edge_client.drafting.onnx.dropout import top_variance
-from outrider.edge_client.drafting.onnx.runner import Rows
+from outrider.edge_client.drafting.trees import DRAFT_SOURCE, MAX_CONTINUATIONS, Continuations
 from outrider.kernels.signals import draft_signals
+
+_NOT_FINITE = "the draft's logits are not finite; its weights or its export are damaged"
+
+_MOST_GAP = 8.0  # nats below the first continuation; one that scores less is never worth a node
 
 # Token id, the probability it was sampled with, signals, and the support it was sampled from, if any.
 Sampled = tuple[int, float, Signals, Support | None]
@@ -75,11 +80,37 @@ class DraftSampler:
         top_id = int(probs.argmax())
         top_prob = float(probs[top_id])
         if not math.isfinite(top_prob):
-            raise ModelError("the draft's logits are not finite; its weights or its export are damaged")
+            raise ModelError(_NOT_FINITE)
         token_id, prob, support = self._choose(rows, start, offset, prompt_ids, output_ids)
         variance = None if rows.candidates is None else top_variance(rows.candidates)
         signals = Signals(*draft_signals(rows.logits[0], probs, token_id, top_id), variance)
         return token_id, prob, signals, support
+
+    def continuations(
+        self,
+        rows: Rows,
+        start: int,
+        offset: int,
+        prompt_ids: Sequence[int] = (),
+        output_ids: Sequence[int] = (),
+    ) -> Continuations:
+        """Returns what scores highest at `offset` after `start` committed tokens, noise included; the first is what
+        `sample` returns.
+
+        `rows` has one row. Raises `ModelError` where the logits are not finite.
+        """
+        assert not self._num_support, "a tree is drafted with the noise that both sides share"
+        if not math.isfinite(rows.probs[0, 0]):  # one logit that is not makes them all so
+            raise ModelError(_NOT_FINITE)
+        scores = rows.logits if self._is_argmax else self._scores(rows, prompt_ids, output_ids)
+        if self._is_greedy:
+            ids, sums = top_scores(scores[0], MAX_CONTINUATIONS, _MOST_GAP)
+        else:
+            if not offset:
+                self._noise.drop_before(start)
+            noise = self._noise.row(start + offset, scores.shape[1])
+            ids, sums = coupled_top(scores[0], noise, MAX_CONTINUATIONS, _MOST_GAP)
+        return Continuations(tuple(ids.tolist()), tuple((sums[:1] - sums).tolist()), DRAFT_SOURCE)
 
     def _choose(
         self, rows: Rows, start: int, offset: int, prompt_ids: Sequence[int], output_ids: Sequence[int]

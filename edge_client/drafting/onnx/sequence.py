@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 from outrider.common.errors import InvalidFieldError
-from outrider.common.types import Draft, RunnerUp, SamplingParams, Signals, Support
+from outrider.common.sequences import common_prefix
+from outrider.common.types import Draft, RunnerUp, SamplingParams, Signals, Support, TokenIds
 from outrider.edge_client.drafting.base import ShouldStop, Stop
+from outrider.edge_client.drafting.node_values import NodeValues
 from outrider.edge_client.drafting.noise_ahead import MAX_AHEAD_BYTES, NOISE_BYTES
+from outrider.edge_client.drafting.onnx.bindings import Rows
 from outrider.edge_client.drafting.onnx.dropout import DropoutPlan
-from outrider.edge_client.drafting.onnx.runner import OnnxRunner, Rows
+from outrider.edge_client.drafting.onnx.runner import OnnxRunner
 from outrider.edge_client.drafting.onnx.sampler import DraftSampler, Sampled
+from outrider.edge_client.drafting.onnx.tree import OnnxExpander, TreeKv
 from outrider.edge_client.drafting.spec import DraftSpec
+from outrider.edge_client.drafting.tree_builder import TreeBuilder
+from outrider.edge_client.drafting.trees import Continuations, TreeBudget, TreeDraft
 
 CHUNK_SIZE = 64  # tokens fed at once when catching up
 
@@ -23,7 +30,8 @@ class OnnxDraftSequence:
         text    [ prompt … committed … ]
         cached  [ ids whose KV is in the buffers ][ speculated ids, may agree with later commits ]
 
-    `cached` never contradicts `text` where both exist.
+    `cached` never contradicts `text` where both exist. After a tree its nodes follow in the buffers (`TreeKv`),
+    until a commit moves the path that came true, or tokens are fed.
     """
 
     def __init__(
@@ -43,6 +51,7 @@ class OnnxDraftSequence:
         self._num_prompt_tokens = num_prompt_tokens
         self._text: list[int] = []
         self._cached: list[int] = []
+        self._tree: TreeKv | None = None  # that starts after `cached`
 
     @property
     def position(self) -> int:
@@ -95,10 +104,7 @@ class OnnxDraftSequence:
         self._text.extend(token_ids)
         if self._num_prompt_tokens is None:
             self._num_prompt_tokens = len(self._text)
-        for index in range(start, min(len(self._text), len(self._cached))):
-            if self._cached[index] != self._text[index]:
-                del self._cached[index:]
-                break
+        self._keep_agreed(start)
 
     def truncate(self, position: int) -> None:
         """Rolls back to the first `position` tokens; the KV of dropped ones stays as speculation."""
@@ -137,6 +143,42 @@ class OnnxDraftSequence:
         ids, told = tuple(token_ids), tuple(runner_ups)
         return Draft(ids, tuple(probs), tuple(signals), tuple(supports), doubted, told)
 
+    def propose_tree(self, budget: TreeBudget, values: NodeValues) -> TreeDraft:
+        """See `ProposesTrees.propose_tree`. The likeliest path is what `propose` would sample."""
+        room = self._spec.max_context - len(self._text)
+        if room <= 0:
+            return TreeDraft((), ())
+        budget = replace(budget, max_depth=min(budget.max_depth, room))
+        return TreeBuilder([OnnxExpander(self)], values, budget).build()
+
+    def feed_root(self) -> Rows:
+        """See `FeedsPaths.feed_root`."""
+        assert self._text, "a draft needs at least one committed token"
+        rows = self._catch_up()
+        self._tree = TreeKv(len(self._text))
+        return rows
+
+    def feed_paths(self, paths: Sequence[TokenIds]) -> Iterator[tuple[Rows, int]]:
+        """See `FeedsPaths.feed_paths`."""
+        assert self._runner is not None, "the sequence is closed"
+        if not self._runner.takes_trees:
+            for path in paths:
+                yield self._feed_path(path), 1
+            return
+        assert self._tree is not None, "the root comes first"
+        paths = paths[: self._spec.max_context - self._tree.end]
+        if not paths:
+            return
+        bias = self._tree.add(paths)
+        positions = [len(self._text) + len(path) - 1 for path in paths]
+        rows = self._runner.feed_nodes([path[-1] for path in paths], positions, bias, self._tree.start)
+        for index in range(len(paths)):
+            yield rows.one(index), int(index == 0)
+
+    def tell(self, rows: Rows, path: TokenIds) -> Continuations:
+        """See `FeedsPaths.tell`."""
+        return self._sampler.continuations(rows, len(self._text), len(path), *self._history(path))
+
     def close(self) -> None:
         """Frees the KV."""
         self._runner = None
@@ -145,6 +187,9 @@ class OnnxDraftSequence:
         """Asserts that KV and committed tokens agree."""
         for index, (cached, committed) in enumerate(zip(self._cached, self._text, strict=False)):
             assert cached == committed, f"KV and text differ at {index}"
+        if self._tree is not None:
+            assert self._tree.start == len(self._cached), "the tree does not follow what is cached"
+            self._tree.check_integrity()
         if self._runner is not None:
             assert len(self._cached) <= self._runner.capacity, "more KV than room"
             self._runner.check_integrity()
@@ -161,14 +206,40 @@ class OnnxDraftSequence:
 
     def _feed(self, token_ids: list[int]) -> Rows:
         assert self._runner is not None, "the sequence is closed"
+        self._tree = None
         rows = self._runner.feed(token_ids, len(self._cached))
         self._cached.extend(token_ids)
         return rows
 
-    def _sample(self, rows: Rows, drafted: list[int]) -> Sampled:
-        start, offset = len(self._text), len(drafted)
+    def _feed_path(self, path: TokenIds) -> Rows:
+        """Feeds what the cache lacks of a path, as speculation."""
+        start = len(self._text)
+        num_known = common_prefix(self._cached[start:], path[:-1])
+        del self._cached[start + num_known :]
+        return self._feed(list(path[num_known:]))
+
+    def _keep_agreed(self, start: int) -> None:
+        """Drops KV that contradicts the committed ids from `start` on; keeps that of a tree's path."""
+        for index in range(start, min(len(self._text), len(self._cached))):
+            if self._cached[index] != self._text[index]:
+                del self._cached[index:]
+                self._tree = None
+                return
+        path = tuple(self._text[len(self._cached) :])
+        if self._tree is None or not path:
+            return
+        assert self._runner is not None, "the sequence is closed"
+        slots = self._tree.follow(path)
+        self._runner.move(slots, self._tree.start)
+        self._tree.descend(path[: len(slots)])
+        self._cached += path[: len(slots)]
+
+    def _sample(self, rows: Rows, drafted: Sequence[int]) -> Sampled:
+        return self._sampler.sample(rows, len(self._text), len(drafted), *self._history(drafted))
+
+    def _history(self, drafted: Sequence[int]) -> tuple[Sequence[int], Sequence[int]]:
+        """Returns prompt and output before the token after `drafted`, where sampling needs them."""
         if not self._sampler.needs_history:
-            return self._sampler.sample(rows, start, offset)
+            return (), ()
         num_prompt = self._num_prompt_tokens or 0
-        output_ids = self._text[num_prompt:] + drafted
-        return self._sampler.sample(rows, start, offset, self._text[:num_prompt], output_ids)
+        return self._text[:num_prompt], [*self._text[num_prompt:], *drafted]

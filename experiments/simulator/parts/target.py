@@ -76,6 +76,7 @@ class SimulatedTarget:
     num_tokens = text.NUM_TOKENS
     vocab_size = text.NUM_TOKENS
     max_context = 1 << 30
+    max_tree_nodes = 0  # traces are of chains
     dtype = "simulated"
     device = "simulated"
     model_id = "simulated"
@@ -156,6 +157,10 @@ class SimulatedTarget:
         assert isinstance(sequence, _SimulatedKV)
         sequence.length = length
         self._hold(sequence, -(-length // BLOCK_TOKENS))
+
+    def keep(self, sequence: KVSequence, start: int, nodes: Sequence[int]) -> None:
+        """Raises `NotImplementedError`."""
+        raise NotImplementedError("a simulated target takes no trees")
 
     def fork(self, sequence: KVSequence) -> _SimulatedKV:
         """Raises `NotImplementedError`."""

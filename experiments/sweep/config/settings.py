@@ -32,7 +32,7 @@ _SERVE_AXES = {
     "tls_key": "tls",
 }
 # How an edge speculates, and settings of it: beside the axes, which baselines leave alone, as variants do.
-_WAYS = ("pipeline", "num_rounds_in_flight", "guesses", "gate", "reverify")
+_WAYS = ("pipeline", "num_rounds_in_flight", "guesses", "tree", "gate", "reverify")
 _NOT_OURS = ("serve", "otlp_endpoint")
 # Settings that change what the target itself would write: texts of such cells could not be compared.
 _TEXT_SETTINGS = frozenset(

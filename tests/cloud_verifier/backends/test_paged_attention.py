@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import random
 import sys
 import types
 from collections.abc import Callable
@@ -28,7 +29,9 @@ from outrider.cloud_verifier.backends.packing import (
 )
 from outrider.cloud_verifier.backends.probes import probe, use_varlen_if_right
 from outrider.cloud_verifier.backends.sdpa import SdpaPlanner
+from outrider.cloud_verifier.backends.tiled import TiledPlanner
 from outrider.cloud_verifier.backends.varlen import VarlenPlanner, find_page_size
+from outrider.common.tree import ROOT, Tree
 
 BLOCK_SIZE = 4
 CPU = torch.device("cpu")
@@ -69,7 +72,8 @@ def tensors(sequences: list[PackedSequence], num_heads: int, num_kv_heads: int) 
 def plain(
     sequences: list[PackedSequence], query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor
 ) -> Any:
-    planner = VarlenPlanner(reference_varlen_attn, CPU)
+    trees = SdpaPlanner(BLOCK_SIZE, 200, query.shape[0] // keys.shape[2], torch.float32, CPU)
+    planner = VarlenPlanner(reference_varlen_attn, CPU, trees)
     return planner.plan(sequences)(query, keys, values, 0.3)
 
 
@@ -90,6 +94,43 @@ def test_any_mix_of_sequences_attends_as_each_would_alone(
     planner = SdpaPlanner(BLOCK_SIZE, 128, 4 // num_kv_heads, torch.float32, CPU)
     found = planner.plan(sequences)(query, keys, values, 0.3)
     torch.testing.assert_close(found, plain(sequences, query, keys, values), atol=2e-5, rtol=1e-5)
+
+
+@settings(max_examples=40, deadline=None)
+@given(shapes=SHAPES, chance=st.randoms(use_true_random=False), num_kv_heads=st.sampled_from((1, 2, 4)))
+def test_trees_beside_chains_attend_alike_by_every_planner(
+    shapes: list[tuple[int, int]], chance: random.Random, num_kv_heads: int
+) -> None:
+    """And a node of a tree as the last token of its path, alone."""
+    sequences = pack(shapes, is_scattered=True)
+    for each in sequences:
+        if each.num_queries > 1 and chance.random() < 0.7:
+            num_nodes = chance.randint(1, each.num_queries)
+            each.tree = Tree([chance.randint(ROOT, node - 1) for node in range(num_nodes)])
+    query, keys, values = tensors(sequences, 4, num_kv_heads)
+    sdpa = SdpaPlanner(BLOCK_SIZE, 200, 4 // num_kv_heads, torch.float32, CPU)
+    found = sdpa.plan(sequences)(query, keys, values, 0.3)
+    tiled = TiledPlanner(BLOCK_SIZE, 4 // num_kv_heads, torch.float32, CPU)
+    for other in (tiled.plan(sequences)(query, keys, values, 0.3), plain(sequences, query, keys, values)):
+        torch.testing.assert_close(found, other, atol=2e-5, rtol=1e-5)
+    for each in sequences:
+        for node in range(len(each.tree or ())):
+            assert each.tree is not None
+            slots = [*range(each.root), *(each.root + before for before in each.tree.path(node))]
+            row = each.stop - len(each.tree) + node
+            expected = attend_to(each, slots, query[:, row], keys, values)
+            torch.testing.assert_close(found[row], expected, atol=2e-5, rtol=1e-5)
+
+
+def attend_to(
+    sequence: PackedSequence, slots: list[int], query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor
+) -> torch.Tensor:
+    """Softmax attention of one query [heads, head_dim] over some of a sequence's tokens."""
+    places = [sequence.block_ids[slot // BLOCK_SIZE] * BLOCK_SIZE + slot % BLOCK_SIZE for slot in slots]
+    num_groups = query.shape[0] // keys.shape[2]
+    k, v = (pool.flatten(0, 1)[places].repeat_interleave(num_groups, 1) for pool in (keys, values))
+    weights = torch.softmax(0.3 * torch.einsum("hd,thd->ht", query, k), dim=-1)
+    return torch.einsum("ht,thd->hd", weights, v)
 
 
 @given(shapes=SHAPES)

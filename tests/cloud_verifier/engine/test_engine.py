@@ -62,6 +62,7 @@ def make_model(backend: FakeBackend, **limits: int) -> ModelInfo:
     defaults = {
         "max_context": backend.max_context,
         "max_draft_tokens": 16,
+        "max_tree_nodes": 16,
         "max_message_bytes": 1 << 20,
         "max_sessions": 8,
         "session_idle_ttl_ms": 60_000,
@@ -496,7 +497,11 @@ def test_a_wrong_tokenizer_is_refused_with_both_fingerprints() -> None:
         ({"committed_tokens": (32,)}, RoundErrorCode.INVALID, "committed_tokens"),
         ({"base_position": 2}, RoundErrorCode.INVALID, "base_position"),
         ({"round_id": 0}, RoundErrorCode.STALE, ""),
-        ({"parents": (-1,), "draft_tokens": (1,)}, RoundErrorCode.UNIMPLEMENTED, "parents"),
+        ({"parents": (-1,), "draft_tokens": (1, 2)}, RoundErrorCode.INVALID, "parents"),
+        ({"parents": (-1, 1), "draft_tokens": (1, 2)}, RoundErrorCode.INVALID, "parents"),
+        ({"parents": (-1, -2), "draft_tokens": (1, 2)}, RoundErrorCode.INVALID, "parents"),
+        ({"parents": (-1, -1), "draft_tokens": (1, 1)}, RoundErrorCode.INVALID, "parents"),
+        ({"parents": (-1,) * 17, "draft_tokens": tuple(range(17))}, RoundErrorCode.INVALID, "parents"),
         ({"candidates_from": 1}, RoundErrorCode.INVALID, "candidates_from"),
     ],
 )

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import logging
 import random
 
 import pytest
@@ -130,7 +131,8 @@ def test_frames_of_hostile_clients_harm_nobody(seed: int, caplog: pytest.LogCapt
     harness.settle()
     assert set(fuzzed.num_ends) == {1}, "a request has no end, or two"
     assert len(fuzzed.text) >= 20 and fuzzed.text == expected[: len(fuzzed.text)]
-    assert RoundErrorCode.INTERNAL not in fuzzed.codes and not caplog.records, caplog.text
+    told = [record for record in caplog.records if record.levelno >= logging.WARNING]
+    assert RoundErrorCode.INTERNAL not in fuzzed.codes and not told, caplog.text
     assert fuzzed.codes >= {RoundErrorCode.INVALID, RoundErrorCode.STALE, RoundErrorCode.UNKNOWN_PREFIX}
     for session in list(harness.engine.sessions):
         harness.submit(session.opening.session_id, CloseRequest(), session.tenant)

@@ -157,7 +157,7 @@ def drafts(draw: st.DrawFn) -> dict[str, Any]:
     if is_wild and draw(st.booleans()):
         fields["hard_mask"] = draw(st.binary(max_size=3))
     if draw(st.integers(0, 7)) == 0:
-        fields["parents"] = [i - 1 for i in range(num)]
+        fields["parents"] = [draw(st.integers(-1, max(i - 1, -1))) for i in range(num)]
     return fields
 
 
@@ -237,7 +237,6 @@ def test_any_request_gets_a_verdict_or_invalid_and_the_session_stays_aligned(
         reply = harness.ask(session_id, request)
         if isinstance(reply, RoundError):
             assert reply.code in (RoundErrorCode.INVALID, RoundErrorCode.UNIMPLEMENTED), reply
-            assert (reply.field == "parents") is (reply.code is RoundErrorCode.UNIMPLEMENTED)
             assert reply.field in (
                 *message,
                 *fields,

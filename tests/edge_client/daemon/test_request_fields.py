@@ -182,6 +182,9 @@ def test_every_setting_of_the_edge_is_a_requests_or_the_operators() -> None:
         ({"mode": "cloud-only", "method": "sparse"}, "method", "no draft is judged"),
         ({"reverify": True, "on_timeout": "wait"}, "reverify", "on_timeout wait keeps none"),
         ({"reverify": True, "method": "block"}, "reverify", "goes with method coupled"),
+        ({"tree": 16, "mode": "cloud-only"}, "tree", "no rounds"),
+        ({"tree": "auto", "method": "sparse"}, "tree", "goes with method coupled"),
+        ({"tree_depth": 5}, "tree_depth", "goes with tree auto or a number"),
     ],
 )
 def test_what_would_have_no_effect_is_refused_by_name(
@@ -197,6 +200,14 @@ def test_rounds_ahead_may_be_asked_for() -> None:
     assert asked(pipeline="on", num_rounds_in_flight=4).pipelining.num_rounds_in_flight == 4
     assert asked(mode="auto", num_rounds_in_flight=4).mode == "auto"
     assert asked(mode="cloud-only", pipeline="off", method="coupled").pipelining.use == "off"
+
+
+def test_trees_may_be_asked_for_and_the_operators_are_dropped_where_none_are_sent() -> None:
+    assert asked(tree=16, tree_width=2).tree.use == 16
+    trees = run_config(tree="auto", mode="speculative")
+    assert asked(trees).tree.use == "auto"
+    assert asked(trees, mode="cloud-only").tree.use == "off"
+    assert asked(trees, tree="off").tree.use == "off"
 
 
 def test_a_default_of_the_operators_that_a_request_makes_pointless_is_dropped() -> None:

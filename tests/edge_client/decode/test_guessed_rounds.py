@@ -102,18 +102,22 @@ def test_the_likeliest_branch_comes_first_and_chances_grow_once_a_verdict_is_kno
     branches: BranchTree[str] = BranchTree(BranchAcceptance())
     branches.add("first", 3, 1.0, (FAR, CLOSE, FAR))
     best = branches.best()
-    assert best is not None and (best.host, best.offset, best.correction) == ("first", 3, None)
+    assert best is not None and (best.host, len(best.nodes), best.correction) == ("first", 3, None)
     branches.close(best)
     branches.add("second", 2, best.chance, (FAR, FAR), ("first", 3))
     behind_both = branches.best()
     assert behind_both is not None and (behind_both.host, behind_both.correction) == ("second", None)
     branches.close(behind_both)
     guess = branches.best()
-    assert guess is not None and (guess.host, guess.offset, guess.correction) == ("first", 1, CLOSE.token_id)
+    assert guess is not None and (guess.host, len(guess.nodes), guess.correction) == (
+        "first",
+        1,
+        CLOSE.token_id,
+    )
     branches.retain(lambda host: host == "second", best.chance)
     left = branches.best()
     assert left is not None and left.host == "second", "the bonus before it is known: its first stands"
-    assert left.offset == 1
+    assert len(left.nodes) == 1
 
 
 # ------------------------------------------------------------------------------------------ the runner-up

@@ -34,6 +34,7 @@ from outrider.edge_client.controller.depth.fixed import FixedDepth
 from outrider.edge_client.controller.mode_policy import CHOOSABLE_MODES, ModePolicy
 from outrider.edge_client.controller.window import RoundWindow
 from outrider.edge_client.core.options import ExecutionMode, OnTimeout, SessionOptions
+from outrider.edge_client.drafting.trees import TreeBudget
 from outrider.edge_client.gate.gate import Gate
 from outrider.edge_client.session.session import EdgeSession, SessionResult
 from outrider.edge_client.transport.deadline import RoundDeadline
@@ -96,6 +97,8 @@ def decode(
     policy: DepthPolicy | None = None,
     rounds: RoundWindow | None = None,
     acceptance_prior: AcceptancePrior | None = None,
+    tree: TreeBudget | None = None,
+    is_reverified: bool = False,
 ) -> SessionResult:
     """`second`: guesses are made, and the draft's runner-up for a wrong token is right by that chance.
     `policy` instead of a fixed `depth`, `rounds` instead of a `window` with a `choice`."""
@@ -117,6 +120,8 @@ def decode(
         num_logprobs=num_logprobs,
         method=method,
         mode=mode,
+        tree=tree,
+        is_reverified=is_reverified,
     )
     session = EdgeSession(
         PROMPT,

@@ -75,3 +75,28 @@ def edit_json(path: Path, **changes: Any) -> None:
     content = json.loads(path.read_text())
     content.update(changes)
     path.write_text(json.dumps(content))
+
+
+def make_chains_only(directory: Path) -> None:
+    """Turns an exported draft into what releases before trees exported (format version 3)."""
+    import onnx
+    from onnx import numpy_helper
+
+    path = directory / "draft.onnx"
+    model = onnx.load(path)
+    graph = model.graph
+    for node in graph.node:
+        if node.op_type == "GroupQueryAttention":
+            del node.input[9:]
+        node.input[:] = ["last_index" if name == "rows" else name for name in node.input]
+    graph.initializer.append(numpy_helper.from_array(np.array([-1], np.int64), "last_index"))
+    kept = [each for each in graph.input if each.name not in ("position_ids", "attention_bias", "rows")]
+    del graph.input[:]
+    graph.input.extend(kept)
+    for output in graph.output:
+        first = output.type.tensor_type.shape.dim[0]
+        if first.dim_param == "k":
+            first.dim_value = 1
+    onnx.save(model, path)
+    files = json.loads((directory / "draft.json").read_text())["files"]
+    edit_json(directory / "draft.json", format_version=3, files=files | {path.name: path.stat().st_size})

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from draft_dirs import edit_json, make_hf_dir, write_tokenizer
+from draft_dirs import edit_json, make_chains_only, make_hf_dir, write_tokenizer
 
 from outrider.common.errors import ModelError, OutriderError, UsageError
 from outrider.edge_client.drafting.export.dropout_graph import add_dropout
@@ -146,6 +146,14 @@ OPEN_DAMAGES: dict[str, tuple[Damage, str]] = {
     "no tokenizer": (lambda d: (d / "tokenizer.json").unlink(), "has no tokenizer.json"),
     "truncated graph": (lambda d: truncate_file(d / "draft.onnx"), "truncated or exchanged"),
     "exchanged graph": (exchange_graph, "cannot be loaded"),
+    "a graph for chains, said to take trees": (
+        lambda d: (make_chains_only(d), edit_json(d / "draft.json", format_version=4)),
+        "does not match its draft.json",
+    ),
+    "a graph for trees, said to take none": (
+        lambda d: edit_json(d / "draft.json", format_version=3),
+        "does not match its draft.json",
+    ),
     "other sizes": (lambda d: edit_json(d / "draft.json", num_kv_heads=4), "does not match its draft.json"),
     "exchanged tokenizer": (
         lambda d: (d / "tokenizer.json").write_text((d / "tokenizer.json").read_text().replace("w7", "v7")),

@@ -35,6 +35,8 @@ from outrider.common.types import (
     VerifyRequest,
 )
 from outrider.edge_client.drafting.base import ShouldStop, ended
+from outrider.edge_client.drafting.node_values import NodeValues
+from outrider.edge_client.drafting.trees import Continuations, TreeBudget, TreeDraft
 from outrider.edge_client.transport.link.base import Traffic
 from outrider.experiments.simulator.world.standins import VirtualClock, virtual_threads
 
@@ -275,6 +277,40 @@ class ChanceSequence:
         told += [RunnerUp(4, 1.0)] * (len(known) - len(told) if self._keeps_runner_ups else 0)
         draft = Draft(tuple(known), (1.0,) * len(known), supports=supports, runner_ups=tuple(told))
         return ended(draft, should_stop)
+
+    def propose_tree(self, budget: TreeBudget, values: NodeValues) -> TreeDraft:
+        """The text's own tokens as the likeliest path; beside them runner-ups, and behind those anything."""
+        room = min(budget.max_depth, self._model.max_context - self.position)
+        chance = random.Random(self.position)
+        tokens: list[int] = []
+        parents: list[int] = []
+
+        def grow(parent: int, depth: int, is_on_text: bool) -> None:
+            if depth == room or len(tokens) >= budget.num_nodes:
+                return
+            place = self.position + depth
+            known = place < len(self._model.text)
+            first = (
+                self._model.text[place] if is_on_text and known else chance.randrange(self._model.num_tokens)
+            )
+            others = [self._model.runner_ups[place].token_id] if is_on_text and known else []
+            others += [chance.randrange(self._model.num_tokens) for _ in range(budget.max_width)]
+            children = list(dict.fromkeys([first, *others]))[: chance.randint(1, budget.max_width)]
+            for number, token_id in enumerate(children):
+                if len(tokens) < budget.num_nodes:
+                    tokens.append(token_id)
+                    parents.append(parent)
+                    grow(len(tokens) - 1, depth + 1, is_on_text and number <= 1)
+
+        grow(-1, 0, is_on_text=True)
+        none: tuple[Continuations, ...] = ()
+        return TreeDraft(
+            tuple(tokens),
+            (),
+            parents=tuple(parents),
+            values=tuple(chance.uniform(0.1, 1.0) for _ in tokens),
+            continuations=(none,) * (len(tokens) + 1),
+        )
 
     def close(self) -> None: ...
 

@@ -42,6 +42,7 @@ class Rules:
 
     num_tokens: int = 4
     num_draft_tokens: int = 2
+    parents: tuple[int, ...] = ()  # of drafts that are trees (`support.exact.trees`)
     is_coupled: bool = False  # the draft is drawn with the target's noise
     is_pipelined: bool = False
     method_params: MethodParams = field(default_factory=MethodParams)

@@ -27,6 +27,7 @@ from support.exact.branching import (
     World,
 )
 from support.exact.chance import Chance, Key, Known, all_outcomes
+from support.exact.trees import LazyTree, TreeRows, cut_to_depth
 
 from outrider.cloud_verifier.verification.methods.base import Outcome, RoundInput, VerificationMethod
 from outrider.common.noise.draws import Purpose
@@ -129,14 +130,14 @@ class _Rounds:
 
     def _run(self, text: Text, num_seen: int, chance: Chance) -> tuple[Text, int]:
         """One round; returns the text after it, and how many candidates were refused if it must ask."""
-        rules, world = self._rules, self._world
+        rules = self._rules
         position = PROMPT_LENGTH + len(text)
         num_left = rules.num_tokens - len(text) - (0 if rules.is_pipelined else 1)
         num_draft_tokens = 0 if num_seen else min(rules.num_draft_tokens, num_left)
-        draft = LazyDraft(world, rules, text, num_draft_tokens, chance)
+        draft, rows = self._draft(text, num_draft_tokens, chance)
         outcome = self._method.verify(
             RoundInput(
-                rows=BranchingRows(world, text, draft, chance),
+                rows=rows,
                 draws=BranchingDraws(rules, position, chance),
                 position=position,
                 draft_tokens=Lazy(draft.num_tokens, draft.token),  # type: ignore[arg-type]
@@ -146,15 +147,25 @@ class _Rounds:
                 method_params=rules.method_params,
                 candidates_from=num_seen,
                 is_pipelined=rules.is_pipelined and num_draft_tokens > 0,
+                tree=draft.tree if isinstance(draft, LazyTree) else None,
             )
         )
-        new_text = (*text, *(draft.token(index) for index in range(outcome.accepted_len)))
+        nodes = outcome.accepted_nodes if rules.parents else range(outcome.accepted_len)
+        new_text = (*text, *(draft.token(index) for index in nodes))
         if outcome.correction_kind is not CorrectionKind.NONE:
             return (*new_text, outcome.correction), 0
         if outcome.candidates:
             return self._choose(outcome, new_text, num_seen, chance)
         assert new_text != text, "a round that commits nothing"
         return new_text, 0
+
+    def _draft(self, text: Text, num_draft_tokens: int, chance: Chance) -> tuple[LazyDraft, BranchingRows]:
+        world, rules = self._world, self._rules
+        if not rules.parents:
+            chain = LazyDraft(world, rules, text, num_draft_tokens, chance)
+            return chain, BranchingRows(world, text, chain, chance)
+        tree = LazyTree(world, rules, text, cut_to_depth(rules.parents, num_draft_tokens), chance)
+        return tree, TreeRows(world, text, tree, chance)
 
     def _choose(self, outcome: Outcome, text: Text, num_seen: int, chance: Chance) -> tuple[Text, int]:
         """The edge's own choice among candidates, by the support it kept; its uniform numbers branch."""

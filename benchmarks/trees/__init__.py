@@ -1,0 +1,1 @@
+"""`make bench-trees`: what trees bring, measured."""

@@ -1,0 +1,123 @@
+"""Texts of a target, and rounds of drafts against them.
+
+With shared noise the target's text depends on no draft, so a round is judged by the text alone: accepted is what
+agrees with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from benchmarks.engine_texts import write_texts
+from outrider.cloud_verifier.backends.transformers_backend import TransformersBackend
+from outrider.common.tree import ROOT, Tree
+from outrider.common.types import SamplingParams, TokenIds
+from outrider.edge_client.drafting.base import DraftModel
+from outrider.edge_client.drafting.node_values import NodeValues
+from outrider.edge_client.drafting.onnx.sequence import OnnxDraftSequence
+from outrider.edge_client.drafting.trees import TreeBudget, TreeDraft
+
+
+@dataclass(frozen=True, slots=True)
+class WrittenText:
+    """Holds one text of the target, to its end or to the limit."""
+
+    prompt: TokenIds
+    new: TokenIds
+    sampling: SamplingParams
+
+
+@dataclass(slots=True)
+class Rounds:
+    """Counts what rounds of one way to draft brought."""
+
+    num_rounds: int = 0
+    num_tokens: int = 0
+    num_nodes: int = 0
+    num_runs: int = 0
+
+    @property
+    def tokens_a_round(self) -> float:
+        """Returns the committed tokens of a round."""
+        return self.num_tokens / self.num_rounds
+
+
+def written_texts(
+    backend: TransformersBackend, prompts: Sequence[TokenIds], temperature: float, num_new: int
+) -> list[WrittenText]:
+    """Returns the target's text after each prompt, with a seed of its own, up to its end-of-text token."""
+    samplings = [SamplingParams(temperature=temperature, seed=number + 1) for number in range(len(prompts))]
+    texts = write_texts(backend, prompts, samplings, num_new, num_together=8)
+    return [
+        WrittenText(tuple(prompt), _to_end(new, backend.eos_token_ids), sampling)
+        for prompt, new, sampling in zip(prompts, texts, samplings, strict=True)
+    ]
+
+
+def _to_end(new: Sequence[int], eos_token_ids: Sequence[int]) -> TokenIds:
+    end = next((i for i, token_id in enumerate(new, start=1) if token_id in eos_token_ids), len(new))
+    return tuple(new[:end])
+
+
+Propose = Callable[[OnnxDraftSequence], tuple[Tree, TokenIds, TreeDraft | None]]
+
+
+def chain(num_draft_tokens: int) -> Propose:
+    """Returns how a chain is proposed."""
+
+    def propose(sequence: OnnxDraftSequence) -> tuple[Tree, TokenIds, TreeDraft | None]:
+        token_ids = sequence.propose(num_draft_tokens).token_ids
+        return Tree(range(-1, len(token_ids) - 1)), token_ids, None
+
+    return propose
+
+
+def tree(budget: TreeBudget, values: NodeValues) -> Propose:
+    """Returns how a tree is proposed."""
+
+    def propose(sequence: OnnxDraftSequence) -> tuple[Tree, TokenIds, TreeDraft | None]:
+        draft = sequence.propose_tree(budget, values)
+        return Tree(draft.parents), draft.token_ids, draft
+
+    return propose
+
+
+def play(
+    model: DraftModel, texts: Sequence[WrittenText], propose: Propose, learning: NodeValues | None = None
+) -> Rounds:
+    """Returns the rounds of all texts. `learning` observes each verdict."""
+    rounds = Rounds()
+    for text in texts:
+        sequence = model.sequence(text.sampling, num_prompt_tokens=len(text.prompt))
+        assert isinstance(sequence, OnnxDraftSequence), "trees are drafted by an exported model"
+        sequence.commit([*text.prompt, text.new[0]])  # the opening brings the first token
+        done = 1
+        while done < len(text.new):
+            shape, token_ids, draft = propose(sequence)
+            left = text.new[done:]
+            accepted = accepted_nodes(shape, token_ids, left)
+            committed = left[: len(accepted) + 1]
+            if learning is not None and draft is not None:
+                learning.observe(draft, accepted, left[len(accepted)] if len(accepted) < len(left) else None)
+            sequence.commit(committed)
+            done += len(committed)
+            rounds.num_rounds += 1
+            rounds.num_tokens += len(committed)
+            rounds.num_nodes += len(token_ids)
+            rounds.num_runs += draft.num_runs if draft is not None else len(token_ids)
+        sequence.close()
+    return rounds
+
+
+def accepted_nodes(shape: Tree, token_ids: Sequence[int], text: Sequence[int]) -> list[int]:
+    """Returns the nodes of the longest path that begins `text`."""
+    accepted: list[int] = []
+    node = ROOT
+    for token_id in text:
+        found = next((child for child in shape.children(node) if token_ids[child] == token_id), None)
+        if found is None:
+            break
+        accepted.append(found)
+        node = found
+    return accepted

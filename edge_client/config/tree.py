@@ -1,0 +1,40 @@
+"""Makes the bounds of drafted trees from `--tree`, `--tree-width` and `--tree-depth`."""
+
+from __future__ import annotations
+
+from outrider.common.errors import UsageError
+from outrider.common.methods import takes_trees
+from outrider.common.types import Method
+from outrider.edge_client.config.run_config import RunConfig
+from outrider.edge_client.controller.settings import SETTINGS
+from outrider.edge_client.drafting.trees import TreeBudget
+from outrider.edge_client.gate.gate import GateUse
+
+TREE_KEYS = ("tree", "tree_width", "tree_depth")
+
+
+def tree_budget(config: RunConfig) -> TreeBudget | None:
+    """Returns the bounds of a round's tree; None without `--tree`. Raises `UsageError` for flags that do not go with
+    it."""
+    tree = config.tree
+    if tree.use == "off":
+        return None
+    if why := why_no_tree(config):
+        raise UsageError(f"--tree {tree.use} {why}")
+    num_nodes = tree.use if isinstance(tree.use, int) else SETTINGS.max_tree_nodes
+    return TreeBudget(num_nodes, tree.depth or SETTINGS.max_tree_depth, tree.width)
+
+
+def why_no_tree(config: RunConfig) -> str:
+    """Returns why `--tree` is refused; empty where it can be used."""
+    method, is_auto = config.verification.method, config.tree.use == "auto"
+    if not config.mode.has_rounds:
+        return f"goes with --mode speculative or auto: in mode {config.mode} the edge sends no rounds"
+    if is_auto and method is not Method.COUPLED:
+        return f"goes with --method coupled, not with --method {method}"
+    # `threshold` judges by q, which trees do not carry.
+    if not takes_trees(method) or method is Method.THRESHOLD:
+        return f"goes with --method coupled or typical, not with --method {method}"
+    if config.gate.use is not GateUse.OFF:
+        return f"does not go with --gate {config.gate.use}, which judges chains"
+    return ""

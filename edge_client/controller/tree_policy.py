@@ -1,0 +1,85 @@
+"""Whether a round drafts a tree, and what its nodes have to be worth. Pure.
+
+The target's token is the draft's k-th choice less and less often: of those that are left, the second choice takes
+`second_choice_share` and each later one `later_choice_share`. The most valuable m nodes by these rates, whatever path
+they are on, commit `tree_tokens` a round. A round of m nodes takes a line over m, so there is a best m; where its rate
+is above that of the best chain, the round is a tree, and the draft itself decides which nodes, by its own scores
+(`outrider.edge_client.drafting.tree_builder`).
+"""
+
+from __future__ import annotations
+
+import heapq
+from functools import lru_cache
+
+from outrider.edge_client.controller.conditions import Conditions
+from outrider.edge_client.controller.cost_model import LinkCosts, ModelCosts, fastest_round
+from outrider.edge_client.controller.settings import MAX_DEPTH, SETTINGS
+from outrider.edge_client.drafting.trees import TreeCosts
+
+_ALPHA_STEP = 0.01  # between rates for which trees are computed
+
+
+@lru_cache(256)
+def tree_tokens(alpha: float, max_nodes: int) -> tuple[float, ...]:
+    """Returns the tokens that a round of 0, 1, … `max_nodes` nodes commits, the correction or bonus included: with
+    their most valuable tree, where a first choice is accepted with probability `alpha`."""
+    total, totals = 1.0, [1.0]
+    # Value, and how many choices before it its parent has: the next choice is opened when it is taken, and so is the
+    # first one after it.
+    waiting = [(-alpha, 0)]
+    for _ in range(max_nodes):
+        value, rank = heapq.heappop(waiting)
+        total -= value
+        totals.append(total)
+        heapq.heappush(waiting, (value * _next_share(alpha, rank), rank + 1))
+        heapq.heappush(waiting, (value * alpha, 0))
+    return tuple(totals)
+
+
+def _next_share(alpha: float, rank: int) -> float:
+    """Returns the rate of the choice after `rank`, relative to that one's: at most 1."""
+    share, later = SETTINGS.second_choice_share, SETTINGS.later_choice_share
+    if rank == 0:
+        return min(1.0, share * (1 - alpha) / alpha)
+    left = 1 - share if rank == 1 else 1 - later
+    return later * left / (share if rank == 1 else later)
+
+
+def tree_token_s(alpha: float, costs: TreeCosts, max_nodes: int) -> float:
+    """Returns seconds a token of the fastest tree of at most `max_nodes` nodes."""
+    alpha = min(max(round(alpha / _ALPHA_STEP) * _ALPHA_STEP, _ALPHA_STEP), 1 - _ALPHA_STEP)
+    totals = tree_tokens(alpha, max_nodes)
+    return min((costs.round_s + n * costs.node_s) / totals[n] for n in range(1, max_nodes + 1))
+
+
+class TreePolicy:
+    """Decides for `--tree auto`, by the conditions that the session observes."""
+
+    def __init__(self, conditions: Conditions) -> None:
+        self._conditions = conditions
+        self.costs: TreeCosts | None = None
+        """What the next rounds' nodes have to be worth; None where chains are expected to be as fast, and until the
+        costs are known."""
+
+    def plan(self, max_nodes: int) -> None:
+        """Decides again, by what was observed so far, with trees of at most `max_nodes` nodes."""
+        self.costs = self._decide(max_nodes) if max_nodes > 0 and self._conditions.are_known else None
+
+    def _decide(self, max_nodes: int) -> TreeCosts | None:
+        models, link = self._conditions.estimate()
+        costs = tree_costs(models, link, self._conditions.costs.tree_draft_line())
+        acceptance = self._conditions.acceptance
+        _, chain_rate = fastest_round(acceptance.by_position(), models, link, MAX_DEPTH)
+        token_s = tree_token_s(acceptance.overall(), costs, max_nodes)
+        return costs if token_s * (1 + SETTINGS.min_tree_gain_share) < 1 / chain_rate else None
+
+
+def tree_costs(models: ModelCosts, link: LinkCosts, draft_line: tuple[float, float]) -> TreeCosts:
+    """Returns the costs of a round whose draft takes a line over its nodes, (base, a node) in seconds, beyond what
+    the edge does besides."""
+    base_s, draft_node_s = draft_line
+    return TreeCosts(
+        round_s=link.rtt_s + link.transfer_s(0) + models.verify_fixed_s + models.draft_fixed_s + base_s,
+        node_s=models.verify_token_s + draft_node_s + link.draft_token_bytes_up / link.rate_up,
+    )

@@ -1,0 +1,98 @@
+"""Drafts the nodes of a tree with the INT4 draft, several in one run over the sequence's KV buffers.
+
+    slots  [ committed tokens … | nodes, in the order in which they were fed ]
+
+A node is fed at the position after its path and sees the committed tokens and its own path; `attention_bias`
+hides the other nodes. Graphs that take no trees are fed one path a run, from where it leaves the last one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from outrider.common.types import TokenIds
+from outrider.edge_client.drafting.onnx.bindings import Rows
+from outrider.edge_client.drafting.spec import HIDDEN
+from outrider.edge_client.drafting.trees import DRAFT_SOURCE, Continuations
+
+
+class FeedsPaths(Protocol):
+    """Feeds a sequence's model with the nodes of one tree."""
+
+    def feed_root(self) -> Rows:
+        """Feeds what is missing of the committed tokens, at least the last; returns the row after them."""
+
+    def feed_paths(self, paths: Sequence[TokenIds]) -> Iterator[tuple[Rows, int]]:
+        """Feeds the last token of each path, as far as the context has room. Yields the row after each, which the
+        next may overwrite, and the runs that it took."""
+
+    def tell(self, rows: Rows, path: TokenIds) -> Continuations:
+        """Returns what may follow a path, by the row after it."""
+
+
+class OnnxExpander:
+    """Tells continuations by the INT4 draft: score plus shared noise, all sampling parameters in it."""
+
+    def __init__(self, sequence: FeedsPaths) -> None:
+        self._sequence = sequence
+        self.num_runs = 0
+
+    def expand(self, paths: Sequence[TokenIds]) -> list[Continuations]:
+        """See `Expander.expand`. Paths for which the draft's context has no room have no continuations."""
+        sequence = self._sequence
+        if paths == [()]:
+            self.num_runs += 1
+            return [sequence.tell(sequence.feed_root(), ())]
+        told = []
+        for path, (rows, num_runs) in zip(paths, sequence.feed_paths(paths), strict=False):
+            told.append(sequence.tell(rows, path))
+            self.num_runs += num_runs
+        return told + [Continuations((), (), DRAFT_SOURCE)] * (len(paths) - len(told))
+
+
+class TreeKv:
+    """Keeps where the KV of nodes is: by path, the slot of its last token. Slots rise along a path."""
+
+    def __init__(self, start: int) -> None:
+        self.start = start  # committed tokens, which come before every path
+        self.end = start  # slots in use
+        self._slots: dict[TokenIds, tuple[int, ...]] = {(): ()}  # of all tokens of the path
+
+    def add(self, paths: Sequence[TokenIds]) -> NDArray[np.float32]:
+        """Gives each path's last token the next slot. Returns the attention bias of their run
+        [n, slots from `start` on]."""
+        first = self.end
+        self.end += len(paths)
+        bias = np.full((len(paths), self.end - self.start), HIDDEN, np.float32)
+        for row, path in enumerate(paths):
+            slots = self._slots[path] = (*self._slots[path[:-1]], first + row)
+            bias[row, [slot - self.start for slot in slots]] = 0
+        return bias
+
+    def follow(self, token_ids: Sequence[int]) -> tuple[int, ...]:
+        """Returns the slots of the longest path that begins `token_ids`."""
+        path = tuple(token_ids)
+        return next(self._slots[path[:n]] for n in range(len(path), -1, -1) if path[:n] in self._slots)
+
+    def descend(self, path: TokenIds) -> None:
+        """Forgets all nodes but those after `path`, whose KV is now before `start`."""
+        self.start += len(path)
+        below = {
+            key[len(path) :]: slots[len(path) :]
+            for key, slots in self._slots.items()
+            if key[: len(path)] == path
+        }
+        self._slots = below
+
+    def check_integrity(self) -> None:
+        """Asserts that each path has its own slot, after those of its beginning."""
+        last = [slots[-1] for slots in self._slots.values() if slots]
+        assert len(set(last)) == len(last), "two nodes share a slot"
+        for path, slots in self._slots.items():
+            assert len(slots) == len(path) and list(slots) == sorted(slots), "a node comes before its parent"
+            assert not slots or self._slots[path[:-1]] == slots[:-1], "a path is not its beginning's"
+            assert not slots or (self.start <= slots[0] and slots[-1] < self.end), "a node has no room"

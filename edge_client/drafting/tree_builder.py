@@ -1,0 +1,136 @@
+"""Grows a tree best first, in few runs: each run expands the most valuable nodes that are open.
+
+The design of the order is EAGLE-2's (Li et al. 2024): a tree of n nodes is the n most valuable of all that were
+found, which always hold the parents of each other since a child is never worth more than its parent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from outrider.common.tree import ROOT
+from outrider.common.types import TokenIds
+from outrider.edge_client.drafting.node_values import NodeValues
+from outrider.edge_client.drafting.trees import Continuations, Expander, TreeBudget, TreeDraft
+
+
+@dataclass(slots=True, eq=False)
+class _Node:
+    path: TokenIds
+    value: float
+    continuations: tuple[Continuations, ...] = ()
+    is_open: bool = True  # not expanded
+    children: list[_Node] = field(default_factory=list)
+
+
+class TreeBuilder:
+    """Builds one tree from the continuations of one or several sources."""
+
+    def __init__(self, expanders: Sequence[Expander], values: NodeValues, budget: TreeBudget) -> None:
+        self._expanders = expanders
+        self._values = values
+        self._budget = budget
+        self._best: list[_Node] = []  # of all found, at most `num_nodes`; of equal ones those found first
+        self._first_chances, self._num_expanded = (
+            1.0,
+            1,
+        )  # of first children, summed; a sure one to begin with
+
+    def build(self) -> TreeDraft:
+        """Returns the tree; no nodes where no source has a continuation.
+
+        There are `max_depth` runs at most. All but the first expand a few nodes at once, so many that the budget
+        could be filled with as many runs. Where the budget has costs, no node is expanded, nor kept, that is worth
+        less than what the tokens so far would gain in its time.
+        """
+        budget = self._budget
+        root = _Node((), 1.0)
+        if min(budget.num_nodes, budget.max_depth) <= 0:
+            return TreeDraft((), ())
+        self._expand([root])
+        for _ in range(budget.max_depth - 1):
+            chosen = self._choose()
+            if not chosen:
+                break
+            self._expand(chosen)
+        return self._draft(root)
+
+    def _choose(self) -> list[_Node]:
+        """Returns the open nodes to expand: those from which a child may still enter the tree."""
+        budget = self._budget
+        best = self._best
+        is_full = len(best) == budget.num_nodes
+        least = max(best[-1].value if is_full else 0.0, self._least_value() / self._first_chance)
+        worth = [
+            node
+            for node in best
+            if node.is_open and len(node.path) < budget.max_depth and (node.value > least or not is_full)
+        ]
+        return worth[: -(-budget.num_nodes // budget.max_depth)]
+
+    def _least_value(self) -> float:
+        """Returns what a node has to be worth: the tokens that the round, as it is, gains in a node's time."""
+        costs = self._budget.costs
+        if costs is None:
+            return 0.0
+        total, rate = 1.0, 0.0
+        for number, node in enumerate(self._best, start=1):
+            total += node.value
+            next_rate = total / (costs.round_s + number * costs.node_s)
+            if next_rate < rate:
+                break
+            rate = next_rate
+        return rate * costs.node_s
+
+    @property
+    def _first_chance(self) -> float:
+        """Returns the mean chance of a first child."""
+        return self._first_chances / self._num_expanded
+
+    def _expand(self, nodes: Sequence[_Node]) -> None:
+        paths = [node.path for node in nodes]
+        told = zip(*(expander.expand(paths) for expander in self._expanders), strict=True)
+        for node, continuations in zip(nodes, told, strict=True):
+            node.is_open = False
+            node.continuations = continuations
+            node.children = [
+                _Node((*node.path, token_id), node.value * chance)
+                for token_id, chance in self._merge(continuations)
+            ]
+            self._best += node.children
+            if node.children:
+                self._first_chances += node.children[0].value / node.value
+                self._num_expanded += 1
+        self._best = sorted(self._best, key=lambda node: -node.value)[: self._budget.num_nodes]
+
+    def _merge(self, continuations: Sequence[Continuations]) -> list[tuple[int, float]]:
+        """Returns the likeliest children with their chances; one that several sources told has its best."""
+        chances: dict[int, float] = {}
+        for each in continuations:
+            for token_id, chance in zip(each.token_ids, self._values.chances(each), strict=True):
+                chances[token_id] = max(chance, chances.get(token_id, 0.0))
+        return sorted(chances.items(), key=lambda item: -item[1])[: self._budget.max_width]
+
+    def _draft(self, root: _Node) -> TreeDraft:
+        least = self._least_value()
+        kept = {id(node) for number, node in enumerate(self._best) if number == 0 or node.value >= least}
+        nodes: list[_Node] = []
+        parents: list[int] = []
+        waiting = [(root, ROOT)]
+        while waiting:
+            node, parent = waiting.pop()
+            index = ROOT
+            if node is not root:
+                index = len(nodes)
+                nodes.append(node)
+                parents.append(parent)
+            waiting += [(child, index) for child in reversed(node.children) if id(child) in kept]
+        return TreeDraft(
+            token_ids=tuple(node.path[-1] for node in nodes),
+            draft_probs=(),
+            parents=tuple(parents),
+            values=tuple(node.value for node in nodes),
+            continuations=tuple(node.continuations for node in (root, *nodes)),
+            num_runs=sum(expander.num_runs for expander in self._expanders),
+        )

@@ -1,0 +1,72 @@
+"""Defines what a drafted tree is made of: its budget, the continuations that sources tell, and the result.
+
+A node is one drafted token, a path the tokens from the committed ones to it. Several nodes may follow the same
+path: the target's own token is then among two or three of them far more often than it is the first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from outrider.common.types import Draft, TokenIds
+
+MAX_CONTINUATIONS = 8  # of one path; the target's token is among the draft's first eight 99 times of 100
+DRAFT_SOURCE = "draft"  # of continuations that a draft model tells
+
+
+@dataclass(frozen=True, slots=True)
+class TreeCosts:
+    """Holds what a round takes, in seconds: whatever its tree, and for each of its nodes."""
+
+    round_s: float
+    node_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class TreeBudget:
+    """Bounds one tree."""
+
+    num_nodes: int
+    max_depth: int  # nodes on the longest path, and runs of a draft model
+    max_width: int  # children of one node, `MAX_CONTINUATIONS` at most
+    costs: TreeCosts | None = (
+        None  # by which further nodes are left out: the tree has the most tokens a second
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Continuations:
+    """Holds what one source expects after one path, likeliest first."""
+
+    token_ids: TokenIds
+    gaps: tuple[float, ...]  # nats that each scores less than the first: rising, from 0
+    source: str  # names what `NodeValues` learns about together
+
+
+@dataclass(frozen=True, slots=True)
+class TreeDraft(Draft):
+    """Holds a proposed tree, depth-first, the likeliest child first; see `outrider.common.tree`.
+
+    `continuations[0]` were told for the committed tokens and `continuations[i + 1]` for node i, one a source; none
+    where no source was asked. They are what is learned from when the verdict is known.
+    """
+
+    values: tuple[float, ...] = ()  # the estimated chance that each node is accepted
+    continuations: tuple[tuple[Continuations, ...], ...] = ()
+    num_runs: int = 0  # of a draft model
+
+
+class Expander(Protocol):
+    """Tells what may follow some paths of one sequence, for one tree."""
+
+    num_runs: int
+    """Counts the runs of a draft model so far."""
+
+    def expand(self, paths: Sequence[TokenIds]) -> list[Continuations]:
+        """Returns the continuations of each path, at most `MAX_CONTINUATIONS`, possibly none.
+
+        The first call has the empty path alone; each later path is one that was expanded before, with one of its
+        continuations, or with one that another source told.
+        """

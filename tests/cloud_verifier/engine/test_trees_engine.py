@@ -1,0 +1,222 @@
+"""Rounds whose drafts are trees, through the engine: the target's own text, whatever is drafted."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+from test_engine import GREEDY, SAMPLED, Harness, round_of
+
+from outrider.common.alignment import TokenChain
+from outrider.common.tree import ROOT, Tree
+from outrider.common.types import (
+    CorrectionKind,
+    Method,
+    MethodParams,
+    RoundError,
+    RoundErrorCode,
+    SamplingParams,
+    Verdict,
+    VerifyRequest,
+)
+
+PROMPT = (5, 6, 7)
+PENALISED = SamplingParams(
+    temperature=0.7,
+    top_p=0.9,
+    repetition_penalty=1.3,
+    frequency_penalty=0.4,
+    bad_words=((9, 3), (4,)),
+    seed=6,
+)
+SAMPLINGS = {"greedy": GREEDY, "sampled": SAMPLED, "penalised": PENALISED}
+
+
+def random_tree(
+    rng: np.random.Generator, num_nodes: int, right: Sequence[int]
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Token ids and parents of a random tree; some of its nodes go on along `right`."""
+    tokens: list[int] = []
+    parents: list[int] = []
+    right_nodes = [ROOT]  # the path along `right` so far
+    taken = set[tuple[int, int]]()
+    while len(tokens) < num_nodes:
+        if rng.random() < 0.4 and len(right_nodes) <= len(right):
+            parent, token = right_nodes[-1], right[len(right_nodes) - 1]
+        else:
+            parent, token = int(rng.integers(ROOT, len(tokens))), int(rng.integers(0, 32))
+        if (parent, token) in taken:
+            continue
+        taken.add((parent, token))
+        if (
+            parent == right_nodes[-1]
+            and len(right_nodes) <= len(right)
+            and token == right[len(right_nodes) - 1]
+        ):
+            right_nodes.append(len(tokens))
+        tokens.append(token)
+        parents.append(parent)
+    return tuple(tokens), tuple(parents)
+
+
+def accepted(request: VerifyRequest, verdict: Verdict) -> list[int]:
+    """The draft tokens that a verdict accepts."""
+    nodes = verdict.accepted_nodes or range(verdict.accepted_len)
+    assert len(nodes) == verdict.accepted_len
+    return [request.draft_tokens[node] for node in nodes]
+
+
+@pytest.mark.parametrize("sampling", SAMPLINGS.values(), ids=SAMPLINGS)
+@pytest.mark.parametrize("num_nodes", [1, 4, 16])
+def test_trees_give_the_targets_own_text(sampling: SamplingParams, num_nodes: int) -> None:
+    harness = Harness()
+    expected = harness.reference(PROMPT, sampling, 40)
+    session_id, opened = harness.open(prompt=PROMPT, sampling=sampling, ignore_eos=True)
+    chain = TokenChain([*PROMPT, opened.first_token])
+    rng = np.random.default_rng(num_nodes)
+    round_id, num_branching = 0, 0
+    while (done := chain.position - len(PROMPT)) + num_nodes + 1 <= len(expected):
+        round_id += 1
+        tokens, parents = random_tree(rng, num_nodes, expected[done:])
+        request = round_of(chain, round_id, tokens, parents=parents)
+        verdict = harness.ask(session_id, request)
+        assert isinstance(verdict, Verdict), verdict
+        chain.extend([*accepted(request, verdict), verdict.correction])
+        assert chain.token_ids[len(PROMPT) :] == expected[: chain.position - len(PROMPT)]
+        assert (verdict.position, verdict.hash) == (chain.position, chain.hash)
+        last = verdict.accepted_nodes[-1] if verdict.accepted_nodes else verdict.accepted_len - 1
+        kind = CorrectionKind.CORRECTION if Tree(parents).children(last) else CorrectionKind.BONUS
+        assert verdict.correction_kind is kind
+        num_branching += list(verdict.accepted_nodes) != list(range(verdict.accepted_len))
+    assert num_branching or num_nodes < 16, "no round took another path than the first: the test shows little"
+
+
+def test_a_round_sent_again_and_sent_with_other_parents() -> None:
+    harness = Harness()
+    session_id, opened = harness.open(prompt=PROMPT)
+    request = VerifyRequest(1, opened.position, opened.hash, draft_tokens=(1, 2), parents=(-1, -1))
+    first = harness.ask(session_id, request)
+    assert harness.ask(session_id, request) == first
+    error = harness.ask(session_id, dataclasses.replace(request, parents=(-1, 0)))
+    assert isinstance(error, RoundError) and (error.code, error.field) == (RoundErrorCode.INVALID, "round_id")
+
+
+def test_a_stop_id_ends_the_path_that_is_taken() -> None:
+    harness = Harness()
+    expected = harness.reference(PROMPT, GREEDY, 4)
+    session_id, opened = harness.open(prompt=PROMPT, stop_token_ids=(expected[2],))
+    tokens = (99 % 32, expected[1], expected[2], expected[3])
+    verdict = harness.ask(
+        session_id,
+        VerifyRequest(1, opened.position, opened.hash, draft_tokens=tokens, parents=(-1, -1, 1, 2)),
+    )
+    assert isinstance(verdict, Verdict)
+    assert verdict.accepted_nodes == (1, 2)
+    assert verdict.correction_kind is CorrectionKind.NONE
+
+
+def test_log_probabilities_are_those_of_the_path() -> None:
+    texts = []
+    expected = Harness().reference(PROMPT, SAMPLED, 4)
+    drafts: list[tuple[tuple[int, ...], tuple[int, ...]]] = [
+        (tuple(expected[1:3]), ()),
+        ((31, expected[1], 30, expected[2]), (-1, -1, 0, 1)),
+    ]
+    for tokens, parents in drafts:
+        harness = Harness()
+        session_id, opened = harness.open(prompt=PROMPT, sampling=SAMPLED, num_logprobs=2)
+        verdict = harness.ask(
+            session_id, VerifyRequest(1, opened.position, opened.hash, draft_tokens=tokens, parents=parents)
+        )
+        assert isinstance(verdict, Verdict)
+        texts.append(([*expected[1:3], verdict.correction], verdict.logprobs))
+    assert texts[0] == texts[1]
+    assert len(texts[0][1]) == 3
+
+
+def test_a_pipelined_tree_begins_with_the_bonus_and_loses_what_does_not() -> None:
+    harness = Harness()
+    expected = harness.reference(PROMPT, SAMPLED, 8)
+    session_id, opened = harness.open(prompt=PROMPT, sampling=SAMPLED)
+    chain = TokenChain([*PROMPT, opened.first_token])
+    first = round_of(chain, 1, (31, expected[1]), parents=(-1, -1), pipelined=True)
+    assumed = TokenChain([*chain.token_ids, expected[1]])
+    wrong = (expected[2] + 1) % 32
+    second = round_of(
+        assumed, 2, (wrong, 1, expected[2], 30, expected[3]), parents=(-1, 0, -1, 2, 2), pipelined=True
+    )
+    one, two = harness.ask(session_id, first), harness.ask(session_id, second)
+    assert isinstance(one, Verdict) and isinstance(two, Verdict), two
+    assert (one.accepted_nodes, one.correction) == ((1,), expected[2])
+    assert (two.accepted_nodes, two.correction) == ((2, 4), expected[4])
+    chain.extend([expected[1], expected[2], expected[3], two.correction])
+    third = round_of(TokenChain([*PROMPT, *expected[:4]]), 3, ((expected[4] + 1) % 32, 2), parents=(-1, -1))
+    stale = harness.ask(session_id, third)
+    assert (isinstance(stale, RoundError) and stale.code is RoundErrorCode.STALE) or expected[4] == 2
+    assert two.hash == chain.hash
+
+
+@pytest.mark.parametrize(
+    "method", [each for each in Method if each not in ("coupled", "typical", "threshold")]
+)
+def test_a_method_for_chains_refuses_trees_by_name(method: Method) -> None:
+    harness = Harness()
+    session_id, opened = harness.open(prompt=PROMPT, method=method)
+    error = harness.ask(
+        session_id, VerifyRequest(1, opened.position, opened.hash, draft_tokens=(1, 2), parents=(-1, -1))
+    )
+    assert isinstance(error, RoundError)
+    assert (error.code, error.field) == (RoundErrorCode.INVALID, "parents")
+    assert method in error.message
+
+
+@pytest.mark.parametrize("method", [Method.TYPICAL, Method.THRESHOLD])
+def test_approximate_methods_take_the_longest_passing_path(method: Method) -> None:
+    harness = Harness()
+    params = (
+        MethodParams(typical_epsilon=1e-9) if method is Method.TYPICAL else MethodParams(threshold_pass=1e-9)
+    )
+    session_id, opened = harness.open(
+        prompt=PROMPT, method=method, sampling=SAMPLED, method_params=params, ignore_eos=True
+    )
+    probs = (0.5,) * 6 if method is Method.THRESHOLD else ()
+    request = VerifyRequest(
+        1,
+        opened.position,
+        opened.hash,
+        draft_tokens=(1, 2, 3, 4, 5, 6),
+        parents=(-1, 0, -1, 2, 3, 2),
+        q_token_probs=probs,
+    )
+    verdict = harness.ask(session_id, request)
+    assert isinstance(verdict, Verdict)
+    assert verdict.accepted_nodes == (2, 3, 4)  # everything passes: the deepest path
+    assert verdict.correction_kind is CorrectionKind.BONUS
+
+
+def test_trees_and_chains_share_a_step() -> None:
+    harness = Harness()
+    expected = harness.reference(PROMPT, SAMPLED, 5)
+    names = range(1, 4)
+    opened = [harness.open(name, PROMPT, SAMPLED, ignore_eos=True) for name in names]
+    parents = ((-1, 0, 1), (-1, -1, 0), (-1, 0, -1))
+    right = expected[1:4]
+    drafts = (tuple(right), (30, right[0], 29), (right[0], right[1], 28))
+    replies = [
+        harness.submit(
+            session_id,
+            VerifyRequest(1, each.position, each.hash, draft_tokens=draft, parents=its),
+        )
+        for (session_id, each), draft, its in zip(opened, drafts, parents, strict=True)
+    ]
+    harness.settle()
+    verdicts = [each[-1] for each in replies]
+    assert [v.accepted_len for v in verdicts if isinstance(v, Verdict)] == [3, 1, 2]
+    assert [v.correction for v in verdicts if isinstance(v, Verdict)] == [
+        expected[4],
+        expected[2],
+        expected[3],
+    ]
+    assert harness.backend.batches[-1] == [4, 4, 4]

@@ -1,0 +1,88 @@
+"""Drafts that are trees in the enumeration: tokens by node, texts by path."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from support.exact.branching import PROMPT_LENGTH, BranchingRows, LazyDraft, Rules, Text, World
+from support.exact.chance import Chance
+
+from outrider.cloud_verifier.verification.methods.base import Outcome, RoundInput
+from outrider.cloud_verifier.verification.methods.tree import follow_sample
+from outrider.common.noise.draws import Purpose
+from outrider.common.tree import ROOT, Tree
+from outrider.common.types import CorrectionKind
+
+
+def cut_to_depth(parents: Sequence[int], depth: int) -> tuple[int, ...]:
+    """The parents of a tree without the nodes at `depth` or deeper; those are last on their paths."""
+    tree = Tree(parents)
+    kept = [node for node in range(len(tree)) if tree.depths[node] < depth]
+    place = {ROOT: ROOT} | {node: index for index, node in enumerate(kept)}
+    return tuple(place[parents[node]] for node in kept)
+
+
+class LazyTree(LazyDraft):
+    """A tree whose likeliest path is drawn with the target's noise; a later sibling is the next id, and what follows
+    that is a function of the text alone."""
+
+    def __init__(
+        self, world: World, rules: Rules, text: Text, parents: tuple[int, ...], chance: Chance
+    ) -> None:
+        super().__init__(world, rules, text, len(parents), chance)
+        self.tree = Tree(parents)
+        self._tokens: dict[int, int] = {}
+
+    def token(self, index: int) -> int:
+        if index not in self._tokens:
+            self._tokens[index] = self._token(index)
+        return self._tokens[index]
+
+    def _token(self, node: int) -> int:
+        tree, text = self.tree, self.text_before(self.tree.parents[node] + 1)
+        num_tokens = len(self._world.target(text))
+        siblings = tree.children(tree.parents[node])
+        if (number := siblings.index(node)) > 0:
+            return (self.token(siblings[0]) + number) % num_tokens
+        if tree.path(node) != list(range(node + 1)):  # not on the likeliest path
+            return sum(text) % num_tokens
+        support = self._world.support(text)
+        shares = dict(zip(support.token_ids, support.weights, strict=True))
+        weights = tuple(float(shares.get(token_id, 0)) for token_id in range(num_tokens))
+        position = PROMPT_LENGTH + len(self._text) + tree.depths[node]
+        return self._chance.race((Purpose.COUPLED, position, 0), weights)
+
+    def text_before(self, row: int) -> Text:
+        return (*self._text, *(self.token(node) for node in self.tree.path(row - 1)))
+
+
+class TreeRows(BranchingRows):
+    """`TargetRows` of a tree: noise by the depth of a row."""
+
+    def __init__(self, world: World, text: Text, draft: LazyTree, chance: Chance) -> None:
+        super().__init__(world, text, draft, chance)
+        self._tree = draft.tree
+
+    def target_sample(self, row: int) -> int:
+        depth = 0 if row == 0 else self._tree.depths[row - 1] + 1
+        return self._chance.race((Purpose.COUPLED, self._position + depth, 0), self._probs(row))
+
+
+class BiasedTree:
+    """`coupled` on trees but for one mistake: where the sample has no node, a first sibling is taken all the same
+    with a small probability."""
+
+    def __init__(self, probability: float) -> None:
+        self._probability = probability
+
+    def verify(self, round_input: RoundInput) -> Outcome:
+        nodes, tree, rows = follow_sample(round_input), round_input.tree, round_input.rows
+        assert tree is not None
+        last = nodes[-1] if nodes else ROOT
+        siblings = tree.children(last)
+        if siblings and round_input.draws.accepts(self._probability, siblings[0]):
+            nodes.append(siblings[0])
+            last = siblings[0]
+        kind = CorrectionKind.CORRECTION if tree.children(last) else CorrectionKind.BONUS
+        return Outcome(len(nodes), rows.target_sample(last + 1), kind, math.nan, tuple(nodes))
