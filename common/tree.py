@@ -97,13 +97,19 @@ def has_path(token_ids: Sequence[int], parents: Sequence[int], path: Sequence[in
     """Returns whether a draft has these tokens one after another from its root."""
     if not parents:
         return tuple(token_ids[: len(path)]) == tuple(path)
-    tree, node = Tree(parents), ROOT
+    return len(nodes_along(token_ids, parents, path)) == len(path)
+
+
+def nodes_along(token_ids: Sequence[int], parents: Sequence[int], path: Sequence[int]) -> list[int]:
+    """Returns the nodes of a tree that hold the first tokens of `path`, as far as it has them."""
+    tree, nodes = Tree(parents), list[int]()
     for token_id in path:
-        found = next((child for child in tree.children(node) if token_ids[child] == token_id), None)
+        children = tree.children(nodes[-1] if nodes else ROOT)
+        found = next((child for child in children if token_ids[child] == token_id), None)
         if found is None:
-            return False
-        node = found
-    return True
+            break
+        nodes.append(found)
+    return nodes
 
 
 def main_path(token_ids: Sequence[int], parents: Sequence[int]) -> tuple[int, ...]:

@@ -309,6 +309,7 @@ class GenerateRequest:
     is_co_located: bool = False
     num_speculative_tokens: int = 0
     session_id: bytes = b""  # unary calls only
+    is_tree: bool = False  # co-located only: these are the nodes of a tree
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from outrider.cloud_verifier.engine.job import Job
 from outrider.cloud_verifier.engine.work import Work
@@ -23,14 +24,20 @@ from outrider.common.errors import IncompatibleError
 from outrider.common.methods import num_support
 from outrider.common.process.extras import needs_extra
 from outrider.common.process.logs import LogLimiter
+from outrider.common.tree import Tree, is_chain, nodes_along
 from outrider.common.types import Draft, GenerateRequest, SamplingParams
-from outrider.edge_client.drafting.base import DraftModel, DraftSequence
+from outrider.edge_client.drafting.base import DraftModel, DraftSequence, ProposesTrees
+from outrider.edge_client.drafting.trees import TreeBudget, TreeDraft
+
+if TYPE_CHECKING:
+    from outrider.edge_client.drafting.node_values import NodeValues
 
 log = logging.getLogger(__name__)
 
 READ_CHUNK = 256  # tokens the draft reads within a step at most; longer sequences it reads beside the steps
 POOL_FROM_NS = 3_000_000  # drafts shorter than this gain nothing by threads, measured on two cores
 _MAX_THREADS = 8
+TREE_DEPTH, TREE_WIDTH = 12, 4  # of trees: runs of the draft, and children of a node
 _TIME_SHARE = 0.2  # of the newest draft in the mean time of a token
 
 
@@ -257,6 +264,8 @@ class _Reader:
         self._reading: Future[None] | None = None
         self._is_over = False  # closed, failed, or past the draft's context
         self._is_closed = False
+        self._values: NodeValues | None = None  # of trees, and the last one
+        self._last: TreeDraft | None = None
 
     @property
     def num_kv_bytes(self) -> int:
@@ -292,23 +301,40 @@ class _Reader:
         work, request = self.work, self.work.request
         assert isinstance(request, GenerateRequest), "only generations are drafted for here"
         token_ids = work.session.chain.token_ids
-        num_draft_tokens = min(
-            room,
-            request.max_new_tokens - work.num_generated - 1,
-            max_context - len(token_ids) - 1,
-        )
-        if num_draft_tokens <= 0:
+        longest = request.max_new_tokens - work.num_generated - 1  # path of tokens that may still be wanted
+        num_draft_tokens = min(room, max_context - len(token_ids) - 1)
+        if min(num_draft_tokens, longest) <= 0:
             return 0
         try:
-            self._sequence.commit(token_ids[self._sequence.position :])
-            draft = self._sequence.propose(num_draft_tokens)
+            new_ids = token_ids[self._sequence.position :]
+            self._sequence.commit(new_ids)
+            draft = self._draft(num_draft_tokens, longest, new_ids)
         except Exception:
             self._fail()
             draft = Draft((), ())
         work.draft_tokens, work.draft_probs = draft.token_ids, draft.draft_probs
         work.supports = draft.supports
+        work.tree = None if is_chain(draft.parents) else Tree(draft.parents)
         work.total_tokens = work.num_pending
         return self._now_ns() - start_ns
+
+    def _draft(self, num_tokens: int, longest: int, new_ids: Sequence[int]) -> Draft:
+        """Returns a chain, or a tree where the request wants one and the draft can, whose paths have `longest` tokens
+        at most; `new_ids` are the tokens since the last one."""
+        request = self.work.request
+        assert isinstance(request, GenerateRequest), "only generations are drafted for here"
+        if not request.is_tree or not isinstance(self._sequence, ProposesTrees):
+            return self._sequence.propose(min(num_tokens, longest))
+        if self._values is None:  # numpy's share of the start-up is for those that draft trees
+            from outrider.edge_client.drafting.node_values import NodeValues
+
+            self._values = NodeValues()
+        elif self._last is not None:
+            nodes = nodes_along(self._last.token_ids, self._last.parents, new_ids)
+            self._values.observe(self._last, nodes, next(iter(new_ids[len(nodes) :]), None))
+        budget = TreeBudget(num_tokens, min(TREE_DEPTH, longest), TREE_WIDTH)
+        self._last = self._sequence.propose_tree(budget, self._values)
+        return self._last
 
     def close(self) -> None:
         """Closes the sequence; a reading under way stops after its chunk first. A failure is logged.

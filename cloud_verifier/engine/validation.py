@@ -11,6 +11,7 @@ from outrider.cloud_verifier.engine.method_fields import check_draft_fields, che
 from outrider.cloud_verifier.engine.session import Session
 from outrider.cloud_verifier.verification.logprobs import MAX_LOGPROBS
 from outrider.common.errors import InvalidFieldError, UnimplementedFieldError
+from outrider.common.methods import takes_trees
 from outrider.common.sampling.processors import check_sampling_params
 from outrider.common.tree import check_parents
 from outrider.common.types import GenerateRequest, Method, ModelInfo, OpenRequest, VerifyRequest
@@ -68,7 +69,7 @@ def check_verify(request: VerifyRequest, session: Session, model: ModelInfo) -> 
 def check_generate(request: GenerateRequest, session: Session, model: ModelInfo) -> None:
     """Raises `InvalidFieldError` for a generation that does not fit the session or the model."""
     if request.is_co_located:
-        _check_co_located(request, model)
+        _check_co_located(request, session.opening.method, model)
     _check_base(request, session)
     _check_ids("committed_tokens", request.committed_tokens, model.num_tokens)
     _check_choice(request.base_position, request.committed_tokens, session)
@@ -81,12 +82,15 @@ def check_generate(request: GenerateRequest, session: Session, model: ModelInfo)
         )
 
 
-def _check_co_located(request: GenerateRequest, model: ModelInfo) -> None:
+def _check_co_located(request: GenerateRequest, method: Method, model: ModelInfo) -> None:
     if not model.draft_fingerprint:
         raise UnimplementedFieldError(
             "mode", "this verifier has no draft for co-located speculation: serve with --draft DIR"
         )
-    at_most = model.limits.max_draft_tokens
+    if request.is_tree and not takes_trees(method):
+        raise InvalidFieldError("is_tree", f"method {method} takes chains alone")
+    limits = model.limits
+    at_most = limits.max_tree_nodes if request.is_tree else limits.max_draft_tokens
     if request.num_speculative_tokens > at_most:
         raise InvalidFieldError(
             "num_speculative_tokens", f"is {request.num_speculative_tokens}; at most {at_most} a round"

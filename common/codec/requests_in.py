@@ -158,6 +158,7 @@ def decode_generate(message: pb.GenerateRequest, limits: Limits | None = None) -
         origins=decode_origins(message.origins),
         is_co_located=message.mode == pb.GENERATE_MODE_CO_LOCATED,
         num_speculative_tokens=message.num_speculative_tokens,
+        is_tree=message.is_tree,
         session_id=message.session_id,
     )
 

@@ -95,6 +95,7 @@ def encode_generate(request: GenerateRequest) -> pb.GenerateRequest:
         max_new_tokens=request.max_new_tokens,
         mode=mode,
         num_speculative_tokens=request.num_speculative_tokens,
+        is_tree=request.is_tree,
         session_id=request.session_id,
     )
 

@@ -427,7 +427,7 @@ class Progress(_message.Message):
     def __init__(self, round_id: _Optional[int] = ..., done: _Optional[int] = ..., total: _Optional[int] = ...) -> None: ...
 
 class GenerateRequest(_message.Message):
-    __slots__ = ("round_id", "base_position", "base_hash", "committed_tokens", "origins", "max_new_tokens", "mode", "num_speculative_tokens", "session_id")
+    __slots__ = ("round_id", "base_position", "base_hash", "committed_tokens", "origins", "max_new_tokens", "mode", "num_speculative_tokens", "session_id", "is_tree")
     ROUND_ID_FIELD_NUMBER: _ClassVar[int]
     BASE_POSITION_FIELD_NUMBER: _ClassVar[int]
     BASE_HASH_FIELD_NUMBER: _ClassVar[int]
@@ -437,6 +437,7 @@ class GenerateRequest(_message.Message):
     MODE_FIELD_NUMBER: _ClassVar[int]
     NUM_SPECULATIVE_TOKENS_FIELD_NUMBER: _ClassVar[int]
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
+    IS_TREE_FIELD_NUMBER: _ClassVar[int]
     round_id: int
     base_position: int
     base_hash: int
@@ -446,7 +447,8 @@ class GenerateRequest(_message.Message):
     mode: GenerateMode
     num_speculative_tokens: int
     session_id: bytes
-    def __init__(self, round_id: _Optional[int] = ..., base_position: _Optional[int] = ..., base_hash: _Optional[int] = ..., committed_tokens: _Optional[_Iterable[int]] = ..., origins: _Optional[_Iterable[_Union[Origin, str]]] = ..., max_new_tokens: _Optional[int] = ..., mode: _Optional[_Union[GenerateMode, str]] = ..., num_speculative_tokens: _Optional[int] = ..., session_id: _Optional[bytes] = ...) -> None: ...
+    is_tree: bool
+    def __init__(self, round_id: _Optional[int] = ..., base_position: _Optional[int] = ..., base_hash: _Optional[int] = ..., committed_tokens: _Optional[_Iterable[int]] = ..., origins: _Optional[_Iterable[_Union[Origin, str]]] = ..., max_new_tokens: _Optional[int] = ..., mode: _Optional[_Union[GenerateMode, str]] = ..., num_speculative_tokens: _Optional[int] = ..., session_id: _Optional[bytes] = ..., is_tree: bool = ...) -> None: ...
 
 class GenerateResponse(_message.Message):
     __slots__ = ("tokens", "error", "progress")

@@ -7,6 +7,7 @@ from outrider.common.methods import takes_trees
 from outrider.common.types import Method
 from outrider.edge_client.config.run_config import RunConfig
 from outrider.edge_client.controller.settings import SETTINGS
+from outrider.edge_client.core.options import ExecutionMode
 from outrider.edge_client.drafting.trees import TreeBudget
 from outrider.edge_client.gate.gate import GateUse
 
@@ -28,6 +29,12 @@ def tree_budget(config: RunConfig) -> TreeBudget | None:
 def why_no_tree(config: RunConfig) -> str:
     """Returns why `--tree` is refused; empty where it can be used."""
     method, is_auto = config.verification.method, config.tree.use == "auto"
+    if config.mode is ExecutionMode.CO_LOCATED and not is_auto:
+        return (
+            ""
+            if takes_trees(method)
+            else f"goes with --method coupled or typical, not with --method {method}"
+        )
     if not config.mode.has_rounds:
         return f"goes with --mode speculative or auto: in mode {config.mode} the edge sends no rounds"
     if is_auto and method is not Method.COUPLED:

@@ -62,6 +62,7 @@ def _make_request(state: GenerationState) -> GenerateRequest:
     tokens = state.tokens
     committed, origins = tokens.unacked()
     is_co_located = state.options.mode is ExecutionMode.CO_LOCATED
+    num_nodes = state.num_colocated_nodes if is_co_located else 0
     return GenerateRequest(
         round_id=state.remote.next_round_id(),
         base_position=tokens.acked_position,
@@ -70,7 +71,8 @@ def _make_request(state: GenerationState) -> GenerateRequest:
         committed_tokens=committed,
         origins=origins,
         is_co_located=is_co_located,
-        num_speculative_tokens=state.next_depth() if is_co_located else 0,
+        num_speculative_tokens=num_nodes or (state.next_depth() if is_co_located else 0),
+        is_tree=num_nodes > 0,
     )
 
 
@@ -90,7 +92,8 @@ def _take(state: GenerationState, message: GeneratedTokens) -> Iterator[SessionE
     num_accepted = None
     if state.options.mode is ExecutionMode.CO_LOCATED:
         num_accepted = sum(event.origin is Origin.ACCEPTED for event in events)
-    state.recorder.streamed(message, len(events), num_accepted)
+    is_tree = state.num_colocated_nodes > 0 and message.num_draft_tokens > 0
+    state.recorder.streamed(message, len(events), num_accepted, is_tree=is_tree)
     yield from events
     if tokens.finish is None and message.token_ids:
         tokens.acknowledge(position)

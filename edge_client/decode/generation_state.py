@@ -164,6 +164,13 @@ class GenerationState:
         room = min(self.tokens.num_remaining, self.context_room) - num_assumed - 1
         return max(0, min(self.next_depth(), room))
 
+    @property
+    def num_colocated_nodes(self) -> int:
+        """Returns the nodes of the trees that a co-located draft is asked for; 0: chains."""
+        if self.options.tree is None or self._model is None:
+            return 0
+        return min(self.options.tree.num_nodes, self._model.limits.max_tree_nodes)
+
     def plan_draft(self) -> None:
         """Has the policies decide what the next rounds draft, by what was observed so far."""
         budget, policy = self.options.tree, self.tree_policy

@@ -145,9 +145,11 @@ class Recorder:
         stats.num_rebuilds += is_rebuild
         stats.step_fixed_s, stats.step_token_s = opened.step_fixed_ns / 1e9, opened.step_token_ns / 1e9
 
-    def streamed(self, tokens: GeneratedTokens, num_added: int, num_accepted: int | None) -> None:
+    def streamed(
+        self, tokens: GeneratedTokens, num_added: int, num_accepted: int | None, *, is_tree: bool = False
+    ) -> None:
         """Adds a message of the verifier's stream. Where it is co-located, it is a round that crossed no
-        network, with `num_accepted` tokens."""
+        network, with `num_accepted` tokens; `is_tree`: its draft was one."""
         stats, metrics = self.stats, tokens.metrics
         stats.num_generate_tokens += num_added
         if num_accepted is not None:
@@ -162,6 +164,7 @@ class Recorder:
                     batch_size=metrics.batch_size,
                     step_token_ms=metrics.step_token_ns / 1e6,
                     alpha_mean=metrics.alpha_mean,
+                    main_path=(0, 0) if is_tree else None,  # which its messages do not tell
                 )
             )
             self.observe()  # no round of ours waits for it

@@ -7,12 +7,17 @@ from collections.abc import Sequence
 
 import numpy as np
 import pytest
+from support.edge.engine_link import ChanceDraft
+from test_colocated_drafts import expected_text
 from test_engine import GREEDY, SAMPLED, Harness, round_of
 
+from outrider.cloud_verifier.engine.colocated import CoLocatedDrafter
 from outrider.common.alignment import TokenChain
 from outrider.common.tree import ROOT, Tree
 from outrider.common.types import (
     CorrectionKind,
+    GeneratedTokens,
+    GenerateRequest,
     Method,
     MethodParams,
     RoundError,
@@ -220,3 +225,52 @@ def test_trees_and_chains_share_a_step() -> None:
         expected[3],
     ]
     assert harness.backend.batches[-1] == [4, 4, 4]
+
+
+class ServedDraft(ChanceDraft):
+    fingerprint = tokenizer_fingerprint = "d" * 16
+
+
+@pytest.mark.parametrize("sampling", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
+@pytest.mark.parametrize("num_nodes", [1, 6, 16])
+def test_co_located_trees_give_the_targets_own_text(sampling: SamplingParams, num_nodes: int) -> None:
+    expected = expected_text(sampling, 60)
+    draft = ServedDraft(expected, accuracy=0.6, seed=3, second=0.9)
+    harness = Harness(drafter=CoLocatedDrafter(draft))  # type: ignore[arg-type]
+    session_id, opened = harness.open(prompt=PROMPT, sampling=sampling, ignore_eos=True)
+    request = GenerateRequest(
+        1,
+        opened.position,
+        opened.hash,
+        40,
+        is_co_located=True,
+        num_speculative_tokens=num_nodes,
+        is_tree=True,
+    )
+    messages = harness.submit(session_id, request)
+    harness.settle()
+    made = [each for each in messages if isinstance(each, GeneratedTokens)]
+    text = [opened.first_token, *(token_id for each in made for token_id in each.token_ids)]
+    assert text == expected[3 : 3 + 41]
+    assert all(each.num_draft_tokens <= num_nodes for each in made)
+    assert len(made) < 40, "nothing was ever accepted"
+
+
+def test_a_co_located_tree_is_bounded_and_refused_for_methods_of_chains() -> None:
+    draft = ServedDraft(expected_text(GREEDY, 60), accuracy=0.6, seed=3)
+    harness = Harness(drafter=CoLocatedDrafter(draft))  # type: ignore[arg-type]
+    for number, (method, num_nodes, field) in enumerate(
+        [(Method.COUPLED, 17, "num_speculative_tokens"), (Method.SPARSE, 8, "is_tree")], start=1
+    ):
+        session_id, opened = harness.open(number, prompt=PROMPT, method=method)
+        request = GenerateRequest(
+            1,
+            opened.position,
+            opened.hash,
+            9,
+            is_co_located=True,
+            num_speculative_tokens=num_nodes,
+            is_tree=True,
+        )
+        reply = harness.ask(session_id, request)
+        assert isinstance(reply, RoundError) and (reply.code, reply.field) == (RoundErrorCode.INVALID, field)
