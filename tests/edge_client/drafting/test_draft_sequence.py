@@ -192,7 +192,7 @@ def test_drafted_tokens_are_the_coupled_samples_of_the_drafts_own_distribution(m
     draft = sequence.propose(1)
     runner = sequence._runner
     assert runner is not None
-    logits = runner._output.logits[0].astype(np.float64)
+    logits = runner._rows.bind(1).logits[0].astype(np.float64)
     noise = gumbel_row(SAMPLED.seed, len(PROMPT), model.num_tokens)
     assert draft.token_ids[0] == int((np.float32(logits / 0.8).astype(np.float64) + noise).argmax())
     weights = np.exp((logits - logits.max()) / 0.8)
@@ -205,7 +205,7 @@ def test_signals_are_of_the_unprocessed_distribution(model: OnnxDraftModel) -> N
     draft = sequence.propose(1)
     runner = sequence._runner
     assert runner is not None
-    logits = runner._output.logits[0].astype(np.float64)
+    logits = runner._rows.bind(1).logits[0].astype(np.float64)
     probs = np.exp(logits - logits.max())
     probs /= probs.sum()
     first, second = np.sort(probs)[-1:-3:-1]

@@ -58,7 +58,7 @@ def test_each_token_is_the_inverse_cdf_of_the_processed_distribution(
     shadow.propose(1)
     for offset, token_id in enumerate(draft.token_ids):
         output_ids = draft.token_ids[:offset]
-        logits = shadow.parts[0]._output.logits
+        logits = shadow.parts[0]._rows.bind(1).logits
         scores = process_logits(
             np,
             logits,
