@@ -9,8 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.trees.texts import WrittenText
-from outrider.cloud_verifier.backends.base import ForwardItem
-from outrider.cloud_verifier.backends.transformers_backend import TransformersBackend
+from outrider.cloud_verifier.backends.base import ForwardItem, TargetBackend
 from outrider.edge_client.drafting.onnx.model import OnnxDraftModel
 
 MOST_CHILDREN = 4
@@ -18,7 +17,7 @@ Probs = NDArray[np.float64]
 
 
 def coverages(
-    backend: TransformersBackend, model: OnnxDraftModel, texts: Sequence[WrittenText]
+    backend: TargetBackend, model: OnnxDraftModel, texts: Sequence[WrittenText]
 ) -> dict[str, list[float]]:
     """Returns, by way, the share of positions at which the target's token is among 1 to 4 children."""
     found: dict[str, list[list[bool]]] = {"noise": [], "blind": [], "rejection": []}
@@ -63,7 +62,7 @@ def _counts() -> range:
     return range(1, MOST_CHILDREN + 1)
 
 
-def _target_probs(backend: TransformersBackend, text: WrittenText) -> Probs:
+def _target_probs(backend: TargetBackend, text: WrittenText) -> Probs:
     """Returns [new tokens, vocab]: the distribution of each, at the text's temperature."""
     sequence = backend.new_sequence()
     fed = (*text.prompt, *text.new[:-1])

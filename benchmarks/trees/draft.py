@@ -25,7 +25,7 @@ from outrider.experiments.shared.results import Measure, at_least, at_most, judg
 from outrider.models import EMBEDDED
 
 NUM_NEW = 160
-TEMPERATURES = (0.8, 0.0)
+TEMPERATURES = {0.8: 2, 0.0: 1}  # → texts of each prompt
 CHAINS = (8, 16)
 BUDGETS = {16: TreeBudget(16, 10, 4), 64: TreeBudget(64, 12, 6)}
 COVERED = (0.77, 0.90, 0.94, 0.96)  # the targets, by number of children
@@ -41,9 +41,10 @@ def run() -> Found:
     with OnnxDraftModel.open(EMBEDDED / "draft") as model:
         prompts = embedded_prompts()
         texts = {
-            temperature: written_texts(backend, prompts, temperature, NUM_NEW) for temperature in TEMPERATURES
+            temperature: written_texts(backend, prompts, temperature, NUM_NEW, num_seeds)
+            for temperature, num_seeds in TEMPERATURES.items()
         }
-        sampled = texts[TEMPERATURES[0]]
+        sampled = texts[0.8]
         covered = coverages(backend, model, sampled)
         rounds = {f"T={temperature:g}": tokens_a_round(model, its) for temperature, its in texts.items()}
         times = run_times(model)

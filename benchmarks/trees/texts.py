@@ -9,8 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from benchmarks.engine_texts import write_texts
-from outrider.cloud_verifier.backends.transformers_backend import TransformersBackend
+import numpy as np
+
+from outrider.cloud_verifier.backends.base import ForwardItem, TargetBackend
+from outrider.common.sampling.processors import choose, process_logits
 from outrider.common.tree import ROOT, Tree
 from outrider.common.types import SamplingParams, TokenIds
 from outrider.edge_client.drafting.base import DraftModel
@@ -44,20 +46,26 @@ class Rounds:
 
 
 def written_texts(
-    backend: TransformersBackend, prompts: Sequence[TokenIds], temperature: float, num_new: int
+    backend: TargetBackend, prompts: Sequence[TokenIds], temperature: float, num_new: int, num_seeds: int = 1
 ) -> list[WrittenText]:
-    """Returns the target's text after each prompt, with a seed of its own, up to its end-of-text token."""
-    samplings = [SamplingParams(temperature=temperature, seed=number + 1) for number in range(len(prompts))]
-    texts = write_texts(backend, prompts, samplings, num_new, num_together=8)
-    return [
-        WrittenText(tuple(prompt), _to_end(new, backend.eos_token_ids), sampling)
-        for prompt, new, sampling in zip(prompts, texts, samplings, strict=True)
-    ]
+    """Returns the target's texts after each prompt, each with a seed of its own, up to its end-of-text token."""
+    samplings = [SamplingParams(temperature=temperature, seed=1 + i) for i in range(num_seeds * len(prompts))]
+    texts = zip(list(prompts) * num_seeds, samplings, strict=True)
+    return [_write(backend, prompt, sampling, num_new) for prompt, sampling in texts]
 
 
-def _to_end(new: Sequence[int], eos_token_ids: Sequence[int]) -> TokenIds:
-    end = next((i for i, token_id in enumerate(new, start=1) if token_id in eos_token_ids), len(new))
-    return tuple(new[:end])
+def _write(backend: TargetBackend, prompt: TokenIds, sampling: SamplingParams, num_new: int) -> WrittenText:
+    sequence = backend.new_sequence()
+    new: list[int] = []
+    fed = prompt
+    while len(new) < num_new and not (new and new[-1] in backend.eos_token_ids):
+        logits = np.asarray(backend.forward([ForwardItem(sequence, fed, 1)]))[:, : backend.num_tokens]
+        scores = process_logits(np, logits, sampling, prompt_ids=prompt, output_ids=new)
+        (token_id,) = choose(scores, sampling, [len(prompt) + len(new)]).tolist()
+        new.append(token_id)
+        fed = (token_id,)
+    backend.close(sequence)
+    return WrittenText(prompt, tuple(new), sampling)
 
 
 Propose = Callable[[OnnxDraftSequence], tuple[Tree, TokenIds, TreeDraft | None]]
