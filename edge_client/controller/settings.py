@@ -93,6 +93,8 @@ class ControllerSettings:
     cost_tolerance_share: float = 0.03  # a cost that changed by less leaves the table of times as it is
     min_rounds: int = 2  # before round times are used: the first finds cold caches
     dense_rounds: int = 8  # of a sequence, whose records are observed before the next draft
+    rounds_a_plan: int = 4  # later on, where rounds are so short that a plan is a noticeable part of them:
+    short_round_ms: float = 20.0
     dense_decisions: int = 16  # observations after a change that are each followed by a decision ...
     decision_every: int = 4  # ... and later every so many
     length_memory_per_round: float = 0.8

@@ -49,6 +49,14 @@ class Recorder:
             self.observe()
 
     @property
+    def is_plan_due(self) -> bool:
+        """Returns whether policies should see the last records: of short rounds several at a time, as a plan takes
+        as long as a noticeable part of one."""
+        records = self._unobserved
+        is_short = bool(records) and 0.0 < records[-1].rtt_ms < SETTINGS.short_round_ms
+        return len(records) >= (SETTINGS.rounds_a_plan if is_short else 1)
+
+    @property
     def has_unobserved(self) -> bool:
         """Returns whether policies have not seen the last records yet."""
         return bool(self._unobserved)

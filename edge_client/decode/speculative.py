@@ -149,7 +149,7 @@ class SpeculativeLoop:
     def _plan_next(self) -> None:
         """Has the policies take account of the last rounds, once the one in flight has left."""
         state = self._state
-        if not state.recorder.has_unobserved:
+        if not state.recorder.is_plan_due:
             return
         state.remote.poll(LEAVING_S)
         state.recorder.observe()

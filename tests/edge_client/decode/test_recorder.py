@@ -31,6 +31,20 @@ def test_the_first_rounds_are_observed_at_once_and_later_ones_when_asked() -> No
     assert [each.round_id for each in seen.records] == [*range(dense + 2)] and not recorder.has_unobserved
 
 
+def test_short_rounds_are_planned_several_at_a_time_and_long_ones_each() -> None:
+    for rtt_ms, num_due in ((5.0, SETTINGS.rounds_a_plan), (60.0, 1), (0.0, 1)):
+        seen: Any = Seen()
+        recorder, dense = Recorder(seen, RoundWindow()), SETTINGS.dense_rounds
+        due = []
+        for number in range(dense + 2 * num_due):
+            recorder.record(RoundRecord(number, 4, 2, rtt_ms=rtt_ms))
+            if recorder.is_plan_due:
+                due.append(number)
+                recorder.observe()
+        assert due == [dense + num_due - 1, dense + 2 * num_due - 1]
+        assert len(seen.records) == dense + 2 * num_due
+
+
 def test_co_located_rounds_are_all_observed_at_once() -> None:
     seen: Any = Seen()
     recorder, num_rounds = Recorder(seen, RoundWindow()), 3 * SETTINGS.dense_rounds
