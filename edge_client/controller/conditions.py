@@ -22,6 +22,7 @@ class Conditions:
         self.acceptance = AcceptanceEstimator()
         self.window = 1  # rounds that may be in flight now
         self.shares_processors = False
+        self._tree_tokens = self._expected_tree_tokens = SETTINGS.tree_yield_weight_tokens
         self._length = 4
 
     @property
@@ -65,6 +66,17 @@ class Conditions:
             self._num_rejections = SETTINGS.branch_memory_per_rejection * self._num_rejections + 1
             self._num_hits = SETTINGS.branch_memory_per_rejection * self._num_hits
         self._num_hits += record.is_guess_hit
+
+    def observe_tree(self, num_tokens: int, expected: float) -> None:
+        """Adds what a tree brought, and what was expected of it."""
+        memory = SETTINGS.acceptance_memory_per_round
+        self._tree_tokens = memory * self._tree_tokens + num_tokens
+        self._expected_tree_tokens = memory * self._expected_tree_tokens + expected
+
+    @property
+    def tree_yield(self) -> float:
+        """Returns the tokens that trees bring : those that the cost model expects."""
+        return self._tree_tokens / self._expected_tree_tokens
 
     @property
     def branch_hit_share(self) -> float:

@@ -174,7 +174,8 @@ class ModePolicy:
         trees = None
         if self._has_trees:
             trees = tree_costs(models, link, self.conditions.costs.tree_draft_line())
-        table = _TimeTable(models, link, length, self.conditions.branch_hit_share, trees)
+        tree_yield = self.conditions.tree_yield
+        table = _TimeTable(models, link, length, self.conditions.branch_hit_share, trees, tree_yield)
         if self._table is None or not table.is_near(self._table):
             self._table = table
         return self._table
@@ -217,12 +218,19 @@ class _TimeTable:
         length: int | None,
         branch_hit_share: float,
         trees: TreeCosts | None,
+        tree_yield: float,
     ) -> None:
-        self._models, self._link, self._trees = models, link, trees
+        self._models, self._link, self._trees, self._tree_yield = models, link, trees, tree_yield
         self._length, self._branch_hit_share = length, branch_hit_share
         fixed_s = models.draft_fixed_s + models.verify_fixed_s
         times = (models.draft_token_s, models.target_token_s, fixed_s, models.verify_token_s, link.rtt_s)
-        self._costs = (*times, float(length or 0), 1.0 - branch_hit_share, trees.node_s if trees else 0.0)
+        self._costs = (
+            *times,
+            float(length or 0),
+            1.0 - branch_hit_share,
+            trees.node_s if trees else 0.0,
+            tree_yield,
+        )
         self._known: dict[tuple[ExecutionMode, int], float] = {}
         self._place = 0  # in `lengths_tried`, where the last search ended
 
@@ -239,7 +247,8 @@ class _TimeTable:
         if (known := self._known.get(key)) is None:
             known = self._fastest_s(mode, ALPHAS[place])
             if self._trees is not None and mode is ExecutionMode.SPECULATIVE:
-                known = min(known, tree_token_s(ALPHAS[place], self._trees, SETTINGS.max_tree_nodes))
+                tree_s = tree_token_s(ALPHAS[place], self._trees, SETTINGS.max_tree_nodes)
+                known = min(known, tree_s / self._tree_yield)
             self._known[key] = known
         return known
 

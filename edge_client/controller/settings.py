@@ -73,6 +73,7 @@ class ControllerSettings:
     tree_node_share: float = (
         0.8  # of a chain's drafted token that a tree's node takes, before any was drafted
     )
+    tree_yield_weight_tokens: float = 40.0  # of the expectation that trees bring what the cost model says
     max_tree_nodes: int = 64
     max_tree_depth: int = 12  # runs of a draft model
 

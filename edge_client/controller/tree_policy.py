@@ -10,31 +10,34 @@ is above that of the best chain, the round is a tree, and the draft itself decid
 from __future__ import annotations
 
 import heapq
+from collections.abc import Sequence
 from functools import lru_cache
 
 from outrider.edge_client.controller.conditions import Conditions
 from outrider.edge_client.controller.cost_model import LinkCosts, ModelCosts, fastest_round
 from outrider.edge_client.controller.settings import MAX_DEPTH, SETTINGS
+from outrider.edge_client.core.stats import RoundRecord
 from outrider.edge_client.drafting.trees import TreeCosts
 
 _ALPHA_STEP = 0.01  # between rates for which trees are computed
 
 
-@lru_cache(256)
-def tree_tokens(alpha: float, max_nodes: int) -> tuple[float, ...]:
+def tree_tokens(alphas: Sequence[float], max_nodes: int) -> list[float]:
     """Returns the tokens that a round of 0, 1, … `max_nodes` nodes commits, the correction or bonus included: with
-    their most valuable tree, where a first choice is accepted with probability `alpha`."""
-    total, totals = 1.0, [1.0]
-    # Value, and how many choices before it its parent has: the next choice is opened when it is taken, and so is the
+    their most valuable tree, where a first choice is accepted with the probability in `alphas` at its depth (the last
+    one repeats)."""
+    total, totals, last = 1.0, [1.0], len(alphas) - 1
+    # Value, depth, and how many choices come before it: the next choice is opened when it is taken, and so is the
     # first one after it.
-    waiting = [(-alpha, 0)]
+    waiting = [(-alphas[0], 0, 0)]
     for _ in range(max_nodes):
-        value, rank = heapq.heappop(waiting)
+        value, depth, rank = heapq.heappop(waiting)
         total -= value
         totals.append(total)
-        heapq.heappush(waiting, (value * _next_share(alpha, rank), rank + 1))
-        heapq.heappush(waiting, (value * alpha, 0))
-    return tuple(totals)
+        alpha, below = alphas[min(depth, last)], alphas[min(depth + 1, last)]
+        heapq.heappush(waiting, (value * _next_share(alpha, rank), depth, rank + 1))
+        heapq.heappush(waiting, (value * below, depth + 1, 0))
+    return totals
 
 
 def _next_share(alpha: float, rank: int) -> float:
@@ -47,10 +50,18 @@ def _next_share(alpha: float, rank: int) -> float:
 
 
 def tree_token_s(alpha: float, costs: TreeCosts, max_nodes: int) -> float:
-    """Returns seconds a token of the fastest tree of at most `max_nodes` nodes."""
-    alpha = min(max(round(alpha / _ALPHA_STEP) * _ALPHA_STEP, _ALPHA_STEP), 1 - _ALPHA_STEP)
-    totals = tree_tokens(alpha, max_nodes)
-    return min((costs.round_s + n * costs.node_s) / totals[n] for n in range(1, max_nodes + 1))
+    """Returns seconds a token of the fastest tree of at most `max_nodes` nodes, for one rate at every depth."""
+    step = round(min(max(alpha, _ALPHA_STEP), 1 - _ALPHA_STEP) / _ALPHA_STEP)
+    return _fastest_s(_tokens_at(step, max_nodes), costs)
+
+
+@lru_cache(256)
+def _tokens_at(alpha_steps: int, max_nodes: int) -> list[float]:
+    return tree_tokens((alpha_steps * _ALPHA_STEP,), max_nodes)
+
+
+def _fastest_s(totals: Sequence[float], costs: TreeCosts) -> float:
+    return min((costs.round_s + n * costs.node_s) / totals[n] for n in range(1, len(totals)))
 
 
 class TreePolicy:
@@ -58,6 +69,7 @@ class TreePolicy:
 
     def __init__(self, conditions: Conditions) -> None:
         self._conditions = conditions
+        self._totals: list[float] = []  # tokens of a round, by nodes, at the last decision
         self.costs: TreeCosts | None = None
         """What the next rounds' nodes have to be worth; None where chains are expected to be as fast, and until the
         costs are known."""
@@ -66,12 +78,23 @@ class TreePolicy:
         """Decides again, by what was observed so far, with trees of at most `max_nodes` nodes."""
         self.costs = self._decide(max_nodes) if max_nodes > 0 and self._conditions.are_known else None
 
+    def observe(self, record: RoundRecord) -> None:
+        """Learns from a tree what trees bring beside what is expected of them."""
+        if (
+            record.main_path is not None
+            and record.is_answered
+            and record.num_draft_tokens < len(self._totals)
+        ):
+            expected = self._totals[record.num_draft_tokens]
+            self._conditions.observe_tree(record.num_accepted_tokens + 1, expected)
+
     def _decide(self, max_nodes: int) -> TreeCosts | None:
         models, link = self._conditions.estimate()
         costs = tree_costs(models, link, self._conditions.costs.tree_draft_line())
-        acceptance = self._conditions.acceptance
-        _, chain_rate = fastest_round(acceptance.by_position(), models, link, MAX_DEPTH)
-        token_s = tree_token_s(acceptance.overall(), costs, max_nodes)
+        alphas = self._conditions.acceptance.by_position()
+        _, chain_rate = fastest_round(alphas, models, link, MAX_DEPTH)
+        totals = self._totals = tree_tokens(alphas, max_nodes)
+        token_s = _fastest_s(totals, costs) / self._conditions.tree_yield
         return costs if token_s * (1 + SETTINGS.min_tree_gain_share) < 1 / chain_rate else None
 
 

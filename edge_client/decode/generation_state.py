@@ -87,8 +87,9 @@ class GenerationState:
         self.conditions: Final = conditions  # that an opening and earlier generations tell of
         self.recorder: Final = Recorder(proposer.depth, self.window, shared)
         self.clock: Final = clock
-        # With `--tree auto`, which chooses by the conditions that are observed.
+        # With `--tree auto`, by the conditions that are observed.
         self.tree_policy: Final = None if shared is None or not options.adapts_trees else TreePolicy(shared)
+        self.recorder.trees = self.tree_policy
         self._acceptance_prior = acceptance_prior  # of other generations
         # What learns from it, with `coupled` alone, whose acceptance it is.
         self._learner = conditions if options.method is Method.COUPLED else None

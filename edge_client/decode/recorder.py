@@ -10,6 +10,7 @@ from outrider.common.types import Draft, GeneratedTokens, Opened, Verdict
 from outrider.edge_client.controller.conditions import Conditions
 from outrider.edge_client.controller.depth.base import DepthPolicy
 from outrider.edge_client.controller.settings import SETTINGS
+from outrider.edge_client.controller.tree_policy import TreePolicy
 from outrider.edge_client.controller.window import RoundWindow
 from outrider.edge_client.core.options import ExecutionMode
 from outrider.edge_client.core.stats import RoundRecord, SessionStats, Stretch
@@ -26,6 +27,7 @@ class Recorder:
         self._window = window
         self._conditions = conditions
         self._unobserved: list[RoundRecord] = []
+        self.trees: TreePolicy | None = None  # with `--tree auto`
 
     def started(self, now_s: float) -> None:
         """Notes the beginning."""
@@ -69,6 +71,8 @@ class Recorder:
                 self._conditions.observe(each)
             self._depth.observe(each)
             self._window.observe(each)
+            if self.trees is not None:
+                self.trees.observe(each)
 
     def judged(self, round_: Round, num_accepted_tokens: int, answer: Answer) -> None:
         """Adds a round whose verdict was applied. Kept tokens are no draft; where one was rejected, what was

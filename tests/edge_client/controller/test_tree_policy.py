@@ -47,7 +47,7 @@ def _product(values: tuple[float, ...]) -> float:
 
 @pytest.mark.parametrize("alpha", [0.3, 0.5, 0.7])
 def test_a_trees_tokens_are_those_of_its_most_valuable_nodes(alpha: float) -> None:
-    totals = tree_tokens(alpha, 12)
+    totals = tree_tokens((alpha,), 12)
     assert totals[0] == 1 and len(totals) == 13
     for num_nodes in (1, 3, 5):
         assert totals[num_nodes] == pytest.approx(best_by_trying(alpha, num_nodes))
@@ -56,7 +56,7 @@ def test_a_trees_tokens_are_those_of_its_most_valuable_nodes(alpha: float) -> No
 
 
 def test_of_sure_drafts_a_tree_is_a_chain() -> None:
-    assert tree_tokens(0.99, 20)[20] == pytest.approx(expected_tokens(0.99, 20))
+    assert tree_tokens((0.99,), 20)[20] == pytest.approx(expected_tokens(0.99, 20))
 
 
 def test_the_best_tree_grows_with_the_round_and_shrinks_with_what_a_node_takes() -> None:
@@ -113,6 +113,23 @@ def test_what_trees_take_to_draft_is_learned_from_trees() -> None:
         )
     assert conditions.costs.tree_draft_line()[1] == pytest.approx(0.001, rel=0.05) != before
     assert conditions.acceptance.overall() < 0.9, "the main path's acceptance counts, not that of all nodes"
+
+
+def test_rates_may_differ_by_depth() -> None:
+    assert tree_tokens((0.8, 0.5), 1)[1] == 1.8
+    assert tree_tokens((0.3, 0.9), 30)[30] > tree_tokens((0.3,), 30)[30]
+
+
+def test_what_trees_bring_beside_what_was_expected_is_learned() -> None:
+    conditions = observed(rtt_ms=100, row_ms=0.05)
+    policy = TreePolicy(conditions)
+    policy.plan(64)
+    assert conditions.tree_yield == 1
+    for number in range(200):
+        policy.observe(RoundRecord(number, 64, 15, rtt_ms=110, main_path=(3, 5)))
+    assert conditions.tree_yield == pytest.approx(16 / policy._totals[64], rel=0.05)
+    policy.observe(RoundRecord(200, 5, 5, rtt_ms=110))
+    assert conditions.tree_yield > 1.2, "chains say nothing of trees"
 
 
 def test_the_choice_of_the_mode_takes_trees_into_account() -> None:
