@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from outrider.edge_client.controller.acceptance import AcceptanceEstimator
 from outrider.edge_client.controller.cost_model import LinkCosts, ModelCosts
 from outrider.edge_client.controller.cost_model_pipelined import branching_token_s
@@ -23,6 +25,7 @@ class Conditions:
         self.window = 1  # rounds that may be in flight now
         self.shares_processors = False
         self._tree_tokens = self._expected_tree_tokens = SETTINGS.tree_yield_weight_tokens
+        self._tree_time_logs, self._num_tree_times = 0.0, SETTINGS.tree_excess_weight_rounds
         self._length = 4
 
     @property
@@ -67,16 +70,19 @@ class Conditions:
             self._num_hits = SETTINGS.branch_memory_per_rejection * self._num_hits
         self._num_hits += record.is_guess_hit
 
-    def observe_tree(self, num_tokens: int, expected: float) -> None:
-        """Adds what a tree brought, and what was expected of it."""
+    def observe_tree(self, num_tokens: int, expected: float, time_ratio: float) -> None:
+        """Adds what a tree brought, what was expected of it, and its round's time : the expected one."""
         memory = SETTINGS.acceptance_memory_per_round
         self._tree_tokens = memory * self._tree_tokens + num_tokens
         self._expected_tree_tokens = memory * self._expected_tree_tokens + expected
+        self._tree_time_logs = memory * self._tree_time_logs + math.log(time_ratio)
+        self._num_tree_times = memory * self._num_tree_times + 1
 
     @property
     def tree_yield(self) -> float:
-        """Returns the tokens that trees bring : those that the cost model expects."""
-        return self._tree_tokens / self._expected_tree_tokens
+        """Returns the tokens a second that trees bring : those that the cost model expects."""
+        excess = math.exp(self._tree_time_logs / self._num_tree_times)
+        return self._tree_tokens / self._expected_tree_tokens / excess
 
     @property
     def branch_hit_share(self) -> float:

@@ -78,11 +78,11 @@ class RoundCosts:
             self._drafts.observe(num_tokens, seconds)
 
     def tree_draft_line(self) -> tuple[float, float]:
-        """Returns what drafting a tree takes, (base, a node) in seconds: a share of a chain's token until a tree was
-        drafted."""
+        """Returns what drafting a tree takes, (base, a node) in seconds: by a chain's token until one was drafted."""
         if self._tree_drafts.has_any:
             return self._tree_drafts.line()
-        return 0.0, SETTINGS.tree_node_share * self._draft_line()[1]
+        token_s = self._draft_line()[1]
+        return SETTINGS.tree_base_tokens * token_s, SETTINGS.tree_node_share * token_s
 
     def observe_rtt(self, seconds: float) -> None:
         """Adds a round trip without the verifier's own time."""

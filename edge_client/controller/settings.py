@@ -70,10 +70,13 @@ class ControllerSettings:
     second_choice_share: float = 0.6  # of tokens that are not the first choice
     later_choice_share: float = 0.4  # of those that are none of the choices before
     min_tree_gain_share: float = 0.05  # over the best chain, by which a tree is expected to be faster
-    tree_node_share: float = (
-        0.8  # of a chain's drafted token that a tree's node takes, before any was drafted
+    tree_base_tokens: float = (
+        8.0  # of a chain that a tree takes to draft whatever its size, until one was, and
     )
-    tree_yield_weight_tokens: float = 40.0  # of the expectation that trees bring what the cost model says
+    tree_node_share: float = 0.6  # of a chain's drafted token, that each node takes
+    tree_row_ratio: float = 1.4  # verifying a node : a chain's token, on a CPU with exact rows
+    tree_yield_weight_tokens: float = 40.0  # of the expectation that trees bring what the cost model says,
+    tree_excess_weight_rounds: float = 3.0  # in the time that it says
     max_tree_nodes: int = 64
     max_tree_depth: int = 12  # runs of a draft model
 

@@ -79,14 +79,14 @@ class TreePolicy:
         self.costs = self._decide(max_nodes) if max_nodes > 0 and self._conditions.are_known else None
 
     def observe(self, record: RoundRecord) -> None:
-        """Learns from a tree what trees bring beside what is expected of them."""
-        if (
-            record.main_path is not None
-            and record.is_answered
-            and record.num_draft_tokens < len(self._totals)
-        ):
-            expected = self._totals[record.num_draft_tokens]
-            self._conditions.observe_tree(record.num_accepted_tokens + 1, expected)
+        """Learns from a tree what trees bring and take, beside what is expected of them."""
+        num_nodes, costs = record.num_draft_tokens, self.costs
+        is_tree = record.main_path is not None and record.is_answered and record.rtt_ms > 0
+        if is_tree and costs is not None and 0 < num_nodes < len(self._totals):
+            seconds = (record.draft_ms + record.edge_ms + record.rtt_ms) / 1e3
+            time_ratio = seconds / (costs.round_s + num_nodes * costs.node_s)
+            expected = self._totals[num_nodes]
+            self._conditions.observe_tree(record.num_accepted_tokens + 1, expected, time_ratio)
 
     def _decide(self, max_nodes: int) -> TreeCosts | None:
         models, link = self._conditions.estimate()
@@ -104,5 +104,7 @@ def tree_costs(models: ModelCosts, link: LinkCosts, draft_line: tuple[float, flo
     base_s, draft_node_s = draft_line
     return TreeCosts(
         round_s=link.rtt_s + link.transfer_s(0) + models.verify_fixed_s + models.draft_fixed_s + base_s,
-        node_s=models.verify_token_s + draft_node_s + link.draft_token_bytes_up / link.rate_up,
+        node_s=SETTINGS.tree_row_ratio * models.verify_token_s
+        + draft_node_s
+        + link.draft_token_bytes_up / link.rate_up,
     )

@@ -125,11 +125,17 @@ def test_what_trees_bring_beside_what_was_expected_is_learned() -> None:
     policy = TreePolicy(conditions)
     policy.plan(64)
     assert conditions.tree_yield == 1
+    assert policy.costs is not None
+    expected_ms = 1e3 * (policy.costs.round_s + 64 * policy.costs.node_s)
     for number in range(200):
-        policy.observe(RoundRecord(number, 64, 15, rtt_ms=110, main_path=(3, 5)))
-    assert conditions.tree_yield == pytest.approx(16 / policy._totals[64], rel=0.05)
+        policy.observe(RoundRecord(number, 64, 15, rtt_ms=expected_ms, main_path=(3, 5)))
+    found = conditions.tree_yield
+    assert found == pytest.approx(16 / policy._totals[64], rel=0.05)
     policy.observe(RoundRecord(200, 5, 5, rtt_ms=110))
-    assert conditions.tree_yield > 1.2, "chains say nothing of trees"
+    assert conditions.tree_yield == found > 1.2, "chains say nothing of trees"
+    for number in range(200):
+        policy.observe(RoundRecord(number, 64, 15, rtt_ms=2 * expected_ms, main_path=(3, 5)))
+    assert conditions.tree_yield == pytest.approx(found / 2, rel=0.05)
 
 
 def test_the_choice_of_the_mode_takes_trees_into_account() -> None:
