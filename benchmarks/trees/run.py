@@ -13,7 +13,7 @@ from benchmarks.results_file import StageRecord, pick_names
 from outrider.experiments.shared.command import run_command
 
 NAME = "trees"
-STAGES = ("draft", "links")  # modules of this folder
+STAGES = ("draft", "gain", "links")  # modules of this folder
 
 
 def main() -> int:

@@ -7,7 +7,7 @@ agrees with it.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 import numpy as np
 
@@ -116,6 +116,28 @@ def play(
             rounds.num_runs += draft.num_runs if draft is not None else len(token_ids)
         sequence.close()
     return rounds
+
+
+def play_fitted(model: DraftModel, texts: Sequence[WrittenText], budget: TreeBudget) -> Rounds:
+    """Returns the rounds of trees whose values were fitted on one half of the texts and are judged on the other,
+    and the reverse."""
+    halves = texts[::2], texts[1::2]
+    parts = []
+    for fitted, judged_on in (halves, halves[::-1]):
+        values = NodeValues()
+        play(model, fitted, tree(budget, values), learning=values)
+        parts.append(asdict(play(model, judged_on, tree(budget, values))))
+    return Rounds(**{name: sum(part[name] for part in parts) for name in parts[0]})
+
+
+def figures(rounds: Rounds) -> dict[str, float]:
+    """Returns means over rounds, and how many there were."""
+    return {
+        "tokens_per_round": round(rounds.tokens_a_round, 3),
+        "nodes_per_round": round(rounds.num_nodes / rounds.num_rounds, 2),
+        "runs_per_round": round(rounds.num_runs / rounds.num_rounds, 2),
+        "num_rounds": rounds.num_rounds,
+    }
 
 
 def accepted_nodes(shape: Tree, token_ids: Sequence[int], text: Sequence[int]) -> list[int]:

@@ -17,9 +17,12 @@ from outrider.common.noise import philox
 from outrider.common.noise.draws import (
     Purpose,
     coupled_argmax,
+    coupled_top,
     gumbel_at,
     gumbel_of_lanes,
     gumbel_row,
+    noise_row,
+    top_scores,
     uniform,
 )
 
@@ -133,6 +136,30 @@ def test_the_fast_argmax_is_the_formula_on_extreme_lanes(lanes_of):
         with mock.patch.object(noise, "lanes_row", return_value=lanes):
             picked = coupled_argmax(row[None], 0, [0])
         assert picked.tolist() == [brute_force(row, gumbel_of_lanes(lanes))]
+
+
+def in_order(sums, span, count):
+    """The definition: largest first, equal ones by id, finite, at most `span` below the first."""
+    order = [i for i in np.lexsort((np.arange(len(sums)), -sums)) if np.isfinite(sums[i])]
+    return [i for i in order if sums[i] >= sums[order[0]] - span][:count]
+
+
+@pytest.mark.parametrize("scale", [0, 0.3, 3, 30, 1e4, 1e20])
+def test_the_largest_sums_and_scores_are_those_of_the_whole_row_in_order(scale):
+    rng = np.random.default_rng(int(scale) % 1000)
+    for position in range(30):
+        row = (rng.standard_normal(int(rng.integers(1, 3000))) * scale).astype(np.float32)
+        row[rng.random(row.size) < rng.choice([0, 0.5, 0.99, 1])] = -np.inf
+        if position % 3 == 0:
+            row = np.round(row)
+        sums = row + gumbel_row(7, position, row.size)
+        for span in (0.5, 8.0, np.inf):
+            ids, found = coupled_top(row, noise_row(7, position, row.size), 8, span)
+            assert ids.tolist() == in_order(sums, span, 8)
+            assert found.tolist() == sums[ids].tolist()
+            assert top_scores(row, 8, span)[0].tolist() == in_order(row.astype(np.float64), span, 8)
+    with pytest.raises(ModelError, match="NaN"):
+        top_scores(np.array([0, np.nan], np.float32), 2, 1.0)
 
 
 def test_equal_sums_go_to_the_lowest_id():
