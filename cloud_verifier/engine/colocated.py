@@ -37,7 +37,7 @@ log = logging.getLogger(__name__)
 READ_CHUNK = 256  # tokens the draft reads within a step at most; longer sequences it reads beside the steps
 POOL_FROM_NS = 3_000_000  # drafts shorter than this gain nothing by threads, measured on two cores
 _MAX_THREADS = 8
-TREE_DEPTH, TREE_WIDTH = 12, 4  # of trees: runs of the draft, and children of a node
+TREE_DEPTH, TREE_WIDTH = 12, 4  # of trees: runs of the draft, and children of a node (as at an edge)
 _TIME_SHARE = 0.2  # of the newest draft in the mean time of a token
 
 

@@ -110,9 +110,9 @@ class TreeConfig:
         maximum=MAX_NODES,
         key="tree",
     )
-    width: int = option(
-        4,
-        "most tokens that may follow one of a tree's tokens",
+    width: int | None = option(
+        None,
+        f"most tokens that may follow one of a tree's tokens; none is {SETTINGS.max_tree_width}",
         metavar="N",
         minimum=1,
         maximum=MAX_CONTINUATIONS,

@@ -11,24 +11,27 @@ from outrider.edge_client.core.options import ExecutionMode
 from outrider.edge_client.drafting.trees import TreeBudget
 from outrider.edge_client.gate.gate import GateUse
 
-TREE_KEYS = ("tree", "tree_width", "tree_depth")
-
 
 def tree_budget(config: RunConfig) -> TreeBudget | None:
     """Returns the bounds of a round's tree; None without `--tree`. Raises `UsageError` for flags that do not go with
     it."""
     tree = config.tree
     if tree.use == "off":
+        for flag, value in (("--tree-width", tree.width), ("--tree-depth", tree.depth)):
+            if value is not None:
+                raise UsageError(f"{flag} {value} goes with --tree auto or --tree N")
         return None
     if why := why_no_tree(config):
         raise UsageError(f"--tree {tree.use} {why}")
     num_nodes = tree.use if isinstance(tree.use, int) else SETTINGS.max_tree_nodes
-    return TreeBudget(num_nodes, tree.depth or SETTINGS.max_tree_depth, tree.width)
+    return TreeBudget(num_nodes, tree.depth or SETTINGS.max_tree_depth, tree.width or SETTINGS.max_tree_width)
 
 
 def why_no_tree(config: RunConfig) -> str:
     """Returns why `--tree` is refused; empty where it can be used."""
     method, is_auto = config.verification.method, config.tree.use == "auto"
+    if not is_auto and (length := config.depth.num_speculative_tokens) is not None:
+        return f"takes the place of --num-speculative-tokens {length}: give one of them"
     if config.mode is ExecutionMode.CO_LOCATED and not is_auto:
         return (
             ""

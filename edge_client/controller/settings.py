@@ -79,6 +79,7 @@ class ControllerSettings:
     tree_excess_weight_rounds: float = 3.0  # in the time that it says
     max_tree_nodes: int = 64
     max_tree_depth: int = 12  # runs of a draft model
+    max_tree_width: int = 4  # children of a node
 
     # Rejections that a speculative branch anticipated. By hand, with bench `ctl.guesses` and `ctl.auto`.
     branch_memory_per_rejection: float = 0.98

@@ -44,8 +44,8 @@ def _without_pointless_defaults(config: RunConfig, parsed: ParsedRequest) -> Run
     }
     if "reverify" not in parsed.changes and why_no_reverify(config):
         pointless["reverify"] = False
-    if "tree" not in parsed.changes and why_no_tree(config):
-        pointless["tree"] = "off"
+    if config.tree.use == "off" or ("tree" not in parsed.changes and why_no_tree(config)):
+        pointless |= {"tree": "off", "tree_width": None, "tree_depth": None}
     return with_values(config, **pointless)
 
 

@@ -64,6 +64,8 @@ def test_neither_side_says_a_token_a_key_or_a_prompt(
         now = datetime.now(UTC)
         change_tokens(security.tokens_file, lambda old: [replace(each, revoked=now) for each in old])
         assert eventually(lambda: edge_main(["run", PROMPT, *flags, *security.edge_flags]) == 4)
+        # That one may have begun before the token was revoked; this one is refused.
+        assert edge_main(["run", PROMPT, *flags, *security.edge_flags]) == 4
     assert cloud_main(["token", "list", "--tokens", str(security.tokens_file)]) == 0
     assert cloud_main(["config", "show", *security.serve_flags]) == 0
     shown = capfd.readouterr()

@@ -180,6 +180,7 @@ def test_a_builder_stops_where_a_node_is_worth_less_than_its_time() -> None:
         ({"mode": "cloud-only"}, "no rounds"),
         ({"method": "sparse"}, "coupled"),
         ({"method": "threshold"}, "coupled or typical"),
+        ({"num_speculative_tokens": 4}, "takes the place of --num-speculative-tokens 4"),
         ({"gate": "stop", "gate_entropy": 1.0}, "--gate stop"),
         ({"gate": "commit", "gate_entropy": 1.0}, "--gate commit"),
     ],
@@ -187,6 +188,11 @@ def test_a_builder_stops_where_a_node_is_worth_less_than_its_time() -> None:
 def test_flags_that_do_not_go_with_trees_are_named(settings: dict[str, object], word: str) -> None:
     with pytest.raises(UsageError, match=f"--tree 16 .*{word}"):
         tree_budget(run_config(tree=16, **settings))
+
+
+def test_bounds_without_a_tree_are_refused_by_name() -> None:
+    with pytest.raises(UsageError, match="--tree-depth 5 goes with --tree"):
+        tree_budget(run_config(tree_depth=5))
 
 
 def test_the_size_of_a_tree_is_a_number_or_chosen() -> None:
