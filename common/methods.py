@@ -32,6 +32,11 @@ def takes_trees(method: Method) -> bool:
     return method in _TAKES_TREES
 
 
+def drafts_trees(method: Method) -> bool:
+    """Returns whether our own drafts are trees: `threshold` judges by a distribution that they do not have."""
+    return method in _TAKES_TREES and method in _IS_COUPLED
+
+
 def sends_probs(method: Method) -> bool:
     """Returns whether rounds contain `q_token_probs`; with `coupled` they are telemetry alone."""
     return method not in _SENDS_SUPPORT and method is not Method.TYPICAL

@@ -11,7 +11,7 @@ from outrider.cloud_verifier.engine.method_fields import check_draft_fields, che
 from outrider.cloud_verifier.engine.session import Session
 from outrider.cloud_verifier.verification.logprobs import MAX_LOGPROBS
 from outrider.common.errors import InvalidFieldError, UnimplementedFieldError
-from outrider.common.methods import takes_trees
+from outrider.common.methods import drafts_trees
 from outrider.common.sampling.processors import check_sampling_params
 from outrider.common.tree import check_parents
 from outrider.common.types import GenerateRequest, Method, ModelInfo, OpenRequest, VerifyRequest
@@ -87,8 +87,8 @@ def _check_co_located(request: GenerateRequest, method: Method, model: ModelInfo
         raise UnimplementedFieldError(
             "mode", "this verifier has no draft for co-located speculation: serve with --draft DIR"
         )
-    if request.is_tree and not takes_trees(method):
-        raise InvalidFieldError("is_tree", f"method {method} takes chains alone")
+    if request.is_tree and not drafts_trees(method):
+        raise InvalidFieldError("is_tree", f"with method {method} chains are drafted")
     limits = model.limits
     at_most = limits.max_tree_nodes if request.is_tree else limits.max_draft_tokens
     if request.num_speculative_tokens > at_most:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from outrider.common.errors import UsageError
-from outrider.common.methods import takes_trees
+from outrider.common.methods import drafts_trees
 from outrider.common.types import Method
 from outrider.edge_client.config.run_config import RunConfig
 from outrider.edge_client.controller.settings import SETTINGS
@@ -32,19 +32,17 @@ def why_no_tree(config: RunConfig) -> str:
     method, is_auto = config.verification.method, config.tree.use == "auto"
     if not is_auto and (length := config.depth.num_speculative_tokens) is not None:
         return f"takes the place of --num-speculative-tokens {length}: give one of them"
+    goes_with = (
+        "" if drafts_trees(method) else f"goes with --method coupled or typical, not with --method {method}"
+    )
     if config.mode is ExecutionMode.CO_LOCATED and not is_auto:
-        return (
-            ""
-            if takes_trees(method)
-            else f"goes with --method coupled or typical, not with --method {method}"
-        )
+        return goes_with
     if not config.mode.has_rounds:
         return f"goes with --mode speculative or auto: in mode {config.mode} the edge sends no rounds"
     if is_auto and method is not Method.COUPLED:
         return f"goes with --method coupled, not with --method {method}"
-    # `threshold` judges by q, which trees do not carry.
-    if not takes_trees(method) or method is Method.THRESHOLD:
-        return f"goes with --method coupled or typical, not with --method {method}"
+    if goes_with:
+        return goes_with
     if config.gate.use is not GateUse.OFF:
         return f"does not go with --gate {config.gate.use}, which judges chains"
     return ""

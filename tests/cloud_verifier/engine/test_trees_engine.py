@@ -260,7 +260,12 @@ def test_a_co_located_tree_is_bounded_and_refused_for_methods_of_chains() -> Non
     draft = ServedDraft(expected_text(GREEDY, 60), accuracy=0.6, seed=3)
     harness = Harness(drafter=CoLocatedDrafter(draft))  # type: ignore[arg-type]
     for number, (method, num_nodes, field) in enumerate(
-        [(Method.COUPLED, 17, "num_speculative_tokens"), (Method.SPARSE, 8, "is_tree")], start=1
+        [
+            (Method.COUPLED, 17, "num_speculative_tokens"),
+            (Method.SPARSE, 8, "is_tree"),
+            (Method.THRESHOLD, 8, "is_tree"),
+        ],
+        start=1,
     ):
         session_id, opened = harness.open(number, prompt=PROMPT, method=method)
         request = GenerateRequest(
