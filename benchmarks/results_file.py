@@ -6,7 +6,8 @@ import json
 import os
 import platform
 import sys
-from collections.abc import Collection, Iterable, Sequence
+import time
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -91,6 +92,19 @@ class StageRecord:
         details = {name: self._details[name] for name in self._stages if name in self._details}
         ids = [id for each in details.values() for id in each["ids"]]
         return [self._measures[id] for id in ids], details
+
+
+def run_stages(
+    record: StageRecord, names: Iterable[str], run: Callable[[str], Iterable[Found]], **about: Any
+) -> None:
+    """Runs stages by name; each yields what it found so far, all of it, and that is saved as it comes."""
+    for name in names:
+        print(f"[{name}]", flush=True)
+        begin_s = time.monotonic()
+        for found in run(name):
+            record.replace(name, found, about | {"seconds": round(time.monotonic() - begin_s)})
+            record.save()
+        record.write()
 
 
 def pick_names(only: str, known: Collection[str], prefix: str = "") -> list[str]:

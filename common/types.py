@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import enum
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 PROTOCOL_VERSION = 1  # of the messages; sides with different versions refuse each other
@@ -360,6 +361,11 @@ class Verdict:
     candidates: tuple[Candidate, ...] = ()
     logprobs: tuple[TokenLogprobs, ...] = ()
     metrics: RoundMetrics = field(default_factory=RoundMetrics)
+
+    @property
+    def accepted_indices(self) -> Sequence[int]:
+        """Returns the indices of the accepted draft tokens, in order: of a chain the first ones."""
+        return self.accepted_nodes or range(self.accepted_len)
 
 
 @dataclass(frozen=True, slots=True)

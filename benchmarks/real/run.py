@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import argparse
 import importlib
-import time
 from collections.abc import Iterator
 
 from benchmarks.real.points import BLOCK, PointOptions, parse_numbers
-from benchmarks.results_file import Found, StageRecord, pick_names
+from benchmarks.results_file import Found, StageRecord, pick_names, run_stages
 from outrider.experiments.shared.command import run_command
 
 NAME = "real"
@@ -42,13 +41,8 @@ def main() -> int:
     arguments = parser.parse_args()
     options = PointOptions(arguments.points, parse_numbers(arguments.at))
     record = StageRecord(NAME, STAGES)
-    for name in pick_names(arguments.only, STAGES, "real."):
-        print(f"[{name}]", flush=True)
-        begin_s = time.monotonic()
-        for found in stage(name, options, record):
-            record.replace(name, found, {"seconds": round(time.monotonic() - begin_s)})
-            record.save()
-        record.write()
+    names = pick_names(arguments.only, STAGES, "real.")
+    run_stages(record, names, lambda name: stage(name, options, record))
     return 0
 
 

@@ -9,15 +9,13 @@ from __future__ import annotations
 
 import argparse
 import importlib
-import time
 from collections.abc import Iterator
 
 from benchmarks.reliability.setup import Settings
-from benchmarks.results_file import Found, StageRecord, pick_names
+from benchmarks.results_file import Found, StageRecord, pick_names, run_stages
 from outrider.experiments.shared.command import run_command
 
 NAME = "reliability"
-WRITE_EVERY_S = 60.0
 # Stage → its module in this folder; in order, the shortest first.
 STAGES = {
     "frames": "fuzz",
@@ -44,18 +42,9 @@ def main() -> int:
     parser.add_argument("--only", default="", metavar="NAME,NAME", help=f"of {', '.join(STAGES)}")
     arguments = parser.parse_args()
     settings, record = Settings(arguments.long), StageRecord(NAME, STAGES)
-    about = {"is_long": settings.is_long}
-    for name in pick_names(arguments.only, STAGES, "rel."):
-        if name in ONLY_IF_ASKED and not arguments.only:
-            continue
-        print(f"[{name}]", flush=True)
-        begin_s = written_s = time.monotonic()
-        for found in stage(name, settings):
-            record.replace(name, found, about | {"seconds": round(time.monotonic() - begin_s)})
-            if time.monotonic() > written_s + WRITE_EVERY_S:
-                written_s = time.monotonic()
-                record.write()
-        record.write()
+    names = pick_names(arguments.only, STAGES, "rel.")
+    asked = [name for name in names if arguments.only or name not in ONLY_IF_ASKED]
+    run_stages(record, asked, lambda name: stage(name, settings), is_long=settings.is_long)
     return 0
 
 

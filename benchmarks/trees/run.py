@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import argparse
 import importlib
-import time
+from collections.abc import Iterator
 
-from benchmarks.results_file import StageRecord, pick_names
+from benchmarks.results_file import Found, StageRecord, pick_names, run_stages
 from outrider.experiments.shared.command import run_command
 
 NAME = "trees"
@@ -25,14 +25,14 @@ def main() -> int:
     )
     parser.add_argument("--only", default="", metavar="NAME,NAME", help=f"of {', '.join(STAGES)}")
     arguments = parser.parse_args()
-    record = StageRecord(NAME, STAGES)
-    for name in pick_names(arguments.only, STAGES, "tree."):
-        print(f"[{name}]", flush=True)
-        begin_s = time.monotonic()
-        found = importlib.import_module(f"benchmarks.trees.{name}").run()
-        record.replace(name, found, {"seconds": round(time.monotonic() - begin_s)})
-        record.write()
+    names = pick_names(arguments.only, STAGES, "tree.")
+    run_stages(StageRecord(NAME, STAGES), names, stage)
     return 0
+
+
+def stage(name: str) -> Iterator[Found]:
+    """Yields what a stage finds."""
+    yield importlib.import_module(f"benchmarks.trees.{name}").run()
 
 
 if __name__ == "__main__":

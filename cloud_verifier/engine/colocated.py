@@ -27,7 +27,7 @@ from outrider.common.process.logs import LogLimiter
 from outrider.common.tree import Tree, is_chain, nodes_along
 from outrider.common.types import Draft, GenerateRequest, SamplingParams
 from outrider.edge_client.drafting.base import DraftModel, DraftSequence, ProposesTrees
-from outrider.edge_client.drafting.trees import TreeBudget, TreeDraft
+from outrider.edge_client.drafting.trees import DEFAULT_DEPTH, DEFAULT_WIDTH, TreeBudget, TreeDraft
 
 if TYPE_CHECKING:
     from outrider.edge_client.drafting.node_values import NodeValues
@@ -37,7 +37,6 @@ log = logging.getLogger(__name__)
 READ_CHUNK = 256  # tokens the draft reads within a step at most; longer sequences it reads beside the steps
 POOL_FROM_NS = 3_000_000  # drafts shorter than this gain nothing by threads, measured on two cores
 _MAX_THREADS = 8
-TREE_DEPTH, TREE_WIDTH = 12, 4  # of trees: runs of the draft, and children of a node (as at an edge)
 _TIME_SHARE = 0.2  # of the newest draft in the mean time of a token
 
 
@@ -332,7 +331,7 @@ class _Reader:
         elif self._last is not None:
             nodes = nodes_along(self._last.token_ids, self._last.parents, new_ids)
             self._values.observe(self._last, nodes, next(iter(new_ids[len(nodes) :]), None))
-        budget = TreeBudget(num_tokens, min(TREE_DEPTH, longest), TREE_WIDTH)
+        budget = TreeBudget(num_tokens, min(DEFAULT_DEPTH, longest), DEFAULT_WIDTH)
         self._last = self._sequence.propose_tree(budget, self._values)
         return self._last
 

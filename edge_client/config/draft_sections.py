@@ -8,11 +8,10 @@ from typing import Literal
 
 from outrider.common.config.loader import option
 from outrider.edge_client.controller.depth.registry import DEPTH_POLICIES
-from outrider.edge_client.controller.settings import SETTINGS
 from outrider.edge_client.controller.window import Pipelining
 from outrider.edge_client.drafting.base import DEFAULT_MAX_NGRAM
 from outrider.edge_client.drafting.registry import STRATEGIES
-from outrider.edge_client.drafting.trees import MAX_CONTINUATIONS
+from outrider.edge_client.drafting.trees import DEFAULT_DEPTH, DEFAULT_WIDTH, MAX_CONTINUATIONS
 from outrider.edge_client.gate.gate import GateUse
 from outrider.edge_client.gate.rules import RULES
 from outrider.edge_client.gate.words import DEFAULT_RARE_PER_MILLION
@@ -112,18 +111,23 @@ class TreeConfig:
     )
     width: int | None = option(
         None,
-        f"most tokens that may follow one of a tree's tokens; none is {SETTINGS.max_tree_width}",
+        f"most tokens that may follow one of a tree's tokens; none is {DEFAULT_WIDTH}",
         metavar="N",
         minimum=1,
         maximum=MAX_CONTINUATIONS,
     )
     depth: int | None = option(
         None,
-        f"most tokens of a tree's path, and runs of the draft for it; none is {SETTINGS.max_tree_depth}",
+        f"most tokens of a tree's path, and runs of the draft for it; none is {DEFAULT_DEPTH}",
         metavar="N",
         minimum=1,
         maximum=64,
     )
+
+    @property
+    def is_auto(self) -> bool:
+        """Returns whether trees are drafted where they are expected to be faster."""
+        return self.use == "auto"
 
 
 @dataclass(frozen=True, slots=True)

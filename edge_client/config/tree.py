@@ -6,9 +6,8 @@ from outrider.common.errors import UsageError
 from outrider.common.methods import drafts_trees
 from outrider.common.types import Method
 from outrider.edge_client.config.run_config import RunConfig
-from outrider.edge_client.controller.settings import SETTINGS
 from outrider.edge_client.core.options import ExecutionMode
-from outrider.edge_client.drafting.trees import TreeBudget
+from outrider.edge_client.drafting.trees import DEFAULT_DEPTH, DEFAULT_NODES, DEFAULT_WIDTH, TreeBudget
 from outrider.edge_client.gate.gate import GateUse
 
 
@@ -23,13 +22,13 @@ def tree_budget(config: RunConfig) -> TreeBudget | None:
         return None
     if why := why_no_tree(config):
         raise UsageError(f"--tree {tree.use} {why}")
-    num_nodes = tree.use if isinstance(tree.use, int) else SETTINGS.max_tree_nodes
-    return TreeBudget(num_nodes, tree.depth or SETTINGS.max_tree_depth, tree.width or SETTINGS.max_tree_width)
+    num_nodes = tree.use if isinstance(tree.use, int) else DEFAULT_NODES
+    return TreeBudget(num_nodes, tree.depth or DEFAULT_DEPTH, tree.width or DEFAULT_WIDTH)
 
 
 def why_no_tree(config: RunConfig) -> str:
     """Returns why `--tree` is refused; empty where it can be used."""
-    method, is_auto = config.verification.method, config.tree.use == "auto"
+    method, is_auto = config.verification.method, config.tree.is_auto
     if not is_auto and (length := config.depth.num_speculative_tokens) is not None:
         return f"takes the place of --num-speculative-tokens {length}: give one of them"
     goes_with = (

@@ -20,7 +20,7 @@ from outrider.edge_client.controller.settings import SETTINGS
 from outrider.edge_client.controller.tree_policy import tree_costs, tree_token_s
 from outrider.edge_client.core.options import ExecutionMode
 from outrider.edge_client.core.stats import RoundRecord
-from outrider.edge_client.drafting.trees import TreeCosts
+from outrider.edge_client.drafting.trees import DEFAULT_NODES, TreeCosts
 
 CHOOSABLE_MODES = (ExecutionMode.SPECULATIVE, ExecutionMode.PIPELINED, ExecutionMode.CLOUD_ONLY)
 
@@ -247,7 +247,7 @@ class _TimeTable:
         if (known := self._known.get(key)) is None:
             known = self._fastest_s(mode, ALPHAS[place])
             if self._trees is not None and mode is ExecutionMode.SPECULATIVE:
-                tree_s = tree_token_s(ALPHAS[place], self._trees, SETTINGS.max_tree_nodes)
+                tree_s = tree_token_s(ALPHAS[place], self._trees, DEFAULT_NODES)
                 known = min(known, tree_s / self._tree_yield)
             self._known[key] = known
         return known

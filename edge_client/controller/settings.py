@@ -50,17 +50,14 @@ class ControllerSettings:
     token_share_of_verify: float = 0.3  # that grows with the draft, until lengths differed; by hand
     token_share_weight_tokens: float = 12.0  # of that assumption, as a difference of lengths
     token_share_of_target: float = 0.03  # the same for a target seen in a stream; twice the bench's 1.5 %
-    min_sharing_sessions: float = (
-        1.5  # whose tokens a round waits for; below, it is alone but for a short queue
-    )
-    draft_call_s: float = (
-        0.0003  # of a draft whatever its length, until lengths differed: medians of real ones
-    )
+    # Whose tokens a round waits for; below, it is alone but for a short queue.
+    min_sharing_sessions: float = 1.5
+    # Of a draft whatever its length, until lengths differed: medians of real ones.
+    draft_call_s: float = 0.0003
     draft_weight_tokens: float = 12.0  # of that assumption, as a difference of lengths
     round_overhead_s: float = 0.0006  # an edge's own time a round, before it was measured
-    stream_overhead_s: float = (
-        0.0004  # of a streamed token beyond the verifier's step, before it was measured
-    )
+    # Of a streamed token beyond the verifier's step, before it was measured.
+    stream_overhead_s: float = 0.0004
     max_stream_overhead_s: float = 0.003  # a busy moment must not keep later sequences from streaming
     stream_overhead_memory: float = 0.5  # of a sequence, with each later one
     min_rtt_s: float = 1e-6  # keeps rates finite on loopback
@@ -70,16 +67,13 @@ class ControllerSettings:
     second_choice_share: float = 0.6  # of tokens that are not the first choice
     later_choice_share: float = 0.4  # of those that are none of the choices before
     min_tree_gain_share: float = 0.05  # over the best chain, by which a tree is expected to be faster
-    tree_base_tokens: float = (
-        8.0  # of a chain that a tree takes to draft whatever its size, until one was, and
-    )
-    tree_node_share: float = 0.6  # of a chain's drafted token, that each node takes
+    # Drafting a tree, until one was drafted: as long as so many tokens of a chain, and for each node a share of one.
+    tree_base_tokens: float = 8.0
+    tree_node_share: float = 0.6
     tree_row_ratio: float = 1.4  # verifying a node : a chain's token, on a CPU with exact rows
-    tree_yield_weight_tokens: float = 40.0  # of the expectation that trees bring what the cost model says,
-    tree_excess_weight_rounds: float = 3.0  # in the time that it says
-    max_tree_nodes: int = 64
-    max_tree_depth: int = 12  # runs of a draft model
-    max_tree_width: int = 4  # children of a node
+    # Weights of the expectations that trees bring the tokens that the cost model says, in the time that it says.
+    tree_yield_weight_tokens: float = 40.0
+    tree_excess_weight_rounds: float = 3.0
 
     # Rejections that a speculative branch anticipated. By hand, with bench `ctl.guesses` and `ctl.auto`.
     branch_memory_per_rejection: float = 0.98

@@ -31,9 +31,8 @@ class RoundRecord:
     forward_ms: float = 0.0
     verifier_ms: float = 0.0
     batch_size: int = 0  # sessions in its forward; 0 where the verifier hides it
-    step_token_ms: float = (
-        0.0  # what a token added to the verifier's steps then, as it says; 0: it does not know
-    )
+    # What a token added to the verifier's steps then, as it says; 0: it does not know.
+    step_token_ms: float = 0.0
     alpha_mean: float = float("nan")
     bytes_up: int = 0
     bytes_down: int = 0
@@ -42,9 +41,8 @@ class RoundRecord:
     window: int = 1  # rounds that were allowed in flight when this one was sent
     pipelined_hit: bool | None = None  # whether its assumption was right; None: it assumed nothing
     is_guess_hit: bool = False  # it assumed a correction, which came
-    is_first_wrong: bool = (
-        False  # its first token was not the bonus of the round before, all of which was accepted
-    )
+    # Its first token was not the bonus of the round before, all of which was accepted.
+    is_first_wrong: bool = False
     # With a gate. A kept draft is recorded in place of a round: it was neither sent nor answered.
     num_dropped_tokens: int = 0  # drafted and doubted by the gate, so not sent
     hard_ratio: float | None = None  # share of the drafted tokens that are hard

@@ -85,11 +85,10 @@ class GenerationState:
         if (choice := self.window.policy) is not None:
             conditions = choice.conditions
         self.conditions: Final = conditions  # that an opening and earlier generations tell of
-        self.recorder: Final = Recorder(proposer.depth, self.window, shared)
-        self.clock: Final = clock
         # With `--tree auto`, by the conditions that are observed.
         self.tree_policy: Final = None if shared is None or not options.adapts_trees else TreePolicy(shared)
-        self.recorder.trees = self.tree_policy
+        self.recorder: Final = Recorder(proposer.depth, self.window, shared, self.tree_policy)
+        self.clock: Final = clock
         self._acceptance_prior = acceptance_prior  # of other generations
         # What learns from it, with `coupled` alone, whose acceptance it is.
         self._learner = conditions if options.method is Method.COUPLED else None
@@ -197,11 +196,11 @@ class GenerationState:
         depth = min(budget.max_depth, self.tokens.num_remaining - num_assumed - 1, num_nodes)
         if depth <= 0:
             return None
-        if (policy := self.tree_policy) is None:
-            return replace(budget, num_nodes=num_nodes, max_depth=depth)
-        if self.window.size > 1 or policy.costs is None:
+        policy = self.tree_policy
+        if policy is not None and (policy.costs is None or self.window.size > 1):
             return None
-        return replace(budget, num_nodes=num_nodes, max_depth=depth, costs=policy.costs)
+        costs = None if policy is None else policy.costs
+        return replace(budget, num_nodes=num_nodes, max_depth=depth, costs=costs)
 
     # --------------------------------------------------------------------------------- transitions
 

@@ -57,8 +57,7 @@ class Proposer:
         """Learns what nodes of trees are worth from a verdict."""
         if isinstance(draft, TreeDraft):
             is_over = verdict.correction_kind is CorrectionKind.NONE
-            nodes = verdict.accepted_nodes or range(verdict.accepted_len)
-            self.values.observe(draft, nodes, None if is_over else verdict.correction)
+            self.values.observe(draft, verdict.accepted_indices, None if is_over else verdict.correction)
 
     def judge(self, draft: Draft, assumed: TokenIds = ()) -> Judgement | None:
         """Returns the gate's judgement of a draft made after `assumed`; None without a gate."""

@@ -21,13 +21,19 @@ from outrider.edge_client.transport.remote_verifier import Answer, RemoteVerifie
 class Recorder:
     """Writes `stats`, and passes each round's record on to the depth policy and the window."""
 
-    def __init__(self, depth: DepthPolicy, window: RoundWindow, conditions: Conditions | None = None) -> None:
+    def __init__(
+        self,
+        depth: DepthPolicy,
+        window: RoundWindow,
+        conditions: Conditions | None = None,
+        trees: TreePolicy | None = None,
+    ) -> None:
         self.stats = SessionStats()
         self._depth = depth
         self._window = window
         self._conditions = conditions
+        self._trees = trees  # with `--tree auto`
         self._unobserved: list[RoundRecord] = []
-        self.trees: TreePolicy | None = None  # with `--tree auto`
 
     def started(self, now_s: float) -> None:
         """Notes the beginning."""
@@ -71,8 +77,8 @@ class Recorder:
                 self._conditions.observe(each)
             self._depth.observe(each)
             self._window.observe(each)
-            if self.trees is not None:
-                self.trees.observe(each)
+            if self._trees is not None:
+                self._trees.observe(each)
 
     def judged(self, round_: Round, num_accepted_tokens: int, answer: Answer) -> None:
         """Adds a round whose verdict was applied. Kept tokens are no draft; where one was rejected, what was

@@ -179,7 +179,7 @@ def first_tokens(draft: VerifyRequest | Draft) -> TokenIds:
 
 def _leads_to(verdict: Verdict, branch: Branch[Round], next_tokens: Sequence[int]) -> bool:
     """Returns whether the sequence after `verdict` may be that of `branch` followed by one of `next_tokens`."""
-    if tuple(verdict.accepted_nodes or range(verdict.accepted_len)) != tuple(branch.nodes):
+    if tuple(verdict.accepted_indices) != tuple(branch.nodes):
         return False
     has_extra = verdict.correction_kind is not CorrectionKind.NONE
     if branch.correction is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from outrider.common.alignment import extend_hash
-from outrider.common.tree import is_chain, tokens_on_path
+from outrider.common.tree import tokens_on_path
 from outrider.common.types import (
     CorrectionKind,
     FinishReason,
@@ -79,7 +79,7 @@ def tokens_of(request: VerifyRequest, verdict: Verdict) -> tuple[TokenIds, tuple
 
     Nodes that are no path of the round's tree bring none: the verdict then disagrees with the sequence.
     """
-    if is_chain(request.parents):
+    if not request.parents:
         token_ids = request.draft_tokens[: verdict.accepted_len]
     else:
         token_ids = tokens_on_path(request.draft_tokens, request.parents, verdict.accepted_nodes)

@@ -30,7 +30,7 @@ class Prior:
     weight: float = 8.0  # observations that it counts for
 
 
-DRAFT_PRIOR = Prior(tau=0.45, covered=0.98)  # a draft model's own pairs: .3 to .5 (design of trees, item 7)
+DRAFT_PRIOR = Prior(tau=0.45, covered=0.98)  # a draft model's own pairs: .3 to .5 (`make bench-trees`)
 COPY_PRIOR = Prior(tau=1.0, covered=0.5)  # gaps are logarithms of counts
 
 

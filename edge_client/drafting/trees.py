@@ -12,6 +12,10 @@ from typing import Protocol
 
 from outrider.common.types import Draft, TokenIds
 
+# Bounds of a tree where none are given.
+DEFAULT_NODES = 64
+DEFAULT_DEPTH = 12  # runs of a draft model
+DEFAULT_WIDTH = 4  # children of a node
 MAX_CONTINUATIONS = 8  # of one path; the target's token is among the draft's first eight 99 times of 100
 DRAFT_SOURCE = "draft"  # of continuations that a draft model tells
 
@@ -31,9 +35,8 @@ class TreeBudget:
     num_nodes: int
     max_depth: int  # nodes on the longest path, and runs of a draft model
     max_width: int  # children of one node, `MAX_CONTINUATIONS` at most
-    costs: TreeCosts | None = (
-        None  # by which further nodes are left out: the tree has the most tokens a second
-    )
+    # Given, nodes are left out that are worth less than they cost: the tree has the most tokens a second.
+    costs: TreeCosts | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -96,9 +96,7 @@ class Edge:
             SETTINGS.branch_prior_hit_share if config.pipelining.guesses == "auto" else 0.0
         )
         window = make_window(config, conditions)
-        is_observed = (
-            config.depth_policy == "optimal" or window.policy is not None or config.tree.use == "auto"
-        )
+        is_observed = config.depth_policy == "optimal" or window.policy is not None or config.tree.is_auto
         session = EdgeSession(
             prompt_ids,
             options,
@@ -155,7 +153,7 @@ class Edge:
             is_target_change_allowed=config.outage.allow_target_change,
             tokenizer_fingerprint=self.tokenizer.fingerprint,
             tree=tree_budget(config),
-            adapts_trees=config.tree.use == "auto",
+            adapts_trees=config.tree.is_auto,
         )
 
     def _encode_word(self, word: str) -> TokenIds:
@@ -265,7 +263,7 @@ def make_window(config: RunConfig, conditions: Conditions | None = None) -> Roun
         has_stream_too=config.mode is ExecutionMode.AUTO and config.may_adapt,
         may_branch=config.pipelining.guesses == "auto",
         conditions=conditions,
-        has_trees=config.tree.use == "auto",
+        has_trees=config.tree.is_auto,
     )
 
 

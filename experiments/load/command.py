@@ -67,9 +67,8 @@ class LoadPlan:
     seed: int = 0
     mode: ExecutionMode = ExecutionMode.SPECULATIVE
     depth_policy: str = ""  # of sessions recorded as traces; "": rounds as they were recorded
-    num_speculative_tokens: int | None = (
-        None  # where the policy starts, or what the verifier drafts (co-located)
-    )
+    # Where the policy starts, or what the verifier drafts (co-located).
+    num_speculative_tokens: int | None = None
     draft_token_s: float = 0.0  # that a session takes for each drafted token
 
     def make_policy(self) -> DepthPolicy:

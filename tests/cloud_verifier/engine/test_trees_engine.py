@@ -68,7 +68,7 @@ def random_tree(
 
 def accepted(request: VerifyRequest, verdict: Verdict) -> list[int]:
     """The draft tokens that a verdict accepts."""
-    nodes = verdict.accepted_nodes or range(verdict.accepted_len)
+    nodes = verdict.accepted_indices
     assert len(nodes) == verdict.accepted_len
     return [request.draft_tokens[node] for node in nodes]
 

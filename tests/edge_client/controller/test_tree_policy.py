@@ -18,7 +18,7 @@ from outrider.edge_client.core.options import ExecutionMode
 from outrider.edge_client.core.stats import RoundRecord
 from outrider.edge_client.drafting.node_values import NodeValues
 from outrider.edge_client.drafting.tree_builder import TreeBuilder
-from outrider.edge_client.drafting.trees import Continuations, TreeBudget, TreeCosts
+from outrider.edge_client.drafting.trees import DEFAULT_NODES, Continuations, TreeBudget, TreeCosts
 
 PLENTY = TreeBudget(64, 12, 4)
 
@@ -200,7 +200,7 @@ def test_the_size_of_a_tree_is_a_number_or_chosen() -> None:
     assert tree_budget(run_config(tree=False)) is None, "YAML's off"
     assert tree_budget(run_config(tree="16", tree_depth=5, tree_width=2)) == TreeBudget(16, 5, 2)
     auto = tree_budget(run_config(tree="auto"))
-    assert auto is not None and auto.num_nodes == SETTINGS.max_tree_nodes
+    assert auto is not None and auto.num_nodes == DEFAULT_NODES
     assert tree_budget(run_config(tree=8, method="typical")) is not None
     with pytest.raises(UsageError, match="not with --method typical"):
         tree_budget(run_config(tree="auto", method="typical"))
