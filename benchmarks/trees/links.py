@@ -1,6 +1,6 @@
-"""Trees in real processes: over emulated links, beside pipelined chains with guesses and beside co-located drafting;
-and whether `--tree auto` is ever slower. One verifier and one edge process a case's settings; cases take turns, prompt
-by prompt, and every text is compared with cloud-only's."""
+"""Trees in real processes: over emulated links, beside pipelined chains with guesses and beside co-located drafting.
+Each case has an edge of its own, all share a verifier; cases take turns, prompt by prompt, and every text is compared
+with cloud-only's."""
 
 from __future__ import annotations
 
@@ -46,7 +46,6 @@ COLOCATED: dict[str, Settings] = {
 COLOCATED_TREES: dict[str, Settings] = {
     f"co-located tree {n}": {"mode": "co-located", "tree": n} for n in NODES
 }
-DEFAULTS: dict[str, Settings] = {"default": {"tree": "off"}, "tree auto": {"tree": "auto"}}
 
 
 @dataclass(slots=True)
@@ -78,32 +77,31 @@ def run() -> Found:
     details: dict[str, Any] = {}
     bounds = {50.0: ("tree.rtt50", 0.88), 200.0: ("tree.rtt200", 0.76)}
     for rtt_ms, (id, bound) in bounds.items():
-        turns = _play(prompts, rtt_ms, 0.0, {**CLOUD_ONLY, **CHAINS, **TREES})
-        details[f"RTT {rtt_ms:g}"] = _told(turns)
+        turns = play(prompts, rtt_ms, 0.0, {**CLOUD_ONLY, **CHAINS, **TREES})
+        details[f"RTT {rtt_ms:g}"] = told(turns)
         measures.append(_best_of(turns, id, f"RTT {rtt_ms:g} ms, time a token", TREES, CHAINS, bound))
         if rtt_ms == 50.0:
             share = turns.bytes_up["tree 64"] / turns.num_nodes["tree 64"]
             what = "bytes up a node, whole messages, trees of 64 nodes"
             measures.append(judged("tree.bytes", what, share, "bytes", at_most(6)))
     for rtt_ms in (60.0, 200.0):
-        turns = _play(prompts, rtt_ms, FORWARD_MS, {**CLOUD_ONLY, **GUESSES, **TREES, **PIPELINED})
-        details[f"RTT {rtt_ms:g}, forward 30"] = _told(turns)
+        turns = play(prompts, rtt_ms, FORWARD_MS, {**CLOUD_ONLY, **GUESSES, **TREES, **PIPELINED})
+        details[f"RTT {rtt_ms:g}, forward 30"] = told(turns)
         what = f"RTT {rtt_ms:g}, forward 30 ms, time a token"
         name = f"tree.vs_guesses_{rtt_ms:g}"
         measures.append(_best_of(turns, name, what, {**TREES, **PIPELINED}, GUESSES, 0.90))
     for rtt_ms, bound in ((20.0, 1.15), (60.0, 1.4)):
         cases = {**CLOUD_ONLY, **COLOCATED, **TREES, **PIPELINED}
-        turns = _play(prompts, rtt_ms, FORWARD_MS, cases, min_draft_ms=1.0)
-        details[f"RTT {rtt_ms:g}, forward 30, draft 1, beside co-located"] = _told(turns)
+        turns = play(prompts, rtt_ms, FORWARD_MS, cases, min_draft_ms=1.0)
+        details[f"RTT {rtt_ms:g}, forward 30, draft 1, beside co-located"] = told(turns)
         name = f"tree.vs_colocated_{rtt_ms:g}"
         what = f"RTT {rtt_ms:g}, forward 30 ms, draft 1 ms at the edge, time a token"
         measures.append(_best_of(turns, name, what, {**TREES, **PIPELINED}, COLOCATED, bound))
-    turns = _play(prompts, 0.0, 0.0, {**CLOUD_ONLY, **COLOCATED, **COLOCATED_TREES})
-    details["co-located"] = _told(turns)
+    turns = play(prompts, 0.0, 0.0, {**CLOUD_ONLY, **COLOCATED, **COLOCATED_TREES})
+    details["co-located"] = told(turns)
     best = turns.best(list(COLOCATED_TREES)), turns.best(list(COLOCATED))
     what = f"tokens/s over loopback, {best[0]} : {best[1]}"
     measures.append(judged("tree.colocated", what, 1 / turns.ratio(*best), "ratio", at_least(1.0)))
-    measures.append(_never_slower(prompts, details))
     return measures, details
 
 
@@ -120,21 +118,7 @@ def _best_of(
     return judged(id, text, turns.ratio(subject, other), "ratio", at_most(bound))
 
 
-def _never_slower(prompts: Sequence[Prompt], details: dict[str, Any]) -> Measure:
-    found: dict[str, float] = {}
-    for rtt_ms in (0.0, 2.0, 10.0):
-        for num_sessions in (1, 8):
-            turns = _play(prompts, rtt_ms, 0.0, {**CLOUD_ONLY, **DEFAULTS}, num_sessions=num_sessions)
-            name = f"RTT {rtt_ms:g}, {num_sessions} sessions"
-            details[f"never slower, {name}"] = _told(turns)
-            found[name] = 1 / turns.ratio("tree auto", "default")
-    worst = min(found, key=found.__getitem__)
-    every = ", ".join(f"{name}: {ratio:.2f}" for name, ratio in found.items())
-    what = f"tokens/s, --tree auto : off, defaults otherwise, worst of {every}"
-    return judged("tree.never_slower", what, found[worst], "ratio", at_least(0.97))
-
-
-def _told(turns: Turns) -> dict[str, Any]:
+def told(turns: Turns) -> dict[str, Any]:
     """Returns what a run found, as JSON takes it."""
     return {
         "ms_a_token": {name: [round(each, 2) for each in ms] for name, ms in turns.ms.items()},
@@ -142,13 +126,14 @@ def _told(turns: Turns) -> dict[str, Any]:
     }
 
 
-def _play(
+def play(
     prompts: Sequence[Prompt],
     rtt_ms: float,
     forward_ms: float,
     cases: Mapping[str, Settings],
     *,
     num_sessions: int = 1,
+    num_new: int = NUM_NEW,
     min_draft_ms: float = 0.0,
 ) -> Turns:
     """Decodes every prompt with every case in turn, by so many sessions at once."""
@@ -160,7 +145,9 @@ def _play(
         contextlib.ExitStack() as stack,
     ):
         edges = {
-            name: [stack.enter_context(_edge(address, each, min_draft_ms)) for _ in range(num_sessions)]
+            name: [
+                stack.enter_context(_edge(address, each, num_new, min_draft_ms)) for _ in range(num_sessions)
+            ]
             for name, each in cases.items()
         }
         for number, prompt in enumerate(prompts):
@@ -202,11 +189,11 @@ def _decode(turns: Turns, name: str, edges: Sequence[Edge], prompt: Prompt, numb
 
 
 @contextlib.contextmanager
-def _edge(address: str, settings: Settings, min_draft_ms: float) -> Iterator[Edge]:
+def _edge(address: str, settings: Settings, num_new: int, min_draft_ms: float) -> Iterator[Edge]:
     config = run_config(
         verifier=address,
         temperature=TEMPERATURE,
-        max_new_tokens=NUM_NEW,
+        max_new_tokens=num_new,
         ignore_eos=True,
         on_timeout="wait",
         min_draft_ms=min_draft_ms if settings.get("mode") != "co-located" else 0.0,
