@@ -12,13 +12,14 @@ import logging
 import math
 import os
 from collections.abc import Callable, Sequence
-from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from concurrent.futures import Executor, Future
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from outrider.cloud_verifier.engine.job import Job
 from outrider.cloud_verifier.engine.work import Work
+from outrider.cloud_verifier.engine.threads import start_pool
 from outrider.common.clock import SYSTEM_CLOCK, Clock
 from outrider.common.errors import IncompatibleError
 from outrider.common.methods import num_support
@@ -141,8 +142,7 @@ class CoLocatedDrafter:
         self._readers: dict[int, _Reader] = {}  # by identity of the work, which the reader keeps alive
         self._fastest_ns: int | None = None  # of all drafts so far
         self._token_s = 0.0  # lately, of a drafted token
-        num_threads = min(_MAX_THREADS, os.cpu_count() or 1)
-        self._pool = pool or ThreadPoolExecutor(num_threads, thread_name_prefix="draft")
+        self._pool = pool or start_pool(min(_MAX_THREADS, os.cpu_count() or 1), "draft")
 
     @property
     def fingerprint(self) -> str:

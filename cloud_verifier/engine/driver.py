@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from concurrent.futures import Executor, Future
 
 from outrider.cloud_verifier.engine.engine import Engine
+from outrider.cloud_verifier.engine.threads import start_pool
 
 log = logging.getLogger(__name__)
 
@@ -35,7 +36,7 @@ class EngineDriver:
         self._clock = engine.clock
         self._is_on_cpu = engine.backend.device == "cpu"
         self._loop = asyncio.get_running_loop()
-        self._pool = pool or ThreadPoolExecutor(1, thread_name_prefix="engine")
+        self._pool = pool or start_pool(1, "engine")
         self._next: asyncio.Handle | None = None  # the next turn
         self._is_due = False  # it comes as soon as the loop gets to it
         self._step: Future[bool] | None = None  # on the thread
