@@ -27,8 +27,9 @@ STAGES = {
     "exact": "exact_rows",
     "soak": "soak",
     "tests": "repeated_tests",
+    "tests_load": "loaded_tests",
 }
-ONLY_IF_ASKED = ("tests",)
+ONLY_IF_ASKED = ("tests", "tests_load")
 
 
 def main() -> int:

@@ -1,0 +1,39 @@
+"""`rel.tests_load`: `make test` three times beside four busy processes; only where asked for by name."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from benchmarks.reliability.repeated_tests import run_tests
+from benchmarks.reliability.setup import Settings
+from benchmarks.results_file import Found
+from outrider.experiments.shared.results import at_most, judged
+
+NUM_RUNS, NUM_BUSY = 3, 4
+
+
+def run(settings: Settings) -> Iterator[Found]:
+    """Yields what was found after each run."""
+    runs: list[tuple[float, bool]] = []
+    with _busy():
+        for _ in range(NUM_RUNS):
+            runs.append(run_tests())
+            settings.say(f"{runs[-1]}")
+            num_failed = sum(not is_passed for _, is_passed in runs)
+            text = f"runs of make test that failed, of {len(runs)} beside {NUM_BUSY} busy processes"
+            yield [judged("rel.tests_load", text, num_failed, "runs", at_most(0))], {"runs": runs}
+
+
+@contextmanager
+def _busy() -> Iterator[None]:
+    command = [sys.executable, "-c", "while True: pass"]
+    processes = [subprocess.Popen(command) for _ in range(NUM_BUSY)]
+    try:
+        yield
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
