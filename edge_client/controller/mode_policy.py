@@ -247,8 +247,8 @@ class _TimeTable:
         if (known := self._known.get(key)) is None:
             known = self._fastest_s(mode, ALPHAS[place])
             if self._trees is not None and mode is ExecutionMode.SPECULATIVE:
-                tree_s = tree_token_s(ALPHAS[place], self._trees, DEFAULT_NODES)
-                known = min(known, tree_s / self._tree_yield)
+                tree_s = tree_token_s(ALPHAS[place], self._trees, DEFAULT_NODES) / self._tree_yield
+                known = min(known, (1 + SETTINGS.min_tree_gain_share) * tree_s)
             self._known[key] = known
         return known
 
