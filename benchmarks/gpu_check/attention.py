@@ -12,6 +12,7 @@ import torch
 from benchmarks.gpu_check.shape import SHAPE_7B, SHAPE_TOY, Shape
 from benchmarks.gpu_check.stage import NONE, Report, Setting
 from benchmarks.gpu_check.variants import ATTENTIONS, Attention, NotHere
+from outrider.cloud_verifier.backends.attention import AttentionRule
 from outrider.cloud_verifier.backends.packing import PackedSequence
 from outrider.experiments.shared.results import at_most
 
@@ -113,7 +114,7 @@ def _run_case(
     query = torch.randn(size, dtype=pools.keys.dtype, device=setting.device, generator=generator)
 
     def attend(queries: torch.Tensor, of: Sequence[PackedSequence]) -> torch.Tensor:
-        out: torch.Tensor = planner.plan(of)(queries, pools.keys, pools.values, None)
+        out: torch.Tensor = planner.plan(of)(queries, pools.keys, pools.values, AttentionRule())
         return out
 
     out = attend(query, sequences)
@@ -121,7 +122,7 @@ def _run_case(
     alone = PackedSequence(0, num_queries, length, last.block_ids)
     single = PackedSequence(0, 1, length, last.block_ids)
     plan = planner.plan(sequences)
-    attend_ms = setting.device_ms(lambda: plan(query, pools.keys, pools.values, None), num_turns=5)
+    attend_ms = setting.device_ms(lambda: plan(query, pools.keys, pools.values, AttentionRule()), num_turns=5)
     num_bytes = 2 * num_sessions * length * shape.num_kv_heads * shape.head_dim * query.element_size()
     expected = plain_attention(query[:, last.start : last.stop], pools, last)
     return {

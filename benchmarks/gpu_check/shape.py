@@ -85,6 +85,7 @@ def make_facts(setting: Setting, shape: Shape, dtype: torch.dtype) -> TargetFact
         num_heads=shape.num_heads,
         num_kv_heads=shape.num_kv_heads,
         head_dim=shape.head_dim,
+        windows=(None,) * shape.num_layers,
     )
 
 

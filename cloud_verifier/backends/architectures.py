@@ -1,7 +1,8 @@
 """The decoders that the paged forward computes correctly. Everything else is refused by name.
 
-The packed forward has one kind of attention: softmax over all earlier tokens of the same sequence. A model
-with another kind would load and run, and be silently wrong, so its configuration is read before its weights.
+The packed forward has one kind of attention: softmax over the earlier tokens of the same sequence, all or those of a
+window. A model with another kind would load and run, and be silently wrong, so its configuration is read before its
+weights.
 """
 
 from __future__ import annotations
@@ -17,7 +18,6 @@ RECURRENT_MARKS = ("mamba", "rwkv", "recurrent", "xlstm", "linear_attention", "j
 # Configuration keys that change the attention, where they are set to something other than None, 0 or False.
 ATTENTION_MARKS = {
     "kv_lora_rank": "multi-head latent attention",
-    "attn_logit_softcapping": "soft-capped attention",
     "attention_chunk_size": "chunked attention",
     "alibi": "ALiBi attention",
     "use_alibi": "ALiBi attention",
@@ -25,32 +25,30 @@ ATTENTION_MARKS = {
     "add_cross_attention": "cross-attention",
     "use_bidirectional_attention": "bidirectional attention",
 }
-FULL_LAYER_TYPES = ("full_attention", "attention", "global_attention")
+SLIDING = "sliding_attention"
+LAYER_TYPES = ("full_attention", "attention", "global_attention", SLIDING)
 
 
 def check_supported(config: Any, max_context: int) -> None:
-    """Raises `ModelError` naming the model type and the reason unless the decoder is a full-attention one."""
-    reason = _unsupported_reason(config, max_context)
+    """Raises `ModelError` naming the model type and the reason unless the packed forward computes it."""
+    reason = _unsupported_reason(config)
+    if reason is None and any(window == 0 for window in layer_windows(config, max_context)):
+        reason = "it has sliding layers, and its sliding_window is not given"
     if reason:
         raise ModelError(
             f"model type {config.model_type!r} is not supported as a target: {reason} "
-            "(full-attention decoders such as Llama, Qwen2/3, GPT-NeoX and GPT-2 are)"
+            "(decoders such as Llama, Qwen2/3, Mistral, Gemma, GPT-NeoX and GPT-2 are)"
         )
 
 
-def _unsupported_reason(config: Any, max_context: int) -> str | None:
+def _unsupported_reason(config: Any) -> str | None:
     if getattr(config, "is_encoder_decoder", False):
         return "it is an encoder-decoder"
     kinds = {str(kind) for kind in getattr(config, "layer_types", None) or ()}
-    # Recurrent before sliding-window: hybrids have both, and the recurrence is the harder obstacle.
     names = [config.model_type.lower(), *sorted(kinds)]
     if any(mark in name for mark in RECURRENT_MARKS for name in names) or hasattr(config, "state_size"):
         return "it is recurrent (state-space or linear attention)"
-    window = _sliding_window(config, kinds)
-    if window is not None and window < max_context:
-        return f"it attends over a sliding window of {window} tokens"
-    others = sorted(kinds - set(FULL_LAYER_TYPES) - {"sliding_attention"})
-    if others:
+    if others := sorted(kinds - set(LAYER_TYPES)):
         return f"it has layers of type {', '.join(others)}"
     for key, what in ATTENTION_MARKS.items():
         if getattr(config, key, None):
@@ -62,15 +60,17 @@ def _unsupported_reason(config: Any, max_context: int) -> str | None:
     return None
 
 
-def _sliding_window(config: Any, kinds: set[str]) -> int | None:
-    if kinds and "sliding_attention" not in kinds:
-        return None
-    if getattr(config, "use_sliding_window", None) is False:
-        return None
-    window = getattr(config, "sliding_window", None) or getattr(config, "window_size", None)
-    if window is None:
-        return 0 if "sliding_attention" in kinds else None
-    return int(window)
+def layer_windows(config: Any, max_context: int) -> tuple[int | None, ...]:
+    """Returns how many tokens each layer attends over: None where that is all of `max_context`, 0 where the
+    configuration does not say."""
+    num_layers, kinds = int(config.num_hidden_layers), getattr(config, "layer_types", None)
+    window = int(getattr(config, "sliding_window", None) or 0)
+    if kinds is None:
+        is_used = window > 0 and getattr(config, "use_sliding_window", None) is not False
+        # Qwen's: the first layers attend over everything.
+        num_full = int(getattr(config, "max_window_layers", None) or 0) if is_used else num_layers
+        kinds = [SLIDING if index >= num_full else "" for index in range(num_layers)]
+    return tuple(window if kind == SLIDING and window < max_context else None for kind in kinds)
 
 
 def _rope_types(parameters: Any) -> set[str]:

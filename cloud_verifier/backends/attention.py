@@ -13,25 +13,70 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import torch
-from torch.nn.functional import pad
+from torch.nn.functional import pad, scaled_dot_product_attention
 
 from outrider.cloud_verifier.backends.packing import PackedSequence
 
 ATTENTION_NAME = "outrider_paged"
 # Keyword arguments by which models ask for something plain softmax attention does not do.
-UNSUPPORTED_KWARGS = ("softcap", "s_aux", "sinks", "head_mask", "position_bias")
+UNSUPPORTED_KWARGS = ("s_aux", "sinks", "head_mask", "position_bias")
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionRule:
+    """Says how one layer attends, beside softmax over what comes before."""
+
+    scaling: float | None = None  # of scores; None is 1/√head_dim
+    window: int | None = None  # keys that a row sees, its own the last of them; None: all before it
+    softcap: float | None = None  # c: a score s counts as c · tanh(s / c) (Gemma 2, 2408.00118, section 2)
+
+
+def softmax_attention(
+    query: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    rule: AttentionRule,
+    mask: torch.Tensor | None,
+    *,
+    is_causal: bool = False,
+) -> torch.Tensor:
+    """Returns attention [..., heads, rows, head_dim] of queries of that shape over keys and values [..., kv_heads,
+    tokens, head_dim], whose heads are repeated for several query heads; `mask` is additive. `rule.window` is the
+    mask's business."""
+    num_groups = query.shape[-3] // keys.shape[-3]
+    if rule.softcap is None:
+        return scaled_dot_product_attention(
+            query,
+            keys,
+            values,
+            attn_mask=mask,
+            is_causal=is_causal,
+            scale=rule.scaling,
+            enable_gqa=num_groups > 1,
+        )
+    if num_groups > 1:
+        keys, values = (each.repeat_interleave(num_groups, dim=-3) for each in (keys, values))
+    scaling = query.shape[-1] ** -0.5 if rule.scaling is None else rule.scaling
+    scores = (query @ keys.transpose(-1, -2)).mul_(scaling)
+    scores = scores.div_(rule.softcap).tanh_().mul_(rule.softcap)
+    if is_causal:
+        hidden = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).triu_(1)
+        scores = scores.masked_fill_(hidden, float("-inf"))
+    if mask is not None:
+        scores = scores + mask
+    return scores.softmax(-1, dtype=torch.float32).to(values.dtype) @ values
 
 
 class PagedAttention(Protocol):
     """Computes the attention of one packed forward, for any of its layers."""
 
     def __call__(
-        self, query: torch.Tensor, key_pool: torch.Tensor, value_pool: torch.Tensor, scaling: float | None
+        self, query: torch.Tensor, key_pool: torch.Tensor, value_pool: torch.Tensor, rule: AttentionRule
     ) -> torch.Tensor:
         """Returns [rows, heads, head_dim] for queries [heads, rows, head_dim].
 
-        The pools [num_blocks, block_size, kv_heads, head_dim] have the rows' own keys and values. `scaling`
-        None is 1/√head_dim.
+        The pools [num_blocks, block_size, kv_heads, head_dim] have the rows' own keys and values. Raises
+        NotImplementedError for a rule that it cannot follow.
         """
 
 
@@ -51,7 +96,9 @@ class ForwardPlan:
     write: slice | torch.Tensor  # slots of the packed tokens
     attention: PagedAttention
     num_rows: int  # rows after these only pad a product: they have no KV and their answers are dropped
-    layers_seen: list[int] = field(default_factory=list)
+    rules_seen: dict[int, AttentionRule] = field(
+        default_factory=dict
+    )  # of the layers that attended, in order
 
 
 def paged_attention(
@@ -61,14 +108,16 @@ def paged_attention(
     value: torch.Tensor,
     attention_mask: torch.Tensor | None,
     scaling: float | None = None,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
     outrider_plan: ForwardPlan | None = None,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
     """Writes the new keys and values, then attends over the pool.
 
     query [1, heads, num_rows, head_dim], key and value [1, kv_heads, num_rows, head_dim]; returns [1,
-    num_rows, heads, head_dim]. `scaling` is the model's own. Raises NotImplementedError for other attention
-    kinds.
+    num_rows, heads, head_dim]. `scaling`, `sliding_window` and `softcap` are the model's own. Raises
+    NotImplementedError for other attention kinds.
     """
     plan = outrider_plan
     assert plan is not None, "the model does not hand keyword arguments to its attention"
@@ -76,7 +125,8 @@ def paged_attention(
         if kwargs.get(name) is not None:
             raise NotImplementedError(f"attention argument {name!r}")
     layer = int(module.layer_idx)  # type: ignore[arg-type]
-    return attend(plan, layer, query[0], key[0], value[0], scaling)[None], None
+    rule = AttentionRule(scaling, sliding_window, softcap)
+    return attend(plan, layer, query[0], key[0], value[0], rule)[None], None
 
 
 def attend(
@@ -85,20 +135,21 @@ def attend(
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
-    scaling: float | None,
+    rule: AttentionRule,
 ) -> torch.Tensor:
     """Writes one layer's new keys and values, and returns its attention over the pool.
 
     query [heads, rows, head_dim], key and value [kv_heads, rows, head_dim] → [rows, heads, head_dim].
     """
-    plan.layers_seen.append(layer)
+    assert layer not in plan.rules_seen, "a layer attends once"
+    plan.rules_seen[layer] = rule
     key_pool, value_pool = plan.key_pools[layer], plan.value_pools[layer]
     num_padding = query.shape[1] - plan.num_rows
     if num_padding:
         query, key, value = (each[:, : plan.num_rows] for each in (query, key, value))
     _write(key_pool, plan.write, key.transpose(0, 1))
     _write(value_pool, plan.write, value.transpose(0, 1))
-    out = plan.attention(query, key_pool, value_pool, scaling)
+    out = plan.attention(query, key_pool, value_pool, rule)
     return pad(out, (0, 0, 0, 0, 0, num_padding)) if num_padding else out
 
 

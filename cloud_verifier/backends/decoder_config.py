@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
+
+from outrider.cloud_verifier.backends.architectures import layer_windows
 
 # Their default where config.json has no `head_dim`: None is hidden_size / num_attention_heads.
 DEFAULT_HEAD_DIM = {"llama": None, "mistral": None, "qwen2": None, "qwen3": 128}
@@ -30,6 +33,7 @@ class DecoderConfig:
     attention_bias: bool
     mlp_bias: bool
     rope_parameters: Mapping[str, Any]  # rope_type, rope_theta and the type's own
+    windows: tuple[int | None, ...]  # of each layer: tokens that it attends over, None: all
     eos_token_id: Any = None
 
     @property
@@ -100,6 +104,7 @@ def make_decoder_config(fields: Mapping[str, Any]) -> DecoderConfig | None:
         attention_bias=fields["attention_bias"],
         mlp_bias=fields["mlp_bias"],
         rope_parameters=rope,
+        windows=layer_windows(SimpleNamespace(**fields), sizes["max_position_embeddings"]),
         eos_token_id=fields.get("eos_token_id"),
     )
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch.nn.functional import linear, silu
 
-from outrider.cloud_verifier.backends.attention import ForwardPlan, attend
+from outrider.cloud_verifier.backends.attention import AttentionRule, ForwardPlan, attend
 from outrider.cloud_verifier.backends.decoder_config import DecoderConfig
 from outrider.cloud_verifier.backends.row_plan import MatrixKind
 from outrider.cloud_verifier.backends.transformers_backend import Decoder
@@ -201,6 +201,7 @@ class LeanDecoder(Decoder):
         self._num_heads = config.num_attention_heads
         self._num_kv_heads = config.num_key_value_heads
         self._frequencies = inverse_frequencies(config).to(weights.device)
+        self._rules = [AttentionRule(window=window) for window in config.windows]
         self._layers = [reader.layer(index) for index in range(config.num_hidden_layers)]
         self._norm = reader.norm("model.norm", config.hidden_size)
         table = config.vocab_size, config.hidden_size
@@ -257,5 +258,5 @@ class LeanDecoder(Decoder):
         half = rotated.shape[-1] // 2
         rotated = torch.addcmul(rotated * cos, rotated.roll(half, -1), signed_sin).transpose(0, 1)
         value = qkv[:, num_rotated:].transpose(0, 1)
-        out = attend(plan, index, rotated[:num_heads], rotated[num_heads:], value, None)
+        out = attend(plan, index, rotated[:num_heads], rotated[num_heads:], value, self._rules[index])
         return layer.output(out.reshape(num_rows, -1))

@@ -9,7 +9,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from outrider.cloud_verifier.backends.architectures import check_supported
+from outrider.cloud_verifier.backends.architectures import check_supported, layer_windows
 from outrider.cloud_verifier.backends.decoder_config import DecoderConfig, make_decoder_config, with_defaults
 from outrider.cloud_verifier.backends.exact_rows import use_exact_rows
 from outrider.cloud_verifier.backends.model_files import check_model_files
@@ -157,6 +157,7 @@ def _facts(directory: Path, config: Any, device: str, dtype: str) -> TargetFacts
         raise ModelError(f"{tokenizer_json} has {num_tokens} tokens, the model's vocabulary {vocab_size}")
     num_heads = int(config.num_attention_heads)
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // num_heads
+    is_own = isinstance(config, DecoderConfig)
     content = [directory / "config.json", *sorted(directory.glob("*.safetensors"))]
     return TargetFacts(
         num_tokens=num_tokens,
@@ -172,6 +173,7 @@ def _facts(directory: Path, config: Any, device: str, dtype: str) -> TargetFacts
         num_heads=num_heads,
         num_kv_heads=int(getattr(config, "num_key_value_heads", None) or num_heads),
         head_dim=int(head_dim),
+        windows=config.windows if is_own else layer_windows(config, config.max_position_embeddings),
     )
 
 

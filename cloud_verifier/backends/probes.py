@@ -69,7 +69,13 @@ def probe(backend: TransformersBackend) -> Logits:
     finally:
         backend.close(sequence)
         backend.num_forwards = backend.num_query_rows = 0
-    seen = backend.layers_seen
-    if seen != list(range(backend.facts.num_layers)):
-        raise ModelError(f"{backend.model_id} cannot run over paged KV: layers {seen} attended")
+    seen = backend.rules_seen
+    if list(seen) != list(range(backend.facts.num_layers)):
+        raise ModelError(f"{backend.model_id} cannot run over paged KV: layers {list(seen)} attended")
+    context, windows = backend.max_context, [rule.window for rule in seen.values()]
+    if [window if window and window < context else None for window in windows] != [*backend.facts.windows]:
+        raise ModelError(
+            f"{backend.model_id} cannot run over paged KV: its layers attend over windows of {windows} tokens, "
+            f"its configuration says {[*backend.facts.windows]}"
+        )
     return logits

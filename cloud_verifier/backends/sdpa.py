@@ -12,9 +12,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-from torch.nn.functional import scaled_dot_product_attention
 
-from outrider.cloud_verifier.backends.attention import AttentionPlanner, PagedAttention
+from outrider.cloud_verifier.backends.attention import (
+    AttentionPlanner,
+    AttentionRule,
+    PagedAttention,
+    softmax_attention,
+)
 from outrider.cloud_verifier.backends.packing import PackedSequence, group_similar, pad_tables
 
 MAX_FOLDED_QUERIES = 64  # beyond it the mask of folded heads costs more than repeating keys
@@ -46,8 +50,8 @@ class Segment:
     """Holds the attention of one sequence on its own.
 
     Rows start … stop−1 of the packed queries attend over `kv_length` tokens: a slice of the pool's slots
-    where the sequence is one run, else gathered blocks. `mask` is additive: [num_groups * num_queries,
-    kv_length] when heads are folded, [num_queries, kv_length] when not, None where every row sees all keys
+    where the sequence is one run, else the first ones of gathered blocks. `mask` is additive: [num_groups *
+    num_queries, kv_length] when heads are folded, [num_queries, kv_length] when not, None where every row sees all keys
     (or those that `is_causal` leaves).
     """
 
@@ -64,7 +68,7 @@ class Segment:
         query: torch.Tensor,
         key_pool: torch.Tensor,
         value_pool: torch.Tensor,
-        scaling: float | None,
+        rule: AttentionRule,
         gather: BlockGatherer,
     ) -> torch.Tensor:
         """Returns [stop − start, heads, head_dim] for queries [heads, rows, head_dim]."""
@@ -76,18 +80,10 @@ class Segment:
         if self.is_folded:
             # The query heads that share a key head become rows of it: no copy of the keys, one product.
             folded = query.reshape(1, keys.shape[1], -1, head_dim)
-            out = scaled_dot_product_attention(folded, keys, values, attn_mask=self.mask, scale=scaling)
+            out = softmax_attention(folded, keys, values, rule, self.mask)
             out = out.reshape(num_heads, num_queries, head_dim)
         else:
-            out = scaled_dot_product_attention(
-                query[None],
-                keys,
-                values,
-                attn_mask=self.mask,
-                is_causal=self.is_causal,
-                scale=scaling,
-                enable_gqa=num_heads != keys.shape[1],
-            )[0]
+            out = softmax_attention(query[None], keys, values, rule, self.mask, is_causal=self.is_causal)[0]
         return out.transpose(0, 1)
 
     def _tokens(self, pool: torch.Tensor, gather: BlockGatherer, which: int) -> torch.Tensor:
@@ -111,7 +107,7 @@ class PaddedGroup:
         query: torch.Tensor,
         key_pool: torch.Tensor,
         value_pool: torch.Tensor,
-        scaling: float | None,
+        rule: AttentionRule,
         gather: BlockGatherer,
     ) -> torch.Tensor:
         """Returns [answered rows, heads, head_dim] for queries [heads, rows, head_dim]."""
@@ -126,7 +122,7 @@ class PaddedGroup:
         query = query[:, self.rows] if isinstance(self.rows, slice) else query.index_select(1, self.rows)
         folded = query.reshape(num_kv_heads, num_heads // num_kv_heads, num_sequences, -1, head_dim)
         folded = folded.permute(2, 0, 1, 3, 4).reshape(num_sequences, num_kv_heads, -1, head_dim)
-        out = scaled_dot_product_attention(folded, keys, values, attn_mask=self.mask, scale=scaling)
+        out = softmax_attention(folded, keys, values, rule, self.mask)
         out = out.reshape(num_sequences, num_heads, -1, head_dim).transpose(1, 2).flatten(0, 1)
         return out if self.answered is None else out.index_select(0, self.answered)
 
@@ -149,41 +145,48 @@ class SdpaPlanner(AttentionPlanner):
         self._strip = self._additive(columns > max_context + rows)
 
     def plan(self, sequences: Sequence[PackedSequence]) -> PagedAttention:
-        parts: list[tuple[slice | torch.Tensor, Segment | PaddedGroup]] = []
-        for group in group_similar(sequences):
-            if len(group) == 1:
-                parts.append((slice(group[0].start, group[0].stop), self._segment(group[0])))
-            else:
-                padded = self._padded(group)
-                parts.append((padded.target, padded))
+        groups = group_similar(sequences)
+        parts_of: dict[int | None, list[tuple[slice | torch.Tensor, Segment | PaddedGroup]]] = {}  # by window
         gather = self._gather
 
         def attend(
-            query: torch.Tensor, key_pool: torch.Tensor, value_pool: torch.Tensor, scaling: float | None
+            query: torch.Tensor, key_pool: torch.Tensor, value_pool: torch.Tensor, rule: AttentionRule
         ) -> torch.Tensor:
+            if (parts := parts_of.get(rule.window)) is None:
+                parts = parts_of[rule.window] = [self._part(group, rule.window) for group in groups]
             if len(parts) == 1:
-                return parts[0][1].attend(query, key_pool, value_pool, scaling, gather)
+                return parts[0][1].attend(query, key_pool, value_pool, rule, gather)
             out = query.new_empty((query.shape[1], query.shape[0], query.shape[2]))
             for rows, part in parts:
-                out[rows] = part.attend(query, key_pool, value_pool, scaling, gather)
+                out[rows] = part.attend(query, key_pool, value_pool, rule, gather)
             return out
 
         return attend
 
-    def _segment(self, sequence: PackedSequence) -> Segment:
+    def _part(
+        self, group: Sequence[PackedSequence], window: int | None
+    ) -> tuple[slice | torch.Tensor, Segment | PaddedGroup]:
+        if len(group) == 1:
+            return slice(group[0].start, group[0].stop), self._segment(group[0], window)
+        padded = self._padded(group, window)
+        return padded.target, padded
+
+    def _segment(self, sequence: PackedSequence, window: int | None) -> Segment:
         num_queries, length, past = sequence.num_queries, sequence.length, sequence.past
+        begin = 0 if window is None else max(0, past - window + 1) // self._block_size  # a block
         kv: slice | torch.Tensor
         if sequence.is_contiguous:
             first = sequence.block_ids[0] * self._block_size
-            kv = slice(first, first + length)
+            kv = slice(first + begin * self._block_size, first + length)
         else:
-            kv = self._tensor(sequence.block_ids)
+            kv = self._tensor(sequence.block_ids[begin:])
+        begin *= self._block_size
 
         def segment(mask: torch.Tensor | None, *, is_folded: bool, is_causal: bool = False) -> Segment:
-            return Segment(sequence.start, sequence.stop, kv, length, mask, is_folded, is_causal)
+            return Segment(sequence.start, sequence.stop, kv, length - begin, mask, is_folded, is_causal)
 
-        if sequence.tree is not None:
-            mask = self._tree_mask(sequence, length)
+        if sequence.tree is not None or (window is not None and window < length):
+            mask = self._additive(self._hidden(sequence, length, window)[:, begin:])
             is_folded = num_queries <= MAX_FOLDED_QUERIES
             return segment(mask.repeat(self._num_groups if is_folded else 1, 1), is_folded=is_folded)
         if num_queries == 1:
@@ -198,20 +201,21 @@ class SdpaPlanner(AttentionPlanner):
         mask = self._additive(torch.arange(length, device=self._device) > rows)
         return segment(mask, is_folded=False)
 
-    def _padded(self, group: Sequence[PackedSequence]) -> PaddedGroup:
+    def _padded(self, group: Sequence[PackedSequence], window: int | None) -> PaddedGroup:
         num_queries = max(sequence.num_queries for sequence in group)
         tables = self._tensor(pad_tables(group))
         rows: list[int] = []
-        last_seen: list[list[int]] = []
+        positions: list[list[int]] = []
         for sequence in group:
             num_padded = num_queries - sequence.num_queries
             rows += [*sequence.rows, *([sequence.stop - 1] * num_padded)]
-            last_seen.append([*range(sequence.past, sequence.length), *([sequence.length - 1] * num_padded)])
+            positions.append([*range(sequence.past, sequence.length), *([sequence.length - 1] * num_padded)])
         columns = torch.arange(tables.shape[1] * self._block_size, device=self._device)
-        mask = self._additive(columns > self._tensor(last_seen)[..., None])  # [sequences, queries, length]
+        hidden = unseen(columns, self._tensor(positions)[..., None], window)  # [sequences, queries, length]
         for place, sequence in enumerate(group):
             if sequence.tree is not None:
-                mask[place, : sequence.num_queries] = self._tree_mask(sequence, len(columns))
+                hidden[place, : sequence.num_queries] = self._hidden(sequence, len(columns), window)
+        mask = self._additive(hidden)
         if self._num_groups > 1:
             mask = mask.repeat(1, self._num_groups, 1)
         answered = None
@@ -224,14 +228,20 @@ class SdpaPlanner(AttentionPlanner):
             self._row_index(rows), answered, self._row_index(real), tables.flatten(), mask[:, None]
         )
 
-    def _tree_mask(self, sequence: PackedSequence, num_columns: int) -> torch.Tensor:
-        """Returns an additive mask [queries, num_columns] by which a node sees its ancestors of the tree alone."""
-        assert sequence.tree is not None, "a sequence without a tree"
+    def _hidden(self, sequence: PackedSequence, num_columns: int, window: int | None) -> torch.Tensor:
+        """Returns [queries, num_columns]: what a row does not see of its sequence, and after it. A node sees its
+        ancestors of the tree alone."""
         columns = torch.arange(num_columns, device=self._device)
-        hidden = columns > torch.arange(sequence.past, sequence.length, device=self._device)[:, None]
+        rows = torch.arange(sequence.past, sequence.length, device=self._device)
+        if sequence.tree is None:
+            return unseen(columns, rows[:, None], window)
+        positions = columns.clone()  # a node's is the one that it has on its path
+        depths = self._tensor(sequence.tree.depths)
+        positions[sequence.root : sequence.length] = sequence.root + depths
+        hidden = unseen(positions, positions[rows][:, None], window) | (columns > rows[:, None])
         others = ~torch.tensor(sequence.tree.ancestor_mask, device=self._device)
         hidden[-len(others) :, sequence.root : sequence.length] |= others
-        return self._additive(hidden)
+        return hidden
 
     def _row_index(self, rows: list[int]) -> slice | torch.Tensor:
         """Returns a slice where the rows follow one another, which costs nothing to take."""
@@ -245,3 +255,9 @@ class SdpaPlanner(AttentionPlanner):
 
     def _tensor(self, values: Sequence[int] | Sequence[Sequence[int]]) -> torch.Tensor:
         return torch.tensor(values, dtype=torch.int64, device=self._device)
+
+
+def unseen(keys: torch.Tensor, rows: torch.Tensor, window: int | None) -> torch.Tensor:
+    """Returns whether a row at a position sees no key at another: one that comes after it, or before its window."""
+    hidden = keys > rows
+    return hidden if window is None else hidden | (keys <= rows - window)

@@ -1,4 +1,4 @@
-"""Loads a model that our own decoder does not compute: any full-attention decoder of transformers."""
+"""Loads a model that our own decoder does not compute: any decoder of transformers that `architectures` allows."""
 
 from __future__ import annotations
 

@@ -9,14 +9,18 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
-from torch.nn.functional import scaled_dot_product_attention
 
-from outrider.cloud_verifier.backends.attention import AttentionPlanner, PagedAttention
+from outrider.cloud_verifier.backends.attention import (
+    AttentionPlanner,
+    AttentionRule,
+    PagedAttention,
+    softmax_attention,
+)
 from outrider.cloud_verifier.backends.packing import MAX_BATCHED_LENGTH, PackedSequence
-from outrider.cloud_verifier.backends.sdpa import BlockGatherer
+from outrider.cloud_verifier.backends.sdpa import BlockGatherer, unseen
 
 # Query heads that share a key head are rows of one product; at least this many fill its kernel.
 TILE_ROWS = 16
@@ -95,21 +99,26 @@ class TileCall:
     answered: slice | torch.Tensor  # the places of the real ones in it
     target: slice | torch.Tensor  # the packed rows that these are
     kv: slice | torch.Tensor  # a run of slots, or blocks to gather: each tile's, or one sequence's for all
-    moved: (
-        tuple[torch.Tensor, torch.Tensor] | None
-    )  # places among the gathered tokens, and the slots to copy there
-    mask: torch.Tensor  # [num_tiles, 1, num_groups * tile_queries, span]
+    # Places among the gathered tokens, and the slots to copy there.
+    moved: tuple[torch.Tensor, torch.Tensor] | None
+    positions: torch.Tensor  # [num_tiles * tile_queries]
+    span: int
+    num_tiles: int
+    num_groups: int  # query heads that share a key head
+    dtype: torch.dtype
+    masks: dict[int | None, torch.Tensor] = field(default_factory=dict)  # by window
 
     def attend(
         self,
         query: torch.Tensor,
         key_pool: torch.Tensor,
         value_pool: torch.Tensor,
-        scaling: float | None,
+        rule: AttentionRule,
         gather: BlockGatherer,
     ) -> torch.Tensor:
         """Returns [answered rows, heads, head_dim] for queries [heads, rows, head_dim]."""
-        num_tiles, _, num_folded, span = self.mask.shape
+        mask = self._mask(rule.window)
+        num_tiles, _, num_folded, span = mask.shape
         num_heads, _, head_dim = query.shape
         keys, values = (
             self._tokens(pool, span, gather, which).expand(num_tiles, -1, -1, -1)
@@ -119,7 +128,7 @@ class TileCall:
         query = query.index_select(1, self.rows)
         folded = query.view(num_kv_heads, num_heads // num_kv_heads, num_tiles, -1, head_dim)
         folded = folded.permute(2, 0, 1, 3, 4).reshape(num_tiles, num_kv_heads, num_folded, head_dim)
-        out = scaled_dot_product_attention(folded, keys, values, attn_mask=self.mask, scale=scaling)
+        out = softmax_attention(folded, keys, values, rule, mask)
         out = out.reshape(num_tiles, num_heads, -1, head_dim).transpose(1, 2).flatten(0, 1)
         return out[self.answered]
 
@@ -133,6 +142,18 @@ class TileCall:
                 tokens.index_copy_(0, places, pool.flatten(0, 1).index_select(0, slots))
             tokens = tokens.view(-1, self._gathered(span, pool.shape[1]), *tokens.shape[1:])[:, :span]
         return tokens.transpose(1, 2)
+
+    def _mask(self, window: int | None) -> torch.Tensor:
+        """Returns an additive mask [num_tiles, 1, num_groups * tile_queries, span]."""
+        if window is not None and window >= self.span:
+            window = None
+        if (mask := self.masks.get(window)) is None:
+            keys = torch.arange(self.span, device=self.positions.device)
+            hidden = unseen(keys, self.positions[:, None], window)
+            mask = torch.zeros(hidden.shape, dtype=self.dtype, device=hidden.device)
+            mask = mask.masked_fill_(hidden, float("-inf")).view(self.num_tiles, 1, -1, self.span)
+            self.masks[window] = mask = mask.repeat(1, 1, self.num_groups, 1)
+        return mask
 
     @staticmethod
     def _gathered(span: int, block_size: int) -> int:
@@ -155,13 +176,13 @@ class TiledPlanner(AttentionPlanner):
         gather = self._gather
 
         def attend(
-            query: torch.Tensor, key_pool: torch.Tensor, value_pool: torch.Tensor, scaling: float | None
+            query: torch.Tensor, key_pool: torch.Tensor, value_pool: torch.Tensor, rule: AttentionRule
         ) -> torch.Tensor:
             if len(calls) == 1:  # its target is every row, in order
-                return calls[0].attend(query, key_pool, value_pool, scaling, gather)
+                return calls[0].attend(query, key_pool, value_pool, rule, gather)
             out = query.new_empty((query.shape[1], query.shape[0], query.shape[2]))
             for call in calls:
-                out[call.target] = call.attend(query, key_pool, value_pool, scaling, gather)
+                out[call.target] = call.attend(query, key_pool, value_pool, rule, gather)
             return out
 
         return attend
@@ -204,7 +225,11 @@ class TiledPlanner(AttentionPlanner):
             target=self._index([rows[place] for place in answered]),
             kv=kv,
             moved=self._moved(end, gathered),
-            mask=self._mask(positions, end),
+            positions=self._tensor(positions),
+            span=end,
+            num_tiles=len(tiles),
+            num_groups=self._num_groups,
+            dtype=self._dtype,
         )
 
     def _kv(self, end: int, sequences: Sequence[PackedSequence]) -> slice | torch.Tensor:
@@ -237,13 +262,6 @@ class TiledPlanner(AttentionPlanner):
         num_blocks = -(-end // self._block_size)
         own = list(sequence.block_ids[:num_blocks])
         return own + own[-1:] * (num_blocks - len(own))
-
-    def _mask(self, positions: list[int], end: int) -> torch.Tensor:
-        """Returns an additive mask [tiles, 1, folded rows, end]."""
-        hidden = torch.arange(end, device=self._device) > self._tensor(positions)[:, None]
-        mask = torch.zeros(hidden.shape, dtype=self._dtype, device=self._device)
-        mask = mask.masked_fill_(hidden, float("-inf")).view(-1, 1, self._num_queries, end)
-        return mask.repeat(1, 1, self._num_groups, 1)
 
     def _index(self, rows: list[int]) -> slice | torch.Tensor:
         """Returns a slice where the rows follow one another, which costs nothing to take."""

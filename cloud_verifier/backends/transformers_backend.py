@@ -10,7 +10,7 @@ from typing import Any, Protocol, cast
 import numpy as np
 import torch
 
-from outrider.cloud_verifier.backends.attention import AttentionPlanner, ForwardPlan
+from outrider.cloud_verifier.backends.attention import AttentionPlanner, AttentionRule, ForwardPlan
 from outrider.cloud_verifier.backends.base import ForwardItem, KVExhausted, KVSequence, Logits, TargetBackend
 from outrider.cloud_verifier.backends.packing import PackedSequence
 from outrider.cloud_verifier.backends.row_plan import MatrixKind, RowPlan, padded_rows
@@ -38,6 +38,7 @@ class TargetFacts:
     num_heads: int
     num_kv_heads: int
     head_dim: int
+    windows: tuple[int | None, ...]  # of each layer: tokens that it attends over, None: all
 
     @property
     def kv_bytes_per_token(self) -> int:
@@ -148,7 +149,9 @@ class TransformersBackend(TargetBackend):
         # Views of them, per layer: [num_blocks, block_size, kv_heads, head_dim].
         self._key_pools: list[torch.Tensor] = []
         self._value_pools: list[torch.Tensor] = []
-        self.layers_seen: list[int] = []  # layers that attended in the last forward, in order
+        self.rules_seen: dict[
+            int, AttentionRule
+        ] = {}  # of the layers that attended in the last forward, in order
         self.blocks = BlockManager(num_blocks, block_size)
         self.max_context = min(facts.max_context, num_blocks * block_size)
         self.has_trees = True  # trees have the bits of the chains that they stand for, where rows are exact
@@ -315,7 +318,7 @@ class TransformersBackend(TargetBackend):
             padded.extend([padding] * self._num_padding(len(padded)))
         selected = None if is_every_row else self._tensor(rows)
         logits = self.decoder(self._tensor(token_ids), self._tensor(positions), selected, plan)
-        self.layers_seen = plan.layers_seen
+        self.rules_seen = plan.rules_seen
         return logits[:num_rows].float()
 
     def _num_padding(self, num_rows: int) -> int:

@@ -17,7 +17,7 @@ from typing import cast
 
 import torch
 
-from outrider.cloud_verifier.backends.attention import AttentionPlanner, PagedAttention
+from outrider.cloud_verifier.backends.attention import AttentionPlanner, AttentionRule, PagedAttention
 from outrider.cloud_verifier.backends.packing import PackedSequence, make_varlen_index
 from outrider.cloud_verifier.backends.sdpa import SdpaPlanner
 
@@ -68,11 +68,11 @@ class VarlenPlanner(AttentionPlanner):
             parts.append((self._rows(chains), self._plan_chains(_repacked(chains))))
 
         def attend(
-            query: torch.Tensor, key_pool: torch.Tensor, value_pool: torch.Tensor, scaling: float | None
+            query: torch.Tensor, key_pool: torch.Tensor, value_pool: torch.Tensor, rule: AttentionRule
         ) -> torch.Tensor:
             out = query.new_empty((query.shape[1], query.shape[0], query.shape[2]))
             for rows, attention in parts:
-                out[rows] = attention(query[:, rows], key_pool, value_pool, scaling)
+                out[rows] = attention(query[:, rows], key_pool, value_pool, rule)
             return out
 
         return attend
@@ -87,8 +87,10 @@ class VarlenPlanner(AttentionPlanner):
         seqused_k, block_table = self._tensor(index.seqused_k), self._tensor(index.block_table)
 
         def attend(
-            query: torch.Tensor, key_pool: torch.Tensor, value_pool: torch.Tensor, scaling: float | None
+            query: torch.Tensor, key_pool: torch.Tensor, value_pool: torch.Tensor, rule: AttentionRule
         ) -> torch.Tensor:
+            if rule.softcap is not None:
+                raise NotImplementedError("soft-capped scores")
             return self._kernel(
                 query.transpose(0, 1).contiguous(),
                 key_pool,
@@ -97,8 +99,8 @@ class VarlenPlanner(AttentionPlanner):
                 cu_seq_k,
                 index.max_q,
                 index.max_k,
-                scale=scaling,
-                window_size=(-1, 0),  # causal, the last row seeing everything
+                scale=rule.scaling,
+                window_size=(-1 if rule.window is None else rule.window - 1, 0),  # causal
                 enable_gqa=query.shape[0] != key_pool.shape[2],
                 seqused_k=seqused_k,
                 block_table=block_table,
@@ -164,8 +166,8 @@ def _probe_error(
         for shape in (pool_shape, pool_shape, (num_heads, start, head_dim))
     )
     plain = SdpaPlanner(page_size, max(lengths), num_heads // num_kv_heads, dtype, device)
-    expected = plain.plan(sequences)(query, key_pool, value_pool, None)
-    found = VarlenPlanner(kernel, device, plain).plan(sequences)(query, key_pool, value_pool, None)
+    expected = plain.plan(sequences)(query, key_pool, value_pool, AttentionRule())
+    found = VarlenPlanner(kernel, device, plain).plan(sequences)(query, key_pool, value_pool, AttentionRule())
     if found.shape != expected.shape:
         raise ValueError(f"it returns {tuple(found.shape)}, not {tuple(expected.shape)}")
     error = float((found.float() - expected.float()).abs().max())

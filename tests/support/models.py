@@ -7,6 +7,19 @@ from pathlib import Path
 from typing import Any
 
 ARCHITECTURES = ("llama", "qwen2", "qwen3", "gpt_neox", "gpt2")
+# Architectures some or all of whose layers attend over a window, with the fields that make it a small one.
+WINDOWED: dict[str, dict[str, Any]] = {
+    "mistral": {"sliding_window": 16},
+    "starcoder2": {"sliding_window": 16},
+    "gemma2": {
+        "sliding_window": 16,
+        "head_dim": 32,
+        "query_pre_attn_scalar": 24,
+        "attn_logit_softcapping": 3.0,
+    },
+    "gemma3_text": {"sliding_window": 16, "head_dim": 32, "sliding_window_pattern": 2},
+    "cohere2": {"sliding_window": 16, "logit_scale": 0.5},
+}
 EOS = "<|end|>"
 
 
@@ -64,7 +77,7 @@ def make_tiny_target(
         "pad_token_id": 0,
         "tie_word_embeddings": True,
     }
-    if arch in ("llama", "qwen2", "qwen3", "mistral"):
+    if arch not in ("gpt_neox", "gpt2"):
         fields |= {"num_key_value_heads": 2}
     if arch == "qwen3":
         fields |= {"head_dim": hidden // 4}

@@ -26,7 +26,7 @@ def reference_varlen_attn(
     assert seqused_k is not None and block_table is not None and cu_seq_k is not None
     for index in (cu_seq_q, cu_seq_k, seqused_k, block_table):
         assert index.dtype == torch.int32 and index.is_contiguous()
-    assert window_size == (-1, 0) and num_splits == 1 and query.is_contiguous()
+    assert window_size[0] >= -1 and window_size[1] == 0 and num_splits == 1 and query.is_contiguous()
     num_rows, num_heads, head_dim = query.shape
     num_sequences = seqused_k.shape[0]
     assert block_table.shape[0] == num_sequences == cu_seq_q.shape[0] - 1 == cu_seq_k.shape[0] - 1
@@ -51,5 +51,7 @@ def reference_varlen_attn(
         scores *= head_dim**-0.5 if scale is None else scale
         last_seen = torch.arange(length - (stop - start), length)[:, None]
         scores.masked_fill_(torch.arange(length) > last_seen, float("-inf"))
+        if window_size[0] >= 0:
+            scores.masked_fill_(torch.arange(length) < last_seen - window_size[0], float("-inf"))
         out[start:stop] = (scores.softmax(-1) @ values).transpose(0, 1).to(query.dtype)
     return out

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from support.models import make_tiny_target
+from support.models import WINDOWED, make_tiny_target
 
 
 @pytest.fixture(autouse=True)
@@ -26,7 +26,9 @@ def target_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]
 
     def build(arch: str) -> Path:
         if arch not in made:
-            made[arch] = make_tiny_target(tmp_path_factory.mktemp("targets") / arch, arch)
+            made[arch] = make_tiny_target(
+                tmp_path_factory.mktemp("targets") / arch, arch, **WINDOWED.get(arch, {})
+            )
         return made[arch]
 
     return build

@@ -12,11 +12,14 @@ from typing import Any
 import pytest
 from support.models import edit_config, make_tiny_target
 
+from outrider.cloud_verifier.backends import loading
 from outrider.cloud_verifier.backends.architectures import check_supported
 from outrider.cloud_verifier.backends.base import ForwardItem
 from outrider.cloud_verifier.backends.loading import load_target
 from outrider.cloud_verifier.config import parse_size
 from outrider.common.errors import ConfigError, ModelError
+
+GEMMA_LAYERS = ["sliding_attention", "sliding_attention", "full_attention"]
 
 
 @pytest.fixture
@@ -126,6 +129,14 @@ def test_truncated_weights_are_a_model_error(llama: Path) -> None:
         load_target(llama)
 
 
+def test_attention_sinks_are_refused_by_the_first_forward(tmp_path: Path) -> None:
+    directory = make_tiny_target(
+        tmp_path / "model", "gpt_oss", head_dim=32, num_local_experts=2, num_experts_per_tok=1
+    )
+    with pytest.raises(ModelError, match="cannot run over paged KV: attention argument 's_aux'"):
+        load_target(directory)
+
+
 def test_remote_code_is_refused(llama: Path) -> None:
     edit_config(llama, model_type="my_model", auto_map={"AutoModelForCausalLM": "modeling.Mine"})
     with pytest.raises(ModelError, match=r"'my_model' is unknown.*brings its own code, which is never run"):
@@ -145,12 +156,34 @@ def test_wrong_device_and_dtype_are_named(llama: Path) -> None:
         load_target(llama, dtype="float64")
 
 
-def test_sliding_windows_are_refused_unless_they_never_bite(tmp_path: Path) -> None:
-    windowed = make_tiny_target(tmp_path / "windowed", "mistral", sliding_window=64)
-    with pytest.raises(ModelError, match=r"'mistral' is not supported.*sliding window of 64 tokens"):
-        load_target(windowed)
-    load_target(make_tiny_target(tmp_path / "wide", "mistral", sliding_window=512))
-    load_target(make_tiny_target(tmp_path / "off", "qwen2", sliding_window=64, use_sliding_window=False))
+@pytest.mark.parametrize(
+    ("arch", "fields", "windows"),
+    [
+        ("mistral", {"sliding_window": 64}, (64, 64, 64)),
+        ("mistral", {"sliding_window": 512}, (None, None, None)),  # its context
+        ("qwen2", {"sliding_window": 64, "use_sliding_window": False}, (None, None, None)),
+        (
+            "qwen2",
+            {"sliding_window": 64, "use_sliding_window": True, "max_window_layers": 2},
+            (None, None, 64),
+        ),
+        ("gemma3_text", {"sliding_window": 32, "head_dim": 32, "layer_types": GEMMA_LAYERS}, (32, 32, None)),
+    ],
+)
+def test_each_layer_has_the_window_of_its_configuration(
+    tmp_path: Path, arch: str, fields: dict[str, Any], windows: tuple[int | None, ...]
+) -> None:
+    assert load_target(make_tiny_target(tmp_path / "model", arch, **fields)).facts.windows == windows
+
+
+def test_a_model_that_attends_over_another_window_than_its_configuration_says_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where a model's code reads the window from a field that we do not know."""
+    directory = make_tiny_target(tmp_path / "model", "mistral", sliding_window=64)
+    monkeypatch.setattr(loading, "layer_windows", lambda config, max_context: (None,) * 3)
+    with pytest.raises(ModelError, match=r"windows of \[64, 64, 64\] tokens, its configuration says \[None"):
+        load_target(directory, is_lean=False)
 
 
 @pytest.mark.parametrize(
@@ -165,16 +198,8 @@ def test_sliding_windows_are_refused_unless_they_never_bite(tmp_path: Path) -> N
         ("t5", {}, "encoder-decoder"),
         ("bart", {}, "encoder-decoder"),
         ("deepseek_v3", {}, "multi-head latent attention"),
-        ("gemma2", {}, "sliding window"),
-        ("gemma3_text", {}, "sliding window"),
-        ("gpt_oss", {}, "sliding window"),
-        ("gemma2", {"sliding_window": None, "layer_types": ["full_attention"] * 26}, "soft-capped"),
+        ("gemma2", {"sliding_window": None}, "sliding_window is not given"),
         ("llama4_text", {}, "chunked"),
-        (
-            "qwen2",
-            {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 1},
-            "sliding window of 8",
-        ),
         (
             "llama",
             {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}},
@@ -192,9 +217,22 @@ def test_other_attention_is_refused_by_name(model_type: str, fields: dict[str, A
 
 
 @pytest.mark.parametrize(
-    "model_type", ["llama", "qwen2", "qwen3", "gpt_neox", "gpt2", "granite", "olmo2", "phi"]
+    "model_type",
+    [
+        "llama",
+        "qwen2",
+        "qwen3",
+        "gpt_neox",
+        "gpt2",
+        "granite",
+        "olmo2",
+        "phi",
+        "mistral",
+        "gemma2",
+        "gemma3_text",
+    ],
 )
-def test_full_attention_decoders_pass(model_type: str) -> None:
+def test_other_decoders_pass(model_type: str) -> None:
     from transformers import AutoConfig
 
     check_supported(AutoConfig.for_model(model_type), 4096)

@@ -107,12 +107,12 @@ class NanAtId:
         attention = plan.attention  # type: ignore[attr-defined]
 
         def attend(
-            query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, scaling: float | None
+            query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, rule: object
         ) -> torch.Tensor:
             slots = torch.arange(keys.shape[0] * keys.shape[1])[plan.write][hit]  # type: ignore[attr-defined]
             keys.flatten(0, 1)[slots] = math.nan
             values.flatten(0, 1)[slots] = math.nan
-            return attention(query, keys, values, scaling)
+            return attention(query, keys, values, rule)
 
         plan.attention = attend  # type: ignore[attr-defined]
         return self._decoder(token_ids, positions, rows, plan)  # type: ignore[operator]

@@ -29,9 +29,12 @@ CASES: dict[str, dict[str, Any]] = {
     "llama-linear-rope": {"rope_parameters": ROPE | {"rope_type": "linear", "factor": 4.0}},
     "llama-head-dim": {"head_dim": 48, "num_key_value_heads": 4, "rms_norm_eps": 1e-3},
     "mistral": {"sliding_window": None, "tie_word_embeddings": False},
+    "mistral-window": {"sliding_window": 7},
     "qwen2": {},
+    "qwen2-window": {"use_sliding_window": True, "sliding_window": 5, "max_window_layers": 1},
     "qwen2-untied": {"tie_word_embeddings": False, "num_key_value_heads": 1},
     "qwen3": {},
+    "qwen3-window": {"use_sliding_window": True, "sliding_window": 9, "max_window_layers": 2},
     "qwen3-untied-biases": {"tie_word_embeddings": False, "attention_bias": True, "head_dim": 64},
 }
 
@@ -168,15 +171,15 @@ def test_what_the_own_decoder_does_not_compute_is_left_to_transformers(
     assert not isinstance(load_target(llama, kv_tokens=256).decoder, LeanDecoder)
 
 
-def test_a_window_in_config_json_is_refused_without_transformers(llama: Path) -> None:
-    edit_config(llama, model_type="mistral", sliding_window=64)
+def test_chunked_attention_in_config_json_is_refused_without_transformers(llama: Path) -> None:
+    edit_config(llama, attention_chunk_size=64)
     loading = (
         "import sys; sys.modules['transformers'] = None\n"
         "from outrider.cloud_verifier.backends.loading import load_target\n"
         f"load_target({str(llama)!r})"
     )
     done = subprocess.run([sys.executable, "-c", loading], capture_output=True, text=True, check=False)
-    assert "'mistral' is not supported as a target: it attends over a sliding window of 64" in done.stderr
+    assert "'llama' is not supported as a target: it uses chunked attention" in done.stderr
 
 
 def test_a_target_loads_where_transformers_cannot_be_imported(llama: Path) -> None:

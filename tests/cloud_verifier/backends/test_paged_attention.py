@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from support.varlen import reference_varlen_attn
 
 from outrider.cloud_verifier.backends import varlen
+from outrider.cloud_verifier.backends.attention import AttentionRule
 from outrider.cloud_verifier.backends.base import ForwardItem
 from outrider.cloud_verifier.backends.loading import load_target
 from outrider.cloud_verifier.backends.packing import (
@@ -74,7 +75,7 @@ def plain(
 ) -> Any:
     trees = SdpaPlanner(BLOCK_SIZE, 200, query.shape[0] // keys.shape[2], torch.float32, CPU)
     planner = VarlenPlanner(reference_varlen_attn, CPU, trees)
-    return planner.plan(sequences)(query, keys, values, 0.3)
+    return planner.plan(sequences)(query, keys, values, AttentionRule(0.3))
 
 
 SHAPES = st.lists(
@@ -92,7 +93,7 @@ def test_any_mix_of_sequences_attends_as_each_would_alone(
     sequences = pack(shapes, is_scattered=is_scattered)
     query, keys, values = tensors(sequences, 4, num_kv_heads)
     planner = SdpaPlanner(BLOCK_SIZE, 128, 4 // num_kv_heads, torch.float32, CPU)
-    found = planner.plan(sequences)(query, keys, values, 0.3)
+    found = planner.plan(sequences)(query, keys, values, AttentionRule(0.3))
     torch.testing.assert_close(found, plain(sequences, query, keys, values), atol=2e-5, rtol=1e-5)
 
 
@@ -109,9 +110,12 @@ def test_trees_beside_chains_attend_alike_by_every_planner(
             each.tree = Tree([chance.randint(ROOT, node - 1) for node in range(num_nodes)])
     query, keys, values = tensors(sequences, 4, num_kv_heads)
     sdpa = SdpaPlanner(BLOCK_SIZE, 200, 4 // num_kv_heads, torch.float32, CPU)
-    found = sdpa.plan(sequences)(query, keys, values, 0.3)
+    found = sdpa.plan(sequences)(query, keys, values, AttentionRule(0.3))
     tiled = TiledPlanner(BLOCK_SIZE, 4 // num_kv_heads, torch.float32, CPU)
-    for other in (tiled.plan(sequences)(query, keys, values, 0.3), plain(sequences, query, keys, values)):
+    for other in (
+        tiled.plan(sequences)(query, keys, values, AttentionRule(0.3)),
+        plain(sequences, query, keys, values),
+    ):
         torch.testing.assert_close(found, other, atol=2e-5, rtol=1e-5)
     for each in sequences:
         for node in range(len(each.tree or ())):
@@ -122,14 +126,62 @@ def test_trees_beside_chains_attend_alike_by_every_planner(
             torch.testing.assert_close(found[row], expected, atol=2e-5, rtol=1e-5)
 
 
+@settings(max_examples=40, deadline=None)
+@given(
+    shapes=SHAPES,
+    chance=st.randoms(use_true_random=False),
+    num_kv_heads=st.sampled_from((1, 4)),
+    window=st.sampled_from((None, 1, 3, 17, 60)),
+    softcap=st.sampled_from((None, 2.0)),
+)
+def test_windows_and_soft_caps_by_every_planner(
+    shapes: list[tuple[int, int]],
+    chance: random.Random,
+    num_kv_heads: int,
+    window: int | None,
+    softcap: float | None,
+) -> None:
+    """Of chains and trees: a row sees what is on its path, no further back than its window."""
+    sequences = pack(shapes, is_scattered=chance.random() < 0.5)
+    for each in sequences:
+        if each.num_queries > 1 and chance.random() < 0.5:
+            each.tree = Tree([chance.randint(ROOT, node - 1) for node in range(each.num_queries)])
+    query, keys, values = tensors(sequences, 4, num_kv_heads)
+    rule = AttentionRule(0.3, window, softcap)
+    planners = [
+        SdpaPlanner(BLOCK_SIZE, 200, 4 // num_kv_heads, torch.float32, CPU),
+        TiledPlanner(BLOCK_SIZE, 4 // num_kv_heads, torch.float32, CPU),
+    ]
+    if softcap is None:
+        planners.append(VarlenPlanner(reference_varlen_attn, CPU, planners[0]))  # type: ignore[arg-type]
+    for planner in planners:
+        found = planner.plan(sequences)(query, keys, values, rule)
+        for each in sequences:
+            for place, row in enumerate(each.rows):
+                path = range(place + 1) if each.tree is None else each.tree.path(place)
+                slots = [*range(each.past), *(each.past + before for before in path)]
+                expected = attend_to(
+                    each, slots[-(window or len(slots)) :], query[:, row], keys, values, softcap
+                )
+                torch.testing.assert_close(found[row], expected, atol=2e-5, rtol=1e-5)
+
+
 def attend_to(
-    sequence: PackedSequence, slots: list[int], query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor
+    sequence: PackedSequence,
+    slots: list[int],
+    query: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    softcap: float | None = None,
 ) -> torch.Tensor:
     """Softmax attention of one query [heads, head_dim] over some of a sequence's tokens."""
     places = [sequence.block_ids[slot // BLOCK_SIZE] * BLOCK_SIZE + slot % BLOCK_SIZE for slot in slots]
     num_groups = query.shape[0] // keys.shape[2]
     k, v = (pool.flatten(0, 1)[places].repeat_interleave(num_groups, 1) for pool in (keys, values))
-    weights = torch.softmax(0.3 * torch.einsum("hd,thd->ht", query, k), dim=-1)
+    scores = 0.3 * torch.einsum("hd,thd->ht", query, k)
+    if softcap is not None:
+        scores = softcap * torch.tanh(scores / softcap)
+    weights = torch.softmax(scores, dim=-1)
     return torch.einsum("ht,thd->hd", weights, v)
 
 

@@ -1,4 +1,4 @@
-"""The paged packed path writes what transformers' `generate` writes: greedy, float32, five architectures."""
+"""The paged packed path writes what transformers' `generate` writes: greedy, float32, ten architectures."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from support.devices import GPU_DEVICE, ON_GPU
 from support.exact.ties import TieCounter
-from support.models import ARCHITECTURES
+from support.models import ARCHITECTURES, WINDOWED
 
 from outrider.cloud_verifier.backends.base import ForwardItem
 from outrider.cloud_verifier.backends.loading import load_target
@@ -21,7 +21,8 @@ NUM_NEW_TOKENS = 24
 GPU_ARCHITECTURES = ARCHITECTURES if GPU_DEVICE == "cuda" else ARCHITECTURES[:1]
 CASES = [
     *((arch, True, "cpu") for arch in ARCHITECTURES),
-    *((arch, False, "cpu") for arch in ("llama", "qwen2", "qwen3")),
+    *((arch, False, "cpu") for arch in ("llama", "qwen2", "qwen3", "mistral")),
+    *((arch, True, "cpu") for arch in WINDOWED),
     *(pytest.param(arch, False, GPU_DEVICE, marks=ON_GPU, id=f"{arch}-gpu") for arch in GPU_ARCHITECTURES),
 ]
 

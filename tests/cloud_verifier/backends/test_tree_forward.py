@@ -26,6 +26,9 @@ CASES = [
     ("qwen2", "float32", False, "off"),
     ("qwen2", "bfloat16", True, "on"),
     ("gpt2", "float32", False, "on"),
+    ("mistral", "float32", True, "off"),
+    ("mistral", "bfloat16", True, "on"),
+    ("gemma2", "float32", False, "on"),
 ]
 
 
