@@ -5,6 +5,7 @@ from __future__ import annotations
 from outrider.common.errors import UsageError
 from outrider.common.methods import drafts_trees
 from outrider.common.types import Method
+from outrider.edge_client.config.gate import judges_variance
 from outrider.edge_client.config.run_config import RunConfig
 from outrider.edge_client.core.options import ExecutionMode
 from outrider.edge_client.drafting.trees import DEFAULT_DEPTH, DEFAULT_NODES, DEFAULT_WIDTH, TreeBudget
@@ -42,6 +43,8 @@ def why_no_tree(config: RunConfig) -> str:
         return f"goes with --method coupled, not with --method {method}"
     if goes_with:
         return goes_with
-    if config.gate.use is not GateUse.OFF:
-        return f"does not go with --gate {config.gate.use}, which judges chains"
+    if config.gate.use is GateUse.COMMIT:
+        return "does not go with --gate commit, which keeps chains"
+    if config.gate.use is GateUse.STOP and judges_variance(config):
+        return "does not go with a threshold of variance: a draft's runs for trees measure none"
     return ""

@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from outrider.common.tree import ROOT
-from outrider.common.types import TokenIds
+from outrider.common.tree import ROOT, Tree
+from outrider.common.types import Signals, TokenIds
+from outrider.edge_client.drafting.base import NodeRule, Stop
 from outrider.edge_client.drafting.node_values import NodeValues
 from outrider.edge_client.drafting.trees import Continuations, Expander, TreeBudget, TreeDraft
 
@@ -20,17 +21,26 @@ class _Node:
     path: TokenIds
     value: float
     continuations: tuple[Continuations, ...] = ()
-    is_open: bool = True  # not expanded
+    is_open: bool = True  # may be expanded
     children: list[_Node] = field(default_factory=list)
+    signals: Signals | None = None
+    doubted: Signals | None = None  # of the first node that the rule left out after it
 
 
 class TreeBuilder:
-    """Builds one tree from the continuations of one or several sources."""
+    """Builds one tree from the continuations of one or several sources, whose paths a `rule` may end."""
 
-    def __init__(self, expanders: Sequence[Expander], values: NodeValues, budget: TreeBudget) -> None:
+    def __init__(
+        self,
+        expanders: Sequence[Expander],
+        values: NodeValues,
+        budget: TreeBudget,
+        rule: NodeRule | None = None,
+    ) -> None:
         self._expanders = expanders
         self._values = values
         self._budget = budget
+        self._rule = rule
         self._best: list[_Node] = []  # of all found, at most `num_nodes`; of equal ones those found first
         self._first_chances, self._num_expanded = (
             1.0,
@@ -98,11 +108,32 @@ class TreeBuilder:
                 _Node((*node.path, token_id), node.value * chance)
                 for token_id, chance in self._merge(continuations)
             ]
+            self._apply_rule(node)
             self._best += node.children
             if node.children:
                 self._first_chances += node.children[0].value / node.value
                 self._num_expanded += 1
         self._best = sorted(self._best, key=lambda node: -node.value)[: self._budget.num_nodes]
+
+    def _apply_rule(self, node: _Node) -> None:
+        """Ends the paths after a node that was expanded."""
+        if self._rule is None:
+            return
+        told = {
+            token_id: signals
+            for each in node.continuations
+            for token_id, signals in zip(each.token_ids, each.signals, strict=True)
+        }
+        kept = []
+        for child in node.children:
+            child.signals = signals = told[child.path[-1]]
+            stop = self._rule(child.path, signals)
+            child.is_open = stop is Stop.NO
+            if stop is Stop.BEFORE:
+                node.doubted = node.doubted or signals
+            else:
+                kept.append(child)
+        node.children = kept
 
     def _merge(self, continuations: Sequence[Continuations]) -> list[tuple[int, float]]:
         """Returns the likeliest children with their chances; one that several sources told has its best."""
@@ -126,9 +157,12 @@ class TreeBuilder:
                 nodes.append(node)
                 parents.append(parent)
             waiting += [(child, index) for child in reversed(node.children) if id(child) in kept]
+        main_end = nodes[len(Tree(parents).runs[0]) - 1] if nodes else root
         return TreeDraft(
             token_ids=tuple(node.path[-1] for node in nodes),
             draft_probs=(),
+            signals=tuple(node.signals for node in nodes if node.signals is not None),
+            doubted=main_end.doubted,
             parents=tuple(parents),
             values=tuple(node.value for node in nodes),
             continuations=tuple(node.continuations for node in (root, *nodes)),

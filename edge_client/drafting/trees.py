@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from outrider.common.types import Draft, TokenIds
+from outrider.common.types import Draft, Signals, TokenIds
 
 # Bounds of a tree where none are given.
 DEFAULT_NODES = 64
@@ -46,6 +46,7 @@ class Continuations:
     token_ids: TokenIds
     gaps: tuple[float, ...]  # nats that each scores less than the first: rising, from 0
     source: str  # names what `NodeValues` learns about together
+    signals: tuple[Signals, ...] = ()  # of each, where they are asked for
 
 
 @dataclass(frozen=True, slots=True)
