@@ -20,6 +20,9 @@ MAX_CONTINUATIONS = 8  # of one path; the target's token is among the draft's fi
 DRAFT_SOURCE = "draft"  # of continuations that a draft model tells
 
 
+Ranks = tuple[int, ...]  # a node by its path: 0 is the likeliest continuation, 1 the next
+
+
 @dataclass(frozen=True, slots=True)
 class TreeCosts:
     """Holds what a round takes, in seconds: whatever its tree, and for each of its nodes."""
@@ -37,6 +40,8 @@ class TreeBudget:
     max_width: int  # children of one node, `MAX_CONTINUATIONS` at most
     # Given, nodes are left out that are worth less than they cost: the tree has the most tokens a second.
     costs: TreeCosts | None = None
+    # Given, the first `num_nodes` of these are the nodes, whatever they are worth.
+    shape: tuple[Ranks, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
