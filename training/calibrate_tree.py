@@ -119,20 +119,20 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument("--draft", type=Path, default=EMBEDDED / "draft", help="an exported draft")
     parser.add_argument("--text", type=Path, nargs="+", required=True, help="files of text, or .jsonl")
     parser.add_argument("--out", type=Path, required=True, help="the file to write")
-    parser.add_argument("--num-nodes", type=positive_number, default=DEFAULT_NODES, metavar="N")
+    parser.add_argument("--num-nodes", type=positive, default=DEFAULT_NODES, metavar="N")
     parser.add_argument(
-        "--max-depth", type=positive_number, default=DEFAULT_DEPTH, metavar="N", help="of a path"
+        "--max-depth", type=positive, default=DEFAULT_DEPTH, metavar="N", help="of a path"
     )
     parser.add_argument("--temperature", type=float, default=0.8, metavar="T")
-    parser.add_argument("--num-passages", type=positive_number, default=40, metavar="N")
-    parser.add_argument("--num-prompt-tokens", type=positive_number, default=32, metavar="N")
+    parser.add_argument("--num-passages", type=positive, default=40, metavar="N")
+    parser.add_argument("--num-prompt-tokens", type=positive, default=32, metavar="N")
     parser.add_argument(
-        "--num-new-tokens", type=positive_number, default=160, metavar="N", help="after each passage"
+        "--num-new-tokens", type=positive, default=160, metavar="N", help="after each passage"
     )
     return parser.parse_args()
 
 
-def positive_number(text: str) -> int:
+def positive(text: str) -> int:
     if int(text) < 1:
         raise ValueError
     return int(text)

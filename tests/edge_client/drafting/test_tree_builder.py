@@ -91,6 +91,30 @@ def test_a_tree_of_one_row_a_run_holds_the_most_valuable_nodes_there_are() -> No
     assert paths == set(sorted(found, key=lambda path: -found[path])[:7])
 
 
+def test_a_given_shape_is_what_every_tree_has_as_far_as_there_are_choices() -> None:
+    class Telling(RandomExpander):
+        def tell(self, path: TokenIds) -> Continuations:
+            count = 1 if path == (11,) else 3
+            ids = tuple(10 * (len(path) + 1) + rank for rank in range(count))
+            return Continuations(ids, (0.0, 5.0, 6.0)[:count], "draft")
+
+    shape = ((2,), (2, 0), (1,), (1, 1), (2, 0, 2), (0,), (2, 0, 0))
+    budget = TreeBudget(7, 3, 8, shape=shape)
+    expander = Telling(0)
+    draft = TreeBuilder([expander], VALUES, budget).build()
+    tree = Tree(draft.parents)
+    paths = [tuple(draft.token_ids[each] for each in tree.path(node)) for node in range(len(tree))]
+    assert paths == [(10,), (11,), (12,), (12, 20), (12, 20, 30), (12, 20, 32)], "(11,) has one choice"
+    assert [sorted(each) for each in expander.asked] == [[()], [(11,), (12,)], [(12, 20)]], "a run a level"
+
+    def drafted(num_nodes: int, max_depth: int) -> int:
+        cut = TreeBudget(num_nodes, max_depth, 8, shape=shape)
+        return len(TreeBuilder([Telling(0)], VALUES, cut).build().token_ids)
+
+    assert [drafted(number, 3) for number in (1, 2, 5)] == [1, 2, 4], "the first nodes are a shape too"
+    assert drafted(7, 1) == 3
+
+
 def test_a_rule_ends_paths_before_a_position_or_after_a_token_and_the_budget_goes_to_others() -> None:
     class Telling(RandomExpander):
         def tell(self, path: TokenIds) -> Continuations:

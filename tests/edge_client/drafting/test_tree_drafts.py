@@ -176,6 +176,21 @@ def test_a_graph_from_before_trees_proposes_the_same_tree(
             sequence.check_integrity()
 
 
+def test_of_a_given_shape_each_node_is_that_choice_of_the_draft_after_its_path(model: OnnxDraftModel) -> None:
+    shape = ((1,), (0,), (1, 2), (0, 0), (0, 3), (1, 2, 0), (0, 0, 1))
+    sequence = start(model, PROMPT)
+    draft = sequence.propose_tree(TreeBudget(7, 3, 8, shape=shape), NodeValues())
+    tree = Tree(draft.parents)
+    ranks: dict[int, tuple[int, ...]] = {ROOT: ()}
+    for node, parent in enumerate(draft.parents):
+        (told,) = draft.continuations[parent + 1]
+        ranks[node] = (*ranks[parent], told.token_ids.index(draft.token_ids[node]))
+    assert {ranks[node] for node in range(len(tree))} == set(shape)
+    assert draft.num_runs == 3
+    sequence.commit([draft.token_ids[each] for each in tree.path(4)])
+    sequence.check_integrity()
+
+
 def test_the_kv_of_any_committed_path_is_kept(model: OnnxDraftModel) -> None:
     rng = random.Random(1)
     sequence, text = start(model, PROMPT), list(PROMPT)
