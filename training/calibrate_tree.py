@@ -120,9 +120,7 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument("--text", type=Path, nargs="+", required=True, help="files of text, or .jsonl")
     parser.add_argument("--out", type=Path, required=True, help="the file to write")
     parser.add_argument("--num-nodes", type=positive, default=DEFAULT_NODES, metavar="N")
-    parser.add_argument(
-        "--max-depth", type=positive, default=DEFAULT_DEPTH, metavar="N", help="of a path"
-    )
+    parser.add_argument("--max-depth", type=positive, default=DEFAULT_DEPTH, metavar="N", help="of a path")
     parser.add_argument("--temperature", type=float, default=0.8, metavar="T")
     parser.add_argument("--num-passages", type=positive, default=40, metavar="N")
     parser.add_argument("--num-prompt-tokens", type=positive, default=32, metavar="N")
