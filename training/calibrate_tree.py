@@ -97,6 +97,8 @@ def calibrate(args: argparse.Namespace) -> tuple[tuple[Ranks, ...], dict[str, ob
         found = accuracies([choices_taken(model, text) for text in texts], args.max_depth)
         fingerprint = model.fingerprint
     shape, tokens = best_shape(found, args.num_nodes)
+    if not shape:
+        raise UsageError(f"--draft {args.draft}: the target's token was never among its choices")
     about = {
         "tokens_a_round": round(tokens, 3),
         "temperature": args.temperature,

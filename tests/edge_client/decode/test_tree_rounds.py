@@ -241,10 +241,18 @@ def test_typical_takes_trees_too() -> None:
             "accuracy": st.sampled_from([0.0, 0.3, 0.7, 1.0]),
             "second": st.sampled_from([None, 0.0, 0.6, 1.0]),
             "draft_context": st.sampled_from([10, 1000]),
+            "tell": st.sampled_from([None, every(3, HARD_PLACE), every(4, HARD_TOKEN)]),
         }
     ),
+    max_hard_ratio=st.sampled_from([0.0, 0.5]),
 )
 def test_no_combination_of_many_leaves_a_trace(
-    budget: TreeBudget, faults: Chances, seed: int, window: int, run: dict[str, Any]
+    budget: TreeBudget,
+    faults: Chances,
+    seed: int,
+    window: int,
+    run: dict[str, Any],
+    max_hard_ratio: float,
 ) -> None:
-    check_same_text(budget, faults, seed, window=window, **run)
+    gate = None if run["tell"] is None else make_gate(GateUse.STOP, max_hard_ratio)
+    check_same_text(budget, faults, seed, window=window, gate=gate, **run)
