@@ -5,14 +5,18 @@ from __future__ import annotations
 import itertools
 import math
 import random
+import sys
 from pathlib import Path
 
 import pytest
 from support.edge.tiny_draft import make_tiny_draft
 
+from outrider.common.errors import UsageError
 from outrider.common.types import SamplingParams
 from outrider.edge_client.drafting.onnx.model import OnnxDraftModel
+from outrider.edge_client.drafting.tree_shape import read_tree_shape
 from outrider.edge_client.drafting.trees import MAX_CONTINUATIONS
+from outrider.training import calibrate_tree
 from outrider.training.calibrate_tree import accuracies, best_shape, choices_taken
 from outrider.training.judge.target_text import WrittenText
 
@@ -67,3 +71,19 @@ def test_of_a_text_that_the_draft_itself_writes_every_token_is_its_first_choice(
         assert choices_taken(model, text) == [0] * 12
         other = WrittenText(prompt, (text.new[0], (text.new[1] + 1) % model.num_tokens), sampling)
         assert choices_taken(model, other)[1] > 0
+
+
+def test_the_command_writes_a_file_that_the_edge_reads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text, out = tmp_path / "code.txt", tmp_path / "tree.json"
+    text.write_text("def read_lines(path):\n    with open(path) as file:\n        return file.read()\n" * 4)
+    flags = f"--text {text} --out {out} --num-nodes 5 --num-passages 2 --num-new-tokens 12"
+    monkeypatch.setattr(sys, "argv", ["calibrate_tree", *flags.split()])
+    assert calibrate_tree.main() == 0
+    shape = read_tree_shape(out)
+    assert len(shape) == 5 and shape[0] == (0,)
+    assert f"5 nodes on {max(map(len, shape))} levels" in capsys.readouterr().out
+    text.write_text(" ")
+    with pytest.raises(UsageError, match="--text"):
+        calibrate_tree.main()
