@@ -8,9 +8,9 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.trees.texts import WrittenText
 from outrider.cloud_verifier.backends.base import ForwardItem, TargetBackend
 from outrider.edge_client.drafting.onnx.model import OnnxDraftModel
+from outrider.training.judge.target_text import WrittenText
 
 MOST_CHILDREN = 4
 Probs = NDArray[np.float64]

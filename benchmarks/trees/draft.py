@@ -12,7 +12,7 @@ import numpy as np
 from benchmarks.results_file import Found
 from benchmarks.timing import alternate, median_ratio, time_s
 from benchmarks.trees.coverage import coverages
-from benchmarks.trees.texts import Rounds, WrittenText, chain, figures, play, play_fitted, tree, written_texts
+from benchmarks.trees.texts import Rounds, chain, figures, play, play_fitted, tree
 from outrider.cloud_verifier.backends.loading import load_target
 from outrider.common.types import SamplingParams, TokenIds
 from outrider.edge_client.drafting.node_values import NodeValues
@@ -22,6 +22,7 @@ from outrider.edge_client.tokenization.tokenizer import EdgeTokenizer
 from outrider.experiments.shared.prompts import load_prompts
 from outrider.experiments.shared.results import Measure, at_least, at_most, judged
 from outrider.models import EMBEDDED
+from outrider.training.judge.target_text import WrittenText, written_texts
 
 NUM_NEW = 160
 TEMPERATURES = {0.8: 2, 0.0: 1}  # → texts of each prompt

@@ -9,12 +9,13 @@ from collections.abc import Iterator
 
 from benchmarks.controller.record_bank import read_prompts
 from benchmarks.results_file import Found
-from benchmarks.trees.texts import WrittenText, chain, figures, play, play_fitted, written_texts
+from benchmarks.trees.texts import chain, figures, play, play_fitted
 from outrider.cloud_verifier.backends.loading import load_target
 from outrider.edge_client.drafting.onnx.model import OnnxDraftModel
 from outrider.edge_client.drafting.trees import TreeBudget
 from outrider.experiments.shared.results import at_least, judged
 from outrider.training.bank.pairs import BANK, RUN, BankDraft, BankFolder
+from outrider.training.judge.target_text import WrittenText, written_texts
 
 NUM_PROMPTS, NUM_NEW = 16, 160
 TEMPERATURE = 0.8

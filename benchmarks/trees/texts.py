@@ -1,4 +1,4 @@
-"""Texts of a target, and rounds of drafts against them.
+"""Rounds of drafts against texts of a target.
 
 With shared noise the target's text depends on no draft, so a round is judged by the text alone: accepted is what
 agrees with it.
@@ -9,25 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 
-import numpy as np
-
-from outrider.cloud_verifier.backends.base import ForwardItem, TargetBackend
-from outrider.common.sampling.processors import choose, process_logits
 from outrider.common.tree import ROOT, Tree
-from outrider.common.types import SamplingParams, TokenIds
+from outrider.common.types import TokenIds
 from outrider.edge_client.drafting.base import DraftModel
 from outrider.edge_client.drafting.node_values import NodeValues
 from outrider.edge_client.drafting.onnx.sequence import OnnxDraftSequence
 from outrider.edge_client.drafting.trees import TreeBudget, TreeDraft
-
-
-@dataclass(frozen=True, slots=True)
-class WrittenText:
-    """Holds one text of the target, to its end or to the limit."""
-
-    prompt: TokenIds
-    new: TokenIds
-    sampling: SamplingParams
+from outrider.training.judge.target_text import WrittenText
 
 
 @dataclass(slots=True)
@@ -43,29 +31,6 @@ class Rounds:
     def tokens_a_round(self) -> float:
         """Returns the committed tokens of a round."""
         return self.num_tokens / self.num_rounds
-
-
-def written_texts(
-    backend: TargetBackend, prompts: Sequence[TokenIds], temperature: float, num_new: int, num_seeds: int = 1
-) -> list[WrittenText]:
-    """Returns the target's texts after each prompt, each with a seed of its own, up to its end-of-text token."""
-    samplings = [SamplingParams(temperature=temperature, seed=1 + i) for i in range(num_seeds * len(prompts))]
-    texts = zip(list(prompts) * num_seeds, samplings, strict=True)
-    return [_write(backend, prompt, sampling, num_new) for prompt, sampling in texts]
-
-
-def _write(backend: TargetBackend, prompt: TokenIds, sampling: SamplingParams, num_new: int) -> WrittenText:
-    sequence = backend.new_sequence()
-    new: list[int] = []
-    fed = prompt
-    while len(new) < num_new and not (new and new[-1] in backend.eos_token_ids):
-        logits = np.asarray(backend.forward([ForwardItem(sequence, fed, 1)]))[:, : backend.num_tokens]
-        scores = process_logits(np, logits, sampling, prompt_ids=prompt, output_ids=new)
-        (token_id,) = choose(scores, sampling, [len(prompt) + len(new)]).tolist()
-        new.append(token_id)
-        fed = (token_id,)
-    backend.close(sequence)
-    return WrittenText(prompt, tuple(new), sampling)
 
 
 Propose = Callable[[OnnxDraftSequence], tuple[Tree, TokenIds, TreeDraft | None]]
@@ -121,12 +86,22 @@ def play(
 def play_fitted(model: DraftModel, texts: Sequence[WrittenText], budget: TreeBudget) -> Rounds:
     """Returns the rounds of trees whose values were fitted on one half of the texts and are judged on the other,
     and the reverse."""
-    halves = texts[::2], texts[1::2]
-    parts = []
-    for fitted, judged_on in (halves, halves[::-1]):
+
+    def play_half(fitted: Sequence[WrittenText], judged_on: Sequence[WrittenText]) -> Rounds:
         values = NodeValues()
         play(model, fitted, tree(budget, values), learning=values)
-        parts.append(asdict(play(model, judged_on, tree(budget, values))))
+        return play(model, judged_on, tree(budget, values))
+
+    return over_halves(texts, play_half)
+
+
+def over_halves(
+    texts: Sequence[WrittenText],
+    play_half: Callable[[Sequence[WrittenText], Sequence[WrittenText]], Rounds],
+) -> Rounds:
+    """Returns the rounds on both halves of the texts, of what is fitted on the other one each."""
+    halves = texts[::2], texts[1::2]
+    parts = [asdict(play_half(*each)) for each in (halves, halves[::-1])]
     return Rounds(**{name: sum(part[name] for part in parts) for name in parts[0]})
 
 

@@ -123,6 +123,12 @@ class TreeConfig:
         minimum=1,
         maximum=64,
     )
+    shape: Path | None = option(
+        None,
+        "with --tree N: every tree has the first N nodes of a shape that `python -m "
+        "outrider.training.calibrate_tree` wrote, in place of those that are worth most there",
+        metavar="FILE",
+    )
 
     @property
     def is_auto(self) -> bool:

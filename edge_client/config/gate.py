@@ -83,6 +83,13 @@ def has_place(config: RunConfig) -> bool:
     return True
 
 
+def judges_variance(config: RunConfig) -> bool:
+    """Returns whether the gate has a threshold of variance, by flag or file. Raises `UsageError` as
+    `gate_settings`."""
+    settings = gate_settings(config)
+    return settings is not None and settings.thresholds.variance is not None
+
+
 def gate_warning(config: RunConfig) -> str | None:
     """Returns the warning that a commit-gate's text is approximate; None where each token is verified."""
     if config.gate.use is not GateUse.COMMIT or config.outage.reverify:

@@ -1,20 +1,30 @@
-"""Makes the bounds of drafted trees from `--tree`, `--tree-width` and `--tree-depth`."""
+"""Makes the bounds of drafted trees from `--tree`, `--tree-width`, `--tree-depth` and `--tree-shape`."""
 
 from __future__ import annotations
 
 from outrider.common.errors import UsageError
 from outrider.common.methods import drafts_trees
 from outrider.common.types import Method
+from outrider.edge_client.config.gate import judges_variance
 from outrider.edge_client.config.run_config import RunConfig
 from outrider.edge_client.core.options import ExecutionMode
-from outrider.edge_client.drafting.trees import DEFAULT_DEPTH, DEFAULT_NODES, DEFAULT_WIDTH, TreeBudget
+from outrider.edge_client.drafting.tree_shape import read_tree_shape
+from outrider.edge_client.drafting.trees import (
+    DEFAULT_DEPTH,
+    DEFAULT_NODES,
+    DEFAULT_WIDTH,
+    MAX_CONTINUATIONS,
+    TreeBudget,
+)
 from outrider.edge_client.gate.gate import GateUse
 
 
 def tree_budget(config: RunConfig) -> TreeBudget | None:
     """Returns the bounds of a round's tree; None without `--tree`. Raises `UsageError` for flags that do not go with
-    it."""
+    it, `ConfigError` for a file of a shape that cannot be used."""
     tree = config.tree
+    if tree.shape is not None and (why := why_no_shape(config)):
+        raise UsageError(f"--tree-shape {tree.shape} {why}")
     if tree.use == "off":
         for flag, value in (("--tree-width", tree.width), ("--tree-depth", tree.depth)):
             if value is not None:
@@ -23,7 +33,26 @@ def tree_budget(config: RunConfig) -> TreeBudget | None:
     if why := why_no_tree(config):
         raise UsageError(f"--tree {tree.use} {why}")
     num_nodes = tree.use if isinstance(tree.use, int) else DEFAULT_NODES
+    if tree.shape is not None:
+        shape = read_tree_shape(tree.shape)[:num_nodes]
+        return TreeBudget(num_nodes, max(map(len, shape)), MAX_CONTINUATIONS, shape=shape)
     return TreeBudget(num_nodes, tree.depth or DEFAULT_DEPTH, tree.width or DEFAULT_WIDTH)
+
+
+def why_no_shape(config: RunConfig) -> str:
+    """Returns why `--tree-shape` is refused; empty where it can be used. Raises `ConfigError` for its file."""
+    tree = config.tree
+    assert tree.shape is not None
+    if not isinstance(tree.use, int):
+        return f"goes with --tree N, not with --tree {tree.use}"
+    if config.mode is ExecutionMode.CO_LOCATED:
+        return "goes with --mode speculative or auto: the verifier drafts co-located trees"
+    for flag, value in (("--tree-width", tree.width), ("--tree-depth", tree.depth)):
+        if value is not None:
+            return f"has a width and depth of its own: leave {flag} {value} out"
+    if tree.use > (num_nodes := len(read_tree_shape(tree.shape))):
+        return f"has {num_nodes} nodes: --tree {tree.use} is more"
+    return ""
 
 
 def why_no_tree(config: RunConfig) -> str:
@@ -42,6 +71,8 @@ def why_no_tree(config: RunConfig) -> str:
         return f"goes with --method coupled, not with --method {method}"
     if goes_with:
         return goes_with
-    if config.gate.use is not GateUse.OFF:
-        return f"does not go with --gate {config.gate.use}, which judges chains"
+    if config.gate.use is GateUse.COMMIT:
+        return "does not go with --gate commit, which keeps chains"
+    if config.gate.use is GateUse.STOP and judges_variance(config):
+        return "does not go with a threshold of variance: a draft's runs for trees measure none"
     return ""

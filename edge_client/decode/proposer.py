@@ -49,9 +49,11 @@ class Proposer:
         return self.drafter.propose(self.tokens.chain.token_ids, num_draft_tokens, rule, assumed)
 
     def propose_tree(self, budget: TreeBudget, assumed: TokenIds = ()) -> tuple[Draft, float]:
-        """Returns a tree after the sequence and the `assumed` tokens, and the time it took in ms."""
+        """Returns a tree after the sequence and the `assumed` tokens, whose paths a stop-gate may end, and the time
+        it took in ms."""
         assert self.drafter is not None, "a mode with rounds has a draft"
-        return self.drafter.propose_tree(self.tokens.chain.token_ids, budget, self.values, assumed)
+        rule = None if self.gate is None else self.gate.node_rule(self._context(assumed))
+        return self.drafter.propose_tree(self.tokens.chain.token_ids, budget, self.values, assumed, rule)
 
     def observe(self, draft: Draft, verdict: Verdict) -> None:
         """Learns what nodes of trees are worth from a verdict."""

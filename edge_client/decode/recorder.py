@@ -108,7 +108,7 @@ class Recorder:
                 alpha_mean=metrics.alpha_mean,
                 bytes_up=answer.bytes_up,
                 bytes_down=answer.bytes_down,
-                confidences=draft.confidences if is_judged else (),
+                confidences=_confidences(draft) if is_judged else (),
                 window=round_.window,
                 pipelined_hit=True if round_.is_ahead else None,
                 is_guess_hit=round_.is_branch_hit,
@@ -225,6 +225,11 @@ class Recorder:
         stats, traffic = self.stats, verifier.traffic
         stats.bytes_up, stats.bytes_down = traffic.bytes_up, traffic.bytes_down
         stats.num_reconnects, stats.num_refusals = verifier.num_reconnects, verifier.num_refusals
+
+
+def _confidences(draft: Draft) -> tuple[float, ...]:
+    """Returns those of a chain's tokens, or of a tree's likeliest path."""
+    return draft.confidences[: len(main_path(draft.token_ids, draft.parents))]
 
 
 def _judged_path(draft: Draft, verdict: Verdict) -> tuple[int, int] | None:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol, Self, runtime_checkable
 
-from outrider.common.types import Draft, SamplingParams, Signals
+from outrider.common.types import Draft, SamplingParams, Signals, TokenIds
 from outrider.edge_client.drafting.trees import TreeBudget, TreeDraft
 
 if TYPE_CHECKING:  # it imports numpy, and `--help` does not
@@ -37,6 +37,11 @@ class Stop(enum.Enum):
 ShouldStop = Callable[[int, Signals | None, int], Stop]
 """Asked after each sampled token: (its id, its signals, tokens sampled so far, it included). None: the draft
 tells no signals."""
+
+NodeRule = Callable[[TokenIds, Signals], Stop]
+"""Asked about each node of a tree, after the node before it: (the tokens of its path, the signals of the last).
+AFTER: no node follows it. BEFORE: it is left out; depends on nothing but the tokens before it and signals that are
+functions of the distribution, so that it is said of all nodes after one path or of none."""
 
 
 class DraftSequence(Protocol):
@@ -85,9 +90,10 @@ class KeepsRunnerUps(Protocol):
 class ProposesTrees(Protocol):
     """Drafts several continuations at once."""
 
-    def propose_tree(self, budget: TreeBudget, values: NodeValues) -> TreeDraft:
+    def propose_tree(self, budget: TreeBudget, values: NodeValues, rule: NodeRule | None = None) -> TreeDraft:
         """Returns the most valuable nodes that were found after the committed tokens, which stay unchanged, as a
-        tree: depth-first, the likeliest child first. `values` estimates the chance of a node.
+        tree: depth-first, the likeliest child first. `values` estimates the chance of a node. `rule` ends paths; the
+        draft then has signals.
 
         A later `commit` along any of its paths keeps that path's KV. Returns fewer nodes near the context limit,
         and none where the strategy has no proposal. Only for methods whose drafts are sampled without a support.

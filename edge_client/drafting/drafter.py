@@ -11,6 +11,7 @@ from outrider.common.types import Draft, SamplingParams, Signals, TokenIds
 from outrider.edge_client.drafting.base import (
     DraftModel,
     KeepsRunnerUps,
+    NodeRule,
     Prepares,
     ProposesTrees,
     ShouldStop,
@@ -67,17 +68,22 @@ class Drafter:
         return isinstance(self._sequence, ProposesTrees)
 
     def propose_tree(
-        self, token_ids: Sequence[int], budget: TreeBudget, values: NodeValues, assumed: TokenIds = ()
+        self,
+        token_ids: Sequence[int],
+        budget: TreeBudget,
+        values: NodeValues,
+        assumed: TokenIds = (),
+        rule: NodeRule | None = None,
     ) -> tuple[TreeDraft, float]:
         """Returns a tree after `token_ids` and the tokens `assumed` to follow them, and the time it took in ms.
 
         It has fewer nodes than the budget where the draft's context is nearly full, and none where `propose`
-        would have none.
+        would have none. `rule` ends paths.
         """
         assert isinstance(self._sequence, ProposesTrees), "the draft proposes no trees"
         start_s = self._clock.now()
         self._commit(token_ids, assumed)
-        draft = self._sequence.propose_tree(budget, values)
+        draft = self._sequence.propose_tree(budget, values, rule)
         self._sleep_until(start_s + self._min_draft_s * draft.num_runs)
         return draft, (self._clock.now() - start_s) * 1e3
 

@@ -18,6 +18,7 @@ from outrider.edge_client.drafting.base import (
     DraftModel,
     DraftSequence,
     KeepsRunnerUps,
+    NodeRule,
     Prepares,
     ProposesTrees,
     ShouldStop,
@@ -175,9 +176,9 @@ class _LeasedSequence:
         assert self._sequence is not None, "a draft needs at least one committed token"
         return self._sequence.propose(num_draft_tokens, should_stop)
 
-    def propose_tree(self, budget: TreeBudget, values: NodeValues) -> TreeDraft:
+    def propose_tree(self, budget: TreeBudget, values: NodeValues, rule: NodeRule | None = None) -> TreeDraft:
         assert isinstance(self._sequence, ProposesTrees), "a draft needs at least one committed token"
-        return self._sequence.propose_tree(budget, values)
+        return self._sequence.propose_tree(budget, values, rule)
 
     def close(self) -> None:
         sequence, self._sequence = self._sequence, None

@@ -19,7 +19,7 @@ from outrider.common.errors import InvalidFieldError, ModelError, UsageError
 from outrider.common.models.fingerprint import num_tokens, tokenizer_fingerprint
 from outrider.common.sampling.support import certain
 from outrider.common.types import Draft, SamplingParams, TokenIds
-from outrider.edge_client.drafting.base import DEFAULT_MAX_NGRAM, ShouldStop, ended
+from outrider.edge_client.drafting.base import DEFAULT_MAX_NGRAM, NodeRule, ShouldStop, ended
 from outrider.edge_client.drafting.export.hf_config import read_eos_token_ids
 from outrider.edge_client.drafting.node_values import NodeValues
 from outrider.edge_client.drafting.spec import SPEC_FILE, TOKENIZER_FILE
@@ -158,8 +158,9 @@ class PromptLookupSequence:
         supports = tuple(map(certain, token_ids)) if self._has_supports else ()
         return ended(Draft(token_ids, (1.0,) * num_draft_tokens, supports=supports), should_stop)
 
-    def propose_tree(self, budget: TreeBudget, values: NodeValues) -> TreeDraft:
-        """See `ProposesTrees.propose_tree`."""
+    def propose_tree(self, budget: TreeBudget, values: NodeValues, rule: NodeRule | None = None) -> TreeDraft:
+        """See `ProposesTrees.propose_tree`. There is no rule, since a copy has no signals."""
+        assert rule is None, "a rule needs signals"
         assert self._index.text, "a draft needs at least one committed token"
         return TreeBuilder([PromptLookupExpander(self._index)], values, budget).build()
 

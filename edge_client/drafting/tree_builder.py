@@ -9,28 +9,41 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from outrider.common.tree import ROOT
-from outrider.common.types import TokenIds
+from outrider.common.tree import ROOT, Tree
+from outrider.common.types import Signals, TokenIds
+from outrider.edge_client.drafting.base import NodeRule, Stop
 from outrider.edge_client.drafting.node_values import NodeValues
-from outrider.edge_client.drafting.trees import Continuations, Expander, TreeBudget, TreeDraft
+from outrider.edge_client.drafting.trees import Continuations, Expander, Ranks, TreeBudget, TreeDraft
 
 
 @dataclass(slots=True, eq=False)
 class _Node:
     path: TokenIds
     value: float
+    ranks: Ranks = ()
     continuations: tuple[Continuations, ...] = ()
-    is_open: bool = True  # not expanded
+    is_open: bool = True  # may be expanded
     children: list[_Node] = field(default_factory=list)
+    signals: Signals | None = None
+    doubted: Signals | None = None  # of the first node that the rule left out after it
 
 
 class TreeBuilder:
-    """Builds one tree from the continuations of one or several sources."""
+    """Builds one tree from the continuations of one or several sources, whose paths a `rule` may end."""
 
-    def __init__(self, expanders: Sequence[Expander], values: NodeValues, budget: TreeBudget) -> None:
+    def __init__(
+        self,
+        expanders: Sequence[Expander],
+        values: NodeValues,
+        budget: TreeBudget,
+        rule: NodeRule | None = None,
+    ) -> None:
         self._expanders = expanders
         self._values = values
         self._budget = budget
+        self._rule = rule
+        self._shape = frozenset(budget.shape[: budget.num_nodes])
+        self._inner = {ranks[:-1] for ranks in self._shape}  # that have children
         self._best: list[_Node] = []  # of all found, at most `num_nodes`; of equal ones those found first
         self._first_chances, self._num_expanded = (
             1.0,
@@ -41,8 +54,8 @@ class TreeBuilder:
         """Returns the tree; no nodes where no source has a continuation.
 
         There are `max_depth` runs at most. All but the first expand a few nodes at once, so many that the budget
-        could be filled with as many runs. Where the budget has costs, no node is expanded, nor kept, that is worth
-        less than what the tokens so far would gain in its time.
+        could be filled with as many runs; of a given shape each expands a level. Where the budget has costs, no node
+        is expanded, nor kept, that is worth less than what the tokens so far would gain in its time.
         """
         budget = self._budget
         root = _Node((), 1.0)
@@ -67,7 +80,7 @@ class TreeBuilder:
             for node in best
             if node.is_open and len(node.path) < budget.max_depth and (node.value > least or not is_full)
         ]
-        return worth[: -(-budget.num_nodes // budget.max_depth)]
+        return worth if self._shape else worth[: -(-budget.num_nodes // budget.max_depth)]
 
     def _least_value(self) -> float:
         """Returns what a node has to be worth: the tokens that the round, as it is, gains in a node's time."""
@@ -95,14 +108,43 @@ class TreeBuilder:
             node.is_open = False
             node.continuations = continuations
             node.children = [
-                _Node((*node.path, token_id), node.value * chance)
-                for token_id, chance in self._merge(continuations)
+                _Node((*node.path, token_id), node.value * chance, (*node.ranks, rank))
+                for rank, (token_id, chance) in enumerate(self._merge(continuations))
             ]
+            if self._shape:
+                self._fit(node)
+            self._apply_rule(node)
             self._best += node.children
             if node.children:
                 self._first_chances += node.children[0].value / node.value
                 self._num_expanded += 1
         self._best = sorted(self._best, key=lambda node: -node.value)[: self._budget.num_nodes]
+
+    def _fit(self, node: _Node) -> None:
+        """Leaves of a node's children those that the shape has."""
+        node.children = [child for child in node.children if child.ranks in self._shape]
+        for child in node.children:
+            child.is_open = child.ranks in self._inner
+
+    def _apply_rule(self, node: _Node) -> None:
+        """Ends the paths after a node that was expanded."""
+        if self._rule is None:
+            return
+        told = {
+            token_id: signals
+            for each in node.continuations
+            for token_id, signals in zip(each.token_ids, each.signals, strict=True)
+        }
+        kept = []
+        for child in node.children:
+            child.signals = signals = told[child.path[-1]]
+            stop = self._rule(child.path, signals)
+            child.is_open &= stop is Stop.NO
+            if stop is Stop.BEFORE:
+                node.doubted = node.doubted or signals
+            else:
+                kept.append(child)
+        node.children = kept
 
     def _merge(self, continuations: Sequence[Continuations]) -> list[tuple[int, float]]:
         """Returns the likeliest children with their chances; one that several sources told has its best."""
@@ -126,9 +168,12 @@ class TreeBuilder:
                 nodes.append(node)
                 parents.append(parent)
             waiting += [(child, index) for child in reversed(node.children) if id(child) in kept]
+        main_end = nodes[len(Tree(parents).runs[0]) - 1] if nodes else root
         return TreeDraft(
             token_ids=tuple(node.path[-1] for node in nodes),
             draft_probs=(),
+            signals=tuple(node.signals for node in nodes if node.signals is not None),
+            doubted=main_end.doubted,
             parents=tuple(parents),
             values=tuple(node.value for node in nodes),
             continuations=tuple(node.continuations for node in (root, *nodes)),

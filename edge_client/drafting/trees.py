@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from outrider.common.types import Draft, TokenIds
+from outrider.common.types import Draft, Signals, TokenIds
 
 # Bounds of a tree where none are given.
 DEFAULT_NODES = 64
@@ -18,6 +18,9 @@ DEFAULT_DEPTH = 12  # runs of a draft model
 DEFAULT_WIDTH = 4  # children of a node
 MAX_CONTINUATIONS = 8  # of one path; the target's token is among the draft's first eight 99 times of 100
 DRAFT_SOURCE = "draft"  # of continuations that a draft model tells
+
+
+Ranks = tuple[int, ...]  # a node by its path: 0 is the likeliest continuation, 1 the next
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +40,8 @@ class TreeBudget:
     max_width: int  # children of one node, `MAX_CONTINUATIONS` at most
     # Given, nodes are left out that are worth less than they cost: the tree has the most tokens a second.
     costs: TreeCosts | None = None
+    # Given, the first `num_nodes` of these are the nodes, whatever they are worth.
+    shape: tuple[Ranks, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +51,7 @@ class Continuations:
     token_ids: TokenIds
     gaps: tuple[float, ...]  # nats that each scores less than the first: rising, from 0
     source: str  # names what `NodeValues` learns about together
+    signals: tuple[Signals, ...] = ()  # of each, where they are asked for
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,12 +9,13 @@ import pytest
 from support.edge.tiny_draft import make_tiny_draft
 
 from benchmarks.trees.coverage import MOST_CHILDREN, rejections
-from benchmarks.trees.texts import WrittenText, accepted_nodes, chain, play, tree
+from benchmarks.trees.texts import accepted_nodes, chain, play, tree
 from outrider.common.tree import Tree
 from outrider.common.types import SamplingParams
 from outrider.edge_client.drafting.node_values import NodeValues
 from outrider.edge_client.drafting.onnx.model import OnnxDraftModel
 from outrider.edge_client.drafting.trees import Continuations, TreeBudget
+from outrider.training.judge.target_text import WrittenText
 
 
 def test_the_accepted_nodes_are_the_longest_path_that_begins_the_text() -> None:

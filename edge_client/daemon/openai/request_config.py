@@ -11,7 +11,7 @@ from outrider.common.types import Method
 from outrider.edge_client.config.gate import GATE_KEYS, has_place, without_gate
 from outrider.edge_client.config.methods import METHODS_OF, judging_method, why_no_reverify
 from outrider.edge_client.config.run_config import RunConfig
-from outrider.edge_client.config.tree import why_no_tree
+from outrider.edge_client.config.tree import why_no_shape, why_no_tree
 from outrider.edge_client.controller.window import Pipelining
 from outrider.edge_client.core.options import ExecutionMode
 from outrider.edge_client.daemon.openai.errors import unsupported
@@ -45,7 +45,9 @@ def _without_pointless_defaults(config: RunConfig, parsed: ParsedRequest) -> Run
     if "reverify" not in parsed.changes and why_no_reverify(config):
         pointless["reverify"] = False
     if config.tree.use == "off" or ("tree" not in parsed.changes and why_no_tree(config)):
-        pointless |= {"tree": "off", "tree_width": None, "tree_depth": None}
+        pointless |= {"tree": "off", "tree_width": None, "tree_depth": None, "tree_shape": None}
+    elif config.tree.shape is not None and why_no_shape(config):
+        pointless["tree_shape"] = None
     return with_values(config, **pointless)
 
 

@@ -60,6 +60,7 @@ OF_OPERATOR = (
     "lookup_ngram",
     "draft_threads",
     "min_draft_ms",
+    "tree_shape",
     "gate_file",
     "gate_ner",
     "transport",

@@ -155,6 +155,17 @@ class DraftSampler:
         return scores
 
 
+def signals_of(rows: Rows, token_ids: Sequence[int]) -> tuple[Signals, ...]:
+    """Returns the signals of several tokens after the same ones, without a variance, which the runs of a tree do not
+    measure. `rows` has one row."""
+    if not token_ids:
+        return ()
+    logits, probs, first = rows.logits[0], rows.probs[0], token_ids[0]
+    entropy, nll, margin = draft_signals(logits, probs, first, int(probs.argmax()))
+    nlls = (nll + float(logits[first] - logits[each]) for each in token_ids)
+    return tuple(Signals(entropy, max(0.0, each), margin) for each in nlls)
+
+
 def _softmax_at(scores: NDArray[np.float32], token_id: int) -> float:
     highest = scores.max()
     if highest == -math.inf:  # everything is masked, and the choice is id 0

@@ -9,13 +9,13 @@ from typing import Any
 from outrider.common.errors import InvalidFieldError
 from outrider.common.sequences import common_prefix
 from outrider.common.types import Draft, RunnerUp, SamplingParams, Signals, Support, TokenIds
-from outrider.edge_client.drafting.base import ShouldStop, Stop
+from outrider.edge_client.drafting.base import NodeRule, ShouldStop, Stop
 from outrider.edge_client.drafting.node_values import NodeValues
 from outrider.edge_client.drafting.noise_ahead import MAX_AHEAD_BYTES, NOISE_BYTES
 from outrider.edge_client.drafting.onnx.bindings import Rows
 from outrider.edge_client.drafting.onnx.dropout import DropoutPlan
 from outrider.edge_client.drafting.onnx.runner import OnnxRunner
-from outrider.edge_client.drafting.onnx.sampler import DraftSampler, Sampled
+from outrider.edge_client.drafting.onnx.sampler import DraftSampler, Sampled, signals_of
 from outrider.edge_client.drafting.onnx.tree import OnnxExpander, TreeKv
 from outrider.edge_client.drafting.spec import DraftSpec
 from outrider.edge_client.drafting.tree_builder import TreeBuilder
@@ -143,13 +143,14 @@ class OnnxDraftSequence:
         ids, told = tuple(token_ids), tuple(runner_ups)
         return Draft(ids, tuple(probs), tuple(signals), tuple(supports), doubted, told)
 
-    def propose_tree(self, budget: TreeBudget, values: NodeValues) -> TreeDraft:
+    def propose_tree(self, budget: TreeBudget, values: NodeValues, rule: NodeRule | None = None) -> TreeDraft:
         """See `ProposesTrees.propose_tree`. The likeliest path is what `propose` would sample."""
         room = self._spec.max_context - len(self._text)
         if room <= 0:
             return TreeDraft((), ())
         budget = replace(budget, max_depth=min(budget.max_depth, room))
-        return TreeBuilder([OnnxExpander(self)], values, budget).build()
+        expander = OnnxExpander(self, has_signals=rule is not None)
+        return TreeBuilder([expander], values, budget, rule).build()
 
     def feed_root(self) -> Rows:
         """See `FeedsPaths.feed_root`."""
@@ -175,9 +176,10 @@ class OnnxDraftSequence:
         for index in range(len(paths)):
             yield rows.one(index), int(index == 0)
 
-    def tell(self, rows: Rows, path: TokenIds) -> Continuations:
+    def tell(self, rows: Rows, path: TokenIds, has_signals: bool = False) -> Continuations:
         """See `FeedsPaths.tell`."""
-        return self._sampler.continuations(rows, len(self._text), len(path), *self._history(path))
+        told = self._sampler.continuations(rows, len(self._text), len(path), *self._history(path))
+        return replace(told, signals=signals_of(rows, told.token_ids)) if has_signals else told
 
     def close(self) -> None:
         """Frees the KV."""

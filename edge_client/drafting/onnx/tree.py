@@ -30,15 +30,16 @@ class FeedsPaths(Protocol):
         """Feeds the last token of each path, as far as the context has room. Yields the row after each, which the
         next may overwrite, and the runs that it took."""
 
-    def tell(self, rows: Rows, path: TokenIds) -> Continuations:
-        """Returns what may follow a path, by the row after it."""
+    def tell(self, rows: Rows, path: TokenIds, has_signals: bool = False) -> Continuations:
+        """Returns what may follow a path, by the row after it, and on request the signals of each."""
 
 
 class OnnxExpander:
     """Tells continuations by the INT4 draft: score plus shared noise, all sampling parameters in it."""
 
-    def __init__(self, sequence: FeedsPaths) -> None:
+    def __init__(self, sequence: FeedsPaths, has_signals: bool = False) -> None:
         self._sequence = sequence
+        self._has_signals = has_signals
         self.num_runs = 0
 
     def expand(self, paths: Sequence[TokenIds]) -> list[Continuations]:
@@ -46,10 +47,10 @@ class OnnxExpander:
         sequence = self._sequence
         if paths == [()]:
             self.num_runs += 1
-            return [sequence.tell(sequence.feed_root(), ())]
+            return [sequence.tell(sequence.feed_root(), (), self._has_signals)]
         told = []
         for path, (rows, num_runs) in zip(paths, sequence.feed_paths(paths), strict=False):
-            told.append(sequence.tell(rows, path))
+            told.append(sequence.tell(rows, path, self._has_signals))
             self.num_runs += num_runs
         return told + [Continuations((), (), DRAFT_SOURCE)] * (len(paths) - len(told))
 

@@ -181,7 +181,7 @@ def test_a_builder_stops_where_a_node_is_worth_less_than_its_time() -> None:
         ({"method": "sparse"}, "coupled"),
         ({"method": "threshold"}, "coupled or typical"),
         ({"num_speculative_tokens": 4}, "takes the place of --num-speculative-tokens 4"),
-        ({"gate": "stop", "gate_entropy": 1.0}, "--gate stop"),
+        ({"gate": "stop", "gate_variance": 1.0}, "variance"),
         ({"gate": "commit", "gate_entropy": 1.0}, "--gate commit"),
     ],
 )
@@ -202,6 +202,7 @@ def test_the_size_of_a_tree_is_a_number_or_chosen() -> None:
     auto = tree_budget(run_config(tree="auto"))
     assert auto is not None and auto.num_nodes == DEFAULT_NODES
     assert tree_budget(run_config(tree=8, method="typical")) is not None
+    assert tree_budget(run_config(tree=8, gate="stop", gate_entropy=1.0)) is not None
     with pytest.raises(UsageError, match="not with --method typical"):
         tree_budget(run_config(tree="auto", method="typical"))
     for wrong in (0, -3, "many", 2000):

@@ -210,6 +210,15 @@ def test_trees_may_be_asked_for_and_the_operators_are_dropped_where_none_are_sen
     assert asked(trees, tree="off").tree.use == "off"
 
 
+def test_the_operators_shape_of_trees_is_dropped_where_it_cannot_be(tmp_path: Path) -> None:
+    shape = tmp_path / "tree.json"
+    shape.write_text('{"choices": [[0], [1], [0, 0]]}')
+    trees = run_config(tree=3, tree_shape=shape, mode="speculative")
+    assert asked(trees).tree.shape == shape and asked(trees, tree=2).tree.shape == shape
+    for other in ({"tree": "off"}, {"tree": "auto"}, {"tree": 4}, {"tree_width": 2}, {"mode": "cloud-only"}):
+        assert asked(trees, **other).tree.shape is None
+
+
 def test_a_default_of_the_operators_that_a_request_makes_pointless_is_dropped() -> None:
     sparse = run_config(method="sparse", support_size=8, logprobs=5, seed=3)
     assert (

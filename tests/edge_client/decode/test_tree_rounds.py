@@ -10,13 +10,23 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from support.edge.engine_link import Chances, EngineConnection, EngineLink
+from support.edge.telling_draft import HARD_PLACE, HARD_TOKEN, every, make_gate
 from test_pipelined_rounds import PROMPT, decode, make_backend, reference
 from test_same_text_everywhere import FAULTS
 
 from outrider.common.tree import Tree, is_chain
-from outrider.common.types import Method, Origin, SamplingParams, SessionResponse, StopParams, Verdict
+from outrider.common.types import (
+    Method,
+    Origin,
+    SamplingParams,
+    SessionResponse,
+    Signals,
+    StopParams,
+    Verdict,
+)
 from outrider.edge_client.core.options import OnTimeout
 from outrider.edge_client.drafting.trees import TreeBudget
+from outrider.edge_client.gate.gate import GateUse
 
 BUDGETS = {1: TreeBudget(1, 4, 2), 4: TreeBudget(4, 4, 3), 16: TreeBudget(16, 6, 3)}
 STOP = StopParams(50, ignore_eos=True)
@@ -89,6 +99,19 @@ def test_records_tell_nodes_and_what_the_likeliest_path_came_to() -> None:
     assert any(each.num_accepted_tokens > each.as_chain[0] for each in rounds)
 
 
+def test_with_a_gate_records_tell_confidences_and_hard_tokens_of_the_likeliest_path() -> None:
+    gate, tell = make_gate(GateUse.STOP), every(7, HARD_TOKEN)
+    link = EngineLink(make_backend())
+    result = decode(link, window=1, tree=BUDGETS[16], accuracy=0.5, second=0.9, gate=gate, tell=tell)
+    trees = [each for each in result.stats.rounds if each.main_path is not None]
+    assert len(trees) > 5
+    for each in trees:
+        assert each.main_path is not None
+        length = each.main_path[1]
+        assert len(each.confidences) == length
+        assert each.hard_ratio in (0.0, 1 / length) and each.escalated is (each.hard_ratio > 0)
+
+
 def test_the_end_of_the_context_and_of_the_text_bound_a_tree() -> None:
     for max_new in (3, 9, 80):
         check_same_text(BUDGETS[16], Chances(), 3, StopParams(max_new, ignore_eos=True), accuracy=0.9)
@@ -109,7 +132,48 @@ def test_what_is_kept_of_a_lost_tree_is_its_likeliest_path(policy: OnTimeout) ->
 def test_kept_tokens_are_judged_again_between_trees(policy: OnTimeout) -> None:
     for seed in range(6):
         faults = Chances(lose_answer=0.2, outage=0.1, delay_answer=0.1)
-        check_same_text(BUDGETS[4], faults, seed, accuracy=0.7, on_timeout=policy, is_reverified=True)
+        run = {"gate": make_gate(GateUse.STOP), "tell": every(4, HARD_TOKEN)} if seed % 2 else {}
+        check_same_text(BUDGETS[4], faults, seed, accuracy=0.7, on_timeout=policy, is_reverified=True, **run)
+
+
+@pytest.mark.parametrize("signals", [HARD_PLACE, HARD_TOKEN], ids=["place", "token"])
+@pytest.mark.parametrize("window", [1, 3])
+def test_a_stop_gate_ends_every_path_of_a_tree_and_the_text_is_the_same_under_every_fault(
+    signals: Signals, window: int
+) -> None:
+    num_ended = 0
+    for seed, faults in enumerate(FAULTS.values(), start=5):
+        link = check_same_text(
+            BUDGETS[16],
+            faults,
+            seed,
+            window=window,
+            accuracy=0.8,
+            second=0.6 if seed % 2 else None,
+            gate=make_gate(GateUse.STOP),
+            tell=every(4, signals),
+        )
+        for request in link.sent:
+            tree = Tree(request.parents or range(-1, len(request.draft_tokens) - 1))
+            start = request.base_position + len(request.committed_tokens)
+            is_hard = [(start + depth) % 4 == 0 for depth in tree.depths]
+            assert not any(is_hard[parent] for parent in tree.parents if parent >= 0), "a path goes on"
+            assert signals is HARD_TOKEN or not any(is_hard), "a node is drafted in doubt"
+            mask = int.from_bytes(request.hard_mask, "little")
+            assert [bool(mask >> node & 1) for node in range(len(tree))] == is_hard
+            num_ended += len(tree) > 0
+    assert num_ended > 20
+
+
+def test_a_gate_that_allows_some_hard_tokens_counts_them_on_each_path_by_itself() -> None:
+    sizes = []
+    for ratio in (0.0, 0.5, 1.0):
+        gate = make_gate(GateUse.STOP, ratio)
+        link = check_same_text(BUDGETS[16], Chances(), 3, accuracy=0.8, gate=gate, tell=every(3, HARD_PLACE))
+        sizes.append(sum(len(request.draft_tokens) for request in link.sent) / len(link.sent))
+    assert sizes[0] < sizes[1] < sizes[2], sizes
+    ungated = check_same_text(BUDGETS[16], Chances(), 3, accuracy=0.8)
+    assert sizes[2] == sum(len(request.draft_tokens) for request in ungated.sent) / len(ungated.sent)
 
 
 def test_log_probabilities_come_once_a_token() -> None:
@@ -178,10 +242,18 @@ def test_typical_takes_trees_too() -> None:
             "accuracy": st.sampled_from([0.0, 0.3, 0.7, 1.0]),
             "second": st.sampled_from([None, 0.0, 0.6, 1.0]),
             "draft_context": st.sampled_from([10, 1000]),
+            "tell": st.sampled_from([None, every(3, HARD_PLACE), every(4, HARD_TOKEN)]),
         }
     ),
+    max_hard_ratio=st.sampled_from([0.0, 0.5]),
 )
 def test_no_combination_of_many_leaves_a_trace(
-    budget: TreeBudget, faults: Chances, seed: int, window: int, run: dict[str, Any]
+    budget: TreeBudget,
+    faults: Chances,
+    seed: int,
+    window: int,
+    run: dict[str, Any],
+    max_hard_ratio: float,
 ) -> None:
-    check_same_text(budget, faults, seed, window=window, **run)
+    gate = None if run["tell"] is None else make_gate(GateUse.STOP, max_hard_ratio)
+    check_same_text(budget, faults, seed, window=window, gate=gate, **run)

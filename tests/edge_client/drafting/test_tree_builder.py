@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from outrider.common.tree import ROOT, Tree, check_parents
-from outrider.common.types import SamplingParams, TokenIds
+from outrider.common.types import SamplingParams, Signals, TokenIds
+from outrider.edge_client.drafting.base import Stop
 from outrider.edge_client.drafting.node_values import NodeValues
 from outrider.edge_client.drafting.prompt_lookup import NgramIndex, PromptLookupExpander, PromptLookupModel
 from outrider.edge_client.drafting.tree_builder import TreeBuilder
@@ -88,6 +89,54 @@ def test_a_tree_of_one_row_a_run_holds_the_most_valuable_nodes_there_are() -> No
     tree = Tree(draft.parents)
     paths = {tuple(draft.token_ids[each] for each in tree.path(node)) for node in range(len(tree))}
     assert paths == set(sorted(found, key=lambda path: -found[path])[:7])
+
+
+def test_a_given_shape_is_what_every_tree_has_as_far_as_there_are_choices() -> None:
+    class Telling(RandomExpander):
+        def tell(self, path: TokenIds) -> Continuations:
+            count = 1 if path == (11,) else 3
+            ids = tuple(10 * (len(path) + 1) + rank for rank in range(count))
+            return Continuations(ids, (0.0, 5.0, 6.0)[:count], "draft")
+
+    shape = ((2,), (2, 0), (1,), (1, 1), (2, 0, 2), (0,), (2, 0, 0))
+    budget = TreeBudget(7, 3, 8, shape=shape)
+    expander = Telling(0)
+    draft = TreeBuilder([expander], VALUES, budget).build()
+    tree = Tree(draft.parents)
+    paths = [tuple(draft.token_ids[each] for each in tree.path(node)) for node in range(len(tree))]
+    assert paths == [(10,), (11,), (12,), (12, 20), (12, 20, 30), (12, 20, 32)], "(11,) has one choice"
+    assert [sorted(each) for each in expander.asked] == [[()], [(11,), (12,)], [(12, 20)]], "a run a level"
+
+    def drafted(num_nodes: int, max_depth: int) -> int:
+        cut = TreeBudget(num_nodes, max_depth, 8, shape=shape)
+        return len(TreeBuilder([Telling(0)], VALUES, cut).build().token_ids)
+
+    assert [drafted(number, 3) for number in (1, 2, 5)] == [1, 2, 4], "the first nodes are a shape too"
+    assert drafted(7, 1) == 3
+
+
+def test_a_rule_ends_paths_before_a_position_or_after_a_token_and_the_budget_goes_to_others() -> None:
+    class Telling(RandomExpander):
+        def tell(self, path: TokenIds) -> Continuations:
+            signals = tuple(Signals(float(len(path)), nll, 0.5) for nll in (0.1, 2.0, 0.1))
+            return Continuations((1, 2, 3), (0.0, 0.2, 0.4), "draft", signals)
+
+    def rule(path: TokenIds, signals: Signals) -> Stop:
+        if path[:1] == (1,) and signals.entropy_bits == 2:
+            return Stop.BEFORE
+        return Stop.AFTER if signals.nll > 1 else Stop.NO
+
+    draft = TreeBuilder([Telling(0)], VALUES, TreeBudget(20, 5, 3), rule).build()
+    tree = Tree(draft.parents)
+    paths = {tuple(draft.token_ids[each] for each in tree.path(node)) for node in range(len(tree))}
+    assert len(paths) == 20, "what is left out leaves room for others"
+    assert (1, 1) in paths and not any(path[0] == 1 and len(path) > 2 for path in paths)
+    assert any(path[-1] == 2 for path in paths) and not any(2 in path[:-1] for path in paths)
+    assert any(len(path) > 3 for path in paths)
+    assert draft.doubted == Signals(2.0, 0.1, 0.5), "of the likeliest path, (1, 1)"
+    assert [signals.nll for signals in draft.signals] == [2.0 if t == 2 else 0.1 for t in draft.token_ids]
+    nothing = TreeBuilder([Telling(0)], VALUES, TreeBudget(20, 5, 3), lambda *_: Stop.BEFORE).build()
+    assert nothing.token_ids == () and nothing.doubted is not None
 
 
 def test_equal_children_of_two_sources_are_one_node_that_both_learn_from() -> None:

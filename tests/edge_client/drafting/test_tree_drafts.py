@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import shutil
+import statistics
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -23,6 +24,8 @@ from outrider.edge_client.drafting.onnx.sequence import OnnxDraftSequence
 from outrider.edge_client.drafting.onnx.tree import TreeKv
 from outrider.edge_client.drafting.pool import SequencePool
 from outrider.edge_client.drafting.trees import TreeBudget, TreeDraft
+from outrider.edge_client.gate.gate import Gate, GateSettings, GateUse
+from outrider.edge_client.gate.thresholds import GateThresholds
 
 SAMPLED = SamplingParams(temperature=0.8, seed=11)
 GREEDY = SamplingParams(temperature=0.0)
@@ -124,6 +127,40 @@ def test_every_child_continues_its_own_path(model: OnnxDraftModel) -> None:
         assert told.token_ids[0] == sequence.propose(1).token_ids[0]
 
 
+@pytest.mark.parametrize("name", ["entropy", "margin", "nll"])
+def test_a_stop_gate_ends_the_likeliest_path_where_it_ends_a_chain_and_the_others_by_their_own_signals(
+    name: str, model: OnnxDraftModel
+) -> None:
+    signals = start(model, PROMPT).propose(40).signals
+    field = {"entropy": "entropy_bits"}.get(name, name)
+    thresholds = GateThresholds(**{name: statistics.median(getattr(each, field) for each in signals)})
+    gate = Gate(GateSettings(GateUse.STOP, thresholds, max_hard_ratio=0.3))
+    num_ended = num_left = 0
+    for length in range(2, 8):
+        text = PROMPT[:length]
+        draft = start(model, text).propose_tree(BUDGET, NodeValues(), gate.node_rule(text))
+        tree = Tree(draft.parents)
+        main = tree.runs[0] if draft.token_ids else range(0)
+        chain = start(model, text).propose(BUDGET.max_depth, gate.stop_rule(text))
+        assert [draft.token_ids[node] for node in main] == list(chain.token_ids[: len(main)])
+        if draft.doubted is not None:
+            assert chain.doubted is not None and len(main) == len(chain.token_ids)
+            assert draft.doubted.nll == pytest.approx(chain.doubted.nll, abs=1e-3)
+        num_ended += len(chain.token_ids) < BUDGET.max_depth
+        num_left += len(draft.token_ids)
+        assert len(draft.signals) == len(draft.token_ids)
+        for node in range(len(tree)):
+            path = [draft.token_ids[each] for each in tree.path(node)]
+            alone = start(model, [*text, *path[:-1]]).propose(1).signals[0]
+            assert alone.entropy_bits == pytest.approx(draft.signals[node].entropy_bits, abs=1e-3)
+            assert alone.margin == pytest.approx(draft.signals[node].margin, abs=1e-4)
+            hard = [thresholds.is_hard(draft.signals[each]) for each in tree.path(node)[:-1]]
+            assert all(sum(hard[:n]) <= 0.3 * n for n in range(1, len(hard) + 1)), "a path goes on"
+        if draft.token_ids:
+            assert draft.signals[0].nll == pytest.approx(chain.signals[0].nll, abs=1e-3)
+    assert num_ended and num_left
+
+
 @pytest.mark.parametrize("sampling", [SAMPLED, GREEDY, PENALISED], ids=["sampled", "greedy", "penalised"])
 def test_a_graph_from_before_trees_proposes_the_same_tree(
     sampling: SamplingParams, model: OnnxDraftModel, old_model: OnnxDraftModel
@@ -137,6 +174,21 @@ def test_a_graph_from_before_trees_proposes_the_same_tree(
         for sequence in (ours, theirs):
             sequence.commit([*draft.token_ids[:2], 3])
             sequence.check_integrity()
+
+
+def test_of_a_given_shape_each_node_is_that_choice_of_the_draft_after_its_path(model: OnnxDraftModel) -> None:
+    shape = ((1,), (0,), (1, 2), (0, 0), (0, 3), (1, 2, 0), (0, 0, 1))
+    sequence = start(model, PROMPT)
+    draft = sequence.propose_tree(TreeBudget(7, 3, 8, shape=shape), NodeValues())
+    tree = Tree(draft.parents)
+    ranks: dict[int, tuple[int, ...]] = {ROOT: ()}
+    for node, parent in enumerate(draft.parents):
+        (told,) = draft.continuations[parent + 1]
+        ranks[node] = (*ranks[parent], told.token_ids.index(draft.token_ids[node]))
+    assert {ranks[node] for node in range(len(tree))} == set(shape)
+    assert draft.num_runs == 3
+    sequence.commit([draft.token_ids[each] for each in tree.path(4)])
+    sequence.check_integrity()
 
 
 def test_the_kv_of_any_committed_path_is_kept(model: OnnxDraftModel) -> None:

@@ -18,6 +18,7 @@ from outrider.edge_client.controller.settings import SETTINGS
 from outrider.edge_client.core.stats import RoundRecord
 from outrider.edge_client.drafting.base import Stop, ended
 from outrider.edge_client.drafting.prompt_lookup import PromptLookupModel
+from outrider.edge_client.drafting.trees import TreeDraft
 from outrider.edge_client.gate.file import GateFile, read_gate_file, write_gate_file
 from outrider.edge_client.gate.gate import Gate, GateSettings, GateUse
 from outrider.edge_client.gate.text_rule import BlockText
@@ -137,6 +138,35 @@ def test_a_text_rule_ends_a_draft_after_the_token_that_tells_and_escalates_whate
     judgement = gate.judge(draft, before)
     assert judgement.is_hard == (True, True) and judgement.is_escalated
     assert not gate.judge(of_letters("luck"), before).is_escalated
+
+
+def test_of_a_tree_each_path_is_ended_by_itself_and_the_likeliest_one_is_judged() -> None:
+    gate = make_gate(GateUse.STOP, max_hard_ratio=0.5)
+    rule = gate.node_rule(())
+    assert rule is not None and make_gate(GateUse.COMMIT).node_rule(()) is None
+    assert rule((1,), SURE) is Stop.NO
+    assert rule((1, 2), HARD_TOKEN) is Stop.NO, "one of two"
+    assert rule((1, 3), SURE) is Stop.NO
+    assert rule((1, 2, 4), HARD_PLACE) is Stop.BEFORE, "two of three"
+    assert rule((1, 3, 4), HARD_PLACE) is Stop.NO
+    assert rule((1, 3, 4, 5), HARD_TOKEN) is Stop.NO
+    assert rule((1, 3, 4, 5, 6), HARD_TOKEN) is Stop.AFTER
+    tree = TreeDraft((1, 2, 3, 4), (), (SURE, HARD_TOKEN, SURE, HARD_PLACE), parents=(-1, 0, 0, -1))
+    judgement = gate.judge(tree, ())
+    assert judgement.hard_mask == b"\x0a" and judgement.hard_ratio == 0.5 and not judgement.is_escalated
+
+
+def test_a_text_rule_reads_every_path_of_a_tree() -> None:
+    settings = GateSettings(GateUse.STOP, GateThresholds(), max_hard_ratio=1.0, rules=(Word(),))
+    gate = Gate(settings, letters)  # type: ignore[arg-type]
+    rule = gate.node_rule([ord("b")])
+    assert rule is not None
+    for text, stop in {"a": Stop.NO, "o": Stop.NO, "ad": Stop.AFTER, "ag": Stop.NO, "od": Stop.NO}.items():
+        assert rule(tuple(map(ord, text)), SURE) is stop
+    token_ids = tuple(map(ord, "adgo"))  # a, then d or g; o
+    tree = TreeDraft(token_ids, (), (SURE,) * 4, parents=(-1, 0, 0, -1))
+    judgement = gate.judge(tree, [ord("b")])
+    assert judgement.is_hard == (True, True, False, False) and judgement.is_escalated
 
 
 def test_a_draft_without_a_gate_or_signals_is_what_it_was() -> None:

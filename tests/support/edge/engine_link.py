@@ -34,7 +34,7 @@ from outrider.common.types import (
     SessionResponse,
     VerifyRequest,
 )
-from outrider.edge_client.drafting.base import ShouldStop, ended
+from outrider.edge_client.drafting.base import NodeRule, ShouldStop, ended
 from outrider.edge_client.drafting.node_values import NodeValues
 from outrider.edge_client.drafting.trees import Continuations, TreeBudget, TreeDraft
 from outrider.edge_client.transport.link.base import Traffic
@@ -278,7 +278,7 @@ class ChanceSequence:
         draft = Draft(tuple(known), (1.0,) * len(known), supports=supports, runner_ups=tuple(told))
         return ended(draft, should_stop)
 
-    def propose_tree(self, budget: TreeBudget, values: NodeValues) -> TreeDraft:
+    def propose_tree(self, budget: TreeBudget, values: NodeValues, rule: NodeRule | None = None) -> TreeDraft:
         """The text's own tokens as the likeliest path; beside them runner-ups, and behind those anything."""
         room = min(budget.max_depth, self._model.max_context - self.position)
         chance = random.Random(self.position)

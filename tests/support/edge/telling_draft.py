@@ -6,8 +6,18 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from outrider.common.tree import ROOT, Tree
 from outrider.common.types import Draft, SamplingParams, Signals
-from outrider.edge_client.drafting.base import DraftSequence, ShouldStop, ended
+from outrider.edge_client.drafting.base import (
+    DraftSequence,
+    NodeRule,
+    ProposesTrees,
+    ShouldStop,
+    Stop,
+    ended,
+)
+from outrider.edge_client.drafting.node_values import NodeValues
+from outrider.edge_client.drafting.trees import TreeBudget, TreeDraft
 from outrider.edge_client.gate.gate import Gate, GateSettings, GateUse
 from outrider.edge_client.gate.thresholds import GateThresholds
 
@@ -65,8 +75,44 @@ class TellingSequence:
         positions = range(self.position, self.position + len(draft.token_ids))
         return ended(replace(draft, signals=tuple(map(self.tell, positions))), should_stop)
 
+    def propose_tree(self, budget: TreeBudget, values: NodeValues, rule: NodeRule | None = None) -> TreeDraft:
+        assert isinstance(self.sequence, ProposesTrees)
+        draft = self.sequence.propose_tree(budget, values)
+        return draft if rule is None else pruned(draft, rule, lambda depth: self.tell(self.position + depth))
+
     def close(self) -> None:
         self.sequence.close()
 
     def check_integrity(self) -> None:
         self.sequence.check_integrity()
+
+
+def pruned(draft: TreeDraft, rule: NodeRule, tell: Callable[[int], Signals]) -> TreeDraft:
+    """What a rule leaves of a tree whose nodes have the signals `tell` of their depth."""
+    tree = Tree(draft.parents)
+    place = {ROOT: ROOT}  # of the nodes that are left
+    ended, doubted = set[int](), dict[int, Signals]()
+    for node, parent in enumerate(draft.parents):
+        if parent not in place or parent in ended:
+            continue
+        path = tuple(draft.token_ids[each] for each in tree.path(node))
+        signals = tell(tree.depths[node])
+        stop = rule(path, signals)
+        if stop is Stop.BEFORE:
+            doubted[parent] = signals
+            continue
+        place[node] = len(place) - 1
+        if stop is Stop.AFTER:
+            ended.add(node)
+    left = [node for node in place if node != ROOT]
+    parents = tuple(place[draft.parents[node]] for node in left)
+    main_end = left[len(Tree(parents).runs[0]) - 1] if left else ROOT
+    return replace(
+        draft,
+        token_ids=tuple(draft.token_ids[node] for node in left),
+        signals=tuple(tell(tree.depths[node]) for node in left),
+        doubted=doubted.get(main_end),
+        parents=parents,
+        values=tuple(draft.values[node] for node in left),
+        continuations=tuple(draft.continuations[node + 1] for node in (ROOT, *left)),
+    )
