@@ -14,6 +14,8 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
+from tqdm import tqdm
+
 from outrider.cloud_verifier.backends.loading import load_target
 from outrider.common.errors import UsageError
 from outrider.edge_client.calibration.passages import cut_passages, read_texts
@@ -94,7 +96,9 @@ def calibrate(args: argparse.Namespace) -> tuple[tuple[Ranks, ...], dict[str, ob
         if model.tokenizer_fingerprint != tokenizer.fingerprint or model.num_tokens != backend.num_tokens:
             raise UsageError(f"--draft {args.draft} and --target {args.target} have other tokenizers")
         texts = written_texts(backend, prompts, args.temperature, args.num_new_tokens)
-        found = accuracies([choices_taken(model, text) for text in texts], args.max_depth)
+        shown = tqdm(texts, desc="passages", total=len(prompts), disable=None)
+        taken = [choices_taken(model, text) for text in shown]
+        found = accuracies(taken, args.max_depth)
         fingerprint = model.fingerprint
     shape, tokens = best_shape(found, args.num_nodes)
     if not shape:
@@ -102,7 +106,7 @@ def calibrate(args: argparse.Namespace) -> tuple[tuple[Ranks, ...], dict[str, ob
     about = {
         "tokens_a_round": round(tokens, 3),
         "temperature": args.temperature,
-        "num_tokens": sum(len(text.new) for text in texts),
+        "num_tokens": sum(map(len, taken)),
         "draft_fingerprint": fingerprint,
         "texts_sha256": documents.sha256,
         "accuracies": [[round(each, 4) for each in row] for row in found],
@@ -133,6 +137,7 @@ def parse_args() -> argparse.Namespace:
 
 
 def positive(text: str) -> int:
+    """Returns a count. Raises ValueError for one below 1."""
     if int(text) < 1:
         raise ValueError
     return int(text)

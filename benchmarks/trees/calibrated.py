@@ -25,7 +25,7 @@ TEMPERATURE = 0.8
 def run() -> Found:
     """Returns the measures of the embedded pair."""
     backend, num_seeds = load_target(EMBEDDED / "target", num_threads=1), TEMPERATURES[TEMPERATURE]
-    texts = written_texts(backend, embedded_prompts(), TEMPERATURE, NUM_NEW, num_seeds)
+    texts = list(written_texts(backend, embedded_prompts(), TEMPERATURE, NUM_NEW, num_seeds))
     measures: list[Measure] = []
     details: dict[str, Any] = {}
     with OnnxDraftModel.open(EMBEDDED / "draft") as model:

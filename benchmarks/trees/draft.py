@@ -41,7 +41,7 @@ def run() -> Found:
     with OnnxDraftModel.open(EMBEDDED / "draft") as model:
         prompts = embedded_prompts()
         texts = {
-            temperature: written_texts(backend, prompts, temperature, NUM_NEW, num_seeds)
+            temperature: list(written_texts(backend, prompts, temperature, NUM_NEW, num_seeds))
             for temperature, num_seeds in TEMPERATURES.items()
         }
         sampled = texts[0.8]

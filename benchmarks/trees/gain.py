@@ -42,7 +42,7 @@ def _pairs() -> Iterator[tuple[str, dict[str, float]]]:
     for target in BANK:
         folder = BankFolder(RUN, target)
         prompts = read_prompts(folder, NUM_PROMPTS)
-        texts = written_texts(load_target(folder.target_dir), prompts, TEMPERATURE, NUM_NEW)
+        texts = list(written_texts(load_target(folder.target_dir), prompts, TEMPERATURE, NUM_NEW))
         for draft in target.drafts:
             if is_trained(draft):
                 name = f"{target.name}/{draft.name}"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -23,11 +23,12 @@ class WrittenText:
 
 def written_texts(
     backend: TargetBackend, prompts: Sequence[TokenIds], temperature: float, num_new: int, num_seeds: int = 1
-) -> list[WrittenText]:
-    """Returns the target's texts after each prompt, each with a seed of its own, up to its end-of-text token."""
+) -> Iterator[WrittenText]:
+    """Yields the target's texts after each prompt, each with a seed of its own, up to its end-of-text token."""
     samplings = [SamplingParams(temperature=temperature, seed=1 + i) for i in range(num_seeds * len(prompts))]
     texts = zip(list(prompts) * num_seeds, samplings, strict=True)
-    return [_write(backend, prompt, sampling, num_new) for prompt, sampling in texts]
+    for prompt, sampling in texts:
+        yield _write(backend, prompt, sampling, num_new)
 
 
 def _write(backend: TargetBackend, prompt: TokenIds, sampling: SamplingParams, num_new: int) -> WrittenText:
