@@ -25,6 +25,7 @@ STAGES = {
     "wire": "wire",
     "sigkill": "sigkill",
     "exact": "exact_rows",
+    "exact_cost": "exact_cost",
     "soak": "soak",
     "tests": "repeated_tests",
     "tests_load": "loaded_tests",
