@@ -47,6 +47,10 @@ class Tree:
         """Returns the children of a node, or of `ROOT`, in order."""
         return self._children.get(node, ())
 
+    def child(self, node: int, token_ids: Sequence[int], token_id: int) -> int | None:
+        """Returns the child of a node that holds `token_id`; `token_ids` are those of all nodes."""
+        return next((child for child in self.children(node) if token_ids[child] == token_id), None)
+
     def path(self, node: int) -> list[int]:
         """Returns the nodes from a child of the root to `node`; none for `ROOT`."""
         path: list[int] = []
@@ -104,8 +108,7 @@ def nodes_along(token_ids: Sequence[int], parents: Sequence[int], path: Sequence
     """Returns the nodes of a tree that hold the first tokens of `path`, as far as it has them."""
     tree, nodes = Tree(parents), list[int]()
     for token_id in path:
-        children = tree.children(nodes[-1] if nodes else ROOT)
-        found = next((child for child in children if token_ids[child] == token_id), None)
+        found = tree.child(nodes[-1] if nodes else ROOT, token_ids, token_id)
         if found is None:
             break
         nodes.append(found)

@@ -16,7 +16,7 @@ from outrider.cloud_verifier.engine.session import Bonus, Session
 from outrider.cloud_verifier.engine.session_manager import SessionManager
 from outrider.cloud_verifier.engine.work import Work
 from outrider.common.errors import InvalidFieldError, UnimplementedFieldError
-from outrider.common.tree import ROOT, Tree, is_chain
+from outrider.common.tree import Tree, has_path, is_chain, nodes_along
 from outrider.common.types import (
     CancelRequest,
     Closed,
@@ -150,7 +150,8 @@ class Admission:
         if bonus is not None:
             assert isinstance(request, VerifyRequest)
             token_id = session.chain.token_ids[bonus.position]
-            if _first_node(request, token_id) is None or token_id in session.stop_ids:
+            begins = has_path(request.draft_tokens, request.parents, (token_id,))
+            if not begins or token_id in session.stop_ids:
                 message = "the draft does not begin with the bonus before it"
                 return session.error(request.round_id, RoundErrorCode.STALE, message)
         return None
@@ -219,19 +220,12 @@ def _bonus_in(session: Session, request: VerifyRequest | GenerateRequest) -> Bon
     return bonus if request.base_position == bonus.position and request.draft_tokens else None
 
 
-def _first_node(request: VerifyRequest, token_id: int) -> int | None:
-    """Returns the index of a draft token that follows the sequence itself and is `token_id`."""
-    firsts = Tree(request.parents).children(ROOT) if request.parents else (0,)
-    return next((node for node in firsts if request.draft_tokens[node] == token_id), None)
-
-
 def _set_tree(work: Work, request: VerifyRequest, bonus_token: int | None) -> None:
     """Sets the draft of a round that is a tree: what follows the bonus before it, where there is one."""
     nodes: Sequence[int] = range(len(request.parents))
     parents = request.parents
     if bonus_token is not None:
-        first = _first_node(request, bonus_token)
-        assert first is not None, "checked before: the draft begins with the bonus"
+        (first,) = nodes_along(request.draft_tokens, request.parents, (bonus_token,))  # checked: there is one
         work.confirmed_node = (first,)
         nodes, parents = Tree(request.parents).subtree(first)
     work.sent_nodes, work.tree = nodes, Tree(parents)

@@ -263,9 +263,7 @@ def penalize(xp: Any, raw: Any, each: StepRound, eos_token_ids: TokenIds) -> Any
             history=each.history and each.history(),
         )
 
-    if each.tree is None:
-        return apply(raw, each.draft_token_ids)
-    if is_plain(each.sampling):  # at most biases, which know no path
+    if each.tree is None or is_plain(each.sampling):  # at most biases, which know no path
         return apply(raw, each.draft_token_ids)
     scores = copy(xp, raw)
     scores[:1] = apply(raw[:1], ())

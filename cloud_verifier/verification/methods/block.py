@@ -38,7 +38,7 @@ class BlockMethod(VerificationMethod):
         if stop is not None:
             accepted_len = stop + 1
         correct = partial(sample_residual, round_input, kept=prefixes[accepted_len].kept)
-        return conclude(round_input, accepted_len, ratios[: accepted_len + 1], correct)
+        return conclude(round_input, range(accepted_len), ratios[: accepted_len + 1], correct)
 
 
 def _weigh(round_input: RoundInput) -> tuple[list[_Prefix], list[float]]:

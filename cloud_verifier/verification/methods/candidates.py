@@ -36,11 +36,11 @@ class CandidatesMethod(VerificationMethod):
         if round_input.candidates_from:
             more = sample_candidates(round_input, 0, round_input.candidates_from)
             return Outcome(0, 0, CorrectionKind.NONE, math.nan, candidates=more)
-        accepted_len, ratios = reject_in_order(round_input, round_input.draft_probs)
-        if ending(round_input, accepted_len) is CorrectionKind.CORRECTION:
-            candidates = sample_candidates(round_input, accepted_len, 0)
-            return Outcome(accepted_len, 0, CorrectionKind.NONE, mean_ratio(ratios), candidates=candidates)
-        return conclude(round_input, accepted_len, ratios, round_input.rows.target_sample)
+        accepted, ratios = reject_in_order(round_input, round_input.draft_probs)
+        if ending(round_input, accepted) is CorrectionKind.CORRECTION:
+            candidates = sample_candidates(round_input, len(accepted), 0)
+            return Outcome(len(accepted), 0, CorrectionKind.NONE, mean_ratio(ratios), candidates=candidates)
+        return conclude(round_input, accepted, ratios, round_input.rows.target_sample)
 
 
 def choose_here(round_input: RoundInput, outcome: Outcome, seed: int) -> Outcome:

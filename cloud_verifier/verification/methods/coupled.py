@@ -12,20 +12,17 @@ share their position's noise, but at each position one node alone is visited.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from outrider.cloud_verifier.verification.methods.base import Outcome, RoundInput, VerificationMethod
 from outrider.cloud_verifier.verification.methods.chain import conclude, judge_in_order, target_prob
-from outrider.cloud_verifier.verification.methods.tree import conclude_path, follow_sample
+from outrider.cloud_verifier.verification.methods.tree import follow_sample
 
 
 class CoupledMethod(VerificationMethod):
     """Accepts drafted tokens that equal the target's sample, which is also the correction."""
 
     def verify(self, round_input: RoundInput) -> Outcome:
-        if round_input.tree is not None:
-            nodes = follow_sample(round_input)
-            return conclude_path(
-                round_input, nodes, (), round_input.rows.target_sample, has_always_bonus=True
-            )
         rows, draft_tokens, draft_probs = round_input.rows, round_input.draft_tokens, round_input.draft_probs
         ratios: list[float] = []  # min(1, p/q) of the positions judged
 
@@ -35,6 +32,9 @@ class CoupledMethod(VerificationMethod):
                 ratios.append(min(1.0, target_prob(round_input, index) / draft_probs[index]))
             return sampled == draft_tokens[index]
 
-        accepted_len = judge_in_order(round_input, accepts)
+        if (tree := round_input.tree) is None:
+            accepted: Sequence[int] = judge_in_order(round_input, accepts)
+        else:
+            accepted = follow_sample(round_input, tree)
         # A pipelined round that follows is checked against the bonus, so there always is one.
-        return conclude(round_input, accepted_len, ratios, rows.target_sample, has_always_bonus=True)
+        return conclude(round_input, accepted, ratios, rows.target_sample, has_always_bonus=True)

@@ -24,10 +24,10 @@ class ScalarResidualMethod(VerificationMethod):
     """Accepts with min(1, p/q) and corrects from p without the rejected token."""
 
     def verify(self, round_input: RoundInput) -> Outcome:
-        accepted_len, ratios = reject_in_order(round_input, round_input.draft_probs)
+        accepted, ratios = reject_in_order(round_input, round_input.draft_probs)
 
         def correct(row: int) -> int:
             key = NoiseKey(Purpose.RESIDUAL, round_input.position, row)
             return round_input.rows.sample(row, key, {round_input.draft_tokens[row]: -math.inf})
 
-        return conclude(round_input, accepted_len, ratios, correct)
+        return conclude(round_input, accepted, ratios, correct)

@@ -15,5 +15,5 @@ class ShortcutMethod(VerificationMethod):
     """Accepts with min(1, p/q) and corrects with the target's sample."""
 
     def verify(self, round_input: RoundInput) -> Outcome:
-        accepted_len, ratios = reject_in_order(round_input, round_input.draft_probs)
-        return conclude(round_input, accepted_len, ratios, round_input.rows.target_sample)
+        accepted, ratios = reject_in_order(round_input, round_input.draft_probs)
+        return conclude(round_input, accepted, ratios, round_input.rows.target_sample)

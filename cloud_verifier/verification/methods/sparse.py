@@ -21,5 +21,5 @@ class SparseMethod(VerificationMethod):
 
     def verify(self, round_input: RoundInput) -> Outcome:
         draft_probs = list(map(support_prob, round_input.supports, round_input.draft_tokens))
-        accepted_len, ratios = reject_in_order(round_input, draft_probs)
-        return conclude(round_input, accepted_len, ratios, partial(sample_residual, round_input))
+        accepted, ratios = reject_in_order(round_input, draft_probs)
+        return conclude(round_input, accepted, ratios, partial(sample_residual, round_input))

@@ -9,8 +9,8 @@ such tokens is accepted.
 from __future__ import annotations
 
 from outrider.cloud_verifier.verification.methods.base import Outcome, RoundInput, VerificationMethod
-from outrider.cloud_verifier.verification.methods.chain import conclude, judge_in_order, target_prob
-from outrider.cloud_verifier.verification.methods.tree import conclude_path, longest_path, node_prob
+from outrider.cloud_verifier.verification.methods.chain import conclude, target_prob
+from outrider.cloud_verifier.verification.methods.tree import longest_accepted
 
 THRESHOLD_PASS = 0.3
 THRESHOLD_RATIO = 0.5
@@ -25,17 +25,11 @@ class ThresholdMethod(VerificationMethod):
         least_ratio = THRESHOLD_RATIO if params.threshold_ratio is None else params.threshold_ratio
         ratios: list[float] = []
 
-        def is_above(prob: float, index: int) -> bool:
+        def accepts(index: int) -> bool:
+            prob = target_prob(round_input, index)
             ratio = prob / round_input.draft_probs[index]
             ratios.append(min(1.0, ratio))
             return prob >= least or ratio >= least_ratio
 
-        if round_input.tree is not None:
-            nodes = longest_path(round_input, lambda node: is_above(node_prob(round_input, node), node))
-            return conclude_path(round_input, nodes, ratios, round_input.rows.target_sample)
-
-        def accepts(index: int) -> bool:
-            return is_above(target_prob(round_input, index), index)
-
-        accepted_len = judge_in_order(round_input, accepts)
-        return conclude(round_input, accepted_len, ratios, round_input.rows.target_sample)
+        accepted = longest_accepted(round_input, accepts)
+        return conclude(round_input, accepted, ratios, round_input.rows.target_sample)

@@ -12,8 +12,8 @@ from __future__ import annotations
 import math
 
 from outrider.cloud_verifier.verification.methods.base import Outcome, RoundInput, VerificationMethod
-from outrider.cloud_verifier.verification.methods.chain import conclude, judge_in_order, target_prob
-from outrider.cloud_verifier.verification.methods.tree import conclude_path, longest_path, node_prob
+from outrider.cloud_verifier.verification.methods.chain import conclude, row_of, target_prob
+from outrider.cloud_verifier.verification.methods.tree import longest_accepted
 
 TYPICAL_EPSILON = 0.09
 TYPICAL_DELTA = 0.3
@@ -27,17 +27,9 @@ class TypicalMethod(VerificationMethod):
         epsilon = TYPICAL_EPSILON if params.typical_epsilon is None else params.typical_epsilon
         delta = TYPICAL_DELTA if params.typical_delta is None else params.typical_delta
 
-        def is_typical(prob: float, row: int) -> bool:
-            # min(ε, δ e^−H) ≤ ε: above ε the entropy, a pass over the vocabulary, does not matter
-            return prob > epsilon or prob > delta * math.exp(-rows.entropy(row))
-
-        if (tree := round_input.tree) is not None:
-            nodes = longest_path(
-                round_input, lambda node: is_typical(node_prob(round_input, node), tree.parents[node] + 1)
-            )
-            return conclude_path(round_input, nodes, (), rows.target_sample)
-
         def accepts(index: int) -> bool:
-            return is_typical(target_prob(round_input, index), index)
+            prob = target_prob(round_input, index)
+            # min(ε, δ e^−H) ≤ ε: above ε the entropy, a pass over the vocabulary, does not matter
+            return prob > epsilon or prob > delta * math.exp(-rows.entropy(row_of(round_input, index)))
 
-        return conclude(round_input, judge_in_order(round_input, accepts), (), rows.target_sample)
+        return conclude(round_input, longest_accepted(round_input, accepts), (), rows.target_sample)

@@ -77,8 +77,9 @@ class BiasedTree:
         self._probability = probability
 
     def verify(self, round_input: RoundInput) -> Outcome:
-        nodes, tree, rows = follow_sample(round_input), round_input.tree, round_input.rows
+        tree, rows = round_input.tree, round_input.rows
         assert tree is not None
+        nodes = follow_sample(round_input, tree)
         last = nodes[-1] if nodes else ROOT
         siblings = tree.children(last)
         if siblings and round_input.draws.accepts(self._probability, siblings[0]):
