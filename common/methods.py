@@ -8,7 +8,7 @@ DEFAULT_SUPPORT_SIZE = 16
 MAX_SUPPORT_SIZE = 64  # the protocol's
 
 _SENDS_SUPPORT = frozenset({Method.SPARSE, Method.BLOCK})
-_TAKES_TREES = frozenset({Method.COUPLED, Method.TYPICAL, Method.THRESHOLD})
+_TAKES_TREES = frozenset({Method.COUPLED, Method.SPARSE, Method.TYPICAL, Method.THRESHOLD})
 _IS_COUPLED = frozenset({Method.COUPLED, Method.TYPICAL})  # drafted with the noise both sides share
 
 
@@ -34,7 +34,7 @@ def takes_trees(method: Method) -> bool:
 
 def drafts_trees(method: Method) -> bool:
     """Returns whether our own drafts are trees: `threshold` judges by a distribution that they do not have."""
-    return method in _TAKES_TREES and method in _IS_COUPLED
+    return method in _TAKES_TREES and (method in _IS_COUPLED or method in _SENDS_SUPPORT)
 
 
 def sends_probs(method: Method) -> bool:

@@ -6,7 +6,8 @@
 
 A node is one drafted token; `parents[i] < i` is the node before it, `ROOT` the sequence itself. Nodes are in
 depth-first order, the likeliest child first, so that the likeliest path leads and a chain is the tree with one leaf.
-Only speed depends on that order. No parents at all stand for a chain.
+With `sparse`, children are in the order in which they were drawn, which is that in which they are judged; otherwise
+only speed depends on the order. No parents at all stand for a chain.
 """
 
 from __future__ import annotations
@@ -15,8 +16,10 @@ from collections.abc import Sequence
 from functools import cached_property
 
 from outrider.common.errors import InvalidFieldError
+from outrider.common.types import Support
 
 ROOT = -1
+_NO_SUPPORT = Support((), ())
 
 
 class Tree:
@@ -46,6 +49,11 @@ class Tree:
     def children(self, node: int) -> Sequence[int]:
         """Returns the children of a node, or of `ROOT`, in order."""
         return self._children.get(node, ())
+
+    @cached_property
+    def internal(self) -> list[int]:
+        """Returns the nodes that have children, in order, `ROOT` first."""
+        return sorted(self._children)
 
     def child(self, node: int, token_ids: Sequence[int], token_id: int) -> int | None:
         """Returns the child of a node that holds `token_id`; `token_ids` are those of all nodes."""
@@ -90,6 +98,13 @@ class Tree:
         kept = self.below(node)
         place = {node: ROOT} | {each: index for index, each in enumerate(kept)}
         return kept, tuple(place[self.parents[each]] for each in kept)
+
+
+def supports_by_row(tree: Tree, supports: Sequence[Support]) -> tuple[Support, ...]:
+    """Returns what the children of each node were drawn from, `ROOT` first, an empty support after a leaf; `supports`
+    are those of the internal nodes."""
+    of_node = dict(zip(tree.internal, supports, strict=True))
+    return tuple(of_node.get(node, _NO_SUPPORT) for node in range(ROOT, len(tree)))
 
 
 def is_chain(parents: Sequence[int]) -> bool:

@@ -160,7 +160,8 @@ class RunnerUp:
 class Draft:
     """Holds one proposal: `token_ids[i]` was sampled with probability `draft_probs[i]` (q).
 
-    `supports[i]`, where the method needs one, is the distribution it was sampled from. `doubted` are the
+    `supports[i]`, where the method needs one, is the distribution it was sampled from; of a tree there is one for each
+    node with children, in order, the root first, from which these were drawn without replacement. `doubted` are the
     signals of the token at which a stop rule ended the draft: it was sampled, and dropped. `runner_ups[i]` is
     filled where a sequence was asked for it (`outrider.edge_client.drafting.base.KeepsRunnerUps`). `parents` are
     those of a tree (`outrider.common.tree`), none of a chain.
@@ -289,7 +290,7 @@ class VerifyRequest:
     draft_tokens: TokenIds = ()
     q_token_probs: tuple[float, ...] = ()
     hard_mask: bytes = b""
-    q_support: tuple[Support, ...] = ()
+    q_support: tuple[Support, ...] = ()  # `Draft.supports`
     parents: TokenIds = ()  # of a draft that is a tree (`outrider.common.tree`); none: a chain
     candidates_from: int = 0
     pipelined: bool = False

@@ -16,7 +16,7 @@ from outrider.cloud_verifier.engine.session import Bonus, Session
 from outrider.cloud_verifier.engine.session_manager import SessionManager
 from outrider.cloud_verifier.engine.work import Work
 from outrider.common.errors import InvalidFieldError, UnimplementedFieldError
-from outrider.common.tree import Tree, has_path, is_chain, nodes_along
+from outrider.common.tree import Tree, has_path, is_chain, nodes_along, supports_by_row
 from outrider.common.types import (
     CancelRequest,
     Closed,
@@ -229,6 +229,8 @@ def _set_tree(work: Work, request: VerifyRequest, bonus_token: int | None) -> No
         work.confirmed_node = (first,)
         nodes, parents = Tree(request.parents).subtree(first)
     work.sent_nodes, work.tree = nodes, Tree(parents)
+    if request.q_support:  # there is no bonus before it: only `coupled` announces one, and sends no support
+        work.supports = supports_by_row(work.tree, request.q_support)
     work.draft_tokens = tuple(request.draft_tokens[node] for node in nodes)
     work.draft_probs = tuple(request.q_token_probs[node] for node in nodes if request.q_token_probs)
 

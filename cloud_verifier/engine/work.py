@@ -35,7 +35,7 @@ class Work:
     confirmed: tuple[TokenLogprobs, ...] | None = None  # of a first draft token that was the bonus before it
     draft_tokens: TokenIds = ()  # to verify: without such a first one, and what does not follow it
     draft_probs: tuple[float, ...] = ()  # q of each draft token, or empty
-    supports: tuple[Support, ...] = ()  # the draft's distribution at each draft token, or empty
+    supports: tuple[Support, ...] = ()  # the draft's distribution at each row before a draft token, or empty
     tree: Tree | None = None  # that the draft tokens are, where they are no chain
     sent_nodes: Sequence[int] = ()  # of a tree: their indices in the request
     confirmed_node: TokenIds = ()  # of a tree: the index of such a first one

@@ -63,9 +63,10 @@ class StepRound:
 
     def needed_ids(self, row: int) -> TokenIds:
         """Returns the ids whose p the methods read at a row: the drafted ones and their support."""
-        if self.tree is not None:
-            return tuple(self.draft_token_ids[node] for node in self.tree.children(row - 1))
-        drafted = self.draft_token_ids[row : row + 1]
+        if self.tree is None:
+            drafted = self.draft_token_ids[row : row + 1]
+        else:
+            drafted = tuple(self.draft_token_ids[node] for node in self.tree.children(row - 1))
         return (*drafted, *self.supports[row].token_ids) if row < len(self.supports) else drafted
 
 

@@ -6,6 +6,7 @@ as large as its bytes.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TypeVar, cast
 
 from google.protobuf.message import DecodeError, Message
@@ -18,7 +19,7 @@ from outrider.common.codec.tables import (
 )
 from outrider.common.errors import InvalidFieldError
 from outrider.common.pb import outrider_pb2 as pb
-from outrider.common.tree import check_parents
+from outrider.common.tree import Tree, check_parents
 from outrider.common.types import (
     CancelRequest,
     CloseRequest,
@@ -101,9 +102,11 @@ def decode_verify(message: pb.VerifyRequest, limits: Limits | None = None) -> Ve
     check_length("origins", origins, num_committed_tokens, "committed token")
     check_length("q_token_probs", message.q_token_probs, num_draft_tokens, "draft token")
     if supports or message.parents or message.hard_mask or message.session_id:
-        check_length("q_support", supports, num_draft_tokens, "draft token")
         if message.parents:
             check_parents(message.parents, drafted, len(drafted) if limits is None else limits.max_tree_nodes)
+            _check_tree_supports(message)
+        else:
+            check_length("q_support", supports, num_draft_tokens, "draft token")
         check_length("hard_mask", message.hard_mask, (num_draft_tokens + 7) // 8, "eight draft tokens")
         _check_bytes("session_id", message.session_id, _SESSION_ID_BYTES)
     request = VerifyRequest(
@@ -115,7 +118,7 @@ def decode_verify(message: pb.VerifyRequest, limits: Limits | None = None) -> Ve
         tuple(drafted[:]),
         tuple(message.q_token_probs[:]),
         message.hard_mask,
-        tuple([_decode_support(i, s, drafted[i]) for i, s in enumerate(supports)]) if supports else (),
+        _decode_supports(message) if supports else (),
         tuple(message.parents[:]),
         message.candidates_from,
         message.pipelined,
@@ -128,7 +131,21 @@ def decode_verify(message: pb.VerifyRequest, limits: Limits | None = None) -> Ve
     return request
 
 
-def _decode_support(i: int, message: pb.Support, drafted: int) -> Support:
+def _check_tree_supports(message: pb.VerifyRequest) -> None:
+    internal = Tree(message.parents).internal
+    check_length("q_support", message.q_support, len(internal), "node with children, the root first")
+
+
+def _decode_supports(message: pb.VerifyRequest) -> tuple[Support, ...]:
+    drafted, supports = message.draft_tokens, message.q_support
+    if not message.parents:
+        return tuple([_decode_support(i, s, drafted[i : i + 1]) for i, s in enumerate(supports)])
+    tree = Tree(message.parents)
+    children = ([drafted[child] for child in tree.children(node)] for node in tree.internal)
+    return tuple([_decode_support(i, *each) for i, each in enumerate(zip(supports, children, strict=True))])
+
+
+def _decode_support(i: int, message: pb.Support, drafted: Sequence[int]) -> Support:
     num_ids, num_weights = len(message.token_ids), len(message.weights)
     if num_ids != num_weights or not 0 < num_ids <= 64:
         raise InvalidFieldError(
@@ -137,8 +154,9 @@ def _decode_support(i: int, message: pb.Support, drafted: int) -> Support:
     ids, weights = tuple(message.token_ids), tuple(message.weights)
     if len(set(ids)) != len(ids) or sum(weights) == 0:
         raise InvalidFieldError("q_support", f"[{i}] repeats an id or has no weight")
-    if drafted not in ids or weights[ids.index(drafted)] == 0:
-        raise InvalidFieldError("q_support", f"[{i}] does not hold the drafted id {drafted}")
+    for token_id in drafted:
+        if token_id not in ids or weights[ids.index(token_id)] == 0:
+            raise InvalidFieldError("q_support", f"[{i}] does not hold the drafted id {token_id}")
     return Support(ids, weights)
 
 

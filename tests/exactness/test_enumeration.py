@@ -17,13 +17,15 @@ from support.exact.branching import Lazy, Rules, World
 from support.exact.chance import race_probability
 from support.exact.enumeration import max_error, target_law, total_variation, written_law
 from support.exact.planted import Mistake, PlantedMethod, RedrawnCoupling
-from support.exact.trees import BiasedTree
+from support.exact.trees import BiasedSibling, BiasedTree, SameDraft, SameRemainder
 from support.exact.worlds import KINDS, TOTAL_WEIGHT, VOCAB, make_world
 
+from outrider.cloud_verifier.verification.methods import sparse
 from outrider.cloud_verifier.verification.methods.registry import create_method
 from outrider.cloud_verifier.verification.rows import KeyedDraws
 from outrider.common.noise.draws import Purpose, uniform
 from outrider.common.sampling.support import sample_support
+from outrider.common.tree import Tree
 from outrider.common.types import Candidate, Method, MethodParams, Support
 
 EXACT = (Method.COUPLED, Method.SPARSE, Method.CANDIDATES, Method.BLOCK)
@@ -85,6 +87,74 @@ def test_a_sibling_that_is_taken_too_often_by_one_in_a_hundred_is_caught(show):
     show("coupled trees, a sibling taken 1 % too often", "mixed", biases)
     assert biases[-1] > LEAST_BIAS
     assert max(bias(BiasedTree(0.0), world, rules)) < TOLERANCE
+
+
+QUICK_KINDS = ("disjoint", "one_hot", "mismatch", "truncated", "mixed")
+QUICK_FIRST = [each if each in QUICK_KINDS else pytest.param(each, marks=pytest.mark.slow) for each in KINDS]
+
+
+@pytest.mark.parametrize("kind", QUICK_FIRST)
+@pytest.mark.parametrize("parents", TREES.values(), ids=TREES)
+def test_sparse_trees_write_the_targets_distribution(parents, kind):
+    check_exact(Method.SPARSE, make_world(kind), rules_of(Method.SPARSE, parents=parents))
+
+
+@pytest.mark.parametrize("fields", [{"stop_ids": frozenset({1, 4})}, {"is_pipelined": True}], ids=str)
+def test_sparse_trees_that_end_early_or_without_a_bonus_are_the_targets_too(fields):
+    rules = rules_of(Method.SPARSE, parents=TREES["wide"], **fields)
+    check_exact(Method.SPARSE, make_world("mixed", 1), rules)
+
+
+def grows_by_what_is_drawn(tree, node, number):
+    """Another child where those before it, and what was drawn after them, have an even sum."""
+    siblings = [n for n, p in enumerate(tree.tree.parents) if p == node][:number]
+    below = [n for n, p in enumerate(tree.tree.parents) if p in siblings][:1]
+    return sum(tree.token(each) for each in (*siblings, *below)) % 2 == 0
+
+
+def drops_what_it_drew(tree, node, number):
+    """A child after the first is left out where its own id is odd."""
+    own = [n for n, p in enumerate(tree.tree.parents) if p == node][number]
+    return number == 0 or tree.token(own) % 2 == 0
+
+
+def test_a_sparse_tree_may_grow_by_what_is_drawn_but_not_leave_out_a_child_for_what_it_is(show):
+    for kind in ("mixed", "truncated"):
+        rules = rules_of(Method.SPARSE, parents=TREES["wide"], grow=grows_by_what_is_drawn)
+        check_exact(Method.SPARSE, make_world(kind), rules)
+        rules = rules_of(Method.SPARSE, parents=TREES["wide"], grow=drops_what_it_drew)
+        biases = bias(create_method(Method.SPARSE), make_world(kind), rules)
+        show("sparse trees: a drawn child left out for what it is", kind, biases)
+        assert biases[-1] > LEAST_BIAS
+
+
+def test_a_sibling_of_a_sparse_tree_that_is_accepted_too_often_by_one_in_a_hundred_is_caught(show):
+    rules, world = rules_of(Method.SPARSE, parents=TREES["wide"]), make_world("mixed")
+    biases = bias(BiasedSibling(create_method(Method.SPARSE), 0.01), world, rules)
+    show("sparse trees, a sibling accepted 1 % too often", "mixed", biases)
+    assert biases[-1] > LEAST_BIAS
+    assert max(bias(BiasedSibling(create_method(Method.SPARSE), 0.0), world, rules)) < TOLERANCE
+
+
+@pytest.mark.parametrize("mistake", [SameRemainder, SameDraft], ids=["p", "q"])
+def test_a_sibling_judged_as_if_none_were_rejected_is_caught(mistake, show, monkeypatch):
+    monkeypatch.setattr(sparse, "Remainder", mistake)
+    rules = rules_of(Method.SPARSE, parents=TREES["wide"])
+    biases = bias(create_method(Method.SPARSE), make_world("mixed"), rules)
+    show(f"sparse trees: {mistake.__name__}", "mixed", biases)
+    assert biases[-1] > LEAST_BIAS
+
+
+def test_one_coin_for_all_siblings_is_caught(show):
+    tree = Tree(TREES["wide"])
+    rules = rules_of(
+        Method.SPARSE,
+        parents=TREES["wide"],
+        coin_key=lambda start, node: (Purpose.ACCEPT, start, tree.depths[node]),
+    )
+    biases = bias(create_method(Method.SPARSE), make_world("mixed"), rules)
+    show("sparse trees: one coin a depth", "mixed", biases)
+    assert biases[-1] > LEAST_BIAS
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -51,7 +51,8 @@ class UniformDraws(Protocol):
     """Draws a round's uniform numbers, keyed by the session's seed and the round's start."""
 
     def accepts(self, probability: float, offset: int) -> bool:
-        """Returns whether uniform(seed, start, offset, ACCEPT) < `probability`; `offset` is a draft index."""
+        """Returns whether uniform(seed, start, offset, ACCEPT) < `probability`; `offset` is a draft index,
+        and so another one for each sibling of a tree."""
 
 
 @dataclass(slots=True)  # not frozen: see RoundMetrics
@@ -63,7 +64,7 @@ class RoundInput:
     position: int  # length of the sequence before the draft: the `start` of the keys
     draft_tokens: TokenIds
     draft_probs: tuple[float, ...]  # q of each draft token, or empty
-    supports: tuple[Support, ...]  # the draft's own distribution at each position, or empty
+    supports: tuple[Support, ...]  # the draft's own distribution at each row before a draft token, or empty
     stop_ids: frozenset[int]  # each of these tokens ends the sequence
     method_params: MethodParams
     candidates_from: int = 0

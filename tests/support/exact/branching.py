@@ -43,6 +43,7 @@ class Rules:
     num_tokens: int = 4
     num_draft_tokens: int = 2
     parents: tuple[int, ...] = ()  # of drafts that are trees (`support.exact.trees`)
+    grow: Any = None  # `support.exact.trees.Grow`: cuts them
     is_coupled: bool = False  # the draft is drawn with the target's noise
     is_pipelined: bool = False
     method_params: MethodParams = field(default_factory=MethodParams)

@@ -27,7 +27,7 @@ from support.exact.branching import (
     World,
 )
 from support.exact.chance import Chance, Key, Known, all_outcomes
-from support.exact.trees import LazyTree, TreeRows, cut_to_depth
+from support.exact.trees import DrawnTree, LazyTree, TreeRows, cut_to_depth
 
 from outrider.cloud_verifier.verification.methods.base import Outcome, RoundInput, VerificationMethod
 from outrider.common.noise.draws import Purpose
@@ -164,7 +164,11 @@ class _Rounds:
         if not rules.parents:
             chain = LazyDraft(world, rules, text, num_draft_tokens, chance)
             return chain, BranchingRows(world, text, chain, chance)
-        tree = LazyTree(world, rules, text, cut_to_depth(rules.parents, num_draft_tokens), chance)
+        parents = cut_to_depth(rules.parents, num_draft_tokens)
+        if rules.is_coupled:
+            tree = LazyTree(world, rules, text, parents, chance)
+        else:
+            tree = DrawnTree(world, rules, text, parents, chance, rules.grow)
         return tree, TreeRows(world, text, tree, chance)
 
     def _choose(self, outcome: Outcome, text: Text, num_seen: int, chance: Chance) -> tuple[Text, int]:

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from support.exact.branching import PROMPT_LENGTH, BranchingRows, LazyDraft, Rules, Text, World
 from support.exact.chance import Chance
 
-from outrider.cloud_verifier.verification.methods.base import Outcome, RoundInput
+from outrider.cloud_verifier.verification.methods.base import (
+    Outcome,
+    RoundInput,
+    UniformDraws,
+    VerificationMethod,
+)
+from outrider.cloud_verifier.verification.methods.supports import Remainder
 from outrider.cloud_verifier.verification.methods.tree import follow_sample
 from outrider.common.noise.draws import Purpose
 from outrider.common.tree import ROOT, Tree
@@ -57,6 +64,59 @@ class LazyTree(LazyDraft):
         return (*self._text, *(self.token(node) for node in self.tree.path(row - 1)))
 
 
+Grow = Callable[["DrawnTree", int, int], bool]
+"""Whether a node (its index) of a drawn tree gets its child number n; it may read what was drawn by then."""
+
+
+class DrawnTree(LazyTree):
+    """A tree whose children are drawn from their node's support without replacement, as `sparse` has it. `grow` cuts
+    its planned shape; no node has more children than its support has ids."""
+
+    def __init__(
+        self,
+        world: World,
+        rules: Rules,
+        text: Text,
+        parents: tuple[int, ...],
+        chance: Chance,
+        grow: Grow | None = None,
+    ) -> None:
+        super().__init__(world, rules, text, parents, chance)
+        self.tree = _CutTree(parents, self._num_children)
+        self._planned, self._grow = Tree(parents), grow
+
+    def siblings(self, node: int) -> Sequence[int]:
+        """All that were planned after its parent."""
+        return self._planned.children(self._planned.parents[node])
+
+    def _num_children(self, node: int) -> int:
+        planned = self._planned.children(node)
+        most = min(len(planned), len(self.support(node + 1).token_ids)) if planned else 0
+        if self._grow is not None:
+            return next((n for n in range(most) if not self._grow(self, node, n)), most)
+        return most
+
+    def _token(self, node: int) -> int:
+        before = self.siblings(node)[: self.siblings(node).index(node)]
+        support = self.support(self._planned.parents[node] + 1)
+        taken = [self.token(each) for each in before]
+        pairs = zip(support.token_ids, support.weights, strict=True)
+        weights = [0 if token_id in taken else weight for token_id, weight in pairs]
+        key = (Purpose.DRAFT, PROMPT_LENGTH + len(self._text), node)
+        return support.token_ids[self._chance.pick(key, weights)]
+
+
+class _CutTree(Tree):
+    """A tree that has only the first children of each node."""
+
+    def __init__(self, parents: Sequence[int], num_children: Callable[[int], int]) -> None:
+        super().__init__(parents)
+        self._num_children = num_children
+
+    def children(self, node: int) -> Sequence[int]:
+        return super().children(node)[: self._num_children(node)]
+
+
 class TreeRows(BranchingRows):
     """`TargetRows` of a tree: noise by the depth of a row."""
 
@@ -87,3 +147,39 @@ class BiasedTree:
             last = siblings[0]
         kind = CorrectionKind.CORRECTION if tree.children(last) else CorrectionKind.BONUS
         return Outcome(len(nodes), rows.target_sample(last + 1), kind, math.nan, tuple(nodes))
+
+
+class BiasedSibling:
+    """`sparse` on trees but for one mistake: siblings after the first are accepted a little too often."""
+
+    def __init__(self, method: VerificationMethod, probability: float) -> None:
+        self._method, self._probability = method, probability
+
+    def verify(self, round_input: RoundInput) -> Outcome:
+        tree, draws, more = round_input.tree, round_input.draws, self._probability
+        assert tree is not None
+
+        class Draws(UniformDraws):
+            def accepts(self, probability: float, offset: int) -> bool:
+                is_first = tree.children(tree.parents[offset])[0] == offset
+                return draws.accepts(probability if is_first else probability + more, offset)
+
+        return self._method.verify(dataclasses.replace(round_input, draws=Draws()))
+
+
+class SameRemainder(Remainder):
+    """What is left but for one mistake: q (`keeps_draft`) or p stays what it was."""
+
+    keeps_draft = False
+
+    def reject(self, token_id: int) -> None:
+        weights, target = self._weights.copy(), self._target
+        super().reject(token_id)
+        if self.keeps_draft:
+            self._weights = weights
+        else:
+            self._target = target
+
+
+class SameDraft(SameRemainder):
+    keeps_draft = True
