@@ -25,7 +25,7 @@ from outrider.common.errors import IncompatibleError
 from outrider.common.methods import num_support
 from outrider.common.process.extras import needs_extra
 from outrider.common.process.logs import LogLimiter
-from outrider.common.tree import Tree, is_chain, nodes_along
+from outrider.common.tree import Tree, is_chain, nodes_along, supports_by_row
 from outrider.common.types import Draft, GenerateRequest, SamplingParams
 from outrider.edge_client.drafting.base import DraftModel, DraftSequence, ProposesTrees
 from outrider.edge_client.drafting.trees import DEFAULT_DEPTH, DEFAULT_WIDTH, TreeBudget, TreeDraft
@@ -312,8 +312,11 @@ class _Reader:
             self._fail()
             draft = Draft((), ())
         work.draft_tokens, work.draft_probs = draft.token_ids, draft.draft_probs
-        work.supports = draft.supports
-        work.tree = None if is_chain(draft.parents) else Tree(draft.parents)
+        work.supports, work.tree = draft.supports, None
+        if not is_chain(draft.parents):
+            work.tree = Tree(draft.parents)
+            if draft.supports:
+                work.supports = supports_by_row(work.tree, draft.supports)
         work.total_tokens = work.num_pending
         return self._now_ns() - start_ns
 

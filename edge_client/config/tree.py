@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from outrider.common.errors import UsageError
-from outrider.common.methods import drafts_trees
+from outrider.common.methods import drafts_trees, sends_support
 from outrider.common.types import Method
 from outrider.edge_client.config.gate import judges_variance
 from outrider.edge_client.config.run_config import RunConfig
@@ -45,6 +45,8 @@ def why_no_shape(config: RunConfig) -> str:
     assert tree.shape is not None
     if not isinstance(tree.use, int):
         return f"goes with --tree N, not with --tree {tree.use}"
+    if sends_support(method := config.verification.method):
+        return f"does not go with --method {method}, whose trees grow by what was drawn"
     if config.mode is ExecutionMode.CO_LOCATED:
         return "goes with --mode speculative or auto: the verifier drafts co-located trees"
     for flag, value in (("--tree-width", tree.width), ("--tree-depth", tree.depth)):
@@ -61,18 +63,22 @@ def why_no_tree(config: RunConfig) -> str:
     if not is_auto and (length := config.depth.num_speculative_tokens) is not None:
         return f"takes the place of --num-speculative-tokens {length}: give one of them"
     goes_with = (
-        "" if drafts_trees(method) else f"goes with --method coupled or typical, not with --method {method}"
+        ""
+        if drafts_trees(method)
+        else f"goes with --method coupled, sparse or typical, not with --method {method}"
     )
     if config.mode is ExecutionMode.CO_LOCATED and not is_auto:
         return goes_with
     if not config.mode.has_rounds:
         return f"goes with --mode speculative or auto: in mode {config.mode} the edge sends no rounds"
-    if is_auto and method is not Method.COUPLED:
-        return f"goes with --method coupled, not with --method {method}"
+    if is_auto and method not in (Method.COUPLED, Method.SPARSE):
+        return f"goes with --method coupled or sparse, not with --method {method}"
     if goes_with:
         return goes_with
     if config.gate.use is GateUse.COMMIT:
         return "does not go with --gate commit, which keeps chains"
+    if config.gate.use is GateUse.STOP and sends_support(method):
+        return f"does not go with --gate stop and --method {method}: tokens of its trees have no signals"
     if config.gate.use is GateUse.STOP and judges_variance(config):
         return "does not go with a threshold of variance: a draft's runs for trees measure none"
     return ""

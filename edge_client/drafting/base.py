@@ -95,8 +95,11 @@ class ProposesTrees(Protocol):
         tree: depth-first, the likeliest child first. `values` estimates the chance of a node. `rule` ends paths; the
         draft then has signals.
 
+        A sequence with supports draws the children of each node from its support without replacement, in their order,
+        and returns one support for each node with children.
+
         A later `commit` along any of its paths keeps that path's KV. Returns fewer nodes near the context limit,
-        and none where the strategy has no proposal. Only for methods whose drafts are sampled without a support.
+        and none where the strategy has no proposal.
         """
 
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from outrider.edge_client.drafting.draw_chances import DrawChances
 from outrider.edge_client.drafting.trees import DRAFT_SOURCE, Continuations, TreeDraft
 
 _TAUS = np.geomspace(0.1, 2.0, 25)
@@ -41,6 +42,7 @@ class NodeValues:
         self._priors = {DRAFT_SOURCE: draft}
         self._copied = copied
         self._sources: dict[str, _Source] = {}
+        self.draws = DrawChances()  # of trees whose children are drawn from supports
 
     def chances(self, continuations: Continuations) -> list[float]:
         """Returns the chance of each continuation to be the target's token; falling, and at most 1 in sum."""
@@ -49,6 +51,9 @@ class NodeValues:
     def observe(self, draft: TreeDraft, accepted_nodes: Sequence[int], next_token: int | None) -> None:
         """Learns from a verdict: the nodes that were accepted, from the root on, and the target's token after
         them; None where the text ended before one."""
+        if draft.supports:
+            self.draws.observe(draft, accepted_nodes, next_token)
+            return
         following = [*(draft.token_ids[node] for node in accepted_nodes), next_token]
         for node, token_id in zip((-1, *accepted_nodes), following, strict=True):
             if token_id is None:

@@ -18,8 +18,9 @@ from typing import Self
 from outrider.common.errors import InvalidFieldError, ModelError, UsageError
 from outrider.common.models.fingerprint import num_tokens, tokenizer_fingerprint
 from outrider.common.sampling.support import certain
-from outrider.common.types import Draft, SamplingParams, TokenIds
+from outrider.common.types import Draft, SamplingParams, Support, TokenIds
 from outrider.edge_client.drafting.base import DEFAULT_MAX_NGRAM, NodeRule, ShouldStop, ended
+from outrider.edge_client.drafting.drawn_tree import DrawnTreeBuilder, make_draw
 from outrider.edge_client.drafting.export.hf_config import read_eos_token_ids
 from outrider.edge_client.drafting.node_values import NodeValues
 from outrider.edge_client.drafting.spec import SPEC_FILE, TOKENIZER_FILE
@@ -116,12 +117,33 @@ class PromptLookupExpander:
         return Continuations(tuple(token_id for token_id, _ in counts), gaps, f"lookup-{length}")
 
 
+class PromptLookupSupports:
+    """Tells the same tokens as a distribution: the more often one followed, the likelier."""
+
+    num_runs = 0
+
+    def __init__(self, index: NgramIndex) -> None:
+        self._index = index
+
+    def expand(self, paths: Sequence[TokenIds]) -> list[Support | None]:
+        """See `Expander.expand`."""
+        return [self._support(path) for path in paths]
+
+    def _support(self, path: TokenIds) -> Support | None:
+        _, found = self._index.followers(path, _MAX_OCCURRENCES)
+        counts = Counter(found).most_common(MAX_CONTINUATIONS)
+        return Support(*map(tuple, zip(*counts, strict=True))) if counts else None
+
+
 class PromptLookupSequence:
     """Proposes copies of earlier tokens. Without a match it proposes nothing, and the target samples
     alone."""
 
-    def __init__(self, num_tokens: int, max_ngram: int, has_supports: bool = False) -> None:
+    def __init__(
+        self, num_tokens: int, max_ngram: int, sampling: SamplingParams, has_supports: bool = False
+    ) -> None:
         self._num_tokens = num_tokens
+        self._sampling = sampling
         self._has_supports = has_supports
         self._index = NgramIndex(max_ngram)
 
@@ -162,6 +184,9 @@ class PromptLookupSequence:
         """See `ProposesTrees.propose_tree`. There is no rule, since a copy has no signals."""
         assert rule is None, "a rule needs signals"
         assert self._index.text, "a draft needs at least one committed token"
+        if self._has_supports:
+            draw = make_draw(self._sampling, self.position)
+            return DrawnTreeBuilder(PromptLookupSupports(self._index), draw, values.draws, budget).build()
         return TreeBuilder([PromptLookupExpander(self._index)], values, budget).build()
 
     def close(self) -> None:
@@ -215,7 +240,7 @@ class PromptLookupModel:
         self, sampling: SamplingParams, *, num_prompt_tokens: int | None = None, num_support: int = 0
     ) -> PromptLookupSequence:
         """Returns an empty sequence. Sampling parameters do not change a copy."""
-        return PromptLookupSequence(self.num_tokens, self._max_ngram, has_supports=num_support > 0)
+        return PromptLookupSequence(self.num_tokens, self._max_ngram, sampling, has_supports=num_support > 0)
 
     def close(self) -> None:
         """Does nothing: there are no weights."""

@@ -33,7 +33,7 @@ class TreeBuilder:
 
     def __init__(
         self,
-        expanders: Sequence[Expander],
+        expanders: Sequence[Expander[Continuations]],
         values: NodeValues,
         budget: TreeBudget,
         rule: NodeRule | None = None,

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from outrider.common.types import Draft, Signals, TokenIds
+
+Told_co = TypeVar("Told_co", covariant=True)
 
 # Bounds of a tree where none are given.
 DEFAULT_NODES = 64
@@ -67,14 +69,16 @@ class TreeDraft(Draft):
     num_runs: int = 0  # of a draft model
 
 
-class Expander(Protocol):
-    """Tells what may follow some paths of one sequence, for one tree."""
+class Expander(Protocol[Told_co]):
+    """Tells what may follow some paths of one sequence, for one tree: `Continuations`, or the distribution that
+    children are drawn from."""
 
     num_runs: int
     """Counts the runs of a draft model so far."""
 
-    def expand(self, paths: Sequence[TokenIds]) -> list[Continuations]:
-        """Returns the continuations of each path, at most `MAX_CONTINUATIONS`, possibly none.
+    def expand(self, paths: Sequence[TokenIds]) -> Sequence[Told_co]:
+        """Returns what may follow each path: at most `MAX_CONTINUATIONS`, or `MAX_SUPPORT_SIZE` ids with weights;
+        possibly nothing.
 
         The first call has the empty path alone; each later path is one that was expanded before, with one of its
         continuations, or with one that another source told.

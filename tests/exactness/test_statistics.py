@@ -13,9 +13,12 @@ import numpy as np
 import pytest
 from scipy import stats
 from support.exact.continuations import Writer, make_tables, target_probs
+from support.exact.trees import SameRemainder
 
+from outrider.cloud_verifier.verification.methods import sparse
 from outrider.common.noise.draws import Purpose, uniform
 from outrider.common.types import Method, SamplingParams
+from outrider.edge_client.drafting.trees import TreeBudget
 
 EXACT = tuple(method for method in Method if method.is_exact)
 ALPHA = 0.001
@@ -218,6 +221,32 @@ def test_block_keyed_by_position_alone_is_detected_in_tokens_3_to_5_of_200_000_t
     values = p_values(tally)
     show("block keyed by position alone", tally.num_texts, values)
     assert values[0] > ALPHA > max(values[1:])
+
+
+TREE = TreeBudget(num_nodes=7, max_depth=3, max_width=3)
+
+
+def test_texts_of_sparse_trees_have_the_targets_distribution(show):
+    check(Method.SPARSE, show, tree=TREE, count=NUM_TEXTS // 2)
+
+
+def test_sparse_trees_with_every_sampling_parameter_have_the_processed_targets_distribution(show):
+    tables = make_tables(8, seed=4)
+    check(Method.SPARSE, show, tables=tables, sampling=PENALISED, tree=TREE, count=NUM_TEXTS // 5)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+def test_two_hundred_thousand_texts_of_sparse_trees_have_the_targets_distribution(show):
+    check(Method.SPARSE, show, tree=TREE, count=NUM_SLOW_TEXTS, first_seed=FIRST_SLOW_SEED)
+
+
+def test_a_sibling_judged_as_if_none_were_rejected_is_detected(show, monkeypatch):
+    monkeypatch.setattr(sparse, "Remainder", SameRemainder)
+    tally = sample(Method.SPARSE, tree=TREE, count=NUM_TEXTS // 2)
+    values = p_values(tally)
+    show("sparse trees, p stays after a rejection", tally.num_texts, values)
+    assert min(values) < ALPHA
 
 
 def test_rejections_are_common_enough_to_be_tested():

@@ -19,6 +19,7 @@ from outrider.common.noise.philox import Purpose, first_word
 from outrider.common.sampling.processors import is_plain, process_logits
 from outrider.common.sampling.support import certain, make_support, sample_support, support_prob
 from outrider.common.types import RunnerUp, SamplingParams, Signals, Support
+from outrider.edge_client.drafting.drawn_tree import Draw, make_draw
 from outrider.edge_client.drafting.noise_ahead import NoiseAhead
 from outrider.edge_client.drafting.onnx.bindings import Rows
 from outrider.edge_client.drafting.onnx.dropout import top_variance
@@ -49,6 +50,11 @@ class DraftSampler:
         is_whole = params.top_k == 0 and params.top_p == 1 and params.min_p == 0
         self._is_argmax = self._is_greedy and is_unbiased
         self._is_tempered = not self._is_greedy and is_unbiased and is_whole
+
+    @property
+    def has_supports(self) -> bool:
+        """Returns whether tokens are sampled from supports."""
+        return self._num_support > 0
 
     @property
     def needs_history(self) -> bool:
@@ -111,6 +117,15 @@ class DraftSampler:
             noise = self._noise.row(start + offset, scores.shape[1])
             ids, sums = coupled_top(scores[0], noise, MAX_CONTINUATIONS, _MOST_GAP)
         return Continuations(tuple(ids.tolist()), tuple((sums[:1] - sums).tolist()), DRAFT_SOURCE)
+
+    def support(self, rows: Rows, prompt_ids: Sequence[int] = (), output_ids: Sequence[int] = ()) -> Support:
+        """Returns what a tree's children are drawn from; at temperature 0 with the weights of temperature 1, by which
+        the likeliest are taken. `rows` has one row. Raises `ModelError` where the logits are not finite."""
+        return make_support(self._scores(rows, prompt_ids, output_ids)[0], self._num_support)
+
+    def make_draw(self, start: int) -> Draw:
+        """Returns the draws of the children of a tree after `start` committed tokens."""
+        return make_draw(self._params, start)
 
     def _choose(
         self, rows: Rows, start: int, offset: int, prompt_ids: Sequence[int], output_ids: Sequence[int]

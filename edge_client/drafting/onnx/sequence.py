@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from outrider.common.errors import InvalidFieldError
 from outrider.common.sequences import common_prefix
 from outrider.common.types import Draft, RunnerUp, SamplingParams, Signals, Support, TokenIds
 from outrider.edge_client.drafting.base import NodeRule, ShouldStop, Stop
+from outrider.edge_client.drafting.drawn_tree import DrawnTreeBuilder
 from outrider.edge_client.drafting.node_values import NodeValues
 from outrider.edge_client.drafting.noise_ahead import MAX_AHEAD_BYTES, NOISE_BYTES
 from outrider.edge_client.drafting.onnx.bindings import Rows
@@ -19,7 +21,7 @@ from outrider.edge_client.drafting.onnx.sampler import DraftSampler, Sampled, si
 from outrider.edge_client.drafting.onnx.tree import OnnxExpander, TreeKv
 from outrider.edge_client.drafting.spec import DraftSpec
 from outrider.edge_client.drafting.tree_builder import TreeBuilder
-from outrider.edge_client.drafting.trees import Continuations, TreeBudget, TreeDraft
+from outrider.edge_client.drafting.trees import DRAFT_SOURCE, Continuations, TreeBudget, TreeDraft
 
 CHUNK_SIZE = 64  # tokens fed at once when catching up
 
@@ -149,7 +151,14 @@ class OnnxDraftSequence:
         if room <= 0:
             return TreeDraft((), ())
         budget = replace(budget, max_depth=min(budget.max_depth, room))
-        expander = OnnxExpander(self, has_signals=rule is not None)
+        if self._sampler.has_supports:
+            assert rule is None, "drawn trees have no signals"
+            source = OnnxExpander[Support | None](self, self._support, None)
+            return DrawnTreeBuilder(
+                source, self._sampler.make_draw(len(self._text)), values.draws, budget
+            ).build()
+        tell = partial(self.tell, has_signals=rule is not None)
+        expander = OnnxExpander(self, tell, Continuations((), (), DRAFT_SOURCE))
         return TreeBuilder([expander], values, budget, rule).build()
 
     def feed_root(self) -> Rows:
@@ -177,9 +186,12 @@ class OnnxDraftSequence:
             yield rows.one(index), int(index == 0)
 
     def tell(self, rows: Rows, path: TokenIds, has_signals: bool = False) -> Continuations:
-        """See `FeedsPaths.tell`."""
+        """Returns what may follow a path, by the row after it, and on request the signals of each."""
         told = self._sampler.continuations(rows, len(self._text), len(path), *self._history(path))
         return replace(told, signals=signals_of(rows, told.token_ids)) if has_signals else told
+
+    def _support(self, rows: Rows, path: TokenIds) -> Support:
+        return self._sampler.support(rows, *self._history(path))
 
     def close(self) -> None:
         """Frees the KV."""

@@ -8,8 +8,8 @@ hides the other nodes. Graphs that take no trees are fed one path a run, from wh
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import Protocol
+from collections.abc import Callable, Iterator, Sequence
+from typing import Generic, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,7 +17,8 @@ from numpy.typing import NDArray
 from outrider.common.types import TokenIds
 from outrider.edge_client.drafting.onnx.bindings import Rows
 from outrider.edge_client.drafting.spec import HIDDEN
-from outrider.edge_client.drafting.trees import DRAFT_SOURCE, Continuations
+
+Told = TypeVar("Told")
 
 
 class FeedsPaths(Protocol):
@@ -30,29 +31,26 @@ class FeedsPaths(Protocol):
         """Feeds the last token of each path, as far as the context has room. Yields the row after each, which the
         next may overwrite, and the runs that it took."""
 
-    def tell(self, rows: Rows, path: TokenIds, has_signals: bool = False) -> Continuations:
-        """Returns what may follow a path, by the row after it, and on request the signals of each."""
 
+class OnnxExpander(Generic[Told]):
+    """Tells by the INT4 draft what may follow: `tell` makes it of the row after a path, all sampling parameters in it;
+    `nothing` follows where the draft's context has no room."""
 
-class OnnxExpander:
-    """Tells continuations by the INT4 draft: score plus shared noise, all sampling parameters in it."""
-
-    def __init__(self, sequence: FeedsPaths, has_signals: bool = False) -> None:
-        self._sequence = sequence
-        self._has_signals = has_signals
+    def __init__(self, sequence: FeedsPaths, tell: Callable[[Rows, TokenIds], Told], nothing: Told) -> None:
+        self._sequence, self._tell, self._nothing = sequence, tell, nothing
         self.num_runs = 0
 
-    def expand(self, paths: Sequence[TokenIds]) -> list[Continuations]:
-        """See `Expander.expand`. Paths for which the draft's context has no room have no continuations."""
+    def expand(self, paths: Sequence[TokenIds]) -> list[Told]:
+        """See `Expander.expand`."""
         sequence = self._sequence
         if paths == [()]:
             self.num_runs += 1
-            return [sequence.tell(sequence.feed_root(), (), self._has_signals)]
-        told = []
+            return [self._tell(sequence.feed_root(), ())]
+        told: list[Told] = []
         for path, (rows, num_runs) in zip(paths, sequence.feed_paths(paths), strict=False):
-            told.append(sequence.tell(rows, path, self._has_signals))
+            told.append(self._tell(rows, path))
             self.num_runs += num_runs
-        return told + [Continuations((), (), DRAFT_SOURCE)] * (len(paths) - len(told))
+        return told + [self._nothing] * (len(paths) - len(told))
 
 
 class TreeKv:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,8 +13,11 @@ from test_colocated_drafts import expected_text
 from test_engine import GREEDY, SAMPLED, Harness, round_of
 
 from outrider.cloud_verifier.engine.colocated import CoLocatedDrafter
+from outrider.cloud_verifier.verification.rows import StepRound
 from outrider.common.alignment import TokenChain
-from outrider.common.tree import ROOT, Tree
+from outrider.common.codec import decode_verify, encode_verify
+from outrider.common.errors import InvalidFieldError
+from outrider.common.tree import ROOT, Tree, supports_by_row
 from outrider.common.types import (
     CorrectionKind,
     GeneratedTokens,
@@ -23,6 +27,7 @@ from outrider.common.types import (
     RoundError,
     RoundErrorCode,
     SamplingParams,
+    Support,
     Verdict,
     VerifyRequest,
 )
@@ -164,7 +169,7 @@ def test_a_pipelined_tree_begins_with_the_bonus_and_loses_what_does_not() -> Non
 
 
 @pytest.mark.parametrize(
-    "method", [each for each in Method if each not in ("coupled", "typical", "threshold")]
+    "method", [each for each in Method if each not in ("coupled", "sparse", "typical", "threshold")]
 )
 def test_a_method_for_chains_refuses_trees_by_name(method: Method) -> None:
     harness = Harness()
@@ -175,6 +180,79 @@ def test_a_method_for_chains_refuses_trees_by_name(method: Method) -> None:
     assert isinstance(error, RoundError)
     assert (error.code, error.field) == (RoundErrorCode.INVALID, "parents")
     assert method in error.message
+
+
+FORK: dict[str, Any] = {"draft_tokens": (1, 2, 3, 4), "parents": (-1, 0, 0, -1)}
+HALVES = (Support((4, 1, 9), (1, 2, 3)), Support((2, 3), (1, 1)))  # of the root and of node 0
+
+
+@pytest.mark.parametrize(
+    ("supports", "what"),
+    [
+        (HALVES[:1], "has 1 entries; want none or 2"),
+        ((*HALVES, *HALVES), "has 4 entries; want none or 2"),
+        ((HALVES[1], HALVES[0]), "[0] does not hold the drafted id 1"),
+        ((Support((1, 4), (1, 0)), HALVES[1]), "[0] does not hold the drafted id 4"),
+    ],
+)
+def test_supports_that_are_not_the_trees_are_refused_as_they_arrive(
+    supports: tuple[Support, ...], what: str
+) -> None:
+    message = encode_verify(VerifyRequest(1, 9, 0, q_support=supports, **FORK))
+    with pytest.raises(InvalidFieldError) as error:
+        decode_verify(message, Harness().engine.model.limits)
+    assert error.value.field == "q_support" and what in error.value.reason
+
+
+def test_a_sparse_tree_has_a_support_for_each_node_with_children() -> None:
+    harness = Harness()
+    session_id, opened = harness.open(prompt=PROMPT, method=Method.SPARSE)
+    base = VerifyRequest(1, opened.position, opened.hash, **FORK)
+    past = (HALVES[0], Support((2, 3, 32), (1, 1, 1)))
+    for supports, what in [((), "needs the distribution"), (past, "past the tokenizer's")]:
+        error = harness.ask(session_id, dataclasses.replace(base, q_support=supports))
+        assert isinstance(error, RoundError) and error.code is RoundErrorCode.INVALID
+        assert error.field == "q_support" and what in error.message
+    arrived = decode_verify(encode_verify(dataclasses.replace(base, q_support=HALVES)), opened.model.limits)
+    assert (arrived.q_support, arrived.parents) == (HALVES, FORK["parents"])
+    assert isinstance(harness.ask(session_id, arrived), Verdict)
+
+
+@pytest.mark.parametrize("sampling", SAMPLINGS.values(), ids=SAMPLINGS)
+def test_a_sparse_chain_is_judged_alike_as_a_tree_with_a_branch_beside_it(sampling: SamplingParams) -> None:
+    """First children have the coins that they have in a chain, where they have the same indices."""
+    verdicts = []
+    for extra in (0, 1):
+        harness = Harness()
+        session_id, opened = harness.open(
+            prompt=PROMPT, method=Method.SPARSE, sampling=sampling, num_logprobs=1
+        )
+        right = harness.reference(PROMPT, GREEDY, 4)[1:]
+        ids = (*range(20, 28),)
+        supports = tuple(Support((token_id, *ids), (40, *(1,) * 8)) for token_id in right)
+        verdict = harness.ask(
+            session_id,
+            VerifyRequest(
+                1,
+                opened.position,
+                opened.hash,
+                draft_tokens=(*right, *ids[:extra]),
+                parents=(-1, 0, 1, *(1,) * extra),
+                q_support=supports,
+            ),
+        )
+        assert isinstance(verdict, Verdict)
+        verdicts.append(verdict)
+    chain, tree = verdicts
+    assert chain.accepted_len != 2, "the sibling had its turn: the two may differ"
+    for name in ("accepted_len", "correction", "correction_kind", "logprobs"):
+        assert getattr(chain, name) == getattr(tree, name)
+
+
+def test_a_row_of_a_tree_needs_its_children_and_what_they_were_drawn_from() -> None:
+    tree = Tree(FORK["parents"])
+    each = StepRound(GREEDY, 5, (), (), FORK["draft_tokens"], tree, supports_by_row(tree, HALVES))
+    assert [each.needed_ids(row) for row in range(5)] == [(1, 4, 4, 1, 9), (2, 3, 2, 3), (), (), ()]
 
 
 @pytest.mark.parametrize("method", [Method.TYPICAL, Method.THRESHOLD])
@@ -231,13 +309,19 @@ class ServedDraft(ChanceDraft):
     fingerprint = tokenizer_fingerprint = "d" * 16
 
 
-@pytest.mark.parametrize("sampling", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
+@pytest.mark.parametrize(
+    ("sampling", "method"),
+    [(GREEDY, Method.COUPLED), (SAMPLED, Method.COUPLED), (GREEDY, Method.SPARSE)],
+    ids=["greedy", "sampled", "greedy, sparse"],
+)
 @pytest.mark.parametrize("num_nodes", [1, 6, 16])
-def test_co_located_trees_give_the_targets_own_text(sampling: SamplingParams, num_nodes: int) -> None:
+def test_co_located_trees_give_the_targets_own_text(
+    sampling: SamplingParams, method: Method, num_nodes: int
+) -> None:
     expected = expected_text(sampling, 60)
     draft = ServedDraft(expected, accuracy=0.6, seed=3, second=0.9)
     harness = Harness(drafter=CoLocatedDrafter(draft))  # type: ignore[arg-type]
-    session_id, opened = harness.open(prompt=PROMPT, sampling=sampling, ignore_eos=True)
+    session_id, opened = harness.open(prompt=PROMPT, sampling=sampling, method=method, ignore_eos=True)
     request = GenerateRequest(
         1,
         opened.position,
@@ -262,7 +346,7 @@ def test_a_co_located_tree_is_bounded_and_refused_for_methods_of_chains() -> Non
     for number, (method, num_nodes, field) in enumerate(
         [
             (Method.COUPLED, 17, "num_speculative_tokens"),
-            (Method.SPARSE, 8, "is_tree"),
+            (Method.BLOCK, 8, "is_tree"),
             (Method.THRESHOLD, 8, "is_tree"),
         ],
         start=1,

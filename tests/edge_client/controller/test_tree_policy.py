@@ -178,8 +178,8 @@ def test_a_builder_stops_where_a_node_is_worth_less_than_its_time() -> None:
     ("settings", "word"),
     [
         ({"mode": "cloud-only"}, "no rounds"),
-        ({"method": "sparse"}, "coupled"),
-        ({"method": "threshold"}, "coupled or typical"),
+        ({"method": "block"}, "coupled, sparse or typical"),
+        ({"method": "threshold"}, "coupled, sparse or typical"),
         ({"num_speculative_tokens": 4}, "takes the place of --num-speculative-tokens 4"),
         ({"gate": "stop", "gate_variance": 1.0}, "variance"),
         ({"gate": "commit", "gate_entropy": 1.0}, "--gate commit"),
@@ -201,8 +201,9 @@ def test_the_size_of_a_tree_is_a_number_or_chosen() -> None:
     assert tree_budget(run_config(tree="16", tree_depth=5, tree_width=2)) == TreeBudget(16, 5, 2)
     auto = tree_budget(run_config(tree="auto"))
     assert auto is not None and auto.num_nodes == DEFAULT_NODES
-    assert tree_budget(run_config(tree=8, method="typical")) is not None
     assert tree_budget(run_config(tree=8, gate="stop", gate_entropy=1.0)) is not None
+    for size, method in ((8, "typical"), (8, "sparse"), ("auto", "sparse")):
+        assert tree_budget(run_config(tree=size, method=method)) is not None
     with pytest.raises(UsageError, match="not with --method typical"):
         tree_budget(run_config(tree="auto", method="typical"))
     for wrong in (0, -3, "many", 2000):

@@ -183,7 +183,7 @@ def test_every_setting_of_the_edge_is_a_requests_or_the_operators() -> None:
         ({"reverify": True, "on_timeout": "wait"}, "reverify", "on_timeout wait keeps none"),
         ({"reverify": True, "method": "block"}, "reverify", "goes with method coupled"),
         ({"tree": 16, "mode": "cloud-only"}, "tree", "no rounds"),
-        ({"tree": "auto", "method": "sparse"}, "tree", "goes with method coupled"),
+        ({"tree": "auto", "method": "typical"}, "tree", "goes with method coupled or sparse"),
         ({"tree_depth": 5}, "tree_depth", "goes with tree auto or a number"),
     ],
 )

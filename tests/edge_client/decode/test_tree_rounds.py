@@ -228,6 +228,50 @@ def test_typical_takes_trees_too() -> None:
     assert len(result.token_ids) == 50 and result.num_unverified_tokens == 0
 
 
+@pytest.mark.parametrize("window", [1, 3])
+@pytest.mark.parametrize("budget", BUDGETS.values(), ids=BUDGETS)
+def test_greedy_sparse_trees_write_cloud_onlys_text_under_every_fault(
+    budget: TreeBudget, window: int
+) -> None:
+    """At temperature 0 every exact method writes the same text."""
+    num_trees = 0
+    for seed, faults in enumerate(FAULTS.values(), start=5):
+        link = check_same_text(
+            budget,
+            faults,
+            seed,
+            window=window,
+            temperature=0.0,
+            accuracy=0.6,
+            second=0.9,
+            method=Method.SPARSE,
+        )
+        for request in link.sent:
+            num_trees += not is_chain(request.parents)
+            tree = Tree(request.parents or range(-1, len(request.draft_tokens) - 1))
+            assert len(request.q_support) == len(tree.internal) * bool(request.draft_tokens)
+    assert num_trees > 5 or budget.num_nodes == 1
+
+
+@pytest.mark.parametrize("window", [1, 3])
+def test_sampled_sparse_trees_end_their_text_under_every_fault(window: int) -> None:
+    for seed, faults in enumerate(FAULTS.values(), start=5):
+        link = EngineLink(make_backend(), faults, seed=seed)
+        result = decode(
+            link, window=window, seed=seed, tree=BUDGETS[16], accuracy=0.6, second=0.9, method=Method.SPARSE
+        )
+        assert len(result.token_ids) == 50 and result.num_unverified_tokens == 0
+
+
+def test_a_verifier_without_trees_gets_sparse_chains() -> None:
+    backend = make_backend()
+    backend.max_tree_nodes = 0
+    link = EngineLink(backend)
+    result = decode(link, window=1, tree=BUDGETS[16], temperature=0.0, method=Method.SPARSE)
+    assert [*PROMPT, *result.token_ids] == reference(SamplingParams(temperature=0.0, seed=1), STOP)
+    assert all(not each.parents and len(each.q_support) == len(each.draft_tokens) for each in link.sent)
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
 @settings(max_examples=2000, deadline=None, suppress_health_check=[HealthCheck.too_slow])

@@ -98,6 +98,24 @@ def test_each_node_of_a_random_tree_has_the_logits_of_its_path_as_a_chain(model:
         sequence.check_integrity()
 
 
+@pytest.mark.parametrize("sampling", [SAMPLED, PENALISED], ids=["sampled", "penalised"])
+def test_a_drawn_tree_has_the_supports_of_chains(sampling: SamplingParams, model: OnnxDraftModel) -> None:
+    sequence = model.sequence(sampling, num_prompt_tokens=len(PROMPT), num_support=16)
+    sequence.commit(PROMPT)
+    draft = sequence.propose_tree(BUDGET, NodeValues())
+    tree = Tree(draft.parents)
+    assert len(draft.token_ids) == BUDGET.num_nodes and len(tree.runs) > 1
+    sequence.check_integrity()
+    for node, support in zip(tree.internal, draft.supports, strict=True):
+        path = [draft.token_ids[each] for each in tree.path(node)]
+        chain = model.sequence(sampling, num_prompt_tokens=len(PROMPT), num_support=16)
+        chain.commit([*PROMPT, *path])
+        (alone,) = chain.propose(1).supports
+        shares = [dict(zip(each.token_ids, each.weights, strict=True)) for each in (support, alone)]
+        both = shares[0].keys() & shares[1].keys()  # the last may differ by rounding
+        assert len(both) >= 15 and all(abs(shares[0][i] - shares[1][i]) <= 4 for i in both)
+
+
 @pytest.mark.parametrize("sampling", [SAMPLED, GREEDY, PENALISED], ids=["sampled", "greedy", "penalised"])
 def test_the_likeliest_path_is_what_is_proposed_as_a_chain(
     sampling: SamplingParams, model: OnnxDraftModel

@@ -21,6 +21,7 @@ from outrider.cloud_verifier.server.model_info import make_model_info
 from outrider.common.codec import decode_request, encode_request
 from outrider.common.errors import LinkError
 from outrider.common.sampling.support import certain
+from outrider.common.tree import Tree
 from outrider.common.types import (
     Draft,
     GenerateRequest,
@@ -32,6 +33,7 @@ from outrider.common.types import (
     SamplingParams,
     SessionRequest,
     SessionResponse,
+    Support,
     VerifyRequest,
 )
 from outrider.edge_client.drafting.base import NodeRule, ShouldStop, ended
@@ -304,9 +306,12 @@ class ChanceSequence:
 
         grow(-1, 0, is_on_text=True)
         none: tuple[Continuations, ...] = ()
+        tree = Tree(parents)
+        ids = [tuple(tokens[child] for child in tree.children(node)) for node in tree.internal]
         return TreeDraft(
             tuple(tokens),
             (),
+            supports=tuple(Support(each, (1,) * len(each)) for each in ids) if self._has_supports else (),
             parents=tuple(parents),
             values=tuple(chance.uniform(0.1, 1.0) for _ in tokens),
             continuations=(none,) * (len(tokens) + 1),

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,8 +22,10 @@ from outrider.common.codec import decode_request, decode_response, encode_reques
 from outrider.common.methods import num_support, sends_probs, sends_support
 from outrider.common.sampling.processors import process_logits
 from outrider.common.sampling.support import choose_candidate
+from outrider.common.tree import Tree, is_chain, supports_by_row
 from outrider.common.types import (
     CorrectionKind,
+    Draft,
     Method,
     MethodParams,
     SamplingParams,
@@ -32,8 +34,11 @@ from outrider.common.types import (
     Verdict,
     VerifyRequest,
 )
+from outrider.edge_client.drafting.draw_chances import DrawChances
+from outrider.edge_client.drafting.drawn_tree import DrawnTreeBuilder, make_draw
 from outrider.edge_client.drafting.onnx.runner import Rows
 from outrider.edge_client.drafting.onnx.sampler import DraftSampler
+from outrider.edge_client.drafting.trees import TreeBudget
 
 PROMPT: TokenIds = (0,)
 EOS: TokenIds = (2,)  # ends no text here, but a minimum length masks it
@@ -82,12 +87,14 @@ class Writer:
         num_draft_tokens: int = 3,
         make_draws: Callable[[int, int], UniformDraws] = KeyedDraws,
         support_size: int = 8,
+        tree: TreeBudget | None = None,
     ) -> None:
         self._method, self._tables, self._sampling = method, tables, sampling
         self._num_tokens, self._num_draft_tokens = num_tokens, num_draft_tokens
         self._make_draws = make_draws
         self._num_support = num_support(method, support_size)
         self._implementation = create_method(method)
+        self._tree, self._chances = tree, DrawChances()  # which learn from all texts
         self._draft_rows = functools.cache(self._make_draft_rows)
 
     def texts(self, count: int, first_seed: int = 1) -> Iterator[Written]:
@@ -99,34 +106,46 @@ class Writer:
         text: list[int] = []
         corrected: list[int] = []
         while len(text) < self._num_tokens:
-            drafted = self._propose(sampler, text)
+            draft = self._propose(sampler, sampling, text)
             request = VerifyRequest(
                 1,
                 len(PROMPT) + len(text),
                 0,
-                draft_tokens=tuple(token_id for token_id, _, _ in drafted),
-                q_token_probs=tuple(q for _, q, _ in drafted) if sends_probs(self._method) else (),
-                q_support=_supports(drafted) if sends_support(self._method) else (),
+                draft_tokens=draft.token_ids,
+                q_token_probs=draft.draft_probs if sends_probs(self._method) else (),
+                q_support=draft.supports if sends_support(self._method) else (),
+                parents=() if is_chain(draft.parents) else draft.parents,
             )
             verdict = self._verify(request, sampling, text)
-            text += request.draft_tokens[: verdict.accepted_len]
+            text += [request.draft_tokens[node] for node in verdict.accepted_indices]
+            if draft.parents:
+                self._chances.observe(draft, verdict.accepted_indices, verdict.correction)
             if verdict.candidates:
-                verdict = self._choose(verdict, _supports(drafted)[verdict.accepted_len], sampling, text)
+                verdict = self._choose(verdict, draft.supports[verdict.accepted_len], sampling, text)
             if verdict.correction_kind is CorrectionKind.CORRECTION:
                 corrected.append(len(text))
             text.append(verdict.correction)
         return Written(tuple(text), tuple(corrected))
 
-    def _propose(self, sampler: DraftSampler, text: list[int]) -> list[tuple[int, float, Support | None]]:
+    def _propose(self, sampler: DraftSampler, sampling: SamplingParams, text: list[int]) -> Draft:
+        start, depth = len(PROMPT) + len(text), self._num_tokens - len(text) - 1
+        if self._tree is not None:
+            budget = dataclasses.replace(self._tree, max_depth=min(self._tree.max_depth, depth))
+            draw = make_draw(sampling, start)
+            return DrawnTreeBuilder(_Supports(self, sampler, text), draw, self._chances, budget).build()
         drafted: list[tuple[int, float, Support | None]] = []
         output = list(text)
-        for offset in range(min(self._num_draft_tokens, self._num_tokens - len(text) - 1)):
+        for offset in range(min(self._num_draft_tokens, depth)):
             rows = self._draft_rows(output[-1] if output else PROMPT[-1])
-            start = len(PROMPT) + len(text)
             token_id, prob, _, support = sampler.sample(rows, start, offset, PROMPT, output)
             drafted.append((token_id, prob, support))
             output.append(token_id)
-        return drafted
+        ids, probs = tuple(each[0] for each in drafted), tuple(each[1] for each in drafted)
+        return Draft(ids, probs, supports=tuple(each[2] for each in drafted if each[2] is not None))
+
+    def support_after(self, sampler: DraftSampler, output: list[int]) -> Support:
+        """What a node's children are drawn from."""
+        return sampler.support(self._draft_rows(output[-1] if output else PROMPT[-1]), PROMPT, output)
 
     def _choose(
         self, verdict: Verdict, support: Support, sampling: SamplingParams, text: list[int]
@@ -147,9 +166,13 @@ class Writer:
         arrived = decode_request(type(message).FromString(message.SerializeToString()))
         assert isinstance(arrived, VerifyRequest)
         last = text[-1] if text else PROMPT[-1]
+        tree, supports = None, arrived.q_support
+        if arrived.parents:
+            tree = Tree(arrived.parents)
+            supports = supports_by_row(tree, supports)
         rows = HostRows(
             self._tables.target[[last, *arrived.draft_tokens]],
-            StepRound(sampling, arrived.base_position, PROMPT, text, arrived.draft_tokens),
+            StepRound(sampling, arrived.base_position, PROMPT, text, arrived.draft_tokens, tree, supports),
             EOS,
             self._tables.vocab_size,
         )
@@ -160,10 +183,11 @@ class Writer:
                 position=arrived.base_position,
                 draft_tokens=arrived.draft_tokens,
                 draft_probs=arrived.q_token_probs,
-                supports=arrived.q_support,
+                supports=supports,
                 stop_ids=frozenset(),
                 method_params=MethodParams(),
                 candidates_from=arrived.candidates_from,
+                tree=tree,
             )
         )
         answer = encode_response(_make_verdict(outcome))
@@ -192,8 +216,16 @@ def _softmax(scores: NDArray[Any]) -> NDArray[Any]:
     return np.asarray(weights / weights.sum(axis=-1, keepdims=True))
 
 
-def _supports(drafted: list[tuple[int, float, Support | None]]) -> tuple[Support, ...]:
-    return tuple(support for _, _, support in drafted if support is not None)
+class _Supports:
+    """The draft's distributions after a text and some paths."""
+
+    num_runs = 0
+
+    def __init__(self, writer: Writer, sampler: DraftSampler, text: list[int]) -> None:
+        self._writer, self._sampler, self._text = writer, sampler, text
+
+    def expand(self, paths: Sequence[TokenIds]) -> list[Support | None]:
+        return [self._writer.support_after(self._sampler, [*self._text, *path]) for path in paths]
 
 
 def _make_verdict(outcome: Outcome) -> Verdict:
@@ -204,5 +236,6 @@ def _make_verdict(outcome: Outcome) -> Verdict:
         outcome.correction_kind,
         position=0,
         hash=0,
+        accepted_nodes=outcome.accepted_nodes,
         candidates=outcome.candidates,
     )
