@@ -1,151 +1,157 @@
-"""Trees and chains of `sparse`, tokens a round: each on texts that it writes itself, since their texts differ.
+"""Trees and chains of `sparse`, tokens a round: each way writes texts of its own, by its own rounds.
 
-A round counts with the tokens that are expected of its draft: the chances of all nodes, given the target's rows, and
-the one after them. Which of them come is then drawn, so that the texts go on as they do in use. The draft learns from
-each verdict, text by text, as a session does; its first guesses come from this pair.
+A round counts with the tokens that are expected of it, given its draft and the target's rows: the chances of all nodes
+and one. Which come is then drawn, so that the text goes on as it does in use. Values of nodes are learned from the
+verdicts on the texts before.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
 from benchmarks.results_file import Found
 from benchmarks.trees.draft import embedded_prompts
-from benchmarks.trees.texts import Rounds, figures
-from outrider.cloud_verifier.backends.base import ForwardItem, TargetBackend
+from outrider.cloud_verifier.backends.base import ForwardItem, KVSequence, TargetBackend
 from outrider.cloud_verifier.backends.loading import load_target
-from outrider.cloud_verifier.verification.methods.base import RoundInput
+from outrider.cloud_verifier.verification.methods.base import Outcome, RoundInput
 from outrider.cloud_verifier.verification.methods.registry import create_method
 from outrider.cloud_verifier.verification.methods.supports import Remainder
 from outrider.cloud_verifier.verification.rows import HostRows, KeyedDraws, StepRound
+from outrider.common.methods import DEFAULT_SUPPORT_SIZE, MAX_SUPPORT_SIZE
 from outrider.common.tree import ROOT, Tree, supports_by_row
-from outrider.common.types import Draft, Method, MethodParams, SamplingParams, TokenIds
+from outrider.common.types import CorrectionKind, Draft, Method, MethodParams, SamplingParams, TokenIds
 from outrider.edge_client.drafting.node_values import NodeValues
 from outrider.edge_client.drafting.onnx.model import OnnxDraftModel
 from outrider.edge_client.drafting.onnx.sequence import OnnxDraftSequence
 from outrider.edge_client.drafting.trees import TreeBudget, TreeDraft
+from outrider.experiments.shared.results import at_least, judged
 from outrider.models import EMBEDDED
 
-NUM_NEW, TEMPERATURE = 160, 0.8
-CHAINS = (4, 8, 16)
-BUDGETS = {16: TreeBudget(16, 12, 4), 64: TreeBudget(64, 12, 8)}
-SUPPORT_SIZES = (16, 32, 64)
+NUM_NEW, NUM_SEEDS, TEMPERATURE = 160, 8, 0.8
+CHAINS, NODES = (4, 8, 16), 16
+BUDGET = TreeBudget(NODES, 16, 4)
+SUPPORT_SIZES = (DEFAULT_SUPPORT_SIZE, MAX_SUPPORT_SIZE)
 
-Propose = Callable[[OnnxDraftSequence], Draft]
+Propose = Callable[[OnnxDraftSequence, NodeValues], Draft]
+WAYS: dict[str, Propose] = {
+    **{f"chain {n}": lambda sequence, _, n=n: sequence.propose(n) for n in CHAINS},  # type: ignore[misc]
+    f"tree {NODES}": lambda sequence, values: sequence.propose_tree(BUDGET, values),
+}
+
+
+class Played(NamedTuple):
+    """Holds what the rounds of one way came to."""
+
+    tokens_per_round: float  # expected of each, meaned
+    runs_per_round: float  # of the draft
+    ids_per_node: float  # in supports, which are most of a round's bytes
+    num_rounds: int
 
 
 def run() -> Found:
     """Returns the measure of the embedded pair."""
-    backend, prompts = load_target(EMBEDDED / "target"), embedded_prompts()
-    rounds: dict[str, Rounds] = {}
+    backend, prompts = load_target(EMBEDDED / "target"), embedded_prompts() * NUM_SEEDS
+    found: dict[str, dict[str, Played]] = {}
     with OnnxDraftModel.open(EMBEDDED / "draft") as model:
         for size in SUPPORT_SIZES:
-            for name, proposing in _ways():
-                played = Rounds()
-                for number, prompt in enumerate(prompts):
-                    sampling = SamplingParams(temperature=TEMPERATURE, seed=1 + number)
-                    _play(_Text(backend, model, prompt, sampling, size), proposing(), played)
-                rounds[f"{name}, {size} ids"] = played
-                print(f"{name}, {size} ids: {figures(played)}", flush=True)
-    return [], {"rounds": {name: figures(each) for name, each in rounds.items()}}
+            found[f"{size} ids"] = {
+                name: play(backend, model, prompts, propose, size) for name, propose in WAYS.items()
+            }
+            print(size, found[f"{size} ids"], flush=True)
+    ratios = {size: _ratio(ways) for size, ways in found.items()}
+    name = f"{DEFAULT_SUPPORT_SIZE} ids"
+    tree = found[name][f"tree {NODES}"].tokens_per_round
+    what = (
+        f"sparse, supports of {name}, T = {TEMPERATURE}, tokens a round, trees of {NODES} nodes ({tree:.2f}) : the "
+        f"best chain of at most as many (with {MAX_SUPPORT_SIZE} ids {ratios[f'{MAX_SUPPORT_SIZE} ids']:.2f})"
+    )
+    details = {size: {way: each._asdict() for way, each in ways.items()} for size, ways in found.items()}
+    return [judged("tree.rrs", what, ratios[name], "ratio", at_least(1.10))], details
 
 
-class _Learning:
-    """Proposes drafts of one text."""
-
-    def __init__(self, budget: TreeBudget | int) -> None:
-        self.values, self._budget = NodeValues(), budget
-
-    def propose(self, sequence: OnnxDraftSequence) -> Draft:
-        if isinstance(self._budget, int):
-            return sequence.propose(self._budget)
-        return sequence.propose_tree(self._budget, self.values)
+def _ratio(ways: dict[str, Played]) -> float:
+    best = max(ways[f"chain {length}"].tokens_per_round for length in CHAINS)
+    return ways[f"tree {NODES}"].tokens_per_round / best
 
 
-def _ways() -> Iterator[tuple[str, Callable[[], _Learning]]]:
-    for length in CHAINS:
-        yield f"chain {length}", lambda length=length: _Learning(length)
-    for num_nodes, budget in BUDGETS.items():
-        yield f"tree {num_nodes}", lambda budget=budget: _Learning(budget)
-
-
-class _Text:
-    def __init__(
-        self,
-        backend: TargetBackend,
-        model: OnnxDraftModel,
-        prompt: TokenIds,
-        sampling: SamplingParams,
-        num_support: int,
-    ) -> None:
-        self.sampling, self.backend = sampling, backend
-        self.prompt, self.token_ids = prompt, list(prompt)
+def play(
+    backend: TargetBackend,
+    model: OnnxDraftModel,
+    prompts: Sequence[TokenIds],
+    propose: Propose,
+    num_support: int,
+) -> Played:
+    """Returns what the rounds of all texts came to: up to `NUM_NEW` tokens after each prompt, each with a seed of its
+    own."""
+    values = NodeValues()
+    expected, num_runs, num_ids, num_nodes = list[float](), 0, 0, 0
+    for number, prompt in enumerate(prompts):
+        sampling = SamplingParams(temperature=TEMPERATURE, seed=1 + number)
         sequence = model.sequence(sampling, num_prompt_tokens=len(prompt), num_support=num_support)
-        assert isinstance(sequence, OnnxDraftSequence)
-        self.draft = sequence
-        self.kv = backend.new_sequence()
-
-    def judge(self, draft: Draft) -> tuple[float, RoundInput]:
-        pass
-
-
-def _play(text: _Text, learning: _Learning, rounds: Rounds) -> None:
-    backend, sampling = text.backend, text.sampling
-    method = create_method(Method.SPARSE)
-    while len(text.token_ids) - len(text.prompt) < NUM_NEW:
-        text.draft.commit(text.token_ids[text.draft.position :])
-        draft = learning.propose(text.draft)
-        parents = draft.parents or tuple(range(-1, len(draft.token_ids) - 1))
-        tree = Tree(parents)
-        start = len(text.token_ids)
-        fed = [*text.token_ids[text.kv.length :], *draft.token_ids]
-        item = ForwardItem(text.kv, fed, len(draft.token_ids) + 1, parents)
-        logits = np.asarray(backend.forward([item]))
-        supports = supports_by_row(tree, draft.supports)
-        step = StepRound(sampling, start, (), (), draft.token_ids, tree, supports)
-        rows = HostRows(logits, step, backend.eos_token_ids, backend.num_tokens)
-        round_input = RoundInput(
-            rows,
-            KeyedDraws(sampling.seed, start),
-            start,
-            draft.token_ids,
-            (),
-            supports,
-            frozenset(backend.eos_token_ids),
-            MethodParams(),
-            tree=tree,
-        )
-        expected = 1 + sum(_chances(round_input, tree))
-        outcome = method.verify(round_input)
-        backend.keep(text.kv, start, outcome.accepted_nodes)
-        new = [draft.token_ids[node] for node in outcome.accepted_nodes]
-        is_over = outcome.correction_kind == "none"
-        if isinstance(draft, TreeDraft):
-            learning.values.observe(draft, outcome.accepted_nodes, None if is_over else outcome.correction)
-        if not is_over:
-            new.append(outcome.correction)
-        text.token_ids += new
-        rounds.num_rounds += 1
-        rounds.num_tokens += expected
-        rounds.num_nodes += len(draft.token_ids)
-        rounds.num_runs += draft.num_runs if isinstance(draft, TreeDraft) else len(draft.token_ids)
-        if new[-1] in backend.eos_token_ids:
-            break
-    text.draft.close()
-    backend.close(text.kv)
+        kv, text = backend.new_sequence(), list(prompt)
+        while len(text) - len(prompt) < NUM_NEW and text[-1] not in backend.eos_token_ids:
+            sequence.commit(text[sequence.position :])
+            draft = propose(sequence, values)
+            round_input = _verify_input(backend, kv, text, draft, sampling)
+            expected.append(1 + sum(chances(round_input)))
+            outcome = create_method(Method.SPARSE).verify(round_input)
+            backend.keep(kv, len(text), outcome.accepted_nodes)
+            text += _committed(draft, outcome)
+            num_runs += draft.num_runs if isinstance(draft, TreeDraft) else len(draft.token_ids)
+            num_ids += sum(len(support.token_ids) for support in draft.supports)
+            num_nodes += len(draft.token_ids)
+            if isinstance(draft, TreeDraft):
+                is_over = outcome.correction_kind is CorrectionKind.NONE
+                values.observe(draft, outcome.accepted_nodes, None if is_over else outcome.correction)
+        sequence.close()
+        backend.close(kv)
+    count = len(expected)
+    return Played(
+        round(sum(expected) / count, 3), round(num_runs / count, 2), round(num_ids / num_nodes, 2), count
+    )
 
 
-def _chances(round_input: RoundInput, tree: Tree) -> list[float]:
-    """Returns the chance of each node to be accepted."""
-    chances = {ROOT: 1.0}
+def _verify_input(
+    backend: TargetBackend, kv: KVSequence, text: list[int], draft: Draft, sampling: SamplingParams
+) -> RoundInput:
+    """Feeds a draft to the target; a chain as the tree that it is."""
+    parents = draft.parents or tuple(range(ROOT, len(draft.token_ids) - 1))
+    tree = Tree(parents)
+    supports, position = supports_by_row(tree, draft.supports), len(text)
+    item = ForwardItem(kv, [*text[kv.length :], *draft.token_ids], len(draft.token_ids) + 1, parents)
+    logits = np.asarray(backend.forward([item]))
+    each = StepRound(sampling, position, (), (), draft.token_ids, tree, supports)
+    return RoundInput(
+        rows=HostRows(logits, each, backend.eos_token_ids, backend.num_tokens),
+        draws=KeyedDraws(sampling.seed, position),
+        position=position,
+        draft_tokens=draft.token_ids,
+        draft_probs=(),
+        supports=supports,
+        stop_ids=frozenset(backend.eos_token_ids),
+        method_params=MethodParams(),
+        tree=tree,
+    )
+
+
+def chances(round_input: RoundInput) -> list[float]:
+    """Returns the chance of each node to be accepted, given the draft and the target's rows."""
+    tree = round_input.tree
+    assert tree is not None, "a chain is fed as a tree"
+    found = {ROOT: 1.0}
     for node in tree.internal:
-        remainder, reach = Remainder(round_input, node + 1), chances[node]
+        remainder, reach = Remainder(round_input, node + 1), found[node]
         for child in tree.children(node):
             token_id = round_input.draft_tokens[child]
-            chances[child] = reach * min(1.0, remainder.ratio(token_id))
-            reach -= chances[child]
+            found[child] = reach * min(1.0, remainder.ratio(token_id))
+            reach -= found[child]
             remainder.reject(token_id)
-    del chances[ROOT]
-    return list(chances.values())
+    return [found[node] for node in range(len(tree))]
+
+
+def _committed(draft: Draft, outcome: Outcome) -> list[int]:
+    accepted = [draft.token_ids[node] for node in outcome.accepted_nodes]
+    return accepted if outcome.correction_kind is CorrectionKind.NONE else [*accepted, outcome.correction]

@@ -51,7 +51,7 @@ class NodeValues:
     def observe(self, draft: TreeDraft, accepted_nodes: Sequence[int], next_token: int | None) -> None:
         """Learns from a verdict: the nodes that were accepted, from the root on, and the target's token after
         them; None where the text ended before one."""
-        if draft.supports:
+        if not draft.continuations:  # its children were drawn
             self.draws.observe(draft, accepted_nodes, next_token)
             return
         following = [*(draft.token_ids[node] for node in accepted_nodes), next_token]

@@ -61,7 +61,8 @@ class TreeDraft(Draft):
     """Holds a proposed tree, depth-first, the likeliest child first; see `outrider.common.tree`.
 
     `continuations[0]` were told for the committed tokens and `continuations[i + 1]` for node i, one a source; none
-    where no source was asked. They are what is learned from when the verdict is known.
+    where no source was asked. They are what is learned from when the verdict is known. A tree whose children were drawn
+    has none at all: what is learned from is in `supports`.
     """
 
     values: tuple[float, ...] = ()  # the estimated chance that each node is accepted

@@ -114,6 +114,7 @@ def test_a_budget_of_nothing_and_a_source_without_anything_give_no_nodes() -> No
             return None
 
     for draft, draws in (build(RandomSupports(1), TreeBudget(0, 6, 3)), build(Nothing(1))):
+        NodeValues().observe(draft, (), 5)
         assert draft == TreeDraft((), (), num_runs=draft.num_runs) and not draws
 
 
