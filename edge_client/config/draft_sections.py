@@ -103,7 +103,8 @@ class TreeConfig:
         "off",
         "draft trees, several continuations that share their beginnings, in place of one chain: never (off), of N "
         "tokens each round (N), or where that is expected to be faster, as large as pays (auto). Goes with --mode "
-        "speculative or auto, N with co-located too, and with --method coupled, sparse or typical; auto not with typical",
+        "speculative or auto, N with co-located too, and with --method coupled, sparse or "
+        "typical; auto not with typical",
         metavar="auto|off|N",
         minimum=1,
         maximum=MAX_NODES,
