@@ -13,7 +13,7 @@ from google.protobuf.message import Message
 from outrider.common.codec.tables import METHOD_NUMBERS
 from outrider.common.methods import sends_probs, sends_support, takes_trees
 from outrider.common.pb import outrider_pb2 as pb
-from outrider.common.tree import ROOT
+from outrider.common.tree import ROOT, Tree
 from outrider.common.types import Method
 
 _FLOATS = (0.0, -0.0, 1.0, -1.0, 0.5, 1e-46, 1e-3, 1e4, 3e38, float("inf"), float("-inf"), float("nan"))
@@ -180,15 +180,16 @@ class FrameSource:
             pipelined=rng.random() < 0.1,
             deadline_ms=rng.choice((0, 0, 1, 1000)),
         )
-        for token_id in drafted:
-            if sends_probs(self._method):
-                request.q_token_probs.append(rng.uniform(0.01, 1.0))
-            if sends_support(self._method):
-                others = [each for each in self._ids(0, 4) if each != token_id]
-                ids = list(dict.fromkeys((token_id, *others)))
-                request.q_support.add(token_ids=ids, weights=[rng.randint(1, 99) for _ in ids])
         if takes_trees(self._method) and rng.random() < 0.4:
             request.parents.extend(rng.randint(ROOT, node - 1) for node in range(len(drafted)))
+        if sends_probs(self._method):
+            request.q_token_probs.extend(rng.uniform(0.01, 1.0) for _ in drafted)
+        if sends_support(self._method):
+            tree = Tree(request.parents or range(ROOT, len(drafted) - 1))
+            for node in tree.internal:
+                children = (drafted[child] for child in tree.children(node))
+                ids = list(dict.fromkeys((*children, *self._ids(0, 4))))
+                request.q_support.add(token_ids=ids, weights=[rng.randint(1, 99) for _ in ids])
         if rng.random() < 0.1:
             request.committed_tokens.extend(self._ids(1, 2))
         return request

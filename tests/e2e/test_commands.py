@@ -88,6 +88,20 @@ def test_json_holds_what_the_contract_names_and_both_modes_agree(
     assert server.engine.num_sessions == 0, "the edge closes its sessions"
 
 
+def test_sparse_trees_write_the_greedy_text(server: VerifierServer, tiny_pair: Pair) -> None:
+    arguments = [*run_arguments(server, tiny_pair), "--json", "--temperature", "0", "--max-new-tokens", "40"]
+    arguments += ["--ignore-eos", "x = "]
+    whole = json.loads(edge(*arguments, "--mode", "cloud-only").stdout)["token_ids"]
+    for size, *flags in [("16",), ("auto",), ("16", "--pipeline", "on")]:
+        done = edge(*arguments, "--method", "sparse", "--tree", size, *flags)
+        assert done.returncode == 0, done.stderr
+        output = json.loads(done.stdout)
+        assert output["token_ids"] == whole
+        assert output["stats"]["num_tree_rounds"] > 0 or size == "auto"
+    done = edge(*arguments, "--method", "block", "--tree", "16")
+    assert done.returncode == 2 and "--tree 16 goes with --method coupled, sparse or typical" in done.stderr
+
+
 def test_a_stop_string_and_a_stop_id_hold_in_the_middle_of_a_draft(
     server: VerifierServer, tiny_pair: Pair
 ) -> None:
