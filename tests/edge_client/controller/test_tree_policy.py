@@ -180,6 +180,7 @@ def test_a_builder_stops_where_a_node_is_worth_less_than_its_time() -> None:
         ({"mode": "cloud-only"}, "no rounds"),
         ({"method": "block"}, "coupled, sparse or typical"),
         ({"method": "threshold"}, "coupled, sparse or typical"),
+        ({"method": "sparse", "gate": "stop", "gate_entropy": 1.0}, "--gate stop and --method sparse"),
         ({"num_speculative_tokens": 4}, "takes the place of --num-speculative-tokens 4"),
         ({"gate": "stop", "gate_variance": 1.0}, "variance"),
         ({"gate": "commit", "gate_entropy": 1.0}, "--gate commit"),

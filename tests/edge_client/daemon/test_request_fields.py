@@ -215,7 +215,14 @@ def test_the_operators_shape_of_trees_is_dropped_where_it_cannot_be(tmp_path: Pa
     shape.write_text('{"choices": [[0], [1], [0, 0]]}')
     trees = run_config(tree=3, tree_shape=shape, mode="speculative")
     assert asked(trees).tree.shape == shape and asked(trees, tree=2).tree.shape == shape
-    for other in ({"tree": "off"}, {"tree": "auto"}, {"tree": 4}, {"tree_width": 2}, {"mode": "cloud-only"}):
+    for other in (
+        {"tree": "off"},
+        {"tree": "auto"},
+        {"tree": 4},
+        {"tree_width": 2},
+        {"mode": "cloud-only"},
+        {"method": "sparse"},
+    ):
         assert asked(trees, **other).tree.shape is None
 
 

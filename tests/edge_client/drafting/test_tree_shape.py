@@ -73,6 +73,7 @@ def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
         ({}, "goes with --tree N, not with --tree off"),
         ({"tree": "auto"}, "goes with --tree N, not with --tree auto"),
         ({"tree": 4, "mode": "co-located"}, "goes with --mode speculative or auto"),
+        ({"tree": 4, "method": "sparse"}, "does not go with --method sparse"),
         ({"tree": 4, "tree_depth": 3}, "leave --tree-depth 3 out"),
         ({"tree": 4, "tree_width": 2}, "leave --tree-width 2 out"),
         ({"tree": 6}, "has 5 nodes: --tree 6 is more"),
