@@ -70,7 +70,7 @@ class DrawnTreeBuilder:
             return TreeDraft((), ())
         self._expand([self._root])
         for _ in range(budget.max_depth - 1):
-            self._draw(1 / budget.num_nodes)
+            self._draw(1 / budget.num_nodes)  # about what the last node of a full tree is worth
             chosen = self._choose()
             if not chosen:
                 break
