@@ -27,8 +27,8 @@ STAGES = {
     "exact": "exact_rows",
     "exact_cost": "exact_cost",
     "soak": "soak",
-    "tests": "repeated_tests",
-    "tests_load": "loaded_tests",
+    "tests": "suite.alone",
+    "tests_load": "suite.loaded",
 }
 ONLY_IF_ASKED = ("tests", "tests_load")
 

@@ -7,8 +7,8 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from benchmarks.reliability.repeated_tests import run_tests
 from benchmarks.reliability.setup import Settings
+from benchmarks.reliability.suite.alone import run_tests
 from benchmarks.results_file import Found
 from outrider.experiments.shared.results import at_most, judged
 

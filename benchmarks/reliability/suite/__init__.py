@@ -1,0 +1,1 @@
+"""The test suite itself, alone and on a busy machine."""
