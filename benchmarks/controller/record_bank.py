@@ -3,11 +3,13 @@ pair-bank`), and what the pair's models take on this machine.
 
 python -m benchmarks.controller.record_bank [--only embedded,prose] [--texts 4 --positions 400]
 python -m benchmarks.controller.record_bank --times    # of what was recorded, on this machine
+python -m benchmarks.controller.record_bank --embedded # the embedded pair, without times
 
 The target writes each text alone; then the draft proposes 64 tokens at every position of it, and as many
 count as accepted as agree with the text. That is what `coupled` accepts, whose text is the target's own
 whatever is drafted. Of the first token its runner-up is noted too: whether that is the text's, and the gap
-between the two. Acceptance is the same on any machine; the times are this one's.
+between the two; of draft models also the place of the text's token among the continuations that trees are made of.
+Acceptance is the same on any machine; the times are this one's.
 """
 
 from __future__ import annotations
@@ -30,6 +32,7 @@ from outrider.edge_client.drafting.registry import create_draft_model
 from outrider.edge_client.tokenization.tokenizer import EdgeTokenizer
 from outrider.experiments.shared.acceptance_traces import (
     MAX_DEPTH,
+    RECORDED,
     TRACES,
     TraceSet,
     load_traces,
@@ -40,9 +43,11 @@ from outrider.experiments.shared.command import run_command
 from outrider.experiments.shared.prompts import load_prompts
 from outrider.experiments.simulator.measure import fit
 from outrider.experiments.simulator.parts.times import DraftTimes, VerifierTimes
+from outrider.models import EMBEDDED
 from outrider.training.bank.pairs import BANK, RUN, BankDraft, BankFolder, chosen
 
 TEMPERATURES = (0.0, 0.7, 1.0)
+EMBEDDED_TEMPERATURES, EMBEDDED_TEXTS, EMBEDDED_POSITIONS = (0.8, 0.0), 16, 128
 NUM_TURNS = 20  # of each time; the fastest counts: what else the machine does can only slow one down
 FORWARDS = tuple(itertools.product((1, 4), (1, 2, 3, 5, 9)))  # sequences, tokens that each feeds
 NUM_BEFORE = 100  # tokens before these
@@ -71,6 +76,22 @@ def record(folder: BankFolder, num_texts: int, num_positions: int) -> Iterator[T
             for temperature, texts in written.items():
                 traces = tuple(trace_text(model, *text, num_positions) for text in texts)
                 yield TraceSet(set_name(folder, draft, temperature), "recorded", traces, times=times)
+
+
+def record_embedded() -> Iterator[TraceSet]:
+    """Records the embedded pair after the embedded prompts, which the simulator replays by default."""
+    tokenizer = EdgeTokenizer(EMBEDDED / "draft" / "tokenizer.json")
+    prompts = [tuple(tokenizer.encode(prompt.text)) for prompt in load_prompts(limit=EMBEDDED_TEXTS)]
+    longest = max(map(len, prompts)) + EMBEDDED_POSITIONS + MAX_DEPTH
+    backend = load_target(str(EMBEDDED / "target"), kv_tokens=2 * longest)
+    num_new = EMBEDDED_POSITIONS + MAX_DEPTH
+    with create_draft_model("onnx", EMBEDDED / "draft") as model:
+        for temperature in EMBEDDED_TEMPERATURES:
+            samplings = [SamplingParams(temperature=temperature, seed=1)] * len(prompts)
+            new = write_texts(backend, prompts, samplings, num_new, num_together=1)
+            texts = zip(prompts, map(tuple, new), samplings, strict=True)
+            traces = tuple(trace_text(model, *text, EMBEDDED_POSITIONS) for text in texts)
+            yield TraceSet(f"embedded T={temperature:g}", "recorded", traces)
 
 
 def time_again(folder: BankFolder, sets: Sequence[TraceSet]) -> Iterator[TraceSet]:
@@ -181,7 +202,11 @@ def main() -> int:
     parser.add_argument("--texts", type=int, default=4, metavar="N", help="prompts to write a text after")
     parser.add_argument("--positions", type=int, default=400, metavar="N", help="positions of each text")
     parser.add_argument("--times", action="store_true", help="measure only the times, of what was recorded")
+    parser.add_argument("--embedded", action="store_true", help="the embedded pair alone, without times")
     arguments = parser.parse_args()
+    if arguments.embedded:
+        save_traces(arguments.out / RECORDED.name, list(record_embedded()))
+        return 0
     for target in chosen(arguments.only):
         sets, path = list[TraceSet](), arguments.out / f"bank-{target.name}.npz"
         folder = BankFolder(arguments.bank, target)

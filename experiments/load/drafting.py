@@ -49,7 +49,7 @@ class DraftingStream(ReplayStream):
         self._policy = self._make_policy()
         self._chain = TokenChain((*self.recorded.prompt_ids, self._text[0]))
         self._sequence = TracedSequence(
-            self._times, self._spend, self._known.trace, num_prompt_tokens, 0, self._known.drafted
+            self._times, self._spend, self._known.trace, num_prompt_tokens, 0, self._known
         )
         self._sequence.commit(self._chain.token_ids)
         self._round = None

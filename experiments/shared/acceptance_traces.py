@@ -1,8 +1,9 @@
 """Acceptance traces: at every position of some texts, how many tokens of a draft made there would be accepted.
 
 Under `coupled` a text does not depend on how it was drafted, so one trace replays every depth policy: a round
-at position t that drafts n tokens commits min(n, run of t) of them and one more. Recorded traces are a real
-pair's; synthetic ones are drawn from stated probabilities and labelled so.
+at position t that drafts n tokens commits min(n, run of t) of them and one more. The place of the text's token among
+the draft's continuations, with the gaps between these, replays every tree. Recorded traces are a real pair's;
+synthetic ones are drawn from stated probabilities and labelled so.
 """
 
 from __future__ import annotations
@@ -21,13 +22,21 @@ from numpy.typing import NDArray
 from outrider.common.errors import UsageError
 from outrider.common.sequences import common_prefix
 from outrider.common.types import Draft, SamplingParams, Signals, TokenIds
-from outrider.edge_client.drafting.base import DraftModel, DraftSequence, KeepsRunnerUps
+from outrider.edge_client.drafting.base import (
+    DraftModel,
+    DraftSequence,
+    KeepsRunnerUps,
+    ProposesTrees,
+)
+from outrider.edge_client.drafting.trees import MAX_CONTINUATIONS, TreeBudget
 
 MAX_DEPTH = 64  # tokens of the draft known at every position
 TRACES = Path(__file__).resolve().parent / "traces"
 RECORDED = TRACES / "embedded.npz"
 _LEVELS = 63  # confidences are stored in steps of 1/63
 _GAP_LEVELS = 25.5  # steps of a nat, up to ten nats
+_NO_GAP = 255  # stored where a draft has fewer continuations
+NO_RANK = 255  # the text's token is none of the draft's continuations
 _MIN_CONFIDENCE = 1e-3
 _QUIET = 0.0  # entropy and margin are not recorded
 
@@ -43,6 +52,11 @@ class TextTrace:
     gaps: NDArray[np.float32] | None = None  # [num_positions]: of a draft's first token, to its runner-up
     seconds: NDArray[np.bool_] | None = None  # [num_positions]: whether that runner-up is the text's token
     lengths: NDArray[np.uint8] | None = None  # [num_positions]: tokens drafted there; None: MAX_DEPTH always
+    ranks: NDArray[np.uint8] | None = (
+        None  # [num_positions]: of the text's token among the continuations, or NO_RANK
+    )
+    # [num_positions, MAX_CONTINUATIONS]: nats that each continuation scores below the first; inf: there is none
+    rank_gaps: NDArray[np.float32] | None = None
 
     @property
     def num_positions(self) -> int:
@@ -127,13 +141,39 @@ def trace_text(
         sequence.commit(actual[: num_more + 1])
         position += num_more + 1
     sequence.close()
+    sequence = draft.sequence(sampling, num_prompt_tokens=len(prompt_ids))
+    sequence.commit(prompt_ids)
+    has_ranks = has_model and isinstance(sequence, ProposesTrees)
+    ranks, rank_gaps = _ranks(sequence, text, num_positions) if has_ranks else (None, None)
+    sequence.close()
     return TextTrace(
         runs,
         confidences,
         gaps if has_runner_ups else None,
         seconds if has_runner_ups else None,
         None if lengths.min() == MAX_DEPTH else lengths,
+        ranks,
+        rank_gaps,
     )
+
+
+def _ranks(
+    sequence: DraftSequence, text: TokenIds, num_positions: int
+) -> tuple[NDArray[np.uint8], NDArray[np.float32]]:
+    """Returns the place of the text's token among the draft's continuations, and their gaps, at every position."""
+    from outrider.edge_client.drafting.node_values import NodeValues
+
+    assert isinstance(sequence, ProposesTrees), "asked before"
+    ranks = np.full(num_positions, NO_RANK, np.uint8)
+    gaps = np.full((num_positions, MAX_CONTINUATIONS), np.inf, np.float32)
+    one_run, values = TreeBudget(MAX_CONTINUATIONS, 1, MAX_CONTINUATIONS), NodeValues()
+    for position in range(num_positions):
+        sequence.commit(text[position : position + 1])
+        ((told,), *_) = sequence.propose_tree(one_run, values).continuations
+        gaps[position, : len(told.gaps)] = told.gaps
+        if text[position + 1] in told.token_ids:
+            ranks[position] = told.token_ids.index(text[position + 1])
+    return ranks, gaps
 
 
 def _draft_on(sequence: DraftSequence, actual: TokenIds, num_wanted: int) -> tuple[Draft, int]:
@@ -166,6 +206,11 @@ def save_traces(path: Path, sets: Sequence[TraceSet]) -> None:
             arrays[f"seconds{number}"] = np.concatenate(seconds).astype(np.uint8)
         if any(text.lengths is not None for text in traces.texts):
             arrays[f"lengths{number}"] = traces.drafted_lengths
+        if all(text.ranks is not None for text in traces.texts):
+            arrays[f"ranks{number}"] = np.concatenate([t.ranks for t in traces.texts if t.ranks is not None])
+            rank_gaps = np.concatenate([t.rank_gaps for t in traces.texts if t.rank_gaps is not None])
+            steps = np.rint(np.minimum(rank_gaps * _GAP_LEVELS, _NO_GAP - 1))
+            arrays[f"rank_gaps{number}"] = np.where(np.isinf(rank_gaps), _NO_GAP, steps).astype(np.uint8)
     header = [
         {
             "name": traces.name,
@@ -233,6 +278,9 @@ def _make_set(header: dict[str, object], number: int, arrays: Mapping[str, NDArr
     gaps = (arrays[f"gaps{number}"] / _GAP_LEVELS).astype(np.float32) if has_gaps else None
     seconds = arrays[f"seconds{number}"].astype(bool) if has_gaps else None
     lengths = arrays[f"lengths{number}"] if f"lengths{number}" in arrays else None
+    has_ranks = f"ranks{number}" in arrays
+    ranks = arrays[f"ranks{number}"] if has_ranks else None
+    rank_gaps = _rank_gaps(arrays[f"rank_gaps{number}"]) if has_ranks else None
     runs = arrays[f"runs{number}"]
     texts = tuple(
         TextTrace(
@@ -241,9 +289,15 @@ def _make_set(header: dict[str, object], number: int, arrays: Mapping[str, NDArr
             gaps[each] if gaps is not None else None,
             seconds[each] if seconds is not None else None,
             lengths[each] if lengths is not None else None,
+            ranks[each] if ranks is not None else None,
+            rank_gaps[each] if rank_gaps is not None else None,
         )
         for each in (slice(end - size, end) for size, end in zip(num_positions, ends, strict=True))
     )
     times = header.get("times")
     assert times is None or isinstance(times, dict)
     return TraceSet(str(header["name"]), str(header["label"]), texts, times=times)
+
+
+def _rank_gaps(steps: NDArray[np.uint8]) -> NDArray[np.float32]:
+    return np.where(steps == _NO_GAP, np.inf, steps / _GAP_LEVELS).astype(np.float32)

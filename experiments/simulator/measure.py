@@ -4,7 +4,7 @@ Starts the embedded verifier and runs real edges against it over loopback, which
 their drafts only take time (`outrider.experiments.simulator.replay`), so nothing competes for the verifier's cores.
 The draft is timed by itself.
 
-- a forward: a plane over sessions and tokens of the step, least squares over the rounds' own metrics
+- a forward: a plane over sessions, tokens and nodes of the step, least squares over the rounds' own metrics
 - an answer: what the verifier takes beyond queue and forward
 - messages: what a round takes beyond the verifier, a quarter for each of the four ways through the software;
   and on the way to the engine, what an idle one takes to begin
@@ -26,7 +26,9 @@ import numpy as np
 from outrider.edge_client.config.run_config import run_config
 from outrider.edge_client.core.options import ExecutionMode
 from outrider.edge_client.core.stats import RoundRecord
+from outrider.edge_client.drafting.node_values import NodeValues
 from outrider.edge_client.drafting.onnx.model import OnnxDraftModel
+from outrider.edge_client.drafting.trees import TreeBudget, TreeDraft
 from outrider.edge_client.session.session import new_session_id
 from outrider.edge_client.transport.link.grpc_link import GrpcLink
 from outrider.experiments.shared.processes import running_verifier
@@ -46,6 +48,7 @@ from outrider.experiments.sweep.machine import machine_facts
 from outrider.models import EMBEDDED
 
 LENGTHS = (1, 2, 4, 8)  # drafted tokens a round
+NODES = (16, 64)  # of trees
 SESSIONS = (1, 2, 4)
 NUM_TEXTS, NUM_POSITIONS, NUM_TOKENS = 4, 64, 48
 THINK = DraftTimes(token_ms=3.0)  # of the drafts that only take time
@@ -54,11 +57,12 @@ VERIFIER_FLAGS = ("--log-level", "error")
 
 @dataclass(slots=True)
 class Rounds:
-    """Rounds of one draft length and number of sessions."""
+    """Rounds of one draft length and number of sessions, or of trees of so many nodes."""
 
     num_draft_tokens: int
     num_sessions: int
     requests: list[RealRequest]
+    are_trees: bool = False
 
     @property
     def records(self) -> list[RoundRecord]:
@@ -80,18 +84,25 @@ def collect(edges: ReplayEdges, address: str) -> list[Rounds]:
     ]
 
 
+def collect_trees(edges: ReplayEdges, address: str) -> list[Rounds]:
+    """Runs one turn of trees of every size, by one session: of others in its forwards a round does not know the
+    size."""
+    return [Rounds(nodes, 1, edges.run(address, 1, 1, tree=nodes), are_trees=True) for nodes in NODES]
+
+
 def measure(address: str, texts: Sequence[KnownText], num_turns: int = 3) -> SystemTimes:
     """Measures every part of a system with the embedded pair."""
     rounds = run_config(max_new_tokens=NUM_TOKENS, on_timeout="wait", mode="speculative", pipeline="off")
     edges = ReplayEdges(texts, THINK, rounds)
     edges.run(address, 1, len(texts))  # warms up
     turns = [collect(edges, address) for _ in range(num_turns)]
+    trees = [collect_trees(edges, address) for _ in range(num_turns)]
     colocated = edges.run(
         address, 1, len(texts), mode=str(ExecutionMode.CO_LOCATED), num_speculative_tokens=4
     )
     facts = machine_facts()
     return SystemTimes(
-        verifier=middle([verifier_times(turn) for turn in turns]),
+        verifier=middle([verifier_times(*each) for each in zip(turns, trees, strict=True)]),
         edge=middle([edge_times(turn, address) for turn in turns]),
         draft=_measure_draft(texts),
         cloud_draft=_cloud_draft(colocated),
@@ -99,8 +110,9 @@ def measure(address: str, texts: Sequence[KnownText], num_turns: int = 3) -> Sys
     )
 
 
-def verifier_times(found: Sequence[Rounds]) -> VerifierTimes:
-    """Fits the verifier's times to one turn."""
+def verifier_times(found: Sequence[Rounds], trees: Sequence[Rounds] = ()) -> VerifierTimes:
+    """Fits the verifier's times to one turn. What answering a tree takes more than answering a chain counts for its
+    nodes."""
     shapes, forwards_ms = [], []
     for rounds in found:
         for record in rounds.records:
@@ -109,13 +121,22 @@ def verifier_times(found: Sequence[Rounds]) -> VerifierTimes:
             forwards_ms.append(record.forward_ms)
     step_ms, session_ms, token_ms = fit(shapes, forwards_ms)
     single = _single(found)
+    answer_ms = _mean(r.verifier_ms - r.queue_ms - r.forward_ms for r in single)
+    node_ms = 0.0
+    if trees:
+        num_nodes = [each.num_draft_tokens for rounds in trees for each in rounds.records]
+        chain_ms = [step_ms + session_ms + (n + 1) * token_ms + answer_ms for n in num_nodes]
+        records = [each for rounds in trees for each in rounds.records]
+        more_ms = sum(r.verifier_ms - r.queue_ms for r in records) - sum(chain_ms)
+        node_ms = round(max(0.0, more_ms / sum(num_nodes)), 4)
     # An idle engine still takes its time from a job's arrival to the forward.
     begin_ms, way_ms = _mean(r.queue_ms for r in single), _mean(r.net_ms for r in single) / 4
     return VerifierTimes(
         step_ms=step_ms,
         session_ms=session_ms,
         token_ms=token_ms,
-        answer_ms=_mean(r.verifier_ms - r.queue_ms - r.forward_ms for r in single),
+        node_ms=node_ms,
+        answer_ms=answer_ms,
         receive_ms=round(way_ms + begin_ms, 4),
         send_ms=round(way_ms, 4),
     )
@@ -177,6 +198,7 @@ def _cloud_draft(requests: Sequence[RealRequest]) -> DraftTimes:
 
 def _measure_draft(texts: Sequence[KnownText], repeats: int = 12) -> DraftTimes:
     shapes, drafts_ms, reads_ms = [], [], []
+    trees: list[tuple[TreeDraft, float]] = []
     with OnnxDraftModel.open(EMBEDDED / "draft") as model:
         for known in texts:
             sequence = model.sequence(GREEDY, num_prompt_tokens=len(known.prompt_ids))
@@ -191,9 +213,25 @@ def _measure_draft(texts: Sequence[KnownText], repeats: int = 12) -> DraftTimes:
                 sequence.propose(length)
                 shapes.append((1.0, float(length)))
                 drafts_ms.append(1e3 * (time.perf_counter() - start_s))
+                start_s = time.perf_counter()
+                draft = sequence.propose_tree(TreeBudget(NODES[number % len(NODES)], 12, 4), NodeValues())
+                trees.append((draft, 1e3 * (time.perf_counter() - start_s)))
             sequence.close()
     call_ms, token_ms = fit(shapes, drafts_ms)
-    return DraftTimes(token_ms=token_ms, call_ms=call_ms, read_token_ms=_mean(reads_ms))
+    return DraftTimes(
+        token_ms=token_ms,
+        call_ms=call_ms,
+        tree_row_ms=_tree_row_ms(trees, call_ms, token_ms),
+        read_token_ms=_mean(reads_ms),
+    )
+
+
+def _tree_row_ms(trees: Sequence[tuple[TreeDraft, float]], call_ms: float, token_ms: float) -> float:
+    """Returns what a tree takes more than its runs, for each row beyond the first of a run."""
+    num_rows = sum(any(each.token_ids for each in told) for draft, _ in trees for told in draft.continuations)
+    num_runs = sum(draft.num_runs for draft, _ in trees)
+    more_ms = sum(tree_ms - call_ms for _, tree_ms in trees) - num_runs * token_ms
+    return round(max(0.0, more_ms / (num_rows - num_runs)), 4)
 
 
 def fit(shapes: Sequence[Sequence[float]], values_ms: Sequence[float]) -> list[float]:

@@ -22,7 +22,13 @@ from outrider.edge_client.tokenization.tokenizer import EdgeTokenizer
 from outrider.experiments.shared.acceptance_traces import MAX_DEPTH, trace_text
 from outrider.experiments.shared.decoding import Case, Decoder
 from outrider.experiments.shared.prompts import load_prompts
-from outrider.experiments.simulator.parts.drafts import KnownText, TracedDraft, TracedSequence, TracedText
+from outrider.experiments.simulator.parts.drafts import (
+    KnownText,
+    TracedDraft,
+    TracedSequence,
+    TracedText,
+    create_sequence,
+)
 from outrider.experiments.simulator.parts.times import DraftTimes
 from outrider.models import EMBEDDED
 
@@ -44,8 +50,8 @@ class ReplayDraft(TracedDraft):
         """Returns a sequence of the known text."""
         known = self._known
         num_prompt_tokens = num_prompt_tokens or len(known.prompt_ids)
-        return TracedSequence(
-            self.times, time.sleep, known.trace, num_prompt_tokens, num_support, known.drafted
+        return create_sequence(
+            self.times, time.sleep, known.trace, num_prompt_tokens, num_support=num_support, words=known
         )
 
 

@@ -192,6 +192,11 @@ def _load_texts(system: System, given: _Given) -> tuple[list[TracedText], list[r
         found = load_acceptance(plan.group.acceptance, where, system.config.seed)
         if plan.config.gate.use is not GateUse.OFF and not all(each.signals(0) for each in found):
             raise UsageError(f"{where}: a gate asks how sure the draft is: name traces that were recorded")
+        if plan.config.tree.use != "off" and not all(each.ranks for each in found):
+            raise UsageError(
+                f"{where}: {plan.group.acceptance!r} was recorded without what trees need; give a chance, or traces of "
+                "a draft model"
+            )
         places.append(range(len(texts), len(texts) + len(found)))
         texts += found
     return texts, places

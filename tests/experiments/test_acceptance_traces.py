@@ -10,10 +10,13 @@ import pytest
 from outrider.common.errors import UsageError
 from outrider.common.sequences import common_prefix
 from outrider.common.types import SamplingParams
+from outrider.edge_client.drafting.node_values import NodeValues
 from outrider.edge_client.drafting.onnx.model import OnnxDraftModel
 from outrider.edge_client.drafting.prompt_lookup import PromptLookupModel
+from outrider.edge_client.drafting.trees import TreeBudget
 from outrider.experiments.shared.acceptance_traces import (
     MAX_DEPTH,
+    NO_RANK,
     TextTrace,
     TraceSet,
     find_traces,
@@ -50,6 +53,32 @@ def test_a_trace_holds_what_drafting_anew_at_every_position_gives() -> None:
                 draft.runner_ups[0].gap, abs=0.2
             )
     assert trace.runs[:4].tolist() == [3, 2, 1, 0] and trace.lengths is None
+    assert trace.ranks is not None and trace.rank_gaps is not None and trace.gaps is not None
+    assert ((trace.ranks == 0) == (trace.runs > 0)).all()
+    assert ((trace.ranks == 1) == trace.seconds).all()
+    np.testing.assert_allclose(trace.rank_gaps[:, 1], trace.gaps, atol=0.05)
+
+
+def test_ranks_are_of_all_continuations_and_survive_the_file(tmp_path: Path) -> None:
+    sampling = SamplingParams(temperature=0.8, seed=3)
+    with OnnxDraftModel.open(EMBEDDED / "draft") as model:
+        sequence = model.sequence(sampling)
+        text = [400]
+        ranks = [0, 3, 7, NO_RANK, 1, 0]
+        for rank in ranks:
+            sequence.truncate(0)
+            sequence.commit((*PROMPT, *text))
+            told = sequence.propose_tree(TreeBudget(8, 1, 8), NodeValues()).continuations[0][0].token_ids
+            others = (token_id for token_id in range(100) if token_id not in told)
+            text.append(told[rank] if rank < len(told) else next(others))
+        trace = trace_text(model, PROMPT, (*text, *range(MAX_DEPTH)), sampling, len(ranks))
+    expected = [rank if rank < np.isfinite(gaps).sum() else NO_RANK
+                for rank, gaps in zip(ranks, trace.rank_gaps, strict=True)]  # fmt: skip
+    assert trace.ranks is not None and trace.ranks.tolist() == expected
+    save_traces(tmp_path / "a.npz", [TraceSet("a", "recorded", (trace, trace))])
+    read = find_traces("a", tmp_path).texts[1]
+    assert read.ranks is not None and read.ranks.tolist() == expected
+    np.testing.assert_allclose(read.rank_gaps, trace.rank_gaps, atol=0.02)
 
 
 def test_copies_have_lengths_and_no_confidences() -> None:

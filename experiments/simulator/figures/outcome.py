@@ -46,6 +46,9 @@ class EdgeFigures:
     num_rounds: int  # answered
     num_draft_tokens: int
     num_accepted_tokens: int
+    num_tree_rounds: int  # whose draft was a tree; its nodes are draft tokens
+    tokens_per_round: float | None  # accepted ones, and the correction or bonus
+    draft_tokens_per_round: float | None
     num_timeouts: int
     num_refusals: int
     num_unverified_tokens: int
@@ -127,6 +130,9 @@ def _edges(name: str, num_edges: int, tally: Tally, end_s: float) -> EdgeFigures
         num_rounds=counts["rounds"],
         num_draft_tokens=counts["draft_tokens"],
         num_accepted_tokens=counts["accepted_tokens"],
+        num_tree_rounds=counts["tree_rounds"],
+        tokens_per_round=_per_round(tally, counts["accepted_tokens"] + counts["rounds"]),
+        draft_tokens_per_round=_per_round(tally, counts["draft_tokens"]),
         num_timeouts=counts["timeouts"],
         num_refusals=counts["refusals"],
         num_unverified_tokens=counts["unverified_tokens"],
@@ -136,6 +142,11 @@ def _edges(name: str, num_edges: int, tally: Tally, end_s: float) -> EdgeFigures
         tpot_ms=quantiles(tally.tpots_s),
         commit_gap_ms=quantiles(tally.gaps_s),
     )
+
+
+def _per_round(tally: Tally, number: int) -> float | None:
+    num_rounds = tally.counts["rounds"]
+    return round(number / num_rounds, 4) if num_rounds else None
 
 
 def _per_token(tally: Tally, name: str) -> float | None:
@@ -177,11 +188,11 @@ def _rank_ms(ordered_s: Sequence[float], share: float) -> float:
 
 def table(outcome: SystemFigures) -> str:
     """Returns the outcome for a person."""
-    times = "ms as p50 / p95 / p99"
+    times = "ms as p50 / p95 / p99; drafted tokens and committed tokens a round"
     lines = [
         f"{outcome.name}: {outcome.seconds:g} s played, {outcome.warmup_s:g} s of warm-up; {times}",
         "",
-        f"{'edges':<16}{'number':>7}{'requests':>9}{'failed':>7}{'starved':>8}{'tokens/s':>10}{'rounds':>9}{'refused':>8}"
+        f"{'edges':<16}{'number':>7}{'requests':>9}{'failed':>7}{'starved':>8}{'tokens/s':>10}{'rounds':>9}{'drafted':>9}{'tokens':>8}{'refused':>8}"
         f"{'timeouts':>9}{'kept':>7}  {'TTFT':<22}{'TPOT':<22}{'commit gap':<22}",
     ]
     everybody = [*outcome.groups, outcome.total] if len(outcome.groups) > 1 else outcome.groups
@@ -194,10 +205,15 @@ def table(outcome: SystemFigures) -> str:
 def _edges_line(edges: EdgeFigures) -> str:
     return (
         f"{edges.name[:15]:<16}{edges.num_edges:>7}{edges.num_requests:>9}{edges.num_failed:>7}{edges.num_starved:>8}"
-        f"{edges.tokens_per_s:>10.1f}{edges.num_rounds:>9}{edges.num_refusals:>8}{edges.num_timeouts:>9}"
+        f"{edges.tokens_per_s:>10.1f}{edges.num_rounds:>9}{_shown(edges.draft_tokens_per_round):>9}"
+        f"{_shown(edges.tokens_per_round):>8}{edges.num_refusals:>8}{edges.num_timeouts:>9}"
         f"{edges.num_unverified_tokens:>7}  {edges.ttft_ms.shown:<22}{edges.tpot_ms.shown:<22}"
         f"{edges.commit_gap_ms.shown:<22}"
     )
+
+
+def _shown(number: float | None) -> str:
+    return "-" if number is None else f"{number:.2f}"
 
 
 def _verifier_line(verifier: VerifierFigures) -> str:

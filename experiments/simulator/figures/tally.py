@@ -66,6 +66,7 @@ class Tally:
                 counts["rounds"] += 1
                 counts["draft_tokens"] += each.num_draft_tokens
                 counts["accepted_tokens"] += each.num_accepted_tokens
+                counts["tree_rounds"] += each.main_path is not None
         counts["timeouts"] += stats.num_timeouts
         counts["refusals"] += stats.num_refusals
         counts["unverified_tokens"] += sum(origin in _UNVERIFIED for origin in log.result.origins)

@@ -10,16 +10,26 @@ from typing import Any, Self
 import numpy as np
 
 from outrider.common.errors import UsageError
+from outrider.common.tree import nodes_along
 from outrider.common.types import Draft, RunnerUp, SamplingParams, Signals, Support, TokenIds
 from outrider.edge_client.drafting.base import ShouldStop, Stop, ended
+from outrider.edge_client.drafting.node_values import NodeValues
+from outrider.edge_client.drafting.tree_builder import TreeBuilder
+from outrider.edge_client.drafting.trees import Continuations, TreeBudget, TreeDraft
 from outrider.experiments.shared.acceptance_traces import (
     MAX_DEPTH,
     TextTrace,
-    TraceSet,
     find_traces,
     signals_of,
 )
 from outrider.experiments.simulator.parts import text
+from outrider.experiments.simulator.parts.ranks import (
+    DrawnRanks,
+    Ranks,
+    RecordedRanks,
+    TracedPaths,
+    Words,
+)
 from outrider.experiments.simulator.parts.times import DraftTimes
 
 _STRIDE = 7919  # to another place of a trace
@@ -32,8 +42,10 @@ class TracedText:
     It repeats where a text is longer than the trace.
     """
 
-    def __init__(self, trace: TextTrace, has_runner_ups: bool = False) -> None:
-        """`has_runner_ups`: the draft names runner-ups, where the trace recorded them."""
+    def __init__(self, trace: TextTrace, has_runner_ups: bool = False, ranks: Ranks | None = None) -> None:
+        """`has_runner_ups`: the draft names runner-ups, where the trace recorded them. `ranks`: of its trees; None:
+        the recorded ones, where there are some."""
+        self.ranks = RecordedRanks(trace) if ranks is None and trace.ranks is not None else ranks
         self.runs: list[int] = trace.runs.tolist()
         self._lengths: list[int] | None = None if trace.lengths is None else trace.lengths.tolist()
         self._seconds: list[tuple[float, bool]] | None = None  # by position: gap, and whether it is right
@@ -90,6 +102,11 @@ class KnownText:
             token_ids[num_right] = right - 1 if right else 1  # in every vocabulary
         return tuple(token_ids)
 
+    def others(self, position: int, num_ids: int) -> TokenIds:
+        """Returns ids that the text does not have there, of every vocabulary."""
+        (right,) = self.drafted(position, 1, 1)
+        return tuple(token_id for token_id in range(num_ids + 1) if token_id != right)[:num_ids]
+
 
 def load_acceptance(acceptance: object, where: str, seed: int) -> list[TracedText]:
     """Returns texts of a recorded set's name ("embedded T=0.8"), of one chance for every token, or of one a
@@ -108,34 +125,32 @@ def load_acceptance(acceptance: object, where: str, seed: int) -> list[TracedTex
             f"{where}: is {acceptance!r}; give the name of recorded traces, a chance between 0 and 1, "
             "or a list of them, one a position"
         )
-    return [TracedText(trace) for trace in _draw_traces(list(map(float, alphas)), seed).texts]
+    return _draw_texts(list(map(float, alphas)), seed)
 
 
-def _draw_traces(alphas: Sequence[float], seed: int) -> TraceSet:
+def _draw_texts(alphas: Sequence[float], seed: int) -> list[TracedText]:
     chances = np.array([alphas[min(i, len(alphas) - 1)] for i in range(MAX_DEPTH)])
-    source = np.random.default_rng(seed)
+    source, source_of_ranks = np.random.default_rng(seed), np.random.default_rng((seed, 1))
     nothing = np.zeros((NUM_GIVEN_POSITIONS, 0), np.float32)
     texts = []
     for _ in range(NUM_GIVEN_TEXTS):
         falls = source.random((NUM_GIVEN_POSITIONS, MAX_DEPTH)) >= chances
         ends = np.append(falls, np.ones((NUM_GIVEN_POSITIONS, 1), bool), axis=1)
-        texts.append(TextTrace(ends.argmax(axis=1).astype(np.uint8), nothing))
-    return TraceSet(f"given acceptance {list(alphas)}", "synthetic", tuple(texts))
+        trace = TextTrace(ends.argmax(axis=1).astype(np.uint8), nothing)
+        texts.append(TracedText(trace, ranks=DrawnRanks(falls, alphas, source_of_ranks)))
+    return texts
 
 
 @dataclass(slots=True)
 class TracedSequence:
-    """Is a `DraftSequence` that has the length of the text, and none of its tokens.
-
-    `drafted(position, num_drafted, num_right)` are the tokens of a draft of which so many are right.
-    """
+    """Is a `DraftSequence` that has the length of the text, and none of its tokens, which `words` give."""
 
     times: DraftTimes
     sleep: Callable[[float], object]
     trace: TracedText
     num_prompt_tokens: int
     num_support: int
-    drafted: Callable[[int, int, int], TokenIds] = text.drafted
+    words: Words = text
     position: int = 0
     num_read: int = 0  # tokens that its KV would hold
     has_runner_ups: bool = False
@@ -151,12 +166,12 @@ class TracedSequence:
 
     def propose(self, num_draft_tokens: int, should_stop: ShouldStop | None = None) -> Draft:
         """Returns a draft after the time that drafting it takes."""
-        index = max(0, self.position - self.num_prompt_tokens - 1) % len(self.trace.runs)
+        index = self._index
         num_draft_tokens = self.trace.drafted_length(index, num_draft_tokens)
         if num_draft_tokens <= 0:
             return Draft((), ())
         num_right = min(self.trace.runs[index], num_draft_tokens)
-        token_ids = self.drafted(self.position, num_draft_tokens, num_right)
+        token_ids = self.words.drafted(self.position, num_draft_tokens, num_right)
         signals = self.trace.signals(index)[:num_draft_tokens]
         supports = tuple(_support(each, self.num_support) for each in token_ids) if self.num_support else ()
         made = Draft(token_ids, (1.0,) * num_draft_tokens, signals, supports)
@@ -166,6 +181,11 @@ class TracedSequence:
         draft = self._timed(made, should_stop)
         self.num_read = self.position + min(num_right, len(draft.token_ids))
         return draft
+
+    @property
+    def _index(self) -> int:
+        """Returns the place of the next token in the trace."""
+        return max(0, self.position - self.num_prompt_tokens - 1) % len(self.trace.runs)
 
     def _read_s(self) -> float:
         """Returns the time of the call, and of text that its KV lacks: one token always, and more after a
@@ -203,9 +223,62 @@ class RunnerUpSequence(TracedSequence):
         self.has_runner_ups = True
 
 
+@dataclass(slots=True)
+class TreeSequence(TracedSequence):
+    """A `TracedSequence` that proposes trees (`ProposesTrees`); its text has ranks."""
+
+    num_runs: int = 0  # of the draft, for the tree that is made
+
+    def propose_tree(self, budget: TreeBudget, values: NodeValues) -> TreeDraft:
+        """See `ProposesTrees.propose_tree`."""
+        self.num_runs = 0
+        draft = TreeBuilder([self], values, budget).build()
+        length = min(budget.max_depth, len(draft.token_ids))
+        right = self.words.drafted(self.position, length, length)
+        self.num_read = self.position + len(nodes_along(draft.token_ids, draft.parents, right))
+        return draft
+
+    def expand(self, paths: Sequence[TokenIds]) -> list[Continuations]:
+        """See `Expander.expand`. A run takes its time by the rows in it."""
+        self.sleep(self._run_s(len(paths)))
+        self.num_runs += 1
+        assert self.trace.ranks is not None, "only texts with ranks have trees"
+        told = TracedPaths(self.trace.ranks, self.words, self._index, self.position)
+        return [told.tell(path) for path in paths]
+
+    def _run_s(self, num_rows: int) -> float:
+        run_s = (self.times.token_ms + (num_rows - 1) * self.times.tree_row_ms) / 1e3
+        return run_s if self.num_runs else self._read_s() + run_s
+
+
+@dataclass(slots=True)
+class BranchingSequence(TreeSequence, RunnerUpSequence):
+    """Proposes trees, and names runner-ups once asked to."""
+
+
 @lru_cache(1 << 14)
 def _support(token_id: int, num_ids: int) -> Support:
     return Support((token_id, *text.OTHERS[: num_ids - 1]), (1 << 12,) + (1,) * (num_ids - 1))
+
+
+def create_sequence(
+    times: DraftTimes,
+    sleep: Callable[[float], object],
+    trace: TracedText,
+    num_prompt_tokens: int,
+    *,
+    num_support: int = 0,
+    words: Words = text,
+) -> TracedSequence:
+    """Returns a sequence that can what its trace was recorded for: runner-ups, trees."""
+    kinds = {
+        (False, False): TracedSequence,
+        (False, True): RunnerUpSequence,
+        (True, False): TreeSequence,
+        (True, True): BranchingSequence,
+    }
+    kind = kinds[trace.ranks is not None, trace.has_runner_ups]
+    return kind(times, sleep, trace, num_prompt_tokens, num_support, words)
 
 
 class TracedDraft:
@@ -228,8 +301,9 @@ class TracedDraft:
     ) -> TracedSequence:
         """Returns a sequence of the seed's text."""
         trace = self._texts[sampling.seed % len(self._texts)]
-        kind = RunnerUpSequence if trace.has_runner_ups else TracedSequence
-        return kind(self.times, self._sleep, trace, num_prompt_tokens or 0, num_support)
+        return create_sequence(
+            self.times, self._sleep, trace, num_prompt_tokens or 0, num_support=num_support
+        )
 
     def close(self) -> None:
         """Does nothing: there is nothing to free."""

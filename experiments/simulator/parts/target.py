@@ -27,14 +27,14 @@ _CERTAIN, _NEVER = (0.0,), (-math.inf,)
 class KnownRows:
     """Holds rows of a target that is certain of the text: p is 1 at its token, for every method."""
 
-    __slots__ = ("_position",)
+    __slots__ = ("_position_of",)
 
-    def __init__(self, position: int) -> None:
-        self._position = position
+    def __init__(self, step_round: StepRound) -> None:
+        self._position_of = step_round.row_position
 
     def target_sample(self, row: int) -> int:
         """Returns the text's token."""
-        return text.TEXT[(self._position + row) & text.MASK]
+        return text.TEXT[self._position_of(row) & text.MASK]
 
     def log_probs(self, row: int, token_ids: Sequence[int]) -> Sequence[float]:
         """Returns 0 for the text's token and −inf for others."""
@@ -76,7 +76,7 @@ class SimulatedTarget:
     num_tokens = text.NUM_TOKENS
     vocab_size = text.NUM_TOKENS
     max_context = 1 << 30
-    max_tree_nodes = 0  # traces are of chains
+    max_tree_nodes = 1 << 30
     dtype = "simulated"
     device = "simulated"
     model_id = "simulated"
@@ -116,7 +116,7 @@ class SimulatedTarget:
 
     def forward(self, items: Sequence[ForwardItem]) -> Any:
         """Returns `KnownLogits`, after the time that the step takes."""
-        num_tokens, num_context, num_ending = 0, 0, 0
+        num_tokens, num_context, num_ending, num_nodes = 0, 0, 0, 0
         self._make_room(items)
         for item in items:
             kv, num_fed = item.sequence, len(item.token_ids)
@@ -124,9 +124,10 @@ class SimulatedTarget:
             kv.length += num_fed  # type: ignore[misc]
             num_tokens += num_fed
             num_ending += item.num_logit_rows > 0
+            num_nodes += len(item.parents)
         self.num_forwards += 1
         self.num_query_rows += num_tokens
-        step_s = self.times.step_s(len(items), num_tokens, num_context)
+        step_s = self.times.step_s(len(items), num_tokens, num_context, num_nodes)
         self.forward_s += step_s
         self._world.sleep(step_s)
         return KnownLogits(num_ending * self.times.answer_ms / 1e3)
@@ -138,7 +139,7 @@ class SimulatedTarget:
         assert isinstance(logits, KnownLogits)
         if logits.answers_s:
             self._world.sleep(logits.answers_s)
-        return [KnownRows(each.position) for each in rounds]
+        return [KnownRows(each) for each in rounds]
 
     def _make_room(self, items: Sequence[ForwardItem]) -> None:
         wanted = [-(-(item.sequence.length + len(item.token_ids)) // BLOCK_TOKENS) for item in items]
@@ -159,8 +160,8 @@ class SimulatedTarget:
         self._hold(sequence, -(-length // BLOCK_TOKENS))
 
     def keep(self, sequence: KVSequence, start: int, nodes: Sequence[int]) -> None:
-        """Raises `NotImplementedError`."""
-        raise NotImplementedError("a simulated target takes no trees")
+        """Keeps the first `start` tokens and as many after them as there are nodes."""
+        self.truncate(sequence, start + len(nodes))
 
     def fork(self, sequence: KVSequence) -> _SimulatedKV:
         """Raises `NotImplementedError`."""

@@ -36,3 +36,8 @@ def drafted(position: int, num_drafted: int, num_right: int) -> tuple[int, ...]:
     if num_right < num_drafted:
         right[num_right] = WRONG[(start + num_right) & MASK]
     return tuple(right)
+
+
+def others(position: int, num_ids: int) -> tuple[int, ...]:
+    """Returns ids that the text does not have after `position` tokens, nor anywhere."""
+    return OTHERS[:num_ids]

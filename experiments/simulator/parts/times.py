@@ -20,23 +20,24 @@ PartT = TypeVar("PartT")
 
 @dataclass(frozen=True, slots=True)
 class VerifierTimes:
-    """Holds a verifier's times. A step of s sessions that feeds n tokens, and reads keys of c tokens
-    before them, takes step + s session + n token + c context; then each answer takes `answer`, one after
-    the other."""
+    """Holds a verifier's times. A step of s sessions that feeds n tokens, m of them nodes of trees, and reads keys
+    of c tokens before them, takes step + s session + n token + m node + c context; then each answer takes `answer`,
+    one after the other."""
 
     step_ms: float = option(0.0, "of every forward", minimum=0)
     session_ms: float = option(0.0, "more for each session in it", minimum=0)
     token_ms: float = option(0.0, "more for each token fed", minimum=0)
+    node_ms: float = option(0.0, "more than that for each token of a tree", minimum=0)
     context_ms: float = option(0.0, "more for each 1,000 tokens of KV read", minimum=0)
     answer_ms: float = option(0.0, "verification and commit of one session, in the step", minimum=0)
     receive_ms: float = option(0.0, "from a socket to the engine", minimum=0)
     send_ms: float = option(0.0, "from the engine to a socket", minimum=0)
 
-    def step_s(self, num_sessions: int, num_tokens: int, num_context: int) -> float:
+    def step_s(self, num_sessions: int, num_tokens: int, num_context: int, num_nodes: int = 0) -> float:
         """Returns the seconds of a forward, without its answers."""
         context_ms = num_context * self.context_ms / 1000
         step_ms = self.step_ms + num_sessions * self.session_ms + num_tokens * self.token_ms + context_ms
-        return step_ms / 1e3
+        return (step_ms + num_nodes * self.node_ms) / 1e3
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +54,8 @@ class EdgeTimes:
 class DraftTimes:
     """Holds what drafting takes."""
 
-    token_ms: float = option(0.0, "a drafted token", minimum=0)
+    token_ms: float = option(0.0, "a drafted token, and a tree's run of one row", minimum=0)
+    tree_row_ms: float = option(0.0, "a further row of a tree's run", minimum=0)
     call_ms: float = option(0.0, "a draft, whatever its length", minimum=0)
     read_token_ms: float = option(0.0, "a token of text that it reads at once, a prompt's say", minimum=0)
 
