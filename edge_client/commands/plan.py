@@ -24,6 +24,7 @@ from outrider.common.config.units import (
 from outrider.common.errors import UsageError
 from outrider.edge_client.commands.progress import show_progress
 from outrider.edge_client.config.run_config import RunConfig
+from outrider.edge_client.controller.settings import SETTINGS
 from outrider.edge_client.core.options import ExecutionMode
 from outrider.edge_client.planning.plan import (
     ASSUMED,
@@ -45,6 +46,8 @@ _DURATIONS = {  # by part: flag, and what it is
     "verify_fixed": ("--t-verify", "a verification, without --t-verify-token; default --t-target"),
     "verify_token": ("--t-verify-token", "more for each drafted token; default 0"),
     "colocated_draft_token": ("--t-draft-colocated", "the same beside the target; default --t-draft"),
+    "tree_base": ("--t-tree", "drafting a tree, without --t-tree-node; default as 8 drafted tokens"),
+    "tree_node": ("--t-tree-node", "more for each node of it; default 0.6 of a drafted token"),
     "rtt": ("--rtt", "round trip of a small message"),
 }
 _SIZES: dict[str, tuple[Callable[[str, str], float], str, str]] = {  # by flag: parser, metavar, help
@@ -63,7 +66,7 @@ _MEASURING = frozenset(  # settings of a run that a measurement uses
     + ("tls", "tls_ca", "tls_cert", "tls_key", "tls_server_name", "token_file", "insecure_token")
 )
 _DESCRIPTION = """Predict what a link and two models give, by the cost model: the best draft length, ms a
-token in every mode, and the round trip below which drafting at the edge pays. Needs no models and no network:
+token in every mode and with trees, and the round trip below which drafting at the edge pays. Needs no models and no network:
 
   edge-client plan --t-draft 10ms --t-target 70ms --rtt 50ms --alpha 0.8
   edge-client plan --draft-params 0.5B --edge-bandwidth 60GB/s --edge-flops 1T --rtt 50ms --alpha 0.8 \\
@@ -149,6 +152,8 @@ class _Given:
     verify_fixed: Known | None = None
     verify_token: Known | None = None
     colocated_draft_token: Known | None = None
+    tree_base: Known | None = None
+    tree_node: Known | None = None
     rtt: Known | None = None
     rate_up: Known | None = None
     rate_down: Known | None = None
@@ -194,6 +199,8 @@ def _with_rooflines(given: _Given, namespace: argparse.Namespace) -> _Given:
         verify_fixed=given.verify_fixed or _row(target),
         verify_token=given.verify_token or (Known(0.0, COMPUTED) if target is not None else None),
         colocated_draft_token=given.colocated_draft_token or _row(there),
+        tree_base=given.tree_base or _runs_of_a_tree(draft),
+        tree_node=given.tree_node or (Known(draft.row_s, COMPUTED) if draft is not None else None),
         rooflines={name: each for name, each in (("draft", draft), ("target", target)) if each is not None},
     )
 
@@ -214,6 +221,10 @@ def _roofline(
 
 def _row(roofline: Roofline | None) -> Known | None:
     return None if roofline is None else Known(roofline.forward_s(1), COMPUTED)
+
+
+def _runs_of_a_tree(draft: Roofline | None) -> Known | None:
+    return None if draft is None else Known(SETTINGS.tree_base_tokens * draft.forward_s(1), COMPUTED)
 
 
 def _bytes_per_param(text: str) -> tuple[float, float]:
@@ -245,6 +256,7 @@ def _complete(given: _Given) -> PlanParts:
     draft, target, rtt = given.draft_token, given.target_token, given.rtt
     assert draft is not None and target is not None and rtt is not None
     unlimited = Known(math.inf, ASSUMED)
+    tree_base_s, tree_node_s = SETTINGS.tree_base_tokens * draft.value, SETTINGS.tree_node_share * draft.value
     return PlanParts(
         draft_token=draft,
         draft_fixed=given.draft_fixed or Known(0.0, ASSUMED),
@@ -252,6 +264,8 @@ def _complete(given: _Given) -> PlanParts:
         verify_fixed=given.verify_fixed or Known(target.value, ASSUMED),
         verify_token=given.verify_token or Known(0.0, ASSUMED),
         colocated_draft_token=given.colocated_draft_token or Known(draft.value, ASSUMED),
+        tree_base=given.tree_base or Known(tree_base_s, ASSUMED),
+        tree_node=given.tree_node or Known(tree_node_s, ASSUMED),
         rtt=rtt,
         rate_up=given.rate_up or unlimited,
         rate_down=given.rate_down or unlimited,
@@ -290,7 +304,8 @@ def _measure(
         known["sequences"] = ()
     model = samples.model
     labels = (*edge.labels, *(model.labels if model else ()))
-    about = {"verifier": namespace.measure, "seconds": seconds, "num_rounds": len(samples.rounds)}
+    num_rounds = len(samples.rounds) + len(samples.trees)
+    about = {"verifier": namespace.measure, "seconds": seconds, "num_rounds": num_rounds}
     about["target"] = f"{model.model_id} ({model.dtype}, {model.device})" if model else ""
     return _complete(replace(given, **known)), labels, {"measured": about}
 

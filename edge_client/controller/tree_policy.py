@@ -10,8 +10,9 @@ is above that of the best chain, the round is a tree, and the draft itself decid
 from __future__ import annotations
 
 import heapq
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
+from itertools import islice
 
 from outrider.edge_client.controller.conditions import Conditions
 from outrider.edge_client.controller.cost_model import LinkCosts, ModelCosts, fastest_round
@@ -26,18 +27,35 @@ def tree_tokens(alphas: Sequence[float], max_nodes: int) -> list[float]:
     """Returns the tokens that a round of 0, 1, … `max_nodes` nodes commits, the correction or bonus included: with
     their most valuable tree, where a first choice is accepted with the probability in `alphas` at its depth (the last
     one repeats)."""
-    total, totals, last = 1.0, [1.0], len(alphas) - 1
+    total, totals = 1.0, [1.0]
+    for value, _ in islice(best_nodes(alphas), max_nodes):
+        total += value
+        totals.append(total)
+    return totals
+
+
+def best_nodes(alphas: Sequence[float]) -> Iterator[tuple[float, int]]:
+    """Yields the value and the depth (0: a child of the root) of each node, the most valuable first; see
+    `tree_tokens`."""
+    last = len(alphas) - 1
     # Value, depth, and how many choices come before it: the next choice is opened when it is taken, and so is the
     # first one after it.
     waiting = [(-alphas[0], 0, 0)]
-    for _ in range(max_nodes):
+    while True:
         value, depth, rank = heapq.heappop(waiting)
-        total -= value
-        totals.append(total)
+        yield -value, depth
         alpha, below = alphas[min(depth, last)], alphas[min(depth + 1, last)]
         heapq.heappush(waiting, (value * _next_share(alpha, rank), depth, rank + 1))
         heapq.heappush(waiting, (value * below, depth + 1, 0))
-    return totals
+
+
+def choice_rates(alpha: float, num_choices: int) -> list[float]:
+    """Returns how often each choice of the draft is the target's token, where the first is with the probability
+    `alpha` above 0."""
+    rates = [alpha]
+    while len(rates) < num_choices:
+        rates.append(rates[-1] * _next_share(alpha, len(rates) - 1))
+    return rates
 
 
 def _next_share(alpha: float, rank: int) -> float:

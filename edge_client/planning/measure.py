@@ -15,6 +15,7 @@ from outrider.common.config.loader import with_values
 from outrider.common.errors import UsageError
 from outrider.common.types import ModelInfo
 from outrider.edge_client.config.run_config import RunConfig
+from outrider.edge_client.config.tree import why_no_tree
 from outrider.edge_client.core.options import ExecutionMode
 from outrider.edge_client.core.stats import RoundRecord
 from outrider.edge_client.planning.plan import MAX_DRAFT_TOKENS
@@ -30,6 +31,7 @@ from outrider.edge_client.planning.samples import (
 from outrider.edge_client.session.factory import Edge
 
 LENGTHS = (8, 1, 4, 0, 12, 2)  # 0: a verification without any draft
+NODES = (16, 64)  # of trees, where method and draft have them
 FIRST_TOKENS, LATER_TOKENS = 24, 64  # of a session: a quick first turn, then fewer openings
 MIN_PATIENCE_S = 2.0  # to wait for a link that does not answer
 MIN_ROUNDS, MIN_STREAMED, MIN_JUDGED = 6, 8, 8
@@ -43,9 +45,10 @@ PROMPTS = (
 @dataclass(slots=True)
 class Samples:
     """Holds what was measured. `token_gaps_s` are the times between two tokens of a stream, without the
-    first; `sessions` are all of their rounds' (accepted, drafted)."""
+    first; `sessions` are all of their rounds' (accepted, drafted). Rounds that were trees are apart."""
 
     rounds: list[RoundRecord] = field(default_factory=list)
+    trees: list[RoundRecord] = field(default_factory=list)
     sessions: list[list[tuple[int, int]]] = field(default_factory=list)
     token_gaps_s: list[float] = field(default_factory=list)
     num_draft_tokens: int = 0
@@ -64,6 +67,8 @@ class MeasuredParts:
     rtt: Known
     acceptance: tuple[Known, ...]
     sequences: tuple[AcceptanceSequence, ...]
+    tree_base: Known | None  # None: no tree was drafted
+    tree_node: Known | None
 
 
 def measure(
@@ -85,11 +90,15 @@ def measure(
                 session.cancel()
         stats = session.result.stats
         samples.model = session.result.model or samples.model
-        samples.rounds += [each for each in stats.rounds[1:] if each.is_answered]
-        if stats.rounds and all(each.is_answered for each in stats.rounds):
-            samples.sessions.append(
-                [(each.num_accepted_tokens, each.num_draft_tokens) for each in stats.rounds]
-            )
+        answered = [each for each in stats.rounds[1:] if each.is_answered]
+        if config.tree.use != "off":
+            samples.trees += [each for each in answered if each.main_path is not None]
+        else:
+            samples.rounds += answered
+            if stats.rounds and all(each.is_answered for each in stats.rounds):
+                samples.sessions.append(
+                    [(each.num_accepted_tokens, each.num_draft_tokens) for each in stats.rounds]
+                )
         if config.mode is ExecutionMode.CLOUD_ONLY:
             times_ns = stats.token_times_ns[1:]
             samples.token_gaps_s += [(after - before) / 1e9 for before, after in pairwise(times_ns)]
@@ -119,6 +128,9 @@ def _errands(
             yield with_values(speculative, num_speculative_tokens=length), prompt, next(seeds)
             if number % 3 == 0:
                 yield replace(common, mode=ExecutionMode.CLOUD_ONLY), prompt, next(seeds)
+        trees = [with_values(speculative, tree=nodes) for nodes in NODES]
+        for config_of_trees in trees if not why_no_tree(trees[0]) else ():
+            yield config_of_trees, prompt, next(seeds)
 
 
 def parts_from(samples: Samples, flag: str = "--measure-s") -> MeasuredParts:
@@ -136,6 +148,10 @@ def parts_from(samples: Samples, flag: str = "--measure-s") -> MeasuredParts:
         [(r.num_draft_tokens, r.draft_ms / 1e3) for r in drafted], is_flat=False
     )
     sequences = sequences_of(samples.sessions)
+    tree_base = tree_node = None
+    if samples.trees:
+        times = [(each.num_draft_tokens, each.draft_ms / 1e3) for each in samples.trees]
+        tree_base, tree_node = cost_line(times, is_flat=False)
     return MeasuredParts(
         draft_token=draft_token,
         draft_fixed=draft_fixed,
@@ -145,4 +161,6 @@ def parts_from(samples: Samples, flag: str = "--measure-s") -> MeasuredParts:
         rtt=known([each.net_ms / 1e3 for each in rounds]),
         acceptance=acceptance_by_position(replay_rounds(sequences, MAX_DRAFT_TOKENS)),
         sequences=sequences,
+        tree_base=tree_base,
+        tree_node=tree_node,
     )

@@ -6,7 +6,7 @@ Pure. Each part (`Known`) carries where it comes from; everything that a `Plan` 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from outrider.edge_client.controller.cost_model import (
@@ -26,6 +26,7 @@ from outrider.edge_client.controller.cost_model_pipelined import (
     pipelined_break_even_rtt_s,
     pipelined_rounds_per_token,
 )
+from outrider.edge_client.controller.settings import SETTINGS
 from outrider.edge_client.core.options import ExecutionMode
 from outrider.edge_client.planning.roofline import Roofline
 from outrider.edge_client.planning.samples import (
@@ -35,10 +36,12 @@ from outrider.edge_client.planning.samples import (
     acceptance_by_position,
     replay_rounds,
 )
+from outrider.edge_client.planning.trees import TREE_SIZES, TreePlan, tree_plan
 
 __all__ = ["MEASURED", "Known"]
 
 GIVEN, COMPUTED, ASSUMED = "given", "computed", "assumed"
+TREE = "tree"  # among modes: speculative, each round a tree
 MAX_DRAFT_TOKENS = 64  # what a verifier takes in a round unless configured otherwise
 
 
@@ -57,6 +60,8 @@ class PlanParts:
     verify_fixed: Known
     verify_token: Known
     colocated_draft_token: Known
+    tree_base: Known  # drafting a tree, whatever its nodes
+    tree_node: Known  # and each of them
     rtt: Known
     rate_up: Known
     rate_down: Known
@@ -93,9 +98,10 @@ class PlanParts:
 
 @dataclass(frozen=True, slots=True)
 class ModePlan:
-    """Holds one mode at its best draft length. `target_s` is the target's own time for a token."""
+    """Holds one mode at its best draft length, or `tree` at its best number of nodes. `target_s` is the target's own
+    time for a token."""
 
-    mode: ExecutionMode
+    mode: str
     num_draft_tokens: int | None
     token_s: float
     target_s: float
@@ -134,6 +140,7 @@ class Plan:
     parts: PlanParts
     modes: dict[str, ModePlan]
     lengths: tuple[LengthPlan, ...]  # 1 to the longest allowed
+    trees: tuple[TreePlan, ...]  # none where the longest allowed is less than the smallest
 
     @property
     def pays(self) -> bool:
@@ -142,12 +149,16 @@ class Plan:
 
     @property
     def best_edge(self) -> ModePlan:
-        """Returns the faster of speculative and pipelined."""
-        return min(
+        """Returns the faster of speculative and pipelined; a tree where it is faster than both by the margin that
+        `--tree auto` wants too."""
+        chain = min(
             self.modes[ExecutionMode.SPECULATIVE],
             self.modes[ExecutionMode.PIPELINED],
             key=lambda each: each.token_s,
         )
+        tree = self.modes.get(TREE)
+        is_better = tree is not None and tree.token_s * (1 + SETTINGS.min_tree_gain_share) < chain.token_s
+        return tree if tree is not None and is_better else chain
 
     @property
     def is_colocated_faster(self) -> bool:
@@ -158,11 +169,14 @@ class Plan:
         """Returns how many times faster than cloud-only the mode is."""
         return self.modes[ExecutionMode.CLOUD_ONLY].token_s / mode.token_s if mode.token_s else math.inf
 
-    def break_even_rtt_s(self, mode: ExecutionMode, rival: ExecutionMode = ExecutionMode.CLOUD_ONLY) -> float:
-        """Returns the RTT below which `mode`, speculative or pipelined, beats `rival` at its best length;
+    def break_even_rtt_s(self, mode: str, rival: ExecutionMode = ExecutionMode.CLOUD_ONLY) -> float:
+        """Returns the RTT below which `mode` (speculative, pipelined or `TREE`) beats `rival` at its best length;
         negative: at none. A rival's time does not depend on the RTT."""
         models, link, rival_s = self.parts.models, self.parts.link, self.modes[rival].token_s
-        if mode == ExecutionMode.PIPELINED:
+        rtts_s: Iterable[float]
+        if mode == TREE:
+            rtts_s = (each.tokens_per_round * rival_s - (each.round_s - link.rtt_s) for each in self.trees)
+        elif mode == ExecutionMode.PIPELINED:
             alphas = self.lengths[-1].alphas
             rtts_s = (pipelined_break_even_rtt_s(alphas, n, models, link, rival_s) for n in self._lengths())
         else:
@@ -181,14 +195,16 @@ def make_plan(parts: PlanParts, max_draft_tokens: int = MAX_DRAFT_TOKENS) -> Pla
     acceptance."""
     models, link = parts.models, parts.link
     lengths = tuple(_length(n, parts) for n in range(1, max_draft_tokens + 1))
+    trees = tuple(_tree(n, parts, lengths[-1].alphas) for n in TREE_SIZES if n <= max_draft_tokens)
     modes = (
         _speculative(lengths, models),
+        *_best_tree(trees),
         _pipelined(lengths, models, link),
         ModePlan(ExecutionMode.CLOUD_ONLY, None, cloud_only_s(models, link), models.target_token_s),
         _colocated(lengths, models, link),
         ModePlan(ExecutionMode.EDGE_ONLY, None, edge_only_s(models), 0.0),
     )
-    return Plan(parts, {each.mode: each for each in modes}, lengths)
+    return Plan(parts, {each.mode: each for each in modes}, lengths, trees)
 
 
 def _length(n: int, parts: PlanParts) -> LengthPlan:
@@ -201,6 +217,18 @@ def _speculative(lengths: tuple[LengthPlan, ...], models: ModelCosts) -> ModePla
     best = min(lengths, key=lambda each: each.token_s)
     target_s = models.verify_s(best.num_draft_tokens) / best.tokens_per_round
     return ModePlan(ExecutionMode.SPECULATIVE, best.num_draft_tokens, best.token_s, target_s)
+
+
+def _tree(num_nodes: int, parts: PlanParts, alphas: Sequence[float]) -> TreePlan:
+    """Its paths are long drafts, so they have a long draft's acceptance."""
+    draft_line = parts.tree_base.value, parts.tree_node.value
+    return tree_plan(num_nodes, alphas, parts.models, parts.link, draft_line)
+
+
+def _best_tree(trees: Sequence[TreePlan]) -> Iterator[ModePlan]:
+    if trees:
+        best = min(trees, key=lambda each: each.token_s)
+        yield ModePlan(TREE, best.num_nodes, best.token_s, best.verify_s / best.tokens_per_round)
 
 
 def _pipelined(lengths: tuple[LengthPlan, ...], models: ModelCosts, link: LinkCosts) -> ModePlan:

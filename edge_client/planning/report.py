@@ -9,7 +9,8 @@ from typing import Any
 
 from outrider.common.config.units import show_duration, show_rate
 from outrider.edge_client.core.options import ExecutionMode
-from outrider.edge_client.planning.plan import ASSUMED, COMPUTED, Known, LengthPlan, ModePlan, Plan
+from outrider.edge_client.planning.plan import ASSUMED, COMPUTED, TREE, Known, LengthPlan, ModePlan, Plan
+from outrider.edge_client.planning.trees import TreePlan
 
 _GREEN, _YELLOW, _DIM, _RESET = "\x1b[32m", "\x1b[33m", "\x1b[2m", "\x1b[0m"
 _FIRST_LENGTHS, _LATER_LENGTHS = 8, (12, 16, 24, 32, 48, 64, 96, 128)
@@ -20,6 +21,8 @@ _PART_NAMES = {
     "verify_fixed": "verification",
     "verify_token": "  and a drafted token",
     "colocated_draft_token": "draft beside the target",
+    "tree_base": "draft, a tree",
+    "tree_node": "  and a node of it",
     "rtt": "round trip",
     "rate_up": "bandwidth up",
     "rate_down": "bandwidth down",
@@ -29,6 +32,8 @@ _ASSUMPTIONS = {
     "verify_fixed": "as a step of the target",
     "verify_token": "a forward of several tokens takes as long as one of one",
     "colocated_draft_token": "as fast as at the edge",
+    "tree_base": "as long as a few tokens one after the other",
+    "tree_node": "a share of a token's time: a run drafts several",
 }
 _ROOFLINE_PARTS = {
     "draft_token": "one row of the draft at the edge",
@@ -36,6 +41,8 @@ _ROOFLINE_PARTS = {
     "verify_fixed": "one row of the target",
     "verify_token": "as many rows as are memory-bound cost nothing more",
     "colocated_draft_token": "one row of the draft in the cloud",
+    "tree_base": "runs of the draft",
+    "tree_node": "compute of one row of the draft",
 }
 
 
@@ -47,7 +54,13 @@ def plan_text(
     if is_coloured:
         verdict[0] = f"{_GREEN if plan.pays else _YELLOW}{verdict[0]}{_RESET}"
     verdict.append(advice(plan))
-    tables = [_mode_lines(plan, price_per_hour), _length_lines(plan), _break_even_lines(plan)]
+    tables = [
+        _mode_lines(plan, price_per_hour),
+        _length_lines(plan),
+        _tree_lines(plan),
+        _break_even_lines(plan),
+    ]
+    tables = [lines for lines in tables if lines]
     origin = _part_lines(plan, labels)
     if price_per_hour is not None:
         origin.append("  cost: the target's machine for one session alone on it; several share its forwards")
@@ -66,6 +79,11 @@ def headline(plan: Plan) -> list[str]:
         best = plan.best_edge
         found = f"cloud-only takes {_ms(cloud)} a token, the best of drafting here {_ms(best)}"
         lines = [f"Speculation does not pay on this link: {found} ({best.mode}, {_length(best)})."]
+    elif synchronous.token_s >= cloud.token_s and plan.best_edge.mode == TREE:
+        lines = [
+            f"Speculation pays only with trees: {_length(plan.best_edge)}, {_ms(plan.best_edge)} a token, "
+            f"{plan.speedup(plan.best_edge):.2f} times as fast as cloud-only; chains {_ms(synchronous)}."
+        ]
     elif synchronous.token_s >= cloud.token_s:
         lines = [
             f"Speculation pays only pipelined: {_length(pipelined)}, {_ms(pipelined)} a token, "
@@ -79,6 +97,8 @@ def headline(plan: Plan) -> list[str]:
         )
         if pipelined.token_s < synchronous.token_s:
             line += f"; pipelined {plan.speedup(pipelined):.2f} times"
+        if plan.best_edge.mode == TREE:
+            line += f"; trees of {plan.best_edge.num_draft_tokens} tokens {plan.speedup(plan.best_edge):.2f} times"
         lines = [f"{line}."]
     colocated = plan.modes[ExecutionMode.CO_LOCATED]
     if plan.is_colocated_faster and colocated.token_s < cloud.token_s:
@@ -92,6 +112,8 @@ def advice(plan: Plan) -> str:
     """Returns the command that runs the best mode."""
     if not plan.pays:
         flags = "--mode cloud-only"
+    elif plan.best_edge.mode == TREE:
+        flags = f"--tree {plan.best_edge.num_draft_tokens}"
     elif plan.best_edge.mode == ExecutionMode.PIPELINED:
         flags = f"--pipeline on --num-speculative-tokens {plan.best_edge.num_draft_tokens}"
     else:
@@ -115,9 +137,10 @@ def plan_json(
         "predicted": {
             "modes": modes,
             "draft_lengths": [_length_json(each) for each in plan.lengths],
+            "trees": [_tree_json(each) for each in plan.trees],
             "break_even_rtt_ms": {
                 f"{mode} : {rival}": _finite(plan.break_even_rtt_s(mode, rival) * 1e3)
-                for mode in (ExecutionMode.SPECULATIVE, ExecutionMode.PIPELINED)
+                for mode in _edge_modes(plan)
                 for rival in (ExecutionMode.CLOUD_ONLY, ExecutionMode.CO_LOCATED)
             },
         },
@@ -147,6 +170,8 @@ def _remark(mode: ModePlan) -> str:
     match mode.mode:
         case ExecutionMode.PIPELINED:
             return f"   {mode.num_in_flight} rounds in flight"
+        case "tree":
+            return "   nodes; one round at a time"
         case ExecutionMode.EDGE_ONLY:
             return "   the draft's text, not the target's"
     return ""
@@ -167,13 +192,31 @@ def _length_lines(plan: Plan) -> list[str]:
     return lines
 
 
+def _tree_lines(plan: Plan) -> list[str]:
+    """Returns a line for each size of trees; none where none is considered."""
+    if not plan.trees:
+        return []
+    best, cloud_s = plan.modes[TREE].num_draft_tokens, plan.modes[ExecutionMode.CLOUD_ONLY].token_s
+    chain_s = plan.modes[ExecutionMode.SPECULATIVE].token_s
+    head = f"{'tree, predicted':<17}{'tokens/round':>14}{'ms/round':>10}{'ms/token':>10}{': cloud-only':>14}"
+    lines = [head + f"{': best chain':>17}"]
+    for each in plan.trees:
+        row = f"{each.num_nodes:<3}{'* best' if each.num_nodes == best else '':<14}{each.tokens_per_round:>14.2f}"
+        row += f"{each.round_s * 1e3:>10.1f}{each.token_s * 1e3:>10.2f}{cloud_s / each.token_s:>14.2f}"
+        lines.append(row + f"{chain_s / each.token_s:>17.2f}")
+    return lines
+
+
+def _edge_modes(plan: Plan) -> list[str]:
+    """Returns the modes that draft at the edge and are verified."""
+    modes = (ExecutionMode.SPECULATIVE, TREE, ExecutionMode.PIPELINED)
+    return [str(mode) for mode in modes if mode in plan.modes]
+
+
 def _break_even_lines(plan: Plan) -> list[str]:
     lines = ["break-even round trip, predicted, each at its best draft length"]
     for rival in (ExecutionMode.CLOUD_ONLY, ExecutionMode.CO_LOCATED):
-        found = (
-            f"{mode} {_below(plan.break_even_rtt_s(mode, rival))}"
-            for mode in (ExecutionMode.SPECULATIVE, ExecutionMode.PIPELINED)
-        )
+        found = (f"{mode} {_below(plan.break_even_rtt_s(mode, rival))}" for mode in _edge_modes(plan))
         lines.append(f"  against {rival:<12}" + " · ".join(found))
     return lines
 
@@ -221,6 +264,8 @@ def _origin(name: str, known: Known) -> str:
 
 
 def _length(mode: ModePlan) -> str:
+    if mode.mode == TREE:
+        return f"{mode.num_draft_tokens} drafted tokens a round, as a tree"
     return f"{mode.num_draft_tokens} drafted token{'' if mode.num_draft_tokens == 1 else 's'} a round"
 
 
@@ -275,6 +320,15 @@ def _length_json(length: LengthPlan) -> dict[str, Any]:
         "round_ms": length.round_s * 1e3,
         "tpot_ms": length.token_s * 1e3,
         "break_even_rtt_ms": length.break_even_rtt_s * 1e3,
+    }
+
+
+def _tree_json(tree: TreePlan) -> dict[str, Any]:
+    return {
+        "num_nodes": tree.num_nodes,
+        "tokens_per_round": tree.tokens_per_round,
+        "round_ms": tree.round_s * 1e3,
+        "tpot_ms": tree.token_s * 1e3,
     }
 
 

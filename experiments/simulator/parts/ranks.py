@@ -16,12 +16,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from outrider.common.types import TokenIds
-from outrider.edge_client.controller.settings import SETTINGS
+from outrider.edge_client.controller.tree_policy import choice_rates
 from outrider.edge_client.drafting.node_values import DRAFT_PRIOR
 from outrider.edge_client.drafting.trees import DRAFT_SOURCE, MAX_CONTINUATIONS, Continuations
 from outrider.experiments.shared.acceptance_traces import MAX_DEPTH, NO_RANK, TextTrace
 
 _STRIDE = 7919  # to another place of a trace
+_MIN_ALPHA = 0.01  # of a draft that is never right
 
 Gaps = tuple[float, ...]
 
@@ -62,16 +63,16 @@ class DrawnRanks:
         self, falls: NDArray[np.bool_], alphas: Sequence[float], source: np.random.Generator
     ) -> None:
         """`falls` [positions, depths] says where the first continuation is wrong."""
-        shares = _later_shares()
-        later = source.choice(len(shares) + 1, falls.shape, p=[*shares, 1 - sum(shares)]) + 1
-        ranks = np.where(falls, later, 0)
-        self._ranks = np.where(ranks < MAX_CONTINUATIONS, ranks, NO_RANK).tolist()
+        ranks = np.zeros(falls.shape, np.uint8)
+        for depth, alpha in enumerate(alphas):
+            columns = slice(depth, depth + 1 if depth + 1 < len(alphas) else None)
+            ranks[:, columns] = _draw_later(alpha, ranks[:, columns].shape, source)
+        self._ranks = np.where(falls, ranks, 0).tolist()
         self._gaps = [_gaps_of(alpha) for alpha in alphas]
 
     def at(self, index: int, depth: int) -> tuple[int | None, Gaps]:
-        depth = min(depth, MAX_DEPTH - 1)
-        rank, gaps = self._ranks[index][depth], self._depth_gaps(depth)
-        return (rank if rank < len(gaps) else None), gaps
+        rank = self._ranks[index][min(depth, MAX_DEPTH - 1)]
+        return (None if rank == NO_RANK else rank), self._depth_gaps(depth)
 
     def beside(self, index: int, path: TokenIds) -> Gaps:
         return self._depth_gaps(len(path))
@@ -80,23 +81,26 @@ class DrawnRanks:
         return self._gaps[min(depth, len(self._gaps) - 1)]
 
 
-def _later_shares() -> list[float]:
-    """Returns how the cases in which the first continuation is wrong are shared among the later ones."""
-    left, shares = 1.0, []
-    for number in range(MAX_CONTINUATIONS - 1):
-        share = left * (SETTINGS.later_choice_share if number else SETTINGS.second_choice_share)
-        shares.append(share)
-        left -= share
-    return shares
+@lru_cache(256)
+def _rates(alpha: float) -> list[float]:
+    """Returns how often each continuation is right; those that never are have no place."""
+    rates = choice_rates(max(_MIN_ALPHA, alpha), MAX_CONTINUATIONS)
+    return [rate for rate in rates if rate > 0]
+
+
+def _draw_later(alpha: float, shape: tuple[int, ...], source: np.random.Generator) -> NDArray[np.uint8]:
+    """Draws the place of the right continuation where the first is wrong."""
+    chances = [rate / (1 - alpha) for rate in _rates(alpha)[1:]]
+    chances.append(max(0.0, 1 - sum(chances)))
+    places = [*range(1, len(chances)), NO_RANK]
+    return source.choice(places, shape, p=np.array(chances) / sum(chances)).astype(np.uint8)
 
 
 @lru_cache(256)
 def _gaps_of(alpha: float) -> Gaps:
     """Returns the gaps by which `NodeValues` expects just the given chances, before it learned others."""
-    chances = [alpha] + [share * (1 - alpha) for share in _later_shares()]
-    first = max(chances)
-    falling = [min(chance, before) for chance, before in zip(chances[1:], chances, strict=False)]
-    return (0.0, *(DRAFT_PRIOR.tau * math.log(first / chance) for chance in falling if chance > 0))
+    rates = _rates(alpha)
+    return tuple(DRAFT_PRIOR.tau * math.log(rates[0] / rate) for rate in rates)
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,16 +23,18 @@ from outrider.common.errors import UsageError
 from outrider.edge_client.commands.cli import main
 from outrider.edge_client.config.run_config import run_config
 from outrider.edge_client.controller.cost_model import LinkCosts, ModelCosts, fastest_round, tokens_per_s
+from outrider.edge_client.controller.tree_policy import tree_costs, tree_tokens
 from outrider.edge_client.core.options import ExecutionMode
 from outrider.edge_client.planning.measure import Samples, measure, parts_from
 from outrider.edge_client.planning.plan import (
     GIVEN,
     MEASURED,
+    TREE,
     Known,
     PlanParts,
     make_plan,
 )
-from outrider.edge_client.planning.report import headline
+from outrider.edge_client.planning.report import advice, headline
 from outrider.edge_client.planning.roofline import Roofline
 from outrider.edge_client.planning.samples import (
     acceptance_by_position,
@@ -59,6 +61,8 @@ def parts(rtt_s: float, target_s: float = 0.07, draft_s: float = 0.01, alpha: fl
         verify_fixed=given(target_s),
         verify_token=given(0.0),
         colocated_draft_token=given(draft_s),
+        tree_base=given(8 * draft_s),
+        tree_node=given(0.6 * draft_s),
         rtt=given(rtt_s),
         rate_up=given(math.inf),
         rate_down=given(math.inf),
@@ -106,6 +110,44 @@ def test_the_first_line_says_whether_speculation_pays(made: PlanParts, words: st
     assert headline(make_plan(made))[0].startswith(words)
 
 
+def test_a_tree_of_a_plan_brings_and_costs_what_the_policy_of_trees_expects() -> None:
+    made = parts(0.1, draft_s=0.001)
+    plan = make_plan(made)
+    costs = tree_costs(made.models, made.link, (0.008, 0.0006))
+    for tree in plan.trees:
+        assert tree.round_s == pytest.approx(costs.round_s + tree.num_nodes * costs.node_s)
+        unbounded = tree_tokens((0.8,), tree.num_nodes)[tree.num_nodes]
+        assert unbounded * 0.98 <= tree.tokens_per_round <= unbounded + 1e-9, "no path is longer than 12"
+    assert [tree.num_nodes for tree in plan.trees] == [8, 16, 32, 64]
+
+
+def test_a_tree_is_advised_where_it_is_faster_by_the_margin_that_auto_wants_too() -> None:
+    near, far = make_plan(parts(0.02)), make_plan(parts(0.1, draft_s=0.001))
+    assert near.best_edge.mode != TREE and "--tree" not in advice(near)
+    assert far.best_edge.mode == TREE and "edge-client run --tree 64;" in advice(far)
+    assert "trees of 64 tokens" in headline(far)[0]
+    tied = make_plan(replace(parts(0.1, draft_s=0.001), tree_base=Known(0.03, GIVEN)))
+    tree, pipelined = tied.modes[TREE], tied.modes[ExecutionMode.PIPELINED]
+    assert tied.best_edge.mode == (TREE if tree.token_s * 1.05 < pipelined.token_s else "pipelined")
+
+
+def test_trees_pay_alone_where_chains_do_not() -> None:
+    plan = make_plan(parts(0.22, draft_s=0.001, alpha=0.7))
+    assert headline(plan)[0].startswith(
+        "Speculation pays only with trees: 64 drafted tokens a round, as a tree"
+    )
+
+
+def test_short_drafts_alone_leave_no_room_for_trees(capsys: pytest.CaptureFixture[str]) -> None:
+    assert make_plan(parts(0.05), 4).trees == ()
+    assert main([*FLAGS, "--max-draft-tokens", "4"]) == 0
+    assert "tree, predicted" not in capsys.readouterr().out
+
+
+def test_a_draft_that_is_never_right_has_trees_that_bring_the_correction() -> None:
+    assert 1 <= make_plan(parts(0.05, alpha=0.0)).trees[0].tokens_per_round < 1.1
+
+
 def test_a_price_counts_the_time_on_the_targets_machine() -> None:
     plan = make_plan(parts(0.05))
     assert plan.modes[ExecutionMode.CLOUD_ONLY].cost_per_million(3.6) == pytest.approx(0.07 * 1e6 / 1000)
@@ -120,7 +162,10 @@ def test_the_command_needs_no_models_and_prints_plain_text(capsys: pytest.Captur
     assert first.startswith("Speculation pays: 6 drafted tokens a round") and "\x1b" not in out
     assert rest[1].startswith("To run so: edge-client run --pipeline on --num-speculative-tokens 5;")
     assert any(line.split()[:3] == ["6", "*", "best"] for line in rest)
-    assert "  against cloud-only  speculative below 153.0 ms · pipelined below 192.3 ms" in rest
+    assert (
+        "  against cloud-only  speculative below 153.0 ms · tree below 112.5 ms · pipelined below 192.3 ms"
+        in rest
+    )
     assert any(line.split() == ["draft,", "a", "token", "10", "ms", "given"] for line in rest)
     assert any("assumed: as fast as at the edge" in line for line in rest)
 
@@ -135,6 +180,7 @@ def test_json_labels_what_is_given_assumed_and_predicted(capsys: pytest.CaptureF
     assert [each["value"] for each in plan["parts"]["acceptance"]] == [0.9, 0.7]
     assert set(plan["predicted"]["modes"]) == {
         ExecutionMode.SPECULATIVE,
+        "tree",
         ExecutionMode.PIPELINED,
         ExecutionMode.CLOUD_ONLY,
         ExecutionMode.CO_LOCATED,
