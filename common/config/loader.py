@@ -217,11 +217,8 @@ def did_you_mean(name: str, known: Iterable[str], likeness: float = 0.0) -> str:
 def check_value(leaf: Leaf, raw: object, origin: str) -> Any:
     """Returns `raw` converted to the type of one setting. Raises ConfigError as `load_config` does."""
     option, expected, given = leaf.option, describe(leaf.kind), shown_value(leaf, raw)
-    if isinstance(raw, bool) and {"on", "off"} & {
-        *leaf.choices,
-        *words_of(leaf.kind),
-    }:  # as YAML reads these words
-        raw = "on" if raw else "off"
+    if {"on", "off"} & {*leaf.choices, *words_of(leaf.kind)}:
+        raw = [_switch_word(each) for each in raw] if isinstance(raw, list) else _switch_word(raw)
     if option.choices:
         expected = "one of " + ", ".join(option.choices)
     bounds = [f"at least {option.minimum:g}"] if option.minimum is not None else []
@@ -239,6 +236,11 @@ def check_value(leaf: Leaf, raw: object, origin: str) -> Any:
         if is_low or is_high or (option.choices and str(item) not in option.choices):
             raise ConfigError(f"{leaf.key} ({origin}): is {given}; expected {expected}")
     return value
+
+
+def _switch_word(raw: object) -> object:
+    """Returns what stood in YAML, which reads these words as booleans."""
+    return ("on" if raw else "off") if isinstance(raw, bool) else raw
 
 
 def _build(cls: type[ConfigT], values: Mapping[tuple[str, ...], Any], path: tuple[str, ...] = ()) -> ConfigT:

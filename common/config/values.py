@@ -59,8 +59,8 @@ def choices_of(kind: Any) -> tuple[str, ...]:
 
 
 def words_of(kind: Any) -> set[str]:
-    """Returns the words that a value may be: of a union those of all its types."""
-    if typing.get_origin(kind) in (typing.Union, types.UnionType):
+    """Returns the words that a value may be: of a union those of all its types, of a tuple those of an item."""
+    if typing.get_origin(kind) in (typing.Union, types.UnionType, tuple):
         return {word for each in typing.get_args(kind) for word in words_of(each)}
     return set(choices_of(kind))
 

@@ -66,7 +66,8 @@ _MEASURING = frozenset(  # settings of a run that a measurement uses
     + ("tls", "tls_ca", "tls_cert", "tls_key", "tls_server_name", "token_file", "insecure_token")
 )
 _DESCRIPTION = """Predict what a link and two models give, by the cost model: the best draft length, ms a
-token in every mode and with trees, and the round trip below which drafting at the edge pays. Needs no models and no network:
+token in every mode and with trees, and the round trip below which drafting at the edge pays. Needs no models
+and no network:
 
   edge-client plan --t-draft 10ms --t-target 70ms --rtt 50ms --alpha 0.8
   edge-client plan --draft-params 0.5B --edge-bandwidth 60GB/s --edge-flops 1T --rtt 50ms --alpha 0.8 \\

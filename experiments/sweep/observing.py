@@ -191,6 +191,7 @@ def _round_row(errand: Errand, index: int, record: RoundRecord, at_ms: float) ->
         hard_ratio=record.hard_ratio,
         escalated=record.escalated,
         pipelined_hit=record.pipelined_hit,
+        main_path=None if record.main_path is None else list(record.main_path),
     )
 
 

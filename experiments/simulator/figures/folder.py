@@ -100,6 +100,7 @@ def _cell_of(plan: EdgePlan, system: System) -> Cell:
         mode=config.mode,
         depth_policy=config.depth_policy,
         num_speculative_tokens=config.depth.num_speculative_tokens,
+        tree=config.tree.use,
         method=config.verification.method,
         tls=False,
         temperature=config.sampling.temperature,

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from outrider.common.errors import ConfigError
+from outrider.common.methods import drafts_trees
 from outrider.common.types import Method
 from outrider.edge_client.config.methods import METHODS_OF
 from outrider.edge_client.controller.depth.fixed import DEFAULT_DEPTH
@@ -30,6 +31,7 @@ class Cell:
     mode: str
     depth_policy: str
     num_speculative_tokens: int | None
+    tree: str | int
     method: str
     tls: bool
     temperature: float
@@ -44,9 +46,12 @@ class Cell:
     def id(self) -> str:
         """Returns a readable name, unique in a sweep; what is usual is left out."""
         parts = [self.link.name, self.mode]
-        if self.has_depth:
+        if isinstance(self.tree, int):
+            parts.append(f"tree-{self.tree}")
+        elif self.has_depth:
             length = "" if self.num_speculative_tokens is None else f"-{self.num_speculative_tokens}"
             parts.append(f"{self.depth_policy}{length}")
+        parts += ["tree-auto"] if self.tree == "auto" else []
         parts += [self.method] if self.method != Method.COUPLED else []
         parts.append(f"T{self.temperature:g}")
         parts += [f"x{self.num_sessions}"] if self.num_sessions > 1 else []
@@ -88,6 +93,7 @@ class Cell:
             "mode": self.mode,
             "depth_policy": self.depth_policy,
             "num_speculative_tokens": self.num_speculative_tokens,
+            "tree": self.tree,
             "method": self.method,
             "temperature": self.temperature,
             "min_draft_ms": self.min_draft_ms,
@@ -155,12 +161,12 @@ def find_baselines(cell: Cell, kind: str, cells: list[Cell]) -> list[Cell]:
 
 def _asked(config: SweepConfig) -> Iterator[Cell]:
     axes = itertools.product(
-        _settings(config), config.modes, config.policies, config.draft_lengths, config.methods
+        _settings(config), config.modes, config.policies, config.draft_lengths, config.trees, config.methods
     )
-    for setting, mode, policy, length, method in axes:
+    for setting, mode, policy, length, tree, method in axes:
         for variant in config.variant_list:
             if not variant.modes or mode in variant.modes:
-                yield _sensible(setting, mode, policy, length, method, variant)
+                yield _sensible(setting, mode, policy, length, tree, method, variant)
 
 
 def _baselines(config: SweepConfig) -> Iterator[Cell]:
@@ -170,7 +176,7 @@ def _baselines(config: SweepConfig) -> Iterator[Cell]:
                 continue
             mode = ExecutionMode.SPECULATIVE if kind == "fixed" else ExecutionMode(kind)
             for length in config.baseline_draft_lengths:
-                cell = _sensible(setting, mode, "fixed", length, Method.COUPLED, _PLAIN)
+                cell = _sensible(setting, mode, "fixed", length, "off", Method.COUPLED, _PLAIN)
                 yield dataclasses.replace(cell, baseline=kind)
 
 
@@ -189,7 +195,13 @@ def _settings(config: SweepConfig) -> Iterator[dict[str, Any]]:
 
 
 def _sensible(
-    setting: Mapping[str, Any], mode: str, policy: str, length: int | None, method: str, variant: Variant
+    setting: Mapping[str, Any],
+    mode: str,
+    policy: str,
+    length: int | None,
+    tree: str | int,
+    method: str,
+    variant: Variant,
 ) -> Cell:
     """Sets what does not concern the cell's mode to one value, so that equal work is one cell."""
     setting = dict(setting)
@@ -208,7 +220,13 @@ def _sensible(
     ):  # one length for the whole text: no policy hears of its rounds in time
         policy = "fixed"
         variant = _PLAIN if all(map(is_way, variant.edge)) else variant
-    if policy != "fixed":  # it finds the length by itself
+    if not _may_draft_trees(mode, tree, method, variant):
+        tree = "off"
+    if tree == "off" and any(key.startswith("tree_") for key in variant.edge):
+        variant = _PLAIN
+    if isinstance(tree, int):  # in place of a draft length
+        policy, length = "fixed", None
+    elif policy != "fixed":  # it finds the length by itself
         length = None
     elif length is None and mode not in (ExecutionMode.CLOUD_ONLY, ExecutionMode.EDGE_ONLY):
         length = DEFAULT_DEPTH
@@ -218,10 +236,20 @@ def _sensible(
         mode=str(mode),
         depth_policy=policy,
         num_speculative_tokens=length,
+        tree=tree,
         method=str(method),
         variant=variant,
         **setting,
     )
+
+
+def _may_draft_trees(mode: str, tree: str | int, method: str, variant: Variant) -> bool:
+    """Returns whether `edge-client run` takes `--tree` with the rest."""
+    if mode in (ExecutionMode.CLOUD_ONLY, ExecutionMode.EDGE_ONLY) or "gate" in variant.edge:
+        return False
+    if tree == "auto":
+        return mode != ExecutionMode.CO_LOCATED and method == Method.COUPLED
+    return drafts_trees(Method(method))
 
 
 def _twin(cells: list[Cell]) -> Cell:

@@ -27,7 +27,10 @@ def check_sweep(config: SweepConfig) -> None:
     _check_names("methods", config.methods, tuple(Method))
     _check_names("baselines", config.baselines, BASELINES)
     _check_names("realisation", (config.realisation,), (DIRECT, *REALISATIONS))
-    for key in ("links", "modes", "policies", "draft_lengths", "methods", "tls", "temperatures", "sessions"):
+    for key in (
+        *("links", "modes", "policies", "draft_lengths", "trees", "methods", "tls", "temperatures"),
+        "sessions",
+    ):
         if not getattr(config, key):
             raise ConfigError(f"{key}: is empty; give at least one")
     names = [profile.name for profile in config.profiles]
@@ -35,6 +38,10 @@ def check_sweep(config: SweepConfig) -> None:
         raise ConfigError(f"links: two are called {_first_double(names)!r}; give one another `name`")
     if bad := [n for n in config.draft_lengths if n is not None and n < 0]:
         raise ConfigError(f"draft_lengths: is {bad[0]}; expected numbers of at least 0, or null")
+    if any(tree != "off" for tree in config.trees) and config.is_synthetic and config.realisation != SIMULATED:
+        raise ConfigError(
+            f"trees: the synthetic pair drafts chains; leave it out, or `realisation: {SIMULATED}`"
+        )
     _check_models(config)
     _check_variants(config)
     check_edge(config.edge_settings, "edge")

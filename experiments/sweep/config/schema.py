@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from outrider.common.config.loader import option
 from outrider.experiments.links.profiles import LinkProfile, load_profile
@@ -46,6 +46,9 @@ class SweepConfig:
     modes: tuple[str, ...] = option(("speculative",), "of edge-client run --mode")
     policies: tuple[str, ...] = option(("fixed",), "of --depth-policy")
     draft_lengths: tuple[int | None, ...] = option((None,), "of --num-speculative-tokens; null: the policy's")
+    trees: tuple[Literal["auto", "off"] | int, ...] = option(
+        ("off",), "of --tree: off, auto, or a number of nodes, in place of draft lengths", minimum=1
+    )
     methods: tuple[str, ...] = option(("coupled",), "of --method")
     tls: tuple[bool, ...] = option((False,), "encryption between edge and verifier")
     temperatures: tuple[float, ...] = option((0.8,), "0 is greedy", minimum=0.0)

@@ -15,6 +15,7 @@ _EDGE_AXES = {
     "mode": "modes",
     "depth_policy": "policies",
     "num_speculative_tokens": "draft_lengths",
+    "tree": "trees",
     "method": "methods",
     "temperature": "temperatures",
     "min_draft_ms": "min_draft_ms",

@@ -25,12 +25,15 @@ DESCRIPTIONS: dict[str, tuple[str, str]] = {
     "commit_gap_{q}_ms": ("ms", "gap between commits: moments at which the text grows"),
     "goodput_share": ("share", "requests that keep the SLO"),
     "goodput_tokens_per_s": ("tokens/s", "tokens of such requests, all sessions together"),
-    "acceptance_rate": ("share", "drafted tokens that were accepted"),
+    "acceptance_rate": ("share", "drafted tokens that were accepted; of a tree those of its likeliest path"),
     "tokens_per_round": ("tokens", "committed tokens per answered round, correction or bonus included"),
+    "draft_tokens_per_round": ("tokens", "drafted tokens per answered round; of a tree its nodes"),
+    "tree_share": ("share", "rounds whose draft was a tree"),
     "verifier_calls_per_token": ("calls", "forwards of the target a request took part in, per token"),
     "forward_s_per_token": ("s", "time of those forwards per token, shared ones by equal parts"),
     "cost_per_million_tokens": ("price", "forwards and the verifier's drafting at the given price per hour"),
     "bytes_up_per_token": ("bytes", "payload of messages, edge to cloud, per token"),
+    "bytes_up_per_draft_token": ("bytes", "messages of rounds per drafted token; of a tree its nodes"),
     "bytes_down_per_token": ("bytes", "cloud to edge"),
     "wire_bytes_up_per_token": ("bytes", "whole IP packets, where the realisation counts them"),
     "wire_bytes_down_per_token": ("bytes", "the same, cloud to edge"),
@@ -107,6 +110,7 @@ def compute_metrics(seen: Observed, slo: Slo, price_per_hour: float | None) -> d
         **_gaps(seen),
         **_goodput(seen, slo),
         **_speculation(seen),
+        **_trees(seen.rounds),
         **_verifier(seen, price_per_hour),
         **_traffic(seen),
         **_marks(seen),
@@ -136,7 +140,7 @@ def acceptance_by_position(rounds: Iterable[RoundRow]) -> tuple[list[float], lis
     """Returns alpha_i, how often token i was accepted of the rounds that drafted it and in which all
     before it were; and A_cum_i, how often the first i all were of the rounds that drafted so many."""
     answered = [r for r in rounds if r.is_answered]
-    counts = sequences.acceptance_by_position((r.num_accepted_tokens, r.num_draft_tokens) for r in answered)
+    counts = sequences.acceptance_by_position(map(_as_chain, answered))
     alphas = [round(each.accepted / each.reached, 4) if each.reached else 0.0 for each in counts]
     return alphas, [round(each.accepted / each.drafted, 4) for each in counts]
 
@@ -183,13 +187,39 @@ def _goodput(seen: Observed, slo: Slo) -> dict[str, Metric]:
 def _speculation(seen: Observed) -> dict[str, Metric]:
     rows = [row for row in seen.requests if row.num_rounds]
     in_rounds = [sum(o in ("accepted", "correction", "bonus") for o in row.token_origins) for row in rows]
+    accepted = {row.request: (row.num_accepted_tokens, row.num_draft_tokens) for row in rows}
+    if any(r.main_path for r in seen.rounds):
+        accepted = dict.fromkeys(accepted, (0, 0))
+        for each in seen.rounds:
+            if each.is_answered and each.request in accepted:
+                so_far, here = accepted[each.request], _as_chain(each)
+                accepted[each.request] = so_far[0] + here[0], so_far[1] + here[1]
+    num_drafted = [row.num_draft_tokens for row in rows]
     found = {
-        "acceptance_rate": of_ratio(
-            [row.num_accepted_tokens for row in rows], [row.num_draft_tokens for row in rows]
-        ),
+        "acceptance_rate": of_ratio([n for n, _ in accepted.values()], [n for _, n in accepted.values()]),
         "tokens_per_round": of_ratio(in_rounds, [row.num_rounds for row in rows]),
+        "draft_tokens_per_round": of_ratio(num_drafted, [row.num_rounds for row in rows]),
     }
     return _present(found, len(rows))
+
+
+def _as_chain(each: RoundRow) -> tuple[int, int]:
+    """Returns how many tokens were accepted of how many of one chain: of a tree its likeliest path."""
+    if each.main_path is not None:
+        return each.main_path[0], each.main_path[1]
+    return each.num_accepted_tokens, each.num_draft_tokens
+
+
+def _trees(rounds: Sequence[RoundRow]) -> dict[str, Metric]:
+    """Returns means over answered rounds, without intervals; no share of trees where there was none."""
+    answered = [r for r in rounds if r.is_answered]
+    found: dict[str, tuple[float, Interval] | None] = {}
+    if num_trees := sum(r.main_path is not None for r in answered):
+        found["tree_share"] = num_trees / len(answered), None
+    if num_drafted := sum(r.num_draft_tokens for r in answered if r.bytes_up):
+        bytes_up = sum(r.bytes_up for r in answered if r.num_draft_tokens)
+        found["bytes_up_per_draft_token"] = bytes_up / num_drafted, None
+    return _present(found, len(answered))
 
 
 def _verifier(seen: Observed, price_per_hour: float | None) -> dict[str, Metric]:

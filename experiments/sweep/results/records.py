@@ -63,6 +63,8 @@ class RoundRow:
     hard_ratio: float | None = None  # gate: share of uncertain tokens
     escalated: bool | None = None
     pipelined_hit: bool | None = None
+    # Of a tree, whose nodes are its draft tokens: tokens of its likeliest path that were accepted, and its length.
+    main_path: list[int] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,6 +189,7 @@ class CellRow:
     acceptance_per_position: list[float] = field(default_factory=list)  # of those reached: alpha_i
     a_cum: list[float] = field(default_factory=list)  # share of rounds in which the first i all stood
     texts: TextCheck = field(default_factory=lambda: TextCheck(False))
+    tree: str | int = "off"  # nodes of its rounds' trees, or "auto"
     a_a: dict[str, Any] = field(default_factory=dict)  # {"twin", "metric": {"speedup", "low", "high"}}
 
     @property

@@ -156,7 +156,8 @@ def write_summary(folder: Path, sweep: Sweep) -> None:
 
 
 _FACTS = (
-    *("id", "link", "rtt_ms", "realisation", "mode", "depth_policy", "num_speculative_tokens", "method"),
+    *("id", "link", "rtt_ms", "realisation", "mode", "depth_policy", "num_speculative_tokens", "tree"),
+    *("method",),
     *("tls", "temperature", "num_sessions", "min_forward_ms", "min_draft_ms", "variant", "baseline", "twin"),
     *("is_synthetic", "num_requests", "num_errors", "num_different_texts", "share_equal", "labels"),
 )
@@ -195,6 +196,7 @@ def _cell_row(config: SweepConfig, cell: Cell, rows: ByCell, texts: TextCheck, l
         mode=cell.mode,
         depth_policy=cell.depth_policy,
         num_speculative_tokens=cell.num_speculative_tokens,
+        tree=cell.tree,
         method=cell.method,
         tls=cell.tls,
         temperature=cell.temperature,
