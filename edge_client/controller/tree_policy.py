@@ -34,9 +34,9 @@ def tree_tokens(alphas: Sequence[float], max_nodes: int) -> list[float]:
     return totals
 
 
-def best_nodes(alphas: Sequence[float]) -> Iterator[tuple[float, int]]:
-    """Yields the value and the depth (0: a child of the root) of each node, the most valuable first; see
-    `tree_tokens`."""
+def best_nodes(alphas: Sequence[float], max_depth: int | None = None) -> Iterator[tuple[float, int]]:
+    """Yields the value and the depth (0: a child of the root) of each node, the most valuable first, without end; see
+    `tree_tokens`. No path has more than `max_depth` nodes, at least 1."""
     last = len(alphas) - 1
     # Value, depth, and how many choices come before it: the next choice is opened when it is taken, and so is the
     # first one after it.
@@ -46,7 +46,8 @@ def best_nodes(alphas: Sequence[float]) -> Iterator[tuple[float, int]]:
         yield -value, depth
         alpha, below = alphas[min(depth, last)], alphas[min(depth + 1, last)]
         heapq.heappush(waiting, (value * _next_share(alpha, rank), depth, rank + 1))
-        heapq.heappush(waiting, (value * below, depth + 1, 0))
+        if max_depth is None or depth + 1 < max_depth:
+            heapq.heappush(waiting, (value * below, depth + 1, 0))
 
 
 def choice_rates(alpha: float, num_choices: int) -> list[float]:

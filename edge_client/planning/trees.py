@@ -50,11 +50,11 @@ def tree_plan(
 def accepted_chances(alphas: Sequence[float], num_nodes: int, max_depth: int = DEFAULT_DEPTH) -> list[float]:
     """Returns the chance that at least 0, 1, … tokens of the best tree are accepted; their sum is the tokens that a
     round commits. `alphas` are by position; the last one repeats."""
-    rates = [max(_MIN_ALPHA, alpha) for alpha in alphas]
     chances = [1.0] + [0.0] * min(max_depth, num_nodes)
-    within = (node for node in best_nodes(rates) if node[1] < max_depth)
-    for value, depth in islice(within, num_nodes):
-        chances[depth + 1] += value
+    if max_depth > 0:
+        rates = [max(_MIN_ALPHA, alpha) for alpha in alphas]
+        for value, depth in islice(best_nodes(rates, max_depth), num_nodes):
+            chances[depth + 1] += value
     return chances
 
 

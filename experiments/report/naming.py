@@ -67,11 +67,13 @@ class Arm:
     num_speculative_tokens: int | None
     method: str
     variant: str
+    tree: str | int = "off"
 
     @classmethod
     def of(cls, cell: CellRow) -> Arm:
         """Returns the arm of a cell."""
-        return cls(cell.mode, cell.depth_policy, cell.num_speculative_tokens, cell.method, cell.variant)
+        length = cell.num_speculative_tokens
+        return cls(cell.mode, cell.depth_policy, length, cell.method, cell.variant, cell.tree)
 
     @property
     def is_edge_drafting(self) -> bool:
@@ -115,12 +117,22 @@ def arm_label(arm: Arm, among: Sequence[Arm]) -> str:
     words = {
         "depth_policy": arm.depth_policy,
         "num_speculative_tokens": f"n = {n}" if n is not None else "",
+        "tree": tree_words(arm.tree),
         "method": arm.method,
         "variant": arm.variant,
     }
     varying = [name for name in words if len({getattr(each, name) for each in peers}) > 1]
+    if isinstance(arm.tree, int) and "depth_policy" in varying:
+        varying.remove("depth_policy")  # a tree of a given size has no policy
     told = ", ".join(words[name] for name in varying if words[name])
     return f"{arm.mode} ({told})" if told else arm.mode
+
+
+def tree_words(tree: str | int) -> str:
+    """Returns what rounds draft in place of chains; empty where they are chains."""
+    if isinstance(tree, int):
+        return f"trees of {tree} tokens"
+    return "trees where faster" if tree == "auto" else ""
 
 
 def link_label(link: Mapping[str, Any]) -> str:

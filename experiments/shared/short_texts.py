@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Protocol
 
 from outrider.edge_client.controller.cost_model import (
@@ -18,12 +19,14 @@ from outrider.edge_client.controller.cost_model import (
     rounds_s,
 )
 from outrider.edge_client.core.options import ExecutionMode
+from outrider.edge_client.drafting.trees import DEFAULT_DEPTH
 from outrider.edge_client.planning.samples import (
     AcceptanceSequence,
     acceptance_by_position,
     cost_line,
     replay_rounds,
 )
+from outrider.edge_client.planning.trees import accepted_chances
 
 
 class MeasuredRound(Protocol):
@@ -74,6 +77,23 @@ def models_of(
         else None,
         draft_fixed_s=draft_fixed.value,
     )
+
+
+def tree_token_s(
+    num_nodes: int, alphas: Sequence[float], num_tokens: int, tree_s: float, alone_s: float
+) -> float:
+    """Returns the seconds a token of the `num_tokens` after a text's first, where rounds are trees and take `tree_s`,
+    or `alone_s` where nothing is drafted for the last token. `alphas` are by position."""
+    left_s = [0.0]  # by tokens left to commit
+    for left in range(1, num_tokens + 1):
+        depth = min(DEFAULT_DEPTH, left - 1)
+        chances = [*_accepted_chances(tuple(alphas), num_nodes, depth), 0.0]
+        after_s = sum((chances[i] - chances[i + 1]) * left_s[left - i - 1] for i in range(depth + 1))
+        left_s.append((tree_s if depth else alone_s) + after_s)
+    return left_s[num_tokens] / num_tokens
+
+
+_accepted_chances = lru_cache(64)(accepted_chances)
 
 
 def alphas_of(texts: Sequence[AcceptanceSequence], num_draft_tokens: int) -> list[float]:

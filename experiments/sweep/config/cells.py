@@ -31,13 +31,13 @@ class Cell:
     mode: str
     depth_policy: str
     num_speculative_tokens: int | None
-    tree: str | int
     method: str
     tls: bool
     temperature: float
     num_sessions: int
     min_forward_ms: float
     min_draft_ms: float
+    tree: str | int = "off"
     variant: Variant = field(default_factory=Variant)
     baseline: str = ""
     twin: str = ""

@@ -38,7 +38,11 @@ def check_sweep(config: SweepConfig) -> None:
         raise ConfigError(f"links: two are called {_first_double(names)!r}; give one another `name`")
     if bad := [n for n in config.draft_lengths if n is not None and n < 0]:
         raise ConfigError(f"draft_lengths: is {bad[0]}; expected numbers of at least 0, or null")
-    if any(tree != "off" for tree in config.trees) and config.is_synthetic and config.realisation != SIMULATED:
+    if (
+        any(tree != "off" for tree in config.trees)
+        and config.is_synthetic
+        and config.realisation != SIMULATED
+    ):
         raise ConfigError(
             f"trees: the synthetic pair drafts chains; leave it out, or `realisation: {SIMULATED}`"
         )

@@ -15,10 +15,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from outrider.edge_client.controller.cost_model import LinkCosts, ModelCosts
+from outrider.edge_client.controller.cost_model import LinkCosts, ModelCosts, round_s
 from outrider.edge_client.core.options import ExecutionMode
+from outrider.edge_client.drafting.trees import DEFAULT_DEPTH
 from outrider.edge_client.planning.samples import AcceptanceSequence, sequences_of
-from outrider.experiments.shared.short_texts import alphas_of, models_of, text_token_s
+from outrider.experiments.shared.short_texts import alphas_of, models_of, text_token_s, tree_token_s
 from outrider.experiments.sweep.config.cells import Cell
 from outrider.experiments.sweep.results.records import Prediction, RequestRow, RoundRow
 
@@ -38,6 +39,7 @@ class Parts:
     models: ModelCosts
     overhead_s: float  # of a round's messages, on a link of no delay
     texts: tuple[AcceptanceSequence, ...]
+    trees: dict[int, tuple[float, float]]  # by nodes: drafting and verifying, in seconds
 
 
 def predict_all(
@@ -45,8 +47,8 @@ def predict_all(
     requests: Mapping[str, Sequence[RequestRow]],
     rounds: Mapping[str, Sequence[RoundRow]],
 ) -> list[Prediction]:
-    """Predicts the TPOT of cells that draft a fixed length with `coupled`, and of the baselines; other
-    cells have no prediction."""
+    """Predicts the TPOT of cells that draft a fixed length, or trees of one size, with `coupled`, and of the
+    baselines; other cells have no prediction."""
     found: dict[str, Prediction] = {}
     cells = [cell for cell in cells if cell.num_sessions == 1]
     for lead in {_setting(cell): cell for cell in cells if _is_plain_speculation(cell)}.values():
@@ -89,7 +91,27 @@ def _measure_parts(
             r for c in cells if c.mode == ExecutionMode.CO_LOCATED for r in rounds.get(c.id, ())
         ],
     )
-    return Parts(models, max(0.0, min(overheads)) / 1e3, texts)
+    return Parts(models, max(0.0, min(overheads)) / 1e3, texts, _tree_times(cells, rounds))
+
+
+def _tree_times(
+    cells: Sequence[Cell], rounds: Mapping[str, Sequence[RoundRow]]
+) -> dict[int, tuple[float, float]]:
+    """Returns what rounds of whole trees took at both ends, of all links together."""
+    sizes = {cell.tree for cell in cells if isinstance(cell.tree, int)}
+    found = {}
+    for size in sizes:
+        cells_of = [cell for cell in cells if cell.tree == size and _is_plain(cell)]
+        whole = [
+            r for c in cells_of for r in rounds.get(c.id, ()) if r.is_answered and r.num_draft_tokens == size
+        ]
+        if whole:
+            draft_ms, verify_ms = (
+                statistics.fmean(each)
+                for each in zip(*((r.draft_ms, r.verifier_ms) for r in whole), strict=True)
+            )
+            found[size] = draft_ms / 1e3, verify_ms / 1e3
+    return found
 
 
 def _texts(
@@ -112,10 +134,30 @@ def _predict(cell: Cell, parts: Parts, num_tokens: int) -> Prediction | None:
     if not _is_plain(cell) or cell.mode not in _MODES:
         return None
     n, models, link = cell.num_speculative_tokens or 0, parts.models, _link_costs(cell, parts)
+    num_later = max(1, num_tokens - 1)
+    if isinstance(cell.tree, int):
+        if cell.mode != ExecutionMode.SPECULATIVE or cell.tree not in parts.trees:
+            return None
+        return _predict_tree(cell, cell.tree, parts, num_later)
     alphas = alphas_of(parts.texts, n or 1)
-    token_s = text_token_s(ExecutionMode(cell.mode), n, alphas, max(1, num_tokens - 1), models, link)
+    token_s = text_token_s(ExecutionMode(cell.mode), n, alphas, num_later, models, link)
     inputs: dict[str, Any] = {
         **{name: _short(value) for name, value in dataclasses.asdict(models).items() if value is not None},
+        "rtt_s": _short(link.rtt_s),
+        "acceptance": [round(alpha, 4) for alpha in alphas],
+    }
+    return Prediction(cell.id, "tpot_ms", _short(token_s * 1e3), "ms", "costmodel", inputs)
+
+
+def _predict_tree(cell: Cell, num_nodes: int, parts: Parts, num_tokens: int) -> Prediction:
+    draft_s, verify_s = parts.trees[num_nodes]
+    alphas, link = alphas_of(parts.texts, DEFAULT_DEPTH), _link_costs(cell, parts)
+    tree_s = draft_s + link.rtt_s + verify_s + link.transfer_s(num_nodes)
+    alone_s = round_s(0, parts.models, link)
+    token_s = tree_token_s(num_nodes, alphas, num_tokens, tree_s, alone_s)
+    inputs = {
+        "draft_s": _short(draft_s),
+        "verify_s": _short(verify_s),
         "rtt_s": _short(link.rtt_s),
         "acceptance": [round(alpha, 4) for alpha in alphas],
     }
@@ -138,11 +180,12 @@ def _is_of_setting(cell: Cell, lead: Cell) -> bool:
 
 
 def _is_plain(cell: Cell) -> bool:
-    return cell.depth_policy == "fixed" and cell.method == "coupled" and not cell.variant.name
+    is_fixed = cell.depth_policy == "fixed" and cell.tree != "auto"
+    return is_fixed and cell.method == "coupled" and not cell.variant.name
 
 
 def _is_plain_speculation(cell: Cell) -> bool:
-    return cell.mode == ExecutionMode.SPECULATIVE and _is_plain(cell)
+    return cell.mode == ExecutionMode.SPECULATIVE and _is_plain(cell) and cell.tree == "off"
 
 
 def _link_costs(cell: Cell, parts: Parts) -> LinkCosts:

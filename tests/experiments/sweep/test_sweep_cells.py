@@ -9,6 +9,7 @@ from sweep_rows import make_cell
 
 from outrider.common.errors import ConfigError
 from outrider.common.types import Method
+from outrider.edge_client.config.tree import tree_budget
 from outrider.edge_client.controller.depth.registry import DEPTH_POLICIES
 from outrider.edge_client.core.options import REQUESTABLE_MODES
 from outrider.experiments.sweep.checking import check_cells
@@ -167,3 +168,43 @@ def test_a_variant_is_named_in_its_cells() -> None:
     cell = make_cell(variant=Variant("unary", {"transport": "unary"}))
     assert cell.id == "loopback speculative fixed-4 T0.8 unary"
     assert cell.edge_settings({})["transport"] == "unary"
+
+
+def test_trees_take_the_place_of_draft_lengths_and_leave_baselines_alone() -> None:
+    found = ids_of(draft_lengths=(4, 8), trees=("off", 16, "auto"), policies=("fixed", "optimal"))
+    assert found[4:] == [
+        "loopback speculative tree-16 T0.8",
+        "loopback speculative fixed-4 tree-auto T0.8",
+        "loopback speculative fixed-8 T0.8",
+        "loopback speculative fixed-8 tree-auto T0.8",
+        "loopback speculative optimal T0.8",
+        "loopback speculative optimal tree-auto T0.8",
+    ]
+
+
+def test_every_cell_of_trees_is_one_that_the_product_takes() -> None:
+    variants = (
+        {},
+        {"name": "keep", "edge": {"gate": "commit"}},
+        {"name": "narrow", "edge": {"tree_width": 2}},
+    )
+    found = make_cells(
+        SweepConfig(
+            modes=tuple(str(mode) for mode in REQUESTABLE_MODES),
+            policies=DEPTH_POLICIES,
+            methods=tuple(map(str, Method)),
+            trees=("off", 16, "auto"),
+            variants=variants,
+            a_a=False,
+        )
+    )
+    for cell in found:
+        tree_budget(make_edge_config(cell.edge_settings({})))
+    assert {cell.tree for cell in found if cell.variant.name == "keep"} == {"off"}
+    assert {cell.tree for cell in found if cell.variant.name == "narrow"} == {16, "auto"}
+    assert {cell.mode for cell in found if cell.tree == 16} == {
+        "speculative",
+        "pipelined",
+        "co-located",
+        "auto",
+    } & {str(mode) for mode in REQUESTABLE_MODES}

@@ -208,3 +208,15 @@ def test_quantiles_weigh_every_gap_and_draw_whole_requests() -> None:
     assert found[0][1] == (1.0, 100.0)  # either request may be drawn twice
     expected = np.quantile(np.concatenate([np.asarray(g) for g in groups]), 0.9, method="inverted_cdf")
     assert intervals.of_quantiles(groups, [0.9])[0][0] == expected  # type: ignore[index]
+
+
+def test_the_acceptance_of_trees_is_that_of_their_likeliest_paths_and_bytes_are_by_node() -> None:
+    tree = make_round(16, 5, main_path=[1, 4], bytes_up=80)
+    chain = make_round(4, 3, bytes_up=20)
+    request = make_request(num_rounds=2, num_draft_tokens=20, num_accepted_tokens=8)
+    found = compute_metrics(Observed([request], [tree, chain], []), Slo(), None)
+    assert found["acceptance_rate"].value == pytest.approx((1 + 3) / (4 + 4))
+    assert found["draft_tokens_per_round"].value == 10 and found["tree_share"].value == 0.5
+    assert found["bytes_up_per_draft_token"].value == pytest.approx(100 / 20)
+    assert acceptance_by_position([tree, chain])[0] == [1.0, 0.5, 1.0, 0.0]
+    assert "tree_share" not in compute_metrics(Observed([request], [chain], []), Slo(), None)

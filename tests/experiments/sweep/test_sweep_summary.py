@@ -181,6 +181,34 @@ def test_a_length_that_no_cell_drafted_is_predicted_by_replaying_the_texts() -> 
     assert found[there.id].inputs["acceptance"] == [0.5]
 
 
+def test_rounds_of_trees_are_predicted_from_the_times_of_trees_over_any_link() -> None:
+    near, far = (
+        make_cell(
+            link=make_cell().link.with_changes(name=name, rtt_ms=rtt_ms), tree=8, num_speculative_tokens=None
+        )
+        for name, rtt_ms in (("near", 0.0), ("far", 100.0))
+    )
+    cells = [CLOUD, SPECULATIVE, near, far]
+    requests = {
+        cell.id: [make_request(cell.id, num_tokens=7, verifier_calls=10, forward_s=0.1)] for cell in cells
+    }
+    tree = make_round(8, 2, near.id, draft_ms=6.0, verifier_ms=12.0, main_path=[2, 5])
+    rest = make_round(3, 2, near.id, draft_ms=1.0, verifier_ms=1.0, main_path=[2, 3])
+    found = {
+        p.cell: p
+        for p in predict_all(
+            cells, requests, {SPECULATIVE.id: _rounds(SPECULATIVE, 2.0), near.id: [tree, rest]}
+        )
+    }
+    # Two tokens stand for certain, and the third is the draft's second choice sometimes: 3 tokens a round or more.
+    tokens = 6 * found[near.id].value / (6 + 2 + 12)
+    assert 1.5 < tokens < 2.001
+    assert found[far.id].value == pytest.approx(
+        found[near.id].value * (6 + 102 + 12) / (6 + 2 + 12), rel=1e-3
+    )
+    assert found[near.id].inputs["draft_s"] == pytest.approx(0.006)
+
+
 def test_several_sessions_at_once_are_not_the_cost_models() -> None:
     cells = [dataclasses.replace(cell, num_sessions=4) for cell in (CLOUD, SPECULATIVE)]
     requests = {cell.id: [make_request(cell.id)] for cell in cells}
