@@ -237,4 +237,5 @@ def _judged_path(draft: Draft, verdict: Verdict) -> tuple[int, int] | None:
     if not draft.parents:
         return None
     length = len(main_path(draft.token_ids, draft.parents))
-    return common_prefix(verdict.accepted_nodes, range(length)), length
+    nodes = verdict.accepted_nodes or range(verdict.accepted_len)  # without branches it was sent as a chain
+    return common_prefix(nodes, range(length)), length

@@ -136,6 +136,13 @@ def test_traces_without_ranks_are_refused_by_name_where_trees_are_wanted():
         seen(system(group))
 
 
+def test_a_tree_without_branches_is_accepted_as_far_as_its_chain():
+    """A verdict names no nodes then: such rounds counted as rejected, and `--tree auto` took the draft for bad."""
+    found = seen(system(edges(requests=1, acceptance=1.0, edge={"tree": 16})))
+    paths = [each.main_path for each in found.logs[0].result.stats.rounds]
+    assert paths[:3] == [(12, 12)] * 3
+
+
 def test_drafts_longer_than_a_trace_is_deep_have_its_last_rank():
     group = edges(requests=1, acceptance=1.0, edge={"tree": 64, "tree_depth": MAX_DEPTH}, output_tokens=200)
     assert seen(system(group)).outcome.total.num_finished == 1
