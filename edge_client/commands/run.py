@@ -7,7 +7,7 @@ import os
 import signal
 import sys
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -54,7 +54,7 @@ def run(
             if is_json:
                 deque(session.generate(), maxlen=0)
             else:
-                _show(session, config, has_colour, is_live)
+                _show(session, config, edge.tokenizer.token_text, has_colour, is_live)
         except OutriderError as failure:
             error = failure
     result = session.result
@@ -87,7 +87,9 @@ def _can_live(is_json: bool) -> bool:
     return True
 
 
-def _show(session: EdgeSession, config: RunConfig, has_colour: bool, is_live: bool) -> None:
+def _show(
+    session: EdgeSession, config: RunConfig, text_of: Callable[[int], str], has_colour: bool, is_live: bool
+) -> None:
     view: TextPrinter | LiveView
     events: Iterator[SessionEvent | None]
     if is_live:
@@ -95,7 +97,12 @@ def _show(session: EdgeSession, config: RunConfig, has_colour: bool, is_live: bo
 
         events, is_alone = ticking(session.generate()), config.mode is ExecutionMode.EDGE_ONLY
         view = LiveView(
-            session, sys.stdout, has_colour, is_alone=is_alone, is_reverified=config.outage.reverify
+            session,
+            sys.stdout,
+            has_colour,
+            text_of=text_of,
+            is_alone=is_alone,
+            is_reverified=config.outage.reverify,
         )
     else:
         events = readable(session.generate(), sys.stdout, config.outage.reverify)

@@ -7,7 +7,7 @@ import time
 from bisect import bisect_right
 from collections.abc import Callable
 
-from outrider.edge_client.core.stats import SessionStats
+from outrider.edge_client.core.stats import JudgedTree, SessionStats
 
 
 class LiveStats:
@@ -24,8 +24,9 @@ class LiveStats:
         self.draft_length: int | None = None  # of the last round
         self.rtt_ms: float | None = None  # of the last round that crossed the network
 
-    def update(self) -> list[tuple[int, int]]:
-        """Returns the numbers of drafted and accepted tokens of each round answered since the last call."""
+    def update(self) -> list[tuple[int, int, bool]]:
+        """Returns the numbers of drafted and accepted tokens of each round answered since the last call, and whether
+        its draft was a tree."""
         rounds, news = self._stats.rounds, []
         while self._num_seen < len(rounds):
             each = rounds[self._num_seen]
@@ -37,10 +38,15 @@ class LiveStats:
             self.num_drafted += num_drafted
             self.num_accepted += num_accepted
             self.draft_length = each.num_draft_tokens
-            news.append((each.num_draft_tokens, each.num_accepted_tokens))
+            news.append((each.num_draft_tokens, each.num_accepted_tokens, each.main_path is not None))
             if each.rtt_ms:
                 self.rtt_ms = each.net_ms
         return news
+
+    @property
+    def last_tree(self) -> JudgedTree | None:
+        """Returns the last round's tree; None where it was a chain."""
+        return self._stats.last_tree
 
     @property
     def acceptance_rate(self) -> float | None:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from outrider.common.sequences import acceptance_by_position
-from outrider.common.types import Origin
+from outrider.common.types import Origin, TokenIds
 
 _NS_PER_MS = 1e6
 
@@ -62,6 +62,16 @@ class RoundRecord:
 
 
 @dataclass(frozen=True, slots=True)
+class JudgedTree:
+    """Holds a tree and its verdict, to be shown."""
+
+    token_ids: TokenIds
+    parents: tuple[int, ...]
+    accepted_nodes: tuple[int, ...]
+    next_token: int | None  # the target's own after them; None where the text ended before one
+
+
+@dataclass(frozen=True, slots=True)
 class Stretch:
     """Says which mode made the text from its new token `start` on, and what each mode was expected to take when it
     was chosen: ms a token, nothing where it was not a choice."""
@@ -77,6 +87,7 @@ class SessionStats:
 
     rounds: list[RoundRecord] = field(default_factory=list)
     stretches: list[Stretch] = field(default_factory=list)
+    last_tree: JudgedTree | None = None  # of the last answered round; None: it was a chain
     token_times_ns: list[int] = field(default_factory=list)
     start_ns: int = 0
     bytes_up: int = 0

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from outrider.common.sequences import common_prefix
-from outrider.common.tree import main_path
-from outrider.common.types import Draft, GeneratedTokens, Opened, Verdict
+from outrider.common.tree import is_chain, main_path
+from outrider.common.types import CorrectionKind, Draft, GeneratedTokens, Opened, Verdict
 from outrider.edge_client.controller.conditions import Conditions
 from outrider.edge_client.controller.depth.base import DepthPolicy
 from outrider.edge_client.controller.settings import SETTINGS
 from outrider.edge_client.controller.tree_policy import TreePolicy
 from outrider.edge_client.controller.window import RoundWindow
 from outrider.edge_client.core.options import ExecutionMode
-from outrider.edge_client.core.stats import RoundRecord, SessionStats, Stretch
+from outrider.edge_client.core.stats import JudgedTree, RoundRecord, SessionStats, Stretch
 from outrider.edge_client.decode.rounds import Proposal, Round
 from outrider.edge_client.transport.remote_verifier import Answer, RemoteVerifier
 
@@ -87,6 +87,7 @@ class Recorder:
         is_judged = answer.verdict.accepted_len >= round_.num_kept
         num_draft_tokens = len(draft.token_ids)
         judged_path = _judged_path(draft, answer.verdict)
+        self.stats.last_tree = _judged_tree(draft, answer.verdict)
         if not is_judged:
             self.stats.num_wasted_draft_tokens += num_draft_tokens
             num_draft_tokens = 0
@@ -230,6 +231,15 @@ class Recorder:
 def _confidences(draft: Draft) -> tuple[float, ...]:
     """Returns those of a chain's tokens, or of a tree's likeliest path."""
     return draft.confidences[: len(main_path(draft.token_ids, draft.parents))]
+
+
+def _judged_tree(draft: Draft, verdict: Verdict) -> JudgedTree | None:
+    """Returns a draft that has branches with its verdict; None for a chain."""
+    if is_chain(draft.parents):
+        return None
+    is_over = verdict.correction_kind is CorrectionKind.NONE
+    following = None if is_over else verdict.correction
+    return JudgedTree(draft.token_ids, draft.parents, verdict.accepted_nodes, following)
 
 
 def _judged_path(draft: Draft, verdict: Verdict) -> tuple[int, int] | None:

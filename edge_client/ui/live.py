@@ -1,4 +1,5 @@
-"""Shows `edge-client run --live`: the text coloured by origin, above a line of measurements.
+"""Shows `edge-client run --live`: the text coloured by origin, above a line of measurements and, where rounds are
+trees, the last one.
 
 Only the end of the text is redrawn: lines that cannot change any more are printed and scroll away. Text that
 was taken back is struck through for a moment.
@@ -27,6 +28,7 @@ from outrider.edge_client.core.events import (
 from outrider.edge_client.core.live_stats import LiveStats
 from outrider.edge_client.session.session import EdgeSession
 from outrider.edge_client.ui.cells import row_starts, without_control_characters
+from outrider.edge_client.ui.tree_rows import tree_rows
 
 _TICK_S = 0.08
 _STRUCK_S = 1.2  # how long what was taken back stays
@@ -43,6 +45,7 @@ _STRUCK = "dim strike"
 _NAME_OF = {Origin.ACCEPTED: "accepted", Origin.CORRECTION: "corrected", Origin.BONUS: "bonus"}
 _DOUBTFUL = ("local", "unverified")
 _NUM_ROWS_BELOW = 2  # legend and status
+_MAX_TREE_ROWS = 6  # more of them, where the last round was a tree; a third of a low screen
 
 
 def name_of(event: TokenEvent, is_alone: bool) -> str:
@@ -82,7 +85,7 @@ def ticking(events: Iterator[SessionEvent], seconds: float = _TICK_S) -> Iterato
 
 class LiveView:
     """Draws a session's events as `ticking` yields them, until `finish`. `is_reverified` says that unverified
-    text may be taken back."""
+    text may be taken back, `text_of` gives the text of a drafted token."""
 
     def __init__(
         self,
@@ -90,6 +93,7 @@ class LiveView:
         out: TextIO,
         has_colour: bool = True,
         *,
+        text_of: Callable[[int], str] = str,
         is_alone: bool = False,
         is_reverified: bool = False,
         clock: Callable[[], float] = time.monotonic,
@@ -97,13 +101,14 @@ class LiveView:
         self.console = Console(file=out, highlight=False, no_color=None if has_colour else True)
         self._session = session
         self._stats = LiveStats(session.result.stats)
-        self._is_alone, self._is_reverified = is_alone, is_reverified
+        self._text_of, self._is_alone, self._is_reverified = text_of, is_alone, is_reverified
         self._clock = clock
         self._pieces: list[tuple[str, str]] = []  # text and name of each token
         self._first, self._num_cut = 0, 0  # the tail's first token, and characters of it that are printed
         self._struck: tuple[int, str, float] | None = None  # before which token, what, until when
         self._num_taken_back = 0
         self._drawn_s = 0.0
+        self._tree: list[Text] = []  # the last round, where it was one
         self._size = self.console.size
         self._live = self._start()
 
@@ -154,6 +159,7 @@ class LiveView:
             self._struck = None
         if self.console.size != self._size:
             self._redraw_all()
+        self._tree = self._tree_rows()
         self._print_settled()
         self._live.refresh()
 
@@ -175,7 +181,7 @@ class LiveView:
         tail = self._tail()
         end = tail.plain.rfind("\n", 0, self._num_settled()) + 1
         starts = row_starts(tail.plain[end:], self._size.width)
-        num_over = len(starts) - max(1, self._size.height - _NUM_ROWS_BELOW - 1)
+        num_over = len(starts) - max(1, self._size.height - self._num_rows_below - 1)
         if num_over > 0:
             end += starts[num_over]
         if end:
@@ -212,13 +218,24 @@ class LiveView:
             at = sum(len(text) for text, _ in self._pieces[self._first : self._struck[0]]) - self._num_cut
             tail = Text.assemble(tail[:at], (self._struck[1], _STRUCK), tail[at:])
         rows = tail.divide(row_starts(tail.plain, options.max_width)[1:])
-        for row in rows[-max(1, options.size.height - _NUM_ROWS_BELOW) :]:
+        for row in rows[-max(1, options.size.height - self._num_rows_below) :]:
             if row.plain.endswith("\n"):
                 row.right_crop(1)
             yield row
-        for line in (self._legend(), self._status()):
+        for line in (*self._tree, self._legend(), self._status()):
             line.truncate(options.max_width, overflow="ellipsis")
             yield line
+
+    @property
+    def _num_rows_below(self) -> int:
+        return _NUM_ROWS_BELOW + len(self._tree)
+
+    def _tree_rows(self) -> list[Text]:
+        num_rows = min(_MAX_TREE_ROWS, self._size.height // 3)
+        tree = self._stats.last_tree
+        if tree is None or num_rows < 2:
+            return []
+        return tree_rows(tree, self._text_of, num_rows, self._size.width)
 
     def _legend(self) -> Text:
         line = Text(" ").join(Text(name, style) for name, style in _STYLES.items())
@@ -231,13 +248,20 @@ class LiveView:
         live.update()
         parts = [
             f"RTT {_shown(live.rtt_ms, '.0f')} ms",
-            f"depth {_shown(live.draft_length, 'd')}",
+            _drafted(live),
             f"accepted {_shown(live.acceptance_rate, '.0%')}",
             self._session.way,
             f"{_shown(live.calls_per_token, '.2f')} calls/token",
             f"{_shown(live.recent_tokens_per_s(_RECENT_S), '.0f')} tokens/s",
         ]
         return Text("  ".join(parts), style="reverse")
+
+
+def _drafted(live: LiveStats) -> str:
+    """Returns what the last round drafted."""
+    if (tree := live.last_tree) is not None:
+        return f"tree {len(tree.token_ids)} nodes, {len(tree.accepted_nodes)} accepted"
+    return f"depth {_shown(live.draft_length, 'd')}"
 
 
 def _shown(value: float | None, form: str) -> str:

@@ -21,6 +21,7 @@ from outrider.edge_client.core.events import (
     SessionEvent,
     TokenEvent,
 )
+from outrider.edge_client.core.stats import JudgedTree
 from outrider.edge_client.session.session import EdgeSession
 from outrider.edge_client.ui.cells import row_starts
 from outrider.edge_client.ui.live import LiveView, name_of, ticking
@@ -171,6 +172,29 @@ def test_the_view_shows_how_the_session_works(wide: Screen) -> None:
     view.finish()
     assert seen == {"synchronous", "alone"}
     assert wide.all_rows == ["".join(f"<{token_id}>" for token_id in TARGET[2:14])]
+
+
+def test_a_round_that_was_a_tree_is_shown_below_the_text_until_a_chain_follows(wide: Screen) -> None:
+    session = a_session()
+    view = LiveView(session, wide, text_of=lambda token_id: f"<{token_id}>", clock=Clock())
+    session.result.stats.last_tree = JudgedTree((1, 2, 3), (-1, 0, -1), (0,), 9)
+    view.show(token(0, "text "))
+    assert wide.rows[:3] == ["text", "<1><9>", "└ <3>"] and wide.rows[3].strip() == "└ <2>"
+    assert "tree 3 nodes, 1 accepted" in wide.rows[-1]
+    session.result.stats.last_tree = None
+    view.show(token(1, "more"))
+    assert wide.rows[0] == "text more" and "tree" not in wide.rows[-1]
+    view.finish()
+    assert wide.all_rows == ["text more"]
+
+
+def test_a_low_screen_keeps_its_rows_for_the_text(screen: Screen) -> None:
+    screen.num_rows = 5
+    view = LiveView(session := a_session(), screen, clock=Clock())
+    view._size = ConsoleDimensions(COLUMNS, 5)
+    session.result.stats.last_tree = JudgedTree((1, 2, 3), (-1, 0, -1), (0,), 9)
+    assert view._tree_rows() == []
+    view.finish()
 
 
 def test_ticks_come_between_events_and_errors_after_them() -> None:
