@@ -183,23 +183,34 @@ class _Stage:
 
 
 def _load_texts(system: System, given: _Given) -> tuple[list[TracedText], list[range]]:
-    if given.traces is not None:
-        return list(given.traces), [range(len(given.traces))] * len(system.edges)
-    texts: list[TracedText] = []
+    texts: list[TracedText] = list(given.traces or ())
     places: list[range] = []
     for place, plan in enumerate(system.edges):
-        where = f"edges[{place}]: acceptance"
-        found = load_acceptance(plan.group.acceptance, where, system.config.seed)
-        if plan.config.gate.use is not GateUse.OFF and not all(each.signals(0) for each in found):
-            raise UsageError(f"{where}: a gate asks how sure the draft is: name traces that were recorded")
-        if plan.config.tree.use != "off" and not all(each.ranks for each in found):
-            raise UsageError(
-                f"{where}: {plan.group.acceptance!r} was recorded without what trees need; give a chance, or traces of "
-                "a draft model"
-            )
-        places.append(range(len(texts), len(texts) + len(found)))
-        texts += found
+        if given.traces is not None:
+            found, new = texts, range(len(texts))
+        else:
+            found = load_acceptance(plan.group.acceptance, f"edges[{place}]: acceptance", system.config.seed)
+            new = range(len(texts), len(texts) + len(found))
+            texts += found
+        _check_texts(plan, found, f"edges[{place}]")
+        places.append(new)
     return texts, places
+
+
+def _check_texts(plan: EdgePlan, texts: Sequence[TracedText], where: str) -> None:
+    """Raises `UsageError` where the texts do not have what a group's settings ask of a draft."""
+    has_gate, has_trees = plan.config.gate.use is not GateUse.OFF, plan.config.tree.use != "off"
+    if has_gate and has_trees:
+        raise UsageError(f"{where}: edge: gate: judges no simulated trees; leave gate or tree out")
+    if has_gate and not all(each.signals(0) for each in texts):
+        raise UsageError(
+            f"{where}: acceptance: a gate asks how sure the draft is: name traces that were recorded"
+        )
+    if has_trees and not all(each.ranks for each in texts):
+        raise UsageError(
+            f"{where}: acceptance: {plan.group.acceptance!r} was recorded without what trees need; give a chance, or "
+            "traces of a draft model"
+        )
 
 
 def _run(world: World, stage: _Stage, on_progress: Progress | None, start_s: float) -> float:

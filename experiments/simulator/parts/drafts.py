@@ -12,7 +12,7 @@ import numpy as np
 from outrider.common.errors import UsageError
 from outrider.common.tree import nodes_along
 from outrider.common.types import Draft, RunnerUp, SamplingParams, Signals, Support, TokenIds
-from outrider.edge_client.drafting.base import ShouldStop, Stop, ended
+from outrider.edge_client.drafting.base import NodeRule, ShouldStop, Stop, ended
 from outrider.edge_client.drafting.node_values import NodeValues
 from outrider.edge_client.drafting.tree_builder import TreeBuilder
 from outrider.edge_client.drafting.trees import Continuations, TreeBudget, TreeDraft
@@ -229,8 +229,9 @@ class TreeSequence(TracedSequence):
 
     num_runs: int = 0  # of the draft, for the tree that is made
 
-    def propose_tree(self, budget: TreeBudget, values: NodeValues) -> TreeDraft:
-        """See `ProposesTrees.propose_tree`."""
+    def propose_tree(self, budget: TreeBudget, values: NodeValues, rule: NodeRule | None = None) -> TreeDraft:
+        """See `ProposesTrees.propose_tree`. There are no signals for a rule (`experiments.simulator.run`)."""
+        assert rule is None, "gates do not judge simulated trees"
         self.num_runs = 0
         draft = TreeBuilder([self], values, budget).build()
         length = min(budget.max_depth, len(draft.token_ids))

@@ -9,14 +9,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from outrider.common.errors import ConfigError
-from outrider.common.methods import drafts_trees
 from outrider.common.types import Method
 from outrider.edge_client.config.methods import METHODS_OF
+from outrider.edge_client.config.tree import why_no_tree
 from outrider.edge_client.controller.depth.fixed import DEFAULT_DEPTH
 from outrider.edge_client.core.options import ExecutionMode
 from outrider.experiments.links.profiles import LinkProfile
 from outrider.experiments.sweep.config.schema import MIN_REPEATS, SweepConfig, Variant
-from outrider.experiments.sweep.config.settings import is_way
+from outrider.experiments.sweep.config.settings import is_way, make_edge_config
 from outrider.experiments.sweep.results.records import BASELINES, NO_LINK
 
 _PLAIN = Variant()
@@ -222,7 +222,8 @@ def _sensible(
         variant = _PLAIN if all(map(is_way, variant.edge)) else variant
     if not _may_draft_trees(mode, tree, method, variant):
         tree = "off"
-    if tree == "off" and any(key.startswith("tree_") for key in variant.edge):
+    is_shaped = "tree_shape" in variant.edge and not isinstance(tree, int)
+    if is_shaped or (tree == "off" and any(key.startswith("tree_") for key in variant.edge)):
         variant = _PLAIN
     if isinstance(tree, int):  # in place of a draft length
         policy, length = "fixed", None
@@ -245,11 +246,11 @@ def _sensible(
 
 def _may_draft_trees(mode: str, tree: str | int, method: str, variant: Variant) -> bool:
     """Returns whether `edge-client run` takes `--tree` with the rest."""
-    if mode in (ExecutionMode.CLOUD_ONLY, ExecutionMode.EDGE_ONLY) or "gate" in variant.edge:
+    if tree == "off":
         return False
-    if tree == "auto":
-        return mode != ExecutionMode.CO_LOCATED and method == Method.COUPLED
-    return drafts_trees(Method(method))
+    settings = {key: value for key, value in variant.edge.items() if method in METHODS_OF.get(key, (method,))}
+    config = make_edge_config({**settings, "mode": mode, "method": method, "tree": tree})
+    return not why_no_tree(config)
 
 
 def _twin(cells: list[Cell]) -> Cell:

@@ -23,6 +23,7 @@ from outrider.common.errors import UsageError
 from outrider.edge_client.commands.cli import main
 from outrider.edge_client.config.run_config import run_config
 from outrider.edge_client.controller.cost_model import LinkCosts, ModelCosts, fastest_round, tokens_per_s
+from outrider.edge_client.controller.settings import SETTINGS
 from outrider.edge_client.controller.tree_policy import tree_costs, tree_tokens
 from outrider.edge_client.core.options import ExecutionMode
 from outrider.edge_client.planning.measure import Samples, measure, parts_from
@@ -128,7 +129,9 @@ def test_a_tree_is_advised_where_it_is_faster_by_the_margin_that_auto_wants_too(
     assert "trees of 64 tokens" in headline(far)[0]
     tied = make_plan(replace(parts(0.1, draft_s=0.001), tree_base=Known(0.03, GIVEN)))
     tree, pipelined = tied.modes[TREE], tied.modes[ExecutionMode.PIPELINED]
-    assert tied.best_edge.mode == (TREE if tree.token_s * 1.05 < pipelined.token_s else "pipelined")
+    assert tied.best_edge.mode == (
+        TREE if tree.token_s * (1 + SETTINGS.min_tree_gain_share) < pipelined.token_s else "pipelined"
+    )
 
 
 def test_trees_pay_alone_where_chains_do_not() -> None:

@@ -158,6 +158,28 @@ def test_lengths_that_cannot_be_told_apart_are_a_range() -> None:
     assert chart.finding == "Drafting 2 to 5 tokens is fastest on rtt1"
 
 
+def test_trees_are_lines_of_their_own_beside_chains_and_named_in_plain_words() -> None:
+    folder = make_folder(matrix((1, 50), (4, 8, 16)))
+    for number, cell in enumerate(folder.sweep.cells):
+        if cell.mode == "speculative" and cell.num_speculative_tokens == 16:
+            tree = replace(cell, tree=16, num_speculative_tokens=None)
+            metric = tree.metrics["tpot_ms"]
+            tree.metrics["tpot_ms"] = replace(metric, value=1.0, low=0.9, high=1.1)
+            folder.sweep.cells[number] = tree
+    view = view_of(folder)
+    chart = next(chart for chart in draft_length.charts(view) if "tree" in chart.finding)
+    assert chart.finding == "Fastest on every link are trees of 16 tokens"
+    assert {row[1] for row in chart.table.rows} == {"4", "8", "16, tree"}
+    (shaped,) = [each for each in draft_length.shapes(view, view.settings[0]) if each.has_trees]
+    assert [(line.link, line.is_tree) for line in shaped.lines] == [
+        (link, is_tree) for link in ("rtt1", "rtt50") for is_tree in (False, True)
+    ]
+    labels = {view.label(Arm.of(cell)) for cell in view.cells if cell.tree == 16}
+    assert len(labels) == 1 and "trees of 16 tokens" in labels.pop()
+    table = cells_table(view)
+    assert {row[table.columns.index("trees")] for row in table.rows} == {"off", "16"}
+
+
 def test_the_map_counts_its_places(mixed: View) -> None:
     shaped = speedup_map.shape(mixed, mixed.settings)
     assert shaped is not None and shaped.rtts == list(RTTS)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import numpy as np
 import pytest
 from played_systems import DRAFT, VERIFIER, edges, seen, system
@@ -141,6 +143,21 @@ def test_a_tree_without_branches_is_accepted_as_far_as_its_chain():
     found = seen(system(edges(requests=1, acceptance=1.0, edge={"tree": 16})))
     paths = [each.main_path for each in found.logs[0].result.stats.rounds]
     assert paths[:3] == [(12, 12)] * 3
+
+
+def test_gates_judge_no_simulated_trees():
+    gated = {"tree": 16, "gate": "stop", "gate_entropy": 1.0}
+    with pytest.raises(UsageError, match=r"edges\[0\]: edge: gate: judges no simulated trees"):
+        seen(system(edges(requests=1, acceptance="embedded T=0.8", edge=gated)))
+
+
+def test_a_tree_of_a_given_shape_plays(tmp_path):
+    shape = tmp_path / "tree.json"
+    shape.write_text(json.dumps({"choices": [[0], [1], [0, 0], [0, 1]]}))
+    found = seen(system(edges(requests=1, acceptance=0.7, edge={"tree": 4, "tree_shape": str(shape)})))
+    rounds = found.logs[0].result.stats.rounds[:-3]
+    assert {each.num_draft_tokens for each in rounds} == {4}
+    assert {each.num_accepted_tokens for each in rounds} == {0, 1, 2}
 
 
 def test_drafts_longer_than_a_trace_is_deep_have_its_last_rank():
