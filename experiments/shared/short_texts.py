@@ -7,8 +7,8 @@ for a stream costs one round trip.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
-from functools import lru_cache
 from typing import Protocol
 
 from outrider.edge_client.controller.cost_model import (
@@ -19,14 +19,12 @@ from outrider.edge_client.controller.cost_model import (
     rounds_s,
 )
 from outrider.edge_client.core.options import ExecutionMode
-from outrider.edge_client.drafting.trees import DEFAULT_DEPTH
 from outrider.edge_client.planning.samples import (
     AcceptanceSequence,
     acceptance_by_position,
     cost_line,
     replay_rounds,
 )
-from outrider.edge_client.planning.trees import accepted_chances
 
 
 class MeasuredRound(Protocol):
@@ -79,21 +77,15 @@ def models_of(
     )
 
 
-def tree_token_s(
-    num_nodes: int, alphas: Sequence[float], num_tokens: int, tree_s: float, alone_s: float
-) -> float:
+def tree_token_s(num_accepted: Sequence[int], num_tokens: int, tree_s: float, alone_s: float) -> float:
     """Returns the seconds a token of the `num_tokens` after a text's first, where rounds are trees and take `tree_s`,
-    or `alone_s` where nothing is drafted for the last token. `alphas` are by position."""
+    or `alone_s` where nothing is drafted for the last token. `num_accepted` are the accepted tokens of such rounds."""
+    chances = {n: count / len(num_accepted) for n, count in Counter(num_accepted).items()}
     left_s = [0.0]  # by tokens left to commit
     for left in range(1, num_tokens + 1):
-        depth = min(DEFAULT_DEPTH, left - 1)
-        chances = [*_accepted_chances(tuple(alphas), num_nodes, depth), 0.0]
-        after_s = sum((chances[i] - chances[i + 1]) * left_s[left - i - 1] for i in range(depth + 1))
-        left_s.append((tree_s if depth else alone_s) + after_s)
+        after_s = sum(chance * left_s[left - min(n, left - 1) - 1] for n, chance in chances.items())
+        left_s.append((tree_s if left > 1 else alone_s) + after_s)
     return left_s[num_tokens] / num_tokens
-
-
-_accepted_chances = lru_cache(64)(accepted_chances)
 
 
 def alphas_of(texts: Sequence[AcceptanceSequence], num_draft_tokens: int) -> list[float]:

@@ -2,8 +2,9 @@
 shows where time goes that is not in the model.
 
 Parts come from all links together (drafting and verifying do not depend on the link), acceptance comes from
-replaying the texts, the round trip is the profile's nominal one and what messages cost without any (the least
-of what cells saw beyond nominal). The model is of one session alone, and so are these predictions.
+replaying the texts, of trees from their own rounds, the round trip is the profile's nominal one and what messages cost
+without any (the least of what cells saw beyond nominal). The model is of one session alone, and so are these
+predictions.
 """
 
 from __future__ import annotations
@@ -17,7 +18,6 @@ from typing import Any
 
 from outrider.edge_client.controller.cost_model import LinkCosts, ModelCosts, round_s
 from outrider.edge_client.core.options import ExecutionMode
-from outrider.edge_client.drafting.trees import DEFAULT_DEPTH
 from outrider.edge_client.planning.samples import AcceptanceSequence, sequences_of
 from outrider.experiments.shared.short_texts import alphas_of, models_of, text_token_s, tree_token_s
 from outrider.experiments.sweep.config.cells import Cell
@@ -33,13 +33,22 @@ _MODES = (
 
 
 @dataclass(frozen=True, slots=True)
+class TreeRounds:
+    """Holds what rounds of whole trees of one size took and brought, over all links."""
+
+    draft_s: float
+    verify_s: float
+    num_accepted: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Parts:
     """Holds what a prediction is made of."""
 
     models: ModelCosts
     overhead_s: float  # of a round's messages, on a link of no delay
     texts: tuple[AcceptanceSequence, ...]
-    trees: dict[int, tuple[float, float]]  # by nodes: drafting and verifying, in seconds
+    trees: dict[int, TreeRounds]  # by nodes
 
 
 def predict_all(
@@ -91,27 +100,24 @@ def _measure_parts(
             r for c in cells if c.mode == ExecutionMode.CO_LOCATED for r in rounds.get(c.id, ())
         ],
     )
-    return Parts(models, max(0.0, min(overheads)) / 1e3, texts, _tree_times(cells, rounds))
+    return Parts(models, max(0.0, min(overheads)) / 1e3, texts, _tree_rounds(cells, rounds))
 
 
-def _tree_times(
-    cells: Sequence[Cell], rounds: Mapping[str, Sequence[RoundRow]]
-) -> dict[int, tuple[float, float]]:
-    """Returns what rounds of whole trees took at both ends, of all links together."""
-    sizes = {cell.tree for cell in cells if isinstance(cell.tree, int)}
-    found = {}
-    for size in sizes:
-        cells_of = [cell for cell in cells if cell.tree == size and _is_plain(cell)]
-        whole = [
-            r for c in cells_of for r in rounds.get(c.id, ()) if r.is_answered and r.num_draft_tokens == size
-        ]
-        if whole:
-            draft_ms, verify_ms = (
-                statistics.fmean(each)
-                for each in zip(*((r.draft_ms, r.verifier_ms) for r in whole), strict=True)
-            )
-            found[size] = draft_ms / 1e3, verify_ms / 1e3
-    return found
+def _tree_rounds(cells: Sequence[Cell], rounds: Mapping[str, Sequence[RoundRow]]) -> dict[int, TreeRounds]:
+    by_size: dict[int, list[RoundRow]] = {}
+    for cell in cells:
+        if isinstance(cell.tree, int) and cell.mode == ExecutionMode.SPECULATIVE and _is_plain(cell):
+            whole = [r for r in rounds.get(cell.id, ()) if r.is_answered and r.num_draft_tokens == cell.tree]
+            by_size.setdefault(cell.tree, []).extend(whole)
+    return {
+        size: TreeRounds(
+            statistics.fmean(r.draft_ms for r in whole) / 1e3,
+            statistics.fmean(r.verifier_ms for r in whole) / 1e3,
+            tuple(r.num_accepted_tokens for r in whole),
+        )
+        for size, whole in by_size.items()
+        if whole
+    }
 
 
 def _texts(
@@ -150,16 +156,14 @@ def _predict(cell: Cell, parts: Parts, num_tokens: int) -> Prediction | None:
 
 
 def _predict_tree(cell: Cell, num_nodes: int, parts: Parts, num_tokens: int) -> Prediction:
-    draft_s, verify_s = parts.trees[num_nodes]
-    alphas, link = alphas_of(parts.texts, DEFAULT_DEPTH), _link_costs(cell, parts)
-    tree_s = draft_s + link.rtt_s + verify_s + link.transfer_s(num_nodes)
-    alone_s = round_s(0, parts.models, link)
-    token_s = tree_token_s(num_nodes, alphas, num_tokens, tree_s, alone_s)
+    trees, link = parts.trees[num_nodes], _link_costs(cell, parts)
+    tree_s = trees.draft_s + link.rtt_s + trees.verify_s + link.transfer_s(num_nodes)
+    token_s = tree_token_s(trees.num_accepted, num_tokens, tree_s, round_s(0, parts.models, link))
     inputs = {
-        "draft_s": _short(draft_s),
-        "verify_s": _short(verify_s),
+        "draft_s": _short(trees.draft_s),
+        "verify_s": _short(trees.verify_s),
         "rtt_s": _short(link.rtt_s),
-        "acceptance": [round(alpha, 4) for alpha in alphas],
+        "tokens_per_round": _short(1 + statistics.fmean(trees.num_accepted)),
     }
     return Prediction(cell.id, "tpot_ms", _short(token_s * 1e3), "ms", "costmodel", inputs)
 

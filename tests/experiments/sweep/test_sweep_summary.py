@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from sweep_rows import make_cell, make_request, make_round, make_visit
 
+from outrider.experiments.shared.short_texts import tree_token_s
 from outrider.experiments.sweep.config.cells import Cell
 from outrider.experiments.sweep.config.schema import SweepConfig
 from outrider.experiments.sweep.results.predicting import predict_all
@@ -200,13 +201,16 @@ def test_rounds_of_trees_are_predicted_from_the_times_of_trees_over_any_link() -
             cells, requests, {SPECULATIVE.id: _rounds(SPECULATIVE, 2.0), near.id: [tree, rest]}
         )
     }
-    # Two tokens stand for certain, and the third is the draft's second choice sometimes: 3 tokens a round or more.
-    tokens = 6 * found[near.id].value / (6 + 2 + 12)
-    assert 1.5 < tokens < 2.001
-    assert found[far.id].value == pytest.approx(
-        found[near.id].value * (6 + 102 + 12) / (6 + 2 + 12), rel=1e-3
-    )
+    # Two nodes are accepted: six tokens take two rounds. The shorter round at the end is no whole tree's.
+    assert found[near.id].value == pytest.approx(2 * (6 + 2 + 12) / 6, rel=1e-4)
+    assert found[far.id].value == pytest.approx(2 * (6 + 102 + 12) / 6, rel=1e-4)
     assert found[near.id].inputs["draft_s"] == pytest.approx(0.006)
+    assert found[near.id].inputs["tokens_per_round"] == 3
+
+
+def test_a_last_token_that_leaves_nothing_to_draft_takes_a_round_alone() -> None:
+    assert tree_token_s([2], 7, 20.0, 5.0) == pytest.approx((20 + 20 + 5) / 7)
+    assert tree_token_s([0, 2], 2, 20.0, 5.0) == pytest.approx((0.5 * 20 + 0.5 * (20 + 5)) / 2)
 
 
 def test_several_sessions_at_once_are_not_the_cost_models() -> None:
