@@ -43,6 +43,7 @@ from outrider.edge_client.planning.samples import (
     replay_rounds,
     sequence_of,
 )
+from outrider.edge_client.planning.trees import accepted_chances
 from outrider.edge_client.session.factory import Edge
 from outrider.experiments.synthetic.draft import SyntheticDraft, SyntheticTokenizer
 from outrider.experiments.synthetic.pair import SyntheticPair
@@ -120,6 +121,14 @@ def test_a_tree_of_a_plan_brings_and_costs_what_the_policy_of_trees_expects() ->
         unbounded = tree_tokens((0.8,), tree.num_nodes)[tree.num_nodes]
         assert unbounded * 0.98 <= tree.tokens_per_round <= unbounded + 1e-9, "no path is longer than 12"
     assert [tree.num_nodes for tree in plan.trees] == [8, 16, 32, 64]
+
+
+def test_a_tree_has_no_path_longer_than_its_depth_however_many_nodes_it_has() -> None:
+    assert accepted_chances((0.8,), 64, 0) == [1.0]
+    none, one = accepted_chances((0.8,), 64, 1)
+    assert none == 1.0 and 0.99 < one <= 1.0, "all choices after the root"
+    deep = accepted_chances((0.8,), 64, 12)
+    assert len(deep) == 13 and deep == sorted(deep, reverse=True)
 
 
 def test_a_tree_is_advised_where_it_is_faster_by_the_margin_that_auto_wants_too() -> None:
