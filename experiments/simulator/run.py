@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from outrider.common.errors import UsageError
+from outrider.common.methods import sends_support
 from outrider.edge_client.gate.gate import GateUse
 from outrider.edge_client.session.factory import Surroundings
 from outrider.experiments.simulator.config import EdgePlan, System, VerifierPlan
@@ -202,6 +203,10 @@ def _check_texts(plan: EdgePlan, texts: Sequence[TracedText], where: str) -> Non
     has_gate, has_trees = plan.config.gate.use is not GateUse.OFF, plan.config.tree.use != "off"
     if has_gate and has_trees:
         raise UsageError(f"{where}: edge: gate: judges no simulated trees; leave gate or tree out")
+    if has_trees and sends_support(method := plan.config.verification.method):
+        raise UsageError(
+            f"{where}: edge: tree: simulated trees go with coupled or typical, not with {method}"
+        )
     if has_gate and not all(each.signals(0) for each in texts):
         raise UsageError(
             f"{where}: acceptance: a gate asks how sure the draft is: name traces that were recorded"

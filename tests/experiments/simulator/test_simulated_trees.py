@@ -151,6 +151,13 @@ def test_gates_judge_no_simulated_trees():
         seen(system(edges(requests=1, acceptance="embedded T=0.8", edge=gated)))
 
 
+def test_trees_with_supports_are_not_simulated():
+    with pytest.raises(
+        UsageError, match=r"edge: tree: simulated trees go with coupled or typical, not with sparse"
+    ):
+        seen(system(edges(requests=1, acceptance=0.7, edge={"tree": 16, "method": "sparse"})))
+
+
 def test_a_tree_of_a_given_shape_plays(tmp_path):
     shape = tmp_path / "tree.json"
     shape.write_text(json.dumps({"choices": [[0], [1], [0, 0], [0, 1]]}))
