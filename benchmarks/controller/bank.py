@@ -36,9 +36,14 @@ STRETCHES: dict[str, tuple[float, float | None] | None] = {
     "forward 70 draft 12": (70.0, 12.0),
 }
 
-DEFAULT: Mapping[str, Any] = {"mode": "auto", "depth_policy": "optimal"}
+DEFAULT: Mapping[str, Any] = {"mode": "auto", "depth_policy": "optimal", "tree": "off"}
 CLOUD_ONLY: Mapping[str, Any] = {"mode": "cloud-only"}
-OPTIMAL: Mapping[str, Any] = {"mode": "speculative", "pipeline": "off", "depth_policy": "optimal"}
+OPTIMAL: Mapping[str, Any] = {
+    "mode": "speculative",
+    "pipeline": "off",
+    "depth_policy": "optimal",
+    "tree": "off",
+}
 LENGTHS = (1, 2, 3, 4, 6, 8, 12, 16)
 PIPELINED_LENGTHS = (2, 4, 8, 16)
 

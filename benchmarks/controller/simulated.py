@@ -132,7 +132,11 @@ def play_texts(
     Later texts of an edge begin with what it learned of earlier ones. `has_branches`: speculative branches
     are sent where the traces have runner-ups.
     """
-    edge = _SETTINGS[mode] | {"depth_policy": policy, "guesses": "auto" if has_branches else "off"}
+    edge = _SETTINGS[mode] | {
+        "tree": "off",
+        "depth_policy": policy,
+        "guesses": "auto" if has_branches else "off",
+    }
     return play_edges(orders, point.place(has_branches), edge, has_branches=has_branches)
 
 

@@ -32,7 +32,9 @@ class RealCase:
 DEFAULT = RealCase("default")
 AGAIN = RealCase("default again")  # for the A/A ratio
 CLOUD_ONLY = RealCase("cloud-only", {"mode": "cloud-only"})
-OPTIMAL = RealCase("optimal", {"mode": "speculative", "depth_policy": "optimal", "pipeline": "off"})
+OPTIMAL = RealCase(
+    "optimal", {"mode": "speculative", "depth_policy": "optimal", "pipeline": "off", "tree": "off"}
+)
 PIPELINE_ON = RealCase("pipeline on", {**OPTIMAL.settings, "pipeline": "on"})
 PIPELINE_AUTO = RealCase("pipeline auto", {**OPTIMAL.settings, "pipeline": "auto"})
 LEARNING = (DEFAULT, AGAIN, PIPELINE_AUTO)  # begin later texts with what earlier ones taught

@@ -31,7 +31,7 @@ CHAINS: dict[str, Settings] = {
     **{
         f"chain {n}": {"mode": "speculative", "pipeline": "off", "num_speculative_tokens": n} for n in LENGTHS
     },
-    "optimal": {"mode": "speculative", "pipeline": "off"},
+    "optimal": {"mode": "speculative", "pipeline": "off", "tree": "off"},
 }
 TREES: dict[str, Settings] = {
     f"tree {n}": {"mode": "speculative", "pipeline": "off", "tree": n} for n in NODES

@@ -99,10 +99,11 @@ MAX_NODES = 1024  # of a tree that may be asked for; a verifier takes fewer
 class TreeConfig:
     """Configures drafts that are trees."""
 
-    use: Literal["auto", "off"] | int = option(
-        "off",
+    use: Literal["auto", "off"] | int | None = option(
+        None,
         "draft trees, several continuations that share their beginnings, in place of one chain: never (off), of N "
-        "tokens each round (N), or where that is expected to be faster, as large as pays (auto). Goes with --mode "
+        "tokens each round (N), or where that is expected to be faster, as large as pays (auto). None is auto where "
+        "the draft length is free too, else off. Goes with --mode "
         "speculative or auto, N with co-located too, and with --method coupled, sparse or "
         "typical; auto not with typical",
         metavar="auto|off|N",
@@ -130,11 +131,6 @@ class TreeConfig:
         "outrider.training.calibrate_tree` wrote, in place of those that are worth most there",
         metavar="FILE",
     )
-
-    @property
-    def is_auto(self) -> bool:
-        """Returns whether trees are drafted where they are expected to be faster."""
-        return self.use == "auto"
 
 
 @dataclass(frozen=True, slots=True)

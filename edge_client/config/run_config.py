@@ -178,7 +178,7 @@ class RunConfig:
         measured: with the same seed another method, or the commit gate, writes another text. A tree of a given
         size is a length that is given."""
         is_same = self.verification.method is Method.COUPLED and self.gate.use is not GateUse.COMMIT
-        return is_same and self.tree.use in ("auto", "off")
+        return is_same and not isinstance(self.tree.use, int)
 
     @property
     def depth_policy(self) -> str:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from outrider.common.errors import UsageError
 from outrider.common.methods import drafts_trees, sends_support
 from outrider.common.types import Method
 from outrider.edge_client.config.gate import judges_variance
 from outrider.edge_client.config.run_config import RunConfig
+from outrider.edge_client.controller.window import Pipelining
 from outrider.edge_client.core.options import ExecutionMode
 from outrider.edge_client.drafting.tree_shape import read_tree_shape
 from outrider.edge_client.drafting.trees import (
@@ -25,18 +28,29 @@ def tree_budget(config: RunConfig) -> TreeBudget | None:
     tree = config.tree
     if tree.shape is not None and (why := why_no_shape(config)):
         raise UsageError(f"--tree-shape {tree.shape} {why}")
-    if tree.use == "off":
+    use = tree_use(config)
+    if use == "off":
         for flag, value in (("--tree-width", tree.width), ("--tree-depth", tree.depth)):
             if value is not None:
                 raise UsageError(f"{flag} {value} goes with --tree auto or --tree N")
         return None
     if why := why_no_tree(config):
-        raise UsageError(f"--tree {tree.use} {why}")
-    num_nodes = tree.use if isinstance(tree.use, int) else DEFAULT_NODES
+        raise UsageError(f"--tree {use} {why}")
+    num_nodes = use if isinstance(use, int) else DEFAULT_NODES
     if tree.shape is not None:
         shape = read_tree_shape(tree.shape)[:num_nodes]
         return TreeBudget(num_nodes, max(map(len, shape)), MAX_CONTINUATIONS, shape=shape)
     return TreeBudget(num_nodes, tree.depth or DEFAULT_DEPTH, tree.width or DEFAULT_WIDTH)
+
+
+def tree_use(config: RunConfig) -> Literal["auto", "off"] | int:
+    """Returns `--tree`, or its default: auto where nothing else says what a round drafts."""
+    if config.tree.use is not None:
+        return config.tree.use
+    is_free = config.depth_policy == "optimal" and config.depth.num_speculative_tokens is None
+    is_usual = config.draft.strategy == "onnx" and config.gate.use is GateUse.OFF
+    may_alternate = config.pipelining.use is not Pipelining.ON
+    return "auto" if is_free and is_usual and may_alternate and not why_no_tree(config) else "off"
 
 
 def why_no_shape(config: RunConfig) -> str:
@@ -44,7 +58,7 @@ def why_no_shape(config: RunConfig) -> str:
     tree = config.tree
     assert tree.shape is not None
     if not isinstance(tree.use, int):
-        return f"goes with --tree N, not with --tree {tree.use}"
+        return f"goes with --tree N, not with --tree {tree_use(config)}"
     if sends_support(method := config.verification.method):
         return f"does not go with --method {method}, whose trees grow by what was drawn"
     if config.mode is ExecutionMode.CO_LOCATED:
@@ -58,8 +72,8 @@ def why_no_shape(config: RunConfig) -> str:
 
 
 def why_no_tree(config: RunConfig) -> str:
-    """Returns why `--tree` is refused; empty where it can be used."""
-    method, is_auto = config.verification.method, config.tree.is_auto
+    """Returns why `--tree`, or auto where it is not given, is refused; empty where it can be used."""
+    method, is_auto = config.verification.method, config.tree.use in ("auto", None)
     if not is_auto and (length := config.depth.num_speculative_tokens) is not None:
         return f"takes the place of --num-speculative-tokens {length}: give one of them"
     goes_with = (

@@ -121,6 +121,7 @@ def _errands(
             ignore_eos=True,
             max_new_tokens=num_tokens,
             depth_policy="fixed",
+            tree="off",
         )
         speculative = with_values(common, mode=ExecutionMode.SPECULATIVE, pipeline="off")
         prompt = next(own_prompts)

@@ -17,7 +17,7 @@ from outrider.common.types import SamplingParams, StopParams, TokenIds
 from outrider.edge_client.config.gate import create_gate, gate_settings
 from outrider.edge_client.config.methods import check_method, make_method_params, support_size
 from outrider.edge_client.config.run_config import RunConfig, draft_dir
-from outrider.edge_client.config.tree import tree_budget
+from outrider.edge_client.config.tree import tree_budget, tree_use
 from outrider.edge_client.controller.acceptance_prior import AcceptancePrior
 from outrider.edge_client.controller.conditions import Conditions
 from outrider.edge_client.controller.depth.registry import create_depth_policy
@@ -96,7 +96,9 @@ class Edge:
             SETTINGS.branch_prior_hit_share if config.pipelining.guesses == "auto" else 0.0
         )
         window = make_window(config, conditions)
-        is_observed = config.depth_policy == "optimal" or window.policy is not None or config.tree.is_auto
+        is_observed = (
+            config.depth_policy == "optimal" or window.policy is not None or tree_use(config) == "auto"
+        )
         session = EdgeSession(
             prompt_ids,
             options,
@@ -153,7 +155,7 @@ class Edge:
             is_target_change_allowed=config.outage.allow_target_change,
             tokenizer_fingerprint=self.tokenizer.fingerprint,
             tree=tree_budget(config),
-            adapts_trees=config.tree.is_auto,
+            adapts_trees=tree_use(config) == "auto",
         )
 
     def _encode_word(self, word: str) -> TokenIds:
@@ -263,7 +265,7 @@ def make_window(config: RunConfig, conditions: Conditions | None = None) -> Roun
         has_stream_too=config.mode is ExecutionMode.AUTO and config.may_adapt,
         may_branch=config.pipelining.guesses == "auto",
         conditions=conditions,
-        has_trees=config.tree.is_auto,
+        has_trees=tree_use(config) == "auto",
     )
 
 

@@ -200,7 +200,8 @@ def _load_texts(system: System, given: _Given) -> tuple[list[TracedText], list[r
 
 def _check_texts(plan: EdgePlan, texts: Sequence[TracedText], where: str) -> None:
     """Raises `UsageError` where the texts do not have what a group's settings ask of a draft."""
-    has_gate, has_trees = plan.config.gate.use is not GateUse.OFF, plan.config.tree.use != "off"
+    has_gate = plan.config.gate.use is not GateUse.OFF
+    has_trees = plan.config.tree.use not in (None, "off")  # by default they are left out where they cannot be
     if has_gate and has_trees:
         raise UsageError(f"{where}: edge: gate: judges no simulated trees; leave gate or tree out")
     if has_trees and sends_support(method := plan.config.verification.method):

@@ -11,7 +11,7 @@ from outrider.common.types import Method
 from outrider.edge_client.config.gate import GATE_KEYS, has_place, without_gate
 from outrider.edge_client.config.methods import METHODS_OF, judging_method, why_no_reverify
 from outrider.edge_client.config.run_config import RunConfig
-from outrider.edge_client.config.tree import why_no_shape, why_no_tree
+from outrider.edge_client.config.tree import tree_use, why_no_shape, why_no_tree
 from outrider.edge_client.controller.window import Pipelining
 from outrider.edge_client.core.options import ExecutionMode
 from outrider.edge_client.daemon.openai.errors import unsupported
@@ -44,7 +44,7 @@ def _without_pointless_defaults(config: RunConfig, parsed: ParsedRequest) -> Run
     }
     if "reverify" not in parsed.changes and why_no_reverify(config):
         pointless["reverify"] = False
-    if config.tree.use == "off" or ("tree" not in parsed.changes and why_no_tree(config)):
+    if tree_use(config) == "off" or ("tree" not in parsed.changes and why_no_tree(config)):
         pointless |= {"tree": "off", "tree_width": None, "tree_depth": None, "tree_shape": None}
     elif config.tree.shape is not None and why_no_shape(config):
         pointless["tree_shape"] = None
@@ -62,7 +62,7 @@ def _why_without_effect(name: str, config: RunConfig) -> str:
             return "goes with pipeline on or auto"
         case "tree" if asked != "off":
             return why_no_tree(config).replace("--", "")
-        case "tree_width" | "tree_depth" if config.tree.use == "off":
+        case "tree_width" | "tree_depth" if tree_use(config) == "off":
             return "goes with tree auto or a number"
         case "on_timeout" | "timeout_ms" | "recover_timeout_s" if mode is ExecutionMode.EDGE_ONLY:
             return "mode edge-only waits for no verifier"

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from outrider.edge_client.config.tree import tree_use
 from outrider.experiments.simulator.config import EdgePlan, System
 from outrider.experiments.simulator.figures.outcome import SystemFigures, figures_of
 from outrider.experiments.simulator.parts.edges import PacedSession, RequestLog
@@ -100,7 +101,7 @@ def _cell_of(plan: EdgePlan, system: System) -> Cell:
         mode=config.mode,
         depth_policy=config.depth_policy,
         num_speculative_tokens=config.depth.num_speculative_tokens,
-        tree=config.tree.use,
+        tree=tree_use(config),
         method=config.verification.method,
         tls=False,
         temperature=config.sampling.temperature,

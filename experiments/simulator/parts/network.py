@@ -49,7 +49,12 @@ def request_bytes(request: SessionRequest) -> int:
 
 def response_bytes(response: SessionResponse, kind: type[SessionRequest] | None) -> int:
     """Returns the size of an answer to a request of `kind`."""
-    if not isinstance(response, Verdict) or response.candidates or response.logprobs:
+    if (
+        not isinstance(response, Verdict)
+        or response.candidates
+        or response.logprobs
+        or response.accepted_nodes
+    ):
         return int(codec.encode_response(response, kind).ByteSize())
     metrics = response.metrics
     shape = (

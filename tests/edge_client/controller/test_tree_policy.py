@@ -8,7 +8,7 @@ import pytest
 
 from outrider.common.errors import ConfigError, UsageError
 from outrider.edge_client.config.run_config import run_config
-from outrider.edge_client.config.tree import tree_budget
+from outrider.edge_client.config.tree import tree_budget, tree_use
 from outrider.edge_client.controller.conditions import Conditions
 from outrider.edge_client.controller.cost_model import expected_tokens
 from outrider.edge_client.controller.mode_policy import ModePolicy
@@ -193,11 +193,38 @@ def test_flags_that_do_not_go_with_trees_are_named(settings: dict[str, object], 
 
 def test_bounds_without_a_tree_are_refused_by_name() -> None:
     with pytest.raises(UsageError, match="--tree-depth 5 goes with --tree"):
-        tree_budget(run_config(tree_depth=5))
+        tree_budget(run_config(tree_depth=5, num_speculative_tokens=4))
+
+
+@pytest.mark.parametrize(
+    ("use", "settings"),
+    [
+        ("auto", {}),
+        ("auto", {"mode": "speculative", "pipeline": "off"}),
+        ("auto", {"on_timeout": "wait", "temperature": 0.0}),
+        ("off", {"num_speculative_tokens": 4}),
+        ("off", {"depth_policy": "window"}),
+        ("off", {"pipeline": "on"}),
+        ("off", {"method": "sparse"}),
+        ("off", {"gate": "stop", "gate_nll": 3.0}),
+        ("off", {"gate": "commit", "gate_nll": 3.0}),
+        ("off", {"draft_strategy": "prompt-lookup"}),
+        ("off", {"mode": "co-located"}),
+        ("off", {"mode": "cloud-only"}),
+        ("off", {"tree": "off"}),
+        (8, {"tree": 8}),
+    ],
+)
+def test_trees_are_chosen_by_default_where_the_draft_length_is_free(
+    use: str | int, settings: dict[str, object]
+) -> None:
+    config = run_config(**settings)
+    assert tree_use(config) == use
+    assert (tree_budget(config) is None) == (use == "off")
 
 
 def test_the_size_of_a_tree_is_a_number_or_chosen() -> None:
-    assert tree_budget(run_config()) is None
+    assert tree_budget(run_config(tree="off")) is None
     assert tree_budget(run_config(tree=False)) is None, "YAML's off"
     assert tree_budget(run_config(tree="16", tree_depth=5, tree_width=2)) == TreeBudget(16, 5, 2)
     auto = tree_budget(run_config(tree="auto"))

@@ -184,7 +184,7 @@ def test_every_setting_of_the_edge_is_a_requests_or_the_operators() -> None:
         ({"reverify": True, "method": "block"}, "reverify", "goes with method coupled"),
         ({"tree": 16, "mode": "cloud-only"}, "tree", "no rounds"),
         ({"tree": "auto", "method": "typical"}, "tree", "goes with method coupled or sparse"),
-        ({"tree_depth": 5}, "tree_depth", "goes with tree auto or a number"),
+        ({"tree_depth": 5, "num_speculative_tokens": 4}, "tree_depth", "goes with tree auto or a number"),
     ],
 )
 def test_what_would_have_no_effect_is_refused_by_name(
@@ -204,6 +204,7 @@ def test_rounds_ahead_may_be_asked_for() -> None:
 
 def test_trees_may_be_asked_for_and_the_operators_are_dropped_where_none_are_sent() -> None:
     assert asked(tree=16, tree_width=2).tree.use == 16
+    assert asked(method="typical").tree.use == asked(num_speculative_tokens=4).tree.use == "off"
     trees = run_config(tree="auto", mode="speculative")
     assert asked(trees).tree.use == "auto"
     assert asked(trees, mode="cloud-only").tree.use == "off"

@@ -70,7 +70,8 @@ def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({}, "goes with --tree N, not with --tree off"),
+        ({}, "goes with --tree N, not with --tree auto"),
+        ({"num_speculative_tokens": 4}, "goes with --tree N, not with --tree off"),
         ({"tree": "auto"}, "goes with --tree N, not with --tree auto"),
         ({"tree": 4, "mode": "co-located"}, "goes with --mode speculative or auto"),
         ({"tree": 4, "method": "sparse"}, "does not go with --method sparse"),
