@@ -67,7 +67,7 @@ pair-bank: $(STAMP) ## pairs of other shapes and texts to judge the controller o
 bank-traces: $(STAMP) ## record experiments/shared/traces/bank-*.npz anew from what pair-bank built
 	OMP_NUM_THREADS=1 $(PY) -m benchmarks.controller.record_bank $(ARGS)
 
-bench: bench-main bench-engine bench-methods bench-controller bench-pair bench-daemon ## every benchmark
+bench: bench-main bench-engine bench-methods bench-controller bench-pair bench-daemon ## the quicker benchmarks; bench-reliability, -real, -trees and -bank take up to an hour each
 
 bench-main: $(STAMP) ## benchmarks/results/main.json; PROMPTS=FILE takes other prompts
 	$(PY) -m benchmarks.main $(if $(PROMPTS),--prompts $(PROMPTS)) $(ARGS)
