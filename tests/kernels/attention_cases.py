@@ -44,29 +44,26 @@ SMALL = Sizes(3, 1)
 @pytest.mark.parametrize("sizes", [Sizes(), Sizes(7, 1, 64), Sizes(2, 2, 24, 4)], ids=str)
 def test_chains_and_trees_have_the_attention_of_float64(sizes: Sizes, dtype: torch.dtype) -> None:
     """Sizes that are no powers of two, blocks of 4 and 16, 1 to 64 queries, blocks from all over the pool."""
-    batch = random_batch(sizes, dtype, "cpu", seed=sizes.head_dim)
+    batch = random_batch(sizes, dtype, "cpu", seed=sizes.head_dim, num_parts=3)
     for rule in RULES if sizes.num_kv_heads == 1 else RULES[:1]:
         assert batch.error(sizes.planner("cpu", SPLIT), rule) <= MAX_ERROR[dtype], rule
 
 
-def test_a_wrong_block_or_a_token_too_many_is_seen() -> None:
-    """The negative control of the values: what was not written is NaN, and other tokens have other numbers."""
-    batch = random_batch(Sizes(), torch.float32, "cpu", seed=3)
-    planner = Sizes().planner("cpu", SPLIT)
-    batch.sequences[0].block_ids = list(reversed(batch.sequences[1].block_ids))
-    attended = batch.attend(planner)
-    batch = random_batch(Sizes(), torch.float32, "cpu", seed=3)
-    assert not torch.allclose(attended, batch.attend(planner), atol=1e-2)
-    batch.keys[0], batch.values[0] = 0.0, 0.0  # block 0 is nobody's
-    assert batch.error(planner) <= MAX_ERROR[torch.float32]
+def test_a_wrong_block_is_seen() -> None:
+    """The negative control of the values: other tokens have other numbers."""
+    batch = random_batch(SMALL, torch.float32, "cpu", seed=3, num_parts=2)
+    planner = SMALL.planner("cpu", SPLIT)
+    right = batch.attend(planner)
+    first, second = (each.block_ids for each in batch.sequences)
+    batch.sequences[0].block_ids = [*second[:1], *first[1:]]
+    assert not torch.allclose(batch.attend(planner), right, atol=1e-2)
 
 
 @pytest.mark.parametrize(
     ("dtype", "rule"),
     [
         (torch.float32, RULES[0]),
-        (torch.bfloat16, RULES[0]),
-        (torch.float32, AttentionRule(window=KEYS + 9, softcap=4.0)),
+        (torch.bfloat16, AttentionRule(window=KEYS + 9, softcap=4.0)),
     ],
     ids=str,
 )
