@@ -170,7 +170,7 @@ class Index:
         torch.Tensor
     )  # int32: tiles [num_tiles, TILE_FIELDS], positions [num_rows], and what tiles refer to
     num_rows: int
-    num_tiles: int  # tiles with nothing but zeros are left out
+    num_tiles: int  # of the grid; those that are all zeros do nothing
     num_splits: int  # at least those of the longest sequence
 
     @property
